@@ -1,4 +1,5 @@
-//! Zones: what a report shows, the state machine that zoned devices share, and how they guard it.
+//! Zones: the zone report, the state machine of a zone, and the synchronization of a device's
+//! zones.
 
 pub mod check;
 #[cfg(test)]

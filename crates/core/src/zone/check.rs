@@ -1,12 +1,13 @@
-//! Whether a geometry would be accepted elsewhere, in the words of who refuses it.
+//! Whether Linux, or a transport's standard, would accept a geometry, with the message of a
+//! refusal.
 //!
-//! Linux's block layer looks at every zoned device before it shows it
-//! (`blk_revalidate_disk_zones`), and each transport has demands of its own. Messages are quoted as
-//! Linux prints them, without the device's name in front. Pure: it reads a geometry, limits and a
-//! report, zone by zone.
+//! Linux's block layer validates every zoned device before it shows it
+//! (`blk_revalidate_disk_zones`), and each transport has additional rules. Messages are quoted as
+//! Linux prints them, without the device's name in front. The check has no side effects: it reads a
+//! geometry, limits and a report, zone by zone.
 //!
-//! Linux stops at its first message. A [`Check`] goes on, and gives each message once, for the
-//! first zone that it is about, in the order in which they would come up as each is mended.
+//! Linux stops at its first message. A [`Check`] continues. It gives each message once, for the
+//! first zone that causes it, in the order in which Linux would print them as each fault is fixed.
 
 use std::fmt;
 
@@ -15,18 +16,18 @@ use crate::geometry::{Geometry, ZoneGeometry};
 use crate::limits::Limits;
 use crate::units::{SECTOR_BYTES, Sector};
 
-/// Where a geometry is to be accepted.
+/// The host or transport that is to accept a geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// The block layer of Linux 6.1, whatever the transport.
+    /// The block layer of Linux 6.1, with any transport.
     Linux61,
-    /// The block layer of Linux 6.12, whatever the transport.
+    /// The block layer of Linux 6.12, with any transport.
     Linux612,
-    /// SCSI ZBC, as Linux's driver for disks wants it.
+    /// SCSI ZBC, as Linux's sd driver requires it.
     Zbc,
-    /// NVMe with zoned namespaces, as Linux's driver wants it.
+    /// NVMe with zoned namespaces, as Linux's nvme driver requires it.
     Zns,
-    /// virtio-blk with zones, as Linux's driver wants it.
+    /// virtio-blk with zones, as Linux's virtio_blk driver requires it.
     Virtio,
 }
 
@@ -53,25 +54,25 @@ impl fmt::Display for Target {
     }
 }
 
-/// Why a geometry would be refused.
+/// Why a target refuses a geometry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Who refuses it, e.g. `Linux 6.12, block layer`.
+    /// The component that refuses it, e.g. `Linux 6.12, block layer`.
     pub by: &'static str,
-    /// What it fails with, e.g. `ENODEV`; empty where only a document forbids it.
+    /// The error it fails with, e.g. `ENODEV`; empty where only a standard forbids it.
     pub error: &'static str,
-    /// The message as it is printed there; a sentence of ours where `error` is empty.
+    /// The message as Linux prints it; our own sentence where `error` is empty.
     pub message: String,
-    /// What of this geometry it is about.
+    /// The part of this geometry that causes it.
     pub about: String,
 }
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Why it would be refused, the first that would come up first; empty if it is accepted.
+    /// The refusals, in the order in which they would occur; empty if the geometry is accepted.
     pub refusals: Vec<Refusal>,
-    /// What to know where it is accepted.
+    /// Remarks about an accepted geometry.
     pub notes: Vec<String>,
 }
 
@@ -88,27 +89,27 @@ const SD: &str = "Linux, sd driver";
 const NVME: &str = "Linux, nvme driver";
 const VIRTIO_BLK: &str = "Linux, virtio_blk driver";
 
-/// A check under way: made, given every zone of the report in order, and finished.
+/// A check in progress: create it, pass it every zone of the report in order, finish it.
 #[derive(Debug)]
 pub struct Check<'a> {
     target: Target,
     geometry: &'a Geometry,
     zones: &'a ZoneGeometry,
     limits: &'a Limits,
-    /// What each finding is told apart by, beside the findings.
+    /// The message templates of the refusals so far.
     found: Vec<&'static str>,
     verdict: Verdict,
-    /// Zones that the host counts, conventional ones among them.
+    /// Number of zones so far, and of conventional ones among them.
     count: u64,
     conventional: u64,
-    /// Where the next zone has to start.
+    /// The sector at which the next zone must start.
     next: Sector,
     /// Capacity of the first sequential zone.
     capacity: Option<u64>,
 }
 
 impl<'a> Check<'a> {
-    /// A check of a zoned device; `None` for a device without zones.
+    /// Starts a check of a zoned device; `None` for a device without zones.
     pub fn new(target: Target, geometry: &'a Geometry, limits: &'a Limits) -> Option<Check<'a>> {
         let mut check = Check {
             target,
@@ -132,7 +133,7 @@ impl<'a> Check<'a> {
         Some(check)
     }
 
-    /// The next zone of the report.
+    /// Checks the next zone of the report.
     pub fn zone(&mut self, zone: &ZoneInfo) {
         match self.target {
             Target::Zbc => self.zbc_zone(zone),
@@ -151,7 +152,7 @@ impl<'a> Check<'a> {
         self.next = zone.start + zone.sectors;
     }
 
-    /// What was found, once all zones were given.
+    /// Completes the check after all zones.
     pub fn finish(mut self) -> Verdict {
         let block = self.block_layer();
         if self.count == 0 {
@@ -171,12 +172,12 @@ impl<'a> Check<'a> {
         self.verdict
     }
 
-    /// Whose words the checks of the block layer are in.
+    /// The name of the block layer whose messages the check uses.
     fn block_layer(&self) -> &'static str {
         if self.target == Target::Linux61 { LINUX_61 } else { LINUX_612 }
     }
 
-    /// Adds a refusal, once: `{}` stand for the values.
+    /// Adds a refusal, unless its template occurred before; each `{}` is replaced by a value.
     fn refuse(
         &mut self,
         by: &'static str,
@@ -201,7 +202,7 @@ impl<'a> Check<'a> {
         self.verdict.refusals.push(Refusal { by, error, message, about });
     }
 
-    /// What the block layer demands of the zone size.
+    /// Checks the block layer's rules for the zone size.
     fn zone_size(&mut self) {
         let sectors = self.zones.zone_sectors;
         if sectors.is_power_of_two() {
@@ -219,7 +220,7 @@ impl<'a> Check<'a> {
         format!("zone {} at sector {}", self.count, zone.start.0)
     }
 
-    /// `blk_revalidate_zone_cb` of Linux 6.1.
+    /// Checks a zone as `blk_revalidate_zone_cb` of Linux 6.1.
     fn zone_of_61(&mut self, zone: &ZoneInfo) {
         let size = self.zones.zone_sectors;
         let about = format!("{}: {} sectors long", self.name(zone), zone.sectors);
@@ -236,7 +237,7 @@ impl<'a> Check<'a> {
         self.kind(zone, &[1, 2, 3]);
     }
 
-    /// The same of Linux 6.12, which looks at capacities too.
+    /// Checks a zone as `blk_revalidate_zone_cb` of Linux 6.12, which also checks capacities.
     fn zone_of_612(&mut self, zone: &ZoneInfo) {
         let size = self.zones.zone_sectors;
         let end = zone.start.0.saturating_add(zone.sectors);
@@ -297,7 +298,7 @@ impl<'a> Check<'a> {
         self.geometry.block_sectors().max(1)
     }
 
-    /// What the driver of SCSI disks demands, and what ZBC cannot say.
+    /// Checks the rules of the SCSI disk driver, and the limits that ZBC cannot express.
     fn zbc(&mut self) {
         let sectors = self.zones.zone_sectors;
         let about = format!("the zone size is {sectors} sectors");
@@ -326,7 +327,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What the driver of NVMe demands, and what a namespace cannot be.
+    /// Checks the rules of the NVMe driver, and the geometries that a namespace cannot have.
     fn zns(&mut self) {
         let sectors = self.zones.zone_sectors;
         if self.limits.zone_append_sectors_max == 0 {
@@ -348,7 +349,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What the driver of virtio-blk demands.
+    /// Checks the rules of the virtio-blk driver.
     fn virtio(&mut self) {
         let sectors = self.zones.zone_sectors;
         let about = format!("the zone size is {sectors} sectors");
@@ -377,7 +378,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What is worth knowing although it is accepted.
+    /// Adds remarks that are useful although the geometry is accepted.
     fn note(&mut self) {
         let ZoneGeometry { zone_sectors, zone_capacity_sectors, open_max, active_max, .. } =
             *self.zones;

@@ -1,4 +1,4 @@
-//! A table of geometries, and what each target says of them.
+//! A table of geometries with the result of each target.
 
 use super::*;
 use crate::zone::ZoneCond;
@@ -6,7 +6,7 @@ use crate::zone::ZoneCond;
 /// Zones of 64 sectors, blocks of 4 KiB.
 const ZONE: u64 = 64;
 
-/// A device that everybody accepts: 8 sequential zones.
+/// A device that every target accepts: 8 sequential zones.
 struct Device {
     geometry: Geometry,
     limits: Limits,
@@ -44,7 +44,7 @@ fn good() -> Device {
 }
 
 impl Device {
-    /// The good device, changed.
+    /// The valid device with a change.
     fn with(change: impl FnOnce(&mut Device)) -> Device {
         let mut device = good();
         change(&mut device);
@@ -80,11 +80,11 @@ fn a_device_without_zones_is_not_checked() {
     assert!(Check::new(Target::Zns, &device.geometry, &device.limits).is_none());
 }
 
-/// A change of the good device, and what each target says of it, in the order of [`Target::ALL`];
-/// `-` is accepted.
+/// A change of the valid device, and the message of each target in the order of [`Target::ALL`];
+/// `-` means accepted.
 type Case = (&'static str, Device, [&'static str; 5]);
 
-/// Zones of other kinds and lengths.
+/// Zones of other types and lengths.
 fn kinds() -> Vec<Case> {
     let conventional = ZoneType::Conventional;
     vec![
@@ -141,7 +141,7 @@ fn kinds() -> Vec<Case> {
     ]
 }
 
-/// Reports that do not hold together.
+/// Inconsistent reports.
 fn reports() -> Vec<Case> {
     vec![
         (

@@ -1,4 +1,4 @@
-//! Reads the tables of docs/zones.md, so that tests can hold code and document together.
+//! Reads the tables of docs/zones.md, so that tests can compare them with the code.
 //!
 //! Test code, shared by crates through `#[path]`.
 

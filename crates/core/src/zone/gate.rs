@@ -1,14 +1,14 @@
-//! The gate: where writes to one zone are put in order, above tags and scheduler.
+//! The zone write plug: orders the writes to each zone, above tags and scheduler.
 //!
 //! ```text
-//! plug ─ enter ▸ gate ─ pass ▸ scheduler ▸ tags ▸ device queue
-//! reap ◂─ home ─ gate ◂ leave ─ done ring ◂─┘
+//! plug ─ enter ▸ zone write plug ─ pass ▸ scheduler ▸ channel tag ▸ device queue
+//! reap ◂─ tag freed ◂─ home ─ zone write plug ◂ leave ─ completion batch ◂─┘
 //! ```
 //!
-//! A request that waits for its zone holds neither a tag nor a place in the scheduler, or a few hot
-//! zones would starve the rest. Each channel holds a [`Gate`]; what those of one device share is
-//! behind its [`Gates`]. Where a device orders what it is given by itself there is [`NoGate`], and
-//! nothing of this is compiled in.
+//! A request that waits for its zone holds neither a tag nor a place in the scheduler; otherwise a
+//! few busy zones would starve the other requests. Each channel holds a [`Gate`]. The gates of one
+//! device share state through its [`Gates`]. A device that keeps the order of its requests itself
+//! has [`NoGate`], which the compiler removes completely.
 
 mod plugged;
 mod pointers;
@@ -32,14 +32,14 @@ use crate::units::{Nanos, Sector};
 
 pub use plugged::{GateError, Plugged, ZoneGates};
 
-/// How many changes of a zone are in flight.
+/// How many changes of a zone may be in flight at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GateMode {
-    /// As many as the device takes: it keeps the order of what it is given by itself.
+    /// As many as the device accepts: the device itself keeps the order of its requests.
     #[default]
     Pipeline,
-    /// One over all channels; the others wait without a tag, in order, and merge. As Linux since
-    /// 6.10 (zone write plugging).
+    /// One, over all channels. The others wait without a tag, in order, and merge. As in Linux
+    /// since 6.10 (zone write plugging).
     Plug,
 }
 
@@ -69,105 +69,105 @@ impl FromStr for GateMode {
     }
 }
 
-/// What is to be shown of a device's gate.
+/// The settings of a device's zone write plug, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateView {
-    /// How many changes of a zone are in flight.
+    /// How many changes of a zone may be in flight at once.
     pub mode: GateMode,
-    /// Whether zone append is made of writes, because the device has none of its own.
+    /// Whether zone append is emulated by writes, because the device has no append.
     pub emulates_append: bool,
 }
 
-/// What the gates of one device share, and what makes them.
+/// The zone write plug of one device: the state that its gates share.
 pub trait Gates: Send + Sync + 'static {
-    /// What each channel holds.
+    /// The part that each channel holds.
     type Gate: Gate;
 
-    /// The gate of a new channel, whose slots are numbered below `depth`.
+    /// Opens the gate of a new channel, whose slot numbers are below `depth`.
     fn open(&self, depth: u16) -> Self::Gate;
 
-    /// What the device takes, seen from above the gate.
+    /// The limits of the device as a channel above the zone write plug sees them.
     fn limits(&self, limits: &Limits) -> Limits {
         limits.clone()
     }
 
-    /// What is to be shown.
+    /// The settings, for display.
     fn view(&self) -> GateView;
 
-    /// Zones may have changed in a way that did not come through the gate.
+    /// Reports that zones may have changed by another path than the zone write plug.
     fn zones_changed(&self) {}
 }
 
-/// One channel's part of a gate. It belongs to the channel's thread.
+/// One channel's part of a zone write plug. It belongs to the channel's thread.
 ///
-/// Every request that it takes in [`Gate::enter`] it passes on, or refuses, exactly once.
+/// A gate passes on or refuses each request of [`Gate::enter`] exactly once.
 pub trait Gate: Send + 'static {
-    /// Whether requests come here at all.
+    /// Whether requests go through the gate at all.
     const ACTIVE: bool = true;
 
-    /// Takes a request on its way down.
+    /// Takes a request that the channel submits.
     fn enter(&mut self, request: Request, passage: &mut Passage);
 
-    /// Takes a request that the device has completed, and sends it home. Each request that was
-    /// passed on comes back here once, before its bios complete.
+    /// Takes a request that the device has completed and passes it to its channel. Each request
+    /// that was passed on comes back here once, before its bios complete.
     fn leave(&mut self, ended: Ended, passage: &mut Passage);
 
-    /// Takes an append back that was given to [`Passage::again`].
+    /// Takes an append back that [`Passage::again`] received.
     fn take_back(&mut self, request: Request, passage: &mut Passage) {
         self.enter(request, passage);
     }
 
-    /// Takes a bio of a merged request that is broken up, but not its first one, which goes on in
-    /// the request's place. `head` is the slot of that one. They come last to first, and go before
-    /// what entered later. What comes back goes to the scheduler at once.
+    /// Takes a bio of a merged request that is broken up. The first bio, in slot `head`, replaces
+    /// the request and does not come here. The other bios come from the last to the first, and go
+    /// before requests that entered later. A returned bio goes to the scheduler at once.
     fn broken(&mut self, head: u16, single: Request) -> Option<Request> {
         let _ = head;
         Some(single)
     }
 
-    /// Passes on what other channels have made way for.
+    /// Passes on requests whose zone other channels have released.
     fn poll(&mut self, now: Nanos, passage: &mut Passage) {
         let _ = (now, passage);
     }
 
-    /// Does one thing that takes its time, when everything else that could be started has been;
-    /// says whether there was any.
+    /// Does one slow step after everything else was started; returns whether there was one.
     fn catch_up(&mut self, passage: &mut Passage) -> bool {
         let _ = passage;
         false
     }
 
-    /// Whether something here waits for another channel.
+    /// Whether a request here waits for another channel.
     fn waits(&self) -> bool {
         false
     }
 
-    /// When to look again for what waits for another channel.
+    /// When to poll again for a request that waits for another channel.
     fn due(&self) -> Due {
         Due::Never
     }
 
-    /// Has somebody called when another channel makes way: then there is no need to look again.
+    /// Registers a waker that is called when another channel releases a zone; then no polling is
+    /// needed.
     fn call(&mut self, caller: Caller) {
         let _ = caller;
     }
 
-    /// Sleeps until another channel makes way, but not for longer. May return early.
+    /// Sleeps until another channel releases a zone, for `at_most` at most. May return early.
     fn sleep(&self, at_most: Duration) {
         let _ = at_most;
     }
 
-    /// Whether a bio may be carried out on the spot, past the gate.
+    /// Whether a bio may be executed inline, bypassing the gate.
     fn may_carry(&self, op: Op, sector: Sector) -> bool {
         let _ = sector;
         op == Op::Read
     }
 
-    /// Forgets what waits: the channel is closing.
+    /// Discards the waiting requests: the channel is being dropped.
     fn close(&mut self);
 }
 
-/// The way on from a gate: down to the scheduler, or home.
+/// The output queues of a gate: down to the scheduler, and up to the channel.
 #[derive(Debug)]
 pub struct Passage {
     passed: Ring<Request>,
@@ -177,7 +177,7 @@ pub struct Passage {
 }
 
 impl Passage {
-    /// A passage for so many requests.
+    /// Queues for `depth` requests.
     pub(crate) fn new(depth: usize, stats: Arc<ChannelStats>) -> Passage {
         Passage {
             passed: Ring::with_capacity(depth),
@@ -187,24 +187,24 @@ impl Passage {
         }
     }
 
-    /// Lets a request go down.
+    /// Passes a request on to the scheduler.
     #[inline]
     pub fn pass(&mut self, request: Request) {
         self.passed.push_back(request);
     }
 
-    /// Sends a request home that does not come to the device.
+    /// Completes a request that does not reach the device.
     pub fn refuse(&mut self, request: Request, status: Status) {
         self.home.enter(request, status);
     }
 
-    /// Sends a request home that the device has completed.
+    /// Passes a request that the device has completed to the channel.
     #[inline]
     pub fn home(&mut self, ended: Ended) {
         self.home.put(ended);
     }
 
-    /// Gives up the tag of an append that was made a write, and comes back with it.
+    /// Frees the tag of an append that was executed as a write; the append then enters again.
     pub(crate) fn again(&mut self, ended: Ended) {
         self.again.push_back(ended);
     }
@@ -234,7 +234,7 @@ impl Passage {
     }
 }
 
-/// No gate: the device, or whoever writes to it, keeps the order.
+/// No zone write plug: the device, or its only writer, keeps the order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoGate;
 
@@ -256,7 +256,7 @@ impl Gate for NoGate {
     fn close(&mut self) {}
 }
 
-/// Channels without a gate.
+/// The settings of channels without a zone write plug.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ungated;
 

@@ -1,4 +1,4 @@
-//! One zone as a report shows it.
+//! One zone of a zone report.
 
 use std::fmt;
 
@@ -11,19 +11,19 @@ use crate::units::Sector;
 pub enum ZoneCond {
     /// Conventional: no write pointer.
     NotWp = 0x0,
-    /// Nothing written.
+    /// No sector is written.
     Empty = 0x1,
     /// Opened by a write.
     ImplicitOpen = 0x2,
     /// Opened by an open.
     ExplicitOpen = 0x3,
-    /// Partly written, not open.
+    /// Partly written, and not open.
     Closed = 0x4,
-    /// Can only be read.
+    /// Readable, but not writable.
     ReadOnly = 0xd,
     /// Written to its capacity, or finished.
     Full = 0xe,
-    /// Can neither be read nor written.
+    /// Neither readable nor writable.
     Offline = 0xf,
 }
 
@@ -54,7 +54,7 @@ impl ZoneCond {
         }
     }
 
-    /// The two letters that `blkzone report` prints, e.g. `oi`.
+    /// The two letters of `blkzone report`, e.g. `oi`.
     pub const fn short(self) -> &'static str {
         match self {
             ZoneCond::NotWp => "nw",
@@ -79,9 +79,9 @@ impl fmt::Display for ZoneCond {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ZoneType {
-    /// Written anywhere.
+    /// Writable at any sector.
     Conventional = 0x1,
-    /// Written at the write pointer only.
+    /// Writable only at the write pointer.
     SequentialWriteRequired = 0x2,
 }
 
@@ -90,15 +90,15 @@ pub enum ZoneType {
 pub struct ZoneInfo {
     /// First sector.
     pub start: Sector,
-    /// Length in sectors: the zone size, less for a runt at the end.
+    /// Length in sectors: the zone size, or less for a shorter last zone.
     pub sectors: u64,
-    /// How much can be written, in sectors.
+    /// Writable sectors.
     pub capacity_sectors: u64,
-    /// The write pointer; [`Sector::NONE`] for a read-only or offline zone, the zone's end for a
-    /// conventional one, as null_blk reports them.
+    /// The write pointer, as null_blk reports it: [`Sector::NONE`] for a read-only or offline zone,
+    /// and the end of the zone for a conventional one.
     pub wp: Sector,
-    /// Its type.
+    /// The zone type.
     pub kind: ZoneType,
-    /// Its condition.
+    /// The zone condition.
     pub cond: ZoneCond,
 }

@@ -1,8 +1,9 @@
-//! The state machine of one zone: ZBC-2 4.5.3, NVMe ZNS 2.3, and where they leave a choice, what
-//! Linux's null_blk does. Pure: no lock, no clock, no I/O.
+//! The state machine of one zone, as ZBC-2 4.5.3 and NVMe ZNS 2.3 define it. Where they leave a
+//! choice, it follows Linux's null_blk. It has no lock, clock or I/O.
 //!
-//! [`RULES`] is the machine: what each operation does in each condition. docs/zones.md shows the
-//! same for readers, with the cases that depend on the write pointer, and a test compares the two.
+//! [`RULES`] is the machine: the effect of each operation in each condition. docs/zones.md shows
+//! the same table for readers, with the cases that depend on the write pointer; a test compares the
+//! two.
 
 use blockyard_sync::zone_resources::{Holding, Refusal};
 use blockyard_sync::zone_words::Condition;
@@ -11,25 +12,26 @@ use super::info::{ZoneCond, ZoneInfo, ZoneType};
 use crate::status::Status;
 use crate::units::Sector;
 
-/// What is asked of one zone.
+/// An operation on one zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ZoneOp {
-    /// Read from it.
+    /// Read.
     Read,
-    /// Write, at the write pointer if there is one. Write-zeroes is the same to a zone.
+    /// Write, at the write pointer if there is one. For a zone, write-zeroes is a write.
     Write,
-    /// Write wherever the write pointer is.
+    /// Write at the present write pointer.
     Append,
     /// Open explicitly.
     Open,
     /// Close.
     Close,
-    /// Make full.
+    /// Make the zone full.
     Finish,
-    /// Make empty.
+    /// Make the zone empty.
     Reset,
-    /// Make empty, as one of all zones: leaves alone what cannot or need not be.
+    /// Make the zone empty as part of a reset of all zones: leaves zones alone that cannot or need
+    /// not be reset.
     ResetAll,
 }
 
@@ -47,18 +49,19 @@ impl ZoneOp {
     ];
 }
 
-/// What an operation does in a condition.
+/// The effect of an operation in a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
-    /// It fails with `IOERR`.
+    /// The operation fails with `IOERR`.
     Fail,
-    /// It succeeds and leaves the condition as it is.
+    /// The operation succeeds and does not change the condition.
     Stay,
-    /// It leads to this condition.
+    /// The operation changes the condition to this one.
     To(ZoneCond),
-    /// It leads to `Full`, and needs what an open zone holds on the way there.
+    /// The operation changes the condition to `Full`, and needs the resources of an open zone on
+    /// the way.
     FullThroughOpen,
-    /// It leads to `Closed`, or to `Empty` if nothing was written.
+    /// The operation changes the condition to `Closed`, or to `Empty` if nothing was written.
     ClosedOrEmpty,
 }
 
@@ -87,7 +90,7 @@ const RULES: [[Rule; 8]; ZoneOp::ALL.len()] = [
     [Stay, Stay, To(Empty), To(Empty), To(Empty), To(Empty), Stay, Stay],
 ];
 
-/// Column of a condition in [`RULES`].
+/// The column of a condition in [`RULES`].
 #[inline]
 const fn column(cond: ZoneCond) -> usize {
     match cond {
@@ -102,16 +105,16 @@ const fn column(cond: ZoneCond) -> usize {
     }
 }
 
-/// A permitted change of condition.
+/// A permitted change of the condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What the zone must hold on the way, be it for a moment.
+    /// The resources that the zone must hold during the change, even if only for a moment.
     pub through: Holding,
-    /// The condition in the end.
+    /// The final condition.
     pub to: ZoneCond,
 }
 
-/// What a zone in a condition holds of a device's open and active resources.
+/// The open and active resources that a zone in a condition holds.
 #[inline]
 pub const fn holding_of(cond: ZoneCond) -> Holding {
     match cond {
@@ -125,7 +128,7 @@ pub const fn holding_of(cond: ZoneCond) -> Holding {
 /// One zone.
 ///
 /// Invariants:
-/// 1. `start <= wp <= writable_end <= end`, but for the two exceptions of 2.
+/// 1. `start <= wp <= writable_end <= end`, except as in 2.
 /// 2. `wp` is `Sector::NONE` in `ReadOnly` and `Offline`, and `end` in `NotWp` and after a finish.
 /// 3. `Empty` has `wp == start`; `Closed` has `wp > start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,7 +159,7 @@ impl Zone {
         }
     }
 
-    /// This zone as it was kept: in a condition, and with so much to read from its start.
+    /// The zone with a saved condition and a saved number of readable sectors.
     #[inline]
     #[must_use]
     pub fn restore(self, cond: ZoneCond, readable_sectors: u64) -> Zone {
@@ -167,31 +170,31 @@ impl Zone {
         Zone { cond, wp, ..self }
     }
 
-    /// Its condition.
+    /// The condition.
     #[inline]
     pub fn cond(&self) -> ZoneCond {
         self.cond
     }
 
-    /// What it holds of a device's open and active resources.
+    /// The open and active resources that the zone holds.
     #[inline]
     pub fn holding(&self) -> Holding {
         holding_of(self.cond)
     }
 
-    /// Its write pointer; see [`ZoneInfo::wp`].
+    /// The write pointer, as in [`ZoneInfo::wp`].
     #[inline]
     pub fn wp(&self) -> Sector {
         self.wp
     }
 
-    /// Its first sector.
+    /// The first sector.
     #[inline]
     pub fn start(&self) -> Sector {
         self.start
     }
 
-    /// The first sector after it.
+    /// The first sector after the zone.
     #[inline]
     pub fn end(&self) -> Sector {
         self.end
@@ -202,10 +205,10 @@ impl Zone {
         RULES[op as usize][column(self.cond)]
     }
 
-    /// Whether and how an operation without data may be done. It changes nothing yet.
+    /// Whether an operation without data is permitted, and its effect. Changes nothing.
     ///
     /// # Errors
-    /// `IOERR` where the table says so.
+    /// `IOERR` where [`RULES`] says so.
     pub fn step(&self, op: ZoneOp) -> Result<Step, Status> {
         let to = match self.rule(op) {
             Rule::Fail => return Err(Status::IoErr),
@@ -220,11 +223,12 @@ impl Zone {
         Ok(Step { through: holding_of(to), to })
     }
 
-    /// Whether `sectors` may be written at `at`, and the condition that the zone is in then, before
-    /// the data arrive. It changes nothing yet.
+    /// Whether `sectors` may be written at `at`, and the condition that the zone enters before the
+    /// data is transferred. Changes nothing.
     ///
     /// # Errors
-    /// `IOERR` in a condition that does not take writes, off the write pointer, or past capacity.
+    /// `IOERR` in a condition that permits no writes, off the write pointer, or beyond the
+    /// capacity.
     #[inline]
     pub fn step_write(&self, at: Sector, sectors: u64) -> Result<ZoneCond, Status> {
         let to = self.step_data(ZoneOp::Write)?;
@@ -232,10 +236,11 @@ impl Zone {
         if in_place && self.fits(at, sectors) { Ok(to) } else { Err(Status::IoErr) }
     }
 
-    /// The same for an append, which lands at the write pointer.
+    /// Whether `sectors` may be appended at the write pointer, and the condition that the zone
+    /// enters before the data is transferred.
     ///
     /// # Errors
-    /// As for a write.
+    /// `IOERR` in a condition that permits no appends, or beyond the capacity.
     #[inline]
     pub fn step_append(&self, sectors: u64) -> Result<ZoneCond, Status> {
         let to = self.step_data(ZoneOp::Append)?;
@@ -253,25 +258,24 @@ impl Zone {
 
     #[inline]
     fn fits(&self, at: Sector, sectors: u64) -> bool {
-        // Compared without a sum: a length from outside may be anything.
+        // Compares without an addition, which could overflow: a client chooses the length.
         at <= self.writable_end && sectors <= self.writable_end - at
     }
 
-    /// How far data can be read: from there on a sequential zone reads as 0xFF.
+    /// The end of the readable data. A sequential zone reads as 0xFF from there on.
     ///
     /// # Errors
     /// `IOERR` if the zone is offline.
     #[inline]
     pub fn readable_end(&self) -> Result<Sector, Status> {
         match self.rule(ZoneOp::Read) {
-            // The write pointer of a read-only zone is gone; all of it is data.
+            // A read-only zone has no write pointer; all of it is data.
             Rule::Stay => Ok(self.wp.min(self.end)),
             _ => Err(Status::IoErr),
         }
     }
 
-    /// Goes to the condition of a [`Step`] or of `step_write`, with the write pointer that belongs
-    /// to it.
+    /// Enters the condition of a [`Step`] or of `step_write`, and sets the write pointer to match.
     #[inline]
     pub fn enter(&mut self, cond: ZoneCond) {
         if cond == self.cond {
@@ -286,8 +290,8 @@ impl Zone {
         self.cond = cond;
     }
 
-    /// Moves the write pointer over data that have arrived, at most as many as were permitted; at
-    /// capacity the zone is full.
+    /// Advances the write pointer after data was transferred, by at most the permitted number of
+    /// sectors. At the capacity the zone becomes full.
     #[inline]
     pub fn advance(&mut self, sectors: u64) {
         if self.cond == ZoneCond::NotWp {
@@ -306,7 +310,7 @@ impl Zone {
         self.advance(self.writable_end - self.start);
     }
 
-    /// Its row in a report.
+    /// The zone as a zone report shows it.
     pub fn info(&self) -> ZoneInfo {
         let kind = match self.cond {
             ZoneCond::NotWp => ZoneType::Conventional,

@@ -1,4 +1,4 @@
-//! The machine against docs/zones.md, cell by cell.
+//! Compares the state machine with docs/zones.md, cell by cell.
 
 use super::super::document;
 use super::*;
@@ -7,7 +7,7 @@ const START: Sector = Sector(1024);
 const SECTORS: u64 = 512;
 const CAPACITY: u64 = 384;
 
-/// A sequential zone of `cond` with the write pointer at its start or in its middle.
+/// A sequential zone in `cond` with the write pointer at its start or in its middle.
 fn zone_in(cond: ZoneCond, wp_at_start: bool) -> Option<Zone> {
     let mut zone = Zone::sequential(START, SECTORS, CAPACITY);
     match (cond, wp_at_start) {
@@ -24,7 +24,7 @@ fn zone_in(cond: ZoneCond, wp_at_start: bool) -> Option<Zone> {
     Some(zone)
 }
 
-/// What a write that may be done does.
+/// Applies a permitted write.
 fn written(zone: &mut Zone, to: Result<ZoneCond, Status>, sectors: u64) -> Status {
     match to {
         Ok(to) => {
@@ -46,7 +46,7 @@ fn managed(zone: &mut Zone, op: ZoneOp) -> Status {
     }
 }
 
-/// Carries out a row of the table; `None` for a row that is not about the machine.
+/// Executes a row of the table; `None` for a row that does not concern the machine.
 fn carry_out(row: &str, zone: &mut Zone) -> Option<Status> {
     let wp = if zone.cond == ZoneCond::NotWp { START + 100 } else { zone.wp };
     let left = if wp <= zone.writable_end { zone.writable_end - wp } else { 0 };
@@ -82,7 +82,7 @@ fn carry_out(row: &str, zone: &mut Zone) -> Option<Status> {
     })
 }
 
-/// `IOERR`, or the condition afterwards; `-` where the case cannot be.
+/// A cell is `IOERR`, or the condition afterwards, or `-` for an impossible case.
 #[test]
 fn the_document_is_the_machine() {
     let table = document::table("What each operation does in each condition");

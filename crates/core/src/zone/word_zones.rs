@@ -1,8 +1,8 @@
-//! Zones without locks: a word each, and copies outside of any lock.
+//! Zones with an atomic word each; data is copied outside of any lock.
 //!
-//! The state machine says what becomes of a zone, and the room exchanges its word for that
-//! ([`blockyard_sync::zone_words`]). Conventional zones have nothing that changes. Open and active
-//! zones are counted behind a lock, which is never touched where no limit is set.
+//! The state machine computes the new state of a zone, and the primitive exchanges the zone's word
+//! for it ([`blockyard_sync::zone_words`]). Conventional zones have no state. Open and active zones
+//! are counted under a lock, which is taken only if the device has a limit.
 
 use std::collections::TryReserveError;
 
@@ -16,22 +16,23 @@ use super::zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};
 use crate::status::Status;
 use crate::units::{Sector, ZoneNo};
 
-/// Zones with a word each; `R` is the lock around what is counted.
+/// The zones of a device, with an atomic word each; `R` is the lock that guards the counts.
 #[derive(Debug)]
 pub struct WordZones<R = AccountsLock> {
     words: ZoneWords<ZoneCond, R>,
     layout: ZoneLayout,
 }
 
-/// What the room is to keep of a zone.
+/// The part of a zone's state that its word holds.
 #[inline]
 fn view_of(zone: &Zone) -> ZoneView<ZoneCond> {
     let wp = zone.readable_end().map_or(UNREADABLE, |end| end - zone.start());
     ZoneView { cond: zone.cond(), wp }
 }
 
-/// A transfer that is asked once for each place, and whose first refusal stands: a bad block that
-/// is good again after it was hit must not be hit for nothing, because another thread was faster.
+/// Calls `admit` of a transfer once for each position, and keeps its first refusal. A bad block
+/// that repairs itself when it is hit must not be hit a second time only because another thread won
+/// a race.
 struct Admission<'a, T> {
     transfer: &'a mut T,
     sectors: u64,
@@ -40,7 +41,7 @@ struct Admission<'a, T> {
 }
 
 impl<T: Transfer> Admission<'_, T> {
-    /// How many sectors may be transferred to `at`, and the status then.
+    /// How many sectors may be transferred to `at`, and the status of the request.
     #[inline]
     fn at(&mut self, at: Sector) -> (u64, Status) {
         let answer = match self.answer {
@@ -54,18 +55,18 @@ impl<T: Transfer> Admission<'_, T> {
 }
 
 impl<R: Lock<Accounts>> WordZones<R> {
-    /// Open and active zones now; `None` where no limit is set.
+    /// The number of open and of active zones; `None` if no limit is set.
     pub fn counts(&self) -> Option<ZoneCounts> {
         self.words.counts()
     }
 
-    /// A sequential zone as its word says.
+    /// A sequential zone in the state of its word.
     #[inline]
     fn zone(&self, number: ZoneNo, view: ZoneView<ZoneCond>) -> Zone {
         self.layout.sequential(number).restore(view.cond, view.wp)
     }
 
-    /// Writes where `step` says, if it says that the zone may be written there.
+    /// Writes at the sector that `step` returns, if `step` permits the write.
     #[inline]
     fn put<T: Transfer>(
         &self,
@@ -89,7 +90,7 @@ impl<R: Lock<Accounts>> WordZones<R> {
         Ok(landed)
     }
 
-    /// The same where bad blocks are armed.
+    /// Writes as `put`, while bad blocks are armed.
     #[cold]
     fn put_carefully<T: Transfer>(
         &self,
@@ -98,8 +99,8 @@ impl<R: Lock<Accounts>> WordZones<R> {
         transfer: &mut T,
         step: impl Fn(&Zone) -> Result<(Sector, ZoneCond), Status>,
     ) -> Result<Sector, Status> {
-        // The zone is opened first, as in null_blk: a limit that refuses hits no bad block, and a
-        // write that fails on one leaves the zone open.
+        // The zone is opened first, as in null_blk. So a write that a limit refuses hits no bad
+        // block, and a write that fails at a bad block leaves the zone open.
         self.words.exchange(number.0, |view| {
             let (_, to) = step(&self.zone(number, view))?;
             Ok::<_, Status>(Change { through: holding_of(to), to: ZoneView { cond: to, ..view } })
@@ -119,7 +120,7 @@ impl<R: Lock<Accounts>> WordZones<R> {
         if status.is_ok() { Ok(at) } else { Err(status) }
     }
 
-    /// A zone that goes to `to` and is written.
+    /// The state of a zone that enters `to` and is written.
     #[inline]
     fn written(
         mut zone: Zone,
@@ -133,7 +134,7 @@ impl<R: Lock<Accounts>> WordZones<R> {
         Change { through: holding_of(to), to: to_view }
     }
 
-    /// What an operation makes of a zone.
+    /// The state of a zone after an operation.
     fn step(
         &self,
         number: ZoneNo,
@@ -211,7 +212,7 @@ impl<R: Lock<Accounts> + 'static> ZoneSet for WordZones<R> {
     fn reset_all<E: Erase>(&self, erase: &mut E) {
         let geometry = &self.layout.zones;
         for number in geometry.conventional_count..geometry.zone_count {
-            // No zone refuses to be one of all.
+            // No zone refuses a reset of all zones.
             let done = self.manage(ZoneNo(number), ZoneOp::ResetAll, erase);
             debug_assert_eq!(done, Ok(()));
         }
@@ -245,7 +246,7 @@ impl<R: Lock<Accounts> + 'static> ZoneSet for WordZones<R> {
         let step = |view| {
             let mut zone = self.zone(number, view);
             zone.enter(if zone.cond() == cond { ZoneCond::Empty } else { cond });
-            // It holds nothing any more, so no limit can forbid it.
+            // The zone holds no resources after this, so no limit can refuse it.
             Ok::<_, Status>(Change { through: Holding::Nothing, to: view_of(&zone) })
         };
         let done = self.words.replace(number.0, step, self.eraser(number, erase));

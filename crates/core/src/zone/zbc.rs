@@ -1,7 +1,7 @@
-//! The machine's ZBC personality: where a host-managed SMR disk answers otherwise than null_blk,
-//! and why it refuses (ZBC-2 4.5.3 and 5.2 to 5.8; sense codes are the disk's business).
+//! The state machine of a host-managed SMR disk: its differences from null_blk, and its reasons for
+//! a refusal (ZBC-2 4.5.3 and 5.2 to 5.8). The disk chooses the sense codes.
 //!
-//! Conditions and transitions are those of [`super::machine`]; only what is listed here differs:
+//! Conditions and transitions are those of [`super::machine`] except for these:
 //!
 //! | operation | null_blk | ZBC |
 //! | --- | --- | --- |
@@ -15,22 +15,22 @@ use super::info::ZoneCond;
 use super::machine::{Step, Zone, ZoneOp, holding_of};
 use crate::units::Sector;
 
-/// Why a ZBC disk refuses something of one zone.
+/// Why a ZBC disk refuses an operation on a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// A conventional zone has no write pointer to manage.
     Conventional,
-    /// It is full.
+    /// The zone is full.
     Full,
-    /// It can only be read.
+    /// The zone is read-only.
     ReadOnly,
-    /// It cannot be used.
+    /// The zone is offline.
     Offline,
     /// The write does not start at the write pointer.
     Unaligned,
-    /// It goes beyond the end of the zone.
+    /// The range ends beyond the zone.
     Boundary,
-    /// As many zones are explicitly open as may be open.
+    /// The maximum number of zones is explicitly open.
     OpenLimit,
 }
 
@@ -38,14 +38,14 @@ impl From<zone_resources::Refusal> for Refusal {
     fn from(refusal: zone_resources::Refusal) -> Refusal {
         match refusal {
             zone_resources::Refusal::OpenLimit => Refusal::OpenLimit,
-            // ZBC counts no active zones, so this limit is never set; were it, it would be short of
-            // the same resources.
+            // ZBC has no limit of active zones, so this refusal does not occur. If it did, the disk
+            // would lack the same resources.
             zone_resources::Refusal::ActiveLimit => Refusal::OpenLimit,
         }
     }
 }
 
-/// Why nothing can be done with a zone in its condition.
+/// Why a zone in its condition refuses an operation.
 fn condition(zone: &Zone) -> Refusal {
     match zone.cond() {
         ZoneCond::NotWp => Refusal::Conventional,
@@ -59,13 +59,13 @@ fn stay(zone: &Zone) -> Step {
     Step { through: holding_of(zone.cond()), to: zone.cond() }
 }
 
-/// Whether and how one zone may be opened, closed, finished or reset.
+/// Whether one zone may be opened, closed, finished or reset, and the effect.
 ///
 /// # Errors
 /// Conventional, read-only and offline zones refuse.
 pub fn step(zone: &Zone, op: ZoneOp) -> Result<Step, Refusal> {
     match (op, zone.cond()) {
-        // ZBC-2 5.2 and 5.5: nothing to do, and no error.
+        // ZBC-2 5.2 and 5.5: the command does nothing and succeeds.
         (ZoneOp::Close, ZoneCond::Empty | ZoneCond::Full) | (ZoneOp::Open, ZoneCond::Full) => {
             Ok(stay(zone))
         }
@@ -73,8 +73,8 @@ pub fn step(zone: &Zone, op: ZoneOp) -> Result<Step, Refusal> {
     }
 }
 
-/// The same for a zone as one of all: it refuses nothing by its condition, and is left alone if it
-/// is none of those that the operation is for. A limit may still forbid an open.
+/// The effect of an operation on all zones on one of them. A zone to which the operation does not
+/// apply stays as it is, without an error. A limit may still refuse an open.
 pub fn step_all(zone: &Zone, op: ZoneOp) -> Step {
     use ZoneCond::{Closed, ExplicitOpen, Full, ImplicitOpen};
     let meant = match op {
@@ -89,17 +89,17 @@ pub fn step_all(zone: &Zone, op: ZoneOp) -> Step {
     };
     match (meant, op) {
         (false, _) => stay(zone),
-        // ZBC-2 5.4.2: finishing all opens none on the way.
+        // ZBC-2 5.4.2: finishing all zones opens none on the way.
         (true, ZoneOp::Finish) => Step { through: holding_of(Full), to: Full },
         (true, _) => zone.step(op).expect("conditions that are meant permit it"),
     }
 }
 
-/// Whether `sectors` may be written at `at`, which lies in the zone, and the condition that the
-/// zone is in then, before the data arrive.
+/// Whether `sectors` may be written at `at`, which must lie in the zone, and the condition that the
+/// zone enters before the data is transferred.
 ///
 /// # Errors
-/// The end of the zone is looked at first, then the condition, then the write pointer.
+/// The checks come in this order: the end of the zone, the condition, the write pointer.
 #[inline]
 pub fn step_write(zone: &Zone, at: Sector, sectors: u64) -> Result<ZoneCond, Refusal> {
     let end = zone.end();
@@ -118,7 +118,7 @@ mod tests {
 
     const OPS: [ZoneOp; 4] = [ZoneOp::Open, ZoneOp::Close, ZoneOp::Finish, ZoneOp::Reset];
 
-    /// A zone of 16 sectors in each condition, 4 written where that can be.
+    /// A zone of 16 sectors in each condition, with 4 sectors written where possible.
     fn zone(cond: ZoneCond) -> Zone {
         let zone = Zone::sequential(Sector(32), 16, 16);
         match cond {
@@ -133,7 +133,7 @@ mod tests {
     fn every_operation_in_every_condition() {
         use Refusal::{Conventional, Offline, ReadOnly};
         use ZoneCond::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen};
-        // In the order of ZoneCond::ALL, without the last two.
+        // In the order of `ZoneCond::ALL`, without the last two.
         let refused = [Err(ReadOnly), Err(Offline)];
         let rows: [[Result<ZoneCond, Refusal>; 6]; 4] = [
             [

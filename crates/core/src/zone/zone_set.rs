@@ -1,8 +1,8 @@
-//! The seam between a device and the guarding of its zones.
+//! The interface between a device and the synchronization of its zones.
 //!
-//! A [`ZoneSet`] keeps condition and write pointer of every zone. The device asks it in whole
-//! operations and hands it a [`Transfer`] for the data, so that an implementation is free to copy
-//! them under a zone's lock, or to reserve room, copy outside of any lock, and commit.
+//! A [`ZoneSet`] holds the condition and the write pointer of every zone. The device calls it with
+//! whole operations and a [`Transfer`] for the data. So an implementation may copy the data under a
+//! zone's lock, or reserve a range, copy outside of any lock, and commit.
 
 use std::collections::TryReserveError;
 
@@ -12,28 +12,28 @@ use crate::geometry::ZoneGeometry;
 use crate::status::Status;
 use crate::units::{Sector, ZoneNo};
 
-/// What a zone set is made for.
+/// The parameters of a zone set.
 #[derive(Clone, Debug)]
 pub struct ZoneLayout {
     /// The zones.
     pub zones: ZoneGeometry,
     /// The device's length in sectors; the last zone may be shorter than the others.
     pub sectors: u64,
-    /// Sequential zones are full at first.
+    /// Whether sequential zones are full initially.
     pub full: bool,
-    /// Data are copied while a zone is worked on, so that it takes long.
+    /// Whether data is copied during a zone operation, which makes the operation long.
     pub data: bool,
 }
 
 impl ZoneLayout {
-    /// Where a zone starts and ends.
+    /// The first sector of a zone and the first sector after it.
     #[inline]
     pub fn range(&self, zone: ZoneNo) -> (Sector, Sector) {
         let start = self.zones.start_of(zone);
         (start, start + self.zones.zone_sectors.min(self.sectors - start.0))
     }
 
-    /// An empty sequential zone in a zone's place.
+    /// An empty sequential zone with this number.
     #[inline]
     pub fn sequential(&self, zone: ZoneNo) -> Zone {
         let (start, end) = self.range(zone);
@@ -41,7 +41,7 @@ impl ZoneLayout {
         Zone::sequential(start, sectors, self.zones.zone_capacity_sectors.min(sectors))
     }
 
-    /// A zone as it is at first.
+    /// The initial state of a zone.
     pub fn zone(&self, zone: ZoneNo) -> Zone {
         if self.zones.is_conventional(zone) {
             let (start, end) = self.range(zone);
@@ -54,10 +54,10 @@ impl ZoneLayout {
         zone
     }
 
-    /// A write to a conventional zone: nobody needs to wait for anybody.
+    /// Writes to a conventional zone. Threads need not wait for each other.
     ///
     /// # Errors
-    /// `IOERR` outside of the zone, or the status that the transfer was admitted with.
+    /// `IOERR` outside of the zone, or the status of [`Transfer::admit`].
     #[inline]
     pub fn write_conventional<T: Transfer>(
         &self,
@@ -76,32 +76,32 @@ impl ZoneLayout {
     }
 }
 
-/// The data of a write on their way to a zone.
+/// The data transfer of a write to a zone.
 pub trait Transfer {
-    /// Whether `admit` may admit less than it is asked for. If not, it need not be asked.
+    /// Whether `admit` may permit less than the whole range. Otherwise the caller need not call it.
     fn may_fall_short(&self) -> bool;
 
-    /// How many of the sectors can be transferred to `at`, and the status of the request then.
-    /// Asked once the zone has permitted all of them; an implementation whose permission is taken
-    /// back by a race asks again.
+    /// How many of the sectors can be transferred to `at`, and the resulting status of the request.
+    /// Called after the zone has permitted all of them; an implementation that loses a race for the
+    /// zone calls it again.
     fn admit(&mut self, at: Sector, sectors: u64) -> (u64, Status);
 
-    /// Transfers the first `sectors` to `at`. Called once at most.
+    /// Transfers the first `sectors` to `at`. Called at most once.
     fn copy(&mut self, at: Sector, sectors: u64);
 }
 
-/// What is done with the data of zones that become empty: called with a range of sectors.
+/// How the data of zones that become empty is discarded.
 pub trait Erase {
-    /// Forgets the data of a range.
+    /// Discards the data of a range.
     fn erase(&mut self, start: Sector, sectors: u64);
 }
 
 /// The zones of a device. Zone numbers must be below `zone_count`.
 pub trait ZoneSet: Send + Sync + 'static {
-    /// All zones as they are at first.
+    /// All zones in their initial state.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is not enough memory.
     fn new(layout: ZoneLayout) -> Result<Self, TryReserveError>
     where
         Self: Sized;
@@ -109,7 +109,7 @@ pub trait ZoneSet: Send + Sync + 'static {
     /// Writes at a sector of the zone.
     ///
     /// # Errors
-    /// A status of docs/zones.md, or the one that the transfer was admitted with.
+    /// A status of docs/zones.md, or the status of [`Transfer::admit`].
     fn write<T: Transfer>(
         &self,
         zone: ZoneNo,
@@ -118,10 +118,10 @@ pub trait ZoneSet: Send + Sync + 'static {
         transfer: &mut T,
     ) -> Result<(), Status>;
 
-    /// Writes at the zone's write pointer, and says where that was.
+    /// Writes at the zone's write pointer; returns the first sector of the data.
     ///
     /// # Errors
-    /// As for a write.
+    /// As for [`ZoneSet::write`].
     fn append<T: Transfer>(
         &self,
         zone: ZoneNo,
@@ -135,30 +135,30 @@ pub trait ZoneSet: Send + Sync + 'static {
     /// A status of docs/zones.md.
     fn manage<E: Erase>(&self, zone: ZoneNo, op: ZoneOp, erase: &mut E) -> Result<(), Status>;
 
-    /// Resets every zone that can be.
+    /// Resets every zone that can be reset.
     fn reset_all<E: Erase>(&self, erase: &mut E);
 
-    /// How far the zone holds data; above, it reads as 0xFF.
+    /// The end of the readable data of the zone; above it, the zone reads as 0xFF.
     ///
-    /// A read copies data below that end and then asks again: whoever takes data away lowers the
-    /// end before, or keeps who asks waiting until they are gone.
+    /// A read copies data below that end and then calls again. A thread that discards data lowers
+    /// the end first, or makes this call wait until the data is gone.
     ///
     /// # Errors
-    /// `IOERR` if it is offline.
+    /// `IOERR` if the zone is offline.
     fn readable_end(&self, zone: ZoneNo) -> Result<Sector, Status>;
 
-    /// How often data of the zone were taken away. A read asks before anything else, and again when
-    /// it has copied: if the number has changed, the zone was empty for a moment meanwhile, and the
-    /// read answers as of that moment. An implementation that does not count leaves a read beside a
-    /// reset *and* a rewrite with a mixture.
+    /// How often data of the zone was discarded. A read calls this first, and again after it has
+    /// copied. If the number has changed, the zone was empty for a moment in between, and the read
+    /// returns the contents of that moment. With an implementation that does not count, a read that
+    /// runs concurrently with a reset *and* a rewrite may return a mixture.
     fn erasures(&self, zone: ZoneNo) -> u64 {
         let _ = zone;
         0
     }
 
-    /// A zone's row in a report.
+    /// The zone as a zone report shows it.
     fn info(&self, zone: ZoneNo) -> ZoneInfo;
 
-    /// Makes a sequential zone read-only or offline; one that is so already becomes empty again.
+    /// Makes a sequential zone read-only or offline. A zone that already is becomes empty again.
     fn break_zone<E: Erase>(&self, zone: ZoneNo, cond: ZoneCond, erase: &mut E);
 }

@@ -37,8 +37,7 @@ const LANE_LEN: usize = if cfg!(shuttle) { 4 } else { 128 };
 const HIGH: usize = LANE_LEN / 2;
 /// Maximum number of requests that one pass drains from the submit rings.
 const PASS: usize = if cfg!(shuttle) { 4 } else { 256 };
-/// Maximum number of passes for which notified dispatchers continue; then another thread
-/// dispatches.
+/// A dispatcher that is notified again and again stops after this number of rounds.
 const ROUNDS_MAX: usize = 4;
 
 /// How often a thread that wants the fast path checks whether another thread's brief dispatch has

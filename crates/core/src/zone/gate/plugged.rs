@@ -1,19 +1,19 @@
-//! The gate itself: what changes a zone goes to the device one by one, and appends that the device
-//! does not have become writes.
+//! The zone write plug: it sends the changes of a zone to the device one by one, and emulates
+//! append by writes for devices without it.
 //!
-//! **Order.** Everything that changes a sequential zone passes here in the order in which it came,
-//! whichever channel it came through: writes, and a reset, a finish, an open or a close as well. A
-//! reset of all zones waits for what the channel has sent before, and what follows waits for it.
-//! A write that wants a flush before it has its place from the flush on. The device judges each;
-//! this gate gives no answer that the device would not have given, so that
-//! no pointer that is out of date can fail a write.
+//! **Order.** Everything that changes a sequential zone passes here in the order of arrival, over
+//! all channels: writes, and also reset, finish, open and close. A reset of all zones waits for the
+//! earlier requests of its channel, and later requests wait for the reset. A write with a flush
+//! before it has its place in the order from the flush on. The device judges each request. This
+//! plug returns no status that the device would not have returned, so an outdated write pointer can
+//! never fail a write.
 //!
-//! **Appends.** One that the device has of its own goes past the gate, unless the channel writes to
-//! the zone as well. One that it has not becomes a write at the pointer of the turn. After a
-//! failure the pointer is unknown, and the next append asks for it by one report of one zone; a
-//! write needs no pointer, and gives a new one when it succeeds. Where the device refuses the write
-//! of an append, the pointer may have been an old one: it is asked at once, and if it is elsewhere
-//! the append goes there.
+//! **Appends.** A native append bypasses the plug, unless the channel also writes to the zone. An
+//! emulated append becomes a write at the write pointer of the ticket. After a failure the pointer
+//! is unknown, and the next append queries it by a report of one zone. A write needs no pointer,
+//! and sets a new one when it succeeds. If the device refuses the write of an append, the pointer
+//! may have been outdated. The plug then queries it at once, and if it has moved, the append is
+//! tried there.
 
 use std::collections::TryReserveError;
 use std::fmt;
@@ -36,34 +36,34 @@ use crate::ring::Ring;
 use crate::status::Status;
 use crate::units::{Nanos, Sector, ZoneNo};
 
-/// After how many nanoseconds a caller that sleeps elsewhere looks whether it is its turn. One that
-/// sleeps in the channel is woken.
+/// How soon, in nanoseconds, a caller that waits for other events polls for its ticket. A caller
+/// that sleeps in the channel is woken.
 const LOOK_NS: u64 = 50_000;
 
-/// How often an append is tried whose write is refused for a pointer that is out of date.
+/// How often an append is tried whose write is refused because the pointer is outdated.
 const TRIES_MAX: u8 = 3;
 
-/// What the gates of a device share.
+/// The state that the gates of a device share.
 pub struct ZoneGates<D> {
     device: Arc<D>,
     zones: ZoneGeometry,
     gate: Arc<ZoneGate>,
-    /// The write pointers, for a device without an append of its own.
+    /// The write pointers, for a device without native append.
     pointers: Option<Arc<WpCache>>,
     rules: MergeRules,
 }
 
-/// Why a device cannot have a gate.
+/// Why a device cannot have a zone write plug.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GateError {
-    /// There is no memory for the write pointers.
+    /// There is not enough memory for the write pointers.
     NoMemory(TryReserveError),
-    /// A write pointer of a zone does not fit into its four bytes.
+    /// The zones are too long for a write pointer of four bytes.
     LongZones {
-        /// How long zones are, in sectors.
+        /// The length of a zone, in sectors.
         sectors: u64,
-        /// How long they may be, in sectors.
+        /// The maximum length of a zone, in sectors.
         wanted_max: u64,
     },
 }
@@ -86,11 +86,11 @@ impl fmt::Display for GateError {
 impl std::error::Error for GateError {}
 
 impl<D: Device> ZoneGates<D> {
-    /// The gates of a zoned device; `None` for one without zones.
+    /// The zone write plug of a zoned device; `None` for a device without zones.
     ///
     /// # Errors
-    /// If the device has no append of its own, and there is no memory for the write pointers, or a
-    /// zone is too long for one.
+    /// If the device has no native append, and there is not enough memory for the write pointers or
+    /// a zone is too long for one.
     pub fn new(device: Arc<D>) -> Result<Option<ZoneGates<D>>, GateError> {
         let Some(zones) = device.geometry().zones.clone() else { return Ok(None) };
         let gate = ZoneGate::new(zones.zone_count);
@@ -136,7 +136,7 @@ impl<D: Device> Gates for ZoneGates<D> {
         }
     }
 
-    /// An emulated append is one write: no longer than one request, nor than a zone.
+    /// An emulated append is one write: no longer than one request or one zone.
     fn limits(&self, limits: &Limits) -> Limits {
         let mut limits = limits.clone();
         if self.pointers.is_some() {
@@ -164,59 +164,59 @@ impl<D> fmt::Debug for ZoneGates<D> {
     }
 }
 
-/// A reset of all zones on its way.
+/// The state of a reset of all zones.
 #[derive(Debug)]
 enum ResetAll {
-    /// There is none.
+    /// There is no reset.
     None,
-    /// It waits for the channel's turns to end.
+    /// The reset waits until the channel has no tickets.
     Waits(Request),
-    /// The device has it.
+    /// The reset is in flight on the device.
     InFlight,
 }
 
-/// One channel's part of the gate.
+/// One channel's part of the zone write plug.
 pub struct Plugged<D> {
     seat: Seat,
     turns: Turns,
     zones: ZoneGeometry,
-    /// The device's length in sectors: its last zone may be shorter than the others.
+    /// The device's length in sectors: the last zone may be shorter than the others.
     sectors: u64,
     pointers: Option<Pointers<D>>,
-    /// The device has appends of its own, and starts what comes later behind them. A scheduler may
-    /// start a write first that is to go where the append ends.
+    /// The device has native appends and starts later requests after them. Not so under a
+    /// scheduler, which may first start a write to the sector where the append ends.
     passes_appends: bool,
     rules: MergeRules,
-    /// Turns that wait for another channel's to end.
+    /// Tickets that wait for another channel.
     foreign: u16,
-    /// When to look again for them.
+    /// When to poll for those tickets again.
     look_at: Nanos,
-    /// Somebody is called when another channel makes way.
+    /// A registered waker is called when another channel releases a zone.
     is_called: bool,
-    /// Turns that have to ask the device for a pointer.
+    /// Tickets that have to query the device for a write pointer.
     asking: Vec<u16>,
     reset_all: ResetAll,
-    /// What came behind a reset of all zones.
+    /// Requests that came after a reset of all zones.
     behind: Ring<Request>,
-    /// Nothing goes any more.
+    /// The channel is being dropped: no request is passed on.
     closing: bool,
 }
 
-/// What is to become of the first request of a turn.
+/// What happens to the first request of a ticket.
 enum Next {
-    /// It goes to the device, to this sector if it is an append that becomes a write.
+    /// The request goes to the device; an emulated append goes to this sector.
     Goes(Option<Sector>),
-    /// It fails: there is no room for it, nobody knows where the zone is written, or the device has
-    /// had a reason.
+    /// The request fails: the zone has no space for it or its write pointer cannot be found, or the
+    /// device has refused it.
     Fails(Status),
-    /// The device has to say first where the zone is written.
+    /// The device has to be queried for the write pointer first.
     Waits,
 }
 
 impl Refused {
-    /// Whether nothing but the pointer was wrong: the zone is written elsewhere. If the pointer has
-    /// moved by no more than the write's length, some of it may have been written after all; only a
-    /// device that names the fault as its host's (`TARGET`) has not begun.
+    /// Whether only the pointer was wrong: the zone's write pointer is elsewhere. If the pointer
+    /// has moved by at most the length of the write, the device may have written a part. Only a
+    /// device that blames its host (`TARGET`) has certainly written nothing.
     fn is_out_of_date(self, pointer: u32, sectors: u64) -> bool {
         let (at, pointer) = (u64::from(self.at), u64::from(pointer));
         pointer < at || pointer > at + sectors || (self.status == Status::Target && pointer != at)
@@ -229,13 +229,14 @@ impl<D: Device> Plugged<D> {
         self.zones.start_of(ZoneNo(zone))
     }
 
-    /// How much of a zone can be written, in sectors.
+    /// The writable sectors of a zone.
     #[inline]
     fn capacity_of(&self, zone: u32) -> u64 {
         self.zones.zone_capacity_sectors.min(self.sectors - self.start_of(zone).0)
     }
 
-    /// Passes on what may go of a turn; ends it when nothing is left.
+    /// Passes on the requests of a ticket that may go; releases the ticket when it has no requests
+    /// left.
     fn run(&mut self, number: u16, passage: &mut Passage) {
         let mut next = Some(number);
         while let Some(number) = next {
@@ -243,7 +244,8 @@ impl<D: Device> Plugged<D> {
         }
     }
 
-    /// The same; answers the turn of this channel that is next in the zone, if it ends.
+    /// Does one step of `run`. If the ticket ends, returns the next ticket of this channel in the
+    /// zone.
     fn run_turn(&mut self, number: u16, passage: &mut Passage) -> Option<u16> {
         let turn = self.turns.at(number);
         if !turn.granted || turn.in_flight || turn.asking {
@@ -281,7 +283,7 @@ impl<D: Device> Plugged<D> {
         self.end(number, passage)
     }
 
-    /// Where an append of so many sectors goes that becomes a write.
+    /// Where an emulated append of `sectors` sectors goes.
     fn place(&mut self, number: u16, sectors: u64) -> Next {
         let zone = self.turns.at(number).zone;
         let (start, capacity) = (self.start_of(zone), self.capacity_of(zone));
@@ -296,7 +298,8 @@ impl<D: Device> Plugged<D> {
             (Some(at), _) if u64::from(at) + sectors <= capacity => {
                 Next::Goes(Some(start + u64::from(at)))
             }
-            // No room, or no pointer: what the device has said of it itself comes first.
+            // The zone has no space or no pointer. If the device itself gave a reason, that status
+            // comes first.
             (Some(_), refused) => Next::Fails(refused.map_or(Status::IoErr, |it| it.status)),
             (None, refused) if turn.asked => {
                 Next::Fails(refused.map_or(turn.unknown, |it| it.status))
@@ -309,7 +312,7 @@ impl<D: Device> Plugged<D> {
         }
     }
 
-    /// Ends a turn; answers the turn of this channel that is next in the zone.
+    /// Releases a ticket; returns the next ticket of this channel in the zone, if there is one.
     fn end(&mut self, number: u16, passage: &mut Passage) -> Option<u16> {
         let Turn { zone, pointer, .. } = *self.turns.at(number);
         if let Some(pointers) = &self.pointers {
@@ -325,13 +328,13 @@ impl<D: Device> Plugged<D> {
         next
     }
 
-    /// Notes that a turn has come that waited.
+    /// Records that a waiting ticket was granted.
     fn grant(&mut self, number: u16) {
         self.foreign -= 1;
         self.begin(number);
     }
 
-    /// Begins a turn.
+    /// Begins to use a granted ticket.
     #[inline]
     fn begin(&mut self, number: u16) {
         let turn = self.turns.at(number);
@@ -341,7 +344,7 @@ impl<D: Device> Plugged<D> {
         }
     }
 
-    /// Puts a request into the queue of its zone.
+    /// Adds a request to the queue of its zone.
     #[inline]
     fn queue(&mut self, zone: u32, request: Request, passage: &mut Passage) {
         let op = request.op();
@@ -364,7 +367,7 @@ impl<D: Device> Plugged<D> {
         }
     }
 
-    /// Lets a write go whose flush has come home, in the turn that the flush has had.
+    /// Passes on a write whose flush has completed, under the ticket of the flush.
     #[cold]
     fn follow(&mut self, number: u16, request: Request, passage: &mut Passage) {
         self.turns.release(request.index());
@@ -372,7 +375,7 @@ impl<D: Device> Plugged<D> {
         self.run(number, passage);
     }
 
-    /// Lets a reset of all zones go that has waited for the turns to end.
+    /// Passes on a reset of all zones that has waited for the channel's tickets.
     fn pass_reset_all(&mut self, passage: &mut Passage) {
         match std::mem::replace(&mut self.reset_all, ResetAll::InFlight) {
             ResetAll::Waits(request) => passage.pass(request),
@@ -380,7 +383,7 @@ impl<D: Device> Plugged<D> {
         }
     }
 
-    /// Takes the end of a reset of all zones, and lets in what came behind it.
+    /// Handles the end of a reset of all zones, and admits the requests after it.
     fn left_reset_all(&mut self, passage: &mut Passage) {
         if let Some(pointers) = &self.pointers {
             pointers.forget_all();
@@ -392,8 +395,8 @@ impl<D: Device> Plugged<D> {
         }
     }
 
-    /// Whether an append was refused, perhaps for no other reason than a pointer that is out of
-    /// date. Notes what is to be known then.
+    /// Whether an append was refused, possibly only because the pointer was outdated, and is to be
+    /// tried again. Records the refusal.
     #[inline]
     fn is_to_be_tried_again(&mut self, number: u16, ended: &Ended) -> bool {
         let status = ended.status();
@@ -408,7 +411,7 @@ impl<D: Device> Plugged<D> {
         tries < TRIES_MAX
     }
 
-    /// What a completed change of a zone says of its pointer.
+    /// Updates the write pointer after a change of a zone completed.
     #[inline]
     fn learn(&mut self, number: u16, ended: &Ended) {
         let Turn { zone, .. } = *self.turns.at(number);
@@ -431,7 +434,7 @@ impl<D: Device> Gate for Plugged<D> {
         if let Some(number) = self.turns.holder(request.index()) {
             return self.follow(number, request, passage);
         }
-        // A flush that goes before a write has the write's place in its zone.
+        // A flush before a write takes the place of the write in its zone.
         let (op, sector) = request.follower().unwrap_or((request.op(), request.sector()));
         if !op.is_write() || op == Op::Discard {
             return passage.pass(request);
@@ -463,7 +466,7 @@ impl<D: Device> Gate for Plugged<D> {
         if let Some(number) = self.turns.holder(ended.index()) {
             let flush = ended.op() == Op::Flush;
             if flush && ended.status().is_ok() && !self.closing {
-                // The turn stays as it is until the write follows, which is next.
+                // The ticket keeps its state until the write follows, which is the next request.
                 return passage.home(ended);
             }
             if self.pointers.is_some() && !flush {

@@ -1,5 +1,5 @@
-//! Zone append for devices that have none: the write pointers that are kept beside the device, and
-//! the one report of one zone that brings a lost one back.
+//! Zone append for devices that have none: a cache of write pointers, and the report of one zone
+//! that reloads a lost pointer.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::status::Status;
 use crate::units::{Sector, ZoneNo};
 use crate::zone::{ZoneCond, ZoneInfo};
 
-/// Reports that may fail, or be overtaken by a change, before what asked for the pointer fails.
+/// How many reports may fail or become outdated before the append that needs the pointer fails.
 const REPORTS_MAX: u32 = 3;
 
-/// One channel's view of a device's write pointers.
+/// One channel's access to a device's write pointers.
 pub(super) struct Pointers<D> {
     cache: Arc<WpCache>,
     device: Arc<D>,
@@ -22,18 +22,19 @@ pub(super) struct Pointers<D> {
     report: Vec<ZoneInfo>,
 }
 
-/// Where a zone is written next, in sectors from its start; `None` if it takes no more writes.
+/// The write pointer of a zone, in sectors from its start; `None` if the zone accepts no writes.
 fn offset_of(zone: &ZoneInfo) -> Option<u32> {
     let offset = match zone.cond {
         ZoneCond::NotWp | ZoneCond::ReadOnly | ZoneCond::Offline => return None,
-        // A finish leaves the pointer at the zone's end, beyond its capacity.
+        // A finish leaves the write pointer at the end of the zone, beyond its capacity.
         ZoneCond::Full => zone.capacity_sectors,
         _ => zone.wp.0.checked_sub(zone.start.0)?,
     };
     u32::try_from(offset).ok()
 }
 
-/// Notes what the whole report says, as far as there is one; the rest is asked for when needed.
+/// Fills the cache from a report of all zones, as far as it succeeds. Other pointers are queried
+/// when needed.
 pub(super) fn fill<D: Device>(cache: &WpCache, device: &D, zones: &ZoneGeometry) {
     let mut report = Vec::with_capacity(zones.zone_count as usize);
     if device.report_zones(Sector(0), usize::MAX, &mut report).is_err() {
@@ -51,40 +52,40 @@ impl<D: Device> Pointers<D> {
         Pointers { cache, device, zones, report: Vec::with_capacity(1) }
     }
 
-    /// Begins a turn in a zone: what is known.
+    /// Begins a ticket in a zone: returns the pointer if it is known.
     #[inline]
     pub(super) fn begin(&self, zone: u32) -> Option<u32> {
         self.cache.take(zone)
     }
 
-    /// Ends a turn in a zone.
+    /// Ends a ticket in a zone.
     #[inline]
     pub(super) fn end(&self, zone: u32, pointer: Option<u32>) {
         self.cache.put(zone, pointer);
     }
 
-    /// Whether the zone has changed in a way that did not come through the turn.
+    /// Whether the zone was changed by another path since the ticket began.
     #[inline]
     pub(super) fn is_disturbed(&self, zone: u32) -> bool {
         self.cache.is_disturbed(zone)
     }
 
-    /// Forgets every zone: all of them may have changed.
+    /// Invalidates the pointers of all zones: any of them may have changed.
     pub(super) fn forget_all(&self) {
         self.cache.invalidate_all();
     }
 
-    /// Asks the device where a zone is written next, while nothing of the turn is in flight there.
-    /// `None` if the zone takes no more writes.
+    /// Queries the device for the write pointer of a zone, while no request of the ticket is in
+    /// flight there. Returns `None` if the zone accepts no writes.
     ///
     /// # Errors
-    /// If it does not say: the status that its error stands for.
+    /// If the query fails: the status of the device's error.
     #[cold]
     pub(super) fn ask(&mut self, zone: u32) -> Result<Option<u32>, Status> {
         let start = self.zones.start_of(ZoneNo(zone));
         let mut status = Status::IoErr;
         for _ in 0..REPORTS_MAX {
-            // What is invalidated from now on makes the report an old one.
+            // From here on an invalidation makes the report outdated.
             self.cache.take(zone);
             self.report.clear();
             if let Err(error) = self.device.report_zones(start, 1, &mut self.report) {

@@ -1,45 +1,45 @@
-//! What a channel keeps of the zones that it writes to: a turn for each ticket, and the requests
-//! that wait under it. All places are made at open; there is one for each slot of the channel.
+//! The zone write tickets of a channel, and the requests that wait under each. All memory is
+//! allocated at open; there is one ticket for each slot of the channel.
 
 use crate::channel::merge::MergeRules;
 use crate::request::Request;
 use crate::status::Status;
 
-/// No slot and no turn, where a number is expected.
+/// A number that means no slot and no ticket.
 const NONE: u16 = u16::MAX;
 
-/// A write that a device has refused, though it is an append that lands anywhere.
+/// A refused write that emulates an append.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refused {
-    /// Where it was to go, in sectors from the zone's start.
+    /// The sector of the write, counted from the start of the zone.
     pub(super) at: u32,
-    /// What the device answered.
+    /// The status from the device.
     pub(super) status: Status,
-    /// How often it was tried.
+    /// Number of attempts.
     pub(super) tries: u8,
 }
 
-/// One stay of this channel in a zone's queue.
+/// One ticket: this channel's place in the queue of a zone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
     /// The zone.
     pub(super) zone: u32,
-    /// First and last request that wait, by slot, or `NONE`.
+    /// First and last waiting request, by slot, or `NONE`.
     head: u16,
     tail: u16,
-    /// A request was passed on and has not come home.
+    /// A request was passed on and has not completed.
     pub(super) in_flight: bool,
-    /// It is this channel's turn.
+    /// The ticket is granted: this channel may change the zone.
     pub(super) granted: bool,
-    /// The device is to be asked for the pointer.
+    /// The device has to be queried for the write pointer.
     pub(super) asking: bool,
-    /// The device was asked for the pointer, and nothing has changed since.
+    /// The device was queried for the write pointer, and nothing has changed since.
     pub(super) asked: bool,
-    /// What an append fails with whose zone's pointer stays unknown.
+    /// The status for an append while the write pointer of the zone stays unknown.
     pub(super) unknown: Status,
-    /// Where the first append was refused, and how, if it is tried again.
+    /// The refusal of the first append, if it is tried again.
     pub(super) refused: Option<Refused>,
-    /// Where the zone will be written next, in sectors from its start, if that is known.
+    /// The write pointer, in sectors from the start of the zone, if it is known.
     pub(super) pointer: Option<u32>,
 }
 
@@ -60,21 +60,22 @@ impl Turn {
     }
 }
 
-/// The turns of a channel.
+/// The tickets of a channel.
 #[derive(Debug)]
 pub(super) struct Turns {
     turns: Box<[Turn]>,
     free: Vec<u16>,
-    /// Requests that wait, by the number of their first slot, and the one behind each.
+    /// Waiting requests, by the number of their first slot, and the next request after each.
     waiting: Box<[Option<Request>]>,
     behind: Box<[u16]>,
-    /// Under which turn the request in flight with this first slot is, or `NONE`.
+    /// The ticket of the request in flight with this first slot, or `NONE`.
     held: Box<[u16]>,
-    /// How many turns there are in the zones of each remainder: nought says that a zone has none.
+    /// Number of tickets by remainder of the zone number; 0 means that no zone with this remainder
+    /// has one.
     zones: [u16; ZONES],
 }
 
-/// Remainders of zone numbers that are told apart.
+/// Number of remainders in `Turns::zones`.
 const ZONES: usize = 64;
 
 impl Turns {
@@ -90,13 +91,13 @@ impl Turns {
         }
     }
 
-    /// The number that the next turn has.
+    /// The number of the next ticket.
     #[inline]
     pub(super) fn spare(&self) -> u16 {
         *self.free.last().expect("a turn has a request at least, and there is one for each slot")
     }
 
-    /// Opens the turn with the spare number.
+    /// Opens a ticket with the number that `spare` returned.
     pub(super) fn open(&mut self, zone: u32) -> u16 {
         let number = self.free.pop().expect("`spare` was asked");
         self.turns[usize::from(number)] = Turn::new(zone);
@@ -104,20 +105,20 @@ impl Turns {
         number
     }
 
-    /// Ends a turn.
+    /// Closes a ticket.
     pub(super) fn end(&mut self, number: u16) {
         let zone = self.at(number).zone;
         self.zones[zone as usize % ZONES] -= 1;
         self.free.push(number);
     }
 
-    /// Whether this channel has no turn at all.
+    /// Whether this channel has no ticket.
     #[inline]
     pub(super) fn are_over(&self) -> bool {
         self.free.len() == self.turns.len()
     }
 
-    /// Whether the channel may have a turn in the zone.
+    /// Whether the channel may have a ticket in the zone; a false positive is possible.
     #[inline]
     pub(super) fn may_have(&self, zone: u32) -> bool {
         self.zones[zone as usize % ZONES] > 0
@@ -128,7 +129,8 @@ impl Turns {
         &mut self.turns[usize::from(number)]
     }
 
-    /// Adds a request behind those of a turn; says whether it was merged into the last of them.
+    /// Adds a request at the end of a ticket's queue; returns whether it was merged into the last
+    /// one.
     #[inline]
     pub(super) fn push(&mut self, number: u16, request: Request, rules: MergeRules) -> bool {
         let turn = &mut self.turns[usize::from(number)];
@@ -150,7 +152,7 @@ impl Turns {
         false
     }
 
-    /// Adds a request before those of a turn.
+    /// Adds a request at the front of a ticket's queue.
     pub(super) fn push_front(&mut self, number: u16, request: Request) {
         let turn = &mut self.turns[usize::from(number)];
         let index = request.index();
@@ -161,14 +163,14 @@ impl Turns {
         self.waiting[usize::from(index)] = Some(request);
     }
 
-    /// The first request that waits under a turn.
+    /// The first waiting request of a ticket.
     #[inline]
     pub(super) fn first(&self, number: u16) -> Option<&Request> {
         let head = self.turns[usize::from(number)].head;
         self.waiting.get(usize::from(head))?.as_ref()
     }
 
-    /// Takes the first request that waits under a turn.
+    /// Removes the first waiting request of a ticket.
     #[inline]
     pub(super) fn pop(&mut self, number: u16) -> Option<Request> {
         let turn = &mut self.turns[usize::from(number)];
@@ -180,21 +182,21 @@ impl Turns {
         Some(request)
     }
 
-    /// Notes that a request is in flight, the only one of its turn.
+    /// Records that a request is in flight, the only one of its ticket.
     #[inline]
     pub(super) fn hold(&mut self, number: u16, request: &Request) {
         self.held[usize::from(request.index())] = number;
         self.at(number).in_flight = true;
     }
 
-    /// The turn of a request in flight, by its first slot.
+    /// The ticket of a request in flight, by its first slot.
     #[inline]
     pub(super) fn holder(&self, slot: u16) -> Option<u16> {
         let number = self.held[usize::from(slot)];
         (number != NONE).then_some(number)
     }
 
-    /// Notes that a request has come home; answers its turn.
+    /// Records that a request has completed; returns its ticket.
     #[inline]
     pub(super) fn release(&mut self, slot: u16) -> Option<u16> {
         let number = std::mem::replace(&mut self.held[usize::from(slot)], NONE);
@@ -205,7 +207,7 @@ impl Turns {
         Some(number)
     }
 
-    /// Forgets every request that waits.
+    /// Discards all waiting requests.
     pub(super) fn clear(&mut self) {
         for turn in &mut self.turns {
             (turn.head, turn.tail) = (NONE, NONE);
