@@ -1,8 +1,10 @@
-//! What a pool needs of a directory and its files: few operations, so that a simulated directory
-//! can record every one, cut the power behind it, and lie about it.
+//! The interface between a pool and its storage: a directory and its files. It has few operations,
+//! so that a simulated directory can record each of them, cut the power after any, and return false
+//! data.
 //!
-//! What is written is visible at once. It is durable when `sync` of its file has returned, and a
-//! name when [`Directory::sync_names`] has; until then a power cut may keep any part of it.
+//! Written data are visible at once. They are durable when `sync` of the file has returned, and a
+//! name is durable when [`Directory::sync_names`] has. Until then a power cut may keep any part of
+//! them.
 
 pub mod copies;
 pub(crate) mod descriptors;
@@ -33,15 +35,15 @@ pub use ring::Doorbell;
 use crate::error::VolumeError;
 use crate::format::superblock;
 
-/// By what files are read and written.
+/// How files are read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreKind {
-    /// By io_uring where the system lets this process have it, else by calls that block.
+    /// By io_uring if the system allows it to this process, else by blocking calls.
     #[default]
     Auto,
     /// By io_uring.
     Uring,
-    /// By calls that block.
+    /// By blocking calls.
     Threads,
 }
 
@@ -58,15 +60,15 @@ impl fmt::Display for StoreKind {
 /// How writes become durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Commit {
-    /// What waits is written together and synced once.
+    /// Group commit: all waiting records are written together and synced once.
     #[default]
     Group,
-    /// So many workers each write one request and sync for it.
+    /// This number of workers each write one request and sync for it.
     TaskQueue(u16),
 }
 
 impl Commit {
-    /// `group`, or `taskq:N`.
+    /// Parses `group` or `taskq:N`.
     pub fn parse(text: &str) -> Option<Commit> {
         if text == "group" {
             return Some(Commit::Group);
@@ -85,10 +87,10 @@ impl fmt::Display for Commit {
     }
 }
 
-/// How a pool is divided.
+/// The layout of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Division {
-    /// What everything on disk is a multiple of, in bytes.
+    /// Alignment of everything on disk, in bytes.
     pub align: u32,
     /// Length of a segment in bytes.
     pub segment_bytes: u32,
@@ -97,7 +99,7 @@ pub struct Division {
 /// Whether a path names a pool: a directory with a superblock, or a disk with one.
 ///
 /// # Errors
-/// If the system does not say what is there: a pool may be there.
+/// If the system does not tell what the path names: a pool may be there.
 pub fn is_pool(path: &Path) -> Result<bool, VolumeError> {
     let superblock = path.join(superblock::FILE);
     let look = || -> io::Result<bool> {
@@ -110,7 +112,7 @@ pub fn is_pool(path: &Path) -> Result<bool, VolumeError> {
     look().map_err(VolumeError::io(format!("cannot look for a pool at `{}`", path.display())))
 }
 
-/// What a path names; `None` only if the system says that nothing is there.
+/// The metadata of a path; `None` only if the system says that nothing is there.
 pub(crate) fn found(path: &Path) -> io::Result<Option<Metadata>> {
     match path.metadata() {
         Ok(metadata) => Ok(Some(metadata)),
@@ -121,11 +123,10 @@ pub(crate) fn found(path: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// The place of a pool, by the name that it has after all links: a directory, which is made if
-/// there is none, or a disk.
+/// The canonical path of a pool: a directory, which is made if there is none, or a disk.
 ///
 /// # Errors
-/// If it can be none.
+/// If the path cannot hold a pool.
 pub(crate) fn place(path: &Path) -> Result<PathBuf, VolumeError> {
     let doing = || VolumeError::io(format!("cannot make `{}`", path.display()));
     let wrong = |wanted: &str| {
@@ -136,7 +137,7 @@ pub(crate) fn place(path: &Path) -> Result<PathBuf, VolumeError> {
         Some(it) if it.is_file() => folder::keep_names(path, 1).map_err(|error| doing()(error))?,
         Some(_) if disk::Disk::is_one(path) => {}
         Some(it) if !it.is_dir() => return wrong("a directory, a block device or a file"),
-        // What is made there is gone at the next start, and a device was meant.
+        // A file made in /dev would be gone after a reboot; the user meant a device.
         None if path.starts_with("/dev") && !path.starts_with("/dev/shm") => {
             return wrong("a block device that is there");
         }
@@ -149,8 +150,8 @@ pub(crate) fn place(path: &Path) -> Result<PathBuf, VolumeError> {
 pub(crate) const COPIES_MAX: usize = 2;
 
 /// The copies of a file that held all data when [`StoreFile::copies`] was called. A copy keeps its
-/// number for as long as the file is open, so that a caller which tries one copy after another
-/// reaches each of them, also if another thread gives a copy up in between.
+/// number while the file is open. So a caller that tries one copy after another reaches each of
+/// them, even if another thread marks a copy as failed in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GoodCopies([bool; COPIES_MAX]);
 
@@ -180,89 +181,90 @@ impl GoodCopies {
     }
 }
 
-/// What a thread of a pool does.
+/// The work of a pool's thread.
 pub type Work = Box<dyn FnOnce() + Send>;
 
-/// A directory, or something that is divided as if it were one.
+/// A directory, or a disk that is divided into files.
 pub trait Directory: fmt::Debug + Send + Sync + 'static {
-    /// An open file of it.
+    /// An open file of the directory.
     type File: StoreFile;
-    /// The way of groups into its files.
+    /// Writes log batches into the files.
     type Lane: Lane<Self::File>;
-    /// The way of reads out of its files.
+    /// Reads from the files.
     type Reads: Reads<Self::File>;
 
-    /// What it is called in messages.
+    /// The name in messages.
     fn title(&self) -> String;
 
-    /// Whether everybody who syncs a file is told of a write that has failed. Where only the first
-    /// of them is, there must not be two at once.
+    /// Whether every caller that syncs a file gets the error of a failed write. If only the first
+    /// caller gets it, two must not sync at once.
     fn tells_everybody(&self) -> bool {
         true
     }
 
-    /// Makes sure that a pool, or a copy of one, may be made here where there is none.
+    /// Checks that a pool, or a copy of one, may be made here, where there is none.
     ///
     /// # Errors
-    /// If what is there belongs to somebody, or there is too little room.
+    /// If other data are in the place, or there is too little space.
     fn claim(&self) -> Result<(), VolumeError> {
         Ok(())
     }
 
-    /// Is told how the pool is divided, before a segment is opened. Before that it is asked, of one
-    /// that is made (`is_new`), how it can be if somebody wants it so.
+    /// Sets the layout of the pool, before a segment is opened. For a new pool (`is_new`), it is
+    /// called earlier to ask which layout is possible if `wanted` is desired.
     ///
     /// # Errors
-    /// If it can be no such pool.
+    /// If a pool of this layout is impossible here.
     fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
         let _ = is_new;
         Ok(wanted)
     }
 
-    /// How many segments there may be at most, as far as that is known before one cannot be made.
+    /// Most segments that there may be, as far as is known before making one fails.
     fn segments_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Whether it is of use to say what nobody needs.
+    /// Whether [`Directory::discard`] has an effect.
     fn discards(&self) -> bool {
         false
     }
 
-    /// Nobody needs what is in a file; what is read there until it is written may be anything.
+    /// Discards the contents of a file. Reads return arbitrary data until it is written.
     fn discard(&self, file: &Self::File) {
         let _ = file;
     }
 
-    /// Gives the space of a file that is not needed back to the file system. What is read there
-    /// until it is filled again may be anything.
+    /// Gives the space of an unneeded file back to the file system. Reads return arbitrary data
+    /// until it is filled again.
     ///
     /// # Errors
-    /// If that cannot be done here.
+    /// If this is impossible here.
     fn give_back(&self, file: &Self::File) -> io::Result<()> {
         let _ = file;
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Has a file of this length take its space again, as one that is made.
+    /// Allocates the space of a file of this length again, as for a new file.
     ///
     /// # Errors
-    /// If there is no room for it.
+    /// If there is no space.
     fn fill(&self, file: &Self::File, len: u64) -> io::Result<()> {
         let _ = (file, len);
         Ok(())
     }
 
-    /// Fails if what is written from now on would be found by nobody: all of it was removed. Asked
-    /// now and then.
+    /// Checks that the pool still has its place in the file system, so that data written from now
+    /// on can be found. The committer calls this periodically.
     ///
     /// # Errors
-    /// What is gone.
+    /// What was removed or replaced.
     fn look(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Whether no copy is away that may have what is damaged in the others.
+    /// Whether all copies are present, so that no missing copy may have data that are damaged in
+    /// the others.
     fn has_all_copies(&self) -> bool {
         true
     }
@@ -273,39 +275,40 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
         self.title()
     }
 
-    /// Something is to be done on a thread beside the committer's; answers what that thread does.
-    /// With [`Directory::until`] and its own operations a simulated directory has the threads of a
-    /// pool go on one at a time, as it likes.
+    /// Wraps the work of a thread that runs concurrently with the committer. With this method,
+    /// [`Directory::until`] and its own operations, a simulated directory runs the threads of a
+    /// pool one at a time, in an order of its choice.
     fn beside(&self, work: Work) -> Work {
         work
     }
 
-    /// One of these threads waits until something is so: it sleeps, or blocks, when this returns.
+    /// Called by one of these threads before it waits for a condition: the thread sleeps, or
+    /// blocks, when this returns.
     fn until(&self, is_so: &dyn Fn() -> bool) {
         let _ = is_so;
     }
 
-    /// A way of groups into files, for the calling thread. It may write zeros to the beginning of a
-    /// file that nobody needs, to see how fast that is.
+    /// Makes a log writer for the calling thread. It may write zeros to the beginning of `scratch`,
+    /// a free file, to measure the speed.
     fn lane(&self, scratch: Option<&Arc<Self::File>>) -> Self::Lane;
 
-    /// A way of reads out of files, for one thread at a time. What ends rings the doorbell, unless
-    /// it has ended when it has begun.
+    /// Makes a reader for one thread at a time. Each read rings the doorbell when it ends, unless
+    /// it ended when it was started.
     fn reads(&self, doorbell: Option<&Doorbell>) -> Self::Reads;
 
     /// Opens a file, if there is one of this name.
     ///
     /// # Errors
-    /// If it is there and cannot be opened.
+    /// If the file exists and cannot be opened.
     fn open(&self, name: &str) -> io::Result<Option<Self::File>>;
 
-    /// Makes a file of `len` zeros that are written, in the place of one that is there.
+    /// Makes a file of `len` written zeros, and replaces an existing one.
     ///
     /// # Errors
     /// If it cannot be made.
     fn create(&self, name: &str, len: u64) -> io::Result<Self::File>;
 
-    /// Renames a file, in the place of one that is there.
+    /// Renames a file, and replaces an existing one.
     ///
     /// # Errors
     /// If it cannot be renamed.
@@ -314,13 +317,13 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// Removes a file, if there is one of this name.
     ///
     /// # Errors
-    /// If it is there and cannot be removed.
+    /// If the file exists and cannot be removed.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Makes durable which files there are.
+    /// Makes the names of all files durable.
     ///
     /// # Errors
-    /// If they may not be.
+    /// If they may not be durable.
     fn sync_names(&self) -> io::Result<()>;
 
     /// The names of all files.
@@ -329,7 +332,7 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
     /// If they cannot be read.
     fn names(&self) -> io::Result<Vec<String>>;
 
-    /// The names of what a copy of the pool needs, beside others.
+    /// The names of the files that a copy of the pool needs; other names may be included.
     ///
     /// # Errors
     /// As [`Directory::names`].
@@ -337,51 +340,52 @@ pub trait Directory: fmt::Debug + Send + Sync + 'static {
         self.names()
     }
 
-    /// How many bytes more files may have, as far as that is known.
+    /// How many more bytes files may occupy, as far as is known.
     fn outside_bytes(&self) -> u64 {
         u64::MAX
     }
 
-    /// An identity that nothing else has.
+    /// A new unique identity.
     ///
     /// # Errors
-    /// If the system does not give one.
+    /// If the system gives no random bytes.
     fn fresh_id(&self) -> io::Result<[u8; 16]>;
 }
 
 /// An open file of fixed length. Several threads use it at once.
 #[expect(clippy::len_without_is_empty, reason = "no file of a pool is empty")]
 pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
-    /// Its length in bytes.
+    /// The length in bytes.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not tell it.
     fn len(&self) -> io::Result<u64>;
 
-    /// Reads. Where the file is open for direct I/O, place, length and memory are aligned.
+    /// Reads. If the file is open for direct I/O, offset, length and memory must be aligned.
     ///
     /// # Errors
-    /// If the bytes cannot be had, or if the file ends before.
+    /// If the read fails, or the file ends before.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Writes the parts one behind the other, inside the file's length.
+    /// Writes the parts contiguously, within the file's length.
     ///
     /// # Errors
-    /// If some of it may not be written.
+    /// If some of the bytes may not have been written.
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()>;
 
     /// Makes everything durable that was written before.
     ///
     /// # Errors
-    /// If some of it may not be; it is not asked again then.
+    /// If some of it may not be durable. The caller does not sync again then.
     fn sync(&self) -> io::Result<()>;
 
-    /// Whether it took less space than its length when it was found: it may have given that back.
+    /// Whether the file took less space than its length when it was opened: it may have given its
+    /// space back.
     fn is_sparse(&self) -> bool {
         false
     }
 
-    /// Keeps it open as long as the answer is held, so that it can be written to where the process
+    /// Keeps the file open while the result is held, so that it can be written even if the process
     /// has no descriptors left by then.
     ///
     /// # Errors
@@ -395,8 +399,9 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
         GoodCopies::ONE
     }
 
-    /// Reads the copy with a number of [`StoreFile::copies`]. A copy that was given up after that
-    /// call is still read: its data may be stale, so the caller compares them with a checksum.
+    /// Reads the copy with a number of [`StoreFile::copies`]. A copy that was marked as failed
+    /// after that call is still read: its data may be stale, so the caller compares them with a
+    /// checksum.
     ///
     /// # Errors
     /// As [`StoreFile::read_at`]; other copies are not tried.
@@ -405,8 +410,8 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
         self.read_at(offset, into)
     }
 
-    /// Reads what a copy has that has not everything: it counts only if it is known by something
-    /// else to be what is wanted.
+    /// Reads a copy that does not hold all data. The data may be stale, so the caller verifies them
+    /// by a checksum.
     ///
     /// # Errors
     /// As [`StoreFile::read_at`], or if there is no such copy.
@@ -415,18 +420,19 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
         Err(io::ErrorKind::NotFound.into())
     }
 
-    /// Writes bytes over those copies that have something else there, or cannot be read there, if
-    /// one has them: what is written now is left alone. Says how many were mended, durably.
+    /// Writes `whole` over those copies that differ there, or cannot be read there, if one copy has
+    /// these bytes. A range that is being written is left alone. Returns how many copies were
+    /// durably repaired.
     ///
     /// # Errors
-    /// If it is known of no copy any more whether it has everything.
+    /// If no copy is left that is known to hold all data.
     fn mend(&self, offset: u64, whole: &[u8]) -> io::Result<usize> {
         let _ = (offset, whole);
         Ok(0)
     }
 }
 
-/// What keeps a file open, in each copy.
+/// Keeps a file open, in each copy.
 #[derive(Debug, Default)]
 pub struct Pin(Vec<Arc<File>>);
 
@@ -435,16 +441,16 @@ impl Pin {
         Pin(vec![file])
     }
 
-    /// Keeps open what the other one does, too.
+    /// Also keeps open what `other` keeps open.
     pub(crate) fn join(&mut self, other: Pin) {
         self.0.extend(other.0);
     }
 }
 
-/// Where the pool of a device is: a directory, or two of them with the same files.
+/// The storage of a served pool: a directory or a disk, or two copies with the same files.
 pub type Backing = Copies<RealDirectory>;
 
-/// Makes a file that is there as a whole or not at all, whenever the power is cut.
+/// Makes a file atomically: after a power cut it exists completely or not at all.
 pub(crate) fn make<D: Directory>(directory: &D, name: &str, len: u64) -> io::Result<D::File> {
     let new = format!("{name}.new");
     let made = (|| {
@@ -452,12 +458,12 @@ pub(crate) fn make<D: Directory>(directory: &D, name: &str, len: u64) -> io::Res
         file.sync()?;
         directory.rename(&new, name)?;
         directory.sync_names()?;
-        // By its name: it is opened when it is wanted, and has no descriptor until then.
+        // Open it by its name, so that it has no descriptor until it is needed.
         drop(file);
         directory.open(name)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     })();
     if made.is_err() {
-        // What it holds is of use to others.
+        // Free the space that the file takes.
         _ = directory.remove(&new);
     }
     made

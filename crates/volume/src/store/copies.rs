@@ -1,5 +1,5 @@
-//! Where a pool is: in one directory, or in two with the same files. One directory has no part in
-//! what two of them need.
+//! The storage of a pool: one directory, or two with the same files. A pool of one directory does
+//! not use the code for two.
 
 use std::io;
 use std::path::Path;
@@ -18,47 +18,47 @@ use super::{
 use crate::buffer::Buffer;
 use crate::error::VolumeError;
 
-/// See the module.
+/// The storage of a pool: one copy or two.
 #[derive(Debug)]
 pub enum Copies<D: Directory> {
-    /// One.
+    /// One copy.
     One(D),
-    /// Two.
+    /// Two copies.
     Two(Mirror<D>),
 }
 
-/// A file there.
+/// A file of a pool.
 #[derive(Debug)]
 pub enum CopiesFile<D: Directory> {
-    /// One.
+    /// One copy.
     One(Arc<D::File>),
-    /// Two.
+    /// Two copies.
     Two(Arc<MirrorFile<D>>),
 }
 
-/// The way of groups there.
+/// The log writer of a pool.
 #[derive(Debug)]
 pub enum CopiesLane<D: Directory> {
-    /// Into one.
+    /// Writes one copy.
     One(D::Lane),
-    /// Into two.
+    /// Writes two copies.
     Two(MirrorLane<D>),
 }
 
-/// The way of reads there.
+/// The reader of a pool.
 #[derive(Debug)]
 pub enum CopiesReads<D: Directory> {
-    /// Out of one.
+    /// Reads the only copy.
     One(D::Reads),
-    /// Out of one of two.
+    /// Reads one of two copies.
     Two(MirrorReads<D>),
 }
 
-/// Why a file of a pool of one copy is never asked of one of two.
+/// Why a file of a pool of one copy never meets a pool of two.
 const OWN: &str = "files go with the directory that they are of";
 
 impl<D: Directory> Copies<D> {
-    /// The directories, as far as they are there.
+    /// The directories of the copies that are present.
     pub fn directories(&self) -> Vec<&D> {
         match self {
             Copies::One(one) => vec![one],
@@ -66,7 +66,7 @@ impl<D: Directory> Copies<D> {
         }
     }
 
-    /// Those that have everything.
+    /// The directories of the copies that hold all data.
     fn used(&self) -> Vec<&D> {
         match self {
             Copies::One(one) => vec![one],
@@ -74,7 +74,7 @@ impl<D: Directory> Copies<D> {
         }
     }
 
-    /// How the copies are, where there are two.
+    /// The status of the copies; empty for a pool of one copy.
     pub fn status(&self) -> Vec<CopyStatus> {
         match self {
             Copies::One(_) => Vec::new(),
@@ -99,28 +99,28 @@ impl Copies<RealDirectory> {
         }
     }
 
-    /// The directory; of two the first one that is there.
+    /// The path of the pool; with two copies the first one that is present.
     pub fn path(&self) -> &Path {
         self.first().path()
     }
 
-    /// Lets others know where the yard can be asked that has this open.
+    /// Publishes the control socket of the daemon that has this pool open.
     ///
     /// # Errors
-    /// If the system refuses to write that down.
+    /// If the system refuses to write it down.
     pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
         self.directories().into_iter().try_for_each(|directory| directory.announce(control))
     }
 
-    /// Whether I/O goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.directories().into_iter().all(RealDirectory::is_direct)
     }
 
-    /// What is free where it is, in bytes: of two that have everything what the fuller one has.
+    /// Free bytes of the file system; with two good copies the smaller number.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not tell it.
     pub fn free_bytes(&self) -> Result<u64, VolumeError> {
         let free = self.used().into_iter().map(RealDirectory::free_bytes);
         Ok(free.collect::<Result<Vec<u64>, _>>()?.into_iter().min().unwrap_or(0))

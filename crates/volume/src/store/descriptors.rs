@@ -1,11 +1,11 @@
-//! Descriptors of segments: opened when one is wanted, a bounded number at once in this process,
-//! and closed in the order in which they were opened. So a pool in a directory has any number of
-//! segments.
+//! Descriptors of segments. A segment is opened when it is needed. A bounded number is open at once
+//! in this process, and the one opened first is closed first. So a pool in a directory may have any
+//! number of segments.
 //!
-//! A descriptor is in use as long as there is another reference to it than the one here: a read or
-//! a write in flight has one, and so has a segment that is being written ([`super::Pin`]). One in
-//! use is not closed. A few spare descriptors are kept, which are closed where the process has no
-//! other left.
+//! A descriptor is in use while another reference to it exists than the one here: a read or a write
+//! in flight has one, and so has a segment that is being written ([`super::Pin`]). Descriptors in
+//! use are not closed. A few spare descriptors are kept, which are closed when the process has no
+//! others left.
 #![allow(clippy::disallowed_types)] // A file is opened far less often than it is read.
 
 use std::collections::VecDeque;
@@ -18,46 +18,46 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use blockyard_sync::published::Published;
 use rustix::process::{Resource, getrlimit};
 
-/// Least and greatest number of descriptors of segments that are open at once and not in use.
+/// Bounds of the limit on segment descriptors that are open and not in use.
 const OPEN_MIN: u64 = 16;
 const OPEN_MAX: u64 = 8192;
 
-/// They may have such a part of all descriptors of the process.
+/// These descriptors may be this fraction (1/4) of all descriptors of the process.
 const PART: u64 = 4;
 
-/// Descriptors that are kept for when there are no others: one to open a segment, one to make one,
+/// Spare descriptors for when the process has no others: one to open a segment, one to make one,
 /// for several threads at once.
 const SPARES: usize = 8;
 
-/// As many of these are left to reads: a segment that is written keeps its descriptor until it is
+/// Spare descriptors reserved for reads: a segment that is written keeps its descriptor until it is
 /// durable.
 const FOR_READS: usize = SPARES / 2;
 
-/// What a descriptor is for.
+/// What a descriptor is needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// A read: it is free again soon.
+    /// A read, which releases it soon.
     Read,
-    /// A file that is made or written.
+    /// Making or writing a file.
     Write,
 }
 
-/// A file that is opened when it is wanted.
+/// A file that is opened when it is needed.
 pub(crate) struct OnDemand {
     open: Box<dyn Fn() -> io::Result<File> + Send + Sync>,
-    /// There while it is open.
+    /// The file while it is open.
     file: Published<Option<Arc<File>>>,
 }
 
 impl OnDemand {
-    /// A file that is opened so.
+    /// A file that `open` opens when it is needed.
     pub(crate) fn new(
         open: impl Fn() -> io::Result<File> + Send + Sync + 'static,
     ) -> Arc<OnDemand> {
         Arc::new(OnDemand { open: Box::new(open), file: Published::new(None) })
     }
 
-    /// The open file, which stays so as long as the answer is held.
+    /// The open file, which stays open while the result is held.
     ///
     /// # Errors
     /// If it cannot be opened.
@@ -78,7 +78,7 @@ impl OnDemand {
         Ok(file)
     }
 
-    /// Closes it unless it is in use; says whether it is closed.
+    /// Closes the file unless it is in use. Returns whether it is closed.
     fn close(&self) -> bool {
         let mut is_closed = true;
         self.file.update(|file| {
@@ -95,7 +95,7 @@ impl fmt::Debug for OnDemand {
     }
 }
 
-/// Those that are open, in the order in which they were opened, and the spare descriptors.
+/// The open files, in the order in which they were opened, and the spare descriptors.
 #[derive(Debug)]
 struct OpenFiles {
     files: VecDeque<Weak<OnDemand>>,
@@ -118,13 +118,13 @@ impl OpenFiles {
         self.refill();
     }
 
-    /// Closes the one that was opened first of those that are not in use; says whether there was
-    /// one.
+    /// Closes the file that was opened first among those that are not in use. Returns whether there
+    /// was one.
     fn close_one(&mut self) -> bool {
         for _ in 0..self.files.len() {
             let Some(first) = self.files.pop_front() else { return false };
             match first.upgrade() {
-                // The pool that it was of is closed.
+                // The pool of the file is closed.
                 None => return true,
                 Some(file) if file.close() => return true,
                 Some(_) => self.files.push_back(first),
@@ -133,9 +133,9 @@ impl OpenFiles {
         false
     }
 
-    /// Closes a descriptor, so that a file can be opened for this use; says whether there was one.
-    /// A segment that was opened with a spare descriptor for a read is closed to have that spare
-    /// again, and not for a write, which would keep the descriptor.
+    /// Closes a descriptor, so that a file can be opened for this use. Returns whether one was
+    /// closed. When a read has used a spare descriptor, a segment may be closed to get the spare
+    /// back. This is not done for a write, which would keep the descriptor.
     fn close_for(&mut self, what: Use) -> bool {
         if what == Use::Read {
             return self.spares.pop().is_some() || self.close_one();
@@ -146,7 +146,7 @@ impl OpenFiles {
         self.spares.len() > FOR_READS && self.spares.pop().is_some()
     }
 
-    /// Has as many spare descriptors as there should be, if there are any left.
+    /// Opens spare descriptors until there are enough, or none are left in the process.
     fn refill(&mut self) {
         while self.spares.len() < SPARES {
             match File::open("/dev/null") {
@@ -157,20 +157,20 @@ impl OpenFiles {
     }
 }
 
-/// Whether an error says that there are no descriptors left, in this process or the system: like no
-/// space, that passes, and says nothing of a file.
+/// Whether an error says that no descriptors are left in the process or the system. Like missing
+/// space, this is temporary and says nothing about the file.
 pub(crate) fn is_short(error: &io::Error) -> bool {
     [Some(libc::EMFILE), Some(libc::ENFILE)].contains(&error.raw_os_error())
 }
 
-/// Keeps spare descriptors from now on.
+/// Opens the spare descriptors.
 pub(crate) fn keep_spares() {
     open_files().refill();
 }
 
-/// Opens a file. Where the process has no descriptor left, this closes a spare one or a segment
-/// that is not in use, and tries again until nothing is left to close. One thread at a time does
-/// so: each would otherwise take the descriptor that another one has just closed for itself.
+/// Opens a file. If the process has no descriptor left, this closes a spare one or a segment that
+/// is not in use, and tries again until nothing is left to close. One thread at a time does so:
+/// otherwise each would take the descriptor that another one has just closed for itself.
 ///
 /// # Errors
 /// As `open`.
@@ -194,8 +194,8 @@ mod tests {
         OnDemand::new(|| File::open("/dev/null"))
     }
 
-    /// A read failed with an I/O error while the process had no descriptor left: five times in a
-    /// row another thread had taken the descriptor that was closed for it.
+    /// Regression: a read failed with an I/O error while the process had no descriptor left. Five
+    /// times in a row, another thread had taken the descriptor that was closed for it.
     #[test]
     fn an_open_is_tried_until_no_descriptor_can_be_closed() {
         keep_spares();

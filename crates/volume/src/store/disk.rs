@@ -1,8 +1,8 @@
-//! A disk that this process has for itself, as the place of a pool: a block device, or a file that
-//! is there and takes the place of one. It has the superblock at its beginning, the label of a copy
-//! where there are two, and segments behind that, as many as fit.
+//! A disk as the storage of a pool: a block device, or an existing file used like one. This process
+//! has it exclusively. It has the superblock at its beginning, the label of a copy if there are
+//! two, and then as many segments as fit.
 //!
-//! What is on it and is no pool is not touched, unless whoever makes the pool consents to that.
+//! Other data on the disk are not touched, unless the user who makes the pool consents.
 
 pub(super) mod contents;
 mod discard;
@@ -28,32 +28,32 @@ use crate::format::superblock::{self, FILE, SLOT_BYTES, SLOTS, Superblock};
 use crate::holder::Holder;
 use crate::segments::name as segment_name;
 
-/// Where the segments begin, in bytes.
+/// Offset of the first segment, in bytes.
 pub(crate) const SEGMENTS_AT: u64 = 1 << 20;
 
-/// Where the process says who it is that has the disk, in [`HOLDER_BYTES`] bytes.
+/// Offset of the lock owner's entry, which has [`HOLDER_BYTES`] bytes.
 const HOLDER_AT: u64 = SLOTS * SLOT_BYTES as u64;
 
-/// Room for that.
+/// Length of the lock owner's entry, in bytes.
 const HOLDER_BYTES: usize = 4096;
 
-/// Where the label is, of one of two copies.
+/// Offset of the label, on one of two copies.
 const LABEL_AT: u64 = HOLDER_AT + HOLDER_BYTES as u64;
 
-/// What is looked at to find out whether there is a pool, in bytes.
+/// Length of the part that is read to recognise a pool, in bytes.
 const HEAD_BYTES: usize = LABEL_AT as usize + label::BYTES;
 
-/// Fewest segments of a pool that is made.
+/// Fewest segments of a new pool.
 const SEGMENTS_MIN: u64 = 16;
 
-/// So many segments are wanted of a small disk: shorter ones, then.
+/// A new pool has at least this number of segments, if shorter segments make that possible.
 const SEGMENTS_WANTED: u64 = 64;
 
-/// They are not made shorter than this for it.
+/// Segments are not made shorter than this, in bytes.
 const SEGMENT_BYTES_MIN: u32 = 4 << 20;
 
-/// Length of a segment where there is so much room: a few of them are kept, which is little only of
-/// many.
+/// The segment length for a pool of `room` bytes. Segments are shorter on a small disk, because a
+/// fixed number of them is kept in reserve.
 pub(crate) fn shorter(mut segment_bytes: u32, room: u64) -> u32 {
     while segment_bytes > SEGMENT_BYTES_MIN
         && room / u64::from(segment_bytes) < SEGMENTS_WANTED
@@ -64,48 +64,48 @@ pub(crate) fn shorter(mut segment_bytes: u32, room: u64) -> u32 {
     segment_bytes
 }
 
-/// How long somebody may take to leave a device that is not locked any more.
+/// How long a device may stay busy after its lock was released.
 const LEAVE_MAX: Duration = Duration::from_millis(500);
 
-/// How often it is tried meanwhile.
+/// How often opening is tried meanwhile.
 const LOCK_LOOK: Duration = Duration::from_millis(10);
 
-/// See the module.
+/// A disk that this process has exclusively.
 #[derive(Debug)]
 pub(crate) struct Disk {
     path: PathBuf,
     file: Arc<File>,
-    /// Nobody else has the disk until it is dropped, or the process dies and its last write has
-    /// landed.
+    /// Excludes other processes until it is dropped, or until this process dies and its last write
+    /// has reached the disk.
     lock: Arc<Lock>,
     is_device: bool,
     is_direct: bool,
-    /// What its parts have in common where they go through the page cache.
+    /// Shared error state of the parts' syncs, if they use the page cache.
     syncs: Arc<Syncs>,
-    /// What the disk reads and writes at least, in bytes.
+    /// Logical sector size of the disk, in bytes.
     sector_bytes: u32,
     purpose: Purpose,
-    /// There when it is known how the pool is divided, or to be.
+    /// Set when the layout of the pool, or of the pool to be made, is known.
     segment_bytes: OnceLock<u32>,
     /// Set when there is a pool.
     is_pool: OnceLock<()>,
-    /// Set when it is one of two copies.
+    /// Set when the disk is one of two copies.
     is_copy: OnceLock<()>,
-    /// Set when nothing is there that belongs to somebody.
+    /// Set when the disk has no other data.
     is_ready: OnceLock<()>,
-    /// Set when the disk has said that it does not discard.
+    /// Set when the disk has refused to discard.
     keeps: OnceLock<()>,
-    /// Set when it says there who has it.
+    /// Set when the lock owner's entry is written.
     is_held: OnceLock<()>,
 }
 
 impl Disk {
-    /// Whether what a path names is a disk.
+    /// Whether a path names a disk.
     pub(crate) fn is_one(path: &Path) -> bool {
         path.metadata().is_ok_and(|it| it.is_file() || it.file_type().is_block_device())
     }
 
-    /// Takes a disk for this process alone.
+    /// Opens and locks a disk.
     pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<Disk, VolumeError> {
         let doing = |what: &str| VolumeError::io(format!("cannot {what} `{}`", path.display()));
         let kind = path.metadata().map_err(|error| doing("look at")(error))?.file_type();
@@ -146,7 +146,7 @@ impl Disk {
     fn recognise(&self) -> io::Result<()> {
         let Some(head) = Head::read(&self.part(0, HEAD_BYTES as u64))? else { return Ok(()) };
         if self.purpose == Purpose::Overwrite && !head.is_known() {
-            // The power was cut when it was made, or nothing of it can be read any more.
+            // The power was cut while the pool was made, or neither slot is readable any more.
             if head.is_pool() || head.is_copy() {
                 let shown = self.path.display();
                 tracing::warn!("{shown}: neither superblock nor label of a pool can be read");
@@ -165,8 +165,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Takes the rights of other users away from a file that is used as a disk: its bytes are the
-    /// volumes. The modes of a block device are the system's.
+    /// Removes the access rights of other users from a file that is used as a disk: it contains the
+    /// volumes. The system manages the modes of block devices.
     fn narrow(&self) {
         if self.is_device {
             return;
@@ -184,25 +184,25 @@ impl Disk {
         RealFile::part(&self.file, base, len, syncs)
     }
 
-    /// Its length now, in bytes: it may have been made longer.
+    /// The current length in bytes: the disk may have grown.
     fn len(&self) -> io::Result<u64> {
         let len = (&*self.file).seek(SeekFrom::End(0))?;
-        // Direct I/O reads no odd end of a file.
+        // Direct I/O cannot read an unaligned end of a file.
         Ok(if self.is_device { len } else { len / ALIGN as u64 * ALIGN as u64 })
     }
 
-    /// What is locked as long as it is this process's.
+    /// The lock of the disk.
     pub(crate) fn lock(&self) -> &Arc<Lock> {
         &self.lock
     }
 
-    /// Whether I/O goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     pub(crate) fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// Notes how the pool is divided; or finds out how one can be that is made, and makes the disk
-    /// ready for it.
+    /// Sets the layout of the pool. For a new pool, returns the possible layout and prepares the
+    /// disk.
     pub(crate) fn divide(&self, wanted: Division, is_new: bool) -> Result<Division, VolumeError> {
         let (shown, sector_bytes) = (self.path.display(), self.sector_bytes);
         let division = if is_new { self.division(wanted)? } else { wanted };
@@ -220,7 +220,7 @@ impl Disk {
         }
         _ = self.segment_bytes.set(division.segment_bytes);
         let is_ours = [&self.is_pool, &self.is_copy, &self.is_ready];
-        // Nothing depends on it.
+        // The entry is informative only, so an error is logged and ignored.
         if is_ours.into_iter().any(|it| it.get().is_some())
             && let Err(error) = self.hold(&Holder::this(None))
         {
@@ -229,10 +229,10 @@ impl Disk {
         Ok(division)
     }
 
-    /// Makes the disk ready for a pool, or a copy of one, that is not there yet.
+    /// Prepares the disk for a new pool, or a copy of one.
     ///
     /// # Errors
-    /// If it is too short, or what is there belongs to somebody.
+    /// If the disk is too short, or has other data.
     pub(crate) fn claim(&self) -> Result<(), VolumeError> {
         if self.is_pool.get().is_some() || self.is_copy.get().is_some() {
             return Ok(());
@@ -241,7 +241,7 @@ impl Disk {
         self.make_ready()
     }
 
-    /// Refuses what belongs to somebody, unless all of it may be overwritten, and takes the space.
+    /// Refuses a disk with other data, unless it may be overwritten, and allocates the space.
     fn make_ready(&self) -> Result<(), VolumeError> {
         if self.is_ready.get().is_some() {
             return Ok(());
@@ -264,7 +264,7 @@ impl Disk {
         Ok(())
     }
 
-    /// How a pool can be divided that is made here.
+    /// The layout of a new pool on this disk.
     fn division(&self, wanted: Division) -> Result<Division, VolumeError> {
         let shown = self.path.display();
         let len = self.len().map_err(VolumeError::io(format!("cannot look at `{shown}`")))?;
@@ -279,7 +279,7 @@ impl Disk {
         Ok(Division { align: wanted.align.max(self.sector_bytes), segment_bytes })
     }
 
-    /// What is there and no pool.
+    /// Describes other data on the disk, if there are any.
     fn found(&self) -> io::Result<Option<String>> {
         let len = self.len()?;
         let mut ours = vec![(HOLDER_AT..LABEL_AT, &b"pid "[..])];
@@ -289,7 +289,7 @@ impl Disk {
         contents::look(&self.part(0, len), len, &ours)
     }
 
-    /// Makes the disk empty, on which something was found.
+    /// Clears a disk before a pool is made on it.
     fn clear(&self, found: Option<&str>) -> io::Result<()> {
         let len = self.len()?;
         if let Some(found) = found {
@@ -297,11 +297,12 @@ impl Disk {
             contents::wipe(&self.part(0, len), len)?;
         }
         if self.is_device && self.purpose == Purpose::Overwrite {
-            // Nothing there is needed, so that a disk may have all of it for its own ends. What is
-            // before the segments may have a label by now.
+            // Discard the segments, so that the disk knows that all of it is unused. The area
+            // before them may already have a label.
             self.discard(&self.part(SEGMENTS_AT, len.saturating_sub(SEGMENTS_AT)));
         } else {
-            // A file with holes would have to find room when it is too late to say no.
+            // Allocate all space now: a file with holes could run out of space when it is too late
+            // to refuse.
             let empty = FallocateFlags::empty();
             match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, empty, 0, len)) {
                 Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
@@ -311,7 +312,7 @@ impl Disk {
         self.file.sync_data()
     }
 
-    /// Lets others know who has the disk, and where that can be asked.
+    /// Writes the lock owner's entry: the process, and its control socket.
     pub(crate) fn hold(&self, holder: &Holder) -> io::Result<()> {
         if self.purpose == Purpose::Look {
             return Ok(());
@@ -325,7 +326,7 @@ impl Disk {
         self.part(HOLDER_AT, HOLDER_BYTES as u64).write_at(0, &[&bytes])
     }
 
-    /// The superblock, or a segment that fits.
+    /// Opens the superblock, the label, or a segment that fits.
     pub(crate) fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
         if name == FILE {
             return Ok(self.is_pool.get().map(|()| self.part(0, HOLDER_AT)));
@@ -347,7 +348,7 @@ impl Disk {
         self.part(LABEL_AT, label::BYTES as u64)
     }
 
-    /// The names of what a copy of the pool needs.
+    /// The names of the files that a copy of the pool needs.
     pub(crate) fn names(&self) -> Vec<String> {
         let count = if self.segment_bytes.get().is_some() { self.segments_max() } else { 0 };
         let superblock = self.is_pool.get().map(|()| FILE.to_owned());
@@ -361,7 +362,7 @@ impl Disk {
         (room / u64::from(bytes)) as usize
     }
 
-    /// What is opened by this name, once it is whole.
+    /// The part that will have this name once [`Disk::rename`] declares it complete.
     pub(crate) fn create(&self, name: &str) -> io::Result<RealFile> {
         match name.strip_suffix(".new").unwrap_or(name) {
             FILE => Ok(self.part(0, HOLDER_AT)),
@@ -370,7 +371,7 @@ impl Disk {
         }
     }
 
-    /// What has this name now is whole.
+    /// Declares the part of this name complete.
     pub(crate) fn rename(&self, to: &str) {
         match to {
             FILE => _ = self.is_pool.set(()),
@@ -379,12 +380,12 @@ impl Disk {
         }
     }
 
-    /// Whether it is of use to say what nobody needs.
+    /// Whether a discard has an effect.
     pub(crate) fn discards(&self) -> bool {
         self.is_device && self.keeps.get().is_none()
     }
 
-    /// Nobody needs what a part of it has.
+    /// Discards the contents of a part.
     pub(crate) fn discard(&self, part: &RealFile) {
         if !self.discards() {
             return;
@@ -398,17 +399,17 @@ impl Disk {
     }
 }
 
-/// Who is gone holds nothing.
+/// Clears the lock owner's entry.
 impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_held.get().is_some() {
-            // What is left there counts for nothing once the lock is gone.
+            // An entry that remains is ignored once the lock is released.
             _ = self.hold(&Holder::default());
         }
     }
 }
 
-/// Opens a disk and locks it, of devices for this process alone.
+/// Opens and locks a disk; a device is opened exclusively (`O_EXCL`).
 fn acquire(path: &Path, is_device: bool, purpose: Purpose) -> Result<Lock, VolumeError> {
     let begin = Instant::now();
     let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
@@ -419,7 +420,7 @@ fn acquire(path: &Path, is_device: bool, purpose: Purpose) -> Result<Lock, Volum
             Err(error) => Err(VolumeError::io(format!("cannot open `{}`", path.display()))(error)),
         };
         match locked {
-            // A device is somebody's for a moment longer than it is locked.
+            // A device may stay busy for a moment after its lock was released.
             Err(VolumeError::Invalid { .. }) if begin.elapsed() < LEAVE_MAX => {}
             locked => return locked,
         }
@@ -427,7 +428,7 @@ fn acquire(path: &Path, is_device: bool, purpose: Purpose) -> Result<Lock, Volum
     }
 }
 
-/// What is locked once more, for reading and writing: for direct I/O, if that can be had.
+/// Opens the locked disk again for I/O, with direct I/O if possible.
 fn again(lock: &File, purpose: Purpose) -> io::Result<(File, bool)> {
     let path = format!("/proc/self/fd/{}", lock.as_raw_fd());
     let path = Path::new(&path);
@@ -446,7 +447,7 @@ fn open(path: &Path, purpose: Purpose, flags: OFlags) -> io::Result<File> {
     options.open(path)
 }
 
-/// Who has a device that cannot be had.
+/// The error for a device that is busy: names the process that has it, or where it is mounted.
 fn busy(path: &Path) -> VolumeError {
     let file = File::open(path);
     if let Ok(file) = &file
@@ -464,19 +465,18 @@ fn busy(path: &Path) -> VolumeError {
     VolumeError::Invalid { field: "path", value: path.display().to_string(), wanted }
 }
 
-/// Where a device is mounted.
+/// The mount point of a device.
 fn mounted_at(device: u64) -> Option<String> {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mut mounts = mounts.lines().map(|line| line.split(' '));
-    // proc(5): number, parent, major:minor, root, place.
+    // proc(5): number, parent, major:minor, root, mount point.
     mounts.find_map(|mut words| {
         (words.nth(2) == Some(&number)).then(|| words.nth(1).map(str::to_owned)).flatten()
     })
 }
 
-/// Locks a disk against other processes of this program, and against those that keep to the same
-/// custom.
+/// Locks a disk against other processes of this program, and against others that use `flock`.
 fn lock(file: File, path: &Path) -> Result<Lock, VolumeError> {
     Lock::take(file).map_err(|error| match error {
         TryLockError::WouldBlock => {
@@ -489,7 +489,7 @@ fn lock(file: File, path: &Path) -> Result<Lock, VolumeError> {
     })
 }
 
-/// What the one that has a disk has written there.
+/// The lock owner's entry on a disk.
 fn holder(file: &File) -> Holder {
     let mut bytes = [0; HOLDER_BYTES];
     match file.read_exact_at(&mut bytes, HOLDER_AT) {
@@ -498,11 +498,11 @@ fn holder(file: &File) -> Holder {
     }
 }
 
-/// What a disk begins with.
+/// The head of a disk: superblock slots, lock owner's entry and label.
 struct Head(Buffer);
 
 impl Head {
-    /// Reads it; `None` if a file ends before.
+    /// Reads the head; `None` if a file is shorter.
     fn read(file: &RealFile) -> io::Result<Option<Head>> {
         let mut bytes = Memory::new(HEAD_BYTES as u64).take_beyond(HEAD_BYTES);
         match file.read_at(0, &mut bytes) {
@@ -520,13 +520,13 @@ impl Head {
         &self.0[LABEL_AT as usize..]
     }
 
-    /// Whether one of the slots has the mark of a superblock, whatever else is there.
+    /// Whether one of the slots has the mark of a superblock, whatever its other contents.
     fn is_pool(&self) -> bool {
         self.slots().chunks(SLOT_BYTES).any(superblock::is_marked)
     }
 
-    /// Whether there is a label that can be read, or could be. Its slots are written one after the
-    /// other, so that one which is alone and cannot be read was never finished.
+    /// Whether there is a valid label, or the marks of one. The slots are written one after the
+    /// other, so a single slot that cannot be read was never completed.
     fn is_copy(&self) -> bool {
         match Label::newest(self.label()) {
             Ok(_) | Err(FormatError::Version { .. }) => true,
@@ -534,7 +534,7 @@ impl Head {
         }
     }
 
-    /// Whether one of both can be read, by this program or a newer one.
+    /// Whether the superblock or the label can be read, by this program or a newer one.
     fn is_known(&self) -> bool {
         let of_newer = |error| matches!(error, FormatError::Version { .. });
         Superblock::all(self.slots()).map_or_else(of_newer, |_| true)
@@ -545,15 +545,15 @@ impl Head {
 /// Whether a disk holds a pool.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the disk cannot be read.
 pub(crate) fn is_pool(path: &Path) -> io::Result<bool> {
     Ok(head(path)?.is_some_and(|head| head.is_pool()))
 }
 
-/// The bytes of the label of a disk that is one of two copies.
+/// The bytes of the label, if the disk is one of two copies.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the disk cannot be read.
 pub(crate) fn label_of(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let Some(head) = head(path)? else { return Ok(None) };
     Ok((head.is_copy() && head.is_known()).then(|| head.label().to_vec()))

@@ -1,4 +1,4 @@
-//! An open file of a pool: a file of its own, or a part of one that all of the pool is in.
+//! An open file of a pool: a file of its own, or a part of the disk that contains the pool.
 #![allow(clippy::disallowed_types)] // A sync takes far longer than a lock.
 
 use std::fs::File;
@@ -15,20 +15,20 @@ use super::{Pin, StoreFile};
 /// Most parts that the kernel takes in one call (`IOV_MAX`).
 const PARTS_MAX: usize = 1024;
 
-/// `statfs` says it of what a program serves (`FUSE_SUPER_MAGIC` of linux/magic.h).
+/// The type that `statfs` reports for a FUSE file system (`FUSE_SUPER_MAGIC` of linux/magic.h).
 const FUSE: rustix::fs::FsWord = 0x6573_5546;
 
-/// Where an open file comes from.
+/// How an open file is obtained.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// It is open as long as this is there.
+    /// Open as long as this exists.
     Open(Arc<File>),
-    /// It is opened when it is wanted, and has this number among its like.
+    /// Opened when it is needed; the number distinguishes files of this kind.
     OnDemand(Arc<OnDemand>, u32),
 }
 
 impl Source {
-    /// The open file, which stays so as long as the answer is held.
+    /// The open file, which stays open while the result is held.
     ///
     /// # Errors
     /// If it cannot be opened.
@@ -48,7 +48,7 @@ impl Source {
         }
     }
 
-    /// A number by which most files differ.
+    /// A number that is different for most files.
     pub(crate) fn number(&self) -> usize {
         match self {
             Source::Open(file) => file.as_raw_fd() as usize,
@@ -57,22 +57,22 @@ impl Source {
     }
 }
 
-/// See the module.
+/// An open file of a pool.
 #[derive(Debug)]
 pub struct RealFile {
     source: Source,
-    /// Where it begins in there, in bytes.
+    /// Offset of the part in the source, in bytes.
     base: u64,
-    /// Its length, if it is a part.
+    /// The length, if this is a part.
     len: Option<u64>,
-    /// It took less space than its length when it was found.
+    /// The file took less space than its length when it was found.
     is_sparse: bool,
-    /// Where parts go through the page cache.
+    /// Shared sync state, for parts that use the page cache.
     syncs: Option<Arc<Syncs>>,
 }
 
-/// Syncs of a descriptor that many share, one at a time. What the page cache could not write the
-/// system tells the first of them, and each one here behind that.
+/// Serialises the syncs of a shared descriptor. The system reports a failed write-back only to the
+/// first sync; this reports it to all later ones too.
 #[derive(Debug, Default)]
 pub(crate) struct Syncs {
     has_failed: Mutex<bool>,
@@ -91,19 +91,18 @@ impl Syncs {
 }
 
 impl RealFile {
-    /// All of a file.
+    /// A whole file.
     pub(crate) fn of(file: File) -> RealFile {
         RealFile::sharing(&Arc::new(file))
     }
 
-    /// All of a file that others have open too.
+    /// A whole file that other owners have open too.
     pub(crate) fn sharing(file: &Arc<File>) -> RealFile {
         let source = Source::Open(Arc::clone(file));
         RealFile { source, base: 0, len: None, is_sparse: false, syncs: None }
     }
 
-    /// All of a file of this length, of this number among its like, that is opened when it is
-    /// wanted.
+    /// A whole file of `len` bytes that is opened when it is needed; `number` identifies it.
     pub(crate) fn on_demand(
         file: Arc<OnDemand>,
         number: u32,
@@ -114,13 +113,13 @@ impl RealFile {
         RealFile { source, base: 0, len: Some(len), is_sparse, syncs: None }
     }
 
-    /// Where it comes from.
+    /// How the file is obtained.
     pub(crate) fn source(&self) -> &Source {
         &self.source
     }
 
-    /// A part of a file, which begins at `base`; with what its syncs have in common with those of
-    /// others, where they have anything.
+    /// A part of a file, which begins at `base`. `syncs` is the shared sync state, if the parts
+    /// have one.
     pub(crate) fn part(
         file: &Arc<File>,
         base: u64,
@@ -131,22 +130,22 @@ impl RealFile {
         RealFile { source, base, len: Some(len), is_sparse: false, syncs: syncs.cloned() }
     }
 
-    /// Whether a program serves it. The kernel tells such a one that a write is to be durable by a
-    /// flag of the write, which many ignore; a sync is a request of its own.
+    /// Whether the file system is FUSE. There the kernel passes the durability of a write as a flag
+    /// of the write, which many servers ignore; a sync is a request of its own.
     pub(crate) fn is_behind_fuse(&self) -> bool {
         self.source
             .get(Use::Read)
             .is_ok_and(|file| rustix::fs::fstatfs(&file).is_ok_and(|it| it.f_type == FUSE))
     }
 
-    /// Where a place in it is, for the system.
+    /// The offset in the source file of an offset in this file.
     #[inline]
     pub(crate) fn place(&self, offset: u64) -> u64 {
         debug_assert!(self.len.is_none_or(|len| offset < len), "{offset} of {:?}", self.len);
         self.base + offset
     }
 
-    /// Writes slices one behind the other.
+    /// Writes slices contiguously.
     pub(crate) fn write_slices(
         &self,
         offset: u64,
@@ -210,7 +209,8 @@ impl StoreFile for RealFile {
 mod tests {
     use super::*;
 
-    /// The checkpoint was told, and the log took for durable what had not been written.
+    /// Regression: the checkpoint got the error, and the log then took for durable what had not
+    /// been written.
     #[test]
     fn all_who_sync_a_descriptor_are_told_of_an_error() {
         let syncs = Syncs::default();

@@ -1,14 +1,15 @@
-//! A directory that this process has for itself: the pool's files are in it, one for each segment.
+//! A directory as the storage of a pool, with a file for each segment. This process has it
+//! exclusively.
 //!
-//! It is held open, and names are looked for in what is held: a directory that is moved or renamed
-//! meanwhile is the same one, and one that was removed is noticed.
+//! The directory is held open, and names are looked up in the open directory. So it may be moved or
+//! renamed meanwhile, and its removal is noticed.
 //!
-//! Three things are locked, so that no file which is deleted, renamed or restored lets a second
-//! process in: the directory itself, its superblock, and the file `lock`, which also says who has
-//! them. A superblock that was removed or replaced meanwhile is noticed ([`Folder::look`]).
+//! Three things are locked, so that no deleted, renamed or restored file lets a second process in:
+//! the directory itself, its superblock, and the file `lock`, which also names the lock owner. A
+//! superblock that was removed or replaced meanwhile is noticed ([`Folder::look`]).
 //!
-//! A pool is made in a directory that holds nothing else. Where there is something else, and no
-//! pool, not even the file `lock` is made.
+//! A pool is made in an otherwise empty directory. If there are other files and no pool, not even
+//! the file `lock` is made.
 #![allow(clippy::disallowed_types)] // The superblock is opened once, and replaced when copies are.
 
 use std::fs::{File, TryLockError};
@@ -32,44 +33,45 @@ use crate::format::{label, superblock};
 use crate::holder::Holder;
 use crate::segments::name as segment_name;
 
-/// The file that is locked.
+/// The name of the lock file.
 const LOCK: &str = "lock";
 
-/// What a directory may have in which a pool is made, beside segments and the lock of one whose
-/// making was not finished: itself, what a file system brings along, and files that were begun.
+/// Names that an empty directory may have, in addition to the segments and the lock of an
+/// interrupted `create`: itself, what a file system brings along, and incomplete files.
 const EMPTY: [&str; 5] = [".", "..", "lost+found", "superblock.new", "copy.new"];
 
-/// `stat` counts space in blocks of so many bytes.
+/// The unit of `st_blocks` in bytes.
 const BLOCK_BYTES: u64 = 512;
 
-/// Zeros that are written at once.
+/// Zeros that are written at once, in bytes.
 const ZEROS: usize = 1 << 20;
 
-/// See the module.
+/// A directory that this process has exclusively.
 #[derive(Debug)]
 pub(crate) struct Folder {
-    /// What names are looked for in.
+    /// The open directory, in which names are looked up.
     open: Arc<File>,
     direct: bool,
     purpose: Purpose,
-    /// The directory, locked until this is dropped, or the process dies and its last write has
-    /// landed. `None` where the file system cannot lock a directory.
+    /// The directory, locked until this is dropped, or until the process dies and its last write
+    /// has reached the disk. `None` if the file system cannot lock a directory.
     itself: Option<Arc<Lock>>,
-    /// The file `lock`, locked likewise. `None` where there is none and a pool is only looked at,
-    /// or where the directory has other things.
+    /// The file `lock`, locked in the same way. `None` if there is none and the pool is only read,
+    /// or if the directory has other files.
     lock: Option<Arc<Lock>>,
-    /// This process has made the file `lock`, which goes again if no pool is made.
+    /// This process has made the file `lock`, and removes it if no pool is made.
     has_made_lock: bool,
-    /// Whether the file `lock` says who has it: its bytes are no other program's.
+    /// Whether this process writes the lock owner into the file `lock`, whose contents are not
+    /// those of another program.
     signs: bool,
-    /// The superblock, locked likewise, once there is one.
+    /// The superblock, locked in the same way, once there is one.
     superblock: Mutex<Option<Lock>>,
-    /// What there is of another program, where there is no pool.
+    /// A file of another program, if there is no pool.
     foreign: Option<String>,
 }
 
 impl Folder {
-    /// Takes a directory that is there for this process alone.
+    /// Takes an existing directory exclusively.
     pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<Folder, VolumeError> {
         let doing = |what: &str| format!("cannot {what} `{}`", path.display());
         let in_use = || {
@@ -124,21 +126,21 @@ impl Folder {
         if folder.foreign.is_none() {
             match folder.lock_superblock() {
                 Err(TryLockError::WouldBlock) => return Err(in_use()),
-                // The file is opened again when it is read, and the error told then.
+                // The file is opened again when it is read, which reports the error.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
         }
         if folder.signs && folder.has_pool() {
             narrow(path);
         }
-        // Nothing depends on it, and a pool on a full disk has to open.
+        // The entry is informative only, and a pool on a full disk must open.
         if let Err(error) = folder.hold(&Holder::this(None)) {
             tracing::warn!("{}/{LOCK}: {error}", path.display());
         }
         Ok(folder)
     }
 
-    /// What this process has locked as long as it has the directory.
+    /// The locks that this process holds while it has the directory.
     pub(crate) fn locks(&self) -> Vec<Arc<Lock>> {
         self.itself.iter().chain(&self.lock).cloned().collect()
     }
@@ -147,10 +149,10 @@ impl Folder {
         self.superblock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens and locks the superblock that is there now, if there is one.
+    /// Opens and locks the current superblock, if there is one.
     fn lock_superblock(&self) -> Result<(), TryLockError> {
         let found = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty());
-        // What is no regular file is refused where it is read; a pipe would block here.
+        // Opening a pipe would block here. What is not a regular file is refused when it is read.
         if !found.is_ok_and(|it| FileType::from_raw_mode(it.st_mode).is_file()) {
             return Ok(());
         }
@@ -160,7 +162,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Whether the superblock that is locked is the one that has its name.
+    /// Whether the locked superblock still has its name.
     ///
     /// # Errors
     /// If it was removed or replaced, or that cannot be found out.
@@ -174,13 +176,13 @@ impl Folder {
         Ok((locked.dev(), locked.ino()) == (named.st_dev, named.st_ino))
     }
 
-    /// Whether it has a pool, or a copy of one.
+    /// Whether the directory has a pool, or a copy of one.
     fn has_pool(&self) -> bool {
         let is_there = |file: &str| rustix::fs::statat(&self.open, file, AtFlags::empty()).is_ok();
         is_there(superblock::FILE) || is_there(label::FILE)
     }
 
-    /// Makes sure that a pool may be made here, where there is none.
+    /// Checks that a pool may be made here, where there is none.
     pub(crate) fn claim(&self, path: &Path) -> Result<(), VolumeError> {
         let Some(foreign) = &self.foreign else {
             narrow(path);
@@ -193,7 +195,7 @@ impl Folder {
         Err(VolumeError::Invalid { field: "path", value: path.display().to_string(), wanted })
     }
 
-    /// Lets others know who has the directory, and where that can be asked.
+    /// Writes the lock owner's entry: the process, and its control socket.
     pub(crate) fn hold(&self, holder: &Holder) -> io::Result<()> {
         match &self.lock {
             Some(lock) if self.signs => holder.write(lock),
@@ -201,25 +203,25 @@ impl Folder {
         }
     }
 
-    /// Whether I/O goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// What is free on its file system, in bytes.
+    /// Free bytes of the file system.
     pub(crate) fn free_bytes(&self) -> io::Result<u64> {
         let space = rustix::fs::fstatvfs(&self.open)?;
         Ok(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
-    /// The same; `None` where the file system does not say how much there is at all.
+    /// Free bytes of the file system; `None` if the file system does not report its size.
     pub(crate) fn outside_bytes(&self) -> Option<u64> {
         let space = rustix::fs::fstatvfs(&self.open).ok().filter(|space| space.f_blocks > 0)?;
         Some(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
-    /// Fails if the pool in it was removed or its superblock replaced: what is in files that are
-    /// open lasts as long as they are, and not a moment longer.
+    /// Checks that the pool in the directory was not removed and its superblock not replaced. Data
+    /// in removed files exist only as long as these are open.
     pub(crate) fn look(&self) -> io::Result<()> {
         let is_gone = |error: &io::Error| {
             [Errno::NOENT, Errno::STALE]
@@ -233,7 +235,7 @@ impl Folder {
         }
         match self.is_superblock_same() {
             Ok(false) => Err(io::Error::other("another file has the name of its superblock")),
-            // Whatever else is wrong says nothing about that.
+            // Other errors do not prove that the pool is gone.
             _ => Ok(()),
         }
     }
@@ -244,11 +246,11 @@ impl Folder {
         access | direct
     }
 
-    /// Opens a file, if it is there.
+    /// Opens a file, if it exists.
     ///
     /// # Errors
-    /// Also if it begins a pool where there was none when the directory was taken: what lay there
-    /// was somebody else's, and nothing was locked.
+    /// Also if a pool was made here after the directory was taken with other files in it: then
+    /// nothing was locked.
     pub(crate) fn open(&self, name: &str) -> io::Result<Option<RealFile>> {
         if name == superblock::FILE
             && let Some(locked) = &*self.superblock()
@@ -273,7 +275,7 @@ impl Folder {
         }
     }
 
-    /// A segment that is there, which is opened when it is wanted.
+    /// A segment file, which is opened when it is needed.
     fn open_segment(&self, name: &str, number: u32) -> io::Result<Option<RealFile>> {
         let found = match rustix::fs::statat(&self.open, name, AtFlags::empty()) {
             Ok(found) => found,
@@ -307,7 +309,7 @@ impl Folder {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open, flags, 0, len))?)
     }
 
-    /// Takes the space of a file again.
+    /// Allocates the space of a file again.
     pub(crate) fn fill(&self, file: &RealFile, len: u64) -> io::Result<()> {
         let open = file.source().get(Use::Read)?;
         reserve(&open, len)?;
@@ -339,10 +341,11 @@ impl Folder {
     }
 }
 
-/// A process that has left holds nothing, and leaves nothing where it has made no pool.
+/// Clears the lock owner's entry, and removes the lock file if this process made it and no pool was
+/// made.
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left in the file is ignored once nothing is locked.
+        // An entry that remains is ignored once nothing is locked.
         _ = self.hold(&Holder::default());
         let is_there = |name| rustix::fs::statat(&self.open, name, AtFlags::empty()).is_ok();
         if self.has_made_lock && ![superblock::FILE, label::FILE].into_iter().any(is_there) {
@@ -351,8 +354,9 @@ impl Drop for Folder {
     }
 }
 
-/// Takes the rights of other users away: a process that may open a segment reads every volume, and
-/// one that may open `lock` keeps the pool shut. What cannot be narrowed can still be served.
+/// Removes the access rights of other users: a process that may open a segment reads every volume,
+/// and one that may open `lock` can keep the pool from being opened. A pool whose modes cannot be
+/// changed is served anyway.
 fn narrow(path: &Path) {
     let shown = path.display();
     match owner_only::narrow_directory(path) {
@@ -364,8 +368,8 @@ fn narrow(path: &Path) {
     }
 }
 
-/// Reserves space for a file of this length; says whether the file system does that. Where it does
-/// not, the zeros that are written take the space.
+/// Reserves space for a file of this length. Returns whether the file system supports that. If not,
+/// the written zeros take the space.
 fn reserve(file: &File, len: u64) -> io::Result<bool> {
     let empty = FallocateFlags::empty();
     match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, empty, 0, len)) {
@@ -375,7 +379,7 @@ fn reserve(file: &File, len: u64) -> io::Result<bool> {
     }
 }
 
-/// Writes zeros: an extent that was never written costs an entry in the file system's journal
+/// Writes zeros: otherwise the first write to an extent costs an entry in the file system's journal
 /// later.
 fn write_zeros(file: &RealFile, len: u64) -> io::Result<()> {
     let zeros = Memory::new(ZEROS as u64).take_beyond(ZEROS.min(len as usize));
@@ -388,7 +392,7 @@ fn write_zeros(file: &RealFile, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The number of the segment that has a name.
+/// The segment number of a file name.
 fn segment(name: &str) -> Option<u32> {
     let number = u32::from_str_radix(name.strip_prefix("segment-")?, 16).ok()?;
     (segment_name(number as usize) == name).then_some(number)
@@ -400,7 +404,7 @@ fn names(open: &File) -> io::Result<Vec<String>> {
     entries.map(|entry| Ok(name(entry?))).collect()
 }
 
-/// What a directory has of somebody else; nothing if it has a pool, or a copy of one.
+/// A file of another program in the directory; none if it has a pool, or a copy of one.
 fn foreign(open: &File) -> io::Result<Option<String>> {
     let names = names(open)?;
     let may_lock = at(open, LOCK, LOOKING).is_ok_and(|lock| is_ours(&lock));
@@ -413,7 +417,7 @@ fn foreign(open: &File) -> io::Result<Option<String>> {
         name => !EMPTY.contains(&name) && !is_begun(name),
     };
     let Some(foreign) = names.iter().filter(is_foreign).min() else { return Ok(None) };
-    // What is damaged, or cannot be read, an opening finds.
+    // Damaged or unreadable files count as a pool: opening it reports the error.
     let is_pool = [superblock::FILE, label::FILE].into_iter().any(|file| {
         names.iter().any(|name| name == file)
             && (names.iter().any(|name| name == LOCK) && may_lock
@@ -422,7 +426,7 @@ fn foreign(open: &File) -> io::Result<Option<String>> {
     Ok((!is_pool).then(|| foreign.clone()))
 }
 
-/// Whether a file begins as a superblock does, or a label, or its second slot.
+/// Whether a file, or its second slot, begins as a superblock or a label does.
 fn is_pools(file: File) -> bool {
     let slots = [0, superblock::SLOT_BYTES as u64];
     slots.into_iter().any(|slot| {
@@ -433,8 +437,8 @@ fn is_pools(file: File) -> bool {
     })
 }
 
-/// Whether an open lock has what a process of ours writes there: nothing, or who it is; zeros,
-/// where the power was cut.
+/// Whether an open lock file has contents that this program writes: nothing, the lock owner, or
+/// zeros after a power cut.
 fn is_ours(lock: &File) -> bool {
     let mut text = Vec::new();
     let read = lock.metadata().and_then(|it| match it.is_file() {
@@ -444,12 +448,12 @@ fn is_ours(lock: &File) -> bool {
     read.is_ok() && (text.iter().all(|byte| *byte == 0) || text.starts_with(b"pid "))
 }
 
-/// How a file is opened that is only looked at: whatever it is, that does not wait.
+/// Flags to open a file for reading only, which does not block, whatever the file is.
 const LOOKING: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK);
 
-/// Whether files of a directory can be opened for direct I/O. Some file systems in memory refuse
-/// it; there nothing survives a power cut anyway. Where the directory has other things, a file
-/// without a name is opened, which leaves nothing.
+/// Whether files of a directory can be opened for direct I/O. Some memory file systems refuse it;
+/// nothing survives a power cut there anyway. If the directory has other files, an unnamed file is
+/// opened for the test, which leaves nothing.
 fn is_direct(open: &File, is_foreign: bool) -> bool {
     let opened = match is_foreign {
         false => at(open, LOCK, OFlags::RDONLY | OFlags::DIRECT),
@@ -458,14 +462,14 @@ fn is_direct(open: &File, is_foreign: bool) -> bool {
     opened.is_ok()
 }
 
-/// Opens a name in a directory that is of a regular file. The open does not wait where the name is
-/// of something else, such as a FIFO that no process writes to.
+/// Opens a regular file in a directory. The open does not block if the name is something else, such
+/// as a FIFO that no process writes to.
 fn regular(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
     let file = at(open, name, flags | OFlags::NONBLOCK)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    // Reads by io_uring would fail where they had to wait.
+    // With `O_NONBLOCK`, reads by io_uring would fail where they had to wait.
     rustix::fs::fcntl_setfl(&file, flags & OFlags::DIRECT)?;
     Ok(file)
 }
@@ -477,29 +481,28 @@ fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
     Ok(rustix::io::retry_on_intr(opened)?.into())
 }
 
-/// Makes a directory, and those above it that are missing.
+/// Makes a directory, and its missing parents.
 pub(crate) fn make(path: &Path) -> io::Result<()> {
     let missing = path.ancestors().take_while(|path| !path.exists()).count();
     owner_only::create_dir_all(path)?;
     keep_names(path, missing.max(1))
 }
 
-/// Whether a directory is not there to be synced, for whoever asks.
+/// Whether an error means that the directory cannot be synced by this user or on this file system.
 fn has_none(error: &io::Error) -> bool {
     let kinds = [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidInput];
     kinds.contains(&error.kind()) || error.raw_os_error() == Some(libc::EOPNOTSUPP)
 }
 
-/// Makes a name durable: it is in the directory above, which has to be synced so that it outlives a
-/// power cut. What is there may have been made an instant before, or before the power was cut the
-/// last time, so this is done also for what nobody has made here. The same for so many names in all
-/// that lead there.
+/// Makes the name of `path` durable, and those of its parents, `count` in all: syncs the directory
+/// above each. The name may have been made just before, or before a power cut, so this is done also
+/// for names that this process did not make.
 pub(crate) fn keep_names(path: &Path, count: usize) -> io::Result<()> {
     let path = path.canonicalize()?;
     for above in path.ancestors().skip(1).take(count) {
         match File::open(above).and_then(|above| above.sync_all()) {
-            // Who may not read it did not make anything in it either; and some file systems have no
-            // sync of a directory.
+            // A process that may not read the directory has not made a file in it either, and some
+            // file systems cannot sync a directory.
             Err(error) if has_none(&error) => {}
             synced => synced?,
         }
@@ -514,7 +517,8 @@ mod tests {
 
     use super::*;
 
-    /// A FIFO in the place of a segment kept `volume check` waiting until a process wrote to it.
+    /// Regression: a FIFO in the place of a segment blocked `volume check` until a process wrote to
+    /// it.
     #[test]
     fn a_fifo_in_the_place_of_a_file_is_refused_and_not_waited_for() {
         let name = format!("blockyard-folder-fifo-{}", std::process::id());
@@ -535,12 +539,12 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// Both would have been at it, the one that made it with the lock, and this one without.
+    /// Otherwise two processes would use the pool: its maker with the lock, and this one without.
     #[test]
     fn a_pool_that_is_made_after_a_directory_was_taken_is_not_opened() {
         let name = format!("blockyard-folder-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        // Of a process of this number that was killed.
+        // Left by a killed process that had this number.
         _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("notes"), "mine\n").unwrap();
@@ -548,7 +552,7 @@ mod tests {
         assert!(folder.lock.is_none());
         for (file, mark) in [(superblock::FILE, b"BLKYVOL\n"), (label::FILE, b"BLKYCPY\n")] {
             assert!(folder.open(file).unwrap().is_none());
-            // Whose that is, is found when it is read.
+            // The owner of these contents is found when they are read.
             std::fs::write(path.join(file), [b'x'; 8192]).unwrap();
             assert!(folder.open(file).unwrap().is_some());
             let mut begun = [0; 8192];

@@ -1,7 +1,7 @@
-//! The lane: the way of groups into files. One thread has it, the committer's.
+//! The log writer (lane): writes log batches into files. One thread has it, the committer's.
 //!
-//! What is written is kept by the lane until it is written, so that the system may read it at any
-//! time until then, and nobody has to wait for it meanwhile.
+//! The lane owns the memory of a write until the write has ended, so that the system may read the
+//! memory at any time until then, and no thread has to wait meanwhile.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,28 +15,28 @@ use super::StoreFile;
 use crate::buffer::{Buffer, Memory};
 use crate::record::Payload;
 
-/// How much is to be durable when a parcel is written.
+/// How much must be durable when a parcel is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// Nothing.
     Nothing,
     /// The parcel. Everything that was written to its file before is durable already.
     Itself,
-    /// Everything that was written to its file before, and the parcel.
+    /// The parcel, and everything that was written to its file before.
     File,
 }
 
 /// A part of a parcel.
 #[derive(Debug)]
 pub enum Part {
-    /// Blocks that are written.
+    /// The blocks of a write.
     Write(Arc<Payload>),
-    /// Bytes of anything else.
+    /// Other bytes.
     Bytes(Buffer),
 }
 
 impl Part {
-    /// Its bytes.
+    /// The bytes of the part.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Part::Write(payload) => payload.bytes(),
@@ -45,10 +45,10 @@ impl Part {
     }
 }
 
-/// A run of bytes in parts that nobody changes any more.
+/// A write batch: immutable parts that are written contiguously.
 #[derive(Debug)]
 pub struct Parcel {
-    /// What comes first, of which so many bytes count.
+    /// The buffer of the head, of which the first `head_bytes` bytes are used.
     head: Buffer,
     head_bytes: usize,
     parts: Vec<Part>,
@@ -56,35 +56,35 @@ pub struct Parcel {
 }
 
 impl Parcel {
-    /// An empty one with room for a head.
+    /// An empty parcel with this buffer for its head.
     pub fn new(head: Buffer) -> Parcel {
         Parcel { head, head_bytes: 0, parts: Vec::new(), range: 0..0 }
     }
 
-    /// Makes it empty.
+    /// Makes the parcel empty.
     pub fn clear(&mut self) {
         self.head_bytes = 0;
         self.parts.clear();
         self.range = 0..0;
     }
 
-    /// Which blocks it is about, if it is about one request; else none.
+    /// The blocks that the parcel changes, if it is of a single request; else empty.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// Says which blocks it is about.
+    /// Sets the blocks that the parcel changes.
     pub fn set_range(&mut self, range: Range<u64>) {
         self.range = range;
     }
 
-    /// The room for the head, of which so many bytes will count.
+    /// The buffer of the head, of which the first `bytes` bytes will be used.
     pub fn head(&mut self, bytes: usize) -> &mut [u8] {
         self.head_bytes = bytes;
         &mut self.head
     }
 
-    /// The longest head.
+    /// Capacity of the head, in bytes.
     pub fn head_bytes_max(&self) -> usize {
         self.head.len()
     }
@@ -94,19 +94,19 @@ impl Parcel {
         self.parts.push(part);
     }
 
-    /// Its parts, none of them empty.
+    /// The parts of the parcel, without empty ones.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
         let head = &self.head[..self.head_bytes];
         let all = std::iter::once(head).chain(self.parts.iter().map(Part::bytes));
         all.filter(|part| !part.is_empty())
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.slices().map(<[u8]>::len).sum()
     }
 
-    /// Puts the same bytes into another parcel: blocks by reference.
+    /// Copies the parcel into `twin`; blocks are copied by reference.
     pub(crate) fn copy_into(&self, twin: &mut Parcel, memory: &Arc<Memory>) {
         twin.clear();
         if twin.head.len() < self.head_bytes {
@@ -125,63 +125,64 @@ impl Parcel {
         }));
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the parcel has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A parcel that is not under way any more, and how it ended. It is not there where the system may
+/// A parcel that is no longer in flight, and the result. The parcel is missing if the system may
 /// still be reading it.
 pub type Ended = (Option<Parcel>, io::Result<()>);
 
-/// See the module.
+/// Writes parcels into files, in order.
 pub trait Lane<F>: fmt::Debug + Send + 'static {
-    /// How many parcels may be under way at once.
+    /// How many parcels may be in flight at once.
     fn depth(&self) -> usize;
 
-    /// Whether short parcels are to be under way together too.
+    /// Whether short parcels, too, should be in flight together.
     fn takes_short(&self) -> bool {
         false
     }
 
-    /// Another lane has the same parcels: each is to be on its way when it has begun.
+    /// Tells the lane that another one writes the same parcels: each parcel must be submitted
+    /// immediately.
     fn run_beside(&mut self) {}
 
-    /// Has the one who waits by this bell for parcels called also while [`Lane::wait`] sleeps.
+    /// Wakes the waiter of this bell also while it sleeps in [`Lane::wait`].
     fn hear(&mut self, bell: &Bell) {
         if let Some(caller) = self.caller() {
             bell.call(caller);
         }
     }
 
-    /// Who is to be called for that, where it sleeps by other means than the bell.
+    /// The waker for that, if the lane sleeps by other means than the bell.
     fn caller(&self) -> Option<Caller> {
         None
     }
 
-    /// Begins to write a parcel, inside the file's length.
+    /// Starts to write a parcel, within the file's length.
     fn begin(&mut self, file: &Arc<F>, offset: u64, parcel: Parcel, durability: Durability);
 
-    /// Sleeps until the oldest parcel has ended, or until something is there; says whether the
-    /// oldest has ended. May return early.
+    /// Sleeps until the oldest parcel has ended, or `is_there` is true. Returns whether the oldest
+    /// has ended. May return early.
     fn wait(&mut self, bell: &Bell, is_there: &dyn Fn() -> bool) -> bool {
         let _ = (bell, is_there);
         true
     }
 
-    /// Waits until the oldest parcel has ended, which stays; says whether it has ended well.
-    /// `false` where that is not known before [`Lane::end`].
+    /// Waits until the oldest parcel has ended, without removing it. Returns whether it was
+    /// successful; `false` if that is not known before [`Lane::end`].
     fn ripen(&mut self) -> bool {
         false
     }
 
-    /// Waits until the oldest parcel has ended; `None` if nothing is under way. After an error
-    /// nobody knows what of it is written.
+    /// Waits until the oldest parcel has ended, and removes it; `None` if none is in flight. After
+    /// an error it is unknown which parts of it were written.
     fn end(&mut self) -> Option<Ended>;
 }
 
-/// A lane that does everything at once.
+/// A lane that writes synchronously.
 #[derive(Debug, Default)]
 pub struct Blocking(VecDeque<Ended>);
 

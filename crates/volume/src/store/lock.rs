@@ -1,8 +1,8 @@
-//! The lock of a pool's place, by `flock`.
+//! The lock of a pool's storage, by `flock`.
 //!
-//! The system has it for an open file, not for a process: a ring that knows the file has it until
-//! everything has ended that the ring was given. So a process that is killed keeps it until its
-//! last write has landed, and nobody else writes there before.
+//! The lock belongs to the open file, not to the process. An io_uring that has the file registered
+//! holds it until all its operations have ended. So a killed process keeps the lock until its last
+//! write has reached the disk, and no other process writes before.
 
 use std::fs::{File, TryLockError};
 use std::ops::Deref;
@@ -12,17 +12,18 @@ use std::time::{Duration, Instant};
 use crate::error::VolumeError;
 use crate::holder::Holder;
 
-/// How long what a dead process has begun may take to land before somebody else is refused.
+/// How long to wait for the writes of a dead process before the opening is refused.
 const LAND_MAX: Duration = Duration::from_secs(10);
 
-/// How long somebody who does not say who it is may have it: it has only just taken it, is about to
-/// leave, looks at a device as udev does, or is gone and a power cut has taken its name away.
+/// How long to wait for an owner that does not identify itself. It may have taken the lock just
+/// now, be about to release it, probe a device as udev does, or be dead with its entry lost in a
+/// power cut.
 const NAMELESS_MAX: Duration = Duration::from_secs(2);
 
-/// It is told when it takes longer than this.
+/// A wait that is longer than this is logged.
 const QUIET_MAX: Duration = Duration::from_millis(200);
 
-/// How often it is tried.
+/// How often locking is tried.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// An open file or directory that this process has locked until this is dropped.
@@ -33,17 +34,17 @@ impl Lock {
     /// Locks a file.
     ///
     /// # Errors
-    /// If somebody else has, or the system refuses it.
+    /// If another process has locked it, or the system refuses.
     pub(crate) fn take(file: File) -> Result<Lock, TryLockError> {
         file.try_lock()?;
         Ok(Lock(Arc::new(file)))
     }
 
-    /// Locks a file or directory; `None` where its file system cannot lock such a thing, as NFS
-    /// cannot lock a directory.
+    /// Locks a file or directory; `None` if its file system cannot lock it, as NFS cannot lock a
+    /// directory.
     ///
     /// # Errors
-    /// `WouldBlock` if another process has it locked, and no other error.
+    /// `WouldBlock` if another process has locked it, and no other error.
     pub(crate) fn take_if_able(file: File) -> Result<Option<Lock>, TryLockError> {
         match Lock::take(file) {
             Ok(lock) => Ok(Some(lock)),
@@ -69,16 +70,15 @@ impl Deref for Lock {
     }
 }
 
-/// A ring that is closed may have the file for a moment longer.
+/// Unlocks explicitly, because a closed io_uring may hold the file for a moment longer.
 impl Drop for Lock {
     fn drop(&mut self) {
-        // What is not unlocked is closed now.
+        // On an error, closing the file unlocks it.
         _ = self.0.unlock();
     }
 }
 
-/// Takes something that is locked, and waits where who has it is not there any more, or may not be
-/// for long.
+/// Takes a lock, and waits if its owner is dead, or may release it soon.
 ///
 /// # Errors
 /// As `take`, or if that takes too long.
@@ -135,7 +135,7 @@ mod tests {
         let refused = wait_at_most(Duration::ZERO, || in_use(gone)).unwrap_err().to_string();
         assert!(refused.contains(&format!("process {gone}")), "{refused}");
         assert!(refused.contains("had begun"), "{refused}");
-        // Nobody has said who it is: not for long, where it is somebody who has only just come.
+        // An unidentified owner is waited for only briefly: it may have just come.
         let nameless =
             || Err(VolumeError::InUse { path: "/pool".into(), holder: Holder::default() });
         let mut tries = 0;
@@ -146,13 +146,13 @@ mod tests {
         assert!(taken.is_ok() && tries == 4, "{taken:?} {tries}");
         let refused = wait_at_most(Duration::ZERO, nameless).unwrap_err().to_string();
         assert!(refused.contains("in use by another process"), "{refused}");
-        // Who has taken it meanwhile is there.
+        // The new owner is alive.
         let mut holders = [gone, gone, std::process::id()].into_iter();
         let taken = wait_for(|| in_use(holders.next().unwrap()));
         assert!(matches!(taken, Err(VolumeError::InUse { .. })), "{taken:?}");
     }
 
-    /// Whoever else knows the file, it is free when this is gone.
+    /// The file is unlocked when this is dropped, even if other descriptors of it are open.
     #[test]
     fn it_is_unlocked_when_it_is_dropped() {
         let name = format!("blockyard-lock-{}", std::process::id());

@@ -1,20 +1,20 @@
-//! Two directories with the same files: everything is written to both, and read from one of them.
-//! What is not whole there is read from the other one and written again.
+//! A mirror: two directories with the same files. Everything is written to both, and read from one
+//! of them. Data that are damaged there are read from the other one and repaired.
 //!
-//! A copy that refuses a write or a sync is *given up*: the other one notes that in its label
-//! ([`crate::format::label`]), durably, before the write is answered, and the pool goes on with it
-//! alone. So a copy that was left behind is known when it comes back, and never read as if it had
-//! everything; it is made equal first.
+//! A copy that refuses a write or a sync is marked as *failed*: the other one records that durably
+//! in its label ([`crate::format::label`]) before the write is answered, and the pool continues
+//! with it alone. So a stale copy is recognised when it comes back, and is never read as if it had
+//! everything; it is resynced first.
 //!
 //! | the labels say | at an opening |
 //! | --- | --- |
 //! | both: both have everything, of one generation | both are used |
-//! | one: it alone; the other one: both, or not itself | the other one was left behind: made equal |
-//! | each: it alone | both were written to, each without the other: refused |
-//! | one: it alone; the other one is not there | opened with one |
-//! | one: both; the other one is not there | it may be the newer one: refused without consent |
-//! | one: not itself; the other one is not there | refused |
-#![allow(clippy::disallowed_types)] // Copies are given up once, and labels rarely written.
+//! | one: only itself; the other: both, or not itself | the other one is stale: it is resynced |
+//! | each: only itself | both were written to, each without the other: refused |
+//! | one: only itself; the other is missing | opened with one |
+//! | one: both; the other is missing | the other may be newer: refused without consent |
+//! | one: not itself; the other is missing | refused |
+#![allow(clippy::disallowed_types)] // Copies rarely fail, and labels are rarely written.
 
 pub mod assemble;
 pub mod attach;
@@ -41,51 +41,51 @@ pub use file::MirrorFile;
 pub use lane::MirrorLane;
 pub use reads::MirrorReads;
 
-/// How a copy is, for people.
+/// The status of a copy, for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyStatus {
-    /// Its directory.
+    /// The path of the copy.
     pub path: String,
-    /// It has everything.
+    /// Whether the copy holds all data.
     pub is_good: bool,
-    /// Why it has not.
+    /// Why it does not.
     pub why: Option<String>,
-    /// How often something in it was written again from the other one.
+    /// How often data of this copy were repaired from the other one.
     pub mended: u64,
 }
 
-/// One of the two.
+/// One of the two copies.
 #[derive(Debug)]
 struct Side<D> {
-    /// `None` where it is not there.
+    /// `None` if the copy is missing.
     directory: Option<D>,
     title: String,
     path: PathBuf,
 }
 
-/// What changes now and then.
+/// State that changes rarely.
 #[derive(Debug)]
 struct State {
     set: [u8; 16],
     generation: u64,
-    /// Why a copy has not everything.
+    /// Why a copy does not hold all data.
     why: [Option<String>; 2],
     mended: [u64; 2],
 }
 
-/// What a pair and its files share.
+/// State that a mirror and its files share.
 pub(super) struct Shared<D: Directory> {
     sides: Arc<[Side<D>; 2]>,
-    /// Which of them have everything. Changed with `state` locked.
+    /// Which copies hold all data. Changed with `state` locked.
     good: Arc<Published<[bool; 2]>>,
-    /// One that has not, and is looked into where the other one is damaged.
+    /// A stale copy that is read if the other one is damaged.
     spare: Option<usize>,
-    /// One that is of no use as it is, and that nobody else is to have meanwhile.
+    /// A copy that cannot be used, locked to keep other processes out.
     aside: OnceLock<D>,
     state: Mutex<State>,
-    /// Nothing is changed where this is not set: who only looks leaves everything as it is.
+    /// Whether anything may be changed. A pool opened only for reading is left as it is.
     writes: bool,
-    /// For what is compared.
+    /// Memory for comparisons.
     memory: Arc<Memory>,
 }
 
@@ -94,23 +94,23 @@ impl<D: Directory> Shared<D> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which copies have everything.
+    /// Which copies hold all data.
     fn good(&self) -> [bool; 2] {
         *self.good.get()
     }
 
-    /// The directories that have everything, with their numbers.
+    /// The directories that hold all data, with their numbers.
     fn good_ones(&self) -> impl Iterator<Item = (usize, &D)> {
         let good = self.good();
         let sides = (0..).zip(self.sides.iter()).filter(move |(number, _)| good[*number]);
         sides.filter_map(|(number, side)| Some((number, side.directory.as_ref()?)))
     }
 
-    /// What has come of something that was done to each copy that has everything: good if one has
-    /// done it, and those that have not were given up.
+    /// Combines the results of an operation on each good copy. If at least one has succeeded, marks
+    /// those that have not as failed.
     ///
     /// # Errors
-    /// If none has done it.
+    /// If none has succeeded.
     fn settle(&self, results: [Option<io::Result<()>>; 2]) -> io::Result<()> {
         if !results.iter().any(|result| matches!(result, Some(Ok(())))) {
             let errors = results.into_iter().flatten().find_map(Result::err);
@@ -124,10 +124,10 @@ impl<D: Directory> Shared<D> {
         Ok(())
     }
 
-    /// A copy has not everything any more. It returns when the other one has noted that, durably.
+    /// Marks a copy as failed. Returns when the other copy has recorded that durably.
     ///
     /// # Errors
-    /// If there is no other one, or it cannot note that.
+    /// If there is no other good copy, or it cannot record the failure.
     #[cold]
     fn give_up(&self, number: usize, why: &io::Error) -> io::Result<()> {
         let mut state = self.state();
@@ -167,7 +167,7 @@ impl<D: Directory> Shared<D> {
         write_label(directory.ok_or(io::ErrorKind::NotFound)?, &label)
     }
 
-    /// Something in a copy was written again.
+    /// Counts a repair in a copy.
     fn mended(&self, number: usize) {
         self.state().mended[number] += 1;
     }
@@ -200,28 +200,28 @@ fn write_label<D: Directory>(directory: &D, label: &Label) -> io::Result<()> {
     }
     let new = format!("{FILE}.new");
     let file = directory.create(&new, BYTES as u64)?;
-    // A disk has no names: what is whole there has both slots.
+    // A disk has no names: its label is complete when both slots are written.
     write(&file)?;
     directory.rename(&new, FILE)?;
     directory.sync_names()
 }
 
-/// See the module.
+/// Two copies of a pool.
 #[derive(Debug)]
 pub struct Mirror<D: Directory>(Arc<Shared<D>>);
 
 impl<D: Directory> Mirror<D> {
-    /// The two of them, as far as they are there; the one that was named first comes first.
+    /// The directories of the copies that are present, in the order in which they were named.
     pub fn directories(&self) -> impl Iterator<Item = &D> {
         self.0.sides.iter().filter_map(|side| side.directory.as_ref())
     }
 
-    /// Those of them that have everything.
+    /// The directories of the copies that hold all data.
     pub fn used(&self) -> impl Iterator<Item = &D> {
         self.0.good_ones().map(|(_, directory)| directory)
     }
 
-    /// How they are.
+    /// The status of both copies.
     pub fn status(&self) -> Vec<CopyStatus> {
         let (state, good) = (self.0.state(), self.0.good());
         let status = |(number, side): (usize, &Side<D>)| CopyStatus {
@@ -233,7 +233,7 @@ impl<D: Directory> Mirror<D> {
         self.0.sides.iter().enumerate().map(status).collect()
     }
 
-    /// Does something to each directory that has everything.
+    /// Applies an operation to each directory that holds all data.
     fn each(&self, what: impl Fn(&D) -> io::Result<()>) -> io::Result<()> {
         let mut results = [None, None];
         for (number, directory) in self.0.good_ones() {
@@ -248,7 +248,7 @@ impl<D: Directory> Mirror<D> {
     }
 }
 
-/// Whether an error says that there is no room, or that no descriptor is left, and nothing else.
+/// Whether an error says only that there is no space, or that no descriptor is left.
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
         || is_short(error)
@@ -285,7 +285,7 @@ impl<D: Directory> Directory for Mirror<D> {
         }
     }
 
-    /// One that could not give its space back has it still; that says nothing of what it has.
+    /// A copy that cannot give its space back keeps it, which does not affect its data.
     fn give_back(&self, file: &MirrorFile<D>) -> io::Result<()> {
         let mut given = self
             .0
@@ -338,7 +338,7 @@ impl<D: Directory> Directory for Mirror<D> {
         let (mut files, mut results) = ([None, None], [None, None]);
         for (number, directory) in self.0.good_ones() {
             match directory.open(name) {
-                // It says nothing of the copy.
+                // A missing descriptor says nothing about the copy.
                 Err(error) if is_short(&error) => return Err(error),
                 opened => results[number] = Some(opened.map(|file| files[number] = file)),
             }
@@ -360,7 +360,7 @@ impl<D: Directory> Directory for Mirror<D> {
         let (mut files, mut results) = ([None, None], [None, None]);
         for (number, directory) in self.0.good_ones() {
             match directory.create(name, len) {
-                // Both of them, or none: a copy is not bad because it is full.
+                // The file is made in both copies or in none: a full copy has not failed.
                 Err(error) if is_full(&error) => {
                     _ = self.remove(name);
                     return Err(error);

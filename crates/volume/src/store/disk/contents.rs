@@ -1,7 +1,7 @@
-//! What a disk has on it before a pool is made there: file systems, partitions and parts of other
-//! devices have their marks at its beginning or its end. Anything there that is not zero belongs to
-//! somebody; the marks only give it a name. A few places between are looked at too: a disk may have
-//! lost its beginning by a mistake, a pool of ours not least.
+//! Finds data on a disk before a pool is made there. File systems, partitions and parts of other
+//! devices have marks at the beginning or the end. Any byte there that is not zero counts as data;
+//! the marks only serve to name it. Some places in between are checked too: a disk may have lost
+//! its beginning by mistake, for example that of an older pool.
 
 use std::io;
 use std::ops::Range;
@@ -9,17 +9,16 @@ use std::ops::Range;
 use crate::buffer::Memory;
 use crate::store::{RealFile, StoreFile};
 
-/// What is looked at, at the beginning and at the end, in bytes.
+/// Bytes that are checked at the beginning and at the end.
 const EDGE_BYTES: u64 = 2 << 20;
 
-/// What is looked at between them: so much at the beginning of each step, where a segment of a pool
-/// may begin, and behind so many of them in longer steps.
+/// Probes between the edges: `PROBE_BYTES` at each multiple of `PROBE_STEP`, where a segment may
+/// begin. Large disks have a larger step, for at most `PROBES_MAX` probes.
 const PROBE_BYTES: usize = 4096;
 const PROBE_STEP: u64 = 4 << 20;
 const PROBES_MAX: u64 = 4096;
 
-/// Marks at the beginning: the place, the bytes, and whose they are. As their formats' public
-/// descriptions have them.
+/// Marks at the beginning: offset, bytes, and owner, from the public descriptions of the formats.
 const MARKS: &[(usize, &[u8], &str)] = &[
     (0, b"XFSB", "an XFS file system"),
     (0, b"LUKS\xba\xbe", "a LUKS container"),
@@ -46,11 +45,11 @@ const MARKS: &[(usize, &[u8], &str)] = &[
     (510, b"\x55\xaa", "a table of partitions, or something that boots"),
 ];
 
-/// Names what a disk of this length has, if it has anything. What is ours does not count: in a
-/// range what begins with these bytes.
+/// Names the data on a disk of `len` bytes, if there are any. The ranges `ours` are ignored if they
+/// begin with the given bytes.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the disk cannot be read.
 pub(super) fn look(
     disk: &RealFile,
     len: u64,
@@ -82,7 +81,7 @@ pub(super) fn look(
     between(disk, at)
 }
 
-/// Looks at places between the beginning and the end.
+/// Probes places between the beginning and the end.
 fn between(disk: &RealFile, end: u64) -> io::Result<Option<String>> {
     let mut bytes = Memory::new(PROBE_BYTES as u64).take_beyond(PROBE_BYTES);
     let step = PROBE_STEP * (end / PROBE_STEP / PROBES_MAX + 1);
@@ -95,15 +94,15 @@ fn between(disk: &RealFile, end: u64) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Where the end begins that is looked at; direct I/O wants a place that is aligned.
+/// Where the checked end begins; direct I/O needs an aligned offset.
 fn end(len: u64, edge: u64) -> u64 {
     (len - edge) / 4096 * 4096
 }
 
-/// Overwrites beginning and end of a disk of this length with zeros.
+/// Overwrites the beginning and the end of a disk of `len` bytes with zeros.
 ///
 /// # Errors
-/// If it cannot be written to.
+/// If the disk cannot be written.
 pub(super) fn wipe(disk: &RealFile, len: u64) -> io::Result<()> {
     let edge = EDGE_BYTES.min(len);
     let mut zeros = Memory::new(EDGE_BYTES).take_beyond(edge as usize);
