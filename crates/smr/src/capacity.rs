@@ -3,16 +3,17 @@
 use crate::config::DiskConfig;
 use crate::opcodes;
 
-/// The capacity is that of the whole disk and not of its conventional zones: ZBC-2 5.6, RC_BASIS.
+/// The reported capacity is that of the whole disk, not of its conventional zones: ZBC-2 5.6,
+/// RC_BASIS.
 const WHOLE_DISK: u8 = 0x10;
-/// Blocks can be unmapped, and read as zeros then.
+/// Blocks can be unmapped and then read as zeros.
 const UNMAPS: u8 = 0xc0;
 
 fn last_block(config: &DiskConfig) -> u64 {
     config.size / u64::from(config.logical_block) - 1
 }
 
-/// READ CAPACITY(10): all ones mean that the other form has to be asked.
+/// READ CAPACITY(10): all ones mean that the host must use READ CAPACITY(16).
 pub(crate) fn ten(config: &DiskConfig) -> Vec<u8> {
     let last = u32::try_from(last_block(config)).unwrap_or(u32::MAX);
     let mut bytes = last.to_be_bytes().to_vec();

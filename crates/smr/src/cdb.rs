@@ -1,7 +1,7 @@
-//! Commands as bytes: reading and printing them, and nothing else.
+//! SCSI commands as bytes: parsing and printing.
 //!
-//! A command that is read is well-formed: every bit that [`operations`] does not know is 0, and
-//! fields of a few values have one of them. What it asks of a disk may still be refused.
+//! A parsed command is well-formed: every bit that [`operations`] does not list is 0, and fields
+//! with few valid values have one of them. The disk may still refuse it.
 
 pub mod operations;
 
@@ -11,7 +11,7 @@ use std::ops::Deref;
 use crate::sense::Sense;
 use operations::{Operation, SERVICE_ACTION};
 
-/// Longest command.
+/// Length of the longest command.
 pub const CDB_BYTES_MAX: usize = 16;
 
 /// A printed command.
@@ -38,29 +38,29 @@ impl fmt::Debug for Cdb {
     }
 }
 
-/// Which of several forms of one command: with its number of bytes.
+/// The form of a command that has several, by its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// 6 bytes.
     Six,
-    /// 10 bytes: 32 bits for a block's address, 16 for a length.
+    /// 10 bytes: a block address has 32 bits, a length 16.
     Ten,
-    /// 12 bytes: 32 bits for each.
+    /// 12 bytes: addresses and lengths have 32 bits.
     Twelve,
-    /// 16 bytes: 64 and 32 bits.
+    /// 16 bytes: an address has 64 bits, a length 32.
     Sixteen,
 }
 
-/// Blocks, from the first one on.
+/// A range of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// Address of the first.
+    /// Address of the first block.
     pub lba: u64,
-    /// How many.
+    /// Number of blocks.
     pub count: u32,
 }
 
-/// What is asked of zones.
+/// A zone management action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ZoneAction {
@@ -86,45 +86,45 @@ impl ZoneAction {
     }
 }
 
-/// Which mode parameters are meant, SPC-5 6.13: page control.
+/// Which values of mode parameters are requested, SPC-5 6.13: page control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageControl {
-    /// Those that hold now.
+    /// The current values.
     Current = 0,
-    /// Ones where something can be changed.
+    /// A mask of the changeable bits.
     Changeable = 1,
-    /// Those at power on.
+    /// The default values.
     Default = 2,
-    /// Those that were saved.
+    /// The saved values.
     Saved = 3,
 }
 
-/// What MODE SENSE is to tell of.
+/// What MODE SENSE requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModeRequest {
-    /// Without a description of the blocks.
+    /// Omit block descriptors.
     pub without_blocks: bool,
-    /// Their description may be the long one.
+    /// The block descriptor may be the long one.
     pub long_lba: bool,
-    /// Which of the parameters' values.
+    /// Which values of the parameters.
     pub control: PageControl,
     /// The page; 3Fh for all.
     pub page: u8,
-    /// Its subpage; FFh for all.
+    /// The subpage; FFh for all.
     pub subpage: u8,
 }
 
-/// What REPORT SUPPORTED OPERATION CODES is to tell of.
+/// Which commands REPORT SUPPORTED OPERATION CODES asks about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationFilter {
     /// All commands.
     All,
-    /// One that has no service actions.
+    /// A command without service actions.
     Opcode(u8),
-    /// One with this service action.
+    /// A command with this service action.
     ServiceAction(u8, u16),
-    /// One with this service action if it has such, otherwise the one without.
+    /// A command with this service action; if the operation code has none, the command without.
     Either(u8, u16),
 }
 
@@ -134,9 +134,10 @@ pub enum OperationFilter {
 pub enum Command {
     /// TEST UNIT READY, SPC-5 6.47.
     TestUnitReady,
-    /// REQUEST SENSE, SPC-5 6.39. `allocation` is the room for the answer in bytes, here and below.
+    /// REQUEST SENSE, SPC-5 6.39. `allocation` is the size of the response buffer in bytes, here
+    /// and below.
     RequestSense { descriptors: bool, allocation: u8 },
-    /// INQUIRY, SPC-5 6.7; with the page of vital product data that is asked for.
+    /// INQUIRY, SPC-5 6.7; `page` is the requested page of vital product data.
     Inquiry { page: Option<u8>, allocation: u16 },
     /// MODE SENSE, SPC-5 6.13 and 6.14.
     ModeSense { form: Form, request: ModeRequest, allocation: u16 },
@@ -156,20 +157,20 @@ pub enum Command {
     WriteSame { form: Form, blocks: Blocks, unmap: bool, no_data: bool },
     /// SYNCHRONIZE CACHE, SBC-4 5.31 and 5.32.
     SynchronizeCache { form: Form, blocks: Blocks, immediate: bool },
-    /// UNMAP, SBC-4 5.35; the length is that of the list of ranges in bytes.
+    /// UNMAP, SBC-4 5.35; `list_bytes` is the length of the parameter list.
     Unmap { list_bytes: u16 },
-    /// REPORT ZONES, ZBC-2 5.7; `option` says which zones.
+    /// REPORT ZONES, ZBC-2 5.7; `option` selects the zones.
     ReportZones { lba: u64, allocation: u32, partial: bool, option: u8 },
     /// CLOSE ZONE, FINISH ZONE, OPEN ZONE and RESET WRITE POINTER, ZBC-2 5.2 to 5.8.
     Zones { action: ZoneAction, zone_id: u64, all: bool },
 }
 
-/// Why bytes are no command.
+/// Why bytes are not a valid command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CdbError {
-    /// There are fewer of them than the operation code says.
+    /// There are fewer bytes than the operation code requires.
     Length(usize),
-    /// The disk has to refuse them.
+    /// The disk must refuse the command.
     Refused(Sense),
 }
 
@@ -191,7 +192,7 @@ fn u64_at(cdb: &[u8], at: usize) -> u64 {
     u64::from(u32_at(cdb, at)) << 32 | u64::from(u32_at(cdb, at + 4))
 }
 
-/// The operation that bytes name, all of whose bits are known and there.
+/// The operation of a command; checks that the command is complete and has only known bits.
 fn operation_of(cdb: &[u8]) -> Result<&'static Operation, CdbError> {
     let opcode = *cdb.first().ok_or(CdbError::Length(0))?;
     let action = cdb.get(1).map_or(0, |byte| byte & SERVICE_ACTION);
@@ -215,7 +216,7 @@ fn operation_of(cdb: &[u8]) -> Result<&'static Operation, CdbError> {
 }
 
 impl Form {
-    /// The blocks of a command of this form that has them where READ has.
+    /// The blocks of a command whose address and length are at READ's offsets for this form.
     fn blocks(self, cdb: &[u8]) -> Blocks {
         match self {
             Form::Six | Form::Ten => {
@@ -238,10 +239,10 @@ impl Form {
 }
 
 impl Command {
-    /// Reads a command. Bytes after its end are ignored.
+    /// Parses a command. Bytes after its end are ignored.
     ///
     /// # Errors
-    /// If there are too few, or the sense data of the refusal.
+    /// If there are too few bytes, or with the sense data of the refusal.
     pub fn parse(cdb: &[u8]) -> Result<Command, CdbError> {
         let operation = operation_of(cdb)?;
         let form = Form::of(operation.opcode);
@@ -283,7 +284,7 @@ impl Command {
         })
     }
 
-    /// The operation that it is.
+    /// The operation of this command.
     pub fn operation(&self) -> &'static Operation {
         match *self {
             Command::TestUnitReady => &operations::TEST_UNIT_READY,
@@ -324,8 +325,8 @@ impl Command {
         }
     }
 
-    /// Prints the command. An address or a length that has no room in its form is cut off: callers
-    /// choose a form that fits.
+    /// Prints the command. An address or a length that does not fit in its form is truncated: the
+    /// caller chooses a form that fits.
     pub fn print(&self) -> Cdb {
         let operation = self.operation();
         let mut cdb = Printer::new(operation);
@@ -389,7 +390,7 @@ impl Command {
     }
 }
 
-/// A command on its way to bytes.
+/// Builds the bytes of a command.
 struct Printer(Cdb);
 
 impl Printer {
@@ -423,7 +424,7 @@ impl Printer {
 
 fn parse_inquiry(cdb: &[u8]) -> Result<Command, Sense> {
     let vital = cdb[1] & 1 != 0;
-    // SPC-5 6.7.1: a page without EVPD is refused.
+    // SPC-5 6.7.1: a page code without EVPD is refused.
     if !vital && cdb[2] != 0 {
         return Err(Sense::invalid_field(2, None));
     }
@@ -497,10 +498,10 @@ mod tests {
             refused(&[0x28, 0x20, 0, 0, 0, 0, 0, 0, 0, 0]),
             Sense::invalid_field(1, Some(5))
         );
-        // A service action that there is not.
+        // An unknown service action.
         let sense = refused(&[0x94, 0x05, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(sense, Sense::invalid_field(1, Some(4)));
-        // A page without EVPD.
+        // A page code without EVPD.
         assert_eq!(refused(&[0x12, 0, 0x80, 0, 0, 0]), Sense::invalid_field(2, None));
         assert_eq!(Command::parse(&[0x28, 0, 0]), Err(CdbError::Length(3)));
         assert_eq!(Command::parse(&[]), Err(CdbError::Length(0)));

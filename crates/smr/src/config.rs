@@ -1,39 +1,39 @@
-//! What an emulated disk is to be like, and whether that can be.
+//! Configuration of an emulated disk, and its validation.
 
 use blockyard_core::zone::ZoneCond;
 use thiserror::Error;
 
 use crate::sense::SenseFormat;
 
-/// Largest disk: addresses in bytes stay far from overflow.
+/// Largest disk in bytes: calculations with byte addresses stay far from overflow.
 const SIZE_MAX: u64 = 1 << 60;
-/// Most zones: each takes memory of its own, whatever is written.
+/// Maximum number of zones: each takes memory, whether or not it is written.
 const ZONES_MAX: u64 = 1 << 22;
 
-/// An emulated disk. Lengths are bytes.
+/// Configuration of an emulated disk. Lengths are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
     /// Capacity, a multiple of the physical block. The last zone may be shorter than the others.
     pub size: u64,
-    /// Distance between the starts of two zones: a power of two.
+    /// Distance between the starts of adjacent zones: a power of two.
     pub zone_size: u64,
-    /// Length of a sequential zone; 0 means the zone size. What is left of it is a gap zone, which
-    /// holds nothing.
+    /// Length of a sequential zone; 0 means the zone size. The rest of the zone size is a gap zone,
+    /// which holds no data.
     pub zone_capacity: u64,
-    /// How many zones are conventional, from the first one on.
+    /// Number of conventional zones, at the start of the disk.
     pub zone_nr_conv: u32,
-    /// How many zones may be open; 0 means any number.
+    /// Maximum number of open zones; 0 means no limit.
     pub zone_max_open: u32,
     /// Unit of addresses and lengths: 512 or 4096.
     pub logical_block: u32,
-    /// Unit of writes to sequential zones: 512 or 4096, not below the logical block.
+    /// Unit of writes to sequential zones: 512 or 4096, at least the logical block.
     pub physical_block: u32,
-    /// Reads beyond the write pointer and across zones are answered (URSWRZ); Linux drives no other
-    /// disk.
+    /// Whether reads above the write pointer and across zones succeed (URSWRZ); Linux supports no
+    /// other disk.
     pub unrestricted_reads: bool,
-    /// What is written may be lost with the power until it is flushed.
+    /// Whether writes may be lost at a power cut until they are flushed.
     pub write_cache: bool,
-    /// Form of sense data in answers to REQUEST SENSE and in the control mode page.
+    /// Format of sense data in REQUEST SENSE and in the control mode page.
     pub sense_format: SenseFormat,
     /// Unit serial number: up to 20 letters and digits.
     pub serial: String,
@@ -57,35 +57,35 @@ impl Default for DiskConfig {
     }
 }
 
-/// Why there is no such disk.
+/// Why a disk cannot be created.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{field}: {value} will not do; want {wanted}")]
     Invalid {
         /// The field of [`DiskConfig`].
         field: &'static str,
-        /// Its value.
+        /// The given value.
         value: String,
-        /// What would do.
+        /// What the field accepts.
         wanted: String,
     },
-    /// The medium's record of a zone is not one of this disk.
+    /// The medium has a zone record that is impossible on this disk.
     #[error(
         "the medium has zone {zone} as {cond} with {written_sectors} sectors written; want {wanted}"
     )]
     Zone {
-        /// Its number.
+        /// Zone number.
         zone: u32,
-        /// Its condition there.
+        /// The recorded condition.
         cond: ZoneCond,
-        /// How much of it is written there.
+        /// The recorded number of written sectors.
         written_sectors: u64,
-        /// What would do.
+        /// What is expected.
         wanted: String,
     },
-    /// The medium is one of another disk.
+    /// The medium belongs to a disk with another number of zones.
     #[error("the medium has {found} zones, the disk {wanted}: it belongs to another geometry")]
     ZoneCount {
         /// Zones on the medium.
@@ -93,10 +93,10 @@ pub enum DiskError {
         /// Zones of the disk.
         wanted: u32,
     },
-    /// There is no memory for so many zones.
+    /// There is not enough memory for the zones.
     #[error("no memory for the state of {zones} zones; a larger zone_size takes less")]
     Memory {
-        /// How many zones.
+        /// Number of zones.
         zones: u32,
     },
 }
@@ -110,15 +110,15 @@ fn invalid(
 }
 
 impl DiskConfig {
-    /// Length of a sequential zone that is no runt.
+    /// Length of a sequential zone, except a shorter last one.
     pub fn sequential_bytes(&self) -> u64 {
         if self.zone_capacity == 0 { self.zone_size } else { self.zone_capacity }
     }
 
-    /// Whether such a disk can be.
+    /// Validates the configuration.
     ///
     /// # Errors
-    /// The first field that is wrong, and what would do.
+    /// The first invalid field, with what it accepts.
     pub fn check(&self) -> Result<(), DiskError> {
         let (logical, physical) = (self.logical_block, self.physical_block);
         if ![512, 4096].contains(&logical) {

@@ -1,13 +1,13 @@
-//! The emulated disk: carries commands out on a medium, and says in sense data why not.
+//! The emulated disk: executes commands on a medium, and reports failures as sense data.
 //!
 //! ```text
 //! CDB ▸ Command ▸ what it tells of itself (inquiry, vpd, mode, opcodes), or
 //!                 blocks (access), or zones (manage, report) ▸ Zones (words) ▸ Media
 //! ```
 //!
-//! Any number of threads may send commands. Those for different zones meet in no lock; several
-//! writes to one zone copy side by side. There is one logical unit, and no unit attention: nothing
-//! happens to it that its only user did not do.
+//! Any number of threads may send commands. Commands for different zones share no lock; concurrent
+//! writes to one zone copy their data in parallel. There is one logical unit, and it never reports
+//! unit attentions: its only user causes everything that happens to it.
 
 mod access;
 mod fault;
@@ -36,15 +36,15 @@ pub struct Disk<M> {
     config: DiskConfig,
     zones: Zones,
     media: M,
-    /// From block addresses to sectors.
+    /// Log2 of the sectors in a logical block.
     block_shift: u32,
 }
 
 /// Why a command ends early.
 enum Stop {
-    /// The disk refuses it.
+    /// The disk refuses the command.
     Refused(Sense),
-    /// It cannot be carried out.
+    /// The command cannot be executed.
     Transport(TransportError),
 }
 
@@ -61,10 +61,10 @@ impl From<TransportError> for Stop {
 }
 
 impl<M: Media> Disk<M> {
-    /// A disk, with its zones as the medium has them; where the medium is new they are empty.
+    /// Opens a disk, with the zones recorded on the medium; on a new medium all zones are empty.
     ///
     /// # Errors
-    /// If there can be no such disk, or the medium's records are not those of one.
+    /// If the configuration is invalid, or the medium's records do not match it.
     pub fn open(config: DiskConfig, media: M) -> Result<Disk<M>, DiskError> {
         config.check()?;
         let zones = Zones::new(&config, &media.zones())?;
@@ -72,27 +72,27 @@ impl<M: Media> Disk<M> {
         Ok(Disk { config, zones, media, block_shift })
     }
 
-    /// What it is like.
+    /// The configuration of the disk.
     pub fn config(&self) -> &DiskConfig {
         &self.config
     }
 
-    /// Where its zones lie.
+    /// The layout of the zones.
     pub fn layout(&self) -> &Layout {
         self.zones.layout()
     }
 
-    /// What it keeps its data on.
+    /// The medium of the disk.
     pub fn media(&self) -> &M {
         &self.media
     }
 
-    /// Open zones now; `None` where there is no limit.
+    /// Number of open zones; `None` without a limit.
     pub fn counts(&self) -> Option<ZoneCounts> {
         self.zones.counts()
     }
 
-    /// The conventional or sequential zone of a slot as it is now.
+    /// The current state of the conventional or sequential zone in a slot.
     ///
     /// # Panics
     /// If there is no such slot.
@@ -100,18 +100,19 @@ impl<M: Media> Disk<M> {
         self.zones.info(slot)
     }
 
-    /// Makes a sequential zone read-only or offline, as a fault of the disk would. A zone that is
-    /// so already stays as it is.
+    /// Makes a sequential zone read-only or offline, as a fault of the disk would. A zone that
+    /// already has the condition does not change.
     ///
     /// # Errors
-    /// If the medium cannot keep it, or if there is no such zone or it cannot be in that condition.
+    /// If the medium cannot record it, the zone does not exist, or the zone cannot have that
+    /// condition.
     pub fn break_zone(&self, slot: u32, cond: ZoneCond) -> io::Result<()> {
         self.check_fault(slot, cond)?;
         self.zones.change_fault(slot, cond, ZoneFault::Break, &self.media)
     }
 
-    /// Makes a sequential zone empty that is in this condition, read-only or offline. Any other
-    /// zone stays as it is.
+    /// Empties a sequential zone that has this condition, read-only or offline. Any other zone does
+    /// not change.
     ///
     /// # Errors
     /// As [`Disk::break_zone`].
@@ -120,7 +121,7 @@ impl<M: Media> Disk<M> {
         self.zones.change_fault(slot, cond, ZoneFault::Repair, &self.media)
     }
 
-    /// Refuses a zone that cannot be in this condition of a fault.
+    /// Refuses a zone that does not exist or cannot have this fault condition.
     fn check_fault(&self, slot: u32, cond: ZoneCond) -> io::Result<()> {
         let layout = self.layout();
         let exists = slot < layout.slots() && !layout.is_conventional(slot);
@@ -136,7 +137,7 @@ impl<M: Media> Disk<M> {
         Ok(())
     }
 
-    /// Carries a command out.
+    /// Executes a command.
     fn run(&self, cdb: &[u8], data: Data<'_>) -> Result<Outcome, Stop> {
         let command = Command::parse(cdb).map_err(|error| match error {
             CdbError::Refused(sense) => Stop::Refused(sense),
@@ -186,12 +187,13 @@ impl<M: Media> Disk<M> {
         }
     }
 
-    /// Logical blocks of the disk.
+    /// Number of logical blocks.
     fn blocks(&self) -> u64 {
         self.config.size >> self.config.logical_block.trailing_zeros()
     }
 
-    /// Refuses what does not lie on the disk; else gives the first sector and how many they are.
+    /// The first sector and the number of sectors of a block range; refuses a range beyond the
+    /// disk.
     fn range(&self, blocks: Blocks) -> Result<(Sector, u64), Sense> {
         let Blocks { lba, count } = blocks;
         let capacity = self.blocks();
@@ -201,7 +203,7 @@ impl<M: Media> Disk<M> {
         Ok((Sector(lba << self.block_shift), u64::from(count) << self.block_shift))
     }
 
-    /// The address of the block that a sector is in.
+    /// Address of the block that contains a sector.
     fn lba(&self, sector: Sector) -> u64 {
         sector.0 >> self.block_shift
     }
@@ -221,7 +223,7 @@ impl<M: Media> ScsiTransport for Disk<M> {
     }
 }
 
-/// Transfers as much of an answer as there is room for.
+/// Copies a response to the host, truncated to the allocation length and the buffer.
 fn answer(data: Data<'_>, allocation: u32, bytes: &[u8]) -> Result<Outcome, Stop> {
     let room = room_for_answer(data)?;
     let len = bytes.len().min(allocation as usize).min(room.len());
@@ -229,7 +231,7 @@ fn answer(data: Data<'_>, allocation: u32, bytes: &[u8]) -> Result<Outcome, Stop
     Ok(Outcome::good(len))
 }
 
-/// The room for an answer; none if nobody wants to know it.
+/// The buffer for a response; empty if the host gave none.
 fn room_for_answer(data: Data<'_>) -> Result<&mut [u8], TransportError> {
     match data {
         Data::In(room) => Ok(room),
@@ -238,7 +240,7 @@ fn room_for_answer(data: Data<'_>) -> Result<&mut [u8], TransportError> {
     }
 }
 
-/// The room for exactly so many bytes.
+/// The buffer for at least `wanted` bytes.
 fn room_for(data: Data<'_>, wanted: u64) -> Result<&mut [u8], TransportError> {
     let room = room_for_answer(data)?;
     let given = room.len() as u64;
@@ -248,7 +250,7 @@ fn room_for(data: Data<'_>, wanted: u64) -> Result<&mut [u8], TransportError> {
     Ok(&mut room[..wanted as usize])
 }
 
-/// Exactly so many bytes that were sent.
+/// Exactly `wanted` bytes of data from the host.
 fn sent(data: Data<'_>, wanted: u64) -> Result<&[u8], TransportError> {
     let bytes = match data {
         Data::Out(bytes) => bytes,

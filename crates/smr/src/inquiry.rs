@@ -12,13 +12,13 @@ pub(crate) const PRODUCT: &[u8; 16] = b"SMR disk        ";
 const REVISION: &[u8; 4] = b"0001";
 /// Bytes of standard INQUIRY data.
 const STANDARD_BYTES: usize = 96;
-/// SPC-5.
+/// The version field: SPC-5.
 const VERSION: u8 = 0x07;
-/// Hierarchical addressing is supported, and the response data format is the one there is.
+/// HISUP (hierarchical addressing) and the response data format 2.
 const FORMAT: u8 = 0x12;
-/// Commands are queued.
+/// The CMDQUE bit: commands are queued.
 const CMDQUE: u8 = 0x02;
-/// Version descriptors, no version claimed: SAM-5, SPC-5, SBC-4, ZBC.
+/// Version descriptors, with no specific version: SAM-5, SPC-5, SBC-4, ZBC.
 const STANDARDS: [u16; 4] = [0x00a0, 0x05c0, 0x0600, 0x0620];
 
 /// Standard INQUIRY data.
@@ -38,7 +38,7 @@ pub(crate) fn standard() -> Vec<u8> {
     bytes
 }
 
-/// REPORT LUNS, SPC-5 6.33: there is logical unit 0, and no well-known one.
+/// REPORT LUNS, SPC-5 6.33: there is logical unit 0 and no well-known logical unit.
 pub(crate) fn luns(select: u8) -> Result<Vec<u8>, Sense> {
     let list_bytes: u32 = match select {
         0x00 | 0x02 => 8,

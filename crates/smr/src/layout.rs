@@ -1,35 +1,35 @@
-//! Where the zones of a disk lie.
+//! Layout of the zones of a disk.
 //!
-//! The disk is cut into slots of the zone size. A slot holds a conventional zone, or a sequential
-//! zone and behind it, where sequential zones are shorter than slots, a gap zone. State is kept by
-//! slot: gap zones have none. Everything in here is counted in sectors.
+//! The disk is divided into slots of the zone size. A slot holds a conventional zone or a
+//! sequential zone. If sequential zones are shorter than slots, a gap zone follows in the slot.
+//! State is kept per slot: gap zones have none. All lengths here are in sectors.
 
 use blockyard_core::zone::Zone;
 use blockyard_core::{SECTOR_SHIFT, Sector};
 
 use crate::config::DiskConfig;
 
-/// What a place of the disk is part of.
+/// The kind of zone at a place of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// A zone that is written anywhere.
+    /// A zone with random writes.
     Conventional,
     /// A zone that is written at its write pointer.
     Sequential,
-    /// Nothing.
+    /// A gap zone, without data.
     Gap,
 }
 
-/// A zone, of any kind.
+/// A zone of any kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its slot.
+    /// The slot of the zone.
     pub slot: u32,
-    /// What it is.
+    /// The kind of the zone.
     pub part: Part,
-    /// Its first sector.
+    /// The first sector.
     pub start: Sector,
-    /// The first sector after it.
+    /// The end: the first sector after the zone.
     pub end: Sector,
 }
 
@@ -43,7 +43,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of a configuration that has been checked.
+    /// The layout of a validated configuration.
     pub fn new(config: &DiskConfig) -> Layout {
         Layout {
             sectors: config.size >> SECTOR_SHIFT,
@@ -58,17 +58,17 @@ impl Layout {
         self.sectors
     }
 
-    /// Sectors of a slot but a last one that is shorter.
+    /// Sectors of a slot; the last slot may be shorter.
     pub fn slot_sectors(&self) -> u64 {
         1 << self.zone_shift
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.sectors.div_ceil(self.slot_sectors()) as u32
     }
 
-    /// Whether there are gap zones.
+    /// Whether the disk has gap zones.
     pub fn has_gaps(&self) -> bool {
         self.sequential_sectors < self.slot_sectors()
     }
@@ -79,12 +79,12 @@ impl Layout {
         slot < self.conventional_count
     }
 
-    /// How many slots hold a conventional zone: the first ones.
+    /// Number of slots with a conventional zone; these come first.
     pub fn conventional_count(&self) -> u32 {
         self.conventional_count
     }
 
-    /// The first zone of a slot.
+    /// The conventional or sequential zone of a slot.
     #[inline]
     pub fn first(&self, slot: u32) -> Place {
         let start = Sector(u64::from(slot) << self.zone_shift);
@@ -103,7 +103,7 @@ impl Layout {
         (start < end).then_some(Place { slot, part: Part::Gap, start, end })
     }
 
-    /// The zone that a sector of the disk lies in.
+    /// The zone that contains a sector.
     #[inline]
     pub fn place_of(&self, sector: Sector) -> Place {
         let slot = (sector.0 >> self.zone_shift) as u32;
@@ -114,7 +114,7 @@ impl Layout {
         self.gap(slot).expect("what is not in the first zone of a slot is in its gap")
     }
 
-    /// An empty sequential zone in a slot's place.
+    /// An empty sequential zone at a slot.
     #[inline]
     pub fn sequential(&self, slot: u32) -> Zone {
         let Place { start, end, .. } = self.first(slot);

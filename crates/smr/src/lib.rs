@@ -1,4 +1,4 @@
-//! A host-managed SMR disk: the emulated disk, which speaks SCSI ZBC, and the driver's side of one.
+//! A host-managed SMR disk: an emulated disk that speaks SCSI ZBC, and a driver for such disks.
 //!
 //! ```text
 //! bios ─ driver ▸ CDB ▸ ScsiTransport ▸ Disk (zones, sense data) ▸ Media (bytes, zone records)

@@ -1,7 +1,7 @@
-//! What an emulated disk keeps its bytes and the state of its zones on.
+//! The medium of an emulated disk: stores the data and the state of the zones.
 //!
-//! Zones are numbered from 0 by their place: zone `n` starts at `n` times the zone size, and what
-//! follows a zone that is shorter than that (a gap) belongs to its number.
+//! Zones are numbered from 0: zone `n` starts at `n` times the zone size. A gap after a zone that
+//! is shorter than the zone size belongs to that zone's number.
 
 mod directory;
 pub mod error;
@@ -28,100 +28,99 @@ pub use files::{CacheMode, Files, Options};
 pub use geometry::MediaGeometry;
 pub use memory::Memory;
 
-/// The state of a zone as a medium keeps it.
+/// The state of a zone as a medium records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZoneRecord {
-    /// Its condition.
+    /// The condition of the zone.
     pub cond: ZoneCond,
-    /// How much of it has been written, in sectors from its start; its whole length where it is
-    /// full or read-only.
+    /// Number of written sectors from the start of the zone; the whole length if the zone is full
+    /// or read-only.
     pub written_sectors: u64,
-    /// How often it was made empty since the disk was opened. Of two records of one zone the one
-    /// with more erasures is the later; of two with as many, the one with more written.
+    /// How often the zone was emptied since the disk was opened. Of two records of one zone, the
+    /// later one has more erasures or, if these are equal, more written sectors.
     pub erasures: u64,
 }
 
 impl ZoneRecord {
-    /// An empty zone.
+    /// The record of an empty zone.
     pub const EMPTY: ZoneRecord =
         ZoneRecord { cond: ZoneCond::Empty, written_sectors: 0, erasures: 0 };
 
-    /// Whether it is the later one of two records of a zone, or says the same.
+    /// Whether this record of a zone is later than, or equal to, another one.
     pub fn follows(&self, other: &ZoneRecord) -> bool {
         (self.erasures, self.written_sectors) >= (other.erasures, other.written_sectors)
     }
 }
 
-/// A medium. All offsets and lengths are bytes from the start of the disk, and multiples of 512;
-/// callers have checked that they lie on the disk.
+/// A medium. All offsets and lengths are in bytes from the start of the disk and are multiples of
+/// 512. Callers have checked that they lie on the disk.
 ///
-/// Several threads call at once. Nobody reads what another thread writes at the same time, but in
-/// conventional zones, and beside a reset: such a read may find any of the bytes that were there
-/// before or are there after.
+/// Several threads call concurrently. A read overlaps a concurrent write only in conventional
+/// zones, and may overlap a reset: it then returns any mixture of the bytes before and after.
 pub trait Media: Send + Sync {
-    /// Reads. What was never written, or was zeroed since, reads as zeros. What a reset has taken
-    /// away may be there until its zone is written or finished again: nobody reads above the end of
-    /// what is written.
+    /// Reads bytes. Bytes that were never written, or were zeroed since, read as zeros. Data of a
+    /// reset zone may remain until the zone is written or finished again: callers never read above
+    /// the written end.
     ///
     /// # Errors
-    /// If the bytes cannot be had.
+    /// If the bytes cannot be read.
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Writes; durable by the next flush.
+    /// Writes bytes; they are durable after the next flush.
     ///
     /// # Errors
-    /// If the bytes cannot be kept.
+    /// If the bytes cannot be written.
     fn write(&self, offset: u64, from: &[u8]) -> io::Result<()>;
 
-    /// Makes a range read as zeros, and gives its space back where that is possible; durable by the
-    /// next flush. Of sequential zones it is asked only for what is being written.
+    /// Zeroes a range and frees its space if possible; durable after the next flush. In sequential
+    /// zones it is called only for a range that is being written.
     ///
     /// # Errors
-    /// If it cannot be.
+    /// If the range cannot be zeroed.
     fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Notes the state that a zone has come to; durable by the next flush, and not before the data
-    /// that the record counts as written. Records of one zone may come out of order where several
-    /// threads write to it: see [`ZoneRecord::erasures`]. Nobody tells of a zone that is closed to
-    /// make room for another: open zones are found closed anyway.
+    /// Records the new state of a zone; durable after the next flush, and never before the data
+    /// that the record counts as written. If several threads write to a zone, its records may
+    /// arrive out of order: see [`ZoneRecord::erasures`]. An implicit close that makes room for
+    /// another zone is not recorded: open zones are found closed anyway.
     ///
     /// # Errors
-    /// If it cannot be kept.
+    /// If the state cannot be recorded.
     fn zone_changed(&self, zone: u32, state: ZoneRecord) -> io::Result<()>;
 
-    /// Sees to it that what a reset has taken away of a zone reads as zeros from now on. Asked
-    /// before a zone comes to show more than was written; nobody else changes it meanwhile.
+    /// Ensures that the data of a reset zone read as zeros from now on. Called before the zone
+    /// shows more than was written since; the caller excludes other changes of the zone.
     ///
     /// # Errors
-    /// If it cannot be; the zone stays as it is then.
+    /// If that is impossible; the zone then keeps its state.
     fn make_room(&self, zone: u32) -> io::Result<()> {
         let _ = zone;
         Ok(())
     }
 
-    /// Makes a zone empty: its data are gone. Nobody writes to it meanwhile, and `state`, which is
-    /// that of an empty zone, is to be kept as by [`Media::zone_changed`].
+    /// Empties a zone: its data are lost. The caller excludes concurrent writes. `state`, the
+    /// record of an empty zone, is recorded as by [`Media::zone_changed`].
     ///
     /// # Errors
-    /// If it cannot be.
+    /// If the zone cannot be emptied.
     fn reset(&self, zone: u32, state: ZoneRecord) -> io::Result<()>;
 
-    /// Makes everything durable that was done before.
+    /// Makes all earlier operations durable.
     ///
     /// # Errors
-    /// If some of it may not be.
+    /// If some of them may not be durable.
     fn flush(&self) -> io::Result<()>;
 
-    /// Makes everything durable that was done to the zones of a range before; perhaps more.
+    /// Makes all earlier operations on the zones of a range durable, and perhaps more.
     ///
     /// # Errors
-    /// If some of it may not be.
+    /// If some of them may not be durable.
     fn flush_range(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         self.flush()
     }
 
-    /// The zones as they were found when the medium was opened, by number; conventional ones have a
-    /// record that nobody looks at. Nothing for a new medium.
+    /// The records of the zones by number, as of the opening of the medium. Those of conventional
+    /// zones are ignored. Empty for a new medium.
     fn zones(&self) -> Vec<ZoneRecord>;
 }

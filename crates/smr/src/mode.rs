@@ -17,15 +17,15 @@ pub const ALL: u8 = 0x3f;
 /// All subpages.
 const ALL_SUBPAGES: u8 = 0xff;
 
-/// Pages that there are.
+/// The supported pages.
 const PAGES: [u8; 4] = [ERROR_RECOVERY, CACHING, CONTROL, EXCEPTIONS];
 
-/// DPO and FUA are understood: SBC-4 6.5.1.
+/// DPO and FUA are supported: SBC-4 6.5.1.
 const DPOFUA: u8 = 0x10;
 /// The block descriptor is the long one.
 const LONGLBA: u8 = 0x01;
 
-/// The answer to MODE SENSE.
+/// The response to MODE SENSE.
 pub(crate) fn sense(
     config: &DiskConfig,
     form: Form,
@@ -40,7 +40,7 @@ pub(crate) fn sense(
         Some(at) => &PAGES[at..=at],
         None => return Err(Sense::invalid_field(2, Some(5))),
     };
-    // There are no subpages but the pages themselves.
+    // No page has subpages.
     if subpage != 0 && subpage != ALL_SUBPAGES {
         return Err(Sense::invalid_field(3, None));
     }
@@ -59,7 +59,7 @@ pub(crate) fn sense(
     }
     let rest = blocks.len() + pages.len();
     let mut answer = match form {
-        // SPC-5 7.5.6: the length does not count itself.
+        // SPC-5 7.5.6: the length field does not count itself.
         Form::Six => vec![(rest + 3) as u8, 0, DPOFUA, blocks.len() as u8],
         _ => {
             let long = if long && !blocks.is_empty() { LONGLBA } else { 0 };
@@ -72,7 +72,7 @@ pub(crate) fn sense(
     Ok(answer)
 }
 
-/// SBC-4 6.5.2: how many blocks, and their length.
+/// SBC-4 6.5.2: number and length of the blocks.
 fn block_descriptor(config: &DiskConfig, long: bool) -> Vec<u8> {
     let count = config.size / u64::from(config.logical_block);
     let mut bytes = Vec::new();
@@ -87,7 +87,7 @@ fn block_descriptor(config: &DiskConfig, long: bool) -> Vec<u8> {
     bytes
 }
 
-/// A page with its head.
+/// A page with its header.
 fn page_of(config: &DiskConfig, number: u8) -> Vec<u8> {
     let len = if number == CACHING { 20 } else { 12 };
     let mut bytes = vec![0; len];
@@ -98,10 +98,10 @@ fn page_of(config: &DiskConfig, number: u8) -> Vec<u8> {
         ERROR_RECOVERY => bytes[2] = 0xc0,
         CACHING => bytes[2] = u8::from(config.write_cache) << 2,
         CONTROL => {
-            // D_SENSE; GLTSD, because nothing is logged; commands are reordered as they like.
+            // D_SENSE; GLTSD, because nothing is logged; commands may be reordered freely.
             bytes[2] = u8::from(config.sense_format == SenseFormat::Descriptor) << 2 | 0x02;
             bytes[3] = 0x10;
-            // A busy timeout without a limit.
+            // An unlimited busy timeout.
             bytes[8..10].fill(0xff);
         }
         // DEXCPT: no exceptions are reported.

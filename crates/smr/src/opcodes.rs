@@ -1,4 +1,4 @@
-//! REPORT SUPPORTED OPERATION CODES, SPC-5 6.35: the table of commands, as the disk tells it.
+//! REPORT SUPPORTED OPERATION CODES, SPC-5 6.35: reports the table of commands.
 
 use crate::cdb::OperationFilter;
 use crate::cdb::operations::{self, OPERATIONS, Operation};
@@ -7,28 +7,28 @@ use crate::sense::Sense;
 
 /// The command has a service action.
 const SERVACTV: u8 = 0x01;
-/// A timeouts descriptor follows, in the list of all commands.
+/// A timeouts descriptor follows; in the list of all commands.
 const CTDP: u8 = 0x02;
-/// The same in the answer about one.
+/// A timeouts descriptor follows; in the response about one command.
 const CTDP_ONE: u8 = 0x80;
-/// Supported as a standard says.
+/// Supported in conformance with a standard.
 const SUPPORTED: u8 = 0x03;
 /// Not supported.
 const NOT_SUPPORTED: u8 = 0x01;
-/// Seconds after which a command that is still not done has got stuck.
+/// Seconds after which a command that has not completed is considered stuck.
 const TIMEOUT_S: u32 = 30;
 
-/// Whether blocks can be unmapped: in conventional zones only.
+/// Whether the disk supports UNMAP: only in conventional zones.
 pub(crate) fn unmaps(config: &DiskConfig) -> bool {
     config.zone_nr_conv > 0
 }
 
-/// Whether the disk has a command.
+/// Whether the disk supports a command.
 pub(crate) fn is_supported(config: &DiskConfig, operation: &Operation) -> bool {
     operation.opcode != operations::UNMAP.opcode || unmaps(config)
 }
 
-/// The answer.
+/// The response.
 pub(crate) fn report(
     config: &DiskConfig,
     filter: OperationFilter,
@@ -42,13 +42,13 @@ pub(crate) fn report(
     let has_actions = |opcode| known(opcode).any(|operation| operation.service_action.is_some());
     match filter {
         OperationFilter::All => Ok(all(config, timeouts)),
-        // SPC-5 table 233: a command with service actions has to be asked for with one.
+        // SPC-5 table 233: a query about a command with service actions must name one.
         OperationFilter::Opcode(opcode) if has_actions(opcode) => {
             Err(Sense::invalid_field(2, Some(2)))
         }
         OperationFilter::Opcode(opcode) => Ok(one(known(opcode).next(), timeouts)),
         OperationFilter::ServiceAction(opcode, action) => {
-            // And one without has to be asked for without.
+            // A query about a command without service actions must name none.
             if known(opcode).next().is_some() && !has_actions(opcode) {
                 return Err(Sense::invalid_field(2, Some(2)));
             }
@@ -96,7 +96,7 @@ fn one(operation: Option<&Operation>, timeouts: bool) -> Vec<u8> {
     bytes
 }
 
-/// SPC-5 6.35.4: the nominal time is not told, the recommended one is.
+/// SPC-5 6.35.4: only the recommended timeout is reported, not the nominal one.
 fn timeouts_descriptor() -> [u8; 12] {
     let mut bytes = [0; 12];
     bytes[1] = 0x0a;

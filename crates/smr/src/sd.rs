@@ -1,13 +1,13 @@
-//! The driver's side of a host-managed disk: it finds out what the disk is, turns requests into
-//! commands, and sense data into statuses, as Linux's `sd` and `sd_zbc` do.
+//! The driver for a host-managed disk: it identifies the disk and turns requests into commands and
+//! sense data into statuses, as Linux's `sd` and `sd_zbc` do.
 //!
 //! ```text
 //! SdQueue ─ Command (bytes) ▸ ScsiTransport ▸ disk
 //! SdQueue ◂─ Verdict ◂─ status, sense data ◂─┘
 //! ```
 //!
-//! It knows a disk by what the disk says of itself and by nothing else; whether it is emulated or
-//! real is the transport's business.
+//! The driver knows a disk only by what the disk reports; the transport hides whether the disk is
+//! emulated or real.
 
 mod buffer;
 mod command;

@@ -1,5 +1,4 @@
-//! SCSI status and sense data: what went wrong, in the words of SPC-5 4.4 and the codes of its
-//! annex F.
+//! SCSI status and sense data, with the terms of SPC-5 4.4 and the codes of its annex F.
 
 use std::fmt;
 
@@ -7,9 +6,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ScsiStatus {
-    /// Done as asked.
+    /// The command succeeded.
     Good = 0x00,
-    /// Sense data say what happened.
+    /// Sense data describe the result.
     CheckCondition = 0x02,
     /// The logical unit cannot take the command now.
     Busy = 0x08,
@@ -24,7 +23,7 @@ pub enum ScsiStatus {
 }
 
 impl ScsiStatus {
-    /// The status of a byte.
+    /// The status for a byte value.
     pub const fn from_byte(byte: u8) -> Option<ScsiStatus> {
         match byte {
             0x00 => Some(ScsiStatus::Good),
@@ -45,23 +44,23 @@ impl ScsiStatus {
 pub enum SenseKey {
     /// Nothing to report.
     NoSense = 0x0,
-    /// It succeeded, with some effort.
+    /// The command succeeded after recovery actions.
     RecoveredError = 0x1,
     /// The logical unit cannot be used now.
     NotReady = 0x2,
-    /// A flaw of the medium.
+    /// A defect of the medium.
     MediumError = 0x3,
-    /// A failure of the device.
+    /// A hardware failure.
     HardwareError = 0x4,
     /// The command or its parameters are wrong.
     IllegalRequest = 0x5,
-    /// Something has happened to the logical unit.
+    /// An event occurred at the logical unit.
     UnitAttention = 0x6,
-    /// The blocks may not be read or written.
+    /// The blocks must not be read or written.
     DataProtect = 0x7,
     /// Unwritten medium.
     BlankCheck = 0x8,
-    /// Of the vendor's own.
+    /// Vendor specific.
     VendorSpecific = 0x9,
     /// A copy command failed.
     CopyAborted = 0xa,
@@ -69,11 +68,11 @@ pub enum SenseKey {
     AbortedCommand = 0xb,
     /// Obsolete or reserved.
     Reserved = 0xc,
-    /// Data are left in a buffer that the medium cannot take.
+    /// The medium cannot take data that are left in a buffer.
     VolumeOverflow = 0xd,
     /// The data differ from those on the medium.
     Miscompare = 0xe,
-    /// The command completed, and there is something to know.
+    /// The command completed with information for the host.
     Completed = 0xf,
 }
 
@@ -97,35 +96,35 @@ impl SenseKey {
         SenseKey::Completed,
     ];
 
-    /// The key in the low four bits of a byte.
+    /// The sense key in the low four bits of a byte.
     pub const fn from_bits(bits: u8) -> SenseKey {
         SenseKey::ALL[(bits & 0xf) as usize]
     }
 }
 
-/// The field of the command that is wrong, SPC-5 4.4.2.4.2.
+/// The invalid field of a command, SPC-5 4.4.2.4.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldPointer {
-    /// In the command; otherwise in the data that were sent with it.
+    /// Whether the field is in the command; otherwise it is in the parameter data.
     pub in_cdb: bool,
-    /// The byte that the field begins in.
+    /// The first byte of the field.
     pub byte: u16,
-    /// The field's highest bit in it; none if the whole byte is meant.
+    /// The highest bit of the field in that byte; `None` for the whole byte.
     pub bit: Option<u8>,
 }
 
 /// Sense data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sense {
-    /// The kind of trouble.
+    /// The category of the error.
     pub key: SenseKey,
     /// Additional sense code.
     pub asc: u8,
-    /// Its qualifier.
+    /// Additional sense code qualifier.
     pub ascq: u8,
-    /// The block address that it is about.
+    /// The block address that the error concerns.
     pub information: Option<u64>,
-    /// The field that it is about.
+    /// The invalid field.
     pub field: Option<FieldPointer>,
 }
 
@@ -136,7 +135,7 @@ macro_rules! codes {
         impl Sense {
             $($(#[$doc])* pub const $name: Sense = Sense::new(SenseKey::$key, $asc, $ascq);)*
 
-            /// SPC's name of the additional sense code, if it is one that the emulated disk gives.
+            /// SPC's name of the additional sense code, if the emulated disk uses it.
             pub fn text(&self) -> Option<&'static str> {
                 match (self.asc, self.ascq) {
                     $(($asc, $ascq) => Some($text),)*
@@ -146,7 +145,7 @@ macro_rules! codes {
         }
 
         impl Sense {
-            /// Every code that the emulated disk gives, with SPC's name of it.
+            /// Every code that the emulated disk uses, with SPC's name.
             pub const NAMED: &[(Sense, &str)] = &[$((Sense::$name, $text)),*];
         }
     };
@@ -155,106 +154,106 @@ macro_rules! codes {
 codes! {
     /// Nothing to report.
     NO_SENSE = NoSense, 0x00, 0x00, "NO ADDITIONAL SENSE INFORMATION";
-    /// The medium does not keep what is written.
+    /// The medium failed to store data.
     WRITE_ERROR = MediumError, 0x0c, 0x00, "WRITE ERROR";
-    /// The medium does not give what was written.
+    /// The medium failed to return data.
     UNRECOVERED_READ_ERROR = MediumError, 0x11, 0x00, "UNRECOVERED READ ERROR";
-    /// The parameter list is shorter than it has to be.
+    /// The parameter list is too short.
     PARAMETER_LIST_LENGTH_ERROR = IllegalRequest, 0x1a, 0x00, "PARAMETER LIST LENGTH ERROR";
-    /// No such command.
+    /// Unknown command.
     INVALID_OPERATION_CODE = IllegalRequest, 0x20, 0x00, "INVALID COMMAND OPERATION CODE";
-    /// Beyond the last block.
+    /// The address is beyond the last block.
     LBA_OUT_OF_RANGE = IllegalRequest, 0x21, 0x00, "LOGICAL BLOCK ADDRESS OUT OF RANGE";
-    /// Not at the write pointer, or not up to the end of a physical block.
+    /// The write does not start at the write pointer, or does not end at a physical block boundary.
     UNALIGNED_WRITE = IllegalRequest, 0x21, 0x04, "UNALIGNED WRITE COMMAND";
-    /// Over the end of a zone.
+    /// The write crosses the end of a zone.
     WRITE_BOUNDARY_VIOLATION = IllegalRequest, 0x21, 0x05, "WRITE BOUNDARY VIOLATION";
-    /// Beyond the write pointer, where the disk does not allow that.
+    /// The read reaches above the write pointer, on a disk that does not allow that.
     READ_INVALID_DATA = IllegalRequest, 0x21, 0x06, "ATTEMPT TO READ INVALID DATA";
-    /// Over the end of a zone, where the disk does not allow that.
+    /// The read crosses the end of a zone, on a disk that does not allow that.
     READ_BOUNDARY_VIOLATION = IllegalRequest, 0x21, 0x07, "READ BOUNDARY VIOLATION";
-    /// Where there is nothing.
+    /// The range lies in a gap zone.
     GAP_ZONE_ACCESS = IllegalRequest, 0x21, 0x09, "ATTEMPT TO ACCESS GAP ZONE";
-    /// A field of the command has a value that it may not have.
+    /// A field of the command has an invalid value.
     INVALID_FIELD_IN_CDB = IllegalRequest, 0x24, 0x00, "INVALID FIELD IN CDB";
-    /// The same of a parameter list.
+    /// A field of the parameter list has an invalid value.
     INVALID_FIELD_IN_PARAMETER_LIST = IllegalRequest, 0x26, 0x00,
         "INVALID FIELD IN PARAMETER LIST";
-    /// The zone cannot be written any more.
+    /// The zone is read-only.
     ZONE_IS_READ_ONLY = DataProtect, 0x27, 0x08, "ZONE IS READ ONLY";
-    /// The zone cannot be used any more.
+    /// The zone is offline.
     ZONE_IS_OFFLINE = DataProtect, 0x2c, 0x0e, "ZONE IS OFFLINE";
-    /// Mode parameters are not saved.
+    /// Mode parameters cannot be saved.
     SAVING_PARAMETERS_NOT_SUPPORTED = IllegalRequest, 0x39, 0x00,
         "SAVING PARAMETERS NOT SUPPORTED";
     /// The device failed.
     INTERNAL_TARGET_FAILURE = HardwareError, 0x44, 0x00, "INTERNAL TARGET FAILURE";
-    /// As many zones are explicitly open as may be open.
+    /// The maximum number of zones is explicitly open.
     INSUFFICIENT_ZONE_RESOURCES = DataProtect, 0x55, 0x0e, "INSUFFICIENT ZONE RESOURCES";
 }
 
-/// In which form sense data are sent, SPC-5 4.4.1.
+/// The format of sense data, SPC-5 4.4.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SenseFormat {
-    /// Response code 72h: descriptors of any number.
+    /// Response code 72h: a list of descriptors.
     #[default]
     Descriptor,
-    /// Response code 70h: a fixed place for each field; block addresses have 32 bits.
+    /// Response code 70h: fields at fixed offsets; block addresses have 32 bits.
     Fixed,
 }
 
-/// Response codes, SPC-5 4.4.1; the deferred ones are read as the current ones.
+/// Response codes, SPC-5 4.4.1; deferred errors are parsed as current ones.
 const FIXED: u8 = 0x70;
 const DESCRIPTOR: u8 = 0x72;
 /// Descriptor types.
 const INFORMATION: u8 = 0x00;
 const SENSE_KEY_SPECIFIC: u8 = 0x02;
-/// The information, or the sense-key specific field, is valid.
+/// The information field, or the sense-key specific field, is valid.
 const VALID: u8 = 0x80;
 /// The field pointer points into the command.
 const COMMAND_DATA: u8 = 0x40;
 /// The bit pointer is valid.
 const BIT_POINTER_VALID: u8 = 0x08;
-/// Bytes of fixed sense data with everything that we fill in.
+/// Length of fixed sense data with all fields that we set.
 const FIXED_BYTES: usize = 18;
-/// Most bytes that sense data can have, SPC-5 4.4.1.
+/// Maximum length of sense data, SPC-5 4.4.1.
 pub const SENSE_BYTES_MAX: usize = 252;
 
 impl Sense {
-    /// Sense data with nothing but codes.
+    /// Sense data that consist of the codes only.
     pub const fn new(key: SenseKey, asc: u8, ascq: u8) -> Sense {
         Sense { key, asc, ascq, information: None, field: None }
     }
 
-    /// The same about a block.
+    /// Adds the block address that the error concerns.
     #[must_use]
     pub const fn at(self, lba: u64) -> Sense {
         Sense { information: Some(lba), ..self }
     }
 
-    /// A field of the command that is wrong.
+    /// Sense data for an invalid field of the command.
     pub const fn invalid_field(byte: u16, bit: Option<u8>) -> Sense {
         let field = Some(FieldPointer { in_cdb: true, byte, bit });
         Sense { field, ..Sense::INVALID_FIELD_IN_CDB }
     }
 
-    /// A field of the parameter list that is wrong.
+    /// Sense data for an invalid field of the parameter list.
     pub const fn invalid_parameter(byte: u16) -> Sense {
         let field = Some(FieldPointer { in_cdb: false, byte, bit: None });
         Sense { field, ..Sense::INVALID_FIELD_IN_PARAMETER_LIST }
     }
 
-    /// Whether key and codes are those of `other`, whatever else is told.
+    /// Whether key and codes equal those of `other`, regardless of other fields.
     pub fn is(&self, other: Sense) -> bool {
         self.code() == other.code()
     }
 
-    /// Key, code and qualifier.
+    /// Sense key, additional sense code and qualifier.
     pub const fn code(&self) -> (SenseKey, u8, u8) {
         (self.key, self.asc, self.ascq)
     }
 
-    /// The sense data as they are sent.
+    /// Encodes the sense data.
     pub fn print(&self, format: SenseFormat) -> Vec<u8> {
         match format {
             SenseFormat::Descriptor => self.print_descriptors(),
@@ -281,7 +280,7 @@ impl Sense {
         let mut bytes = vec![0; FIXED_BYTES];
         bytes[0] = FIXED;
         bytes[2] = self.key as u8;
-        // SPC-5 4.4.3: an address that does not fit is not valid.
+        // SPC-5 4.4.3: an address that does not fit is marked invalid.
         if let Some(lba) = self.information.and_then(|lba| u32::try_from(lba).ok()) {
             bytes[0] |= VALID;
             bytes[3..7].copy_from_slice(&lba.to_be_bytes());
@@ -295,7 +294,7 @@ impl Sense {
         bytes
     }
 
-    /// Reads sense data of either form; nothing if they are neither, or too short for a key.
+    /// Parses sense data of either format; `None` if they are neither, or too short for a key.
     pub fn parse(bytes: &[u8]) -> Option<Sense> {
         let byte = |at: usize| bytes.get(at).copied();
         match byte(0)? & 0x7f {
@@ -308,7 +307,7 @@ impl Sense {
             }
             0x70 | 0x71 => {
                 let key = SenseKey::from_bits(byte(2)?);
-                // What is not there is 0, SPC-5 4.4.3.
+                // Missing bytes read as 0, SPC-5 4.4.3.
                 let mut sense = Sense::new(key, byte(12).unwrap_or(0), byte(13).unwrap_or(0));
                 if byte(0)? & VALID != 0
                     && let Some(lba) = bytes.get(3..7)
@@ -340,7 +339,7 @@ impl Sense {
         }
     }
 
-    /// The field pointer, of the one key that has it.
+    /// Parses the field pointer, which only ILLEGAL REQUEST has.
     fn parse_field(&self, bytes: &[u8]) -> Option<FieldPointer> {
         let [flags, high, low] = *bytes else { return None };
         if self.key != SenseKey::IllegalRequest || flags & VALID == 0 {

@@ -1,5 +1,5 @@
-//! A real drive, through Linux's SG_IO: one `ioctl` per command, with the version 3 header of
-//! `<scsi/sg.h>` (include/uapi, and Documentation/scsi/scsi-generic.rst).
+//! A transport to a real drive through Linux's SG_IO: one `ioctl` per command, with the version 3
+//! header of `<scsi/sg.h>` (include/uapi, and Documentation/scsi/scsi-generic.rst).
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -12,27 +12,27 @@ use std::path::{Path, PathBuf};
 use crate::sense::{ScsiStatus, Sense};
 use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
 
-/// Requests of `<scsi/sg.h>` and `<linux/fs.h>`.
+/// ioctl requests of `<scsi/sg.h>` and `<linux/fs.h>`.
 const SG_IO: u32 = 0x2285;
 const SG_GET_VERSION_NUM: u32 = 0x2282;
 const BLKSECTGET: u32 = 0x1267;
-/// The first version of the driver that has this header.
+/// The first version of the driver with this header.
 const VERSION_MIN: c_int = 30_000;
-/// Directions of `sg_io_hdr`.
+/// Values of `dxfer_direction` in `sg_io_hdr`.
 const DXFER_NONE: c_int = -1;
 const DXFER_TO_DEVICE: c_int = -2;
 const DXFER_FROM_DEVICE: c_int = -3;
-/// Room for sense data, in bytes: the most that there can be (SPC-5 4.4.1).
+/// Size of the sense data buffer in bytes: the maximum length (SPC-5 4.4.1).
 const SENSE_LEN: usize = 252;
-/// Bounds of what one command may transfer, whatever the system says.
+/// Bounds on the bytes of one command, whatever the system reports.
 const BYTES_MIN: usize = 4096;
 const BYTES_MAX: usize = 1 << 20;
 
-/// How long a command may take: Linux's `SD_TIMEOUT`, in milliseconds.
+/// Timeout of a command in milliseconds: Linux's `SD_TIMEOUT`.
 const TIMEOUT_MS: c_uint = 30_000;
-/// The same of a flush: `SD_FLUSH_TIMEOUT`.
+/// Timeout of a flush in milliseconds: Linux's `SD_FLUSH_TIMEOUT`.
 const FLUSH_TIMEOUT_MS: c_uint = 60_000;
-/// The same of WRITE SAME: `SD_WRITE_SAME_TIMEOUT`.
+/// Timeout of WRITE SAME in milliseconds: Linux's `SD_WRITE_SAME_TIMEOUT`.
 const WRITE_SAME_TIMEOUT_MS: c_uint = 120_000;
 
 /// `struct sg_io_hdr`.
@@ -65,25 +65,25 @@ struct Header {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Header>() == 88, "the kernel's size of the header");
 
-/// Why a file is no drive that can be spoken to.
+/// Why a file cannot be used as a drive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SgError {
-    /// It cannot be opened.
+    /// The file cannot be opened.
     #[error("`{path}` cannot be opened: {source}")]
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It is no device.
+    /// The file is not a device.
     #[error("`{path}` is no device; wanted a SCSI disk such as /dev/sg0 or /dev/sda")]
     NoDevice {
         /// The file.
         path: PathBuf,
     },
-    /// It is a device that does not understand SG_IO.
+    /// The device does not support SG_IO.
     #[error(
         "`{path}` takes no SCSI commands (SG_GET_VERSION_NUM: {source}); wanted a SCSI disk such \
          as /dev/sg0 or /dev/sda"
@@ -91,10 +91,10 @@ pub enum SgError {
     NoScsi {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The system's driver is too old.
+    /// The system's sg driver is too old.
     #[error(
         "`{path}`: version {version} of the sg driver is too old; wanted {VERSION_MIN} or later"
     )]
@@ -106,7 +106,7 @@ pub enum SgError {
     },
 }
 
-/// A drive behind SG_IO.
+/// A drive that SG_IO reaches.
 #[derive(Debug)]
 pub struct Sg {
     file: File,
@@ -114,13 +114,13 @@ pub struct Sg {
 }
 
 impl Sg {
-    /// Opens a drive for this process alone: a generic node or a disk's own.
+    /// Opens a drive for exclusive use: its generic node or its disk node.
     ///
     /// # Errors
-    /// If the file cannot be opened, is in use, or is no SCSI device.
+    /// If the file cannot be opened, is in use, or is not a SCSI device.
     pub fn open(path: &Path) -> Result<Sg, SgError> {
         let open_error = |source| SgError::Open { path: path.to_owned(), source };
-        // The type first: opening a pipe or a terminal could wait, or do something.
+        // Check the type first: opening a FIFO or a terminal could block or have side effects.
         let kind = path.metadata().map_err(open_error)?.file_type();
         if !kind.is_block_device() && !kind.is_char_device() {
             return Err(SgError::NoDevice { path: path.to_owned() });
@@ -135,7 +135,7 @@ impl Sg {
             return Err(SgError::Old { path: path.to_owned(), version });
         }
         let bytes_max = number(&file, BLKSECTGET).map_or(BYTES_MIN, |max| {
-            // A disk counts sectors, in 16 bits, and a generic node bytes.
+            // A disk node reports sectors, in 16 bits, and a generic node bytes.
             let max = if kind.is_block_device() { (max & 0xffff) << 9 } else { max };
             usize::try_from(max).unwrap_or(BYTES_MIN).clamp(BYTES_MIN, BYTES_MAX)
         });
@@ -143,16 +143,16 @@ impl Sg {
     }
 }
 
-/// A number that the system tells of a device.
+/// Reads a number that the system reports for a device.
 fn number(file: &File, request: u32) -> io::Result<c_int> {
     let mut number: c_int = 0;
-    // SAFETY: both requests write at most an `int` through the pointer, which is valid; the file
-    // is open.
+    // SAFETY: all these requests write at most an `int` through the pointer, which is valid; the
+    // file is open.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), request as _, &raw mut number) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(number) }
 }
 
-/// How long a command may take, by its operation code.
+/// Timeout of a command, by its operation code.
 fn timeout_ms(cdb: &[u8]) -> c_uint {
     match cdb.first() {
         Some(0x35 | 0x91) => FLUSH_TIMEOUT_MS,
@@ -161,7 +161,7 @@ fn timeout_ms(cdb: &[u8]) -> c_uint {
     }
 }
 
-/// The header for a command. The pointers in it are those of its arguments.
+/// The header for a command. Its pointers point to the arguments.
 fn header(cdb: &[u8], data: &mut Data<'_>, sense: &mut [u8; SENSE_LEN]) -> Header {
     let (direction, pointer, len) = match data {
         Data::None => (DXFER_NONE, std::ptr::null_mut(), 0),
@@ -194,9 +194,9 @@ fn header(cdb: &[u8], data: &mut Data<'_>, sense: &mut [u8; SENSE_LEN]) -> Heade
     }
 }
 
-/// What the parts of a header that the kernel fills in say.
+/// Interprets the fields of a header that the kernel fills in.
 fn ended(header: &Header, sense: &[u8; SENSE_LEN]) -> Result<Outcome, TransportError> {
-    /// The driver's way of saying that there are sense data, in the low four bits.
+    /// The driver status for available sense data, in the low four bits.
     const DRIVER_SENSE: c_ushort = 0x08;
     const DRIVER_TIMEOUT: c_ushort = 0x06;
     let (host, driver) = (header.host_status, header.driver_status & 0x0f);
@@ -204,7 +204,7 @@ fn ended(header: &Header, sense: &[u8; SENSE_LEN]) -> Result<Outcome, TransportE
     let transferred = len.saturating_sub(usize::try_from(header.resid).unwrap_or(0));
     let written = usize::from(header.sb_len_wr).min(SENSE_LEN);
     let sense = Sense::parse(&sense[..written]);
-    // Sense data are worth more than what the adapter makes of them.
+    // Sense data are more specific than the host adapter's status.
     if sense.is_some()
         && (header.status == ScsiStatus::CheckCondition as u8 || driver == DRIVER_SENSE)
     {
@@ -220,7 +220,7 @@ fn ended(header: &Header, sense: &[u8; SENSE_LEN]) -> Result<Outcome, TransportE
         },
         // DID_NO_CONNECT, DID_BAD_TARGET.
         0x01 | 0x04 => Err(TransportError::Gone),
-        // DID_BUS_BUSY, DID_IMM_RETRY, DID_REQUEUE: it was not even begun.
+        // DID_BUS_BUSY, DID_IMM_RETRY, DID_REQUEUE: the command was not started.
         0x02 | 0x0c | 0x0d => Ok(Outcome { status: ScsiStatus::Busy, sense: None, transferred: 0 }),
         // DID_TIME_OUT.
         0x03 => Err(TransportError::Timeout),
@@ -239,9 +239,9 @@ impl ScsiTransport for Sg {
         }
         let mut sense = [0; SENSE_LEN];
         let mut header = header(cdb, &mut data, &mut sense);
-        // SAFETY: the header is valid, and each pointer in it is to a buffer that is as long as
-        // the length beside it says, writable where the kernel writes (sense data, and data from
-        // the device), and borrowed by this function until the call is over.
+        // SAFETY: the header is valid. Each pointer in it points to a buffer of at least the length
+        // in the header, writable where the kernel writes (sense data, and data from the device),
+        // and borrowed by this function until the call returns.
         let result = unsafe { libc::ioctl(self.file.as_raw_fd(), SG_IO as _, &raw mut header) };
         if result < 0 {
             let error = io::Error::last_os_error();
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
     use crate::sense::{SenseFormat, SenseKey};
 
-    /// What the kernel fills in, and what is made of it.
+    /// Fills in a header as the kernel would, and returns its interpretation.
     fn end(
         fill: impl FnOnce(&mut Header, &mut [u8; SENSE_LEN]),
     ) -> Result<Outcome, TransportError> {
@@ -309,7 +309,7 @@ mod tests {
                 let bytes = Sense::UNALIGNED_WRITE.print(format);
                 sense[..bytes.len()].copy_from_slice(&bytes);
                 (header.status, header.sb_len_wr) = (2, bytes.len() as u8);
-                // As kernels before 5.14 say it beside.
+                // Kernels before 5.14 report it in the driver status.
                 (header.driver_status, header.host_status) = (8, 0x10);
                 header.resid = 512;
             });
@@ -317,7 +317,7 @@ mod tests {
             assert_eq!((outcome.status, outcome.transferred), (ScsiStatus::CheckCondition, 0));
             assert_eq!(outcome.sense.unwrap().code(), (SenseKey::IllegalRequest, 0x21, 0x04));
         }
-        // A check without sense data is an end without a reason.
+        // CHECK CONDITION without sense data is a failure without a reason.
         let outcome = end(|header, _| header.status = 2).unwrap();
         assert_eq!((outcome.status, outcome.sense), (ScsiStatus::CheckCondition, None));
     }

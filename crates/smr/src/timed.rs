@@ -1,8 +1,8 @@
-//! A disk that takes its time: the model of a drive beside a transport that answers at once.
+//! A disk with the timing of a real drive: a model of the drive on top of a fast transport.
 //!
-//! The effects of a command are there when it has been executed; only its completion waits until
-//! the model says that the drive would be done. Commands of all channels move one arm.
-#![allow(clippy::disallowed_types)] // There is one arm, asked only where time is modelled.
+//! A command takes effect when it is executed; only its completion waits until the model says that
+//! the drive would be done. The commands of all channels share one arm.
+#![allow(clippy::disallowed_types)] // One arm, used only with a timing model.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,19 +14,19 @@ use crate::config::DiskConfig;
 use crate::timing::{Access, DriveTimes, Timing};
 use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
 
-/// See the module.
+/// A transport whose completions are delayed by a model of a drive.
 #[derive(Debug)]
 pub struct Timed<T> {
     inner: T,
     arm: Mutex<Timing>,
     block_bytes: u64,
-    /// Where sequential zones begin, in bytes.
+    /// End of the conventional zones, in bytes.
     conventional_end: u64,
 }
 
 impl<T: ScsiTransport> Timed<T> {
-    /// A disk of this configuration, as fast as a drive with these times. Without a write cache
-    /// nothing is buffered.
+    /// A disk of this configuration with the timing of a drive. Without a write cache no write is
+    /// buffered.
     pub fn new(inner: T, config: &DiskConfig, times: DriveTimes) -> Timed<T> {
         let write_buffer_bytes = if config.write_cache { times.write_buffer_bytes } else { 0 };
         let times = DriveTimes { write_buffer_bytes, ..times };
@@ -38,7 +38,7 @@ impl<T: ScsiTransport> Timed<T> {
         }
     }
 
-    /// What a command does to the drive: how, from which byte on, and how many of them.
+    /// The access that a command makes: its kind, first byte and length.
     fn access(&self, cdb: &[u8]) -> (Access, u64, u64) {
         let range = |blocks: Blocks| {
             // A range beyond the medium is refused before the arm moves.
@@ -70,7 +70,7 @@ impl<T: ScsiTransport> ScsiTransport for Timed<T> {
 
     fn due(&self, now: Nanos, cdb: &[u8]) -> Nanos {
         let (access, offset, len) = self.access(cdb);
-        // The model is whole between two calls, whoever panicked.
+        // The model is consistent between calls, even after a panic.
         let mut arm = self.arm.lock().unwrap_or_else(PoisonError::into_inner);
         Nanos(arm.done_at(access, offset, len, now.0))
     }

@@ -1,50 +1,52 @@
-//! How long a host-managed SMR drive would take: seeks, rotation, transfer, its buffers.
+//! A timing model of a host-managed SMR drive: seeks, rotation, transfer, buffers.
 //!
-//! A pure model: no clock and no chance in it, so that the same commands at the same times always
-//! take as long. Who completes commands asks it when each is due, in the order of their arrival.
+//! The model is pure: it has no clock and no randomness, so the same commands at the same times
+//! always take the same time. The caller passes commands in the order of their arrival and gets the
+//! time at which each completes.
 //!
-//! The medium is one spiral from the outer edge inwards, as the blocks of a drive are numbered. A
-//! byte's angle follows from how long the spindle takes to get there from byte 0, so that whoever
-//! reads on where he ended loses nothing, and whoever comes back to where he was a moment too late
-//! waits for most of a revolution.
+//! The medium is one spiral from the outer edge inwards, like a drive's block numbers. A byte's
+//! angle follows from the time that the spindle takes to get there from byte 0. So a read that
+//! continues where the last one ended loses no time, and an access that comes slightly too late
+//! waits for almost a revolution.
 
 use std::collections::VecDeque;
 
 /// Nanoseconds in a second.
 const SECOND: f64 = 1e9;
 
-/// Mean of the square root of the distance between two places drawn at random, where the whole
-/// stroke is 1: the integral of `2 * (1 - d) * sqrt(d)`.
+/// Mean of the square root of the distance between two random positions, as a part of the full
+/// stroke: the integral of `2 * (1 - d) * sqrt(d)`.
 const MEAN_ROOT: f64 = 8.0 / 15.0;
 
-/// Most buffered writes that are kept apart; beyond, the buffer counts as full.
+/// Maximum number of buffered writes to track; beyond it the buffer counts as full.
 const BUFFERED_MAX: usize = 8192;
 
-/// Idle for so long, in nanoseconds, a drive begins to empty its media cache.
+/// Idle time in nanoseconds after which a drive starts to empty its media cache.
 const IDLE_NS: u64 = 50_000_000;
 
-/// What is known of a drive.
+/// The parameters of a drive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DriveTimes {
     /// One revolution, in nanoseconds.
     pub revolution_ns: u64,
-    /// A seek to the next track, in nanoseconds, when reading and when writing.
+    /// A seek to the next track for a read and for a write, in nanoseconds.
     pub track_seek_ns: [u64; 2],
-    /// The average of all seeks, in nanoseconds, when reading and when writing.
+    /// The average seek for a read and for a write, in nanoseconds.
     pub average_seek_ns: [u64; 2],
-    /// From the medium at the outer edge, in bytes a second.
+    /// Media transfer rate at the outer edge, in bytes per second.
     pub outer_rate: u64,
-    /// From the medium at the inner edge, in bytes a second.
+    /// Media transfer rate at the inner edge, in bytes per second.
     pub inner_rate: u64,
-    /// Over the interface, in bytes a second.
+    /// Interface transfer rate, in bytes per second.
     pub interface_rate: u64,
-    /// What each command takes beside, in nanoseconds.
+    /// Additional time of each command, in nanoseconds.
     pub command_ns: u64,
-    /// Bytes that are read ahead after a read.
+    /// Bytes that the drive reads ahead after a read.
     pub read_ahead_bytes: u64,
-    /// Bytes of writes that are buffered; none where the write cache is off.
+    /// Size of the write buffer in bytes; 0 if the write cache is off.
     pub write_buffer_bytes: u64,
-    /// Bytes of the area on the medium where small writes to conventional zones go first.
+    /// Size in bytes of the media cache: the area that first takes small writes to conventional
+    /// zones.
     pub media_cache_bytes: u64,
 }
 
@@ -55,12 +57,12 @@ impl DriveTimes {
     /// | --- | --- | --- |
     /// | revolution | 8.33 ms | 7200 revolutions a minute, HC620 specification, revision 1.5 |
     /// | outer rate | 233 MB/s | sustained, as announced for the 14 TB model in 2017 |
-    /// | buffer | 512 MB | the same; how it is divided is not published: half for writes here |
-    /// | average seek | 7.4, 8.2 ms | read, write: HC310 specification, table 5, the same maker's |
-    /// | track seek | 0.23, 0.32 ms | the same, table 6 |
+    /// | buffer | 512 MB | same announcement; split not published: half for writes here |
+    /// | average seek | 7.4, 8.2 ms | read, write: HC310 specification, table 5, same manufacturer |
+    /// | track seek | 0.23, 0.32 ms | HC310 specification, table 6 |
     /// | interface | 600 MB/s | SATA at 6 Gb/s |
     /// | inner rate | 110 MB/s | not published: radii of 3.5-inch platters, about 46 to 22 mm |
-    /// | command, read-ahead, media cache | 50 us, 4 MiB, 8 GiB | not published: guesses |
+    /// | command, read-ahead, media cache | 50 us, 4 MiB, 8 GiB | not published: estimates |
     pub const HC620: DriveTimes = DriveTimes {
         revolution_ns: 8_333_333,
         track_seek_ns: [230_000, 320_000],
@@ -75,25 +77,25 @@ impl DriveTimes {
     };
 }
 
-/// What a command does.
+/// The kind of access of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It reads.
+    /// A read.
     Read,
-    /// It writes.
+    /// A write.
     Write {
-        /// It is done when the data are on the medium.
+        /// Whether the write completes only when the data are on the medium.
         fua: bool,
-        /// To a conventional zone.
+        /// Whether the write is to a conventional zone.
         conventional: bool,
     },
-    /// It empties the write buffer.
+    /// A flush of the write buffer.
     Flush,
-    /// It does not touch the medium.
+    /// A command that does not access the medium.
     Other,
 }
 
-/// Where the arm goes.
+/// The purpose of an arm movement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arm {
     Reads = 0,
@@ -104,33 +106,33 @@ enum Arm {
 #[derive(Clone, Copy, Debug)]
 struct Buffered {
     bytes: u64,
-    /// When it is on the medium.
+    /// When the write is on the medium.
     done_ns: u64,
 }
 
-/// A drive and where its head is.
+/// A drive with the state of its head and buffers.
 #[derive(Clone, Debug)]
 pub struct Timing {
     times: DriveTimes,
     /// Length of the medium in bytes.
     len: u64,
-    /// Where the head is, in bytes: behind what it transferred last.
+    /// Position of the head in bytes: the end of its last transfer.
     head: u64,
-    /// When it got there, and the arm is free.
+    /// When the head got there and the arm became free.
     free_ns: u64,
-    /// Whether it has read last, and so goes on reading ahead.
+    /// Whether the last transfer was a read, so that the drive reads ahead.
     ahead: bool,
     buffered: VecDeque<Buffered>,
     buffered_bytes: u64,
-    /// Bytes in the media cache, and the number of writes that they are.
+    /// Bytes in the media cache; the next field is the number of writes.
     cached_bytes: u64,
     cached_writes: u64,
-    /// When the last command came.
+    /// When the last command arrived.
     last_ns: u64,
 }
 
 impl Timing {
-    /// A drive of `len` bytes, its head at the outer edge.
+    /// A drive of `len` bytes with its head at the outer edge.
     pub fn new(times: DriveTimes, len: u64) -> Timing {
         Timing {
             times,
@@ -146,8 +148,8 @@ impl Timing {
         }
     }
 
-    /// When a command that comes at `now_ns` is done. Times do not fall from call to call; one that
-    /// does counts as the last one.
+    /// When a command that arrives at `now_ns` completes. Arrival times must not decrease; one that
+    /// does is treated as the last one.
     pub fn done_at(&mut self, access: Access, offset: u64, len: u64, now_ns: u64) -> u64 {
         let now = now_ns.max(self.last_ns);
         self.tidy(now);
@@ -163,17 +165,18 @@ impl Timing {
         }
     }
 
-    /// How long the head takes from byte 0 to a byte, in nanoseconds, without a pause.
+    /// Time in nanoseconds that the head takes from byte 0 to a byte without a pause.
     ///
-    /// The rate falls with the radius, and bytes below a radius go with its square: the rate at a
-    /// byte is `sqrt(outer² - b / len * (outer² - inner²))`. This is the integral of its inverse.
+    /// The rate is proportional to the radius, and the number of bytes inside a radius to its
+    /// square: the rate at a byte is `sqrt(outer² - b / len * (outer² - inner²))`. This is the
+    /// integral of its inverse.
     fn spin_ns(&self, byte: u64) -> u64 {
         let (outer, inner) = (self.times.outer_rate as f64, self.times.inner_rate as f64);
         let part = byte.min(self.len) as f64 / self.len as f64;
         let fall = outer * outer - inner * inner;
         let seconds = if fall > 0.0 {
             let rate = (outer * outer - part * fall).sqrt();
-            // `outer - rate` without the loss of digits near the edge.
+            // `outer - rate` without cancellation near the edge.
             2.0 * self.len as f64 * part / (outer + rate)
         } else {
             part * self.len as f64 / outer
@@ -181,7 +184,7 @@ impl Timing {
         (seconds * SECOND) as u64
     }
 
-    /// A seek over a distance in bytes.
+    /// Duration of a seek over a distance in bytes.
     fn seek_ns(&self, arm: Arm, distance: u64) -> u64 {
         if distance == 0 {
             return 0;
@@ -197,7 +200,7 @@ impl Timing {
         (len as f64 / self.times.interface_rate as f64 * SECOND) as u64
     }
 
-    /// Moves the head to a byte and transfers from there; answers when that is done.
+    /// Moves the head to a byte and transfers from there; returns the completion time.
     fn transfer(&mut self, arm: Arm, offset: u64, len: u64, start: u64) -> u64 {
         let start = start.max(self.free_ns);
         let arrived = start + self.seek_ns(arm, offset.abs_diff(self.head));
@@ -215,7 +218,7 @@ impl Timing {
         let (head, end) = (self.head, offset + len);
         let limit = (head + self.times.read_ahead_bytes).min(self.len);
         if self.ahead && (head..limit).contains(&offset) {
-            // The head reads on until the limit, unless something else comes.
+            // The head reads ahead up to the limit unless another command comes.
             let reached = |to: u64| self.free_ns + self.spin_ns(to) - self.spin_ns(head);
             let stopped = reached(limit) < start;
             if !stopped || end <= limit {
@@ -228,8 +231,8 @@ impl Timing {
         done.max(ready)
     }
 
-    /// Does something before the writes that are buffered, but behind the one on its way: they are
-    /// done so much later.
+    /// Does something before the buffered writes, but after the one in progress; delays them by its
+    /// duration.
     fn ahead_of_buffered(&mut self, work: impl FnOnce(&mut Timing) -> u64) -> u64 {
         let Some(under_way) = self.buffered.front().map(|first| first.done_ns) else {
             return work(self);
@@ -267,8 +270,8 @@ impl Timing {
         accepted
     }
 
-    /// Brings a buffered write to the medium: small ones of conventional zones to the media cache,
-    /// one behind the other, the rest to their place.
+    /// Moves a buffered write to the medium: small writes to conventional zones go to the media
+    /// cache sequentially, others to their place.
     fn destage(&mut self, conventional: bool, offset: u64, len: u64, start: u64) -> u64 {
         let room = self.cached_bytes + len <= self.times.media_cache_bytes.min(self.len);
         let small = len <= 256 << 10 && offset != self.head;
@@ -281,13 +284,13 @@ impl Timing {
         self.transfer(Arm::Writes, place, len, start)
     }
 
-    /// When everything buffered is on the medium.
+    /// When all buffered writes are on the medium.
     fn drained(&self, start: u64) -> u64 {
         self.buffered.back().map_or(start, |last| last.done_ns.max(start))
     }
 
-    /// Forgets what was done before `now`, and lets an idle drive bring its media cache home, a
-    /// seek and half a revolution for each write.
+    /// Removes writes that finished before `now`, and lets an idle drive move writes from the media
+    /// cache to their places: a seek and half a revolution each.
     fn tidy(&mut self, now: u64) {
         while self.buffered.front().is_some_and(|first| first.done_ns <= now) {
             let first = self.buffered.pop_front().expect("there is a front");

@@ -1,20 +1,20 @@
-//! Pages of vital product data: who the disk is (80h, 83h), and what it can do (B0h to B6h).
-//! SPC-5 7.7, SBC-4 6.6, ZBC-2 6.5.
+//! Pages of vital product data: identification of the disk (80h, 83h), and its features (B0h to
+//! B6h). SPC-5 7.7, SBC-4 6.6, ZBC-2 6.5.
 
 use crate::config::DiskConfig;
 use crate::inquiry::{HOST_MANAGED, PRODUCT, VENDOR};
 use crate::opcodes;
 use crate::sense::Sense;
 
-/// Most bytes that one READ or WRITE transfers.
+/// Maximum bytes of a READ or WRITE.
 pub const TRANSFER_BYTES_MAX: u64 = 16 << 20;
-/// How many bytes of a READ or WRITE are best.
+/// Optimal bytes of a READ or WRITE.
 pub const TRANSFER_BYTES_BEST: u64 = 1 << 20;
-/// Most bytes that one WRITE SAME writes.
+/// Maximum bytes of a WRITE SAME.
 pub const WRITE_SAME_BYTES_MAX: u64 = 256 << 20;
-/// Most bytes that one UNMAP takes.
+/// Maximum bytes of an UNMAP.
 pub const UNMAP_BYTES_MAX: u64 = 1 << 30;
-/// Most ranges of one UNMAP.
+/// Maximum number of ranges of an UNMAP.
 pub const UNMAP_RANGES_MAX: u32 = 256;
 
 /// Supported VPD pages.
@@ -36,10 +36,10 @@ pub const ZONED: u8 = 0xb6;
 pub const PAGES: [u8; 7] =
     [SUPPORTED, SERIAL, IDENTIFICATION, BLOCK_LIMITS, CHARACTERISTICS, PROVISIONING, ZONED];
 
-/// A limit that there is not, or that is not told.
+/// No limit, or not reported.
 const NONE: u32 = u32::MAX;
 
-/// A page with its head.
+/// A page with its header.
 pub(crate) fn page(config: &DiskConfig, page: u8) -> Result<Vec<u8>, Sense> {
     let body = match page {
         SUPPORTED => PAGES.to_vec(),
@@ -57,17 +57,17 @@ pub(crate) fn page(config: &DiskConfig, page: u8) -> Result<Vec<u8>, Sense> {
     Ok(bytes)
 }
 
-/// Puts a field in its place, which the standards count from the start of the page's head.
+/// Puts a field at its offset, which the standards count from the start of the header.
 fn put(body: &mut [u8], at: usize, field: &[u8]) {
     body[at - 4..at - 4 + field.len()].copy_from_slice(field);
 }
 
-/// In logical blocks, cut off where the field is too small.
+/// A number of bytes in logical blocks, saturated to 32 bits.
 fn blocks(config: &DiskConfig, bytes: u64) -> u32 {
     u32::try_from(bytes / u64::from(config.logical_block)).unwrap_or(u32::MAX)
 }
 
-/// A vendor's name for the disk, and a number of the kind that is assigned locally.
+/// A vendor-specific name of the disk, and a locally assigned identifier.
 fn identification(config: &DiskConfig) -> Vec<u8> {
     let mut name = VENDOR.to_vec();
     name.extend(PRODUCT);
@@ -82,14 +82,14 @@ fn identification(config: &DiskConfig) -> Vec<u8> {
     body
 }
 
-/// FNV-1a, which is the same on every machine.
+/// The FNV-1a hash, which is the same on every machine.
 fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// SBC-4 6.6.4.
+/// The page Block Limits, SBC-4 6.6.4.
 fn block_limits(config: &DiskConfig) -> Vec<u8> {
     let mut body = vec![0; 60];
     let physical = blocks(config, config.physical_block.into());
@@ -109,7 +109,8 @@ fn block_limits(config: &DiskConfig) -> Vec<u8> {
     body
 }
 
-/// SBC-4 6.6.2. ZONED is 0: ZBC-2 6.5.2, that it is host-managed stands in the device type.
+/// The page Block Device Characteristics, SBC-4 6.6.2. ZONED is 0: ZBC-2 6.5.2 expresses
+/// host-managed by the device type.
 fn characteristics() -> Vec<u8> {
     let mut body = vec![0; 60];
     put(&mut body, 4, &7200u16.to_be_bytes());
@@ -118,7 +119,8 @@ fn characteristics() -> Vec<u8> {
     body
 }
 
-/// SBC-4 6.6.6: UNMAP, WRITE SAME(16) and (10) unmap; what is unmapped reads as zeros; thin.
+/// The page Logical Block Provisioning, SBC-4 6.6.6: UNMAP, WRITE SAME(16) and (10) unmap; unmapped
+/// blocks read as zeros; thin provisioning.
 fn provisioning(config: &DiskConfig) -> Vec<u8> {
     let mut body = vec![0; 4];
     if opcodes::unmaps(config) {
@@ -127,7 +129,7 @@ fn provisioning(config: &DiskConfig) -> Vec<u8> {
     body
 }
 
-/// ZBC-2 6.5.3.
+/// The page Zoned Block Device Characteristics, ZBC-2 6.5.3.
 fn zoned(config: &DiskConfig) -> Vec<u8> {
     let mut body = vec![0; 60];
     put(&mut body, 4, &[u8::from(config.unrestricted_reads)]);

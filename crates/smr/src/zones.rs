@@ -1,8 +1,8 @@
-//! The state of a disk's zones: a word each, exchanged by the rules of ZBC.
+//! The state of a disk's zones: one atomic word each, exchanged by the rules of ZBC.
 //!
-//! The machine says what becomes of a zone (`blockyard_core::zone::zbc`), the room exchanges its
-//! word for that (`blockyard_sync::zone_words`), so commands to different zones meet in no lock.
-//! Open zones are counted behind one, which is never touched where there is no limit.
+//! `blockyard_core::zone::zbc` decides the new state of a zone and `blockyard_sync::zone_words`
+//! exchanges its word, so commands to different zones share no lock. A lock protects the number of
+//! open zones; without a limit it is never taken.
 
 use std::io;
 
@@ -27,14 +27,14 @@ pub(crate) struct Zones {
 
 type View = ZoneView<ZoneCond>;
 
-/// What the room is to keep of a zone.
+/// The part of a zone's state that its word holds.
 #[inline]
 fn view_of(zone: &Zone) -> View {
     let wp = zone.readable_end().map_or(UNREADABLE, |end| end - zone.start());
     ZoneView { cond: zone.cond(), wp }
 }
 
-/// A zone as it is after power on, from its record: ZBC-2 4.5.3.5, none is open.
+/// The state of a zone after power on, from its record: ZBC-2 4.5.3.5, no zone is open.
 fn restored(
     layout: &Layout,
     slot: u32,
@@ -68,7 +68,7 @@ fn restored(
 }
 
 impl Zones {
-    /// The zones of a checked configuration, as their records say, or empty.
+    /// The zones of a validated configuration, from their records; empty without records.
     pub(crate) fn new(config: &DiskConfig, records: &[ZoneRecord]) -> Result<Zones, DiskError> {
         let layout = Layout::new(config);
         let slots = layout.slots();
@@ -97,7 +97,7 @@ impl Zones {
         &self.layout
     }
 
-    /// Open zones now; `None` where there is no limit.
+    /// Number of open zones; `None` without a limit.
     pub(crate) fn counts(&self) -> Option<ZoneCounts> {
         self.words.counts()
     }
@@ -107,8 +107,9 @@ impl Zones {
         self.layout.sequential(slot).restore(view.cond, view.wp)
     }
 
-    /// Writes `sectors` at `at`, which lies in the sequential zone of the slot: `copy` moves the
-    /// data once they have their place. Gives what `copy` gave, and the zone's state then.
+    /// Writes `sectors` at `at`, which lies in the sequential zone of the slot. `copy` moves the
+    /// data after their place is reserved. Returns the result of `copy` and the zone's state at the
+    /// reservation.
     #[inline]
     pub(crate) fn write<T>(
         &self,
@@ -130,15 +131,15 @@ impl Zones {
             to = ZoneView { cond: zone.cond(), wp: view.wp + sectors };
             Ok(Change { through: holding_of(cond), to })
         })?;
-        // Nobody makes the zone empty while there is a reservation.
+        // No thread can reset the zone while there is a reservation.
         let erasures = self.words.erasures(slot);
         let copied = copy();
         drop(reservation);
         Ok((copied, ZoneRecord { cond: to.cond, written_sectors: to.wp, erasures }))
     }
 
-    /// Opens, closes, finishes or resets the sequential zone of a slot, by itself or as one of all,
-    /// and has the medium keep that. Within is what the medium says.
+    /// Opens, closes, finishes or resets the sequential zone of a slot, alone or as one of all
+    /// zones, and records it on the medium. The inner result is that of the medium.
     pub(crate) fn manage(
         &self,
         slot: u32,
@@ -169,7 +170,7 @@ impl Zones {
         Ok(Zones::keep(slot, erased, changed, media))
     }
 
-    /// Has the medium keep what a zone has become, unless it has heard of it.
+    /// Records a zone's new state on the medium, unless `reset` has done so.
     fn keep(
         slot: u32,
         erased: io::Result<bool>,
@@ -182,16 +183,16 @@ impl Zones {
         }
     }
 
-    /// Exchanges a zone for itself alone; says whether data had to go, which the medium knows then.
-    /// Where more is to be shown than was written, the medium makes room first; if it cannot, the
-    /// zone stays as it is.
+    /// Exchanges a zone's word while no other thread changes it. Returns whether data were
+    /// discarded; then the medium has the new state. If the new state shows more than was written,
+    /// the medium makes room first; if that fails, the zone keeps its state.
     fn replace(
         &self,
         slot: u32,
         mut decide: impl FnMut(View) -> Result<Change<ZoneCond>, Refusal>,
         media: &impl Media,
     ) -> Result<io::Result<bool>, Refusal> {
-        // The room asks once to see whether anything changes, and again when the zone is held.
+        // `decide` runs once to see whether anything changes, and again when the zone is held.
         let mut is_held = false;
         let mut room = None;
         let mut erased = None;
@@ -214,8 +215,9 @@ impl Zones {
             .and_then(|()| erased.map_or(Ok(false), |kept| kept.map(|()| true))))
     }
 
-    /// The record of what a zone is about to become. Asked for before the exchange: another thread
-    /// may make the zone empty right after it, and this record must not pass for a later one.
+    /// The record of the state that a zone is about to enter. Computed before the exchange: another
+    /// thread may reset the zone right after it, and this record must not look later than that
+    /// reset.
     fn record(&self, slot: u32, view: View) -> ZoneRecord {
         let whole = {
             let place = self.layout.first(slot);
@@ -225,8 +227,9 @@ impl Zones {
         ZoneRecord { cond: view.cond, written_sectors: view.wp.min(whole), erasures }
     }
 
-    /// Makes a sequential zone read-only or offline, or a zone that is so empty. The medium keeps
-    /// the new condition. A zone that is as the fault or the repair leaves it stays unchanged.
+    /// Makes a sequential zone read-only or offline, or empties a zone in that condition, and
+    /// records the new condition on the medium. A zone that is already in the resulting state does
+    /// not change.
     pub(crate) fn change_fault(
         &self,
         slot: u32,
@@ -249,14 +252,14 @@ impl Zones {
             zone.enter(to_cond);
             let to = view_of(&zone);
             last = Some(self.record(slot, to));
-            // It holds nothing any more, so no limit can forbid it.
+            // The zone uses no open resource any more, so no limit can forbid the change.
             Ok(Change { through: Holding::Nothing, to })
         };
         let erased = self.replace(slot, decide, media).expect("nothing forbids it");
         Zones::keep(slot, erased, last, media)
     }
 
-    /// How far data of a slot's sequential zone can be read; nothing if it is offline.
+    /// End of the readable data of a slot's sequential zone; `None` if the zone is offline.
     #[inline]
     pub(crate) fn readable_end(&self, slot: u32) -> Option<Sector> {
         match self.words.readable(slot) {
@@ -265,13 +268,13 @@ impl Zones {
         }
     }
 
-    /// How often the zone was made empty; see [`ZoneWords::erasures`].
+    /// How often the zone was emptied; see [`ZoneWords::erasures`].
     #[inline]
     pub(crate) fn erasures(&self, slot: u32) -> u64 {
         self.words.erasures(slot)
     }
 
-    /// The zone of a slot in a report.
+    /// The zone of a slot, for a report.
     pub(crate) fn info(&self, slot: u32) -> ZoneInfo {
         let place = self.layout.first(slot);
         if self.layout.is_conventional(slot) {
@@ -280,7 +283,7 @@ impl Zones {
         self.zone(slot, self.words.look(slot)).info()
     }
 
-    /// The condition of the zone of a slot.
+    /// The condition of a slot's zone.
     pub(crate) fn cond(&self, slot: u32) -> ZoneCond {
         self.words.look(slot).cond
     }

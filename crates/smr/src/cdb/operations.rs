@@ -1,20 +1,21 @@
-//! The commands that the disk knows, as data: how each is named, and which bits of it mean
-//! something. REPORT SUPPORTED OPERATION CODES tells the same to who asks.
+//! The table of commands that the disk knows: how each is identified, and which of its bits are
+//! used. REPORT SUPPORTED OPERATION CODES reports this table.
 
-/// The service action is in these bits of byte 1.
+/// The bits of byte 1 that hold the service action.
 pub(crate) const SERVICE_ACTION: u8 = 0x1f;
 
-/// One command.
+/// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// Its name in the standards.
+    /// The command's name in the standards.
     pub name: &'static str,
     /// Byte 0.
     pub opcode: u8,
-    /// What tells it from others with the same operation code.
+    /// Distinguishes commands with the same operation code.
     pub service_action: Option<u8>,
-    /// Its length, and of each byte the bits that are looked at or may be set; a bit that is not
-    /// in here must be 0. Operation code and service action stand for themselves: SPC-5 6.35.3.
+    /// The usage map: the command's length, and for each byte the bits that are used or may be set;
+    /// any other bit must be 0. Operation code and service action appear as their values: SPC-5
+    /// 6.35.3.
     pub usage: &'static [u8],
 }
 
@@ -30,7 +31,7 @@ macro_rules! operations {
             usage: &[$opcode $(, $usage)*],
         };)*
 
-        /// All of them, by operation code and service action.
+        /// All commands, by operation code and service action.
         pub const OPERATIONS: &[Operation] = &[$($constant),*];
     };
     (@action) => { None };
@@ -88,12 +89,12 @@ operations! {
 }
 
 impl Operation {
-    /// Those with an operation code.
+    /// The commands with an operation code.
     pub fn with_opcode(opcode: u8) -> impl Iterator<Item = &'static Operation> {
         OPERATIONS.iter().filter(move |operation| operation.opcode == opcode)
     }
 
-    /// The command's usage map as REPORT SUPPORTED OPERATION CODES shows it.
+    /// A byte of the usage map, as REPORT SUPPORTED OPERATION CODES reports it.
     pub fn usage_byte(&self, at: usize) -> u8 {
         match self.service_action {
             Some(action) if at == 1 => self.usage[1] & !SERVICE_ACTION | action,
@@ -111,7 +112,7 @@ mod tests {
         let key = |operation: &Operation| (operation.opcode, operation.service_action);
         assert!(OPERATIONS.is_sorted_by(|a, b| key(a) < key(b)));
         for operation in OPERATIONS {
-            // SPC-5 4.2.5.1: the operation code says how long the command is.
+            // SPC-5 4.2.5.1: the operation code determines the command's length.
             let len = match operation.opcode >> 5 {
                 0 => 6,
                 1 | 2 => 10,

@@ -1,4 +1,4 @@
-//! Blocks: reads, writes, and what is a write of a kind.
+//! Block access: reads, and all commands that write.
 
 use std::io;
 
@@ -15,19 +15,19 @@ use crate::sense::Sense;
 use crate::transport::{Data, Outcome};
 use crate::vpd::{TRANSFER_BYTES_MAX, UNMAP_BYTES_MAX, UNMAP_RANGES_MAX, WRITE_SAME_BYTES_MAX};
 
-/// Bytes of the repeated block that are written at once.
+/// Bytes of a repeated block that are written to the medium at once.
 const FILL_BYTES: usize = 64 << 10;
-/// Bytes of the head of an UNMAP parameter list.
+/// Bytes of the header of an UNMAP parameter list.
 const UNMAP_HEAD_BYTES: usize = 8;
-/// Bytes of one of its ranges.
+/// Bytes of each block descriptor in the list.
 const UNMAP_RANGE_BYTES: usize = 16;
 
-/// Bytes in so many sectors.
+/// Bytes of a number of sectors.
 fn bytes_of(sectors: u64) -> u64 {
     sectors << SECTOR_SHIFT
 }
 
-/// Refuses a command whose number of blocks is wrong.
+/// Refuses a command with an invalid number of blocks.
 fn invalid_count(form: Form) -> Sense {
     let byte = match form {
         Form::Six => 4,
@@ -38,7 +38,7 @@ fn invalid_count(form: Form) -> Sense {
     Sense::invalid_field(byte, None)
 }
 
-/// Sense data of a refused write or operation on a zone: ZBC-2 4.5.3.4.
+/// Sense data of a refused write or zone operation: ZBC-2 4.5.3.4.
 pub(super) fn sense_of(refusal: Refusal) -> Sense {
     match refusal {
         Refusal::Conventional | Refusal::Full => Sense::INVALID_FIELD_IN_CDB,
@@ -50,11 +50,11 @@ pub(super) fn sense_of(refusal: Refusal) -> Sense {
     }
 }
 
-/// What a write puts on the medium.
+/// The data that a write puts on the medium.
 enum Content<'a> {
     /// These bytes.
     Bytes(&'a [u8]),
-    /// This block, again and again.
+    /// This block, repeated.
     Repeated(&'a [u8]),
     /// Zeros.
     Zeros,
@@ -80,7 +80,7 @@ impl<M: Media> Disk<M> {
         }
         self.may_read(start, start + sectors)?;
         if fua && self.config.write_cache {
-            // SBC-4 4.16: such a read gives what the medium holds.
+            // SBC-4 4.16: such a read returns what the medium holds.
             let flushed = self.media.flush_range(start.bytes(), len);
             flushed.map_err(|_| Sense::WRITE_ERROR)?;
         }
@@ -88,7 +88,7 @@ impl<M: Media> Disk<M> {
         let mut rest = &mut *room;
         while !rest.is_empty() {
             let place = self.layout().place_of(at);
-            // Conventional zones have no state: all that is read of them is read at once.
+            // Conventional zones have no state: their part of a read needs only one access.
             let part_sectors = match place.part {
                 Part::Conventional => start + sectors - at,
                 _ => (start + sectors).min(place.end) - at,
@@ -104,7 +104,7 @@ impl<M: Media> Disk<M> {
         Ok(Outcome::good(room.len()))
     }
 
-    /// Whether a range may be read, as far as that follows from where it lies.
+    /// Whether a range may be read, as far as the layout decides it.
     fn may_read(&self, start: Sector, end: Sector) -> Result<(), Sense> {
         let first = self.layout().place_of(start);
         let mut place = first;
@@ -127,7 +127,7 @@ impl<M: Media> Disk<M> {
         }
     }
 
-    /// Reads from one sequential zone. Beyond the write pointer there are zeros.
+    /// Reads from one sequential zone. Sectors above the write pointer read as zeros.
     fn read_sequential(&self, place: Place, at: Sector, into: &mut [u8]) -> Result<(), Sense> {
         let offline = || Sense::ZONE_IS_OFFLINE.at(self.lba(at));
         let erasures = self.zones.erasures(place.slot);
@@ -140,7 +140,7 @@ impl<M: Media> Disk<M> {
         }
         self.read_media(at, written)?;
         unwritten.fill(0);
-        // The zone was empty for a moment meanwhile; this read came then.
+        // The zone was reset during the read; answer as of the moment when it was empty.
         if self.zones.erasures(place.slot) != erasures {
             if restricted {
                 return Err(Sense::READ_INVALID_DATA.at(self.lba(at)));
@@ -182,8 +182,8 @@ impl<M: Media> Disk<M> {
         Ok(Outcome::good(bytes.len()))
     }
 
-    /// WRITE SAME. A disk need not unmap where it may (SBC-4 4.7.3.4.3): in sequential zones UNMAP
-    /// makes no difference.
+    /// WRITE SAME. A disk may ignore the UNMAP bit (SBC-4 4.7.3.4.3): in sequential zones it makes
+    /// no difference.
     pub(super) fn write_same(
         &self,
         form: Form,
@@ -196,7 +196,8 @@ impl<M: Media> Disk<M> {
             return Err(Sense::invalid_field(1, Some(3)).into());
         }
         let (start, sectors) = self.range(blocks)?;
-        // SBC-4 6.6.4: 0 blocks mean all that follow, which WSNZ says that we do not do.
+        // SBC-4 6.6.4: 0 blocks mean all blocks to the end of the disk; WSNZ says that this is
+        // unsupported.
         if sectors == 0 || bytes_of(sectors) > WRITE_SAME_BYTES_MAX {
             return Err(invalid_count(form).into());
         }
@@ -211,14 +212,14 @@ impl<M: Media> Disk<M> {
         Ok(Outcome::good(block.len()))
     }
 
-    /// Writes, if the zones permit it.
+    /// Writes if the zone's state permits it.
     fn put(&self, start: Sector, sectors: u64, content: &Content<'_>) -> Result<(), Sense> {
         let at = self.lba(start);
         let place = self.layout().place_of(start);
         match place.part {
             Part::Gap => Err(Sense::GAP_ZONE_ACCESS.at(at)),
             Part::Conventional => {
-                // Conventional zones lie side by side, from the start of the disk.
+                // Conventional zones are contiguous from the start of the disk.
                 let end = self.layout().first(self.layout().conventional_count()).start;
                 if start + sectors > end {
                     return Err(Sense::WRITE_BOUNDARY_VIOLATION.at(self.lba(end)));
@@ -231,8 +232,8 @@ impl<M: Media> Disk<M> {
                     .zones
                     .write(place.slot, start, sectors, copy)
                     .map_err(|refusal| sense_of(refusal).at(at))?;
-                // The write pointer has moved even where the data did not come: others may have
-                // written behind it by now. So the medium hears of it in any case.
+                // The write pointer has moved even if the copy failed, and other threads may
+                // already have written after it. So the medium records the new state in any case.
                 let kept = self.media.zone_changed(place.slot, state);
                 copied.and(kept).map_err(|_| Sense::WRITE_ERROR.at(at))
             }
@@ -257,7 +258,7 @@ impl<M: Media> Disk<M> {
         }
     }
 
-    /// Makes durable what a command has changed, where it has to be when the command ends.
+    /// Makes a command's changes durable before it completes, if there is no write cache.
     pub(super) fn settle(&self) -> Result<(), Sense> {
         if !self.config.write_cache {
             self.media.flush().map_err(|_| Sense::WRITE_ERROR)?;
@@ -265,14 +266,14 @@ impl<M: Media> Disk<M> {
         Ok(())
     }
 
-    /// SYNCHRONIZE CACHE: of everything, whatever range it names.
+    /// SYNCHRONIZE CACHE: flushes everything, whatever the range.
     pub(super) fn synchronize(&self, blocks: Blocks) -> Result<Outcome, Stop> {
         self.range(blocks)?;
         self.media.flush().map_err(|_| Sense::WRITE_ERROR)?;
         Ok(Outcome::good(0))
     }
 
-    /// UNMAP: conventional zones forget, sequential ones are left as they are.
+    /// UNMAP: deallocates in conventional zones and leaves sequential zones unchanged.
     pub(super) fn unmap(&self, list_bytes: u16, data: Data<'_>) -> Result<Outcome, Stop> {
         let list = sent(data, list_bytes.into())?;
         if list.is_empty() {
@@ -299,7 +300,7 @@ impl<M: Media> Disk<M> {
         Ok(Outcome::good(list.len()))
     }
 
-    /// Whether there is something to unmap everywhere in a range.
+    /// Whether every part of a range may be unmapped.
     fn may_unmap(&self, start: Sector, end: Sector) -> Result<(), Sense> {
         let mut at = start;
         while at < end {
@@ -320,7 +321,7 @@ impl<M: Media> Disk<M> {
     }
 }
 
-/// The ranges of an UNMAP parameter list, SBC-4 5.35.2.
+/// The block descriptors of an UNMAP parameter list, SBC-4 5.35.2.
 fn unmap_ranges(list: &[u8]) -> Result<&[u8], Sense> {
     if list.len() < UNMAP_HEAD_BYTES {
         return Err(Sense::PARAMETER_LIST_LENGTH_ERROR);

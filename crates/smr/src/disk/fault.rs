@@ -1,4 +1,4 @@
-//! Faults that the emulated disk can be given while it runs.
+//! Faults that can be injected into the emulated disk at run time.
 //!
 //! | name | value | effect |
 //! | --- | --- | --- |
@@ -13,7 +13,7 @@ use crate::layout::Part;
 use crate::media::Media;
 
 impl<M: Media> Disk<M> {
-    /// Carries a fault out.
+    /// Applies a fault.
     pub(super) fn fault(&self, injection: &Injection) -> Result<(), DeviceError> {
         match injection {
             Injection::Device { name, value } if name == "zone_readonly" => {

@@ -1,4 +1,4 @@
-//! Zones opened, closed, finished and reset: ZBC-2 5.2 to 5.8.
+//! Zone management: open, close, finish and reset; ZBC-2 5.2 to 5.8.
 
 use blockyard_core::Sector;
 use blockyard_core::zone::{ZoneCond, ZoneOp};
@@ -11,7 +11,7 @@ use crate::media::Media;
 use crate::sense::Sense;
 use crate::transport::Outcome;
 
-/// The zone ID field of a command.
+/// Byte offset of the zone ID field in a command.
 const ZONE_ID: u16 = 2;
 
 fn op_of(action: ZoneAction) -> ZoneOp {
@@ -24,7 +24,7 @@ fn op_of(action: ZoneAction) -> ZoneOp {
 }
 
 impl<M: Media> Disk<M> {
-    /// One zone.
+    /// Applies an action to one zone.
     pub(super) fn manage(&self, action: ZoneAction, zone_id: u64) -> Result<Outcome, Stop> {
         if zone_id >= self.blocks() {
             return Err(Sense::LBA_OUT_OF_RANGE.at(zone_id).into());
@@ -39,8 +39,8 @@ impl<M: Media> Disk<M> {
         Ok(Outcome::good(0))
     }
 
-    /// All zones that the action is for. It refuses nothing but an open beyond the limit, and then
-    /// opens none.
+    /// Applies an action to all zones (the ALL bit). It refuses only an open that would exceed the
+    /// limit, and then opens no zone.
     pub(super) fn manage_all(&self, action: ZoneAction) -> Result<Outcome, Stop> {
         match action {
             ZoneAction::Open => self.open_all()?,
@@ -58,7 +58,8 @@ impl<M: Media> Disk<M> {
         self.layout().conventional_count()..self.layout().slots()
     }
 
-    /// Opens the zones that are closed now. One that is closed to make room for them stays so.
+    /// Opens the zones that are closed now. A zone that is implicitly closed to make room stays
+    /// closed.
     fn open_all(&self) -> Result<(), Sense> {
         let closed: Vec<u32> = self
             .sequential_slots()
@@ -71,7 +72,7 @@ impl<M: Media> Disk<M> {
         }
         for (opened, &slot) in closed.iter().enumerate() {
             if let Err(sense) = self.change(slot, ZoneOp::Open, true) {
-                // Other threads have opened zones since they were counted.
+                // Other threads opened zones after they were counted.
                 for &slot in &closed[..opened] {
                     self.change(slot, ZoneOp::Close, true)?;
                 }
@@ -81,7 +82,7 @@ impl<M: Media> Disk<M> {
         Ok(())
     }
 
-    /// Changes a zone, and has the medium keep that.
+    /// Changes the state of a zone and records it on the medium.
     fn change(&self, slot: u32, op: ZoneOp, all: bool) -> Result<(), Sense> {
         let kept = self.zones.manage(slot, op, all, &self.media).map_err(sense_of)?;
         kept.map_err(|_| Sense::INTERNAL_TARGET_FAILURE)

@@ -9,27 +9,27 @@ use crate::media::Media;
 use crate::sense::Sense;
 use crate::transport::{Data, Outcome};
 
-/// Bytes of the head, and of each zone's descriptor.
+/// Bytes of the header, and of each zone descriptor.
 pub(super) const REPORT_UNIT_BYTES: usize = 64;
-/// The reporting options field of the command.
+/// The reporting options field of the command: byte and highest bit.
 const OPTIONS: (u16, u8) = (14, 5);
-/// The write pointer of a zone that has none.
+/// The write pointer value of a zone that has none.
 const NO_WP: u64 = u64::MAX;
 
-/// Which zones are reported.
+/// Which zones to report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Filter {
     All,
     Cond(ZoneCond),
-    /// Zones that this disk never has: a reset is recommended, or resources for writes out of
-    /// sequence are in use.
+    /// No zone: the conditions "reset recommended" and "non-sequential write resources active"
+    /// never occur on this disk.
     None,
     NotGap,
     NoWritePointer,
 }
 
 impl Filter {
-    /// ZBC-2 table 27.
+    /// Parses a reporting option, ZBC-2 table 27.
     fn of(option: u8) -> Result<Filter, Sense> {
         Ok(match option {
             0x00 => Filter::All,
@@ -60,7 +60,8 @@ impl Filter {
 }
 
 impl<M: Media> Disk<M> {
-    /// REPORT ZONES. What has no room is counted, unless the report is to be partial.
+    /// REPORT ZONES. Zones that do not fit in the buffer are counted unless the host asked for a
+    /// partial report.
     pub(super) fn report_zones(
         &self,
         lba: u64,
@@ -100,7 +101,7 @@ impl<M: Media> Disk<M> {
         let mut bytes = [0; REPORT_UNIT_BYTES];
         let list_bytes = found * REPORT_UNIT_BYTES as u32;
         bytes[..4].copy_from_slice(&list_bytes.to_be_bytes());
-        // SAME stays 0: types and lengths may differ from zone to zone.
+        // SAME stays 0: types and lengths may differ between zones.
         bytes[8..16].copy_from_slice(&(self.blocks() - 1).to_be_bytes());
         if self.layout().has_gaps() {
             let granularity = self.layout().slot_sectors() >> self.block_shift;
@@ -110,7 +111,7 @@ impl<M: Media> Disk<M> {
         Ok(Outcome::good(head.len() + filled * REPORT_UNIT_BYTES))
     }
 
-    /// A zone's descriptor, ZBC-2 5.7.3; of a gap zone there is nothing to know.
+    /// Prints a zone descriptor, ZBC-2 5.7.3. A gap zone has no state.
     fn describe(&self, place: Place, zone: Option<ZoneInfo>, bytes: &mut [u8]) {
         let kind = match place.part {
             Part::Conventional => 0x1,
@@ -131,7 +132,7 @@ impl<M: Media> Disk<M> {
     }
 }
 
-/// Whether the write pointer means anything, ZBC-2 table 31.
+/// Whether the write pointer is valid in this condition, ZBC-2 table 31.
 fn has_write_pointer(cond: ZoneCond) -> bool {
     use ZoneCond::{Closed, Empty, ExplicitOpen, ImplicitOpen};
     matches!(cond, Empty | ImplicitOpen | ExplicitOpen | Closed)

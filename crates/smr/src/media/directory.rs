@@ -1,8 +1,8 @@
-//! A real directory as a [`Store`], locked against a second process.
+//! A directory of the file system as a [`Store`], locked against other processes.
 //!
-//! It is held open, and names are looked for in what is held, so that a directory that is renamed
-//! meanwhile is the same one. Three things are locked, so that no file which is deleted, renamed or
-//! restored lets a second process in: the directory itself, its superblock, and the file `lock`.
+//! The directory is held open and file names are resolved relative to it, so it may be renamed
+//! meanwhile. Three objects are locked: the directory itself, its superblock, and the file `lock`.
+//! So no deleted, renamed or restored file lets a second process in.
 #![allow(clippy::disallowed_types)] // The superblock is opened once.
 
 use std::fs::{File, TryLockError};
@@ -20,31 +20,32 @@ use super::store::{Store, StoreFile};
 use super::superblock;
 use super::word::Id;
 
-/// The file that is locked.
+/// Name of the lock file.
 pub(crate) const LOCK: &str = "lock";
 
-/// Where Linux says which run of the kernel this is.
+/// The file in which Linux identifies the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Where Linux gives identities away.
+/// The file from which Linux returns a new UUID at every read.
 const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
 
-/// A directory that this process has for itself.
+/// A directory that only this process uses.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// What names are looked for in, locked until it is dropped, or the process dies.
+    /// The open directory, locked until it is dropped or the process dies.
     open: File,
-    /// Locked likewise.
+    /// The lock file, locked likewise.
     lock: File,
-    /// This process has made the file `lock`, and the directory: they go again if no disk is made.
+    /// Whether this process created the file `lock`, and the directory: both are removed if no disk
+    /// is created.
     has_made: (bool, bool),
-    /// The superblock, locked likewise, once there is one.
+    /// The superblock, locked likewise, once it exists.
     superblock: Mutex<Option<File>>,
 }
 
-/// A process that is started at that moment has every file of this process until it executes its
-/// program: so the locks are given up, not only closed.
+/// Unlocks explicitly instead of only closing the files: a process that is being started has copies
+/// of all file descriptors until it calls exec.
 impl Drop for Directory {
     fn drop(&mut self) {
         let is_none = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty())
@@ -53,21 +54,21 @@ impl Drop for Directory {
         if is_none && has_made_lock {
             _ = self.remove(LOCK);
             if has_made_path {
-                // One that holds anything stays.
+                // A directory that is not empty stays.
                 _ = std::fs::remove_dir(&self.path);
             }
         }
-        // What is not unlocked is closed now.
+        // Closing the files releases any lock that the unlock call failed to release.
         let superblock = self.superblock().take();
         superblock.iter().chain([&self.lock, &self.open]).for_each(|file| _ = file.unlock());
     }
 }
 
 impl Directory {
-    /// Takes a directory for this process alone; makes it if it does not exist.
+    /// Takes a directory for this process only; creates it if it does not exist.
     ///
     /// # Errors
-    /// If it cannot be made, or if another process has it.
+    /// If it cannot be created, or another process uses it.
     pub fn take(path: &Path) -> Result<Directory, MediaError> {
         let what = |doing: &str| format!("{doing} {}", path.display());
         let in_use = || MediaError::InUse { path: path.to_owned() };
@@ -92,7 +93,7 @@ impl Directory {
         let path = path.to_owned();
         let directory = Directory { path, open, lock, has_made, superblock: Mutex::default() };
         match directory.lock_superblock() {
-            // What is wrong with it is told where it is read.
+            // A damaged superblock is reported when it is read.
             Ok(()) | Err(TryLockError::Error(_)) => Ok(directory),
             Err(TryLockError::WouldBlock) => Err(in_use()),
         }
@@ -102,7 +103,7 @@ impl Directory {
         self.superblock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens and locks the superblock that is there now, if there is one.
+    /// Opens and locks the current superblock, if there is one.
     fn lock_superblock(&self) -> Result<(), TryLockError> {
         let Some(file) = self.open(superblock::FILE).map_err(TryLockError::Error)? else {
             return Ok(());
@@ -116,9 +117,9 @@ impl Directory {
         }
     }
 
-    /// Takes the rights of other users away from a disk that is here: its files hold the disk's
-    /// contents, and a process that may open `lock` may keep the disk shut. What cannot be narrowed
-    /// can still be served.
+    /// Restricts the permissions of an existing disk to its owner. The files hold the disk's
+    /// contents, and any process that can open `lock` could keep the disk locked. A disk whose
+    /// permissions cannot be changed is still served.
     pub(crate) fn narrow(&self) {
         let shown = self.path.display();
         match owner_only::narrow_directory(&self.path) {
@@ -179,7 +180,7 @@ impl Store for Directory {
         let Some(locked) = &*guard else { return Ok(()) };
         let named = match rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty()) {
             Err(error @ (Errno::NOENT | Errno::STALE)) => return Err(error.into()),
-            // Whatever else is wrong says nothing about that.
+            // Any other error does not show that the file was removed or replaced.
             Err(_) => return Ok(()),
             Ok(named) => named,
         };
@@ -210,7 +211,7 @@ impl Store for Directory {
     }
 }
 
-/// The identity that a file of the kernel shows, as 32 hexadecimal digits with dashes.
+/// The identity in a kernel file: 32 hexadecimal digits with dashes.
 fn id_in(file: &str) -> io::Result<Id> {
     let text = std::fs::read_to_string(file)?;
     let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
@@ -240,7 +241,7 @@ impl StoreFile for File {
             return Ok(());
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // A signal may end it early; to do it again does no harm.
+        // A signal may interrupt the call; repeating it is harmless.
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(self, flags, offset, len))?)
     }
 
@@ -256,12 +257,12 @@ mod tests {
     fn place(name: &str) -> PathBuf {
         let name = format!("blockyard-smr-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        // Of a process of this number that was killed.
+        // Left by a killed process with the same number.
         _ = std::fs::remove_dir_all(&path);
         path
     }
 
-    /// Whichever process has a copy of the descriptor, the directory is free when this is dropped.
+    /// Dropping it releases the directory even if another process has a copy of the descriptor.
     #[test]
     fn it_is_free_when_it_is_dropped() {
         let path = place("directory");
@@ -274,7 +275,7 @@ mod tests {
         drop(known);
     }
 
-    /// `smr:///s?backing=DIR` that was refused left a directory with a file `lock` in it.
+    /// Regression: a refused `smr:///s?backing=DIR` left a directory with a file `lock` in it.
     #[test]
     fn what_makes_no_disk_leaves_nothing() {
         let path = place("nothing");
@@ -288,7 +289,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// Files of `smr backing=` were 0644 in a directory of 0755: any local user read the disk.
+    /// Regression: files of `smr backing=` had mode 0644 in a directory of 0755, so any local user
+    /// could read the disk.
     #[test]
     fn a_disk_that_other_users_could_read_is_its_owners_alone_after_an_opening() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -319,7 +321,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// The file `lock` of a disk in use was deleted, and a second process opened the disk.
+    /// Regression: after the file `lock` of an open disk was deleted, a second process opened the
+    /// disk.
     #[test]
     fn no_file_that_is_deleted_or_moved_lets_a_second_process_in() {
         let (path, moved) = (place("second"), place("second-moved"));
@@ -332,7 +335,7 @@ mod tests {
         directory.look().unwrap();
         std::fs::rename(&path, &moved).unwrap();
         assert!(is_refused(&moved), "the directory was renamed");
-        // What it makes is where the directory is now.
+        // New files are created where the directory is now.
         directory.create("live.00", 8).unwrap();
         assert!(moved.join("live.00").exists() && !path.exists());
         std::fs::create_dir(&path).unwrap();

@@ -1,4 +1,4 @@
-//! What can be wrong with a backing directory: the value, the field and what would do.
+//! Errors of a backing directory. Each names the value, the field, and what is expected.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ pub enum FormatError {
     Short {
         /// The file.
         file: &'static str,
-        /// Its length.
+        /// The length of the file.
         len: u64,
-        /// The length that it should have.
+        /// The expected length.
         want: u64,
     },
-    /// It does not begin as it should.
+    /// The file starts with wrong magic bytes.
     #[error("`{file}` does not begin with the mark of a Blockyard SMR disk")]
     Magic {
         /// The file.
@@ -28,22 +28,22 @@ pub enum FormatError {
     Checksum {
         /// The file.
         file: &'static str,
-        /// The checksum of what is there.
+        /// The checksum of the present bytes.
         found: u32,
-        /// The checksum that was kept.
+        /// The stored checksum.
         want: u32,
     },
-    /// It was made by another version of the program.
+    /// Another version of the program wrote the file.
     #[error("`{file}` has format version {found}; this program knows version {known}")]
     Version {
         /// The file.
         file: &'static str,
         /// The version found.
         found: u32,
-        /// The version that is known.
+        /// The version that this program knows.
         known: u32,
     },
-    /// It belongs to another disk.
+    /// The file belongs to another disk.
     #[error("`{file}` belongs to another disk than `superblock`")]
     Foreign {
         /// The file.
@@ -56,9 +56,9 @@ pub enum FormatError {
         file: &'static str,
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// The value of the field.
         value: u64,
-        /// What would do.
+        /// What is expected.
         want: &'static str,
     },
     /// A zone has an impossible state.
@@ -66,12 +66,12 @@ pub enum FormatError {
     Zone {
         /// The file.
         file: &'static str,
-        /// The zone's number.
+        /// Zone number.
         zone: u32,
-        /// What is kept of it.
+        /// The recorded word of the zone.
         word: u64,
     },
-    /// Something is missing that was durable once.
+    /// Something that was durable is missing.
     #[error("`{file}` is damaged: {what} was durable and is not there any more")]
     Lost {
         /// The file.
@@ -85,18 +85,18 @@ pub enum FormatError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MediaError {
-    /// The system refuses something.
+    /// An I/O error.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file is not as it should be.
+    /// A file has invalid contents.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// It holds a disk of another shape.
+    /// The directory holds a disk with another geometry.
     #[error(
         "the backing holds a disk with {field}={kept}, not {field}={asked}; ask for \
          {field}={kept}, or give another backing"
@@ -104,21 +104,21 @@ pub enum MediaError {
     Geometry {
         /// The field, as the configuration names it.
         field: &'static str,
-        /// The disk's value.
+        /// The value of the disk.
         kept: u64,
-        /// The value asked for.
+        /// The requested value.
         asked: u64,
     },
-    /// It holds something else.
+    /// The directory holds other files.
     #[error(
         "the backing holds `{name}` and no SMR disk; give an empty directory or one that does not \
          exist yet"
     )]
     Stranger {
-        /// One of the files found.
+        /// The name of one of these files.
         name: String,
     },
-    /// Another process has it open.
+    /// Another process has the disk open.
     #[error("{} is in use by another process: stop it, or give another backing", path.display())]
     InUse {
         /// The directory.
@@ -127,7 +127,7 @@ pub enum MediaError {
 }
 
 impl MediaError {
-    /// An error of the system, and what was tried.
+    /// An error of the system; `what` is the operation that failed.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> MediaError {
         let what = what.into();
         |source| MediaError::Io { what, source }

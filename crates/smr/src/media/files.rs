@@ -7,12 +7,13 @@
 //!         journal: empty, for all that were reset, sync ▸ data.NN: punch
 //! ```
 //!
-//! A kill of the process leaves the page cache, hence `live`; a power cut leaves what was synced,
-//! hence the journal, which never runs ahead of the data. `docs/on-disk.md` has the formats.
+//! After a kill of the process the page cache survives, so `live` is valid. After a power cut only
+//! synced data survive, so the journal is valid; it is never ahead of the data. `docs/on-disk.md`
+//! has the formats.
 //!
-//! Several threads read and write at once, and nothing is locked for the whole disk but a flush: a
-//! zone's state has a lock of its own, held for the eight bytes of its word.
-#![allow(clippy::disallowed_types)] // Flush and log hold their locks during syncs of files.
+//! Several threads read and write concurrently. Only a flush takes a lock for the whole disk. Each
+//! zone has a lock for its state, which is held while the eight bytes of its word are written.
+#![allow(clippy::disallowed_types)] // Flush and log hold their locks while files are synced.
 
 use std::io;
 use std::path::Path;
@@ -36,63 +37,65 @@ use super::{Media, ZoneRecord};
 /// What a kill of the process may lose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheMode {
-    /// Nothing that was completed.
+    /// No completed write.
     Through,
-    /// What was not flushed: a volatile write cache, of so many bytes for conventional zones.
+    /// Unflushed writes: a volatile write cache for conventional zones.
     Volatile {
-        /// Bytes of the cache; beyond, it writes back of its own accord.
+        /// Size of the cache in bytes; when it is full, data are written back.
         bytes: u64,
     },
 }
 
-/// What a medium is opened with.
+/// Options for opening a medium.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The disk's shape.
+    /// The geometry of the disk.
     pub geometry: MediaGeometry,
     /// What a kill may lose.
     pub cache: CacheMode,
-    /// Room in the journal of a disk that is made now.
+    /// Capacity of the journal in records, if the disk is created now.
     pub journal_records: u32,
-    /// Files that the data of a disk that is made now are spread over.
+    /// Number of data files, if the disk is created now.
     pub data_files: u32,
 }
 
 impl Options {
-    /// Of a shape, and as one usually wants it: a journal of 1 MiB, 16 data files.
+    /// Default options for a geometry: a journal of 1 MiB, 16 data files.
     pub fn new(geometry: MediaGeometry) -> Options {
         let cache = CacheMode::Through;
         Options { geometry, cache, journal_records: 32_768, data_files: 16 }
     }
 }
 
-/// What is known of a zone.
+/// The in-memory state of a zone.
 #[derive(Debug)]
 pub(crate) struct Cell {
     pub(crate) record: ZoneRecord,
-    /// Something of it may not be durable; then its number is in the list of its data file.
+    /// Whether something of the zone may not be durable; the zone is then in its data file's dirty
+    /// list.
     pub(crate) dirty: bool,
-    /// What is durable of it may not be empty: its data are given up in two steps then.
+    /// Whether the durable state of the zone may not be empty: its data are then given up in two
+    /// steps.
     pub(crate) kept: bool,
-    /// It was reset, and that is not durable: its data are still there, and must be until it is.
-    /// Then its number is in the list of its data file.
+    /// Whether the zone was reset and the reset is not durable yet. Its data must stay until it is.
+    /// The zone is then in its data file's `given_up` list.
     pub(crate) given_up: bool,
 }
 
-/// A zone's cell.
+/// The lock of a zone's cell.
 pub(crate) type CellLock = SleepLock<Cell, { ranks::MEDIA_ZONE }>;
 
-/// One of the files that hold the data, with what has changed in it since the last flush.
+/// A data file, and what has changed in it since the last flush.
 #[derive(Debug)]
 pub(crate) struct DataFile<F> {
     pub(crate) file: F,
-    /// Zones that are dirty. A zone's number is added under its cell's lock.
+    /// Dirty zones. A zone is added under its cell's lock.
     pub(crate) dirty: SleepLock<Vec<u32>, { ranks::MEDIA_DIRTY }>,
-    /// Zones whose data are given up, likewise.
+    /// Zones whose data are to be given up. A zone is added under its cell's lock.
     pub(crate) given_up: SleepLock<Vec<u32>, { ranks::MEDIA_DIRTY }>,
-    /// Set for a volatile cache.
+    /// The volatile cache; `None` without one.
     pub(crate) overlay: Option<Overlay>,
-    /// The words that survive a kill; not with a volatile cache.
+    /// The words that survive a kill; `None` with a volatile cache.
     pub(crate) live: Option<F>,
 }
 
@@ -103,27 +106,27 @@ pub struct Files<S: Store = Directory> {
     pub(crate) geometry: MediaGeometry,
     pub(crate) data: Box<[DataFile<S::File>]>,
     pub(crate) cells: Box<[CellLock]>,
-    /// The four locks below are taken in this order, and cells after them. Held by the one flush of
-    /// everything that goes on.
+    /// Serializes flushes of the whole disk. Lock order: `flushing`, `giving_up`, `syncing`, `log`,
+    /// then cells.
     pub(crate) flushing: Mutex<()>,
-    /// Held by who gives up data, until their space is given back.
+    /// Held by a thread that gives up data, until their space is freed.
     pub(crate) giving_up: Mutex<()>,
-    /// Held by who syncs the journal, for all who have written to it before.
+    /// Held by a thread that syncs the journal, on behalf of all earlier writers of the journal.
     pub(crate) syncing: Mutex<()>,
-    /// Held by who writes to the journal, not while it is synced.
+    /// Held by a thread that writes to the journal; not held during a sync.
     pub(crate) log: Mutex<Log<S::File>>,
     pub(crate) journal: Arc<S::File>,
-    /// Why nothing can be written any more.
+    /// The error after which nothing can be written any more.
     pub(crate) broken: OnceLock<String>,
     pub(crate) found: Vec<ZoneRecord>,
 }
 
-/// A part of a request that lies in one zone.
+/// The part of a request that lies in one zone.
 struct Piece {
     zone: u32,
-    /// From the zone's start, in bytes.
+    /// Offset from the start of the zone, in bytes.
     offset: u64,
-    /// In the request, in bytes.
+    /// Start and end in the request, in bytes.
     from: usize,
     to: usize,
 }
@@ -133,11 +136,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Files {
-    /// Opens the disk in a directory, or makes one in an empty directory.
+    /// Opens the disk in a directory, or creates one in an empty directory.
     ///
     /// # Errors
-    /// If another process has it, if it holds something else or another shape of disk, or if it is
-    /// damaged.
+    /// If another process uses the directory, or it holds other files, a disk with another
+    /// geometry, or a damaged disk.
     pub fn open(path: &Path, options: &Options) -> Result<Files, MediaError> {
         let files = Files::open_in(Directory::take(path)?, options)?;
         files.store.narrow();
@@ -146,7 +149,7 @@ impl Files {
 }
 
 impl<S: Store> Files<S> {
-    /// Where a zone is.
+    /// The location of a zone.
     pub(crate) fn place(&self, zone: u32) -> ZonePlace<'_, S::File> {
         let files = self.data.len() as u32;
         ZonePlace {
@@ -161,13 +164,13 @@ impl<S: Store> Files<S> {
         &self.data[zone as usize % self.data.len()]
     }
 
-    /// The zone's cache, if it has one.
+    /// The volatile cache of a zone, if it has one.
     fn overlay_of(&self, zone: u32) -> Option<&Overlay> {
         let overlay = self.data_of(zone).overlay.as_ref();
         overlay.filter(|_| self.geometry.is_conventional(zone))
     }
 
-    /// The parts of a request.
+    /// Splits a request at zone boundaries.
     fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + '_ {
         let mut next = offset;
         let end = offset + len;
@@ -183,7 +186,7 @@ impl<S: Store> Files<S> {
         })
     }
 
-    /// Refuses a range that is not on the disk.
+    /// Refuses a range beyond the disk.
     fn check_range(&self, offset: u64, len: u64) -> io::Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= self.geometry.bytes => Ok(()),
@@ -194,7 +197,7 @@ impl<S: Store> Files<S> {
         }
     }
 
-    /// Refuses to go on after an error that left something undurable which may never be again.
+    /// Refuses an operation after an error that left data which may never become durable.
     fn check_whole(&self) -> io::Result<()> {
         match self.broken.get() {
             None => Ok(()),
@@ -202,16 +205,17 @@ impl<S: Store> Files<S> {
         }
     }
 
-    /// Ends all writing: a failed sync is never tried again, because the system may have dropped
-    /// the data by then and would say that all is well. Opening the disk anew finds what is
-    /// durable, so the live file, which speaks of the page cache, goes.
+    /// Latches the first write error: no more is written. A failed sync is never retried, because
+    /// the system may have dropped the data and would then report success. A later opening of the
+    /// disk uses what is durable; so the live files, which describe the page cache, are removed.
     fn broken(&self, what: &str, error: &io::Error) -> io::Error {
         let text = format!(
             "{}: {what} failed ({error}); nothing more is written, open the disk again",
             self.store.title()
         );
         if self.broken.set(text.clone()).is_ok() {
-            // It fails where nothing can be written at all; then nothing newer is durable either.
+            // If the removal fails, nothing can be written at all, and nothing newer is durable
+            // either.
             let _ = self.remove_live();
         }
         io::Error::new(error.kind(), text)
@@ -221,7 +225,7 @@ impl<S: Store> Files<S> {
         data.file.sync().map_err(|error| self.broken("a sync of the data", &error))
     }
 
-    /// Notes that a zone has changed in a way that is not durable yet.
+    /// Marks a zone as changed and not yet durable.
     fn mark(&self, zone: u32, cell: &mut Cell) {
         if !cell.dirty {
             cell.dirty = true;
@@ -229,7 +233,7 @@ impl<S: Store> Files<S> {
         }
     }
 
-    /// Which zones have their words in one of the live files.
+    /// Which zones have their words in this live file.
     pub(crate) fn share(&self, number: u32) -> Share {
         Share { number, files: self.data.len() as u32 }
     }
@@ -240,7 +244,7 @@ impl<S: Store> Files<S> {
         files.try_for_each(|number| self.store.remove(&self.share(number).name()))
     }
 
-    /// Keeps a zone's state where a kill does not reach it.
+    /// Records a zone's state where it survives a kill.
     fn note_live(&self, zone: u32, state: ZoneRecord) -> io::Result<()> {
         let Some(live) = &self.data_of(zone).live else { return Ok(()) };
         let word = pack(state).to_le_bytes();
@@ -248,9 +252,9 @@ impl<S: Store> Files<S> {
         noted.map_err(|error| self.broken("a write of the live file", &error))
     }
 
-    /// Makes states of zones durable, whose data are so already. A zone that was reset since its
-    /// state was looked at is left out: its data are gone. So is one of which another thread has
-    /// made a later state durable meanwhile.
+    /// Makes states of zones durable whose data are durable already. Leaves out a zone that was
+    /// reset since its state was read, because its data are lost, and a zone for which another
+    /// thread made a later state durable.
     fn log_states(&self, noted: &[(u32, ZoneRecord)]) -> io::Result<()> {
         let mut log = locked(&self.log);
         self.check_whole()?;
@@ -277,8 +281,8 @@ impl<S: Store> Files<S> {
         self.sync_log(place)
     }
 
-    /// Makes durable what was noted before a place of the log. Who waits for another's sync finds,
-    /// as a rule, that the next one is for all who have waited.
+    /// Makes everything durable that was recorded before a place in the log. A thread that waits
+    /// for another's sync usually finds that a single further sync covers all waiting threads.
     fn sync_log(&self, place: Place) -> io::Result<()> {
         let _syncing = locked(&self.syncing);
         self.check_whole()?;
@@ -296,8 +300,8 @@ impl<S: Store> Files<S> {
         Ok(())
     }
 
-    /// Makes durable that zones were reset, then gives their space back. All of them at once: after
-    /// a reset of the whole disk, the first write makes one sync for all.
+    /// Makes all resets durable, then frees the zones' space. It handles all zones together: after
+    /// a reset of the whole disk, the first write causes one sync for all zones.
     fn give_up(&self) -> io::Result<()> {
         let _giving_up = locked(&self.giving_up);
         let mut log = locked(&self.log);
@@ -314,7 +318,7 @@ impl<S: Store> Files<S> {
         logged.map_err(|error| self.broken("a write of the journal", &error))?;
         self.sync_log(place)?;
         for zone in zones {
-            // Whoever waits to write to the zone waits for this too.
+            // A thread that waits to write to the zone also waits for this.
             self.cells[zone as usize].with(|cell| {
                 self.punch_whole(zone)?;
                 (cell.given_up, cell.kept) = (false, false);
@@ -324,15 +328,15 @@ impl<S: Store> Files<S> {
         Ok(())
     }
 
-    /// Takes the data of a zone away, which are durably given up. Where that fails, nothing more is
-    /// written: what lies there must not be shown again, and a disk that is opened removes it.
+    /// Frees the space of a zone whose reset is durable. If that fails, the disk is latched: the
+    /// old data must not become visible again. The next opening removes them.
     fn punch_whole(&self, zone: u32) -> io::Result<()> {
         let place = self.place(zone);
         let punched = place.file.punch(place.start, place.len);
         punched.map_err(|error| self.broken("giving space back", &error))
     }
 
-    /// Makes sure that a zone's data may be overwritten.
+    /// Ensures that a zone's data may be overwritten.
     fn may_overwrite(&self, zone: u32) -> io::Result<()> {
         match self.cells[zone as usize].with(|cell| cell.given_up) {
             false => Ok(()),
@@ -340,7 +344,7 @@ impl<S: Store> Files<S> {
         }
     }
 
-    /// Moves what is cached of some zones to their file.
+    /// Writes the cached pages of some zones to their file.
     fn write_back(
         &self,
         data: &DataFile<S::File>,
@@ -351,15 +355,15 @@ impl<S: Store> Files<S> {
         written.map_err(|error| self.broken("a write of cached data", &error))
     }
 
-    /// Makes everything durable, and notes that the disk was closed in order.
+    /// Makes everything durable, and records a clean close.
     ///
     /// # Errors
-    /// If some of it may not be.
+    /// If something may not be durable.
     pub fn close(self) -> io::Result<()> {
         self.shut()
     }
 
-    /// Nobody else uses it any more.
+    /// Closes the disk; no other thread uses it any more.
     fn shut(&self) -> io::Result<()> {
         self.flush()?;
         let closed = locked(&self.log).checkpoint(true);
@@ -371,7 +375,8 @@ impl<S: Store> Files<S> {
 
 impl<S: Store> Drop for Files<S> {
     fn drop(&mut self) {
-        // Who wants to know whether it succeeds closes it. If not, it is found as after a kill.
+        // A caller that needs the result uses `close`. After a failure the disk opens as after a
+        // kill.
         if self.broken.get().is_none() {
             let _ = self.shut();
         }
@@ -434,7 +439,7 @@ impl<S: Store> Media for Files<S> {
 
     fn zone_changed(&self, zone: u32, state: ZoneRecord) -> io::Result<()> {
         self.check_whole()?;
-        // A zone that is finished without data shows what lies there.
+        // A zone that is finished without being written exposes the old data.
         if settled(state).cond != ZoneCond::Empty {
             self.may_overwrite(zone)?;
         }
@@ -482,7 +487,7 @@ impl<S: Store> Media for Files<S> {
             if zones.is_empty() {
                 continue;
             }
-            // First of all they are clean: who writes from here on marks them again.
+            // Clear the marks first: a thread that writes from here on sets them again.
             for zone in zones {
                 let record = self.cells[zone as usize].with(|cell| {
                     cell.dirty = false;
@@ -502,7 +507,7 @@ impl<S: Store> Media for Files<S> {
         self.check_range(offset, len)?;
         self.check_whole()?;
         let mut noted = Vec::new();
-        // Zones of one file lie far from each other, so that a range of several syncs several.
+        // A data file has only distant zones, so a range of several zones needs several syncs.
         for Piece { zone, .. } in self.pieces(offset, len) {
             let data = self.data_of(zone);
             self.write_back(data, zone..=zone)?;

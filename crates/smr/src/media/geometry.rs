@@ -1,32 +1,32 @@
-//! The shape of a medium: what its superblock keeps, and what bounds everything that is read back.
+//! The geometry of a medium: the superblock stores it, and it bounds everything that is read back.
 
 use blockyard_core::SECTOR_BYTES;
 
 use super::error::FormatError;
 
-/// Most zones of a medium: a table of so many is 128 MiB.
+/// Maximum number of zones of a medium: their table has 128 MiB.
 const ZONES_MAX: u64 = 1 << 24;
 
-/// Longest medium in bytes, far below where sums of offsets would overflow.
+/// Largest medium in bytes: sums of offsets stay far from overflow.
 const BYTES_MAX: u64 = 1 << 60;
 
-/// The shape of a medium. Zone `n` starts at `n * zone_bytes`.
+/// The geometry of a medium. Zone `n` starts at `n * zone_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaGeometry {
     /// Length of the disk.
     pub bytes: u64,
-    /// Distance between the starts of two zones.
+    /// Distance between the starts of adjacent zones.
     pub zone_bytes: u64,
-    /// How much of a sequential zone can be written; what follows up to the next zone is a gap.
+    /// Writable length of a sequential zone; a gap follows up to the next zone.
     pub zone_capacity_bytes: u64,
-    /// Zones without a write pointer, at the start.
+    /// Number of conventional zones, at the start of the disk.
     pub conventional_zones: u32,
     /// Length of a logical block.
     pub block_bytes: u32,
 }
 
 impl MediaGeometry {
-    /// Its fields by the names of the configuration.
+    /// The fields, by the names of the configuration.
     pub(crate) fn fields(&self) -> [(&'static str, u64); 5] {
         [
             ("size", self.bytes),
@@ -37,10 +37,10 @@ impl MediaGeometry {
         ]
     }
 
-    /// Whether every field is possible.
+    /// Validates every field.
     ///
     /// # Errors
-    /// The first field that is not, with its value and what would do.
+    /// The first invalid field, with its value and what is expected.
     pub fn check(&self, file: &'static str) -> Result<(), FormatError> {
         let [size, zone, capacity, conventional, block] = self.fields();
         let refuse = |(field, value): (&'static str, u64), want: &'static str| {
@@ -68,33 +68,33 @@ impl MediaGeometry {
         Ok(())
     }
 
-    /// Number of zones, the last one perhaps shorter than the others.
+    /// Number of zones; the last one may be shorter than the others.
     pub fn zone_count(&self) -> u32 {
         let count = self.bytes.div_ceil(self.zone_bytes);
         u32::try_from(count).expect("`check` bounds the zones")
     }
 
-    /// Where a zone starts, in bytes.
+    /// Start of a zone in bytes.
     pub fn start_of(&self, zone: u32) -> u64 {
         u64::from(zone) * self.zone_bytes
     }
 
-    /// How far it is from a zone's start to the next one's, or to the end of the disk.
+    /// Distance from a zone's start to the next zone or the end of the disk, in bytes.
     pub fn len_of(&self, zone: u32) -> u64 {
         self.zone_bytes.min(self.bytes - self.start_of(zone))
     }
 
-    /// The same in sectors.
+    /// Distance from a zone's start to the next zone or the end of the disk, in sectors.
     pub(crate) fn sectors_of(&self, zone: u32) -> u64 {
         self.len_of(zone) / SECTOR_BYTES
     }
 
-    /// The zone that an offset lies in.
+    /// The zone that contains an offset.
     pub fn zone_at(&self, offset: u64) -> u32 {
         u32::try_from(offset / self.zone_bytes).expect("`check` bounds the zones")
     }
 
-    /// Whether a zone has no write pointer.
+    /// Whether a zone is conventional.
     pub fn is_conventional(&self, zone: u32) -> bool {
         zone < self.conventional_zones
     }

@@ -1,39 +1,39 @@
-//! The journal: what became of zones since the last checkpoint, one record of 32 bytes each.
+//! The journal: the changes of zones since the last checkpoint, in records of 32 bytes.
 //!
-//! A record counts if its checksum is right, its checkpoint is that of the table, its index is its
-//! place, and all before it count. Where the power failed while records were written, the rest does
-//! not count: those were never said to be durable. A record also says how many before it had been
-//! made durable when it was written; if one of those does not count, the journal was damaged later,
-//! and that is an error.
+//! A record is valid if its checksum matches, its checkpoint is that of the table, its index is its
+//! position, and all earlier records are valid. A power cut during a write leaves invalid records
+//! at the end, which were never reported as durable. A record also contains how many records were
+//! durable when it was written. If one of those is invalid, the journal was damaged later, which is
+//! an error.
 
 use super::ZoneRecord;
 use super::error::FormatError;
 use super::geometry::MediaGeometry;
 use super::word::{crc, u32_at, u64_at, unpack};
 
-/// Its file.
+/// Name of the journal file.
 pub const FILE: &str = "journal";
 
 /// Length of a record in bytes.
 pub const RECORD_BYTES: usize = 32;
 
-/// What a record says.
+/// A journal record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its place: the first after a checkpoint is 0.
+    /// Position of the record: the first one after a checkpoint is 0.
     pub index: u32,
-    /// The checkpoint that it follows.
+    /// The preceding checkpoint.
     pub checkpoint: u64,
-    /// The zone.
+    /// Zone number.
     pub zone: u32,
-    /// How many records before it were durable when it was written.
+    /// Number of records that were durable when this one was written.
     pub durable: u32,
-    /// The zone's state.
+    /// The state of the zone.
     pub word: u64,
 }
 
 impl Record {
-    /// The bytes of a record.
+    /// The bytes of the record.
     pub fn print(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         bytes[4..8].copy_from_slice(&self.index.to_le_bytes());
@@ -46,7 +46,7 @@ impl Record {
         bytes
     }
 
-    /// The record in its bytes, if its checksum is right.
+    /// Parses a record; `None` if its checksum is wrong.
     pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         let record = Record {
             index: u32_at(bytes, 4),
@@ -59,10 +59,10 @@ impl Record {
     }
 }
 
-/// What the journal adds to a checkpoint's table, in order.
+/// The changes that the journal adds to a checkpoint's table, in order.
 ///
 /// # Errors
-/// If a record that counts says what cannot be, or if something durable is missing.
+/// If a valid record contains something impossible, or something durable is missing.
 pub fn replay(
     bytes: &[u8],
     checkpoint: u64,
@@ -99,7 +99,7 @@ fn state(record: &Record, geometry: &MediaGeometry) -> Result<(u32, ZoneRecord),
     }
 }
 
-/// Whether a record behind the end shows that something was durable which does not count.
+/// Checks whether a record after the end shows that something durable was lost.
 fn check_nothing_lost(record: &Record, checkpoint: u64, count: usize) -> Result<(), FormatError> {
     if record.checkpoint > checkpoint {
         // A checkpoint is durable before its first record is written.
@@ -149,7 +149,8 @@ mod tests {
         assert_eq!(changes[1].1.written_sectors, 2);
     }
 
-    /// Sectors of a file reach the disk in any order: a record may be there and one before it not.
+    /// Sectors of a file reach the disk in any order: a record may be present and an earlier one
+    /// missing.
     #[test]
     fn what_follows_a_gap_does_not_count() {
         let mut bytes = file(&[record(0, 7, 0), record(1, 7, 0), record(2, 7, 0)]);

@@ -1,11 +1,11 @@
-//! The live files: every zone as it is now, one word each, in the kernel's page cache. One beside
-//! each data file, for its zones: writers of different zones seldom meet in the kernel's lock of a
-//! file.
+//! The live files: the current state of every zone, one word each, in the kernel's page cache.
+//! There is one live file per data file, for the same zones, so that writers of different zones
+//! rarely contend for the kernel's lock of a file.
 //!
-//! They are what survives when the process is killed: each change is written here before its
-//! command completes, and never synced. When the power fails, pages reach the disk in any order, so
-//! a word here may speak of data that are not there; hence a file counts only for as long as the
-//! kernel runs that it was written under. The head names that run.
+//! The live files survive a kill of the process: each change is written here before its command
+//! completes, and is never synced. At a power cut, pages reach the disk in any order, so a word may
+//! describe data that are lost. So a live file is valid only during the boot under which it was
+//! written. Its head contains the identity of that boot.
 
 use super::ZoneRecord;
 use super::error::FormatError;
@@ -13,18 +13,18 @@ use super::geometry::MediaGeometry;
 use super::superblock::check_head;
 use super::word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
 
-/// What the names of the files begin with.
+/// Prefix of the file names.
 pub const FILE: &str = "live";
 
 const MAGIC: [u8; 8] = *b"BLKYLIV\n";
 
-/// Length of the head in bytes. The words follow a page later, so that none shares its sector.
+/// Length of the head in bytes. The words start a page later, so that none shares a sector with it.
 const HEAD: usize = 64;
 
-/// Where the words begin, in bytes.
+/// Offset of the words in bytes.
 pub const WORDS: u64 = 4096;
 
-/// Which zones a file holds: those whose number, divided by `files`, leaves `number`.
+/// Which zones a file holds: those with `zone % files == number`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Number of the file.
@@ -34,7 +34,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The name of the file.
+    /// Name of the file.
     pub fn name(self) -> String {
         format!("{FILE}.{:02x}", self.number)
     }
@@ -53,13 +53,13 @@ impl Share {
         WORDS + 8 * self.zones(geometry).len() as u64
     }
 
-    /// Where the word of one of its zones is.
+    /// Offset of the word of one of the file's zones, in bytes.
     pub fn place_of(self, zone: u32) -> u64 {
         WORDS + 8 * u64::from(zone / self.files)
     }
 }
 
-/// The head of a file of so many zones, under a run of the kernel.
+/// The head of a file with `zones` zones, under this boot.
 pub fn print_head(id: &Id, boot: &Id, zones: u32) -> Vec<u8> {
     let mut bytes = vec![0; HEAD];
     bytes[..8].copy_from_slice(&MAGIC);
@@ -72,11 +72,10 @@ pub fn print_head(id: &Id, boot: &Id, zones: u32) -> Vec<u8> {
     bytes
 }
 
-/// Its zones, if the file was written under this run of the kernel; `None` if not, or if it was not
-/// finished.
+/// The zones of a file; `None` if it was written under another boot or is incomplete.
 ///
 /// # Errors
-/// If it was, and holds what cannot be.
+/// If the file is complete, was written under this boot, and contains something impossible.
 pub fn parse(
     bytes: &[u8],
     id: &Id,
@@ -84,8 +83,8 @@ pub fn parse(
     geometry: &MediaGeometry,
     share: Share,
 ) -> Result<Option<Vec<ZoneRecord>>, FormatError> {
-    // The head is written last and the power has not failed since, so an unreadable one is that of
-    // a file that was being made: the checkpoint before it says the same of its zones.
+    // The head is written last, and there was no power cut during this boot. So an unreadable head
+    // means that the file was being created: the checkpoint before it has the same states.
     if check_head(FILE, bytes, HEAD, MAGIC).is_err() || id_at(bytes, 32) != *boot {
         return Ok(None);
     }

@@ -1,4 +1,4 @@
-//! The writer of journal and tables: zones as they are durable, or on their way to be.
+//! Writer of the journal and the tables: the durable state of the zones, and pending changes to it.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::store::StoreFile;
 use super::tables;
 use super::word::Id;
 
-/// A place in the log: what was noted before it.
+/// A position in the log, to ask whether everything before it is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     checkpoint: u64,
@@ -20,32 +20,32 @@ pub(crate) struct Place {
 /// Invariants:
 /// 1. `image` is the table of `checkpoint` with the records below `next` applied.
 /// 2. Records below `durable` are durable, and so is the table of `checkpoint`.
-/// 3. A record is written only when the data that it counts as written are durable, and data that a
-///    record gives up are given up only when it is durable.
+/// 3. A record is written only when the data that it counts as written are durable. Data that a
+///    record gives up are freed only when the record is durable.
 #[derive(Debug)]
 pub(crate) struct Log<F> {
     pub(crate) journal: Arc<F>,
     pub(crate) tables: F,
     pub(crate) id: Id,
-    /// Length of a slot of the tables.
+    /// Length of a slot of the tables in bytes.
     pub(crate) slot_bytes: u64,
     pub(crate) image: Vec<u64>,
     pub(crate) checkpoint: u64,
-    /// Place of the next record.
+    /// Index of the next record.
     pub(crate) next: u32,
     pub(crate) durable: u32,
-    /// Places in the journal.
+    /// Capacity of the journal in records.
     pub(crate) room: u32,
 }
 
 impl<F: StoreFile> Log<F> {
-    /// A zone's state, as it is kept or on its way to be.
+    /// The word of a zone, durable or about to be.
     pub(crate) fn word(&self, zone: u32) -> u64 {
         self.image[zone as usize]
     }
 
-    /// Notes states of zones; durable by the next sync. Where the journal has no room for them, a
-    /// checkpoint takes its place, which is durable at once.
+    /// Records states of zones; durable after the next sync. If the journal has not enough space,
+    /// writes a checkpoint instead, which is durable at once.
     pub(crate) fn append(&mut self, states: &[(u32, u64)]) -> io::Result<()> {
         if states.is_empty() {
             return Ok(());
@@ -67,24 +67,24 @@ impl<F: StoreFile> Log<F> {
         self.journal.write_at(u64::from(first) * RECORD_BYTES as u64, &bytes)
     }
 
-    /// How far the log has come.
+    /// The current end of the log.
     pub(crate) fn place(&self) -> Place {
         Place { checkpoint: self.checkpoint, next: self.next }
     }
 
-    /// Whether everything is durable that was noted before a place.
+    /// Whether everything that was recorded before a place is durable.
     pub(crate) fn is_durable(&self, place: Place) -> bool {
         self.checkpoint > place.checkpoint || self.durable >= place.next
     }
 
-    /// The journal was synced after the log had come to a place.
+    /// Notes that the journal was synced after the log had reached a place.
     pub(crate) fn synced(&mut self, place: Place) {
         if self.checkpoint == place.checkpoint {
             self.durable = self.durable.max(place.next);
         }
     }
 
-    /// Writes the full table, durably, and begins the journal anew.
+    /// Writes the full table durably, and restarts the journal.
     pub(crate) fn checkpoint(&mut self, clean: bool) -> io::Result<()> {
         let checkpoint = self.checkpoint + 1;
         let bytes = tables::print(&self.id, checkpoint, clean, &self.image);

@@ -1,9 +1,9 @@
-//! A medium of memory: one mapping of the whole disk, of which the system provides only what is
-//! written.
+//! A medium in memory: one mapping of the whole disk, of which the system provides only the written
+//! pages.
 //!
-//! Threads that write to different places meet in no lock of ours, and in none of a file: that is
-//! why this is no file in memory. I/O that overlaps in time on the same bytes may tear, as on any
-//! disk: the bytes are copied through raw pointers, and no reference to them exists.
+//! Threads that write to different places share no lock, not even the kernel's lock of a file: that
+//! is why this is not a file in memory. Concurrent I/O on the same bytes may tear, as on any disk:
+//! the bytes are copied through raw pointers, and no reference to them exists.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,35 +11,36 @@ use std::ptr::NonNull;
 
 use super::{Media, ZoneRecord};
 
-/// Grain in which memory is given back.
+/// Granularity in which memory is freed.
 const PAGE_BYTES: u64 = 4096;
 
-/// Memory. Nothing of it outlives the process.
+/// A medium in memory; its contents are lost with the process.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u8>,
-    /// Bytes of the disk.
+    /// Length of the disk in bytes.
     len: u64,
-    /// Bytes of the mapping: whole pages.
+    /// Length of the mapping in bytes: whole pages.
     mapped: usize,
     zone_bytes: u64,
 }
 
-// SAFETY: the mapping is reached through raw pointers only, see the head of this file; the rest are
-// plain numbers.
+// SAFETY: the mapping is accessed only through raw pointers, as the head of this file describes;
+// the other fields are plain numbers.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// A medium of `len` zeros, with zones of `zone_bytes`.
+    /// Creates a medium of `len` zeros, with zones of `zone_bytes`.
     ///
     /// # Errors
-    /// If the system does not give it.
+    /// If the system refuses the mapping.
     pub fn new(len: u64, zone_bytes: u64) -> io::Result<Memory> {
         let mapped = len.max(1).next_multiple_of(PAGE_BYTES);
         let mapped = usize::try_from(mapped).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        // SAFETY: an anonymous mapping where the system chooses touches no other memory.
+        // SAFETY: an anonymous mapping at an address that the system chooses touches no other
+        // memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -53,25 +54,25 @@ impl Memory {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // Where the system gives huge pages unasked, 4 KiB would cost 2 MiB.
-        // SAFETY: the range is the mapping. Where the advice is not known it fails, and the mapping
-        // works all the same.
+        // With huge pages by default, 4 KiB of data would take 2 MiB. SAFETY: the range is the
+        // mapping. A system that does not know the advice returns an error, and the mapping works
+        // in any case.
         unsafe { libc::madvise(base, mapped, libc::MADV_NOHUGEPAGE) };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Memory { base, len, mapped, zone_bytes })
     }
 
-    /// Address of a byte of the disk, from which on `len` bytes lie on it.
+    /// Address of the byte at `offset`; checks that `len` bytes from there lie on the disk.
     fn address(&self, offset: u64, len: u64) -> io::Result<*mut u8> {
         if offset > self.len || len > self.len - offset {
             let text = format!("{len} bytes at {offset} lie beyond the disk of {}", self.len);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        // SAFETY: the range was just found to lie on the disk, which is inside of the mapping.
+        // SAFETY: the check shows that the range lies on the disk, which is inside the mapping.
         Ok(unsafe { self.base.as_ptr().add(offset as usize) })
     }
 
-    /// Makes zeros by hand.
+    /// Writes zeros to a range.
     fn clear(&self, offset: u64, end: u64) -> io::Result<()> {
         let len = end.saturating_sub(offset);
         if len == 0 {
@@ -86,7 +87,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: this very mapping was made in `new`, and nobody borrows from it.
+        // SAFETY: `new` created this mapping, and no borrow of it exists.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
@@ -94,15 +95,15 @@ impl Drop for Memory {
 impl Media for Memory {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let from = self.address(offset, into.len() as u64)?;
-        // SAFETY: `address` checked the source; a slice is valid for its length, and it is the
-        // caller's and lies outside of the mapping, to which nobody has a reference.
+        // SAFETY: `address` checked the source. The destination slice is valid for its length,
+        // belongs to the caller, and lies outside the mapping, to which no reference exists.
         unsafe { into.as_mut_ptr().copy_from_nonoverlapping(from, into.len()) };
         Ok(())
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
         let into = self.address(offset, from.len() as u64)?;
-        // SAFETY: as in `read`, the other way.
+        // SAFETY: as in `read`, with source and destination exchanged.
         unsafe { into.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         Ok(())
     }
@@ -110,7 +111,7 @@ impl Media for Memory {
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
         self.address(offset, len)?;
         let end = offset + len;
-        // Whole pages are given back; those at the disk's end hold nothing else.
+        // Whole pages are freed; a partial page at the disk's end holds nothing else.
         let first = offset.next_multiple_of(PAGE_BYTES);
         let after = match end == self.len {
             true => end.next_multiple_of(PAGE_BYTES),
@@ -121,8 +122,8 @@ impl Media for Memory {
         }
         self.clear(offset, first)?;
         self.clear(after, end)?;
-        // SAFETY: both ends are page boundaries of the mapping, and private anonymous memory that
-        // is not needed reads as zeros afterwards.
+        // SAFETY: both ends are page boundaries of the mapping, and private anonymous memory reads
+        // as zeros after MADV_DONTNEED.
         let answer = unsafe {
             let start = self.base.as_ptr().add(first as usize).cast();
             libc::madvise(start, (after - first) as usize, libc::MADV_DONTNEED)

@@ -1,7 +1,7 @@
 //! The volatile write cache of conventional zones: pages that a kill of the process loses.
 //!
-//! Sequential zones need none: their data go to the file at once, beyond what is durably counted as
-//! written, and a disk that is opened forgets what lies there.
+//! Sequential zones need no cache. Their data go to the file at once, above what is durably
+//! recorded as written; an opening of the disk discards what lies there.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,17 +15,17 @@ use super::store::StoreFile;
 /// Length of a page in bytes.
 const PAGE: u64 = 4096;
 
-/// Pages of one data file by zone and number. A page at the end of a zone is as short as the zone.
+/// Cached pages of one data file, by zone and page number. The last page of a zone may be shorter.
 type Pages = BTreeMap<(u32, u64), Box<[u8]>>;
 
-/// A zone in its data file.
+/// The location of a zone in its data file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ZonePlace<'a, F> {
     pub(crate) zone: u32,
     pub(crate) file: &'a F,
-    /// Where the zone starts in the file, in bytes.
+    /// Start of the zone in the file, in bytes.
     pub(crate) start: u64,
-    /// Its length in bytes.
+    /// Length of the zone in bytes.
     pub(crate) len: u64,
 }
 
@@ -37,13 +37,13 @@ pub(crate) struct Overlay {
 }
 
 impl Overlay {
-    /// A cache of so many bytes, at least one page.
+    /// Creates a cache of `bytes`, at least one page.
     pub(crate) fn new(bytes: u64) -> Overlay {
         let pages_max = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX).max(1);
         Overlay { pages: SleepLock::new(Pages::new()), pages_max }
     }
 
-    /// Reads from an offset of the zone, what is cached and what is not.
+    /// Reads from an offset of the zone: cached pages from the cache, others from the file.
     pub(crate) fn read<F: StoreFile>(
         &self,
         place: ZonePlace<'_, F>,
@@ -65,8 +65,8 @@ impl Overlay {
         })
     }
 
-    /// Writes at an offset of the zone. Where that is more than the cache holds, all of it goes to
-    /// the file, as a drive's cache does of its own accord.
+    /// Writes at an offset of the zone. If the cache exceeds its size, all of it is written to the
+    /// file, as a drive may do at any time.
     pub(crate) fn write<F: StoreFile>(
         &self,
         place: ZonePlace<'_, F>,
@@ -99,7 +99,7 @@ impl Overlay {
         })
     }
 
-    /// Makes a range of the zone zeros, at once: a drive may keep a part of what was not flushed.
+    /// Zeroes a range of the zone immediately: a drive may make unflushed data durable at any time.
     pub(crate) fn zero<F: StoreFile>(
         &self,
         place: ZonePlace<'_, F>,
@@ -119,12 +119,12 @@ impl Overlay {
         })
     }
 
-    /// Whether it holds more than it should.
+    /// Whether the cache exceeds its size.
     pub(crate) fn is_over_full(&self) -> bool {
         self.pages.with(|pages| pages.len() > self.pages_max)
     }
 
-    /// Moves the pages of some zones to the file; `start_of` says where a zone starts in it.
+    /// Writes the pages of some zones to the file; `start_of` returns a zone's start in it.
     pub(crate) fn write_back<F: StoreFile>(
         &self,
         file: &F,

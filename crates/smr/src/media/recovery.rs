@@ -1,9 +1,9 @@
-//! Opening a disk: what a kill or a power cut has left, made whole.
+//! Opening a disk: restores a consistent state after a kill or a power cut.
 //!
-//! Under the same run of the kernel the live file counts; else the tables and the journal do. All
-//! data are synced, a checkpoint is written, and then what lies beyond the zones' states is
-//! forgotten: to be cut down anywhere in between leads to the same state again.
-#![allow(clippy::disallowed_types)] // Makes the locks of `files`.
+//! Under the same boot the live files are valid; otherwise the tables and the journal are. All data
+//! are synced, a checkpoint is written, and then data above the zones' written ends are discarded.
+//! An interruption at any point leads to the same state at the next opening.
+#![allow(clippy::disallowed_types)] // Creates the locks of `files`.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -24,7 +24,7 @@ use super::superblock::{JOURNAL_RECORDS_MAX, Superblock};
 use super::word::{pack, pristine};
 use super::{ZoneRecord, journal, live, superblock, tables};
 
-/// The superblock while it is written.
+/// Name of the superblock until it is complete.
 const SUPERBLOCK_NEW: &str = "superblock.new";
 
 /// Name of a data file.
@@ -32,7 +32,7 @@ fn data_name(number: u32) -> String {
     format!("data.{number:02x}")
 }
 
-/// An error of the system about a file.
+/// An I/O error with the file and the operation.
 fn about<S: Store>(
     store: &S,
     doing: &str,
@@ -41,20 +41,20 @@ fn about<S: Store>(
     MediaError::io(format!("cannot {doing} {}/{name}", store.title()))
 }
 
-/// What was found of a disk.
+/// The recovered state of a disk.
 struct Found {
     superblock: Superblock,
     checkpoint: u64,
-    /// Closed in order: nothing lies beyond the zones' states.
+    /// Whether the disk was closed cleanly: nothing lies above the zones' written ends.
     clean: bool,
     records: Vec<ZoneRecord>,
 }
 
 impl<S: Store> Files<S> {
-    /// Opens the disk in a store, or makes one in an empty store.
+    /// Opens the disk in a store, or creates one in an empty store.
     ///
     /// # Errors
-    /// If it holds something else or another shape of disk, or if it is damaged.
+    /// If the store holds other files, a disk with another geometry, or a damaged disk.
     pub fn open_in(store: S, options: &Options) -> Result<Files<S>, MediaError> {
         options.geometry.check("the configuration")?;
         let superblock = match load(&store, superblock::FILE, superblock::BYTES as u64) {
@@ -63,14 +63,14 @@ impl<S: Store> Files<S> {
             Err(error) => return Err(about(&store, "read", superblock::FILE)(error)),
         };
         compare(&superblock, options)?;
-        // A process that was killed while it made the disk may not have come to that.
+        // A process that was killed while it created the disk may not have synced the names.
         store.sync_names().map_err(about(&store, "sync", ""))?;
         let found = find(&store, superblock)?;
         resume(store, found, options)
     }
 }
 
-/// Whether the disk is the one asked for.
+/// Checks that the disk has the requested geometry.
 fn compare(superblock: &Superblock, options: &Options) -> Result<(), MediaError> {
     let asked = options.geometry.fields();
     for ((field, kept), (_, asked)) in superblock.geometry.fields().into_iter().zip(asked) {
@@ -81,7 +81,7 @@ fn compare(superblock: &Superblock, options: &Options) -> Result<(), MediaError>
     Ok(())
 }
 
-/// Makes a disk. The superblock comes last: without it, what there is was never finished.
+/// Creates a disk. The superblock comes last: without it, the creation was not completed.
 fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError> {
     let names = store.names().map_err(about(store, "list", ""))?;
     if let Some(name) = names.into_iter().find(|name| !is_ours(name)) {
@@ -100,11 +100,11 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
         let name = data_name(number);
         let file = store.create(&name, slots * geometry.zone_bytes);
         let file = file.map_err(about(store, "make", &name))?;
-        // Where space cannot be given back a disk would only ever grow; better to know it now.
+        // Without hole punching a disk would only grow; detect that now.
         file.punch(0, geometry.zone_bytes).map_err(about(store, "punch holes into", &name))?;
         file.sync().map_err(about(store, "sync", &name))?;
     }
-    // Written and not only made: a sync of a file that has its blocks need not wait for more.
+    // Written explicitly: a sync of a file with allocated blocks is faster.
     let zeros = vec![0; superblock.journal_records as usize * RECORD_BYTES];
     write_new(store, journal::FILE, &zeros)?;
     let words: Vec<u64> = (0..zones).map(|zone| pack(pristine(zone, &geometry))).collect();
@@ -120,7 +120,7 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
     Ok(superblock)
 }
 
-/// Whether a disk that was being made may have left this file.
+/// Whether an interrupted creation may have left this file.
 fn is_ours(name: &str) -> bool {
     let numbered = ["data.", "live."].into_iter().filter_map(|start| name.strip_prefix(start));
     let is_number =
@@ -129,14 +129,14 @@ fn is_ours(name: &str) -> bool {
     single || numbered.into_iter().any(is_number)
 }
 
-/// Makes a file with these bytes, durably but for its name.
+/// Creates a file with these bytes. The contents are durable, the name is not yet.
 fn write_new<S: Store>(store: &S, name: &str, bytes: &[u8]) -> Result<(), MediaError> {
     let file = store.create(name, bytes.len() as u64).map_err(about(store, "make", name))?;
     file.write_at(0, bytes).map_err(about(store, "write", name))?;
     file.sync().map_err(about(store, "sync", name))
 }
 
-/// The state of a disk as its files have it.
+/// The state of a disk according to its files.
 fn find<S: Store>(store: &S, superblock: Superblock) -> Result<Found, MediaError> {
     let Superblock { id, geometry, .. } = superblock;
     let bytes = |name: &str, len| match load(store, name, len) {
@@ -154,7 +154,7 @@ fn find<S: Store>(store: &S, superblock: Superblock) -> Result<Found, MediaError
     }
     let boot =
         store.boot().map_err(MediaError::io("cannot tell which run of the kernel this is"))?;
-    // A clean table is newer than a live file: closing writes the one, then removes the others.
+    // A clean table is newer than the live files: a close writes the table, then removes them.
     let files = if clean { 0 } else { superblock.data_files };
     for number in 0..files {
         let share = Share { number, files };
@@ -167,7 +167,7 @@ fn find<S: Store>(store: &S, superblock: Superblock) -> Result<Found, MediaError
     Ok(Found { superblock, checkpoint: table.checkpoint, clean, records })
 }
 
-/// Goes on with a disk as it was found.
+/// Continues with a disk in its recovered state.
 fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S>, MediaError> {
     let Found { superblock, checkpoint, clean, records } = found;
     let Superblock { id, geometry, data_files, journal_records } = superblock;
@@ -222,8 +222,8 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
         }
     }
     let log = files.log.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // The newer table may be one that a killed process had written and not synced; the checkpoint
-    // takes the place of the other, which is the durable one then.
+    // A killed process may have written the newer table without a sync. The checkpoint overwrites
+    // the other slot, which is the durable one in that case.
     log.tables.sync().map_err(about(&files.store, "sync", tables::FILE))?;
     log.checkpoint(false).map_err(about(&files.store, "write", tables::FILE))?;
     if !clean {
@@ -239,8 +239,8 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
 }
 
 impl<S: Store> Files<S> {
-    /// Forgets what lies beyond what zones have written. What they have written is durable by now:
-    /// under the same kernel it may say less than what was durable before, as after a reset.
+    /// Discards data above the zones' written ends. The written data are durable by now. Under the
+    /// same boot a zone may have less written than was durable before, as after a reset.
     fn forget_beyond(&self) -> Result<(), MediaError> {
         for (zone, record) in (0..).zip(&self.found) {
             if !matches!(record.cond, ZoneCond::Empty | ZoneCond::Closed) {
@@ -255,8 +255,8 @@ impl<S: Store> Files<S> {
         Ok(())
     }
 
-    /// Writes the live files anew: the words, then the head that makes them count. The checkpoint
-    /// of the same words is durable, so that nothing is lost if one is not finished.
+    /// Writes new live files: the words, then the head that makes them valid. The checkpoint with
+    /// the same words is durable, so an incomplete file loses nothing.
     fn start_live(&mut self) -> Result<(), MediaError> {
         let store = &self.store;
         let id = locked_id(&mut self.log);
@@ -279,7 +279,7 @@ impl<S: Store> Files<S> {
     }
 }
 
-/// The identity that the log knows.
+/// The identity of the disk.
 fn locked_id<F>(log: &mut Mutex<Log<F>>) -> super::word::Id {
     log.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).id
 }

@@ -1,8 +1,8 @@
-//! What a medium needs of a directory and its files: few operations, so that a simulated directory
-//! can record every one and cut the power behind it.
+//! The operations that a medium needs from a directory and its files. They are few, so that a
+//! simulated directory can record every one and simulate a power cut after it.
 //!
-//! What is written is visible at once. It is durable when `sync` of its file has returned, and the
-//! file itself when [`Store::sync_names`] has; until then a power cut may keep any part of it.
+//! Written data are visible at once. They are durable when `sync` of their file has returned, and
+//! the file itself when [`Store::sync_names`] has. A power cut before that may preserve any part.
 
 use std::fmt;
 use std::io;
@@ -11,106 +11,106 @@ use super::word::Id;
 
 /// A directory.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// An open file of it.
+    /// An open file of the directory.
     type File: StoreFile;
 
-    /// What it is called in messages.
+    /// Name of the directory in messages.
     fn title(&self) -> String;
 
-    /// Opens a file, if there is one of this name.
+    /// Opens a file; `None` if there is none of this name.
     ///
     /// # Errors
-    /// If it is there and cannot be opened.
+    /// If the file exists and cannot be opened.
     fn open(&self, name: &str) -> io::Result<Option<Self::File>>;
 
-    /// Makes a file of `len` zeros, in the place of one that is there.
+    /// Creates a file of `len` zeros, replacing an existing one.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the file cannot be created.
     fn create(&self, name: &str, len: u64) -> io::Result<Self::File>;
 
-    /// Renames a file, in the place of one that is there.
+    /// Renames a file, replacing an existing one.
     ///
     /// # Errors
-    /// If it cannot be renamed.
+    /// If the file cannot be renamed.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file, if there is one of this name.
     ///
     /// # Errors
-    /// If it is there and cannot be removed.
+    /// If the file exists and cannot be removed.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Fails if the disk was removed or replaced while it is open. Asked before each sync of the
+    /// Fails if the disk was removed or replaced while it is open. Called before each sync of the
     /// journal.
     ///
     /// # Errors
-    /// What is gone.
+    /// Says what is gone.
     fn look(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Makes durable which files there are.
+    /// Makes the creation, renaming and removal of files durable.
     ///
     /// # Errors
-    /// If they may not be.
+    /// If they may not be durable.
     fn sync_names(&self) -> io::Result<()>;
 
     /// The names of all files.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the directory cannot be read.
     fn names(&self) -> io::Result<Vec<String>>;
 
-    /// Names this run of the kernel: what was written under it is there for as long as it goes on,
+    /// Identifies the current boot: data that were written during it remain visible until it ends,
     /// synced or not.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not provide it.
     fn boot(&self) -> io::Result<Id>;
 
-    /// An identity that nothing else has.
+    /// A new unique identity.
     ///
     /// # Errors
-    /// If the system does not give one.
+    /// If the system does not provide one.
     fn fresh_id(&self) -> io::Result<Id>;
 }
 
-/// An open file. Several threads use it at once.
+/// An open file. Several threads use it concurrently.
 #[expect(clippy::len_without_is_empty, reason = "no file of a medium is empty")]
 pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not provide it.
     fn len(&self) -> io::Result<u64>;
 
-    /// Reads; what was never written reads as zeros.
+    /// Reads bytes; bytes that were never written read as zeros.
     ///
     /// # Errors
-    /// If the bytes cannot be had, or if the file ends before.
+    /// If the bytes cannot be read, or the file ends before.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Writes, inside the file's length.
+    /// Writes bytes within the file's length.
     ///
     /// # Errors
-    /// If some of it may not be written.
+    /// If some bytes may not be written.
     fn write_at(&self, offset: u64, from: &[u8]) -> io::Result<()>;
 
-    /// Makes a range zeros and gives its space back.
+    /// Zeroes a range and frees its space.
     ///
     /// # Errors
-    /// If it cannot be.
+    /// If that fails.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
 
     /// Makes everything durable that was written before.
     ///
     /// # Errors
-    /// If some of it may not be; it is not asked again then.
+    /// If some of it may not be durable; the caller does not retry.
     fn sync(&self) -> io::Result<()>;
 }
 
-/// All bytes of a file, if there is one; at most `len_max`, which bounds what a wrong file costs.
+/// All bytes of a file, if it exists; at most `len_max`, which bounds the cost of a wrong file.
 pub(crate) fn load<S: Store>(store: &S, name: &str, len_max: u64) -> io::Result<Option<Vec<u8>>> {
     let Some(file) = store.open(name)? else { return Ok(None) };
     let len = file.len()?.min(len_max);

@@ -1,36 +1,37 @@
-//! The superblock: which disk a backing directory holds. Written once, when the disk is made.
+//! The superblock: identifies the disk in a backing directory. Written once, when the disk is
+//! created.
 
 use super::error::FormatError;
 use super::geometry::MediaGeometry;
 use super::word::{Id, VERSION, crc, id_at, u32_at, u64_at};
 
-/// Its file.
+/// Name of the superblock file.
 pub const FILE: &str = "superblock";
 
-/// Its length in bytes, in every version.
+/// Length of the file in bytes, in every version.
 pub const BYTES: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"BLKYSMR\n";
 
-/// Where the last field ends; what follows must be zero.
+/// End of the last field; all later bytes must be zero.
 const END: usize = 72;
 
-/// Most files that the data are spread over.
+/// Maximum number of data files.
 pub const DATA_FILES_MAX: u32 = 256;
 
-/// Most records of a journal.
+/// Maximum number of records of a journal.
 pub const JOURNAL_RECORDS_MAX: u32 = 1 << 20;
 
-/// Which disk a backing directory holds.
+/// The superblock of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Drawn by chance when the disk was made; every file of it has it.
+    /// Random identity from the disk's creation; every file of the disk contains it.
     pub id: Id,
-    /// The disk's shape.
+    /// The geometry of the disk.
     pub geometry: MediaGeometry,
-    /// Number of files that the data are spread over: zone `n` is in file `n % data_files`.
+    /// Number of data files: zone `n` is in file `n % data_files`.
     pub data_files: u32,
-    /// Room for records in the journal.
+    /// Capacity of the journal in records.
     pub journal_records: u32,
 }
 
@@ -54,10 +55,10 @@ impl Superblock {
         bytes
     }
 
-    /// Reads the bytes of the file.
+    /// Parses the bytes of the file.
     ///
     /// # Errors
-    /// If they are not those of a superblock that this program knows.
+    /// If they are not a superblock that this program knows.
     pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
         check_head(FILE, bytes, BYTES, MAGIC)?;
         let superblock = Superblock {
@@ -92,8 +93,8 @@ impl Superblock {
     }
 }
 
-/// Checks what superblock, tables and the live file begin with: eight bytes that say what follows,
-/// the checksum of everything after it, the version.
+/// Checks the common start of superblock, tables and live files: eight magic bytes, the checksum of
+/// everything after it, the version.
 pub(crate) fn check_head(
     file: &'static str,
     bytes: &[u8],
@@ -131,7 +132,7 @@ mod tests {
         Superblock { id: *b"0123456789abcdef", geometry, data_files: 16, journal_records: 32_768 }
     }
 
-    /// Bytes of a superblock with one changed, and the checksum put right again.
+    /// A superblock with one byte changed and a correct checksum.
     fn forged(at: usize, byte: u8) -> Vec<u8> {
         let mut bytes = superblock().print();
         bytes[at] = byte;

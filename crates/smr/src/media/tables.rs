@@ -1,5 +1,5 @@
-//! The full table of zones, in two slots that take turns: a checkpoint writes the older one, so
-//! that the newer one and its journal stay whole until it is durable.
+//! The full table of zones, in two slots: a checkpoint overwrites the older slot, so that the newer
+//! one and its journal stay valid until the checkpoint is durable.
 
 use super::ZoneRecord;
 use super::error::FormatError;
@@ -7,7 +7,7 @@ use super::geometry::MediaGeometry;
 use super::superblock::check_head;
 use super::word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
 
-/// Their file.
+/// Name of the tables file.
 pub const FILE: &str = "tables";
 
 const MAGIC: [u8; 8] = *b"BLKYTAB\n";
@@ -15,18 +15,18 @@ const MAGIC: [u8; 8] = *b"BLKYTAB\n";
 /// Length of a slot's head in bytes; the words of the zones follow.
 const HEAD: usize = 64;
 
-/// A slot begins on a multiple of this, in bytes.
+/// Alignment of a slot in bytes.
 const ALIGN: u64 = 4096;
 
-/// Set in `flags` where the disk was closed and nothing was written since.
+/// The bit in `flags` of a table that was written by a clean close.
 const CLEAN: u32 = 1;
 
 /// A full table of zones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Its number. Each is used once; the journal's records after it carry the same.
+    /// Checkpoint number. Each is used once; the journal records that follow contain it.
     pub checkpoint: u64,
-    /// Whether the disk was closed with it.
+    /// Whether the disk was closed with this table.
     pub clean: bool,
     /// The zones by number.
     pub records: Vec<ZoneRecord>,
@@ -37,7 +37,7 @@ pub fn slot_bytes(geometry: &MediaGeometry) -> u64 {
     (HEAD as u64 + 8 * u64::from(geometry.zone_count())).next_multiple_of(ALIGN)
 }
 
-/// Where the slot of a checkpoint starts in the file.
+/// Offset of a checkpoint's slot in the file.
 pub fn slot_of(checkpoint: u64, geometry: &MediaGeometry) -> u64 {
     checkpoint % 2 * slot_bytes(geometry)
 }
@@ -60,10 +60,10 @@ pub fn print(id: &Id, checkpoint: u64, clean: bool, words: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// Reads the bytes of a slot.
+/// Parses the bytes of a slot.
 ///
 /// # Errors
-/// If they are not those of a table of this disk.
+/// If they are not a table of this disk.
 pub fn parse(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<Table, FormatError> {
     let zones = geometry.zone_count();
     let len = HEAD + 8 * zones as usize;
@@ -91,10 +91,10 @@ pub fn parse(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<Table, F
     Ok(Table { checkpoint, clean: flags & CLEAN != 0, records })
 }
 
-/// The newer one of the two slots in the bytes of the file.
+/// The newer one of the two slots in the file.
 ///
 /// # Errors
-/// If neither can be used: what is wrong with the one that says least of being torn.
+/// If both are invalid: the error of the slot that looks less like a torn write.
 pub fn newest(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<Table, FormatError> {
     let slot = |number: u64| {
         let start = usize::try_from(slot_of(number, geometry)).unwrap_or(usize::MAX);

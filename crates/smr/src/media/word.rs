@@ -1,10 +1,9 @@
-//! A zone's state in eight bytes, as every file of a backing directory keeps it, and the numbers
-//! and checksums around it.
+//! The state of a zone in eight bytes, as every file of a backing directory stores it, and helpers
+//! for numbers and checksums.
 //!
-//! Bits 0 to 7 are the condition, with the numbers of the ZBC zone descriptor; from bit 8 on stands
-//! how much is written, in sectors of 512 bytes from the zone's start. Open conditions are not
-//! kept: a zone that was open when the power went is closed, or empty, when it returns (ZBC-2
-//! 4.5.3.5).
+//! Bits 0 to 7 are the condition, with the numbers of the ZBC zone descriptor. Bits 8 and up are
+//! the number of written sectors of 512 bytes from the zone's start. Open conditions are not
+//! stored: a zone that was open at a power cut is closed or empty afterwards (ZBC-2 4.5.3.5).
 
 use blockyard_core::zone::ZoneCond;
 
@@ -14,33 +13,33 @@ use super::geometry::MediaGeometry;
 /// Version of the format of all files.
 pub const VERSION: u32 = 1;
 
-/// What tells one disk, or one run of the kernel, from another.
+/// Identity of a disk or of a boot.
 pub type Id = [u8; 16];
 
-/// How much is written of a zone that cannot be read.
+/// The number of written sectors of an unreadable zone.
 pub const UNREADABLE: u64 = u64::MAX >> 8;
 
-/// The checksum of some bytes: the CRC-32 of IEEE 802.3.
+/// The CRC-32 of IEEE 802.3.
 pub(crate) fn crc(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)
 }
 
-/// The number at an offset; the bytes are there.
+/// The little-endian number at an offset, which must be in range.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-/// The number at an offset; the bytes are there.
+/// The little-endian number at an offset, which must be in range.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// The identity at an offset; the bytes are there.
+/// The identity at an offset, which must be in range.
 pub(crate) fn id_at(bytes: &[u8], at: usize) -> Id {
     bytes[at..at + 16].try_into().expect("sixteen bytes")
 }
 
-/// A state as it is after the power was away: nothing is open.
+/// A state as it is after a power cut: no zone is open.
 pub(crate) fn settled(record: ZoneRecord) -> ZoneRecord {
     let cond = match record.cond {
         ZoneCond::ImplicitOpen | ZoneCond::ExplicitOpen | ZoneCond::Closed => {
@@ -54,13 +53,13 @@ pub(crate) fn settled(record: ZoneRecord) -> ZoneRecord {
     ZoneRecord { cond, ..record }
 }
 
-/// The word of a state.
+/// Encodes a state.
 pub fn pack(record: ZoneRecord) -> u64 {
     let record = settled(record);
     record.written_sectors.min(UNREADABLE) << 8 | u64::from(record.cond as u8)
 }
 
-/// The state of a word, if a zone of this number can have it.
+/// Decodes a state; `None` if a zone with this number cannot have it.
 pub fn unpack(word: u64, zone: u32, geometry: &MediaGeometry) -> Option<ZoneRecord> {
     let number = (word & 0xff) as u8;
     let cond = ZoneCond::ALL.into_iter().find(|cond| *cond as u8 == number)?;
@@ -80,7 +79,7 @@ pub fn unpack(word: u64, zone: u32, geometry: &MediaGeometry) -> Option<ZoneReco
     (fits && kind_fits).then_some(ZoneRecord { cond, written_sectors, erasures: 0 })
 }
 
-/// The state of a zone that nothing was done to.
+/// The initial state of a zone.
 pub(crate) fn pristine(zone: u32, geometry: &MediaGeometry) -> ZoneRecord {
     match geometry.is_conventional(zone) {
         true => ZoneRecord {
@@ -104,7 +103,7 @@ mod tests {
         block_bytes: 512,
     };
 
-    /// The check value of CRC-32, as catalogues of CRCs have it.
+    /// The standard check value of CRC-32.
     #[test]
     fn the_checksum_is_the_known_one() {
         assert_eq!(crc(b"123456789"), 0xcbf4_3926);

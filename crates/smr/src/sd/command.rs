@@ -1,5 +1,5 @@
-//! The commands that the driver's side sends: of each operation the newest form, with the options
-//! that Linux sets.
+//! The commands that the driver sends: the newest form of each operation, with the options that
+//! Linux sets.
 
 use crate::cdb::{Blocks, Command, Form, ModeRequest, OperationFilter, PageControl, ZoneAction};
 
@@ -8,7 +8,7 @@ pub(super) fn inquiry(page: Option<u8>, allocation: u16) -> Command {
     Command::Inquiry { page, allocation }
 }
 
-/// MODE SENSE(6) of one page as it is now, without block descriptors.
+/// MODE SENSE(6) of the current values of one page, without block descriptors.
 pub(super) fn mode_sense(page: u8, allocation: u8) -> Command {
     let request = ModeRequest {
         without_blocks: true,
@@ -20,7 +20,7 @@ pub(super) fn mode_sense(page: u8, allocation: u8) -> Command {
     Command::ModeSense { form: Form::Six, request, allocation: allocation.into() }
 }
 
-/// REPORT SUPPORTED OPERATION CODES for one without service actions.
+/// REPORT SUPPORTED OPERATION CODES for a command without service actions.
 pub(super) fn report_opcode(opcode: u8, allocation: u32) -> Command {
     let filter = OperationFilter::Opcode(opcode);
     Command::ReportSupportedOperationCodes { filter, timeouts: false, allocation }
@@ -47,12 +47,12 @@ pub(super) fn synchronize_cache() -> Command {
     Command::SynchronizeCache { form: Form::Sixteen, blocks, immediate: false }
 }
 
-/// REPORT ZONES of all zones from the one that holds `lba` on, as many as fit.
+/// REPORT ZONES from the zone that contains `lba` on, as many zones as fit.
 pub(super) fn report_zones(lba: u64, allocation: u32) -> Command {
     Command::ReportZones { lba, allocation, partial: true, option: 0 }
 }
 
-/// One of the commands of ZBC OUT on the zone that starts at `zone_id`.
+/// A ZBC OUT command on the zone that starts at `zone_id`.
 pub(super) fn zone(action: ZoneAction, zone_id: u64) -> Command {
     Command::Zones { action, zone_id, all: false }
 }
@@ -68,7 +68,7 @@ pub(super) const UNMAP_LIST_LEN: usize = 24;
 /// The parameter list of UNMAP with one descriptor (SBC-4 5.35.2).
 pub(super) fn unmap_list(blocks: Blocks) -> [u8; UNMAP_LIST_LEN] {
     let mut list = [0; UNMAP_LIST_LEN];
-    // The lengths count neither their own fields nor what is before them.
+    // A length field counts neither itself nor earlier bytes.
     list[0..2].copy_from_slice(&(UNMAP_LIST_LEN as u16 - 2).to_be_bytes());
     list[2..4].copy_from_slice(&(UNMAP_LIST_LEN as u16 - 8).to_be_bytes());
     list[8..16].copy_from_slice(&blocks.lba.to_be_bytes());
@@ -80,7 +80,7 @@ pub(super) fn unmap_list(blocks: Blocks) -> [u8; UNMAP_LIST_LEN] {
 mod tests {
     use super::*;
 
-    /// Against the tables of the standards, byte by byte.
+    /// Compared with the tables of the standards, byte by byte.
     #[test]
     fn fields_stand_where_the_standards_have_them() {
         let blocks = Blocks { lba: 0x0102_0304_0506_0708, count: 9 };

@@ -15,30 +15,30 @@ use super::queue::SdQueue;
 use super::verdict::Verdict;
 use crate::transport::ScsiTransport;
 
-/// Length of a report of one zone: the header, the zone, and a gap behind it.
+/// Length of a report of one zone: the header, the zone, and a gap zone after it.
 const SHORT_REPORT_BYTES: usize = 3 * ZONE_DESCRIPTOR_LEN;
 
-/// A host-managed disk behind a transport, driven as Linux's `sd` and `sd_zbc` drive it.
+/// A host-managed disk that a transport reaches, driven as Linux's `sd` and `sd_zbc` do.
 pub struct Sd<T: ScsiTransport> {
     shared: Arc<Shared<T>>,
 }
 
-/// What the device and its queues share.
+/// State that the device and its queues share.
 pub(super) struct Shared<T: ScsiTransport> {
     pub(super) transport: T,
     pub(super) inquiry: Inquiry,
     pub(super) geometry: Geometry,
     pub(super) limits: Limits,
     pub(super) discard: Discard,
-    /// A sector's number, shifted by so much, is its block's.
+    /// Log2 of the sectors in a logical block.
     pub(super) block_shift: u32,
 }
 
 impl<T: ScsiTransport> Sd<T> {
-    /// Asks the disk what it is.
+    /// Probes the disk.
     ///
     /// # Errors
-    /// If it does not answer, or is none that this driver can drive.
+    /// If the disk does not respond, or this driver does not support it.
     pub fn open(transport: T) -> Result<Sd<T>, SdError> {
         let Probed { inquiry, geometry, limits, discard } = probe(&transport)?;
         let block_shift = geometry.block_sectors().trailing_zeros();
@@ -46,12 +46,12 @@ impl<T: ScsiTransport> Sd<T> {
         Ok(Sd { shared: Arc::new(shared) })
     }
 
-    /// The way to the disk.
+    /// The transport to the disk.
     pub fn transport(&self) -> &T {
         &self.shared.transport
     }
 
-    /// What the disk says that it is.
+    /// The disk's INQUIRY data.
     pub fn inquiry(&self) -> &Inquiry {
         &self.shared.inquiry
     }
@@ -66,11 +66,11 @@ impl<T: ScsiTransport> Shared<T> {
         blocks << self.block_shift
     }
 
-    /// A row of the report as the block layer has it: Linux's `sd_zbc_parse_report`.
+    /// Converts a zone descriptor as Linux's `sd_zbc_parse_report` does.
     fn info(&self, zone: &ZoneDescriptor) -> Option<ZoneInfo> {
         let start = Sector(self.sectors_of(zone.start));
         let capacity_sectors = self.sectors_of(zone.blocks);
-        // What is behind a short zone belongs to it: a gap, or the end of the disk.
+        // The space after a short zone belongs to it: a gap, or the end of the disk.
         let sectors = self.zones().zone_sectors.min(self.geometry.sectors - start.0);
         let end = start + sectors;
         let kind = match zone.kind {
@@ -78,7 +78,7 @@ impl<T: ScsiTransport> Shared<T> {
             _ => ZoneType::SequentialWriteRequired,
         };
         let cond = ZoneCond::ALL.into_iter().find(|cond| *cond as u8 == zone.cond)?;
-        // Without a write pointer its field holds anything (ZBC-2 5.4.3).
+        // Without a write pointer the field's value is undefined (ZBC-2 5.4.3).
         let wp = match cond {
             ZoneCond::NotWp | ZoneCond::Full => end,
             ZoneCond::ReadOnly | ZoneCond::Offline => Sector::NONE,
@@ -90,7 +90,7 @@ impl<T: ScsiTransport> Shared<T> {
 }
 
 impl<T: ScsiTransport> Shared<T> {
-    /// Appends up to `zones_max` zones from the one that holds `from` on.
+    /// Appends up to `zones_max` zones, from the zone that contains `from` on.
     fn report(
         &self,
         from: Sector,
@@ -100,10 +100,10 @@ impl<T: ScsiTransport> Shared<T> {
         let zones = self.zones();
         let end = out.len().saturating_add(zones_max);
         let mut next = zones.start_of(zones.zone_of(from));
-        // The report of one zone, which channels ask for on their way, allocates nothing.
+        // A report of one zone, which channels request on the data path, does not allocate.
         let (mut short, mut long) = ([0; SHORT_REPORT_BYTES], Vec::new());
         while out.len() < end && next.0 < self.geometry.sectors {
-            // Twice as many as are wanted: a gap may stand behind each.
+            // Twice the wanted number: each zone may be followed by a gap zone.
             let rows = (end - out.len()).saturating_mul(2).saturating_add(1);
             let len = rows.saturating_mul(ZONE_DESCRIPTOR_LEN).min(report_bytes(&self.transport));
             let buffer = if len <= short.len() {
@@ -149,8 +149,8 @@ impl<T: ScsiTransport> Shared<T> {
     }
 }
 
-/// What a volatile cache holds is written before the disk is let go, as Linux's `sd_shutdown` has
-/// it. There is nobody left to be told if that fails.
+/// Flushes a volatile cache before the disk is released, as Linux's `sd_shutdown` does. A failure
+/// cannot be reported here.
 impl<T: ScsiTransport> Drop for Shared<T> {
     fn drop(&mut self) {
         if self.limits.write_cache {
@@ -159,7 +159,7 @@ impl<T: ScsiTransport> Drop for Shared<T> {
     }
 }
 
-/// The disk reports other zones than when it was opened.
+/// The disk reports zones that differ from those at its opening.
 fn bad_report() -> DeviceError {
     DeviceError::Os { what: "the zone report makes no sense", errno: libc::EIO }
 }
@@ -208,7 +208,7 @@ impl<T: ScsiTransport> fmt::Debug for Sd<T> {
 }
 
 impl<T: ScsiTransport> Shared<T> {
-    /// Longest data of one command, in bytes.
+    /// Maximum data length of one command, in bytes.
     pub(super) fn request_bytes_max(&self) -> usize {
         (self.limits.sectors_max * SECTOR_BYTES) as usize
     }

@@ -1,31 +1,31 @@
-//! Why a disk could not be driven.
+//! Why a disk cannot be driven.
 
 use crate::transport::TransportError;
 
-/// Why a disk could not be driven.
+/// Why a disk cannot be driven.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SdError {
-    /// A command that probing cannot do without did not reach the disk.
+    /// A command that probing requires did not reach the disk.
     #[error("{command}: {source}")]
     Transport {
         /// The command.
         command: &'static str,
-        /// Why.
+        /// The cause.
         source: TransportError,
     },
-    /// The disk refused a command that probing cannot do without.
+    /// The disk refused a command that probing requires.
     #[error("{command}: the disk refuses: {sense}")]
     Refused {
         /// The command.
         command: &'static str,
-        /// What the disk says.
+        /// The disk's sense data.
         sense: String,
     },
-    /// The disk answered, but it is none that this driver can drive.
+    /// The disk responded, but this driver does not support it.
     #[error("this disk cannot be driven: {what}")]
     Unfit {
-        /// What it lacks.
+        /// What the disk lacks.
         what: String,
     },
 }

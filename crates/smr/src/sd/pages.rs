@@ -1,8 +1,8 @@
-//! What disks answer about themselves, read from bytes that may be short, long or wrong: every
-//! reader is total, and a field that a page is too short for reads as 0, as the standards want it
-//! (SPC-5 4.2.5.6).
+//! Parsers for what a disk reports about itself. The bytes may be short, long or wrong: every
+//! parser accepts any input, and a field beyond the end reads as 0, as the standards require (SPC-5
+//! 4.2.5.6).
 
-/// A number of a page, most significant byte first; bytes that are not there are zeros.
+/// A big-endian number in a page; missing bytes read as zeros.
 fn number(page: &[u8], at: usize, len: usize) -> u64 {
     (at..at + len).fold(0, |number, at| number << 8 | u64::from(byte(page, at)))
 }
@@ -18,18 +18,18 @@ fn bit(page: &[u8], at: usize, bit: u8) -> bool {
 /// Standard INQUIRY data (SPC-5 6.6.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inquiry {
-    /// Peripheral qualifier and device type: 0x14 for a host-managed disk that is there.
+    /// Peripheral qualifier and device type: 0x14 for a connected host-managed disk.
     pub peripheral: u8,
-    /// Who made it.
+    /// Vendor.
     pub vendor: String,
-    /// What it is.
+    /// Product.
     pub product: String,
-    /// Its revision.
+    /// Revision.
     pub revision: String,
 }
 
 impl Inquiry {
-    /// Reads the data.
+    /// Parses the data.
     pub fn read(data: &[u8]) -> Inquiry {
         let text = |from: usize, to: usize| -> String {
             let plain = |at| match byte(data, at) {
@@ -47,8 +47,8 @@ impl Inquiry {
     }
 }
 
-/// A page of vital product data, without its header of four bytes; `None` if it is another page
-/// than the one that was asked for.
+/// A page of vital product data, without its header of four bytes; `None` if the data are another
+/// page.
 pub fn vital_product_data(data: &[u8], page: u8) -> Option<&[u8]> {
     if data.len() < 4 || data[1] != page {
         return None;
@@ -57,7 +57,7 @@ pub fn vital_product_data(data: &[u8], page: u8) -> Option<&[u8]> {
     Some(&data[..data.len().min(4 + len)])
 }
 
-/// The page Block Limits, B0h (SBC-4 6.6.4). 0 means that the disk reports no such limit.
+/// The page Block Limits, B0h (SBC-4 6.6.4). 0 means that the disk reports no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockLimits {
     /// Longest transfer, in blocks.
@@ -71,7 +71,7 @@ pub struct BlockLimits {
 }
 
 impl BlockLimits {
-    /// Reads the page, with its header.
+    /// Parses the page, including its header.
     pub fn read(page: &[u8]) -> BlockLimits {
         BlockLimits {
             transfer_blocks_max: number(page, 8, 4) as u32,
@@ -85,14 +85,14 @@ impl BlockLimits {
 /// The page Logical Block Provisioning, B2h (SBC-4 6.6.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Provisioning {
-    /// UNMAP is there.
+    /// UNMAP is supported.
     pub unmap: bool,
-    /// WRITE SAME(16) with the bit UNMAP is there.
+    /// WRITE SAME(16) with the UNMAP bit is supported.
     pub write_same: bool,
 }
 
 impl Provisioning {
-    /// Reads the page, with its header.
+    /// Parses the page, including its header.
     pub fn read(page: &[u8]) -> Provisioning {
         Provisioning { unmap: bit(page, 5, 7), write_same: bit(page, 5, 6) }
     }
@@ -101,17 +101,17 @@ impl Provisioning {
 /// The page Zoned Block Device Characteristics, B6h (ZBC-2 6.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZonedCharacteristics {
-    /// Reads need not keep below the write pointer (URSWRZ).
+    /// Reads above the write pointer are allowed (URSWRZ).
     pub unrestricted_reads: bool,
-    /// Most open zones; `None` if there is no limit.
+    /// Maximum number of open zones; `None` if there is no limit.
     pub open_max: Option<u32>,
-    /// Zones start at multiples of so many blocks, whatever their length; 0: at the end of the one
-    /// before.
+    /// Zones start at multiples of this number of blocks, whatever their length; 0: each zone
+    /// starts at the end of the previous one.
     pub granularity_blocks: u64,
 }
 
 impl ZonedCharacteristics {
-    /// Reads the page, with its header.
+    /// Parses the page, including its header.
     pub fn read(page: &[u8]) -> ZonedCharacteristics {
         let open_max = number(page, 16, 4) as u32;
         let constant_offsets = byte(page, 23) & 0x0f == 0x8;
@@ -130,19 +130,19 @@ pub struct Capacity {
     pub lba_last: u64,
     /// Length of a logical block, in bytes.
     pub block_bytes: u32,
-    /// A physical block has two to this power of logical ones.
+    /// Log2 of the logical blocks in a physical block.
     pub physical_exponent: u8,
     /// Whether blocks can be unmapped (LBPME).
     pub provisioned: bool,
-    /// `lba_last` is that of the whole disk and not of its conventional zones (RC BASIS 1).
+    /// Whether `lba_last` is that of the whole disk and not of its conventional zones (RC BASIS 1).
     pub whole_disk: bool,
 }
 
 impl Capacity {
-    /// Length of the data that [`Capacity::read`] needs, in bytes.
+    /// Length of the READ CAPACITY(16) parameter data, in bytes.
     pub const LEN: usize = 32;
 
-    /// Reads the data; `None` if it is short.
+    /// Parses the data; `None` if they are too short.
     pub fn read(data: &[u8]) -> Option<Capacity> {
         (data.len() >= 16).then(|| Capacity {
             lba_last: number(data, 0, 8),
@@ -154,22 +154,22 @@ impl Capacity {
     }
 }
 
-/// What MODE SENSE(6) of the caching page says (SPC-5 7.5.4, SBC-4 6.5.6).
+/// The result of MODE SENSE(6) for the caching page (SPC-5 7.5.4, SBC-4 6.5.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caching {
     /// The disk is write-protected.
     pub write_protected: bool,
-    /// FUA is obeyed (DPOFUA).
+    /// FUA is supported (DPOFUA).
     pub fua: bool,
     /// Writes may stay in a volatile cache (WCE).
     pub write_cache: bool,
 }
 
 impl Caching {
-    /// The page's number.
+    /// Page code.
     pub const PAGE: u8 = 0x08;
 
-    /// Reads the header and the page behind it. Without the page there is no cache.
+    /// Parses the header and the page that follows it. Without the page there is no cache.
     pub fn read(data: &[u8]) -> Caching {
         let page_at = 4 + usize::from(byte(data, 3));
         let is_page = byte(data, page_at) & 0x3f == Caching::PAGE;
@@ -181,8 +181,8 @@ impl Caching {
     }
 }
 
-/// Whether the answer to REPORT SUPPORTED OPERATION CODES says that the command is there, as a
-/// standard has it or in its own way (SPC-5 6.35.3).
+/// Whether a response to REPORT SUPPORTED OPERATION CODES says that the command is supported, in
+/// conformance with a standard or vendor-specific (SPC-5 6.35.3).
 pub fn is_supported(data: &[u8]) -> bool {
     matches!(byte(data, 1) & 0x07, 3 | 5)
 }
@@ -192,41 +192,41 @@ pub const ZONE_DESCRIPTOR_LEN: usize = 64;
 
 /// Types of zones as drives number them (ZBC-2, table 3).
 pub mod zone_type {
-    /// Written anywhere.
+    /// Random writes.
     pub const CONVENTIONAL: u8 = 0x1;
-    /// Written at the write pointer only.
+    /// Written only at the write pointer.
     pub const SEQUENTIAL_REQUIRED: u8 = 0x2;
-    /// Cannot be used at all: it fills the space up to the next zone.
+    /// Holds no data: fills the space up to the next zone.
     pub const GAP: u8 = 0x5;
 }
 
-/// A zone as a drive describes it (ZBC-2 5.4.3). Positions and lengths in logical blocks.
+/// A zone as a drive describes it (ZBC-2 5.4.3). Positions and lengths are in logical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZoneDescriptor {
-    /// Its type, see [`zone_type`].
+    /// The zone type, see [`zone_type`].
     pub kind: u8,
-    /// Its condition, 0 to 15.
+    /// The zone condition, 0 to 15.
     pub cond: u8,
     /// Length.
     pub blocks: u64,
     /// First block.
     pub start: u64,
-    /// The write pointer, where the condition has one.
+    /// The write pointer, if the condition has one.
     pub wp: u64,
 }
 
-/// The answer to REPORT ZONES (ZBC-2 5.4.2).
+/// The response to REPORT ZONES (ZBC-2 5.4.2).
 #[derive(Clone, Copy, Debug)]
 pub struct ZoneReport<'a> {
     /// The last block of the disk.
     pub lba_last: u64,
-    /// Zones start at multiples of so many blocks; 0: not said.
+    /// Zones start at multiples of this number of blocks; 0: not reported.
     pub granularity_blocks: u64,
     descriptors: &'a [u8],
 }
 
 impl<'a> ZoneReport<'a> {
-    /// Reads the header; `None` if not even that is there.
+    /// Parses the header; `None` if it is incomplete.
     pub fn read(data: &'a [u8]) -> Option<ZoneReport<'a>> {
         let (header, rest) = data.split_at_checked(ZONE_DESCRIPTOR_LEN)?;
         let listed = usize::try_from(number(header, 0, 4)).unwrap_or(usize::MAX);
@@ -237,7 +237,7 @@ impl<'a> ZoneReport<'a> {
         })
     }
 
-    /// The zones, as far as they are there whole.
+    /// The complete zone descriptors in the data.
     pub fn zones(&self) -> impl Iterator<Item = ZoneDescriptor> + use<'a> {
         self.descriptors.chunks_exact(ZONE_DESCRIPTOR_LEN).map(|row| ZoneDescriptor {
             kind: row[0] & 0x0f,

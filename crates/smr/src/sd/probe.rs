@@ -1,5 +1,6 @@
-//! What a disk is, asked as Linux asks it (drivers/scsi: scsi_scan.c, sd.c, sd_zbc.c): INQUIRY,
-//! TEST UNIT READY, the pages of vital product data, the capacity, the cache, and all zones.
+//! Probing: identifies a disk as Linux does (drivers/scsi: scsi_scan.c, sd.c, sd_zbc.c). It reads
+//! INQUIRY data, TEST UNIT READY, the pages of vital product data, the capacity, the cache, and all
+//! zones.
 
 use blockyard_core::{Geometry, Limits, SECTOR_BYTES, Sector, ZoneGeometry};
 
@@ -15,39 +16,39 @@ use crate::cdb::Command;
 use crate::sense::SenseKey;
 use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
 
-/// Zones are reported in pieces of so many bytes at most: 1023 zones.
+/// Maximum length of one zone report in bytes: 1023 zones.
 const REPORT_BYTES: usize = 64 << 10;
-/// The longest answer that is asked for beside reports, in bytes.
+/// Maximum length of any other response in bytes.
 const ANSWER_BYTES_MAX: usize = 512;
-/// So often a command is given again that something came between.
+/// Number of retries of a command that ended with a transient condition.
 pub(super) const RETRIES_MAX: u32 = 5;
-/// Longest request, in bytes: each queue has a buffer of that length.
+/// Longest request in bytes: each queue has a buffer of that length.
 const REQUEST_BYTES_MAX: u64 = 1 << 20;
-/// Longest WRITE SAME(16) where the disk does not say, in blocks: Linux's `SD_MAX_WS16_BLOCKS`.
+/// Longest WRITE SAME(16) if the disk reports no limit, in blocks: Linux's `SD_MAX_WS16_BLOCKS`.
 const WRITE_SAME_BLOCKS_MAX: u64 = 0x7f_ffff;
-/// Commands of one queue that may be under way: what SATA drives take.
+/// Commands of one queue that may be in flight: the limit of SATA drives.
 const QUEUE_DEPTH: u16 = 32;
-/// A host-managed zoned disk that is there.
+/// Peripheral type of a connected host-managed zoned disk.
 const HOST_MANAGED: u8 = 0x14;
-/// A disk, host-aware or without zones.
+/// Peripheral type of a disk that is host-aware or not zoned.
 const DIRECT_ACCESS: u8 = 0x00;
-/// WRITE SAME(16).
+/// Operation code of WRITE SAME(16).
 const WRITE_SAME_16: u8 = 0x93;
-/// Length of the pages that are asked for, in bytes: all of those that are read are shorter.
+/// Allocation length for pages, in bytes: all pages that are parsed are shorter.
 const PAGE_LEN: u16 = 255;
 
-/// How blocks are given up.
+/// How a discard is sent to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Discard {
-    /// Not at all.
+    /// Discards are not supported.
     None,
     /// By UNMAP.
     Unmap,
-    /// By WRITE SAME(16) with the bit UNMAP.
+    /// By WRITE SAME(16) with the UNMAP bit.
     WriteSame,
 }
 
-/// A disk that can be driven.
+/// A disk that this driver supports.
 #[derive(Clone, Debug)]
 pub(super) struct Probed {
     pub(super) inquiry: Inquiry,
@@ -56,7 +57,7 @@ pub(super) struct Probed {
     pub(super) discard: Discard,
 }
 
-/// Asks a disk what it is.
+/// Probes a disk.
 pub(super) fn probe(transport: &impl ScsiTransport) -> Result<Probed, SdError> {
     let mut probe = Probe { transport, buffer: vec![0; report_bytes(transport)] };
     let inquiry = probe.inquiry()?;
@@ -112,13 +113,13 @@ pub(super) fn probe(transport: &impl ScsiTransport) -> Result<Probed, SdError> {
     Ok(Probed { inquiry, geometry, limits, discard })
 }
 
-/// The longest report that is asked for: no longer than the way to the disk takes at once.
+/// Length of the zone reports to request: at most what the transport transfers at once.
 pub(super) fn report_bytes(transport: &impl ScsiTransport) -> usize {
     let bytes = transport.bytes_max().clamp(ANSWER_BYTES_MAX, REPORT_BYTES);
     bytes / ZONE_DESCRIPTOR_LEN * ZONE_DESCRIPTOR_LEN
 }
 
-/// A limit for which a disk reports 0 is none.
+/// A reported limit of 0 means that there is no limit.
 fn not_zero(limit: u64) -> u64 {
     if limit == 0 { u64::MAX } else { limit }
 }
@@ -132,7 +133,7 @@ fn discard(provisioning: &Provisioning, limits: &BlockLimits, write_same: bool) 
     }
 }
 
-/// Gives a command, and gives it again where something came between.
+/// Executes a command, and retries it after a transient condition.
 pub(super) fn execute(
     transport: &impl ScsiTransport,
     command: &Command,
@@ -156,7 +157,7 @@ struct Probe<'t, T> {
 }
 
 impl<T: ScsiTransport> Probe<'_, T> {
-    /// The answer to a command that the disk must know.
+    /// The response to a command that the disk must support.
     fn ask(&mut self, command: &Command, len: usize) -> Result<&[u8], SdError> {
         match self.try_ask(command, len)? {
             Ok(len) => Ok(&self.buffer[..len]),
@@ -164,13 +165,13 @@ impl<T: ScsiTransport> Probe<'_, T> {
         }
     }
 
-    /// The answer to a command that the disk may not know.
+    /// The response to a command that the disk may not support.
     fn ask_whether(&mut self, command: &Command, len: usize) -> Result<Option<&[u8]>, SdError> {
         let len = self.try_ask(command, len)?.ok();
         Ok(len.map(|len| &self.buffer[..len]))
     }
 
-    /// The length of the answer, or what the disk says against the command.
+    /// The length of the response, or the disk's sense data as text.
     fn try_ask(&mut self, command: &Command, len: usize) -> Result<Result<usize, String>, SdError> {
         let name = command.operation().name;
         let into = &mut self.buffer[..len];
@@ -205,7 +206,7 @@ impl<T: ScsiTransport> Probe<'_, T> {
         }
     }
 
-    /// The first commands after a reset meet unit attentions, one for each thing that has happened.
+    /// After a reset, the first commands end with unit attentions, one per event.
     fn wait_until_ready(&mut self) -> Result<(), SdError> {
         self.ask(&Command::TestUnitReady, 0).map(drop)
     }
@@ -262,7 +263,8 @@ impl<T: ScsiTransport> Probe<'_, T> {
         Ok(data.is_some_and(is_supported))
     }
 
-    /// The zones and the capacity of the disk, both in blocks.
+    /// Reads all zones and determines the zone geometry and the capacity of the disk, both in
+    /// blocks.
     fn zones(
         &mut self,
         capacity: &Capacity,

@@ -1,8 +1,8 @@
-//! What one channel holds of a disk: requests become commands, one after the other.
+//! The per-channel queue of a disk: turns requests into commands, one at a time.
 //!
-//! A command is executed while its request is started; the buffer that it goes through is the
-//! queue's own. Where the disk has a model of time, the completion waits until the command would
-//! be done.
+//! A command is executed when its request is started; its data pass through the queue's own buffer.
+//! If the disk has a timing model, the completion waits until the model says that the command is
+//! done.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,19 +20,20 @@ use super::verdict::{Verdict, verdict};
 use crate::cdb::{Blocks, Command, ZoneAction};
 use crate::transport::{Data, ScsiTransport};
 
-/// After how many nanoseconds a disk that is busy is asked again.
+/// Nanoseconds until a retry if the disk is busy.
 const BUSY_RETRY_NS: u64 = 1_000_000;
-/// So often a request is given again to a disk that is busy: ten seconds long at least.
+/// Maximum retries of a request while the disk is busy: at least ten seconds.
 const BUSY_RETRIES_MAX: u32 = 10_000;
 
-/// What one channel holds of a disk.
+/// The part of a disk that one channel owns.
 pub struct SdQueue<T: ScsiTransport> {
     shared: Arc<Shared<T>>,
     buffer: Buffer,
-    /// Requests that are carried out and complete later, oldest first, and when each does.
+    /// Executed requests that complete later, oldest first; the next field has their completion
+    /// times.
     held: Done,
     held_until: VecDeque<Nanos>,
-    /// When what was left in the batch is worth another try, because the disk is busy.
+    /// When to retry the requests left in the batch, because the disk was busy.
     retry_at: Option<Nanos>,
     /// How often in a row the disk was busy.
     busy: u32,
@@ -41,13 +42,13 @@ pub struct SdQueue<T: ScsiTransport> {
 /// The data of a command.
 enum Payload {
     None,
-    /// The request's own, to the disk.
+    /// The request's data, to the disk.
     Out,
-    /// The request's own, from the disk.
+    /// The request's data, from the disk.
     In,
     /// A block of zeros.
     Zeros,
-    /// A list of what to unmap.
+    /// An UNMAP parameter list.
     List([u8; UNMAP_LIST_LEN]),
 }
 
@@ -64,11 +65,11 @@ impl<T: ScsiTransport> SdQueue<T> {
         }
     }
 
-    /// The command for a request, and its data; the status of one that the disk has no command for.
+    /// The command for a request, with its data; an error status if the disk has no such command.
     fn command(&self, work: &impl Work) -> Result<(Command, Payload), Status> {
         let shift = self.shared.block_shift;
         let lba = work.sector().0 >> shift;
-        // Limits bound what has a range far below 2^32 blocks, UNMAP at that.
+        // The limits keep ranges far below 2^32 blocks, even those of UNMAP.
         let count = u32::try_from(work.sectors() >> shift).map_err(|_| Status::NotSupp)?;
         let blocks = Blocks { lba, count };
         let zone = |action| (command::zone(action, lba), Payload::None);
@@ -92,7 +93,8 @@ impl<T: ScsiTransport> SdQueue<T> {
                     let list = command::unmap_list(blocks);
                     (Command::Unmap { list_bytes }, Payload::List(list))
                 }
-                // To a sequential zone it is a write, which nothing has put in order.
+                // In a sequential zone WRITE SAME is a write, and the zone write plug has not
+                // ordered it.
                 Discard::WriteSame if self.is_sequential(work) => return Err(Status::NotSupp),
                 Discard::WriteSame => (command::write_same(blocks, true), Payload::Zeros),
             },
@@ -101,12 +103,12 @@ impl<T: ScsiTransport> SdQueue<T> {
             Op::ZoneOpen => zone(ZoneAction::Open),
             Op::ZoneClose => zone(ZoneAction::Close),
             Op::ZoneFinish => zone(ZoneAction::Finish),
-            // No such command: the emulation above makes writes of appends.
+            // There is no such command: the zone write plug makes writes of appends.
             Op::ZoneAppend => return Err(Status::NotSupp),
         })
     }
 
-    /// Whether a range reaches into a sequential zone: conventional ones are the first.
+    /// Whether a range reaches into a sequential zone: conventional zones come first.
     fn is_sequential(&self, work: &impl Work) -> bool {
         let last = Sector(work.sector().0 + work.sectors().saturating_sub(1));
         let zones = self.shared.zones();
@@ -114,7 +116,7 @@ impl<T: ScsiTransport> SdQueue<T> {
     }
 
     /// Whether bios that were merged into this write end inside physical blocks of a sequential
-    /// zone: the disk refuses each of them, though it would take them together.
+    /// zone: the disk refuses each of them, but would accept the merged write.
     fn has_unaligned_pieces(&self, work: &impl Work) -> bool {
         let Shared { geometry, .. } = &*self.shared;
         let physical = geometry.physical_block_bytes as usize;
@@ -125,7 +127,7 @@ impl<T: ScsiTransport> SdQueue<T> {
             && work.segments().any(|segment| !segment.len_bytes.is_multiple_of(physical))
     }
 
-    /// Carries a request out, and says when it is done.
+    /// Executes a request. Returns the verdict and the completion time.
     fn carry_out(&mut self, now: Nanos, work: &impl Work) -> (Verdict, Nanos) {
         let (command, payload) = match self.command(work) {
             Ok(command) => command,
@@ -178,7 +180,7 @@ impl<T: ScsiTransport> SdQueue<T> {
         (judged, due)
     }
 
-    /// Completes a request, now or when it is due.
+    /// Completes a request now or at its due time.
     fn complete(
         &mut self,
         now: Nanos,
@@ -186,7 +188,7 @@ impl<T: ScsiTransport> SdQueue<T> {
         (started, status): (Started, Status),
         done: &mut Done,
     ) {
-        // Completions keep their order, as the disk works on one command after the other.
+        // Completions keep their order, since the disk executes one command at a time.
         let due = self.held_until.back().map_or(due, |&last| due.max(last));
         if due <= now {
             done.complete(started, status);
@@ -217,7 +219,7 @@ impl<T: ScsiTransport + 'static> DeviceQueue for SdQueue<T> {
                     self.retry_at = Some(now + BUSY_RETRY_NS);
                     return batch.put_back(started);
                 }
-                // Some of its bios may be no worse for it.
+                // Retry bio by bio: some may succeed.
                 _ if started.is_merged() => return batch.break_up(started),
                 Verdict::Failed(status) | Verdict::Retry(status) | Verdict::Later(status) => status,
             };

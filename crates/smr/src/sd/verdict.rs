@@ -1,26 +1,25 @@
-//! What the end of a command means for the request: done, failed with a status, or worth another
-//! try. The same decisions as Linux's (`scsi_check_sense`, `scsi_io_completion`), as a table.
+//! The verdict on a finished command: its request succeeded, failed with a status, or is to be
+//! retried. A table of the decisions of Linux's `scsi_check_sense` and `scsi_io_completion`.
 
 use blockyard_core::Status;
 
 use crate::sense::{ScsiStatus, Sense, SenseKey};
 use crate::transport::{Outcome, TransportError};
 
-/// What to do about a command that has ended.
+/// What to do about a finished command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is done.
+    /// The command succeeded.
     Done,
-    /// It failed, and will fail again.
+    /// The command failed, and a retry would fail too.
     Failed(Status),
-    /// Something came between; the same command is worth another try at once.
+    /// The command met a transient condition; retry it at once.
     Retry(Status),
-    /// The disk has too much to do, or is not ready yet; the same command is worth another try
-    /// later.
+    /// The disk is busy or not ready yet; retry the command later.
     Later(Status),
 }
 
-/// Judges a command by what the transport says of it.
+/// The verdict on the result of a transport.
 pub fn verdict(ended: &Result<Outcome, TransportError>) -> Verdict {
     match ended {
         Ok(outcome) => of_outcome(outcome),
@@ -45,18 +44,18 @@ fn of_outcome(outcome: &Outcome) -> Verdict {
     }
 }
 
-/// Judges sense data.
+/// The verdict on sense data.
 ///
 /// | sense | verdict |
 /// | --- | --- |
 /// | none, recovered, completed | done |
-/// | not ready, becoming so (04/01) and its like | later |
+/// | not ready, becoming so (04/01) and similar | later |
 /// | not ready otherwise | IOERR |
-/// | medium, unrecovered (11, 13, 14) | MEDIUM; other codes: again |
+/// | medium, unrecovered (11, 13, 14) | MEDIUM; other codes: retry |
 /// | hardware | TARGET |
-/// | illegal request: no such command, field or place, write-protected | TARGET |
+/// | illegal request: invalid command, field or address, write-protected | TARGET |
 /// | illegal request: protection information (10) | PROTECTION |
-/// | unit attention, aborted command | again |
+/// | unit attention, aborted command | retry |
 /// | data protect: zone resources (55/0E, 55/0F, 0C/12) | ZONE_OPEN_RESOURCE |
 /// | data protect: space allocation failed (27/07) | NOSPC |
 /// | data protect otherwise, blank check, overflow, miscompare | TARGET |
@@ -65,7 +64,7 @@ pub fn of_sense(sense: &Sense) -> Verdict {
     match sense.key {
         SenseKey::NoSense | SenseKey::RecoveredError | SenseKey::Completed => Verdict::Done,
         SenseKey::NotReady => match (asc, ascq) {
-            // Becoming ready, rebuilding, formatting, and other things that pass (SPC-5, table F).
+            // Becoming ready, rebuilding, formatting and other transient states (SPC-5, table F).
             (0x04, 0x01 | 0x04..=0x09 | 0x0a | 0x11 | 0x14 | 0x1a | 0x24) => {
                 Verdict::Later(Status::IoErr)
             }
@@ -85,7 +84,7 @@ pub fn of_sense(sense: &Sense) -> Verdict {
         SenseKey::AbortedCommand if asc == 0x10 => Verdict::Failed(Status::Protection),
         SenseKey::AbortedCommand => Verdict::Retry(Status::IoErr),
         SenseKey::DataProtect => match (asc, ascq) {
-            // Insufficient zone resources; writing to them (SBC: 0C/12) is the same to a host.
+            // Insufficient zone resources; for a host, 0C/12 (SBC, on a write) means the same.
             (0x55, 0x0e | 0x0f) | (0x0c, 0x12) => Verdict::Failed(Status::ZoneOpenResource),
             (0x27, 0x07) => Verdict::Failed(Status::NoSpc),
             _ => Verdict::Failed(Status::Target),

@@ -1,20 +1,20 @@
-//! Every zone of a disk, looked at one after the other: the shape that all of them share, or the
-//! first that breaks it.
+//! Examines every zone of a disk in order, to find their common geometry or the first zone that
+//! does not fit it.
 
 use blockyard_core::ZoneGeometry;
 
 use super::error::SdError;
 use super::pages::{ZoneDescriptor, ZonedCharacteristics, zone_type};
 
-/// The zones seen so far. All lengths and positions are in blocks, those of the geometry too.
+/// The zones examined so far. All lengths and positions are in blocks, including the geometry's.
 #[derive(Debug)]
 pub(super) struct ZoneWalk {
-    /// Distance between the starts of zones that gaps make; 0 without gaps.
+    /// Distance between the starts of zones on a disk with gap zones; 0 without gaps.
     granularity: u64,
     open_max: u32,
-    /// Distance between the starts of two zones; 0 before the first.
+    /// Distance between the starts of adjacent zones; 0 before the first.
     zone_blocks: u64,
-    /// What can be written in a sequential zone; 0 before the first.
+    /// Writable length of a sequential zone; 0 before the first.
     capacity: u64,
     count: u32,
     conventional: u32,
@@ -34,12 +34,12 @@ impl ZoneWalk {
         }
     }
 
-    /// Where the next zone has to start.
+    /// Where the next zone must start.
     pub(super) fn next_lba(&self) -> u64 {
         self.next
     }
 
-    /// Looks at the next zone of a disk of so many blocks.
+    /// Examines the next zone of a disk of `disk_blocks`.
     pub(super) fn step(&mut self, zone: &ZoneDescriptor, disk_blocks: u64) -> Result<(), SdError> {
         let ZoneDescriptor { start, blocks, .. } = *zone;
         let end = start.checked_add(blocks).filter(|end| *end <= disk_blocks && blocks > 0);
@@ -102,7 +102,8 @@ impl ZoneWalk {
 
     fn check_capacity(&mut self, blocks: u64, last: bool) -> Result<(), SdError> {
         if self.capacity == 0 {
-            // Without gaps all of a zone can be written; a first one that is short is the runt.
+            // Without gaps a zone is writable to its end; a first sequential zone that is short is
+            // the last zone.
             self.capacity = if self.granularity > 0 { blocks } else { self.zone_blocks };
         }
         if blocks == self.capacity || (last && blocks < self.capacity) {
@@ -114,7 +115,7 @@ impl ZoneWalk {
         )))
     }
 
-    /// The shape, when all zones have been seen.
+    /// The geometry, after all zones were examined.
     pub(super) fn geometry(self) -> Result<ZoneGeometry, SdError> {
         if self.conventional == self.count {
             let what = format!("none of its {} zones is sequential", self.count);
@@ -164,7 +165,7 @@ mod tests {
         assert_eq!(zones.zone_count, 3);
     }
 
-    /// Type, first block and length.
+    /// Type, first block and length of a zone.
     type Row = (u8, u64, u64);
 
     #[test]

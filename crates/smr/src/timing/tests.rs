@@ -1,4 +1,4 @@
-//! Tables of the model: what a drive's specification says must come out of it.
+//! Tests of the timing model: it must reproduce the figures of a drive's specification.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn drive(times: DriveTimes) -> Timing {
     Timing::new(times, LEN)
 }
 
-/// Megabytes a second of a stream of commands, each sent when the one before is done.
+/// Megabytes per second of a stream of commands, each sent when the previous one completes.
 fn stream(drive: &mut Timing, access: Access, from: u64, len: u64, count: u64) -> u64 {
     let mut now = drive.done_at(access, from, len, 0);
     let start = now;
@@ -22,7 +22,7 @@ fn stream(drive: &mut Timing, access: Access, from: u64, len: u64, count: u64) -
     count * len * 1000 / (now - start)
 }
 
-/// Places drawn by chance, but the same ones each time.
+/// Pseudorandom places, the same at each run.
 fn places(count: usize) -> impl Iterator<Item = u64> {
     let mut random = fastrand::Rng::with_seed(14);
     (0..count).map(move |_| random.u64(..LEN / 4096 - 1) * 4096)
@@ -43,7 +43,7 @@ fn seeks_average_to_what_is_published() {
     assert!((13 * MS..14 * MS).contains(&full), "{full}");
 }
 
-/// A random read is a seek, half a revolution on average, and hardly anything else.
+/// A random read takes a seek and half a revolution on average, and hardly anything else.
 #[test]
 fn random_reads_are_as_many_as_seek_and_rotation_permit() {
     let mut drive = drive(DriveTimes::HC620);
@@ -67,8 +67,8 @@ fn streams_run_at_the_rate_of_their_place() {
     }
 }
 
-/// The reason why one write at a time to a zone is slow without a buffer: the next one always comes
-/// a moment too late.
+/// Why a single write in flight per zone is slow without a buffer: each write comes slightly too
+/// late.
 #[test]
 fn a_write_that_comes_too_late_waits_for_a_revolution() {
     let mut drive = drive(DriveTimes { write_buffer_bytes: 0, ..DriveTimes::HC620 });
@@ -116,7 +116,7 @@ fn a_forced_write_is_on_the_medium() {
     assert_eq!(drive.done_at(Access::Flush, 0, 0, done), done + 50_000);
 }
 
-/// Small writes all over the conventional zones go to one place first.
+/// Random small writes in the conventional zones go to one place first.
 #[test]
 fn the_media_cache_gathers_random_writes() {
     let took = |media_cache_bytes| {
