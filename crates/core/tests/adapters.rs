@@ -1,5 +1,5 @@
-//! The adapters for callers that want no ring: blocking calls and futures.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+//! The blocking and future adapters, for callers that do not want a completion ring.
+#![allow(clippy::unwrap_used)] // A test that cannot continue fails at once.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn the_blocking_adapter_gives_up_and_does_not_take_an_old_answer_for_a_new_one()
     let disk = composed_of(Delayed::new(recorder, 1 << 40), 64, Still::default());
     let mut io = Io::new(disk.open().unwrap(), 8192).with_timeout(std::time::Duration::ZERO);
     assert_eq!(io.write(Sector(0), &[1; 512], Flags::NONE), Err(Status::Timeout));
-    // By now the clock stands where the first write is due, and it has failed.
+    // The clock has now reached the due time of the first write, which timed out.
     let mut io = io.with_timeout(std::time::Duration::from_secs(3600));
     assert_eq!(io.write(Sector(64), &[1; 512], Flags::NONE), Ok(()));
 }
@@ -57,7 +57,7 @@ fn futures_end_when_their_bios_do() {
     let mut read = [0; 4096];
     region.read(4096, &mut read);
     assert_eq!(read, [9; 4096]);
-    // A future that is given up leaves its bio to end by itself, and its place is used again.
+    // A dropped future leaves its bio to complete by itself, and its slot is used again.
     let mut given_up = Box::pin(io.run(Bio::read(Sector(0), 8, back)));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(given_up.as_mut().poll(&mut context).is_pending());

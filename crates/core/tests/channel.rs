@@ -1,6 +1,6 @@
-//! The stack over a device that writes down what it is asked: merging, splitting, flush sequences,
-//! order, and bios that make no sense.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+//! The stack over a device that logs its requests: merging, splitting, flush sequences, order, and
+//! invalid bios.
+#![allow(clippy::unwrap_used)] // A test that cannot continue fails at once.
 
 mod common;
 
@@ -37,14 +37,14 @@ fn neighbours_merge_behind_and_before_within_the_limits() {
     let mut rig = Rig::new(&disk);
     let buf = rig.buf(0);
     let write = |sector, sectors| Bio::write(Sector(sector), sectors, buf);
-    // Back, front, back; then a stranger; then one whose flags forbid it.
+    // Back merge, front merge, back merge; then a distant bio; then one whose flags forbid merging.
     rig.run(&[write(16, 8), write(24, 8), write(8, 8), write(32, 8), write(100, 8)]);
     assert_eq!(log_of(&log), [(Op::Write, 8, 32, false), (Op::Write, 100, 8, false)]);
     rig.run(&[write(0, 8), write(8, 8).with_flags(Flags::NOMERGE), write(16, 8)]);
     assert_eq!(log_of(&log).len(), 3);
     rig.run(&[write(0, 8), write(8, 8).with_prio(Prio::RealTime), Bio::read(Sector(16), 8, buf)]);
     assert_eq!(log_of(&log).len(), 3);
-    // At most 64 sectors in one request.
+    // One request holds at most 64 sectors.
     rig.run(&[write(0, 40), write(40, 24), write(64, 8)]);
     assert_eq!(log_of(&log), [(Op::Write, 0, 64, false), (Op::Write, 64, 8, false)]);
     assert_eq!(disk.stats().op(Op::Write).merges, 4);
@@ -94,7 +94,7 @@ fn one_bad_bio_fails_alone_whatever_it_was_merged_with() {
     let bios: Vec<Bio> = (0..5).map(|n| Bio::write(Sector(n * 8), 8, buf)).collect();
     let expected = [Status::Ok, Status::Ok, Status::Medium, Status::Ok, Status::Ok];
     assert_eq!(rig.statuses(&bios), expected);
-    // Offered again one by one and in order.
+    // The bios are offered again one by one and in order.
     let starts: Vec<u64> = log_of(&log).iter().map(|entry| entry.1).collect();
     assert_eq!(starts, [0, 8, 16, 24, 32]);
 }
@@ -150,8 +150,8 @@ fn flush_sequences_are_what_the_cache_needs() {
     }
 }
 
-/// Each piece of a bio that was split had a flush of its own before it, and the first pieces were
-/// on their way before the last flush had ended.
+/// Regression: each piece of a split bio had a flush of its own before it, and the first pieces
+/// were in flight before the last flush had completed.
 #[test]
 fn a_split_bio_has_one_flush_sequence() {
     use Op::{Flush, Write};
@@ -174,7 +174,7 @@ fn a_split_bio_has_one_flush_sequence() {
         (Recorder::cached(false), both, [&first, &plain, &first]),
     ];
     for (recorder, flags, parts) in table {
-        // With four slots the pieces come one after the other, with 64 all at once.
+        // With four slots the pieces go one after the other, with 64 slots all at once.
         for (late, depth) in [(false, 64), (true, 64), (false, 4), (true, 4)] {
             let log = Log::default();
             let recorder = Recorder {
@@ -196,8 +196,8 @@ fn a_split_bio_has_one_flush_sequence() {
     }
 }
 
-/// No piece of a split bio starts before the flush that it waits for has ended, and none at all if
-/// that fails.
+/// No piece of a split bio starts before the flush that it waits for has completed, and none starts
+/// if the flush fails.
 #[test]
 fn pieces_wait_for_the_flush_before_them() {
     for status in [Status::Ok, Status::IoErr] {
@@ -220,7 +220,7 @@ fn pieces_wait_for_the_flush_before_them() {
         while rig.channel.reap(&mut done) == 0 {}
         assert_eq!(done[0].status, status);
         assert_eq!(log_of(&log).len(), if status.is_ok() { 3 } else { 0 });
-        // The channel goes on as before.
+        // The channel still works.
         assert_eq!(rig.statuses(&[write]), [Status::Ok]);
     }
 }

@@ -1,5 +1,5 @@
-//! What a channel holds, counts and leaves behind: tags, regions, statistics, and its end.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+//! The resources and counters of a channel, tags, regions and statistics, and its drop.
+#![allow(clippy::unwrap_used)] // A test that cannot continue fails at once.
 
 mod common;
 
@@ -64,14 +64,14 @@ fn a_dropped_channel_has_done_what_was_started() {
     assert_eq!(log_of(&log).len(), 16, "as many as there are tags");
 }
 
-/// Once a request that was put back for ever, or that a device had lost, kept its channel from
-/// ending: the drop waited for all that was submitted, however long it took.
+/// Regression: a request that was put back forever, or that a device had lost, once kept its
+/// channel from closing. The drop waited for all submitted requests, however long they took.
 #[test]
 fn a_channel_ends_whatever_its_device_does() {
     struct Endless(usize);
     impl DeviceQueue for Endless {
         fn start(&mut self, _now: Nanos, batch: &mut Batch, _done: &mut Done) {
-            // Keeps one for itself without ever completing it, and puts all others back.
+            // Keeps one request without ever completing it, and puts all others back.
             if self.0 == 0
                 && let Some(started) = batch.next()
             {
@@ -110,7 +110,7 @@ fn a_channel_ends_whatever_its_device_does() {
     assert_eq!(rig.channel.push(&[Bio::read(Sector(0), 8, rig.buf(0))]), 1);
     rig.channel.submit();
     drop(rig);
-    // Nor does what would follow in a flush sequence.
+    // The later parts of a flush sequence are not started either.
     let disk = composed_of(Delayed::new(Recorder::cached(false), 1 << 60), 64, clock.clone());
     let mut rig = Rig::new(&disk);
     let write = Bio::write(Sector(0), 8, rig.buf(0)).with_flags(Flags::PREFLUSH | Flags::FUA);

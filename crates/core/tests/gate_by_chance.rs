@@ -1,6 +1,6 @@
-//! The gate and its kept write pointers in interleavings that shuttle draws by chance: several
-//! channels, errors in any order, resets, and somebody who changes zones from outside. `make
-//! shuttle`; without `--cfg shuttle` this is empty.
+//! The zone write plug and its cached write pointers in random interleavings of shuttle: several
+//! channels, errors in any order, resets, and an external writer that changes zones. Run by `make
+//! shuttle`; without `--cfg shuttle` this file is empty.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, unsafe_code)]
 
@@ -20,7 +20,7 @@ const ZONE_SECTORS: u64 = 16;
 const ZONES: u32 = 2;
 const SECTORS: u64 = ZONE_SECTORS * ZONES as u64;
 
-/// What the sectors hold: who wrote them.
+/// The contents of the sectors: the stamp of the last writer.
 #[derive(Clone)]
 struct Medium(Arc<Vec<AtomicU64>>);
 
@@ -56,7 +56,7 @@ impl Erase for Medium {
     }
 }
 
-/// A zoned device without append, whose writes fail now and then, before or behind their effect.
+/// A zoned device without append, whose writes sometimes fail, before or after they took effect.
 struct Disk {
     geometry: Geometry,
     limits: Limits,
@@ -137,7 +137,7 @@ impl Queue {
         let done = match started.op() {
             Op::Write => {
                 let data = started.segments().next().unwrap().data.cast::<u64>();
-                // SAFETY: a segment is readable for its length, a sector at least.
+                // SAFETY: a segment is readable for its length, which is at least a sector.
                 let stamp = &mut Stamp(&self.medium, unsafe { data.read_unaligned() });
                 self.zones.write(zone, started.sector(), started.sectors(), stamp)
             }
@@ -188,7 +188,7 @@ fn gated(device: &Arc<Disk>) -> Arc<Gated> {
     Arc::new(disk.with_gates(gates))
 }
 
-/// A channel with a buffer that holds a stamp.
+/// A channel with a buffer for stamps.
 struct Door {
     channel: Stack<NoneScheduler, Queue, Monotonic, Plugged<Disk>>,
     region: Arc<Region>,
@@ -219,7 +219,7 @@ impl Door {
         self.all()[0]
     }
 
-    /// Appends two stamped sectors at once to a zone; answers where they landed.
+    /// Appends two stamped sectors at once to a zone; returns where they landed.
     fn append_two(&mut self, zone: u64, stamps: [u64; 2]) -> Vec<(Completion, u64)> {
         for (index, stamp) in (0..).zip(stamps) {
             self.region.write(index * 512, &stamp.to_le_bytes());
@@ -231,13 +231,13 @@ impl Door {
     }
 }
 
-/// Runs a body in interleavings drawn by two ways of drawing them.
+/// Runs a body in random interleavings of two kinds.
 fn draw(body: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(body.clone(), 1_000);
     shuttle::check_pct(body, 1_000, 3);
 }
 
-/// In the end nothing is stuck: an append fails at most once for a pointer that is out of date.
+/// At the end the channel still works: an append fails at most once because of an outdated pointer.
 fn goes_on(device: &Disk, door: &mut Door) {
     for zone in 0..ZONES {
         let info = device.zones.info(ZoneNo(zone));
@@ -247,14 +247,15 @@ fn goes_on(device: &Disk, door: &mut Door) {
         let append = Bio::append(info.start, 1, door.buf);
         let first = door.run(append);
         let second = door.run(append);
-        // Somebody outside may have written as much as the append, so that it was taken for it.
+        // An external writer may have written as much as the append, so that its data was taken for
+        // the append's.
         assert!(first.status.is_ok() || first.status == Status::IoErr, "{first:?}");
         let at = if first.status.is_ok() { info.wp + 1 } else { info.wp };
         assert_eq!((second.status, second.sector), (Status::Ok, at));
     }
 }
 
-/// Channels append to two zones, and somebody outside as well, without the gate's knowledge.
+/// Channels append to two zones, and an external writer does too, bypassing the zone write plug.
 fn appends(channels: u64, fails: bool, outside: u64) {
     let device = Disk::new(fails);
     let disk = gated(&device);
@@ -312,8 +313,9 @@ fn three_channels_append_and_everything_goes_wrong() {
     draw(|| appends(3, true, 2));
 }
 
-/// Appends beside resets of a zone and of all, through the gate and from outside. What is said to
-/// be somewhere is there, unless the zone was emptied meanwhile.
+/// Appends run concurrently with resets of a zone and of all zones, through the zone write plug and
+/// from outside. Data that an append reports is at the reported sector, unless the zone was emptied
+/// meanwhile.
 fn resets(outside: bool) {
     let device = Disk::new(false);
     let disk = gated(&device);
@@ -357,7 +359,7 @@ fn channels_append_beside_a_reset_from_outside() {
     draw(|| resets(true));
 }
 
-/// Channels come and go while others wait for them: nobody is left waiting.
+/// Channels open and close while other channels wait for them: no channel waits forever.
 #[test]
 fn channels_come_and_go() {
     draw(|| {
@@ -371,7 +373,7 @@ fn channels_come_and_go() {
                     let append = Bio::append(Sector(0), 1, door.buf);
                     assert_eq!(door.channel.push(&[append, append]), 2);
                     door.channel.submit();
-                    // Half of them go away with what they have begun.
+                    // Half of the channels are dropped with requests in flight.
                     if number % 2 == 0 {
                         assert!(door.all().iter().all(|end| end.status.is_ok()));
                     }

@@ -1,4 +1,4 @@
-//! Devices around a device: delays, faults and traces.
+//! Devices that wrap a device: delays, faults and traces.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
 
 mod common;
@@ -49,7 +49,7 @@ fn injected_faults_take_bios_and_not_their_neighbours() {
     let starts: Vec<u64> = log_of(&log).iter().map(|entry| entry.1).collect();
     assert_eq!(starts, [0, 16], "the failed one never came to the device");
     assert_eq!(rig.statuses(&bios), [Status::Ok; 3], "once means once");
-    // The newest rule decides, and a rule for reads leaves writes alone.
+    // The newest rule wins, and a rule for reads does not affect writes.
     disk.inject(&Injection::AddRule(rule(None, 0, SECTORS))).unwrap();
     let newest = Rule { status: Status::NoSpc, ..rule(Some(Op::Read), 0, 1) };
     disk.inject(&Injection::AddRule(newest)).unwrap();
@@ -61,7 +61,7 @@ fn injected_faults_take_bios_and_not_their_neighbours() {
     assert!(disk.inject(&unknown).unwrap_err().to_string().contains("`fire`"));
 }
 
-/// A writer whose bytes the test can look at.
+/// A writer whose bytes the test can read.
 #[derive(Clone, Default)]
 struct Shared(Arc<Mutex<Vec<u8>>>);
 

@@ -1,8 +1,8 @@
-//! What other channels do while a request is at the device: most of it on one thread, from within
-//! the device, so that each case is the same every time. The device completes what it starts at
-//! once; what may pass on there, what may not, and in which order it goes.
+//! Concurrent channels of a shared scheduler, over a device that completes requests within `start`:
+//! which requests may take the fast path, and in which order they go. Most tests run on one thread
+//! and submit from within the device, so that each run is the same.
 #![cfg(not(any(loom, shuttle)))]
-#![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test's device has what it likes.
+#![allow(clippy::unwrap_used, clippy::disallowed_types)] // Control-plane types are fine in a test device.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,28 +23,29 @@ use blockyard_core::{
 const SECTORS: u64 = 1 << 20;
 const ZONE_SECTORS: u64 = 64;
 
-/// What is done while requests are at the device; the last one first.
+/// An action to execute while requests are in flight; the last one added runs first.
 type During = Box<dyn FnOnce() + Send>;
 
-/// What all queues of a device have in common.
+/// The state that all queues of a device share.
 #[derive(Default)]
 struct Log {
-    /// First sector and length of each request, when it begins, and again with 0 when it has ended.
+    /// First sector and length of each request when it starts, and again with length 0 when it
+    /// ends.
     events: Mutex<Vec<(u64, u64)>>,
     during: Mutex<Vec<During>>,
-    /// Requests at the device, and the most at a time; the same of writes.
+    /// Requests in flight and their maximum, then the same for writes.
     in_hand: AtomicUsize,
     in_hand_max: AtomicUsize,
     writes: AtomicUsize,
     writes_max: AtomicUsize,
-    /// Starts within a start, and the most.
+    /// Depth of nested starts, and its maximum.
     nested: AtomicUsize,
     nested_max: AtomicUsize,
-    /// The next start leaves all of its requests.
+    /// The next start leaves all of its requests in the batch.
     leaves: AtomicBool,
-    /// What is started is complete when somebody polls, though the device says otherwise.
+    /// Requests complete at the next poll, although the device claims to complete within `start`.
     holds: AtomicBool,
-    /// Nothing is started now.
+    /// The device starts no requests.
     blocked: AtomicBool,
 }
 
@@ -55,14 +56,14 @@ impl Log {
         now
     }
 
-    /// The requests that have begun since the last call, in their order.
+    /// The requests that have started since the last call, in order.
     fn begun(&self) -> Vec<(u64, u64)> {
         let mut events = std::mem::take(&mut *self.events.lock().unwrap());
         events.retain(|(_, sectors)| *sectors > 0);
         events
     }
 
-    /// The same, by first sectors.
+    /// The first sectors of the requests that have started since the last call.
     fn sectors(&self) -> Vec<u64> {
         self.begun().into_iter().map(|(sector, _)| sector).collect()
     }
@@ -152,7 +153,8 @@ impl DeviceQueue for Queue {
     }
 }
 
-/// A clock that moves whenever it is read; who sleeps says so, and is woken or sleeps for ever.
+/// A clock that advances on each reading. A sleeping thread reports its sleep, and sleeps forever
+/// unless it is woken.
 #[derive(Clone)]
 struct Ticks {
     now: Arc<AtomicUsize>,
@@ -169,7 +171,7 @@ impl Clock for Ticks {
     }
 
     fn doze_until(&self, _: Nanos, sleep: &mut dyn FnMut(Duration)) {
-        // Nobody listens where that is not what is tested.
+        // Tests of other things have no receiver.
         let _ = self.sleeps.send(());
         sleep(Duration::from_secs(1 << 20));
     }
@@ -206,12 +208,12 @@ impl Bench {
         control.set(tunables);
     }
 
-    /// Has the order told what has passed on; nothing else is asked of it.
+    /// Makes the dispatcher account for the requests of all leases; has no other effect.
     fn look(&self) {
         self.disk.device().scheduler().unwrap().waiting();
     }
 
-    /// Everything was counted once, and nothing is left.
+    /// Every request was counted once, and none is left.
     fn is_quiet(&self) {
         let control = self.disk.device().scheduler().unwrap();
         assert_eq!(control.waiting(), 0);
@@ -221,7 +223,7 @@ impl Bench {
     }
 }
 
-/// A channel that says what it wants by sectors.
+/// A channel whose requests are given by sectors.
 struct User {
     channel: Box<dyn Channel>,
     buf: BufRef,
@@ -237,7 +239,7 @@ impl User {
         User { channel, buf, prio: Prio::BestEffort, flags: Flags::NONE }
     }
 
-    /// One that has done something, and so has found that there is a scheduler.
+    /// A user that has completed a request, and so has noticed the scheduler.
     fn at_work(bench: &Bench) -> User {
         let mut user = User::new(bench);
         user.submit(Op::Read, [0]);
@@ -245,7 +247,7 @@ impl User {
         user
     }
 
-    /// One sector at each of these.
+    /// Submits one sector at each of these positions.
     fn submit(&mut self, op: Op, sectors: impl IntoIterator<Item = u64>) {
         for sector in sectors {
             let bio = Bio::new(op, Sector(sector), 1).with_buf(self.buf).with_user_data(sector);
@@ -255,7 +257,7 @@ impl User {
         self.channel.submit();
     }
 
-    /// What comes home, in ascending order, once everything has.
+    /// Waits for all completions; returns them in ascending order.
     fn finish(&mut self) -> Vec<u64> {
         let mut done = Vec::new();
         while self.channel.in_flight() > 0 {
@@ -270,10 +272,11 @@ impl User {
     }
 }
 
-/// Users whose submissions are made within one another, to be finished when all are through.
+/// Users whose submissions are nested in one another; they finish after all have submitted.
 type Nest = Arc<Mutex<Vec<User>>>;
 
-/// Sectors that are apart, but for two that merge if `touch`: then the batch cannot pass on.
+/// Distant sectors, except for two that merge if `touch` is set: then the batch cannot take the
+/// fast path.
 fn apart(from: u64, count: u64, touch: bool) -> Vec<u64> {
     let mut sectors: Vec<u64> = (0..count).map(|at| from + 10 * at).collect();
     if touch {
@@ -282,9 +285,9 @@ fn apart(from: u64, count: u64, touch: bool) -> Vec<u64> {
     sectors
 }
 
-/// On a machine of eight processors eight threads can have something at a device of 128 tags, and
-/// all others that need a tag then too: a tag is no use to a request that its thread has in hand
-/// behind 31 others. Passed on or given out, it is the same.
+/// On a machine of eight processors, eight threads may hold requests of a device with 128 tags
+/// while all other threads still find tags. A tag is useless to a request that waits after 31
+/// others of its thread. This holds on the fast path and after a dispatch.
 #[test]
 fn as_many_threads_as_processors_have_something_at_the_device() {
     for touch in [false, true] {
@@ -308,8 +311,8 @@ fn as_many_threads_as_processors_have_something_at_the_device() {
     }
 }
 
-/// Who takes as much as it may have in hand, and leaves more that could be started, wakes another
-/// thread before it goes to work. That one would have slept until the first was through with all.
+/// A thread that takes its maximum, and leaves more requests that could start, wakes another thread
+/// before it starts its own. Otherwise that thread would sleep until the first one has finished.
 #[test]
 fn who_has_its_hands_full_wakes_another() {
     let bench = Bench::new(128, 8, None);
@@ -331,7 +334,8 @@ fn who_has_its_hands_full_wakes_another() {
     bench.is_quiet();
 }
 
-/// Threads at once, passing and not: never more at the device than there are tags.
+/// Threads use the fast path and the order concurrently: never more requests are in flight than
+/// tags.
 #[test]
 fn all_together_have_no_more_than_the_tags() {
     const THREADS: u64 = 8;
@@ -355,8 +359,8 @@ fn all_together_have_no_more_than_the_tags() {
     }
 }
 
-/// A queue that was armed with a fault between two looks at it holds requests, and with them the
-/// tags that what passes on would need if the device does not start it.
+/// A queue in which a delay fault was armed between two polls holds requests. With them it holds
+/// the tags that passed requests would need if the device does not start them.
 #[test]
 fn what_a_queue_holds_back_leaves_no_room_to_pass_on() {
     let bench = Bench::new(64, 2, None);
@@ -370,8 +374,8 @@ fn what_a_queue_holds_back_leaves_no_room_to_pass_on() {
     bench.is_quiet();
 }
 
-/// The same where a fault comes while a batch passes on: between two of its parts the queue has
-/// begun what another channel had left waiting, and holds it.
+/// A delay fault is armed while a batch takes the fast path. Between two parts of the batch the
+/// queue has started waiting requests of another channel, and holds them.
 #[test]
 fn what_a_queue_begins_to_hold_back_ends_passing_on() {
     let bench = Bench::new(64, 2, None);
@@ -389,7 +393,8 @@ fn what_a_queue_begins_to_hold_back_ends_passing_on() {
     bench.is_quiet();
 }
 
-/// Two writes to a zone keep the order in which they came, with those to other zones between them.
+/// Two writes to a zone keep the order of their submission, with writes to other zones between
+/// them.
 #[test]
 fn writes_of_one_zone_do_not_pass_on_together() {
     let zones = ZoneGeometry {
@@ -411,7 +416,8 @@ fn writes_of_one_zone_do_not_pass_on_together() {
     assert_eq!(user.finish().len(), 8);
 }
 
-/// What touches is merged, wherever it stands in the batch; what may not be merged passes on.
+/// Adjacent requests are merged, wherever they are in the batch; those that must not be merged take
+/// the fast path.
 #[test]
 fn what_merges_does_not_pass_on_alone() {
     let bench = Bench::new(64, 2, None);
@@ -426,7 +432,7 @@ fn what_merges_does_not_pass_on_alone() {
     assert_eq!(user.finish().len(), 9);
 }
 
-/// No more writes than `async_depth` are at the device, by whichever channels and whichever way.
+/// At most `async_depth` writes are in flight, over all channels and on both paths.
 #[test]
 fn async_depth_bounds_the_writes_of_all_channels() {
     let bench = Bench::new(64, 2, None);
@@ -451,7 +457,7 @@ fn async_depth_bounds_the_writes_of_all_channels() {
     bench.is_quiet();
 }
 
-/// A lower class waits for what a higher one has at the device, also for what passed on there.
+/// A lower class waits for requests in flight of a higher class, also for those of the fast path.
 #[test]
 fn a_lower_class_waits_for_what_a_higher_one_passed_on() {
     let bench = Bench::new(64, 2, None);
@@ -470,7 +476,8 @@ fn a_lower_class_waits_for_what_a_higher_one_passed_on() {
     bench.is_quiet();
 }
 
-/// A higher class does not wait for a lower one, and what the device left goes before all others.
+/// A higher class does not wait for a lower one, and requests that the device left go before all
+/// others.
 #[test]
 fn what_was_left_goes_before_a_lower_class() {
     let bench = Bench::new(64, 2, None);
@@ -490,7 +497,7 @@ fn what_was_left_goes_before_a_lower_class() {
     bench.is_quiet();
 }
 
-/// Of the sweeps of several channels the one that was moved last says where the order goes on.
+/// Of the sweeps of several channels, the one used last defines where the order continues.
 #[test]
 fn the_order_goes_on_where_the_latest_of_several_sweeps_stands() {
     for is_first_latest in [false, true] {
@@ -512,8 +519,8 @@ fn the_order_goes_on_where_the_latest_of_several_sweeps_stands() {
     }
 }
 
-/// Who comes to what many others have left runs so much of it and no more; and what comes later
-/// does not overtake what still waits, because it could pass on.
+/// A thread that finds many requests left by others starts a bounded number of them. Later requests
+/// that could take the fast path do not overtake those that wait.
 #[test]
 fn a_thread_runs_its_budget_and_nobody_overtakes_what_waits() {
     let bench = Bench::new(64, 2, None);

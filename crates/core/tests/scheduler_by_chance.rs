@@ -1,8 +1,8 @@
-//! A scheduler that channels share, over the real order, in interleavings that shuttle draws by
-//! chance: up to 32 submitters, devices that complete at once or later, that leave requests undone
-//! or want them in parts, channels that go away with what they have begun, and somebody who turns
-//! the scheduler off and on. Waits have no end by themselves here, so that a lost wake-up is a
-//! deadlock. `make shuttle`; without `--cfg shuttle` this is empty.
+//! A shared scheduler over the real order, in random interleavings of shuttle. Up to 32 submitters
+//! use devices that complete within `start` or later, that leave requests unstarted or want them in
+//! parts. Some channels are dropped with requests in flight, and the scheduler is switched off and
+//! on. Waits have no timeout here, so that a lost wakeup is a deadlock. Run by `make shuttle`;
+//! without `--cfg shuttle` this file is empty.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, unsafe_code)]
 
@@ -22,7 +22,7 @@ use shuttle::thread;
 
 const SECTORS: u64 = 512;
 
-/// A clock that moves whenever it is read, and does not end a long sleep.
+/// A clock that advances on each reading and does not end a long sleep.
 #[derive(Clone)]
 struct Ticks(Arc<AtomicU64>);
 
@@ -33,7 +33,7 @@ impl Clock for Ticks {
 
     fn sleep_until(&self, at: Nanos) {
         self.0.fetch_max(at.0, Ordering::SeqCst);
-        // Who sleeps for a short time lets others run.
+        // A short sleep yields to other threads.
         thread::yield_now();
     }
 
@@ -47,15 +47,15 @@ impl Clock for Ticks {
     }
 }
 
-/// What a device is like.
+/// The behaviour of a device.
 #[derive(Clone, Copy)]
 struct Habits {
-    /// It completes what it starts at once, and says so.
+    /// The device completes requests within `start`, and reports so.
     immediate: bool,
-    /// It leaves some requests undone, and wants some in parts.
+    /// The device leaves some requests unstarted, and wants some in parts.
     moody: bool,
     depth: u16,
-    /// Submitters are of so many classes, one after the other.
+    /// Number of priority classes, which the submitters take in turns.
     classes: usize,
 }
 
@@ -124,7 +124,8 @@ impl DeviceQueue for Queue {
             let mut sector = started.sector().0 as usize;
             for segment in started.segments() {
                 for at in 0..segment.len_bytes / 512 {
-                    // SAFETY: a segment is readable for its length, a whole number of sectors.
+                    // SAFETY: a segment is readable for its length, which is a whole number of
+                    // sectors.
                     let stamp = unsafe { segment.data.add(at * 512).cast().read_unaligned() };
                     self.medium[sector].store(stamp, Ordering::SeqCst);
                     sector += 1;
@@ -164,12 +165,13 @@ fn shared(habits: Habits) -> Arc<Shared> {
     Arc::new(Composed::with_clock(name, "test", device, config, NoneScheduler::new, clock))
 }
 
-/// Most bios of a round, where that says nothing else.
+/// Default maximum number of bios in a round.
 const FEW: u64 = 3;
-/// More than a lane holds where interleavings are drawn.
+/// More than a submit ring holds under shuttle.
 const MANY: u64 = 8;
 
-/// Writes stamped sectors, which lie between those of others, several at once, and waits for them.
+/// Writes stamped sectors, which interleave with those of other threads, several at once, and waits
+/// for them.
 fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, most: u64, goes: bool) {
     let mut channel = disk.open_stack().unwrap();
     let region = Region::alloc(4096);
@@ -205,7 +207,7 @@ fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, most: u64, goes:
     }
 }
 
-/// In the end nothing waits, nothing is in flight, and everything was counted once.
+/// At the end no request waits or is in flight, and every request was counted once.
 fn is_quiet(disk: &Shared) {
     let control = disk.device().scheduler().unwrap();
     assert_eq!(control.waiting(), 0);
@@ -219,12 +221,12 @@ fn submitters(habits: Habits, threads: u64, rounds: u64) {
     writers(&shared(habits), threads, rounds, FEW);
 }
 
-/// So many threads write so often, up to `most` bios at a time.
+/// `threads` threads write `rounds` times each, up to `most` bios at a time.
 fn writers(disk: &Arc<Shared>, threads: u64, rounds: u64, most: u64) {
     let writers: Vec<_> = (0..threads)
         .map(|number| {
             let disk = Arc::clone(disk);
-            // Every fourth goes away with what it has begun.
+            // Every fourth thread drops its channel with requests in flight.
             thread::spawn(move || write(&disk, number, threads, rounds, most, number % 4 == 3))
         })
         .collect();
@@ -232,14 +234,14 @@ fn writers(disk: &Arc<Shared>, threads: u64, rounds: u64, most: u64) {
     is_quiet(disk);
 }
 
-/// Runs a body in interleavings drawn by two ways of drawing them.
+/// Runs a body in random interleavings of two kinds.
 fn draw(iterations: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(body.clone(), iterations);
     shuttle::check_pct(body, iterations, 3);
 }
 
 const AT_ONCE: Habits = Habits { immediate: true, moody: false, depth: 4, classes: 1 };
-/// Of each channel's requests two at a time pass on past the order.
+/// Two requests of each channel at a time take the fast path.
 const AT_ONCE_DEEP: Habits = Habits { depth: 8, ..AT_ONCE };
 const LATER: Habits = Habits { immediate: false, ..AT_ONCE };
 
@@ -278,7 +280,7 @@ fn thirty_two_submitters() {
     draw(40, || submitters(LATER, 32, 2));
 }
 
-/// Lanes, the order and what is held beside it fill up, of a device that takes one at a time.
+/// Submit rings, the order and the refused requests fill up, with a device of one tag.
 #[test]
 fn six_submitters_of_more_than_there_is_room_for() {
     for habits in [Habits { depth: 1, ..AT_ONCE }, Habits { depth: 1, ..LATER }] {
@@ -286,7 +288,7 @@ fn six_submitters_of_more_than_there_is_room_for() {
     }
 }
 
-/// Few writes at a time may wait in order, so that others are held beside it and in lanes.
+/// `async_depth` admits few writes to the order, so that others wait as refused or in submit rings.
 #[test]
 fn five_submitters_whose_writes_are_throttled() {
     for (habits, async_depth) in [(AT_ONCE, 1), (AT_ONCE_DEEP, 3), (LATER, 1), (LATER, 3)] {
@@ -301,7 +303,7 @@ fn five_submitters_whose_writes_are_throttled() {
     }
 }
 
-/// The scheduler is turned off and on, tuned and looked at under load.
+/// The scheduler is switched off and on, tuned and observed under load.
 #[test]
 fn four_submitters_and_somebody_at_the_controls() {
     for habits in [AT_ONCE, AT_ONCE_DEEP, LATER] {

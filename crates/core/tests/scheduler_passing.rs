@@ -1,7 +1,7 @@
-//! What nothing else waits with passes through a shared scheduler: in the scheduler's order, each
-//! request once, whatever the device makes of it.
+//! The fast path of a shared scheduler: requests pass in the scheduler's order, each exactly once,
+//! regardless of what the device does with them.
 #![cfg(not(any(loom, shuttle)))]
-#![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test's device has what it likes.
+#![allow(clippy::unwrap_used, clippy::disallowed_types)] // Control-plane types are fine in a test device.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,14 +17,14 @@ use blockyard_core::{
 
 const SECTORS: u64 = 1 << 20;
 
-/// What a device does with every so many-th request: 0 for never.
+/// What a device does with every `n`-th request; 0 means never.
 #[derive(Clone, Copy, Default)]
 struct Habits {
     leaves: u64,
     breaks: u64,
 }
 
-/// A device that completes at once, and writes down what it has started.
+/// A device that completes within `start` and logs the requests that it has started.
 struct Disk {
     geometry: Geometry,
     limits: Limits,
@@ -128,13 +128,13 @@ impl Bench {
         control.set(tunables);
     }
 
-    /// What the device has started since the last call.
+    /// The sectors of the requests that the device has started since the last call.
     fn started(&self) -> Vec<u64> {
         std::mem::take(&mut self.started.lock().unwrap())
     }
 }
 
-/// A channel that says what it wants by sectors.
+/// A channel whose requests are given by sectors.
 struct User {
     channel: Box<dyn Channel>,
     buf: BufRef,
@@ -147,7 +147,7 @@ impl User {
         User { channel, buf: BufRef { region, offset: 0 } }
     }
 
-    /// One sector at each of these.
+    /// Submits one sector at each of these positions.
     fn submit(&mut self, op: Op, sectors: &[u64]) {
         for &sector in sectors {
             let bio = Bio::new(op, Sector(sector), 1).with_buf(self.buf).with_user_data(sector);
@@ -156,7 +156,7 @@ impl User {
         self.channel.submit();
     }
 
-    /// What comes home, in ascending order, once everything has.
+    /// Waits for all completions; returns them in ascending order.
     fn finish(&mut self) -> Vec<u64> {
         let mut done = Vec::new();
         while self.channel.in_flight() > 0 {
@@ -194,7 +194,8 @@ fn a_sweep_goes_on_where_the_last_one_stood() {
     assert_eq!(stats.of(Prio::BestEffort, Direction::Write).queued(), 0);
 }
 
-/// More than pass on together, of several channels in turn, and with tags that the device has not.
+/// More requests than may pass together, from several channels in turn, with channel tags above the
+/// device's.
 #[test]
 fn many_pass_on_in_parts_and_with_tags_of_the_device() {
     for depth in [1, 3, 8, 40, 128] {
@@ -217,8 +218,8 @@ fn many_pass_on_in_parts_and_with_tags_of_the_device() {
     }
 }
 
-/// What the device does not start goes before everything else, and what it wants bio by bio goes
-/// so; each ends once.
+/// Requests that the device does not start go before all others, and those that it wants bio by bio
+/// are split; each completes once.
 #[test]
 fn what_is_left_comes_again() {
     for (leaves, breaks) in [(5, 0), (0, 3), (2, 3), (7, 2)] {
@@ -227,7 +228,7 @@ fn what_is_left_comes_again() {
         let mut all = 0;
         for round in 0..40_u64 {
             for user in &mut users {
-                // Some merge in the plug, so that there is something to break up.
+                // Some bios merge in the plug, so that there are requests to break up.
                 let sectors: Vec<u64> = (0..24).map(|at| at / 3 * 100 + at % 3 + round).collect();
                 user.submit(Op::Write, &sectors);
                 assert_eq!(user.finish(), sectors);
@@ -242,7 +243,7 @@ fn what_is_left_comes_again() {
     }
 }
 
-/// What is expired when it comes, or is one too many, or comes in two kinds, goes by the order.
+/// Requests that are expired on arrival, exceed the tags, or have two classes go through the order.
 #[test]
 fn what_may_not_pass_on_goes_through_the_order() {
     let bench = Bench::new(64, Habits::default());
@@ -266,7 +267,7 @@ fn what_may_not_pass_on_goes_through_the_order() {
     assert_eq!(user.finish(), [3, 6, 9, 10, 30, 60, 90, 100, 200]);
 }
 
-/// Threads pass on beside each other and meet where something is left; nothing is lost.
+/// Threads take the fast path concurrently and meet when requests are left; none is lost.
 #[test]
 fn threads_that_pass_on_meet_those_that_wait() {
     const THREADS: u64 = 6;

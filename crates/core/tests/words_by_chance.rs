@@ -1,5 +1,5 @@
-//! Zones with a word each, in interleavings that shuttle draws by chance: more threads and longer
-//! runs than loom can explore one by one. `make shuttle`; without `--cfg shuttle` this is empty.
+//! Zones with an atomic word each, in random interleavings of shuttle: more threads and longer runs
+//! than loom can explore. Run by `make shuttle`; without `--cfg shuttle` this file is empty.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ fn zones(zone_count: u32, open_max: u32, active_max: u32, data: bool) -> Arc<Wor
     Arc::new(WordZones::new(ZoneLayout { zones, sectors, full: false, data }).unwrap())
 }
 
-/// What the sectors hold; 0 is nothing.
+/// The contents of the sectors; 0 means not written.
 #[derive(Clone)]
 struct Medium(Arc<Vec<AtomicU64>>);
 
@@ -40,7 +40,7 @@ impl Medium {
     }
 }
 
-/// Writes a stamp, sector by sector.
+/// A transfer that writes a stamp to each sector.
 struct Stamp<'a>(&'a Medium, u64);
 
 impl Transfer for Stamp<'_> {
@@ -67,7 +67,7 @@ impl Erase for Medium {
     }
 }
 
-/// Runs a body in interleavings drawn by two ways of drawing them.
+/// Runs a body in random interleavings of two kinds.
 fn draw(body: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(body.clone(), 2_000);
     shuttle::check_pct(body, 2_000, 3);
@@ -85,8 +85,8 @@ fn counts_agree(zones: &WordZones, zone_count: u32) {
     assert_eq!((counts.open, counts.explicit, counts.active), (open, explicit, active));
 }
 
-/// The kernel's null_blk loses resources here: each writer has one active zone at most, and there
-/// are fewer open tokens than writers, so that they close each other's zones all the time.
+/// The kernel's null_blk loses resources in this case. Each writer has at most one active zone, and
+/// the open limit is below the number of writers, so that they constantly close each other's zones.
 fn writers_lose_nothing(writers: u32, data: bool) {
     const EACH: u32 = 2;
     let zone_count = writers * EACH;
@@ -135,7 +135,7 @@ fn eight_writers_lose_nothing() {
     draw(|| writers_lose_nothing(8, false));
 }
 
-/// Every operation at once, on fewer zones than threads.
+/// Runs every operation concurrently, on fewer zones than threads.
 fn storm(threads: u64, data: bool) {
     const ZONES: u32 = 3;
     let zones = zones(ZONES, 1, 2, data);
@@ -170,7 +170,7 @@ fn storm(threads: u64, data: bool) {
     let threads: Vec<_> = (0..threads).map(|number| thread::spawn(work(number))).collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     counts_agree(&zones, ZONES);
-    // Whoever is last leaves nothing behind what the zone shows.
+    // After the last thread, no data is left above the readable end of a zone.
     for zone in (0..ZONES).map(ZoneNo).filter(|_| data) {
         let info = zones.info(zone);
         if let Ok(end) = zones.readable_end(zone) {
@@ -190,8 +190,8 @@ fn a_storm_of_four_with_data() {
     draw(|| storm(4, true));
 }
 
-/// Writers append, one resets, readers look: what a reader is shown was written, without a gap and
-/// of one life of the zone, or it is told that the zone was empty meanwhile.
+/// Writers append, one thread resets, readers read. A reader finds data without a gap and from one
+/// life of the zone, or learns that the zone was empty meanwhile.
 #[test]
 fn readers_find_data_without_a_gap() {
     draw(|| {
@@ -204,7 +204,7 @@ fn readers_find_data_without_a_gap() {
                 for _ in 0..3 {
                     if let Ok(at) = zones.append(ZoneNo(0), 1, &mut Stamp(&medium, writer)) {
                         let shown = zones.readable_end(ZoneNo(0)).unwrap();
-                        // Or a reset has taken it away since, or is about to.
+                        // Or a reset has discarded it since, or is about to.
                         let gone = shown == Sector(0) || zones.erasures(ZoneNo(0)) > 0;
                         assert!(shown > at || gone, "{at:?} is not in {shown:?}");
                     }

@@ -1,4 +1,4 @@
-//! A device that writes down what it is asked, a clock that stands still, and a channel to both.
+//! A device that logs its requests, a manual clock, and a channel for both.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::disallowed_types, clippy::unwrap_used, unsafe_code)] // A test may.
 
@@ -10,19 +10,19 @@ use blockyard_core::sched::NoneScheduler;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::*;
 
-/// What the device was asked, in order: operation, sector, sectors, FUA.
+/// The requests of the device, in order: operation, sector, sectors, FUA.
 pub(crate) type Log = Arc<Mutex<Vec<(Op, u64, u64, bool)>>>;
 
-/// A memory device of 1 MiB that logs, and whose habits a test can choose.
+/// A memory device of 1 MiB that logs its requests, and whose behaviour a test can choose.
 pub(crate) struct Recorder {
     pub(crate) geometry: Geometry,
     pub(crate) limits: Limits,
     pub(crate) log: Log,
-    /// Starts at most so many requests per call, and says so only by leaving the rest.
+    /// Maximum number of requests started per call; the device leaves the others in the batch.
     pub(crate) starts_max: usize,
-    /// Completes at the next poll instead of at once.
+    /// Completes at the next poll instead of within `start`.
     pub(crate) late: bool,
-    /// Breaks up merged requests that touch this sector, and fails the bio that does.
+    /// Breaks up merged requests that contain this sector, and fails the bio that contains it.
     pub(crate) bad: Option<u64>,
 }
 
@@ -145,7 +145,7 @@ impl DeviceQueue for RecorderQueue {
     }
 }
 
-/// A clock that stands still until somebody sleeps.
+/// A clock that advances only when a thread sleeps.
 #[derive(Clone, Default)]
 pub(crate) struct Still(Arc<Mutex<u64>>);
 
@@ -192,7 +192,8 @@ impl Rig {
         BufRef { region: self.id, offset }
     }
 
-    /// Pushes everything at once, submits, and reaps until all is done. In the order of user data.
+    /// Pushes all bios at once, submits, and reaps until all are complete. Returns completions by
+    /// user data.
     pub(crate) fn run(&mut self, bios: &[Bio]) -> Vec<Completion> {
         let numbered: Vec<Bio> =
             bios.iter().enumerate().map(|(n, bio)| bio.with_user_data(n as u64)).collect();

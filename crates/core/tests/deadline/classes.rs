@@ -1,4 +1,4 @@
-//! Between classes: who waits for whom, aging, and what goes before all classes.
+//! Priority classes: which class waits for which, aging, and requests that go before all classes.
 
 use blockyard_core::Prio;
 use blockyard_core::sched::deadline::{Direction, Tunable};
@@ -21,7 +21,7 @@ fn what_is_at_the_device_counts_as_queued() {
     assert_eq!(rig.complete("rt:r20").take(9), "r10");
     assert_eq!(rig.take(9), "");
     assert_eq!(rig.complete("r10").take(9), "idle:w0");
-    // A class does not wait for those behind it, nor for itself.
+    // A class waits neither for lower classes nor for itself.
     assert_eq!(rig.insert("idle:w80 r90 r70").take(9), "r70 r90");
 }
 
@@ -30,7 +30,7 @@ fn a_batch_is_one_of_all_classes() {
     let mut rig = Rig::new(&[(Tunable::FifoBatch, 2), (Tunable::WritesStarved, 0)]);
     rig.insert("rt:r10");
     assert_eq!(rig.run(), "rt:r10");
-    // One request of the batch of reads is left, whoever it is from.
+    // One request of the batch of reads is left, for any class.
     rig.insert("r10 r30 w10");
     assert_eq!(rig.run(), "r10 w10 r30");
 }
@@ -43,7 +43,7 @@ fn a_class_that_has_waited_long_enough_goes_before_others() {
     rig.wait(98).insert("rt:r20");
     assert_eq!(rig.take(1), "rt:r20");
     rig.insert("rt:r40");
-    // After 99 ms nobody has.
+    // After 99 ms no request has aged.
     assert_eq!(rig.take(1), "rt:r40");
     rig.insert("rt:r60");
     assert_eq!(rig.wait(1).take(1), "idle:r0", "after 100 ms the oldest has");
@@ -73,8 +73,8 @@ fn the_first_class_does_not_age_and_one_class_alone_does_not_either() {
 
 #[test]
 fn age_is_reckoned_back_from_the_deadline() {
-    // Queued with a deadline in 500 ms. With an expiry of 450 ms it seems 50 ms younger, with one
-    // of 600 ms it seems 100 ms older.
+    // The request was queued with a deadline in 500 ms. With an expiry of 450 ms it seems 50 ms
+    // younger, with an expiry of 600 ms it seems 100 ms older.
     for (expire, waited) in [(500, 100), (450, 150), (600, 0)] {
         let mut rig = Rig::new(&[(Tunable::PrioAgingExpire, 100)]);
         rig.insert("r10 rt:r0");
@@ -90,7 +90,7 @@ fn age_is_reckoned_back_from_the_deadline() {
 
 #[test]
 fn looking_for_what_has_aged_ends_a_batch_that_it_cannot_go_on_with() {
-    // As in Linux: the best-effort class has no reads ahead, so looking there begins a batch of
+    // As in Linux: the best-effort class has no reads ahead, so the search in it begins a batch of
     // writes, whether or not the write has aged.
     let mut rig = Rig::new(&[]);
     rig.insert("rt:r10 rt:r30 rt:w50 w70");
@@ -102,8 +102,8 @@ fn looking_for_what_has_aged_ends_a_batch_that_it_cannot_go_on_with() {
 
 #[test]
 fn while_two_classes_are_queued_a_boundary_between_batches_passes_unseen() {
-    // As in Linux: looking for what has aged begins the new batch, finds the expired request too
-    // young to go before another class, and the class's own turn then goes on with that batch.
+    // As in Linux: the search for an aged request begins a new batch and finds the expired request
+    // too young to go before another class. The class then continues that batch.
     for (other, order) in [("", "r400 r10 r500"), ("idle:r0", "r400 r500 r10 idle:r0")] {
         let mut rig = Rig::new(&[(Tunable::FifoBatch, 1), (Tunable::ReadExpire, 100)]);
         rig.insert("r300");

@@ -1,4 +1,4 @@
-//! Within a class: sorted batches, deadlines between them, and the choice of a direction.
+//! Decisions within a class: sorted batches, deadlines between them, and the choice of a direction.
 
 use blockyard_core::Prio;
 use blockyard_core::sched::deadline::{Direction, Tunable};
@@ -10,7 +10,7 @@ fn requests_go_in_sorted_order_from_the_latest_position_on() {
     let mut rig = Rig::new(&[]);
     rig.insert("r96 r32 r64");
     assert_eq!(rig.take(1), "r32");
-    // What comes in behind the sweep waits for the next one.
+    // A request that arrives at a sector before the sweep waits for the next sweep.
     rig.insert("r0 r48 r500");
     assert_eq!(rig.run(), "r48 r64 r96 r500 r0");
 }
@@ -20,7 +20,7 @@ fn equal_sectors_keep_the_order_of_their_insertion() {
     let mut rig = Rig::new(&[]);
     rig.insert("r64+1 r64+2 r64+3");
     assert_eq!(rig.take(2), "r64+1 r64+2");
-    // The latest position is one of them, and does not hide the others.
+    // The latest position is one of these requests, and does not hide the others.
     rig.insert("r64+4");
     assert_eq!(rig.run(), "r64+3 r64+4");
 }
@@ -39,7 +39,8 @@ fn at_the_end_of_a_sweep_the_next_one_starts_at_the_oldest_request() {
     rig.insert("r1000");
     assert_eq!(rig.take(1), "r1000");
     rig.insert("r400 r100 r600");
-    // Not at sector 0: one way only, and then from the head of the FIFO.
+    // The sweep does not restart at sector 0: it goes one way only, and then starts at the head of
+    // the FIFO.
     assert_eq!(rig.take(4), "r400 r600 r100");
 }
 
@@ -48,7 +49,7 @@ fn an_idle_queue_starts_in_the_direction_of_writes() {
     let mut rig = Rig::new(&[]);
     rig.insert("r0 w64 r16");
     assert_eq!(rig.run(), "w64 r0 r16");
-    // Reads were last now, so they go on.
+    // The last batch was of reads, so it continues.
     rig.insert("w80 r32");
     assert_eq!(rig.run(), "r32 w80");
 }
@@ -60,10 +61,10 @@ fn deadlines_are_looked_at_between_batches_only() {
     assert_eq!(rig.take(1), "r500");
     rig.insert("r10");
     rig.wait(100).insert("r600 r700 r800 r900");
-    // Expired since now, but the batch has two more to go.
+    // Requests have expired now, but the batch has two more to go.
     assert_eq!(rig.take(2), "r600 r700");
     assert_eq!(rig.take(1), "r10");
-    // The sweep goes on from there.
+    // The sweep continues from there.
     assert_eq!(rig.run(), "r800 r900");
     let stats = rig.order.stats();
     assert_eq!(stats.of(Prio::BestEffort, Direction::Read).expired, 1);
@@ -92,7 +93,7 @@ fn an_expiry_of_nothing_is_first_come_first_served_between_batches() {
 fn a_batch_of_none_makes_every_request_a_batch() {
     let mut rig = Rig::new(&[(Tunable::FifoBatch, 0), (Tunable::WritesStarved, 1)]);
     rig.insert("r10 r30 r50 r70 w10 w30");
-    // One batch of reads for each of writes, and a batch is one request.
+    // One batch of reads for each batch of writes, and a batch is one request.
     assert_eq!(rig.run(), "r10 w10 r30 w30 r50 r70");
 }
 
@@ -120,7 +121,7 @@ fn batches_of_reads_do_not_starve_writes_that_are_not_there() {
     rig.insert("r10 r30 r50");
     assert_eq!(rig.take(3), "r10 r30 r50");
     rig.insert("r70 r90 w10");
-    // Only now does it count.
+    // The request is expired only now.
     assert_eq!(rig.run(), "r70 w10 r90");
 }
 
@@ -139,7 +140,7 @@ fn a_batch_ends_where_its_direction_has_nothing_ahead() {
     rig.insert("w100 w200");
     assert_eq!(rig.take(2), "w100 w200");
     rig.insert("w50 r10");
-    // The write is behind the sweep, so a new batch begins, and reads are first.
+    // The write is before the sweep's position, so a new batch begins, and reads go first.
     assert_eq!(rig.run(), "r10 w50");
 }
 
@@ -166,7 +167,7 @@ fn changing_an_expiry_leaves_deadlines_as_they_are() {
 
 #[test]
 fn lowering_an_expiry_holds_nothing_back() {
-    // Linux takes the request for one of the future until 499 ms have gone by.
+    // Linux takes the request for one from the future until 499 ms have passed.
     let mut rig = Rig::new(&[]);
     rig.insert("r20");
     rig.tune(Tunable::ReadExpire, 1);

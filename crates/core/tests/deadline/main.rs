@@ -1,5 +1,5 @@
-//! The rules of the scheduler `deadline`, each as a small table: what comes in, what goes out.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+//! The rules of the scheduler `deadline`, each as a small table of insertions and dispatches.
+#![allow(clippy::unwrap_used)] // A test that cannot continue fails at once.
 
 mod classes;
 mod decisions;

@@ -1,11 +1,11 @@
-//! What becomes one request with what, and which of two deadlines is left.
+//! Which requests merge, and which of two deadlines the merged request keeps.
 
 use blockyard_core::sched::deadline::{Direction, Tunable};
 use blockyard_core::{Limits, Prio};
 
 use crate::rig::Rig;
 
-/// Inserted one after the other into an empty scheduler, and what waits then.
+/// Inserts requests one after the other into an empty scheduler, and compares the waiting requests.
 fn check(tuned: &[(Tunable, i64)], limits: &Limits, cases: &[(&str, &str)]) {
     for (inserted, waits) in cases {
         let mut rig = Rig::of(tuned, limits, None);
@@ -34,7 +34,8 @@ fn neighbours_merge_behind_before_and_between() {
             ("r0+8 r8+1 r9+100", "r0+109"),
             ("w0 w8 w24 w16", "w0+32"),
             ("d0+100 d100+50", "d0+150"),
-            // Of equal ones the last before, and the first behind.
+            // Among equal ones, a request merges with the last one before it and the first one
+            // after it.
             ("r0 r0+16 r16 r8!", "r0 r0+24 r8!"),
         ],
     );
@@ -66,7 +67,7 @@ fn without_front_merges_a_request_joins_only_behind() {
         &[
             ("r0 r8", "r0+16"),
             ("r8 r0", "r0 r8"),
-            // It joins behind, and the two then touch: as in Linux they become one.
+            // A back merge makes the two adjacent: as in Linux they then merge, too.
             ("r0 r16 r8", "r0+24"),
         ],
     );
@@ -93,7 +94,7 @@ fn who_was_there_keeps_its_deadline_when_a_new_one_joins_it() {
         rig.insert("r900");
         assert_eq!(rig.take(1), "r900");
         rig.insert("r16").wait(60).insert(joins).insert("r950");
-        // At 100 ms the merged one is expired, though half of it is young.
+        // At 100 ms the merged request is expired, although half of it is young.
         rig.wait(40);
         assert!(rig.take(1).ends_with("+16"), "{joins}");
     }
@@ -112,17 +113,17 @@ fn a_new_one_with_a_shorter_deadline_does_not_shorten_that_of_the_one_it_joins()
 
 #[test]
 fn of_two_that_become_one_the_earlier_deadline_and_place_are_kept() {
-    // The one behind is the older one.
+    // The request after the gap is the older one.
     let tuned = [(Tunable::FifoBatch, 1), (Tunable::ReadExpire, 100)];
     let mut rig = Rig::new(&tuned);
     rig.insert("r900");
     assert_eq!(rig.take(1), "r900");
     rig.insert("r16").wait(10).insert("r500").wait(10).insert("r0").wait(10).insert("r8");
     rig.insert("r950").wait(70);
-    // 100 ms after the oldest part came: before r500, which came second.
+    // 100 ms after the oldest part arrived: before r500, which arrived second.
     assert_eq!(rig.take(1), "r0+24");
     assert_eq!(rig.wait(10).take(1), "r500");
-    // The one before is the older one.
+    // The request before the gap is the older one.
     let mut rig = Rig::new(&tuned);
     rig.insert("r900");
     assert_eq!(rig.take(1), "r900");
@@ -136,7 +137,7 @@ fn of_two_that_become_one_the_earlier_deadline_and_place_are_kept() {
 fn a_sequential_stream_of_many_becomes_few() {
     let limits = Limits { segments_max: 16, ..Limits::unlimited(16) };
     let mut rig = Rig::of(&[], &limits, None);
-    // Four streams of 32 each, in turns.
+    // Four streams of 32 requests each, in turns.
     for at in 0..32 {
         for stream in 0..4 {
             rig.insert(&format!("w{}", stream * 100_000 + at * 8));
@@ -158,7 +159,7 @@ fn a_front_merge_moves_the_request_in_the_sorted_order() {
     rig.insert("r192 r184");
     assert_eq!(rig.sorted(), "r184+24 r300");
     assert_eq!(rig.run(), "r184+24 r300");
-    // To before the sweep: then it is not ahead any more.
+    // The front merge moves it before the sweep's position: it is no longer ahead.
     rig.insert("r400 r500");
     assert_eq!(rig.take(1), "r400");
     rig.insert("r600 r492+8").insert("r392+100");

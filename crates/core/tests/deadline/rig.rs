@@ -1,8 +1,8 @@
-//! A scheduler that is fed with words and answers in words.
+//! A fixture that drives the scheduler by text and returns text.
 //!
-//! A request is written `[rt:|idle:]OP SECTOR [+SECTORS]` without the blanks, with `r`, `w`, `d`
-//! (discard) or `f` (flush) for the operation and 8 sectors unless it says otherwise: `r64`,
-//! `rt:w8+16`. A `!` behind it means that it does not merge.
+//! A request is written `[rt:|idle:]OP SECTOR [+SECTORS]` without spaces. The operation is `r`,
+//! `w`, `d` (discard) or `f` (flush), and the default length is 8 sectors: `r64`, `rt:w8+16`. A
+//! trailing `!` forbids merging.
 
 use blockyard_core::channel::MergeRules;
 use blockyard_core::sched::deadline::{
@@ -10,7 +10,7 @@ use blockyard_core::sched::deadline::{
 };
 use blockyard_core::{Limits, Nanos, Op, Prio, Sector, ZoneGeometry};
 
-/// Sectors of a request that does not say.
+/// Default length of a request, in sectors.
 const SECTORS: u64 = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Item for Piece {
     }
 }
 
-/// The request that a word says.
+/// Parses a request.
 pub(crate) fn read_one(word: &str) -> Piece {
     let (prio, rest) = match word.split_once(':') {
         Some(("rt", rest)) => (Prio::RealTime, rest),
@@ -87,15 +87,15 @@ fn write_one(piece: &Piece) -> String {
     }
 }
 
-/// Several requests in words, with blanks between them.
+/// Formats several requests, separated by spaces.
 pub(crate) fn words<'a>(pieces: impl IntoIterator<Item = &'a Piece>) -> String {
     pieces.into_iter().map(write_one).collect::<Vec<_>>().join(" ")
 }
 
-/// A scheduler and a clock that stands still.
+/// A scheduler and a manual clock.
 pub(crate) struct Rig {
     pub(crate) order: Deadline<Piece>,
-    /// Milliseconds.
+    /// The time, in milliseconds.
     now: u64,
 }
 
@@ -103,12 +103,12 @@ pub(crate) const CAPACITY: usize = 64;
 pub(crate) const IN_FLIGHT_MAX: usize = 16;
 
 impl Rig {
-    /// With Linux's defaults but for these.
+    /// A fixture with Linux's defaults, except for these tunables.
     pub(crate) fn new(tuned: &[(Tunable, i64)]) -> Rig {
         Rig::of(tuned, &Limits::unlimited(16), None)
     }
 
-    /// For a device of this shape.
+    /// A fixture for a device of this shape.
     pub(crate) fn of(
         tuned: &[(Tunable, i64)],
         limits: &Limits,
@@ -138,24 +138,25 @@ impl Rig {
         self.order.set(tunables);
     }
 
-    /// Lets so many milliseconds go by.
+    /// Advances the clock by `ms` milliseconds.
     pub(crate) fn wait(&mut self, ms: u64) -> &mut Rig {
         self.now += ms;
         self
     }
 
-    /// Inserts requests, all of which there is room for.
+    /// Inserts requests; fails the test if one is refused.
     pub(crate) fn insert(&mut self, text: &str) -> &mut Rig {
         assert_eq!(self.try_insert(text), "", "refused");
         self
     }
 
-    /// Inserts requests; says which were refused.
+    /// Inserts requests; returns the refused ones.
     pub(crate) fn try_insert(&mut self, text: &str) -> String {
         self.try_insert_behind("", text)
     }
 
-    /// The same while these wait that were refused before; they come first.
+    /// Inserts requests while those in `waits`, which were refused before, still wait and come
+    /// first.
     pub(crate) fn try_insert_behind(&mut self, waits: &str, text: &str) -> String {
         let mut refused: Vec<_> = waits.split_whitespace().map(read_one).collect();
         let now = self.nanos();
@@ -178,7 +179,7 @@ impl Rig {
         self
     }
 
-    /// Takes so many requests, or fewer if the scheduler gives none.
+    /// Dispatches `count` requests, or fewer if the scheduler returns none.
     pub(crate) fn take(&mut self, count: usize) -> String {
         let mut taken = Vec::new();
         let now = self.nanos();
@@ -187,7 +188,7 @@ impl Rig {
         words(&taken)
     }
 
-    /// Takes all that the scheduler gives, each completed before the next one is taken.
+    /// Dispatches all requests that the scheduler returns, and completes each before the next.
     pub(crate) fn run(&mut self) -> String {
         let mut taken = Vec::new();
         while let Some(piece) = self.order.next(self.nanos()) {
@@ -204,7 +205,7 @@ impl Rig {
         self
     }
 
-    /// What waits in sorted order, class by class, reads first.
+    /// The waiting requests in sector order, class by class, reads first.
     pub(crate) fn sorted(&self) -> String {
         let rows = CLASSES.into_iter().flat_map(|prio| Direction::ALL.map(|way| (prio, way)));
         let parts = rows.map(|(prio, way)| words(self.order.sorted(prio, way)));

@@ -1,11 +1,11 @@
-//! Bounds: the capacity, `async_depth`, and the room of what comes back.
+//! Bounds: the capacity, `async_depth`, and the reserved entries of requeued requests.
 
 use blockyard_core::sched::deadline::{Direction, Kind, Tunable};
 use blockyard_core::{Op, Prio};
 
 use crate::rig::{CAPACITY, IN_FLIGHT_MAX, Rig};
 
-/// So many requests that do not touch.
+/// `count` requests that are not adjacent.
 fn apart(op: &str, from: usize, count: usize) -> String {
     (from..from + count).map(|at| format!("{op}{}", at * 100)).collect::<Vec<_>>().join(" ")
 }
@@ -42,13 +42,13 @@ fn the_async_depth_bounds_writes_and_spares_reads() {
     assert_eq!(rig.try_insert("w0 w100 r0 idle:d200 w300 r100 rt:w400"), "w300 rt:w400");
     let write = Kind::of(Op::Write, Prio::BestEffort);
     assert!(!rig.order.admits(write) && rig.order.admits(Kind::of(Op::Read, Prio::Idle)));
-    // A write that joins another one needs no place.
+    // A write that merges needs no entry.
     assert_eq!(rig.try_insert("w8 w300"), "w300");
     assert_eq!(rig.take(2), "w0+16 w100");
     assert_eq!(rig.try_insert("w300"), "w300", "those at the device count");
     rig.complete("w0");
     assert_eq!(rig.try_insert("w300 w500"), "w500");
-    // At the head it is not asked for.
+    // The limit does not apply at the head.
     rig.insert_at_head("w700");
     assert_eq!(rig.take(1), "w700");
     rig.complete("w100 w700");
@@ -114,7 +114,7 @@ fn an_order_of_thousands_stays_sorted() {
         zones: None,
         tunables,
     });
-    // A step that is coprime to the count visits every place once.
+    // A step that is coprime to the count visits every entry once.
     let mut refused = Vec::new();
     let pieces = (0..COUNT).map(|at| at * 7919 % COUNT * 100).map(|at| format!("r{at}"));
     let pieces: Vec<_> = pieces.map(|word| crate::rig::read_one(&word)).collect();

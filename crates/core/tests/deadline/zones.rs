@@ -22,7 +22,7 @@ fn rig(tuned: &[(Tunable, i64)]) -> Rig {
 #[test]
 fn a_sweep_that_comes_to_the_middle_of_a_zone_begins_with_its_first_write() {
     let mut rig = rig(&[]);
-    // The zone was written up to here; then it was reset.
+    // The zone was written up to here and then reset.
     rig.insert("w2548");
     assert_eq!(rig.run(), "w2548");
     rig.insert("w2048! w2056! w2548! w2556! w4096!");
@@ -33,7 +33,7 @@ fn a_sweep_that_comes_to_the_middle_of_a_zone_begins_with_its_first_write() {
 fn a_write_waits_for_those_before_it_in_its_zone_whatever_their_class() {
     let mut rig = rig(&[]);
     rig.insert("w2048! idle:w4096! w4104! w3072! rt:w4112!");
-    // Real time is first, but its zone takes the others before it.
+    // Real time goes first, but its zone dispatches the earlier requests before it.
     assert_eq!(rig.take(3), "idle:w4096! w4104! rt:w4112!");
     assert_eq!(rig.complete("idle:w0 w0 rt:w0").take(2), "w2048! w3072!");
 }
@@ -43,14 +43,14 @@ fn an_expired_write_goes_before_the_sweep_but_behind_its_zone() {
     let mut rig = rig(&[(Tunable::FifoBatch, 1), (Tunable::WriteExpire, 100)]);
     rig.insert("w3072!");
     assert_eq!(rig.run(), "w3072!");
-    // In the FIFO the one that was inserted first is at the head, and the sweep has gone past it.
+    // The request that was inserted first is at the head of the FIFO, and the sweep is past it.
     rig.insert("w2056!").wait(1).insert("w2048! w4096!").wait(99);
     assert_eq!(rig.run(), "w2056! w4096! w2048!");
 }
 
 #[test]
 fn insertion_is_the_order_even_if_it_is_not_that_of_the_sectors() {
-    // They miss the write pointer; sorting them would hide that.
+    // These writes miss the write pointer; sorting them would hide that.
     let mut rig = rig(&[]);
     rig.insert("w2064 w2048 w2056");
     assert_eq!(rig.sorted(), "w2048+16 w2064");
@@ -62,11 +62,11 @@ fn a_write_joins_the_last_one_of_its_zone_only() {
     let mut rig = rig(&[]);
     rig.insert("w2048 w3072 w2056 w3080 w2064");
     assert_eq!(rig.sorted(), "w2048+24 w3072+16");
-    // What is between stays between.
+    // The write between two others stays between them.
     rig.insert("w5120 w5500 w5128");
     assert_eq!(rig.sorted(), "w2048+24 w3072+16 w5120 w5128 w5500");
     assert_eq!(rig.run(), "w2048+24 w3072+16 w5120 w5500 w5128");
-    // Nor across classes.
+    // Writes of different classes do not merge either.
     rig.insert("w2048 rt:w2056");
     assert_eq!(rig.run(), "w2048 rt:w2056");
 }

@@ -15,8 +15,6 @@
 //! until something else is asked of the order. Each borrower sweeps by itself, as if the requests
 //! of the others came before or after its own. The last borrower's position is where the order
 //! continues.
-//! thread, or to several. Each of these sweeps for itself then, as if what the others pass on came
-//! before or behind it; where the order goes on is decided by the one who was the last.
 
 use super::insert::is_before;
 use super::kind::{Direction, Kind};
