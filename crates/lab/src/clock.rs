@@ -1,9 +1,9 @@
-//! The time of day, as results write it.
+//! The time of day, in the form that results use.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Now, in UTC: `2026-11-21T05:00:00.123Z`. Files are named by it, and two runs may begin in the
-/// same second.
+/// The present time in UTC: `2026-11-21T05:00:00.123Z`. It has milliseconds because files are named
+/// by it, and two runs may begin in the same second.
 pub(crate) fn utc_now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let second = utc(since.as_secs());
@@ -12,7 +12,7 @@ pub(crate) fn utc_now() -> String {
 
 fn utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March, in eras of 400 of them, so that the leap day comes last.
+    // Years that begin in March, in eras of 400 years, so that the leap day comes last.
     let shifted = days + 719_468;
     let (era, day) = (shifted / 146_097, shifted % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -1,4 +1,4 @@
-//! From what cells gave to rows, ratios and the rest of the results.
+//! Turns the samples of cells into rows, ratios and the other results.
 
 use crate::experiment::{Cell, Comparison, Experiment};
 use crate::metric::Metric;
@@ -10,7 +10,7 @@ use crate::run::{Measured, Outcome, Plan};
 use crate::sample::{LatencyPercentiles, RoomCount};
 use crate::stats::{Summary, Verdict, gain};
 
-/// Adds an experiment and what it gave.
+/// Adds the results of an experiment.
 pub fn collect(results: &mut Results, experiment: &Experiment, plan: &Plan, outcome: &Outcome) {
     results.interrupted |= outcome.interrupted;
     results.experiments.push(info(experiment, plan, outcome));
@@ -157,7 +157,7 @@ fn of(measured: &Measured, metric: Metric) -> impl Iterator<Item = (u32, f64)> {
 fn latency(measured: &Measured) -> Option<LatencyPercentiles> {
     let all: Vec<_> =
         measured.samples.iter().filter_map(|(_, sample)| sample.latency.as_ref()).collect();
-    // Of those that every round had samples enough for.
+    // Only percentiles for which every round had enough samples.
     let has = |points: &LatencyPercentiles, at: f64| points.0.iter().any(|point| point.0 == at);
     let percentiles = all.first()?.0.iter().map(|(percentile, _)| *percentile);
     let percentiles = percentiles.filter(|at| all.iter().all(|points| has(points, *at)));
@@ -195,7 +195,7 @@ fn rooms(measured: &Measured) -> Vec<RoomCount> {
     rooms
 }
 
-/// What most rounds were limited by; of equals, what was said first.
+/// The limit that most rounds named; of equally frequent ones, the first.
 fn limited_by(measured: &Measured) -> Option<String> {
     let said: Vec<&String> =
         measured.samples.iter().filter_map(|(_, sample)| sample.limit.as_ref()).collect();
@@ -203,7 +203,7 @@ fn limited_by(measured: &Measured) -> Option<String> {
     said.iter().rev().max_by_key(|limit| count(limit)).map(|limit| (*limit).clone())
 }
 
-/// A comparison under every workload and number of jobs that it speaks of.
+/// The ratios of a comparison, for every workload and number of jobs that it covers.
 fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured]) -> Vec<Ratio> {
     let Comparison { before, value, after, metric, workload, jobs_min, jobs_max, aim, is_cost } =
         *comparison;
@@ -226,7 +226,7 @@ fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured
             let differences: Vec<f64> =
                 pairs.iter().map(|(before, after)| after - before).collect();
             let cost = Summary::of(&differences).filter(|_| is_cost).map(|summary| summary.median);
-            // Of a server that waits for its client, the ratio says nothing.
+            // If a server waits for its client, the ratio shows nothing about the aim.
             let aim = aim.filter(|_| limited_by(ours).as_deref() != Some("client"));
             Some(Ratio {
                 experiment: experiment.name.to_owned(),
@@ -250,7 +250,7 @@ fn ratios(experiment: &Experiment, comparison: &Comparison, measured: &[Measured
         .collect()
 }
 
-/// A metric's values of the rounds in which both were measured.
+/// A metric's values in the rounds in which both cells were measured.
 fn pairs(theirs: &Measured, ours: &Measured, metric: Metric) -> Vec<(f64, f64)> {
     let pair = |(round, before)| {
         let after = of(ours, metric).find(|(other, _)| *other == round)?.1;
@@ -310,7 +310,7 @@ mod tests {
         }
     }
 
-    /// Samples of so many rounds, a value each.
+    /// One sample per value, each of a round of its own.
     fn measured(values: &[f64]) -> Measured {
         let sample = |value: f64| Sample {
             latency: Some(LatencyPercentiles(vec![(50.0, value), (100.0, 9.0 * value)])),

@@ -1,4 +1,4 @@
-//! `blockyard-lab`: the command line, and what it does.
+//! `blockyard-lab`: the command line and its commands.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -25,27 +25,28 @@ use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::engine;
 
-/// Where cargo puts the engine; it may also lie beside the program.
+/// The directory in which cargo puts the engine; it may also be in the program's directory.
 const BUILT: &str = "target/release";
 
-/// What the lab can do.
+/// The commands of the lab.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// List the experiments
     #[command(visible_alias = "ls")]
     List(ListArgs),
-    /// Run experiments, and keep and print what they gave
+    /// Run experiments, and keep and print their results
     Run(RunArgs),
     /// Run all experiments
     All(AllArgs),
-    /// Make a page of results: HTML without a network, and the same as Markdown beside it
+    /// Make a report of results: a page of HTML that needs no network, and a Markdown file with the
+    /// same tables
     Report(ReportArgs),
-    /// Predict throughput on more cores than there are here, by a model; with its error
+    /// Predict throughput on more cores than this machine has, by a model; with its error
     Scale(ScaleArgs),
-    /// Hold the product's schedulers against the running kernel's
+    /// Compare the product's schedulers with the running kernel's
     #[command(subcommand)]
     Oracle(OracleCommand),
-    /// Serve a volume over NBD as the product would not, for an experiment
+    /// Serve a volume over NBD in a way that the product does not, for an experiment
     #[command(hide = true)]
     Serve(ServeArgs),
 }
@@ -121,8 +122,8 @@ pub struct HowArgs {
     /// be repeated
     #[arg(long, value_name = "VARIANT/WORKLOAD")]
     pub only: Vec<Only>,
-    /// The library of the fio engine [default: the libblockyard_fio-*.so beside this program, or in
-    /// target/release, that the installed fio takes]
+    /// The library of the fio engine [default: the libblockyard_fio-*.so in this program's
+    /// directory, or in target/release, that the installed fio accepts]
     #[arg(long, value_name = "PATH")]
     pub engine: Option<PathBuf>,
     /// Where results are kept, a file per run
@@ -139,28 +140,28 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Why a command of the lab failed.
+/// The reasons for which a command of the lab fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// The command line will not do.
+    /// The command line is invalid.
     #[error("{0}")]
     Usage(String),
-    /// Ctrl-C ended the run; what it had measured is kept.
+    /// Ctrl-C ended the run; earlier measurements are kept.
     #[error("{0}")]
     Interrupted(String),
-    /// Nothing could be written to `out`.
+    /// Output to `out` failed.
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
-    /// Something that is needed could not be had.
+    /// A prerequisite is missing or failed.
     #[error(transparent)]
     Lab(#[from] LabError),
-    /// Nothing was measured.
+    /// No cell was measured.
     #[error("nothing was measured; the reasons stand above")]
     Nothing,
 }
 
-/// Does what the command says.
+/// Runs the command.
 ///
 /// # Errors
 /// See [`CommandError`].
@@ -266,7 +267,7 @@ fn settings(how: &HowArgs, scratch: &Path) -> Result<Settings, CommandError> {
         let message = format!("--engine {}: no such file; `make fio` builds it", engine.display());
         return Err(CommandError::Usage(message));
     }
-    // fio is started elsewhere, and looks for a library without a slash where the linker does.
+    // fio runs in another directory, and searches the linker's path for a name without a slash.
     let engine = how.engine.clone().map(|path| std::path::absolute(&path).unwrap_or(path));
     Ok(Settings {
         quick: how.quick,
@@ -278,7 +279,7 @@ fn settings(how: &HowArgs, scratch: &Path) -> Result<Settings, CommandError> {
     })
 }
 
-/// The engine that lies where one is looked for; what is wrong with those that are there is said.
+/// The engine from the default directories. If fio accepts none of those found, says why.
 fn engine(program: &Path, progress: &Progress) -> Option<PathBuf> {
     let beside = program.parent().into_iter();
     let folders: Vec<&Path> = beside.chain([Path::new(BUILT)]).collect();
@@ -288,7 +289,7 @@ fn engine(program: &Path, progress: &Progress) -> Option<PathBuf> {
     })
 }
 
-/// The experiments of these names with the cells that are wanted.
+/// The experiments of these names with the chosen cells.
 fn chosen(
     names: &[String],
     how: &HowArgs,
@@ -315,7 +316,7 @@ fn chosen(
         for experiment in &mut experiments {
             experiment.cells.retain(|cell| how.only.iter().any(|only| only.takes(cell)));
         }
-        // One of which nothing is wanted is not run, and keeps its latest results.
+        // An experiment without a chosen cell is not run, and keeps its latest results.
         experiments.retain(|experiment| !experiment.cells.is_empty());
     }
     Ok(experiments)
@@ -348,7 +349,7 @@ fn measure(names: &[String], how: &HowArgs, out: &mut impl Write) -> Result<(), 
         results.fractions = crate::fractions::of(&results);
         results.seconds = began.elapsed().as_secs_f64();
         results.load_after = crate::machine::load();
-        // After each, so that whatever ends the next one takes nothing of this one.
+        // After each experiment, so that a failure of the next one does not lose its results.
         path = results.write(&how.out)?;
         if results.interrupted {
             break;

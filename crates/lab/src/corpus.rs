@@ -1,11 +1,11 @@
-//! Bytes as they are in use, to be compressed: a third each of programs, of text, and of noise that
-//! compresses by half.
+//! Realistic data for compression: a third each of programs, of text, and of noise that compresses
+//! by half.
 //!
-//! In turns of 16 KiB: pieces of the programs in `/usr/bin` from places drawn by a fixed seed; the
-//! text files below some directories that every system has, one behind the other; and blocks of
-//! 4 KiB of which one half is random and the other zero, as fio makes them for
-//! `buffer_compress_percentage=50`. So the bytes are those of this machine: the same for all
-//! variants of a run and in the next run, and others where other programs are installed.
+//! The kinds alternate every 16 KiB. Programs: pieces of files in `/usr/bin` from offsets drawn by
+//! a fixed seed. Text: the text files below some directories that every system has, concatenated.
+//! Noise: blocks of 4 KiB of which one half is random and the other zero, as fio makes them for
+//! `buffer_compress_percentage=50`. So the data depend on the machine: they are equal for all
+//! variants of a run and in the next run, and differ where other programs are installed.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -18,27 +18,27 @@ use fastrand::Rng;
 
 use crate::error::LabError;
 
-/// How much there is of it, in bytes.
+/// The length of the corpus, in bytes.
 pub const CORPUS_BYTES: usize = 16 << 20;
-/// A turn of one kind.
+/// The length of a chunk of one kind.
 pub const CHUNK_BYTES: usize = 16 << 10;
 /// The block of which half is noise.
 const BLOCK_BYTES: usize = 4096;
-/// Where programs are.
+/// The directory of the programs.
 const PROGRAMS: &str = "/usr/bin";
-/// Where text is, the likeliest first.
+/// The directories of the text files, the most likely first.
 const TEXTS: [&str; 6] =
     ["/usr/include", "/usr/share/doc", "/usr/share/perl", "/usr/lib/python3", "/usr/share", "/etc"];
-/// Text is not looked for in more files, nor deeper.
+/// The bounds of the search for text: the number of files, and the depth.
 const FILES_MAX: usize = 4096;
 const DEPTH_MAX: usize = 6;
-/// As much of a text file is taken.
+/// The most bytes that are taken of a text file.
 const TEXT_MAX: u64 = 256 << 10;
-/// Less text than this says nothing of text.
+/// With less text than this the corpus would not be representative.
 const TEXT_MIN: usize = 256 << 10;
 const SEED: u64 = 0x10ca1;
 
-/// The bytes in memory that channels can be told of; read once in a process.
+/// The corpus in memory that channels can register; read once in a process.
 ///
 /// # Errors
 /// If there are too few programs or text files.
@@ -46,7 +46,7 @@ pub fn corpus() -> Result<&'static Arc<Region>, LabError> {
     static CORPUS: OnceLock<Arc<Region>> = OnceLock::new();
     if CORPUS.get().is_none() {
         let bytes = read(CORPUS_BYTES)?;
-        // Of two that come at once the first one's is kept; they are equal.
+        // If two threads build it at once, the first one's is kept; they are equal.
         CORPUS.get_or_init(|| {
             let region = Region::alloc(CORPUS_BYTES);
             region.write(0, &bytes);
@@ -56,7 +56,7 @@ pub fn corpus() -> Result<&'static Arc<Region>, LabError> {
     Ok(CORPUS.get().expect("it was put there just now"))
 }
 
-/// So many of the bytes, a multiple of [`CHUNK_BYTES`].
+/// The first `len_bytes` of the corpus, a multiple of [`CHUNK_BYTES`].
 fn read(len_bytes: usize) -> Result<Vec<u8>, LabError> {
     let mut rng = Rng::with_seed(SEED);
     let programs = programs()?;
@@ -66,7 +66,7 @@ fn read(len_bytes: usize) -> Result<Vec<u8>, LabError> {
         match turn % 3 {
             0 => piece(&programs, &mut rng, chunk)?,
             1 => {
-                // What text there is comes again where there is less.
+                // If there is too little text, it is repeated.
                 let from = turn / 3 * CHUNK_BYTES;
                 let again = text.iter().cycle().skip(from % text.len());
                 chunk.iter_mut().zip(again).for_each(|(byte, from)| *byte = *from);
@@ -79,7 +79,7 @@ fn read(len_bytes: usize) -> Result<Vec<u8>, LabError> {
     Ok(bytes)
 }
 
-/// Programs that have a chunk at least, by name.
+/// The programs of at least a chunk, by name.
 fn programs() -> Result<Vec<PathBuf>, LabError> {
     let entries = fs::read_dir(PROGRAMS).map_err(LabError::io(PROGRAMS))?;
     let is_long = |path: &PathBuf| {
@@ -104,7 +104,7 @@ fn piece(programs: &[PathBuf], rng: &mut Rng, chunk: &mut [u8]) -> Result<(), La
     file.read_exact_at(chunk, rng.u64(..chunks) * CHUNK_BYTES as u64).map_err(named)
 }
 
-/// At most so many bytes of text.
+/// At most `len_bytes` of text.
 fn text(len_bytes: usize) -> Result<Vec<u8>, LabError> {
     let mut text = Vec::with_capacity(len_bytes);
     let mut files = FILES_MAX;
@@ -122,7 +122,7 @@ fn text(len_bytes: usize) -> Result<Vec<u8>, LabError> {
 
 /// Appends the text files below a directory, by name, until there is enough.
 fn gather(directory: &Path, depth: usize, files: &mut usize, enough: usize, text: &mut Vec<u8>) {
-    // What cannot be read is left out: there is more.
+    // Unreadable directories are skipped: there are others.
     let Ok(entries) = fs::read_dir(directory) else { return };
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.sort();
@@ -146,7 +146,7 @@ fn gather(directory: &Path, depth: usize, files: &mut usize, enough: usize, text
     }
 }
 
-/// No zero and hardly anything beyond ASCII at the beginning: no archive, no picture.
+/// Whether the start has no zero and hardly a byte beyond ASCII: no archive and no image.
 fn is_text(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(4096)];
     let odd = head.iter().filter(|byte| !byte.is_ascii() || **byte == 0).count();
@@ -160,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// How many times fewer bytes LZ4 makes of every third chunk from this one on.
+    /// The compression ratio of LZ4 for every third chunk from this one on.
     fn ratio(bytes: &[u8], kind: usize) -> f64 {
         let codec = Codec::new(&CodecConfig::default(), "algo").unwrap();
         let mut encoder = codec.encoder(BLOCK_BYTES).unwrap();

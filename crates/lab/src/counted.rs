@@ -1,15 +1,15 @@
-//! A lock that counts: how often it is taken, how often somebody was there already, how long it is
-//! held, and how long those wait who have to.
+//! A lock that counts: how often it is taken, how often it was held by another thread, how long it
+//! is held, and how long threads wait for it.
 //!
-//! [`Counted`] goes around any lock of the product, as the type parameter of a device that only
-//! the lab makes. Each thread counts for itself, so that counting makes no thread wait; a thread
-//! counts between [`begin`] and [`end`].
+//! [`Counted`] wraps any lock of the product, as the type parameter of a device that only the lab
+//! makes. Each thread counts for itself, so that counting makes no thread wait; a thread counts
+//! between [`begin`] and [`end`].
 //!
-//! What counting costs: two readings of [`crate::ticks`] a section, one of them inside, and some
-//! stores behind it: 20 to 40 ns where a lock and its section take 5 to 10 alone. Throughput is
-//! therefore measured without, and rooms in a window of their own; a share of contended sections
-//! is, if anything, too high there, because everything is held for longer. A reading or so (about
-//! 10 ns) is contained in each time held, and a section inside another counts to both.
+//! Counting costs two readings of [`crate::ticks`] per section, one of them inside, and some stores
+//! after it: 20 to 40 ns, where a lock and its section alone take 5 to 10. Throughput is therefore
+//! measured without counting, and the counts come from a window of their own. The share of
+//! contended sections is, if anything, too high there, because every section is longer. Each hold
+//! time includes about one reading (10 ns), and a section inside another counts for both.
 
 mod shared;
 
@@ -21,20 +21,20 @@ use blockyard_sync::lock::Lock;
 use crate::sample::RoomCount;
 use crate::ticks;
 
-/// The rooms that can be counted, by the number that [`Counted`] has as its parameter.
+/// The names of the counted locks, by the number that [`Counted`] has as its parameter.
 pub const ROOMS: [&str; 5] = ["zone_table", "zone_resources", "one lock", "table", "entries"];
-/// A zone's lock.
+/// The lock of a zone.
 pub const ZONE_TABLE: usize = 0;
-/// The lock around open and active zones.
+/// The lock around the counts of open and active zones.
 pub const ZONE_RESOURCES: usize = 1;
-/// The lock of the baseline with one.
+/// The lock of the baseline that has only one.
 pub const ONE_LOCK: usize = 2;
 /// The lock over the table of the RAM disk's first baseline.
 pub const TABLE: usize = 3;
 /// The locks of entries of the RAM disk's other baselines.
 pub const ENTRIES: usize = 4;
 
-/// A lock that counts for the room number `ROOM`.
+/// A counting lock, counted under the number `ROOM`.
 #[derive(Debug)]
 pub struct Counted<L, const ROOM: usize>(L);
 
@@ -56,7 +56,7 @@ impl<T, L: Lock<T>, const ROOM: usize> Lock<T> for Counted<L, ROOM> {
 
     #[inline]
     fn try_with<R, F: FnOnce(&mut T) -> R>(&self, f: F) -> Result<R, F> {
-        // `timed` would swallow `f`, which has to come back: it is put where both can reach it.
+        // `timed` would consume `f`, which must be returned on failure, so both reach it here.
         let mut f = Some(f);
         let section = self.0.try_with(timed(|value: &mut T| {
             let f = f.take().expect("a section runs once");
@@ -69,7 +69,7 @@ impl<T, L: Lock<T>, const ROOM: usize> Lock<T> for Counted<L, ROOM> {
     }
 }
 
-/// A section that is over: its answer, and when it began and ended.
+/// A finished section: its result, and the times of its start and end.
 struct Section<R> {
     answer: R,
     from: u64,
@@ -85,7 +85,7 @@ fn timed<T, R>(f: impl FnOnce(&mut T) -> R) -> impl FnOnce(&mut T) -> Section<R>
 }
 
 impl<R> Section<R> {
-    /// Counts it, with the time since which its thread waited for it.
+    /// Counts the section, with the time since which its thread waited for it.
     #[inline]
     fn count(self, room: usize, waited_since: Option<u64>) -> R {
         COUNTS.with_borrow_mut(|counts| {
@@ -102,11 +102,11 @@ impl<R> Section<R> {
 }
 
 thread_local! {
-    /// What this thread has counted; nothing where it does not count.
+    /// The counts of this thread; `None` while it does not count.
     static COUNTS: RefCell<Option<Counts>> = const { RefCell::new(None) };
 }
 
-/// Lets this thread count from zero on. The first call allocates.
+/// Starts counting on this thread, from zero. The first call allocates.
 pub fn begin() {
     COUNTS.with_borrow_mut(|counts| match counts {
         Some(counts) => counts.0.iter_mut().for_each(Count::clear),
@@ -114,17 +114,17 @@ pub fn begin() {
     });
 }
 
-/// What this thread has counted since it began; it counts no more.
+/// Returns the counts of this thread since [`begin`], and stops counting.
 pub fn end() -> Counts {
     COUNTS.take().unwrap_or_default()
 }
 
-/// What was counted, by room.
+/// Counts by lock.
 #[derive(Clone, Debug, Default)]
 pub struct Counts([Count; ROOMS.len()]);
 
 impl Counts {
-    /// Adds what another thread has counted.
+    /// Adds the counts of another thread.
     pub fn add(&mut self, other: &Counts) {
         for (sum, other) in self.0.iter_mut().zip(&other.0) {
             sum.hold.merge(&other.hold);
@@ -132,7 +132,7 @@ impl Counts {
         }
     }
 
-    /// A row for each room that was entered.
+    /// A row for each lock that was taken.
     pub fn rooms(&self) -> Vec<RoomCount> {
         let row = |(name, count): (&&str, &Count)| RoomCount {
             room: (*name).to_owned(),
@@ -146,7 +146,7 @@ impl Counts {
     }
 }
 
-/// What was counted of one room.
+/// The counts of one lock.
 #[derive(Clone, Debug, Default)]
 struct Count {
     hold: Times,
@@ -195,8 +195,8 @@ impl Times {
         (self.count, self.max) = (0, 0);
     }
 
-    /// Median, 99th percentile and greatest, in nanoseconds; zeros if nothing was counted. The
-    /// first two are exact to 1/16.
+    /// Median, 99th percentile and greatest, in nanoseconds; zeros without samples. The first two
+    /// are exact to 1/16.
     fn summary_ns(&self) -> [f64; 3] {
         let at = |per_mille: u64| {
             let wanted = (self.count * per_mille).div_ceil(1000).max(1);
@@ -244,7 +244,7 @@ mod tests {
         counts_what_happens::<SleepLock<u64, { ranks::ZONE }>>();
     }
 
-    /// A lock that says once, to whoever tries first, that it is held.
+    /// A lock that reports once, to the first thread that tries, that it is held.
     struct HeldOnce(SpinLock<bool, { ranks::ZONE }>, SpinLock<u64, { ranks::ZONE }>);
 
     impl Lock<u64> for HeldOnce {
@@ -262,7 +262,7 @@ mod tests {
         }
     }
 
-    /// A thread that finds the lock held has met somebody, and one that only tries gets its
+    /// A thread that finds the lock held counts as contended, and one that only tries gets its
     /// closure back.
     #[test]
     fn a_meeting_is_counted_by_who_waits() {
@@ -278,7 +278,7 @@ mod tests {
         met.add(&other);
         let rooms = met.rooms();
         assert_eq!((rooms.len(), rooms[0].room.as_str()), (1, "one lock"));
-        // Twice two sections, of each the first met somebody; who only tried took nothing.
+        // Two times two sections, of which the first was contended; a failed try takes no section.
         assert_eq!((rooms[0].acquisitions, rooms[0].contended), (4, 2));
     }
 

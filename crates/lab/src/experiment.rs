@@ -1,4 +1,4 @@
-//! An experiment as data: what is asked, which variants answer, and what others published.
+//! An experiment as data: its workloads and variants, and what others published.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,36 +12,36 @@ use crate::sample::{Round, Sample};
 pub struct Experiment {
     /// The name on the command line: `zone-locks`.
     pub name: &'static str,
-    /// One line.
+    /// One line of description.
     pub title: &'static str,
-    /// A paragraph: what is asked, and how it is measured.
+    /// A paragraph: the question of the experiment, and how it is measured.
     pub about: &'static str,
-    /// What others published, shown beside ours.
+    /// Figures that others published, for comparison with ours.
     pub published: Vec<Published>,
-    /// Who is measured.
+    /// The variants that are measured.
     pub variants: Vec<Variant>,
-    /// What is asked of them.
+    /// The workloads under which they are measured.
     pub workloads: Vec<Workload>,
-    /// Which two variants are compared, by which metric.
+    /// The pairs of variants that are compared, and by which metric.
     pub comparisons: Vec<Comparison>,
-    /// The metrics that get a plot; if it is empty, the first that samples give.
+    /// The metrics that get a plot; if empty, the first that samples have.
     pub plots: Vec<Metric>,
-    /// One measurement each, repeated by round.
+    /// The measurements, each repeated in every round.
     pub cells: Vec<Cell>,
 }
 
-/// What a variant is to the experiment.
+/// The role of a variant in the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What the machine can do at best.
+    /// A limit of the machine.
     Limit,
-    /// The coarse lock, or whatever was there before the published change.
+    /// The coarse lock, or another design from before the published change.
     Before,
     /// The published change.
     After,
-    /// What this program ships.
+    /// The product.
     Product,
-    /// A program that others wrote.
+    /// A program of another project.
     Peer,
 }
 
@@ -58,21 +58,21 @@ impl Kind {
     }
 }
 
-/// Somebody who is measured.
+/// A variant that is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// Its name in results and on the command line: `one-lock`.
+    /// The variant's name in results and on the command line: `one-lock`.
     pub name: &'static str,
-    /// What it is to the experiment.
+    /// The variant's role.
     pub kind: Kind,
     /// One line.
     pub about: &'static str,
 }
 
-/// Something that is asked of the variants.
+/// A workload under which variants are measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Its name in results and on the command line: `random-read`.
+    /// The workload's name in results and on the command line: `random-read`.
     pub name: &'static str,
     /// One line: operation, size, depth; the command line where there is one.
     pub about: &'static str,
@@ -87,37 +87,37 @@ pub struct Published {
     pub workload: &'static str,
     /// Threads or processes.
     pub jobs: u32,
-    /// What was measured.
+    /// The metric.
     pub metric: Metric,
-    /// In the metric's unit.
+    /// The value in the metric's unit.
     pub value: f64,
-    /// Who, when, on which machine.
+    /// The author, the year and the machine.
     pub source: &'static str,
 }
 
-/// Two variants that are compared.
+/// A comparison of two variants.
 ///
-/// The ratio says how many times better `after` is: after to before where more is better, before
-/// to after where less is.
+/// The ratio says how many times better `after` is: after to before where more is better, before to
+/// after where less is.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
-    /// The variant that is the measure, or the words for a value that is.
+    /// The reference variant, or the description of a reference value.
     pub before: &'static str,
-    /// The value that is the measure in place of a variant.
+    /// The reference value in place of a variant.
     pub value: Option<f64>,
-    /// The variant that is measured by it.
+    /// The variant that is compared with the reference.
     pub after: &'static str,
-    /// What is compared.
+    /// The metric that is compared.
     pub metric: Metric,
-    /// Only this workload; `None` is every workload that both have.
+    /// Only this workload; `None` for every workload that both have.
     pub workload: Option<&'static str>,
-    /// Only from so many jobs on.
+    /// Only with at least this many jobs.
     pub jobs_min: u32,
-    /// Only up to so many jobs.
+    /// Only with at most this many jobs.
     pub jobs_max: u32,
-    /// The least ratio that is aimed at.
+    /// The least ratio that is the aim.
     pub aim: Option<f64>,
-    /// Whether it is asked what `after` costs on top of `before`, of which it is made: a
+    /// Whether the result is the cost of `after` on top of `before`, which it contains: a
     /// difference, which is neither better nor worse.
     pub is_cost: bool,
 }
@@ -138,7 +138,7 @@ impl Comparison {
         }
     }
 
-    /// A comparison with a value that nobody measures, and the words for it.
+    /// A comparison with a value that is not measured, and its description.
     pub const fn to(
         words: &'static str,
         value: f64,
@@ -154,25 +154,25 @@ impl Comparison {
         self
     }
 
-    /// Only from so many jobs on.
+    /// Only with at least this many jobs.
     pub const fn from_jobs(mut self, jobs_min: u32) -> Comparison {
         self.jobs_min = jobs_min;
         self
     }
 
-    /// Only up to so many jobs.
+    /// Only with at most this many jobs.
     pub const fn up_to_jobs(mut self, jobs_max: u32) -> Comparison {
         self.jobs_max = jobs_max;
         self
     }
 
-    /// What `after` costs on top of `before`.
+    /// A comparison for the cost of `after` on top of `before`.
     pub const fn cost(mut self) -> Comparison {
         self.is_cost = true;
         self
     }
 
-    /// With the least ratio that is aimed at.
+    /// With the least ratio that is the aim.
     pub const fn aim(mut self, aim: f64) -> Comparison {
         self.aim = Some(aim);
         self
@@ -182,15 +182,16 @@ impl Comparison {
 /// Measures one cell once: opens what it needs, warms up, measures, closes.
 pub type Body = Box<dyn Fn(&Round<'_>) -> Result<Sample, LabError> + Send + Sync>;
 
-/// One variant under one workload with so many jobs.
+/// One variant under one workload with a number of jobs.
 pub struct Cell {
     /// The variant's name.
     pub variant: &'static str,
     /// The workload's name.
     pub workload: &'static str,
-    /// Threads or processes that drive it.
+    /// The number of threads or processes of the load.
     pub jobs: u32,
-    /// About how long opening and closing take on top of what is measured; for the time left.
+    /// About how long opening and closing take in addition to the measurement; for the remaining
+    /// time.
     pub overhead: Duration,
     /// The measurement.
     pub body: Body,
@@ -207,7 +208,7 @@ impl Cell {
         Cell { variant, workload, jobs, overhead: Duration::ZERO, body: Box::new(body) }
     }
 
-    /// With about this much time for opening and closing.
+    /// Sets the time for opening and closing.
     pub fn overhead(mut self, overhead: Duration) -> Cell {
         self.overhead = overhead;
         self

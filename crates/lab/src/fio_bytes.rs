@@ -1,5 +1,5 @@
-//! Bytes as stock fio makes them for `--buffer_compress_percentage=50`: what the published figures
-//! of zram were taken with. They compress and decompress four times as fast as real ones.
+//! Data as stock fio makes them for `--buffer_compress_percentage=50`, with which the published
+//! figures of zram were measured. They compress and decompress four times as fast as real data.
 
 use std::fs;
 use std::path::Path;
@@ -13,16 +13,17 @@ use crate::error::LabError;
 use crate::stop::Stop;
 use crate::tools::fio::Fio;
 
-/// What makes fio's buffers compress by half, block by block. It fills one before each write.
+/// The options that make fio's buffers compress by half, block by block. fio fills one before each
+/// write.
 pub const HALF: &str = "--buffer_compress_percentage=50 --buffer_compress_chunk=4k";
-/// The line that writes them to a file, once from the first byte to the last.
+/// The fio options that write the data to a file, once from the first byte to the last.
 const LINE: &str = "--ioengine=psync --rw=write --bs=64k --time_based=0 --refill_buffers \
                     --randrepeat=1 --randseed=100";
-/// Far more than it takes.
+/// The time limit, far more than fio takes.
 const RUNTIME_MAX: Duration = Duration::from_secs(20);
 
-/// As many of them as there are of the corpus, in memory that channels can be told of; made once in
-/// a process, by way of a file in the `scratch` directory.
+/// As many bytes of the data as the corpus has, in memory that channels can register; made once in
+/// a process, through a file in the `scratch` directory.
 ///
 /// # Errors
 /// If there is no fio, or it fails.
@@ -30,7 +31,7 @@ pub fn half(scratch: &Path, stop: &Stop) -> Result<&'static Arc<Region>, LabErro
     static HALVES: OnceLock<Arc<Region>> = OnceLock::new();
     if HALVES.get().is_none() {
         let bytes = make(scratch, stop)?;
-        // Of two that come at once the first one's is kept; they are equal.
+        // If two threads make them at once, the first one's are kept; they are equal.
         HALVES.get_or_init(|| {
             let region = Region::alloc(CORPUS_BYTES);
             region.write(0, &bytes);
@@ -46,7 +47,7 @@ fn make(scratch: &Path, stop: &Stop) -> Result<Vec<u8>, LabError> {
     let fio = fio.option("filename", path.display()).option("size", CORPUS_BYTES);
     fio.run(Duration::ZERO, RUNTIME_MAX, stop)?;
     let bytes = fs::read(&path).map_err(LabError::io(path.display().to_string()))?;
-    // What is left behind goes with the directory.
+    // A file that cannot be removed goes with the directory.
     let _ = fs::remove_file(&path);
     match bytes.len() == CORPUS_BYTES {
         true => Ok(bytes),

@@ -1,7 +1,8 @@
-//! Figures as fractions of what this machine can do at best.
+//! Figures as fractions of this machine's limits.
 //!
-//! A rule says which limit bounds a figure from above, and how the one becomes the other. A limit
-//! is measured by the same run, or the fraction is left out: another run is another machine's load.
+//! A rule says which limit bounds a figure from above, and how the limit converts to the figure.
+//! The limit must be measured in the same run, otherwise the fraction is left out: another run has
+//! another load of the machine.
 
 use crate::experiments::{
     clock, fio_engine, fuse, hot_path, limits, limits::names, nbd, race, ram_kernel, ram_locks,
@@ -11,13 +12,13 @@ use crate::experiments::{
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
 
-/// Which figures are read as a fraction of which limit.
+/// The figures that are shown as a fraction of a limit.
 struct Rule {
     experiment: &'static str,
     workload: &'static str,
-    /// What is read as a fraction.
+    /// The metric of the figures.
     metric: Metric,
-    /// Only with so many jobs.
+    /// Only with this many jobs.
     jobs: Option<u32>,
     /// Only of this variant.
     variant: Option<&'static str>,
@@ -26,7 +27,7 @@ struct Rule {
     limit_metric: Metric,
     /// The limit's workload, where it is another experiment's and has several.
     limit_workload: Option<&'static str>,
-    /// From the limit's value to the best that the metric could be.
+    /// Converts the limit's value to the best possible value of the metric.
     best: fn(f64) -> f64,
 }
 
@@ -54,7 +55,7 @@ const fn beside(experiment: &'static str, workload: &'static str, limit: &'stati
     rule(experiment, workload, Metric::CPU_PER_IO, limit, Metric::CPU_PER_IO)
 }
 
-/// I/Os that one job has one after the other: each takes two messages, there and back.
+/// I/Os of one job, one after the other: each takes two messages, there and back.
 const fn two_ways(experiment: &'static str, workload: &'static str, limit: &'static str) -> Rule {
     Rule {
         jobs: Some(1),
@@ -63,26 +64,27 @@ const fn two_ways(experiment: &'static str, workload: &'static str, limit: &'sta
     }
 }
 
-/// What a cycle of `race` takes at least, from a limit's time.
+/// The least time of a cycle of `race`, from a limit's time.
 const fn cycle(workload: &'static str, limit: &'static str, best: fn(f64) -> f64) -> Rule {
     let limit = (limits::NAME, limit);
     Rule { best, ..rule(race::NAME, workload, race::CPU_PER_CYCLE, limit, Metric::NS_PER_OP) }
 }
 
-/// Every rule; the first that fits a row is its own. An asterisk ends what a workload begins with.
+/// All rules; the first that matches a row applies. An asterisk matches the rest of a workload's
+/// name.
 const RULES: &[Rule] = &[
-    // Every floor makes the bios, which is all that the generator does.
+    // Every layer makes the bios, which is all that the generator does.
     beside(hot_path::NAME, "*", "generator"),
-    // What fio drives has in it what fio takes without a device.
+    // A figure by fio includes fio's own time without a device.
     cpu(zone_locks::NAME, "random-read-fio", names::FIO_NULL_64),
     cpu(zone_locks::NAME, "random-write-fio", names::FIO_NULL_1),
     cpu(scheduler_kernel::NAME, "*", names::FIO_NULL_64),
     beside(ram_kernel::NAME, "fio-*", ram_kernel::FIO_ALONE),
-    // A write pointer is moved by one exchange at least.
+    // Moving a write pointer takes at least one exchange.
     cpu(zone_locks::NAME, "random-write*", names::COMPARE_EXCHANGE),
     cpu(zone_gate::NAME, "*", names::COMPARE_EXCHANGE),
     cpu(zone_append::NAME, "no-data*", names::COMPARE_EXCHANGE),
-    // A read is checked and started on the device queue, whatever guards the zones.
+    // A read is checked and started on the device queue, however the zones are locked.
     Rule {
         limit_workload: Some(hot_path::ZONED_128),
         ..rule(
@@ -95,17 +97,18 @@ const RULES: &[Rule] = &[
     },
     // Two writes and a reset, an exchange of the zone's word each.
     cycle("fill-and-reset", names::COMPARE_EXCHANGE, |ns| 3.0 * ns),
-    // 64 KiB are copied, in which the rest is lost.
+    // 64 KiB are copied; the rest is negligible.
     cycle("fill-and-reset-data", names::COPY_HOT, |ns| 16.0 * ns),
-    // A scheduler is asked for on top of what it takes without.
+    // The cost of a scheduler is compared with the device without one.
     Rule { variant: Some(schedulers::PRODUCT), ..beside(scheduler::NAME, "*", schedulers::NONE) },
-    // A block is compressed or decompressed, on whatever way.
+    // Each path compresses or decompresses a block.
     beside(ram_locks::NAME, "path-*", ram_locks::BARE),
-    // With one request in flight, each waits for a message to the server and one back.
+    // With one request in flight, each request waits for a message to the server and one back.
     two_ways(nbd::NAME, "read-depth-1", names::UNIX_SOCKET),
-    // The same through the kernel, which wakes the server's thread and is woken by it.
+    // Each request waits for two messages through the kernel, which wakes the server's thread and
+    // is woken by it.
     two_ways(fuse::NAME, "sync", names::EVENTFD),
-    // A stream is copied into the socket by one thread, and out of it by another.
+    // One thread copies the stream into the socket, and another copies it out.
     rule(
         nbd::NAME,
         "stream-1m",
@@ -113,11 +116,11 @@ const RULES: &[Rule] = &[
         (limits::NAME, names::COPY_STREAM),
         Metric::BANDWIDTH,
     ),
-    // Both run under the same line of fio, whose own engine does nothing.
+    // Both run under one fio command line, and fio's own engine does nothing.
     beside(fio_engine::NAME, "*", fio_engine::NULL),
 ];
 
-/// The experiments without a rule, and why no limit of the machine is theirs.
+/// The experiments without a rule, and why no limit of the machine applies to them.
 pub const NONE_APPLIES: &[(&str, &str)] = &[
     (clock::NAME, "what the lab itself costs is a limit, and has none"),
     (limits::NAME, "these are the limits"),
@@ -145,8 +148,9 @@ impl Rule {
             && (row.experiment.as_str(), row.variant.as_str()) != self.limit
     }
 
-    /// The limit's value for a row: of the same experiment under the same workload with as many
-    /// jobs; of the limits by its first row, which is that of a thread alone where there is one.
+    /// The limit's value for a row. From another variant of the experiment it is that of the same
+    /// workload and jobs. From the limits it is that of the first row, which is that of a single
+    /// thread if there is one.
     fn limit(&self, row: &Row, rows: &[Row]) -> Option<f64> {
         let (experiment, variant) = self.limit;
         let found = rows.iter().find(|limit| {
@@ -161,7 +165,7 @@ impl Rule {
     }
 }
 
-/// Reads what was measured as fractions of what was measured of the limits.
+/// Computes the fractions of the measured values that have a measured limit.
 pub fn of(results: &Results) -> Vec<Fraction> {
     let read = |row: &Row| {
         let rule = RULES.iter().find(|rule| rule.fits(row))?;
@@ -259,7 +263,7 @@ mod tests {
         }
     }
 
-    /// Whoever adds an experiment says what bounds it, or that nothing of the machine does.
+    /// A new experiment must have a rule, or a reason why no limit applies.
     #[test]
     fn every_experiment_has_a_rule_or_a_reason() {
         for (name, _) in crate::registry::experiments() {

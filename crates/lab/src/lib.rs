@@ -1,9 +1,9 @@
-//! The lab: published workloads against our devices, the coarse locks they replace, and the
-//! programs of others, in one run, with ours printed beside theirs.
+//! The lab: published workloads on our devices, on the coarse locks that these replaced, and on
+//! programs of other projects, measured in one run and shown together.
 //!
 //! An [`experiment::Experiment`] is data: what others published, the variants, and a list of cells,
-//! each of which measures one variant under one workload. [`registry`] lists the experiments; what
-//! they share (rounds, statistics, results, reports) is here once.
+//! each of which measures one variant under one workload. [`registry`] lists the experiments.
+//! Rounds, statistics, results and reports are common to all and exist once.
 
 pub mod baseline;
 mod clock;

@@ -1,7 +1,7 @@
-//! What this machine can do at best, so that every other figure can be read as a fraction of it.
+//! The best that this machine can do, so that other figures can be read as fractions of it.
 //!
 //! One file per kind of limit; [`crate::experiments::limits`] lists them by name, and
-//! [`values::LimitValues`] looks them up in results by that name.
+//! [`values::LimitValues`] finds them in results by that name.
 
 pub mod atomic;
 pub mod fio;

@@ -1,13 +1,14 @@
-//! The load generator in process: threads that push, submit and reap as fast as they can.
+//! The in-process load generator: threads that push, submit and reap as fast as they can.
 //!
 //! Each thread has a channel of its own and keeps `depth` I/Os in flight, in batches of that size.
-//! After the warm-up the counters and the CPU clocks of all threads are read from outside, once at
-//! the start and once at the end of the measured window; the threads themselves look at a shared
-//! word once a batch, and time every 64th batch. Nothing is allocated in the window.
+//! After the warm-up the measuring thread reads the counters and CPU clocks of all load threads at
+//! the start and at the end of the window. The load threads read a shared word once per batch, and
+//! time every 64th batch. No thread allocates in the window.
 //!
-//! Where each thread can have a processor, the window is cut into slices as well
-//! ([`crate::limits::slices`]): what was done in those in which all threads had one says how they
-//! get along, also on a machine that is busy otherwise. The first thread takes the slices.
+//! Where there is a processor for each thread, the window is also cut into slices
+//! ([`crate::limits::slices`]). The slices in which all threads had a processor show how the
+//! threads share the device, even on a machine with other load. The first load thread takes the
+//! slices.
 #![allow(clippy::disallowed_types)] // The phase is the lab's own, shared by design.
 #![allow(unsafe_code)]
 
@@ -40,41 +41,42 @@ pub mod streams;
 use pattern::Stream;
 pub use pattern::{BLOCK_BYTES, Pattern};
 
-/// One batch of so many is timed.
+/// One batch in this many is timed.
 const TIMED: u64 = 64;
-/// Greatest latency that is told apart, in nanoseconds: ten seconds.
+/// The greatest latency that the histogram distinguishes, in nanoseconds: ten seconds.
 const LATENCY_MAX_NS: u64 = 10_000_000_000;
 /// A load that gets less than this part of the processors that it could use is starved.
 const GIVEN: f64 = 0.9;
-/// What the reader of such a result has to know.
+/// The note for the reader of a starved result.
 const STARVED: &str = "where the limit is `machine`, the threads had less than 9 tenths of the \
                        processors that they could have used, because other work ran there (see \
                        the column of processors kept busy): threads that do not run at the same \
                        moment do not wait for one another, so a coarse lock costs less there than \
                        on a quiet machine";
-/// How long at most a measurement waits for any thread to have its turn.
+/// How long a measurement waits at most for each thread to have a turn.
 const TURN_MAX: Duration = Duration::from_secs(30);
-/// I/Os per second of the slices in which every thread had a processor; the median of them.
+/// I/Os per second in slices in which every thread had a processor; the median of them.
 pub const UNDISTURBED_IOPS: Metric = Metric::more("undisturbed_iops", "1/s");
-/// No thread has more CPU time than this part of a slice, if all clocks are of one moment.
+/// If a thread's CPU time exceeds the slice by more than this factor, the clocks were read at
+/// different moments.
 const SAME_MOMENT: f64 = 1.05;
-/// Most slices of a measurement.
+/// The most slices of a measurement.
 const SLICES_MAX: usize = 1 << 16;
-/// How often a measurement looks whether any thread has had its turn.
+/// The interval at which a measurement checks whether each thread has had a turn.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a measurement does.
+/// The parameters of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// What is read or written, and where.
     pub pattern: Pattern,
-    /// Threads, each with a channel.
+    /// The number of threads, each with a channel.
     pub threads: usize,
-    /// I/Os of a batch; a thread has one batch in flight.
+    /// The number of I/Os of a batch; a thread has one batch in flight.
     pub depth: usize,
 }
 
-/// What a measurement found.
+/// The result of a measurement.
 #[derive(Debug)]
 pub struct Outcome {
     /// Threads that ran.
@@ -85,9 +87,9 @@ pub struct Outcome {
     pub wall: Duration,
     /// CPU time of all threads in the window.
     pub cpu: Duration,
-    /// Times from push to reap of the batches that were timed, in nanoseconds.
+    /// The times from push to reap of the timed batches, in nanoseconds.
     pub latency: Histogram<u64>,
-    /// What counting locks counted, if there were any.
+    /// The counts of the counting locks, if there were any.
     pub counts: Counts,
     /// The slices of the window, if each thread could have a processor.
     pub slices: Vec<Slice>,
@@ -108,7 +110,7 @@ impl Outcome {
                 .with(Metric::CPU_PER_IO, cpu_per_io)
                 .with(Metric::CPUS, self.cpu.as_secs_f64() / self.wall.as_secs_f64())
         };
-        // Too few of them say nothing, and nothing is said then.
+        // With too few slices there is no reading, and the value is left out.
         if let Ok(reading) = undisturbed(&self.slices) {
             sample = sample.with(UNDISTURBED_IOPS, 1e9 / reading.ns_per_op);
         }
@@ -116,24 +118,24 @@ impl Outcome {
     }
 }
 
-/// Whether threads that never wait had less of the processors than they could have used.
+/// Whether threads that never waited had less processor time than they could have used.
 fn is_starved(threads: usize, processors: usize, cpu: Duration, wall: Duration) -> bool {
     let usable = threads.min(processors) as f64 * wall.as_secs_f64();
     cpu.as_secs_f64() < GIVEN * usable
 }
 
-/// What the threads are to do now.
+/// The phase of a measurement.
 #[repr(u8)]
 #[derive(Clone, Copy)]
 enum Phase {
-    /// Wait, parked, for the others.
+    /// Wait, parked, for the other threads.
     Wait,
     WarmUp,
     Measure,
     Stop,
 }
 
-/// What all threads share: the phase, which the measuring thread alone sets.
+/// The state that all threads share: the phase, which only the measuring thread sets.
 struct Shared(Padded<AtomicU8>);
 
 impl Shared {
@@ -149,13 +151,13 @@ impl Shared {
     }
 }
 
-/// What one thread tells while it runs.
+/// The counters that a thread publishes while it runs.
 #[derive(Default)]
 struct Progress {
     ios: Counter,
-    /// The thread's CPU clock, as the system numbers them.
+    /// The id of the thread's CPU clock.
     clock: Counter,
-    /// Not 0 once the thread has done a batch that it knew to be measured, or has failed.
+    /// Nonzero once the thread has done a batch in the window, or has failed.
     measured: Counter,
 }
 
@@ -181,7 +183,7 @@ pub fn run(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Outcome, L
         let (mut latency, mut counts, mut failed) = (latencies(), Counts::default(), None);
         let mut slices = Vec::new();
         for thread in threads {
-            // Where not all could be started, the others still wait for the first phase.
+            // Where not all threads could be started, the others still wait for the first phase.
             thread.thread().unpark();
             match thread.join().expect("a load thread returns its errors") {
                 Ok(work) => {
@@ -249,8 +251,8 @@ impl Moment {
     }
 }
 
-/// Waits for the window to pass, and says what it began and ended with. On a machine that gives no
-/// thread its turn in so short a time, it lasts until one has had it.
+/// Waits for the window to pass, and returns the counters at its start and end. On a machine that
+/// gives some thread no turn in so short a time, the window lasts until each has had one.
 fn measure(
     shared: &Shared,
     progress: &[Padded<Progress>],
@@ -267,7 +269,7 @@ fn measure(
     Ok((from, Moment::now(progress)))
 }
 
-/// The clock that counts this thread's CPU time, for others to read.
+/// The id of the clock of this thread's CPU time, for other threads to read.
 fn own_clock() -> i32 {
     let mut clock = 0;
     // SAFETY: the thread asks for itself, so it exists; the pointer is that of a local.
@@ -276,7 +278,7 @@ fn own_clock() -> i32 {
     clock
 }
 
-/// What a clock of a running thread says.
+/// The time of a running thread's clock.
 fn cpu_time(clock: i32) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is that of a local timespec.
@@ -296,7 +298,7 @@ struct Slicer<'a> {
 }
 
 impl<'a> Slicer<'a> {
-    /// Where there are more threads than processors no slice can be undisturbed, and none is taken.
+    /// With more threads than processors no slice can be undisturbed, and none is taken.
     fn new(progress: &'a [Padded<Progress>]) -> Slicer<'a> {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let can_all_run = progress.len() <= processors;
@@ -305,14 +307,14 @@ impl<'a> Slicer<'a> {
         Slicer { progress, slices, started: Instant::now(), ios: 0, cpu_ns }
     }
 
-    /// Ends the slice if it is long enough. The first one has the warm-up in it.
+    /// Ends the slice if it is long enough. The first slice contains the warm-up.
     fn look(&mut self) {
         if self.started.elapsed() < SLICE_LENGTH || self.slices.len() == self.slices.capacity() {
             return;
         }
         let (mut least_ns, mut most_ns) = (f64::MAX, 0.0_f64);
         for (progress, before) in self.progress.iter().zip(&mut self.cpu_ns) {
-            // Of a thread that has ended already it is 0, and the slice counts for nothing.
+            // For a thread that has ended this is 0, and the slice is discarded.
             let now = clock_ns(progress.clock.get() as i32);
             (least_ns, most_ns) = (least_ns.min(now - *before), most_ns.max(now - *before));
             *before = now;
@@ -320,15 +322,15 @@ impl<'a> Slicer<'a> {
         let ios = self.progress.iter().map(|progress| progress.ios.get()).sum();
         let now = Instant::now();
         let wall_ns = (now - self.started).as_nanos() as f64;
-        // Reading a clock is a system call, after which this thread often loses its processor: the
-        // clocks are then of different moments, and another thread's has more time than there was.
+        // Reading a clock is a system call, after which this thread is often preempted. The clocks
+        // are then of different moments, and a later one shows more time than the slice.
         let cpu_ns = if most_ns <= SAME_MOMENT * wall_ns { least_ns } else { 0.0 };
         self.slices.push(Slice { wall_ns, cpu_ns, ops: ios - self.ios, turns: 0 });
         (self.started, self.ios) = (now, ios);
     }
 }
 
-/// One thread's part.
+/// One load thread.
 pub struct Worker {
     number: usize,
     channel: Box<dyn Channel>,
@@ -343,7 +345,7 @@ impl fmt::Debug for Worker {
     }
 }
 
-/// What a thread gives back.
+/// The results of a thread.
 struct Work {
     latency: Histogram<u64>,
     counts: Counts,
@@ -351,7 +353,7 @@ struct Work {
 }
 
 impl Worker {
-    /// The part of thread `number` of a load.
+    /// Opens thread `number` of a load.
     ///
     /// # Errors
     /// If the disk has too few zones for the load, or opens no channel.
@@ -377,7 +379,7 @@ impl Worker {
         })
     }
 
-    /// Works until it is told to stop, or something fails.
+    /// Runs until the phase says stop, or an I/O fails.
     fn run(
         mut self,
         shared: &Shared,
@@ -387,7 +389,7 @@ impl Worker {
     ) -> Result<Work, Status> {
         progress.clock.add(own_clock() as u64);
         counted::begin();
-        // Nobody listens any more where another thread could not be started.
+        // The receiver is gone if another thread could not be started.
         let _ = ready.send(());
         while shared.is(Phase::Wait) {
             thread::park();
@@ -402,7 +404,7 @@ impl Worker {
                 counted::begin();
             }
             if failed.is_some() {
-                // The others must be able to read this thread's clock until the end.
+                // The other threads must be able to read this thread's clock until the end.
                 thread::yield_now();
                 continue;
             }
@@ -438,8 +440,8 @@ impl Worker {
         }
     }
 
-    /// One batch; says how long pushing and submitting took, which is when a device that carries
-    /// its I/Os out on the spot does so.
+    /// Runs one batch. Returns the time of push and submit, in which a device that executes inline
+    /// does the I/Os.
     ///
     /// # Errors
     /// The status of an I/O that failed.
@@ -463,7 +465,7 @@ impl Worker {
         Ok(took)
     }
 
-    /// One batch from push to reap; says how many I/Os were done.
+    /// Runs one batch from push to reap. Returns the number of completed I/Os.
     ///
     /// # Errors
     /// The status of an I/O that failed.

@@ -1,4 +1,4 @@
-//! The machine that a run was made on, and how busy it was.
+//! The machine of a run, and how busy it was.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 /// Ticks of `/proc/stat` in a second: `USER_HZ`, the same on every architecture that we run on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What the figures of a run depend on. What cannot be read is left out.
+/// The facts about the machine that affect the figures of a run. A fact that cannot be read is left
+/// out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's name.
@@ -58,27 +59,27 @@ pub fn load() -> Option<f64> {
     text.split(' ').next()?.parse().ok()
 }
 
-/// What the machine did besides us, in processors on average.
+/// The load of the machine by other processes, in processors on average.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Others {
-    /// Busy with other processes.
+    /// The processors that other processes kept busy.
     pub busy: f64,
-    /// Taken by the host for other virtual machines.
+    /// The processors that the host gave to other virtual machines.
     pub stolen: f64,
 }
 
 /// The machine's clocks at one moment, in ticks since it was started.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clocks {
-    /// All processors, whatever they did.
+    /// The time of all processors.
     total: f64,
     /// User space and the kernel, interrupts included.
     busy: f64,
-    /// Time that the host gave to others.
+    /// The time that the host gave to other virtual machines.
     stolen: f64,
-    /// Ours, and of the children that were waited for.
+    /// The time of this process, and of children that were waited for.
     own: f64,
-    /// Processors of the machine.
+    /// The number of processors of the machine.
     processors: f64,
 }
 
@@ -96,7 +97,8 @@ impl Clocks {
         let busy = user + nice + system + irq + softirq;
         let is_processor = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
         let processors = machine.lines().filter(is_processor).count();
-        // The name, in brackets, may hold anything; the times are 12th to 15th after it.
+        // The name, in brackets, may contain anything; the times are the 12th to 15th field after
+        // it.
         let (_, own) = own.rsplit_once(')')?;
         let own = own.split_whitespace().skip(11).take(4).map(str::parse::<f64>);
         let own: Vec<f64> =
@@ -110,12 +112,13 @@ impl Clocks {
         })
     }
 
-    /// How long processors were busy since an earlier moment, all together, whoever kept them so.
+    /// The busy time of all processors together since an earlier moment, by any process.
     pub fn busy_since(&self, before: &Clocks) -> Duration {
         Duration::from_secs_f64((self.busy - before.busy).max(0.0) / TICKS_PER_SECOND)
     }
 
-    /// What others did since an earlier moment. A child of ours that still runs counts as another.
+    /// The load by other processes since an earlier moment. A child of ours that still runs counts
+    /// as another process.
     pub fn since(&self, before: &Clocks) -> Others {
         let total = (self.total - before.total).max(1.0);
         let of = |ticks: f64| (ticks / total).clamp(0.0, 1.0) * self.processors;
@@ -159,7 +162,8 @@ mod tests {
         let at = |m: &str, o: &str| Clocks::parse(m, o).unwrap();
         let before = at(&machine(100, 1000, 7), &own(50, 10));
         let after = at(&machine(200, 1080, 27), &own(100, 20));
-        // Of 200 ticks of two processors, 100 were busy, 60 of them with us, and 20 were stolen.
+        // Of 200 ticks of two processors, 100 were busy, 60 of them with this process, and 20 were
+        // stolen.
         assert_eq!(after.since(&before), Others { busy: 0.4, stolen: 0.2 });
         assert_eq!(after.busy_since(&before), Duration::from_secs(1));
         assert_eq!(Clocks::parse("cpu  1 2 3", &own(1, 1)), None);

@@ -1,11 +1,11 @@
-//! What is measured: a name, a unit, and which way is better.
+//! A metric: its name, its unit, and whether more is better.
 
 use serde::Serialize;
 
-/// A quantity that a measurement gives. Names are those of the JSON results.
+/// A quantity that is measured. Names are those of the JSON results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Metric {
-    /// Its name in results, in lower case with underscores.
+    /// The name in results, in lower case with underscores.
     pub name: &'static str,
     /// The unit of its values: `1/s`, `ns`, `B/s`, or empty for plain numbers.
     pub unit: &'static str,
@@ -18,13 +18,13 @@ impl Metric {
     pub const IOPS: Metric = Metric::more("iops", "1/s");
     /// Bytes per second of wall time.
     pub const BANDWIDTH: Metric = Metric::more("bandwidth", "B/s");
-    /// I/Os per second of CPU time of the side that is measured; holds on a loaded machine.
+    /// I/Os per second of CPU time of the measured side; meaningful on a loaded machine too.
     pub const IOS_PER_CPU_SECOND: Metric = Metric::more("ios_per_cpu_second", "1/s");
-    /// CPU time per I/O of the side that is measured, all its threads; holds on a loaded machine.
+    /// CPU time per I/O of the measured side, all its threads; meaningful on a loaded machine too.
     pub const CPU_PER_IO: Metric = Metric::less("cpu_per_io", "ns");
-    /// Operations per second of wall time, where they are no I/Os.
+    /// Operations other than I/Os per second of wall time.
     pub const OPS: Metric = Metric::more("ops", "1/s");
-    /// Operations per second of CPU time, where they are no I/Os.
+    /// Operations other than I/Os per second of CPU time.
     pub const OPS_PER_CPU_SECOND: Metric = Metric::more("ops_per_cpu_second", "1/s");
     /// Wall time per operation.
     pub const NS_PER_OP: Metric = Metric::less("ns_per_op", "ns");
@@ -36,9 +36,9 @@ impl Metric {
     pub const P99: Metric = Metric::less("latency_p99", "ns");
     /// 99.9th percentile of latency.
     pub const P999: Metric = Metric::less("latency_p999", "ns");
-    /// Processors kept busy by the side that is measured.
+    /// The number of processors that the measured side kept busy.
     pub const CPUS: Metric = Metric::less("cpus", "");
-    /// Processors kept busy by the client that drives it.
+    /// The number of processors that the client kept busy.
     pub const CLIENT_CPUS: Metric = Metric::less("client_cpus", "");
 
     /// A metric of which more is better.

@@ -1,4 +1,4 @@
-//! `--only VARIANT/WORKLOAD[/JOBS]`: which cells are run.
+//! `--only VARIANT/WORKLOAD[/JOBS]`: a filter for the cells that run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use blockyard_yard::nearest::suggestion;
 
 use crate::experiment::{Cell, Experiment};
 
-/// A choice of cells. What is left out takes all.
+/// A filter for cells. A part that is left out matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Only {
     variant: Option<String>,
@@ -44,17 +44,17 @@ impl fmt::Display for Only {
 }
 
 impl Only {
-    /// Whether it takes a cell.
+    /// Whether the filter matches a cell.
     pub fn takes(&self, cell: &Cell) -> bool {
         self.variant.as_deref().is_none_or(|variant| variant == cell.variant)
             && self.workload.as_deref().is_none_or(|workload| workload == cell.workload)
             && self.jobs.is_none_or(|jobs| jobs == cell.jobs)
     }
 
-    /// Says what is wrong if it takes no cell of these experiments.
+    /// Fails if the filter matches no cell of these experiments.
     ///
     /// # Errors
-    /// With the name that is not known, and the near ones.
+    /// The unknown name, and similar ones.
     pub(crate) fn check(&self, experiments: &[Experiment]) -> Result<(), String> {
         let cells = || experiments.iter().flat_map(|experiment| &experiment.cells);
         if cells().any(|cell| self.takes(cell)) {

@@ -1,9 +1,9 @@
-//! The oracle that nobody here wrote: decisions of a running kernel's own scheduler, recorded and
-//! replayed.
+//! A reference that the project did not write: decisions of a running kernel's own scheduler,
+//! recorded and replayed.
 //!
-//! [`mod@record`] runs fio on a loop device with mq-deadline and keeps what tracefs says of it as a
-//! [`trace::Trace`], a short text that [`file`] keeps compressed. [`mod@replay`] feeds the same
-//! requests at the same times to the product's policy and holds each decision against the
+//! [`mod@record`] runs fio on a loop device with mq-deadline and stores the block events of tracefs
+//! as a [`trace::Trace`], a short text that [`file`] stores compressed. [`mod@replay`] feeds the
+//! requests at their recorded times to the product's policy and compares each decision with the
 //! kernel's. docs/lab.md has the format and the rules by which a difference is explained.
 
 pub mod command;

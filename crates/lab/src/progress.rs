@@ -1,4 +1,4 @@
-//! How far a run is: a bar on a terminal, a line per round elsewhere; on standard error.
+//! The progress of a run: a bar on a terminal, a line per round elsewhere; on standard error.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -8,13 +8,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::error::LabError;
 use crate::experiment::Cell;
 
-/// Shows how far a run is.
+/// Shows the progress of a run.
 #[derive(Debug)]
 pub struct Progress {
     shown: Shown,
-    /// What the experiments after the current one take.
+    /// The expected time of the experiments after the current one.
     later: Duration,
-    /// The time left when the bar was empty, and the round that was last said in a line.
+    /// The remaining time when the bar was empty, and the round for which the last line was
+    /// printed.
     total: Option<Duration>,
     said: Option<(String, u32)>,
 }
@@ -40,7 +41,7 @@ impl Progress {
         Progress::new(Shown::Bar(bar))
     }
 
-    /// Nothing.
+    /// Shows no progress.
     pub fn silent() -> Progress {
         Progress::new(Shown::Silent)
     }
@@ -49,12 +50,12 @@ impl Progress {
         Progress { shown, later: Duration::ZERO, total: None, said: None }
     }
 
-    /// Says what the experiments after the next one are expected to take.
+    /// Sets the expected time of the experiments after the next one.
     pub fn later(&mut self, later: Duration) {
         self.later = later;
     }
 
-    /// A cell is about to be measured; `left` is what remains of its experiment.
+    /// A cell is about to be measured; `left` is the remaining time of its experiment.
     pub(crate) fn step(
         &mut self,
         experiment: &str,
@@ -89,7 +90,7 @@ impl Progress {
         self.say(&format!("{experiment}: {cell:?} is not measured: {error}"));
     }
 
-    /// Says a line without disturbing the bar.
+    /// Prints a line without disturbing the bar.
     pub fn say(&self, line: &str) {
         match &self.shown {
             Shown::Bar(bar) => bar.suspend(|| eprintln!("{line}")),
@@ -98,7 +99,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away, so that results can be printed.
+    /// Removes the bar, so that results can be printed.
     pub fn pause(&self) {
         if let Shown::Bar(bar) = &self.shown {
             bar.finish_and_clear();
@@ -106,7 +107,7 @@ impl Progress {
     }
 }
 
-/// A time to wait, in words.
+/// A remaining time, in words.
 pub(crate) fn words(left: Duration) -> String {
     match left.as_secs() {
         seconds @ 0..60 => format!("{seconds} s"),

@@ -1,4 +1,4 @@
-//! Quantities as people read them: three digits, a prefix, a unit.
+//! Quantities for people: three digits, a prefix, a unit.
 
 /// A value in its unit: `1.36 M/s`, `85.3 ns`, `1.50 GB/s`.
 pub fn quantity(value: f64, unit: &str) -> String {
@@ -22,7 +22,7 @@ pub fn ratio(value: f64) -> String {
     format!("{}x", digits(rounded(value)))
 }
 
-/// A value by the first scale that it reaches; by the last one if it reaches none.
+/// A value in the first scale that it reaches; in the last one if it reaches none.
 fn scaled(value: f64, scales: &[(f64, &str)]) -> String {
     let value = rounded(value);
     let scale = scales.iter().find(|(scale, _)| value.abs() >= *scale).or(scales.last());
@@ -41,7 +41,7 @@ fn rounded(value: f64) -> f64 {
 
 fn digits(value: f64) -> String {
     let decimals = match value.abs() {
-        // Half a unit of the last digit, for what is not quite a power of ten in binary.
+        // Less half a unit of the last digit, because powers of ten are not exact in binary.
         abs if abs >= 99.95 || abs == 0.0 => 0,
         abs if abs >= 9.995 => 1,
         abs if abs >= 0.0995 => 2,
@@ -50,7 +50,7 @@ fn digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// Reads back what [`quantity`] or [`ratio`] wrote. Seconds are those of nanoseconds.
+/// Parses the output of [`quantity`] or [`ratio`]. Seconds are those of nanoseconds.
 pub fn read_back(text: &str) -> Option<f64> {
     let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-')));
     let (number, unit) = text.split_at(end.unwrap_or(text.len()));

@@ -1,10 +1,10 @@
-//! The experiments there are. To add one: a file in `experiments/`, and a row here.
+//! All experiments. To add one: a file in `experiments/`, and a row here.
 
 use crate::experiment::Experiment;
 use crate::experiments;
 use crate::settings::Settings;
 
-/// Lists an experiment's cells under these settings. It measures and opens nothing.
+/// Lists an experiment's cells for these settings, without measuring or opening anything.
 pub type Build = fn(&Settings) -> Experiment;
 
 /// Every experiment, by name.
@@ -82,7 +82,7 @@ mod tests {
         }
     }
 
-    /// The help says so of `--quick`.
+    /// The help promises this for `--quick`.
     #[test]
     fn a_first_look_takes_half_a_minute_at_most() {
         let plan = Plan { rounds: 3, measure: None, quick: true };
@@ -92,7 +92,7 @@ mod tests {
         }
     }
 
-    /// They are what the project's own figures are made of.
+    /// The project's own figures come from full runs.
     #[test]
     fn full_runs_measure_long_enough_and_end_in_time() {
         let plan = Plan { rounds: 5, measure: None, quick: false };

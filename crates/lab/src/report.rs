@@ -1,6 +1,6 @@
-//! Results for people: text on the terminal, a page of HTML, the same as Markdown.
+//! Reports of results: text on the terminal, a page of HTML, and Markdown.
 //!
-//! All three are made from the same [`view`] of the JSON results, and format numbers alike.
+//! All three use the same [`view`] of the JSON results, and format numbers alike.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub fn runs(files: &[PathBuf], directory: &Path) -> Result<Vec<Results>, LabErro
         return Err(LabError::missing(format!("results in {}", directory.display()), how));
     }
     let runs = wanted.into_iter().map(|(file, experiments)| {
-        // Only a name: the index may lead nowhere else.
+        // Only the name is used, because the index must not refer to another directory.
         let name = Path::new(&file).file_name().unwrap_or_default();
         let mut results = Results::read(&directory.join(name))?;
         results.retain(|name| experiments.iter().any(|other| other == name));

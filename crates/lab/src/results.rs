@@ -1,4 +1,4 @@
-//! Results as JSON: what a run wrote down. docs/lab.md describes every field.
+//! Results as JSON, as a run writes them. docs/lab.md describes every field.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::machine::Machine;
 use crate::sample::{LatencyPercentiles, RoomCount};
 use crate::stats::{AimState, Verdict};
 
-/// The version of the schema; it changes when a field changes its meaning or goes.
+/// The version of the schema; it changes when a field changes its meaning or is removed.
 pub const SCHEMA: u32 = 2;
 
 /// The longest file of results that is read.
@@ -29,24 +29,24 @@ pub struct Results {
     pub program: String,
     /// The command line.
     pub command: String,
-    /// When it began, in UTC: `2026-11-21T05:00:00.123Z`.
+    /// The start of the run, in UTC: `2026-11-21T05:00:00.123Z`.
     pub started: String,
-    /// How long it took.
+    /// The duration of the run, in seconds.
     pub seconds: f64,
-    /// Whether it was a first look only: fewer cells, shorter, fewer rounds.
+    /// Whether it was a quick run: fewer cells, shorter, fewer rounds.
     pub quick: bool,
-    /// What `--only` chose, one entry each; empty if every cell was wanted.
+    /// The filters of `--only`; empty if all cells were run.
     #[serde(default)]
     pub only: Vec<String>,
-    /// Whether Ctrl-C ended it; what was measured before is here.
+    /// Whether Ctrl-C ended the run; earlier measurements are here.
     pub interrupted: bool,
-    /// Where it ran.
+    /// The machine.
     pub machine: Machine,
     /// The load average of the last minute before the run.
     pub load_before: Option<f64>,
-    /// The same after it.
+    /// The load average of the last minute after the run.
     pub load_after: Option<f64>,
-    /// What was measured.
+    /// The experiments that were measured.
     pub experiments: Vec<ExperimentInfo>,
     /// The measured values, one row per cell and metric.
     pub rows: Vec<Row>,
@@ -54,25 +54,25 @@ pub struct Results {
     pub ratios: Vec<Ratio>,
     /// Latency distributions.
     pub latency: Vec<Latency>,
-    /// What the rooms counted.
+    /// The counts of the counting locks.
     pub rooms: Vec<Room>,
-    /// What limited each cell, where that is known.
+    /// The limit of each cell, where it is known.
     pub limits: Vec<Limit>,
-    /// Values as fractions of what the machine can do at best.
+    /// Values as fractions of the machine's limits.
     #[serde(default)]
     pub fractions: Vec<Fraction>,
-    /// What others published.
+    /// Figures that others published.
     pub published: Vec<PublishedRow>,
-    /// Cells that gave nothing, or not in every round, and why.
+    /// Cells without a value, or not in every round, and the reasons.
     pub not_measured: Vec<NotMeasured>,
-    /// Sentences about the run.
+    /// Notes on the run.
     pub notes: Vec<Note>,
-    /// What a model predicts; never a measurement.
+    /// Predictions of a model; never measurements.
     pub predictions: Vec<Prediction>,
 }
 
 impl Results {
-    /// Results of this program on this machine, of nothing yet.
+    /// Empty results of this program on this machine.
     pub fn new(command: String, quick: bool) -> Results {
         Results {
             schema: SCHEMA,
@@ -100,7 +100,7 @@ impl Results {
         }
     }
 
-    /// Keeps only the experiments whose names are wanted.
+    /// Keeps only the experiments for which `wanted` is true.
     pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
         self.experiments.retain(|info| wanted(&info.name));
         self.rows.retain(|row| wanted(&row.experiment));
@@ -115,8 +115,8 @@ impl Results {
         self.predictions.retain(|prediction| wanted(&prediction.experiment));
     }
 
-    /// What its measurements of an experiment are worth beside those of other runs; `None` if there
-    /// are none. A run takes the place of one that is worth no more.
+    /// The weight of the measurements of an experiment compared with those of other runs; `None`
+    /// without measurements. A run replaces another one with no greater weight.
     fn weight(&self, experiment: &str) -> Option<Weight> {
         let info = self.experiments.iter().find(|info| info.name == experiment)?;
         let is_measured = self.rows.iter().any(|row| row.experiment == experiment);
@@ -142,19 +142,19 @@ impl Results {
         Ok(results)
     }
 
-    /// Writes it over the file that it was read from.
+    /// Writes the results to the file from which they were read.
     ///
     /// # Errors
-    /// If it cannot be written. The file that was there before is then still whole.
+    /// If they cannot be written. The old file is then still complete.
     pub fn rewrite(&self, path: &Path) -> Result<(), LabError> {
         write_json(path, self)
     }
 
-    /// Writes it into a directory, which is made if need be, as a file of this run's own, and puts
-    /// it into the directory's index. Returns the file's path.
+    /// Writes the results into a directory, which is made if needed, as a file of this run's own,
+    /// and updates the directory's index. Returns the file's path.
     ///
     /// # Errors
-    /// If something cannot be written. The file that was there before is then still whole.
+    /// If something cannot be written. The old index is then still complete.
     pub fn write(&self, directory: &Path) -> Result<PathBuf, LabError> {
         fs::create_dir_all(directory).map_err(LabError::io(directory.display().to_string()))?;
         let name = format!("run-{}.json", self.started.replace([':', '-'], ""));
@@ -163,7 +163,7 @@ impl Results {
         let mut index = Index::read(directory)?;
         for info in &self.experiments {
             let Some(weight) = self.weight(&info.name) else { continue };
-            // A file that is gone, or that cannot be read, is worth nothing.
+            // A file that is missing or unreadable has no weight.
             let place = |file: &String| Path::new(file).file_name().map(|at| directory.join(at));
             let before = index.latest.get(&info.name).filter(|before| **before != name);
             let before = before.and_then(place).and_then(|path| Results::read(&path).ok());
@@ -179,24 +179,23 @@ impl Results {
     }
 }
 
-/// See [`Results::weight`].
+/// The weight of measurements, least first, as [`Results::weight`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Weight {
-    /// Not every cell, or not every round.
+    /// Some cells or rounds are missing.
     Part,
-    /// A first look.
+    /// A quick run.
     Quick,
-    /// A run.
+    /// A full run.
     Whole,
 }
 
 /// The latest file of results by experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Index {
-    /// File names by experiment that was measured.
+    /// File names by measured experiment.
     pub latest: BTreeMap<String, String>,
-    /// File names by experiment of which something was predicted; a prediction takes no
-    /// measurement's place.
+    /// File names by predicted experiment; a prediction never replaces a measurement.
     #[serde(default)]
     pub predicted: BTreeMap<String, String>,
 }
@@ -205,7 +204,7 @@ impl Index {
     /// The index of a directory; empty if there is none.
     ///
     /// # Errors
-    /// If it is there and cannot be read.
+    /// If it exists and cannot be read.
     pub fn read(directory: &Path) -> Result<Index, LabError> {
         let path = directory.join(INDEX);
         match path.try_exists() {
@@ -218,30 +217,30 @@ impl Index {
 /// An experiment as it was run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentInfo {
-    /// Its name.
+    /// The experiment's name.
     pub name: String,
     /// One line.
     pub title: String,
     /// A paragraph.
     pub about: String,
-    /// Rounds that were asked for.
+    /// The number of rounds that were requested.
     pub rounds: u32,
     /// Seconds of one measurement.
     pub seconds: f64,
-    /// Seconds before it that did not count.
+    /// The duration of the warm-up before it, in seconds.
     pub warm_up_seconds: f64,
     /// Whether Ctrl-C ended it before its last round.
     #[serde(default)]
     pub interrupted: bool,
-    /// Processors that were busy with what others did meanwhile, on average.
+    /// The processors that other processes kept busy meanwhile, on average.
     #[serde(default)]
     pub others_busy: Option<f64>,
-    /// Processors whose time went to other virtual machines meanwhile, on average.
+    /// The processors that the host gave to other virtual machines meanwhile, on average.
     #[serde(default)]
     pub stolen: Option<f64>,
-    /// Who was measured.
+    /// The variants that were measured.
     pub variants: Vec<VariantInfo>,
-    /// What was asked of them.
+    /// The workloads under which they were measured.
     pub workloads: Vec<WorkloadInfo>,
     /// The names of the metrics that get plots.
     pub plots: Vec<String>,
@@ -250,7 +249,7 @@ pub struct ExperimentInfo {
 /// A variant of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VariantInfo {
-    /// Its name.
+    /// The variant's name.
     pub name: String,
     /// `limit`, `before`, `after`, `product` or `peer`.
     pub kind: String,
@@ -261,7 +260,7 @@ pub struct VariantInfo {
 /// A workload of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadInfo {
-    /// Its name.
+    /// The workload's name.
     pub name: String,
     /// One line.
     pub about: String,
@@ -280,19 +279,19 @@ pub struct Row {
     pub jobs: u32,
     /// The metric.
     pub metric: String,
-    /// Its unit.
+    /// The metric's unit.
     pub unit: String,
     /// Whether more of it is better.
     pub more_is_better: bool,
-    /// Rounds that gave a value.
+    /// The number of rounds with a value.
     pub rounds: u32,
-    /// Their median.
+    /// The median of the values.
     pub median: f64,
-    /// Their least.
+    /// The least value.
     pub min: f64,
-    /// Their greatest.
+    /// The greatest value.
     pub max: f64,
-    /// All of them, by round.
+    /// All values, by round.
     pub values: Vec<f64>,
 }
 
@@ -307,30 +306,30 @@ pub struct Ratio {
     pub jobs: u32,
     /// The metric.
     pub metric: String,
-    /// The variant that is the measure.
+    /// The reference variant.
     pub before: String,
-    /// The variant that is measured by it.
+    /// The variant that is compared with the reference.
     pub after: String,
     /// Rounds in which both were measured.
     pub rounds: u32,
-    /// The median of the rounds' ratios, the better way up: above 1, `after` is better.
+    /// The median of the rounds' ratios, inverted where less is better: above 1, `after` is better.
     pub median: f64,
     /// The lower end of its 95 % confidence interval.
     pub low: f64,
     /// The upper end.
     pub high: f64,
-    /// Whether that is a difference.
+    /// Whether the ratio shows a difference.
     pub verdict: Verdict,
     /// The metric's unit.
     pub unit: String,
-    /// The median of the rounds' differences in that unit, where the verdict is `cost`: what
-    /// `after` takes on top of `before`.
+    /// The median of the rounds' differences in that unit, where the verdict is `cost`: the cost of
+    /// `after` on top of `before`.
     pub cost: Option<f64>,
-    /// The least that is aimed at; none where the client limited `after`.
+    /// The least ratio that is the aim; none where the client limited `after`.
     pub aim: Option<f64>,
-    /// How the interval stands to it.
+    /// Whether the interval reaches the aim.
     pub aim_state: Option<AimState>,
-    /// The same ratio of the published rows, where there are both with as many jobs.
+    /// The ratio of the published rows, if both exist for this number of jobs.
     pub published: Option<f64>,
 }
 
@@ -349,7 +348,8 @@ pub struct Latency {
     pub points: LatencyPercentiles,
 }
 
-/// What one room counted over the rounds: counts are sums, times medians, greatest times greatest.
+/// The counts of one lock over the rounds: counts are sums, times are medians, greatest times are
+/// the greatest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Room {
     /// The experiment.
@@ -365,7 +365,7 @@ pub struct Room {
     pub count: RoomCount,
 }
 
-/// What limited a cell.
+/// The limit of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limit {
     /// The experiment.
@@ -376,11 +376,11 @@ pub struct Limit {
     pub workload: String,
     /// Threads or processes.
     pub jobs: u32,
-    /// `server`, `client`, `machine`, ...; what most rounds said.
+    /// `server`, `client`, `machine`, ...; the limit that most rounds named.
     pub limited_by: String,
 }
 
-/// A value as a fraction of what the machine can do at best.
+/// A value as a fraction of the machine's limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fraction {
     /// The experiment.
@@ -391,15 +391,15 @@ pub struct Fraction {
     pub workload: String,
     /// Threads or processes.
     pub jobs: u32,
-    /// The metric whose median is read so.
+    /// The metric, of which the median is used.
     pub metric: String,
-    /// Its unit.
+    /// The metric's unit.
     pub unit: String,
     /// The limit's name.
     pub limit: String,
-    /// What the limit would let the metric be.
+    /// The value of the metric at the limit.
     pub best: f64,
-    /// How much of that is reached: 1 is all; of less-is-better, the best to the value.
+    /// The fraction that is reached: 1 is all; where less is better, the best divided by the value.
     pub fraction: f64,
 }
 
@@ -416,11 +416,11 @@ pub struct PublishedRow {
     pub jobs: u32,
     /// The metric.
     pub metric: String,
-    /// Its unit.
+    /// The metric's unit.
     pub unit: String,
     /// The value.
     pub value: f64,
-    /// Who, when, on which machine.
+    /// The author, the year and the machine.
     pub source: String,
 }
 
@@ -435,22 +435,22 @@ pub struct NotMeasured {
     pub workload: String,
     /// Threads or processes.
     pub jobs: u32,
-    /// Rounds that it gave before it failed.
+    /// The number of rounds before the cell failed.
     pub rounds: u32,
-    /// What was missing, or what went wrong.
+    /// The missing prerequisite, or the error.
     pub why: String,
 }
 
-/// A sentence about an experiment.
+/// A note on an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Note {
     /// The experiment.
     pub experiment: String,
-    /// The sentence.
+    /// The text.
     pub text: String,
 }
 
-/// What a model predicts for a machine that is not here.
+/// A model's prediction for another machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     /// The experiment whose shared accesses are modelled.
@@ -461,21 +461,21 @@ pub struct Prediction {
     pub workload: String,
     /// Processor cores of the modelled machine.
     pub cores: u32,
-    /// Its sockets.
+    /// Sockets of the modelled machine.
     pub sockets: u32,
     /// Threads or processes.
     pub jobs: u32,
     /// The metric.
     pub metric: String,
-    /// Its unit.
+    /// The metric's unit.
     pub unit: String,
-    /// What is predicted.
+    /// The predicted value.
     pub value: f64,
-    /// What was measured or published for the same, where it was.
+    /// The measured or published value, if there is one.
     pub known: Option<f64>,
-    /// Where that is from.
+    /// The source of the known value.
     pub known_source: Option<String>,
-    /// By how much the prediction is off: `value / known - 1`.
+    /// The relative error of the prediction: `value / known - 1`.
     pub error: Option<f64>,
 }
 
@@ -491,7 +491,7 @@ fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, LabError>
         .map_err(|error| LabError::failed(what(), format!("no results of the lab: {error}")))
 }
 
-/// Writes a file so that a reader sees the old one or the new one, whole.
+/// Writes a file so that a reader sees the old or the new contents, never a part.
 fn write_json(path: &Path, value: &impl Serialize) -> Result<(), LabError> {
     let what = || path.display().to_string();
     let mut bytes =
@@ -500,12 +500,12 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<(), LabError> {
     write_whole(path, &bytes).map_err(LabError::io(what()))
 }
 
-/// Writes beside the file and renames over it.
+/// Writes a temporary file in the same directory and renames it over the file.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
     fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
-        // It is of no use to anybody; that it stays is no worse than the error itself.
+        // The temporary file is useless; leaving it is no worse than the error itself.
         let _ = fs::remove_file(&beside);
     })
 }
@@ -531,7 +531,7 @@ mod tests {
         }
     }
 
-    /// A run that measured one cell at a second of its own.
+    /// A run that measured one cell, with a start time of its own.
     fn measured(second: u32, quick: bool) -> Results {
         let mut results = Results::new("test".to_owned(), quick);
         results.started = format!("2026-11-21T05:00:{second:02}Z");

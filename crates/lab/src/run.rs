@@ -1,9 +1,9 @@
-//! A run: rounds over an experiment's cells, in turns, until they are done or Ctrl-C comes.
+//! A run: rounds over an experiment's cells, until all are done or Ctrl-C is pressed.
 //!
-//! Each round takes every cell once. Cells that are compared (the same workload and jobs) stand
-//! next to one another. Their order is reversed in every other round and turns by one after each
-//! such pair of rounds, and so do the groups: what else the machine does, and what a cell leaves
-//! behind for the next, falls on all alike.
+//! Each round measures every cell once. Cells that are compared (equal workload and jobs) are
+//! neighbours. Their order is reversed in every other round and rotates by one after each such pair
+//! of rounds, and so does the order of the groups. So other load of the machine, and the effects of
+//! a cell on the next one, affect all cells alike.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,39 +16,39 @@ use crate::progress::Progress;
 use crate::sample::{Round, Sample};
 use crate::stop::Stop;
 
-/// How long an experiment may take, as long as every measurement is long enough in it.
+/// The time budget of an experiment, if every measurement is long enough within it.
 const BUDGET: Duration = Duration::from_secs(120);
-/// The same for a first look.
+/// The time budget of an experiment in a quick run.
 const BUDGET_QUICK: Duration = Duration::from_secs(22);
-/// The longest measurement that is chosen without being asked for.
+/// The longest default duration of a measurement.
 const MEASURE_MAX: Duration = Duration::from_secs(2);
-/// The shortest; an experiment of many cells takes longer than its budget rather than less.
+/// The shortest default; an experiment with many cells exceeds its budget instead.
 const MEASURE_MIN: Duration = Duration::from_millis(250);
-/// The shortest of a first look.
+/// The shortest default of a quick run.
 const MEASURE_MIN_QUICK: Duration = Duration::from_millis(50);
 /// The longest warm-up.
 const WARM_UP_MAX: Duration = Duration::from_millis(500);
-/// With more than so many jobs for each processor, a measurement takes twice as long: they have to
-/// take turns.
+/// With more jobs per processor than this, a measurement takes twice as long, because the jobs take
+/// turns.
 const CROWD: usize = 4;
 
-/// How often and how long to measure.
+/// The number and duration of the measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Rounds.
+    /// The number of rounds.
     pub rounds: u32,
-    /// How long each measurement takes; `None` for what fits the time of an experiment.
+    /// The duration of each measurement; `None` for one that fits the budget of an experiment.
     pub measure: Option<Duration>,
-    /// Whether it is a first look only.
+    /// Whether it is a quick run.
     pub quick: bool,
 }
 
 /// The times of one measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// What does not count.
+    /// The time before the measured window.
     pub warm_up: Duration,
-    /// What does.
+    /// The measured window.
     pub measure: Duration,
 }
 
@@ -69,19 +69,19 @@ impl Plan {
         Timing { warm_up: (measure / 5).min(WARM_UP_MAX), measure }
     }
 
-    /// About how long the cells take, all rounds together.
+    /// About how long all rounds of the cells take.
     pub fn estimate(&self, cells: &[Cell]) -> Duration {
         let Timing { warm_up, measure } = self.timing(cells);
         let overhead: Duration = cells.iter().map(|cell| cell.overhead).sum();
         (overhead + (warm_up + measure) * self.parts(cells)) * self.rounds
     }
 
-    /// Cells, those that take twice as long as two.
+    /// The number of cells; those that take twice as long count as two.
     fn parts(&self, cells: &[Cell]) -> u32 {
         cells.iter().map(|cell| self.stretch(cell)).sum()
     }
 
-    /// How many times as long as others this cell is measured.
+    /// The factor by which this cell is measured longer than others.
     fn stretch(&self, cell: &Cell) -> u32 {
         let is_crowded = cell.jobs as usize > CROWD * processors();
         if is_crowded && !self.quick && self.measure.is_none() { 2 } else { 1 }
@@ -92,25 +92,25 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// What one cell gave.
+/// The results of one cell.
 #[derive(Debug, Default)]
 pub struct Measured {
-    /// Samples with the rounds that they are of.
+    /// The samples with their rounds.
     pub samples: Vec<(u32, Sample)>,
-    /// Why there are no more, if it failed.
+    /// The error after which the cell was not measured again.
     pub failed: Option<LabError>,
 }
 
-/// What an experiment gave.
+/// The results of an experiment.
 #[derive(Debug)]
 pub struct Outcome {
-    /// By cell, in the experiment's order.
+    /// The results by cell, in the experiment's order.
     pub measured: Vec<Measured>,
-    /// The times that were used.
+    /// The times of each measurement.
     pub timing: Timing,
-    /// Whether Ctrl-C came before the end.
+    /// Whether Ctrl-C was pressed before the end.
     pub interrupted: bool,
-    /// What else the machine did meanwhile, where the system says.
+    /// The load of the machine by other processes meanwhile, if the system reports it.
     pub others: Option<Others>,
 }
 
@@ -121,7 +121,7 @@ pub fn run(experiment: &Experiment, plan: &Plan, stop: &Stop, progress: &mut Pro
     let timing = plan.timing(cells);
     let mut measured: Vec<Measured> = cells.iter().map(|_| Measured::default()).collect();
     let time_of = |cell| (timing.warm_up + timing.measure) * plan.stretch(cell);
-    // What each cell takes: as planned until it has been seen once.
+    // The expected time of each cell: as planned until it has been measured once.
     let mut expected: Vec<Duration> =
         cells.iter().map(|cell| cell.overhead + time_of(cell)).collect();
     let mut interrupted = stop.is_set();
@@ -150,7 +150,7 @@ pub fn run(experiment: &Experiment, plan: &Plan, stop: &Stop, progress: &mut Pro
                     interrupted = true;
                     break 'rounds;
                 }
-                // Whatever a tool says that Ctrl-C killed beside us is no result.
+                // Ctrl-C also kills the tools that this process runs; their errors are no result.
                 Err(_) if stop.is_set() => {
                     interrupted = true;
                     break 'rounds;
@@ -167,7 +167,7 @@ pub fn run(experiment: &Experiment, plan: &Plan, stop: &Stop, progress: &mut Pro
     Outcome { measured, timing, interrupted, others }
 }
 
-/// The cells in the order of a round.
+/// The order of the cells in a round.
 fn order(cells: &[Cell], round: u32) -> Vec<usize> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for at in 0..cells.len() {
@@ -185,7 +185,7 @@ fn order(cells: &[Cell], round: u32) -> Vec<usize> {
     groups.concat()
 }
 
-/// Three in a row stand in each of their six orders before one comes again.
+/// Permutes a row: three cells take each of their six orders before one is repeated.
 fn turn<T>(row: &mut [T], round: u32) {
     if !row.is_empty() {
         row.rotate_left(round as usize / 2 % row.len());
@@ -195,9 +195,9 @@ fn turn<T>(row: &mut [T], round: u32) {
     }
 }
 
-/// A seed that is the same for all variants of a workload in a round, and in the next run.
+/// A seed that is equal for all variants of a workload in a round, and in the next run.
 fn seed(experiment: &str, cell: &Cell, round: u32) -> u64 {
-    // FNV-1a: the standard library's hash may be another one in its next version.
+    // FNV-1a: the standard library's hash may change in its next version.
     let words = format!("{experiment}/{}/{}/{round}", cell.workload, cell.jobs);
     words.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -205,7 +205,7 @@ fn seed(experiment: &str, cell: &Cell, round: u32) -> u64 {
 }
 
 fn measure(cell: &Cell, round: &Round<'_>) -> Result<Sample, LabError> {
-    // A cell that panics must not take with it what the others gave.
+    // A cell that panics must not lose the results of others.
     let sample = catch_unwind(AssertUnwindSafe(|| (cell.body)(round)))
         .unwrap_or_else(|panic| Err(LabError::failed(format!("{cell:?}"), said(&*panic))))?;
     let wrong = sample.values.iter().find(|(_, value)| !value.is_finite());

@@ -1,4 +1,4 @@
-//! One measurement of one cell: what it is given, and what it gives.
+//! One measurement of one cell: its parameters and its result.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,26 +10,26 @@ use crate::error::LabError;
 use crate::metric::Metric;
 use crate::stop::Stop;
 
-/// How often a measurement that waits looks whether it is to stop.
+/// The interval at which a measurement that waits checks the stop flag.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// What one measurement is given.
+/// The parameters of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Round<'a> {
-    /// How long to run before anything counts.
+    /// The time before the measured window.
     pub warm_up: Duration,
-    /// How long to measure.
+    /// The length of the measured window.
     pub duration: Duration,
-    /// The round, from 0.
+    /// The round's number, from 0.
     pub number: u32,
-    /// Differs by cell and round; the same in the next run.
+    /// A seed that differs by cell and round; equal in the next run.
     pub seed: u64,
     /// Set by Ctrl-C; a measurement that sees it ends with [`crate::LabError::Interrupted`].
     pub stop: &'a Stop,
 }
 
 impl Round<'_> {
-    /// Lets so much time pass, while others work.
+    /// Sleeps for `duration`, while other threads work.
     ///
     /// # Errors
     /// [`LabError::Interrupted`], soon after Ctrl-C.
@@ -45,19 +45,19 @@ impl Round<'_> {
     }
 }
 
-/// What one measurement gave.
+/// The result of one measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// The values, in the order in which they are shown. The CPU time per I/O belongs beside
-    /// every throughput.
+    /// The values, in the order in which they are shown. Every throughput should have the CPU time
+    /// per I/O with it.
     pub values: Vec<(Metric, f64)>,
-    /// Latencies, where they were taken.
+    /// Latencies, if they were measured.
     pub latency: Option<LatencyPercentiles>,
-    /// What the rooms counted, where they did.
+    /// The counts of counting locks, if there were any.
     pub rooms: Vec<RoomCount>,
-    /// What the throughput was limited by: `server`, `client`, `machine`.
+    /// The side that limited the throughput: `server`, `client`, `machine`.
     pub limit: Option<String>,
-    /// Sentences for the reader of the result.
+    /// Notes for the reader of the result.
     pub notes: Vec<String>,
 }
 
@@ -67,19 +67,20 @@ impl Sample {
         Sample { values: vec![(metric, value)], ..Sample::default() }
     }
 
-    /// With one value more.
+    /// Adds a value.
     pub fn with(mut self, metric: Metric, value: f64) -> Sample {
         self.values.push((metric, value));
         self
     }
 }
 
-/// The percentiles at which latencies are kept: the least, the median and the greatest always,
-/// the others where so many samples lie beyond them that it is not chance which one is taken.
+/// The percentiles at which latencies are kept. The least, the median and the greatest are always
+/// kept; another one is kept if at least `BEYOND_MIN` samples lie beyond it, so that it is not
+/// chance which sample is taken.
 pub const PERCENTILES: [f64; 12] =
     [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 99.999, 100.0];
 
-/// See [`PERCENTILES`].
+/// The least number of samples beyond each of the [`PERCENTILES`].
 const BEYOND_MIN: f64 = 10.0;
 
 /// A latency distribution: pairs of percentile and nanoseconds, ascending in both.
@@ -94,7 +95,7 @@ impl LatencyPercentiles {
         let count = histogram.len() as f64;
         let is_known = |percentile: &f64| match *percentile {
             0.0 | 50.0 | 100.0 => true,
-            // Both sides, as the fastest are as few as the slowest.
+            // On both sides, because the fastest samples are as few as the slowest.
             p => count * p.min(100.0 - p) / 100.0 >= BEYOND_MIN - 1e-6,
         };
         let points = PERCENTILES.into_iter().filter(is_known).map(at).collect();
@@ -102,18 +103,18 @@ impl LatencyPercentiles {
     }
 }
 
-/// What one room counted during one measurement.
+/// The counts of one lock during one measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoomCount {
-    /// The room, and which of them if there are several: `zone_words`.
+    /// The lock's name, and which of several it is: `zone_words`.
     pub room: String,
-    /// How often it was entered.
+    /// How often it was taken.
     pub acquisitions: u64,
-    /// How often somebody was there already.
+    /// How often another thread held it.
     pub contended: u64,
     /// How long it was held: median, 99th percentile, greatest.
     pub hold_ns: [f64; 3],
-    /// How long those waited who had to: median, 99th percentile, greatest.
+    /// How long threads waited for it that had to wait: median, 99th percentile, greatest.
     pub wait_ns: [f64; 3],
 }
 
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(points[3], (50.0, 500.0));
         assert_eq!(points.last(), Some(&(100.0, 1000.0)));
         assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
-        // Ten of a thousand lie beyond the 99th percentile, one beyond the next.
+        // Ten of a thousand samples lie beyond the 99th percentile, one beyond the next.
         let kept: Vec<f64> = points.iter().map(|point| point.0).collect();
         assert_eq!(kept, [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 100.0]);
     }

@@ -1,9 +1,9 @@
-//! A model of what happens beyond this machine's processors: throughput by core count.
+//! A model of throughput by core count, beyond this machine's processors.
 //!
-//! [`zone_locks`] and [`ram_locks`] describe an experiment's shared accesses as data,
-//! [`simulation`] plays them on a [`machine::Machine`] whose times [`calibrate`] takes from the
-//! experiment `limits`, and [`predict`] holds the outcome against what is known.
-//! docs/scale-model.md explains the model.
+//! [`zone_locks`] and [`ram_locks`] describe an experiment's shared accesses as data.
+//! [`simulation`] runs them on a [`machine::Machine`] whose times [`calibrate`] takes from the
+//! experiment `limits`, and [`predict`] compares the result with known figures. docs/scale-model.md
+//! explains the model.
 
 pub mod calibrate;
 pub mod command;

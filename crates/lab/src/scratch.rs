@@ -1,4 +1,4 @@
-//! A directory of a run's own, which goes when the run ends.
+//! A directory of a run's own, which is removed when the run ends.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::{fs, io};
 
 use crate::error::LabError;
 
-/// Names that are tried before giving up.
+/// The number of names that are tried.
 const TRIES: usize = 16;
 
-/// Directories in another one that may exist at a time.
+/// The most directories in a scratch directory at a time.
 const FOLDERS_MAX: u32 = 1000;
 
 /// A new directory in a scratch directory, for one server.
@@ -28,15 +28,15 @@ pub fn folder(scratch: &Path) -> Result<PathBuf, LabError> {
     Err(LabError::failed(scratch.display().to_string(), "it is full of servers' directories"))
 }
 
-/// The directory.
+/// A directory that is removed on drop.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    /// A new one, for this user only, in the directory for temporary files. Its path is short, for
-    /// the path of a socket has room for 107 bytes.
+    /// A new directory, for this user only, in the directory for temporary files. Its path is
+    /// short, because the path of a socket has at most 107 bytes.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -44,7 +44,7 @@ impl Scratch {
         Scratch::within(&std::env::temp_dir())
     }
 
-    /// A new one, for this user only, in this directory.
+    /// A new directory, for this user only, in `directory`.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -62,7 +62,7 @@ impl Scratch {
         Err(LabError::Io { what: path.display().to_string(), source: error })
     }
 
-    /// Where it is.
+    /// The directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -70,7 +70,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed lies where temporary files may lie.
+        // A directory that cannot be removed stays among the temporary files.
         let _ = fs::remove_dir_all(&self.path);
     }
 }

@@ -1,5 +1,5 @@
-//! `blockyard-lab serve`: a volume over NBD as the product would not serve it, on a slow disk or
-//! committed as it was before; for experiments, which want servers to be processes of their own.
+//! `blockyard-lab serve`: a volume over NBD on a slow disk or with an older commit mode, which the
+//! product does not offer; for experiments, whose servers are processes of their own.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "US", default_value_t = 0,
         value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub delay_us: u64,
-    /// A checkpoint comes after so many MiB of log [default: as of the product]
+    /// Make a checkpoint after this many MiB of log [default: the product's]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub checkpoint_mib: Option<u64>,
     /// The unix socket
@@ -36,7 +36,7 @@ pub struct ServeArgs {
 /// Serves until the process is ended.
 ///
 /// # Errors
-/// If the pool cannot be opened, or the socket not be listened at.
+/// If the pool cannot be opened, or the socket cannot be bound.
 pub fn run(args: &ServeArgs) -> Result<(), LabError> {
     let delay = Duration::from_micros(args.delay_us);
     let mut options = Options::default();

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static CAUGHT: AtomicBool = AtomicBool::new(false);
 
-/// Whether Ctrl-C came since [`catch`].
+/// Whether Ctrl-C was pressed since [`catch`].
 pub(crate) fn is_caught() -> bool {
-    // Relaxed: nothing is handed over with the flag.
+    // Relaxed: the flag publishes no data.
     CAUGHT.load(Ordering::Relaxed)
 }
 
@@ -17,8 +17,8 @@ extern "C" fn caught(_signal: libc::c_int) {
     CAUGHT.store(true, Ordering::Relaxed);
 }
 
-/// Catches SIGINT once, so that the next one ends the program as it would have without this; and
-/// SIGTERM always, because timeout(1) sends it twice, to its child and to the group.
+/// Catches SIGINT once, so that the next one ends the program as by default. Catches SIGTERM
+/// always, because timeout(1) sends it twice, to its child and to the group.
 ///
 /// # Errors
 /// If the system refuses.
@@ -28,12 +28,12 @@ pub(crate) fn catch() -> io::Result<()> {
         // SAFETY: all bytes zero is a valid sigaction: no flags, an empty mask, the default action.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = caught as *const () as libc::sighandler_t;
-        // RESETHAND: the second signal finds the default action. RESTART: calls go on, and the
-        // measurement sees the flag.
+        // RESETHAND: the second signal has the default action. RESTART: system calls continue, and
+        // the measurement sees the flag.
         let once = if signal == libc::SIGINT { libc::SA_RESETHAND } else { 0 };
         action.sa_flags = libc::SA_RESTART | once;
         // SAFETY: the action is initialised, and its handler only stores to an atomic, which is
-        // async-signal-safe; the old action is not asked for.
+        // async-signal-safe; no pointer for the old action is passed.
         if unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }

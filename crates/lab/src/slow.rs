@@ -1,5 +1,5 @@
-//! A slow disk under a pool: a directory whose files take so much longer for every write, any
-//! number of them at once, as nbdkit's delay filter does it. Reads and syncs take what they take.
+//! A slow disk below a pool: a directory whose files delay every write, any number of them at once,
+//! as nbdkit's delay filter does. Reads and syncs are not delayed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,7 +24,7 @@ pub struct Slow<D> {
 }
 
 impl<D: Directory> Slow<D> {
-    /// Each write to one of its files takes so much longer. Making a file does not.
+    /// Delays each write to a file of the directory by `delay`. Creating a file is not delayed.
     pub fn new(inner: D, delay: Duration) -> Slow<D> {
         Slow { inner, delay }
     }
@@ -132,7 +132,7 @@ impl<F: StoreFile> StoreFile for SlowFile<F> {
     }
 }
 
-/// A parcel that is not yet written.
+/// A write batch that is not yet written.
 struct Held<F> {
     due: Instant,
     file: Arc<F>,
@@ -141,11 +141,11 @@ struct Held<F> {
     durability: Durability,
 }
 
-/// Rings when the time of a parcel has come while its lane sleeps for others.
+/// Wakes the writer when the delay of a batch has passed while the writer sleeps for other batches.
 #[derive(Debug)]
 struct Alarm {
     bell: Arc<Bell>,
-    /// When to ring, each later than the one before. There until it is dropped.
+    /// The times at which to wake, each later than the one before; `None` once dropped.
     times: Option<Sender<Instant>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -168,24 +168,23 @@ impl Alarm {
 impl Drop for Alarm {
     fn drop(&mut self) {
         self.times = None;
-        // It does nothing that could panic.
+        // The thread cannot panic.
         _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// A slow way of groups into files: each parcel is held back for as long as its write takes longer,
-/// and then goes the way below.
+/// A slow log writer: it holds each batch for the delay, and then passes it on to the writer below.
 pub struct SlowLane<D: Directory> {
     inner: D::Lane,
     delay: Duration,
     held: VecDeque<Held<D::File>>,
-    /// Parcels on the way below.
+    /// The number of batches at the writer below.
     begun: usize,
     alarm: Alarm,
 }
 
 impl<D: Directory> SlowLane<D> {
-    /// Lets go whose time has come.
+    /// Passes on the batches whose delay has passed.
     fn begin_due(&mut self) {
         let now = Instant::now();
         while let Some(Held { file, offset, parcel, durability, .. }) =
@@ -196,8 +195,8 @@ impl<D: Directory> SlowLane<D> {
         }
     }
 
-    /// Sleeps until the oldest below has ended, until the time of another has come, or until
-    /// something is there; says whether the oldest has ended.
+    /// Sleeps until the oldest batch below has ended, until the delay of another has passed, or
+    /// until `is_there`. Returns whether the oldest has ended.
     fn wait_below(&mut self, is_there: &dyn Fn() -> bool) -> bool {
         let next = self.held.front().map(|held| held.due);
         let is_due = || next.is_some_and(|due| due <= Instant::now());
@@ -227,7 +226,7 @@ impl<D: Directory> Lane<SlowFile<D::File>> for SlowLane<D> {
     ) {
         let (due, file) = (Instant::now() + self.delay, Arc::clone(&file.inner));
         self.held.push_back(Held { due, file, offset, parcel, durability });
-        // It is there as long as the lane is.
+        // The thread exists as long as the writer does.
         _ = self.alarm.times.as_ref().map(|times| times.send(due));
     }
 
@@ -252,7 +251,7 @@ impl<D: Directory> Lane<SlowFile<D::File>> for SlowLane<D> {
             thread::sleep(held.due.saturating_duration_since(Instant::now()));
         }
         self.begin_due();
-        // The others go their way meanwhile.
+        // Meanwhile the other batches are passed on.
         while !self.held.is_empty() && !self.wait_below(&|| false) {
             self.begin_due();
         }

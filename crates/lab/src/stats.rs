@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The fewest rounds that have an interval.
+/// The fewest rounds for an interval.
 const INTERVAL_ROUNDS_MIN: usize = 3;
 
-/// The fewest rounds that have a verdict.
+/// The fewest rounds for a verdict.
 pub const VERDICT_ROUNDS_MIN: usize = 5;
 
 /// The median of some values with the least and the greatest of them.
@@ -34,7 +34,7 @@ fn middle(sorted: &[f64]) -> f64 {
     (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2.0
 }
 
-/// What a comparison says.
+/// The verdict of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// The whole interval lies above 1.
@@ -43,13 +43,13 @@ pub enum Verdict {
     /// The whole interval lies below 1.
     #[serde(rename = "slower")]
     Slower,
-    /// The interval holds 1.
+    /// The interval contains 1.
     #[serde(rename = "not significant")]
     NotSignificant,
-    /// There are fewer rounds than a verdict takes.
+    /// There are too few rounds for a verdict.
     #[serde(rename = "too few rounds")]
     TooFewRounds,
-    /// What is asked is what it costs, not whether it is better.
+    /// The comparison is about a cost, not about better or worse.
     #[serde(rename = "cost")]
     Cost,
 }
@@ -67,16 +67,16 @@ impl Verdict {
     }
 }
 
-/// What the interval of a ratio says about an aim.
+/// Whether the interval of a ratio reaches an aim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AimState {
-    /// All of the interval reaches it.
+    /// The whole interval reaches the aim.
     #[serde(rename = "met")]
     Met,
-    /// Nothing of the interval reaches it.
+    /// No part of the interval reaches the aim.
     #[serde(rename = "not met")]
     NotMet,
-    /// Part of the interval reaches it, or there are too few rounds to tell.
+    /// Part of the interval reaches the aim, or there are too few rounds to tell.
     #[serde(rename = "open")]
     Open,
 }
@@ -95,18 +95,18 @@ impl AimState {
 /// How many times better one variant is than another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gain {
-    /// The median of the rounds' ratios, the better way up.
+    /// The median of the rounds' ratios, inverted where less is better.
     pub median: f64,
     /// The lower end of its 95 % confidence interval.
     pub low: f64,
     /// The upper end.
     pub high: f64,
-    /// What that says.
+    /// The verdict from the interval.
     pub verdict: Verdict,
 }
 
 impl Gain {
-    /// How it stands to an aim.
+    /// Whether the interval reaches an aim.
     pub fn reaches(&self, aim: f64) -> AimState {
         match () {
             () if self.verdict == Verdict::TooFewRounds => AimState::Open,
@@ -119,10 +119,10 @@ impl Gain {
 
 /// How many times better `after` is than `before`, from pairs (before, after) of the same round.
 ///
-/// Each round gives the logarithm of its own ratio, so that what the machine did in a round falls
-/// on both of its values and goes. The interval is Student's, of the mean of those logarithms;
-/// where the median lies outside of it, it reaches to the median. Under three rounds there is no
-/// interval, under five no verdict.
+/// Each round gives the logarithm of its own ratio, so that an effect of the machine on a whole
+/// round cancels. The interval is Student's, of the mean of those logarithms; where the median lies
+/// outside of it, it is extended to the median. Below three rounds there is no interval, below five
+/// no verdict.
 ///
 /// `None` if there are no pairs or a value is not a positive number.
 pub fn gain(pairs: &[(f64, f64)], more_is_better: bool) -> Option<Gain> {
@@ -155,8 +155,8 @@ pub fn gain(pairs: &[(f64, f64)], more_is_better: bool) -> Option<Gain> {
     Some(Gain { median: median.exp(), low: low.exp(), high: high.exp(), verdict })
 }
 
-/// The 97.5 % quantile of Student's t for so many degrees of freedom, of which there are two at
-/// least.
+/// The 97.5 % quantile of Student's t for this many degrees of freedom, of which there are at least
+/// two.
 fn student(freedom: usize) -> f64 {
     const T: [f64; 19] = [
         4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_falls_on_both_of_a_round_does_not_widen_the_interval() {
-        // The machine halves its speed in every other round; the ratio is 1.5 in all.
+        // The machine has half its speed in every other round; the ratio is 1.5 in all.
         let pairs: Vec<_> =
             [1.0, 0.5, 1.0, 0.5, 1.0].map(|speed| (100.0 * speed, 150.0 * speed)).to_vec();
         let gain = gain(&pairs, true).unwrap();
@@ -236,12 +236,12 @@ mod tests {
         assert!((student(120) - 1.9799).abs() < 1e-3, "{}", student(120));
     }
 
-    /// The share of trials with a verdict in the direction asked for, of variants of which one is
-    /// `factor` times the other, with noise that a round has in common and noise of their own.
+    /// The share of trials with the verdict `of`, for two variants of which one is `factor` times
+    /// the other, with noise that a round has in common and noise of their own.
     fn share(seed: u64, rounds: usize, factor: f64, common: f64, own: f64, of: Verdict) -> f64 {
         const TRIALS: usize = 2000;
         let mut random = fastrand::Rng::with_seed(seed);
-        // Skewed as that of a shared machine: sometimes it is slow.
+        // Skewed like a shared machine: it is slow now and then.
         let mut noise = |by: f64| (by * (0.5 - random.f64() - 2.0 * random.f64().powi(6))).exp();
         let found = (0..TRIALS).filter(|_| {
             let round = |_| {

@@ -1,4 +1,4 @@
-//! The flag that Ctrl-C sets and every measurement looks at.
+//! The flag that Ctrl-C sets and that every measurement checks.
 #![allow(clippy::disallowed_types, reason = "between measurements, not on the data path")]
 
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::signal;
 
-/// Whether the run is to end. Clones are the same flag.
+/// Whether the run is to end. Clones share one flag.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     set: Arc<AtomicBool>,
@@ -15,7 +15,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// A flag that is not set, and that only [`Stop::set`] sets.
+    /// A cleared flag that only [`Stop::set`] sets.
     pub fn new() -> Stop {
         Stop::default()
     }
@@ -23,21 +23,21 @@ impl Stop {
     /// A flag that Ctrl-C sets too. A second Ctrl-C ends the program.
     ///
     /// # Errors
-    /// If the system refuses to send it here.
+    /// If the system refuses the signal handler.
     pub fn by_signal() -> io::Result<Stop> {
         signal::catch()?;
         Ok(Stop { by_signal: true, ..Stop::default() })
     }
 
-    /// Asks everybody to end.
+    /// Asks all threads of the run to end.
     pub fn set(&self) {
-        // Relaxed: nothing is handed over with the flag.
+        // Relaxed: the flag publishes no data.
         self.set.store(true, Ordering::Relaxed);
     }
 
-    /// Whether everybody is asked to end.
+    /// Whether the run is to end.
     pub fn is_set(&self) -> bool {
-        // Relaxed: nothing is handed over with the flag.
+        // Relaxed: the flag publishes no data.
         self.set.load(Ordering::Relaxed) || (self.by_signal && signal::is_caught())
     }
 }

@@ -1,6 +1,7 @@
-//! A tap: middleware that counts what is started on a device, and can write down in which order.
+//! A tap: middleware that counts the requests that are started on a device, and can record their
+//! order.
 //!
-//! How well a scheduler merges is seen by what comes out of it, whatever it says of itself.
+//! The output of a scheduler shows how well it merges, whatever its own statistics say.
 #![allow(clippy::disallowed_types)] // What a tap counts is the lab's own, shared by design.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,43 +12,43 @@ use blockyard_core::inject::Injection;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Batch, Done, Geometry, Limits, Nanos, Op, SECTOR_BYTES, Sector};
 
-/// What was started so far.
+/// The counts so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Requests.
+    /// The number of requests.
     pub requests: u64,
-    /// Sectors of them all.
+    /// The sectors of all requests.
     pub sectors: u64,
 }
 
 impl Reading {
-    /// What was started since an earlier reading.
+    /// The requests since an earlier reading.
     pub fn since(self, before: Reading) -> Reading {
         let Reading { requests, sectors } = before;
         Reading { requests: self.requests - requests, sectors: self.sectors - sectors }
     }
 
-    /// Bytes of a request on average, and the share of the I/Os of `io_bytes` that were merged into
-    /// another's request.
+    /// The average length of a request in bytes, and the share of I/Os of `io_bytes` that were
+    /// merged into another request.
     pub fn size_and_merged(self, io_bytes: u64) -> (f64, f64) {
         let (requests, bytes) = (self.requests.max(1) as f64, (self.sectors * SECTOR_BYTES) as f64);
         (bytes / requests, 1.0 - requests / (bytes / io_bytes as f64).max(1.0))
     }
 }
 
-/// A request that was started: what, and from where to where.
+/// A started request: operation, first sector, and number of sectors.
 pub type Started = (Op, Sector, u64);
 
-/// What all queues of a tapped device count.
+/// The counts of all queues of a tapped device.
 #[derive(Debug)]
 struct Counts {
     requests: AtomicU64,
     sectors: AtomicU64,
-    /// The requests in order, if they are written down.
+    /// The requests in order, if they are recorded.
     order: Option<Mutex<Vec<Started>>>,
 }
 
-/// A device that is counted.
+/// A device with a tap.
 #[derive(Debug)]
 pub struct Tapped<D> {
     inner: D,
@@ -55,12 +56,12 @@ pub struct Tapped<D> {
 }
 
 impl<D: Device> Tapped<D> {
-    /// `inner`, counted.
+    /// Counts the requests of `inner`.
     pub fn new(inner: D) -> Tapped<D> {
         Tapped::with(inner, None)
     }
 
-    /// `inner`, counted, with each request written down.
+    /// Counts and records the requests of `inner`.
     pub fn in_order(inner: D) -> Tapped<D> {
         Tapped::with(inner, Some(Mutex::default()))
     }
@@ -70,14 +71,14 @@ impl<D: Device> Tapped<D> {
         Tapped { inner, counts: Arc::new(counts) }
     }
 
-    /// What was started so far.
+    /// The counts so far.
     pub fn reading(&self) -> Reading {
-        // Relaxed: a reading is of about now.
+        // Relaxed: a reading need not be of an exact moment.
         let requests = self.counts.requests.load(Ordering::Relaxed);
         Reading { requests, sectors: self.counts.sectors.load(Ordering::Relaxed) }
     }
 
-    /// Takes what was written down since it was last taken.
+    /// Takes the requests that were recorded since the last call.
     pub fn take_order(&self) -> Vec<Started> {
         let order = self.counts.order.as_ref();
         order.map_or_else(Vec::new, |order| {
@@ -125,7 +126,7 @@ impl<D: Device> Device for Tapped<D> {
 pub struct TappedQueue<Q> {
     inner: Q,
     counts: Arc<Counts>,
-    /// What is offered to the device, for as long as it is.
+    /// The requests of the batch that is being offered to the device.
     offered: Vec<Started>,
 }
 
@@ -136,9 +137,9 @@ impl<Q: DeviceQueue> DeviceQueue for TappedQueue<Q> {
         self.offered
             .extend(offered.map(|started| (started.op(), started.sector(), started.sectors())));
         self.inner.start(now, batch, done);
-        // What the device left in the batch it did not start, and it starts in order.
+        // The device starts requests in order, and leaves in the batch those that it did not start.
         let started = &self.offered[..self.offered.len().saturating_sub(batch.len())];
-        // Relaxed: counts that nothing else depends on.
+        // Relaxed: these are statistics.
         self.counts.requests.fetch_add(started.len() as u64, Ordering::Relaxed);
         let sectors = started.iter().map(|(_, _, sectors)| sectors).sum();
         self.counts.sectors.fetch_add(sectors, Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! A clock that is cheap enough to read inside a lock: the processor's counter where it has one.
 //!
-//! On x86-64 the time stamp counter, which takes about 10 ns less to read than the system's clock
-//! and runs at a constant rate on every processor of the last decade; elsewhere the system's clock.
-//! A reading is not ordered with the instructions around it, so single values are good to some
-//! nanoseconds only.
+//! On x86-64 it is the time stamp counter, whose reading takes about 10 ns less than that of the
+//! system's clock and which runs at a constant rate on every processor of the last decade;
+//! elsewhere it is the system's clock. A reading is not ordered with the instructions around it, so
+//! a single value is accurate to some nanoseconds only.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long the counter is compared with the system's clock.
 const CALIBRATION: Duration = Duration::from_millis(5);
 
-/// The counter now.
+/// The counter's present value.
 #[inline]
 pub fn now() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -22,13 +22,13 @@ pub fn now() -> u64 {
     return system_ns();
 }
 
-/// The system's monotonic clock since the first look at it.
+/// The system's monotonic clock since its first reading.
 fn system_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Nanoseconds in a tick. The first call takes some milliseconds.
+/// The length of a tick, in nanoseconds. The first call takes some milliseconds.
 pub fn tick_ns() -> f64 {
     static TICK_NS: OnceLock<f64> = OnceLock::new();
     *TICK_NS.get_or_init(|| {

@@ -1,8 +1,8 @@
-//! Programs that others wrote, as instruments: fio and nbdcopy as clients, NBD and FUSE servers as
-//! peers.
+//! Programs of other projects as instruments: fio and nbdcopy as clients, NBD and FUSE servers for
+//! comparison.
 //!
-//! Whatever is started here ends here: a child has a time limit, dies with Ctrl-C, and is killed
-//! when its owner is dropped or the lab itself ends in whatever way.
+//! A process that is started here also ends here. A child has a time limit and dies with Ctrl-C. It
+//! is killed when its owner is dropped or the lab itself ends in any way.
 
 pub mod child;
 pub mod copy;

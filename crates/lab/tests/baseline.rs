@@ -1,4 +1,4 @@
-//! The baselines keep the contract of every device, and agree with the product on the same bios.
+//! The baselines pass the device contract, and agree with the product on the same bios.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use blockyard_sim::contract::{self, Rig, Subject};
 use blockyard_sim::seed::Seed;
 use blockyard_sim::workload::{Mix, Workload};
 
-/// 12 zones of 256 KiB, two of them conventional, and a last one that is short by half.
+/// 12 zones of 256 KiB, two of them conventional, and a last one of half that length.
 fn zones() -> NullConfig {
     NullConfig {
         size: (3 << 20) - (128 << 10),
@@ -29,7 +29,7 @@ fn zones() -> NullConfig {
     }
 }
 
-/// Limits low enough to be met.
+/// Limits low enough to be reached.
 fn limits() -> NullConfig {
     NullConfig { zone_max_open: 3, zone_max_active: 5, ..zones() }
 }
@@ -72,7 +72,7 @@ fn disk<Z: ZoneSet>(config: &NullConfig) -> Arc<dyn Disk> {
     Arc::new(Composed::new(name, "null", null, channels, NoneScheduler::new))
 }
 
-/// A wild bio goes to three: the product, the baseline, and the model that wild bios come from.
+/// Random bios go to the product, to the baseline, and to the model that generates them.
 struct Pair {
     product: Rig,
     baseline: Rig,
@@ -89,7 +89,7 @@ impl Pair {
         }
     }
 
-    /// One bio with the same data on both; status, sector and what a read found must be the same.
+    /// Executes one bio with the same data on both; status, sector and read data must be equal.
     fn step(&mut self, count: u64) {
         let bio = self.workload.next(&self.product.model).with_user_data(count);
         let mut data = vec![0; self.product.region.len_bytes().min(bytes(&bio))];
@@ -123,14 +123,14 @@ impl Pair {
             0 => ("zone_offline", ZoneCond::Offline),
             _ => ("zone_readonly", ZoneCond::ReadOnly),
         };
-        // The primitive below toggles: what is broken so already is repaired.
+        // The primitive below toggles: a zone that already is in this condition is repaired.
         let minus = if zone.cond == cond { "-" } else { "" };
         self.inject(name, &format!("{minus}{}", zone.start.0));
         let geometry = self.product.disk.geometry().zones.clone().expect("it has zones");
         self.product.model.toggle(geometry.zone_of(zone.start), cond);
     }
 
-    /// Puts a bad block somewhere, which is good again once it was hit.
+    /// Adds a bad block, which is good again after its first error.
     fn spoil(&mut self) {
         let sector = self.workload.below(self.product.disk.geometry().sectors);
         self.inject("badblocks", &format!("+{sector}-{sector}"));

@@ -1,5 +1,5 @@
-//! The RAM disk's baselines keep the contract of every device, and agree with the product: on the
-//! same bios, and where threads meet at the same blocks.
+//! The RAM disk's baselines pass the device contract, and agree with the product: on the same bios,
+//! and where threads use the same blocks.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only test functions.
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn plain() -> RamConfig {
     RamConfig { size: 8 << 20, ..RamConfig::default() }
 }
 
-/// Sub-block writes of every length.
+/// A RAM disk for sub-block writes of every length.
 fn parts() -> RamConfig {
     RamConfig { size: 2 << 20, bs: 512, unit: 16_384, ..RamConfig::default() }
 }
@@ -59,7 +59,7 @@ fn disk(device: impl Device) -> Arc<dyn Disk> {
     Arc::new(Composed::new("pair".to_owned(), "ram", device, channels, NoneScheduler::new))
 }
 
-/// The same bios with the same data on both; status and what a read found must be the same.
+/// Executes the same bios with the same data on both; status and read data must be equal.
 fn agree<T: Table>(stream: u64) {
     let seed = Seed::from_env();
     let _watch = seed.watch("product and baseline");
@@ -76,7 +76,7 @@ fn agree<T: Table>(stream: u64) {
             match workload.below(4) {
                 0 => workload.fill(&mut data),
                 1 => data.fill(count as u8),
-                // Text that compresses, of another phase each time.
+                // Text that compresses, with another phase each time.
                 _ => data.iter_mut().zip(count..).for_each(|(byte, at)| *byte = (at / 7) as u8),
             }
             let ends = [&mut product, &mut baseline].map(|rig| {
@@ -109,15 +109,15 @@ fn product_and_entries_with_locks_agree() {
 
 const THREADS: u64 = 4;
 const TURNS: u64 = 400;
-/// Blocks that all threads write.
+/// The number of blocks that all threads write.
 const HOT: u64 = 3;
 
-/// A block that compresses and says in each word which write it is of.
+/// A block that compresses, with the number of its write in each word.
 fn tagged(tag: u64) -> Vec<u8> {
     (0..512_u64).flat_map(|word| ((tag << 16) | (word / 4)).to_le_bytes()).collect()
 }
 
-/// Every read finds one write as a whole, whoever else is there.
+/// Every read returns the data of one write, whatever other threads write.
 fn no_block_is_torn(disk: &Arc<dyn Disk>) {
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -167,7 +167,7 @@ fn threads_that_meet_at_a_block_see_whole_writes() {
     }
 }
 
-/// A baseline begins with what the product's snapshot holds.
+/// A baseline starts with the contents of the product's snapshot.
 #[test]
 fn a_snapshot_is_loaded() {
     let path = std::env::temp_dir().join(format!("by-lab-{}.snapshot", std::process::id()));

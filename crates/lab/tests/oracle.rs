@@ -1,5 +1,5 @@
-//! The product's deadline policy against what a kernel's mq-deadline decided: every recording in
-//! `tests/oracle` is replayed. `blockyard-lab oracle deadline record` makes new ones.
+//! Compares the product's deadline policy with the decisions of a kernel's mq-deadline: replays
+//! every recording in `tests/oracle`. `blockyard-lab oracle deadline record` makes new ones.
 
 #![allow(clippy::unwrap_used)] // The functions that the tests share are tests too.
 
@@ -51,7 +51,7 @@ fn the_policy_decides_as_the_kernel_did() {
     assert_eq!(verdicts["no-merges"].joins, 0);
 }
 
-/// Whether a recording is good with something else tuned than the kernel had.
+/// Whether a recording still matches with another tunable than the kernel had.
 fn is_good_with(workload: &str, tunable: &str, value: u32) -> bool {
     let mut trace = recorded(workload);
     *trace.header.tunables.value_mut(tunable).unwrap() = value;
@@ -85,7 +85,7 @@ fn a_swapped_decision_is_found_and_none_after_it() {
         .skip(1000)
         .take(40)
         .collect();
-    // Two that are far enough from each other in one batch, and both were there before.
+    // Two requests of one batch that are far enough apart, both of which waited before.
     let pair = issues.windows(6).find(|window| {
         window[5] - window[0] == 5
             && window.iter().all(|at| trace.events[*at].kind == trace.events[window[0]].kind)
@@ -148,10 +148,10 @@ fn this_kernel_is_recorded_or_what_is_missing_is_said() {
     };
     assert_eq!(trace.header.tunables.fifo_batch, 1);
     assert!(trace.issues() > 1000, "{}", trace.issues());
-    // Others keep this machine's processors busy, so how much is equal says nothing; but every
-    // event is of a request that was there.
+    // Other processes keep this machine's processors busy, so the share of equal decisions shows
+    // nothing; but every event must be of a request that existed.
     replay(&trace).unwrap();
-    // Somebody who looks at each new device may hold it for an instant.
+    // Another program, such as udev, may hold a new device for an instant.
     assert!((0..1000).any(|_| !loops().unwrap_or(false)), "the loop device is gone");
     let instance = format!("/sys/kernel/tracing/instances/blockyard-{}", std::process::id());
     assert!(!Path::new(&instance).exists());

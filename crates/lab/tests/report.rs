@@ -1,4 +1,4 @@
-//! A report's numbers are those of the results that it was made from, and a browser draws it.
+//! A report's numbers are those of its results, and a browser draws it.
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
 
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ fn sample() -> Vec<Results> {
     report::runs(&[file], Path::new("")).unwrap()
 }
 
-/// The text between two marks, and what follows.
+/// The text between two marks, and the text after it.
 fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<(&'a str, &'a str)> {
     let text = &text[text.find(start)? + start.len()..];
     let at = text.find(end)?;
     Some((&text[..at], &text[at..]))
 }
 
-/// The JSON that a page carries.
+/// The JSON in a page.
 fn embedded(page: &str) -> Value {
     let start = "<script type=\"application/json\" id=\"results\">";
     serde_json::from_str(between(page, start, "</script>").unwrap().0).unwrap()
@@ -65,7 +65,7 @@ fn every_cell_of_numbers_says_where_they_are_from() {
         while let Some((cell, after)) = between(rest, &format!("<td class=\"{class}\">"), "</td>") {
             let mut text = String::new();
             let mut markup = cell;
-            // What stands outside of the numbers' own elements.
+            // The text outside of the numbers' own elements.
             while let Some(at) = markup.find("<span data-path=") {
                 text.push_str(&markup[..at]);
                 markup = &markup[at..];
@@ -144,7 +144,7 @@ fn what_the_page_carries_is_what_was_vendored() {
     }
 }
 
-/// Runs the browser on a page with these arguments; its standard output.
+/// Runs the browser on a page with these arguments, and returns its standard output.
 fn browse(page: &Path, arguments: &[&str]) -> String {
     let profile = page.with_extension("profile");
     let browser = "chromium-headless-shell";
@@ -161,7 +161,7 @@ fn browse(page: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Writes a page and takes its picture, 1280 x 4000.
+/// Writes a page and takes a screenshot of 1280 x 4000.
 fn picture(directory: &Path, name: &str, page: &str) -> (PathBuf, Vec<u8>) {
     let file = directory.join(format!("{name}.html"));
     std::fs::write(&file, page).unwrap();
@@ -171,8 +171,8 @@ fn picture(directory: &Path, name: &str, page: &str) -> (PathBuf, Vec<u8>) {
     (file, std::fs::read(&png).unwrap())
 }
 
-/// Of a comparison whose rounds scattered over eight orders of magnitude the report said
-/// `11.7x (95 %: 0.0011x to 124000x)`, and drew all others as lines without a width beside it.
+/// For a comparison whose rounds scattered over eight orders of magnitude the report once said
+/// `11.7x (95 %: 0.0011x to 124000x)`, and the scale reduced all other intervals to points.
 #[test]
 fn a_ratio_whose_interval_says_nothing_is_no_figure() {
     let mut runs = sample();
@@ -188,8 +188,8 @@ fn a_ratio_whose_interval_says_nothing_is_no_figure() {
     assert!(!html::page(&sample()).unwrap().contains("no figure"));
 }
 
-/// What a browser finds wrong with a page that it has drawn, a word for each; and how much it has
-/// looked at.
+/// A script that reports the faults of a drawn page, a word for each, and the number of checked
+/// items.
 const LOOK: &str = "<script>(() => {\n\
     const runs = JSON.parse(document.getElementById('results').textContent).runs;\n\
     const wrong = [];\n\
@@ -228,14 +228,14 @@ const LOOK: &str = "<script>(() => {\n\
     root.dataset.looked = `${tables > 5} ${plots} ${lines}`;\n\
     })()</script>";
 
-/// A report was drawn with four faults: error bars that ended outside of the plot, tables cut at
-/// the right, the axis in the legend as if it were a series, and the line of a prediction through
-/// points of other machines that were published.
+/// A report once had four faults: error bars that ended outside of the plot, tables cut at the
+/// right, the axis in the legend as if it were a series, and a line of a prediction through
+/// published points of other machines.
 #[test]
 fn what_the_browser_draws_is_inside_and_means_what_it_says() {
     let directory = blockyard_lab::scratch::Scratch::new().unwrap();
     let mut runs = sample();
-    // Rounds far apart, as on a busy machine, and published values of large machines.
+    // Rounds that differ widely, as on a busy machine, and published values of large machines.
     for row in runs[0].rows.iter_mut().filter(|row| row.metric == "iops") {
         (row.min, row.max) = (row.min / 40.0, row.max * 6.0);
     }
@@ -262,7 +262,7 @@ fn a_browser_draws_the_page() {
         // IHDR: width and height.
         assert_eq!(png[16..24], [0, 0, 0x05, 0, 0, 0, 0x0f, 0xa0]);
     }
-    // One colour compresses to next to nothing; text and plots do not.
+    // A blank page compresses to a small file; text and plots do not.
     let (drawn, blank) = (png.len(), blank.len());
     assert!(drawn > 10 * blank, "{drawn} bytes, a blank page has {blank}");
 

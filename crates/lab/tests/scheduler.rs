@@ -1,5 +1,5 @@
-//! The coarse schedulers keep the contract of every device; and what is claimed of merging and of
-//! fairness is so, decision by decision: one thread drives all channels, on a clock moved by hand.
+//! The coarse schedulers pass the device contract. Their merging and fairness are checked decision
+//! by decision: one thread drives all channels, on a manual clock.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -71,7 +71,7 @@ fn lanes_without_permits_keep_the_contract() {
 
 /// Sectors of an I/O.
 const SECTORS: u64 = 8;
-/// What the device takes for a request, and the step of the clock.
+/// The device's time for a request, and the step of the clock.
 const SERVICE_NS: u64 = 1_000_000;
 
 /// Channels of a device that takes a millisecond for a request, all driven by one thread.
@@ -120,7 +120,8 @@ impl Bench {
         channel.submit();
     }
 
-    /// Moves the clock, and lets each channel look what is done; says which had how many.
+    /// Advances the clock, lets each channel reap, and returns the number of completions by
+    /// channel.
     fn step(&mut self, ns: u64) -> Vec<usize> {
         self.clock.advance(ns);
         let mut counts = Vec::with_capacity(self.channels.len());
@@ -137,7 +138,7 @@ impl Bench {
         blockyard_core::clock::Clock::now(&self.clock)
     }
 
-    /// Goes on until nothing is in flight.
+    /// Runs until no request is in flight.
     fn finish(&mut self) {
         for _ in 0..100_000 {
             if self.channels.iter().all(|(channel, _)| channel.in_flight() == 0) {
@@ -149,8 +150,8 @@ impl Bench {
     }
 }
 
-/// The published regression: 64 submitters with one sequential 4 KiB write each. What a device of
-/// so many tags sees of it, written as so many streams.
+/// The published regression: 64 submitters with one sequential 4 KiB write each. Returns the
+/// requests that a device with `tags` tags sees if they write `streams` streams.
 fn sequential_writes(name: &str, tags: u16, streams: u64) -> Reading {
     const SUBMITTERS: usize = 64;
     let mut bench = Bench::new(name, tags, SUBMITTERS);
@@ -173,7 +174,7 @@ fn sequential_writes(name: &str, tags: u16, streams: u64) -> Reading {
     bench.tap.reading()
 }
 
-/// With as many tags as submitters nothing waits, and nothing merges under any of them.
+/// With as many tags as submitters no request waits, and none merges under any scheduler.
 #[test]
 fn what_waits_merges_as_under_one_lock() {
     for (tags, streams, blocks_min) in
@@ -190,16 +191,17 @@ fn what_waits_merges_as_under_one_lock() {
     }
 }
 
-/// The ways in which the policy sees all that waits. In buckets a request waits for a tag first, in
-/// line, so that with few tags neither its direction nor its age nor its class is seen.
+/// The schedulers whose policy sees all waiting requests. With buckets a request first waits in
+/// line for a tag, so with few tags the policy sees neither its direction nor its age nor its
+/// class.
 const SCHEDULED: [&str; 3] = [sched_lock::SPINNING, sched_lock::PARKING, PRODUCT];
 
-/// How many requests were started before the one at `sector`, of those that were written down.
+/// The number of recorded requests that were started before the one at `sector`.
 fn place_of(order: &[(Op, Sector, u64)], sector: u64) -> Option<usize> {
     order.iter().position(|started| started.1 == Sector(sector))
 }
 
-/// A read beside 200 writes that wait is next, but for what is left of their batch of 16.
+/// A read concurrent with 200 waiting writes is next, after the rest of their batch of 16.
 #[test]
 fn a_read_overtakes_writes_that_wait() {
     let overtaken = |name| {
@@ -218,8 +220,8 @@ fn a_read_overtakes_writes_that_wait() {
     assert!(overtaken(NONE) >= 190, "first in, first out");
 }
 
-/// The same beside writes on four other channels. A device that is full of writes is full for the
-/// read as well, and a batch of them goes on; with `async_depth` they leave tags free for it.
+/// A read concurrent with writes on four other channels. A device that is full of writes has no tag
+/// for the read, and their batch continues; with `async_depth` the writes leave tags free for it.
 #[test]
 fn a_read_overtakes_the_writes_of_other_channels() {
     let overtaken = |name, async_depth| {
@@ -246,7 +248,7 @@ fn a_read_overtakes_the_writes_of_other_channels() {
     assert!(overtaken(sched_fifo::NAME, None) >= 230, "first in, first out");
 }
 
-/// Keeps reads of ascending sectors in flight on the first channel, and starts no batch anew.
+/// Keeps reads of ascending sectors in flight on the first channel, without starting a new batch.
 fn flood(bench: &mut Bench, next: &mut u64, count: usize) {
     for _ in 0..count {
         bench.submit(0, Op::Read, *next, Prio::BestEffort);
@@ -254,14 +256,14 @@ fn flood(bench: &mut Bench, next: &mut u64, count: usize) {
     }
 }
 
-/// What is overdue is started within `fifo_batch` decisions, wherever it lies.
+/// An expired request is started within `fifo_batch` decisions, whatever its sector.
 #[test]
 fn what_has_expired_is_next_after_its_batch() {
     for name in SCHEDULED {
         let (mut bench, mut next) = (Bench::new(name, 4, 2), 1 << 20);
         flood(&mut bench, &mut next, 64);
         bench.step(SERVICE_NS);
-        // Behind the sweep, which goes on for ever.
+        // At a sector below the sweep, which ascends for ever.
         bench.submit(1, Op::Read, 0, Prio::BestEffort);
         let expires = Nanos(bench.now().0 + 500_000_000);
         while bench.now() < Nanos(expires.0 - SERVICE_NS) {
@@ -281,7 +283,7 @@ fn what_has_expired_is_next_after_its_batch() {
     }
 }
 
-/// Writes wait for at most `writes_starved` batches of reads, and what is left of one.
+/// Writes wait for at most `writes_starved` batches of reads, and the rest of one.
 #[test]
 fn writes_are_not_starved() {
     for name in SCHEDULED {
@@ -301,7 +303,7 @@ fn writes_are_not_starved() {
     }
 }
 
-/// A lower class waits while a higher one has anything, but not beyond `prio_aging_expire`.
+/// A lower class waits while a higher one has requests, but no longer than `prio_aging_expire`.
 #[test]
 fn the_idle_class_waits_until_it_has_aged() {
     const AGING_MS: u64 = 100;

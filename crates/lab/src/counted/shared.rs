@@ -1,7 +1,7 @@
-//! The same around a lock that readers may share.
+//! Counting for locks that readers may share.
 //!
-//! A reader who comes while others read has met nobody who makes it wait, and is not counted as
-//! contended, although the lock's line had to come to it.
+//! A reader that arrives while others read does not wait, and is not counted as contended, although
+//! the lock's cache line had to move to it.
 
 use super::{Counted, Section, timed};
 use crate::baseline::shared_lock::SharedLock;
@@ -36,7 +36,7 @@ impl<T, L: SharedLock<T>, const ROOM: usize> SharedLock<T> for Counted<L, ROOM> 
 
     #[inline]
     fn try_read<R, F: FnOnce(&T) -> R>(&self, f: F) -> Result<R, F> {
-        // As `try_with` of the lock that nobody shares: `f` has to come back.
+        // As in `try_with` of the exclusive lock: `f` must be returned on failure.
         let mut f = Some(f);
         let section = self.0.try_read(timed_look(|value: &T| {
             let f = f.take().expect("a section runs once");

@@ -1,4 +1,4 @@
-//! What one atomic costs: alone, by two threads at once, and as a message from one to the other.
+//! The cost of one atomic: alone, by two threads at once, and as a message between two threads.
 #![allow(clippy::disallowed_types, reason = "atomics are what is measured here")]
 
 use std::hint::{black_box, spin_loop};
@@ -11,22 +11,22 @@ use crate::limits::pair::{Place, in_turns, together};
 use crate::limits::slices::{Reading, alone};
 use crate::sample::Round;
 
-/// In the cell of a ping-pong: the answerer may go.
+/// The value of the cell that ends the answering thread of a ping-pong.
 const GONE: u64 = u64::MAX;
 
-/// Which read-modify-write.
+/// The kind of read-modify-write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
     /// `fetch_add`: always one access.
     Add,
-    /// A load and a `compare_exchange`, again until it succeeds.
+    /// A load and a `compare_exchange`, repeated until it succeeds.
     Exchange,
 }
 
-/// One update; answers the value before.
+/// One update. Returns the value before.
 #[inline]
 fn update(cell: &AtomicU64, kind: Update) -> u64 {
-    // Relaxed and AcqRel cost the same on x86; AcqRel is what a room needs.
+    // Relaxed and AcqRel cost the same on x86; the product's primitives need AcqRel.
     match kind {
         Update::Add => cell.fetch_add(1, Ordering::AcqRel),
         Update::Exchange => {
@@ -41,7 +41,7 @@ fn update(cell: &AtomicU64, kind: Update) -> u64 {
     }
 }
 
-/// Updates of a cell that nobody else wants.
+/// Updates of a cell that no other thread uses.
 ///
 /// # Errors
 /// As [`alone`].
@@ -65,7 +65,7 @@ pub fn contended(round: &Round<'_>, kind: Update) -> Result<Reading, LabError> {
         let mut expected = u64::MAX;
         for _ in 0..ops {
             let before = update(&cell, kind);
-            // The first of a batch counts as no turn: who came before it is not known.
+            // The first of a batch counts as no turn, because the thread before it is not known.
             turns += u64::from(before != expected && expected != u64::MAX);
             expected = before + 1;
         }
@@ -74,7 +74,7 @@ pub fn contended(round: &Round<'_>, kind: Update) -> Result<Reading, LabError> {
     together(round, false, [run; 2])
 }
 
-/// A message through a cache line: one thread stores, the other sees it. Half a round trip.
+/// A message through a cache line: one thread stores, another sees it. Measures half a round trip.
 ///
 /// # Errors
 /// As [`in_turns`].
@@ -86,7 +86,7 @@ pub fn line_transfer(round: &Round<'_>) -> Result<Reading, LabError> {
         Place::Beside,
         || {
             asked += 1;
-            // Release: pairs with the Acquire of the answerer, and the other way round.
+            // Release: pairs with the Acquire of the answering thread, in both directions.
             line.store(2 * asked - 1, Ordering::Release);
             while line.load(Ordering::Acquire) != 2 * asked {
                 spin_loop();

@@ -1,15 +1,14 @@
-//! What stock fio takes for an I/O that its own null engine does not do: the least that any figure
-//! by fio can show.
+//! The time of an I/O in stock fio with its own null engine: the least that a figure by fio can be.
 
 use crate::error::LabError;
 use crate::limits::slices::Reading;
 use crate::sample::Round;
 use crate::tools::fio::Fio;
 
-/// Random 4 KiB reads of fio's null engine at this depth, in batches of up to 64: CPU time of one.
+/// The CPU time of a random 4 KiB read of fio's null engine at this depth, in batches of up to 64.
 ///
 /// # Errors
-/// If fio is not installed, fails, or says what is not understood.
+/// If fio is not installed or fails, or its output cannot be parsed.
 pub fn null_engine(round: &Round<'_>, depth: u32) -> Result<Reading, LabError> {
     let report = line(depth).run(round.warm_up, round.duration, round.stop)?;
     Ok(Reading::of(report.cpu.as_nanos() as f64 / report.ios as f64))

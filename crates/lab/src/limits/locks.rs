@@ -1,4 +1,4 @@
-//! What a lock costs: alone, by two threads at once, and handed to and fro.
+//! The cost of a lock: alone, by two threads at once, and handed over in turns.
 #![allow(clippy::disallowed_types, reason = "the standard lock is measured for comparison")]
 
 use std::hint::{black_box, spin_loop};
@@ -14,9 +14,9 @@ use crate::limits::pair::{Place, in_turns, together};
 use crate::limits::slices::{Reading, alone};
 use crate::sample::Round;
 
-/// The rank of a lock that is alone.
+/// The rank of a lock that is taken alone.
 const RANK: u8 = 1;
-/// Whose turn it is when the answerer may go.
+/// The value of the turn that ends the answering thread.
 const GONE: u64 = u64::MAX;
 
 /// The product's spinning lock.
@@ -45,7 +45,7 @@ impl Lock<u64> for Standard {
     }
 }
 
-/// Takes and gives back a lock that nobody else wants, around one addition.
+/// Takes and releases a lock that no other thread uses, around one addition.
 ///
 /// # Errors
 /// As [`alone`].
@@ -84,13 +84,14 @@ pub fn contended<L: Lock<u64>>(round: &Round<'_>, sleeps: bool) -> Result<Readin
     together(round, sleeps, [0, 1].map(run))
 }
 
-/// Two threads that take a lock strictly in turns: from one section's end to the other's.
+/// Two threads take a lock strictly in turns: the time from the end of one's section to the end of
+/// the other's.
 ///
 /// # Errors
 /// As [`in_turns`].
 pub fn hand_over<L: Lock<u64>>(round: &Round<'_>) -> Result<Reading, LabError> {
     let lock = Padded(L::new(0));
-    // A thread that finds that it is not its turn lets the other in and looks again.
+    // A thread whose turn it is not lets the other in and looks again.
     let pass = |mine: u64, next: u64| {
         let turn = lock.with(|turn| {
             let before = *turn;

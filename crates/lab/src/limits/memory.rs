@@ -6,12 +6,12 @@ use crate::error::LabError;
 use crate::limits::slices::{Reading, alone};
 use crate::sample::Round;
 
-/// What is copied at a time where blocks are copied: a usual block.
+/// The length of a copied block: a usual block.
 const BLOCK_BYTES: usize = 4096;
-/// What is copied at a time where the bandwidth is asked.
+/// The length of a copy when the bandwidth is measured.
 const STREAM_BYTES: usize = 1 << 20;
 
-/// Memory that has been touched, so that no fault falls into the measurement.
+/// Memory that has been touched, so that no page fault falls into the measurement.
 fn touched(bytes: usize) -> Result<Vec<u8>, LabError> {
     let mut memory = Vec::new();
     memory
@@ -21,7 +21,7 @@ fn touched(bytes: usize) -> Result<Vec<u8>, LabError> {
     Ok(memory)
 }
 
-/// Copies of 4 KiB from and to the same two places, which stay in the nearest cache.
+/// Copies 4 KiB from and to fixed offsets, which stay in the nearest cache.
 ///
 /// # Errors
 /// As [`alone`].
@@ -29,7 +29,7 @@ pub fn copy_hot(round: &Round<'_>) -> Result<Reading, LabError> {
     copy_random(round, BLOCK_BYTES)
 }
 
-/// Copies of 4 KiB from random places of `from_bytes` to one place.
+/// Copies 4 KiB from random offsets of `from_bytes` to a fixed one.
 ///
 /// # Errors
 /// As [`alone`], or if there is too little memory.
@@ -48,7 +48,7 @@ pub fn copy_random(round: &Round<'_>, from_bytes: usize) -> Result<Reading, LabE
     Ok(Reading { bytes_per_op: BLOCK_BYTES as f64, ..reading })
 }
 
-/// Copies of 1 MiB through 256 MiB and from the start again: what memory gives in a stream.
+/// Copies 1 MiB at a time through 256 MiB repeatedly: the sequential bandwidth of memory.
 ///
 /// # Errors
 /// As [`alone`], or if there is too little memory.

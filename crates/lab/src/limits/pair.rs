@@ -1,4 +1,4 @@
-//! Two threads on two processors: what they do to the same place at once, and in turns.
+//! Two threads on two processors: their operations on shared memory at once, and in turns.
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_types, reason = "atomics are what is measured here")]
 
@@ -19,7 +19,7 @@ use crate::sample::Round;
 fn processors() -> Vec<usize> {
     // SAFETY: an all-zero set is a valid, empty one.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is a valid place of the size that is given.
+    // SAFETY: the pointer is to a valid set of the given size.
     let answer = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) };
     if answer != 0 {
         return Vec::new();
@@ -39,10 +39,10 @@ fn pin(cpu: usize) {
     unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
 }
 
-/// The two processors that a pair runs on.
+/// The two processors on which a pair runs.
 ///
 /// # Errors
-/// If there is one only.
+/// If there is only one.
 fn two_processors() -> Result<[usize; 2], LabError> {
     match processors()[..] {
         [first, second, ..] => Ok([first, second]),
@@ -50,31 +50,32 @@ fn two_processors() -> Result<[usize; 2], LabError> {
     }
 }
 
-/// What the two threads tell each other.
+/// The words through which the two threads communicate.
 #[derive(Debug, Default)]
 struct Board {
     stop: Padded<AtomicBool>,
-    /// The second thread's CPU clock; 0 until it runs.
+    /// The id of the second thread's CPU clock; 0 until the thread runs.
     clock: Padded<AtomicI64>,
-    /// What the second thread has done.
+    /// The operations that the second thread has done.
     ops: Padded<AtomicU64>,
     turns: Padded<AtomicU64>,
 }
 
-/// Threads share a place if at least one operation in so many follows one of the other thread.
+/// Two threads share the memory if at least one in this many operations follows one of the other
+/// thread.
 const TURNS_SHARE: u64 = 1000;
 
-/// Operations of one thread in a batch: how many, and how many of them followed one of the other
-/// thread.
+/// The number of operations of a batch that followed an operation of the other thread.
 pub type Turns = u64;
 
-/// Two threads that work at once, each on a processor of its own. Each of `runs` does as many
-/// operations as it is told and answers how often the turn had come from the other thread. Where
-/// they sleep while they wait, `sleeps` is set: then CPU time does not tell whether a slice was
-/// disturbed, and those count in which the turn went to and fro.
+/// Two threads that run at once, each on a processor of its own. Each of `runs` does the requested
+/// number of operations and returns how many of them followed one of the other thread. `sleeps` is
+/// set if the threads sleep while they wait. CPU time then does not show whether a slice was
+/// disturbed, so only slices count in which both threads had turns.
 ///
 /// # Errors
-/// If there is one processor only, it is interrupted, or the two never ran undisturbed together.
+/// If there is only one processor, the run is interrupted, or the two never ran undisturbed
+/// together.
 pub fn together(
     round: &Round<'_>,
     sleeps: bool,
@@ -100,7 +101,7 @@ pub fn together(
         let slices = first.map_err(LabError::io("starting a first thread")).and_then(|first| {
             first.join().map_err(|_| LabError::failed("measurement", "its thread panicked"))?
         });
-        // Relaxed: nothing is handed over with the flag.
+        // Relaxed: the flag publishes no data.
         board.stop.store(true, Ordering::Relaxed);
         slices
     })?;
@@ -113,9 +114,9 @@ pub fn together(
     undisturbed(&slices)
 }
 
-/// How many times as much two threads do as one, at what neither shares with the other: plain
-/// arithmetic. Two processors that are threads of one core, as a virtual machine's may be for a
-/// while without its knowing, do 1.6 times as much as one there; whole ones do twice as much.
+/// The throughput of two threads relative to one, for work without shared data: plain arithmetic.
+/// The processors of a virtual machine may be two threads of one core for a while without the
+/// guest's knowledge; they then reach 1.6. Two whole cores reach 2.
 ///
 /// # Errors
 /// As [`together`].
@@ -127,7 +128,7 @@ pub fn gain_of_own_work(round: &Round<'_>) -> Result<f64, LabError> {
     Ok(one.ns_per_op / two.ns_per_op)
 }
 
-/// Arithmetic that keeps all of a core's units busy: eight sums that do not wait for one another.
+/// Arithmetic that keeps all of a core's units busy: eight sums that do not depend on one another.
 fn arithmetic(ops: u32) -> Turns {
     let mut sums = [1_u64, 2, 3, 4, 5, 6, 7, 8];
     for round in 0..u64::from(ops) {
@@ -142,14 +143,14 @@ fn arithmetic(ops: u32) -> Turns {
 fn second_of_pair(cpu: usize, batch: u32, board: &Board, run: &mut impl FnMut(u32) -> Turns) {
     pin(cpu);
     let mut clock = 0;
-    // SAFETY: the thread is the calling one, and `clock` a valid place for the answer.
+    // SAFETY: the thread is the calling one, and `clock` is a valid pointer for the result.
     if unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) } == 0 {
-        // Relaxed: the number says everything.
+        // Relaxed: the number publishes no other data.
         board.clock.store(i64::from(clock), Ordering::Relaxed);
     }
-    // Small pieces, so that the first thread sees how far this one has come.
+    // Small pieces, so that the first thread can read the progress of this one.
     let piece = (batch / 8).max(1);
-    // Relaxed, here and below: counts that are read for statistics.
+    // Relaxed, here and below: these are statistics.
     while !board.stop.load(Ordering::Relaxed) {
         let turns = run(piece);
         board.ops.fetch_add(u64::from(piece), Ordering::Relaxed);
@@ -194,22 +195,22 @@ fn first_of_pair(
     Ok(slices)
 }
 
-/// Where the second thread of a round trip runs.
+/// The processor of a round trip's second thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On a processor of its own.
+    /// A processor of its own.
     Beside,
-    /// On the same processor: each round trip switches twice.
+    /// The first thread's processor: each round trip needs two context switches.
     Same,
 }
 
-/// A round trip that one thread asks for and another answers. `ask` makes one and `answer` serves
-/// one; `answer` ends by answering false. `hang_up` makes the waiting answerer see the end.
+/// A round trip between two threads. `ask` makes one and `answer` serves one; `answer` ends by
+/// returning false. `hang_up` makes the waiting `answer` return.
 ///
-/// The time is that of half a round trip: from one thread to the other.
+/// The result is the time of half a round trip: from one thread to the other.
 ///
 /// # Errors
-/// If there is one processor only, it is interrupted, or `ask` failed.
+/// If there is only one processor, the run is interrupted, or `ask` failed.
 pub fn in_turns(
     round: &Round<'_>,
     place: Place,

@@ -1,9 +1,9 @@
-//! Time cut into slices, of which those count in which nobody else had the processor.
+//! Time in slices, of which only those count in which no other process had the processor.
 //!
-//! A limit is what the machine can do at best. On a machine that does other things as well, an
-//! average over a second says how much the others took. So a measurement is cut into slices of
-//! about a millisecond; each notes wall time and CPU time of its threads, a slice in which a thread
-//! that only computes was off its processor is left out, and the median of the rest is the result.
+//! A limit is the best that the machine can do. On a machine with other load, an average over a
+//! second mostly shows that load. So a measurement is cut into slices of about a millisecond, each
+//! with the wall time and CPU time of its threads. A slice in which a computing thread was off its
+//! processor is discarded, and the median of the rest is the result.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -15,58 +15,58 @@ use crate::stats::Summary;
 
 /// Least length of a slice.
 pub const SLICE_LENGTH: Duration = Duration::from_micros(500);
-/// Least length of a batch between two readings of the clock, so that these do not count.
+/// Least length of a batch between two readings of the clock, so that their cost is negligible.
 const BATCH: Duration = Duration::from_micros(20);
-/// Tries of a number of operations.
+/// The number of attempts to time a number of operations.
 const TRIES: u32 = 3;
-/// A thread that computes has its processor to itself if it got this share of the time.
+/// A computing thread is undisturbed if it got this share of the time.
 const UNDISTURBED: f64 = 0.97;
-/// Fewer undisturbed slices than this say nothing.
+/// With fewer undisturbed slices than this there is no result.
 const SLICES_MIN: usize = 3;
-/// So many times as long as it was to take a measurement goes on for the sake of them.
+/// A measurement without enough undisturbed slices goes on for up to this multiple of its duration.
 const PATIENCE: u32 = 8;
 
-/// Operations between two of the same thread that another one has had its turn in between.
+/// The number of operations of a thread between two turns of another thread.
 pub const OPS_PER_TURN: Metric = Metric::more("ops_per_turn", "");
 
 /// One slice of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice {
-    /// How long it was.
+    /// The wall time of the slice.
     pub wall_ns: f64,
-    /// CPU time of the thread that got the least.
+    /// The CPU time of the thread that got the least.
     pub cpu_ns: f64,
-    /// Operations of all threads.
+    /// The operations of all threads.
     pub ops: u64,
-    /// How often the turn went from one thread to the other.
+    /// The number of times the turn changed from one thread to the other.
     pub turns: u64,
 }
 
 impl Slice {
-    /// Whether its threads had their processors to themselves.
+    /// Whether all threads had their processors to themselves.
     fn is_undisturbed(&self) -> bool {
         self.cpu_ns >= UNDISTURBED * self.wall_ns
     }
 }
 
-/// What a limit's measurement gave.
+/// The result of a limit's measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
-    /// Wall time per operation; of all threads together.
+    /// The wall time per operation of all threads together.
     pub ns_per_op: f64,
-    /// Bytes that an operation moves; 0 if it moves none that count.
+    /// The bytes that an operation moves; 0 if it moves no data.
     pub bytes_per_op: f64,
     /// Operations per turn, where threads took turns.
     pub ops_per_turn: Option<f64>,
 }
 
 impl Reading {
-    /// An operation that takes this long.
+    /// The reading of an operation that takes this long.
     pub fn of(ns_per_op: f64) -> Reading {
         Reading { ns_per_op, bytes_per_op: 0.0, ops_per_turn: None }
     }
 
-    /// As a sample of the experiment.
+    /// The reading as a sample of the experiment.
     pub fn sample(&self) -> Sample {
         let mut sample = Sample::of(Metric::NS_PER_OP, self.ns_per_op);
         if self.bytes_per_op > 0.0 {
@@ -79,7 +79,7 @@ impl Reading {
     }
 }
 
-/// How long a measurement runs, and who may end it.
+/// The duration of a measurement, and the signal that may end it.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
     round: &'a Round<'a>,
@@ -92,7 +92,7 @@ impl<'a> Span<'a> {
         Span { round, started: Instant::now() }
     }
 
-    /// Whether what is measured now counts.
+    /// Whether the warm-up is over.
     pub fn counts(&self) -> bool {
         self.started.elapsed() >= self.round.warm_up
     }
@@ -103,8 +103,8 @@ impl<'a> Span<'a> {
             || self.round.stop.is_set()
     }
 
-    /// Whether the time is over, and there are undisturbed slices; or there were none in several
-    /// times as long.
+    /// Whether the time is over and there are enough undisturbed slices, or the extended time is
+    /// over.
     pub fn is_over_with(&self, slices: &[Slice]) -> bool {
         let Round { warm_up, duration, .. } = *self.round;
         let enough = || slices.iter().filter(|slice| slice.is_undisturbed()).count() >= SLICES_MIN;
@@ -119,7 +119,7 @@ impl<'a> Span<'a> {
         self.round.seed
     }
 
-    /// An error if Ctrl-C ended it.
+    /// Fails if Ctrl-C ended the measurement.
     ///
     /// # Errors
     /// [`LabError::Interrupted`].
@@ -128,25 +128,25 @@ impl<'a> Span<'a> {
     }
 }
 
-/// CPU time that the calling thread has had.
+/// The CPU time that the calling thread has used.
 pub fn thread_cpu_ns() -> f64 {
     clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// What a clock of the system shows.
+/// The time of a clock of the system.
 pub fn clock_ns(clock: libc::clockid_t) -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer, and nothing else is written.
+    // SAFETY: `time` is a valid pointer for the result, and nothing else is written.
     let answer = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    // A thread that has ended has no clock: no time passes for it any more.
+    // A thread that has ended has no clock, and no time passes for it.
     if answer == 0 { time.tv_sec as f64 * 1e9 + time.tv_nsec as f64 } else { 0.0 }
 }
 
-/// How many operations make a batch that is long enough for the clock not to matter.
+/// The number of operations of a batch that is long enough for the cost of the clock not to matter.
 pub(super) fn batch_of(mut run: impl FnMut(u32)) -> u32 {
     let mut ops = 1;
     loop {
-        // The least of some tries: one that lost its processor says nothing of the operations.
+        // The least of several attempts: one in which the thread was preempted shows nothing.
         let least = (0..TRIES).map(|_| {
             let started = Instant::now();
             run(ops);
@@ -159,7 +159,7 @@ pub(super) fn batch_of(mut run: impl FnMut(u32)) -> u32 {
     }
 }
 
-/// Measures what one thread does alone. `run` does as many operations as it is told.
+/// Measures one thread alone. `run` does the requested number of operations.
 ///
 /// # Errors
 /// If it is interrupted, or never had a processor to itself.
@@ -203,8 +203,8 @@ pub fn undisturbed(slices: &[Slice]) -> Result<Reading, LabError> {
     Ok(Reading { ns_per_op: quantile(&kept, 0.5), ..turns_of(&kept) })
 }
 
-/// The lower quartile of the slices, for operations that sleep: CPU time does not tell there
-/// whether somebody else was in the way, but whoever was made it slower.
+/// The lower quartile of the slices, for operations that sleep. CPU time does not show there
+/// whether other load disturbed a slice, but any disturbance made the slice slower.
 ///
 /// # Errors
 /// If there are too few slices.
@@ -224,8 +224,8 @@ fn quantile(slices: &[Slice], q: f64) -> f64 {
     values[((values.len() - 1) as f64 * q).round() as usize]
 }
 
-/// Operations per turn, the median of the slices; `None` if nobody took turns. The sum over all
-/// slices would not do: where one thread was away for a hundredth of the time, the other has made
+/// Operations per turn, the median of the slices; `None` if no turns were taken. The sum over all
+/// slices would be wrong: while one thread is preempted for a hundredth of the time, the other does
 /// more operations in that one turn than in many others.
 fn turns_of(slices: &[Slice]) -> Reading {
     let turned = slices.iter().filter(|slice| slice.turns > 0);

@@ -1,4 +1,4 @@
-//! What a message of 64 bytes takes to another thread and back, over a socket of this machine.
+//! The time of a message of 64 bytes to another thread and back, over a local socket.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,10 +9,10 @@ use crate::limits::pair::{Place, in_turns};
 use crate::limits::slices::Reading;
 use crate::sample::Round;
 
-/// About a request's head, or its answer.
+/// The message length, about that of a request header or a reply.
 const MESSAGE_BYTES: usize = 64;
 
-/// A round trip over a pair of unix sockets; half of it.
+/// Half of a round trip over a pair of unix sockets.
 ///
 /// # Errors
 /// As [`in_turns`], or if the system refuses the sockets.
@@ -21,7 +21,7 @@ pub fn unix(round: &Round<'_>) -> Result<Reading, LabError> {
     round_trips(round, &near, &far, || drop(near.shutdown(Shutdown::Both)))
 }
 
-/// A round trip over TCP on 127.0.0.1; half of it.
+/// Half of a round trip over TCP on 127.0.0.1.
 ///
 /// # Errors
 /// As [`in_turns`], or if the system refuses the connection.

@@ -1,4 +1,4 @@
-//! What io_uring takes for an operation that does nothing.
+//! The time that io_uring takes for a no-op.
 #![allow(unsafe_code)]
 
 use io_uring::{IoUring, opcode};
@@ -7,7 +7,7 @@ use crate::error::LabError;
 use crate::limits::slices::{Reading, alone};
 use crate::sample::Round;
 
-/// No-ops, `batch` of them with one system call.
+/// No-ops, `batch` of them per system call.
 ///
 /// # Errors
 /// As [`alone`], or if the kernel refuses a ring.

@@ -11,17 +11,17 @@ use crate::sample::Round;
 use crate::stats::Summary;
 use crate::stop::Stop;
 
-/// How often a measurement is tried again on a machine that is too busy.
+/// The number of attempts at a measurement on a machine that is too busy.
 const TRIES: u32 = 50;
 
-/// What was measured of the limits: medians by name, jobs and metric.
+/// The measured limits: medians by name, jobs and metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LimitValues(BTreeMap<(String, u32, String), f64>);
 
 impl LimitValues {
-    /// The limits in a run's results; none if the run did not measure them.
+    /// The limits in a run's results; empty if the run did not measure them.
     ///
-    /// This is how a figure becomes a fraction of a limit:
+    /// A figure becomes a fraction of a limit as follows:
     /// `LimitValues::of(&results).get(names::COPY_1G, 1, Metric::BANDWIDTH)`.
     pub fn of(results: &Results) -> LimitValues {
         let rows = results.rows.iter().filter(|row| row.experiment == NAME);
@@ -31,7 +31,7 @@ impl LimitValues {
         )
     }
 
-    /// Measures these limits now, each so often and so long, in turns.
+    /// Measures these limits now, in turns.
     ///
     /// # Errors
     /// The first limit that cannot be measured.
@@ -60,27 +60,28 @@ impl LimitValues {
         Ok(LimitValues(medians.collect()))
     }
 
-    /// A limit's median.
+    /// The median of a limit.
     ///
     /// # Errors
-    /// If it is not among them.
+    /// If the limit was not measured.
     pub fn get(&self, name: &str, jobs: u32, metric: Metric) -> Result<f64, LabError> {
         let key = (name.to_owned(), jobs, metric.name.to_owned());
         let value = self.0.get(&key).copied();
         value.ok_or_else(|| missing(name, jobs, "run `blockyard-lab run limits`"))
     }
 
-    /// With a value, in place of what was there.
+    /// The limits with one value replaced.
     pub fn with(mut self, name: &str, jobs: u32, metric: Metric, value: f64) -> LimitValues {
         self.0.insert((name.to_owned(), jobs, metric.name.to_owned()), value);
         self
     }
 }
 
-/// Tries again what failed because the machine was too busy; the last failure if it always is.
+/// Repeats a measurement that failed because the machine was too busy; the last failure if all
+/// attempts fail.
 ///
 /// # Errors
-/// What is missing or was interrupted, at once.
+/// Missing prerequisites and interrupts, at once.
 pub(crate) fn persist<T>(measure: impl Fn() -> Result<T, LabError>) -> Result<T, LabError> {
     let mut tries = 1;
     loop {

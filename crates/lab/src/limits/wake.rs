@@ -1,4 +1,4 @@
-//! What the system takes to wake a thread, to let another run, and to say what time it is.
+//! The time the system takes to wake a thread, to switch to another, and to read the clock.
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_types, reason = "a futex is a word that two threads share")]
 
@@ -16,7 +16,7 @@ use crate::limits::pair::{Place, in_turns};
 use crate::limits::slices::{Reading, alone};
 use crate::sample::Round;
 
-/// The word says that the answerer is to act, that it has, or that it may go.
+/// The values of the word: the answering thread is to act; it has acted; it is to end.
 const ASKED: u32 = 1;
 const ANSWERED: u32 = 0;
 const GONE: u32 = 2;
@@ -43,7 +43,7 @@ fn futex_wake(word: &AtomicU32) {
 pub fn futex(round: &Round<'_>) -> Result<Reading, LabError> {
     let word = AtomicU32::new(ANSWERED);
     let set = |value| {
-        // Release: pairs with the Acquire of whoever waits for the value.
+        // Release: pairs with the Acquire of the thread that waits for the value.
         word.store(value, Ordering::Release);
         futex_wake(&word);
     };
@@ -71,7 +71,7 @@ pub fn futex(round: &Round<'_>) -> Result<Reading, LabError> {
     )
 }
 
-/// A wake-up that finds nobody asleep: what the waker pays for the system call.
+/// A wake without a sleeper: the cost of the waker's system call.
 ///
 /// # Errors
 /// As [`alone`].
@@ -80,14 +80,14 @@ pub fn futex_call(round: &Round<'_>) -> Result<Reading, LabError> {
     alone(round, |ops| (0..ops).for_each(|_| futex_wake(&word)))
 }
 
-/// An event counter of the system.
+/// A new eventfd.
 fn event() -> Result<File, LabError> {
-    // SAFETY: no pointers; the answer is a new descriptor or -1.
+    // SAFETY: there are no pointers; the result is a new descriptor or -1.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
     if fd < 0 {
         return Err(LabError::io("eventfd")(io::Error::last_os_error()));
     }
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
@@ -99,7 +99,7 @@ pub fn eventfd(round: &Round<'_>) -> Result<Reading, LabError> {
     events(round, Place::Beside)
 }
 
-/// A switch from one thread to another on the same processor, asked for through an eventfd.
+/// A switch from one thread to another on one processor, caused through an eventfd.
 ///
 /// # Errors
 /// As [`in_turns`].
@@ -107,7 +107,7 @@ pub fn context_switch(round: &Round<'_>) -> Result<Reading, LabError> {
     events(round, Place::Same)
 }
 
-/// A round trip through two event counters.
+/// A round trip through two eventfds.
 fn events(round: &Round<'_>, place: Place) -> Result<Reading, LabError> {
     let (to, fro) = (event()?, event()?);
     let last = 1_u64 << 32;
@@ -128,7 +128,7 @@ fn events(round: &Round<'_>, place: Place) -> Result<Reading, LabError> {
     )
 }
 
-/// A yield with nobody else to run: the system call and a look at the queue.
+/// A yield with no other thread to run: the system call and a look at the run queue.
 ///
 /// # Errors
 /// As [`alone`].
@@ -148,7 +148,7 @@ pub fn clock(round: &Round<'_>) -> Result<Reading, LabError> {
     })
 }
 
-/// The pause between two looks at a lock that is held.
+/// The pause between two loads of a held lock.
 ///
 /// # Errors
 /// As [`alone`].

@@ -1,8 +1,8 @@
-//! A crew: threads that each take turns at something of their own until the window is over.
+//! Workers: threads that each repeat a turn of their own work until the window is over.
 //!
-//! For loads that are no batches of a [`super::Pattern`]: threads that meet in one stream, or keep
-//! reads and writes in flight together. Each thread counts for itself; what it did before the
-//! window began does not count.
+//! They serve loads that are no batches of a [`super::Pattern`]: threads that share one stream, or
+//! that keep reads and writes in flight together. Each thread counts its own I/Os; those before the
+//! window are discarded.
 #![allow(clippy::disallowed_types)] // The phase is the lab's own, shared by design.
 
 use std::sync::Barrier;
@@ -17,51 +17,51 @@ use crate::tools::cpu::of_thread;
 
 /// The window has not begun.
 const BEFORE: u8 = 0;
-/// What is done counts.
+/// The window: I/Os count.
 const WITHIN: u8 = 1;
-/// The thread is to end.
+/// The threads are to end.
 const AFTER: u8 = 2;
 
-/// How long a window waits beyond its end for each thread to have had its turn in it.
+/// How long a window waits beyond its end for each thread to have had a turn in it.
 const TURN_MAX: Duration = Duration::from_secs(30);
-/// How often it looks whether they have.
+/// The interval at which the measuring thread checks that.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What the threads share with the one who measures.
+/// The state that the threads share with the measuring thread.
 #[derive(Debug)]
 struct Shared {
     phase: AtomicU8,
-    /// Threads that have done something in the window, or failed.
+    /// The number of threads that have completed a turn in the window, or failed.
     turned: AtomicUsize,
 }
 
-/// What one thread of a crew does.
+/// The work of one thread.
 pub trait Work: Send {
-    /// One turn; says how many I/Os ended in it.
+    /// One turn. Returns the number of I/Os that ended in it.
     ///
     /// # Errors
-    /// If an I/O failed; the thread ends with that.
+    /// If an I/O failed; the thread ends with that error.
     fn turn(&mut self) -> Result<u64, LabError>;
 
-    /// The window begins: what was gathered before does not count.
+    /// The window begins: measurements from before are discarded.
     fn begin(&mut self) {}
 
-    /// The window is over; called on the thread of the turns.
+    /// The window is over. Called on the thread that ran the turns.
     fn end(&mut self) {}
 }
 
-/// What a crew did in the window.
+/// The results of the workers in the window.
 #[derive(Debug)]
 pub struct Outcome<W, T> {
-    /// The threads' work, with what each has gathered.
+    /// The workers, with the measurements that each has kept.
     pub crew: Vec<W>,
-    /// I/Os that ended.
+    /// The number of I/Os that ended.
     pub ios: u64,
-    /// CPU time of the threads.
+    /// The CPU time of the threads.
     pub cpu: Duration,
     /// The length of the window.
     pub wall: Duration,
-    /// The gauge as the window began, and as it ended.
+    /// The gauge at the start and at the end of the window.
     pub gauge: (T, T),
 }
 
@@ -80,7 +80,7 @@ impl<W, T> Outcome<W, T> {
     }
 }
 
-/// Runs each work on a thread of its own. `gauge` is read as the window begins and as it ends.
+/// Runs each work on a thread of its own. Reads `gauge` at the start and at the end of the window.
 ///
 /// # Errors
 /// If an I/O fails, or the run is to stop.
@@ -105,7 +105,7 @@ pub fn run<W: Work, T>(
             .collect();
         start.wait();
         let window = measure(shared, count, round, gauge);
-        // Relaxed: nothing is handed over with the phase.
+        // Relaxed: the phase publishes no data.
         shared.phase.store(AFTER, Ordering::Relaxed);
         let (mut crew, mut ios, mut cpu) = (Vec::new(), 0, Duration::ZERO);
         let mut failed = None;
@@ -127,7 +127,7 @@ pub fn run<W: Work, T>(
     })
 }
 
-/// Waits for the window to pass; on a machine that gives some thread no turn in it, for that too.
+/// Waits for the window to pass; if some thread had no turn in it, also for that turn.
 fn measure<T>(
     shared: &Shared,
     count: usize,
@@ -146,7 +146,7 @@ fn measure<T>(
     Ok((since.elapsed(), (before, gauge())))
 }
 
-/// One thread's part: its work, the I/Os of the window, and their CPU time.
+/// Runs one thread. Returns its work, the I/Os of the window, and their CPU time.
 fn member<W: Work>(mut work: W, shared: &Shared) -> Result<(W, u64, Duration), LabError> {
     let (mut within, mut turned, mut ios, mut since) = (false, false, 0, Duration::ZERO);
     loop {

@@ -1,5 +1,5 @@
-//! I/Os of one length that a channel keeps in flight, as a database or a restore asks for them:
-//! each durable when it is answered, or a stream with a flush now and then.
+//! I/Os of one length that a channel keeps in flight, like those of a database or a restore: each
+//! durable when it completes, or a stream with a flush now and then.
 
 use std::fmt;
 use std::time::Instant;
@@ -15,26 +15,26 @@ use super::crew::Work;
 use super::latencies;
 use crate::error::LabError;
 
-/// User data of a flush; an I/O has its slot.
+/// The user data of a flush; that of an I/O is its slot.
 const FLUSH: u64 = u64::MAX;
 
-/// What is asked for.
+/// The kind of I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Reads anywhere.
+    /// Reads at random offsets.
     Read,
-    /// Writes anywhere, each of which is to be durable when it is answered.
+    /// Writes at random offsets, each durable when it completes.
     DurableWrite,
-    /// Writes anywhere, which nobody asks to be durable.
+    /// Writes at random offsets, without FUA or flush.
     Write,
-    /// Writes one behind the other, and a flush behind every so many of them.
+    /// Sequential writes, with a flush after every this many of them.
     Stream(u32),
 }
 
-/// I/Os that one thread keeps in flight.
+/// The I/Os that one thread keeps in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Ios {
-    /// What they are.
+    /// The kind of the I/Os.
     pub ask: Ask,
     /// Length of each, in bytes.
     pub len: u64,
@@ -45,18 +45,18 @@ pub struct Ios {
 /// When an I/O began and ended.
 pub type Span = (Instant, Instant);
 
-/// One thread.
+/// A thread that keeps I/Os in flight.
 pub struct Durable {
     channel: Box<dyn Channel>,
     region: RegionId,
     ios: Ios,
     rng: Rng,
-    /// Places of this length on the disk, and the next one of a stream.
+    /// The number of offsets for an I/O of this length, and the next one of a stream.
     blocks: u64,
     next: u64,
     since: Vec<Instant>,
     free: Vec<u64>,
-    /// Writes that ended since the last flush began.
+    /// The writes that ended since the last flush began.
     unflushed: u32,
     flushing: bool,
     bios: Vec<Bio>,
@@ -83,7 +83,8 @@ impl Durable {
         if blocks == 0 {
             return Err(LabError::failed(name(), format!("shorter than {} bytes", ios.len)));
         }
-        // What is written is nobody's, so all share it; it is noise, for whoever would compress it.
+        // The contents do not matter, so all I/Os share one buffer. It is noise, so that a device
+        // that compresses gains nothing.
         let mut rng = Rng::with_seed(seed);
         let region = Region::alloc(ios.len as usize);
         let noise: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(ios.len as usize).collect();
@@ -108,18 +109,18 @@ impl Durable {
         })
     }
 
-    /// Keeps beginning and end of each I/O of the window too, for as many as there is room for.
+    /// Also keeps the start and end of up to `most` I/Os of the window.
     pub fn with_spans(mut self, most: usize) -> Durable {
         self.spans = Some(Vec::with_capacity(most));
         self
     }
 
-    /// Latencies of what ended in the window, in nanoseconds.
+    /// The latencies of the I/Os that ended in the window, in nanoseconds.
     pub fn latency(&self) -> &Histogram<u64> {
         &self.latency
     }
 
-    /// What was kept of the window.
+    /// The kept start and end times of I/Os of the window.
     pub fn spans(&self) -> &[Span] {
         self.spans.as_deref().unwrap_or_default()
     }
@@ -135,7 +136,7 @@ impl Durable {
         Sector(block * self.ios.len / SECTOR_BYTES)
     }
 
-    /// Makes up for what has ended, as far as the channel takes it.
+    /// Replaces the I/Os that have ended, as far as the channel accepts new ones.
     fn fill(&mut self) {
         self.bios.clear();
         if let Ask::Stream(every) = self.ios.ask

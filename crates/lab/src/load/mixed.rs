@@ -1,5 +1,5 @@
-//! Reads beside writes: a channel that keeps so many writes in flight and one read at a time, whose
-//! latency is taken from push to reap.
+//! Reads concurrent with writes: a channel that keeps a number of writes in flight and one read at
+//! a time, whose latency is taken from push to reap.
 
 use std::fmt;
 use std::time::Instant;
@@ -13,29 +13,29 @@ use super::crew::Work;
 use super::{BLOCK_BYTES, latencies};
 use crate::error::LabError;
 
-/// Sectors of an I/O.
+/// The length of an I/O in sectors.
 const SECTORS: u64 = BLOCK_BYTES / SECTOR_BYTES;
-/// The user data of a read; a write has another.
+/// The user data of a read and of a write.
 const READ: u64 = 0;
 const WRITE: u64 = 1;
 
-/// What one thread keeps in flight on its channel, anywhere on the disk.
+/// The I/Os that one thread keeps in flight on its channel, at random offsets.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
     /// Writes in flight.
     pub writes: usize,
-    /// Whether a read is in flight too, one at a time, and in which class.
+    /// Whether a read is in flight too, one at a time, and its priority class.
     pub read: Option<Prio>,
 }
 
-/// One thread.
+/// A thread with its mix of I/Os.
 pub struct Mixed {
     channel: Box<dyn Channel>,
     region: RegionId,
     rng: Rng,
     blocks: u64,
     mix: Mix,
-    /// Writes in flight, and since when the read is.
+    /// The number of writes in flight, and the start of the read in flight.
     writes: usize,
     read: Option<Instant>,
     bios: Vec<Bio>,
@@ -50,7 +50,7 @@ impl fmt::Debug for Mixed {
 }
 
 impl Mixed {
-    /// A thread of its own channel.
+    /// A thread with a channel of its own.
     ///
     /// # Errors
     /// If the disk opens no channel.
@@ -58,7 +58,7 @@ impl Mixed {
         let channel = disk.open();
         let mut channel =
             channel.map_err(|error| LabError::failed(format!("opening {}", disk.name()), error))?;
-        // What is read and written is nobody's: all share one block.
+        // The contents do not matter: all I/Os share one block.
         let region = channel.register(Region::alloc(BLOCK_BYTES as usize));
         Ok(Mixed {
             channel,
@@ -79,7 +79,7 @@ impl Mixed {
         &self.latency
     }
 
-    /// Makes up for what has ended, as far as the channel takes it.
+    /// Replaces the I/Os that have ended, as far as the channel accepts new ones.
     fn fill(&mut self) {
         let buf = BufRef { region: self.region, offset: 0 };
         let mut at = || Sector(self.rng.u64(..self.blocks) * SECTORS);

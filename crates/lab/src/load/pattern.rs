@@ -1,4 +1,4 @@
-//! What a load thread reads or writes, and where: an endless stream of bios.
+//! The access patterns of a load thread: an endless stream of bios.
 
 use blockyard_core::bio::Flags;
 use blockyard_core::zone::ZoneInfo;
@@ -10,30 +10,30 @@ use crate::error::LabError;
 
 /// Length of an I/O in bytes.
 pub const BLOCK_BYTES: u64 = 4096;
-/// The same in sectors.
+/// The length of an I/O in sectors.
 const BLOCK_SECTORS: u64 = BLOCK_BYTES / SECTOR_BYTES;
 
-/// What is read or written, in blocks of 4 KiB.
+/// An access pattern, in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Reads anywhere on the device.
+    /// Reads at random offsets of the device.
     RandomRead,
-    /// Writes at the write pointer of a random zone. Each thread has zones of its own, every so
-    /// many-th of the device, because a write pointer that others move cannot be written at. A
-    /// zone that is full is reset in its turn. Writes are not merged with each other.
+    /// Writes at the write pointer of a random zone. Each thread has zones of its own, one in
+    /// `threads`, because a thread cannot write at a write pointer that other threads move. A full
+    /// zone is reset in its turn. Writes do not merge.
     RandomWrite,
-    /// Appends to any zone of the device, shared by all threads. Whoever finds a zone full resets
-    /// it.
+    /// Appends to any zone of the device, shared by all threads. A thread that finds a zone full
+    /// resets it.
     RandomAppend,
     /// Appends to random zones, each thread to zones of its own.
     OwnAppend,
 }
 
 impl Pattern {
-    /// Whether a disk has what the pattern needs.
+    /// Checks that a disk has the zones that the pattern needs.
     ///
     /// # Errors
-    /// If it lacks zones for so many threads.
+    /// If it lacks zones for this many threads.
     pub(super) fn check(self, disk: &dyn Disk, threads: usize) -> Result<(), LabError> {
         let zones = disk.geometry().zones.as_ref();
         let sequential = zones.map_or(0, |zones| zones.zone_count - zones.conventional_count);
@@ -55,7 +55,7 @@ impl Pattern {
 struct Zone {
     start: Sector,
     capacity_sectors: u64,
-    /// Written sectors; counts only where the zone is this stream's alone.
+    /// Written sectors; valid only where the zone belongs to this stream alone.
     written: u64,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Stream {
     region: RegionId,
     depth: usize,
     bios: Vec<Bio>,
-    /// Zones that the batch found full, to be reset by the next.
+    /// The zones that the batch found full; the next batch resets them.
     full: Vec<Sector>,
 }
 
@@ -142,7 +142,7 @@ impl Stream {
         Bio::write(at, BLOCK_SECTORS, buf).with_flags(Flags::NOMERGE)
     }
 
-    /// Looks at how the batch ended, and says how many I/Os it did; resets are none.
+    /// Evaluates the completions of the batch, and returns its number of I/Os, without resets.
     #[inline]
     pub(super) fn settle(&mut self, done: &[Completion]) -> Result<u64, Status> {
         let failed = done.iter().any(|completion| !completion.status.is_ok());
@@ -153,7 +153,7 @@ impl Stream {
         Ok((done.len() - resets - self.full.len()) as u64)
     }
 
-    /// An append that fails has found its zone full; anything else that fails is a failure.
+    /// An append fails if its zone is full; any other failure is an error.
     #[cold]
     fn settle_failed(&mut self, done: &[Completion]) -> Result<(), Status> {
         for completion in done.iter().filter(|completion| !completion.status.is_ok()) {
@@ -168,7 +168,7 @@ impl Stream {
     }
 }
 
-/// The sequential zones of a disk, as empty ones.
+/// The sequential zones of a disk, taken as empty.
 fn zones(disk: &dyn Disk) -> impl Iterator<Item = Zone> {
     let mut report: Vec<ZoneInfo> = Vec::new();
     disk.report_zones(Sector(0), usize::MAX, &mut report).expect("a disk has a sector 0");

@@ -1,8 +1,8 @@
-//! Records of a file each, as iozone reads and writes them: one thread, one part of the disk, one
-//! record at a time, in some order.
+//! Records of a file per thread, as iozone reads and writes them: one thread, one part of the disk,
+//! one record at a time, in some order.
 //!
-//! What is written comes from the [`crate::corpus`], a channel's registered memory, so that making
-//! the data costs nothing; what is read goes to a buffer of one record.
+//! The data written come from the [`crate::corpus`], which is a channel's registered memory, so
+//! that making the data costs nothing. Reads go to a buffer of one record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,50 +28,50 @@ use crate::tools::cpu::of_thread;
 
 /// iozone's stride, in records.
 const STRIDE: u64 = 17;
-/// After so many records of a pass it is looked whether it is to stop.
+/// The number of records of a pass after which the thread checks whether to stop.
 const LOOK: u64 = 256;
 
-/// What is done with a record.
+/// The operation on a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Does {
     /// It is read.
     Read,
     /// It is written.
     Write,
-    /// One or the other, by chance, equally often.
+    /// A read or a write, at random with equal probability.
     Either,
 }
 
-/// Which record comes next.
+/// The order of the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The one behind it.
+    /// Ascending.
     Forward,
-    /// The one before it.
+    /// Descending.
     Backward,
-    /// Every 17th, and from the next record on when the end is reached.
+    /// Every 17th, and after the end again from the next record on.
     Strided,
-    /// Any.
+    /// Random.
     Random,
 }
 
-/// How a record gets to the device.
+/// The interface through which a record is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// It is pushed, submitted and reaped.
+    /// Push, submit and reap.
     Push,
-    /// It is carried out on the spot, at a place that the call names: `pread`, `pwrite`.
+    /// Executed inline at an offset that the call names: `pread`, `pwrite`.
     Carry,
 }
 
-/// What a thread does.
+/// The task of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// What is done with each record.
+    /// The operation on each record.
     pub does: Does,
-    /// In which order.
+    /// The order of the records.
     pub order: Order,
-    /// How.
+    /// The interface.
     pub way: Way,
     /// Length of a record in bytes.
     pub record_bytes: u64,
@@ -82,28 +82,28 @@ pub struct Task {
 pub struct Part {
     /// The first byte.
     pub from: u64,
-    /// Its length.
+    /// The length in bytes.
     pub len_bytes: u64,
 }
 
-/// One thread.
+/// A thread with its part of a disk.
 pub struct Records {
     channel: Box<dyn Channel>,
     source: RegionId,
     buffer: RegionId,
     task: Task,
     part: Part,
-    /// Records of the part, and of the corpus.
+    /// The number of records of the part, and of the corpus.
     records: u64,
     sources: u64,
-    /// The next record of an order, and where its pass writes from.
+    /// The next record of the order, and the offset into the corpus for this pass.
     next: u64,
     shift: u64,
     rng: Rng,
     out: Vec<Completion>,
-    /// Times from push to reap, if they are taken.
+    /// Times from push to reap, if they are measured.
     latency: Option<Histogram<u64>>,
-    /// What counting locks have counted of this thread.
+    /// The counts of the counting locks for this thread.
     counts: Counts,
 }
 
@@ -125,7 +125,8 @@ impl Records {
         Records::open_with(corpus()?, disk, task, part, seed)
     }
 
-    /// The same with other bytes than the corpus, of which there are as many.
+    /// A thread with a channel of its own that writes `bytes` instead of the corpus. They are as
+    /// many.
     ///
     /// # Errors
     /// If the disk opens no channel.
@@ -161,22 +162,22 @@ impl Records {
         })
     }
 
-    /// With the time of each record taken.
+    /// Also measures the time of each record.
     pub fn timed(self) -> Records {
         Records { latency: Some(latencies()), ..self }
     }
 
-    /// The times of the records, in nanoseconds, if they were taken.
+    /// The times of the records, in nanoseconds, if they were measured.
     pub fn latency(&self) -> Option<&Histogram<u64>> {
         self.latency.as_ref()
     }
 
-    /// What counting locks counted of this thread in the window, if the disk has such.
+    /// The counts of the counting locks for this thread in the window, if the disk has such locks.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// The record whose turn it is.
+    /// The next record of the order.
     #[inline]
     fn choose(&mut self) -> u64 {
         let at = self.next;
@@ -190,7 +191,7 @@ impl Records {
             }
             Order::Strided => {
                 let next = at + STRIDE;
-                // The pass through the records of one phase is over: the next phase.
+                // The pass through the records of one phase is over: start the next phase.
                 self.next =
                     if next > last { (at % STRIDE + 1) % STRIDE.min(last + 1) } else { next };
             }
@@ -201,7 +202,7 @@ impl Records {
         at
     }
 
-    /// One record.
+    /// Transfers one record.
     ///
     /// # Errors
     /// The status of the I/O, if it failed.
@@ -215,7 +216,7 @@ impl Records {
         };
         let bytes = self.task.record_bytes;
         let (op, buf) = if write {
-            // Another part of the corpus in each pass, so that what is written differs.
+            // Each pass writes another part of the corpus, so that the data differ.
             let source = (record + self.shift) % self.sources;
             (Op::Write, BufRef { region: self.source, offset: source * bytes })
         } else {
@@ -273,19 +274,19 @@ impl Work for Records {
     }
 }
 
-/// What one pass of some threads took.
+/// The result of one pass of some threads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Passed {
-    /// Records of all threads.
+    /// The records of all threads.
     pub records: u64,
-    /// From the moment that all began to the end of the last one.
+    /// The time from the common start to the end of the last thread.
     pub wall: Duration,
     /// CPU time of all threads.
     pub cpu: Duration,
 }
 
 impl Passed {
-    /// I/Os and bytes per second, and CPU time per I/O, of records of so many bytes.
+    /// I/Os and bytes per second, and CPU time per I/O, of records of `record_bytes`.
     pub fn sample(&self, record_bytes: u64) -> Sample {
         let (records, seconds) = (self.records as f64, self.wall.as_secs_f64());
         Sample::of(Metric::BANDWIDTH, records * record_bytes as f64 / seconds)
@@ -294,8 +295,8 @@ impl Passed {
             .with(Metric::CPUS, self.cpu.as_secs_f64() / seconds)
     }
 
-    /// The same, with a word where so many threads had less of the processors than they could have
-    /// used.
+    /// The sample of [`Passed::sample`], with a note where `threads` had less processor time than
+    /// they could have used.
     pub fn limited_sample(&self, record_bytes: u64, threads: usize, processors: usize) -> Sample {
         let mut sample = self.sample(record_bytes);
         if is_starved(threads, processors, self.cpu, self.wall) {
@@ -306,7 +307,7 @@ impl Passed {
     }
 }
 
-/// Each thread once through its part.
+/// Runs each thread once through its part.
 ///
 /// # Errors
 /// If an I/O fails, or the run is to stop.
@@ -377,7 +378,7 @@ mod tests {
                 Order::Random => {}
             }
         }
-        // Fewer records than a stride are all come to as well.
+        // With fewer records than a stride all are reached too.
         let few = Part { len_bytes: 5 * RECORD, ..PART };
         let task = task(Does::Read, Order::Strided);
         let mut records = Records::open(&*disk, task, few, 3).unwrap();

@@ -1,7 +1,7 @@
 //! Sequential streams that several threads write together, each one block at a time.
 //!
-//! A stream's next block belongs to whoever asks first, so that neighbours are in flight together
-//! on different channels: a scheduler can merge them, and nothing above it can.
+//! The thread that asks first gets the stream's next block, so that neighbours are in flight
+//! together on different channels: a scheduler can merge them, and no layer above it can.
 #![allow(clippy::disallowed_types)] // Where a stream stands is the load's own, shared by design.
 
 use std::fmt;
@@ -16,17 +16,17 @@ use super::BLOCK_BYTES;
 use super::crew::Work;
 use crate::error::LabError;
 
-/// Streams in equal parts of a disk.
+/// Streams over equal parts of a disk.
 #[derive(Debug)]
 pub struct Streams {
-    /// How many blocks of each were given out.
+    /// The number of blocks of each stream that were given out.
     given: Vec<Padded<AtomicU64>>,
-    /// Blocks of each; after the last comes the first again.
+    /// The number of blocks of each stream; after the last comes the first again.
     blocks: u64,
 }
 
 impl Streams {
-    /// So many streams on a disk, each at its start.
+    /// `count` streams on a disk, each at its start.
     pub fn new(disk: &dyn Disk, count: usize) -> Arc<Streams> {
         let blocks = disk.geometry().sectors / (BLOCK_BYTES / SECTOR_BYTES) / count as u64;
         let given = (0..count).map(|_| Padded::default()).collect();
@@ -35,7 +35,7 @@ impl Streams {
 
     /// The first sector of the next block of a stream.
     fn next(&self, stream: usize) -> Sector {
-        // Relaxed: that each block is given out once is all there is to it.
+        // Relaxed: the counter publishes no data; it only gives out each block once.
         let block = self.given[stream].fetch_add(1, Ordering::Relaxed) % self.blocks;
         Sector((stream as u64 * self.blocks + block) * (BLOCK_BYTES / SECTOR_BYTES))
     }

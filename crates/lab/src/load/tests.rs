@@ -1,4 +1,4 @@
-//! Loads on small devices: what is counted is what the device counted.
+//! Loads on small devices: the lab's counts equal the device's.
 
 use std::sync::Arc;
 
@@ -70,13 +70,13 @@ fn a_sample_says_throughput_and_cpu_time() {
     assert!(value(Metric::IOPS) > 0.0 && value(Metric::CPU_PER_IO) > 0.0);
     assert_eq!(sample.rooms, []);
     assert!(outcome.slices.iter().all(|slice| slice.wall_ns >= 5e5));
-    // Whoever is starved is told apart from who is not by CPU time alone.
+    // CPU time alone tells a starved run from one that is not.
     let given = Outcome { threads: 2, cpu: outcome.wall * 2, ..outcome };
     assert_eq!(given.sample(8).limit, None);
     let starved = Outcome { cpu: given.wall, ..given };
     assert_eq!(starved.sample(8).limit.as_deref(), Some("machine"));
     assert_eq!(starved.sample(1).limit, None);
-    // A third of a slice's time on other processors does not count; four that had theirs do.
+    // A slice with a third of its time on other work is discarded; four undisturbed ones count.
     let slice = |ops, cpu_ns| Slice { wall_ns: 1e6, cpu_ns, ops, turns: 0 };
     let slices = vec![slice(90, 6e5), slice(10, 1e6), slice(20, 1e6), slice(20, 1e6)];
     let values = Outcome { slices, ..starved }.sample(1).values;

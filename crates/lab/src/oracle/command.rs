@@ -1,4 +1,4 @@
-//! `blockyard-lab oracle`: records what a kernel's scheduler decides, and replays it.
+//! `blockyard-lab oracle`: records the decisions of a kernel's scheduler, and replays them.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use crate::oracle::verdict::{Rule, Verdict};
 use crate::oracle::workloads::{WORKLOADS, Workload, find};
 use crate::stop::Stop;
 
-/// The share of equal decisions that is wanted.
+/// The least share of equal decisions.
 pub const SHARE_MIN: f64 = 0.99;
 
 /// A scheduler that a kernel has too.
 #[derive(Debug, Subcommand)]
 pub enum OracleCommand {
-    /// mq-deadline, beside the scheduler `deadline`
+    /// mq-deadline, which corresponds to the product's scheduler `deadline`
     #[command(subcommand)]
     Deadline(DeadlineCommand),
 }
@@ -80,7 +80,7 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
-/// Does what the command says.
+/// Runs the command.
 ///
 /// # Errors
 /// See [`CommandError`].
@@ -160,12 +160,12 @@ fn summary(verdict: &Verdict) -> String {
     format!("{share} equal, {explained} explained, {unexplained} not{missed}")
 }
 
-/// Rounded down, so that what is printed is reached.
+/// A percentage, rounded down so that the printed value is reached.
 fn percent(share: f64) -> String {
     format!("{:.2} %", (share * 10_000.0).floor() / 100.0)
 }
 
-/// A trace with what a replay found.
+/// A trace and the result of its replay.
 #[derive(Debug, Serialize)]
 struct Judged<'a> {
     trace: String,

@@ -1,4 +1,4 @@
-//! Traces in files: compressed as gzip does, or plain; ours, or as tracefs printed them.
+//! Traces in files: gzip-compressed or plain; in our format, or as tracefs printed them.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,11 +15,11 @@ use crate::oracle::ticks;
 use crate::oracle::trace::{Header, Trace};
 use crate::results::write_whole;
 
-/// The first bytes of what gzip has compressed.
+/// The first bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
-/// As many tags a loop device has.
+/// The number of tags of a loop device.
 const LOOP_TAGS: u32 = 128;
-/// As many requests its scheduler takes.
+/// The number of requests that the scheduler of a loop device accepts.
 const LOOP_REQUESTS: u32 = 256;
 
 /// Reads the trace of a file.
@@ -33,7 +33,8 @@ pub fn read(path: &Path) -> Result<Trace, LabError> {
     trace(&text).map_err(|error| LabError::failed(name(), error))
 }
 
-/// The text in these bytes, which may be compressed. No more than a trace may have is unpacked.
+/// The text in these bytes, which may be compressed. At most the greatest length of a trace is
+/// unpacked.
 ///
 /// # Errors
 /// If it is damaged, too long, or not text.
@@ -47,11 +48,11 @@ pub fn text(bytes: &[u8]) -> io::Result<String> {
     Ok(text)
 }
 
-/// The trace that a text is: ours, or one of tracefs. The latter has no header of ours; it is taken
-/// to be of a loop device with the kernel's tunables.
+/// Parses a trace in our format or in that of tracefs. The latter has no header; it is taken to be
+/// of a loop device with the kernel's default tunables.
 ///
 /// # Errors
-/// If it is neither.
+/// If the text has neither format.
 pub fn trace(text: &str) -> Result<Trace, TraceError> {
     if !text.starts_with(raw::FIRST_WORDS) {
         return parse::trace(text);
@@ -73,7 +74,7 @@ pub fn trace(text: &str) -> Result<Trace, TraceError> {
     Ok(Trace { header, events: recording.events })
 }
 
-/// Writes the trace, compressed, in place of what the file held.
+/// Writes the trace, compressed, and replaces the file.
 ///
 /// # Errors
 /// If it cannot be written.

@@ -1,5 +1,5 @@
-//! Reads the text of a trace. It may come from anywhere: whatever it is, the answer is a trace
-//! within its bounds, or an error with the number of its line.
+//! Parses the text of a trace. The text is untrusted: the result is a trace within its bounds, or
+//! an error with the line number.
 
 use std::fmt::Display;
 
@@ -7,21 +7,21 @@ use blockyard_core::bio::Prio;
 
 use crate::oracle::trace::{Event, FIRST_LINE, Header, KernelTunables, Kind, Tick, Trace, What};
 
-/// As many bytes of text are read.
+/// The most bytes of text that are read.
 pub const TEXT_MAX: usize = 64 << 20;
-/// As many events.
+/// The most events of a trace.
 pub const EVENTS_MAX: usize = 1 << 20;
-/// The last sector of a device is below.
+/// The exclusive bound of a device's last sector.
 pub const SECTOR_MAX: u64 = 1 << 54;
-/// As many sectors a request has.
+/// The most sectors of a request.
 pub const SECTORS_MAX: u32 = 1 << 22;
-/// As many requests a driver or a scheduler takes.
+/// The most requests that a driver or a scheduler accepts.
 const DEPTH_MAX: u32 = 1 << 16;
-/// As many microseconds lie between two events: an hour.
+/// The most microseconds between two events: an hour.
 const GAP_MAX_US: u64 = 3_600_000_000;
 /// A tunable is an `int` in the kernel.
 const TUNABLE_MAX: u32 = i32::MAX as u32;
-/// As much of a bad line is quoted.
+/// The most characters of a bad line that are quoted.
 const QUOTED_MAX: usize = 60;
 
 /// What is wrong with a trace.
@@ -41,7 +41,7 @@ impl TraceError {
     }
 }
 
-/// Text of others as it may be shown: without what moves a cursor, and not much of it.
+/// Untrusted text as it may be shown: without control characters, and shortened.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted: String = text.chars().take(QUOTED_MAX).flat_map(char::escape_debug).collect();
     if text.chars().nth(QUOTED_MAX).is_some() {
@@ -61,7 +61,7 @@ where
     })
 }
 
-/// The class that is called so. A request without one is best effort.
+/// The class of this name. A request without one is best effort.
 pub(crate) fn class(text: &str) -> Result<Prio, String> {
     match text {
         "rt" => Ok(Prio::RealTime),
@@ -71,10 +71,10 @@ pub(crate) fn class(text: &str) -> Result<Prio, String> {
     }
 }
 
-/// The trace that a text is.
+/// Parses a trace.
 ///
 /// # Errors
-/// If it is none, or beyond the bounds.
+/// If the text is no trace, or exceeds the bounds.
 pub fn trace(text: &str) -> Result<Trace, TraceError> {
     if text.len() > TEXT_MAX {
         return Err(TraceError::new(1, format!("it has more than {TEXT_MAX} bytes")));
@@ -105,7 +105,7 @@ pub fn trace(text: &str) -> Result<Trace, TraceError> {
             return Err(error(format!("there are more than {EVENTS_MAX} events")));
         }
         let event = event(line, now).map_err(error)?;
-        // The first event is at 0, whatever stands there.
+        // The first event is at 0, whatever its line says.
         let event = if events.is_empty() { Event { at_us: 0, ..event } } else { event };
         now = event.at_us;
         events.push(event);
@@ -138,7 +138,7 @@ fn event(line: &str, last_us: u64) -> Result<Event, String> {
     Ok(Event { at_us, what, kind, class, sector, sectors })
 }
 
-/// The names of the header's lines beside the tunables.
+/// The names of the header's lines other than the tunables.
 const KEYS: [&str; 9] =
     ["workload", "kernel", "device", "sectors", "tags", "requests", "nomerges", "tick", "fio"];
 

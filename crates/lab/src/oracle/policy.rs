@@ -1,8 +1,8 @@
 //! The product's policy as a replay drives it.
 //!
-//! Time is counted as the kernel counts it: a tick of the kernel's is a millisecond here, and what
-//! is tuned in milliseconds becomes ticks, rounded up as the kernel rounds. So the policy compares
-//! the very numbers that the kernel compared.
+//! Time is counted as the kernel counts it. A tick of the kernel is a millisecond here, and
+//! tunables in milliseconds become ticks, rounded up as the kernel rounds. So the policy compares
+//! the numbers that the kernel compared.
 
 use blockyard_core::bio::Prio;
 use blockyard_core::channel::MergeRules;
@@ -15,12 +15,12 @@ use blockyard_core::units::{Nanos, Sector};
 use crate::oracle::steps::{Leave, Request};
 use crate::oracle::trace::{Header, Kind};
 
-/// The tick that a recording begins with, so that nothing is older than time itself.
+/// The tick at which a recording begins, large enough that no time before it is negative.
 const TICK_FIRST: u64 = 1 << 32;
-/// A tick is so many of the policy's nanoseconds.
+/// The policy's nanoseconds per tick.
 const TICK_NS: u64 = 1_000_000;
 
-/// A request with its leave to join others.
+/// A request and its permission to merge with others.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     request: Request,
@@ -70,16 +70,16 @@ fn nanos(tick: u64) -> Nanos {
     Nanos((TICK_FIRST + tick) * TICK_NS)
 }
 
-/// What is asked for decisions.
+/// The policy under replay.
 #[derive(Clone, Debug)]
 pub struct Policy {
     order: Deadline<Waiting>,
-    /// What the policy does not have though the kernel does: after a difference only.
+    /// Requests that the kernel has and the policy lacks, after a difference only.
     missing: Vec<PolicyKind>,
 }
 
 impl Policy {
-    /// The policy with the tunables of a recording, and room for so many requests.
+    /// The policy with the tunables of a recording, and room for `waiting_max` requests.
     pub fn new(header: &Header, waiting_max: usize) -> Policy {
         let order = Deadline::new(DeadlineConfig {
             capacity: waiting_max,
@@ -96,7 +96,7 @@ impl Policy {
         self.put(Waiting { request, leave: Leave::default() }, tick);
     }
 
-    /// Inserts what joined another request; says whether it did so here.
+    /// Inserts a bio or request that joined another request; returns whether it joined here.
     pub fn join(&mut self, request: Request, leave: Leave, tick: u64) -> bool {
         let before = self.order.waiting();
         self.put(Waiting { request, leave }, tick);
@@ -110,7 +110,7 @@ impl Policy {
         }
     }
 
-    /// Inserts a request again that the driver gave back.
+    /// Inserts a request again that the driver returned.
     pub fn requeue(&mut self, request: Request, tick: u64) {
         let kind = kind(&request);
         let counters = *self.order.stats().of(kind.prio, kind.direction);
@@ -121,17 +121,17 @@ impl Policy {
         }
     }
 
-    /// Whose turn it is.
+    /// The request to dispatch next.
     pub fn next(&mut self, tick: u64) -> Option<Request> {
         self.order.next(nanos(tick)).map(|waiting| waiting.request)
     }
 
-    /// Takes what the kernel took, if it waits here.
+    /// Takes the request that the kernel took, if it waits here.
     pub fn take(&mut self, request: &Request, tick: u64) {
         let _ = self.order.take_at(kind(request), request.sector, nanos(tick));
     }
 
-    /// Tells of a completion.
+    /// Counts a completion.
     pub fn completed(&mut self, request: &Request) {
         let kind = kind(request);
         match self.missing.iter().position(|missing| *missing == kind) {
@@ -140,19 +140,19 @@ impl Policy {
         }
     }
 
-    /// Whether a decision looks at more than one class, so that one without an answer may still
-    /// change something.
+    /// Whether a decision considers more than one class, so that a decision without a result may
+    /// still change the state.
     pub fn has_classes(&self) -> bool {
         CLASSES.into_iter().filter(|class| self.order.queued(*class) > 0).count() > 1
     }
 
-    /// Whether a class before this one has requests, which a decision for this one passes over.
+    /// Whether a class before this one has requests, which a decision for this class skips.
     pub fn is_passed_over(&self, class: Prio) -> bool {
         let before = CLASSES.into_iter().take_while(|other| *other != class);
         before.into_iter().any(|other| self.order.queued(other) > 0)
     }
 
-    /// How many requests were given out after their deadline.
+    /// The number of requests that were dispatched after their deadline.
     pub fn expired(&self) -> u64 {
         self.order.stats().iter().map(|(_, _, counters)| counters.expired).sum()
     }
@@ -163,8 +163,8 @@ impl Policy {
     }
 }
 
-/// The tunables with ticks in the place of milliseconds. `async_depth` bounds what is inserted, and
-/// the recording has what was.
+/// The tunables in ticks instead of milliseconds. `async_depth` bounds insertions, and the
+/// recording has only insertions that happened.
 fn tunables(header: &Header) -> Tunables {
     let (own, tick) = (&header.tunables, header.tick);
     let ticks = |ms| i64::try_from(tick.of_ms(ms)).unwrap_or(i64::MAX).min(i64::from(i32::MAX));

@@ -1,12 +1,12 @@
-//! Reads what tracefs prints of block events, and makes events of a trace of it.
+//! Parses the block events that tracefs prints into the events of a trace.
 //!
 //! The kernel merges bios in two places: in the plug of a task, before the scheduler has seen the
-//! request, and in the scheduler. Both say the same. Where `block_getrq` was recorded too, requests
-//! that are still in a plug are known, and what joins one of them is left out: the request's
-//! insertion tells its length.
+//! request, and in the scheduler. Both print the same event. Where `block_getrq` was recorded too,
+//! the requests in plugs are known, and bios that join one of them are left out: the insertion of
+//! the request has its length.
 //!
-//! A task that empties its plug inserts all of it in one go. It allocates requests before, which
-//! tells one list from the next; where that was not recorded, a gap in time does.
+//! A task that empties its plug inserts all its requests in one list. It allocates requests before,
+//! which separates one list from the next; without that event a gap in time does.
 
 use std::collections::HashMap;
 
@@ -16,26 +16,26 @@ use crate::oracle::parse::{
 use crate::oracle::ticks::Sample;
 use crate::oracle::trace::{Event, Kind, What};
 
-/// What tracefs prints starts with it.
+/// The first words of tracefs's output.
 pub const FIRST_WORDS: &str = "# tracer:";
-/// As many requests of one task are looked for in its plug.
+/// The most requests of one task that are looked for in its plug.
 const PLUG_MAX: usize = 256;
 
-/// Requests of one list follow each other that fast, in microseconds.
+/// The greatest gap between requests of one list, in microseconds.
 const LIST_GAP_US: u64 = 3;
 
-/// What a text of tracefs holds.
+/// The contents of a tracefs text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
     /// The events, the first one at 0.
     pub events: Vec<Event>,
-    /// When it was which tick.
+    /// The samples of the kernel's tick.
     pub ticks: Vec<Sample>,
-    /// When the first event was, in microseconds of the recording's clock.
+    /// The time of the first event, in microseconds of the recording's clock.
     pub began_us: u64,
 }
 
-/// A line of tracefs, taken apart.
+/// A parsed line of tracefs.
 #[derive(Debug)]
 struct Line<'a> {
     task: &'a str,
@@ -52,10 +52,11 @@ struct Extent {
     sectors: u32,
 }
 
-/// Reads the text. A line of another event is passed over.
+/// Parses the text. Lines of other events are skipped.
 ///
 /// # Errors
-/// If a line is none of tracefs, an event cannot be read, events were lost, or there are too many.
+/// If a line is not one of tracefs, an event cannot be parsed, events were lost, or there are too
+/// many.
 pub fn recording(text: &str) -> Result<Recording, TraceError> {
     if text.len() > TEXT_MAX {
         return Err(TraceError::new(1, format!("it has more than {TEXT_MAX} bytes")));
@@ -99,7 +100,7 @@ pub fn recording(text: &str) -> Result<Recording, TraceError> {
     Ok(recording)
 }
 
-/// The header says how many entries there are and how many were written.
+/// Checks the number of entries in the buffer against the number written, from the header.
 fn check_complete(line: &str) -> Result<(), String> {
     let Some((_, counts)) = line.split_once("entries-in-buffer/entries-written:") else {
         return Ok(());
@@ -116,7 +117,8 @@ fn check_complete(line: &str) -> Result<(), String> {
     }
 }
 
-/// `TASK-PID [CPU] FLAGS SECONDS.MICROSECONDS: EVENT: REST`, where a task's name may hold anything.
+/// Splits `TASK-PID [CPU] FLAGS SECONDS.MICROSECONDS: EVENT: REST`; a task's name may contain
+/// anything.
 fn split(line: &str) -> Result<Line<'_>, String> {
     let bad = || format!("{} is no line of tracefs", quoted(line));
     if line.contains("LOST") && line.contains("EVENTS") {
@@ -188,24 +190,24 @@ fn extent(rest: &str) -> Result<Extent, String> {
     Ok(Extent { kind, sector, sectors })
 }
 
-/// `CLASS,HINT,LEVEL` behind `+ SECTORS`; kernels before 6.10 print none.
+/// `CLASS,HINT,LEVEL` after `+ SECTORS`; kernels before 6.10 print none.
 fn class_word(rest: &str) -> &str {
     let (_, after) = rest.split_once(" + ").unwrap_or_default();
     let word = after.split_whitespace().nth(1).unwrap_or_default();
     word.split_once(',').map_or("be", |(class, _)| class)
 }
 
-/// Which requests are inserted in one go.
+/// Finds the requests that are inserted in one list.
 #[derive(Debug, Default)]
 struct Lists<'a> {
-    /// Who inserted last and when, if nothing has ended the list since.
+    /// The task that inserted last and the time, if no event has ended the list since.
     goes_on: Option<(&'a str, u64)>,
     /// Whether the allocation of requests was recorded.
     knows: bool,
 }
 
 impl<'a> Lists<'a> {
-    /// A line that is no event of a trace.
+    /// Handles a line that is no event of a trace.
     fn pass(&mut self, name: &str) {
         if name == "block_getrq" {
             self.knows = true;
@@ -213,7 +215,7 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// What an event is, now that it is known what came before it.
+    /// The kind of an event, given the events before it.
     fn what(&mut self, line: &Line<'a>, what: What) -> What {
         let goes_on = self.goes_on.is_some_and(|(task, at_us)| {
             task == line.task && (self.knows || line.at_us.saturating_sub(at_us) <= LIST_GAP_US)
@@ -223,7 +225,7 @@ impl<'a> Lists<'a> {
                 self.goes_on = Some((line.task, line.at_us));
                 if goes_on { What::InsertMore } else { What::Insert }
             }
-            // One of the list that was merged.
+            // A request of the list was merged.
             What::Merge => what,
             _ => {
                 self.goes_on = None;
@@ -347,7 +349,7 @@ mod tests {
         };
         let (first, more) = (What::Insert, What::InsertMore);
         assert_eq!(whats(&[get, insert, insert, get, insert]), [first, more, first]);
-        // Without it, by the time between.
+        // Without that event the gap in time decides.
         assert_eq!(whats(&[insert, insert, "x: y", "x: y", "x: y", insert]), [first, more, first]);
         let issue = "block_rq_issue: 7,1 R 4096 () 8 + 8 be,0,4 [fio]";
         assert_eq!(whats(&[insert, issue, insert]), [first, What::Issue, first]);

@@ -1,8 +1,8 @@
 //! Records the decisions of the running kernel's mq-deadline: fio on a loop device, under tracefs.
 //!
-//! Whatever is changed on the machine is put back when its owner here is dropped: the device's
-//! settings, the device, the instance of tracefs that the events go to, the file below the device.
-//! Ctrl-C ends fio, and the rest follows.
+//! Each change of the machine has an owner here, which undoes it on drop: the device's settings,
+//! the device, the tracefs instance that receives the events, the file below the device. Ctrl-C
+//! ends fio, and then the owners are dropped.
 
 mod device;
 mod setting;
@@ -23,14 +23,14 @@ use device::LoopDevice;
 use setting::Setting;
 use tracefs::Instance;
 
-/// Bytes of the file below the device.
+/// The length of the file below the device, in bytes.
 const FILE_BYTES: u64 = 128 << 20;
-/// The processors that the kernel's workers may have, as a mask.
+/// The mask of processors on which the kernel's workers may run.
 const WORKERS: &str = "/sys/devices/virtual/workqueue/cpumask";
-/// As long a workload may take.
+/// The time limit of a workload.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where a recording is made.
+/// The directories that a recording needs.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The directory of the file below the device.
@@ -39,11 +39,11 @@ pub struct Place {
     pub tracefs: PathBuf,
 }
 
-/// Records what the kernel does with a workload.
+/// Records the kernel's decisions for a workload.
 ///
 /// # Errors
-/// If this is not root, something of the machine is missing, fio fails, events were lost, or Ctrl-C
-/// came.
+/// If the process is not root, the machine lacks a prerequisite, fio fails, events were lost, or
+/// Ctrl-C was pressed.
 pub fn record(workload: &Workload, place: &Place, stop: &Stop) -> Result<Trace, LabError> {
     if !rustix::process::geteuid().is_root() {
         return Err(LabError::missing("permission to trace", "run it as root"));
@@ -53,7 +53,8 @@ pub fn record(workload: &Workload, place: &Place, stop: &Stop) -> Result<Trace, 
     let file = file_below(scratch.path())?;
     let device = LoopDevice::new(&file)?;
     let settings = device.prepare(workload)?;
-    // The device's own worker too, or two processors decide at once and nobody knows who was first.
+    // The device's own worker runs there too; otherwise two processors decide at once and the order
+    // of their events is unknown.
     let one_processor = Setting::new(WORKERS.into(), "1")?;
     instance.watch(device.number()?)?;
 
@@ -83,7 +84,7 @@ pub fn record(workload: &Workload, place: &Place, stop: &Stop) -> Result<Trace, 
         tick,
         fio: line.text(),
     };
-    // In this order: the settings are the device's, and the file is below it.
+    // In this order: the settings belong to the device, and the device uses the file.
     drop(settings);
     drop(device);
     Ok(Trace { header, events: recording.events })
@@ -93,13 +94,13 @@ fn kernel() -> Result<String, LabError> {
     setting::read(Path::new("/proc/sys/kernel/osrelease"))
 }
 
-/// fio's line for a workload on a device.
+/// The fio command line for a workload on a device.
 fn line(workload: &Workload, device: &LoopDevice) -> Line {
     let text = format!("{COMMON} --filename={} {}", device.path().display(), workload.jobs);
     Line::new("fio", &text)
 }
 
-/// The file below the device, with a block for each of its own: a hole would be read at once.
+/// Makes the file below the device with all its blocks allocated: a hole would be read at once.
 fn file_below(folder: &Path) -> Result<PathBuf, LabError> {
     let path = folder.join("device");
     let what = || path.display().to_string();

@@ -1,11 +1,12 @@
-//! Replays a trace into the product's policy and holds every decision against the kernel's.
+//! Replays a trace into the product's policy and compares every decision with the kernel's.
 //!
 //! The events tell when a request went to the driver, not when it was chosen. The kernel chooses
-//! until nothing is left to choose or the driver has no tag any more, and then sends what it chose;
-//! one request more than there are tags is chosen and waits in a local list. The replay does the
-//! same: it asks at each issue, and once more at the end of each row of issues. A decision that
-//! differs is put back and [`search`] looks for a rule that explains it; if there is none, the
-//! policy takes what the kernel took, and the replay goes on.
+//! until no request is left or the driver has no free tag, and then sends the chosen requests; one
+//! more than there are tags is chosen and waits in a local list. The replay does so too: it asks
+//! the policy at each issue, and once more at the end of each run of issues.
+//!
+//! A decision that differs is undone, and [`search`] looks for a rule that explains it. If there is
+//! none, the policy takes the request that the kernel took, and the replay continues.
 
 mod search;
 
@@ -17,11 +18,11 @@ use crate::oracle::steps::{Action, Request, Step, steps, words};
 use crate::oracle::trace::Trace;
 use crate::oracle::verdict::{Difference, Verdict};
 
-/// Earlier states of a replay that are kept to search from.
+/// The number of earlier states of a replay that are kept for the search.
 const CHECKPOINTS_MAX: usize = 64;
-/// As many differences are described.
+/// The number of differences that are described.
 const DESCRIBED_MAX: usize = 8;
-/// As many differences are looked into; a trace with more is of another scheduler.
+/// The number of differences that are searched; a trace with more is from another scheduler.
 const SEARCHES_MAX: usize = 100;
 
 /// Replays the trace.
@@ -33,7 +34,7 @@ pub fn replay(trace: &Trace) -> Result<Verdict, TraceError> {
     let policy = Policy::new(&trace.header, steps.waiting_max);
     let mut replay = Replay {
         steps: &steps.steps,
-        // Without completions nobody knows when the driver has tags.
+        // Without completions it is unknown when the driver has tags.
         tags: match steps.completions {
             0 => usize::MAX,
             _ => trace.header.tags as usize,
@@ -48,32 +49,32 @@ pub fn replay(trace: &Trace) -> Result<Verdict, TraceError> {
     Ok(replay.verdict)
 }
 
-/// A replay at some point.
+/// The state of a replay at some point.
 #[derive(Clone, Debug)]
 struct State {
     /// The next step.
     at: usize,
     policy: Policy,
-    /// Requests at the driver.
+    /// The number of requests at the driver.
     in_flight: usize,
-    /// What was chosen and waits for a tag.
+    /// The request that was chosen and waits for a tag.
     chosen: Option<Request>,
 }
 
 impl State {
-    /// Whom the kernel would send now.
+    /// The request that the policy would send now.
     fn choose(&mut self, tick: u64) -> Option<Request> {
         self.chosen.take().or_else(|| self.policy.next(tick))
     }
 
-    /// What was chosen is at the driver.
+    /// Counts the chosen request as sent to the driver.
     fn sent(&mut self) {
         self.in_flight += 1;
         self.at += 1;
     }
 
-    /// Does the next step, or all of a list that is inserted in one go, in its tick and a shift of
-    /// it; of an issue nothing. Says how many joins did not find what they join.
+    /// Does the next step, or all of a list that is inserted at once, in its tick plus `shift`; an
+    /// issue does nothing here. Returns the number of joins that did not find their request.
     fn apply(&mut self, steps: &[Step], shift: i64) -> usize {
         let step = steps[self.at];
         let now = step.tick.saturating_add_signed(shift);
@@ -104,21 +105,21 @@ impl State {
         0
     }
 
-    /// Whether the kernel asks here without an issue that tells: behind the last issue of a row,
-    /// and where something came and nothing was issued.
+    /// Whether the kernel asks here without an issue that shows it: after the last issue of a run,
+    /// and where a request arrived and none was issued.
     fn asks(&self, steps: &[Step]) -> bool {
         let next = steps.get(self.at).map(|step| step.action);
         let row_goes_on = matches!(next, None | Some(Action::Issue(_) | Action::InsertMore(_)));
         !row_goes_on && self.chosen.is_none() && !self.policy.is_empty()
     }
 
-    /// Chooses what waits for a tag.
+    /// Chooses the request that waits for a tag.
     fn choose_ahead(&mut self, tick: u64) {
         self.chosen = self.policy.next(tick);
     }
 
-    /// Asks for what the kernel did not get. An answer would have been issued, so it did not ask,
-    /// or asked later.
+    /// Asks the policy where the kernel got no request. If the policy returns one, the kernel did
+    /// not ask, or asked later: it would have issued that request.
     fn ask_in_vain(&mut self, tick: u64) {
         if !self.policy.has_classes() {
             return;
@@ -161,7 +162,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Keeps the state to search from.
+    /// Keeps the state for later searches.
     fn keep(&mut self) {
         if self.checkpoints.len() == CHECKPOINTS_MAX {
             self.checkpoints.pop_front();
@@ -169,11 +170,11 @@ impl Replay<'_> {
         self.checkpoints.push_back(self.state.clone());
     }
 
-    /// One decision.
+    /// Replays one decision.
     fn decide(&mut self, kernel: Request, step: &Step) {
         self.verdict.decisions += 1;
         self.verdict.aged += usize::from(self.state.policy.is_passed_over(kernel.class));
-        // What differs is put back by going back to this.
+        // A decision that differs is undone by returning to this state.
         let before = self.state.clone();
         let choice = self.state.choose(step.tick);
         if choice == Some(kernel) {
@@ -195,7 +196,7 @@ impl Replay<'_> {
             let event = step.event + 1;
             self.verdict.differences.push(Difference { event, kernel, policy });
         }
-        // If it does not even wait here, it is gone already by an earlier difference.
+        // If the request does not even wait here, an earlier difference has already taken it.
         self.state.policy.take(&kernel, step.tick);
         self.state.sent();
     }

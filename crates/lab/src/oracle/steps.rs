@@ -1,28 +1,27 @@
-//! What a replay does with a trace, step by step: which request each event is of, found before any
-//! policy is asked.
+//! The steps of a replay: which request each event belongs to, found before any policy is asked.
 //!
-//! Merges are the kernel's: whether two requests become one hangs on locks that were taken and on
-//! limits that no event tells. So what joins another request is inserted with leave to join, and
-//! nothing else has any; where it joins and what that does to the order is the policy's own.
+//! Merges are the kernel's: whether two requests merge depends on locks and on limits that no event
+//! shows. So a request that merged is inserted with permission to merge, and no other request has
+//! it. Where it merges and how that changes the order is up to the policy.
 
 use blockyard_core::bio::Prio;
 
 use crate::oracle::parse::{SECTORS_MAX, TraceError};
 use crate::oracle::trace::{Event, Kind, Trace, What};
 
-/// As many requests wait at a time.
+/// The most requests that wait at a time.
 const REQUESTS_MAX: usize = 1 << 12;
 
-/// A request, as far as a scheduler looks at it.
+/// The fields of a request that a scheduler uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// What it does.
     pub kind: Kind,
-    /// Its class.
+    /// The priority class.
     pub class: Prio,
-    /// Its first sector.
+    /// The first sector.
     pub sector: u64,
-    /// Its length in sectors.
+    /// The length in sectors.
     pub sectors: u32,
 }
 
@@ -38,29 +37,29 @@ impl Request {
     }
 }
 
-/// Leave to become one with neighbours.
+/// The permission to merge with neighbours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leave {
-    /// How often it may go behind another request.
+    /// How often the request may be appended to another request.
     pub follow: u8,
-    /// How often another request may go behind it.
+    /// How often another request may be appended to this one.
     pub lead: u8,
 }
 
-/// What a replay does.
+/// The action of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Inserts a request.
     Insert(Request),
-    /// Inserts a request in one go with the one before.
+    /// Inserts a request in one list with the request before.
     InsertMore(Request),
-    /// Inserts what joins a request that waits.
+    /// Inserts a bio or request that joins a waiting request.
     Join(Request, Leave),
-    /// Inserts a request again that the driver gave back.
+    /// Inserts a request again that the driver returned.
     Requeue(Request),
-    /// Asks for a decision: the kernel's was this one.
+    /// Asks for a decision; the kernel chose this request.
     Issue(Request),
-    /// Tells of a completion.
+    /// Reports a completion.
     Complete(Request),
 }
 
@@ -80,15 +79,15 @@ pub struct Step {
 pub struct Steps {
     /// The steps, in order.
     pub steps: Vec<Step>,
-    /// Most requests that waited at a time, with one that is about to join another.
+    /// The most requests that waited at a time, including one that is about to join another.
     pub waiting_max: usize,
-    /// How often something joined a request.
+    /// The number of joins.
     pub joins: usize,
-    /// How many completions there are; none if they were not recorded.
+    /// The number of completions; 0 if they were not recorded.
     pub completions: usize,
 }
 
-/// Requests that the kernel has at a time.
+/// The requests that the kernel has at a time.
 #[derive(Debug, Default)]
 struct Requests {
     waiting: Vec<Request>,
@@ -101,10 +100,10 @@ fn take(requests: &mut Vec<Request>, wanted: &Request) -> bool {
     at.map(|at| requests.remove(at)).is_some()
 }
 
-/// Finds out what each event is of.
+/// Finds the request of each event.
 ///
 /// # Errors
-/// If one is of a request that cannot be there; with the event's number, from 1, as the line.
+/// If an event is of a request that cannot exist; the line is then the event's number, from 1.
 pub fn steps(trace: &Trace) -> Result<Steps, TraceError> {
     let tick = trace.header.tick;
     let mut steps = Steps::default();
@@ -131,7 +130,7 @@ pub fn steps(trace: &Trace) -> Result<Steps, TraceError> {
 }
 
 impl Requests {
-    /// What the first of these events is, and how many of them belong to it.
+    /// The action of the first of these events, and the number of events that belong to it.
     fn action(&mut self, events: &[Event]) -> Result<(Option<Action>, usize), String> {
         let event = &events[0];
         let request = Request::of(event);
@@ -149,7 +148,7 @@ impl Requests {
                 Action::InsertMore(request)
             }
             What::Issue => {
-                // What the driver gave back may go straight to it again.
+                // A request that the driver returned may go directly to it again.
                 let again = take(&mut self.given_back, &request);
                 if !again && !take(&mut self.waiting, &request) {
                     return Err(format!("nobody inserted what is issued, {}", words(&request)));
@@ -179,7 +178,7 @@ impl Requests {
         Ok((Some(action), 1))
     }
 
-    /// A bio or a request that becomes part of another one, which may then become part of a third.
+    /// A bio or request that becomes part of another one, which may then become part of a third.
     fn join(&mut self, events: &[Event], mut new: Request) -> (Option<Action>, usize) {
         let mut leave = Leave::default();
         let front = events[0].what == What::FrontMerge;
@@ -191,7 +190,7 @@ impl Requests {
         let found = self.waiting.iter().position(|other| {
             other.kind == new.kind && (is_bio || other.class == new.class) && meets(other)
         });
-        // Without one it joined a request that was still in a plug.
+        // If there is none, it joined a request that was still in a plug.
         let Some(at) = found else { return (None, 1) };
         let other = self.waiting.remove(at);
         new.class = other.class;
@@ -211,7 +210,7 @@ impl Requests {
                     (other.kind, other.class, other.end())
                         == (whole.kind, whole.class, whole.sector)
                 }),
-                // The one behind it became part of the grown request.
+                // The request after it became part of the grown request.
                 false => self.waiting.iter().position(|other| {
                     *other == merged
                         && (other.kind, other.class, other.sector)
@@ -265,7 +264,7 @@ mod tests {
     #[test]
     fn what_joins_gets_leave_to_join_as_often_as_the_kernel_let_it() {
         use What::{BackMerge, FrontMerge, Insert, Issue, Merge};
-        // A bio behind a request, which takes the one behind itself too.
+        // A bio that is appended to a request, which then also absorbs the request after it.
         let actions = steps_of(&[
             event(Insert, 0, 8),
             event(Insert, 16, 8),
@@ -276,7 +275,7 @@ mod tests {
         let join = Action::Join(write(8, 8), Leave { follow: 1, lead: 1 });
         let (first, second) = (Action::Insert(write(0, 8)), Action::Insert(write(16, 8)));
         assert_eq!(actions.unwrap(), [first, second, join, Action::Issue(write(0, 24))]);
-        // A bio before a request, which becomes part of the one before it.
+        // A bio that is prepended to a request, which becomes part of the request before it.
         let actions = steps_of(&[
             event(Insert, 0, 8),
             event(Insert, 16, 8),
@@ -310,7 +309,7 @@ mod tests {
         assert!(error.why.contains("event 2: nobody inserted what is issued, W be 8 + 8"));
         let error = steps_of(&[event(What::Requeue, 8, 8)]).unwrap_err();
         assert!(error.why.contains("was not issued"), "{error}");
-        // Only its end was recorded.
+        // Only the completion was recorded.
         assert_eq!(steps_of(&[event(What::Complete, 8, 8)]).unwrap(), []);
     }
 }

@@ -1,29 +1,29 @@
-//! When the kernel's clock ticked: deadlines are counted in ticks, and tracefs prints none.
+//! The times of the kernel's ticks: deadlines are counted in ticks, and tracefs prints none.
 //!
-//! The events of the kernel's timers say which tick it is. Each gives a bound: the tick `n` began
-//! at or before it. The tightest of them is right up to the time from a tick to the first timer
-//! that runs after it, some microseconds.
+//! The events of the kernel's timers contain a tick number. Each gives a bound: the tick `n` began
+//! at or before the event. The tightest bound is accurate to the time from a tick to the first
+//! timer that runs after it, some microseconds.
 
 use crate::oracle::trace::Tick;
 
-/// Ticks a second that kernels are built with.
+/// The tick rates of kernel configurations, in Hz.
 const RATES: [u32; 4] = [100, 250, 300, 1000];
-/// A sample may be late by so much of a period and still tell the rate.
+/// A sample may be late by this part of a period and still show the rate.
 const SLACK: f64 = 0.6;
-/// From so many ticks on the rate can be told.
+/// The least number of ticks from which the rate can be told.
 const SPAN_MIN: u64 = 8;
 
-/// It was this tick then.
+/// A tick number at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Microseconds of the recording's clock.
+    /// The time in microseconds of the recording's clock.
     pub at_us: u64,
     /// The number of the tick.
     pub tick: u64,
 }
 
 impl Sample {
-    /// What an event of the kernel's timers says.
+    /// Parses an event of the kernel's timers.
     pub fn parse(at_us: u64, event: &str, rest: &str) -> Option<Sample> {
         let value = |key: &str| {
             let (_, value) = rest.split_once(key)?;
@@ -39,7 +39,7 @@ impl Sample {
     }
 }
 
-/// The tick's period, and its phase at `began_us`. None if there are too few samples to tell.
+/// The tick's period, and its phase at `began_us`. `None` if there are too few samples.
 pub fn tick(samples: &[Sample], began_us: u64) -> Option<Tick> {
     let first = samples.first()?;
     let span = samples.iter().map(|sample| sample.tick).max()?.checked_sub(first.tick)?;

@@ -1,36 +1,37 @@
-//! A recorded trace: what went into a scheduler, what came out, and when; and how it is printed.
+//! A recorded trace: the requests that went into a scheduler and came out of it, with their times;
+//! and the text format.
 //!
 //! The text is a first line, a header of `key value` lines, the line `events`, a line per event,
 //! and `end COUNT`. An event is a letter, the microseconds since the event before it, `R`, `W` or
-//! `D` (discard), the class (`-` where the kernel does not say it), the first sector and the
+//! `D` (discard), the class (`-` where the kernel does not print it), the first sector and the
 //! length:
 //!
 //! ```text
 //! I 0 R be 31616 8       inserted into the scheduler, after the plug
-//! i 0 R be 388120 8      inserted in one go with the one before
+//! i 0 R be 388120 8      inserted in one list with the one before
 //! D 3 R be 31616 8       issued to the driver
 //! C 90 R be 31616 8      completed
-//! Q 1 R be 31616 8       given back by the driver
+//! Q 1 R be 31616 8       returned by the driver
 //! M 0 W be 86544 8       a request that became part of the one before it
 //! B 0 W - 86552 8        a bio that joined the request before it
-//! F 0 W - 86536 8        a bio that joined the request behind it
+//! F 0 W - 86536 8        a bio that joined the request after it
 //! ```
 
 use std::fmt::{self, Write};
 
 use blockyard_core::bio::Prio;
 
-/// The first line: what it is, and the version of the format.
+/// The first line: the name and version of the format.
 pub const FIRST_LINE: &str = "blockyard deadline trace 1";
 
-/// What a request does, as far as a scheduler looks at it.
+/// The operation of a request, as far as a scheduler distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A read.
     Read,
     /// A write.
     Write,
-    /// A discard, which goes with the writes.
+    /// A discard, which is scheduled with the writes.
     Discard,
 }
 
@@ -55,24 +56,24 @@ impl Kind {
     }
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum What {
     /// A request was inserted into the scheduler.
     Insert,
-    /// Another one was inserted in one go with the one before: nothing was decided between.
+    /// A request was inserted in one list with the one before: no decision was made in between.
     InsertMore,
     /// A request went to the driver.
     Issue,
     /// A request completed.
     Complete,
-    /// The driver gave a request back.
+    /// The driver returned a request.
     Requeue,
     /// A request became part of the one before it.
     Merge,
     /// A bio joined the request before it.
     BackMerge,
-    /// A bio joined the request behind it.
+    /// A bio joined the request after it.
     FrontMerge,
 }
 
@@ -99,7 +100,7 @@ impl What {
         What::LETTERS.iter().find(|(_, other)| *other == letter).map(|(what, _)| *what)
     }
 
-    /// Whether the kernel says no class with it: it joins a request that has one.
+    /// Whether the kernel prints no class for it: a bio joins a request that has one.
     pub const fn is_bio(self) -> bool {
         matches!(self, What::BackMerge | What::FrontMerge)
     }
@@ -110,15 +111,15 @@ impl What {
 pub struct Event {
     /// Microseconds since the first event.
     pub at_us: u64,
-    /// What happened.
+    /// The kind of the event.
     pub what: What,
-    /// What the request does.
+    /// The operation of the request.
     pub kind: Kind,
-    /// Its class; none for a bio.
+    /// The class; none for a bio.
     pub class: Option<Prio>,
-    /// Its first sector.
+    /// The first sector.
     pub sector: u64,
-    /// Its length in sectors.
+    /// The length in sectors.
     pub sectors: u32,
 }
 
@@ -142,7 +143,7 @@ pub struct KernelTunables {
     pub read_expire: u32,
     /// Milliseconds after which a write has expired.
     pub write_expire: u32,
-    /// How often reads go before waiting writes.
+    /// How many batches of reads go before waiting writes.
     pub writes_starved: u32,
     /// Whether bios join requests at their front.
     pub front_merges: u32,
@@ -155,7 +156,7 @@ pub struct KernelTunables {
 }
 
 impl Default for KernelTunables {
-    /// Those of a loop device whose scheduler was just set.
+    /// The tunables of a loop device whose scheduler was just set.
     fn default() -> KernelTunables {
         KernelTunables {
             read_expire: 500,
@@ -194,7 +195,7 @@ impl KernelTunables {
         ]
     }
 
-    /// The place of the value with this name.
+    /// The value with this name.
     pub fn value_mut(&mut self, name: &str) -> Option<&mut u32> {
         Some(match name {
             "read_expire" => &mut self.read_expire,
@@ -209,7 +210,7 @@ impl KernelTunables {
     }
 }
 
-/// The kernel's tick. Deadlines are counted in ticks, so that a replay must know where they fell.
+/// The kernel's tick. Deadlines are counted in ticks, so a replay must know when they occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tick {
     /// Microseconds from one to the next.
@@ -219,25 +220,25 @@ pub struct Tick {
 }
 
 impl Default for Tick {
-    /// That of a kernel with 250 of them a second.
+    /// The tick of a kernel with 250 Hz.
     fn default() -> Tick {
         Tick { period_us: 4000, phase_us: 0 }
     }
 }
 
 impl Tick {
-    /// How many ticks there were until then, the one before the first event not counted.
+    /// The number of ticks up to that time, after the last one before the first event.
     pub const fn count(self, at_us: u64) -> u64 {
         (at_us + self.phase_us as u64) / self.period_us as u64
     }
 
-    /// How many ticks so many milliseconds are for the kernel, which rounds up.
+    /// The number of ticks of `ms` milliseconds; the kernel rounds up.
     pub const fn of_ms(self, ms: u32) -> u64 {
         (ms as u64 * 1000).div_ceil(self.period_us as u64)
     }
 }
 
-/// Where a trace comes from.
+/// The origin of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// The workload's name.
@@ -246,11 +247,11 @@ pub struct Header {
     pub kernel: String,
     /// The device's name and what lay below it.
     pub device: String,
-    /// Its size in sectors.
+    /// The device's size in sectors.
     pub sectors: u64,
-    /// How many requests the driver takes.
+    /// The number of requests that the driver accepts.
     pub tags: u32,
-    /// How many requests the scheduler takes (`nr_requests`).
+    /// The number of requests that the scheduler accepts (`nr_requests`).
     pub requests: u32,
     /// The queue's `nomerges`.
     pub nomerges: u32,
@@ -258,7 +259,7 @@ pub struct Header {
     pub tunables: KernelTunables,
     /// The kernel's tick.
     pub tick: Tick,
-    /// What made the load.
+    /// The fio command line that made the load.
     pub fio: String,
 }
 
@@ -267,17 +268,17 @@ pub struct Header {
 pub struct Trace {
     /// Where it comes from.
     pub header: Header,
-    /// What happened, in order.
+    /// The events, in order.
     pub events: Vec<Event>,
 }
 
 impl Trace {
-    /// How many requests went to the driver: as many decisions there are.
+    /// The number of requests that went to the driver, which is the number of decisions.
     pub fn issues(&self) -> usize {
         self.events.iter().filter(|event| event.what == What::Issue).count()
     }
 
-    /// The text.
+    /// The trace as text.
     pub fn text(&self) -> String {
         let mut text = String::new();
         self.print(&mut text).expect("a string takes all that is written to it");

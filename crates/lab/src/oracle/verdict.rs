@@ -1,23 +1,24 @@
-//! What a replay found: equal decisions, others with the rule that explains them, and the rest.
+//! The result of a replay: equal decisions, different ones with a rule that explains them, and the
+//! rest.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Why the kernel decided otherwise when it was asked at the moment of an issue: what the events do
-/// not tell, and what was found by asking the policy with it.
+/// A reason why the kernel decided differently from the policy that is asked at the issue: a fact
+/// that the events do not show, with which the policy decides as the kernel did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
     /// The clock ticked a little earlier or later than the recording says.
     Tick,
-    /// The decision was made before the events ahead of its issue: the request lay in the kernel's
-    /// local list meanwhile.
+    /// The kernel decided before the events that precede the issue: meanwhile the request was in
+    /// the kernel's local list.
     LocalList,
-    /// The decision was made after tags had run out and come back, not before.
+    /// The kernel decided after tags had run out and become free again, not before.
     FreeTag,
-    /// The kernel had asked in vain before, more often or less often than it seems: an answer that
-    /// a class's turn forbids leaves its mark on batch and direction all the same.
+    /// The kernel had asked without a result more or less often than it seems. An ask that a
+    /// class's turn forbids changes batch and direction all the same.
     VainAsks,
 }
 
@@ -25,7 +26,7 @@ impl Rule {
     /// All of them, in the order in which they are tried.
     pub const ALL: [Rule; 4] = [Rule::Tick, Rule::LocalList, Rule::FreeTag, Rule::VainAsks];
 
-    /// Its name.
+    /// The rule's name.
     pub const fn name(self) -> &'static str {
         match self {
             Rule::Tick => "tick",
@@ -58,26 +59,26 @@ pub struct Difference {
 pub struct Verdict {
     /// Decisions of the kernel.
     pub decisions: usize,
-    /// Those that the policy made too.
+    /// The decisions that the policy made too.
     pub equal: usize,
-    /// The others that a rule explains.
+    /// The other decisions that a rule explains.
     pub explained: Vec<(Rule, usize)>,
-    /// How many no rule explains.
+    /// The number of decisions that no rule explains.
     pub unexplained: usize,
-    /// The first of them.
+    /// The first unexplained decisions.
     pub differences: Vec<Difference>,
-    /// Bios and requests that joined another one.
+    /// The number of bios and requests that joined another one.
     pub joins: usize,
-    /// Those that did not find it here.
+    /// The number of joins that did not find their request here.
     pub joins_missed: usize,
-    /// Decisions for a request whose deadline had passed.
+    /// The number of decisions for a request whose deadline had passed.
     pub expired: u64,
-    /// Decisions for a class while one before it had requests.
+    /// The number of decisions for a class while a class before it had requests.
     pub aged: usize,
 }
 
 impl Verdict {
-    /// The share of equal decisions; 1 if there was none to make.
+    /// The share of equal decisions; 1 if there were none.
     pub fn share(&self) -> f64 {
         match self.decisions {
             0 => 1.0,

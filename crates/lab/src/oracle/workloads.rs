@@ -1,13 +1,13 @@
-//! The workloads that are recorded: each brings out some rules of the scheduler.
+//! The recorded workloads: each exercises some rules of the scheduler.
 
 /// A workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Its name, which is also that of its file.
+    /// The workload's name, which is also that of its file.
     pub name: &'static str,
-    /// What it brings out.
+    /// The rules that the workload exercises.
     pub about: &'static str,
-    /// What is tuned, by the kernel's names.
+    /// The tunables, by the kernel's names.
     pub tunables: &'static [(&'static str, u32)],
     /// The queue's `nomerges`.
     pub nomerges: u32,
@@ -15,11 +15,12 @@ pub struct Workload {
     pub jobs: &'static str,
 }
 
-/// What every line of fio has. All of it runs on one processor, so that events have one order.
+/// The common start of every fio command line. All threads run on one processor, so that the events
+/// have one order.
 pub const COMMON: &str = "fio --thread --direct=1 --ioengine=io_uring --bs=4k --cpus_allowed=0 \
                           --size=128M --eta=never --output-format=terse";
 
-/// One job that keeps more in flight than the driver takes.
+/// One job that keeps more in flight than the driver accepts.
 macro_rules! deep {
     ($($options:literal),*) => {
         concat!(
@@ -33,7 +34,7 @@ macro_rules! deep {
 
 const MIXED: &str = deep!("--rw=randrw");
 
-/// Large pieces, which take the driver so long that what waits behind them expires.
+/// Large requests, which take the driver so long that the requests after them expire.
 const SLOW: &str = deep!("--rw=randrw --bs=64k");
 
 /// A job of each class, the higher ones with pauses.
@@ -44,11 +45,11 @@ const CLASSES: &str = "--rw=randrw --iodepth_batch_submit=8 --iodepth_batch_comp
     --thinktime_blocks=96 \
     --name=idle --prioclass=3 --iodepth=96 --number_ios=900";
 
-/// Many jobs that each go through a piece of the device, and meet at its ends.
+/// Many jobs that each read and write a piece of the device sequentially, and meet at its ends.
 const SEQUENTIAL: &str = "--iodepth=24 --iodepth_batch_submit=1 --number_ios=300 --size=1200k \
     --offset_increment=1200k --numjobs=8 --rw=rw --rwmixread=30 --name=job";
 
-/// Jobs that go backwards, so that what comes joins what waits at its front.
+/// Jobs that run backwards, so that new bios join waiting requests at their front.
 const BACKWARD: &str = "--iodepth=60 --iodepth_batch_submit=1 --number_ios=500 --size=16M \
     --name=reads --rw=read:-8k --offset=16M --name=writes --rw=write:-8k --offset=48M \
     --name=more --rw=write:-8k --offset=80M --name=random --rw=randrw --offset=96M";

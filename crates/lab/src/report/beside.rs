@@ -1,23 +1,23 @@
-//! Published tables in their own form: a line per workload, a column per variant, ours above
-//! theirs.
+//! Published tables in their own form: a line per workload, a column per variant, and our line
+//! above the published one.
 //!
-//! Only where others published as a table: at least three workloads of at least three variants, by
-//! the same metric and number of jobs. What is in it stands in the grids too.
+//! Only for figures that others published as a table: at least three workloads of at least three
+//! variants, by one metric and number of jobs. The grids show these figures too.
 
 use super::view::Section;
 use crate::quantity::quantity;
 
-/// Fewer of either are no table.
+/// The least number of workloads and of variants of a table.
 const TABLE_MIN: usize = 3;
 
-/// A published table, with what was measured here.
+/// A published table, with our measurements.
 #[derive(Debug, PartialEq)]
 pub struct Beside<'a> {
-    /// What was measured.
+    /// The metric.
     pub metric: &'a str,
     /// Threads or processes.
     pub jobs: u32,
-    /// Who published it.
+    /// The author.
     pub source: &'a str,
     /// The columns.
     pub variants: Vec<&'a str>,
@@ -59,7 +59,8 @@ fn table<'a>(section: &Section<'a>, key: (&'a str, u32, &'a str)) -> Beside<'a> 
             workloads.push(&row.workload);
         }
     }
-    // Those that were published or measured under any of them, so that the product is one.
+    // The variants that were published or measured under any of these workloads, so that the
+    // product has one column.
     let names = section.info.variants.iter().map(|variant| variant.name.as_str());
     let variants: Vec<&str> = names
         .filter(|name| {

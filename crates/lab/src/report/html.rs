@@ -1,8 +1,8 @@
 //! The report as one page of HTML that needs no network.
 //!
-//! The page carries the results as JSON. Every number in its tables has the place of the value that
-//! it was made from (`data-path`, a JSON pointer), so that a test can compare them; the script
-//! draws its plots from the same JSON. Tables and bars are there without the script.
+//! The page contains the results as JSON. Every number in its tables has the JSON pointer of its
+//! value (`data-path`), so that a test can compare the two; the script draws its plots from the
+//! same JSON. Tables and bars do not need the script.
 
 mod bars;
 mod figures;
@@ -52,7 +52,7 @@ pub fn page(runs: &[Results]) -> Result<String, serde_json::Error> {
     ))
 }
 
-/// The results as the page carries them: nothing in it ends a script element.
+/// The results as the page contains them, without a sequence that ends a script element.
 fn embedded(runs: &[Results]) -> Result<String, serde_json::Error> {
     let json = serde_json::to_string(&serde_json::json!({ "runs": runs }))?;
     Ok(json.replace('<', "\\u003c"))
@@ -108,7 +108,7 @@ fn experiment(page: &mut String, section: &Section<'_>) {
     page.push_str("</section>\n");
 }
 
-/// The place of an experiment in the page.
+/// The anchor of an experiment in the page.
 fn id(section: &Section<'_>) -> String {
     let name: String = section.info.name.chars().filter(|c| c.is_ascii_alphanumeric()).collect();
     format!("run{}-{name}", section.run)
@@ -120,15 +120,15 @@ fn colour(section: &Section<'_>, variant: &str) -> String {
     format!("var(--series-{})", at.unwrap_or(0) % 8)
 }
 
-/// A number with the place of its value in the JSON.
+/// A number with the JSON pointer of its value.
 fn number(path: &str, value: f64, unit: &str) -> String {
     let unit_text = escaped(unit);
     let text = escaped(&shown(value, unit));
     format!("<span data-path=\"{path}\" data-unit=\"{unit_text}\">{text}</span>")
 }
 
-/// A value as the page shows it: a unit, or one of `ratio`, `count`, `percent`
-/// and `deviation`.
+/// A value as the page shows it. `unit` is a unit, or one of `ratio`, `count`, `percent` and
+/// `deviation`.
 pub(crate) fn shown(value: f64, unit: &str) -> String {
     match unit {
         "ratio" => quantity::ratio(value),
@@ -139,7 +139,7 @@ pub(crate) fn shown(value: f64, unit: &str) -> String {
     }
 }
 
-/// Text that is no markup, in an element or an attribute.
+/// Text with escaped markup, for an element or an attribute.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -228,7 +228,7 @@ fn write_predictions(out: &mut String, section: &Section<'_>) -> fmt::Result {
     titled(out, "Predictions of a model, not measurements", &headings, &rows)
 }
 
-/// A table under a heading; nothing if it has no rows.
+/// A table under a heading; empty if it has no rows.
 fn titled(out: &mut String, title: &str, headings: &[&str], rows: &[Vec<String>]) -> fmt::Result {
     if rows.is_empty() {
         return Ok(());
@@ -238,7 +238,7 @@ fn titled(out: &mut String, title: &str, headings: &[&str], rows: &[Vec<String>]
     rows.iter().try_for_each(|row| writeln!(out, "| {} |", row.join(" | ")))
 }
 
-/// Text that is no markup, on one line.
+/// Text with escaped markup, on one line.
 fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! Results on a terminal: a compact table per workload, then what it says.
+//! Results on a terminal: a compact table per workload, then the comparisons.
 
 use std::io::{self, Write};
 

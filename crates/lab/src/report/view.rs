@@ -1,11 +1,11 @@
-//! What all reports show, in the order in which they show it.
+//! The contents of all reports, in their order.
 
 use crate::results::{ExperimentInfo, Fraction, PublishedRow, Ratio, Results, Row};
 
 /// One experiment of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Section<'a> {
-    /// The run's place among those of the report.
+    /// The run's index in the report.
     pub run: usize,
     /// The run.
     pub results: &'a Results,
@@ -13,14 +13,14 @@ pub struct Section<'a> {
     pub info: &'a ExperimentInfo,
 }
 
-/// What was measured and published under one workload.
+/// The measured and published values under one workload.
 #[derive(Debug)]
 pub struct Grid<'a> {
     /// The workload's name.
     pub workload: &'a str,
-    /// The workload in a line; empty if the experiment says nothing.
+    /// The workload in a line; empty if the experiment has no description.
     pub about: &'a str,
-    /// Its metrics in the order in which the cells gave them: name and unit.
+    /// The metrics in the order of the cells' samples: name and unit.
     pub metrics: Vec<(&'a str, &'a str)>,
     /// By number of jobs, then in the order of the variants, then what was published.
     pub lines: Vec<Line<'a>>,
@@ -33,17 +33,17 @@ pub struct Line<'a> {
     pub jobs: u32,
     /// The variant.
     pub variant: &'a str,
-    /// What it is: the kind of the variant, or `published`.
+    /// The kind of the variant, or `published`.
     pub kind: &'a str,
-    /// By metric of the grid.
+    /// The values, by metric of the grid.
     pub values: Vec<Option<Value<'a>>>,
-    /// What limited it.
+    /// The limit of the cell.
     pub limited_by: Option<&'a str>,
-    /// Where it is from, if it was published.
+    /// The source, if it was published.
     pub source: Option<&'a str>,
 }
 
-/// A value with its place in the results.
+/// A value with its index in the results.
 #[derive(Clone, Copy, Debug)]
 pub enum Value<'a> {
     /// Measured here: `rows[at]`.
@@ -79,7 +79,7 @@ impl<'a> Section<'a> {
         sections.collect()
     }
 
-    /// The experiment's part of a list of the results, with the places in it.
+    /// The experiment's items of a list of the results, with their indices.
     pub fn part<T>(
         &self,
         list: &'a [T],
@@ -104,7 +104,7 @@ impl<'a> Section<'a> {
         self.part(&self.results.published, |row| &row.experiment)
     }
 
-    /// What else the machine did, in words.
+    /// The load of the machine by other processes, in words.
     pub fn others(&self) -> Option<String> {
         let (busy, stolen) = (self.info.others_busy?, self.info.stolen?);
         let mut text = format!("Others kept {busy:.2} processors busy meanwhile");
@@ -120,7 +120,7 @@ impl<'a> Section<'a> {
         found.map_or("", |variant| &variant.kind)
     }
 
-    /// A grid per workload under which something was measured, in the experiment's order.
+    /// A grid per measured workload, in the experiment's order.
     pub fn grids(&self) -> Vec<Grid<'a>> {
         let mut names: Vec<&str> = self.info.workloads.iter().map(|w| w.name.as_str()).collect();
         let rows = self.rows().map(|(_, row)| row.workload.as_str());
@@ -165,7 +165,7 @@ impl<'a> Section<'a> {
         self.part(&self.results.fractions, |fraction| &fraction.experiment)
     }
 
-    /// What limited a cell.
+    /// The limit of a cell.
     pub fn limited_by(&self, variant: &str, workload: &str, jobs: u32) -> Option<&'a str> {
         let limits = &self.results.limits;
         let mut limits = self.part(limits, |limit| &limit.experiment).map(|(_, limit)| limit);
@@ -228,14 +228,14 @@ pub fn percent(fraction: f64) -> String {
     format!("{:.0} %", fraction * 100.0)
 }
 
-/// What stands in the place of a ratio whose interval says nothing.
+/// The text in place of a ratio whose interval is too wide.
 pub const NO_FIGURE: &str = "no figure";
 
-/// Widest interval of a ratio that is shown, as its high end over its low one. Beyond two orders of
-/// magnitude the rounds have measured other things than the difference: `0.0011x to 124000x`.
+/// The widest interval of a ratio that is shown, as high end to low end. Beyond two orders of
+/// magnitude the rounds measured something other than the difference: `0.0011x to 124000x`.
 const INTERVAL_MAX: f64 = 100.0;
 
-/// Whether the interval of a ratio is narrow enough for the ratio to be a figure.
+/// Whether the interval of a ratio is narrow enough to show the ratio.
 pub fn has_figure(ratio: &Ratio) -> bool {
     let ends = ratio.low > 0.0 && ratio.high.is_finite() && ratio.median.is_finite();
     ends && ratio.high / ratio.low <= INTERVAL_MAX

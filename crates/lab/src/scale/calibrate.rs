@@ -1,8 +1,8 @@
 //! The machine's parameters, from the experiment `limits`.
 //!
-//! What one thread takes alone goes in, and what two take for one cell and for one lock, with
-//! nothing between two sections. What two threads do in an experiment is the model's to predict,
-//! and is not looked at here.
+//! The inputs are the times of one thread alone, and of two threads for one cell and for one lock
+//! with no work between two sections. The model predicts the results of two threads in an
+//! experiment, so these are not inputs.
 
 use crate::error::LabError;
 use crate::experiments::limits::names;
@@ -13,16 +13,16 @@ use crate::scale::machine::{Machine, Time, ns};
 use crate::scale::simulation::Simulation;
 use crate::scale::steps::{Object, Operation, Pick, Step, Waiting};
 
-/// How many times as long a line takes to another socket as to a neighbour, unless it is said. An
-/// assumption, not a measurement: there is one socket here.
+/// The ratio of a line's transfer time to another socket and to a neighbour, unless it is given. An
+/// assumption, not a measurement: this machine has one socket.
 pub const FAR_TO_NEAR: f64 = 2.4;
 
-/// How finely the part of an exchange that keeps its line is told.
+/// The resolution of the part of an exchange that keeps its line.
 const PINNED_STEPS: Time = 16;
 /// The seed of the simulations that calibrate.
 const SEED: u64 = 1;
 
-/// The limits that are needed.
+/// The limits that calibration needs.
 pub const NEEDED: &[(&str, u32)] = &[
     (names::FETCH_ADD, 1),
     (names::FETCH_ADD, 2),
@@ -37,13 +37,13 @@ pub const NEEDED: &[(&str, u32)] = &[
 
 /// A machine of this many cores with this machine's parameters.
 ///
-/// Two threads that do nothing but update one cell hand its line over all the time: the time from
-/// one turn to the next is the line's transfer, and what a core gets done in its turn beyond the
-/// first update, it does while the other's request is on its way. On average the request finds it
-/// in the middle of an update.
+/// Two threads that only update one cell exchange its line all the time. The time from one turn to
+/// the next is the line's transfer time. A core's updates in its turn after the first one happen
+/// while the other core's request travels. On average the request arrives in the middle of an
+/// update.
 ///
-/// What two threads take for one lock says how long an exchange keeps its line: a request that
-/// comes meanwhile finds the lock held.
+/// The time of two threads for one lock shows how long an exchange keeps its line: a request that
+/// arrives meanwhile finds the lock held.
 ///
 /// # Errors
 /// If a limit was not measured.
@@ -73,8 +73,8 @@ pub fn machine(limits: &LimitValues, cores: usize, sockets: usize) -> Result<Mac
     Ok(Machine { pinned, ..machine })
 }
 
-/// The part of an exchange that keeps its line with which the model comes nearest to what two
-/// threads take for one lock.
+/// The part of an exchange that keeps its line with which the model's time for two threads at one
+/// lock is nearest to the measured one.
 fn pinned(machine: &Machine, measured_ns: f64) -> Time {
     let two = Machine { cores: 2, sockets: 1, threads_per_core: 1, ..machine.clone() };
     let off = |pinned| {
@@ -85,10 +85,10 @@ fn pinned(machine: &Machine, measured_ns: f64) -> Time {
     parts.min_by(|&a, &b| off(a).total_cmp(&off(b))).unwrap_or(0)
 }
 
-/// Nanoseconds per section of two threads that do nothing but take one spinning lock.
+/// Nanoseconds per section of two threads that only take one spin lock.
 ///
 /// # Errors
-/// If the machine will not do.
+/// If the machine is invalid.
 pub fn spin_lock_of_two(machine: &Machine, seed: u64) -> Result<f64, String> {
     let hold_ns = 0.0;
     let lock = (0, Pick::Same);

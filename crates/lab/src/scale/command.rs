@@ -1,4 +1,4 @@
-//! `blockyard-lab scale`: what the model predicts, with its errors.
+//! `blockyard-lab scale`: the model's predictions, with their errors.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -17,13 +17,13 @@ use crate::scale::predict::{Gain, Known, MEASURED_HERE};
 use crate::scale::{calibrate, predict};
 use crate::stop::Stop;
 
-/// How often and how long each limit is measured.
+/// The number of measurements of each limit, and the duration of each.
 const LIMIT_ROUNDS: u32 = 9;
 const LIMIT_MEASURE: Duration = Duration::from_millis(60);
-/// How many openings of each variant are measured, and how long each, alone and by two.
+/// The number of measured openings of each variant, and the duration of each, alone and by two.
 const OPENINGS: u32 = 25;
 const OPENING_MEASURE: Duration = Duration::from_millis(20);
-/// The error that the model is meant to stay below for two cores.
+/// The aim for the model's error with two cores.
 const ERROR_MAX: f64 = 0.15;
 
 /// `lab scale`.
@@ -35,7 +35,7 @@ pub struct ScaleArgs {
     /// Cores of the machine
     #[arg(long, value_name = "N", default_value_t = 96)]
     pub cores: usize,
-    /// Its sockets; a number that divides the cores
+    /// Sockets of the machine; a number that divides the cores
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub sockets: usize,
     /// Threads that share a core
@@ -72,16 +72,16 @@ fn nanoseconds(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "wanted nanoseconds from 1 to 100000, e.g. 150".to_owned())
 }
 
-/// Predictions, and what there is to say of them.
+/// Predictions, and notes on them.
 type Predicted = (Vec<Prediction>, Vec<String>);
 
-/// An experiment that is modelled.
+/// A modelled experiment.
 struct Model {
     name: &'static str,
     /// Coarsest first.
     variants: [&'static str; 3],
     workloads: [&'static str; 2],
-    /// Measures what goes into it, and predicts.
+    /// Measures the model's inputs, and predicts.
     predict: fn(&Machine, u64, &Stop) -> Result<Predicted, LabError>,
 }
 
@@ -110,7 +110,7 @@ const MODELS: [Model; 2] = [
     },
 ];
 
-/// What is printed and kept.
+/// The result that is printed and stored.
 struct Answer {
     model: &'static Model,
     machine: Machine,
@@ -118,7 +118,7 @@ struct Answer {
     notes: Vec<String>,
 }
 
-/// Does what the command says.
+/// Runs the command.
 ///
 /// # Errors
 /// See [`CommandError`].
@@ -154,7 +154,7 @@ fn command_line() -> String {
     format!("blockyard {}", words.join(" "))
 }
 
-/// The machine that is asked for, with the times of `machine`.
+/// The requested machine, with the times of `machine`.
 fn shape(args: &ScaleArgs, machine: Machine) -> Machine {
     let far = args.cross_socket.map_or(machine.transfer_far, ns);
     Machine {
@@ -212,7 +212,7 @@ fn answer(args: &ScaleArgs, model: &'static Model, stop: &Stop) -> Result<Answer
     Ok(Answer { model, machine, predictions, notes })
 }
 
-/// The limits of the latest results, if they have what is needed; else measured now.
+/// The limits of the latest results if complete; otherwise measured now.
 fn limit_values(args: &ScaleArgs, stop: &Stop) -> Result<(LimitValues, String), LabError> {
     let index = Index::read(&args.out)?;
     if let Some(file) = index.latest.get(limits::NAME) {
@@ -228,7 +228,7 @@ fn limit_values(args: &ScaleArgs, stop: &Stop) -> Result<(LimitValues, String), 
     ))
 }
 
-/// How much two threads do on one device, by opening of it, and on a device each.
+/// The throughput of two threads relative to one: on one device, by opening, and on a device each.
 fn spread(known: &[Known]) -> Option<String> {
     let gains = known.iter().filter_map(|known| Some((known, known.gain?)));
     let texts: Vec<String> = gains
@@ -249,7 +249,7 @@ fn nanos(picoseconds: u64) -> String {
     format!("{:.0} ns", picoseconds as f64 / 1000.0)
 }
 
-/// How far the model is off for two cores.
+/// The model's error for two cores.
 fn two_cores(predictions: &[Prediction]) -> String {
     let measured =
         |p: &&Prediction| p.cores == 2 && p.known_source.as_deref() == Some(MEASURED_HERE);
@@ -272,7 +272,7 @@ fn two_cores(predictions: &[Prediction]) -> String {
     }
 }
 
-/// Puts the predictions into the experiment's latest results, if there are any.
+/// Stores the predictions in the experiment's latest results, if there are any.
 fn keep(args: &ScaleArgs, answer: &Answer) -> Result<Option<PathBuf>, LabError> {
     let Some(file) = Index::read(&args.out)?.latest.get(&args.name).cloned() else {
         return Ok(None);

@@ -1,16 +1,17 @@
-//! Cache lines that cores share: who has one, who waits for it, and how long it travels.
+//! Cache lines that cores share: which core has one, which cores wait for it, and how long it
+//! travels.
 //!
-//! A line is at one core, which may write, or at several, which may read. Somebody else's access is
-//! a transfer; transfers of one line happen one after the other, in the order in which they were
-//! asked for. While a request travels to the core that has the line, that core goes on using it
-//! (`retain`), and then it is without. Where a line is at several cores and only read, more readers
-//! get it without waiting for one another's transfers to end.
+//! A line is at one core, which may write, or at several, which may read. An access by another core
+//! is a transfer; transfers of one line happen one after the other, in the order of their requests.
+//! While a request travels to the core that has the line, that core goes on using it (`retain`),
+//! and then loses it. Where a line is at several cores and only read, more readers get it without
+//! waiting for one another's transfers to end.
 
 use std::collections::VecDeque;
 
 use crate::scale::machine::{Machine, Time};
 
-/// At most so many cores, so that a set of them is a few words.
+/// The most cores of a machine, so that a set of them is a few words.
 pub const CORES_MAX: usize = 512;
 
 /// A set of cores.
@@ -48,43 +49,44 @@ impl Cores {
     }
 }
 
-/// What somebody wants of a line.
+/// The kind of access to a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// To read it.
+    /// Read.
     Read,
-    /// To read and write it; nobody else has it then.
+    /// Read and write; no other core has the line then.
     Write,
 }
 
-/// Somebody who waits for a line.
+/// A thread that waits for a line.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// The thread.
     pub thread: usize,
-    /// Its core.
+    /// The thread's core.
     pub core: usize,
-    /// What it wants.
+    /// The kind of access.
     pub want: Want,
-    /// What its thread does meanwhile.
+    /// What the thread does meanwhile.
     pub purpose: Purpose,
 }
 
-/// What a thread that has asked for a line does until it is here.
+/// What a thread does between its request for a line and the line's arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// It waits.
     Wait,
-    /// It goes on: a store in the store buffer, which gives a lock back.
+    /// It continues: a store in the store buffer, which releases a lock.
     Posted,
-    /// It goes on with the work before an atomic operation, for which its processor has asked.
+    /// It continues with the work before an atomic operation, whose line its processor has
+    /// requested.
     Ahead,
 }
 
-/// How a transfer goes, in times one after the other.
+/// The times of a transfer, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Until those who have the line now lose it.
+    /// Until the cores that have the line lose it.
     pub kept: Time,
     /// From there until the request is granted.
     pub travel: Time,
@@ -93,7 +95,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// One that takes so long, of which the line stays where it is so long.
+    /// A transfer that takes `cost`, of which the line stays where it is for `kept`.
     fn of(cost: Time, kept: Time) -> Transfer {
         Transfer { kept, travel: cost.saturating_sub(kept), free_after: None }
     }
@@ -102,40 +104,40 @@ impl Transfer {
 /// A lock's word, if the line holds one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Word {
-    /// Nobody holds the lock.
+    /// No thread holds the lock.
     #[default]
     Free,
-    /// Somebody does.
+    /// A thread holds the lock.
     Held,
-    /// Somebody does, and somebody sleeps.
+    /// A thread holds the lock, and another may sleep.
     Wanted,
 }
 
 /// A line.
 #[derive(Clone, Debug, Default)]
 pub struct Line {
-    /// Who may write it.
+    /// The core that may write the line.
     pub owner: Option<usize>,
-    /// Who may read it, besides the owner.
+    /// The other cores that may read the line.
     pub sharers: Cores,
-    /// Who waits, first come first.
+    /// The waiting requests, in the order of arrival.
     pub queue: VecDeque<Request>,
     /// A transfer is under way.
     pub busy: bool,
-    /// What that one takes once the line is lost.
+    /// The travel time of the present transfer once the line is lost.
     pub travel: Time,
-    /// An atomic operation on the line is under way until then: nobody gets it before.
+    /// The end of an atomic operation on the line; no other core gets the line before.
     pub pinned_until: Time,
-    /// What stands in it.
+    /// The state of the lock in the line.
     pub word: Word,
-    /// Who has held the lock last.
+    /// The thread that held the lock last.
     pub last: Option<usize>,
-    /// Threads asleep, or in a lock's queue.
+    /// Threads that sleep, or that are in a lock's queue.
     pub waiters: VecDeque<usize>,
 }
 
 impl Line {
-    /// Whether a core may do what it wants at once.
+    /// Whether a core can make the access at once.
     pub fn serves(&self, core: usize, want: Want) -> bool {
         self.owner == Some(core) || (want == Want::Read && self.sharers.has(core))
     }
@@ -145,9 +147,9 @@ impl Line {
         self.word == Word::Free
     }
 
-    /// How the transfer for a request that begins now goes, if the owner goes on for `kept` with
-    /// what it has, where it is [`Machine::retain`] on average. A line that nobody has had costs
-    /// nothing: its first touch is before the time that counts.
+    /// The transfer for a request that begins now, if the owner continues for `kept` with the line,
+    /// which is [`Machine::retain`] on average. The first access to a line costs nothing: it
+    /// happens before the measured time.
     pub fn transfer(&self, machine: &Machine, request: &Request, kept: Time) -> Transfer {
         let core = request.core;
         if self.serves(core, request.want) {
@@ -155,7 +157,7 @@ impl Line {
         }
         let far = |other: usize| machine.socket_of(other) != machine.socket_of(core);
         if let Some(owner) = self.owner {
-            // What is left of the way does not depend on how long the owner went on.
+            // The rest of the way does not depend on how long the owner continued.
             let travel = machine.transfer(far(owner)).saturating_sub(machine.retain);
             return Transfer { kept, travel, free_after: None };
         }
@@ -170,13 +172,13 @@ impl Line {
                 let free_after = Some(cost / machine.readers_at_once);
                 Transfer { free_after, ..Transfer::of(cost, 0) }
             }
-            // The right to write what is here already costs as much: the others must be told, and
-            // must have answered.
+            // The right to write a line that is already here costs as much: the other cores must be
+            // told and must answer.
             Want::Write => Transfer::of(machine.transfer(any_far), 0),
         }
     }
 
-    /// The others lose the line for a request; answers who could read it until now.
+    /// The other cores lose the line for a request. Returns the cores that could read it until now.
     pub fn lose(&mut self, request: &Request) -> Cores {
         let mut before = self.sharers;
         if let Some(owner) = self.owner {

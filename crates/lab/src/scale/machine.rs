@@ -1,9 +1,9 @@
-//! A machine that the model runs on: cores, sockets, and what it takes from one to another.
+//! A machine that the model simulates: cores, sockets, and the times between them.
 
 /// Picoseconds.
 pub type Time = u64;
 
-/// Picoseconds of so many nanoseconds.
+/// Converts nanoseconds to picoseconds.
 pub fn ns(nanoseconds: f64) -> Time {
     (nanoseconds.max(0.0) * 1000.0).round() as Time
 }
@@ -18,36 +18,35 @@ pub struct Machine {
     pub sockets: usize,
     /// Threads that share a core.
     pub threads_per_core: usize,
-    /// How much more the threads of a core do together than one alone.
+    /// The throughput of a core's threads together, relative to one alone.
     pub thread_gain: f64,
-    /// How many times as long a thread's own work takes while other cores work too, on what is
-    /// theirs alone.
+    /// The factor by which a thread's work on private data slows down while other cores work too.
     pub crowding: f64,
-    /// A line from one core to another of its socket.
+    /// The time of a line's transfer between cores of one socket.
     pub transfer_near: Time,
-    /// A line from one socket to another.
+    /// The time of a line's transfer between sockets.
     pub transfer_far: Time,
-    /// How long a core goes on with a line after another has asked for it.
+    /// How long a core continues to use a line after another has requested it.
     pub retain: Time,
-    /// A reader gets a line that another has changed as a writer would, and the other is without.
+    /// Whether a read of a line that another core has changed takes the line away from that core.
     pub migrates: bool,
-    /// Readers that get a line during one transfer, once it is only read.
+    /// The number of readers that get a line during one transfer, once it is only read.
     pub readers_at_once: u64,
-    /// The pause between two looks at a held lock.
+    /// The pause between two loads of a held lock.
     pub pause: Time,
-    /// A yield of the processor with nobody else to run.
+    /// A yield of the processor with no other thread to run.
     pub yielding: Time,
-    /// The spinning lock, taken and given back with nobody else.
+    /// The spin lock, taken and released without contention.
     pub spin: Time,
-    /// The sleeping lock, taken and given back with nobody else.
+    /// The sleeping lock, taken and released without contention.
     pub sleep: Time,
-    /// An atomic update of a line that is here.
+    /// An atomic update of a line that this core has.
     pub update: Time,
-    /// The part of an atomic update at its end in which nobody gets the line.
+    /// The last part of an atomic update, in which no other core gets the line.
     pub pinned: Time,
     /// The waker's system call.
     pub wake_call: Time,
-    /// From the waker's call to the sleeper's next instruction.
+    /// The time from the waker's call to the sleeper's next instruction.
     pub wake: Time,
 }
 
@@ -83,13 +82,13 @@ impl Machine {
         core * self.sockets / self.cores.max(1)
     }
 
-    /// What a line takes to another core, on another socket if `far`.
+    /// The transfer time of a line to another core, on another socket if `far`.
     pub fn transfer(&self, far: bool) -> Time {
         if far { self.transfer_far } else { self.transfer_near }
     }
 
-    /// How much longer a thread's own work takes while its core's other threads work too, and the
-    /// others of so many cores.
+    /// The slowdown of a thread's own work while the other threads of its core, and the other cores
+    /// of `cores`, work too.
     pub fn slowdown(&self, cores: usize) -> f64 {
         let crowding = if cores > 1 { self.crowding } else { 1.0 };
         if self.threads_per_core > 1 {
@@ -99,10 +98,10 @@ impl Machine {
         }
     }
 
-    /// What is wrong with the parameters, if anything is.
+    /// Checks the parameters.
     ///
     /// # Errors
-    /// The parameter, its value and what would do.
+    /// The parameter, its value and what is expected.
     pub fn check(&self) -> Result<(), String> {
         let cores_max = crate::scale::lines::CORES_MAX;
         if self.cores == 0 || self.cores > cores_max {

@@ -1,9 +1,9 @@
-//! What an experiment's variant takes here: one thread alone, and two on two processors.
+//! Measures an experiment's variant on this machine: one thread alone, and two on two processors.
 //!
-//! Both are measured on the same opening of the device, one right after the other: where its memory
-//! lies decides how far its lines have to travel, and differs from opening to opening. Measured in
-//! slices as limits are ([`crate::limits::slices`]), so that the model is held against what two
-//! undisturbed processors do.
+//! Both are measured on one opening of the device, one right after the other. The address of the
+//! device's memory decides how far its lines have to travel, and differs from opening to opening.
+//! Measurements are in slices, as limits are ([`crate::limits::slices`]), so that the model is
+//! compared with two undisturbed processors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,32 +19,32 @@ use crate::sample::Round;
 use crate::scale::zone_locks::Workload;
 use crate::stats::Summary;
 
-/// Opens a fresh device.
+/// Opens a new device.
 pub type Open = fn() -> Result<Arc<dyn Disk>, LabError>;
 
-/// Batches of which the way to the zones is timed; the median counts.
+/// The number of batches of which the way to the zones is timed; the median is taken.
 const TIMED_BATCHES: usize = 2000;
-/// How many times as many I/Os the longer batches have.
+/// The factor by which the longer batches have more I/Os.
 const DEEPER: usize = 4;
 
-/// Two processors that do less than so many times what one does at plain arithmetic are no two.
+/// Two processors with a gain below this at plain arithmetic are threads of one core.
 const GAIN_MIN: f64 = 1.9;
-/// How long that is looked at, before and after a measurement.
+/// The duration of that check, before and after a measurement.
 const GAIN_MEASURE: Duration = Duration::from_millis(4);
-/// How often a measurement is tried until both processors were there.
+/// The number of attempts until both processors were whole cores.
 const GAIN_TRIES: u32 = 8;
 
-/// What one opening of a device gave, in nanoseconds.
+/// The measurements of one opening of a device, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Opening {
-    /// Per I/O of one thread alone.
+    /// The time per I/O of one thread alone.
     pub alone_ns: f64,
-    /// The same with two threads, per I/O of both together; `None` where there is one processor,
-    /// or were never two at once.
+    /// The time per I/O of two threads together; `None` with one processor, or if the two were
+    /// never whole cores.
     pub two_ns: Option<f64>,
-    /// The same with two threads that have nothing in common, each with a device of its own.
+    /// The time per I/O of two threads that share nothing, each with a device of its own.
     pub apart_ns: Option<f64>,
-    /// From one I/O's zone to the next one's, one thread alone.
+    /// The time from one I/O's zone to the next one's, of one thread alone.
     pub zone_ns: f64,
 }
 
@@ -76,9 +76,9 @@ pub fn opening(
     Ok(Opening { alone_ns, two_ns, apart_ns, zone_ns })
 }
 
-/// A measurement during which two processors were two: a virtual machine's may be threads of one
-/// core for a while, and what two threads do then is not what the model is about. `None` if they
-/// never were.
+/// A measurement during which both processors were whole cores; `None` if they never were. The
+/// processors of a virtual machine may be threads of one core for a while, which the model does not
+/// cover.
 pub(super) fn whole<T>(
     round: &Round<'_>,
     measure: impl Fn() -> Result<T, LabError>,
@@ -105,11 +105,11 @@ pub fn ns_per_io(round: &Round<'_>, open: Open, load: &Load) -> Result<f64, LabE
     ns_per_io_on(round, &[&*open()?], load)
 }
 
-/// The same on devices whose zones are empty: one, or one for each of two threads, which then are
-/// that device's only ones.
+/// Nanoseconds of wall time per I/O on devices whose zones are empty: one device, or one for each
+/// of two threads, of which it is then the only user.
 ///
-/// Each thread opens its own channel: what one allocates then lies on no line that another's lies
-/// on, and nobody meets but in the device.
+/// Each thread opens its own channel, so that two threads' allocations share no cache line and the
+/// threads meet only in the device.
 fn ns_per_io_on(round: &Round<'_>, disks: &[&dyn Disk], load: &Load) -> Result<f64, LabError> {
     let worker = |disk, number| move || Worker::open(disk, load, number, round.seed);
     let mut failed = [None, None];
@@ -141,7 +141,7 @@ fn ns_per_io_on(round: &Round<'_>, disks: &[&dyn Disk], load: &Load) -> Result<f
     Ok(reading?.ns_per_op / load.depth as f64)
 }
 
-/// Resets all zones, so that whoever writes begins where its stream believes to be.
+/// Resets all zones, so that a writer's stream starts at the true write pointers.
 fn empty_zones(disk: &dyn Disk) -> Result<(), LabError> {
     let name = || format!("resetting the zones of {}", disk.name());
     let mut channel = disk.open().map_err(|error| LabError::failed(name(), error))?;
@@ -157,8 +157,8 @@ fn empty_zones(disk: &dyn Disk) -> Result<(), LabError> {
     }
 }
 
-/// From one I/O's zone to the next one's: how much longer pushing and submitting a batch takes for
-/// each I/O that is in it more. What a batch takes once, and the clock, are not in that.
+/// The time from one I/O's zone to the next one's: the additional time for push and submit per
+/// additional I/O in a batch. This excludes the fixed cost of a batch and of the clock.
 fn zone_ns(round: &Round<'_>, disk: &dyn Disk, load: &Load) -> Result<f64, LabError> {
     let deep = Load { depth: load.depth * DEEPER, ..*load };
     let times = [load, &deep].map(|load| submit_ns(round, disk, load));
@@ -166,7 +166,7 @@ fn zone_ns(round: &Round<'_>, disk: &dyn Disk, load: &Load) -> Result<f64, LabEr
     Ok(((long? - short?) / (deep.depth - load.depth) as f64).max(0.0))
 }
 
-/// What pushing and submitting a batch takes; the median.
+/// The median time of push and submit of a batch.
 fn submit_ns(round: &Round<'_>, disk: &dyn Disk, load: &Load) -> Result<f64, LabError> {
     empty_zones(disk)?;
     let mut worker = Worker::open(disk, load, 0, round.seed)?;
@@ -182,8 +182,7 @@ fn nanos(time: Duration) -> f64 {
     time.as_nanos() as f64
 }
 
-/// Batches of a worker that is opened by the first of them, as many as are asked for, until
-/// something fails.
+/// Runs the requested batches, until one fails. The first call opens the worker.
 fn batches(
     name: &str,
     open: impl Fn() -> Result<Worker, LabError>,
@@ -215,7 +214,7 @@ mod tests {
     use crate::scale::zone_locks::{VARIANTS, WORKLOADS};
     use crate::stop::Stop;
 
-    /// Whoever writes on a device that was written before begins with empty zones.
+    /// A writer on a device that was written before starts with empty zones.
     #[test]
     fn an_opening_is_measured_again_and_again() {
         let stop = Stop::new();

@@ -1,4 +1,4 @@
-//! Predictions of an experiment by core count, each beside what is known of it.
+//! Predictions of an experiment by core count, each with the known figures for comparison.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ use crate::scale::zone_locks::{AtZone, PRODUCT, VARIANTS, WORKLOADS, Workload, o
 use crate::stats::Summary;
 use crate::stop::Stop;
 
-/// Memory that is taken before each opening, so that the device lies elsewhere: blocks, and their
-/// lengths.
+/// Memory that is allocated before each opening, so that the device has other addresses: the number
+/// of blocks, and their lengths.
 const SHIFT_BLOCKS: usize = 200;
 const SHIFT_BYTES: std::ops::Range<usize> = 16..400;
 
-/// Where what this command measures itself is from.
+/// The source of figures that this command measures itself.
 pub const MEASURED_HERE: &str = "measured here";
 
-/// What was measured here of a variant under a workload.
+/// The measurements of a variant under a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
     /// The variant.
@@ -34,25 +34,25 @@ pub struct Known {
     pub workload: Workload,
     /// I/Os per second of one thread alone; the median of the openings.
     pub alone_iops: f64,
-    /// How many times as many two threads do, each on a processor of its own: the mean of the
-    /// openings, with the least and the greatest; `None` where there is one processor, or were
-    /// never two at once.
+    /// The throughput of two threads relative to one, each on a processor of its own: the mean of
+    /// the openings, with the least and the greatest. `None` with one processor, or if the two were
+    /// never whole cores.
     pub gain: Option<Gain>,
-    /// The same of two threads that have nothing in common, each on a device of its own.
+    /// The gain of two threads that share nothing, each on a device of its own.
     pub apart: Option<Gain>,
     /// Nanoseconds from one I/O's zone to the next one's, of one thread alone.
     pub zone_ns: f64,
 }
 
-/// How many times as many I/Os two threads do as one.
+/// The throughput of two threads relative to one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gain {
-    /// From the mean time of an I/O over all openings. Two threads at one lock fall into one of
-    /// two rhythms, one twice as fast as the other; a median would jump from one to the other.
+    /// From the mean time of an I/O over all openings. Two threads at one lock fall into one of two
+    /// rhythms, one twice as fast as the other; a median would jump between them.
     pub mean: f64,
-    /// The least of the openings.
+    /// The least gain of the openings.
     pub min: f64,
-    /// The greatest.
+    /// The greatest gain of the openings.
     pub max: f64,
 }
 
@@ -69,7 +69,7 @@ impl Gain {
 }
 
 impl Known {
-    /// What the openings of a device gave; `None` if there were none.
+    /// Combines the openings of a device; `None` if there were none.
     fn of(variant: &'static str, workload: Workload, openings: &[Opening]) -> Option<Known> {
         let median = |value: fn(&Opening) -> f64| {
             let values: Vec<f64> = openings.iter().map(value).collect();
@@ -82,12 +82,12 @@ impl Known {
         Some(Known { variant, workload, alone_iops, gain, apart, zone_ns })
     }
 
-    /// How many times as long an I/O takes while another processor works too, on what is its own.
+    /// The slowdown of an I/O on private data while another processor works too.
     fn crowding(&self) -> f64 {
         self.apart.map_or(1.0, |apart| (2.0 / apart.mean).max(1.0))
     }
 
-    /// I/Os per second of so many threads, if they were measured.
+    /// I/Os per second of `threads` threads, if they were measured.
     pub fn iops(&self, threads: usize) -> Option<f64> {
         match threads {
             1 => Some(self.alone_iops),
@@ -113,8 +113,8 @@ pub fn measure(rounds: u32, duration: Duration, stop: &Stop) -> Result<Vec<Known
     let mut shift: Vec<Vec<u8>> = Vec::new();
     for number in 0..rounds {
         for ((_, open, workload), openings) in cells.iter().zip(&mut openings) {
-            // Else the allocator would give every device of a process the same places within
-            // cache lines, and those decide what two threads do under one lock.
+            // Otherwise the allocator would give every device of a process the same offsets within
+            // cache lines, which decide how two threads behave at one lock.
             shift.extend((0..SHIFT_BLOCKS).map(|_| vec![0; random.usize(SHIFT_BYTES)]));
             let seed = u64::from(number) + 1;
             let round = Round { warm_up: duration / 5, duration, number, seed, stop };
@@ -135,12 +135,12 @@ pub fn core_counts(cores: usize) -> Vec<usize> {
     counts
 }
 
-/// Predicts every variant by core count from what one thread takes alone, and from how much longer
-/// that is while another one works on a device of its own. Two threads that were measured on one
-/// device stand beside the prediction for two cores, and did not go into it.
+/// Predicts every variant by core count from the time of one thread alone, and from its slowdown
+/// while another works on a device of its own. Measurements of two threads on one device appear
+/// next to the prediction for two cores, and are not inputs.
 ///
 /// # Errors
-/// If the machine will not do.
+/// If the machine is invalid.
 pub fn predict(machine: &Machine, all: &[Known], seed: u64) -> Result<Vec<Prediction>, String> {
     machine.check()?;
     let mut predictions = Vec::new();
@@ -170,14 +170,14 @@ pub fn predict(machine: &Machine, all: &[Known], seed: u64) -> Result<Vec<Predic
     Ok(predictions)
 }
 
-/// How the lab's own locks wait; for the one without a lock it does not matter.
+/// How waiters wait at the lab's own locks; for the variant without a lock it does not matter.
 fn waiting_at(variant: &str) -> Waiting {
     if variant == one_lock::NAME_QUEUED { Waiting::Turn } else { Waiting::Spin }
 }
 
-/// What a variant does under its lock: what it takes from zone to zone beyond the product, which
-/// has no lock there, and beyond taking a lock and giving it back. A processor does several things
-/// at once, so that nothing may be left.
+/// The time that a variant spends under its lock: its time per zone beyond that of the product,
+/// which has no lock there, and beyond taking and releasing a lock. The result may be 0, because a
+/// processor overlaps operations.
 fn hold_ns(machine: &Machine, all: &[Known], known: &Known) -> f64 {
     let product = all
         .iter()
@@ -186,7 +186,7 @@ fn hold_ns(machine: &Machine, all: &[Known], known: &Known) -> f64 {
     product.map_or(0.0, |product| (known.zone_ns - product.zone_ns - spin_ns).max(0.0))
 }
 
-/// The published rows as predictions, those that are none marked as fitted.
+/// The published rows as predictions. Those that are no predictions are marked as fitted.
 ///
 /// # Errors
 /// If the model refuses them.
@@ -206,7 +206,7 @@ pub fn published(seed: u64) -> Result<Vec<Prediction>, String> {
     Ok(rows.collect())
 }
 
-/// A value of the model's, with what is known of it and from where.
+/// A value of the model, with the known value and its source.
 pub(super) fn prediction(
     experiment: &str,
     (variant, workload): (&str, &str),

@@ -1,10 +1,10 @@
-//! The published rows of the zone locks, held against the model.
+//! The published rows of the zone locks, compared with the model.
 //!
-//! The machine is not here, and the published text says little of it: two sockets of 24 cores. So
-//! its parameters are assumptions, listed in [`machine`]. What an I/O costs on the kernel's own way
-//! (system calls, the block layer, fio) is not known either; it is fitted, so that the model gives
-//! the row *lock per zone*. Only the row *one lock* is then a prediction. A model that was fitted
-//! to both would prove nothing.
+//! That machine is not available, and the published text says little of it: two sockets of 24
+//! cores. So its parameters are assumptions, listed in [`machine`]. The cost of an I/O in the
+//! kernel (system calls, the block layer, fio) is not known either. It is fitted so that the model
+//! gives the row *lock per zone*. Only the row *one lock* is then a prediction: a model that was
+//! fitted to both would prove nothing.
 
 use crate::baseline::{lock_per_zone, one_lock};
 use crate::load::Pattern;
@@ -17,16 +17,16 @@ use crate::scale::zone_locks::{self, AtZone, Workload};
 pub const ROWS: [(&str, f64, f64); 2] =
     [("random-read", 1_361_000.0, 4_096_000.0), ("random-write", 465_000.0, 456_000.0)];
 
-/// From a request's coming to the null device to the end of its section, and what of that is under
-/// the lock, for a read and for a write: assumed, a few instructions and some dozen.
+/// The time from a request's arrival at the null device to the end of its section, and the part of
+/// it under the lock, for a read and for a write. Assumed: a few instructions and some dozen.
 const ZONE_NS: f64 = 40.0;
 const READ_HOLD_NS: f64 = 2.0;
 const WRITE_HOLD_NS: f64 = 8.0;
-/// Steps of the fit. Each divides the remaining error by ten or more: what is fitted is nearly all
-/// of an I/O's time.
+/// The steps of the fit. Each divides the remaining error by ten or more, because the fitted part
+/// is nearly all of an I/O's time.
 const FIT_STEPS: usize = 6;
 
-/// A published row beside what the model says.
+/// A published row and the model's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row {
     /// The variant.
@@ -35,14 +35,14 @@ pub struct Row {
     pub workload: &'static str,
     /// Published I/Os per second.
     pub published: f64,
-    /// The model's.
+    /// The model's I/Os per second.
     pub modelled: f64,
-    /// Whether the row went into the model: then it says nothing of its error.
+    /// Whether the row was an input of the model: then it shows nothing of the model's error.
     pub fitted: bool,
 }
 
 impl Row {
-    /// By how much the model is off.
+    /// The model's relative error.
     pub fn error(&self) -> f64 {
         self.modelled / self.published - 1.0
     }
@@ -52,11 +52,11 @@ impl Row {
 ///
 /// - 48 cores of two sockets: published. One thread per core: assumed.
 /// - A line takes 60 ns to a core of the same socket and 140 ns to the other socket: assumed, the
-///   order of what servers of 2019 and 2020 do.
-/// - What one core has changed is readable to both after another has read it: assumed, as the
-///   protocol of these processors is published.
-/// - The kernel's spinning lock queues its waiters: known. Taking and giving it back with
-///   interrupts off takes 20 ns alone: assumed.
+///   order of magnitude of servers of 2019 and 2020.
+/// - After another core has read a line that one core changed, both can read it: assumed from the
+///   published protocol of these processors.
+/// - The kernel's spin lock queues its waiters: known. Taking and releasing it with interrupts off
+///   takes 20 ns alone: assumed.
 pub fn machine() -> Machine {
     Machine {
         cores: 48,
@@ -105,7 +105,7 @@ fn iops(
     alone_ns: f64,
     seed: u64,
 ) -> Result<f64, String> {
-    // The kernel's requests come one by one: a system call and the block layer lie between them.
+    // The kernel's requests arrive one by one: a system call and the block layer are between them.
     let single = Workload { depth: 1, ..*workload };
     let reads = workload.pattern == Pattern::RandomRead;
     let hold_ns = if reads { READ_HOLD_NS } else { WRITE_HOLD_NS };

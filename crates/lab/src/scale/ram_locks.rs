@@ -1,7 +1,7 @@
-//! The shared accesses of the experiment `ram-locks`, as steps, and what is predicted from them.
+//! The shared accesses of the experiment `ram-locks`, as steps, and the predictions from them.
 //!
-//! One operation is a record of four blocks. Threads work on parts of their own, so that all that
-//! they meet at is the lock over the table:
+//! One operation is a record of four blocks. Threads use parts of their own, so they share only the
+//! lock over the table:
 //!
 //! | | read | rewrite |
 //! | --- | --- | --- |
@@ -36,35 +36,36 @@ use crate::stop::Stop;
 pub const PRODUCT: &str = "product";
 /// The variants, coarsest first.
 pub const VARIANTS: [&str; 3] = [locked_ram::TABLE_LOCK, locked_ram::BIT_SPIN, PRODUCT];
-/// The workloads that are modelled: what is read, and what is written over.
+/// The modelled workloads: reads and overwrites.
 pub const WORKLOADS: [(&str, Does); 2] = [("read", Does::Read), ("rewrite", Does::Write)];
 
-/// A record, and how many blocks it has.
+/// The length of a record, and its number of blocks.
 const RECORD_BYTES: u64 = 16 << 10;
 const BLOCKS: u32 = 4;
 /// The part of a thread, and the device.
 const PART_BYTES: u64 = 16 << 20;
 const DEVICE: &str = "ram:///s?size=64M&algo=lz4&compact=0";
-/// How long a writer has the lock: an entry is changed, and nothing else done.
+/// How long a writer holds the lock: it only changes an entry.
 const WRITE_HOLD_NS: f64 = 5.0;
-/// How many times the devices are opened and measured.
+/// The number of openings that are measured, and the duration of each measurement.
 const OPENINGS: u32 = 5;
 const MEASURE: Duration = Duration::from_millis(60);
 
-/// What was measured here of a variant under a workload, in nanoseconds a record.
+/// The measurements of a variant under a workload, in nanoseconds per record.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
     /// The variant.
     pub variant: &'static str,
     /// The workload.
     pub workload: (&'static str, Does),
-    /// One thread alone.
+    /// The time of one thread alone.
     pub alone_ns: f64,
-    /// Two on two processors, a record of both together; `None` where there were never two.
+    /// The time per record of two threads on two processors; `None` if there were never two whole
+    /// cores.
     pub two_ns: Option<f64>,
 }
 
-/// What a record of a variant does.
+/// The steps of a record for a variant.
 pub fn operation(machine: &Machine, variant: &str, does: Does, alone_ns: f64) -> Operation {
     if variant != locked_ram::TABLE_LOCK {
         return Operation { objects: Vec::new(), steps: vec![Step::Rest] };
@@ -128,7 +129,7 @@ fn open(variant: &str) -> Result<Arc<dyn Disk>, LabError> {
     }
 }
 
-/// What one opening takes for a record: one thread alone, and two if there are processors for it.
+/// The time of a record on one opening: one thread alone, and two if there are processors for it.
 fn opening(
     round: &Round<'_>,
     variant: &str,
@@ -177,7 +178,7 @@ fn checked(failed: Option<Status>, ns: Result<f64, LabError>) -> Result<f64, Lab
     }
 }
 
-/// As many records as are asked for, until one fails.
+/// Executes the requested number of records, until one fails.
 fn records(mut records: Records, failed: &mut Option<Status>) -> impl FnMut(u32) -> u64 {
     move |ops| {
         for _ in 0..ops {
@@ -191,11 +192,11 @@ fn records(mut records: Records, failed: &mut Option<Status>) -> impl FnMut(u32)
     }
 }
 
-/// Predicts every variant by core count from what one thread takes alone. Two threads that were
-/// measured stand beside the prediction for two cores, and did not go into it.
+/// Predicts every variant by core count from the time of one thread alone. Measurements of two
+/// threads appear next to the prediction for two cores, and are not inputs.
 ///
 /// # Errors
-/// If the machine will not do.
+/// If the machine is invalid.
 pub fn predict(machine: &Machine, all: &[Known], seed: u64) -> Result<Vec<Prediction>, String> {
     machine.check()?;
     let mut predictions = Vec::new();
@@ -225,7 +226,7 @@ pub fn predict(machine: &Machine, all: &[Known], seed: u64) -> Result<Vec<Predic
     Ok(predictions)
 }
 
-/// What the reader of the predictions has to know.
+/// Notes for the reader of the predictions.
 pub fn notes() -> Vec<String> {
     vec![
         "One lock over the table: each reader changes its line twice a block, and does not wait \

@@ -1,9 +1,9 @@
-//! The simulation: threads that carry out operations on shared lines, event by event.
+//! The simulation: threads that execute operations on shared lines, event by event.
 //!
-//! A thread does its steps in order. A critical section is played as the lock's own code is: an
-//! exchange on the lock's line, looks and pauses while it is held, a store that gives it back and
-//! travels on its own while the thread goes on. So what a lock costs under contention is not a
-//! parameter: it comes from the lines' travels.
+//! A thread does its steps in order. A critical section follows the lock's own code: an exchange on
+//! the lock's line, loads and pauses while it is held, and a store that releases it and travels
+//! independently while the thread continues. So the cost of a contended lock is not a parameter: it
+//! follows from the transfers of the lines.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,55 +16,55 @@ use crate::scale::steps::{Operation, Pick, Step, Waiting};
 
 mod sections;
 
-/// Looks at a held spinning lock before the processor is given up.
+/// The number of loads of a held spin lock before the thread yields.
 const SPINS: u64 = 64;
-/// Looks at a held sleeping lock before the thread sleeps.
+/// The number of loads of a held sleeping lock before the thread sleeps.
 const SLEEPER_SPINS: u64 = 100;
-/// Operations before time counts, by thread.
+/// The operations per thread before the measured time.
 const WARM_UP_OPS: u64 = 50;
-/// Operations that are counted, by thread, and in all.
+/// The measured operations, per thread and in total.
 const OPS_PER_THREAD: u64 = 100;
 const OPS_MIN: u64 = 20_000;
-/// By how much a thread's own work takes more or less time than on average.
+/// The relative variation of a thread's own work.
 const JITTER: f64 = 0.25;
-/// A simulation ends after so many events, whatever it has counted until then.
+/// A simulation ends after this many events, whatever it has counted until then.
 const EVENTS_MAX: u64 = 20_000_000;
 
-/// What happens at a time.
+/// The event of a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A thread goes on.
+    /// A thread continues.
     Go(usize),
-    /// Those who have a line lose it to the first of its queue.
+    /// The cores that have a line lose it to the first of its queue.
     Lose(usize),
-    /// The first of a line's queue gets it.
+    /// The first of a line's queue gets the line.
     Grant(usize),
     /// A line's next transfer may begin.
     Free(usize),
 }
 
-/// Where a thread is in its step.
+/// The state of a thread in its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Before it.
+    /// Before the step.
     Begin,
-    /// It has the object of a read or an update.
+    /// It has the line of a read or an update.
     Touched,
-    /// It is about to carry out the atomic operation of its step.
+    /// It is about to execute the atomic operation of its step.
     Reach,
     /// It has a lock's line, and takes the lock if it is free.
     Try,
-    /// It has a lock's line to read: it is free or it is not.
+    /// It has a lock's line for reading: the lock is free or held.
     Look,
-    /// It is about to look again.
+    /// It is about to load the lock again.
     LookAgain,
-    /// It holds the lock and has touched so many objects.
+    /// It holds the lock and has touched this many objects.
     Inside(usize),
-    /// Its section is over.
+    /// The thread has finished its section.
     Leave,
-    /// It has the line of a sleeping lock, to give it back.
+    /// It has the line of a sleeping lock, to release it.
     GiveBack,
-    /// It has the line of a sleeping lock, to say that it will sleep.
+    /// It has the line of a sleeping lock, to announce that it will sleep.
     Announce,
 }
 
@@ -75,35 +75,35 @@ struct Thread {
     phase: Phase,
     /// The objects that this operation has chosen, by kind.
     chosen: Vec<usize>,
-    /// Its stores that are still on their way.
+    /// The number of the thread's stores that are still on their way.
     posted: usize,
-    /// It waits for those, and wants then a line for a purpose.
+    /// Whether it waits for those, and the line that it needs afterwards.
     draining: bool,
     wanted: Option<(usize, Want)>,
-    /// The line that its processor has asked for ahead of the step after the present one, and
-    /// whether it waits for that by now.
+    /// The line that its processor has requested for the step after the present one, and whether
+    /// the thread waits for that line by now.
     ahead: Option<usize>,
     awaits_ahead: bool,
-    /// The object of that step is chosen.
+    /// Whether the object of that step is chosen.
     has_chosen: bool,
-    /// Since when it looks at a held lock whose line it has, without an event for each look.
+    /// The time since when it polls a held lock whose line it has, without an event for each load.
     watching: Option<Time>,
     looks: u64,
     ops: u64,
 }
 
-/// What a simulation gave.
+/// The result of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throughput {
     /// Operations per second of all threads.
     pub ops_per_second: f64,
-    /// Events that it took.
+    /// The number of simulated events.
     pub events: u64,
-    /// How often a lock went from one thread to another, per operation.
+    /// How often a lock passed from one thread to another, per operation.
     pub turns: f64,
     /// How often a thread found a lock held, per operation.
     pub waits: f64,
-    /// The share of the threads' time in which they waited for a lock or a line.
+    /// The share of the threads' time spent waiting for a lock or a line.
     pub waiting_share: f64,
 }
 
@@ -112,7 +112,7 @@ pub struct Throughput {
 pub struct Simulation<'a> {
     machine: &'a Machine,
     operation: &'a Operation,
-    /// What an operation takes besides the steps that say so themselves.
+    /// The time of an operation in addition to the steps with times of their own.
     rest: Time,
     now: Time,
     sequence: u64,
@@ -130,11 +130,12 @@ pub struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    /// Simulates the threads of the first `cores` cores, all that they can run at once.
-    /// `alone_ns` is what one thread alone takes for an operation.
+    /// Simulates all threads that the first `cores` cores can run at once. `alone_ns` is the time
+    /// of an operation of one thread alone.
     ///
     /// # Errors
-    /// If the machine, the operation or the number of cores will not do: which, and what would.
+    /// If the machine, the operation or the number of cores is invalid; says which, and what is
+    /// expected.
     pub fn run(
         machine: &'a Machine,
         operation: &'a Operation,
@@ -180,7 +181,7 @@ impl<'a> Simulation<'a> {
 
     fn play(&mut self) -> Throughput {
         for thread in 0..self.threads.len() {
-            // They do not begin all at once.
+            // The threads start at different times.
             let at = self.random.u64(..=self.rest.max(1000));
             self.after(at, Event::Go(thread));
         }
@@ -221,7 +222,7 @@ impl<'a> Simulation<'a> {
         self.events.push(Reverse((self.now + wait, self.sequence, event)));
     }
 
-    /// The thread works for a time and is then in this phase.
+    /// The thread works for a time and then enters this phase.
     fn work(&mut self, thread: usize, time: Time, phase: Phase) {
         let time = (time as f64 * self.slowdown) as Time;
         self.worked += time;
@@ -229,14 +230,14 @@ impl<'a> Simulation<'a> {
         self.after(time, Event::Go(thread));
     }
 
-    /// The thread waits for a time and is then in this phase.
+    /// The thread waits for a time and then enters this phase.
     fn wait(&mut self, thread: usize, time: Time, phase: Phase) {
         self.threads[thread].phase = phase;
         self.after(time, Event::Go(thread));
     }
 
-    /// The thread goes on in this phase as soon as it has the line. An atomic access first lets
-    /// the thread's own stores arrive.
+    /// The thread enters this phase as soon as it has the line. An atomic access first waits for
+    /// the thread's own stores to arrive.
     fn need(&mut self, thread: usize, line: usize, want: Want, phase: Phase) {
         self.threads[thread].phase = phase;
         if want == Want::Write && self.threads[thread].posted > 0 {
@@ -248,7 +249,7 @@ impl<'a> Simulation<'a> {
         if self.threads[thread].ahead == Some(line) {
             self.threads[thread].awaits_ahead = true;
         } else if self.lines[line].serves(core, want) {
-            // At once: nobody takes the line away in between.
+            // At once: no other core can take the line in between.
             self.go(thread);
         } else {
             self.ask(line, Request { thread, core, want, purpose: Purpose::Wait });
@@ -267,14 +268,14 @@ impl<'a> Simulation<'a> {
         let migrates = self.machine.migrates && self.lines[line].owner.is_some();
         let Some(request) = self.lines[line].queue.front_mut() else { return };
         if migrates {
-            // What another has changed comes to its reader as to a writer.
+            // A line that another core has changed moves to a reader as to a writer.
             request.want = Want::Write;
         }
         let request = *request;
         let transfer = self.lines[line].transfer(self.machine, &request, kept);
         self.lines[line].busy = true;
         if let Some(free_after) = transfer.free_after {
-            // Readers of what is only read: they need not wait for one another.
+            // Readers of an unchanged line need not wait for one another.
             let request = self.lines[line].queue.pop_front().expect("it was looked at");
             self.lines[line].grant(&request);
             self.after(transfer.travel, Event::Go(request.thread));
@@ -285,8 +286,8 @@ impl<'a> Simulation<'a> {
         self.after(transfer.kept, Event::Lose(line));
     }
 
-    /// How long an owner goes on with a line that is asked for: up to twice the mean, and most
-    /// often about as long. So are the turns spread in which two threads update one cell.
+    /// How long an owner continues with a requested line: up to twice the mean, and most often
+    /// about the mean. The turns of two threads that update one cell have this distribution.
     fn retained(&mut self) -> Time {
         (self.machine.retain as f64 * (self.random.f64() + self.random.f64())) as Time
     }
@@ -320,7 +321,7 @@ impl<'a> Simulation<'a> {
         self.lines[line].busy = false;
         match request.purpose {
             Purpose::Posted => {
-                // Whoever waits for the line gets it as soon as the store is done.
+                // The thread that waits for the line gets it as soon as the store is done.
                 self.begin_transfer(line, 0);
                 self.arrived(request.thread, line);
             }
@@ -344,7 +345,7 @@ impl<'a> Simulation<'a> {
         self.begin_transfer(line, kept);
     }
 
-    /// A store that gives a lock back has arrived.
+    /// A store that releases a lock has arrived.
     fn arrived(&mut self, thread: usize, line: usize) {
         self.lines[line].word = Word::Free;
         self.threads[thread].posted -= 1;
@@ -358,8 +359,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A thread that looked at a held lock all the time has lost the line: it looks again where
-    /// its pauses and yields have taken it.
+    /// A thread that polled a held lock has lost the line: it loads the lock again at the point
+    /// that its pauses and yields have reached.
     fn stop_watching(&mut self, thread: usize, since: Time) {
         let pause = self.machine.pause;
         let looks = ((self.now - since) / pause) + 1;
@@ -373,7 +374,7 @@ impl<'a> Simulation<'a> {
         self.wait(thread, at - self.now, Phase::LookAgain);
     }
 
-    /// One line of an object: that which the operation has chosen, or the only one.
+    /// The line of an object: the one that the operation has chosen, or the only one.
     fn line_of(&self, thread: usize, object: usize, pick: Pick) -> usize {
         let offset = if pick == Pick::Same { 0 } else { self.threads[thread].chosen[object] };
         self.first_line[object] + offset
@@ -386,7 +387,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// How others wait at the section that the thread is in, and its hold time.
+    /// How other threads wait at the section that the thread is in, and its hold time.
     fn section(&self, thread: usize) -> (Waiting, f64) {
         match &self.operation.steps[self.threads[thread].step] {
             Step::Section { waiting, hold_ns, .. } => (*waiting, *hold_ns),
@@ -461,7 +462,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A processor that works knows the address of the next atomic operation already, and asks for
+    /// A processor that works already knows the address of the next atomic operation, and requests
     /// its line.
     fn ask_ahead(&mut self, thread: usize) {
         let operation = self.operation;
@@ -481,8 +482,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// About as long: own work never takes exactly as long again, and threads would fall into
-    /// step with each other if it did.
+    /// The time with a random variation: own work never takes exactly as long again, and without it
+    /// the threads would fall into step with each other.
     fn about(&mut self, time: Time) -> Time {
         (time as f64 * (1.0 + JITTER * (2.0 * self.random.f64() - 1.0))) as Time
     }
@@ -524,7 +525,7 @@ fn simulated(operation: &Operation, core: usize) -> Thread {
     }
 }
 
-/// What the steps take that say so themselves, with nobody in the way.
+/// The uncontended time of the steps with times of their own.
 fn steps_alone(machine: &Machine, operation: &Operation) -> Time {
     let alone = |step: &Step| match step {
         Step::Work(time) => ns(*time),
@@ -583,8 +584,8 @@ mod tests {
     }
 
     /// A long section hides the hand-over: one operation per hold time and hand-over. A queue's
-    /// hand-over is at least one transfer, and at most the release, the sight of it, the claim and
-    /// a failed attempt.
+    /// hand-over takes at least one transfer, and at most the release, the load that sees it, the
+    /// exchange and a failed attempt.
     #[test]
     fn one_lock_saturates_at_hold_and_hand_over() {
         for waiting in [Waiting::Spin, Waiting::Turn, Waiting::Queue] {
@@ -612,8 +613,8 @@ mod tests {
         );
     }
 
-    /// With many more locks than threads nobody waits: what remains is that a lock's line is
-    /// elsewhere in 15 of 16 cases.
+    /// With many more locks than threads no thread waits: the remaining cost is that a lock's line
+    /// is at another core in 15 of 16 cases.
     #[test]
     fn many_locks_cost_a_transfer_and_no_waiting() {
         let machine = machine(16);
@@ -623,8 +624,8 @@ mod tests {
         assert!(rate > 16e9 / (1000.0 + 1.1 * transfer_ns), "{rate}");
     }
 
-    /// A third of the time of one lock is used: the mean wait of M/D/1 would be a quarter of the
-    /// service; with few threads it is less, and never nothing.
+    /// A lock that is in use for a third of the time: the mean wait of M/D/1 would be a quarter of
+    /// the service time. With few threads it is less, and never 0.
     #[test]
     fn a_lock_that_is_free_mostly_costs_little() {
         let (update, pinned) = (0, 0);

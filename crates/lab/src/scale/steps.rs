@@ -1,45 +1,45 @@
-//! What one operation of an experiment does, as far as others can be in its way: a list of steps.
+//! The steps of one operation of an experiment that use shared data.
 
-/// Which of several alike objects a step touches.
+/// Which of several equal objects a step touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pick {
-    /// Always the same one: everybody meets here.
+    /// Always the same one, at which all threads meet.
     Same,
-    /// One of them, each as likely as any other.
+    /// Any of them, with equal probability.
     Any,
-    /// The one that a step before it has chosen.
+    /// The one that an earlier step has chosen.
     Chosen,
 }
 
 /// Objects that threads share, each on a cache line of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// What it is: "zone".
+    /// The kind of object, for example "zone".
     pub name: &'static str,
-    /// How many there are.
+    /// The number of objects.
     pub count: usize,
 }
 
-/// How those who find a lock held wait for it.
+/// How threads that find a lock held wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// They look until it is free, and whoever is first takes it: our spinning lock.
+    /// They poll until it is free, and the first one takes it: our spin lock.
     Spin,
-    /// They look for a while, and then sleep until they are woken: our sleeping lock.
+    /// They poll for a while, and then sleep until they are woken: our sleeping lock.
     Sleep,
-    /// They draw numbers and all look whose turn it is: the lab's fair spinning lock.
+    /// They draw tickets and all poll for their turn: the lab's fair spin lock.
     Turn,
-    /// They queue, each looks at a line of its own, and the lock is handed over in order: the
-    /// kernel's spinning lock.
+    /// They queue, each polls a line of its own, and the lock is handed over in order: the kernel's
+    /// spin lock.
     Queue,
 }
 
 /// A step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Work on what is the thread's own, in nanoseconds.
+    /// Work on the thread's own data, in nanoseconds.
     Work(f64),
-    /// The rest of the operation: what a thread alone takes for all of it, without the other steps.
+    /// The rest of the operation: its time for a thread alone, less the other steps.
     Rest,
     /// A read of an object.
     Read(usize, Pick),
@@ -47,18 +47,18 @@ pub enum Step {
     Update(usize, Pick),
     /// A critical section under a lock in an object.
     Section {
-        /// How the others wait.
+        /// How other threads wait.
         waiting: Waiting,
         /// The object that holds the lock, by its index, and which of them.
         lock: (usize, Pick),
-        /// How long the lock is held when nobody is in the way, without taking and giving it back.
+        /// The uncontended hold time, without taking and releasing the lock.
         hold_ns: f64,
-        /// Objects that are touched meanwhile, and whether they are changed.
+        /// The objects that are touched under the lock, and whether they are changed.
         touches: Vec<(usize, Pick, bool)>,
     },
 }
 
-/// What one operation does.
+/// The description of one operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
     /// The objects that its steps touch.
@@ -68,7 +68,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// What is wrong with the description, if anything is.
+    /// Checks the description.
     ///
     /// # Errors
     /// The step and what it lacks.

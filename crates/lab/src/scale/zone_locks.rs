@@ -1,7 +1,7 @@
 //! The shared accesses of the experiment `zone-locks`, as steps.
 //!
-//! One operation is a batch: its I/Os reach the zones one right after the other, and most of a
-//! batch's time passes before and after, where nobody meets anybody.
+//! One operation is a batch: its I/Os reach the zones one right after the other. Most of a batch's
+//! time passes before and after that, where no threads meet.
 
 use blockyard_core::zone::WordZones;
 
@@ -23,23 +23,23 @@ pub const VARIANTS: [(&str, Open); 3] = [
     (PRODUCT, disk::<WordZones>),
 ];
 
-/// Zones of the experiment's device.
+/// The number of zones of the experiment's device.
 const ZONES: usize = 256;
-/// Pairs of cache lines on which the coarse lock's zones lie, side by side.
+/// The number of pairs of cache lines on which the coarse lock's zones lie.
 const ZONE_LINES: usize = 80;
-/// What a thread alone takes at the zones, in nanoseconds.
+/// The times of a thread alone at the zones, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AtZone {
-    /// From one I/O's zone to the next one's, with the lock if there is one.
+    /// The time from one I/O's zone to the next one's, with the lock if there is one.
     pub zone_ns: f64,
-    /// Under the lock, without taking it and giving it back.
+    /// The time under the lock, without taking and releasing it.
     pub hold_ns: f64,
 }
 
-/// A workload of the experiment, as far as the model goes.
+/// A workload of the experiment, as far as it is modelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Its name in the experiment.
+    /// The workload's name in the experiment.
     pub name: &'static str,
     /// Reads or writes.
     pub pattern: Pattern,
@@ -48,7 +48,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The load that so many threads are.
+    /// The load of `threads` threads.
     pub fn load(&self, threads: usize) -> Load {
         Load { pattern: self.pattern, threads, depth: self.depth }
     }
@@ -60,15 +60,15 @@ pub const WORKLOADS: [Workload; 2] = [
     Workload { name: "random-write", pattern: Pattern::RandomWrite, depth: 1 },
 ];
 
-/// What a batch of a variant does; `None` for a variant or a workload that is not modelled.
+/// The steps of a batch of a variant; `None` for a variant or a workload that is not modelled.
 ///
 /// | | read | write |
 /// | --- | --- | --- |
 /// | one lock | the lock | the lock, whose lines hold the counts; under it the zone's line |
 /// | lock per zone | the lock of any zone | the lock of a zone that is the thread's own |
-/// | product | the word of any zone, which nobody changes | the same |
+/// | product | the word of any zone, which no thread changes | the word of a zone of the thread's own |
 ///
-/// `at_zone` is what a thread alone takes there.
+/// `at_zone` is the time of a thread alone there.
 pub fn operation(
     machine: &Machine,
     variant: &str,
@@ -91,7 +91,7 @@ pub fn operation(
         }
         (lock_per_zone::NAME, true) => (vec![("zone", ZONES)], section(Pick::Any, vec![])),
         (PRODUCT, true) => (vec![("word", ZONES)], Step::Read(0, Pick::Any)),
-        // Zones of the thread's own: nobody else has their lines.
+        // Zones of the thread's own, whose lines no other thread has.
         (lock_per_zone::NAME | PRODUCT, false) => (Vec::new(), Step::Work(0.0)),
         _ => return None,
     };

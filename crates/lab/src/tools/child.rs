@@ -1,4 +1,4 @@
-//! A program that is run: with a time limit, under the stop flag, and with its CPU time.
+//! A child process: with a time limit, under the stop flag, and with its CPU time.
 #![allow(unsafe_code)] // A child that dies with its parent must ask for it between fork and exec.
 
 use std::fmt::Display;
@@ -19,15 +19,15 @@ use crate::error::LabError;
 use crate::stop::Stop;
 use crate::tools::cpu;
 
-/// How often the stop flag is looked at while a child runs.
+/// The interval at which the stop flag is checked while a child runs.
 const LOOK: Duration = Duration::from_millis(50);
-/// A server that is not ready after so long does not come.
+/// The time after which a server that is not ready has failed.
 const READY_MAX: Duration = Duration::from_secs(20);
-/// How long to wait from one look at it to the next.
+/// The interval at which a server's readiness is checked.
 const READY_LOOK: Duration = Duration::from_millis(2);
-/// As much of what a child prints is read.
+/// The most bytes of a child's output that are read.
 const OUTPUT_MAX: usize = 16 << 20;
-/// As much of a line that a child prints is quoted.
+/// The most characters of a line of a child's output that are quoted.
 const QUOTED_MAX: usize = 300;
 
 /// A command line as data.
@@ -40,12 +40,12 @@ pub struct Line {
 }
 
 impl Line {
-    /// A line of words that stand between blanks.
+    /// A line of words that are separated by blanks.
     pub fn new(package: &'static str, line: &str) -> Line {
         Line { words: line.split_whitespace().map(String::from).collect(), package }
     }
 
-    /// The line with values in the place of the words that stand for them.
+    /// Replaces placeholder words by values.
     pub fn with(mut self, values: &[(&str, &dyn Display)]) -> Line {
         for word in &mut self.words {
             for (name, value) in values {
@@ -55,12 +55,12 @@ impl Line {
         self
     }
 
-    /// The line as one would type it, but for quotes.
+    /// The line as typed in a shell, except for quotes.
     pub fn text(&self) -> String {
         self.words.join(" ")
     }
 
-    /// Starts the program. `folder` is where it may put what it needs while it runs.
+    /// Starts the program. `folder` is the directory for its files while it runs.
     ///
     /// # Errors
     /// If there is no such program, or the system refuses to start it.
@@ -79,7 +79,7 @@ impl Line {
         if let Some(folder) = folder {
             command.env("XDG_RUNTIME_DIR", folder);
         }
-        // However this process ends, no server and no fio is left behind.
+        // However this process ends, no server and no fio survives it.
         let die_with_parent =
             || set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from);
         // SAFETY: between fork and exec the closure makes one system call, which is
@@ -103,7 +103,7 @@ impl Line {
     }
 }
 
-/// A child that runs until it ends or this is dropped.
+/// A running child. Dropping it kills the child.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -114,14 +114,14 @@ pub struct Running {
     began: Instant,
 }
 
-/// What a child that ended left.
+/// The results of a child that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// What it printed.
+    /// Standard output.
     pub out: String,
-    /// What it complained about.
+    /// Standard error.
     pub err: String,
-    /// CPU time of all its threads.
+    /// The CPU time of all its threads.
     pub cpu: Duration,
     /// From its start to its end.
     pub wall: Duration,
@@ -135,28 +135,28 @@ impl Running {
         pidfd.map_err(|error| LabError::io(self.line.clone())(error.into()))
     }
 
-    /// Its process.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// CPU time of all its threads until now.
+    /// The CPU time of all its threads until now.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn cpu(&self) -> Result<Duration, LabError> {
         cpu::of_process(self.child.id())
             .map_err(LabError::io(format!("CPU time of `{}`", self.line)))
     }
 
-    /// Waits so long for its end; says whether it came.
+    /// Waits for the child's end for at most `time`; returns whether it has ended.
     ///
     /// # Errors
     /// If the system refuses to wait.
     pub fn ends_within(&self, time: Duration) -> Result<bool, LabError> {
         let Some(pidfd) = &self.pidfd else { return Ok(false) };
         let time = Timespec::try_from(time).map_err(|error| LabError::failed("wait", error))?;
-        // Readable from the end of the process on, until it is waited for and later.
+        // Readable from the end of the process on, also before and after it is waited for.
         match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&time)) {
             Ok(count) => Ok(count > 0),
             Err(rustix::io::Errno::INTR) => Ok(false),
@@ -164,10 +164,10 @@ impl Running {
         }
     }
 
-    /// Waits until it can be used: until `lacks` has nothing to say any more.
+    /// Waits until the child is ready: until `lacks` returns nothing that is missing.
     ///
     /// # Errors
-    /// If it ends, lacks something for too long, or is to stop.
+    /// If it ends, is not ready in time, or the run is to stop.
     pub fn until_ready(
         &mut self,
         stop: &Stop,
@@ -188,10 +188,10 @@ impl Running {
         Ok(())
     }
 
-    /// Waits for its end, at most `limit` from its start.
+    /// Waits for the child's end, at most `limit` from its start.
     ///
     /// # Errors
-    /// If it fails, does not end within the limit, or is to stop; it is dead then.
+    /// If it fails, does not end within the limit, or the run is to stop; the child is dead then.
     pub fn finish(mut self, limit: Duration, stop: &Stop) -> Result<Ended, LabError> {
         while !self.ends_within(LOOK)? {
             if stop.is_set() {
@@ -210,7 +210,7 @@ impl Running {
         Ok(Ended { out: text(&self.out)?, err: text(&self.err)?, cpu, wall })
     }
 
-    /// The error that its end is, with what it said last.
+    /// The error for a child that has ended, with its last message.
     pub(crate) fn ended(&mut self) -> LabError {
         match self.child.wait() {
             Ok(status) => self.failure(status),
@@ -226,7 +226,7 @@ impl Running {
         self.failed(&format!("{status}: {said}"))
     }
 
-    /// Why first, for lines are long.
+    /// The reason comes first, because command lines are long.
     fn failed(&self, why: &str) -> LabError {
         let program = self.line.split(' ').next().unwrap_or_default();
         LabError::failed(program, format!("{why}; the line was `{}`", self.line))
@@ -235,14 +235,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may be gone already; either way nothing is left to do about it.
+        // The child may have ended already; no error matters here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The line that says why, of all that a program complained about: the first that calls itself an
-/// error, else the first.
+/// The line of a program's error output that explains the failure: the first that calls itself an
+/// error, otherwise the first.
 pub(crate) fn complaint(said: &str) -> String {
     let mut lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
     let line = lines.clone().find(|line| line.contains("error")).or_else(|| lines.next());
@@ -253,7 +253,7 @@ fn text(file: &File) -> Result<String, LabError> {
     let size = file.metadata().map_err(LabError::io("output"))?.len();
     let len = usize::try_from(size).unwrap_or(OUTPUT_MAX).min(OUTPUT_MAX);
     let mut bytes = vec![0; len];
-    // The child shares the file's position, so it is read by offset.
+    // The child shares the file's position, so this reads by offset.
     file.read_exact_at(&mut bytes, 0).map_err(LabError::io("output"))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -1,4 +1,5 @@
-//! nbdcopy as a client: one connection that reads a whole device to nothing, as a stream.
+//! nbdcopy as a client: one connection that reads a whole device sequentially and discards the
+//! data.
 
 use std::time::Duration;
 
@@ -6,13 +7,13 @@ use crate::error::LabError;
 use crate::sample::Round;
 use crate::tools::child::{Ended, Line};
 
-/// Bytes of one request.
+/// The length of a request, in bytes.
 pub const REQUEST_BYTES: u64 = 1 << 20;
-/// It ends long before, or not at all.
+/// The time limit; nbdcopy normally ends long before.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The command. What a server knows to be empty is read all the same (`--no-extents`), and nobody
-/// keeps it.
+/// The command. nbdcopy also reads ranges that the server knows to be empty (`--no-extents`), and
+/// discards the data.
 pub fn line(uri: &str) -> Line {
     let mut line = Line::new("libnbd-bin", "nbdcopy --connections=1 --no-extents");
     line.words.push(format!("--request-size={REQUEST_BYTES}"));
@@ -20,7 +21,7 @@ pub fn line(uri: &str) -> Line {
     line
 }
 
-/// Runs it to its end.
+/// Runs nbdcopy to its end.
 ///
 /// # Errors
 /// If nbdcopy is missing, fails or does not end.

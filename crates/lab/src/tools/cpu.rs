@@ -8,25 +8,25 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Linux gives out no greater process id (PID_MAX_LIMIT).
+/// The greatest process id of Linux (PID_MAX_LIMIT).
 const PID_MAX: u32 = 1 << 22;
 
-/// CPU time that all threads of a process used until now, in user space and in the kernel. It can
-/// be asked until the process has been waited for, even if it has ended.
+/// The CPU time of all threads of a process until now, in user space and in the kernel. It is
+/// available until the process has been waited for, even if it has ended.
 pub(crate) fn of_process(pid: u32) -> io::Result<Duration> {
     if pid == 0 || pid > PID_MAX {
-        // A clock's number has no room for it: it would be another's.
+        // A clock id cannot hold this number: the clock would be that of another process.
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
     let mut clock: libc::clockid_t = 0;
-    // SAFETY: the call writes one clock id to where it is pointed, and that lives.
+    // SAFETY: the call writes one clock id to a valid pointer.
     let error = unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) };
     if error != 0 {
         return Err(io::Error::from_raw_os_error(error));
     }
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one timespec to where it is pointed, and that lives.
+    // SAFETY: the call writes one timespec to a valid pointer.
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
         return Err(io::Error::last_os_error());
     }

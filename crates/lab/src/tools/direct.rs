@@ -7,10 +7,10 @@ use std::os::fd::AsRawFd;
 
 use blockyard_core::Region;
 
-/// Writes a range of a region, from `offset` on, at a place of the file.
+/// Writes a range of a region, from `offset` on, to the file at offset `at`.
 ///
 /// # Errors
-/// Those of the system, and a write that was cut short.
+/// Those of the system, and a short write.
 ///
 /// # Panics
 /// If the range does not lie inside the region.
@@ -34,8 +34,8 @@ pub fn write(file: &File, from: &Region, offset: u64, len: usize, at: u64) -> io
 #[inline]
 pub fn read(file: &File, into: &Region, offset: u64, len: usize, at: u64) -> io::Result<()> {
     let bytes = into.range(offset, len as u64).expect("a range inside the region");
-    // SAFETY: the range lies in the region, which outlives the call, and whose bytes anybody may
-    // change at any time.
+    // SAFETY: the range lies in the region, which outlives the call; any thread may change the
+    // bytes of a region at any time.
     let done = unsafe { libc::pread64(file.as_raw_fd(), bytes.as_ptr().cast(), len, at as i64) };
     whole(done, len)
 }

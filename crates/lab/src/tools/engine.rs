@@ -1,21 +1,21 @@
-//! Our engine for stock fio: which of its libraries fits the fio that is here.
+//! Our engine for stock fio: selects the library that fits the installed fio.
 //!
-//! A library has the number of the interface that it was built for in its name, and fio refuses one
-//! of another number. Which one a fio wants is not in its version, so it is asked: it shows the
-//! options of a library that it takes.
+//! A library has the number of the fio interface for which it was built in its name, and fio
+//! refuses one with another number. fio's version does not say which number it expects. So fio is
+//! asked: it shows the options of a library that it accepts.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The library's name, whatever its number.
+/// The library's name, with any number.
 pub(crate) const NAME: &str = "libblockyard_fio-*.so";
-/// What stands before the number, and behind it.
+/// The text before and after the number.
 const AROUND: [&str; 2] = ["libblockyard_fio-", ".so"];
 
-/// The libraries in these folders, those of the first folder first, in each the highest number
-/// first. A folder that cannot be read has none.
+/// The libraries in these folders, in the order of the folders, in each the highest number first.
+/// An unreadable folder has none.
 fn found(folders: &[&Path]) -> Vec<PathBuf> {
     let number = |path: &Path| {
         let name = path.file_name()?.to_str()?;
@@ -32,11 +32,11 @@ fn found(folders: &[&Path]) -> Vec<PathBuf> {
     folders.iter().flat_map(within).collect()
 }
 
-/// The first library in these folders that the installed fio takes; without a fio the first of all,
-/// whose cells say then that there is none.
+/// The first library in these folders that the installed fio accepts. Without a fio it is the first
+/// of all, and the cells then report that fio is missing.
 ///
 /// # Errors
-/// A sentence, if there are libraries and fio takes none of them.
+/// A sentence, if there are libraries and fio accepts none of them.
 pub(crate) fn fitting(folders: &[&Path]) -> Result<Option<PathBuf>, String> {
     let engines = found(folders);
     let mut said = String::new();
@@ -66,7 +66,7 @@ pub(crate) fn fitting(folders: &[&Path]) -> Result<Option<PathBuf>, String> {
     ))
 }
 
-/// fio is started elsewhere, and looks for a library without a slash where the linker does.
+/// fio runs in another directory, and searches the linker's path for a name without a slash.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(numbers, ["39.so", "31.so", "9.so", "40.so"]);
     }
 
-    /// With a fio that is installed, as the tests of lines want one.
+    /// Needs an installed fio, as the tests of command lines do.
     #[test]
     fn what_fio_refuses_is_said() {
         let folder = Scratch::new().unwrap();

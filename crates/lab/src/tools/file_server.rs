@@ -1,4 +1,4 @@
-//! FUSE servers, ours and those of others: how each serves a file, and what CPU time it uses.
+//! FUSE servers, ours and those of other projects: how each serves a file, and its CPU time.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,20 +21,20 @@ pub struct Kind {
     pub about: &'static str,
     /// The Debian package that has it; empty for this program.
     pub package: &'static str,
-    /// The line that starts it. `PROGRAM` stands for `blockyard`, `TARGET` for where it mounts,
+    /// The line that starts it. `PROGRAM` stands for `blockyard`, `TARGET` for the mount point,
     /// `SIZE` for the bytes of its device.
     pub line: &'static str,
-    /// What the mounted file is called below the target; empty if the target is the file.
+    /// The name of the mounted file below the target; empty if the target is the file.
     pub file: &'static str,
-    /// Whether it is to use FUSE over io_uring; `None` for a server that knows nothing of it.
+    /// Whether it is to use FUSE over io_uring; `None` for a server without support for it.
     pub io_uring: Option<bool>,
 }
 
-/// The line that starts ours.
+/// The line that starts our server.
 const OURS: &str = "PROGRAM serve null:///null0?size=SIZE --nbd unix:TARGET.socket --control none \
                     --fuse TARGET";
 
-/// Ours first; each serves a device that costs nothing to read.
+/// All servers, ours first; each serves a device that costs nothing to read.
 pub const KINDS: [Kind; 3] = [
     Kind {
         name: "blockyard",
@@ -63,10 +63,10 @@ pub const KINDS: [Kind; 3] = [
     },
 ];
 
-/// How many of [`KINDS`] are ours.
+/// The number of [`KINDS`] that are ours.
 pub const OURS_COUNT: usize = 2;
 
-/// A server that runs until this is dropped.
+/// A running server. Dropping it kills the server.
 #[derive(Debug)]
 pub struct FileServer {
     running: Running,
@@ -75,17 +75,17 @@ pub struct FileServer {
 }
 
 impl Kind {
-    /// Starts the server with a device of so many bytes, and waits until its file is there.
+    /// Starts the server with a device of `size` bytes, and waits until its file exists.
     ///
     /// # Errors
-    /// If its program is missing, it ends, or its file does not come in time.
+    /// If its program is missing, it ends, or its file does not appear in time.
     pub fn start(
         &self,
         settings: &Settings,
         size_bytes: u64,
         stop: &Stop,
     ) -> Result<FileServer, LabError> {
-        // Until the file is there: a mount that is made looks at it once.
+        // Held until the file exists: the kernel reads the parameter once, at the mount.
         let _parameter = self.io_uring.map(fuse_parameter).transpose()?;
         let folder = folder(&settings.scratch)?;
         let target = target(&folder);
@@ -98,7 +98,7 @@ impl Kind {
         let running = match line.start(Some(&folder)) {
             Ok(running) => running,
             Err(error) => {
-                // Only what was made just now is in it.
+                // It contains only the mount point that was just made.
                 let _ = fs::remove_dir_all(&folder);
                 return Err(error);
             }
@@ -122,7 +122,7 @@ impl Kind {
     }
 }
 
-/// Holds the kernel's parameter for FUSE over io_uring at this value.
+/// Sets the kernel's parameter for FUSE over io_uring for as long as the result lives.
 fn fuse_parameter(io_uring: bool) -> Result<FuseParameter, LabError> {
     FuseParameter::set(io_uring).map_err(|error| match error.kind() {
         io::ErrorKind::Unsupported => {
@@ -137,15 +137,15 @@ fn target(folder: &Path) -> PathBuf {
 }
 
 impl FileServer {
-    /// The file.
+    /// The served file.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// CPU time of all its threads until now, in user space and in the kernel.
+    /// The CPU time of all its threads until now, in user space and in the kernel.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn cpu(&self) -> Result<Duration, LabError> {
         self.running.cpu()
     }
@@ -153,8 +153,8 @@ impl FileServer {
 
 impl Drop for FileServer {
     fn drop(&mut self) {
-        // The server, which is killed after this, can do nothing about it any more. Where nothing
-        // is mounted there is nothing to take away.
+        // The server is killed after this, and cannot unmount any more. An error means that nothing
+        // is mounted.
         let _ = blockyard_mounts::detach(&target(&self.folder));
         let _ = fs::remove_dir_all(&self.folder);
     }

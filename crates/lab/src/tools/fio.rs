@@ -1,7 +1,7 @@
-//! Stock fio as a client: a line as data, and what of its report we use.
+//! Stock fio as a client: a command line as data, and the parts of its report that we use.
 //!
-//! Every line has threads for jobs (`--thread`), so that fio is one process that can be killed as a
-//! whole, and reports all its jobs as one group.
+//! Every line uses threads for jobs (`--thread`), so that fio is one process that can be killed as
+//! a whole, and reports all its jobs as one group.
 
 mod report;
 
@@ -16,9 +16,9 @@ use crate::stop::Stop;
 use crate::tools::child::Line;
 use crate::tools::engine;
 
-/// On top of its run time fio may take so long to start its jobs and to end.
+/// The time that fio may take beyond its run time to start its jobs and to end.
 const GRACE: Duration = Duration::from_secs(30);
-/// What every line has.
+/// The options of every line.
 const COMMON: &str =
     "fio --name=lab --thread --time_based --group_reporting --eta=never --output-format=json";
 
@@ -29,16 +29,16 @@ pub struct Fio {
 }
 
 impl Fio {
-    /// A line with these options, as one types them, separated by blanks.
+    /// A line with these options, separated by blanks as in a shell.
     pub fn new(options: &str) -> Fio {
         Fio { words: options.split_whitespace().map(String::from).collect() }
     }
 
-    /// A line whose jobs have our engine and the device that `dev` asks for, a URI, as the baseline
-    /// `before` would make it, or as the product does.
+    /// A line whose jobs use our engine with the device of the URI `dev`, under the baseline
+    /// `before` or as the product.
     ///
     /// # Errors
-    /// If the engine is not there.
+    /// If the engine is missing.
     pub fn on_engine(
         settings: &Settings,
         dev: &str,
@@ -56,14 +56,14 @@ impl Fio {
         Ok(fio)
     }
 
-    /// With one more option, whose value may hold anything. Options of an engine must come after
+    /// Adds an option, whose value may contain anything. Options of an engine must come after
     /// `ioengine`.
     pub fn option(mut self, name: &str, value: impl Display) -> Fio {
         self.words.push(format!("--{name}={value}"));
         self
     }
 
-    /// The command: `warm_up` before anything counts, then `runtime`.
+    /// The command: `warm_up` before the measured time, then `runtime`.
     pub fn line(&self, warm_up: Duration, runtime: Duration) -> Line {
         let mut line = Line::new("fio", COMMON);
         line.words.extend_from_slice(&self.words);
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(on(&settings).unwrap().words, want);
     }
 
-    /// The null engine of fio itself needs nothing but fio.
+    /// fio's own null engine needs nothing but fio.
     const NULL: &str = "--ioengine=null --rw=randread --bs=4k --size=1G --norandommap";
 
     #[test]

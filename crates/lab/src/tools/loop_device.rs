@@ -1,8 +1,8 @@
-//! A loop device over memory: what the running kernel's own schedulers are measured on.
+//! A loop device over memory, for measurements of the running kernel's own schedulers.
 //!
-//! The file behind it is a memfd, which lies in a tmpfs without a name, and the device is told to
-//! clear itself when its last user closes it: however this process ends, neither is left behind.
-//! Pages that nobody wrote take no memory, so the device may be as large as the published one.
+//! The backing file is a memfd, which lies in a tmpfs without a name, and the device detaches
+//! itself when its last user closes it. However this process ends, neither remains. Pages that were
+//! never written take no memory, so the device may be as large as the published one.
 #![allow(unsafe_code)] // The two calls of <linux/loop.h> have no safe wrapper.
 
 use std::fs::{self, File};
@@ -14,9 +14,9 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::error::LabError;
 
-/// Where free loop devices are asked for.
+/// The device file from which free loop devices are requested.
 const CONTROL: &str = "/dev/loop-control";
-/// Another process may take the device between the question and the call.
+/// The number of attempts: another process may take the device between the two calls.
 const TRIES: usize = 16;
 
 // <linux/loop.h>
@@ -53,19 +53,20 @@ struct LoopInfo {
 
 const _: () = assert!(size_of::<LoopConfig>() == 304, "as the kernel has it");
 
-/// A loop device, until it is dropped.
+/// A loop device. Dropping it detaches the device.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
-    /// Keeps the device, which goes with its last user.
+    /// Keeps the device attached.
     _device: File,
 }
 
 impl LoopDevice {
-    /// A device of so many bytes, in blocks of `block_bytes`, that reads as zeros.
+    /// A device of `bytes` bytes, in blocks of `block_bytes`, that reads as zeros.
     ///
     /// # Errors
-    /// If this process may not make one, or there is none: `/dev/loop-control` is named.
+    /// If this process lacks the privilege, or there is no `/dev/loop-control`, which the error
+    /// names.
     pub fn new(bytes: u64, block_bytes: u32) -> Result<LoopDevice, LabError> {
         let memory = memfd_create("loop", MemfdFlags::CLOEXEC).map(File::from);
         let memory = memory.map_err(|error| LabError::io("memfd_create")(error.into()))?;
@@ -89,25 +90,25 @@ impl LoopDevice {
         Err(LabError::io(path.display().to_string())(error))
     }
 
-    /// Its path: `/dev/loop0`.
+    /// The device's path: `/dev/loop0`.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Puts it under a scheduler of the kernel's, by the kernel's name.
+    /// Sets the kernel's scheduler for the device.
     ///
     /// # Errors
-    /// If this process may not, or the kernel has no such scheduler.
+    /// If this process lacks the privilege, or the kernel has no such scheduler.
     pub fn set_scheduler(&self, name: &str) -> Result<(), LabError> {
         let path = self.scheduler_file();
         let what = format!("{name} into {}", path.display());
         fs::write(&path, name).map_err(LabError::io(what))
     }
 
-    /// The scheduler that it is under.
+    /// The device's scheduler.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If the kernel does not report it.
     pub fn scheduler(&self) -> Result<String, LabError> {
         let path = self.scheduler_file();
         let what = path.display().to_string();
@@ -125,7 +126,7 @@ impl LoopDevice {
 
 fn configure(path: &Path, memory: &File, block_bytes: u32) -> io::Result<File> {
     let device = File::options().read(true).write(true).open(path)?;
-    // SAFETY: the structure is made of integers, for each of which zero is a value.
+    // SAFETY: the structure consists of integers, for which zero is valid.
     let mut config: LoopConfig = unsafe { mem::zeroed() };
     config.fd = memory.as_raw_fd().cast_unsigned();
     config.block_size = block_bytes;
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    /// Needs the right to make one, as the project's tests have it.
+    /// Needs the privilege to make a loop device, as other tests of the project do.
     #[test]
     fn it_reads_as_zeros_under_the_scheduler_that_was_asked_for_and_goes_when_dropped() {
         let device = LoopDevice::new(1 << 30, 4096).unwrap();

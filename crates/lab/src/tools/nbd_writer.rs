@@ -1,8 +1,8 @@
-//! An NBD client that keeps so many writes in flight on one connection, each of which asks to be
-//! durable (`NBD_CMD_FLAG_FUA`), which no client of others does: fio's NBD engine has no such flag.
+//! An NBD client that keeps a number of writes in flight on one connection, each with
+//! `NBD_CMD_FLAG_FUA`. No other client does so: fio's NBD engine has no such flag.
 //!
-//! It speaks simple replies only, and sends all that it may at once, so that its own cost is small
-//! beside a server's.
+//! It supports simple replies only, and sends as much as it may at once, so that its own cost is
+//! small compared with a server's.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
@@ -20,21 +20,21 @@ use crate::error::LabError;
 use crate::load::crew::Work;
 use crate::load::latencies;
 
-/// A server that says nothing for so long has stopped.
+/// A server that sends no byte for this long has failed.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// As much is read of what a server says about an option.
+/// The most bytes that are read of a server's reply to an option.
 const OPTION_BYTES_MAX: u32 = 64 << 10;
-/// Bytes of a simple reply without data.
+/// The length of a simple reply without data.
 const REPLY_BYTES: usize = 16;
 
-/// What is written.
+/// The writes of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Writes {
-    /// Length of a write in bytes.
+    /// The length of a write in bytes.
     pub len: u64,
-    /// Writes in flight.
+    /// The number of writes in flight.
     pub depth: usize,
-    /// Whether each is to be durable when it is answered.
+    /// Whether each write is to be durable when it completes.
     pub durable: bool,
 }
 
@@ -45,11 +45,11 @@ pub struct NbdWriter {
     blocks: u64,
     rng: Rng,
     data: Vec<u8>,
-    /// The heads of requests, by their slots.
+    /// The headers of requests, by their slots.
     heads: Vec<[u8; wire::REQUEST_BYTES]>,
     since: Vec<Instant>,
     free: Vec<usize>,
-    /// Replies as they come, and how many bytes of them are there.
+    /// Received bytes of replies, and their number.
     replies: Vec<u8>,
     have: usize,
     latency: Histogram<u64>,
@@ -65,7 +65,8 @@ impl NbdWriter {
     /// Connects to an export of the server on a unix socket.
     ///
     /// # Errors
-    /// If it does not answer, has no such export, or one that is too short or knows no FUA.
+    /// If the server does not answer or has no such export, or if the export is too short or lacks
+    /// FUA.
     pub fn connect(
         socket: &Path,
         export: &str,
@@ -104,12 +105,12 @@ impl NbdWriter {
         })
     }
 
-    /// Latencies of what ended in the window, in nanoseconds.
+    /// Latencies of writes that ended in the window, in nanoseconds.
     pub fn latency(&self) -> &Histogram<u64> {
         &self.latency
     }
 
-    /// Sends as many writes as there is room for.
+    /// Sends writes up to the queue depth.
     fn fill(&mut self) -> io::Result<()> {
         if self.free.is_empty() {
             return Ok(());
@@ -138,7 +139,7 @@ impl NbdWriter {
         Ok(())
     }
 
-    /// Waits for replies, and says how many came.
+    /// Waits for replies, and returns the number received.
     fn take(&mut self) -> io::Result<u64> {
         let read = self.stream.read(&mut self.replies[self.have..])?;
         if read == 0 {
@@ -157,7 +158,7 @@ impl NbdWriter {
         Ok(whole as u64)
     }
 
-    /// Waits for all that is in flight, and makes it durable.
+    /// Waits for all writes in flight, and sends a flush.
     ///
     /// # Errors
     /// If the server does not answer, or with an error.
@@ -196,7 +197,7 @@ fn request(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> [u8;
     bytes
 }
 
-/// Which request a reply answers, if it is a good one.
+/// The slot of the request that a successful reply answers.
 fn slot_of(reply: &[u8], depth: usize) -> io::Result<usize> {
     let [magic, error] = [0, 4].map(|at| u32::from_be_bytes([0, 1, 2, 3].map(|i| reply[at + i])));
     let cookie = u64::from_be_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i| reply[8 + i]));
@@ -209,7 +210,7 @@ fn slot_of(reply: &[u8], depth: usize) -> io::Result<usize> {
     }
 }
 
-/// The handshake: answers the export's length and flags.
+/// Negotiates: returns the export's length and flags.
 fn negotiate(stream: &mut UnixStream, export: &str) -> io::Result<(u64, u16)> {
     let odd = |what: &str| Err(io::Error::other(format!("the server's handshake: {what}")));
     let mut greeting = [0; wire::GREETING_BYTES];
@@ -221,7 +222,7 @@ fn negotiate(stream: &mut UnixStream, export: &str) -> io::Result<(u64, u16)> {
     let zeroes = u32::from(greeting[17]) & wire::CLIENT_NO_ZEROES;
     stream.write_all(&(wire::CLIENT_FIXED_NEWSTYLE | zeroes).to_be_bytes())?;
     let mut data = wire::server_data(export, "");
-    // No kind of information beside what always comes.
+    // Requests no information beyond the mandatory one.
     data.extend_from_slice(&[0, 0]);
     let mut head = wire::OPTION_MAGIC.to_be_bytes().to_vec();
     head.extend_from_slice(&option::GO.to_be_bytes());

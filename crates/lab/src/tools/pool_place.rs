@@ -1,8 +1,8 @@
-//! Where volumes are measured: a directory on the machine's disk with pools that are made before
-//! anybody measures, and the raw file that stands beside them.
+//! The location of measured volumes: a directory on the machine's disk with pools that are made
+//! before the measurements, and the raw file that they are compared with.
 //!
-//! Pools have all their segments before a measurement, as those of a pool have that is in use;
-//! making one writes it full of zeros. A raw file is written once too.
+//! Pools have all their segments before a measurement, as a pool in use does; making a segment
+//! fills it with zeros. A raw file is also written once.
 
 use std::fs;
 use std::io;
@@ -25,31 +25,31 @@ use crate::settings::Settings;
 use crate::slow::Slow;
 use crate::stop::Stop;
 
-/// The volume of a pool.
+/// The name of a pool's volume.
 pub const VOLUME: &str = "v0";
-/// Length of a segment, as it is by default.
+/// The default length of a segment.
 const SEGMENT_BYTES: u64 = 32 << 20;
-/// Workers of a task queue.
+/// The number of workers of a task queue.
 const WORKERS: u16 = 32;
-/// How much is written at a time when a volume is filled, in bytes. A group does not go on in the
-/// next segment: of longer ones the shortest segments would have room for three quarters.
+/// The length of a write that fills a volume, in bytes. A log batch does not continue in the next
+/// segment: with longer batches the shortest segments would be filled to three quarters only.
 const FILL_BYTES: usize = 128 << 10;
-/// How long to wait for a directory, and until the next look.
+/// How long to wait for a directory's lock, and the interval of the attempts.
 const TAKE_MAX: Duration = Duration::from_secs(2);
 const TAKE_LOOK: Duration = Duration::from_millis(2);
-/// What `statfs` says of file systems in memory.
+/// The values of `statfs` for file systems in memory.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// How writes become durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Commit {
-    /// The product: one committer, all that waits at once.
+    /// The product: one committer, which writes all waiting records at once.
     Group,
-    /// The coarse lock: the submitting thread, one after the other.
+    /// The coarse lock: the submitting threads, one after the other.
     Serial,
-    /// The published change: 32 workers, each for itself, on a raw file in place.
+    /// The published change: 32 workers, each for itself, on a raw file that is written in place.
     TaskWorkers,
-    /// The same workers as the product has them (`commit=taskq:32`): each writes one request to the
+    /// 32 workers as the product has them (`commit=taskq:32`): each writes one request to the
     /// product's log.
     LogWorkers,
 }
@@ -65,10 +65,10 @@ impl Commit {
         }
     }
 
-    /// The one of this name.
+    /// The mode of this name.
     ///
     /// # Errors
-    /// What there is, if there is none.
+    /// The names of all modes, if this is none.
     pub fn from_name(name: &str) -> Result<Commit, String> {
         let all = [Commit::Group, Commit::Serial, Commit::TaskWorkers, Commit::LogWorkers];
         let found = all.into_iter().find(|commit| commit.name() == name);
@@ -79,20 +79,20 @@ impl Commit {
 /// A pool as data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolShape {
-    /// Its directory's name.
+    /// The name of the pool's directory.
     pub name: &'static str,
     /// Length of a block of its volume, in bytes.
     pub block_bytes: u32,
     /// Length of its volume, in bytes.
     pub volume_bytes: u64,
-    /// What its segments have together, in bytes.
+    /// The total length of the pool's segments, in bytes.
     pub pool_bytes: u64,
 }
 
-/// The directory for pools and files; on a disk.
+/// The directory for pools and files, which must be on a disk.
 ///
 /// # Errors
-/// If it is in memory: nothing of what is asked could be seen there.
+/// If it is in memory, where the measured effects do not exist.
 pub fn place(settings: &Settings) -> Result<&Path, LabError> {
     let path = &settings.scratch;
     let found = rustix::fs::statfs(path);
@@ -110,7 +110,7 @@ fn failed(path: &Path) -> impl Fn(VolumeError) -> LabError + use<> {
 }
 
 impl PoolShape {
-    /// The pool's directory, with an empty volume and all else free.
+    /// Prepares the pool's directory, with an empty volume and all other space free.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -118,7 +118,7 @@ impl PoolShape {
         self.fresh_in(place(settings)?)
     }
 
-    /// The same in this directory, which may be in memory.
+    /// Prepares the pool in `folder`, which may be in memory, as [`PoolShape::fresh`] does.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -126,7 +126,7 @@ impl PoolShape {
         let path = folder.join(self.name);
         let refused = failed(&path);
         let pool = running(&path, Options::default())?;
-        // Snapshots first: their volume is needed by them.
+        // Snapshots first, because a volume with snapshots cannot be removed.
         let mut names: Vec<String> = pool.pool().list().into_iter().map(|it| it.name).collect();
         names.sort_by_key(|name| !name.contains('@'));
         for name in names {
@@ -142,14 +142,14 @@ impl PoolShape {
             return Err(LabError::failed(path.display().to_string(), "no room for the pool"));
         }
         drop(pool);
-        // What was freed is free for good behind the next opening.
+        // Freed space can be reused only after the next opening of the pool.
         drop(running(&path, Options::default())?);
         Ok(path)
     }
 }
 
-/// The volume of a pool as a disk, or for workers a raw file: committed in this way, on a disk
-/// whose writes take so much longer.
+/// The volume of a pool as a disk, or for workers a raw file, with this commit mode and a delay for
+/// every write.
 ///
 /// # Errors
 /// If the pool or the file cannot be opened.
@@ -171,7 +171,7 @@ pub fn open(
         Commit::Group | Commit::LogWorkers => {
             directory.with(options.store).map_err(failed(path))?
         }
-        // Whoever submits writes by himself, by calls that block.
+        // Modes in which the submitting thread writes by calls that block.
         _ => directory,
     };
     match delay {
@@ -194,7 +194,7 @@ fn open_on<D: Directory>(
     })
 }
 
-/// A raw file behind workers.
+/// A raw file that workers write.
 fn workers(path: &Path, delay: Duration) -> io::Result<Arc<dyn Disk>> {
     let (folder, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
     let (Some(folder), Some(name)) = (folder, name) else {
@@ -214,7 +214,7 @@ fn workers(path: &Path, delay: Duration) -> io::Result<Arc<dyn Disk>> {
     })
 }
 
-/// A volume as a disk.
+/// A disk over a volume.
 pub fn disk<V: Device>(volume: Arc<V>) -> Arc<dyn Disk>
 where
     Arc<V>: Device,
@@ -223,8 +223,8 @@ where
     Arc::new(Composed::new(name, "volume", volume, channels, NoneScheduler::new))
 }
 
-/// The pool's directory for this process. A program that another thread starts just now has its
-/// lock too until it is executed, so it is waited for a little.
+/// Locks the pool's directory for this process. A child that another thread is starting holds the
+/// lock too until its exec, so this retries for a short time.
 fn take(path: &Path) -> Result<RealDirectory, VolumeError> {
     let began = Instant::now();
     loop {
@@ -237,7 +237,7 @@ fn take(path: &Path) -> Result<RealDirectory, VolumeError> {
     }
 }
 
-/// A pool that runs, for those who ask it for more than I/O.
+/// Opens a pool, for callers that need more than I/O.
 ///
 /// # Errors
 /// If it cannot be opened.
@@ -247,21 +247,21 @@ pub fn running(path: &Path, options: Options) -> Result<Arc<Running>, LabError> 
     Running::start(directory, options).map_err(failed(path))
 }
 
-/// The volume of a pool that runs.
+/// Opens the volume of an open pool.
 ///
 /// # Errors
-/// If there is none, or it is a disk already.
+/// If there is none, or it is open already.
 pub fn volume(pool: &Arc<Running>) -> Result<Arc<dyn Disk>, LabError> {
     let volume = Volume::open_in(Arc::clone(pool), config());
     Ok(disk(volume.map_err(|error| LabError::failed(VOLUME, error))?))
 }
 
-/// The product's volume, whose data are not compressed: those of the others are not either.
+/// The product's volume without compression, because the other variants do not compress either.
 pub fn config() -> VolumeConfig {
     VolumeConfig { compress: Compression::None, ..VolumeConfig::new("pool", VOLUME) }
 }
 
-/// Writes noise over a disk, from its start to its end, and makes it durable.
+/// Fills a disk with noise, from its start to its end, and makes it durable.
 ///
 /// # Errors
 /// If a write fails, or the run is to stop.
@@ -282,7 +282,7 @@ pub fn fill(disk: &dyn Disk, stop: &Stop) -> Result<(), LabError> {
     io.run(Bio::flush()).map(drop).map_err(failed)
 }
 
-/// A raw file of this length that is written everywhere, and is there once.
+/// A raw file of this length that is written everywhere, made once in a run.
 ///
 /// # Errors
 /// If it cannot be made.
@@ -298,7 +298,7 @@ pub fn raw_file(settings: &Settings, bytes: u64) -> Result<PathBuf, LabError> {
     Ok(path)
 }
 
-/// Bytes that this process had the kernel write to disks until now, where the kernel says.
+/// The number of bytes that the kernel has written to disks for this process, if it reports that.
 pub fn written_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/io").ok()?;
     text.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.trim().parse().ok())

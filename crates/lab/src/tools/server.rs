@@ -1,5 +1,5 @@
-//! NBD servers, ours and those of others: how each is started on a socket of its own, and what CPU
-//! time it uses.
+//! NBD servers, ours and those of other projects: how each is started on a socket of its own, and
+//! its CPU time.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -24,12 +24,12 @@ pub struct Kind {
     /// The line that starts it. `PROGRAM` stands for `blockyard`, `SOCKET` for the path of its
     /// socket, `SIZE` for the bytes of its device.
     pub line: &'static str,
-    /// Processors that it can keep busy, whatever the number of connections; none if it has a
-    /// thread for each.
+    /// The number of processors that it can use, whatever the number of connections; `None` if it
+    /// has a thread for each.
     pub threads_max: Option<u32>,
 }
 
-/// Ours first; each serves a device that costs nothing to read, by the export name `null0`.
+/// All servers, ours first; each serves a device that costs nothing to read, as the export `null0`.
 pub const KINDS: [Kind; 4] = [
     Kind {
         name: "blockyard",
@@ -65,7 +65,7 @@ pub const KINDS: [Kind; 4] = [
     },
 ];
 
-/// A server that runs until this is dropped.
+/// A running server. Dropping it kills the server.
 #[derive(Debug)]
 pub struct Server {
     running: Running,
@@ -84,7 +84,7 @@ impl Server {
         let running = match line.start(Some(&folder)) {
             Ok(running) => running,
             Err(error) => {
-                // Nothing is in it.
+                // The directory is empty.
                 let _ = fs::remove_dir(&folder);
                 return Err(error);
             }
@@ -99,14 +99,14 @@ impl Server {
         Ok(server)
     }
 
-    /// Its socket.
+    /// The path of the server's socket.
     pub fn socket(&self) -> PathBuf {
         socket(&self.folder)
     }
 }
 
 impl Kind {
-    /// Starts the server with a device of so many bytes, and waits until it accepts.
+    /// Starts the server with a device of `size` bytes, and waits until it accepts.
     ///
     /// # Errors
     /// If its program is missing, it ends, or it does not accept in time.
@@ -130,15 +130,15 @@ fn socket(folder: &Path) -> PathBuf {
 }
 
 impl Server {
-    /// What a client connects to.
+    /// The URI for a client.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///null0?socket={}", socket(&self.folder).display())
     }
 
-    /// CPU time of all its threads until now, in user space and in the kernel.
+    /// The CPU time of all its threads until now, in user space and in the kernel.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn cpu(&self) -> Result<Duration, LabError> {
         self.running.cpu()
     }
@@ -146,7 +146,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The child, which is killed after this, can put nothing back that matters.
+        // The child is killed after this, and cannot create files that matter.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -186,7 +186,7 @@ mod tests {
         let kind = Kind { name: "none", about: "", package: "coreutils", line, threads_max: None };
         let error = kind.start(&settings, 1, &Stop::new()).unwrap_err().to_string();
         assert!(error.contains("/no/such") && error.contains("exit status"), "{error}");
-        // What it had is gone.
+        // The server's directory is removed.
         assert_eq!(fs::read_dir(&settings.scratch).unwrap().count(), 0);
         fs::remove_dir(&settings.scratch).unwrap();
     }

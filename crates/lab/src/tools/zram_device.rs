@@ -1,9 +1,9 @@
-//! A device of the kernel's zram: the peer of our RAM disk.
+//! A device of the kernel's zram, for comparison with our RAM disk.
 //!
-//! It is asked of `/sys/class/zram-control`, so that one that somebody uses is not touched, and is
-//! reset and removed when it is dropped: after an error and after Ctrl-C as well. What ends this
-//! process at once (a second Ctrl-C, a kill) leaves it behind, with its memory; `zramctl` shows it
-//! and `zramctl --reset` frees it.
+//! The device is requested from `/sys/class/zram-control`, so that one in use is not touched. It is
+//! reset and removed on drop, after an error and after Ctrl-C too. If this process is ended at once
+//! (a second Ctrl-C, a kill), the device remains with its memory; `zramctl` shows it and `zramctl
+//! --reset` frees it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -14,18 +14,18 @@ use std::time::Duration;
 
 use crate::error::LabError;
 
-/// Where devices are asked for and given back.
+/// The directory in which devices are added and removed.
 const CONTROL: &str = "/sys/class/zram-control";
-/// Others look at a device that has just come (udev), and it is busy meanwhile.
+/// udev opens a device that has just appeared, which is busy meanwhile.
 const TRIES: u32 = 100;
 const TRY_AGAIN: Duration = Duration::from_millis(20);
-/// What an entry of its table takes, and the page that it is for (zram.rst counts them with the
+/// The length of an entry of zram's table; there is one per page (zram.rst counts them with the
 /// size of the disk, not in `mem_used_total`).
 pub const ENTRY_BYTES: u64 = 16;
-/// See [`ENTRY_BYTES`].
+/// The length of a page, for each of which the table has an entry.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// A zram device, until it is dropped.
+/// A zram device. Dropping it removes the device.
 #[derive(Debug)]
 pub struct ZramDevice {
     number: u32,
@@ -33,27 +33,27 @@ pub struct ZramDevice {
     bytes: u64,
 }
 
-/// `mm_stat`, as far as it is compared. Sizes in bytes.
+/// The compared values of `mm_stat`, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MmStat {
-    /// What was written, uncompressed.
+    /// The uncompressed length of the stored data.
     pub orig_data_size: u64,
-    /// The same, compressed.
+    /// The compressed length of the stored data.
     pub compr_data_size: u64,
-    /// Memory taken for it.
+    /// The memory for them.
     pub mem_used_total: u64,
-    /// Pages that are one word repeated.
+    /// The number of same-filled pages.
     pub same_pages: u64,
-    /// Pages that are stored raw.
+    /// The number of pages that are stored uncompressed.
     pub huge_pages: u64,
 }
 
 impl ZramDevice {
-    /// A device of so many bytes, compressed by an algorithm of the kernel's, that reads as zeros.
+    /// A device of `bytes` bytes, compressed by an algorithm of the kernel's, that reads as zeros.
     ///
     /// # Errors
-    /// If the kernel has no zram, this process may not make a device, or the kernel has no such
-    /// algorithm: what is missing, and what would bring it.
+    /// If the kernel has no zram or no such algorithm, or this process lacks the privilege; the
+    /// error says how to provide it.
     pub fn new(bytes: u64, algorithm: &str) -> Result<ZramDevice, LabError> {
         if !Path::new(CONTROL).exists() {
             let how = "load the module (modprobe zram), in a kernel that has it";
@@ -68,7 +68,7 @@ impl ZramDevice {
         })?;
         let number = number.trim();
         let number = number.parse().map_err(|_| LabError::failed(add, format!("`{number}`")))?;
-        // From here on it is given back whatever comes.
+        // From here on a drop removes the device.
         let device = ZramDevice { number, path: format!("/dev/zram{number}").into(), bytes };
         device.set("comp_algorithm", algorithm)?;
         device.set("disksize", &bytes.to_string())?;
@@ -79,17 +79,17 @@ impl ZramDevice {
         Ok(device)
     }
 
-    /// Its path: `/dev/zram1`.
+    /// The device's path: `/dev/zram1`.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What its table takes, in bytes.
+    /// The memory of its table, in bytes.
     pub fn table_bytes(&self) -> u64 {
         self.bytes / PAGE_BYTES * ENTRY_BYTES
     }
 
-    /// The device, past the page cache. Buffers are to be aligned to 4096 bytes.
+    /// Opens the device for direct I/O. Buffers must be aligned to 4096 bytes.
     ///
     /// # Errors
     /// If it cannot be opened.
@@ -99,10 +99,10 @@ impl ZramDevice {
         options.open(&self.path).map_err(LabError::io(self.path.display().to_string()))
     }
 
-    /// Its statistics.
+    /// The device's statistics.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If the kernel does not report them.
     pub fn mm_stat(&self) -> Result<MmStat, LabError> {
         let path = self.attribute("mm_stat");
         let what = path.display().to_string();
@@ -127,13 +127,13 @@ impl Drop for ZramDevice {
         let remove = Path::new(CONTROL).join("hot_remove");
         for path in [self.attribute("reset"), remove] {
             let value = if path.ends_with("reset") { "1" } else { &number };
-            // What cannot be given back is seen by zramctl; there is nobody to tell here.
+            // A device that cannot be removed is visible in zramctl; a drop cannot report it.
             let _ = persistently(|| fs::write(&path, value));
         }
     }
 }
 
-/// Tries again while somebody else has the device open.
+/// Retries while another process has the device open.
 fn persistently(mut what: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     for _ in 1..TRIES {
         match what() {
@@ -145,7 +145,7 @@ fn persistently(mut what: impl FnMut() -> io::Result<()>) -> io::Result<()> {
 }
 
 impl MmStat {
-    /// Of the line that zram.rst describes.
+    /// Parses the line that zram.rst describes.
     fn parse(line: &str) -> Option<MmStat> {
         let numbers: Vec<u64> =
             line.split_whitespace().map_while(|word| word.parse().ok()).collect();
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(MmStat::parse("1 2 3"), None);
     }
 
-    /// Needs the right to make one, as the project's tests have it.
+    /// Needs the privilege to make a zram device, as other tests of the project do.
     #[test]
     fn it_compresses_and_goes_when_dropped() {
         let device = ZramDevice::new(8 << 20, "lz4").unwrap();

@@ -12,7 +12,7 @@ use crate::oracle::workloads::Workload;
 /// The scheduler that is recorded.
 const SCHEDULER: &str = "mq-deadline";
 
-/// A loop device; it goes when this is dropped.
+/// A loop device. Dropping it detaches the device.
 #[derive(Debug)]
 pub(super) struct LoopDevice {
     path: PathBuf,
@@ -51,7 +51,7 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Its name, e.g. `loop1`.
+    /// The device's name, e.g. `loop1`.
     pub(super) fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
@@ -61,7 +61,7 @@ impl LoopDevice {
         Path::new("/sys/block").join(self.name()).join("queue").join(file)
     }
 
-    /// Its number as trace events compare it.
+    /// The device's number as trace events compare it.
     pub(super) fn number(&self) -> Result<u64, LabError> {
         let meta = std::fs::metadata(&self.path);
         let meta = meta.map_err(LabError::io(self.path.display().to_string()))?;
@@ -69,8 +69,8 @@ impl LoopDevice {
         Ok(u64::from(major) << 20 | u64::from(minor))
     }
 
-    /// Sets the scheduler and what the workload tunes, until the settings are dropped. The
-    /// scheduler is fresh then: what it remembers of earlier requests is nothing.
+    /// Sets the scheduler and the workload's tunables, until the settings are dropped. This makes a
+    /// new scheduler without state of earlier requests.
     pub(super) fn prepare(&self, workload: &Workload) -> Result<Vec<Setting>, LabError> {
         let scheduler = self.queue("scheduler");
         let offered = read(&scheduler)?;
@@ -85,14 +85,14 @@ impl LoopDevice {
             Setting::new(scheduler, SCHEDULER)?,
             Setting::new(self.queue("nomerges"), &workload.nomerges.to_string())?,
         ];
-        // The scheduler's own settings go with it.
+        // These settings belong to the new scheduler and vanish with it.
         for (name, value) in workload.tunables {
             write(&self.queue("iosched").join(name), &value.to_string())?;
         }
         Ok(settings)
     }
 
-    /// What the scheduler is tuned to.
+    /// The scheduler's tunables.
     pub(super) fn tunables(&self) -> Result<KernelTunables, LabError> {
         let mut tunables = KernelTunables::default();
         for name in KernelTunables::NAMES {
@@ -102,12 +102,12 @@ impl LoopDevice {
         Ok(tunables)
     }
 
-    /// How many requests the scheduler takes.
+    /// The number of requests that the scheduler accepts.
     pub(super) fn requests(&self) -> Result<u32, LabError> {
         self.value("nr_requests")
     }
 
-    /// How many requests the driver takes.
+    /// The number of requests that the driver accepts.
     pub(super) fn tags(&self) -> Result<u32, LabError> {
         self.value("../mq/0/nr_tags")
     }
@@ -122,7 +122,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // If it fails there is nothing to detach any more.
+        // If this fails, the device is already detached.
         let _ = Command::new("losetup").arg("--detach").arg(&self.path).output();
     }
 }

@@ -1,4 +1,4 @@
-//! A setting of the kernel, in a file of sysfs, that is put back.
+//! A setting of the kernel in a sysfs file, which is restored.
 
 use std::fs;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::LabError;
 
-/// A setting that holds another value for as long as this lives.
+/// A changed setting. Dropping it restores the old value.
 #[derive(Debug)]
 pub(super) struct Setting {
     path: PathBuf,
@@ -14,7 +14,7 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// Gives the file another value.
+    /// Writes another value to the file.
     ///
     /// # Errors
     /// If it cannot be read, or refuses the value.
@@ -27,12 +27,12 @@ impl Setting {
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        // If it is refused now, the device is gone, and the setting with it.
+        // If the write is refused now, the device is gone, and its setting too.
         let _ = fs::write(&self.path, &self.before);
     }
 }
 
-/// Of several values in one line, the one in brackets; else the line.
+/// The value in brackets, for a line that lists several values; otherwise the line.
 pub(super) fn chosen(line: &str) -> &str {
     let inside = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     inside.map_or(line, |(inside, _)| inside).trim()

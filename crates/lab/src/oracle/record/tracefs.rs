@@ -1,4 +1,4 @@
-//! An instance of tracefs of our own: its buffers, events and filters are nobody else's.
+//! An instance of tracefs of our own: no other user shares its buffers, events and filters.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use super::setting::{read, write};
 use crate::error::LabError;
 use crate::oracle::parse::TEXT_MAX;
 
-/// What happens to requests and bios, of one device.
+/// The events of requests and bios of one device.
 const BLOCK_EVENTS: [&str; 8] = [
     "block_getrq",
     "block_rq_insert",
@@ -18,21 +18,21 @@ const BLOCK_EVENTS: [&str; 8] = [
     "block_bio_backmerge",
     "block_bio_frontmerge",
 ];
-/// What tells the kernel's tick.
+/// The events from which the kernel's tick is known.
 const TIMER_EVENTS: [&str; 2] = ["timer_start", "timer_expire_entry"];
-/// Kibibytes of buffer for each processor.
+/// The size of the buffer of each processor, in KiB.
 const BUFFER_KIB: &str = "16384";
-/// A clock that is the same on all processors.
+/// The trace clock, which is common to all processors.
 const CLOCK: &str = "mono";
 
-/// The instance; it goes when this is dropped.
+/// The instance. Dropping it removes the instance.
 #[derive(Debug)]
 pub(super) struct Instance {
     path: PathBuf,
 }
 
 impl Instance {
-    /// A new one in the tracefs that is mounted there.
+    /// Makes a new instance in the tracefs that is mounted there.
     ///
     /// # Errors
     /// If there is no tracefs, or it has no events of the block layer.
@@ -55,7 +55,7 @@ impl Instance {
         write(&self.path.join(file), value)
     }
 
-    /// Prepares the events of a device, and nothing is recorded yet.
+    /// Sets up the events of a device without starting to record.
     pub(super) fn watch(&self, device: u64) -> Result<(), LabError> {
         self.switch(false)?;
         self.set("trace_clock", CLOCK)?;
@@ -70,12 +70,12 @@ impl Instance {
         Ok(())
     }
 
-    /// Begins or ends to record.
+    /// Starts or stops recording.
     pub(super) fn switch(&self, on: bool) -> Result<(), LabError> {
         self.set("tracing_on", if on { "1" } else { "0" })
     }
 
-    /// Refuses a recording that events are missing from.
+    /// Fails if events were lost.
     pub(super) fn check_complete(&self) -> Result<(), LabError> {
         let processors = self.path.join("per_cpu");
         let list = fs::read_dir(&processors);
@@ -91,7 +91,7 @@ impl Instance {
         Ok(())
     }
 
-    /// What was recorded.
+    /// The recorded text.
     pub(super) fn text(&self) -> Result<String, LabError> {
         let text = read(&self.path.join("trace"))?;
         if text.len() > TEXT_MAX {
@@ -102,7 +102,7 @@ impl Instance {
     }
 }
 
-/// How many events a processor's statistics say are lost.
+/// The number of lost events by the statistics of a processor.
 fn lost(stats: &str) -> Option<u64> {
     let count = |name: &str| {
         let value = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -114,7 +114,8 @@ fn lost(stats: &str) -> Option<u64> {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // With its events on it would be busy. If it stays, it records nothing.
+        // With its events enabled the instance would be busy. If it cannot be removed, it records
+        // nothing.
         let _ = self.set("tracing_on", "0");
         let _ = self.set("events/enable", "0");
         let _ = fs::remove_dir(&self.path);

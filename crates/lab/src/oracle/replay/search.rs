@@ -1,34 +1,34 @@
-//! Looks for what the events do not tell and would explain a decision: each rule is tried by
-//! replaying from an earlier state with it, and explains the decision only if every decision since
-//! then comes out as the kernel's did.
+//! Searches for facts that the events do not show and that would explain a decision. Each rule is
+//! tried by replaying from an earlier state with it. It explains the decision only if every
+//! decision since then equals the kernel's.
 
 use super::{Replay, State};
 use crate::oracle::steps::{Action, Step};
 use crate::oracle::verdict::Rule;
 
-/// The clock may have ticked so much earlier or later.
+/// The numbers of ticks by which the clock may have been early or late.
 const SHIFTS: [i64; 2] = [1, -1];
-/// So often the kernel may have asked in vain.
+/// The most unsuccessful asks that are tried.
 const VAIN_MAX: usize = 8;
-/// From so many states back another tick, and asking in vain, is tried.
+/// The number of states back from which another tick, and unsuccessful asks, are tried.
 const BACK: usize = 16;
 
-/// How decisions are replayed.
+/// The way in which decisions are replayed.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    /// All at once, ahead of whatever came between their issues.
+    /// All at once, before the events between their issues.
     at_once: bool,
-    /// In this tick, counted from what the recording says.
+    /// The difference to the recorded tick.
     shift: i64,
-    /// With what the kernel chooses while it has no tag.
+    /// Including the request that the kernel chooses while it has no tag.
     ahead: bool,
-    /// With what the kernel asked in vain between.
+    /// Including the kernel's unsuccessful asks in between.
     vain: bool,
 }
 
 const PLAIN: Way = Way { at_once: false, shift: 0, ahead: true, vain: true };
 
-/// The rule that explains the decision that the replay is at, and the state after it.
+/// The rule that explains the decision at which the replay is, and the state after it.
 pub(super) fn explain(replay: &Replay<'_>) -> Option<(Rule, State)> {
     let target = replay.state.at;
     let back = || replay.checkpoints.iter().rev();
@@ -59,7 +59,7 @@ pub(super) fn explain(replay: &Replay<'_>) -> Option<(Rule, State)> {
 }
 
 impl Replay<'_> {
-    /// The state behind the issue at `target`, from an earlier one, if all decisions come out.
+    /// The state after the issue at `target`, from an earlier one, if all decisions are equal.
     fn again(&self, from: &State, vain: usize, way: Way, target: usize) -> Option<State> {
         let tick = self.steps.get(from.at)?.tick.saturating_add_signed(way.shift);
         if vain > 0 && !from.policy.has_classes() {
@@ -79,7 +79,7 @@ impl Replay<'_> {
     }
 }
 
-/// All decisions first, then what came between their issues.
+/// All decisions first, then the events between their issues.
 fn at_once(steps: &[Step], state: &mut State, tick: u64, target: usize) -> Option<()> {
     let between = state.at..=target;
     for step in &steps[between.clone()] {

@@ -6,10 +6,10 @@ use crate::report::view::{Grid, Section, Value};
 
 /// The longest bar, in percent of the track; the rest is for the spread.
 const FULL: f64 = 94.0;
-/// How many times longer the longest bar may be than the longest of another group.
+/// How many times longer the longest bar may be than the longest of another group on one scale.
 const SHARED_MAX: f64 = 20.0;
 
-/// Bars of one metric, a group per workload and number of jobs. Nothing if there is no value.
+/// Bars of one metric, a group per workload and number of jobs. Empty if there is no value.
 pub(super) fn bars(page: &mut String, section: &Section<'_>, grids: &[Grid<'_>], metric: &str) {
     let mut groups: Vec<(String, Vec<(String, Value<'_>)>)> = Vec::new();
     for grid in grids {
@@ -32,7 +32,7 @@ pub(super) fn bars(page: &mut String, section: &Section<'_>, grids: &[Grid<'_>],
     if most <= 0.0 {
         return;
     }
-    // Where one scale for all would leave some group without a visible bar, each has its own.
+    // If one scale would leave some group without a visible bar, each group has its own scale.
     let is_shared = ends.iter().all(|end| end * SHARED_MAX >= most);
     if !is_shared {
         page.push_str("<p class=\"soft\">Each group has a scale of its own.</p>\n");
@@ -47,7 +47,7 @@ pub(super) fn bars(page: &mut String, section: &Section<'_>, grids: &[Grid<'_>],
     page.push_str("</div>\n");
 }
 
-/// The greatest value or end of a spread.
+/// The greatest value or end of a range.
 fn greatest(values: &[(String, Value<'_>)]) -> f64 {
     let ends = values.iter().map(|(_, value)| match value {
         Value::Measured(_, row) => row.max,
@@ -56,7 +56,7 @@ fn greatest(values: &[(String, Value<'_>)]) -> f64 {
     ends.fold(0.0, f64::max)
 }
 
-/// All jobs if there is one number of them; else those that were published, and the most.
+/// All numbers of jobs if there is only one; otherwise the published ones, and the greatest.
 fn shown_jobs(grid: &Grid<'_>, column: usize) -> Vec<u32> {
     let with_value = |line: &&crate::report::view::Line<'_>| line.values[column].is_some();
     let lines = grid.lines.iter().filter(with_value);

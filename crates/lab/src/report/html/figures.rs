@@ -1,4 +1,4 @@
-//! The figures of the page: bars as markup, and places in which the script draws its plots.
+//! The figures of the page: bars as markup, and elements in which the script draws its plots.
 
 use std::collections::BTreeSet;
 
@@ -46,7 +46,7 @@ fn has_many_jobs(grid: &Grid<'_>, metric: &str) -> bool {
     jobs.collect::<BTreeSet<u32>>().len() > 1
 }
 
-/// Of each workload the fewest and the most jobs that have latencies.
+/// For each workload, the least and the greatest number of jobs that have latencies.
 fn latency(page: &mut String, section: &Section<'_>) {
     let entries = || section.part(&section.results.latency, |entry| &entry.experiment);
     let mut workloads: Vec<&str> = Vec::new();
@@ -68,7 +68,7 @@ fn latency(page: &mut String, section: &Section<'_>) {
     }
 }
 
-/// A place for a plot, which says what it would show where there is no script.
+/// An element for a plot, with text for browsers without a script.
 fn plot(page: &mut String, section: &Section<'_>, kind: &str, caption: &str, of: &[(&str, &str)]) {
     let experiment = escaped(&section.info.name);
     let run = section.run;
@@ -91,7 +91,7 @@ fn plot(page: &mut String, section: &Section<'_>, kind: &str, caption: &str, of:
     );
 }
 
-/// What a model predicts, set apart from what was measured.
+/// The predictions of a model, separate from the measurements.
 pub(super) fn predictions(page: &mut String, section: &Section<'_>) {
     let all = section.part(&section.results.predictions, |prediction| &prediction.experiment);
     let all: Vec<_> = all.collect();

@@ -1,11 +1,11 @@
-//! The comparisons of the page: each ratio with its interval, drawn on a scale that all share.
+//! The comparisons of the page: each ratio with its interval, drawn on a common scale.
 
 use super::{escaped, number, push};
 use crate::report::view::{NO_FIGURE, Section, has_figure, heading};
 use crate::results::Ratio;
 use crate::stats::{AimState, Verdict};
 
-/// Columns that are left out where they would be empty.
+/// The optional columns, left out if they would be empty.
 #[derive(Clone, Copy)]
 struct Columns {
     published: bool,
@@ -49,7 +49,7 @@ pub(super) fn ratios(page: &mut String, section: &Section<'_>) {
     page.push_str("</table></div>\n");
 }
 
-/// What limited the variant that is measured by the other.
+/// The limit of the variant that is compared with the reference.
 fn limited_by<'a>(section: &Section<'a>, ratio: &Ratio) -> Option<&'a str> {
     section.limited_by(&ratio.after, &ratio.workload, ratio.jobs)
 }

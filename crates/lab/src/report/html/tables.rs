@@ -4,7 +4,7 @@ use super::{colour, escaped, number, push};
 use crate::report::view::{Grid, Line, Section, Value, heading};
 use crate::results::Results;
 
-/// When and where the runs were made.
+/// The time and machine of the runs.
 pub(super) fn runs(page: &mut String, runs: &[Results]) {
     page.push_str(
         "<section id=\"runs\">\n<h2>Runs</h2>\n<div class=\"wide\"><table>\n<tr><th>began</th>\
@@ -48,7 +48,7 @@ pub(super) fn runs(page: &mut String, runs: &[Results]) {
     page.push_str("</section>\n");
 }
 
-/// Who is measured.
+/// The table of variants.
 pub(super) fn variants(page: &mut String, section: &Section<'_>) {
     page.push_str("<div class=\"wide\"><table>\n<tr><th>variant</th><th>is</th><th></th></tr>\n");
     for variant in &section.info.variants {
@@ -67,7 +67,7 @@ fn swatch(section: &Section<'_>, variant: &str) -> String {
     format!("<span class=\"swatch\" style=\"background:{colour}\"></span>")
 }
 
-/// What was measured and published under one workload.
+/// The measured and published values under one workload.
 pub(super) fn grid(page: &mut String, section: &Section<'_>, grid: &Grid<'_>) {
     let (name, about) = (escaped(grid.workload), escaped(grid.about));
     push(page, format_args!("<h3>{name}</h3>\n<p class=\"soft\">{about}</p>\n"));
@@ -133,7 +133,7 @@ fn grid_line(page: &mut String, section: &Section<'_>, line: &Line<'_>, first: b
     push(page, format_args!("<td>{}</td></tr>\n", escaped(last)));
 }
 
-/// What was measured as fractions of limits.
+/// The measured values as fractions of limits.
 pub(super) fn fractions(page: &mut String, section: &Section<'_>) {
     if section.fractions().next().is_none() {
         return;
@@ -173,7 +173,7 @@ pub(super) fn place(section: &Section<'_>, value: &Value<'_>, field: &str) -> St
     format!("/runs/{}/{list}/{at}/{field}", section.run)
 }
 
-/// What the rooms counted.
+/// The counts of the counting locks.
 pub(super) fn rooms(page: &mut String, section: &Section<'_>) {
     let rooms: Vec<_> = section.part(&section.results.rooms, |room| &room.experiment).collect();
     if rooms.is_empty() {
@@ -212,7 +212,7 @@ pub(super) fn rooms(page: &mut String, section: &Section<'_>) {
     page.push_str("</table></div>\n");
 }
 
-/// What was not measured, and why.
+/// The cells that were not measured, and the reasons.
 pub(super) fn not_measured(page: &mut String, section: &Section<'_>) {
     let cells = section.part(&section.results.not_measured, |cell| &cell.experiment);
     let cells: Vec<_> = cells.collect();
@@ -244,7 +244,7 @@ pub(super) fn not_measured(page: &mut String, section: &Section<'_>) {
     page.push_str("</table></div>\n");
 }
 
-/// Sentences of the cells.
+/// The notes of the cells.
 pub(super) fn notes(page: &mut String, section: &Section<'_>) {
     let mut notes = section.part(&section.results.notes, |note| &note.experiment).peekable();
     if notes.peek().is_none() {

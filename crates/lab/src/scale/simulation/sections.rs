@@ -1,4 +1,4 @@
-//! Atomic operations and critical sections, as the locks' own code plays them.
+//! Atomic operations and critical sections, simulated as in the locks' own code.
 
 use super::{Phase, SLEEPER_SPINS, Simulation, Thread};
 use crate::scale::lines::{Purpose, Request, Want, Word};
@@ -6,9 +6,9 @@ use crate::scale::machine::{Machine, ns};
 use crate::scale::steps::{Step, Waiting};
 
 impl Simulation<'_> {
-    /// The thread begins an atomic operation. On a line that is here that takes its time, at the
-    /// end of which the operation is carried out at one moment: the line may be gone by then. One
-    /// that had to wait for its line is carried out as soon as that is here.
+    /// The thread begins an atomic operation. With the line present this takes time, at the end of
+    /// which the operation executes at one moment; the line may be gone by then. With the line
+    /// absent the operation executes as soon as the line arrives.
     pub(super) fn begin_atomic(&mut self, thread: usize) {
         let core = self.threads[thread].core;
         let line = self.atomic_line(thread);
@@ -19,7 +19,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// The thread wants the line of its atomic operation now.
+    /// The thread needs the line of its atomic operation now.
     pub(super) fn reach(&mut self, thread: usize) {
         let update = matches!(self.operation.steps[self.threads[thread].step], Step::Update(..));
         let phase = if update { Phase::Touched } else { Phase::Try };
@@ -33,7 +33,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// The line that the step's atomic operation is about.
+    /// The line of the step's atomic operation.
     fn atomic_line(&self, thread: usize) -> usize {
         match &self.operation.steps[self.threads[thread].step] {
             Step::Update(object, pick) => self.line_of(thread, *object, *pick),
@@ -41,7 +41,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// The thread has the lock's line to itself: it takes the lock if it is free.
+    /// The thread has exclusive access to the lock's line: it takes the lock if it is free.
     pub(super) fn try_lock(&mut self, thread: usize) {
         let line = self.lock_line(thread);
         let (waiting, _) = self.section(thread);
@@ -73,13 +73,15 @@ impl Simulation<'_> {
         self.lines[line].word = Word::Held;
         self.turns += u64::from(self.lines[line].last != Some(thread));
         self.lines[line].last = Some(thread);
-        // What taking and giving back takes besides the exchange, the others see as held.
+        // The time for taking and releasing beyond the exchange is time in which other threads see
+        // the lock held.
         let Machine { spin, sleep, update, .. } = *self.machine;
         let time = if waiting == Waiting::Sleep { sleep } else { spin };
         self.work(thread, time.saturating_sub(update), Phase::Inside(0));
     }
 
-    /// The next in a lock's queue sees that it is the first now: a line of its own travels there.
+    /// The next thread in a lock's queue sees that it is first now: a line of its own travels
+    /// there.
     fn promote(&mut self, from: usize, line: usize) {
         if let Some(&next) = self.lines[line].waiters.front() {
             let (here, there) = (self.threads[from].core, self.threads[next].core);
@@ -92,7 +94,7 @@ impl Simulation<'_> {
         let line = self.lock_line(thread);
         let (waiting, _) = self.section(thread);
         if waiting == Waiting::Turn {
-            // Its number is drawn: to see that it is served is all there is to do.
+            // Its ticket is drawn already, so it only has to see that its turn has come.
             if self.lines[line].is_free() && self.lines[line].waiters.front() == Some(&thread) {
                 self.lines[line].waiters.pop_front();
                 return self.enter(thread, line, waiting);
@@ -150,7 +152,7 @@ impl Simulation<'_> {
         self.next(thread);
     }
 
-    /// A sleeping lock is given back; if somebody may sleep, one is woken.
+    /// A sleeping lock is released; if a thread may sleep, one is woken.
     pub(super) fn give_back(&mut self, thread: usize) {
         let line = self.lock_line(thread);
         let wanted = self.lines[line].word == Word::Wanted;
@@ -165,8 +167,8 @@ impl Simulation<'_> {
         self.work_then_next(thread, self.machine.wake_call);
     }
 
-    /// A thread says that it will sleep, or has been woken: it takes the lock if it is free, and
-    /// says in any case that somebody may sleep.
+    /// A thread announces that it will sleep, or has been woken. It takes the lock if it is free,
+    /// and in any case marks that a thread may sleep.
     pub(super) fn announce(&mut self, thread: usize) {
         let line = self.lock_line(thread);
         let core = self.threads[thread].core;

@@ -1,4 +1,4 @@
-//! fio's JSON report (`--output-format=json`), as far as we use it.
+//! The parts of fio's JSON report (`--output-format=json`) that we use.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,16 +9,17 @@ use crate::metric::Metric;
 use crate::sample::{LatencyPercentiles, Sample};
 use crate::tools::child::complaint;
 
-/// fio counts CPU time in milliseconds; less than one of them was not seen.
+/// fio counts CPU time in milliseconds; less than one is not visible.
 const CPU_MIN: Duration = Duration::from_millis(1);
-/// By how much the processors kept busy may exceed those that there are: fio counts milliseconds.
+/// The factor by which the busy processors may exceed those of the machine, because fio rounds to
+/// milliseconds.
 const ROUNDING: f64 = 1.05;
-/// Why a rate is missing.
+/// The reason for a missing rate.
 const IN_TURNS: &str = "Where fio's jobs took turns on the processors, each counted its own time \
                         only, and the sum of their rates is more than there ever was at a time: \
                         such rounds give CPU time and no throughput.";
 
-/// What fio saw: all its jobs, and reads, writes and trims together.
+/// The results of fio: all its jobs, and reads, writes and trims together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// I/Os that completed.
@@ -27,9 +28,9 @@ pub struct Report {
     pub iops: f64,
     /// Bytes per second of wall time.
     pub bandwidth: f64,
-    /// Wall time that counts.
+    /// The measured wall time.
     pub runtime: Duration,
-    /// CPU time of all jobs in it.
+    /// The CPU time of all jobs in it.
     pub cpu: Duration,
     /// Completion latencies of the direction with the most I/Os, unless the line turned them off.
     pub latency: Option<LatencyPercentiles>,
@@ -74,10 +75,10 @@ struct Latency {
 }
 
 impl Report {
-    /// Reads the report among what fio printed. `complaints` is what it wrote beside it.
+    /// Parses the report in fio's standard output `printed`; `complaints` is its standard error.
     ///
     /// # Errors
-    /// If there is none, it tells of an error, or of nothing done: fio's own words.
+    /// If there is no report, or it contains an error or no I/O: fio's own words.
     pub fn parse(printed: &str, complaints: &str) -> Result<Report, String> {
         // fio may print notes before the report, and after it.
         let from = printed.find("{\n").ok_or_else(|| {
@@ -107,16 +108,16 @@ impl Report {
         })
     }
 
-    /// Processors that the jobs kept busy.
+    /// The number of processors that the jobs kept busy.
     pub fn cpus(&self) -> f64 {
         self.cpu.as_secs_f64() / self.runtime.as_secs_f64()
     }
 
-    /// The sample of a run whose device lives in fio's own process: CPU time is that of both.
+    /// The sample of a run whose device lives in fio's own process: the CPU time is that of both.
     ///
-    /// fio sums the rates of its jobs, each from its own start to its own end. Where jobs took
-    /// turns, one after another, the sum is more than there ever was at a time: they seem to have
-    /// kept more processors busy than there are. Such rates are left out, and a note says why.
+    /// fio sums the rates of its jobs, each from its own start to its own end. Where jobs ran one
+    /// after another, the sum exceeds any rate that ever was, and the jobs seem to have kept more
+    /// processors busy than there are. Such rates are left out, and a note gives the reason.
     pub fn sample(&self, processors: usize) -> Sample {
         let ios = self.ios as f64;
         let together = self.cpus() <= processors as f64 * ROUNDING;
@@ -159,7 +160,7 @@ impl Job {
 }
 
 impl Latency {
-    /// `None` if latencies were not taken.
+    /// `None` if latencies were not measured.
     fn percentiles(&self) -> Result<Option<LatencyPercentiles>, String> {
         if self.percentile.is_empty() || self.max <= 0.0 {
             return Ok(None);
@@ -168,7 +169,7 @@ impl Latency {
         for (percentile, ns) in &self.percentile {
             let number = percentile.parse::<f64>();
             let number = number.ok().filter(|number| *number > 0.0 && *number < 100.0);
-            // The ends are known exactly; of a percentile fio says a bucket's upper end.
+            // Minimum and maximum are exact; for a percentile fio prints the upper end of a bucket.
             let percentile = number.ok_or_else(|| format!("percentile {percentile}"))?;
             points.push((percentile, ns.clamp(self.min, self.max)));
         }
