@@ -1,5 +1,5 @@
-//! Threads of a pool, beside that of its committer: they write checkpoints, clean, and make
-//! segments. Whoever simulates the disk may decide who of them goes on when, see
+//! Maintenance threads of a pool, which run concurrently with its committer: they write
+//! checkpoints, clean, and make segments. A simulated disk may decide which of them runs when, see
 //! [`Directory::beside`].
 
 use std::cell::RefCell;
@@ -13,33 +13,33 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::store::Directory;
 
-/// How long such a thread works at once while others may wait for its processor.
+/// How long such a thread works before it yields the CPU, while other threads may wait for it.
 const AT_ONCE: Duration = Duration::from_micros(200);
 const AT_ONCE_MAX: Duration = Duration::from_micros(500);
 
-/// It works for such a part of what it was kept away the last time, within these bounds: a system
-/// takes a whole slice from who gives his processor away where others keep it busy.
+/// Within these bounds, the thread works for this part (1/4) of the time for which its last yield
+/// kept it off the CPU. A busy system takes a whole time slice from a thread that yields.
 const AWAY_PART: u32 = 4;
 
-/// What a thread has done since it gave way.
+/// The work of a thread since it last yielded.
 struct Turn<W> {
     since: Instant,
-    /// The processor's time that it had had then.
+    /// The thread's CPU time at `since`.
     worked: Duration,
-    /// How long it works at once.
+    /// How long the thread works before it yields.
     len: Duration,
-    /// Whether somebody waits for what it does.
+    /// Whether another thread waits for this one's work.
     is_waited_for: W,
 }
 
-/// Says whether somebody waits for what a thread does.
+/// Tells whether another thread waits for the work of this one.
 type Waits = Box<dyn Fn() -> bool>;
 
 thread_local! {
     static TURN: RefCell<Option<Turn<Waits>>> = const { RefCell::new(None) };
 }
 
-/// The time that this thread has had a processor.
+/// The CPU time of this thread.
 fn worked() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).expect("time that has passed")
@@ -50,14 +50,15 @@ impl<W: Fn() -> bool> Turn<W> {
         Turn { since: Instant::now(), worked: worked(), len: AT_ONCE, is_waited_for }
     }
 
-    /// Lets others have the processor if it has worked for long; says whether it has.
+    /// Yields the CPU if the thread has worked for long. Returns whether it has yielded.
     fn end(&mut self) -> bool {
         let now = Instant::now();
         if now.saturating_duration_since(self.since) < self.len {
             return false;
         }
         self.since = now;
-        // Sleeping is no work, and who waits for this thread gains nothing by what others do.
+        // Sleeping does not count as work. And if another thread waits for this one, yielding would
+        // delay that thread.
         if worked().saturating_sub(self.worked) < self.len || (self.is_waited_for)() {
             return false;
         }
@@ -69,26 +70,26 @@ impl<W: Fn() -> bool> Turn<W> {
     }
 }
 
-/// This thread gives way to others from now on, unless somebody waits for it.
+/// Makes this thread yield the CPU from now on, unless another thread waits for it.
 pub(crate) fn be_patient(is_waited_for: impl Fn() -> bool + 'static) {
     TURN.set(Some(Turn::new(Box::new(is_waited_for))));
 }
 
-/// Lets others have the processor where this is a thread that gives way and it has worked for long:
-/// a system may let the committer wait for a time slice, 3 or 4 ms, and all writes with it. To be
-/// called in whatever loop is as long as a map is, with no lock held that somebody else wants.
+/// Yields the CPU if this thread was made to do so and has worked for long. Otherwise the system
+/// may let the committer, and all writes with it, wait for a time slice of 3 or 4 ms. Each loop
+/// over a map calls it, while it holds no lock that another thread needs.
 pub(crate) fn give_way() {
     TURN.with_borrow_mut(|turn| _ = turn.as_mut().map(Turn::end));
 }
 
-/// A thread.
+/// A maintenance thread.
 #[derive(Debug)]
 pub(crate) struct Thread {
     thread: JoinHandle<()>,
     is_ended: Arc<Published<bool>>,
 }
 
-/// Notes that a thread has ended, also by a panic.
+/// Marks a thread as ended, also after a panic.
 struct End(Arc<Published<bool>>);
 
 impl Drop for End {
@@ -98,7 +99,7 @@ impl Drop for End {
 }
 
 impl Thread {
-    /// Starts one.
+    /// Starts a thread.
     ///
     /// # Errors
     /// If the system refuses it.
@@ -117,12 +118,12 @@ impl Thread {
         Ok(Thread { thread, is_ended })
     }
 
-    /// Whether it has nothing to do any more.
+    /// Whether the thread has done its work.
     pub(crate) fn is_ended(&self) -> bool {
         *self.is_ended.get()
     }
 
-    /// Waits for its end; says whether it has come to that without a panic.
+    /// Waits for the end of the thread. Returns whether it ended without a panic.
     pub(crate) fn join<D: Directory>(self, directory: &D) -> bool {
         directory.until(&|| self.is_ended());
         self.thread.join().is_ok()
@@ -142,7 +143,8 @@ mod tests {
         }
     }
 
-    /// Long loops of a checkpoint and of a count kept the log from its processor for a time slice.
+    /// Regression: long loops of a checkpoint and of a liveness scan kept the committer off its CPU
+    /// for a time slice.
     #[test]
     fn who_has_worked_for_long_gives_way() {
         let mut turn = Turn::new(|| false);
@@ -160,7 +162,7 @@ mod tests {
     fn who_has_slept_or_is_waited_for_does_not() {
         let waits = Cell::new(false);
         let mut turn = Turn::new(|| waits.get());
-        // Time has passed, of which it has had the least part.
+        // Time has passed, but the thread had only a small part of it.
         turn.since = turn.since.checked_sub(Duration::from_secs(1)).unwrap();
         turn.worked += Duration::from_secs(3600);
         assert!(!turn.end(), "it has slept");

@@ -10,19 +10,19 @@ use crate::running::Running;
 use crate::segments::Segments;
 use crate::store::Directory;
 
-/// What a volume or snapshot refers to, what it shares with others included.
+/// The data that a volume or snapshot refers to, including shared data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// The volume.
     pub traits: Traits,
-    /// Blocks that are somewhere.
+    /// Blocks that are not holes.
     pub blocks: u64,
-    /// Their bytes as they are stored.
+    /// Bytes of these blocks as stored.
     pub stored_bytes: u64,
 }
 
 impl Running {
-    /// Counts what a volume or snapshot refers to: a walk through its map.
+    /// Counts the data that a volume or snapshot refers to, by walking its map.
     ///
     /// # Errors
     /// If there is none of this name.
@@ -44,8 +44,8 @@ impl Running {
     }
 }
 
-/// What a leaf contains, or the one that is in its place now: where a volume is written meanwhile
-/// the page of an older one may be somebody else's.
+/// The contents of a leaf, or of its current version. If the volume is written meanwhile, the page
+/// of an older version may have been replaced by other data.
 fn page_now<D: Directory>(
     segments: &Segments<D>,
     map: &Map,
@@ -72,8 +72,8 @@ mod tests {
     use crate::hand::Hand;
     use crate::store::StoreFile;
 
-    /// The page of a leaf that was there when it was begun to count was damaged, it was said, as
-    /// somebody else had its place by then.
+    /// Regression: a leaf that was replaced during the count was reported as damaged, because its
+    /// place had other data by then.
     #[test]
     fn a_page_that_has_gone_meanwhile_is_looked_for_where_it_is() {
         let mut hand = Hand::new("usage");

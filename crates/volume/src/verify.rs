@@ -1,5 +1,5 @@
-//! Reads blocks and pages of maps and compares them with their checksums: for the check of a pool
-//! that nobody has open, and for scrubbing one that is in use.
+//! Reads blocks and map pages and compares them with their checksums: to check a closed pool, and
+//! to scrub an open one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -18,18 +18,18 @@ use crate::record::Live;
 use crate::segments::{Files, Segments, read_spare};
 use crate::store::{Directory, StoreFile};
 
-/// Damage that is told one by one.
+/// Most damaged blocks that the report lists individually.
 const TOLD_MAX: usize = 1000;
 
-/// Damage that is logged one by one: what follows is in the report.
+/// Most damaged blocks that are logged individually; the others are only in the report.
 const LOGGED_MAX: usize = 20;
 
-/// Addresses that were verified: what volumes share is read once. A bit for each unit.
+/// Verified addresses, so that shared data are read once. One bit per unit.
 #[derive(Debug, Default)]
 struct Seen(HashMap<u64, Box<[u64; 1024]>>);
 
 impl Seen {
-    /// Notes an address; says whether it is new.
+    /// Adds an address. Returns whether it is new.
     fn note(&mut self, address: u64) -> bool {
         let unit = address / UNIT;
         let (page, bit) = (unit / 65_536, unit % 65_536);
@@ -41,40 +41,40 @@ impl Seen {
     }
 }
 
-/// The blocks of a segment that are whole.
+/// The intact blocks of a segment that maps refer to.
 #[derive(Debug)]
 struct Named {
     bytes: u64,
-    /// One of those who have the first of them, its number there, and where it is.
+    /// The first of these blocks: a volume that has it, its number there, and its address.
     volume: String,
     block: u64,
     address: u64,
 }
 
-/// See the module.
+/// Verifies the data of volumes.
 pub(crate) struct Verifier<'a, D: Directory> {
     segments: &'a Segments<D>,
     stored: Buffer,
     plain: Buffer,
     seen: Seen,
-    /// Of pages that were lost with their blocks, by what names these and by their number in the
-    /// map, which blocks were told.
+    /// For blocks that were lost with a map page: which were reported already. The key is the entry
+    /// of the lost page and the leaf's number in the map.
     lost: HashMap<(Entry, u64), [u64; FAN / 64]>,
-    /// What is damaged in one copy and whole in another is written again.
+    /// Whether data that are damaged in one copy and intact in another are repaired.
     mends: bool,
-    /// Where groups of the log are that may have reached one copy only.
+    /// Addresses of groups that may have reached one copy only.
     loose: Vec<Range<u64>>,
-    /// Bytes of pages that were verified.
+    /// Bytes of map pages that were verified.
     page_bytes: u64,
-    /// What maps name, by segment.
+    /// The blocks that maps refer to, by segment.
     named: BTreeMap<u32, Named>,
-    /// How much was counted of each when a volume was looked at, at most.
+    /// Upper bound of the live bytes of each segment at the times when volumes were examined.
     before: Vec<u64>,
     pub(crate) report: Report,
 }
 
-/// Finds a volume as it is now, if it is there. Nobody refers to it all the time: what somebody
-/// refers to cannot be changed.
+/// Finds the current state of a volume, if it exists. The caller does not keep a reference all the
+/// time, because a volume that is referred to cannot be changed.
 pub(crate) type Now<'a> = dyn Fn() -> Option<Arc<Live>> + 'a;
 
 impl<'a, D: Directory> Verifier<'a, D> {
@@ -95,14 +95,14 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
     }
 
-    /// What lies there may have reached one copy only, and is not damaged then.
+    /// Sets the addresses of groups that may have reached one copy only, which is not damage.
     pub(crate) fn with_loose(self, loose: Vec<Range<u64>>) -> Verifier<'a, D> {
         Verifier { loose, ..self }
     }
 
-    /// Verifies a volume or snapshot by its map, but for what it shares with those before. `now`
-    /// finds it as it is then, unless it is gone. `goes_on` is told the bytes that were verified,
-    /// leaf by leaf, and says whether to go on; so does this.
+    /// Verifies a volume or snapshot by its map, except for data that earlier ones share. `now`
+    /// finds its current state, unless it was removed. After each leaf, `goes_on` is called with
+    /// the bytes verified, and returns whether to continue. Returns whether it did so to the end.
     pub(crate) fn volume(
         &mut self,
         block_bytes: u32,
@@ -110,7 +110,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
         now: &Now<'_>,
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> bool {
-        // What was written since this began lies in segments of which less counted then.
+        // Blocks written since then are in segments that had fewer live bytes at that time.
         let live = self.segments.live().0;
         self.before.resize(self.before.len().max(live.len()), 0);
         let counts = self.before.iter_mut().zip(live);
@@ -125,7 +125,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
                 if !self.page(now, first, leaf.home(), What::Leaf) {
                     continue;
                 }
-                // What cannot be read was told just now, or has moved meanwhile.
+                // A leaf that cannot be read was reported by `page`, or has moved meanwhile.
                 let page = self.segments.page(leaf).ok();
                 let entries = page.iter().flat_map(|page| page.entries());
                 for (block, entry) in (first..).zip(entries) {
@@ -155,7 +155,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
     }
 
-    /// A block is told that was lost with the page of the map that named it.
+    /// Reports a block that was lost with the map page that named it.
     fn lost(&mut self, now: &Now<'_>, block: u64, entry: &Entry) {
         let (leaf, at) = (block / FAN as u64, block as usize % FAN);
         let is_told = |told: &[u64; FAN / 64]| told[at / 64] >> (at % 64) & 1 == 1;
@@ -169,8 +169,8 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
     }
 
-    /// The volume, if it still has a block there: it may have moved, or been written again, since
-    /// the map was looked at.
+    /// The volume, if it still has this block there. The block may have moved, or been overwritten,
+    /// since the map was read.
     fn still(&self, now: &Now<'_>, block: u64, entry: &Entry) -> Option<Arc<Live>> {
         let live = now()?;
         let (span, at) = Map::place(block);
@@ -189,7 +189,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
         is_there.then_some(live)
     }
 
-    /// Notes a block that is whole.
+    /// Adds an intact block.
     fn name(&mut self, now: &Now<'_>, block: u64, entry: &Entry) {
         let (segment, address) = (self.segments.split(entry.address()).0, entry.address());
         let named = self.named.entry(segment).or_insert_with(|| {
@@ -199,8 +199,8 @@ impl<'a, D: Directory> Verifier<'a, D> {
         named.bytes += u64::from(entry.stored_bytes());
     }
 
-    /// Compares what maps name with what is counted of each segment, where nobody changes either: a
-    /// segment of which too little counts would be taken for empty, and written over.
+    /// Compares the blocks that maps refer to with the usage table, while neither changes. A
+    /// segment for which the table has too little could be taken for empty and overwritten.
     pub(crate) fn counts(&mut self) {
         for (segment, named) in std::mem::take(&mut self.named) {
             let Named { bytes, volume, block, address } = named;
@@ -215,8 +215,9 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
     }
 
-    /// Whether that may be so of any, where maps are changed meanwhile: what they have named may
-    /// not count any more, but it did when this began, unless it came later.
+    /// Whether the usage table may have too little for a segment, while maps change. A block that
+    /// was found in a map may be garbage by now, but it was live when the scrub began, unless it
+    /// was written later.
     pub(crate) fn is_too_little_counted(&self) -> bool {
         self.named.iter().any(|(segment, named)| {
             let before = self.before.get(*segment as usize).copied().unwrap_or(0);
@@ -224,8 +225,8 @@ impl<'a, D: Directory> Verifier<'a, D> {
         })
     }
 
-    /// Verifies a page; says whether what it names is still to be verified: what was seen before
-    /// names the same.
+    /// Verifies a map page. Returns whether its entries still need to be verified: those of a page
+    /// seen before do not.
     fn page(&mut self, now: &Now<'_>, first: u64, home: Option<Entry>, kind: What) -> bool {
         let Some(home) = home else { return true };
         if !self.seen.note(home.address()) {
@@ -266,7 +267,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
     }
 
-    /// What is wrong with what an entry names, in all copies or in some.
+    /// Describes the damage of the data at an entry, in all copies or in some.
     fn wrong(&mut self, entry: &Entry, kind: What) -> Option<String> {
         let files = self.segments.files();
         let (segment, offset) = self.segments.split(entry.address());
@@ -294,7 +295,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
         else {
             return self.in_use(bad, &files, segment);
         };
-        // What was read last may be of a bad one.
+        // The buffer may have the data of a bad copy.
         let bytes = &mut self.stored[..entry.stored_bytes() as usize];
         let read = self.segments.read_copy(&files, good, entry.address(), bytes);
         if read.is_err() || crc(bytes) != entry.crc() {
@@ -308,7 +309,8 @@ impl<'a, D: Directory> Verifier<'a, D> {
                 self.segments.repaired(mended, entry.address());
                 None
             }
-            // A reader has repaired it, it has moved or is being written, or the copy has failed.
+            // A reader has repaired the data, they have moved or are being written, or the copy has
+            // failed.
             Ok(0) => {
                 bad.retain(|(copy, _)| self.wrong_in(*copy, entry, kind).is_some());
                 self.in_use(bad, &files, segment)
@@ -320,8 +322,8 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
     }
 
-    /// What is wrong in those copies that are still in use; `None` if they were all given up: then
-    /// the copy that the pool goes on with is whole.
+    /// Describes the damage in the copies that are still in use; `None` if all of these have
+    /// failed: then the remaining copy is intact.
     fn in_use(
         &self,
         bad: Vec<(usize, String)>,
@@ -335,8 +337,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
         (!bad.is_empty()).then(|| bad.join("; "))
     }
 
-    /// Puts what an entry names right from a copy that has not everything, where there is one and
-    /// nothing else.
+    /// Repairs the data at an entry from a stale copy, if there is one and no other good copy.
     fn spared(&mut self, entry: &Entry) -> Option<()> {
         if !self.mends {
             return None;
@@ -351,7 +352,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
         mended.then_some(())
     }
 
-    /// The same in one copy.
+    /// Describes the damage of the data at an entry in one copy.
     fn wrong_in(&mut self, copy: usize, entry: &Entry, kind: What) -> Option<String> {
         let bytes = &mut self.stored[..entry.stored_bytes() as usize];
         let read = self.segments.read_copy(&self.segments.files(), copy, entry.address(), bytes);
@@ -375,10 +376,10 @@ impl<'a, D: Directory> Verifier<'a, D> {
     }
 }
 
-/// What an entry names.
+/// The kind of data at an entry.
 #[derive(Clone, Copy, Debug)]
 enum What {
-    /// A block of so many bytes.
+    /// A block of this number of bytes.
     Block(u32),
     Leaf,
     Node,
@@ -415,7 +416,7 @@ mod tests {
         assert_eq!(damage.what, what);
     }
 
-    /// Each scrub of a pool in use had all blocks counted again.
+    /// Regression: each scrub of a pool in use caused a liveness scan.
     #[test]
     fn what_has_gone_since_a_scrub_began_is_no_count_that_is_too_small() {
         let mut hand = Hand::new("verify-gone");

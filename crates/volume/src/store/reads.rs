@@ -1,4 +1,4 @@
-//! Reads under way: many at once, by one thread, without waiting for any of them.
+//! Asynchronous reads: one thread has many in flight, without waiting for each.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,42 +9,41 @@ use std::time::Duration;
 use super::StoreFile;
 use crate::buffer::Buffer;
 
-/// A read that has ended: by what it is told, what was read, and how it ended. The buffer is not
-/// there where the system may still be writing to it.
+/// A finished read. The buffer is missing if the system may still be writing to it.
 #[derive(Debug)]
 pub struct Got {
-    /// By what it is told.
+    /// The token that the read was started with.
     pub token: u32,
-    /// What was read, if all of it was.
+    /// The data, if all were read.
     pub buffer: Option<Buffer>,
-    /// How it ended.
+    /// The result.
     pub result: io::Result<()>,
 }
 
-/// See the module.
+/// A reader of files with many reads in flight.
 pub trait Reads<F>: fmt::Debug + Send + 'static {
-    /// Begins to read a whole buffer. Place, length and memory are aligned as the file wants it.
+    /// Starts to read a whole buffer. Offset, length and memory are aligned as the file needs it.
     fn begin(&mut self, token: u32, file: &Arc<F>, offset: u64, buffer: Buffer);
 
-    /// Sees to it that what was begun is on its way.
+    /// Submits the reads that were started.
     fn submit(&mut self) {}
 
-    /// Takes a read that has ended, in any order.
+    /// Takes a finished read, in any order.
     fn take(&mut self) -> Option<Got>;
 
-    /// Whether one has ended.
+    /// Whether a read has finished.
     fn is_any(&mut self) -> bool;
 
-    /// How many have begun and were not taken.
+    /// How many reads were started and not taken.
     fn under_way(&self) -> usize;
 
-    /// Sleeps until one has ended, but not for longer. May return early.
+    /// Sleeps until a read has finished, or `at_most` has passed. May return early.
     fn sleep(&mut self, at_most: Duration) {
         let _ = at_most;
     }
 }
 
-/// Reads that are done when they have begun.
+/// Reads that are executed synchronously when they are started.
 #[derive(Debug, Default)]
 pub struct BlockingReads(VecDeque<Got>);
 

@@ -1,6 +1,6 @@
-//! The pool's files for real: those of a directory or parts of a disk, by io_uring or by calls that
-//! block. They are open for direct I/O where that is to be had, so that no page cache stands
-//! between a sync and the disk.
+//! The real storage of a pool: the files of a directory or the parts of a disk, accessed by
+//! io_uring or by blocking calls. They are opened for direct I/O if possible, so that there is no
+//! page cache between a sync and the disk.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,10 +25,10 @@ use crate::buffer::Buffer;
 use crate::error::VolumeError;
 use crate::holder::Holder;
 
-/// Where Linux gives identities away.
+/// Where Linux generates random identities.
 const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
 
-/// A directory or a disk that this process has for itself.
+/// A directory or a disk that this process has exclusively.
 #[derive(Debug)]
 pub struct RealDirectory {
     path: PathBuf,
@@ -36,18 +36,18 @@ pub struct RealDirectory {
     uring: bool,
 }
 
-/// What a directory or a disk is taken for.
+/// The purpose for which a directory or a disk is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To look at what is there, of which nothing changes.
+    /// To be read only; nothing changes.
     Look,
-    /// To be a pool.
+    /// To hold a pool.
     Use,
-    /// The same, also where a disk has something else.
+    /// To hold a pool, even if a disk has other data, which are overwritten.
     Overwrite,
 }
 
-/// Where the pool is.
+/// The kind of place.
 #[derive(Debug)]
 enum Home {
     Folder(Folder),
@@ -55,15 +55,15 @@ enum Home {
 }
 
 impl RealDirectory {
-    /// Takes a directory for this process alone, which is made if it does not exist; or a disk.
+    /// Locks a directory, which is made if it does not exist, or a disk.
     ///
     /// # Errors
-    /// If it cannot be made, or if somebody else has it.
+    /// If it cannot be made, or another process has it.
     pub fn take(path: &Path) -> Result<RealDirectory, VolumeError> {
         RealDirectory::take_for(path, Purpose::Use)
     }
 
-    /// The same for a purpose.
+    /// Locks a directory or a disk for a purpose.
     ///
     /// # Errors
     /// As [`RealDirectory::take`].
@@ -83,12 +83,12 @@ impl RealDirectory {
         Ok(RealDirectory { path, home, uring: false })
     }
 
-    /// The directory, or the disk.
+    /// The path of the directory or the disk.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What this process has locked as long as it has the place.
+    /// The locks that this process holds while it has the place.
     fn locks(&self) -> Vec<Arc<Lock>> {
         match &self.home {
             Home::Folder(folder) => folder.locks(),
@@ -96,10 +96,10 @@ impl RealDirectory {
         }
     }
 
-    /// Lets others know where the yard can be asked that has this directory open.
+    /// Publishes the control socket of the daemon that has this pool open.
     ///
     /// # Errors
-    /// If the system refuses to write that down.
+    /// If the system refuses to write it down.
     pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
         let holder = Holder::this(Some(control));
         let written = match &self.home {
@@ -109,10 +109,10 @@ impl RealDirectory {
         written.map_err(VolumeError::io(format!("cannot write to `{}`", self.path.display())))
     }
 
-    /// Chooses by what files are read and written. Without this by calls that block.
+    /// Chooses how files are read and written. Without this call, blocking calls are used.
     ///
     /// # Errors
-    /// If the system refuses what is asked for.
+    /// If the system refuses what `kind` requires.
     pub fn with(mut self, kind: StoreKind) -> Result<RealDirectory, VolumeError> {
         let probed = match kind {
             StoreKind::Threads => return Ok(self),
@@ -137,7 +137,7 @@ impl RealDirectory {
         self.uring
     }
 
-    /// Whether I/O goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         match &self.home {
             Home::Folder(folder) => folder.is_direct(),
@@ -145,15 +145,15 @@ impl RealDirectory {
         }
     }
 
-    /// What is free where it is, in bytes: there the pool grows.
+    /// Free bytes of the file system, into which the pool can grow.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not tell it.
     pub fn free_bytes(&self) -> Result<u64, VolumeError> {
         let doing = format!("cannot look at `{}`", self.path.display());
         match &self.home {
             Home::Folder(folder) => folder.free_bytes().map_err(VolumeError::io(doing)),
-            // All of it is segments.
+            // All of the disk is segments.
             Home::Disk(_) => Ok(0),
         }
     }
@@ -180,7 +180,8 @@ impl Directory for RealDirectory {
     }
 
     fn lane(&self, scratch: Option<&Arc<RealFile>>) -> RealLane {
-        // A ring does not sync one after the other with those who do not use it.
+        // On a disk with page cache, syncs of the shared descriptor must be serialised, which a
+        // ring does not do.
         let is_apart = matches!(&self.home, Home::Folder(_)) || self.is_direct();
         if self.uring && is_apart {
             let scratch = scratch.filter(|file| !file.is_behind_fuse());
@@ -199,8 +200,8 @@ impl Directory for RealDirectory {
         self.path.display().to_string()
     }
 
-    /// A write past the page cache fails by itself. What the page cache could not write is told
-    /// once to each who has opened the file, and everybody here shares a descriptor.
+    /// With direct I/O each write reports its own error. An error of the page cache is reported
+    /// once per open file description, which all parts of a disk share.
     fn tells_everybody(&self) -> bool {
         self.is_direct()
     }
@@ -240,7 +241,7 @@ impl Directory for RealDirectory {
     fn give_back(&self, file: &RealFile) -> io::Result<()> {
         match &self.home {
             Home::Folder(folder) => folder.give_back(file),
-            // It tells its device at once what nobody needs.
+            // A disk uses discards instead.
             Home::Disk(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
@@ -255,7 +256,7 @@ impl Directory for RealDirectory {
     fn look(&self) -> io::Result<()> {
         match &self.home {
             Home::Folder(folder) => folder.look(),
-            // A device that goes away fails by itself.
+            // A device that disappears returns errors by itself.
             Home::Disk(_) => Ok(()),
         }
     }
@@ -301,7 +302,7 @@ impl Directory for RealDirectory {
     fn names(&self) -> io::Result<Vec<String>> {
         match &self.home {
             Home::Folder(folder) => folder.names(),
-            // Its parts are where they are.
+            // The parts of a disk have no names.
             Home::Disk(_) => Ok(Vec::new()),
         }
     }
@@ -316,7 +317,7 @@ impl Directory for RealDirectory {
     fn outside_bytes(&self) -> u64 {
         match &self.home {
             Home::Folder(folder) => folder.outside_bytes().unwrap_or(u64::MAX),
-            // All that it has are segments, of which it knows how many there may be.
+            // A disk limits the number of segments instead.
             Home::Disk(_) => u64::MAX,
         }
     }
@@ -331,12 +332,12 @@ impl Directory for RealDirectory {
     }
 }
 
-/// The way of groups into real files.
+/// The log writer of real files.
 #[derive(Debug)]
 pub enum RealLane {
     /// By io_uring.
     Ring(Box<RingLane>),
-    /// By calls that block.
+    /// By blocking calls.
     Blocking(Blocking),
 }
 
@@ -390,12 +391,12 @@ impl Lane<RealFile> for RealLane {
     }
 }
 
-/// The way of reads out of real files.
+/// The reader of real files.
 #[derive(Debug)]
 pub enum RealReads {
     /// By io_uring.
     Ring(Box<RingReads>),
-    /// By calls that block.
+    /// By blocking calls.
     Blocking(BlockingReads),
 }
 

@@ -1,4 +1,4 @@
-//! io_uring: a ring for one thread, and the files that it knows by number.
+//! io_uring: a ring for one thread, and its registered files.
 
 pub(crate) mod files;
 pub(crate) mod reads;
@@ -22,16 +22,16 @@ const NEEDED: [u8; 5] = [
     opcode::FilesUpdate::CODE,
 ];
 
-/// Who uses a ring.
+/// Which threads use a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// The thread that opens it, and no other ever.
+    /// Only the thread that opens it.
     Thread,
-    /// One thread at a time.
+    /// Any thread, one at a time.
     Anybody,
 }
 
-/// A ring with room for so many submissions.
+/// Opens a ring with this number of submission entries.
 pub(crate) fn open(entries: u32, owner: Owner) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     match owner {
@@ -39,16 +39,16 @@ pub(crate) fn open(entries: u32, owner: Owner) -> io::Result<IoUring> {
         Owner::Anybody => builder.setup_coop_taskrun().setup_taskrun_flag(),
     };
     match builder.build(entries) {
-        // Before Linux 6.1.
+        // Linux before 6.1 does not have these flags.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
         result => result,
     }
 }
 
-/// Whether the system lets this process use rings, with everything that is needed of them.
+/// Checks that the system allows rings to this process, with all operations that are needed.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub(crate) fn probe() -> io::Result<()> {
     let ring = open(4, Owner::Anybody)?;
     let mut probe = io_uring::Probe::new();
@@ -61,12 +61,12 @@ pub(crate) fn probe() -> io::Result<()> {
     }
 }
 
-/// What is written to wakes who waits for a ring, or polls.
+/// An eventfd: writing to it wakes a thread that waits for a ring, or polls.
 #[derive(Clone, Debug)]
 pub struct Doorbell(Arc<OwnedFd>);
 
 impl Doorbell {
-    /// A silent one.
+    /// A doorbell that is not rung.
     ///
     /// # Errors
     /// If the system refuses it.
@@ -75,7 +75,7 @@ impl Doorbell {
         Ok(Doorbell(Arc::new(eventfd(0, flags)?)))
     }
 
-    /// Who is called rings.
+    /// A waker that rings this doorbell.
     pub fn caller(&self) -> Caller {
         let own = self.clone();
         Caller::new(move || own.ring())
@@ -83,20 +83,20 @@ impl Doorbell {
 
     /// Rings.
     pub(crate) fn ring(&self) {
-        // Full is rung as well.
+        // A full counter wakes the waiter as well.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Makes it silent.
+    /// Resets the doorbell.
     pub fn hush(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
-    /// Sleeps until it is rung, but not for longer.
+    /// Sleeps until it is rung, or `at_most` has passed.
     pub(crate) fn wait(&self, at_most: Duration) {
         let mut entry = [PollFd::new(&self.0, PollFlags::IN)];
         let time = Timespec::try_from(at_most).ok();
-        // A signal, or no memory: it is looked again.
+        // On a signal, or a lack of memory, the caller checks again.
         let _ = rustix::event::poll(&mut entry, time.as_ref());
     }
 

@@ -1,7 +1,7 @@
-//! Groups written by workers, each of which writes one and syncs for itself: `commit=taskq`.
+//! The log writer for `commit=taskq`: each worker writes one record and syncs for it.
 //!
-//! What OpenZFS does for its volumes since 2020. It is the way of stores whose calls block, and
-//! what group commit is measured against.
+//! OpenZFS has done this for its volumes since 2020. It suits stores whose calls block, and group
+//! commit is measured against it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,7 +23,7 @@ use super::lane::{Durability, Ended, Lane, Parcel};
 /// Most workers.
 pub(crate) const WORKERS_MAX: u16 = 256;
 
-/// Longest sleep before another look.
+/// Longest sleep before the thread checks again.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A parcel for a worker.
@@ -41,7 +41,7 @@ struct Done {
     ended: Ended,
 }
 
-/// What the workers share.
+/// State that the workers share.
 struct Shared<F> {
     queue: TaskQueue<Job<F>>,
     ranges: RangeLock,
@@ -53,7 +53,7 @@ impl<F: StoreFile> Shared<F> {
         while let Some(job) = self.queue.take() {
             let Job { number, file, offset, parcel, durability } = job;
             let range = self.ranges.take(parcel.range(), Use::Write);
-            // Its end is waited for in any case.
+            // Catch a panic: the committer waits for an answer in any case.
             let written =
                 catch_unwind(AssertUnwindSafe(|| write(&*file, offset, &parcel, durability)));
             let panicked = |_| Err(io::Error::other("a worker of the log has panicked"));
@@ -77,21 +77,21 @@ fn write<F: StoreFile>(
     if durability == Durability::Nothing { Ok(()) } else { file.sync() }
 }
 
-/// See the module.
+/// The log writer with workers.
 pub struct Tasks<F: StoreFile> {
     shared: Arc<Shared<F>>,
     done: Owner<Done>,
-    /// Parcels under way, the oldest first, and how they have ended.
+    /// Parcels in flight, the oldest first, with their results.
     flights: VecDeque<Option<Ended>>,
-    /// The number of the oldest.
+    /// The number of the oldest parcel.
     first: u64,
-    /// As many as there are workers: each parcel brings one along.
+    /// One entry for each worker; each parcel in flight uses one.
     entries: Vec<Arc<Entry<Job<F>>>>,
     workers: Vec<JoinHandle<()>>,
 }
 
 impl<F: StoreFile> Tasks<F> {
-    /// So many workers.
+    /// Starts this number of workers.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -154,7 +154,7 @@ impl<F: StoreFile> Lane<F> for Tasks<F> {
     fn wait(&mut self, bell: &Bell, is_there: &dyn Fn() -> bool) -> bool {
         self.collect();
         if !self.is_oldest_done() {
-            // Who puts something into the committer's mailbox rings here, as workers do.
+            // Both the workers and the threads that send records ring this bell.
             if bell.doze(is_there) {
                 let own = self.done.mailbox().bell();
                 own.sleep(LOOK, || self.done.is_any() || is_there());
@@ -186,7 +186,7 @@ impl<F: StoreFile> Drop for Tasks<F> {
     fn drop(&mut self) {
         self.shared.queue.close();
         for worker in self.workers.drain(..) {
-            // A panic there was reported when it happened.
+            // The panic was reported when it happened.
             let _ = worker.join();
         }
     }
@@ -199,10 +199,10 @@ impl<F: StoreFile> fmt::Debug for Tasks<F> {
     }
 }
 
-/// The lane of a pool: groups by the way of its directory, or each record by a worker.
+/// The log writer of a pool: group commit with the directory's lane, or workers.
 #[derive(Debug)]
 pub(crate) enum Chosen<F: StoreFile, L> {
-    /// Groups.
+    /// Group commit.
     Group(L),
     /// Workers.
     Tasks(Tasks<F>),
@@ -259,7 +259,7 @@ impl<F: StoreFile, L: Lane<F>> Lane<F> for Chosen<F, L> {
     }
 }
 
-/// The blocks of a volume, as a range that no other volume's blocks overlap, or hardly ever.
+/// The blocks of a volume as a range that practically never overlaps the range of another volume.
 pub(crate) fn blocks_of(volume: u32, first: u64, blocks: u64) -> Range<u64> {
     let base = u64::from(volume) << 40;
     base.wrapping_add(first)..base.wrapping_add(first).saturating_add(blocks)

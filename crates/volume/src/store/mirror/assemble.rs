@@ -1,5 +1,5 @@
-//! Two copies are put together: by their labels it is found out whether they belong together, and
-//! whether one of them was left behind.
+//! Assembles two copies into a mirror: by their labels it determines whether they belong together,
+//! and whether one of them is stale.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,51 +15,51 @@ use crate::format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
 use crate::format::superblock::{self, Superblock};
 use crate::store::{Directory, StoreFile};
 
-/// For what copies are put together.
+/// The purpose for which copies are assembled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
     /// To be used.
     Use {
-        /// Where one of them is not there, and may be the newer one, the other one will do.
+        /// If one copy is missing, and may be the newer one, use the other one anyway.
         degraded: bool,
     },
-    /// To be looked at; nothing is changed.
+    /// To be read only; nothing is changed.
     Look,
 }
 
-/// A copy that is named.
+/// A copy that the user has named.
 #[derive(Debug)]
 pub struct Given<D> {
-    /// `None` if it is not there.
+    /// `None` if it is missing.
     pub directory: Option<D>,
-    /// Where it is.
+    /// The path.
     pub path: PathBuf,
 }
 
-/// Why two copies do not go together.
+/// Why two copies cannot be assembled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopiesError {
-    /// A pool of one copy.
+    /// The pool has only one copy.
     #[error(
         "`{path}` holds a pool of one copy; `blockyard volume attach {path} {other}` makes a \
          second one"
     )]
     Single {
-        /// The pool.
+        /// The path of the pool.
         path: String,
         /// The other path that was given.
         other: String,
     },
-    /// Two pools.
+    /// Copies of two different pools.
     #[error("`{first}` and `{second}` are copies of different pools; wanted those of one")]
     Foreign {
         /// The first path.
         first: String,
-        /// The second one.
+        /// The second path.
         second: String,
     },
-    /// The same copy twice.
+    /// Both paths hold the same copy of the pool.
     #[error(
         "`{first}` and `{second}` are both copy {number} of the pool: one of them was copied by \
          other means. Wanted both copies, or one of these and an empty directory"
@@ -67,12 +67,12 @@ pub enum CopiesError {
     Twice {
         /// The first path.
         first: String,
-        /// The second one.
+        /// The second path.
         second: String,
-        /// Which copy both are.
+        /// The number that both copies have.
         number: usize,
     },
-    /// Each was used without the other.
+    /// Each copy was used without the other.
     #[error(
         "`{first}` and `{second}` have both been written to since they were together, each without \
          the other: nothing has everything. Keep one: take the files out of the other one, and \
@@ -81,29 +81,29 @@ pub enum CopiesError {
     Split {
         /// The first path.
         first: String,
-        /// The second one.
+        /// The second path.
         second: String,
     },
-    /// The other one may be newer.
+    /// The missing copy may be newer.
     #[error(
         "the copy at `{missing}` is not there, and may have been written to without the one at \
          `{path}`: wanted both. If the other one is lost for good, `degraded=yes` (`--degraded`) \
          opens the pool with this one"
     )]
     Missing {
-        /// The one that is there.
+        /// The path of the copy that is present.
         path: String,
-        /// The one that is not.
+        /// The path of the missing copy.
         missing: String,
     },
-    /// It was left behind, or is not complete.
+    /// The only copy that is present is stale, or incomplete.
     #[error(
         "the copy at `{path}` was left behind and has not everything; wanted the one at `{missing}`"
     )]
     Behind {
-        /// The one that is there.
+        /// The path of the copy that is present.
         path: String,
-        /// The one that is not.
+        /// The path of the missing copy.
         missing: String,
     },
     /// The pool has a second copy already.
@@ -112,59 +112,60 @@ pub enum CopiesError {
          once with `degraded=yes` (`--degraded`) first"
     )]
     Paired {
-        /// The pool.
+        /// The path of the pool.
         path: String,
-        /// Its other copy.
+        /// The path of its other copy.
         other: String,
     },
-    /// It could not be made equal.
+    /// The resync of a copy has failed.
     #[error(
         "the copy at `{path}` could not be made equal ({why}): the pool has one copy, as before"
     )]
     NotEqual {
-        /// The one that has not everything.
+        /// The path of that copy.
         path: String,
-        /// Why.
+        /// The cause.
         why: String,
     },
-    /// What has everything has no pool.
+    /// The copy that should hold all data has no pool.
     #[error(
         "`{path}` should have everything, and has no superblock that can be read; nothing is done \
          to the other copy. Wanted its files as they were"
     )]
     NoPool {
-        /// The one that should have everything.
+        /// The path of that copy.
         path: String,
     },
-    /// It became one of two copies just now.
+    /// The directory became one of two copies during the call.
     #[error("`{path}` has become one of two copies just now; try again")]
     Changed {
-        /// The directory.
+        /// The path of the directory.
         path: String,
     },
-    /// What should be empty is not.
+    /// The place for the second copy is not empty.
     #[error(
         "`{path}` is not empty: it holds {what}; wanted an empty directory, or an empty disk, for \
          the second copy"
     )]
     NotEmpty {
-        /// The directory.
+        /// The path of the place.
         path: String,
-        /// What is there.
+        /// What it contains.
         what: String,
     },
 }
 
-/// Which copies are used, and how they come to be so.
+/// Which copies hold all data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Both have everything.
+    /// Both copies.
     Both,
-    /// The one of this number has everything, and the other one is to be made equal.
+    /// The copy of this number; the other one needs a resync.
     Behind(usize),
 }
 
-/// What the labels of copies 0 and 1 say together; `None` where each was used without the other.
+/// Derives the verdict from the labels of copies 0 and 1; `None` if each was used without the
+/// other.
 fn judge(labels: [&Label; 2]) -> Option<Verdict> {
     let [first, second] = labels;
     let both = |label: &Label| label.is_good() && label.is_other_good();
@@ -175,7 +176,8 @@ fn judge(labels: [&Label; 2]) -> Option<Verdict> {
         (false, false) => None,
         (true, false) => Some(Verdict::Behind(0)),
         (false, true) => Some(Verdict::Behind(1)),
-        // The one that says that it is alone has to be newer, or the other one's both was later.
+        // A copy that says that only it has everything must have the newer label. If the other
+        // label is newer, it must say that both have everything.
         (true, true) => {
             let newer = usize::from(second.generation > first.generation);
             let differ = second.generation != first.generation;
@@ -184,7 +186,7 @@ fn judge(labels: [&Label; 2]) -> Option<Verdict> {
     }
 }
 
-/// Reads the label of a copy, and says whether both of its slots are good; `None` if it has none.
+/// Reads the label of a copy, and whether both of its slots are good; `None` if it has none.
 pub(super) fn read_label<D: Directory>(
     directory: &D,
 ) -> Result<Option<(Label, bool)>, VolumeError> {
@@ -194,7 +196,7 @@ pub(super) fn read_label<D: Directory>(
     };
     let len = (file.len().map_err(|error| doing()(error))? as usize).min(BYTES);
     let mut bytes = Memory::new(BYTES as u64).take_beyond(len);
-    // Not to be able to read it has the consequences of having lost the copy.
+    // Try twice: an unreadable label has the consequences of a lost copy.
     let read = file.read_at(0, &mut bytes).or_else(|_| file.read_at(0, &mut bytes));
     read.map_err(|error| doing()(error))?;
     Ok(Some(Label::newest(&bytes)?))
@@ -208,7 +210,7 @@ pub(super) fn has_pool<D: Directory>(directory: &D) -> Result<bool, VolumeError>
 /// The newest superblock of a directory.
 ///
 /// # Errors
-/// If there is none that can be read.
+/// If no slot can be read.
 pub(super) fn newest<D: Directory>(directory: &D, title: &str) -> Result<Superblock, VolumeError> {
     let doing = || VolumeError::io(format!("cannot read `{title}/{}`", superblock::FILE));
     let no_pool = || CopiesError::NoPool { path: title.to_owned() };
@@ -237,16 +239,16 @@ fn check_path(path: &Path) -> Result<(), VolumeError> {
 }
 
 impl<D: Directory> Mirror<D> {
-    /// Puts two copies together, and makes one of them equal that was left behind. New ones are
-    /// made in empty directories.
+    /// Assembles two copies, and resyncs a stale one. In empty directories a new mirror is made.
     ///
     /// # Errors
-    /// If they do not go together, or one is missing that may be the newer one.
+    /// If the copies do not belong together, or one is missing that may be the newer one.
     pub fn assemble(given: [Given<D>; 2], terms: Terms) -> Result<Mirror<D>, VolumeError> {
         Mirror::assemble_telling(given, terms, &mut |_, _| {})
     }
 
-    /// The same; `tell` is told how far a copy is that is made equal.
+    /// Assembles two copies as [`Mirror::assemble`] does; `tell` is called with the progress of a
+    /// resync.
     ///
     /// # Errors
     /// As [`Mirror::assemble`].
@@ -263,7 +265,7 @@ impl<D: Directory> Mirror<D> {
                 Ok(found) => *label = found,
                 Err(error @ VolumeError::Format(FormatError::Version { .. })) => return Err(error),
                 Err(error) => {
-                    // As good as one that is not there, but nobody else's.
+                    // Treat it as missing, but keep it locked.
                     tracing::error!("{error}");
                     (aside, unread) = (given.directory.take(), Some(error));
                 }
@@ -306,7 +308,7 @@ impl<D: Directory> Mirror<D> {
         }))
     }
 
-    /// Notes for both copies which of them are good.
+    /// Writes to both labels which copies are good.
     fn note_both(&self, good: [bool; 2]) -> Result<(), VolumeError> {
         let shared = &self.0;
         let state = shared.state();
@@ -318,7 +320,7 @@ impl<D: Directory> Mirror<D> {
     }
 }
 
-/// Both have labels.
+/// Assembles two copies that both have labels.
 fn pair<D: Directory>(
     mut given: [Given<D>; 2],
     labels: [(Label, bool); 2],
@@ -373,7 +375,7 @@ fn pair<D: Directory>(
     }
 }
 
-/// One has a label, and the other one is missing, or empty.
+/// Assembles a pool of which one copy has a label, and the other is missing or empty.
 fn one<D: Directory>(
     mut given: [Given<D>; 2],
     there: usize,
@@ -389,7 +391,7 @@ fn one<D: Directory>(
     {
         return Err(CopiesError::Single { path: missing, other: path }.into());
     }
-    // The power was cut when both were made, and nothing is in them.
+    // The power was cut while both were made; they contain no data yet.
     if empty.is_some() && !has_pool(directory)? && label.is_good() && label.is_other_good() {
         return make(given, titles, terms);
     }
@@ -400,7 +402,7 @@ fn one<D: Directory>(
     if label.is_other_good() && !consents {
         return Err(CopiesError::Missing { path, missing }.into());
     }
-    // What is empty has nothing to be made equal: that is asked for by name.
+    // An empty directory is not resynced here: `attach` does that on request.
     let aside = given[1 - there].directory.take();
     if there != label.number {
         given.reverse();
@@ -428,7 +430,7 @@ fn one<D: Directory>(
     Ok(mirror)
 }
 
-/// Neither has a label.
+/// Makes a mirror of two copies without labels.
 fn make<D: Directory>(
     given: [Given<D>; 2],
     titles: &[String; 2],
@@ -451,7 +453,7 @@ fn make<D: Directory>(
             wanted: "the directory of a pool".to_owned(),
         });
     }
-    // Nothing is written to one of them before both are known to be nobody's.
+    // Check that both places have no other data before anything is written to one.
     for given in given.iter().filter_map(|it| it.directory.as_ref()) {
         given.claim()?;
     }
@@ -465,7 +467,7 @@ fn make<D: Directory>(
     Ok(mirror)
 }
 
-/// Makes the label of a copy that has nothing yet.
+/// Writes the label of a copy that has no data yet.
 pub(super) fn label_empty<D: Directory>(
     directory: &D,
     label: &Label,
@@ -489,20 +491,21 @@ mod tests {
         const SECOND: [bool; 2] = [false, true];
         for (first, second, want) in [
             ((6, BOTH), (6, BOTH), Some(Verdict::Both)),
-            // The second one was given up, or is made equal.
+            // The second copy has failed, or is being resynced.
             ((7, FIRST), (6, BOTH), Some(Verdict::Behind(0))),
             ((7, FIRST), (7, FIRST), Some(Verdict::Behind(0))),
             ((8, BOTH), (7, FIRST), Some(Verdict::Behind(0))),
             ((6, BOTH), (7, SECOND), Some(Verdict::Behind(1))),
-            // One of two labels was written when the power was cut.
+            // The power was cut when one of two labels was written.
             ((7, BOTH), (6, BOTH), Some(Verdict::Behind(0))),
             // Each was used without the other.
             ((7, FIRST), (7, SECOND), None),
             ((9, FIRST), (7, SECOND), None),
-            // Of three copies.
+            // Labels of three different copies.
             ((6, FIRST), (6, BOTH), None),
             ((6, BOTH), (6, SECOND), None),
-            // That both have everything was later than that one is alone.
+            // The label that says that both have everything is newer than the one that says that
+            // only one has.
             ((6, FIRST), (8, BOTH), None),
             ((6, SECOND), (8, FIRST), None),
         ] {

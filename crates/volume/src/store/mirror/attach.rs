@@ -1,4 +1,4 @@
-//! A second copy for a pool that has one, or whose other one is lost.
+//! Attaches a second copy to a pool that has one copy, or has lost the other one.
 
 use std::path::Path;
 
@@ -10,15 +10,16 @@ use crate::format::label::{FILE, Label};
 use crate::format::superblock::Superblock;
 use crate::store::{Directory, Division};
 
-/// What an empty directory may have: itself, the lock that was made just now, and what a file
-/// system brings along.
+/// Names that an empty directory may have: itself, the lock made just now, and what a file system
+/// brings along.
 const EMPTY: [&str; 5] = [".", "..", "lock", "lost+found", "copy.new"];
 
-/// Makes an empty directory the second copy of a pool, and puts both together; see
+/// Makes an empty directory the second copy of a pool, and assembles both; see
 /// [`Mirror::assemble_telling`].
 ///
 /// # Errors
-/// If the one has no pool or two copies, the other one is not empty, or one cannot be written.
+/// If the first place has no pool or two copies, the other one is not empty, or one cannot be
+/// written.
 pub fn attach<D: Directory>(
     directory: D,
     path: &Path,
@@ -41,7 +42,7 @@ pub fn attach<D: Directory>(
         let other = label.other.display().to_string();
         return Err(CopiesError::Paired { path: title, other }.into());
     }
-    // One that was begun to be made equal may go on.
+    // An interrupted resync of this copy may continue.
     let begun = match (&known, read_label(&empty)?) {
         (_, None) => false,
         (Some(label), Some((it, _))) if it.set == label.set && !it.is_good() => true,
@@ -57,7 +58,8 @@ pub fn attach<D: Directory>(
     empty.claim()?;
     let (number, generation) =
         known.as_ref().map_or((0, 1), |label| (label.number, label.generation.saturating_add(1)));
-    // Generations order two copies: one that belonged to the pool before is a stranger now.
+    // Generations order the labels of two copies. With a new identity, a copy that belonged to the
+    // pool before is not recognised any more.
     let set = match known.filter(|_| begun) {
         Some(label) => label.set,
         None => {
@@ -67,7 +69,8 @@ pub fn attach<D: Directory>(
     };
     let good = std::array::from_fn(|at| at == number);
     let label = Label { set, number, generation, good, other: other.to_owned() };
-    // The pool's first: a power cut between the two leaves one of which nobody knows anything.
+    // Write the pool's label first: with the other order, a power cut in between would leave a copy
+    // of unknown state.
     label_empty(&directory, &label, path)?;
     let second = Label { number: 1 - number, other: path.to_owned(), ..label };
     label_empty(&empty, &second, other)?;
@@ -76,7 +79,8 @@ pub fn attach<D: Directory>(
         Given { directory: Some(empty), path: other.to_owned() },
     ];
     let mirror = Mirror::assemble_telling(given, Terms::Use { degraded: false }, tell)?;
-    // An opening goes on alone where one cannot be made equal; this was asked for.
+    // An opening continues with one copy if a resync fails. Here the resync was requested, so its
+    // failure is an error.
     match mirror.status().into_iter().find(|copy| !copy.is_good) {
         None => Ok(mirror),
         Some(copy) => {
@@ -86,7 +90,7 @@ pub fn attach<D: Directory>(
     }
 }
 
-/// Refuses what holds anything; what a disk has that is no pool is looked at when it is claimed.
+/// Refuses a place that is not empty. Other data on a disk are found when it is claimed.
 fn check_empty<D: Directory>(empty: &D, title: &str) -> Result<(), VolumeError> {
     let not_empty = |what: String| {
         let path = title.to_owned();
@@ -102,7 +106,7 @@ fn check_empty<D: Directory>(empty: &D, title: &str) -> Result<(), VolumeError> 
     }
 }
 
-/// Refuses a disk with room for fewer segments than the pool has.
+/// Refuses a disk that has space for fewer segments than the pool has.
 fn fits<D: Directory>(
     directory: &D,
     title: &str,

@@ -1,5 +1,5 @@
-//! Making one copy equal to the other: a file that is missing in it, or all of it, where it was
-//! left behind. What is the same already is not written.
+//! Resync: makes one copy equal to the other. Copies a missing file, or everything to a stale copy.
+//! Data that are equal already are not written.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,30 +16,30 @@ use crate::format::{label, superblock};
 use crate::segments::name as segment_name;
 use crate::store::{Copies, Directory, Division, StoreFile};
 
-/// What is compared and written at once, in bytes.
+/// Bytes that are compared and written at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// After so many bytes a line is logged.
+/// Bytes between two log lines.
 const LOG_BYTES: u64 = 10 << 30;
 
-/// Whoever is told how many bytes of the copies were compared, and of how many.
+/// Progress callback: bytes compared, and bytes in total.
 pub(super) type Tell<'t> = dyn FnMut(u64, u64) + 't;
 
-/// Whether a name is of the pool, and not of one copy alone.
+/// Whether a file belongs to the pool, and not to one copy alone.
 fn is_shared(name: &str) -> bool {
     name == superblock::FILE || name.starts_with("segment-") && !name.ends_with(".new")
 }
 
-/// Fails if nothing of a directory can be read any more: its disk is gone. The disk of one that has
-/// bad sectors somewhere else still reads the superblock.
+/// Returns an error if nothing in a directory can be read any more, because its disk is gone. A
+/// disk that has bad sectors elsewhere can still read the superblock.
 fn look_alive<D: Directory>(directory: &D) -> io::Result<()> {
     let file = directory.open(superblock::FILE)?.ok_or(io::ErrorKind::NotFound)?;
     let mut slot = Memory::new(ALIGN as u64).take_beyond(superblock::SLOT_BYTES);
     file.read_at(0, &mut slot)
 }
 
-/// Makes a file have what another one has, which is of the same length; says how many bytes were
-/// written. Where a whole piece cannot be read, `look` says whether anything can.
+/// Makes the file `to` equal to `from`, of the same length. Returns the number of bytes written. If
+/// a whole chunk cannot be read, `look` tells whether anything can be.
 fn contents<F: StoreFile, T: StoreFile>(
     from: &F,
     to: &T,
@@ -57,10 +57,10 @@ fn contents<F: StoreFile, T: StoreFile>(
         if unread.len() == want.len().div_ceil(ALIGN) {
             look()?;
         }
-        // What cannot be read there is written, whatever it is.
+        // A chunk that cannot be read is written completely.
         let all = to.read_at(at, have).is_err();
         if all || want != have {
-            // By the unit: what differs may be little.
+            // Write only the units that differ.
             for (index, unit) in want.chunks(ALIGN).enumerate() {
                 let place = index * ALIGN;
                 let differs = all || have[place..place + unit.len()] != *unit;
@@ -85,13 +85,13 @@ fn contents<F: StoreFile, T: StoreFile>(
     Ok(written)
 }
 
-/// Reads a piece of a file, unit by unit if it cannot be read as a whole; answers which units could
-/// not be.
+/// Reads a chunk of a file, unit by unit if it cannot be read as a whole. Returns the units that
+/// could not be read.
 fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
     if file.read_at(at, into).is_ok() {
         return Vec::new();
     }
-    // Direct I/O wants memory that begins at a page, which every unit does.
+    // Direct I/O needs page-aligned memory; every unit is page-aligned.
     let units = into.chunks_mut(ALIGN).enumerate();
     let unread = units.filter_map(|(index, unit)| {
         let place = at + (index * ALIGN) as u64;
@@ -100,7 +100,7 @@ fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
     unread.collect()
 }
 
-/// Makes a file of a name that has what another one has, whole or not at all.
+/// Makes a copy of a file atomically, under the same name.
 fn fresh<D: Directory>(
     from: &D::File,
     to: &D,
@@ -117,8 +117,8 @@ fn fresh<D: Directory>(
     to.open(name)?.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// Makes all files of a directory have what those of another one have, but for segments from this
-/// number on.
+/// Makes all files of a directory equal to those of another one, except segments with number
+/// `segments` or above. Returns the number of bytes written.
 fn all<D: Directory>(from: &D, to: &D, segments: usize, tell: &mut Tell<'_>) -> io::Result<u64> {
     let end = segment_name(segments);
     let shared = |names: Vec<String>| -> BTreeSet<String> {
@@ -156,8 +156,8 @@ fn all<D: Directory>(from: &D, to: &D, segments: usize, tell: &mut Tell<'_>) -> 
 }
 
 impl<D: Directory> Mirror<D> {
-    /// Makes a file that one copy has and the other one has not, or shorter: it was being made when
-    /// the power was cut, or somebody has removed it.
+    /// Copies a file that is missing or shorter in one copy. The power was cut while it was made,
+    /// or a user has removed it.
     pub(super) fn complete(&self, name: &str, files: &mut [Option<D::File>; 2]) -> io::Result<()> {
         debug_assert_ne!(name, label::FILE, "each copy has its own");
         let shared = &self.0;
@@ -195,8 +195,8 @@ impl<D: Directory> Mirror<D> {
 }
 
 impl<D: Directory> Mirror<D> {
-    /// Makes the copy of a number equal to the other one, which has everything. If it cannot be
-    /// written, the other one goes on alone.
+    /// Resyncs the copy `number` from the other one, which holds all data. If it cannot be written,
+    /// the pool continues with the other one alone.
     pub(super) fn make_equal(&self, number: usize, tell: &mut Tell<'_>) -> Result<(), VolumeError> {
         let shared = &self.0;
         let from = 1 - number;
@@ -206,7 +206,7 @@ impl<D: Directory> Mirror<D> {
             return Ok(());
         };
         let (title, rest) = (&shared.sides[number].title, &shared.sides[from].title);
-        // Nothing is taken from one that has lost its own.
+        // Without a valid superblock, the source has lost its data.
         let newest = newest(source, rest)?;
         let division = Division { align: newest.align, segment_bytes: newest.segment_bytes };
         source.divide(division, false)?;
@@ -219,7 +219,7 @@ impl<D: Directory> Mirror<D> {
         if ready.is_ok() && (is_shorter || has_pool(target)?) {
             let mended = self.mend_from(number, segments);
             if is_shorter {
-                // There may be something behind its end.
+                // There may be data beyond the end of the shorter copy.
                 ready = mended;
             } else {
                 mended?;
@@ -227,7 +227,7 @@ impl<D: Directory> Mirror<D> {
         }
         let made = (|| {
             ready?;
-            // From here on it is of no use without the other one.
+            // From here on the stale copy cannot be used without the other one.
             shared
                 .note(number, &shared.state(), alone)
                 .map_err(failed(&shared.sides[number].path))?;
@@ -239,14 +239,15 @@ impl<D: Directory> Mirror<D> {
             Err(error) => {
                 tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
                 shared.state().why[number] = Some(error.to_string());
-                // Whatever it says by now, it has not everything.
+                // Whatever its label says by now, it does not hold all data.
                 return self.note_alone(from);
             }
         };
         let mut state = shared.state();
         state.generation = state.generation.saturating_add(1);
         drop(state);
-        // The one that has everything first: between the two the other one is behind once more.
+        // First the label of the copy that holds all data: if only that is written, the other copy
+        // counts as stale again.
         self.note_for(from, [true, true])?;
         if let Err(error) = shared.note(number, &shared.state(), [true, true]) {
             tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
@@ -259,13 +260,13 @@ impl<D: Directory> Mirror<D> {
         Ok(())
     }
 
-    /// Reads everything out of the copy that has it, before it is written over the one of this
-    /// number, and puts right from there what is damaged: what has rotted in one since both had it
-    /// may be whole in the other. A block or page counts by its checksum, whatever else the copy
-    /// has that was left behind. What has everything is to be in so many segments.
+    /// Before the copy `number` is overwritten: reads everything from the good copy, and repairs
+    /// damaged blocks there from the stale one. Blocks that have rotted since both were equal may
+    /// still be intact in the stale copy. Each block or page is verified by its checksum. The pool
+    /// must be within the first `segments` segments.
     ///
     /// # Errors
-    /// If what should have everything cannot be opened. Nothing was done to the other one then.
+    /// If the pool on the good copy cannot be opened. The stale copy is unchanged then.
     fn mend_from(&self, number: usize, segments: usize) -> Result<(), VolumeError> {
         let Shared { sides, .. } = &*self.0;
         let (title, rest) = (&sides[number].title, &sides[1 - number].title);

@@ -1,4 +1,4 @@
-//! A file of which there are two.
+//! A file of a mirror.
 
 use std::fmt;
 use std::io;
@@ -9,17 +9,17 @@ use super::Shared;
 use crate::store::descriptors::is_short;
 use crate::store::{Directory, GoodCopies, Pin, StoreFile};
 
-/// See the module.
+/// A file with one instance in each copy.
 pub struct MirrorFile<D: Directory> {
     shared: Arc<Shared<D>>,
     name: String,
     sides: [Option<Arc<D::File>>; 2],
-    /// What is being written. Held while something is mended: what is found then is not of a write
-    /// that has reached one copy only.
+    /// Ranges that are being written. Locked during a repair, so that the repair does not see a
+    /// write that has reached only one copy.
     writing: Mutex<Vec<Range<u64>>>,
 }
 
-/// A write that has begun, until it has ended.
+/// A write in progress; its range is removed when this is dropped.
 pub(super) struct Writing<'a, D: Directory>(&'a MirrorFile<D>, Range<u64>);
 
 impl<D: Directory> Drop for Writing<'_, D> {
@@ -38,12 +38,12 @@ impl<D: Directory> MirrorFile<D> {
         MirrorFile { shared: Arc::clone(shared), name: name.to_owned(), sides, writing }
     }
 
-    /// The file of a copy.
+    /// The file in one copy.
     pub(super) fn side(&self, number: usize) -> Option<&Arc<D::File>> {
         self.sides[number].as_ref()
     }
 
-    /// The files of the copies that have everything, with their numbers.
+    /// The files of the copies that hold all data, with their numbers.
     pub(super) fn good(&self) -> impl Iterator<Item = (usize, &Arc<D::File>)> {
         let good = self.shared.good();
         let sides = self.sides.iter().enumerate().filter(move |(number, _)| good[*number]);
@@ -54,12 +54,12 @@ impl<D: Directory> MirrorFile<D> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A write begins; see [`MirrorFile::end`].
+    /// Registers a write; see [`MirrorFile::end`].
     pub(super) fn begin(&self, range: Range<u64>) {
         self.writing().push(range);
     }
 
-    /// A write has ended on all copies.
+    /// Ends a write, which has ended in all copies.
     pub(super) fn end(&self, range: &Range<u64>) {
         let mut writing = self.writing();
         if let Some(at) = writing.iter().position(|other| other == range) {
@@ -67,8 +67,8 @@ impl<D: Directory> MirrorFile<D> {
         }
     }
 
-    /// Does something to each copy that has everything. None is given up because the process has
-    /// no descriptors left: then nothing is done to either.
+    /// Applies an operation to each copy that holds all data. If the process has no descriptors
+    /// left, the operation fails before it touches a copy, so no copy is marked as failed.
     fn each(&self, what: impl Fn(&D::File) -> io::Result<()>) -> io::Result<()> {
         let _pin = self.pin()?;
         let mut results = [None, None];
@@ -91,7 +91,7 @@ impl<D: Directory> StoreFile for MirrorFile<D> {
         len
     }
 
-    /// For what nobody can tell whether it is whole: from the first copy that can be read.
+    /// Reads data that cannot be verified: from the first copy that can be read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let mut first = None;
         for (_, file) in self.good() {
@@ -119,8 +119,8 @@ impl<D: Directory> StoreFile for MirrorFile<D> {
         self.good().any(|(_, file)| file.is_sparse())
     }
 
-    /// What cannot be opened for another reason than that no descriptor is left says so when it is
-    /// written to.
+    /// A file that cannot be opened for another reason than missing descriptors reports that when
+    /// it is written.
     fn pin(&self) -> io::Result<Pin> {
         let mut all = Pin::default();
         for (_, file) in self.good() {
@@ -155,7 +155,7 @@ impl<D: Directory> StoreFile for MirrorFile<D> {
         let _pin = self.pin()?;
         let (shared, name) = (&self.shared, &self.name);
         let range = offset..offset + whole.len() as u64;
-        // Nothing is written meanwhile.
+        // No write begins while this is locked.
         let writing = self.writing();
         if writing.iter().any(|other| other.start < range.end && range.start < other.end) {
             return Ok(0);

@@ -1,5 +1,5 @@
-//! The way of groups into both copies at once: each has a lane of its own, and a parcel has ended
-//! when it has in both.
+//! The log writer of a mirror. Each copy has its own lane, and a parcel has ended when it has ended
+//! in both.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,21 +13,21 @@ use super::{MirrorFile, Shared};
 use crate::store::Directory;
 use crate::store::lane::{Durability, Ended, Lane, Parcel};
 
-/// A parcel under way.
+/// A parcel in flight.
 struct Flight<D: Directory> {
     file: Arc<MirrorFile<D>>,
     range: Range<u64>,
-    /// In which copies.
+    /// The copies to which it is written.
     goes: [bool; 2],
 }
 
-/// See the module.
+/// The log writer of a mirror.
 pub struct MirrorLane<D: Directory> {
     shared: Arc<Shared<D>>,
     lanes: [Option<D::Lane>; 2],
-    /// The oldest first.
+    /// Parcels in flight, the oldest first.
     flights: VecDeque<Flight<D>>,
-    /// Parcels for the second copy, to be used again.
+    /// Parcels for the second copy, to be reused.
     spare: Vec<Parcel>,
 }
 
@@ -37,7 +37,7 @@ impl<D: Directory> MirrorLane<D> {
         MirrorLane { shared: Arc::clone(shared), lanes, flights, spare }
     }
 
-    /// The same parcel once more.
+    /// Duplicates a parcel for the second copy.
     fn twin(&mut self, parcel: &Parcel) -> Parcel {
         let memory = &self.shared.memory;
         let spare = self.spare.pop();
@@ -54,7 +54,7 @@ impl<D: Directory> Lane<MirrorFile<D>> for MirrorLane<D> {
         depths.min().unwrap_or(1)
     }
 
-    /// Both: which of them is waited for changes when a copy is given up.
+    /// Wakes both lanes: the lane that the caller waits for changes when a copy fails.
     fn caller(&self) -> Option<Caller> {
         let callers: Vec<Caller> = self.lanes.iter().flatten().filter_map(Lane::caller).collect();
         let call = move || callers.iter().for_each(Caller::call);
@@ -91,7 +91,7 @@ impl<D: Directory> Lane<MirrorFile<D>> for MirrorLane<D> {
     fn wait(&mut self, bell: &Bell, is_there: &dyn Fn() -> bool) -> bool {
         let Some(flight) = self.flights.front() else { return true };
         let lanes = self.lanes.iter_mut().zip(flight.goes).filter(|(_, goes)| *goes);
-        // The other one ends at about the same time.
+        // The other lane ends at about the same time.
         lanes.filter_map(|(lane, _)| lane.as_mut()).next().is_none_or(|it| it.wait(bell, is_there))
     }
 
@@ -113,7 +113,7 @@ impl<D: Directory> Lane<MirrorFile<D>> for MirrorLane<D> {
                 None => {}
             }
         }
-        // What one copy has refused is known before anything there may be mended.
+        // Record the failure of a copy before a repair may write to this range.
         let settled = self.shared.settle(results);
         file.end(&range);
         Some((parcel, settled))

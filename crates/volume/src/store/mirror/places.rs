@@ -1,4 +1,4 @@
-//! Where the copies of a pool are, for real.
+//! The real paths of a pool's copies.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};
@@ -18,22 +18,22 @@ use crate::store::{self, Backing, Purpose, RealDirectory, is_pool};
 /// Where a pool is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// Its directory, or its disk.
+    /// The path of the directory or disk.
     pub path: PathBuf,
-    /// The same of its second copy. Where none is named, the one that the first one knows.
+    /// The path of the second copy. If none is given, the one in the label of the first.
     pub path2: Option<PathBuf>,
-    /// Where one of them is not there, and may be the newer one, the other one will do.
+    /// If one copy is missing, and may be the newer one, use the other one anyway.
     pub degraded: bool,
 }
 
-/// What was taken of them, for this process alone.
+/// The places that this process has locked.
 pub(crate) enum Taken {
     One(RealDirectory),
     Two([Given<RealDirectory>; 2]),
 }
 
 impl Taken {
-    /// The pool's place. It may take long: one of two copies may be left behind.
+    /// Opens the storage of the pool. This may take long, because a stale copy is resynced.
     pub(crate) fn put_together(self, degraded: bool) -> Result<Backing, VolumeError> {
         self.on(Terms::Use { degraded })
     }
@@ -47,12 +47,12 @@ impl Taken {
 }
 
 impl Places {
-    /// One directory, and the other one that it knows.
+    /// One path; the label there may name the second copy.
     pub fn of(path: impl Into<PathBuf>) -> Places {
         Places { path: path.into(), path2: None, degraded: false }
     }
 
-    /// The directory of the second copy, as it was given or is known.
+    /// The path of the second copy, as given or as named by the label.
     pub(crate) fn second(&self) -> Result<Option<PathBuf>, VolumeError> {
         match &self.path2 {
             Some(second) => Ok(Some(second.clone())),
@@ -60,15 +60,14 @@ impl Places {
         }
     }
 
-    /// The same by the names that the system has for them after all links. Directories are made
-    /// where there is no pool yet; where there is one, what is missing is not made: the disk that
-    /// it should be on may not be mounted.
+    /// The places with canonical paths. Makes the directories if there is no pool yet. If there is
+    /// one, a missing directory is not made: its disk may not be mounted.
     pub(crate) fn settled(&self) -> Result<Places, VolumeError> {
         let degraded = self.degraded;
         let Some(second) = self.second()? else {
             return Ok(Places { path: store::place(&self.path)?, path2: None, degraded });
         };
-        // Where the system does not say what is there, nothing is made.
+        // If the system does not tell what is there, nothing is made.
         let is_used = |path: &PathBuf| {
             is_pool(path).unwrap_or(true)
                 || !matches!(store::found(&path.join(FILE)), Ok(None))
@@ -95,30 +94,30 @@ impl Places {
         Ok(Places { path, path2: Some(second), degraded })
     }
 
-    /// Whether there is a pool, or a copy of one, in one of them, or that cannot be found out.
+    /// Whether one of the places has a pool, or a copy of one, or that cannot be determined.
     pub(crate) fn has_pool(&self) -> bool {
         let has = |path: &Path| is_pool(path).unwrap_or(true) || !matches!(known(path), Ok(None));
         has(&self.path) || self.path2.as_deref().is_some_and(has)
     }
 
-    /// All of them.
+    /// All paths.
     pub(crate) fn all(&self) -> Vec<PathBuf> {
         std::iter::once(&self.path).chain(&self.path2).cloned().collect()
     }
 
-    /// Takes them for this process alone.
+    /// Locks the places for this process.
     ///
     /// # Errors
-    /// If another process has one.
+    /// If another process has one of them.
     pub(crate) fn take(&self, options: &Options) -> Result<Taken, VolumeError> {
         let purpose = if options.consent { Purpose::Overwrite } else { Purpose::Use };
         self.take_for(purpose, |directory| directory.with(options.store))
     }
 
-    /// Takes them to be looked at, so that nothing changes.
+    /// Locks the places for reading only, so that nothing changes.
     ///
     /// # Errors
-    /// If another process has one, or they do not go together.
+    /// If another process has one of them, or they do not belong together.
     pub(crate) fn look(&self) -> Result<Backing, VolumeError> {
         let places = Places { path2: self.second()?, ..self.clone() };
         places.take_for(Purpose::Look, Ok)?.on(Terms::Look)
@@ -137,7 +136,7 @@ impl Places {
                 Err(error) => Err(error),
             };
             let directory = match taken {
-                // A disk that has died may still have a name.
+                // A failed disk may still have a name.
                 Err(error @ VolumeError::Io { .. }) => {
                     tracing::error!("{error}: as if it were not there");
                     failed.get_or_insert(error);
@@ -151,7 +150,7 @@ impl Places {
         Ok(match &self.path2 {
             None => {
                 let one = with(take(&self.path)?)?;
-                // Before it was locked somebody may have given it a second copy.
+                // Another process may have attached a second copy before this one took the lock.
                 if read_label(&one)?.is_some() {
                     let path = self.path.display().to_string();
                     return Err(CopiesError::Changed { path }.into());
@@ -171,8 +170,8 @@ impl Places {
     }
 }
 
-/// The other copy of a pool that one of them knows. Nobody holds it, so it is looked at again.
-/// One of which nobody can say whether it has everything is no pool of one copy.
+/// The other copy of a pool, as the label at `path` names it. The place is not locked, so the label
+/// is checked again later. A place with an unreadable label is not a pool of one copy.
 fn known(path: &Path) -> Result<Option<PathBuf>, VolumeError> {
     if Disk::is_one(path) {
         let label = disk::label_of(path);
@@ -180,7 +179,7 @@ fn known(path: &Path) -> Result<Option<PathBuf>, VolumeError> {
         return Ok(label.map(|bytes| Label::newest(&bytes)).transpose()?.map(|it| it.0.other));
     }
     let name = path.join(FILE);
-    // It does not wait where that is a FIFO.
+    // Do not block if the label is a FIFO.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let bytes = match OpenOptions::new().read(true).custom_flags(flags).open(&name) {
         Ok(file) => {
@@ -199,19 +198,19 @@ fn known(path: &Path) -> Result<Option<PathBuf>, VolumeError> {
     Ok(Some(Label::newest(&bytes)?.0.other))
 }
 
-/// Whether a path names what a pool may be on, and that is there.
+/// Whether a path names an existing place that a pool may be in.
 ///
 /// # Errors
-/// If the system does not say what is there.
+/// If the system does not tell what is there.
 fn is_place(path: &Path) -> Result<bool, VolumeError> {
     let doing = || format!("cannot look at `{}`", path.display());
     let found = store::found(path).map_err(VolumeError::io(doing()))?;
     Ok(found.is_some_and(|it| it.is_dir() || it.is_file() || it.file_type().is_block_device()))
 }
 
-/// Refuses a directory and a disk together: the one grows, and the other one does not.
+/// Refuses a directory and a disk as copies of one pool: a directory grows, and a disk does not.
 fn same_kind(path: &Path, second: &Path) -> Result<(), VolumeError> {
-    // One that cannot be looked at is said to be so when it is taken.
+    // A place that cannot be examined is reported when it is locked.
     let is_there = |path| is_place(path).unwrap_or(false);
     if Disk::is_one(path) == Disk::is_one(second) || !is_there(path) || !is_there(second) {
         return Ok(());
@@ -222,12 +221,12 @@ fn same_kind(path: &Path, second: &Path) -> Result<(), VolumeError> {
     Err(VolumeError::Invalid { field: "path2", value, wanted })
 }
 
-/// Makes an empty directory, or an empty disk, the second copy of a pool that nobody has open, and
-/// makes it equal. With consent a disk that has something else is overwritten. `tell` is told how
-/// many bytes were compared, and of how many.
+/// Makes an empty directory, or an empty disk, the second copy of a pool that is not open, and
+/// resyncs it. With `consent`, other data on the disk are overwritten. `tell` is called with the
+/// bytes compared and the total.
 ///
 /// # Errors
-/// If somebody has one of them open, or as [`attach::attach`].
+/// If another process has one of them open, or as [`attach::attach`].
 pub fn attach(
     path: &Path,
     other: &Path,

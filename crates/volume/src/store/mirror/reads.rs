@@ -1,5 +1,5 @@
-//! Reads out of the first copy that has everything. What is not whole there is read again by who
-//! finds that out ([`crate::segments::Segments::read_whole`]).
+//! Reads from the first copy that holds all data. The caller that finds damaged data reads again
+//! from the other copy ([`crate::segments::Segments::read_whole`]).
 
 use std::fmt;
 use std::io;
@@ -13,15 +13,15 @@ use crate::buffer::Buffer;
 use crate::store::Directory;
 use crate::store::reads::{Got, Reads};
 
-/// Longest sleep where reads of both copies are under way: only for a moment after one of them was
-/// given up.
+/// Longest sleep while reads of both copies are in flight, which happens only shortly after one has
+/// failed.
 const BOTH: Duration = Duration::from_millis(1);
 
-/// See the module.
+/// Reads from a mirror.
 pub struct MirrorReads<D: Directory> {
     good: Reader<[bool; 2]>,
     reads: [Option<D::Reads>; 2],
-    /// What could not begin.
+    /// Reads that could not start.
     refused: Vec<Got>,
 }
 

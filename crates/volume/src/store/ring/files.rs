@@ -1,4 +1,4 @@
-//! The files that a ring knows by number, so that it does not look them up for each operation.
+//! The registered files of a ring, which the kernel need not look up for each operation.
 
 use std::fmt;
 use std::io;
@@ -13,23 +13,23 @@ use crate::store::descriptors::Use;
 use crate::store::file::Source;
 use crate::store::lock::Lock;
 
-/// The files, of which the ring knows so many at a time.
+/// The registered files, of which there is a fixed number at a time.
 ///
-/// What the ring knows is open in the kernel, and needs no descriptor of this process.
+/// The kernel keeps a registered file open, and it needs no descriptor of this process.
 pub(crate) struct Files {
     slots: Box<[Option<Source>]>,
-    /// The one to be given away next.
+    /// The slot to be replaced next.
     next: usize,
-    /// The file that was asked for last and not known, of those that would have this slot.
+    /// For each slot, the unregistered file that was last asked for and would use this slot.
     asked: Box<[Option<Source>]>,
-    /// The ring knows these as long as it has anything to do, in the slots after the others.
+    /// Locks that are registered while the ring has operations, in the slots after the others.
     locks: Vec<Arc<Lock>>,
 }
 
 impl Files {
-    /// None, with room for so many. Where the ring writes, the locks of the place that it writes to
-    /// last as long as any write is under way, whatever becomes of the process: the kernel takes a
-    /// ring down, and lets go of what it knows, when the last of them has ended.
+    /// Registers no file yet, with `count` slots. If the ring writes, it holds the locks of the
+    /// pool's place while any write is in flight, even if the process dies. The kernel closes a
+    /// ring, and its registered files, only when its last operation has ended.
     pub(crate) fn new(ring: &IoUring, count: u32, locks: Vec<Arc<Lock>>) -> io::Result<Files> {
         ring.submitter().register_files_sparse(count + locks.len() as u32)?;
         let descriptors: Vec<RawFd> = locks.iter().map(|lock| lock.as_raw_fd()).collect();
@@ -41,22 +41,24 @@ impl Files {
         Ok(Files { slots, next: 0, asked, locks })
     }
 
-    /// The ring is about to be closed, and has nothing to do; or that is not known.
+    /// Called before the ring is closed. `is_idle` says whether it surely has no operation in
+    /// flight.
     pub(crate) fn leave(&mut self, ring: &IoUring, is_idle: bool) {
         let locks = std::mem::take(&mut self.locks);
         if is_idle {
-            // The kernel takes a closed ring down up to 50 ms later. Until then its files would
-            // keep their file system busy for umount, and the locks from another opening. Should
-            // this call be refused, the locks are free all the same once they are unlocked.
+            // The kernel closes a ring up to 50 ms later. Until then its files would keep their
+            // file system busy for umount, and hold the locks against another opening. If this call
+            // is refused, unlocking frees the locks anyway.
             _ = ring.submitter().unregister_files();
         } else {
-            // This process never unlocks them then.
+            // Writes may be in flight, so this process must never release the locks.
             std::mem::forget(locks);
         }
     }
 
-    /// The number of a file, if the ring knows it. It does where it was asked for twice, and not
-    /// for another one in between that would have its slot: to be told costs more than a look.
+    /// The slot of a file, if it is registered. A file is registered when it is asked for the
+    /// second time, without a request for another file of that slot in between. Registering costs
+    /// more than one lookup.
     pub(crate) fn known(
         &mut self,
         ring: &IoUring,
@@ -76,7 +78,7 @@ impl Files {
         Ok(Some(Fixed(at as u32)))
     }
 
-    /// The number of a file, which the ring knows from now on.
+    /// The slot of a file, which is registered if necessary.
     pub(crate) fn number(&mut self, ring: &IoUring, file: &Arc<RealFile>) -> io::Result<Fixed> {
         let is_it =
             |slot: &Option<Source>| slot.as_ref().is_some_and(|known| known.is(file.source()));
@@ -89,10 +91,10 @@ impl Files {
         Ok(Fixed(at as u32))
     }
 
-    /// Tells the ring of a file.
+    /// Registers a file in a slot.
     fn put(&mut self, ring: &IoUring, at: usize, file: &Arc<RealFile>) -> io::Result<()> {
         let open = file.source().get(Use::Read)?;
-        // What was submitted keeps the file that it was submitted with; the rest is submitted now.
+        // Submitted operations keep their file, so submit the pending ones before the slot changes.
         ring.submitter().submit()?;
         ring.submitter().register_files_update(at as u32, &[open.as_raw_fd()])?;
         self.slots[at] = Some(file.source().clone());
@@ -115,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// More files than the ring knows: each read comes from its own one.
+    /// With more files than slots, each read still gets the data of its own file.
     #[test]
     fn any_number_of_files_is_read() {
         if let Err(error) = crate::store::ring::probe() {

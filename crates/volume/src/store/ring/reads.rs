@@ -1,4 +1,4 @@
-//! Reads by io_uring: as many at once as a queue has, handed over and taken by few calls.
+//! Reads by io_uring: many in flight per queue, submitted and reaped with few system calls.
 #![allow(unsafe_code)] // Submissions name memory by address.
 
 use std::collections::VecDeque;
@@ -20,46 +20,46 @@ use crate::store::RealFile;
 use crate::store::descriptors::Use;
 use crate::store::reads::{Got, Reads};
 
-/// Reads that the ring takes at once.
+/// Submission entries of the ring.
 const ENTRIES: u32 = 128;
 
-/// Files that the ring knows at once.
+/// Registered files of the ring.
 const FILES: u32 = 64;
 
-/// How often a read is begun again that a signal has interrupted.
+/// How often an interrupted read is submitted again.
 const INTERRUPTED_MAX: u32 = 100;
 
-/// A read under way.
+/// A read in flight.
 struct Flight {
     token: u32,
     file: Arc<RealFile>,
-    /// Its descriptor, where the ring does not know the file: it stays open until the read has
-    /// ended.
+    /// The descriptor, if the file is not registered: it stays open until the read has ended.
     open: Option<Arc<File>>,
     offset: u64,
     buffer: Buffer,
-    /// So much of it is there.
+    /// Bytes that were read already.
     filled: usize,
     interrupted: u32,
 }
 
-/// See the module.
+/// The reads of one queue by io_uring.
 pub struct RingReads {
     ring: IoUring,
     files: Files,
-    /// By the number that the ring tells them by.
+    /// Reads in flight, by the user data of their completions.
     flights: Vec<Option<Flight>>,
     free: Vec<u32>,
-    /// Pushed and not submitted.
+    /// Entries that were pushed and not submitted.
     pushed: usize,
-    /// Ended, and not taken.
+    /// Finished reads that were not taken.
     ended: VecDeque<Got>,
-    /// Nobody knows what the system still has: what is under way is never given back.
+    /// The ring has failed, and the kernel may still write to the buffers: memory in flight is
+    /// never freed.
     lost: bool,
 }
 
 impl RingReads {
-    /// A ring for the calling thread; what ends rings the doorbell.
+    /// A ring for the calling thread; a finished read rings the doorbell.
     ///
     /// # Errors
     /// If the system refuses it.
@@ -67,7 +67,7 @@ impl RingReads {
         let ring = open(ENTRIES, Owner::Anybody)?;
         ring.submitter().register_eventfd(doorbell.raw())?;
         Ok(RingReads {
-            // What is read for a process that is gone is read for nobody.
+            // Reads of a dead process do no harm, so they need not hold the locks.
             files: Files::new(&ring, FILES, Vec::new())?,
             ring,
             flights: Vec::new(),
@@ -88,7 +88,7 @@ impl RingReads {
         Ok(())
     }
 
-    /// Submits what is left of a flight.
+    /// Submits the remaining bytes of a read.
     fn fly(&mut self, mut flight: Flight) {
         let known = self.files.known(&self.ring, &flight.file).and_then(|known| {
             flight.open =
@@ -127,7 +127,7 @@ impl RingReads {
         self.ended.push_back(Got { token, buffer: Some(buffer), result });
     }
 
-    /// Takes what is complete out of the ring.
+    /// Takes completions from the ring.
     fn reap(&mut self) {
         loop {
             let Some(entry) = self.ring.completion().next() else { return };
@@ -156,7 +156,7 @@ impl RingReads {
         }
     }
 
-    /// Hands over what was pushed, and waits for so many completions.
+    /// Submits the pushed entries, and waits for `want` completions.
     fn enter(&mut self, want: usize, at_most: Option<Duration>) {
         let result = match at_most {
             None => self.ring.submitter().submit_and_wait(want),
@@ -177,7 +177,7 @@ impl RingReads {
         }
     }
 
-    /// The ring is of no use any more. The system may still write to the buffers.
+    /// Marks the ring as failed. The kernel may still write to the buffers.
     #[cold]
     fn lose(&mut self, error: &io::Error) {
         self.lost = true;
@@ -216,7 +216,7 @@ impl Reads<RealFile> for RingReads {
 
     fn is_any(&mut self) -> bool {
         if self.ended.is_empty() && self.under_way() > 0 {
-            // What the kernel keeps until somebody asks comes now.
+            // The kernel posts deferred completions only when this thread enters it.
             if self.ring.submission().taskrun() || self.pushed > 0 {
                 self.enter(0, None);
             }
@@ -236,7 +236,7 @@ impl Reads<RealFile> for RingReads {
     }
 }
 
-/// Waits for what is under way: the system has its memory.
+/// Waits for the reads in flight: the kernel writes to their memory.
 impl Drop for RingReads {
     fn drop(&mut self) {
         while !self.lost && self.flights.iter().any(Option::is_some) {
@@ -259,8 +259,8 @@ mod tests {
     use super::*;
     use crate::buffer::Memory;
 
-    /// A queue whose ring was lost believed for ever that reads were under way, and handed new ones
-    /// to the ring.
+    /// Regression: a queue whose ring had failed believed that reads were in flight, and gave new
+    /// ones to the ring.
     #[test]
     fn a_ring_that_is_lost_answers_everything_with_an_error() {
         if let Err(error) = super::super::probe() {

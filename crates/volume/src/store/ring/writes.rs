@@ -1,5 +1,5 @@
-//! Groups written by io_uring: one vectored write by reference, linked to one sync, by one system
-//! call. Where that is faster the write itself asks to be durable.
+//! Log writes by io_uring: one vectored write by reference, linked to one sync, by one system call.
+//! If that is faster, the write itself is durable (`RWF_DSYNC`).
 #![allow(unsafe_code)] // Submissions name memory by address.
 
 use std::collections::VecDeque;
@@ -24,52 +24,51 @@ use crate::store::descriptors::Use;
 use crate::store::lane::{Durability, Ended, Lane, Parcel};
 use crate::store::lock::Lock;
 
-/// Parcels under way at once: where a disk is slow to answer, long writes wait for it together.
+/// Parcels in flight at once: long writes wait for a slow disk together.
 const DEPTH: usize = 8;
 
-/// Files that the ring knows at once.
+/// Registered files of the ring.
 const FILES: u32 = 8;
 
-/// A write that this thread waits for anyway, if it is not longer, may be one that is durable by
-/// itself.
+/// A write of at most this length, for which this thread waits anyway, may use `RWF_DSYNC`.
 const INLINE_BYTES: usize = 128 << 10;
 
-/// A longer one is on its way at once; a shorter one when somebody waits for it, by the same call.
+/// A longer write is submitted immediately; a shorter one by the same call that waits for it.
 const EAGER_BYTES: usize = 128 << 10;
 
-/// How often a write is begun again that a signal has interrupted, without a byte written.
+/// How often an interrupted write, of which no byte was written, is submitted again.
 const INTERRUPTED_MAX: u32 = 100;
 
 /// How many writes of each kind a calibration measures, and how long it may take.
 const ROUNDS: usize = 8;
 const CALIBRATION_MAX: Duration = Duration::from_millis(50);
 
-/// What the doorbell's completion is told by.
+/// User data of the doorbell's completion.
 const BELL: u64 = u64::MAX;
 
 /// How a short write becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// A sync is linked to it.
+    /// By a linked sync.
     Linked,
-    /// It asks for that itself (`RWF_DSYNC`), which a disk with FUA does without emptying its
-    /// cache, and every other by one call less.
+    /// By `RWF_DSYNC`. A disk with FUA does that without flushing its cache; on any other it saves
+    /// one call.
     Itself,
 }
 
-/// A parcel under way.
+/// A parcel in flight.
 struct Flight {
     parcel: Parcel,
     number: u64,
     file: Arc<RealFile>,
-    /// Its descriptor, for the sync: it stays open until that has ended.
+    /// The descriptor for the sync: it stays open until the sync has ended.
     open: Option<Arc<File>>,
     offset: u64,
-    /// What is left to be written; the memory is the parcel's.
+    /// The remaining parts to write; they point into the parcel.
     vectors: Vec<libc::iovec>,
     left: usize,
     syncs: bool,
-    /// Completions that are still to come.
+    /// Completions that are still expected.
     pending: u32,
     interrupted: u32,
     synced: bool,
@@ -79,30 +78,30 @@ struct Flight {
 // SAFETY: the vectors point into the parcel, which moves along; its memory does not move.
 unsafe impl Send for Flight {}
 
-/// See the module.
+/// The log writer by io_uring.
 pub struct RingLane {
     ring: IoUring,
     files: Files,
-    /// The oldest first.
+    /// Parcels in flight, the oldest first.
     flights: VecDeque<Flight>,
     next: u64,
     way: Way,
-    /// Rung by who puts something into the committer's mailbox while it waits here.
+    /// Rung by threads that send records to the committer while it waits here.
     doorbell: Doorbell,
-    /// The ring listens to the doorbell.
+    /// A poll of the doorbell is in flight.
     listens: bool,
-    /// What was begun is on its way at once, because others wait beside it.
+    /// Submit each parcel immediately, because another lane writes at the same time.
     eager: bool,
-    /// Nobody knows what the system still has: what is under way is never given back.
+    /// The ring has failed, and the kernel may still read the memory in flight: it is never freed.
     lost: bool,
 }
 
 impl RingLane {
-    /// A lane for the calling thread, which keeps the locks. It finds out by a few writes
-    /// to a file that nobody needs which way is the faster one.
+    /// A lane for the calling thread, which keeps the locks. A few writes to `scratch`, a file of a
+    /// free segment, measure which kind of durable write is faster.
     ///
     /// # Errors
-    /// If the system refuses it.
+    /// If the system refuses the ring.
     pub(crate) fn new(
         scratch: Option<&Arc<RealFile>>,
         locks: Vec<Arc<Lock>>,
@@ -136,7 +135,7 @@ impl RingLane {
         Ok(lane)
     }
 
-    /// The medians of both ways.
+    /// The median times of both kinds of write.
     fn calibrate(&mut self, file: &Arc<RealFile>) -> io::Result<(Duration, Duration)> {
         let memory = Memory::new(ALIGN as u64);
         let mut times: [Vec<Duration>; 2] = Default::default();
@@ -162,7 +161,7 @@ impl RingLane {
         Ok((linked, itself))
     }
 
-    /// Puts a submission into the ring, which is made large enough for all that can be there.
+    /// Pushes a submission into the ring, which has space for everything that can be in flight.
     fn push(&mut self, entry: &Entry) -> io::Result<()> {
         // SAFETY: what an entry points to lives in its flight, which is kept until its completions
         // have come; the doorbell's points to nothing.
@@ -172,7 +171,7 @@ impl RingLane {
         Ok(())
     }
 
-    /// Submits what is left of a flight.
+    /// Submits the remaining bytes of a flight.
     fn submit(&mut self, mut flight: Flight) {
         let pushed = self.push_flight(&mut flight);
         if let Err(error) = pushed {
@@ -190,14 +189,14 @@ impl RingLane {
         let (vectors, count) = (flight.vectors.as_ptr(), flight.vectors.len() as u32);
         let write = opcode::Writev::new(file, vectors, count).offset(flight.offset).build();
         let write = write.user_data(flight.number << 1);
-        // Of what is submitted again an earlier sync says nothing.
+        // After a new submission, an earlier sync is not sufficient.
         flight.synced = false;
         if !flight.syncs {
             self.push(&write)?;
             flight.pending = 1;
             return Ok(());
         }
-        // Both or none: a link must not be cut by a full queue.
+        // Push both entries or none: a full queue must not break the link.
         let queue = self.ring.submission();
         let room = queue.capacity() - queue.len();
         drop(queue);
@@ -213,7 +212,7 @@ impl RingLane {
         Ok(())
     }
 
-    /// Takes what is complete.
+    /// Takes completions from the ring.
     fn reap(&mut self) {
         loop {
             let Some(entry) = self.ring.completion().next() else { return };
@@ -234,12 +233,12 @@ impl RingLane {
         }
     }
 
-    /// Sleeps until something is complete.
+    /// Sleeps until there is a completion.
     fn sleep(&mut self) {
         match self.ring.submitter().submit_and_wait(1) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Too many completions that were not taken; they are now.
+            // There are too many completions that were not taken; the caller takes them now.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => {
                 self.lost = true;
@@ -263,15 +262,16 @@ impl RingLane {
         self.flights.front().is_none_or(|flight| flight.result.is_some())
     }
 
-    /// Writes by a call that returns when it is durable.
+    /// Writes synchronously with `RWF_DSYNC`.
     fn write_inline(file: &RealFile, offset: u64, parcel: &Parcel) -> io::Result<()> {
         let mut slices: Vec<IoSlice<'_>> = parcel.slices().map(IoSlice::new).collect();
         file.write_slices(offset, &mut slices, ReadWriteFlags::DSYNC)
     }
 }
 
-/// A sync behind a write. Which file a number means is looked up when the write is done, and may be
-/// another one by then; the descriptor is open as long as the flight has it.
+/// A sync linked after a write. It uses a descriptor, which stays open while the flight holds it.
+/// The kernel looks up a registered slot when the write is done, and the slot may have another file
+/// by then.
 fn sync(file: &File, number: u64) -> Entry {
     let file = Fd(file.as_raw_fd());
     let sync = opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build();
@@ -279,13 +279,13 @@ fn sync(file: &File, number: u64) -> Entry {
 }
 
 impl Flight {
-    /// A completion has come, of the sync or of the write.
+    /// Handles a completion of the write or of the sync.
     fn completed(&mut self, is_sync: bool, result: i32) {
         self.pending = self.pending.saturating_sub(1);
         if is_sync {
             match result {
                 0.. => self.synced = true,
-                // Its write was short or has failed, and says so.
+                // The write was short or has failed, and its completion says so.
                 _ if result == -libc::ECANCELED => {}
                 _ => self.fail(io::Error::from_raw_os_error(-result)),
             }
@@ -315,7 +315,7 @@ impl Flight {
         }
     }
 
-    /// So many bytes are written.
+    /// Removes the written bytes from the vectors.
     fn advance(&mut self, mut bytes: usize) {
         self.left = self.left.saturating_sub(bytes);
         self.offset += bytes as u64;
@@ -333,12 +333,12 @@ impl Flight {
         }
     }
 
-    /// Whether the rest has to be submitted: the write was short, and its sync was cancelled.
+    /// Whether the rest must be submitted: the write was short, and its sync was cancelled.
     fn wants_more(&self) -> bool {
         self.pending == 0 && self.left > 0 && self.result.is_none()
     }
 
-    /// Whether the system has nothing of it any more.
+    /// Whether the kernel no longer uses this parcel.
     fn is_back(&self) -> bool {
         self.pending == 0
     }
@@ -386,7 +386,7 @@ impl Lane<RealFile> for RingLane {
         }
         self.submit(flight);
         if self.eager || left > EAGER_BYTES || self.flights.len() > 1 {
-            // What fails here fails again where it is waited for.
+            // An error here occurs again when the flight is waited for.
             let _ = self.ring.submitter().submit();
         }
     }
@@ -412,8 +412,8 @@ impl Lane<RealFile> for RingLane {
     }
 
     fn ripen(&mut self) -> bool {
-        // Behind something that is on its way it would be linked, and the system's thread for syncs
-        // comes late where others keep the processors busy: that is dearer than a disk that rests.
+        // After a write in flight, the next one would be linked, and the kernel's thread for syncs
+        // is late while other threads keep the CPUs busy. That costs more than an idle disk.
         if self.way == Way::Itself {
             return false;
         }
@@ -425,7 +425,7 @@ impl Lane<RealFile> for RingLane {
         self.wait_for_oldest();
         let mut flight = self.flights.pop_front()?;
         while !flight.is_back() && !self.lost {
-            // It has failed; the system still has a part of it.
+            // The write has failed, and the kernel still uses a part of it.
             self.flights.push_front(flight);
             self.sleep();
             self.reap();
@@ -435,13 +435,13 @@ impl Lane<RealFile> for RingLane {
         if flight.is_back() {
             return Some((Some(flight.parcel), result));
         }
-        // The system may still read it.
+        // The kernel may still read the parcel.
         std::mem::forget(flight);
         Some((None, result))
     }
 }
 
-/// Waits for what is under way: the system has its memory.
+/// Waits for the writes in flight: the kernel reads their memory.
 impl Drop for RingLane {
     fn drop(&mut self) {
         while self.end().is_some() {}
@@ -504,7 +504,7 @@ mod tests {
         }
     }
 
-    /// What the system says of the write and of the sync, and what comes of it.
+    /// Results of the write and of the sync, and the result of the flight.
     #[test]
     fn only_a_whole_write_with_its_sync_is_durable() {
         let memory = Memory::new(1 << 20);
@@ -563,7 +563,7 @@ mod tests {
                 let byte = if index < 60 { 3 } else { 4 + u8::from(index == 62) };
                 assert!(block.iter().all(|it| *it == byte), "{index}");
             }
-            // A file that cannot be written to: the sync behind the write is cancelled.
+            // For a file that cannot be written, the sync after the write is cancelled.
             let lock = std::fs::File::open(std::path::Path::new(&directory.title()).join("file"));
             let closed = Arc::new(RealFile::of(lock.unwrap()));
             for (syncs, way) in [Durability::Nothing, Durability::File, Durability::Itself]
@@ -579,8 +579,8 @@ mod tests {
         });
     }
 
-    /// The ring forgot a file whose write was under way for another one, and the sync behind that
-    /// write was of the other.
+    /// Regression: the ring replaced a registered file whose write was in flight, and the sync
+    /// after that write was of the other file.
     #[test]
     fn a_sync_is_of_the_file_that_was_written() {
         if let Err(error) = super::super::probe() {
@@ -595,8 +595,8 @@ mod tests {
             };
             for _ in 0..FILES {
                 lane.begin(file, 0, parcel(&memory, 1, 2), Durability::File);
-                // More files than the ring knows: the first one is forgotten. These cannot be
-                // synced, which is an error of their own.
+                // More files than slots: the first one is replaced. These files cannot be synced,
+                // which would be an error of its own.
                 for _ in 0..FILES {
                     lane.begin(&open(), 0, parcel(&memory, 1, 2), Durability::Nothing);
                 }
@@ -610,7 +610,7 @@ mod tests {
         });
     }
 
-    /// Who puts something into the mailbox wakes who sleeps for a group.
+    /// A thread that sends a record wakes the committer, which waits for a group.
     #[test]
     fn a_ring_is_left_for_what_comes() {
         if let Err(error) = super::super::probe() {
@@ -623,7 +623,7 @@ mod tests {
             let memory = Memory::new(1 << 20);
             std::thread::scope(|scope| {
                 scope.spawn(|| while !bell.ring() {});
-                // Nothing is under way that could end.
+                // No operation is in flight that could end.
                 lane.flights.push_back(Flight { pending: 1, ..flight(file, &memory) });
                 assert!(!lane.wait(&bell, &|| false));
                 assert!(!lane.listens);
