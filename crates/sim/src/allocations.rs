@@ -1,11 +1,11 @@
-//! An allocator that counts, for tests of ways that may not allocate.
+//! A counting allocator, for tests of code that must not allocate.
 #![allow(unsafe_code)] // An allocator is unsafe.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, which counts what each thread asks for. A test has it as its
-/// `#[global_allocator]`.
+/// The system's allocator, with a count of the allocations of each thread. A test installs it as
+/// its `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting;
 
@@ -17,7 +17,7 @@ impl Counting {
     /// How many allocations this thread has made so far.
     ///
     /// # Panics
-    /// If the program has another allocator: nothing would be counted.
+    /// If the program has another allocator, with which nothing would be counted.
     pub fn made() -> u64 {
         let before = MADE.get();
         drop(std::hint::black_box(Box::new(0_u8)));
@@ -27,7 +27,7 @@ impl Counting {
     }
 }
 
-// SAFETY: every call is passed on as it came.
+// SAFETY: every call is forwarded unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         MADE.set(MADE.get() + 1);

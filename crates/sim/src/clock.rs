@@ -1,8 +1,8 @@
-//! A clock that only moves when it is told to, or when somebody sleeps on it.
+//! A clock that moves only when a test advances it, or a thread sleeps on it.
 //!
-//! A test that waits for a timer would either take real time or guess how much. With this clock
-//! the sleep *is* the advance: `sleep_until` sets the time and returns, so a delay of an hour
-//! costs nothing and ends at exactly the moment asked for.
+//! A test that waits for a timer would either take real time or guess how much. With this clock the
+//! sleep *is* the advance: `sleep_until` sets the time and returns. So a delay of an hour takes no
+//! real time and ends at exactly the requested moment.
 // One shared number that tests advance from any thread; this is not the data path.
 #![allow(clippy::disallowed_types)]
 
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blockyard_core::clock::Clock;
 use blockyard_core::units::Nanos;
 
-/// Time by hand. Clones share one time.
+/// A clock that is advanced manually. Clones share one time.
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock {
     now_ns: Arc<AtomicU64>,
@@ -24,12 +24,12 @@ impl ManualClock {
         ManualClock::default()
     }
 
-    /// Moves the time forward by `ns` nanoseconds.
+    /// Advances the time by `ns` nanoseconds.
     pub fn advance(&self, ns: u64) {
         self.now_ns.fetch_add(ns, Ordering::SeqCst);
     }
 
-    /// Moves the time forward to `at`; a time in the past changes nothing.
+    /// Advances the time to `at`; a time in the past changes nothing.
     pub fn advance_to(&self, at: Nanos) {
         self.now_ns.fetch_max(at.0, Ordering::SeqCst);
     }
@@ -42,7 +42,7 @@ impl Clock for ManualClock {
 
     fn sleep_until(&self, at: Nanos) {
         self.advance_to(at);
-        // What is waited for may be another thread's to do.
+        // Another thread may have to do what the caller waits for.
         std::thread::yield_now();
     }
 }

@@ -1,11 +1,11 @@
-//! The contract: what every device keeps, whatever it is made of and whatever wraps it.
+//! The contract: a test suite that every device passes, whatever its kind and whatever wraps it.
 //!
-//! A [`Subject`] knows how to make fresh disks of one kind; [`run`] tries every clause on it. A
-//! clause drives disks through the front door only and compares with the reference model.
+//! A [`Subject`] makes fresh disks of one kind, and [`run`] checks every clause on it. A clause
+//! uses disks through channels only, and compares them with the reference model.
 //!
-//! What the model relies on beyond the front door's own promises: bios that one channel submits
-//! reach the device in the order in which they were pushed, as far as they concern one zone or the
-//! limits that zones share. Without that, nobody could keep two writes to a zone in flight.
+//! The model relies on one promise beyond those of a channel. Bios that one channel submits reach
+//! the device in the order in which they were pushed, if they concern one zone or the limits that
+//! zones share. Without that order, a client could not keep two writes to a zone in flight.
 
 mod batched;
 mod channel;
@@ -31,13 +31,13 @@ use crate::seed::Seed;
 
 pub use rig::{Door, Rig};
 
-/// Bios that a subject's channels hold.
+/// Queue depth of a subject's channels.
 pub const DEPTH: u16 = 64;
 
-/// How long a delayed subject holds completions back, in nanoseconds of a clock moved by hand.
+/// How long a delayed subject delays completions, in nanoseconds of its manual clock.
 const DELAY_NS: u64 = 50_000;
 
-/// A kind of device, with what the suite has to know of it.
+/// A kind of device, with the properties that the suite needs.
 pub struct Subject {
     name: String,
     make: Box<dyn Fn() -> Arc<dyn Disk> + Sync>,
@@ -46,7 +46,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Devices as they are. `keeps_data` says whether reads find what was written.
+    /// Devices without a wrapper. `keeps_data` says whether reads return what was written.
     pub fn plain<D: Device>(
         name: &str,
         keeps_data: bool,
@@ -55,7 +55,7 @@ impl Subject {
         Subject::disks(name, keeps_data, move || disk(make()))
     }
 
-    /// Disks that somebody else has composed; each call makes a fresh one.
+    /// Disks that the caller composes; each call of `make` makes a fresh one.
     pub fn disks(
         name: &str,
         keeps_data: bool,
@@ -65,13 +65,13 @@ impl Subject {
         Subject { name, make: Box::new(make), keeps_data, rules }
     }
 
-    /// The same with zones by other rules.
+    /// Sets other zone rules.
     #[must_use]
     pub fn with_rules(self, rules: Rules) -> Subject {
         Subject { rules, ..self }
     }
 
-    /// The same under [`Delayed`].
+    /// Devices under [`Delayed`].
     pub fn delayed<D: Device>(
         name: &str,
         keeps_data: bool,
@@ -82,7 +82,7 @@ impl Subject {
         })
     }
 
-    /// The same under [`Faulty`] without rules, which is to change nothing.
+    /// Devices under [`Faulty`] without rules, which must change nothing.
     pub fn faulty<D: Device>(
         name: &str,
         keeps_data: bool,
@@ -91,7 +91,7 @@ impl Subject {
         Subject::plain(&format!("faulty {name}"), keeps_data, move || Faulty::new(make(), 1))
     }
 
-    /// The same behind a gate, with appends made of writes where the device has none.
+    /// Devices with a zone write plug, which makes appends of writes if the device has none.
     pub fn gated<D: Device>(
         name: &str,
         keeps_data: bool,
@@ -100,7 +100,7 @@ impl Subject {
         Subject::disks(&format!("gated {name}"), keeps_data, move || gated(make()))
     }
 
-    /// The same under [`Traced`].
+    /// Devices under [`Traced`].
     pub fn traced<D: Device>(
         name: &str,
         keeps_data: bool,
@@ -116,12 +116,12 @@ impl Subject {
         &self.name
     }
 
-    /// A fresh disk.
+    /// Makes a fresh disk.
     pub fn disk(&self) -> Arc<dyn Disk> {
         (self.make)()
     }
 
-    /// A fresh disk's channel, with the model beside it.
+    /// Opens a channel of a fresh disk, with a model to compare with.
     pub fn rig(&self) -> Rig {
         let disk = self.disk();
         let model = self.model(&*disk);
@@ -134,7 +134,7 @@ impl Subject {
     }
 }
 
-/// A disk of the device, without scheduler, on a clock of its own that only sleeping moves.
+/// A disk of the device, without scheduler, on a clock that only sleeping advances.
 fn disk<D: Device>(device: D) -> Arc<dyn Disk> {
     let config = ChannelConfig { depth: DEPTH };
     let clock = ManualClock::new();
@@ -142,7 +142,7 @@ fn disk<D: Device>(device: D) -> Arc<dyn Disk> {
     Arc::new(Composed::with_clock(name, "subject", device, config, NoneScheduler::new, clock))
 }
 
-/// The same behind a gate, if it has zones.
+/// A disk of the device, with a zone write plug if it has zones.
 fn gated<D: Device>(device: D) -> Arc<dyn Disk> {
     let config = ChannelConfig { depth: DEPTH };
     let (clock, device) = (ManualClock::new(), Arc::new(device));
@@ -158,7 +158,7 @@ fn gated<D: Device>(device: D) -> Arc<dyn Disk> {
 /// One clause of the contract.
 type Clause = fn(&Subject, Seed);
 
-/// Every clause, with the name under which its failure is told.
+/// Every clause, with its name in failure messages.
 const CLAUSES: &[(&str, Clause)] = &[
     ("one at a time, as the model says", lockstep::wild),
     ("many in flight, as the model says", batched::as_the_model_says),
@@ -180,7 +180,7 @@ const CLAUSES: &[(&str, Clause)] = &[
     ("limits are met and given back", zones::limits),
 ];
 
-/// Tries every clause on fresh disks of the subject.
+/// Checks every clause on fresh disks of the subject.
 ///
 /// # Panics
 /// If the subject breaks a clause; the message names the subject, the clause and the seed.
@@ -192,7 +192,8 @@ pub fn run(subject: &Subject) {
     }
 }
 
-/// The suite behind a gate: alone, with completions held back, and under an injector.
+/// Runs the suite with a zone write plug: alone, with delayed completions, and under a fault
+/// injector.
 ///
 /// # Panics
 /// As [`run`].
@@ -204,7 +205,7 @@ pub fn run_gated<D: Device>(
     run_gated_by(Rules::NullBlk, name, keeps_data, make);
 }
 
-/// The same for devices whose zones keep other rules.
+/// Runs the suite with a zone write plug, for devices with other zone rules.
 ///
 /// # Panics
 /// As [`run`].
@@ -224,7 +225,8 @@ pub fn run_gated_by<D: Device>(
     faults::injected(make, keeps_data, rules, gated, seed);
 }
 
-/// The suite under everything that may wrap a device, and under an injector that fails some bios.
+/// Runs the suite under everything that may wrap a device, and under an injector that fails some
+/// bios.
 ///
 /// # Panics
 /// As [`run`].
@@ -236,7 +238,7 @@ pub fn run_wrapped<D: Device>(
     run_wrapped_by(Rules::NullBlk, name, keeps_data, make);
 }
 
-/// The same for devices whose zones keep other rules.
+/// Runs the suite under everything that may wrap a device, for devices with other zone rules.
 ///
 /// # Panics
 /// As [`run`].

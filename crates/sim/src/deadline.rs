@@ -1,5 +1,5 @@
-//! The scheduler `deadline` once more, slow and plain: requests in one list, searched from end to
-//! end for each decision. What it says is what the real one must say.
+//! A slow and simple model of the scheduler `deadline`: one list of requests, searched completely
+//! for each decision. The real scheduler must make the decisions of this model.
 //!
 //! ```text
 //! decision: at the head? ▸ aged, if two classes are queued? ▸ rt, be, idle until one is queued
@@ -23,9 +23,9 @@ pub use piece::Piece;
 struct Waiting {
     piece: Piece,
     deadline: u64,
-    /// When it got its sector, as a count: equal sectors go by it.
+    /// When the request got its sector, as a count: requests of equal sectors are in this order.
     placed: u64,
-    /// When it was inserted, as a count.
+    /// When the request was inserted, as a count.
     inserted: u64,
 }
 
@@ -35,13 +35,13 @@ impl Waiting {
     }
 }
 
-/// What holds all requests that wait.
+/// The model: all requests that wait, and the state of the scheduler.
 #[derive(Clone, Debug)]
 pub struct SlowDeadline {
     config: DeadlineConfig,
-    /// In the order of their FIFOs, all classes and directions together.
+    /// Waiting requests in the order of their FIFOs, all classes and directions together.
     fifo: Vec<Waiting>,
-    /// The last one comes first.
+    /// Requests at the head; the last one is dispatched first.
     at_head: Vec<Piece>,
     latest: [[u64; 2]; 3],
     counters: [[Counters; 2]; 3],
@@ -52,7 +52,7 @@ pub struct SlowDeadline {
 }
 
 impl SlowDeadline {
-    /// An empty one.
+    /// A model without requests.
     pub fn new(config: DeadlineConfig) -> SlowDeadline {
         SlowDeadline {
             config,
@@ -67,12 +67,12 @@ impl SlowDeadline {
         }
     }
 
-    /// Changes what can be tuned.
+    /// Changes the tunables.
     pub fn set(&mut self, tunables: Tunables) {
         self.config.tunables = tunables;
     }
 
-    /// What became of the requests of a class and direction.
+    /// Counters of the requests of a class and direction.
     pub fn counters(&self, prio: Prio, direction: Direction) -> &Counters {
         &self.counters[prio as usize][direction as usize]
     }
@@ -95,7 +95,7 @@ impl SlowDeadline {
         u64::from(self.tunable(tunables[direction as usize])) * 1_000_000
     }
 
-    /// The sequential zone whose writes a request must stay among.
+    /// The sequential zone in which a request must keep the order of writes.
     fn zone(&self, piece: &Piece) -> Option<u64> {
         let ZoneGeometry { zone_sectors, conventional_count, .. } = self.config.zones.as_ref()?;
         let zone = piece.sector / zone_sectors;
@@ -106,7 +106,7 @@ impl SlowDeadline {
         self.waiting() < self.config.capacity
     }
 
-    /// Whether a new request of this kind is taken.
+    /// Whether a new request of this kind is accepted.
     pub fn admits(&self, kind: Kind) -> bool {
         let writes = CLASSES.map(|prio| self.counters(prio, Direction::Write).queued());
         let depth = u64::from(self.tunable(Tunable::AsyncDepth));
@@ -114,10 +114,10 @@ impl SlowDeadline {
         self.has_room() && !(is_bound && writes.iter().sum::<u64>() >= depth)
     }
 
-    /// Takes a request, and merges it if it can be.
+    /// Inserts a request, and merges it if possible.
     ///
     /// # Errors
-    /// The request itself if there is no room for it and nothing that it could join.
+    /// The request itself if there is no room for it and nothing to merge it with.
     pub fn insert(&mut self, piece: Piece, now: Nanos) -> Result<(), Piece> {
         let (kind, rules) = (piece.kind(), self.config.rules);
         let merged = match self.zone(&piece) {
@@ -154,7 +154,8 @@ impl SlowDeadline {
         merges
     }
 
-    /// Merges with the request before it, and then with the one behind both; or with the latter.
+    /// Merges with the request before it, and then with the one after both; or only with the one
+    /// after it.
     fn merge(&mut self, piece: &Piece, rules: MergeRules) -> bool {
         let kind = piece.kind();
         let row = self.sorted(kind.prio, kind.direction);
@@ -190,7 +191,7 @@ impl SlowDeadline {
         false
     }
 
-    /// Makes one request of two that wait: with the earlier deadline, and in its place.
+    /// Merges two waiting requests into one, with the earlier deadline and its place in the FIFO.
     fn join(&mut self, before: usize, after: usize) {
         let next = self.fifo[after].clone();
         self.count(next.piece.kind()).merged += 1;
@@ -206,7 +207,7 @@ impl SlowDeadline {
         }
     }
 
-    /// Takes a request before all others.
+    /// Inserts a request before all others.
     ///
     /// # Errors
     /// The request itself if there is no room for it.
@@ -219,7 +220,7 @@ impl SlowDeadline {
         Ok(())
     }
 
-    /// Takes a request back that the device did not start.
+    /// Takes back a request that the device did not start.
     pub fn requeue(&mut self, piece: Piece) {
         self.count(piece.kind()).requeued += 1;
         self.at_head.push(piece);
@@ -230,7 +231,7 @@ impl SlowDeadline {
         self.count(kind).completed += 1;
     }
 
-    /// Where the requests of a class and direction stand in the list, in sorted order.
+    /// Indexes of the requests of a class and direction, in sorted order.
     fn sorted(&self, prio: Prio, direction: Direction) -> Vec<usize> {
         let mut row: Vec<usize> = (0..self.fifo.len())
             .filter(|at| self.fifo[*at].piece.kind() == Kind { prio, direction })
@@ -243,7 +244,7 @@ impl SlowDeadline {
         Direction::ALL.iter().map(|direction| self.counters(prio, *direction).queued()).sum()
     }
 
-    /// Takes the request whose turn it is.
+    /// Takes the request that is to be dispatched next.
     pub fn next(&mut self, now: Nanos) -> Option<Piece> {
         if let Some(piece) = self.at_head.pop() {
             let kind = piece.kind();
@@ -275,7 +276,7 @@ impl SlowDeadline {
         None
     }
 
-    /// The request in sorted order from the latest position on.
+    /// The next request in sorted order, from the latest position on.
     fn ahead(&self, prio: Prio, direction: Direction) -> Option<usize> {
         let latest = self.latest[prio as usize][direction as usize];
         let row = self.sorted(prio, direction);
@@ -323,7 +324,7 @@ impl SlowDeadline {
         Some(chosen)
     }
 
-    /// The first write that was inserted of those to the same sequential zone.
+    /// Of the writes to the same sequential zone, the one that was inserted first.
     fn first_of_zone(&self, chosen: usize) -> usize {
         let Some(zone) = self.zone(&self.fifo[chosen].piece) else { return chosen };
         let of_zone =

@@ -1,55 +1,57 @@
-//! A simulated directory of files, which keeps a record of every operation and can cut the power
-//! behind each: what a program finds then is any mixture of what was not synced.
+//! A simulated directory of files, which records every operation and can cut the power after each.
+//! What a program finds after the cut is any mixture of the data that were not synced.
 //!
-//! What may be left of operations that nothing made durable:
-//! - of each unit of a file (a sector, as a rule) any of its contents since the last sync of the
-//!   file, whatever its neighbours have: writes are torn and reordered, within a file and across;
-//! - of creations, renames and removals any number, but the first ones first, as the journal of a
-//!   file system has them;
-//! - a file whose name is not durable is gone with all that was synced of it.
+//! After a power cut, of operations that were not made durable:
+//! - each unit of a file (usually a sector) has any of its contents since the last sync of the
+//!   file, whatever its neighbours have: writes are torn and reordered, within a file and across
+//!   files;
+//! - creations, renames and removals are kept up to any one of them, in order, as in the journal of
+//!   a file system;
+//! - a file whose name is not durable is lost, including everything that was synced of it.
 //!
-//! A kill of the process, in contrast, leaves everything.
+//! A kill of the process, in contrast, keeps everything.
 //!
-//! What a crash has left may rot before it is read again: bits and sectors of files change at rest.
+//! After a crash, data may rot before they are read again: bits and sectors of files change at
+//! rest.
 #![allow(clippy::disallowed_types)] // The record of operations, in tests only.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Length of a sector in bytes: what a disk writes whole or not at all.
+/// Length of a sector in bytes: the unit that a disk writes atomically.
 pub const SECTOR: usize = 512;
 
 /// One operation that changed something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A file of so many zeros was made under a name.
+    /// A file of zeros was made under a name.
     Create {
-        /// Its number: files are counted in the order of their creation.
+        /// The file's number: files are numbered in the order of creation.
         file: usize,
-        /// Its name.
+        /// The name.
         name: String,
-        /// Its length in bytes.
+        /// Length in bytes.
         len: u64,
-        /// What is written of it whole or not at all, in bytes.
+        /// Unit that is written atomically, in bytes.
         unit: usize,
     },
     /// Bytes were written.
     Write {
         /// The file.
         file: usize,
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// What.
+        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// A range was made zeros.
+    /// A range was set to zero.
     Punch {
         /// The file.
         file: usize,
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// How much.
+        /// The length in bytes.
         len: u64,
     },
     /// A file was synced.
@@ -57,27 +59,27 @@ pub enum Change {
         /// The file.
         file: usize,
     },
-    /// A range of a file was synced, and nothing else of it.
+    /// Only a range of a file was synced.
     SyncRange {
         /// The file.
         file: usize,
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// How much.
+        /// The length in bytes.
         len: u64,
     },
-    /// A file was synced as it was when it had seen so many writes.
+    /// A file was synced in its state after a given number of writes.
     SyncThrough {
         /// The file.
         file: usize,
-        /// How many.
+        /// The number of writes.
         writes: u64,
     },
-    /// A file got another name.
+    /// A file was renamed.
     Rename {
-        /// The old one.
+        /// The old name.
         from: String,
-        /// The new one.
+        /// The new name.
         to: String,
     },
     /// A name was removed.
@@ -89,10 +91,10 @@ pub enum Change {
     SyncNames,
 }
 
-/// What can be made to fail.
+/// Kinds of operations that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
-    /// Writes to files, as where the disk below is full.
+    /// Writes to files, as on a full disk.
     Writes,
     /// Punches of holes.
     Punches,
@@ -100,7 +102,7 @@ pub enum Failing {
     Syncs,
 }
 
-/// Names and the files that they stand for.
+/// Names and the numbers of their files.
 type Names = BTreeMap<String, usize>;
 
 #[derive(Debug, Default)]
@@ -108,13 +110,13 @@ struct State {
     names: Names,
     files: Vec<Vec<u8>>,
     units: Vec<usize>,
-    /// How many writes each file has seen.
+    /// Number of writes of each file.
     writes: Vec<u64>,
     changes: Vec<Change>,
-    /// Runs of the kernel: a power cut begins a new one.
+    /// Counts the runs of the kernel: a power cut begins a new one.
     boot: u64,
     ids: u64,
-    /// What is to fail, and how often it still succeeds.
+    /// The kind of operation that is to fail, and how often it still succeeds.
     failing: Option<(Failing, u64)>,
 }
 
@@ -139,33 +141,33 @@ impl Directory {
         self.state().changes.clone()
     }
 
-    /// How many operations there were so far.
+    /// The number of operations so far.
     pub fn change_count(&self) -> usize {
         self.state().changes.len()
     }
 
-    /// Forgets the record of operations: what is there now was always there, and is durable.
+    /// Clears the record of operations: the current state becomes the durable initial state.
     pub fn settle(&self) {
         self.state().changes.clear();
     }
 
-    /// Lets so many syncs of files succeed, and none after them.
+    /// Makes syncs of files fail after `count` successful ones.
     pub fn fail_syncs_after(&self, count: u64) {
         self.fail_after(Failing::Syncs, count);
     }
 
-    /// Lets so many operations of a kind succeed, and none of that kind after them: they change
-    /// nothing then. It takes the place of what was to fail before.
+    /// Makes operations of a kind fail after `count` successful ones. A failing operation changes
+    /// nothing. This replaces an earlier setting.
     pub fn fail_after(&self, what: Failing, count: u64) {
         self.state().failing = Some((what, count));
     }
 
-    /// Lets everything succeed again.
+    /// Makes all operations succeed again.
     pub fn mend(&self) {
         self.state().failing = None;
     }
 
-    /// Counts an operation, and fails it if it is to.
+    /// Counts an operation, and fails it if it is to fail.
     fn count(&self, what: Failing) -> io::Result<()> {
         if let Some((failing, left)) = &mut self.state().failing
             && *failing == what
@@ -176,7 +178,7 @@ impl Directory {
         Ok(())
     }
 
-    /// What the disk holds now, all of it durable.
+    /// The current contents as a disk, all of it durable.
     pub fn medium(&self) -> Medium {
         let state = self.state();
         let files = state.files.iter().zip(&state.units).zip(&state.writes);
@@ -194,18 +196,18 @@ impl Directory {
         }
     }
 
-    /// How long the files are that have a name, in bytes.
+    /// The total length of the files that have a name, in bytes.
     pub fn bytes(&self) -> u64 {
         let state = self.state();
         state.names.values().map(|file| state.files[*file].len() as u64).sum()
     }
 
-    /// Names this run of the kernel.
+    /// The number of this run of the kernel.
     pub fn boot(&self) -> u64 {
         self.state().boot
     }
 
-    /// A number that nobody else gets.
+    /// A unique number.
     pub fn fresh_id(&self) -> u64 {
         let mut state = self.state();
         state.ids += 1;
@@ -218,8 +220,8 @@ impl Directory {
         Some(File { directory: self.clone(), number })
     }
 
-    /// Makes a file of zeros, of which `unit` bytes are written whole or not at all: a sector, or
-    /// less, for files that are too small to be torn otherwise.
+    /// Makes a file of zeros, whose units of `unit` bytes are written atomically: a sector, or less
+    /// for files that are too small to be torn otherwise.
     pub fn create(&self, name: &str, len: u64, unit: usize) -> File {
         let mut state = self.state();
         let file = state.files.len();
@@ -231,7 +233,7 @@ impl Directory {
         File { directory: self.clone(), number: file }
     }
 
-    /// Gives a file another name.
+    /// Renames a file.
     ///
     /// # Errors
     /// If there is none of the old name.
@@ -243,7 +245,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Removes a name, if it is there.
+    /// Removes a name, if it exists.
     pub fn remove(&self, name: &str) {
         let mut state = self.state();
         if state.names.remove(name).is_some() {
@@ -256,8 +258,8 @@ impl Directory {
         self.state().changes.push(Change::SyncNames);
     }
 
-    /// Rots a range of a file at rest: bits change in each of its bytes. It is no operation, and
-    /// what it leaves is durable. Says whether there is such a range.
+    /// Simulates rot: flips the bits of `bits` in each byte of a range of a file. This is not an
+    /// operation, and the result is durable. Returns whether the range exists.
     pub fn rot(&self, name: &str, offset: u64, len: usize, bits: u8) -> bool {
         let mut state = self.state();
         let Some(file) = state.names.get(name).copied() else { return false };
@@ -273,7 +275,7 @@ impl Directory {
 }
 
 impl File {
-    /// Does something to the bytes of a range.
+    /// Applies `f` to the bytes of a range.
     fn range<R>(
         &self,
         offset: u64,
@@ -290,7 +292,7 @@ impl File {
         Ok(done)
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> u64 {
         self.directory.state().files[self.number].len() as u64
@@ -310,7 +312,7 @@ impl File {
     /// Writes.
     ///
     /// # Errors
-    /// If the file ends before, or where that was asked for.
+    /// If the file ends before, or an injected failure is due.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> io::Result<()> {
         self.directory.count(Failing::Writes)?;
         self.range(offset, from.len(), |bytes| {
@@ -320,15 +322,15 @@ impl File {
         })
     }
 
-    /// How many writes it has seen.
+    /// The number of writes so far.
     pub fn writes(&self) -> u64 {
         self.directory.state().writes[self.number]
     }
 
-    /// Makes a range zeros.
+    /// Sets a range to zero.
     ///
     /// # Errors
-    /// If the file ends before, or where that was asked for.
+    /// If the file ends before, or an injected failure is due.
     pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         self.directory.count(Failing::Punches)?;
         self.range(offset, len as usize, |bytes| {
@@ -337,16 +339,16 @@ impl File {
         })
     }
 
-    /// Makes what was written durable.
+    /// Makes all writes durable.
     ///
     /// # Errors
-    /// Where that was asked for: what was written is then dropped, but not from the page cache, and
-    /// the next sync says that all is well, as Linux has it.
+    /// If an injected failure is due. The writes are then dropped, but not from the page cache, and
+    /// the next sync succeeds, as on Linux.
     pub fn sync(&self) -> io::Result<()> {
         self.synced(Change::Sync { file: self.number })
     }
 
-    /// Makes durable what was written in a range, as a write with `RWF_DSYNC` does with its own.
+    /// Makes the writes to a range durable, as a write with `RWF_DSYNC` does with its own range.
     ///
     /// # Errors
     /// As [`File::sync`].
@@ -354,8 +356,8 @@ impl File {
         self.synced(Change::SyncRange { file: self.number, offset, len })
     }
 
-    /// Makes durable what was written until the file had seen so many writes: what came later was
-    /// too late for a sync that had begun.
+    /// Makes the first `writes` writes of the file durable: later writes came too late for a sync
+    /// that had begun.
     ///
     /// # Errors
     /// As [`File::sync`].
@@ -370,16 +372,17 @@ impl File {
     }
 }
 
-/// A file's units: what is durable, and every content since.
+/// The units of a file: the durable contents, and every content since.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Pages {
     unit: usize,
     bytes: Vec<u8>,
-    /// What is visible.
+    /// The visible contents.
     now: Vec<u8>,
-    /// How many writes there were.
+    /// The number of writes.
     writes: u64,
-    /// By unit, the contents since the last sync, oldest first, each with the number of its write.
+    /// For each unit, the contents since the last sync, oldest first, each with the number of its
+    /// write.
     pending: BTreeMap<usize, Vec<(u64, Vec<u8>)>>,
 }
 
@@ -411,7 +414,7 @@ impl Pages {
         self.pending.clear();
     }
 
-    /// What some units had after so many writes is durable.
+    /// Makes the contents of some units durable as they were after `writes` writes.
     fn sync_units(&mut self, units: std::ops::Range<usize>, writes: u64) {
         for (number, versions) in self.pending.range_mut(units) {
             let old = versions.partition_point(|(write, _)| *write <= writes);
@@ -439,12 +442,12 @@ impl Medium {
         Directory::default().medium()
     }
 
-    /// The names as they are visible.
+    /// The visible names.
     fn names_now(&self) -> Names {
         self.pending_names.last().unwrap_or(&self.names).clone()
     }
 
-    /// Goes on by one operation.
+    /// Applies one operation.
     pub fn apply(&mut self, change: &Change) {
         let mut names = self.names_now();
         match change {
@@ -486,16 +489,16 @@ impl Medium {
         }
     }
 
-    /// How many choices a power cut has now, for each thing that it chooses: the names, then each
-    /// unit with contents that are not durable. 0 always means what is durable, the last one what
-    /// is visible.
+    /// The number of choices of a power cut now: one for the names, then one for each unit with
+    /// contents that are not durable. 0 always means the durable version, the last choice the
+    /// visible one.
     pub fn choices(&self) -> Vec<usize> {
         let sectors = self.files.iter().flat_map(|file| file.pending.values());
         let sectors = sectors.map(|versions| versions.len() + 1);
         std::iter::once(self.pending_names.len() + 1).chain(sectors).collect()
     }
 
-    /// Cuts the power: what is there when it returns. `choose` is asked for each of `choices`.
+    /// Cuts the power, and returns what is left. `choose` is called for each of `choices`.
     pub fn cut(&self, mut choose: impl FnMut(usize, usize) -> usize) -> Directory {
         let mut asked = 0;
         let mut next = |count: usize| {
@@ -519,7 +522,7 @@ impl Medium {
         self.directory(names, files, self.boot + 1)
     }
 
-    /// Kills the process: all that it did is there.
+    /// Kills the process: everything that it did is kept.
     pub fn kill(&self) -> Directory {
         let files = self.files.iter().map(|file| file.now.clone()).collect();
         self.directory(self.names_now(), files, self.boot)
@@ -528,7 +531,7 @@ impl Medium {
     fn directory(&self, names: Names, files: Vec<Vec<u8>>, boot: u64) -> Directory {
         let units = self.files.iter().map(|file| file.unit).collect();
         let writes = self.files.iter().map(|file| file.writes).collect();
-        // The next process draws its own.
+        // The next process gets other numbers.
         let ids = self.ids + 1_000_000;
         let state = State { names, files, units, writes, boot, ids, ..State::default() };
         Directory(Arc::new(Mutex::new(state)))

@@ -1,8 +1,8 @@
-//! What every device is tested with: a reference model to agree with, seeded workloads to disturb
-//! it, a clock that tests move by hand, and the contract that all devices keep.
+//! Models and fixtures for the tests of every device: a reference model, seeded workloads, a manual
+//! clock, and the contract that all devices must pass.
 //!
 //! Nothing here is in the product. The model is written from the standards and from null_blk's
-//! documented behaviour, not from our own state machine, so that the two can disagree.
+//! documented behaviour, not from the product's state machine, so that the two can disagree.
 
 pub mod allocations;
 pub mod clock;

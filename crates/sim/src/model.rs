@@ -1,13 +1,13 @@
-//! The reference model: what a device must answer, worked out the slow and obvious way.
+//! The reference model: computes the answers of a device in the slow and obvious way.
 //!
-//! One thread, one operation at a time, a map of 512-byte sectors, a list of zones. Every count is
-//! taken anew by looking at all zones. It stands beside the product's state machine, not on it:
-//! the rules come from null_blk's documented behaviour, ZBC-2 and NVMe ZNS, and where the two
-//! disagree somebody has to find out who is right.
+//! It has one thread, one operation at a time, a map of 512-byte sectors, and a list of zones.
+//! Every count is computed again from all zones. It does not use the product's state machine: the
+//! rules come from null_blk's documented behaviour, ZBC-2 and NVMe ZNS. Where the model and the
+//! product disagree, a developer must find out which is right.
 //!
-//! Two places of null_blk are deliberately not followed, as the product does not follow them:
-//! a closed zone can be written again at the active limit, and the zone that is closed implicitly
-//! is the one that has been implicitly open for longest, not the next one of a cursor.
+//! The model, like the product, deliberately deviates from null_blk in two points. A closed zone
+//! can be written again at the active limit. And the zone that is closed implicitly is the one that
+//! has been implicitly open for longest, not the next one of a cursor.
 
 mod bounds;
 mod medium;
@@ -27,16 +27,16 @@ pub use medium::{BadBlocks, Medium};
 pub use zones::Rules;
 use zones::Zones;
 
-/// What a bio must come back with.
+/// The expected result of a bio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// How it ends.
+    /// The status.
     pub status: Status,
-    /// What its completion carries: for an append that succeeds, where the data landed.
+    /// The sector in the completion: for an append that succeeds, the place of the data.
     pub sector: Sector,
 }
 
-/// A device as it should be.
+/// A model of a device.
 #[derive(Clone, Debug)]
 pub struct Model {
     geometry: Geometry,
@@ -47,8 +47,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// A fresh device of this shape. Without `memory_backed` it keeps no data, and what a read
-    /// finds is nobody's business.
+    /// A fresh device of this geometry. Without `memory_backed` it keeps no data, and the data of
+    /// reads are undefined.
     pub fn new(geometry: &Geometry, limits: &Limits, memory_backed: bool) -> Model {
         Model {
             geometry: geometry.clone(),
@@ -59,7 +59,7 @@ impl Model {
         }
     }
 
-    /// The same by other rules for its zones.
+    /// Sets other zone rules.
     #[must_use]
     pub fn with_rules(mut self, rules: Rules) -> Model {
         if let Some(zones) = &mut self.zones {
@@ -72,23 +72,23 @@ impl Model {
         self
     }
 
-    /// The rules for its zones.
+    /// The zone rules.
     pub fn rules(&self) -> Rules {
         self.zones.as_ref().map_or(Rules::NullBlk, |zones| zones.rules)
     }
 
-    /// Writes to sequential zones start and end at multiples of so many sectors.
+    /// Alignment of the start and the end of writes to sequential zones, in sectors.
     pub fn write_sectors(&self) -> u64 {
         let zones = self.zones.as_ref().map_or(1, |zones| zones.write_sectors);
         zones.max(self.geometry.block_sectors())
     }
 
-    /// The shape of the device.
+    /// The geometry of the device.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// What the device takes.
+    /// The limits of the device.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -98,12 +98,12 @@ impl Model {
         self.medium.keeps_data()
     }
 
-    /// The bad blocks, to be changed by the test.
+    /// The bad blocks, for the test to change.
     pub fn bad_blocks(&mut self) -> &mut BadBlocks {
         &mut self.bad
     }
 
-    /// The zone report, all of it; empty without zones.
+    /// The whole zone report; empty without zones.
     pub fn report(&self) -> Vec<ZoneInfo> {
         self.zones.as_ref().map(Zones::report).unwrap_or_default()
     }
@@ -115,8 +115,8 @@ impl Model {
         }
     }
 
-    /// A zone that is to be read-only or offline from now on, or, where it is that already, empty
-    /// again. Answers whether the zone can be that: conventional ones cannot.
+    /// Makes a zone read-only or offline, or, if it has that condition already, empty again.
+    /// Returns whether the zone can have that condition: a conventional zone cannot.
     pub fn toggle(&mut self, zone: ZoneNo, cond: ZoneCond) -> bool {
         let Some(zones) = &mut self.zones else { return false };
         match zones.toggle(zone.index(), cond) {
@@ -130,11 +130,11 @@ impl Model {
         }
     }
 
-    /// Carries out one bio. `data` is what it writes, or what a read is to find: sectors that the
-    /// device would not touch (it keeps no data, or the read fails there) stay as they are.
+    /// Executes one bio. `data` has the bytes of a write, or receives those of a read. Sectors that
+    /// the device would not fill (it keeps no data, or the read fails there) stay unchanged.
     ///
-    /// `data` is ignored by operations without data; otherwise it holds the bio's length, unless
-    /// the bio makes no sense anyway.
+    /// `data` is ignored by operations without data. Otherwise it has the bio's length, unless the
+    /// bio is invalid anyway.
     pub fn apply(&mut self, bio: &Bio, data: &mut [u8]) -> Outcome {
         let ignores_sector = matches!(bio.op, Op::Flush | Op::ZoneResetAll);
         let sector = if ignores_sector { Sector(0) } else { bio.sector };
@@ -159,8 +159,8 @@ impl Model {
         outcome
     }
 
-    /// Splits as the block layer does, and carries out every piece even if one fails. The bio's
-    /// status is that of the first piece that failed.
+    /// Splits as the block layer does, and executes every piece even if one fails. The bio's status
+    /// is that of the first piece that failed.
     fn in_pieces(&mut self, bio: &Bio, data: &mut [u8]) -> Status {
         let mut status = Status::Ok;
         let mut at = bio.sector.0;
@@ -222,10 +222,10 @@ impl Model {
         self.write_sequential(None, zone_start, sectors, Some(from))
     }
 
-    /// A write to a sequential zone: at `want`, or wherever the write pointer is.
+    /// A write to a sequential zone: at `want`, or at the write pointer.
     ///
     /// The order of the checks is null_blk's: condition, write pointer, capacity, resources, bad
-    /// blocks; a write that hits a bad block leaves the zone open.
+    /// blocks. A write that hits a bad block leaves the zone open.
     fn write_sequential(
         &mut self,
         want: Option<u64>,

@@ -1,9 +1,9 @@
-//! The reference device: the model itself behind one lock, as slow and as right as it can be.
+//! The reference device: the model under one lock.
 //!
-//! It shows that the contract can be kept, it tests the block layer without any product device
-//! below, and it can finish requests in any order, which inline devices never do.
+//! It shows that the contract can be met, and tests the block layer without a product device. It
+//! can also complete requests in any order, which inline devices never do.
 #![allow(unsafe_code)]
-// One lock for everything is the point: there is nothing to get wrong.
+// One lock for everything keeps the device obviously correct.
 #![allow(clippy::disallowed_types)]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ use blockyard_core::zone::ZoneInfo;
 use crate::model::{Model, Outcome};
 use crate::seed::Seed;
 
-/// A device that answers with what the model says.
+/// A device that answers as the model does.
 #[derive(Debug)]
 pub struct Reference {
     geometry: Geometry,
@@ -30,7 +30,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// A device like the model, which is taken as it stands. Requests end at once or, with a seed,
+    /// A device with the current state of the model. Requests complete immediately or, with a seed,
     /// later and in random order.
     pub fn new(model: Model, shuffled: Option<Seed>) -> Reference {
         Reference {
@@ -46,7 +46,8 @@ impl Reference {
     }
 }
 
-/// A panic of a test's thread leaves the model as it is; the test has failed anyway.
+/// Locks the model. After a panic of a test's thread its state is used unchanged; the test has
+/// failed anyway.
 fn lock(model: &Mutex<Model>) -> MutexGuard<'_, Model> {
     model.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -116,7 +117,7 @@ impl DeviceQueue for ReferenceQueue {
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) {
         let Some(rng) = &mut self.rng else { return };
-        // Some now, some later, but at least one.
+        // Completes a random number of requests, but at least one.
         let count = if self.pending.is_empty() { 0 } else { rng.usize(1..=self.pending.len()) };
         for _ in 0..count {
             let (started, outcome) = self.pending.swap_remove(rng.usize(0..self.pending.len()));
@@ -141,7 +142,8 @@ fn finish(started: Started, outcome: Outcome, done: &mut Done) {
     }
 }
 
-/// Asks the model, with the request's data gathered into one piece and scattered back.
+/// Applies a request to the model, with the request's data gathered into one buffer and scattered
+/// back.
 fn carry_out(model: &mut Model, started: &Started) -> Outcome {
     let op = started.op();
     let sectors = if op.has_data() { started.sectors() } else { 0 };

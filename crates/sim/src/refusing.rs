@@ -1,8 +1,9 @@
-//! A device that may refuse, beside a plain array of bytes: for devices that run out of memory, or
-//! that stand on a file that fails.
+//! A harness for devices that may refuse requests, because they run out of memory or their file
+//! fails. It compares the device with an array of bytes.
 //!
-//! What succeeds is as if nothing ever failed. What fails may have changed whole units of its range
-//! and nothing else, a write those in front of the first that it has not.
+//! A request that succeeds has its whole effect. A request that fails may have changed whole units
+//! of its range and nothing else; a failed write changed only units before the first that it has
+//! not changed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use blockyard_core::{
     Status,
 };
 
-/// A device's channel, and what the device ought to hold. Requests go one at a time.
+/// A device's channel, and the expected contents. Requests are executed one at a time.
 pub struct Refusing {
     channel: Box<dyn Channel>,
     region: Arc<Region>,
@@ -23,8 +24,8 @@ pub struct Refusing {
 }
 
 impl Refusing {
-    /// Beside a device that reads as zeros and changes so many bytes at once, or nothing of them.
-    /// No request is longer than `len_max` bytes.
+    /// A harness for a device that reads as zeros and changes units of `unit` bytes atomically. No
+    /// request is longer than `len_max` bytes.
     ///
     /// # Errors
     /// If the device opens no channel.
@@ -36,7 +37,7 @@ impl Refusing {
         Ok(Refusing { channel, region, id, wanted, unit, len_max })
     }
 
-    /// Its length in bytes.
+    /// Length of the device in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.wanted.len() as u64
     }
@@ -64,13 +65,13 @@ impl Refusing {
         }
     }
 
-    /// Reads, and compares with what ought to be there.
+    /// Reads, and compares with the expected contents.
     ///
     /// # Errors
-    /// As the read has ended.
+    /// The status of the read.
     ///
     /// # Panics
-    /// If something else is there.
+    /// If the contents differ.
     pub fn read(&mut self, at: u64, len: u64) -> Result<(), Status> {
         let found = self.fetch(at, len)?;
         let wanted = &self.wanted[at as usize..(at + len) as usize];
@@ -79,8 +80,8 @@ impl Refusing {
         Ok(())
     }
 
-    /// Makes a change, after which `data` is to be there. What has become of one that fails is
-    /// found out by [`Refusing::adopt`].
+    /// Executes a change that makes the contents `data`. After a failed change, call
+    /// [`Refusing::adopt`].
     pub fn change(&mut self, op: Op, flags: Flags, at: u64, data: &[u8]) -> Status {
         self.region.write(0, data);
         let len = data.len() as u64;
@@ -92,11 +93,11 @@ impl Refusing {
         status
     }
 
-    /// After a change that has failed, each unit's part of the range is what it was or was to be,
-    /// and that is what it ought to be from now on.
+    /// After a failed change: checks that each unit of the range is either old or new, and makes
+    /// the found contents the expected ones.
     ///
     /// # Panics
-    /// If it is anything else, or cannot be read.
+    /// If a unit is anything else, or cannot be read.
     pub fn adopt(&mut self, op: Op, at: u64, data: &[u8]) {
         let found = match self.fetch(at, data.len() as u64) {
             Ok(found) => found,
@@ -119,10 +120,10 @@ impl Refusing {
         }
     }
 
-    /// Compares all of the device with what ought to be there.
+    /// Compares the whole device with the expected contents.
     ///
     /// # Panics
-    /// If it is not, or cannot be read.
+    /// If the contents differ, or cannot be read.
     pub fn compare(&mut self) {
         for at in (0..self.len_bytes()).step_by(self.len_max as usize) {
             let len = self.len_max.min(self.len_bytes() - at);
@@ -130,10 +131,10 @@ impl Refusing {
         }
     }
 
-    /// Discards all of it.
+    /// Discards the whole device.
     ///
     /// # Panics
-    /// If that fails: it takes nothing.
+    /// If a discard fails: it needs no memory.
     pub fn discard_all(&mut self) {
         let zeros = vec![0; self.len_max as usize];
         for at in (0..self.len_bytes()).step_by(zeros.len()) {

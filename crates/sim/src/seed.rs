@@ -1,23 +1,23 @@
-//! Seeds of random tests: taken from the environment to replay, printed when a test fails.
+//! Seeds of random tests: read from the environment for a replay, and printed when a test fails.
 //!
 //! ```text
 //! BLOCKYARD_SEED=0x1234 cargo test -p blockyard-sim the_name_of_the_test
 //! ```
 //!
-//! A run without the variable uses a fixed seed, so that a red build stays red;
-//! `BLOCKYARD_SEED=random` takes a new one each time, for whoever wants to look further.
+//! A run without the variable uses a fixed seed, so that a failing build keeps failing.
+//! `BLOCKYARD_SEED=random` takes a new one each time, to search further.
 
 use std::fmt;
 
-/// The seed of a run that asks for nothing else.
+/// The default seed.
 const DEFAULT: u64 = 0xb10c_6a4d;
 
-/// Prints the seed and how to replay it if the test that holds it panics.
+/// A seed. [`Seed::watch`] prints it, and how to replay it, if the test panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
 impl Seed {
-    /// The seed that `BLOCKYARD_SEED` names, in decimal or as `0x...`, or `random`.
+    /// The seed in `BLOCKYARD_SEED`, in decimal or as `0x...`, or `random`.
     ///
     /// # Panics
     /// If the variable holds anything else: a replay that silently used another seed would mislead.
@@ -32,12 +32,12 @@ impl Seed {
         }
     }
 
-    /// A generator that starts here, apart from those with another `stream` number.
+    /// A generator from this seed, independent of those with another `stream` number.
     pub fn rng(self, stream: u64) -> fastrand::Rng {
         fastrand::Rng::with_seed(self.0 ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// Watches over a test: if it panics while the answer lives, the seed is printed.
+    /// Guards a test: if it panics while the result lives, the seed is printed.
     #[must_use = "the seed is printed when this is dropped by a panic"]
     pub fn watch(self, what: &str) -> Watch {
         Watch { seed: self, what: what.to_owned() }
@@ -57,7 +57,7 @@ fn parse(text: &str) -> Option<u64> {
     }
 }
 
-/// See [`Seed::watch`].
+/// Prints the seed if it is dropped by a panic; see [`Seed::watch`].
 #[derive(Debug)]
 pub struct Watch {
     seed: Seed,

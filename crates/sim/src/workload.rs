@@ -1,8 +1,8 @@
-//! Seeded bios that know where devices break: at the write pointer and one block beside it, at a
-//! zone's capacity, across zones, at the device's end, misaligned, empty, too long.
+//! Seeded bios that target the places where devices fail: at the write pointer and one block next
+//! to it, at a zone's capacity, across zones, at the device's end, misaligned, empty, too long.
 //!
-//! A workload looks at a [`Model`] to know where the write pointers are; the same seed and the same
-//! model give the same bios.
+//! A workload reads the write pointers from a [`Model`]; the same seed and the same model give the
+//! same bios.
 
 use std::ops::Range;
 
@@ -14,21 +14,21 @@ use fastrand::Rng;
 use crate::model::Model;
 use crate::seed::Seed;
 
-/// How often each kind of bio comes.
+/// The frequencies of the kinds of bios.
 #[derive(Clone, Debug)]
 pub struct Mix {
     /// A weight for each operation, by `Op as usize`.
     pub weights: [u32; Op::COUNT],
-    /// So many of 1000 bios make no sense, or aim beside what would work.
+    /// How many of 1000 bios are invalid, or just miss a valid place.
     pub odd_per_mille: u32,
     /// Longest bio with data, in sectors.
     pub data_sectors_max: u64,
-    /// How many zones are used most of the time; limits are met only when zones are few.
+    /// How many zones are used most of the time; with few zones, the limits are reached.
     pub hot_zones: u64,
 }
 
 impl Mix {
-    /// Everything, with every kind of mistake.
+    /// All operations, with every kind of invalid bio.
     pub fn wild() -> Mix {
         let mut weights = [4; Op::COUNT];
         weights[Op::Read as usize] = 30;
@@ -39,7 +39,7 @@ impl Mix {
         Mix { weights, odd_per_mille: 150, data_sectors_max: 256, hot_zones: 8 }
     }
 
-    /// Reads and writes that all make sense.
+    /// Valid reads and writes only, with flushes and discards.
     pub fn tame() -> Mix {
         let mut weights = [0; Op::COUNT];
         weights[Op::Read as usize] = 40;
@@ -59,32 +59,32 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The stream of this number that grows from the seed.
+    /// The stream of this number, from the seed.
     pub fn new(seed: Seed, stream: u64, mix: Mix) -> Workload {
         Workload { rng: seed.rng(stream), mix }
     }
 
-    /// Random bytes, different in every sector of every call.
+    /// Fills `data` with random bytes, different in every sector of every call.
     pub fn fill(&mut self, data: &mut [u8]) {
         self.rng.fill(data);
     }
 
-    /// A number below `bound`, for choices that belong to the stream.
+    /// A random number below `bound`, from this stream.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.rng.u64(0..bound)
     }
 
-    /// The next bio for the device that the model stands for; its buffer is the caller's to set.
+    /// The next bio for the model's device; the caller sets its buffer.
     pub fn next(&mut self, model: &Model) -> Bio {
         self.next_in(model, 0..model.geometry().sectors)
     }
 
-    /// The same, with every bio that makes sense inside `area`, which starts and ends at a block.
+    /// The next bio, with every valid one inside `area`, which starts and ends at a block.
     pub fn next_in(&mut self, model: &Model, area: Range<u64>) -> Bio {
         let op = self.op(model);
         let odd = self.rng.u32(0..1000) < self.mix.odd_per_mille;
         let (sector, sectors) = match model.geometry().zones {
-            // What an operation ignores may be anything.
+            // A value that the operation ignores may be anything.
             _ if op == Op::Flush || op == Op::ZoneResetAll => match odd {
                 true => (self.rng.u64(..), self.rng.u64(..)),
                 false => (0, 0),
@@ -122,7 +122,7 @@ impl Workload {
             });
             let op = op.expect("the weights sum up to more than the pick");
             let needs_zones = op.is_zone_mgmt() || op == Op::ZoneAppend;
-            // An operation that the device has not got is one mistake among others.
+            // An operation that the device does not have is one kind of invalid bio.
             if zoned || !needs_zones || self.rng.u32(0..1000) < self.mix.odd_per_mille {
                 return op;
             }
@@ -148,14 +148,14 @@ impl Workload {
         let block = model.geometry().block_sectors();
         let sectors = self.length(model, op).min(area.end - area.start);
         let last = (area.end - sectors - area.start) / block;
-        // Often near the start, so that ranges overlap and neighbours meet.
+        // Often near the start, so that ranges overlap or are adjacent.
         let near = last.min(4 * self.mix.data_sectors_max / block);
         let bound = if self.rng.u32(0..4) == 0 { last } else { near };
         let at = area.start + self.rng.u64(0..=bound) * block;
         if odd { self.spoil(model, at, sectors) } else { (at, sectors) }
     }
 
-    /// A zone of the hot ones, or any.
+    /// One of the frequently used zones, or any.
     fn zone(&mut self, zones: &[ZoneInfo]) -> ZoneInfo {
         let count = zones.len() as u64;
         let first = zones.iter().position(|zone| zone.kind != ZoneType::Conventional);
@@ -189,7 +189,7 @@ impl Workload {
         let zone = self.zone(&model.report());
         let sectors = self.length(model, op);
         let (start, end) = (zone.start.0, zone.start.0 + zone.sectors);
-        // Most writes end where they may.
+        // Most writes end at a valid sector.
         let unit = model.write_sectors();
         let sectors = match op == Op::Read || odd {
             true => sectors,
@@ -207,7 +207,7 @@ impl Workload {
             };
         }
         if writes {
-            // To the capacity exactly, once in a while, so that zones become full.
+            // Sometimes exactly to the capacity, so that zones become full.
             let left = limit.saturating_sub(wp);
             let to_the_end = left > 0 && left <= self.mix.data_sectors_max;
             let fits = sectors.min(left.max(block));
@@ -223,7 +223,7 @@ impl Workload {
         (at, sectors.min(model.geometry().sectors - at))
     }
 
-    /// Makes a range senseless: misaligned, empty, past the end, or past all numbers.
+    /// Makes a range invalid: misaligned, empty, past the end, or overflowing.
     fn spoil(&mut self, model: &Model, at: u64, sectors: u64) -> (u64, u64) {
         let device = model.geometry().sectors;
         let block = model.geometry().block_sectors();
@@ -268,7 +268,7 @@ mod tests {
         Model::new(&geometry, &limits, false)
     }
 
-    /// Statuses that a wild run of this seed meets, by the model.
+    /// Statuses that a wild run of this seed gets from the model.
     fn statuses(seed: u64) -> Vec<Status> {
         let mut model = zoned();
         let mut workload = Workload::new(Seed(seed), 0, Mix::wild());

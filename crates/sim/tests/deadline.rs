@@ -1,5 +1,5 @@
-//! The scheduler `deadline` against a model that is slow and plain: sequences of steps by chance.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+//! The scheduler `deadline` against its slow model: random sequences of steps.
+#![allow(clippy::unwrap_used)] // A test may panic.
 
 use blockyard_core::channel::MergeRules;
 use blockyard_core::sched::deadline::{DeadlineConfig, Tunable, Tunables};
@@ -40,7 +40,7 @@ fn prio() -> impl Strategy<Value = Prio> {
     prop_oneof![6 => Just(Prio::BestEffort), 2 => Just(Prio::RealTime), 2 => Just(Prio::Idle)]
 }
 
-/// Blocks of eight sectors mostly, so that many touch; few of any length.
+/// Mostly blocks of eight sectors, so that many are adjacent; some ranges of any length.
 fn range() -> impl Strategy<Value = (u64, u64)> {
     let blocks = (0..SECTORS / 8).prop_map(|block| (block * 8, 8));
     let any = (0..SECTORS - 16, 1_u64..16);
@@ -52,7 +52,7 @@ fn insert() -> impl Strategy<Value = Step> {
         1 => Just(Op::ZoneReset)];
     (op, prio(), range(), 0..16_u8).prop_map(|(op, prio, (sector, sectors), chance)| {
         let sectors = if op.has_range() { sectors } else { 0 };
-        // A request does not go beyond its zone: it would have been split.
+        // A request does not cross the end of its zone: it would have been split.
         let sectors = sectors.min(ZONE_SECTORS - sector % ZONE_SECTORS);
         Step::Insert { op, prio, sector, sectors, merges: chance != 0, at_head: chance == 1 }
     })
@@ -85,7 +85,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A few requests that come together and may pass on.
+/// A few requests that arrive together and may bypass the scheduler.
 fn pass() -> impl Strategy<Value = Step> {
     let op = prop_oneof![4 => Just(Op::Write), 1 => Just(Op::Discard)];
     let few = || (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(a, b, c)| a & b & c);
@@ -120,7 +120,7 @@ proptest! {
         both.finish();
     }
 
-    /// Mostly nothing waits, and what comes passes on.
+    /// The queue is mostly empty, so requests bypass the scheduler.
     #[test]
     fn what_passes_on_goes_as_the_model_says(
         zoned: bool,
@@ -145,7 +145,7 @@ proptest! {
         both.finish();
     }
 
-    /// So many requests wait that the order has many leaves.
+    /// Long queues, whose sorted order has many leaves.
     #[test]
     fn long_queues_are_those_of_the_model(
         inserts in proptest::collection::vec(insert(), 300..600),
@@ -157,7 +157,7 @@ proptest! {
         let mut both = Lockstep::new(DeadlineConfig { in_flight_max: 80, ..config(false, 1000) });
         both.step(Step::Tune(Tunable::FifoBatch, fifo_batch));
         for step in inserts {
-            // What does not merge fills the queue.
+            // Without merging, requests fill the queue.
             let Step::Insert { op, prio, sector, sectors, at_head, .. } = step else { continue };
             let prio = if is_one_class { Prio::BestEffort } else { prio };
             both.step(Step::Insert { op, prio, sector, sectors, merges: false, at_head });
@@ -165,7 +165,7 @@ proptest! {
         for step in steps {
             both.step(step);
         }
-        // Leaves are emptied whole, in part, and by little, and filled again between.
+        // Empty leaves completely, in part, and slightly, and refill them in between.
         for (at, room) in rooms.into_iter().enumerate() {
             both.step(Step::Dispatch(room));
             for completed in 0..room {
@@ -182,7 +182,7 @@ proptest! {
     }
 }
 
-/// Sweeps and batches that go on, end and begin again, by reads and by writes.
+/// Sweeps and batches that continue, end and begin again, by reads and by writes.
 #[test]
 fn passing_on_is_what_happens_where_nothing_waits() {
     let mut both = Lockstep::new(DeadlineConfig { in_flight_max: 80, ..config(false, 400) });

@@ -1,6 +1,6 @@
-//! After it is made, the order of the scheduler `deadline` allocates nothing, however full it gets:
-//! counted by the allocator itself.
-#![allow(clippy::unwrap_used)] // A test may.
+//! After it is created, the order of the scheduler `deadline` allocates no memory, however many
+//! requests it has: measured by a counting allocator.
+#![allow(clippy::unwrap_used)] // A test may panic.
 
 use blockyard_core::channel::MergeRules;
 use blockyard_core::sched::deadline::{Deadline, DeadlineConfig, Item, Kind, Tunables};
@@ -11,7 +11,7 @@ use blockyard_sim::seed::Seed;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A request without memory of its own.
+/// A request that owns no memory.
 #[derive(Clone, Copy)]
 struct Plain {
     op: Op,
@@ -69,13 +69,13 @@ fn config(zoned: bool) -> DeadlineConfig {
     }
 }
 
-/// Fills and empties the order again and again; says how many requests went through it.
+/// Fills and empties the order repeatedly; returns how many requests went through it.
 fn churn(order: &mut Deadline<Plain>, rng: &mut fastrand::Rng) -> usize {
     let (mut refused, mut taken) = (Vec::with_capacity(1), 0);
     let mut at_device: Vec<Plain> = Vec::with_capacity(IN_FLIGHT_MAX);
     let before = Counting::made();
     for round in 0..6000 {
-        // Filling has the better of it, then emptying.
+        // Insertions dominate, then removals.
         let (inserts, takes) = if round / 500 % 2 == 0 { (24, 8) } else { (4, 40) };
         for _ in 0..inserts {
             let op = [Op::Read, Op::Write, Op::Discard][rng.usize(..3)];

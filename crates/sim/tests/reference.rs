@@ -1,5 +1,5 @@
-//! The contract on the reference device: the block layer alone, with nothing below that could be
-//! wrong, finishing requests at once or in random order.
+//! The contract on the reference device: tests the block layer alone, above a simple correct device
+//! that completes requests immediately or in random order.
 
 use blockyard_core::geometry::{Geometry, ZoneGeometry};
 use blockyard_core::limits::Limits;
@@ -8,7 +8,7 @@ use blockyard_sim::model::Model;
 use blockyard_sim::reference::Reference;
 use blockyard_sim::seed::Seed;
 
-/// 8 MiB of 4 KiB blocks, with limits low enough to be met.
+/// 8 MiB of 4 KiB blocks, with limits that are low enough to be reached.
 fn flat() -> (Geometry, Limits) {
     let geometry = Geometry {
         sectors: 16_384,
@@ -23,7 +23,7 @@ fn flat() -> (Geometry, Limits) {
     (geometry, limits)
 }
 
-/// 16 zones of 512 KiB, 384 KiB of it writable, two conventional ones; 3 open, 5 active.
+/// 16 zones of 512 KiB, 384 KiB of it writable, two of them conventional; 3 open, 5 active.
 fn zoned() -> (Geometry, Limits) {
     let (mut geometry, mut limits) = flat();
     geometry.logical_block_bytes = 512;

@@ -1,5 +1,5 @@
-//! Many bios in flight at once, none of which can see another: the model may answer them in the
-//! order in which they were pushed, and the device in any.
+//! Batches of independent bios in flight together: the model executes them in the order in which
+//! they were pushed, and the device in any order.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ const SECTORS_MAX: u64 = 64;
 
 const _: () = assert!(DEPTH as u64 * SECTORS_MAX * SECTOR_BYTES <= BUFFER_BYTES as u64);
 
-/// A wild run in batches.
+/// A wild workload in batches agrees with the model.
 pub(super) fn as_the_model_says(subject: &Subject, seed: Seed) {
     let mut rig = subject.rig();
     run(&mut rig, seed, Flags::NONE);
@@ -31,7 +31,7 @@ pub(super) fn as_the_model_says(subject: &Subject, seed: Seed) {
     rig.same_contents();
 }
 
-/// The same run with and without merging: all completions, the zones and the contents agree.
+/// A run gives equal completions, zones and contents with and without merging.
 pub(super) fn merging_is_invisible(subject: &Subject, seed: Seed) {
     let mut merged = subject.rig();
     let mut single = subject.rig();
@@ -45,14 +45,14 @@ pub(super) fn merging_is_invisible(subject: &Subject, seed: Seed) {
     assert_eq!(merges, 0, "NOMERGE bios were merged");
 }
 
-/// What one bio of a batch has to come back with.
+/// The expected completion of one bio of a batch.
 struct Wanted {
     bio: Bio,
     outcome: Outcome,
     data: Vec<u8>,
 }
 
-/// Drives batches against the model; answers all completions, ordered by user data.
+/// Runs batches against the model; returns all completions, ordered by user data.
 fn run(rig: &mut Rig, seed: Seed, flags: Flags) -> Vec<Completion> {
     let mut mix = Mix::wild();
     mix.data_sectors_max = SECTORS_MAX;
@@ -82,8 +82,8 @@ fn run(rig: &mut Rig, seed: Seed, flags: Flags) -> Vec<Completion> {
 struct Batch {
     wanted: Vec<Wanted>,
     claims: Vec<Claim>,
-    /// Changes of different zones may meet the limits that they share in another order than that
-    /// of their pushes: a gate holds back some of them.
+    /// A zone write plug holds back some bios. So changes of different zones may meet the limits
+    /// that they share in another order than they were pushed.
     coupled: bool,
 }
 
@@ -97,14 +97,14 @@ struct Claim {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Reads,
-    /// Writes at a write pointer, one after the other.
+    /// Writes at a write pointer, in order.
     Sequential,
     Exclusive,
 }
 
 impl Batch {
-    /// The next bio that meets none of those in the batch, with its data in its own part of the
-    /// buffer, applied to the model; `None` if the workload's next one would meet another.
+    /// The next bio, if it conflicts with none in the batch, with its data in its own part of the
+    /// buffer, applied to the model. `None` if the workload's next bio conflicts with one.
     fn next(
         &mut self,
         rig: &mut Rig,
@@ -114,7 +114,7 @@ impl Batch {
     ) -> Option<Bio> {
         let mut bio = workload.next(&rig.model).with_user_data(user_data);
         self.chain(&mut bio, workload);
-        // A sequence of flush and write starts its write later than what was pushed after it.
+        // A sequence of flush and write starts its write after bios that were pushed later.
         if rig.model.geometry().zones.is_some() && rig.disk.limits().write_cache {
             bio.flags = Flags::NONE;
         }
@@ -134,8 +134,8 @@ impl Batch {
         Some(bio)
     }
 
-    /// Half of all reads and writes continue where the one before ends, or end where it starts, so
-    /// that there is something to merge.
+    /// Half of all reads and writes continue where the previous one ends, or end where it starts,
+    /// so that merging has candidates.
     fn chain(&self, bio: &mut Bio, workload: &mut Workload) {
         let Some(Wanted { bio: last, .. }) = self.wanted.last() else { return };
         let both = matches!(bio.op, Op::Read | Op::Write | Op::Discard) && last.op == bio.op;
@@ -178,15 +178,15 @@ impl Batch {
     }
 }
 
-/// Whether there is a gate, and limits that zones share.
+/// Whether there is a zone write plug, and limits that zones share.
 fn is_coupled(rig: &Rig) -> bool {
     let gated = rig.disk.gate().is_some_and(|gate| gate.mode == GateMode::Plug);
     let zones = rig.disk.geometry().zones.as_ref();
     gated && zones.is_some_and(|zones| zones.open_max + zones.active_max > 0)
 }
 
-/// What a bio uses. On a zoned device whole zones; where limits couple zones, or all zones are
-/// meant, everything.
+/// The range that a bio uses. On a zoned device this is whole zones; if limits couple zones, or all
+/// zones are meant, it is everything.
 fn claim(rig: &Rig, bio: &Bio) -> Claim {
     let everything = 0..u64::MAX;
     if bio.op == Op::Flush {

@@ -1,4 +1,4 @@
-//! The front door's own promises: regions, bounds, room, waiting, counting.
+//! Promises of the channel itself: regions, bounds, capacity, waiting, statistics.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn reads(rig: &Rig, count: u64) -> Vec<Bio> {
     (0..count).map(bio).collect()
 }
 
-/// Each mistake alone, then that nothing has changed.
+/// Each invalid bio fails alone, and has changed nothing.
 pub(super) fn senseless(subject: &Subject, _: Seed) {
     let mut rig = subject.rig();
     let geometry = rig.disk.geometry().clone();
@@ -49,7 +49,7 @@ pub(super) fn senseless(subject: &Subject, _: Seed) {
         }
     }
     for op in Op::ALL.into_iter().filter(|op| op.is_zone_mgmt()) {
-        // Beyond the end, and inside a zone: `INVAL` where there are zones, else `NOTSUPP`.
+        // Beyond the end, and inside a zone: `INVAL` on zoned devices, else `NOTSUPP`.
         for sector in [end, u64::MAX, block] {
             if op != Op::ZoneResetAll {
                 assert_ne!(rig.both(Bio::new(op, Sector(sector), 0)).status, Status::Ok);
@@ -91,7 +91,7 @@ pub(super) fn outside_of_regions(subject: &Subject, _: Seed) {
     rig.same_contents();
 }
 
-/// More bios than there is room for.
+/// Pushes more bios than there is room for.
 pub(super) fn full(subject: &Subject, _: Seed) {
     let mut rig = subject.rig();
     let bios = reads(&rig, BIOS);
@@ -100,7 +100,7 @@ pub(super) fn full(subject: &Subject, _: Seed) {
     assert_eq!(rig.channel.in_flight(), taken);
     assert_eq!(rig.channel.push(&bios[taken..]), 0, "a full channel takes nothing");
     let mut done = rig.finish();
-    // Served on: the rest goes through, as much at a time as there is room for.
+    // The rest of the bios go through, as many at a time as there is room for.
     let mut next = taken;
     while next < bios.len() {
         let took = rig.channel.push(&bios[next..]);
@@ -114,7 +114,7 @@ pub(super) fn full(subject: &Subject, _: Seed) {
     assert!(done.iter().all(|completion| completion.status.is_ok()));
 }
 
-/// A channel is dropped with bios pushed, submitted and done in it; the memory comes free, and the
+/// Drops a channel with bios that are pushed, submitted and completed. The memory is freed, and the
 /// disk serves the next channel.
 pub(super) fn dropped_in_flight(subject: &Subject, seed: Seed) {
     let rig = subject.rig();
@@ -145,7 +145,7 @@ pub(super) fn dropped_in_flight(subject: &Subject, seed: Seed) {
     assert_eq!(rig.finish().len(), bios.len());
 }
 
-/// A region stays until its bios are reaped.
+/// A region stays registered until its bios are reaped.
 pub(super) fn unregister_in_flight(subject: &Subject, _: Seed) {
     let mut rig = subject.rig();
     let block = rig.disk.geometry().block_sectors();
@@ -163,7 +163,7 @@ pub(super) fn unregister_in_flight(subject: &Subject, _: Seed) {
     assert!(!rig.channel.unregister(RegionId(u32::MAX)), "never registered");
 }
 
-/// Idle channels wait for nothing; busy ones wait until there is something.
+/// An idle channel waits for nothing; a busy one waits until there is a completion.
 pub(super) fn waiting(subject: &Subject, _: Seed) {
     let mut rig = subject.rig();
     let mut done = Vec::new();
@@ -220,7 +220,7 @@ pub(super) fn statistics(subject: &Subject, seed: Seed) {
     assert_eq!(closed.ops, stats.ops, "a closed channel's counts remain");
 }
 
-/// Extents cover the device; what is called zero reads as zeros.
+/// Extents cover the device, and those reported as zero read as zeros.
 pub(super) fn extents(subject: &Subject, seed: Seed) {
     let mut rig = subject.rig();
     let mut workload = Workload::new(seed, 6, Mix::wild());
@@ -242,7 +242,7 @@ pub(super) fn extents(subject: &Subject, seed: Seed) {
         }
         at += extent.sectors;
     }
-    // A question about one block gets an answer about one block.
+    // The extent of a single block is that block.
     assert_eq!(rig.disk.extent(Sector(sectors - block), block).sectors, block);
 }
 

@@ -1,5 +1,5 @@
-//! Under an injector with rules: the bios that fail are those that the injector took, they had no
-//! effect, and everything else is as the model says.
+//! A device under a fault injector with rules: the bios that fail are those that the injector
+//! chose, they have no effect, and everything else agrees with the model.
 
 use std::sync::Arc;
 
@@ -17,10 +17,11 @@ use crate::model::{Model, Rules};
 use crate::seed::Seed;
 use crate::workload::{Mix, Workload};
 
-/// A status that no device here gives by itself.
+/// A status that no device here returns by itself.
 const INJECTED: Status = Status::Protection;
 
-/// One rule for writes in the first half, one for anything with a bound, one for appends.
+/// One rule for writes in the first half, one for any operation with a bounded count, one for
+/// appends.
 fn injections(sectors: u64) -> [Rule; 3] {
     let rule = |op, start, sectors, chance, times| Rule {
         op,
@@ -37,7 +38,7 @@ fn injections(sectors: u64) -> [Rule; 3] {
     ]
 }
 
-/// See the module.
+/// Runs a wild workload under the injector and compares it with the model.
 pub(super) fn injected<D: Device>(
     make: impl Fn() -> D,
     keeps_data: bool,
@@ -58,8 +59,8 @@ pub(super) fn injected<D: Device>(
     let mut failed = 0;
     for _ in 0..2000 {
         let mut bio = workload.next(&rig.model);
-        // A flush in front or behind may be struck apart from its write, and a piece apart from the
-        // other pieces; then a bio fails that had an effect.
+        // The injector may fail a flush before or after a write without the write, or one piece of
+        // a bio without the others. Then a failed bio had an effect.
         bio.flags = bio.flags.without(Flags::FUA | Flags::PREFLUSH);
         if !rig.model.is_one_piece(&bio) {
             continue;

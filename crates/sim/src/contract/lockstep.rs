@@ -1,4 +1,4 @@
-//! One bio at a time, each compared with the model at once: the sharpest of all comparisons.
+//! One bio at a time, each compared with the model immediately: the strictest comparison.
 
 use blockyard_core::bio::{Bio, Flags, Op};
 use blockyard_core::status::Status;
@@ -12,14 +12,14 @@ use crate::workload::{Mix, Workload};
 /// Bios of a wild run.
 const BIOS: u32 = 3000;
 
-/// Fills the start of the buffer with what a bio is to write.
+/// Fills the start of the buffer with the data that a bio writes.
 pub(super) fn fill(rig: &Rig, workload: &mut Workload, bio: &Bio) {
     let mut data = vec![0; data_bytes(bio)];
     workload.fill(&mut data);
     rig.region.write(0, &data);
 }
 
-/// Everything, mistakes included, with a look at the zones now and then.
+/// A wild workload, including invalid bios, with periodic comparisons of the zone report.
 pub(super) fn wild(subject: &Subject, seed: Seed) {
     let mut rig = subject.rig();
     let mut workload = Workload::new(seed, 1, Mix::wild());
@@ -35,7 +35,7 @@ pub(super) fn wild(subject: &Subject, seed: Seed) {
     rig.same_contents();
 }
 
-/// A flush works on every device; FUA and PREFLUSH change nothing that can be read.
+/// A flush works on every device; FUA and PREFLUSH do not change what is read.
 pub(super) fn flushes(subject: &Subject, seed: Seed) {
     let mut rig = subject.rig();
     let mut workload = Workload::new(seed, 2, Mix::tame());

@@ -1,4 +1,4 @@
-//! A disk's channel with a buffer, and the model beside it.
+//! A test rig: a disk's channel with a buffer, and a model to compare with.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::model::{Model, Outcome};
 /// Length of the rig's buffer, in bytes.
 pub(super) const BUFFER_BYTES: usize = 4 << 20;
 
-/// A wait that finds nothing so often is stuck.
+/// A loop whose waits find nothing this number of times is stuck.
 const IDLE_WAITS_MAX: u32 = 100_000;
 
-/// A channel that is left open when a test panics.
+/// A channel that is not closed when a test panics.
 ///
-/// Dropping a channel waits for what is in flight. In a test that failed because something never
-/// completes, that would turn the failure into a hang.
+/// Dropping a channel waits for its bios in flight. If a test has failed because a bio never
+/// completes, this wait would turn the failure into a hang.
 pub struct Door(Option<Box<dyn Channel>>);
 
 impl Door {
-    /// A new channel of the disk.
+    /// Opens a new channel of the disk.
     ///
     /// # Panics
     /// If the disk cannot be opened.
@@ -58,17 +58,17 @@ impl Drop for Door {
     }
 }
 
-/// See the module.
+/// A channel of a disk, a registered buffer, and the model.
 pub struct Rig {
     /// The disk under test.
     pub disk: Arc<dyn Disk>,
-    /// A channel of it.
+    /// A channel of the disk.
     pub channel: Door,
     /// Registered memory for data.
     pub region: Arc<Region>,
-    /// The memory's name on the channel.
+    /// The identifier of the memory on the channel.
     pub region_id: RegionId,
-    /// What the disk should be like.
+    /// The expected state of the disk.
     pub model: Model,
 }
 
@@ -90,8 +90,8 @@ impl Rig {
         Rig::with_buffer(disk, model, BUFFER_BYTES)
     }
 
-    /// A rig with a buffer of another length, for clauses that need many of them: a region's memory
-    /// is touched when it is made, which can take longer than what is done with it.
+    /// A rig with a buffer of another length, for clauses that need many rigs. Making a region
+    /// touches its memory, which can take longer than the test itself.
     ///
     /// # Panics
     /// If the disk cannot be opened.
@@ -102,15 +102,15 @@ impl Rig {
         Rig { disk, channel, region, region_id, model }
     }
 
-    /// A place in the buffer.
+    /// A reference to an offset in the buffer.
     pub fn buf(&self, offset: u64) -> BufRef {
         BufRef { region: self.region_id, offset }
     }
 
-    /// Pushes a bio, and makes room if there is none.
+    /// Pushes a bio; waits for completions if there is no room.
     ///
     /// # Panics
-    /// If no room comes.
+    /// If waiting makes no room.
     pub fn push(&mut self, bio: Bio, done: &mut Vec<Completion>) {
         let mut idle = 0;
         while self.channel.push(&[bio]) == 0 {
@@ -126,7 +126,7 @@ impl Rig {
     /// Submits, and reaps until nothing is in flight.
     ///
     /// # Panics
-    /// If something is in flight that is never due, or waiting does not end.
+    /// If a bio is in flight that is never due, or waiting does not end.
     pub fn finish(&mut self) -> Vec<Completion> {
         self.channel.submit();
         let mut done = Vec::new();
@@ -142,7 +142,7 @@ impl Rig {
         done
     }
 
-    /// Carries out one bio at the start of the buffer, without asking the model.
+    /// Executes one bio with its data at the start of the buffer, without the model.
     ///
     /// # Panics
     /// If the bio does not get exactly one completion, with its user data.
@@ -155,8 +155,8 @@ impl Rig {
         done[0]
     }
 
-    /// Carries out one bio on the disk and on the model, and compares status, sector and data.
-    /// What the bio writes lies at the start of the buffer already.
+    /// Executes one bio on the disk and on the model, and compares status, sector and data. The
+    /// data that the bio writes are at the start of the buffer already.
     ///
     /// # Panics
     /// If the two disagree.
@@ -198,7 +198,7 @@ impl Rig {
         zones
     }
 
-    /// Reads all of the disk and compares it with the model.
+    /// Reads the whole disk and compares it with the model.
     ///
     /// # Panics
     /// If the two disagree.
@@ -212,14 +212,14 @@ impl Rig {
         while at < sectors {
             let bio = Bio::new(Op::Read, Sector(at), step.min(sectors - at));
             let status = self.both(bio).status;
-            // An offline zone fails the whole read; that it does so was compared.
+            // An offline zone fails the whole read; that status was compared with the model's.
             debug_assert!(status.is_ok() || status == self.model.rules().refused());
             at += step;
         }
     }
 }
 
-/// How many bytes of data a bio of the suite has. Lengths that cannot be right have none.
+/// How many bytes of data a bio of the suite has; 0 for an invalid length.
 pub(super) fn data_bytes(bio: &Bio) -> usize {
     let bytes = bio.sectors.saturating_mul(SECTOR_BYTES);
     if bio.op.has_data() && bytes <= BUFFER_BYTES as u64 { bytes as usize } else { 0 }

@@ -16,20 +16,20 @@ use super::{Subject, lockstep};
 use crate::seed::Seed;
 use crate::workload::{Mix, Workload};
 
-/// Threads of the clauses that do not say otherwise.
+/// Default number of threads of a clause.
 const THREADS: u64 = 4;
 
 /// Longest read, in sectors.
 const READ_SECTORS_MAX: u64 = 1024;
 
-/// Length of a thread's buffer: the longest read of these clauses, and a whole zone.
+/// Length of a thread's buffer: enough for the longest read of these clauses, and for a whole zone.
 fn buffer_bytes(disk: &dyn Disk) -> usize {
     let zone_sectors = disk.geometry().zones.as_ref().map_or(0, |zones| zones.zone_sectors);
     let bytes = zone_sectors.max(READ_SECTORS_MAX).saturating_mul(SECTOR_BYTES);
     usize::try_from(bytes).map_or(BUFFER_BYTES, |bytes| bytes.min(BUFFER_BYTES))
 }
 
-/// Runs `body` on so many threads at once, each with a rig of its own on the one disk.
+/// Runs `body` on `count` threads at once, each with its own rig on the same disk.
 fn on_threads<R: Send>(
     subject: &Subject,
     disk: &Arc<dyn Disk>,
@@ -69,10 +69,10 @@ fn area(disk: &dyn Disk, number: u64, count: u64) -> Range<u64> {
     number * share..(number + 1) * share
 }
 
-/// Each thread against a model of its own area, as if it were alone.
+/// Each thread compares its own area with its own model, as if it were alone.
 pub(super) fn disjoint(subject: &Subject, seed: Seed) {
     let disk = subject.disk();
-    // Limits couple the areas; they have a clause of their own.
+    // Limits couple the areas; they have their own clause.
     if disk.geometry().zones.as_ref().is_some_and(|zones| zones.open_max + zones.active_max > 0) {
         return;
     }
@@ -87,7 +87,7 @@ pub(super) fn disjoint(subject: &Subject, seed: Seed) {
             lockstep::fill(&rig, &mut workload, &bio);
             rig.both(bio);
         }
-        // The whole area, as this thread left it.
+        // Compare the whole area, as this thread left it.
         let mut at = area.start;
         while at < area.end {
             let sectors = READ_SECTORS_MAX.min(area.end - at);
@@ -97,7 +97,7 @@ pub(super) fn disjoint(subject: &Subject, seed: Seed) {
     });
 }
 
-/// A bio that makes sense for one of the zones in `area`.
+/// A valid bio for one of the zones in `area`.
 fn zone_step(rig: &Rig, workload: &mut Workload, area: &Range<u64>) -> Bio {
     let block = rig.model.write_sectors();
     let zones: Vec<ZoneInfo> = rig.model.report().into_iter().collect();
@@ -126,8 +126,8 @@ fn zone_step(rig: &Rig, workload: &mut Workload, area: &Range<u64>) -> Bio {
     }
 }
 
-/// Eight threads append into one zone until it is full. Every completion says where, the places
-/// tile the zone, and each holds what its writer wrote.
+/// Eight threads append to one zone until it is full. Each completion has a sector, the ranges tile
+/// the zone, and each contains the data of its writer.
 pub(super) fn appends(subject: &Subject, _: Seed) {
     let disk = subject.disk();
     let max = disk.limits().zone_append_sectors_max;
@@ -140,7 +140,7 @@ pub(super) fn appends(subject: &Subject, _: Seed) {
     let capacity = zones.zone_capacity_sectors.min(disk.geometry().sectors - zone_start);
     let block = subject.model(&*disk).write_sectors();
     let landed = on_threads(subject, &disk, 8, |number, mut rig| {
-        // Lengths differ by thread, so that places do not line up by luck.
+        // Lengths differ between threads, so that ranges do not line up by accident.
         let sectors = (block * (1 + number % 3)).min(max / block * block);
         append_until_full(&mut rig, number, zone_start, sectors)
     });
@@ -155,12 +155,13 @@ pub(super) fn appends(subject: &Subject, _: Seed) {
     let report = rig.report()[first as usize];
     assert!(at <= zone_start + capacity && report.capacity_sectors == capacity);
     let end = match report.cond {
-        // By the rules of ZBC a full zone's pointer is its end, and a gap may be before that.
+        // By the rules of ZBC, the write pointer of a full zone is the zone's end, and there may be
+        // a gap before it.
         ZoneCond::Full => zone_start + capacity,
         _ => report.wp.0,
     };
     assert_eq!(end, at, "the write pointer stands behind the last append");
-    // Only a zone that had no room for anybody's next append may stop before its capacity.
+    // The zone may stop before its capacity only if no thread's next append fits.
     assert!(zone_start + capacity - at < 3 * block, "appends were refused too early");
     if !rig.model.keeps_data() {
         return;
@@ -174,7 +175,7 @@ pub(super) fn appends(subject: &Subject, _: Seed) {
     }
 }
 
-/// What a writer writes with its append of this number.
+/// The data that a writer appends under this serial number.
 fn stamp(writer: u64, serial: u64, sectors: u64) -> Vec<u8> {
     let sector = |index: u64| {
         let word = (writer << 56 | serial << 16 | index).to_le_bytes();
@@ -183,7 +184,8 @@ fn stamp(writer: u64, serial: u64, sectors: u64) -> Vec<u8> {
     (0..sectors).flat_map(sector).collect()
 }
 
-/// Appends batches until one fails; answers (sector, sectors, writer, serial) of those that landed.
+/// Appends batches until one fails; returns (sector, sectors, writer, serial) of the successful
+/// appends.
 fn append_until_full(
     rig: &mut Rig,
     writer: u64,
@@ -220,11 +222,11 @@ fn append_until_full(
     }
 }
 
-/// Four threads fill, close, open and reset zones of their own under shared limits. No limit is
-/// ever exceeded, and when all is reset every slot is there again.
+/// Four threads fill, close, open and reset their own zones under shared limits. No limit is ever
+/// exceeded, and after a reset of all zones all resources are free again.
 ///
 /// null_blk fails this: a zone that is closed implicitly while another thread fills it is counted
-/// as closed for ever, so after some seconds of such work fewer and fewer zones can be opened.
+/// as closed permanently. So after some seconds of such work, fewer and fewer zones can be opened.
 pub(super) fn limits(subject: &Subject, seed: Seed) {
     let disk = subject.disk();
     let Some(zones) = disk.geometry().zones.clone() else { return };
@@ -251,7 +253,7 @@ pub(super) fn limits(subject: &Subject, seed: Seed) {
     super::zones::all_slots_are_there(&mut rig);
 }
 
-/// One step of a thread on a zone of its own; refusals for lack of resources are in order.
+/// One step of a thread on one of its zones; refusals for lack of resources are allowed.
 fn limited_step(rig: &mut Rig, geometry: &ZoneGeometry, zone: u32, rng: &mut fastrand::Rng) {
     let block = rig.model.write_sectors();
     let start = Sector(u64::from(zone) * geometry.zone_sectors);
@@ -263,19 +265,19 @@ fn limited_step(rig: &mut Rig, geometry: &ZoneGeometry, zone: u32, rng: &mut fas
         1 => Bio::new(Op::ZoneOpen, start, 0),
         2 => Bio::new(Op::ZoneClose, start, 0),
         3 => Bio::new(Op::ZoneFinish, start, 0),
-        // To the end, where a zone gives its resources back by itself.
+        // To the end, where a zone frees its resources by itself.
         4 if wp < limit => Bio::new(Op::Write, wp, limit - wp),
         _ if wp < limit => Bio::new(Op::Write, wp, block),
         _ => Bio::new(Op::ZoneReset, start, 0),
     };
     let status = rig.run(bio.with_buf(rig.buf(0))).status;
     let refused = matches!(status, Status::ZoneOpenResource | Status::ZoneActiveResource);
-    // Closing an empty zone, or opening a full one, is an error of this test's own making.
+    // Closing an empty zone, or opening a full one, is an expected error of this test.
     let silly = matches!(bio.op, Op::ZoneClose | Op::ZoneOpen) && status == Status::IoErr;
     assert!(status.is_ok() || refused || silly, "{status} for {bio:?}");
 }
 
-/// Between two rounds, when nothing moves.
+/// Checks the limits between two rounds, when no bio is in flight.
 fn within_limits(disk: &dyn Disk, geometry: &ZoneGeometry) {
     let mut report = Vec::new();
     disk.report_zones(Sector(0), usize::MAX, &mut report).expect("sector 0 exists");

@@ -10,7 +10,7 @@ use super::Subject;
 use super::rig::Rig;
 use crate::seed::Seed;
 
-/// Any part of a report is that part of the whole.
+/// Any part of a report equals that part of the whole report.
 pub(super) fn report_in_parts(subject: &Subject, _: Seed) {
     let rig = subject.rig();
     let sectors = rig.disk.geometry().sectors;
@@ -34,14 +34,15 @@ pub(super) fn report_in_parts(subject: &Subject, _: Seed) {
     }
 }
 
-/// The limits one after the other, in every way of using a zone up and giving it back.
+/// The limits, with every way to take and free the resources of a zone.
 pub(super) fn limits(subject: &Subject, _: Seed) {
     let mut rig = subject.rig();
     let Some(zones) = rig.disk.geometry().zones.clone() else { return };
     let (block, refused) = (rig.model.write_sectors(), rig.model.rules().refused());
     let first = zones.conventional_count;
     let start = |zone: u32| Sector(u64::from(zone) * zones.zone_sectors);
-    // Write one block to every sequential zone, twice: the model knows who gives way.
+    // Write one block to every sequential zone, twice: the model knows which zone is closed
+    // implicitly.
     for round in 0..2 {
         for zone in first..zones.zone_count {
             let wp = rig.model.report()[zone as usize].wp;
@@ -50,7 +51,7 @@ pub(super) fn limits(subject: &Subject, _: Seed) {
         }
         rig.same_report();
     }
-    // Then open, close, finish and reset them all.
+    // Then open, close, finish and reset all of them.
     for op in [Op::ZoneOpen, Op::ZoneClose, Op::ZoneFinish, Op::ZoneReset] {
         for zone in first..zones.zone_count {
             rig.both(Bio::new(op, start(zone), 0));
@@ -62,7 +63,7 @@ pub(super) fn limits(subject: &Subject, _: Seed) {
     all_slots_are_there(&mut rig);
 }
 
-/// Neighbours that are pushed in the wrong order: the second block misses the write pointer, though
+/// Two adjacent writes in the wrong order: the second block misses the write pointer, although
 /// merged with the first it would not. In the right order both succeed.
 pub(super) fn order(subject: &Subject, _: Seed) {
     let mut rig = subject.rig();
@@ -87,8 +88,8 @@ pub(super) fn order(subject: &Subject, _: Seed) {
     assert_eq!(rig.report()[zones.conventional_count as usize].wp, Sector(at));
 }
 
-/// On a device whose zones are all empty: as many zones as the limits allow can be opened, and no
-/// more; afterwards they are empty again.
+/// On a device whose zones are all empty: exactly the number of zones that the limits allow can be
+/// opened; afterwards they are empty again.
 pub(super) fn all_slots_are_there(rig: &mut Rig) {
     let zones = rig.disk.geometry().zones.clone().expect("only called with zones");
     let sequential = zones.zone_count - zones.conventional_count;

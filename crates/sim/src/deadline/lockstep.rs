@@ -1,4 +1,4 @@
-//! The scheduler and its model side by side: each step is done to both, and they must agree.
+//! The scheduler and its model in lockstep: each step is executed on both, and they must agree.
 
 use blockyard_core::sched::deadline::{
     CLASSES, Deadline, DeadlineConfig, Direction, Item as _, Kind, Tunable, Tunables,
@@ -7,49 +7,50 @@ use blockyard_core::{Nanos, Op, Prio};
 
 use super::{Piece, SlowDeadline};
 
-/// Something that happens to a scheduler.
+/// A step of a test.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
-    /// A request comes.
+    /// A request arrives.
     Insert {
-        /// What to do.
+        /// The operation.
         op: Op,
-        /// Its class.
+        /// The priority class.
         prio: Prio,
         /// First sector.
         sector: u64,
         /// Length in sectors.
         sectors: u64,
-        /// Whether it merges.
+        /// Whether the request may merge.
         merges: bool,
-        /// Whether it goes before all others.
+        /// Whether the request goes before all others.
         at_head: bool,
     },
-    /// Requests of 8 sectors come together, at eight times the numbers of the bits that are set and
-    /// have none right below them, and pass on to the device if they may; else they stay.
+    /// Requests of 8 sectors arrive together. Each set bit of `reads` or `writes` whose next lower
+    /// bit is clear gives one, at 8 times its number. They bypass the scheduler to the device if
+    /// allowed; otherwise they are queued.
     Pass {
-        /// What changes the device does this to it.
+        /// The operation of the requests that change data.
         op: Op,
-        /// Their class.
+        /// The priority class.
         prio: Prio,
-        /// Where it is read.
+        /// Places of the reads, one bit each.
         reads: u64,
-        /// Where it is changed.
+        /// Places of the requests that change data, one bit each.
         writes: u64,
     },
-    /// Up to so many requests go to the device.
+    /// Up to this number of requests is dispatched to the device.
     Dispatch(usize),
-    /// One of those at the device is completed, counted modulo their number.
+    /// A request at the device completes, by its index modulo their number.
     Complete(usize),
-    /// One of those at the device comes back, counted modulo their number.
+    /// A request at the device is requeued, by its index modulo their number.
     Requeue(usize),
-    /// So many milliseconds go by.
+    /// This number of milliseconds passes.
     Wait(u64),
     /// A tunable changes.
     Tune(Tunable, i32),
 }
 
-/// Both, and what is at the device.
+/// The scheduler, the model, and the requests at the device.
 #[derive(Debug)]
 pub struct Lockstep {
     fast: Deadline<Piece>,
@@ -59,14 +60,14 @@ pub struct Lockstep {
     in_flight: Vec<Piece>,
     now_ms: u64,
     bios: u32,
-    /// Bios that were taken, and bios whose requests were completed.
+    /// Bios that were accepted, and bios whose requests were completed.
     taken: usize,
     completed: usize,
     passed: usize,
 }
 
 impl Lockstep {
-    /// Both, with nothing in them.
+    /// Both without requests.
     pub fn new(config: DeadlineConfig) -> Lockstep {
         Lockstep {
             in_flight_max: config.in_flight_max,
@@ -86,7 +87,7 @@ impl Lockstep {
         Nanos(self.now_ms * 1_000_000)
     }
 
-    /// Does a step to both.
+    /// Executes a step on both.
     ///
     /// # Panics
     /// If they do not agree.
@@ -154,7 +155,7 @@ impl Lockstep {
         let (count, room) = (reads.len() + writes.len(), self.in_flight_max - self.in_flight.len());
         let may_write = writes.len() <= self.fast.throttled_room();
         let has_room = count > 0 && count <= room;
-        // More than one write to a zone has an order to be kept.
+        // Several writes to one zone need the zone's order, so they do not bypass the scheduler.
         let zone = |piece: &Piece| self.zone_sectors.map(|sectors| piece.sector / sectors);
         let is_free = writes.is_sorted_by(|a, b| zone(a).is_none() || zone(a) != zone(b));
         let lends = has_room && may_write && is_free;
@@ -184,12 +185,12 @@ impl Lockstep {
         }
     }
 
-    /// How often requests passed on to the device at once.
+    /// How often requests bypassed the scheduler.
     pub fn passed(&self) -> usize {
         self.passed
     }
 
-    /// One at a time or all at once: it must come to the same.
+    /// Dispatches one request at a time or all at once: the result must be equal.
     fn dispatch(&mut self, room: usize) {
         let now = self.now();
         let room = room.min(self.in_flight_max - self.in_flight.len());
@@ -222,7 +223,7 @@ impl Lockstep {
         assert_eq!(in_flight, self.in_flight.len() as u64);
     }
 
-    /// Lets everything go to the device and be completed.
+    /// Dispatches and completes all requests.
     ///
     /// # Panics
     /// If the two do not agree, or a bio gets lost.

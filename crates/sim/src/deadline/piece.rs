@@ -1,21 +1,21 @@
-//! A request that remembers what it was made of.
+//! A request that records the bios from which it was made.
 
 use blockyard_core::channel::MergeRules;
 use blockyard_core::sched::deadline::{Item, Kind};
 use blockyard_core::{Op, Prio, Sector};
 
-/// A request of one bio or several, each known by a number.
+/// A request of one or several bios, each identified by a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// What to do.
+    /// The operation.
     pub op: Op,
-    /// Its class.
+    /// The priority class.
     pub prio: Prio,
     /// First sector.
     pub sector: u64,
     /// Length in sectors.
     pub sectors: u64,
-    /// Whether it merges.
+    /// Whether the request may merge.
     pub merges: bool,
     /// The numbers of its bios, in the order of their sectors.
     pub bios: Vec<u32>,

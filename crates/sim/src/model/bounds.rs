@@ -1,4 +1,4 @@
-//! Which bios make sense, and where the block layer cuts those that are too long.
+//! Which bios are valid, and where the block layer splits those that are too long.
 
 use blockyard_core::bio::{Bio, Op};
 use blockyard_core::status::Status;
@@ -6,12 +6,12 @@ use blockyard_core::status::Status;
 use super::Model;
 
 impl Model {
-    /// What a bio fails with before it gets to the device, if it does; the first row that fits.
+    /// The status of a bio that fails before it reaches the device; the first row that applies.
     ///
     /// | case | status |
     /// | --- | --- |
     /// | a change to a read-only device | IOERR |
-    /// | length 0 where a range is due, or no whole blocks | INVAL |
+    /// | length 0 where a range is required, or no whole blocks | INVAL |
     /// | beyond the end of the device | IOERR |
     /// | no such operation on this device | NOTSUPP |
     /// | append not at the start of a zone, or longer than the limit | IOERR |
@@ -65,7 +65,7 @@ impl Model {
         }
     }
 
-    /// Whether the block layer carries the bio out in one piece.
+    /// Whether the block layer executes the bio in one piece.
     pub fn is_one_piece(&self, bio: &Bio) -> bool {
         matches!(bio.op, Op::ZoneAppend)
             || !bio.op.has_range()

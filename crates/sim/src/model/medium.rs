@@ -1,4 +1,4 @@
-//! What the model's device remembers: a map of sectors, and the places that are bad.
+//! The contents of the model's device: a map of sectors, and the bad blocks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use blockyard_core::status::Status;
 use blockyard_core::units::SECTOR_BYTES;
 
-/// One sector's worth of bytes.
+/// Length of a sector in bytes.
 const SECTOR: usize = SECTOR_BYTES as usize;
 
 /// The sectors that were written. All others are zeros.
@@ -16,7 +16,7 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// An empty medium; one that keeps nothing without `memory_backed`.
+    /// An empty medium; without `memory_backed` it keeps no data.
     pub fn new(memory_backed: bool) -> Medium {
         Medium { sectors: memory_backed.then(BTreeMap::new) }
     }
@@ -26,7 +26,7 @@ impl Medium {
         self.sectors.is_some()
     }
 
-    /// Copies out; from sector `wp` on there is nothing to read, which shows as 0xFF.
+    /// Reads; sectors from `wp` on have no data and read as 0xFF.
     pub fn read(&self, at: u64, into: &mut [u8], wp: u64) {
         let Some(sectors) = &self.sectors else { return };
         for (sector, into) in (at..).zip(into.chunks_exact_mut(SECTOR)) {
@@ -38,7 +38,7 @@ impl Medium {
         }
     }
 
-    /// Copies `count` sectors in, zeros without `from`.
+    /// Writes `count` sectors, zeros without `from`.
     pub fn write(&mut self, at: u64, count: u64, from: Option<&[u8]>) {
         let Some(sectors) = &mut self.sectors else { return };
         let Some(from) = from else { return self.forget(at..at + count) };
@@ -59,20 +59,20 @@ impl Medium {
     }
 }
 
-/// Sectors where transfers fail, as null_blk's attributes `badblocks*` make them.
+/// Sectors where transfers fail, as with null_blk's attributes `badblocks*`.
 #[derive(Clone, Debug, Default)]
 pub struct BadBlocks {
-    /// The bad ranges, apart and in order.
+    /// The bad ranges, disjoint and sorted.
     ranges: Vec<Range<u64>>,
-    /// A range that was hit is good again.
+    /// A range becomes good when it is hit.
     pub once: bool,
-    /// What lies before the bad sector is transferred all the same.
+    /// The sectors before the bad one are transferred anyway.
     pub partial_io: bool,
 }
 
 impl BadBlocks {
-    /// Makes a range of sectors bad. It becomes one with those that it meets or touches, which
-    /// matters when a hit clears all of it.
+    /// Makes a range of sectors bad. It is merged with the ranges that it overlaps or touches,
+    /// which matters when a hit clears the whole range.
     pub fn add(&mut self, mut range: Range<u64>) {
         self.ranges.retain(|bad| {
             let apart = bad.end < range.start || range.end < bad.start;
@@ -96,8 +96,7 @@ impl BadBlocks {
         self.ranges = left;
     }
 
-    /// How many sectors of the transfer take place, and how it ends. What takes place is whole
-    /// blocks.
+    /// How many sectors of the transfer take place, in whole blocks, and the result.
     pub(super) fn hit(&mut self, at: u64, sectors: u64, block: u64) -> (u64, Result<(), Status>) {
         let end = at + sectors;
         let hit = self.ranges.iter().find(|bad| bad.start < end && at < bad.end).cloned();

@@ -1,4 +1,4 @@
-//! The model against the tables that it was written from.
+//! Tests of the model against the tables that it was written from.
 
 use blockyard_core::bio::{Bio, Op};
 use blockyard_core::geometry::{Geometry, ZoneGeometry};
@@ -9,7 +9,8 @@ use blockyard_core::zone::ZoneCond;
 
 use super::Model;
 
-/// Eight zones of 64 sectors, 48 writable, the first conventional; two open, three active.
+/// Eight zones of 64 sectors, 48 writable, the first conventional; at most two open and three
+/// active.
 fn small() -> Model {
     let zones = ZoneGeometry {
         zone_sectors: 64,
@@ -87,7 +88,7 @@ fn an_append_says_where_it_landed() {
 #[test]
 fn conditions_times_operations() {
     use Status::{IoErr, Ok};
-    // Rows: open, close, finish, reset, write at the write pointer; see null_blk's table.
+    // Columns: open, close, finish, reset, write at the write pointer; see null_blk's table.
     type Row = (ZoneCond, &'static [(Op, u64)], [Status; 5]);
     let prepare: [Row; 6] = [
         (ZoneCond::Empty, &[], [Ok, IoErr, Ok, Ok, Ok]),
@@ -126,7 +127,7 @@ fn a_write_is_cut_at_zones_and_each_piece_stands_alone() {
     // Conventional zone 0 takes its half; zone 1 is written from its start.
     assert_eq!(run(&mut model, Op::Write, 56, 16), Status::Ok);
     assert_eq!(model.report()[1].wp, Sector(72));
-    // The second half misses the write pointer: an error, yet the first half is there.
+    // The second half misses the write pointer: an error, although the first half is written.
     assert_eq!(run(&mut model, Op::Write, 48, 24), Status::IoErr);
     assert_eq!(model.report()[1].wp, Sector(72));
 }

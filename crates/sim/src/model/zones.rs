@@ -1,4 +1,4 @@
-//! The model's zones: a list, and rules that look at all of it each time.
+//! The model's zones: a list, and rules that examine all of it each time.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 
 use ZoneCond::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen, NotWp, Offline, ReadOnly};
 
-/// Whose rules hold where the kinds of zoned devices differ.
+/// The rules to follow where kinds of zoned devices differ.
 ///
 /// | case | null_blk | ZBC, through Linux's `sd` |
 /// | --- | --- | --- |
@@ -18,19 +18,19 @@ use ZoneCond::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen, NotWp, Offline, 
 /// | a write to a sequential zone ends | at a logical block | at a physical block |
 /// | write pointer of a zone that was written full | its capacity | its end |
 /// | reads above the write pointer | 0xFF | zeros |
-/// | access behind the capacity | 0xFF | refused: a gap |
-/// | discard in a sequential zone | forgets | is a hint that nothing is done about |
+/// | access beyond the capacity | 0xFF | refused: a gap |
+/// | discard in a sequential zone | forgets | is a hint without effect |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rules {
-    /// null_blk's, which are those of ZNS but for some status codes.
+    /// The rules of null_blk, which are those of ZNS except for some status codes.
     #[default]
     NullBlk,
-    /// ZBC-2's.
+    /// The rules of ZBC-2.
     Zbc,
 }
 
 impl Rules {
-    /// What a bio fails with that a zone refuses.
+    /// The status of a bio that a zone refuses.
     pub fn refused(self) -> Status {
         match self {
             Rules::NullBlk => Status::IoErr,
@@ -45,7 +45,7 @@ pub(super) struct Zone {
     start: u64,
     sectors: u64,
     capacity: u64,
-    /// Meaningless (all ones) in a read-only or offline zone.
+    /// Undefined (all ones) in a read-only or offline zone.
     pub(super) wp: u64,
     pub(super) cond: ZoneCond,
     /// When it became implicitly open, by the count of such events.
@@ -69,12 +69,12 @@ impl Zone {
         self.start..self.start + self.sectors
     }
 
-    /// The first sector behind what can be written.
+    /// The first sector after the writable part.
     pub(super) fn limit(&self) -> u64 {
         self.start + self.capacity
     }
 
-    /// To closed, or to empty where nothing was written.
+    /// Closes the zone; it becomes empty if nothing was written.
     fn shut(&mut self) {
         self.cond = if self.wp == self.start { Empty } else { Closed };
     }
@@ -85,7 +85,7 @@ impl Zone {
 pub(super) struct Zones {
     zones: Vec<Zone>,
     pub(super) rules: Rules,
-    /// Writes to sequential zones end at multiples of this.
+    /// Writes to sequential zones end at multiples of this number of sectors.
     pub(super) write_sectors: u64,
     zone_sectors: u64,
     open_max: usize,
@@ -133,8 +133,8 @@ impl Zones {
         &self.zones[self.index_at(sector)]
     }
 
-    /// Makes sure that an empty or closed zone may become open: too many active is checked first,
-    /// then too many open, where the oldest implicitly open zone gives way.
+    /// Checks that an empty or closed zone may become open. The active limit is checked first, then
+    /// the open limit, at which the oldest implicitly open zone is closed.
     fn admit(&mut self, index: usize) -> Result<(), Status> {
         let active = self.zones.iter().filter(|zone| zone.is_active()).count();
         let newly_active = self.zones[index].cond == Empty;
@@ -153,8 +153,8 @@ impl Zones {
         Ok(())
     }
 
-    /// Opens the zone for a write of `sectors` at `want` or, for an append, at the write pointer;
-    /// answers where the data go.
+    /// Opens the zone for a write of `sectors` at `want` or, for an append, at the write pointer.
+    /// Returns the sector of the data.
     pub(super) fn begin_write(
         &mut self,
         index: usize,
@@ -162,7 +162,7 @@ impl Zones {
         sectors: u64,
     ) -> Result<u64, Status> {
         let zone = &self.zones[index];
-        // An append that the host makes a write of never gets to a zone that has no room for it.
+        // An append that the host makes a write of never reaches a zone that has no room for it.
         let refused = if want.is_some() { self.rules.refused() } else { Status::IoErr };
         if matches!(zone.cond, Full | ReadOnly | Offline | NotWp) {
             return Err(refused);
@@ -184,7 +184,7 @@ impl Zones {
         Ok(at)
     }
 
-    /// Moves the write pointer over what was written.
+    /// Advances the write pointer by the written sectors.
     pub(super) fn end_write(&mut self, index: usize, sectors: u64) {
         let zone = &mut self.zones[index];
         zone.wp += sectors;
@@ -230,7 +230,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Empties a zone; answers the sectors whose data are gone.
+    /// Resets a zone; returns the sectors whose data are lost.
     pub(super) fn reset(&mut self, index: usize) -> Result<Range<u64>, Status> {
         let zone = &mut self.zones[index];
         if matches!(zone.cond, ReadOnly | Offline | NotWp) {
@@ -241,7 +241,7 @@ impl Zones {
         Ok(zone.range())
     }
 
-    /// Empties every zone that can be emptied.
+    /// Resets every zone that can be reset.
     pub(super) fn reset_all(&mut self) -> Vec<Range<u64>> {
         (0..self.zones.len()).filter_map(|index| self.reset(index).ok()).collect()
     }
@@ -254,8 +254,8 @@ impl Zones {
         }
     }
 
-    /// Makes a zone read-only or offline, or empty if it is that already; then the answer holds
-    /// the sectors whose data are gone. `None` for a conventional zone.
+    /// Makes a zone read-only or offline, or empty if it has that condition already, in which case
+    /// it returns the sectors whose data are lost. `None` for a conventional zone.
     pub(super) fn toggle(&mut self, index: usize, cond: ZoneCond) -> Option<Option<Range<u64>>> {
         let zone = &mut self.zones[index];
         if zone.is_conventional() {
