@@ -1,4 +1,4 @@
-//! The one door to atomics: the standard library's, or those of loom or shuttle in a model.
+//! The only import of atomics: those of the standard library, or of loom or shuttle in a model.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{
@@ -13,7 +13,7 @@ pub use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
-/// Tells the processor, or the model, that this thread waits in a loop.
+/// Tells the CPU, or the model, that this thread waits in a loop.
 #[inline]
 pub fn spin_hint() {
     #[cfg(loom)]
@@ -24,7 +24,7 @@ pub fn spin_hint() {
     std::hint::spin_loop();
 }
 
-/// Lets another thread run.
+/// Yields the CPU to another thread.
 pub fn yield_now() {
     #[cfg(loom)]
     loom::thread::yield_now();
@@ -34,12 +34,12 @@ pub fn yield_now() {
     std::thread::yield_now();
 }
 
-/// A lock that sleeps while it waits: for rooms whose holders may take long.
+/// A lock that sleeps while it waits, for primitives whose holders may take long.
 #[cfg(loom)]
 pub use loom::sync::{Condvar, Mutex, MutexGuard};
-/// A lock that sleeps while it waits: for rooms whose holders may take long.
+/// A lock that sleeps while it waits, for primitives whose holders may take long.
 #[cfg(shuttle)]
 pub use shuttle::sync::{Condvar, Mutex, MutexGuard};
-/// A lock that sleeps while it waits: for rooms whose holders may take long.
+/// A lock that sleeps while it waits, for primitives whose holders may take long.
 #[cfg(not(any(loom, shuttle)))]
 pub use std::sync::{Condvar, Mutex, MutexGuard};

@@ -1,22 +1,24 @@
-//! Room: the bell.
+//! Room: the eventcount.
 //!
-//! Protects   the sleep of one thread: whoever has something for it wakes it, and nobody who does
-//!            not sleep is woken.
-//! Why        waking costs a system call, and sleeping beside something that is there a request.
-//! States     awake; asleep: the owner sleeps, or is about to; dozing: it sleeps by other means,
-//!            and its caller is called.
+//! Protects   the sleep of one thread: a thread that has produced something for it wakes it, and a
+//!            thread that does not sleep is not woken.
+//! Why        a wakeup costs a system call, and a thread that sleeps although its data has arrived
+//!            delays a request.
+//! States     awake; asleep: the owner sleeps or is about to; dozing: the owner sleeps by other
+//!            means, and its waker is called.
 //! Order      a leaf, taken alone.
-//! Common     a fence and a load by who rings, as the owner is awake.
-//! Cost       about 6 ns where the owner is awake; a lock and a system call where it sleeps.
-//! Before     a wake-up for each completion.
+//! Common     a fence and a load by the thread that wakes, while the owner is awake.
+//! Cost       about 6 ns if the owner is awake; a lock and a system call if it sleeps.
+//! Before     a wakeup for each completion.
 //!
-//! | who sleeps | who rings |
+//! | owner | waking thread |
 //! | --- | --- |
-//! | notes that it is asleep | puts the thing where the owner looks |
+//! | sets its state to asleep | stores the data |
 //! | full fence | full fence |
-//! | looks whether something is there | looks whether the owner is asleep |
+//! | looks for data | checks whether the owner is asleep |
 //!
-//! One of the two sees the other. The mutex closes the gap between the look and the sleep.
+//! At least one of the two sees the other. The mutex covers the time between the owner's check and
+//! its sleep.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -28,17 +30,18 @@ const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 const DOZING: u32 = 2;
 
-/// Whom to call for somebody who sleeps by other means.
+/// A function that wakes a thread which sleeps by other means.
 #[derive(Clone)]
 pub struct Caller(Arc<dyn Fn() + Send + Sync>);
 
 impl Caller {
-    /// Calls this. It must not sleep, and may be called when nothing is there any more.
+    /// A waker that calls `call`. `call` must not sleep, and may be called when there is no data
+    /// any more.
     pub fn new(call: impl Fn() + Send + Sync + 'static) -> Caller {
         Caller(Arc::new(call))
     }
 
-    /// Calls.
+    /// Calls the function.
     #[inline]
     pub fn call(&self) {
         (self.0)();
@@ -51,14 +54,14 @@ impl fmt::Debug for Caller {
     }
 }
 
-/// A bell with one owner, the only one who sleeps by it.
+/// An eventcount with one owner, the only thread that sleeps on it.
 #[derive(Debug)]
 pub struct Bell {
     state: AtomicU32,
-    /// Held by the owner from its look until it sleeps, so that it cannot be rung in between.
+    /// Held by the owner from its check until it sleeps, so that no wakeup is lost in between.
     falling_asleep: Mutex<()>,
     heard: Condvar,
-    /// Called where the owner dozes, with the lock free.
+    /// Called without the lock if the owner dozes.
     caller: OnceLock<Caller>,
 }
 
@@ -69,18 +72,18 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// A bell whose owner is awake.
+    /// An eventcount whose owner is awake.
     pub fn new() -> Bell {
         let (state, falling_asleep) = (AtomicU32::new(AWAKE), Mutex::new(()));
         Bell { state, falling_asleep, heard: Condvar::new(), caller: OnceLock::new() }
     }
 
-    /// Has somebody called when the owner dozes; says whether nobody was before.
+    /// Sets the waker for a dozing owner; returns `false` if one was set before.
     pub fn call(&self, caller: Caller) -> bool {
         self.caller.set(caller).is_ok()
     }
 
-    /// Wakes the owner if it sleeps; says whether it did. What it is to find was put there before.
+    /// Wakes the owner if it sleeps; returns whether it did. The caller has stored the data before.
     #[inline]
     pub fn ring(&self) -> bool {
         // Full: pairs with the fence in `sleep`.
@@ -91,8 +94,8 @@ impl Bell {
     #[cold]
     fn wake(&self) -> bool {
         let held = self.falling_asleep.lock().unwrap_or_else(PoisonError::into_inner);
-        // One operation: who dozes writes without the lock, and what it writes in between must not
-        // be lost. Acquire and release: pairs with the swaps in `doze` and `rise`.
+        // One operation: a dozing owner writes without the lock, and its write must not be lost in
+        // between. Acquire and release: pairs with the swaps in `doze` and `rise`.
         let before = self.state.swap(AWAKE, Ordering::AcqRel);
         drop(held);
         match before {
@@ -103,7 +106,7 @@ impl Bell {
         before != AWAKE
     }
 
-    /// Wakes every owner that sleeps. What they are to find was put there before.
+    /// Wakes every owner that sleeps. The caller has stored their data before.
     #[inline]
     pub fn ring_all<'a>(bells: impl Iterator<Item = &'a Bell>) {
         // Full: pairs with the fence in `sleep`.
@@ -113,7 +116,7 @@ impl Bell {
         }
     }
 
-    /// Wakes the first owner that sleeps; says whether there was one.
+    /// Wakes the first owner that sleeps; returns whether there was one.
     pub fn ring_one<'a>(bells: impl Iterator<Item = &'a Bell>) -> bool {
         // Full: pairs with the fence in `sleep`.
         fence(Ordering::SeqCst);
@@ -127,9 +130,9 @@ impl Bell {
         self.state.load(Ordering::Relaxed) != AWAKE
     }
 
-    /// Sleeps until somebody rings, but not for longer, and not at all if `is_there` finds
-    /// something: it is asked when the bell can be rung already. It only looks, and takes no lock.
-    /// May return early.
+    /// Sleeps until a thread wakes the owner, for `at_most` at most. Does not sleep if `is_there`
+    /// finds data; it is called when the eventcount can already be signalled, must have no side
+    /// effects, and must take no lock. May return early.
     pub fn sleep(&self, at_most: Duration, is_there: impl FnOnce() -> bool) {
         let mut held = self.falling_asleep.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.store(ASLEEP, Ordering::Relaxed);
@@ -145,13 +148,14 @@ impl Bell {
         drop(held);
     }
 
-    /// The owner is about to sleep by other means, until its caller wakes it; `false` if something
-    /// is there, and it need not. It is awake again by [`Bell::rise`].
+    /// Announces that the owner will sleep by other means until its waker is called. Returns
+    /// `false` if `is_there` finds data, so that the owner need not sleep. [`Bell::rise`] makes it
+    /// awake again.
     pub fn doze(&self, is_there: impl FnOnce() -> bool) -> bool {
         // Acquire and release: pairs with the swap in `wake`.
         self.state.swap(DOZING, Ordering::AcqRel);
-        // Full: pairs with the fence in `ring`. Who rings from here on calls, and that is still
-        // heard when the owner sleeps.
+        // Full: pairs with the fence in `ring`. A thread that signals from here on calls the waker,
+        // and the owner still notices that call when it sleeps.
         fence(Ordering::SeqCst);
         let sleeps = !is_there();
         if !sleeps {
@@ -160,9 +164,10 @@ impl Bell {
         sleeps
     }
 
-    /// The owner does not doze any more.
+    /// Ends the dozing of the owner.
     pub fn rise(&self) {
-        // Acquire and release: pairs with the swap in `wake`. Who has seen it dozing calls in vain.
+        // Acquire and release: pairs with the swap in `wake`. A thread that saw the owner dozing
+        // calls the waker needlessly.
         self.state.swap(AWAKE, Ordering::AcqRel);
     }
 }
@@ -186,7 +191,7 @@ mod model {
     use crate::atomics::AtomicU32;
     use loom::sync::Arc;
 
-    /// Loom's waits have no end by themselves, so that a lost wake-up is a deadlock.
+    /// Loom's waits have no timeout, so that a lost wakeup is a deadlock.
     #[test]
     fn who_sleeps_is_woken_for_what_is_put_there() {
         loom::model(|| {
@@ -208,7 +213,7 @@ mod model {
         });
     }
 
-    /// The same where the owner sleeps by other means: what is called stays called.
+    /// A dozing owner is called for data that is stored meanwhile: a call is not lost.
     #[test]
     fn who_dozes_is_called_for_what_is_put_there() {
         loom::model(|| {

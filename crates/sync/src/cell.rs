@@ -1,7 +1,7 @@
-//! The one door to interior mutability: the standard library's cell, or loom's in a model.
+//! The only import of interior mutability: the cell of the standard library, or of loom in a model.
 #![allow(unsafe_code)]
 
-/// A value that a room hands out under its own rule.
+/// A value that a primitive hands out under its own rule.
 #[derive(Debug, Default)]
 pub struct RoomCell<T>(Inner<T>);
 
@@ -11,15 +11,16 @@ type Inner<T> = loom::cell::UnsafeCell<T>;
 type Inner<T> = std::cell::UnsafeCell<T>;
 
 impl<T> RoomCell<T> {
-    /// Puts a value in.
+    /// A cell with a value.
     pub fn new(value: T) -> RoomCell<T> {
         RoomCell(Inner::new(value))
     }
 
-    /// Lets `f` at the value.
+    /// Calls `f` with the value.
     ///
     /// # Safety
-    /// Nobody else may look at the value until `f` returns: the caller holds the room's lock.
+    /// No other thread may access the value until `f` returns: the caller holds the primitive's
+    /// lock.
     #[inline]
     pub unsafe fn with_mut<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         #[cfg(loom)]
@@ -30,10 +31,10 @@ impl<T> RoomCell<T> {
         return f(unsafe { &mut *self.0.get() });
     }
 
-    /// Lets `f` look at the value.
+    /// Calls `f` with a shared reference to the value.
     ///
     /// # Safety
-    /// Nobody may change the value until `f` returns.
+    /// No thread may change the value until `f` returns.
     #[inline]
     pub unsafe fn with<R>(&self, f: impl FnOnce(&T) -> R) -> R {
         #[cfg(loom)]

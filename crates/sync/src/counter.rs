@@ -1,17 +1,18 @@
 //! Room: counters with one writer.
 //!
 //! Protects   a channel's statistics.
-//! Why        a channel counts every I/O; a reader (metrics, `stats`) looks now and then.
-//! States     none: each counter is a number of its own, and a reader may see one I/O counted in
+//! Why        a channel counts every I/O; a reader (metrics, `stats`) reads now and then.
+//! States     none: each counter is an independent number, and a reader may see one I/O counted in
 //!            one counter and not yet in the next.
 //! Order      no lock.
 //! Common     a plain load, add and store: no read-modify-write, because there is one writer.
-//! Cost       that of an ordinary variable; readers make the writer's line shared for a moment.
+//! Cost       that of an ordinary variable; a reader makes the writer's cache line shared for a
+//!            moment.
 //! Before     a shared atomic that every thread adds to.
 
 use crate::atomics::{AtomicU64, Ordering};
 
-/// A count that one thread advances and any thread reads.
+/// A count that one thread increases and any thread reads.
 #[derive(Debug)]
 pub struct Counter(AtomicU64);
 
@@ -38,7 +39,7 @@ impl Counter {
 
 /// Buckets of a [`Histogram`]: 64 powers of two, 16 steps each.
 pub const HISTOGRAM_BUCKETS: usize = 64 * HISTOGRAM_STEPS;
-/// Linear steps in each power of two: a value is off by at most 1/16.
+/// Linear steps in each power of two: the relative error is at most 1/16.
 pub const HISTOGRAM_STEPS: usize = 16;
 
 /// A log-linear histogram that one thread fills and any thread reads.
@@ -58,13 +59,13 @@ impl Histogram {
         self.0[bucket_of(value)].add(n);
     }
 
-    /// The counts of all buckets; [`bucket_floor`] says what each stands for.
+    /// The counts of all buckets; [`bucket_floor`] returns the smallest value of each.
     pub fn counts(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.iter().map(Counter::get)
     }
 }
 
-/// The bucket that a value belongs to. Values below 16 have a bucket each.
+/// The bucket of a value. Values below 16 have a bucket each.
 #[inline]
 pub fn bucket_of(value: u64) -> usize {
     if value < HISTOGRAM_STEPS as u64 {
@@ -120,7 +121,7 @@ mod models {
     use super::*;
     use loom::sync::Arc;
 
-    /// A reader never sees a count go back, and sees all of them once the writer is done.
+    /// A reader never sees a count decrease, and sees all counts once the writer has finished.
     #[test]
     fn counts_only_grow() {
         loom::model(|| {

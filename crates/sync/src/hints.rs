@@ -1,32 +1,33 @@
-//! Room: where equal contents may be found.
+//! Room: hints for finding equal contents.
 //!
-//! Protects   nothing that must be right: for a key, blocks that had contents of that key once.
-//! Why        who stores a block that is stored already finds it without a tree and its lock. What
-//!            is found is pinned and compared, byte by byte; so a hint may be old, wrong or lost.
-//! States     a slot is 0, or a tag of the key and the block's number and one.
+//! Protects   nothing that must be correct: for a key, blocks that once had contents with that key.
+//! Why        a write whose contents are already stored finds them without a tree and its lock. The
+//!            writer pins and compares a candidate byte by byte; so a hint may be outdated, wrong
+//!            or lost.
+//! States     a slot is 0, or a tag of the key and the block's number plus one.
 //! Order      no lock.
-//! Common     one cache line of [`WAYS`] slots is looked at; one store notes a block.
-//! Cost       8 bytes a slot, all of them from the beginning; a miss of the cache per write. When a
-//!            line is full, one goes for one.
-//! Before     a tree by checksum under one lock, as in the patches that zram did not take.
+//! Common     one cache line of [`WAYS`] slots is searched; one store adds a block.
+//! Cost       8 bytes a slot, all allocated at the start; a cache miss per write. In a full line a
+//!            new hint replaces an old one.
+//! Before     a tree by checksum under one lock, as in the patches that zram rejected.
 
 use crate::atomics::{AtomicU64, Ordering};
 use crate::page_bitmap::zeroed;
 
-/// Slots in which a key's blocks can stand: a cache line.
+/// Slots that can hold a key's blocks: a cache line.
 const WAYS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 8 };
-/// Bits of a block's number and one.
+/// Bits of a block's number plus one.
 const BLOCK_BITS: u32 = 37;
 const BLOCK_MASK: u64 = (1 << BLOCK_BITS) - 1;
 
-/// Keys, and blocks that may have contents of them.
+/// Keys, and blocks that may have contents with them.
 #[derive(Debug)]
 pub struct Hints {
     slots: Box<[AtomicU64]>,
 }
 
 impl Hints {
-    /// Bytes of hints with so many slots.
+    /// Memory for this number of slots, in bytes.
     pub fn bytes_for(slots: u64) -> u64 {
         Hints::slots_for(slots).saturating_mul(8)
     }
@@ -35,39 +36,40 @@ impl Hints {
         slots.max(WAYS as u64).checked_next_power_of_two().unwrap_or(u64::MAX)
     }
 
-    /// No hints, and room for so many, rounded up to a power of two; `None` if there is no memory.
+    /// An empty table with `slots` slots, rounded up to a power of two; `None` if there is not
+    /// enough memory.
     pub fn new(slots: u64) -> Option<Hints> {
         Some(Hints { slots: zeroed(Hints::slots_for(slots))? })
     }
 
-    /// Its memory, in bytes.
+    /// The memory of the table, in bytes.
     pub fn len_bytes(&self) -> u64 {
         size_of_val(&*self.slots) as u64
     }
 
-    /// The slots of a key, and what stands in one of them for a block 0.
+    /// The slots of a key, and the value of a slot for that key and block 0.
     #[inline]
     fn line(&self, key: u64) -> (&[AtomicU64], u64) {
         let lines = self.slots.len() / WAYS;
-        // High bits choose the line and low ones are the tag: keys are well mixed.
+        // High bits choose the line and low bits are the tag: keys are well mixed.
         let line = (key >> 32) as usize & (lines - 1);
         (&self.slots[line * WAYS..(line + 1) * WAYS], (key << BLOCK_BITS) + 1)
     }
 
-    /// Blocks that may have contents of this key.
+    /// Blocks that may have contents with this key.
     #[inline]
     pub fn find(&self, key: u64) -> impl Iterator<Item = u64> + use<> {
         let (line, first) = self.line(key);
         let mut found = [0; WAYS];
         for (found, slot) in found.iter_mut().zip(line) {
-            // Relaxed, as everywhere here: a slot guards nothing but itself.
+            // Relaxed, as everywhere here: a slot publishes nothing but itself.
             *found = slot.load(Ordering::Relaxed);
         }
         let ours = move |slot: &u64| *slot != 0 && (*slot ^ first) & !BLOCK_MASK == 0;
         found.into_iter().filter(ours).map(|slot| (slot & BLOCK_MASK) - 1)
     }
 
-    /// Notes that a block has contents of this key.
+    /// Adds a block that has contents with this key.
     #[inline]
     pub fn note(&self, key: u64, block: u64) {
         debug_assert!(block < BLOCK_MASK);
@@ -77,12 +79,13 @@ impl Hints {
         if holds(new).is_some() {
             return;
         }
-        // When all are taken the tag says which one goes: another for each key.
+        // If all slots are taken, the tag chooses the slot to replace: a different one for each
+        // key.
         let slot = holds(0).unwrap_or(key as usize % WAYS);
         line[slot].store(new, Ordering::Relaxed);
     }
 
-    /// Takes back that a block has contents of this key.
+    /// Removes a block that had contents with this key.
     pub fn forget(&self, key: u64, block: u64) {
         let (line, first) = self.line(key);
         for slot in line {
@@ -136,7 +139,7 @@ mod models {
     use super::*;
     use loom::sync::Arc;
 
-    /// Two note and one forgets while somebody looks: whatever is found was noted for that key.
+    /// Two threads add, one removes, and one searches: every result was added for that key.
     #[test]
     fn nothing_is_found_that_was_not_noted() {
         loom::model(|| {

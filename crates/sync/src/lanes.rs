@@ -1,24 +1,25 @@
-//! Room: the lanes.
+//! Room: submit rings (SPSC rings).
 //!
-//! Protects   what submitters hand to the one who orders it, on its way there.
-//! Why        inserting must not cost a submitter a fight with the others: each writes to a ring of
-//!            its own, and whoever has the [`crate::role`] of the dispatcher empties them all.
-//! States     a lane holds what lies between its head and its tail. Its bit among the occupied is
-//!            set while somebody has to look at it. The last lanes are shared by those submitters
-//!            who came when all others were taken.
-//! Order      none for a lane of one's own; rank LANE for a shared one, taken to write to it.
-//! Common     one release store publishes a batch; a fence, and a load of the bit, which is set.
-//! Cost       about 8 ns a batch and 1 ns a value; a read-modify-write where the bit was clear.
+//! Protects   the requests that submitters pass to the dispatcher.
+//! Why        an insertion must not contend with other submitters: each writes to its own ring, and
+//!            the thread that holds the combining lock ([`crate::role`]) drains all rings.
+//! States     a ring holds the values between its head and its tail. Its occupied bit is set while
+//!            a dispatcher has to look at it. Submitters that arrive when all other rings are taken
+//!            share the last rings.
+//! Order      none for a ring with one owner; rank LANE for a shared ring, taken to write to it.
+//! Common     one release store publishes a batch; then a fence, and a load of the bit, which is
+//!            set.
+//! Cost       about 8 ns a batch and 1 ns a value; a read-modify-write if the bit was clear.
 //! Before     an insertion under the scheduler's lock, for each request.
 //!
-//! | who publishes | who drains |
+//! | submitter | dispatcher |
 //! | --- | --- |
-//! | tail | clears the bits |
+//! | stores the tail | clears the bits |
 //! | full fence | full fence |
-//! | sets its bit if that is clear | reads the tails |
+//! | sets its bit if it is clear | reads the tails |
 //!
-//! One of the two sees the other: a value that the drain misses has its bit set again, and whoever
-//! set it goes on to take the role or to kick its holder.
+//! At least one of the two sees the other: the submitter sets the bit again for a value that the
+//! drain misses. It then dispatches or notifies the dispatcher.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -32,30 +33,30 @@ use crate::pad::Padded;
 use crate::rank::ranks;
 use crate::sleep_lock::SleepLock;
 
-/// One in so many lanes is shared, and one at least.
+/// One in this number of rings is shared, and at least one.
 const SHARED_PART: usize = 16;
 
-/// Lanes in a word of occupied ones.
+/// Rings per word of occupied bits.
 const WORD: usize = 64;
 
-/// Lanes of values that are plain data.
+/// Submit rings for values that are plain data.
 pub struct Lanes<T> {
     rings: Box<[Ring<T>]>,
-    /// A bit for each lane that somebody has to look at.
+    /// A bit for each ring that a dispatcher has to look at.
     occupied: Box<[Padded<AtomicU64>]>,
-    /// How many lanes from the first on have one owner each.
+    /// Number of rings with one owner each, which come first.
     owned: usize,
     doorman: Mutex<Doorman>,
-    /// The lane after the one at which a drain had no more room: the next begins there, so that
-    /// each has its turn.
+    /// The ring after the one at which a drain reached its limit. The next drain begins there, so
+    /// that each ring gets its turn.
     next: Padded<AtomicU32>,
-    /// The drain leaves what lies in the lanes where it is.
+    /// The drain leaves the values in the rings, because the device is full.
     held_back: AtomicBool,
-    /// Work was left behind that could be done, and nobody is at it.
+    /// Executable work was left, and no thread is doing it.
     abandoned: AtomicBool,
 }
 
-/// Which lanes have no owner.
+/// The rings without an owner.
 #[derive(Debug)]
 struct Doorman {
     free: Vec<usize>,
@@ -63,17 +64,17 @@ struct Doorman {
 }
 
 struct Ring<T> {
-    /// The number of the next value to take; written by who drains.
+    /// The number of the next value to take; the dispatcher writes it.
     head: Padded<AtomicU32>,
-    /// The number of the next value to come; written by who publishes.
+    /// The number of the next value to come; the submitter writes it.
     tail: Padded<AtomicU32>,
     places: Box<[RoomCell<MaybeUninit<T>>]>,
-    /// Taken to publish in a lane that is shared.
+    /// Taken to publish in a shared ring.
     turn: SleepLock<(), { ranks::LANE }>,
 }
 
-// SAFETY: a place is written by the one who publishes in the lane and read by the one who drains,
-// each at a time; head and tail order the two.
+// SAFETY: the submitter of the ring writes a place and the dispatcher reads it, one thread each at
+// a time; head and tail order the two.
 unsafe impl<T: Send> Sync for Ring<T> {}
 
 impl<T: Copy> Ring<T> {
@@ -92,28 +93,28 @@ impl<T: Copy> Ring<T> {
         &self.places[number as usize & (self.places.len() - 1)]
     }
 
-    /// How many values there is room for, for the one who publishes. Who only looks at a shared
-    /// lane may see a head that is older than the tail: then none.
+    /// Free places, for the submitter. Another thread that shares the ring may read a head that is
+    /// older than the tail; then the result is 0.
     #[inline]
     fn room(&self) -> usize {
-        // Acquire: pairs with the Release in `drain`, so that what was there has been read.
+        // Acquire: pairs with the Release in `drain`, so that the old values have been read.
         let head = self.head.load(Ordering::Acquire);
-        // Relaxed: this thread's own, or written under the lane's lock.
+        // Relaxed: this thread wrote it, or it was written under the lock of the ring.
         let tail = self.tail.load(Ordering::Relaxed);
         self.places.len().saturating_sub(tail.wrapping_sub(head) as usize)
     }
 
-    /// Publishes as many values as there is room for, from the first on; says how many.
+    /// Publishes values, from the first on, while there is space; returns their number.
     ///
     /// # Safety
-    /// Nobody else publishes in this lane meanwhile.
+    /// No other thread publishes in this ring meanwhile.
     #[inline]
     unsafe fn publish(&self, values: &[T]) -> usize {
         let count = self.room().min(values.len());
         let tail = self.tail.load(Ordering::Relaxed);
         for (index, value) in values[..count].iter().enumerate() {
             let place = self.place(tail.wrapping_add(index as u32));
-            // SAFETY: the place lies behind the tail, where nobody reads, and there is room.
+            // SAFETY: the place lies after the tail, where no thread reads, and is free.
             unsafe { place.with_mut(|it| *it = MaybeUninit::new(*value)) };
         }
         // Release: pairs with the Acquire in `drain`.
@@ -121,20 +122,20 @@ impl<T: Copy> Ring<T> {
         count
     }
 
-    /// Takes up to `most` values; says whether the lane is empty now.
+    /// Takes up to `most` values; returns whether the ring is empty now.
     ///
     /// # Safety
-    /// Nobody else drains this lane meanwhile.
+    /// No other thread drains this ring meanwhile.
     #[inline]
     unsafe fn drain(&self, most: usize, out: &mut Vec<T>) -> bool {
-        // Relaxed: whoever drained before has given its role up, which orders the two.
+        // Relaxed: the previous dispatcher has released the combining lock, which orders the two.
         let head = self.head.load(Ordering::Relaxed);
         // Acquire: pairs with the Release in `publish`.
         let len = self.tail.load(Ordering::Acquire).wrapping_sub(head) as usize;
         let count = len.min(most);
         for index in 0..count {
             let place = self.place(head.wrapping_add(index as u32));
-            // SAFETY: the place lies between head and tail, so it was written and is left alone.
+            // SAFETY: the place lies between head and tail, so it was written and does not change.
             out.push(unsafe { place.with_mut(|it| it.assume_init_read()) });
         }
         // Release: pairs with the Acquire in `room`.
@@ -150,7 +151,7 @@ impl<T: Copy> Ring<T> {
 }
 
 impl<T: Copy + Send> Lanes<T> {
-    /// So many empty lanes, two at least, for so many values each. Some of them are shared.
+    /// `lanes` empty rings, at least two, for `values` values each. Some of them are shared.
     pub fn new(lanes: usize, values: usize) -> Arc<Lanes<T>> {
         let lanes = lanes.max(2);
         let owned = lanes - (lanes / SHARED_PART).max(1);
@@ -165,7 +166,7 @@ impl<T: Copy + Send> Lanes<T> {
         })
     }
 
-    /// A lane for one more submitter: its own, or one that it shares.
+    /// A ring for one more submitter: its own, or a shared one.
     pub fn open(self: &Arc<Self>) -> Lane<T> {
         let mut doorman = self.doorman.lock().unwrap_or_else(PoisonError::into_inner);
         let number = doorman.free.pop().unwrap_or_else(|| {
@@ -176,8 +177,8 @@ impl<T: Copy + Send> Lanes<T> {
         Lane { lanes: Arc::clone(self), number }
     }
 
-    /// Whether somebody has to take the role: something lies in a lane and is not held back, or
-    /// work was abandoned. Who has to know for sure fences before.
+    /// Whether a thread has to dispatch: a ring holds values that may go, or work was left. A
+    /// caller that relies on the answer must execute a full fence before.
     #[inline]
     pub fn is_work(&self) -> bool {
         if self.abandoned.load(Ordering::Relaxed) {
@@ -186,24 +187,24 @@ impl<T: Copy + Send> Lanes<T> {
         self.is_occupied() && !self.held_back.load(Ordering::Relaxed)
     }
 
-    /// Whether something lies in a lane, held back or not.
+    /// Whether a ring holds values, even if they have to stay there.
     #[inline]
     pub fn is_occupied(&self) -> bool {
         self.occupied.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// Notes that work is left behind that could be done.
+    /// Announces that executable work is left.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
-    /// Whether work was left behind, and nobody has come to it yet. Only looks.
+    /// Whether work is left that no thread has started. Has no side effects.
     #[inline]
     pub fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Notes that somebody is at what was left behind.
+    /// Withdraws the announcement of left work, because this thread does it.
     #[inline]
     pub fn attend(&self) {
         if self.abandoned.load(Ordering::Relaxed) {
@@ -211,7 +212,7 @@ impl<T: Copy + Send> Lanes<T> {
         }
     }
 
-    /// Notes whether what lies in the lanes is to stay there until the dispatcher comes again.
+    /// Sets whether the values have to stay in the rings until the dispatcher comes again.
     #[inline]
     pub fn hold_back(&self, holds_back: bool) {
         if self.held_back.load(Ordering::Relaxed) != holds_back {
@@ -219,18 +220,19 @@ impl<T: Copy + Send> Lanes<T> {
         }
     }
 
-    /// Moves what lies in the lanes to `out`, up to `most` values altogether, from lanes that hold
-    /// `at_least` so many. What is left keeps its bit. Where `most` ends it, the next begins with
-    /// the lane that follows.
+    /// Moves values from rings that hold at least `at_least` to `out`, at most `most` values in
+    /// total. A ring that is not emptied keeps its bit. If `most` ends the drain, the next drain
+    /// begins at the following ring.
     ///
     /// # Safety
-    /// Nobody else drains the lanes meanwhile: the caller has the dispatcher's role.
+    /// No other thread drains the rings meanwhile: the caller holds the combining lock of the
+    /// dispatcher.
     pub unsafe fn drain(&self, most: usize, at_least: usize, out: &mut Vec<T>) {
         let end = out.len() + most;
-        // Relaxed: only who drains uses it, and has the role.
+        // Relaxed: only the dispatcher uses it, under the combining lock.
         let start = self.next.load(Ordering::Relaxed) as usize;
         let words = self.occupied.len();
-        // The word with the first lane comes twice: from that lane on, and in the end up to it.
+        // The word of the first ring comes twice: first from that ring on, and at the end up to it.
         let up_to_start = (1 << (start % WORD)) - 1;
         for step in 0..=words {
             let part = match step {
@@ -246,10 +248,10 @@ impl<T: Copy + Send> Lanes<T> {
         }
     }
 
-    /// The same from the lanes of one word whose bits are in `part`.
+    /// Drains the rings of one word whose bits are in `part`.
     ///
     /// # Safety
-    /// As [`Lanes::drain`].
+    /// As for [`Lanes::drain`].
     #[inline]
     unsafe fn drain_word(
         &self,
@@ -287,7 +289,7 @@ impl<T: Copy + Send> Lanes<T> {
     }
 }
 
-/// A submitter's end of a lane. Belongs to one thread at a time.
+/// A submitter's end of a ring. It belongs to one thread at a time.
 pub struct Lane<T: Copy + Send> {
     lanes: Arc<Lanes<T>>,
     number: usize,
@@ -299,34 +301,34 @@ impl<T: Copy + Send> Lane<T> {
         &self.lanes.rings[self.number]
     }
 
-    /// Its number among the lanes, which those that share it have too.
+    /// The number of the ring, which submitters that share it have in common.
     #[inline]
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Whether others publish here too.
+    /// Whether other threads publish in this ring, too.
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.number >= self.lanes.owned
     }
 
-    /// For how many values there is room, unless others fill it.
+    /// Free places, unless other threads fill them.
     #[inline]
     pub fn room(&self) -> usize {
         self.ring().room()
     }
 
-    /// Publishes as many values as there is room for, from the first on; says how many. They are
-    /// seen by whoever takes the dispatcher's role after that, or is kicked.
+    /// Publishes values, from the first on, while there is space; returns their number. A thread
+    /// that becomes the dispatcher after this, or is notified after this, sees them.
     #[inline]
     pub fn publish(&mut self, values: &[T]) -> usize {
         let ring = self.ring();
         let count = if self.is_shared() {
-            // SAFETY: under the lane's lock.
+            // SAFETY: this thread holds the ring's lock.
             ring.turn.with(|()| unsafe { ring.publish(values) })
         } else {
-            // SAFETY: the lane has one owner, which is borrowed mutably.
+            // SAFETY: the ring has one owner, which is borrowed mutably.
             unsafe { ring.publish(values) }
         };
         if count > 0 {
@@ -398,7 +400,7 @@ mod tests {
         }
     }
 
-    /// Lanes whose owners fill them up as fast as they are emptied do not keep the others waiting.
+    /// Rings whose owners fill them as fast as they are drained do not starve the others.
     #[test]
     fn each_lane_has_its_turn() {
         for count in [5, 64, 130] {

@@ -1,8 +1,10 @@
-//! The rooms: the places where threads meet. Every lock and every atomic of the data path is here,
-//! one file per technique, each with a loom model (`RUSTFLAGS="--cfg loom"`).
+//! Concurrency primitives. Every lock and every atomic of the data path is in this crate, one file
+//! per technique, each with a loom model (`RUSTFLAGS="--cfg loom"`).
 //!
-//! A room opens with the same head: *Protects, Why, States, Order, Common case, Cost, Before*. The
-//! order of all locks stands in docs/locks.md.
+//! The head of each primitive (marked `Room:`) has the same parts. *Protects* names the shared
+//! data, *Why* the reason, *States* the states, and *Order* the place in the lock order. *Common*
+//! is the common case, *Cost* its cost, and *Before* the coarse solution that it replaces.
+//! docs/locks.md lists the order of all locks.
 #![allow(clippy::disallowed_types)]
 
 pub mod atomics;

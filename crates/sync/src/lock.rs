@@ -1,17 +1,18 @@
-//! "Which lock?" is a type parameter: what the spinning and the sleeping lock have in common.
+//! The common interface of the spinning and the sleeping lock, so that a lock can be a type
+//! parameter.
 //!
-//! A critical section is a closure, not a guard: its scope shows as indentation, it cannot be kept
-//! across a submit, and a lock of a model or a baseline fits in the same place.
+//! A critical section is a closure, not a guard. Its scope shows as indentation, it cannot be kept
+//! across a submit, and the lock of a model or a baseline fits in the same place.
 
 /// A lock around a value.
 pub trait Lock<T>: Send + Sync {
     /// An unlocked lock.
     fn new(value: T) -> Self;
 
-    /// Runs `f` on the value, alone. A panic in `f` unlocks, and leaves the value as it then is.
+    /// Calls `f` with exclusive access to the value. A panic in `f` unlocks and keeps the value.
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R;
 
-    /// The same if nobody holds the lock now; else gives `f` back without waiting.
+    /// Calls `f` if no thread holds the lock now; otherwise returns `f` without waiting.
     ///
     /// # Errors
     /// `f`, if the lock is held.

@@ -1,17 +1,18 @@
-//! Room: the mailbox.
+//! Room: the completion queue (MPSC queue).
 //!
-//! Protects   what other threads have done for a channel, on its way home.
-//! Why        a request that another thread has carried out completes on the channel that pushed
-//!            it, and that belongs to one thread: it is told, and not reached into.
-//! States     a place is free for the letter whose number it has, holds it once its number is one
-//!            more, and is free again for the letter that comes a whole turn later.
-//! Order      no lock. The number is written behind the letter and read before it.
-//! Common     one addition to post any number of letters at once; taking one is a load and a store
-//!            that nobody else looks at meanwhile.
-//! Cost       about 6 ns a post and 1 ns a letter.
+//! Protects   completions that other threads produce for a channel, on their way to it.
+//! Why        a request that another thread executed completes on the channel that pushed it. The
+//!            channel belongs to one thread, so the other thread sends a message and does not
+//!            access the channel.
+//! States     a place is free for the value with its number. It holds that value once its number is
+//!            one more, and is free again for the value that comes one round later.
+//! Order      no lock. The number is written after the value and read before it.
+//! Common     one addition posts any number of values at once; taking one is a load and a store
+//!            without contention.
+//! Cost       about 6 ns a post and 1 ns a value.
 //! Before     a list under a lock.
 //!
-//! A mailbox cannot be full: it has as many places as its owner can have requests on their way.
+//! The queue cannot be full: it has as many places as its owner can have requests in flight.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -23,10 +24,10 @@ use crate::bell::Bell;
 use crate::cell::RoomCell;
 use crate::pad::Padded;
 
-/// The posting side; as many threads as like.
+/// The posting side, for any number of threads.
 pub struct Mailbox<T> {
     places: Box<[Place<T>]>,
-    /// The number of the next letter.
+    /// The number of the next value.
     next: Padded<AtomicU32>,
     bell: Bell,
 }
@@ -36,20 +37,20 @@ struct Place<T> {
     letter: RoomCell<MaybeUninit<T>>,
 }
 
-// SAFETY: a letter is written by who drew its number and read by the one owner behind that; the
-// number of its place orders the two.
+// SAFETY: the thread that drew its number writes a value, and the one owner reads it afterwards;
+// the number of its place orders the two.
 unsafe impl<T: Send> Sync for Mailbox<T> {}
 
-/// The owner's side.
+/// The receiving side, for the owner.
 #[derive(Debug)]
 pub struct Owner<T> {
     mailbox: Arc<Mailbox<T>>,
-    /// The number of the next letter to take.
+    /// The number of the next value to take.
     next: u32,
 }
 
 impl<T> Mailbox<T> {
-    /// An empty mailbox for so many letters at once, and its owner's side.
+    /// An empty queue for `letters` values at once; returns its receiving side.
     pub fn open(letters: usize) -> Owner<T> {
         let count = letters.max(1).next_power_of_two();
         let place = |number| Place {
@@ -69,27 +70,27 @@ impl<T> Mailbox<T> {
         &self.places[number as usize & (self.places.len() - 1)]
     }
 
-    /// Posts letters. The owner is not woken: [`Mailbox::bell`] does that.
+    /// Posts values. Does not wake the owner: [`Mailbox::bell`] does that.
     ///
     /// # Panics
-    /// If there are more letters than places: the bound is set where requests are let in.
+    /// If there are more values than places: the bound is enforced where requests are accepted.
     #[inline]
     pub fn post(&self, letters: impl ExactSizeIterator<Item = T>) {
         let first = self.next.fetch_add(letters.len() as u32, Ordering::Relaxed);
         for (index, letter) in letters.enumerate() {
             let number = first.wrapping_add(index as u32);
             let place = self.place(number);
-            // Acquire: pairs with the Release in `take`, so that the last letter has been read.
+            // Acquire: pairs with the Release in `take`, so that the previous value has been read.
             let free = place.number.load(Ordering::Acquire) == number;
             assert!(free, "a mailbox has a place for every request of its owner");
-            // SAFETY: the place is free for this number, which was drawn by this thread alone.
+            // SAFETY: the place is free for this number, which only this thread drew.
             unsafe { place.letter.with_mut(|it| *it = MaybeUninit::new(letter)) };
             // Release: pairs with the Acquire in `take`.
             place.number.store(number.wrapping_add(1), Ordering::Release);
         }
     }
 
-    /// The bell by which the owner sleeps.
+    /// The eventcount on which the owner sleeps.
     #[inline]
     pub fn bell(&self) -> &Bell {
         &self.bell
@@ -97,13 +98,13 @@ impl<T> Mailbox<T> {
 }
 
 impl<T> Owner<T> {
-    /// The side where letters are posted.
+    /// The posting side.
     #[inline]
     pub fn mailbox(&self) -> &Arc<Mailbox<T>> {
         &self.mailbox
     }
 
-    /// Whether a letter is there.
+    /// Whether a value has arrived.
     #[inline]
     pub fn is_any(&self) -> bool {
         let place = self.mailbox.place(self.next);
@@ -111,15 +112,15 @@ impl<T> Owner<T> {
         place.number.load(Ordering::Acquire) == self.next.wrapping_add(1)
     }
 
-    /// Takes the next letter.
+    /// Takes the next value.
     #[inline]
     pub fn take(&mut self) -> Option<T> {
         if !self.is_any() {
             return None;
         }
         let place = self.mailbox.place(self.next);
-        // SAFETY: the number says that the letter is there, and it is read once: the number moves
-        // on below, and there is one owner.
+        // SAFETY: the number says that the value is there. It is read once: the number advances
+        // below, and there is one owner.
         let letter = unsafe { place.letter.with_mut(|it| it.assume_init_read()) };
         let turn = self.mailbox.places.len() as u32;
         // Release: pairs with the Acquire in `post`.
@@ -129,7 +130,7 @@ impl<T> Owner<T> {
     }
 }
 
-/// Letters that nobody takes any more are dropped.
+/// Drops the values that were not taken.
 impl<T> Drop for Owner<T> {
     fn drop(&mut self) {
         while self.take().is_some() {}
@@ -207,7 +208,7 @@ mod model {
     use super::*;
     use std::time::Duration;
 
-    /// Two who post, and an owner who sleeps; places are used again.
+    /// Two threads post to an owner that sleeps; places are used again.
     #[test]
     fn letters_arrive_once_and_wake_the_owner() {
         let mut model = loom::model::Builder::new();

@@ -1,10 +1,10 @@
-//! A value with cache lines of its own, so that neighbours do not slow it down.
+//! A value with its own cache lines, which prevents false sharing.
 
 use std::ops::{Deref, DerefMut};
 
-/// Keeps `T` on cache lines that nothing else uses.
+/// Keeps `T` on cache lines that no other value shares.
 ///
-/// 128 bytes: x86 processors fetch lines in pairs, and big ARM cores have lines of that size.
+/// 128 bytes: x86 CPUs prefetch cache lines in pairs, and large ARM cores have lines of that size.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Padded<T>(pub T);

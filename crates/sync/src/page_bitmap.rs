@@ -1,30 +1,32 @@
-//! Room: which pages hold data.
+//! Room: the bitmap of pages that hold data.
 //!
-//! Protects   the truth of "this page was never written": a bit per page.
-//! Why        a device of terabytes keeps memory for what was written only, and says so to whoever
-//!            copies it; and a read of a hole must not even cost page tables.
-//! States     clear: the page reads as zeros, its memory is untouched or about to be freed. Set:
-//!            the memory is the data.
-//! Order      no lock. A writer copies first and sets the bit then; a discard clears the bit first
-//!            and frees the memory then, with a full fence between the two on either side. So
-//!            whoever sees the bit sees the data, and whoever does not finds zeros: what the page
-//!            held before, or will. And a bit that is clear after a race of both is that of a page
-//!            that was freed after the copy: no old data wait under it for the next write.
-//! Common     one load of a word that shares its cache line with 511 other pages; a fence a write.
-//! Cost       a read-modify-write for the first write to a page only; the fence some 20 cycles.
+//! Protects   the information that a page was never written: a bit per page.
+//! Why        a device of terabytes holds memory only for written pages, and reports the rest as
+//!            holes; and a read of a hole must not even cost page tables.
+//! States     clear: the page reads as zeros, and its memory is untouched or about to be freed.
+//!            Set: the memory is the data.
+//! Order      no lock. A writer first copies and then sets the bit; a discard first clears the bit
+//!            and then frees the memory, with a full fence between the two steps on either side. So
+//!            a reader that sees the bit sees the data, and another reader finds zeros, the
+//!            contents before the write or after the discard. If a race leaves the bit clear, the
+//!            page was freed after the copy: no old data remains under it for the next write.
+//! Common     one load of a word that shares its cache line with 511 other pages; a fence per
+//!            write.
+//! Cost       a read-modify-write only for the first write to a page; the fence costs about 20
+//!            cycles.
 //! Before     a tree of pages under the device's lock.
 //!
-//! Above the bits stands a summary, one bit per [`CHUNK_PAGES`] pages, set before the first bit of
-//! its chunk and never cleared: a scan of ten empty terabytes looks at some ten thousand words.
+//! A summary has one bit per [`CHUNK_PAGES`] pages. It is set before the first bit of its chunk and
+//! never cleared: a scan of ten empty terabytes reads about ten thousand words.
 
 use crate::atomics::{AtomicU64, Ordering, fence};
 
-/// Pages in a word of the map.
+/// Pages per word of the bitmap.
 const WORD_PAGES: u64 = 64;
-/// Pages under one bit of the summary.
+/// Pages per bit of the summary.
 pub const CHUNK_PAGES: u64 = 64 * WORD_PAGES;
 
-/// A bit per page, all clear at first. Its own memory is touched only where bits are set.
+/// A bit per page, all clear at first. The memory of the bitmap is touched only where bits are set.
 #[derive(Debug)]
 pub struct PageBitmap {
     words: Box<[AtomicU64]>,
@@ -33,14 +35,14 @@ pub struct PageBitmap {
 }
 
 impl PageBitmap {
-    /// A clear map of `pages` pages; `None` if there is no memory for it.
+    /// A clear bitmap of `pages` pages; `None` if there is not enough memory.
     pub fn new(pages: u64) -> Option<PageBitmap> {
         let words = zeroed(pages.div_ceil(WORD_PAGES))?;
         let summary = zeroed(pages.div_ceil(CHUNK_PAGES).div_ceil(u64::from(u64::BITS)))?;
         Some(PageBitmap { words, summary, pages })
     }
 
-    /// How many pages it covers.
+    /// Number of pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -48,30 +50,32 @@ impl PageBitmap {
     /// Whether the page holds data.
     #[inline]
     pub fn get(&self, page: u64) -> bool {
-        // Acquire: pairs with the Release in `set`, so that the data are seen with the bit.
+        // Acquire: pairs with the Release in `set`, so that the data is seen with the bit.
         let word = self.words[(page / WORD_PAGES) as usize].load(Ordering::Acquire);
         word >> (page % WORD_PAGES) & 1 != 0
     }
 
-    /// Notes that the page holds data, which have been copied before; says whether that is new.
+    /// Marks a page as holding data, which has been copied before; returns whether its bit was
+    /// clear.
     #[inline]
     pub fn set(&self, page: u64) -> bool {
         self.set_range(page, page + 1)
     }
 
-    /// Notes that the pages from `first` to before `end` hold data, which have been copied before;
-    /// says whether that is new for any of them.
+    /// Marks the pages from `first` to before `end` as holding data, which has been copied before;
+    /// returns whether any of their bits was clear.
     #[inline]
     pub fn set_range(&self, first: u64, end: u64) -> bool {
-        // Keeps the copy before the look at the bit; pairs with the fence in `clear`. Without it a
-        // writer may see the bit as it was before a discard, and its copy become visible after the
-        // memory was freed: data under a clear bit, which the next write would bring to light.
+        // Keeps the copy before the load of the bit; pairs with the fence in `clear`. Without it a
+        // writer may see the bit as it was before a discard, and its copy may become visible after
+        // the memory was freed. Then data would lie under a clear bit, and the next write would
+        // expose it.
         fence(Ordering::SeqCst);
         let mut new = false;
         for page in first..end {
             let (word, bit) = (&self.words[(page / WORD_PAGES) as usize], 1 << (page % WORD_PAGES));
-            // Relaxed: if the bit is set already there is nothing to publish that was not before; a
-            // discard of the same page at the same time may win, as it may on any disk.
+            // Relaxed: if the bit is set already, there is nothing new to publish. A concurrent
+            // discard of the same page may win, as on any disk.
             if word.load(Ordering::Relaxed) & bit == 0 {
                 self.set_first(page, word, bit);
                 new = true;
@@ -87,13 +91,13 @@ impl PageBitmap {
         if summary.load(Ordering::Relaxed) >> (chunk % 64) & 1 == 0 {
             summary.fetch_or(1 << (chunk % 64), Ordering::Relaxed);
         }
-        // Release: pairs with the Acquire in `get` and `run`; it also keeps the summary before the
-        // bit for whoever has seen the bit.
+        // Release: pairs with the Acquire in `get` and `run`. It also orders the summary before the
+        // bit, for a thread that has seen the bit.
         word.fetch_or(bit, Ordering::Release);
     }
 
-    /// Notes that the pages from `first` to before `end` hold nothing. Their memory is freed
-    /// afterwards. Chunks that were never written are skipped.
+    /// Marks the pages from `first` to before `end` as empty; the caller frees their memory
+    /// afterwards. Skips chunks that were never written.
     pub fn clear(&self, first: u64, end: u64) {
         let end = end.min(self.pages);
         let mut page = first;
@@ -118,8 +122,8 @@ impl PageBitmap {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether `page` holds data, and how many pages from it on are of the same kind, at most up to
-    /// `end`. `page` must lie before `end`.
+    /// Whether `page` holds data, and how many pages from it on are equal in this, at most up to
+    /// `end`. `page` must be below `end`.
     pub fn run(&self, page: u64, end: u64) -> (bool, u64) {
         let end = end.min(self.pages);
         debug_assert!(page < end);
@@ -148,7 +152,7 @@ impl PageBitmap {
     }
 }
 
-/// Zeroed words; the system provides their memory when they are first written. `None` if it
+/// Zeroed words; the system provides their memory when they are first written. `None` if the system
 /// refuses.
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
@@ -158,13 +162,13 @@ pub(crate) fn zeroed(words: u64) -> Option<Box<[AtomicU64]>> {
         return Some(Box::default());
     }
     let layout = std::alloc::Layout::array::<AtomicU64>(words).ok()?;
-    // SAFETY: the layout is not of size 0.
+    // SAFETY: the size of the layout is not 0.
     let start = unsafe { std::alloc::alloc_zeroed(layout) };
     if start.is_null() {
         return None;
     }
-    // SAFETY: the memory was allocated with the layout of such a slice by the allocator of boxes,
-    // belongs to nobody else, and zeros are a valid value of an AtomicU64.
+    // SAFETY: the allocator of boxes allocated the memory with the layout of such a slice. It has
+    // no other owner, and zeros are a valid value of an AtomicU64.
     Some(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start.cast(), words)) })
 }
 
@@ -264,8 +268,8 @@ mod model {
         });
     }
 
-    /// A write and a discard of the same page at the same time: either may win, but a page that is
-    /// not marked holds nothing.
+    /// A write and a concurrent discard of the same page: either may win, but a page without its
+    /// bit holds no data.
     #[test]
     fn no_data_lie_under_a_clear_bit() {
         loom::model(|| {

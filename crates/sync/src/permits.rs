@@ -1,46 +1,48 @@
-//! Room: the permits.
+//! Room: leases (revocable, double-buffered).
 //!
-//! Protects   a state that each of many threads may move on by itself while nobody asks for it, and
-//!            the count of what it has under way meanwhile.
-//! Why        threads that take turns at one state hand its cache line to each other every time.
-//!            Where nobody else looks, each works on a copy of its own, and whoever has to know
-//!            the state takes the copies back.
-//! States     a desk is closed, or open: then it holds a permit, and its owner may work on it. It
-//!            has two pages. The word says which one counts; the owner writes to the other one,
-//!            and turns the page by the exchange that also counts what it has begun. Who takes
-//!            the permit back closes the desk by one write, and has the page that counts then.
-//! Order      no lock. Nobody waits for an owner, and no owner for who takes its permit back.
-//! Common     a load and an exchange to begin, and an addition to end, on a line that nobody else
-//!            looks at.
+//! Protects   a state that each of many threads may advance by itself until another thread needs
+//!            it, and the number of operations that it has in flight.
+//! Why        threads that take turns at one state move its cache line between CPUs every time.
+//!            While no other thread needs the state, each works on its own copy; a thread that
+//!            needs the state revokes the copies.
+//! States     an entry is closed, or open: then it holds a lease, and its owner may use it. It has
+//!            two pages. The word says which page is valid. The owner writes to the other page, and
+//!            makes it valid by the exchange that also counts the operations it has begun. A
+//!            revocation closes the entry by one write; the page that is valid then is the final
+//!            state.
+//! Order      no lock. No thread waits for an owner, and no owner waits for a revocation.
+//! Common     a load and an exchange to begin, and an addition to end, on an uncontended cache
+//!            line.
 //! Cost       about 12 ns for both.
-//! Before     one state for all, under a lock or a role, and a count that goes round with it.
+//! Before     one state for all threads, under a lock or a combining lock, with one shared count.
 //!
 //! | | closed | open |
 //! | --- | --- | --- |
-//! | its owner begins something | may not | turns the page: open, more is under way |
-//! | its owner ends something | less is under way | less is under way |
-//! | the keeper gives a permit | open | - |
-//! | the keeper takes it back | - | closed |
+//! | its owner begins an operation | refused | the other page becomes valid: open, more in flight |
+//! | its owner ends an operation | less in flight | less in flight |
+//! | the dispatcher grants a lease | open | - |
+//! | the dispatcher revokes it | - | closed |
 //!
-//! What is under way and whether somebody awaits its end are in one word, and so in one order: an
-//! end comes before the mark, and is counted by who put it there, or behind it, and sees it.
+//! The number in flight and the mark for awaited ends are in one word, and so in one order. An end
+//! that comes before the mark is counted by the thread that sets the mark; an end that comes after
+//! it sees the mark.
 #![allow(unsafe_code)]
 
 use crate::atomics::{AtomicU64, Ordering};
 use crate::cell::RoomCell;
 
-/// The desk is open.
+/// The entry is open.
 const OPEN: u64 = 1 << 63;
-/// The second page counts.
+/// The second page is valid.
 const PAGE: u64 = 1 << 62;
-/// The end of what is under way is awaited.
+/// A thread awaits the end of operations in flight.
 const AWAITED: u64 = 1 << 61;
-/// Where the second count begins.
+/// The lowest bit of the second count.
 const SECOND: u32 = 30;
-/// What a count holds.
+/// Mask of a count.
 const COUNT: u64 = (1 << SECOND) - 1;
 
-/// A desk for each of some threads.
+/// A lease entry for each of a number of threads.
 #[derive(Debug)]
 pub struct Permits<T> {
     desks: Box<[Desk<T>]>,
@@ -53,11 +55,11 @@ struct Desk<T> {
     pages: [RoomCell<T>; 2],
 }
 
-// SAFETY: a page is written by the desk's owner while it does not count, or by the keeper while the
-// desk is closed, and read while it counts; the word orders the two.
+// SAFETY: a page is written by the owner of the entry while it is not valid, or by the dispatcher
+// while the entry is closed. It is read while it is valid; the word orders the two.
 unsafe impl<T: Send + Sync> Sync for Permits<T> {}
 
-/// So many of the first kind and of the second, as the word has them.
+/// The two counts as they are in the word.
 #[inline]
 fn packed(counts: [u32; 2]) -> u64 {
     u64::from(counts[0]) | (u64::from(counts[1]) << SECOND)
@@ -76,7 +78,7 @@ impl<T> Desk<T> {
 }
 
 impl<T: Copy> Permits<T> {
-    /// So many closed desks, at which nothing is under way.
+    /// `desks` closed entries without operations in flight.
     pub fn new(desks: usize, blank: T) -> Permits<T> {
         let desk = |_| Desk {
             word: AtomicU64::new(0),
@@ -85,13 +87,14 @@ impl<T: Copy> Permits<T> {
         Permits { desks: (0..desks).map(desk).collect() }
     }
 
-    /// The owner's way: if the desk is open, lets `step` move the state on, and counts what
-    /// that begins, so many of either kind. `step` is told how much is under way, of both kinds.
-    /// False if the desk is closed, or is closed meanwhile, or if `step` says so: then nothing has
-    /// happened.
+    /// For the owner: if the entry is open, advances its state by `step` and counts the operations
+    /// that this begins. `step` gets the number of operations in flight, of both kinds together.
+    /// Returns `false` without any effect if the entry is closed or is being closed, or if `step`
+    /// returns `false`.
     ///
     /// # Safety
-    /// The caller is the desk's owner: no other thread begins anything there or has it granted.
+    /// The caller is the owner of the entry: no other thread begins operations there or has it
+    /// granted.
     #[inline]
     pub unsafe fn begin(
         &self,
@@ -100,17 +103,17 @@ impl<T: Copy> Permits<T> {
         step: impl FnOnce(&mut T, u32) -> bool,
     ) -> bool {
         let desk = &self.desks[desk];
-        // Acquire: pairs with the Release in `grant`, in case the desk has changed its owner.
+        // Acquire: pairs with the Release in `grant`, in case the entry has a new owner.
         let word = desk.word.load(Ordering::Acquire);
         if word & OPEN == 0 {
             return false;
         }
-        // SAFETY: nobody writes to the page that counts while the desk is open; if it has been
-        // closed meanwhile, only its owner can have it opened again.
+        // SAFETY: no thread writes to the valid page while the entry is open. If it has been closed
+        // meanwhile, only its owner can have it opened again.
         let state = unsafe { desk.page(word).with(|state| *state) };
         let [first, second] = counts_of(word);
         let turned = (word ^ PAGE) + packed(counts);
-        // SAFETY: nobody looks at the page that does not count but the owner.
+        // SAFETY: only the owner accesses the page that is not valid.
         let goes_on = unsafe {
             desk.page(turned).with_mut(|page| {
                 *page = state;
@@ -120,53 +123,53 @@ impl<T: Copy> Permits<T> {
         if !goes_on {
             return false;
         }
-        // Release: pairs with the Acquire in `withdraw`. No Acquire: what is begun is the owner's.
+        // Release: pairs with the Acquire in `withdraw`. No Acquire: only the owner uses what it
+        // begins.
         desk.word.compare_exchange(word, turned, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Counts the end of so many of either kind, which have begun. Says whether it is awaited: it
-    /// is the caller's duty then to see to it that the keeper looks again.
+    /// Counts the end of begun operations. Returns whether a thread awaits it: then the caller must
+    /// make sure that a thread dispatches again.
     #[inline]
     pub fn end(&self, desk: usize, counts: [u32; 2]) -> bool {
         // Release: pairs with the Acquire in `under_way`. Acquire: pairs with the Release there, so
-        // that the caller finds what was left undone.
+        // that the caller sees the work that was left.
         self.desks[desk].word.fetch_sub(packed(counts), Ordering::AcqRel) & AWAITED != 0
     }
 
-    /// The keeper's way to give a permit, beginning with this state; so many of either kind have
-    /// begun in it.
+    /// For the dispatcher: grants a lease with an initial state and the operations that have begun
+    /// in it.
     ///
     /// # Safety
-    /// The caller is the desk's owner and the keeper of all, and the desk is closed. Nothing is
-    /// under way there, so that no other thread counts an end meanwhile.
+    /// The caller is the owner of the entry and the dispatcher of all entries, and the entry is
+    /// closed. No operation is in flight there, so that no other thread counts an end meanwhile.
     pub unsafe fn grant(&self, desk: usize, state: T, counts: [u32; 2]) {
         let desk = &self.desks[desk];
         let word = desk.word.load(Ordering::Relaxed) & !AWAITED;
         debug_assert_eq!((word & OPEN, counts_of(word)), (0, [0; 2]), "closed, and nothing there");
-        // SAFETY: at a closed desk nobody looks at the pages but the keeper and the owner.
+        // SAFETY: only the dispatcher and the owner access the pages of a closed entry.
         unsafe { desk.page(word).with_mut(|page| *page = state) };
-        // Release: pairs with the Acquire in `begin`. A store does, because owner and keeper alone
-        // write to the word.
+        // Release: pairs with the Acquire in `begin`. A store is enough, because only owner and
+        // dispatcher write to the word.
         desk.word.store((word | OPEN) + packed(counts), Ordering::Release);
     }
 
-    /// The keeper's way to take a permit back: closes the desk and answers its state, if it was
-    /// open.
+    /// For the dispatcher: revokes a lease. Closes the entry and returns its state, if it was open.
     ///
     /// # Safety
-    /// The caller is the keeper: nobody else grants or withdraws meanwhile.
+    /// The caller is the dispatcher: no other thread grants or revokes meanwhile.
     #[inline]
     pub unsafe fn withdraw(&self, desk: usize) -> Option<T> {
         let desk = &self.desks[desk];
         // Acquire: pairs with the Release in `begin`.
         let word = desk.word.fetch_and(!OPEN, Ordering::AcqRel);
-        // SAFETY: the page counted when the desk was closed. Its owner writes to the other one, if
-        // it had begun to, and opens the desk only as the keeper.
+        // SAFETY: the page was valid when the entry was closed. Its owner may still write to the
+        // other page, and opens the entry only as the dispatcher.
         (word & OPEN != 0).then(|| unsafe { desk.page(word).with(|state| *state) })
     }
 
-    /// How many of either kind are under way at a desk. With `awaits`, whoever counts an end behind
-    /// that is told so.
+    /// Number of operations in flight of an entry, by kind. With `awaits`, a thread that counts an
+    /// end later learns that it is awaited.
     #[inline]
     pub fn under_way(&self, desk: usize, awaits: bool) -> [u32; 2] {
         let word = &self.desks[desk].word;
@@ -183,7 +186,7 @@ mod tests {
     use super::*;
 
     fn begin(permits: &Permits<u64>, desk: usize, counts: [u32; 2], add: u64) -> bool {
-        // SAFETY: the test is all owners and the keeper.
+        // SAFETY: the test is the owner of all entries and the dispatcher.
         unsafe {
             permits.begin(desk, counts, |state, _| {
                 *state += add;
@@ -196,11 +199,11 @@ mod tests {
     fn an_owner_moves_its_state_on_until_the_desk_is_closed() {
         let permits = Permits::new(2, 0);
         assert!(!begin(&permits, 1, [1, 0], 1), "closed");
-        // SAFETY: as above.
+        // SAFETY: the test is the owner of all entries and the dispatcher.
         unsafe { permits.grant(1, 10, [3, 0]) };
         assert!(begin(&permits, 1, [1, 4], 5) && begin(&permits, 1, [0, 1], 7));
         assert!(!begin(&permits, 0, [1, 0], 1), "another one's");
-        // SAFETY: as above.
+        // SAFETY: the test is the owner of all entries and the dispatcher.
         unsafe {
             assert!(!permits.begin(1, [1, 0], |state, under_way| {
                 assert_eq!((*state, under_way), (22, 9));
@@ -209,7 +212,7 @@ mod tests {
             }));
         }
         assert!(!permits.end(1, [4, 1]));
-        // SAFETY: as above.
+        // SAFETY: the test is the owner of all entries and the dispatcher.
         unsafe {
             assert_eq!(permits.withdraw(0), None);
             assert_eq!(permits.withdraw(1), Some(22));
@@ -220,10 +223,10 @@ mod tests {
         assert!(permits.end(1, [0, 3]), "awaited");
         assert_eq!(permits.under_way(1, false), [0, 1]);
         assert!(permits.end(1, [0, 1]), "the last one");
-        // SAFETY: as above.
+        // SAFETY: the test is the owner of all entries and the dispatcher.
         unsafe { permits.grant(1, 1, [1 << 29, 1]) };
         assert!(!permits.end(1, [0, 1]), "no more");
-        // SAFETY: as above.
+        // SAFETY: the test is the owner of all entries and the dispatcher.
         assert_eq!(unsafe { permits.withdraw(1) }, Some(1));
         assert_eq!(permits.under_way(1, false), [1 << 29, 0]);
     }
@@ -238,13 +241,14 @@ mod model {
     use loom::sync::Arc;
     use std::time::Duration;
 
-    /// An owner begins and ends while the keeper closes the desk and counts: whatever has begun is
-    /// in the state that the keeper has, and whatever it counts as under way ends later, told.
+    /// An owner begins and ends operations while the dispatcher revokes the lease and counts. All
+    /// begun operations are in the revoked state. Operations that it counts as in flight end later,
+    /// with the awaited mark.
     #[test]
     fn what_the_keeper_takes_back_is_whole() {
         loom::model(|| {
             let permits = Arc::new(Permits::new(1, [0_u32; 2]));
-            // SAFETY: nobody else is there yet.
+            // SAFETY: no other thread exists yet.
             unsafe { permits.grant(0, [0, 0], [0, 0]) };
             let other = Arc::clone(&permits);
             let thread = loom::thread::spawn(move || {
@@ -263,7 +267,7 @@ mod model {
                 }
                 (begun, told)
             });
-            // SAFETY: this thread is the keeper.
+            // SAFETY: this thread is the dispatcher.
             let [begun, same] = unsafe { permits.withdraw(0) }.unwrap();
             let [_, under_way] = permits.under_way(0, true);
             assert_eq!((begun, begun), (same, thread.join().unwrap().0));
@@ -271,8 +275,8 @@ mod model {
         });
     }
 
-    /// An owner whose permit is taken back gets another one, from the role, while the keeper comes
-    /// again: what has begun is counted once, whichever of its permits it began with.
+    /// An owner whose lease was revoked gets a new one under the combining lock, while the
+    /// dispatcher revokes again. Each begun operation is counted once, by whichever lease it began.
     #[test]
     fn what_begins_with_a_new_permit_is_counted_once() {
         loom::model(|| {
@@ -289,8 +293,8 @@ mod model {
                     // SAFETY: this thread is the owner.
                     let has_begun = unsafe { permits.begin(0, [1, 0], step) } || {
                         let renew = |sum: &mut u32| {
-                            // SAFETY: this thread has the role, and is the owner, which has
-                            // nothing under way.
+                            // SAFETY: this thread holds the combining lock, and is the owner, which
+                            // has no operation in flight.
                             unsafe {
                                 *sum += permits.withdraw(0).unwrap_or(0);
                                 permits.grant(0, 1, [1, 0]);
@@ -307,7 +311,7 @@ mod model {
             });
             let (role, permits) = &*desk;
             let take_back = |sum: &mut u32| {
-                // SAFETY: this thread has the role.
+                // SAFETY: this thread holds the combining lock.
                 *sum += unsafe { permits.withdraw(0) }.unwrap_or(0);
                 Round::Enough
             };
@@ -324,20 +328,21 @@ mod model {
         });
     }
 
-    /// Ends that the keeper has not counted are told to those who bring them about.
+    /// An end that the dispatcher has not counted is reported to the thread that ends the
+    /// operation.
     #[test]
     fn what_is_awaited_is_counted_or_told() {
         loom::model(|| {
             let permits = Arc::new(Permits::new(2, ()));
             let count = |desk: usize| {
-                // SAFETY: nobody else is there yet.
+                // SAFETY: no other thread exists yet.
                 unsafe { permits.grant(desk, (), [1, 0]) };
                 let permits = Arc::clone(&permits);
                 loom::thread::spawn(move || permits.end(desk, [1, 0]))
             };
             let threads = [count(0), count(1)];
             let counts = [0, 1].map(|desk| {
-                // SAFETY: this thread is the keeper.
+                // SAFETY: this thread is the dispatcher.
                 assert!(unsafe { permits.withdraw(desk) }.is_some());
                 permits.under_way(desk, true)[0]
             });
@@ -346,7 +351,7 @@ mod model {
         });
     }
 
-    /// The books of a device that takes one request at a time.
+    /// The state of a device that executes one request at a time.
     #[derive(Default)]
     struct Books {
         in_flight: u32,
@@ -366,7 +371,7 @@ mod model {
             let mut serves = false;
             let _ = self.role.run(|books| {
                 loop {
-                    // SAFETY: this thread has the role, and so is the keeper.
+                    // SAFETY: this thread holds the combining lock, and so is the dispatcher.
                     let _ = unsafe { self.permits.withdraw(0) };
                     books.in_flight = self.permits.under_way(0, false)[0];
                     books.waits |= self.lane.swap(0, Ordering::Relaxed) == 1;
@@ -386,8 +391,8 @@ mod model {
         }
     }
 
-    /// A request goes by a permit while another one comes, which finds no room and sleeps. It is
-    /// served by whoever of the two is the last to look.
+    /// A request uses a lease while another one arrives, finds no capacity and sleeps. The later of
+    /// the two threads to look for work serves it.
     #[test]
     fn who_waits_for_what_goes_by_a_permit_is_served() {
         loom::model(|| {
@@ -398,7 +403,7 @@ mod model {
                 served: AtomicU32::new(0),
                 bell: Bell::new(),
             });
-            // SAFETY: nobody else is there yet.
+            // SAFETY: no other thread exists yet.
             unsafe { device.permits.grant(0, 0, [0, 0]) };
             let other = Arc::clone(&device);
             let thread = loom::thread::spawn(move || {

@@ -1,38 +1,39 @@
-//! Room: what readers have pinned.
+//! Room: hazard pointers.
 //!
-//! Protects   objects that a word refers to, from being given back while somebody reads them.
-//! Why        a reader decompresses in place, from memory that a writer may replace meanwhile. It
+//! Protects   objects that a word refers to, from being freed while a thread reads them.
+//! Why        a reader decompresses directly from memory that a writer may replace meanwhile. It
 //!            must not make the writer wait, nor wait itself, nor keep more than that one object.
-//! States     a seat's slot is 0 (nothing is read) or the reference that its reader has pinned.
-//! Order      no lock; a list of free seats has one of its own, a leaf, to open and close a seat.
-//! Common     a pin is two loads, a store and a fence; its end is a store. All of it but the word
-//!            itself is in a cache line that nobody else writes.
-//! Cost       about 8 ns a pin. A look at all pins costs a load for each seat, once for so many
-//!            retired objects as there are seats and some more.
-//! Before     the entry's lock, held while a block was decompressed.
+//! States     a slot is 0 (no object is read) or the reference that its reader has pinned.
+//! Order      no lock; a list of free slots has its own lock, a leaf, to open and close a slot.
+//! Common     a pin is two loads, a store and a fence; its end is a store. All of this except the
+//!            word itself is on an uncontended cache line.
+//! Cost       about 8 ns a pin. A scan of all pins costs a load per slot, once for slightly more
+//!            retired objects than there are slots.
+//! Before     the lock of the entry, held while a block was decompressed.
 //!
 //! # Why it is sound
-//! | reader | who retires |
+//! | reader | thread that retires |
 //! | --- | --- |
 //! | loads the word: R | exchanges the word: R is no longer in it |
 //! | stores R in its slot | |
 //! | full fence | full fence |
 //! | loads the word again | loads all slots |
-//! | still R: reads; else begins again with what it found | gives back what is in no slot |
+//! | still R: reads; else starts again with the new value | frees the objects that are in no slot |
 //!
-//! One of the two fences comes first. If it is the reader's, the slot is seen, and the object
-//! stays. If it is the other, the second load sees the exchange, and the reader lets go of R
-//! without having touched it. A word that has come back to R meanwhile is no exception: then R is
-//! in the word now, and whoever takes it out again does so after the reader's fence.
+//! One of the two fences comes first. If it is the reader's, the other thread sees the slot, and
+//! the object stays. If it is the other thread's, the second load sees the exchange, and the reader
+//! releases R without having read the object. The argument also covers a word that has changed back
+//! to R meanwhile: R is in the word now, and a thread that removes it again does so after the
+//! reader's fence.
 //!
-//! The slot is cleared with Release and looked at with Acquire, so that the last read comes before
-//! whatever the memory is used for; and it is set with Release, or the next pin would hide that end
-//! from who sees the pin only.
+//! The slot is cleared with Release and scanned with Acquire, so that the last read comes before
+//! the memory is reused. The slot is also set with Release: a scan that sees only the next pin must
+//! still see that the previous one has ended.
 //!
 //! # Why not epochs
-//! What is retired is bounded: each seat keeps one object at most, whatever happens to its thread.
-//! A reader in an epoch that loses its processor keeps everything that is retired from then on, and
-//! retired memory counts against the limit: writers would be refused because a reader sleeps.
+//! The number of retired objects is bounded: each slot keeps at most one object, whatever happens
+//! to its thread. With epochs, a preempted reader keeps everything that is retired from then on.
+//! Retired memory is charged against the limit, so writes would fail because a reader does not run.
 
 use std::sync::Arc;
 
@@ -40,17 +41,17 @@ use crate::atomics::{AtomicU64, AtomicUsize, Mutex, Ordering, fence};
 use crate::entry_words::{Entries, Word};
 use crate::pad::Padded;
 
-/// The pins of all readers of a device.
+/// The hazard pointers of all readers of a device.
 #[derive(Debug)]
 pub struct Pins {
     slots: Box<[Padded<AtomicU64>]>,
-    /// Seats below this were taken at some time.
+    /// All slots that were ever taken are below this number.
     seats_used: AtomicUsize,
     free: Mutex<Vec<u32>>,
 }
 
 impl Pins {
-    /// Room for so many seats, none taken.
+    /// `seats_max` free slots.
     pub fn new(seats_max: u32) -> Arc<Pins> {
         Arc::new(Pins {
             slots: (0..seats_max).map(|_| Padded(AtomicU64::new(0))).collect(),
@@ -59,7 +60,7 @@ impl Pins {
         })
     }
 
-    /// A seat for one thread; `None` if all are taken.
+    /// A slot for one thread; `None` if all are taken.
     pub fn seat(self: &Arc<Pins>) -> Option<Seat> {
         let mut free = self.free.lock().expect("no holder panics: it pushes and pops");
         let number = free.pop()?;
@@ -69,24 +70,24 @@ impl Pins {
         Some(Seat { pins: Arc::clone(self), number })
     }
 
-    /// How many seats can be taken at a time.
+    /// Number of slots.
     pub fn seats_max(&self) -> usize {
         self.slots.len()
     }
 
-    /// How many objects can be pinned at most by the seats that were ever taken.
+    /// Maximum number of objects that the slots taken so far can pin.
     pub fn seats_used(&self) -> usize {
         self.seats_used.load(Ordering::Relaxed)
     }
 
-    /// What is pinned now, of all that was taken out of its word before the call.
+    /// Scans the objects that are pinned now, among those removed from their words before the call.
     pub fn look(&self, pinned: &mut Pinned) {
         pinned.0.clear();
-        // Full fence: pairs with the one in `pin`; see the head.
+        // Full fence: pairs with the one in `pin`; see the head of this file.
         fence(Ordering::SeqCst);
         let used = self.seats_used.load(Ordering::Relaxed);
         for slot in &self.slots[..used] {
-            // Acquire: pairs with the Release in `Guard::drop`: its reads are over.
+            // Acquire: pairs with the Release in `Guard::drop`: the reads have ended.
             let reference = slot.load(Ordering::Acquire);
             if reference != 0 {
                 pinned.0.push(reference);
@@ -96,24 +97,24 @@ impl Pins {
     }
 }
 
-/// What a look has found pinned.
+/// The references that a scan found pinned.
 #[derive(Debug, Default)]
 pub struct Pinned(Vec<u64>);
 
 impl Pinned {
-    /// An empty one that takes the pins of so many seats without allocating.
+    /// An empty result that holds the pins of `seats` slots without an allocation.
     pub fn with_capacity(seats: usize) -> Pinned {
         Pinned(Vec::with_capacity(seats))
     }
 
-    /// Whether somebody reads what the word refers to.
+    /// Whether a thread reads the object of this word.
     #[inline]
     pub fn contains(&self, word: Word) -> bool {
         self.0.binary_search(&word.reference()).is_ok()
     }
 }
 
-/// One thread's place among the readers. It pins one object at a time.
+/// One thread's slot. It pins one object at a time.
 #[derive(Debug)]
 pub struct Seat {
     pins: Arc<Pins>,
@@ -121,18 +122,19 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Loads a block's word and pins what it refers to, until the guard goes.
+    /// Loads a block's word and pins its object until the guard is dropped.
     ///
-    /// It begins again only when a writer has exchanged the word within these few instructions.
+    /// Repeats only if a writer has exchanged the word within these few instructions.
     #[inline]
     pub fn pin(&mut self, entries: &Entries, block: u64) -> Guard<'_> {
         let slot = &self.pins.slots[self.number as usize].0;
         let mut word = entries.load(block);
         while word.reference() != 0 {
-            // Release: pairs with the Acquire in `look`; who sees this pin sees that the one before
-            // it is over, of this seat's earlier owners too. The fence below orders the pin itself.
+            // Release: pairs with the Acquire in `look`. A thread that sees this pin also sees that
+            // the previous one has ended, including those of earlier owners of the slot. The fence
+            // below orders the pin itself.
             slot.store(word.reference(), Ordering::Release);
-            // Full fence: pairs with the one in `look`; see the head.
+            // Full fence: pairs with the one in `look`; see the head of this file.
             fence(Ordering::SeqCst);
             let now = entries.load(block);
             if now.reference() == word.reference() {
@@ -140,7 +142,7 @@ impl Seat {
             }
             word = now;
         }
-        // Release: as in `Guard::drop`; a reference of an earlier turn may stand there.
+        // Release: as in `Guard::drop`; the slot may hold a reference of an earlier iteration.
         slot.store(0, Ordering::Release);
         Guard { slot, word }
     }
@@ -148,14 +150,14 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // Release: a guard that was forgotten ends here.
+        // Release: ends the pin of a guard that was forgotten.
         self.pins.slots[self.number as usize].store(0, Ordering::Release);
         let mut free = self.pins.free.lock().expect("no holder panics: it pushes and pops");
         free.push(self.number);
     }
 }
 
-/// As long as it lives, what its word refers to stays where it is.
+/// A pin: while the guard exists, the object of its word is not freed.
 #[derive(Debug)]
 #[must_use]
 pub struct Guard<'s> {
@@ -164,13 +166,13 @@ pub struct Guard<'s> {
 }
 
 impl Guard<'_> {
-    /// The word, as it was when it was pinned.
+    /// The word when it was pinned.
     #[inline]
     pub fn word(&self) -> Word {
         self.word
     }
 
-    /// Makes it the word that stood there before the caller locked the block.
+    /// Replaces the word by the one before the caller locked the block.
     pub(crate) fn unlocked(&mut self) {
         self.word = self.word.unlocked();
     }

@@ -1,10 +1,10 @@
-//! Room: a value that is replaced now and then and read all the time.
+//! Room: the RCU cell, a value that is read all the time and rarely replaced.
 //!
-//! Protects   settings that the control plane changes while I/O runs (rules of the error injector).
-//! Why        a queue looks at them once a batch and must not meet other queues there.
-//! States     a generation number beside the value: a reader whose copy has it is up to date.
-//! Order      rank 90, a leaf: nothing else is taken while the value is replaced or fetched.
-//! Common     one load of a line that nobody writes; the reader's own copy is current.
+//! Protects   settings that the control plane changes while I/O runs (rules of the fault injector).
+//! Why        a queue reads them once a batch and must not contend with other queues.
+//! States     a generation number next to the value: a reader's copy with this number is current.
+//! Order      rank 90, a leaf: no other lock is taken while the value is replaced or fetched.
+//! Common     one load of a cache line that no thread writes; the reader's own copy is current.
 //! Cost       a load and a compare per batch; after a change one lock and one clone per reader.
 //! Before     a reader/writer lock taken for every request.
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::atomics::{AtomicU64, Mutex, Ordering};
 
-/// The shared side.
+/// The shared value.
 #[derive(Debug)]
 pub struct Published<T> {
     generation: AtomicU64,
@@ -20,27 +20,27 @@ pub struct Published<T> {
 }
 
 impl<T> Published<T> {
-    /// Publishes a first value.
+    /// Creates the cell with a first value.
     pub fn new(value: T) -> Published<T> {
         Published { generation: AtomicU64::new(1), value: Mutex::new(Arc::new(value)) }
     }
 
-    /// Replaces the value by what `change` makes of it.
+    /// Replaces the value by the result of `change`.
     pub fn update(&self, change: impl FnOnce(&T) -> T) {
         let mut value = self.value.lock().expect("no holder panics: `change` is ours");
         *value = Arc::new(change(&value));
-        // Release: pairs with the Acquire in `Reader::get`; who sees the number sees that the lock
-        // has been taken for it, and fetches this value or a later one.
+        // Release: pairs with the Acquire in `Reader::get`. A reader that sees the number takes the
+        // lock afterwards, and fetches this value or a later one.
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// The value now.
+    /// The present value.
     pub fn get(&self) -> Arc<T> {
         Arc::clone(&self.value.lock().expect("no holder panics: `change` is ours"))
     }
 }
 
-/// One reader's copy.
+/// One reader's copy of the value.
 #[derive(Debug)]
 pub struct Reader<T> {
     shared: Arc<Published<T>>,
@@ -49,9 +49,9 @@ pub struct Reader<T> {
 }
 
 impl<T> Reader<T> {
-    /// A reader of what `shared` publishes.
+    /// A reader of `shared`.
     pub fn new(shared: &Arc<Published<T>>) -> Reader<T> {
-        // A number below every generation: the first `get` fetches.
+        // 0 is below every generation: the first `get` fetches the value.
         Reader { shared: Arc::clone(shared), generation: 0, copy: shared.get() }
     }
 
@@ -66,7 +66,8 @@ impl<T> Reader<T> {
         &self.copy
     }
 
-    /// The value, if the last look found the current one. Otherwise the next look will.
+    /// The value, if the copy is current. Otherwise fetches it for the next call and returns
+    /// `None`.
     #[inline]
     pub fn unchanged(&mut self) -> Option<&T> {
         // Acquire: pairs with the Release in `update`.
@@ -80,7 +81,7 @@ impl<T> Reader<T> {
 
     #[cold]
     fn fetch(&mut self, generation: u64) {
-        // The value may be newer than the number read before it; the next `get` then fetches the
+        // The value may be newer than the number read before it. The next `get` then fetches the
         // same value again, which is harmless.
         self.copy = self.shared.get();
         self.generation = generation;
@@ -95,7 +96,8 @@ mod tests {
     fn a_reader_sees_each_change() {
         let shared = Arc::new(Published::new(1));
         let mut reader = Reader::new(&shared);
-        // Who never called `get` was told of a change for ever, and never carried anything.
+        // Regression: a reader that never called `get` saw a change forever, and never executed a
+        // bio inline.
         assert_eq!(reader.unchanged(), None);
         assert_eq!(reader.unchanged(), Some(&1));
         assert_eq!(**reader.get(), 1);
@@ -110,7 +112,7 @@ mod tests {
 mod models {
     use super::*;
 
-    /// A reader never goes back in time, and sees a change that happened before it looked.
+    /// A reader never sees an older value again, and sees a change that happened before it looked.
     #[test]
     fn readers_move_forward_only() {
         loom::model(|| {

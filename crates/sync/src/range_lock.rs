@@ -1,28 +1,28 @@
 //! Room: the range lock.
 //!
-//! Protects   ranges of blocks: one writer, or any number of readers, of each block at a time.
-//! Why        requests that overlap are carried out one after the other by workers that know
-//!            nothing of one another; all others at once.
-//! States     a list of who has come, the oldest first: each waits for those before it whose range
-//!            overlaps its own, unless both only read, and has its range otherwise.
-//! Order      taken by a worker before anything else; its list is a leaf. A thread has one range.
-//! Common     a lock and a look at the list, which is as long as there are workers.
-//! Cost       about 30 ns to take and give back where nobody overlaps.
+//! Protects   ranges of blocks: each block has one writer or any number of readers at a time.
+//! Why        workers that know nothing of one another must execute overlapping requests one after
+//!            the other, and all others concurrently.
+//! States     a list of requests, the oldest first. Each waits for the earlier ones whose range
+//!            overlaps its own, unless both only read; otherwise it holds its range.
+//! Order      taken by a worker before any other lock; its list is a leaf. A thread has one range.
+//! Common     a lock and a scan of the list, which is as long as there are workers.
+//! Cost       about 30 ns to take and release without overlap.
 //! Before     one request at a time.
 //!
-//! It is fair: nobody overtakes who has come before and overlaps.
+//! The lock is fair: a request never overtakes an earlier one that it overlaps.
 
 use std::ops::Range;
 use std::sync::PoisonError;
 
 use crate::atomics::{Condvar, Mutex, MutexGuard};
 
-/// How a range is used.
+/// The kind of access to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// With other readers.
+    /// Shared with other readers.
     Read,
-    /// Alone.
+    /// Exclusive.
     Write,
 }
 
@@ -45,7 +45,7 @@ impl Place {
 struct List {
     next: u64,
     places: Vec<Place>,
-    /// How many wait.
+    /// Number of waiting threads.
     waiting: usize,
 }
 
@@ -56,7 +56,7 @@ impl List {
     }
 }
 
-/// See the module.
+/// A fair lock for ranges of blocks.
 #[derive(Debug)]
 pub struct RangeLock {
     list: Mutex<List>,
@@ -69,7 +69,7 @@ impl Default for RangeLock {
     }
 }
 
-/// A range that is held until this is dropped.
+/// A range that is held until the guard is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Guard<'a> {
@@ -82,7 +82,7 @@ impl RangeLock {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a range, behind all who have come before.
+    /// Waits for a range, after all earlier requests that it overlaps.
     pub fn take(&self, range: Range<u64>, used: Use) -> Guard<'_> {
         let mut list = self.list();
         let number = list.next;
@@ -166,10 +166,10 @@ mod model {
         blocks: [RoomCell<u32>; 2],
     }
 
-    // SAFETY: the cells are reached by who has their range; loom checks that.
+    // SAFETY: only the thread that holds a range accesses its cells; loom checks that.
     #[allow(unsafe_code)]
     unsafe impl Sync for Shared {}
-    // SAFETY: as above.
+    // SAFETY: as for `Sync`.
     #[allow(unsafe_code)]
     unsafe impl Send for Shared {}
 
@@ -177,12 +177,12 @@ mod model {
     fn add(shared: &Shared, range: Range<u64>) {
         let _guard = shared.lock.take(range.clone(), Use::Write);
         for block in range {
-            // SAFETY: the range is held; loom checks that nobody else is there.
+            // SAFETY: the range is held; loom checks that no other thread accesses it.
             unsafe { shared.blocks[block as usize].with_mut(|value| *value += 1) };
         }
     }
 
-    /// Loom's waits have no end by themselves, so that a lost wake-up is a deadlock.
+    /// Loom's waits have no timeout, so that a lost wakeup is a deadlock.
     #[test]
     fn writers_of_a_block_are_there_one_after_the_other() {
         let mut model = loom::model::Builder::new();
