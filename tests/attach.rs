@@ -1,16 +1,16 @@
-//! The kernel's own ways to a block device: a loop device on a file, a file system on that. Both go
-//! when the test does, whatever becomes of it; both need root.
+//! Block devices of the kernel: a loop device on a file, and a file system on that. Both are
+//! removed when the test ends, in any way; both need root.
 
 use std::path::Path;
 
 use crate::run::run;
 
-/// Takes away what is mounted there, if anything is.
+/// Unmounts the directory, if anything is mounted there.
 pub(crate) fn unmount_lazily(dir: &str) {
     let _ = run(&["umount", "--lazy", "--quiet", dir]);
 }
 
-/// What is mounted in a directory, which is taken away when this is dropped.
+/// A mounted directory. Dropping it unmounts the directory.
 #[derive(Debug)]
 pub(crate) struct Unmount(pub(crate) String);
 
@@ -20,14 +20,14 @@ impl Drop for Unmount {
     }
 }
 
-/// A loop device on a file, which goes when this is dropped.
+/// A loop device on a file. Dropping it detaches the device.
 #[derive(Debug)]
 pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
     pub(crate) fn attach(file: &str) -> Loop {
         let line = ["losetup", "--find", "--show", "--direct-io=on", file];
-        // Another test, or somebody else, may take the device that was found first.
+        // Another test or program may take the device that losetup found.
         for _ in 0..16 {
             let attached = run(&line);
             if attached.code == Some(0) || !attached.err.contains("busy") {
@@ -37,7 +37,8 @@ impl Loop {
         panic!("no loop device is free");
     }
 
-    /// Lets go of the file, and waits for it: a detached device may be held for an instant.
+    /// Detaches the file, and waits until it is free: the kernel may hold a detached device for an
+    /// instant.
     pub(crate) fn detach(self) {
         run(&["losetup", "--detach", &self.0]).ok();
         std::mem::forget(self);
@@ -50,7 +51,7 @@ impl Drop for Loop {
     }
 }
 
-/// A mounted block device, unmounted when this is dropped.
+/// A mounted block device. Dropping it unmounts the device.
 #[derive(Debug)]
 pub(crate) struct FileSystem(Unmount);
 
@@ -64,7 +65,7 @@ impl FileSystem {
     }
 
     pub(crate) fn unmount(self) {
-        // The kernel lets go of what a ring had a moment after its process has ended.
+        // The kernel releases the files of an io_uring a moment after the process has ended.
         let tried = (0..500).map(|_| run(&["umount", &self.0.0]));
         let is_busy = |tried: &crate::run::Run| tried.code == Some(32);
         let mut left = tried.skip_while(is_busy);

@@ -1,4 +1,4 @@
-//! Input that is wrong gets a clear answer and harms nobody else.
+//! Bad input gets a clear error and harms no other client.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -28,7 +28,7 @@ fn a_bad_uri_is_refused_by_its_name() {
     ];
     for (uri, words) in bad {
         let run = blockyard(&["serve", uri, "-U", "-", "--run", "true"]).fails();
-        // The text will not do, or the device that it asks for will not.
+        // The text is invalid, or the device that it describes is.
         assert_eq!(run.code, Some(2), "{run}");
         run.says(words);
     }
@@ -72,7 +72,7 @@ fn a_bad_file_is_refused_at_its_line() {
     }
 }
 
-/// A connection that speaks bytes.
+/// A connection that sends raw bytes.
 struct Raw(UnixStream);
 
 impl Raw {
@@ -85,7 +85,7 @@ impl Raw {
         raw
     }
 
-    /// Goes into transmission with the oldest of the ways to do so.
+    /// Enters transmission with the oldest option for it.
     fn transmit(yard: &Yard, export: &str) -> Raw {
         let mut raw = Raw::connect(yard);
         raw.write(&[0, 0, 0, 3]);
@@ -117,7 +117,7 @@ impl Raw {
         bytes
     }
 
-    /// The server hangs up, whatever it says before.
+    /// The server closes the connection, whatever it sends before.
     fn sees_the_end(mut self) {
         let mut rest = Vec::new();
         match self.0.read_to_end(&mut rest) {
@@ -134,7 +134,7 @@ const WRITE: u16 = 1;
 fn a_bad_handshake_ends_its_own_connection_only() {
     let yard = Yard::serve(&[MEM0]);
     let bad: [&[u8]; 6] = [
-        // Flags that do not exist.
+        // Invalid flags.
         &[0xff; 4],
         // An option without its magic.
         b"\0\0\0\x03NOTMAGIC\0\0\0\x03\0\0\0\0",
@@ -142,14 +142,14 @@ fn a_bad_handshake_ends_its_own_connection_only() {
         b"\0\0\0\x03IHAVEOPT\0\0\0\x07\xff\xff\xff\xff",
         // GO for a name that is longer than its option.
         b"\0\0\0\x03IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\xff\xff\0\0",
-        // An export that does not exist, by the way that has no answer for it.
+        // An export that does not exist, by the option that has no error reply.
         b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x02no",
         b"GET / HTTP/1.1\r\n\r\n",
     ];
     for bytes in bad {
         let mut raw = Raw::connect(&yard);
         raw.write(bytes);
-        // The server may still wait for more of what it was promised.
+        // The server may still wait for the rest of an announced length.
         raw.0.shutdown(std::net::Shutdown::Write).unwrap();
         raw.sees_the_end();
         yard.serves("mem0");
@@ -171,7 +171,8 @@ fn a_client_that_stops_in_mid_write_stalls_nobody() {
     let mut stalled = Raw::transmit(&yard, "mem0");
     stalled.request(REQUEST, WRITE, 0, 1 << 20);
     stalled.write(&[0xee; 300_000]);
-    // It is still there and has still not sent the rest, while others work on the same blocks.
+    // The client is still connected and has not sent the rest, while another client uses the same
+    // blocks.
     let script = "
 h.pwrite(b'a' * (1 << 20), 0)
 assert h.pread(1 << 20, 0) == b'a' * (1 << 20)
@@ -192,7 +193,7 @@ os.kill(os.getpid(), 9)
 ";
     let killed = run(&["nbdsh", "--uri", &yard.uri("mem0"), "--command", script]);
     assert_ne!(killed.code, Some(0), "{killed}");
-    // A write that arrived whole is there, one that did not is not; no block is half one.
+    // A write that arrived completely is stored, another one is not; no block is half written.
     let script = "
 for i in range(32):
     data = h.pread(1 << 20, i << 20)

@@ -8,7 +8,7 @@ use crate::place::Place;
 use crate::run::Run;
 use crate::yard::Yard;
 
-/// Tests that are run once for each way in which requests come from the kernel.
+/// Tests that run once for each interface over which the kernel sends requests.
 macro_rules! both_ways {
     ($($name:ident),+ $(,)?) => {
         mod device {
@@ -34,21 +34,21 @@ mod file_systems;
 mod files;
 mod mounts;
 
-/// How requests come from the kernel.
+/// An interface over which the kernel sends requests.
 #[derive(Debug)]
 struct Way {
-    /// Its name, as `blockyard show` has it.
+    /// The interface's name, as `blockyard show` prints it.
     name: &'static str,
     io_uring: bool,
 }
 
 impl Way {
-    /// Read from the device.
+    /// Reads of /dev/fuse.
     fn device() -> Way {
         Way { name: "/dev/fuse", io_uring: false }
     }
 
-    /// Over io_uring, which a kernel may not have: then nothing can be tested, and that is said.
+    /// FUSE over io_uring. If the kernel lacks it, the test prints that and does nothing.
     fn io_uring() -> Option<Way> {
         match FuseParameter::set(true) {
             Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
@@ -62,9 +62,9 @@ impl Way {
         }
     }
 
-    /// A yard with files in a place of its own, served in this way.
+    /// A yard with mounted files in a place of its own, served over this interface.
     fn serve(&self, devices: &[&str]) -> Mounted {
-        // The kernel's switch, for as long as it takes to mount.
+        // The kernel's parameter, held until the mount is made.
         let parameter = FuseParameter::set(self.io_uring).unwrap();
         let mounted = Mounted::serve(devices);
         drop(parameter);
@@ -78,7 +78,7 @@ impl Way {
 #[derive(Debug)]
 struct Mounted {
     dir: String,
-    /// Goes before the yard does.
+    /// Unmounts before the yard is killed.
     _mount: Unmount,
     yard: Yard,
 }
@@ -96,9 +96,9 @@ impl Mounted {
         Mounted::by(place, dir.clone(), &args)
     }
 
-    /// The same where the arguments say what is mounted there.
+    /// A yard in `place` whose arguments mount its devices in `dir`.
     fn by(place: Place, dir: String, args: &[&str]) -> Mounted {
-        // The server may mount and then not come up.
+        // The server may mount and then fail to start.
         let mount = Unmount(dir.clone());
         Mounted { dir, _mount: mount, yard: Yard::serve_in(place, args) }
     }
@@ -109,7 +109,7 @@ impl Mounted {
     }
 }
 
-/// Runs a Python script that must succeed; `path` is the file's path there.
+/// Runs a Python script that must succeed; its variable `path` is the file's path.
 fn python(path: &str, script: &str) -> String {
     let prelude = "import errno, os, sys, threading\npath = sys.argv[1]\n\
                    def fails(number, call, *args):\n\
@@ -122,7 +122,7 @@ fn python(path: &str, script: &str) -> String {
     crate::run::python(&format!("{prelude}{script}"), &[path])
 }
 
-/// Bytes of memory that the server holds.
+/// The memory of the server, in bytes.
 fn memory_of(yard: &Yard) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", yard.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();

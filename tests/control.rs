@@ -18,7 +18,7 @@ fn devices_come_and_go_while_others_serve() {
     yard.command(&["add", "null:///late?size=1G"]).ok();
     assert_eq!(names(), ["mem0", "late"]);
     yard.serves("late");
-    // The same name again, a name that is not there.
+    // A name that exists, and one that does not.
     yard.command(&["add", "null:///late?size=2G"]).fails().says(&["late"]);
     for command in ["remove", "show"] {
         let run = yard.command(&[command, "never"]).fails().says(&["never"]);

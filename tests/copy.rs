@@ -1,12 +1,12 @@
-//! A file system goes in and comes out as it was.
+//! A file system is copied in, and comes out unchanged.
 
 use crate::place::Place;
 use crate::run::{ok, run};
 use crate::yard::Yard;
 
-/// Bytes of the image; every device here has the same size.
+/// The length of the image in bytes; every device here has this size.
 pub(crate) const IMAGE_BYTES: u64 = 96 << 20;
-/// A plain device with memory that the image fits exactly.
+/// A memory-backed device that the image fits exactly.
 pub(crate) const MEM0: &str = "null:///mem0?size=96M&memory_backed=1&discard=1";
 
 /// An ext4 image of a folder that every machine with a compiler has, checked.
@@ -18,7 +18,7 @@ pub(crate) fn ext4_image(place: &Place) -> String {
     image
 }
 
-/// The file system in the image is whole and holds the folder.
+/// The file system in the image is consistent and has the folder.
 fn check(image: &str) {
     ok(&["e2fsck", "-f", "-n", image]);
     let header = ok(&["debugfs", "-R", "cat /if.h", image]);
@@ -60,7 +60,7 @@ fn two_devices_are_copied_into_one_another() {
     ok(&["nbdcopy", &yard.uri("mem0"), &yard.uri("mem1")]);
     ok(&["nbdcopy", &yard.uri("mem1"), &back]);
     ok(&["cmp", &image, &back]);
-    // The first one did not get what the second one was given.
+    // The first device did not get the data of the second.
     ok(&["nbdcopy", "--", "[", "nbdkit", "null", "96M", "]", &yard.uri("mem1")]);
     run(&["nbdcopy", &yard.uri("mem0"), &back]).ok();
     ok(&["cmp", &image, &back]);

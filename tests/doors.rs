@@ -1,4 +1,4 @@
-//! The ways in which a server is started, found and ended.
+//! How a server is started, found and ended.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +19,7 @@ struct Holder {
 }
 
 impl Holder {
-    /// Connects, runs the script and holds on.
+    /// Connects, runs the script and keeps the connection.
     fn connect(uri: &str, script: &str) -> Holder {
         let script = format!("{script}\nprint('held', flush=True)\nimport sys; sys.stdin.read()");
         let line = ["nbdsh", "--uri", uri, "--command", &script];
@@ -112,7 +112,7 @@ h.shutdown()
 
 #[test]
 fn a_client_starts_it_and_hands_it_a_socket() {
-    // libnbd's brackets start a server as systemd does.
+    // libnbd's brackets (`[ ... ]`) start a server by socket activation, as systemd does.
     let place = Place::new();
     let control = place.file("control");
     let serve = [BLOCKYARD, "serve", N0, "--nbd", "stdio", "--control", &control];
@@ -130,7 +130,7 @@ fn systemd_starts_it_when_a_client_comes() {
     let mut command = bounded(&line);
     let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut errors = BufReader::new(child.stderr.take().unwrap()).lines();
-    // It says so once the socket is there.
+    // systemd-socket-activate prints this when the socket exists.
     let listening = errors.any(|line| line.unwrap().contains("Listening on"));
     assert!(listening, "systemd-socket-activate does not listen");
     let uri = format!("nbd+unix:///n0?socket={socket}");
@@ -182,12 +182,12 @@ fn it_goes_with_its_parent() {
     let mut command = bounded(&["sh", "-c", &serve]);
     let mut shell = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut printed = BufReader::new(shell.stdout.take().unwrap());
-    // The first thing it prints, it prints when it serves.
+    // The server prints its first line when it serves.
     let mut line = String::new();
     printed.read_line(&mut line).unwrap();
     assert!(!line.is_empty());
     shell.stdin.take().unwrap().write_all(b"\n").unwrap();
-    // The pipe ends when nobody holds it: neither the shell nor the server.
+    // The pipe ends when neither the shell nor the server holds it.
     printed.read_to_string(&mut line).unwrap();
     shell.wait().unwrap();
 }

@@ -1,8 +1,8 @@
-//! Stock fio with our engine in its own process: the published command lines, shortened, and what
-//! fio makes of what is wrong.
+//! Stock fio with our engine in its own process: the published command lines, shortened, and fio's
+//! reaction to errors.
 //!
-//! `make test` builds the engine and names it in `BLOCKYARD_FIO_ENGINE`. Without it these tests say
-//! that they are skipped: a build of the engine needs fio's source.
+//! `make test` builds the engine and names it in `BLOCKYARD_FIO_ENGINE`. Without it these tests
+//! print that they are skipped: a build of the engine needs fio's source.
 
 use crate::place::Place;
 use crate::run::{Run, bounded, finish};
@@ -10,7 +10,7 @@ use crate::run::{Run, bounded, finish};
 mod refused;
 mod zoned;
 
-/// The engine, or a word about its absence.
+/// The engine; prints a message if there is none.
 fn engine() -> Option<String> {
     let engine = std::env::var("BLOCKYARD_FIO_ENGINE").ok().filter(|path| !path.is_empty());
     if engine.is_none() {
@@ -19,12 +19,13 @@ fn engine() -> Option<String> {
     engine
 }
 
-/// Runs fio in a place of its own, on the engine, with threads.
+/// Runs fio in a place of its own, with our engine and with threads.
 fn fio(engine: &str, args: &[&str]) -> Run {
     fio_in(&Place::new(), engine, &[&["--thread"], args].concat())
 }
 
-/// Runs fio on the engine with these arguments behind it: the engine's own must be there.
+/// Runs fio with our engine and these arguments. The engine's option comes first, because fio
+/// accepts the engine's own options only after it.
 fn fio_in(place: &Place, engine: &str, args: &[&str]) -> Run {
     let engine = format!("--ioengine=external:{engine}");
     let mut line = vec!["fio", "--output-format=json", "--verify_state_save=0", &engine];
@@ -32,7 +33,8 @@ fn fio_in(place: &Place, engine: &str, args: &[&str]) -> Run {
     finish(&line, bounded(&line).current_dir(place.path()))
 }
 
-/// How many reads, writes and trims all jobs of a run carried out, none of them with an error.
+/// The numbers of reads, writes and trims that all jobs of a run executed, none of them with an
+/// error.
 #[track_caller]
 fn done(run: Run) -> [u64; 3] {
     let run = run.ok();
@@ -68,8 +70,8 @@ fn the_published_line_of_the_scheduler_runs() {
 #[test]
 fn the_scheduler_of_a_job_orders_what_reaches_the_device() {
     let Some(engine) = engine() else { return };
-    // How many of a thousand reads start behind the one before: half of them by chance, and nearly
-    // all where 64 wait at a time and go in order.
+    // How many of a thousand reads start at a higher sector than the read before: about half by
+    // chance, and nearly all where 64 requests wait and are sorted.
     let ascents = |scheduler: &str, dev: &str| {
         let place = Place::new();
         let dev = format!(
@@ -83,18 +85,18 @@ fn the_scheduler_of_a_job_orders_what_reaches_the_device() {
         assert_eq!(done(fio_in(&place, &engine, &line))[0], 4096);
         let trace = std::fs::read_to_string(place.file("trace")).unwrap();
         let starts: Vec<u64> = trace.lines().filter_map(started).collect();
-        // Two of them may have become one.
+        // Two reads may have merged.
         assert!(starts.len() > 4000, "{trace}");
         starts.windows(2).filter(|pair| pair[0] < pair[1]).count() * 1000 / starts.len()
     };
     assert!(ascents("--ioscheduler=mq-deadline", "") > 900);
     assert!(ascents("--ioscheduler=deadline", "&fifo_batch=8") > 900);
-    // The option wins over the device's own.
+    // fio's option overrides the device's parameter.
     let none = ascents("--ioscheduler=none", "&scheduler=mq-deadline");
     assert!((400..600).contains(&none), "{none}");
 }
 
-/// The sector of a read in a line of a trace that says that it was started.
+/// The sector of a started read in a line of a trace.
 fn started(line: &str) -> Option<u64> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     (fields.get(5) == Some(&"D")).then(|| fields[7].parse().unwrap())
@@ -120,11 +122,11 @@ fn the_published_lines_of_the_ram_disk_run() {
                 --direct=1 --loops=3 --numjobs=4 --filename=/dev/zram0 --group_reporting \
                 --name=seq-write --rw=write --stonewall --name=seq-read --rw=read --stonewall \
                 --name=seq-readwrite --rw=rw --stonewall --name=rand-readwrite --rw=randrw";
-    // The second copies and compresses nothing, as the limit of the first.
+    // The second device neither copies nor compresses, as an upper limit of the first.
     for device in ["--dev=ram:///zram0?size=10M", "--dev=null:///zram0?size=10M&memory_backed=1"] {
         let line: Vec<&str> = [device].into_iter().chain(line.split_whitespace()).collect();
         let [reads, writes, _] = done(fio(&engine, &line));
-        // Four jobs, three loops, 320 blocks: twice as many as one kind of I/O moves, twice over.
+        // Four jobs, three loops, 320 blocks: twice as many as one kind of I/O moves, two times.
         assert_eq!(reads + writes, 4 * 4 * 3 * 320, "{device}");
     }
 }
@@ -137,7 +139,7 @@ fn what_is_written_is_read_back() {
             "--dev=null:///mem?size=64M&memory_backed=1",
             // Through a volatile cache, which each fsync empties.
             "--dev=null:///mem?size=64M&memory_backed=1&cache_size=4M",
-            // Nothing ends on the spot: each I/O goes the way down and up.
+            // No I/O completes inline: each takes the whole path.
             "--dev=null:///mem?size=64M&memory_backed=1&irqmode=timer&completion_nsec=1000",
         ] {
             let mut line = vec![device, "--name=v", "--filename=mem", "--rw=randrw", depth];
@@ -209,11 +211,11 @@ fn jobs_share_a_device_and_a_process_has_several() {
         line.extend(job(name, file));
         line.extend([device.as_str(), "--rw=write"]);
     }
-    // Another job finds what the first wrote: it is the same device.
+    // Another job finds the data of the first: both use one device.
     line.extend(job("--name=ra", "--filename=a"));
     line.extend([a.as_str(), "--rw=read"]);
     let [reads, writes, _] = done(fio(&engine, &line));
-    // Who writes reads it back too.
+    // A job that writes also reads its data back.
     assert_eq!((reads, writes), (3 * 2048, 4096));
 }
 
@@ -247,7 +249,7 @@ fn errors_of_the_device_are_those_of_the_job() {
 
 #[test]
 fn a_log_is_replayed_whose_blocks_grow() {
-    // fio makes its buffers anew in the middle of the job.
+    // fio allocates its buffers again in the middle of the job.
     let Some(engine) = engine() else { return };
     let place = Place::new();
     let mut log = String::from("fio version 2 iolog\nmem add\nmem open\n");
@@ -284,7 +286,7 @@ fn a_log_may_name_a_file_late() {
         let [reads, writes, _] = done(fio_in(&place, &engine, &line));
         assert_eq!((reads, writes), (64, 64));
     }
-    // A yard that has no device of the late name.
+    // A configuration that lacks the device of the late name.
     let text = "[[device]]\nname = 'mem'\nkind = 'null'\nsize = '16M'\n\n\
                 [[device]]\nname = 'other'\nkind = 'null'\nsize = '16M'\n";
     let dev = format!("--dev={}", place.write("yard.toml", text));

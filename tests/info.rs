@@ -1,4 +1,4 @@
-//! What the server says of its exports is so.
+//! The server's information about its exports is true.
 
 use crate::run::{nbdsh, ok, run};
 use crate::yard::Yard;
@@ -101,7 +101,7 @@ fn the_map_is_what_was_written() {
     assert_eq!(map(), written);
     nbdsh(&uri, "h.trim(65536, 1 << 20); h.zero(65536, 32 << 20)");
     assert_eq!(map(), [(0, all, 3)]);
-    // Zeroes that were asked to stay allocated are no hole.
+    // A range zeroed with NO_HOLE is no hole.
     nbdsh(&uri, "h.zero(65536, 0, nbd.CMD_FLAG_NO_HOLE)");
     let first = map()[0];
     assert!(first.1 == 65536 && first.2 & 1 == 0, "{first:?}");
@@ -115,7 +115,7 @@ fn a_null_device_is_all_hole() {
     let uri = yard.uri("n0");
     nbdsh(&uri, "h.pwrite(b'x' * 65536, 1 << 40); h.pread(512, 1 << 40)");
     let map = run(&["nbdinfo", "--map", "--json", &uri]).ok().json();
-    // 1 is a hole whose contents nobody vouches for: the device keeps nothing.
+    // 1 is a hole with undefined contents: the device stores no data.
     assert!(map.as_array().unwrap().iter().all(|e| e["type"] == 1), "{map}");
 }
 

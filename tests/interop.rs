@@ -1,8 +1,8 @@
-//! The whole program, seen by clients that others wrote.
+//! The whole program, tested by clients of other projects.
 //!
-//! Each test serves from a temporary folder of its own on unix sockets of its own, so all of them
-//! run at once; every program runs under a bound, and nothing waits for a time to pass. A client
-//! that is missing fails the test: `make deps` installs it.
+//! Each test serves from a temporary folder of its own on unix sockets of its own, so that all of
+//! them run at once. Every program has a time limit, and no test sleeps. A missing client fails the
+//! test: `make deps` installs it.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 #![allow(clippy::disallowed_types)] // A counter of places, which no I/O passes.
 

@@ -1,6 +1,6 @@
-//! What tests have left that were killed: folders, with what is mounted in them and what is a loop
-//! device. A file system on a loop device whose file has lost its server is in the way of everybody
-//! who looks at all mounts, as mkfs.btrfs does.
+//! Removes the remains of killed tests: folders, with their mounts and loop devices. A file system
+//! on a loop device whose file has lost its server blocks every program that reads all mounts, as
+//! mkfs.btrfs does.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -10,20 +10,21 @@ use std::{env, iter};
 use crate::attach::unmount_lazily;
 use crate::run::run;
 
-/// What the folders' names begin with. Nothing of the program's own begins so.
+/// The prefix of the folders' names. No name of the program's own has it.
 pub(crate) const PREFIX: &str = "blockyard-test-";
 
-/// Holds a folder for as long as the answer lives. Nothing, if somebody holds it, or it is no more.
+/// Locks a folder for as long as the result lives. `None` if another process holds the lock, or the
+/// folder is gone.
 pub(crate) fn hold(path: &Path) -> Option<File> {
     let held = File::open(path).ok()?;
     held.try_lock().ok()?;
-    // Who had it until now may have taken it away.
+    // The former holder may have removed the folder.
     let (held_is, is) = (held.metadata().ok()?, fs::metadata(path).ok()?);
     ((held_is.dev(), held_is.ino()) == (is.dev(), is.ino())).then_some(held)
 }
 
-/// Takes away the folders that nobody holds: a test holds its own until it ends, however it ends. A
-/// server of its that goes on loses its folder, too.
+/// Removes the folders that no process has locked: a test holds its lock until it ends in any way.
+/// A server that survived its test loses its folder too.
 pub(crate) fn take_away() {
     let Ok(all) = env::temp_dir().canonicalize() else { return };
     for folder in fs::read_dir(all).into_iter().flatten().flatten() {
@@ -35,29 +36,29 @@ pub(crate) fn take_away() {
     }
 }
 
-/// Takes one of them, which is held.
+/// Removes one locked folder.
 fn take(path: &Path) {
-    // Asked for first: a file of a mount that is taken away has another path.
+    // Listed first: after a lazy unmount the file of a loop device has another path.
     let loops: Vec<_> = loops().filter(|(_, file)| Path::new(file).starts_with(path)).collect();
-    // The last one lies on those before it.
+    // Mounts are removed last to first, because later ones lie on earlier ones.
     mounts(path).iter().rev().for_each(|at| unmount_lazily(at));
     for (device, _) in loops {
         let _ = run(&["losetup", "--detach", &device]);
     }
     if mounts(path).is_empty() {
-        // What stays is somebody else's.
+        // A file that cannot be removed belongs to another user.
         let _ = fs::remove_dir_all(path);
     }
 }
 
-/// Where something is mounted in a folder.
+/// The mount points in a folder.
 fn mounts(path: &Path) -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let all = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     all.filter(|at| Path::new(at).starts_with(path)).map(str::to_owned).collect()
 }
 
-/// The loop devices that are in use, and what they are on.
+/// The loop devices in use, with their files.
 fn loops() -> impl Iterator<Item = (String, String)> {
     let blocks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     blocks.filter_map(|block| {
@@ -84,13 +85,13 @@ fn what_a_killed_test_left_is_taken_away() {
     let device = Loop::attach(&image);
     run(&["mkfs.ext4", "-q", &device.0]).ok();
     let files = FileSystem::mount("ext4", &device.0, &above);
-    // Of a mount that is taken away the rest of the path is left.
+    // After a lazy unmount only the rest of the path is shown.
     let is_used = || loops().any(|(name, file)| name == device.0 && image.ends_with(&file));
-    // As long as somebody holds it, it is his.
+    // A locked folder is not removed.
     take_away();
     assert!(is_used() && path.join("above/lost+found").exists());
     drop(held);
-    // Another process may be at it at the same time.
+    // Another process may be removing it at the same time.
     let mut tries = iter::repeat_with(take_away).take(1000);
     assert!(tries.any(|()| !path.exists() && !is_used()), "it is still there");
     assert_eq!(mounts(&path), [""; 0]);

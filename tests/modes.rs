@@ -1,4 +1,4 @@
-//! Every file, directory and socket that the program makes is its owner's alone.
+//! Only the owner can access the files, directories and sockets that the program makes.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, chown};
@@ -9,10 +9,11 @@ use crate::run::{bounded, finish, nbdsh, run};
 use crate::user::NOBODY;
 use crate::yard::{BLOCKYARD, Yard};
 
-/// What the tests' own server of notices and its output leave in the folder.
+/// The files in the folder that belong to the test harness: its notification socket and the
+/// server's output.
 const HARNESS: [&str; 3] = ["notices", "out", "err"];
 
-/// What must be among what is found.
+/// The files that must exist.
 const MADE: [&str; 15] = [
     "blockyard/nbd.sock",
     "blockyard/control.sock",
@@ -36,7 +37,7 @@ fn own_user() -> u32 {
     fs::metadata("/proc/self").unwrap().uid()
 }
 
-/// Everything below a folder, links not followed.
+/// Collects everything below a folder, without following links.
 fn below(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -47,12 +48,13 @@ fn below(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Runs the program with a umask of 000, uses each command that makes a file, and lists what is
-/// there. `user` is a prefix for each command line.
+/// Runs the program with a umask of 000, uses each command that makes a file, and checks what
+/// exists. `user` is a prefix for each command line.
 fn everything_is_its_owners_alone(user: &[&str], owner: u32) {
     let (place, tools) = (Place::new(), Place::new());
-    // The folder that cargo builds in may be root's alone. By another process: what this one
-    // writes, a program that another test starts just then has open too, and cannot be executed.
+    // The folder in which cargo builds may be accessible to root only. Another process copies the
+    // program: if this process wrote the copy, a child that another test starts at that moment
+    // would inherit the open descriptor, and exec would fail.
     let program = tools.file("blockyard");
     run(&["cp", BLOCKYARD, &program]).ok();
     let folder = place.path().to_owned();
@@ -83,7 +85,7 @@ fn everything_is_its_owners_alone(user: &[&str], owner: u32) {
     let (raw, qcow2, dictionary) = (file("image"), file("image.qcow2"), file("dictionary"));
     let yard = Yard::start_below(place, &prefix, &program, &line);
     let uri = format!("nbd+unix:///r?socket={}", file("blockyard/nbd.sock"));
-    // A dictionary is trained on what differs.
+    // A dictionary is trained on blocks that differ.
     let fill = "import os\nfor i in range(256): h.pwrite(os.urandom(64) * 64, i * 4096)";
     nbdsh(&uri, fill);
     command(&["ram", "save", "r", &snapshot]);
@@ -97,8 +99,8 @@ fn everything_is_its_owners_alone(user: &[&str], owner: u32) {
     drop(yard);
 }
 
-/// Lists what is below a folder, and fails if something is missing or another user has access to
-/// it.
+/// Lists everything below a folder, and fails if a file is missing or another user has access to
+/// one.
 fn check(folder: &Path, owner: u32) {
     let mut found = Vec::new();
     below(folder, &mut found);
@@ -131,18 +133,19 @@ fn check(folder: &Path, owner: u32) {
     }
 }
 
-/// Pools were 0644 in directories of 0755, the files of `smr backing=` and traces 0666 and the NBD
-/// socket 0777 with a umask of 000: any local user read and wrote every volume.
+/// The bug: with a umask of 000, pools had mode 0644 in directories of 0755, the files of `smr
+/// backing=` and traces 0666 and the NBD socket 0777. Any local user could read and write every
+/// volume.
 #[test]
 fn what_root_makes_with_an_open_umask_is_its_owners_alone() {
     everything_is_its_owners_alone(&[], own_user());
 }
 
-/// As above, by a user without rights.
+/// The test above as a user without privileges.
 #[test]
 fn what_a_user_makes_with_an_open_umask_is_its_owners_alone() {
     if own_user() != 0 {
-        // Then the test above is this one.
+        // The test above has already run as this user.
         return;
     }
     let id = NOBODY.to_string();

@@ -9,16 +9,16 @@ use std::{env, fs, process};
 
 use crate::left;
 
-/// A folder that goes when this is dropped.
+/// A folder that is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Place {
     path: PathBuf,
-    /// As long as it is, nobody else takes the folder away.
+    /// While this lock is held, no other process removes the folder.
     _held: File,
 }
 
 impl Place {
-    /// A new folder. Its path is short: a socket's path has room for 107 bytes.
+    /// Makes a new folder. Its path is short: the path of a socket has at most 107 bytes.
     pub(crate) fn new() -> Place {
         static MADE: AtomicU32 = AtomicU32::new(0);
         static TAKEN_AWAY: Once = Once::new();
@@ -30,12 +30,13 @@ impl Place {
             let path = env::temp_dir().join(name);
             match fs::create_dir(&path) {
                 Ok(()) => {
-                    // Another process may be faster, which takes it for one that was left.
+                    // Another process may take the folder for a remainder and remove it before it
+                    // is locked.
                     if let Some(held) = left::hold(&path) {
                         return Place { path, _held: held };
                     }
                 }
-                // A process of the same number has left it, some time ago.
+                // Left by an earlier process of this number.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => panic!("{}: {error}", path.display()),
             }
@@ -62,7 +63,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // What cannot be removed lies in the folder for temporary files, where it may lie.
+        // A folder that cannot be removed stays among the temporary files.
         let _ = fs::remove_dir_all(&self.path);
     }
 }

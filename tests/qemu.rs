@@ -46,7 +46,7 @@ fn patterns_are_read_as_they_were_written() {
         "read -P 0 512k 512k",
     ])
     .ok();
-    // What was given back or zeroed reads as zeroes, its neighbours do not.
+    // Discarded or zeroed ranges read as zeroes, their neighbours do not.
     io(&[
         "write -z 64k 64k",
         "write -z -u 128k 32k",
@@ -57,7 +57,7 @@ fn patterns_are_read_as_they_were_written() {
     .ok();
     let wrong = io(&["read -P 0xa6 192k 4k"]);
     assert!(wrong.out.contains("Pattern verification failed"), "{wrong}");
-    // Requests that are in flight at once.
+    // Concurrent requests.
     let many: Vec<String> = (0..64).map(|i| format!("aio_write -P {i} {}k 64k", i * 64)).collect();
     let mut many: Vec<&str> = many.iter().map(String::as_str).collect();
     many.push("aio_flush");

@@ -1,11 +1,11 @@
-//! Compressed RAM disks through the whole program, with real data and clients that others wrote.
+//! Compressed RAM disks through the whole program, with real data and clients of other projects.
 
 use crate::copy::{IMAGE_BYTES, ext4_image};
 use crate::place::Place;
 use crate::run::{nbdsh, ok};
 use crate::yard::Yard;
 
-/// A tar of programs, cut to whole blocks: compressible data of the least friendly kind.
+/// A tar of programs, cut to whole blocks: compressible data of the most difficult kind.
 fn programs(place: &Place) -> String {
     let tar = place.file("programs");
     let script = format!(
@@ -122,7 +122,7 @@ fn statistics_have_zrams_names() {
     assert!(metrics.contains(metric), "{metrics}");
 }
 
-/// Settings that change while the device is used, and what is refused by name.
+/// Settings that change while the device is in use, and errors that name the bad setting.
 #[test]
 fn limits_and_histograms_of_a_device_that_is_used() {
     let yard = Yard::serve(&["ram:///r0?size=64M&dedup=1"]);
@@ -188,7 +188,7 @@ assert h.pread(4096, 900 << 12) == random.Random(7).randbytes(4096)
     refused(&["ram", "set", "r0", "compact=1", "compact=2"], "compact is given twice");
 }
 
-/// Both inputs come back as they are after each kind of work, and from a snapshot in another
+/// Both inputs read unchanged after each kind of maintenance, and from a snapshot in another
 /// device.
 #[test]
 fn work_on_a_device_changes_nothing_that_is_read() {
@@ -247,7 +247,7 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     let loaded = Yard::serve(&[&like]);
     ok(&["nbdcopy", &loaded.uri("r1"), &back]);
     ok(&["cmp", &bytes, image, &back]);
-    // What is asked wrongly is refused by name.
+    // An invalid request is refused with the name of the field.
     let refused = |line: &[&str], word: &str| yard.command(line).fails().says(&[word]);
     refused(&["ram", "recompress", "r0", "--type", "old"], "type: `old` will not do");
     refused(&["ram", "writeback", "r0", "--age", "9"], "age: `9` will not do");
@@ -262,8 +262,8 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     refused(&["ram", "compact", "n0"], "`n0` is not a RAM disk");
 }
 
-/// A dictionary that is trained on one device makes another's blocks smaller, and goes with them
-/// into a snapshot, which a device with it and one without it load.
+/// A dictionary that is trained on one device compresses another's blocks better. It is saved in a
+/// snapshot, which a device with it and one without it can load.
 #[test]
 fn a_dictionary_goes_from_device_to_device() {
     let files = Place::new();
@@ -299,7 +299,7 @@ fn a_dictionary_goes_from_device_to_device() {
     }
 }
 
-/// What is asked for by name, number and priority is what is done.
+/// Maintenance does what is requested by name, number and priority.
 #[test]
 fn work_is_chosen_by_kind_count_and_priority() {
     let files = Place::new();
@@ -351,8 +351,8 @@ fn a_snapshot_that_is_killed_leaves_the_old_one() {
     yard.command(&["ram", "save", "r0", &snapshot]).ok();
     drop(yard);
     let programs = programs(&files);
-    // The kill comes somewhere in the save: when the file beside has something in it. One that was
-    // faster than the kill shows nothing.
+    // The kill comes during the save, once the temporary file has data. A save that finishes before
+    // the kill shows nothing.
     let is_hit = (0..20).any(|_| {
         let mut yard = Yard::serve(&["ram:///r0?size=96M"]);
         ok(&["nbdcopy", &programs, &yard.uri("r0")]);
@@ -383,10 +383,10 @@ fn a_snapshot_that_is_killed_leaves_the_old_one() {
     let whole = std::fs::read(&programs).unwrap();
     let first = [&b"first".repeat(819)[..], b"!"].concat();
     assert!(found[..4096] == first[..] || found[..whole.len()] == whole[..]);
-    // What the killed one left is taken over, and does not stay.
+    // The next save takes over the temporary file of the killed one, and removes it.
     yard.command(&["ram", "save", "r0", &snapshot]).ok();
     assert!(!std::path::Path::new(&unfinished).exists());
-    // A damaged one is refused, with its name.
+    // A damaged snapshot is refused, with its name.
     drop(yard);
     let mut bytes = std::fs::read(&snapshot).unwrap();
     let middle = bytes.len() / 2;
@@ -398,7 +398,8 @@ fn a_snapshot_that_is_killed_leaves_the_old_one() {
     refused.says(&["load: `", "snapshot`: it is damaged"]);
 }
 
-/// `ram save` and its request replaced any file: `{"file": "/etc/passwd"}` did.
+/// The bug: `ram save` and its request replaced any file, for example with `{"file":
+/// "/etc/passwd"}`.
 #[test]
 fn a_save_replaces_nothing_but_a_save() {
     let files = Place::new();
@@ -413,7 +414,7 @@ fn a_save_replaces_nothing_but_a_save() {
         run.says(&["this command did not write it; --force replaces it"]);
         kept();
     }
-    // A request names no path outside the directories of the configuration.
+    // A request can only name paths in the directories of the configuration.
     let post = |control: &str, path: &str, body: &str| {
         let url = format!("http://yard/v1/{path}");
         ok(&["curl", "--silent", "--unix-socket", control, "--data", body, &url])

@@ -1,4 +1,4 @@
-//! The session in README.md, run as it stands there.
+//! The session in README.md, run as it is written there.
 
 use std::fs;
 
@@ -8,17 +8,17 @@ use crate::yard::{BLOCKYARD, Yard};
 
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
 
-/// Where the page says that clients connect. The test serves in a directory of its own instead.
+/// The socket in the page. The test serves in a directory of its own instead.
 const SOCKET: &str = "/run/blockyard/nbd.sock";
 
-/// A command at a prompt, and what the page says that it prints.
+/// A command at a prompt, and its output by the page.
 #[derive(Debug, Default)]
 struct Step {
     command: String,
     printed: Vec<String>,
 }
 
-/// The steps of every block of a terminal, but for those that build the project.
+/// The steps of all terminal blocks, except those that build the project.
 fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let blocks = page.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
@@ -36,7 +36,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Whether a line is what the page says: `...` stands for anything, runs of spaces for one.
+/// Whether a line matches the page: `...` stands for anything, and runs of spaces for one space.
 fn is_like(line: &str, said: &str) -> bool {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (line, said) = (words(line), words(said));
@@ -52,13 +52,13 @@ fn the_session_prints_what_the_page_says() {
     let steps = steps(&page);
     assert!(steps.len() >= 4, "{steps:?}");
     let place = Place::new();
-    // The default place, in the runtime directory that `Yard::start` gives the server.
+    // The default path, in the runtime directory that `Yard::start` sets for the server.
     let socket = place.file("blockyard/nbd.sock");
     let yard = Yard::start(place, &["serve"]);
     let folder = std::path::Path::new(BLOCKYARD).parent().unwrap();
     for step in steps {
         let script = step.command.replace(SOCKET, &socket);
-        // So is the state directory.
+        // The state directory is there too.
         let state = yard.place.path().display().to_string();
         let script = script.replace("~/.local/state", &state);
         let line = ["sh", "-c", &script];

@@ -1,13 +1,13 @@
-//! Runs a program to its end, under a bound, and says everything about it when it disappoints.
+//! Runs a program to its end, with a time limit; a failure prints its command line and output.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// Far above what any client here needs, on any machine.
+/// The time limit, far above what any client here needs on any machine.
 const SECONDS_MAX: u32 = 120;
-/// What `timeout` answers when the bound was reached, gently or not.
+/// The exit codes of `timeout` when the limit was reached, after TERM or KILL.
 const OUT_OF_TIME: [i32; 2] = [124, 137];
 
 /// A program that has ended.
@@ -16,34 +16,34 @@ pub(crate) struct Run {
     line: String,
     /// The exit code; `None` if a signal ended it.
     pub(crate) code: Option<i32>,
-    /// What it printed.
+    /// Standard output.
     pub(crate) out: String,
-    /// What it complained of.
+    /// Standard error.
     pub(crate) err: String,
 }
 
-/// A command under the bound, not yet started: for callers that set more.
+/// A command with the time limit, not yet started, for callers that set more.
 pub(crate) fn bounded(line: &[&str]) -> Command {
     bounded_by(SECONDS_MAX, line)
 }
 
-/// The same under another bound.
+/// A command with another time limit.
 pub(crate) fn bounded_by(seconds: u32, line: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", &seconds.to_string()]).args(line).stdin(Stdio::null());
-    // The system's own clients first: nbdsh needs the Python that its package was made for. sbin
-    // is where Debian has the tools of file systems, also for those who are not root.
+    // The system's own clients first: nbdsh needs the Python of its package. Debian has the tools
+    // of file systems in sbin, which is not in the path of ordinary users.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("/usr/bin:/usr/sbin:/bin:/sbin:{path}"));
     command
 }
 
-/// Runs a program, whatever comes of it.
+/// Runs a program, which may fail.
 pub(crate) fn run(line: &[&str]) -> Run {
     finish(line, &mut bounded(line))
 }
 
-/// Runs a program that may take longer than others, whatever comes of it.
+/// Runs a program with a longer time limit, which may fail.
 pub(crate) fn within(seconds: u32, line: &[&str]) -> Run {
     finish(line, &mut bounded_by(seconds, line))
 }
@@ -60,13 +60,13 @@ pub(crate) fn finish(line: &[&str], command: &mut Command) -> Run {
     }
 }
 
-/// Runs a program that must succeed, and returns what it printed.
+/// Runs a program that must succeed, and returns its output.
 pub(crate) fn ok(line: &[&str]) -> String {
     run(line).ok().out
 }
 
-/// Runs a script of libnbd's shell that must succeed, and returns what it printed. The handle `h`
-/// is connected to `uri`.
+/// Runs a script of libnbd's shell that must succeed, and returns its output. The handle `h` is
+/// connected to `uri`.
 pub(crate) fn nbdsh(uri: &str, script: &str) -> String {
     ok(&["nbdsh", "--uri", uri, "--command", script])
 }
@@ -87,14 +87,14 @@ pub(crate) fn python(script: &str, args: &[&str]) -> String {
 }
 
 impl Run {
-    /// It succeeded.
+    /// Asserts success.
     #[track_caller]
     pub(crate) fn ok(self) -> Run {
         assert_eq!(self.code, Some(0), "{self}");
         self
     }
 
-    /// It failed by itself: not by a signal, not by the bound, not by a panic of ours.
+    /// Asserts a failure by exit code: not by a signal, the time limit or a panic of ours.
     #[track_caller]
     pub(crate) fn fails(self) -> Run {
         let code = self.code.unwrap_or_else(|| panic!("ended by a signal: {self}"));
@@ -102,7 +102,7 @@ impl Run {
         self
     }
 
-    /// Its complaint holds each of these.
+    /// Asserts that standard error contains each of these.
     #[track_caller]
     pub(crate) fn says(self, words: &[&str]) -> Run {
         for word in words {
@@ -111,7 +111,7 @@ impl Run {
         self
     }
 
-    /// What it printed, as JSON.
+    /// Standard output as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self}"))

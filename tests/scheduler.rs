@@ -1,5 +1,5 @@
-//! The scheduler of a device that is served: shown, tuned and switched while fio writes and
-//! verifies over NBD.
+//! The scheduler of a served device: shown, tuned and switched while fio writes and verifies over
+//! NBD.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

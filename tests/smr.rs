@@ -1,5 +1,5 @@
-//! SMR disks through the whole program: bios become SCSI commands, and clients see what the disk
-//! makes of them.
+//! SMR disks through the whole program: bios become SCSI commands, and clients see the disk's
+//! results.
 
 use crate::place::Place;
 use crate::run::{nbdsh, run};
@@ -55,13 +55,13 @@ fn a_shingled_zone_goes_through_its_conditions() {
 #[test]
 fn what_the_disk_refuses_is_refused() {
     let yard = Yard::serve(&[SMR]);
-    // Off the write pointer, and not a whole physical block of 4096 bytes.
+    // Not at the write pointer, and not a whole physical block of 4096 bytes.
     write(&yard, 5, 8, 8).fails();
     write(&yard, 5, 0, 1).fails();
     write(&yard, 5, 0, 8).ok();
     write(&yard, 5, 8, ZONE - 8).ok();
     write(&yard, 5, 0, 8).fails();
-    // A conventional zone takes any block anywhere.
+    // A conventional zone accepts any block at any offset.
     write(&yard, 1, 65, 1).ok();
     for number in 6..10 {
         command(&yard, "open", number).ok();
@@ -74,7 +74,7 @@ fn what_the_disk_refuses_is_refused() {
     assert!(refused.err.contains("zone 0 is conventional"), "{refused}");
 }
 
-/// The same disk in files, as a device of a yard that is killed.
+/// The disk `SMR` in files, as a device of a yard that is killed.
 fn backed(disk: &Place, more: &str) -> String {
     format!("{SMR}&backing={}{more}", disk.file("smr"))
 }
@@ -105,7 +105,7 @@ fn a_disk_in_files_outlives_a_kill() {
     assert!(refused.err.contains("is in use by another process"), "{refused}");
     kill(yard);
     let yard = Yard::serve(&[&uri]);
-    // After power on no zone is open; nothing else has changed.
+    // After power-on no zone is open; nothing else has changed.
     assert_eq!(zone(&yard, 5), ("closed".into(), 600));
     assert_eq!(zone(&yard, 6), ("full".into(), ZONE));
     assert_eq!(zone(&yard, 7), ("full".into(), ZONE));
@@ -178,7 +178,7 @@ fn another_shape_or_another_thing_in_the_folder_is_refused() {
     let other = backed(&disk, "").replace("zone_size=1M", "zone_size=2M");
     let refused = blockyard(&["serve", &other, "--nbd", &socket]).fails();
     assert!(refused.err.contains("zone_size"), "{refused}");
-    // A directory of its own: the test holds a lock on the one that it lives in.
+    // A directory of its own, because the test holds a lock on its place.
     let directory = disk.file("stranger");
     std::fs::create_dir(&directory).unwrap();
     std::fs::write(format!("{directory}/notes"), "mine").unwrap();

@@ -1,4 +1,4 @@
-//! TLS with certificates that openssl made, as two clients see it.
+//! TLS with certificates that openssl made, tested by two clients.
 
 use crate::place::Place;
 use crate::run::{ok, run};
@@ -6,8 +6,8 @@ use crate::yard::Yard;
 
 const MEM0: &str = "null:///mem0?size=1M&memory_backed=1";
 
-/// A certificate authority in `folder`, and what it signed: a server for localhost and a client.
-/// The names of the files are those that nbdkit, qemu and libnbd share.
+/// A certificate authority in `folder`, and the certificates that it signed: of a server for
+/// localhost and of a client. nbdkit, qemu and libnbd share these names of files.
 fn certificates(place: &Place, folder: &str) -> String {
     let script = "
 set -e
@@ -59,7 +59,7 @@ fn libnbd_talks_through_tls() {
     assert_eq!(info["TLS"], true, "{info}");
     let back = yard.place.file("back");
     ok(&["nbdcopy", &uri(&yard, &folder), &back]);
-    // Who does not want it is served in the clear.
+    // A client without TLS is served in clear text.
     yard.serves("mem0");
 }
 
@@ -86,7 +86,7 @@ fn who_does_not_speak_tls_is_refused_where_it_is_required() {
 fn a_client_is_known_by_its_certificate() {
     let (yard, folder) = serve("require", &["--tls-verify-peer"]);
     run(&["nbdinfo", &uri(&yard, &folder)]).ok();
-    // Another authority's client, which trusts this server.
+    // A client of another authority that trusts this server.
     let other = certificates(&yard.place, "other");
     std::fs::copy(format!("{folder}/ca-cert.pem"), format!("{other}/ca-cert.pem")).unwrap();
     run(&["nbdinfo", &uri(&yard, &other)]).fails();
@@ -97,7 +97,7 @@ fn a_client_is_known_by_its_certificate() {
 fn a_server_of_another_authority_is_refused_by_its_client() {
     let (yard, folder) = serve("on", &[]);
     let other = certificates(&yard.place, "other");
-    // libnbd knows no name for a unix socket and then verifies nothing; qemu is told one.
+    // libnbd has no host name for a unix socket and then does not verify one; qemu is given one.
     let info = |folder: &str| {
         let [credentials, image] = qemu(&yard, folder);
         run(&["qemu-img", "info", "--object", &credentials, "--image-opts", &image])

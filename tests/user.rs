@@ -1,22 +1,23 @@
-//! nobody: as whom the tests run what must work without root.
+//! The unprivileged user as whom the tests run commands that must work without root.
 
-// The tests of one program share the device's mode; no data goes this way.
+// The tests of one program share the device's mode; this is no data path.
 #![allow(clippy::disallowed_types)]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// nobody: who has no rights, and whom every system has.
+/// The uid of a user who has no privileges and exists on every system.
 pub(crate) const NOBODY: u32 = 65534;
 
 const FUSE: &str = "/dev/fuse";
 
-/// How many tests want the device open to all, and the mode it had before the first of them.
+/// The number of tests that need the device open to all users, and its mode before the first of
+/// them.
 static WANTED: Mutex<(usize, u32)> = Mutex::new((0, 0));
 
-/// A /dev/fuse that all may open, as udev has it, until the last of these is dropped: one that no
-/// udev has looked after is root's alone. Only root can have one.
+/// Opens /dev/fuse to all users, as udev does, until the last of these is dropped. Without udev
+/// only root can access the device. Only root can use this.
 pub(crate) struct Opened;
 
 impl Opened {
@@ -41,7 +42,7 @@ impl Drop for Opened {
     }
 }
 
-/// What a failed test leaves is as good as before: the count is right at every moment.
+/// A panic of a test leaves a consistent value: the count is right at every moment.
 fn wanted() -> MutexGuard<'static, (usize, u32)> {
     WANTED.lock().unwrap_or_else(PoisonError::into_inner)
 }

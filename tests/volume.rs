@@ -1,5 +1,4 @@
-//! Durable volumes through the whole program: what clients were told is durable outlives the
-//! server.
+//! Durable volumes through the whole program: durable data survive the server.
 
 use crate::attach::{Loop, Unmount};
 use crate::place::Place;
@@ -39,7 +38,7 @@ fn a_volume_outlives_a_kill() {
     let refused = again.fails();
     assert!(refused.err.contains("is in use by process"), "{refused}");
     kill(yard);
-    // The size is in the pool.
+    // The pool stores the size.
     let yard = Yard::serve(&[&uri(&pool, "v0", ""), &uri(&pool, "v1", "")]);
     nbdsh(
         &yard.uri("v0"),
@@ -62,7 +61,7 @@ fn an_image_goes_in_and_comes_out() {
     ok(&["qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", &image, &yard.uri("v0")]);
     ok(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &image, &yard.uri("v0")]);
     kill(yard);
-    // qemu-img flushes at its end.
+    // qemu-img ends with a flush.
     let yard = Yard::serve(&[&uri(&pool, "v0", "")]);
     ok(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &image, &yard.uri("v0")]);
 }
@@ -77,7 +76,7 @@ fn what_does_not_fit_is_refused_by_name() {
     drop(Yard::serve(&[&uri(&pool, "v0", "&size=1G")]));
     let run = refused(&uri(&pool, "v0", "&size=2G"));
     assert!(run.err.contains("size: `2G` will not do: wanted 1073741824"), "{run}");
-    // A directory that is somebody else's stays as it is.
+    // A directory with other files stays unchanged.
     let path = pool.file("theirs");
     std::fs::create_dir(&path).unwrap();
     std::fs::write(format!("{path}/lock"), "hi\n").unwrap();
@@ -95,7 +94,7 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(run.err.contains("cannot make `/proc/pool`"), "{run}");
 }
 
-/// Flush and FUA reach the files: counted from outside.
+/// Flush and FUA reach the files: counted by strace.
 #[test]
 fn syncs_are_seen_from_outside() {
     let pool = Place::new();
@@ -115,7 +114,7 @@ fn syncs_are_seen_from_outside() {
     );
     run(&["bash", "-c", &script]);
     let seen = std::fs::read_to_string(&trace).unwrap_or_default();
-    // A sync, a write that is durable by itself, or a write and its sync handed over by one call.
+    // A sync, a synchronous write, or a write and its sync submitted by one call.
     let is_sync = |line: &&str| {
         let handed =
             line.split_once("io_uring_enter(").and_then(|(_, rest)| rest.split(", ").nth(1));
@@ -124,17 +123,17 @@ fn syncs_are_seen_from_outside() {
             || handed.and_then(|count| count.parse().ok()).is_some_and(|count: u32| count >= 2)
     };
     let syncs = seen.lines().filter(is_sync).count();
-    // One after the other, each FUA and each flush needs one of its own.
+    // Sequential requests: each FUA and each flush needs a sync of its own.
     assert!(syncs >= 100, "{syncs} syncs for 100 requests that ask for one: {seen}");
 }
 
-/// As in many containers: io_uring is refused. Calls that block do the same work, and the log says
-/// so; who asks for io_uring by name is told.
+/// io_uring is refused, as in many containers. Blocking calls do the work instead, and the log says
+/// so; an explicit request for io_uring fails.
 #[test]
 fn where_io_uring_is_refused_calls_that_block_do() {
     let pool = Place::new();
     let trace = pool.file("trace");
-    // The tracer is a grandchild (`-D`): the process is the server's own.
+    // The tracer is a grandchild (`-D`), so the child process is the server itself.
     let refusing = "strace -D -f -qq -e trace=io_uring_setup -e inject=io_uring_setup:error=EPERM";
     let tracer: Vec<&str> = refusing.split(' ').chain(["-o", &trace]).collect();
     let device = uri(&pool, "v0", "&size=64M");
@@ -157,7 +156,7 @@ fn where_io_uring_is_refused_calls_that_block_do() {
     let socket = format!("unix:{}", pool.file("nbd"));
     let line = [&tracer[..], &[BLOCKYARD, "serve", &asked, "--nbd", &socket]].concat();
     run(&line).fails().says(&["cannot use io_uring for", "`store=threads` does not"]);
-    // Who has io_uring finds what the others have written.
+    // A server with io_uring reads the data of the others.
     let yard = Yard::serve(&[&device]);
     nbdsh(
         &yard.uri("v0"),
@@ -167,7 +166,7 @@ fn where_io_uring_is_refused_calls_that_block_do() {
     );
 }
 
-/// To look at a pool nothing has to be written to it.
+/// Looking at a pool writes nothing to it.
 #[test]
 fn a_pool_on_a_read_only_file_system_can_be_looked_at() {
     let pool = Place::new();
@@ -184,8 +183,8 @@ fn a_pool_on_a_read_only_file_system_can_be_looked_at() {
     assert!(refused.err.contains("Read-only file system"), "{refused}");
 }
 
-/// A block device as a pool: two processes never have it, nothing on it is overwritten unasked, and
-/// a command finds the yard that has it.
+/// A block device as a pool: two processes never open it at once, no data on it is overwritten
+/// without consent, and a command finds the yard that has it open.
 #[test]
 fn a_disk_is_a_pool() {
     let place = Place::new();
@@ -207,7 +206,7 @@ fn a_disk_is_a_pool() {
     let again = blockyard(&["serve", &v0, "--nbd", &format!("unix:{}", place.file("nbd"))]);
     let refused = again.fails();
     assert!(refused.err.contains("is in use by process"), "{refused}");
-    // The yard is asked, which says so on the disk itself.
+    // The command asks the yard, whose address is stored on the disk.
     volume("snapshot", &["v0@one"]).ok();
     assert!(volume("list", &[]).ok().out.contains("v0@one"));
     let mkfs = run(&["mke2fs", "-q", "-F", "-t", "ext4", disk]);
@@ -221,7 +220,7 @@ fn a_disk_is_a_pool() {
     device.detach();
 }
 
-/// What one copy has may be older than what the other one has, and is not shown as if it were all.
+/// One copy may be older than the other, and is not shown as complete.
 #[test]
 fn a_second_copy_by_the_command_line() {
     let pool = Place::new();
@@ -235,7 +234,7 @@ fn a_second_copy_by_the_command_line() {
         let list = volume(&["list", path]).ok();
         assert!(list.out.contains("v0") && list.err.is_empty(), "{list}");
     }
-    // Either of them may be the newer one, for all that is known.
+    // Without the other copy, either may be the newer one.
     let away = pool.file("away");
     std::fs::rename(&second, &away).unwrap();
     let why = "not in use: it cannot be looked at, and may have been written to without this one";
@@ -244,7 +243,7 @@ fn a_second_copy_by_the_command_line() {
     let check = volume(&["check", &first]).fails();
     assert!(check.out.contains(&format!("{second}: {why}\n")), "{check}");
     volume(&["snapshot", &first, "v0@a"]).fails().says(&[&second, "may have been written to"]);
-    // One that goes on alone notes that it is the newer one.
+    // A copy that is used alone records that it is the newer one.
     volume(&["snapshot", &first, "v0@a", "--degraded"]).ok();
     let list = volume(&["list", &first]).ok();
     assert!(list.err.contains(&format!("{second}: not in use: missing\n")), "{list}");
@@ -302,7 +301,7 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
     let pool = Place::new();
     let path = pool.file("pool");
     let yard = Yard::serve(&[&uri(&pool, "v0", "&size=64M")]);
-    // The lock of the pool says whom to ask.
+    // The pool's lock file names the yard to ask.
     let volume = |verb: &str, rest: &[&str]| {
         let mut line = vec!["volume", verb, &path];
         line.extend(rest);
@@ -333,7 +332,7 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
     assert_eq!(row(1), ("v0@one".into(), true.into(), false.into()), "{listed}");
     let shown = volume("show", &["v0@one", "--json"]).ok().json();
     assert_eq!(shown["referenced_bytes"], 1 << 20, "{shown}");
-    // What changes under a client's feet has to wait for the client.
+    // A change that affects a client must wait for that client.
     let held = format!(
         "import subprocess\n\
          line = ['{}', 'volume', 'rollback', '{path}', 'v0@one']\n\
@@ -360,7 +359,7 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
     assert_eq!(names, ["NAME", "v0", "other"], "{listed}");
 }
 
-/// A directory that was moved took no more segments, and was said to be full.
+/// The bug: a moved directory got no more segments, and was reported as full.
 #[test]
 fn a_pool_whose_directory_is_moved_goes_on_where_it_is() {
     let pool = Place::new();
@@ -386,8 +385,8 @@ fn a_pool_whose_directory_is_moved_goes_on_where_it_is() {
     );
 }
 
-/// A device's length never changes under its clients: a volume grows while there are none, and who
-/// comes next sees it, by NBD and by the block file.
+/// A device's length never changes under its clients: a volume grows while it has none. The next
+/// client sees the new length, by NBD and by the block file.
 #[test]
 fn a_device_grows_between_its_clients() {
     let pool = Place::new();
@@ -407,7 +406,7 @@ fn a_device_grows_between_its_clients() {
     let said = io(&["write -P 1 63M 1M", "flush", "read 64M 4k"]);
     assert!(said.contains("wrote 1048576/1048576 bytes at offset 66060288"), "{said}");
     assert!(said.contains("Input/output error") || said.contains("outside"), "{said}");
-    // Whoever has it open keeps it as it is.
+    // A process with the file open prevents the change.
     let held = std::fs::File::open(&file).unwrap();
     let refused = resize("128M").fails();
     assert!(refused.err.contains("disconnect and close first"), "{refused}");
@@ -422,7 +421,7 @@ fn a_device_grows_between_its_clients() {
         crate::yard::BLOCKYARD
     );
     nbdsh(&nbd, &held);
-    // The kernel tells of a file that was closed a moment later.
+    // The kernel reports a closed file a moment later.
     assert!((0..1000).any(|_| resize("128M").code == Some(0)), "{}", resize("128M"));
     assert_eq!(ok(&["nbdinfo", "--size", &nbd]).trim(), "134217728");
     assert_eq!(std::fs::metadata(&file).unwrap().len(), 128 << 20);
@@ -440,7 +439,7 @@ fn a_device_grows_between_its_clients() {
     );
     let said = io(&["read -P 51 100M 4k"]);
     assert!(!said.contains("failed"), "{said}");
-    // A file system on the block file grows with it.
+    // A file system on the block file can grow with it.
     let device = Loop::attach(&file);
     ok(&["mke2fs", "-q", "-t", "ext4", &device.0, "64M"]);
     ok(&["resize2fs", &device.0]);
@@ -448,7 +447,7 @@ fn a_device_grows_between_its_clients() {
     let sectors = ok(&["blockdev", "--getsize64", &device.0]);
     assert_eq!(sectors.trim(), "134217728");
     device.detach();
-    // Shorter, too: what lies behind is gone.
+    // Shrinking works too, and discards the data beyond the new end.
     assert!((0..1000).any(|_| resize("64M").code == Some(0)), "{}", resize("64M"));
     assert!((0..1000).any(|_| resize("96M").code == Some(0)), "{}", resize("96M"));
     assert_eq!(std::fs::metadata(&file).unwrap().len(), 96 << 20);

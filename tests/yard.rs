@@ -1,4 +1,4 @@
-//! A running `blockyard serve`, from its first sign of life to its last.
+//! A running `blockyard serve`, from its first notification to its end.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -12,26 +12,26 @@ use crate::run::{Run, bounded, finish};
 /// The program, as cargo built it for this test.
 pub(crate) const BLOCKYARD: &str = env!("CARGO_BIN_EXE_blockyard");
 
-/// How often and how long a look for a sign of life is: together a minute.
+/// The number of waits for a notification and their length: together a minute.
 const LOOKS_MAX: u32 = 1200;
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A server in a place of its own. It is killed when this is dropped.
+/// A server in a place of its own. Dropping it kills the server.
 #[derive(Debug)]
 pub(crate) struct Yard {
     child: Child,
-    /// Where the server tells its state (sd_notify).
+    /// The socket to which the server sends its state (sd_notify).
     notices: UnixDatagram,
     pub(crate) place: Place,
 }
 
 impl Yard {
-    /// Serves the devices on a unix socket, and waits until it says that it is ready.
+    /// Serves the devices on a unix socket, and waits for READY.
     pub(crate) fn serve(devices: &[&str]) -> Yard {
         Yard::serve_in(Place::new(), devices)
     }
 
-    /// The same from a folder that has something in it; `args` may be options too.
+    /// Serves from a folder that may have files; `args` may contain options too.
     pub(crate) fn serve_in(place: Place, args: &[&str]) -> Yard {
         let nbd = format!("unix:{}", place.file("nbd"));
         let control = place.file("control");
@@ -42,7 +42,7 @@ impl Yard {
         Yard::start(place, &line)
     }
 
-    /// Runs `blockyard` with these arguments and waits until it says that it is ready.
+    /// Runs `blockyard` with these arguments and waits for READY.
     pub(crate) fn start(place: Place, args: &[&str]) -> Yard {
         match Yard::spawn(place, args).ready() {
             Ok(yard) => yard,
@@ -52,13 +52,14 @@ impl Yard {
         }
     }
 
-    /// As [`Yard::serve`], of a server that may end instead: then how, and what it complained of.
+    /// As [`Yard::serve`], for a server that may end instead: then its exit status and error
+    /// output.
     #[allow(dead_code)] // One of the programs that have this module asks for it.
     pub(crate) fn try_serve(devices: &[&str]) -> Result<Yard, (ExitStatus, String)> {
         Yard::begin(devices).ready()
     }
 
-    /// Begins that, and waits for nothing.
+    /// Starts to serve the devices without waiting.
     pub(crate) fn begin(devices: &[&str]) -> Yard {
         let place = Place::new();
         let (nbd, control) = (format!("unix:{}", place.file("nbd")), place.file("control"));
@@ -66,7 +67,7 @@ impl Yard {
         Yard::spawn(place, &line)
     }
 
-    /// Waits until it is ready, or has ended: then how, and what it complained of.
+    /// Waits for READY, or for the server's end: then its exit status and error output.
     pub(crate) fn ready(mut self) -> Result<Yard, (ExitStatus, String)> {
         match self.look_for(|notice| notice.contains("READY=1")) {
             None => Ok(self),
@@ -74,7 +75,7 @@ impl Yard {
         }
     }
 
-    /// As [`Yard::serve`], below a program that sees what it does and gives it its own process.
+    /// As [`Yard::serve`], under a tracer that gives the server a process of its own.
     #[allow(dead_code)] // One of the programs that have this module asks for it.
     pub(crate) fn serve_below(place: Place, tracer: &[&str], devices: &[&str]) -> Yard {
         let (nbd, control) = (format!("unix:{}", place.file("nbd")), place.file("control"));
@@ -83,7 +84,7 @@ impl Yard {
         ready.unwrap_or_else(|(status, text)| panic!("{line:?} ended with {status}: {text}"))
     }
 
-    /// As [`Yard::start`], below a program that gives the server its own process.
+    /// As [`Yard::start`], under a tracer that gives the server a process of its own.
     #[allow(dead_code)] // One of the programs that have this module asks for it.
     pub(crate) fn start_below(place: Place, tracer: &[&str], program: &str, args: &[&str]) -> Yard {
         let ready = Yard::spawn_program(place, &[tracer, &[program]].concat(), args).ready();
@@ -101,7 +102,7 @@ impl Yard {
     fn spawn_program(place: Place, program: &[&str], args: &[&str]) -> Yard {
         let line = [program, args].concat();
         let notices = UnixDatagram::bind(place.file("notices")).expect("the place is new");
-        // The server may be another user's.
+        // The server may run as another user.
         fs::set_permissions(place.file("notices"), PermissionsExt::from_mode(0o666))
             .expect("the place is ours");
         notices.set_read_timeout(Some(LOOK)).expect("a look is longer than nothing");
@@ -119,11 +120,11 @@ impl Yard {
         Yard { child, notices, place }
     }
 
-    /// Looks for a notice until it comes (`None`) or the server ends.
+    /// Waits for a notification (`None`) or the server's end.
     fn look_for(&mut self, is_it: impl Fn(&str) -> bool) -> Option<ExitStatus> {
         let mut notice = [0; 4096];
         for _ in 0..LOOKS_MAX {
-            // An error is the end of one look.
+            // An error is the timeout of one wait.
             let len = self.notices.recv(&mut notice).unwrap_or(0);
             if is_it(&String::from_utf8_lossy(&notice[..len])) {
                 return None;
@@ -140,7 +141,7 @@ impl Yard {
         format!("nbd+unix:///{export}?socket={}", self.socket())
     }
 
-    /// The path of its control socket.
+    /// The path of the control socket.
     pub(crate) fn control(&self) -> String {
         self.place.file("control")
     }
@@ -150,22 +151,22 @@ impl Yard {
         self.place.file("nbd")
     }
 
-    /// What it printed so far.
+    /// Standard output so far.
     pub(crate) fn printed(&self) -> String {
         fs::read_to_string(self.place.file("out")).unwrap_or_default()
     }
 
-    /// What it complained of so far.
+    /// Standard error so far.
     pub(crate) fn complained(&self) -> String {
         fs::read_to_string(self.place.file("err")).unwrap_or_default()
     }
 
-    /// Its process.
+    /// The server's process id.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Runs a `blockyard` command against it.
+    /// Runs a `blockyard` command against the server.
     pub(crate) fn command(&self, args: &[&str]) -> Run {
         let control = self.place.file("control");
         let mut line = vec![BLOCKYARD];
@@ -180,12 +181,12 @@ impl Yard {
         crate::run::run(&["nbdinfo", "--size", &self.uri(export)]).ok();
     }
 
-    /// Sends it a signal.
+    /// Sends the server a signal.
     pub(crate) fn signal(&self, name: &str) {
         crate::run::ok(&["sh", "-c", &format!("kill -{name} {}", self.pid())]);
     }
 
-    /// Waits for its end.
+    /// Waits for the server's end.
     pub(crate) fn end(&mut self) -> ExitStatus {
         self.look_for(|_| false).expect("no notice is looked for")
     }
@@ -193,7 +194,7 @@ impl Yard {
 
 impl Drop for Yard {
     fn drop(&mut self) {
-        // It may have ended already; either way nothing is left to do about it.
+        // The server may have ended already; no error matters here.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
@@ -206,7 +207,8 @@ impl Drop for Yard {
 pub(crate) fn blockyard(args: &[&str]) -> Run {
     let mut line = vec![BLOCKYARD];
     line.extend(args);
-    // A server that is not told where has its control socket where no other one has.
+    // A server without `--control` has its control socket in the runtime directory. Each gets a
+    // directory of its own, so that no two share a socket.
     let place = Place::new();
     finish(&line, bounded(&line).env("XDG_RUNTIME_DIR", place.path()))
 }

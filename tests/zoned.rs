@@ -1,4 +1,4 @@
-//! Zones, through the control API and under a client's writes.
+//! Zones, through the control API and with a client's writes.
 
 use serde_json::Value;
 
@@ -63,7 +63,7 @@ fn a_zone_goes_through_its_conditions() {
     assert_eq!(zones.zone(5).0, "full");
     zones.command("reset", 5).ok();
     assert_eq!(zones.zone(5), ("empty".into(), 0));
-    // What lies behind the write pointer reads as null_blk has it.
+    // Data beyond the write pointer read as in null_blk.
     nbdsh(&zones.0.uri("z0"), "assert h.pread(4096, 5 << 20) == b'\\xff' * 4096");
 }
 
@@ -76,7 +76,7 @@ fn a_write_off_the_pointer_is_refused() {
     zones.write(5, 8, ZONE - 8).ok();
     assert_eq!(zones.zone(5).0, "full");
     zones.write(5, 0, 8).fails();
-    // A conventional zone takes any.
+    // A conventional zone accepts any write.
     zones.write(1, 64, 8).ok();
     zones.write(1, 0, 8).ok();
 }
@@ -87,11 +87,11 @@ fn the_limits_hold() {
     for zone in 2..6 {
         zones.command("open", zone).ok();
     }
-    // Nothing was opened by a write, so nothing may be closed to make room.
+    // No write opened a zone, so none may be closed to make room.
     zones.command("open", 6).fails().says(&["ZONE_OPEN_RESOURCE"]);
     zones.write(6, 0, 8).fails();
     assert_eq!(zones.zone(6).0, "empty");
-    // Two more may be active if two are closed after a write.
+    // Two more zones may become active if two are closed after a write.
     zones.write(2, 0, 8).ok();
     zones.write(3, 0, 8).ok();
     zones.command("close", 2).ok();
@@ -110,7 +110,7 @@ fn a_zone_opened_by_a_write_makes_room() {
     for zone in 2..7 {
         zones.write(zone, 0, 8).ok();
     }
-    // The oldest was closed for the fifth.
+    // The oldest zone was closed for the fifth.
     assert_eq!(zones.zone(2), ("closed".into(), 8));
     assert_eq!(zones.zone(6), ("implicit-open".into(), 8));
     zones.0.command(&["zone", "reset-all", "z0"]).ok();

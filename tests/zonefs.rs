@@ -1,4 +1,4 @@
-//! zonefs as people use it: made and mounted by the program, filled and read by theirs.
+//! zonefs in use: made and mounted by the program, filled and read by ordinary programs.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use crate::yard::{BLOCKYARD, Yard, blockyard};
 const Z: &str = "null:///z?size=256M&bs=4k&zoned=1&zone_size=16M&zone_nr_conv=2&zone_max_open=3\
                  &memory_backed=1";
 
-/// A yard with a file system of the device `z` mounted at `m` in its place.
+/// A yard with a file system of the device `z`, mounted at `m` in its place.
 struct Mounted(Yard);
 
 impl Mounted {
@@ -44,7 +44,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // A yard that is killed cannot unmount; one that a test has unmounted need not.
+        // A killed yard cannot unmount; a file system that a test has unmounted need not be.
         let _ = self.0.command(&["zonefs", "unmount", "z"]);
         unmount_lazily(&self.0.place.file("m"));
     }
@@ -86,7 +86,8 @@ fn it_is_made_mounted_listed_and_unmounted() {
     assert_eq!((&list[0]["label"], &list[0]["sequential_files"]), (&"logs".into(), &14.into()));
     yard.command(&["zonefs", "unmount", "z"]).ok();
     assert!(!is_mounted(&dir));
-    // Unmounted by others, it is forgotten; removed by force, it is unmounted.
+    // A file system unmounted by another program is forgotten; one of a removed device is
+    // unmounted.
     yard.command(&["zonefs", "mount", "z", &dir]).ok();
     ok(&["umount", &dir]);
     yard.command(&["zonefs", "mount", "z", &dir]).ok();
@@ -131,7 +132,7 @@ fn dd_writes_reads_and_appends() {
     ok(&["truncate", "--size=0", &file]);
     assert_eq!(fs::metadata(&file).unwrap().size(), 0);
     run(&["truncate", "--size=1", &file]).fails().says(&["Operation not permitted"]);
-    // A conventional file takes whatever comes.
+    // A conventional file accepts any write.
     let (file, to) = (mounted.file("cnv/0"), format!("of={}", mounted.file("cnv/0")));
     ok(&["dd", &from, &to, "bs=777", "seek=3", "conv=notrunc", "status=none"]);
     ok(&["cmp", &format!("--ignore-initial=0:{}", 3 * 777), "--bytes=2621440", &data, &file]);
@@ -142,7 +143,7 @@ fn fio_verifies_a_file_for_each_job() {
     let mounted = Mounted::new(Z, &[], "errors=repair");
     let dir = mounted.file("seq");
     let mut line = vec!["fio", "--ioengine=psync", "--direct=1", "--bs=64k", "--size=4M"];
-    // Files are there, and appended to; fio makes and removes none.
+    // The files exist and are appended to; fio creates and removes none.
     line.extend(["--rw=write", "--file_append=1", "--allow_file_create=0", "--create_on_open=1"]);
     line.extend([
         "--fallocate=none",
@@ -157,7 +158,7 @@ fn fio_verifies_a_file_for_each_job() {
         let size = fs::metadata(mounted.file(&format!("seq/{number}"))).unwrap().size();
         assert_eq!(size, 4 << 20);
     }
-    // One conventional file, by several jobs at random.
+    // One conventional file, written by several jobs at random offsets.
     let file = format!("--filename={}", mounted.file("cnv/0"));
     let mut line = vec!["fio", "--name=random", &file, "--ioengine=psync", "--direct=1"];
     line.extend(["--rw=randwrite", "--bs=4k", "--numjobs=4", "--size=4M", "--thread"]);
@@ -171,9 +172,9 @@ fn fio_verifies_a_file_for_each_job() {
     run(&line).ok();
 }
 
-/// Two gibibytes of system files, or all there are, as a tar over as many zone files as it takes.
-/// Says how many bytes the files have, how many there are of in all, and keeps the tar's checksum:
-/// the files themselves may change meanwhile, which is what tar's status 1 says.
+/// Packs two gibibytes of system files, or all that exist, as a tar over as many zone files as it
+/// needs. Prints the bytes of the files and those available, and keeps the tar's checksum: the
+/// files themselves may change meanwhile, which tar reports by status 1.
 const PACK: &str = r#"
 set -o errexit -o pipefail
 place=$1 mount=$2 max=$3
@@ -198,7 +199,7 @@ sha256sum <"$place/tar" >"$place/sum" &
 wait $!
 "#;
 
-/// The checksum of what came back.
+/// Prints the checksum of the unpacked tar.
 const COMPARE: &str = r#"
 set -o errexit -o pipefail
 for number in $(seq 0 14); do
@@ -207,13 +208,14 @@ for number in $(seq 0 14); do
 done | sha256sum
 "#;
 
-/// What is packed where there is as much.
+/// The bytes that are packed, if there are as many.
 const TREE_BYTES: u64 = 2 << 30;
 
-/// What is packed at least: every system that builds this has more.
+/// The least that is packed: every system that builds this has more.
 const TREE_BYTES_MIN: u64 = 256 << 20;
 
-/// Far above what reading or writing them takes, from a slow disk and beside other tests too.
+/// The time limit, far above what reading or writing takes, even from a slow disk during other
+/// tests.
 const TREE_SECONDS_MAX: u32 = 900;
 
 #[test]
@@ -237,7 +239,7 @@ fn a_tree_of_system_files_comes_back_equal() {
     let sum_of =
         |dir: &str| within(TREE_SECONDS_MAX, &["bash", "-c", COMPARE, "compare", dir]).ok().out;
     assert_eq!(sum_of(&dir).trim(), sum.trim());
-    // Another mount, by another process, of what the first has left.
+    // Another process mounts what the first has left.
     drop(mounted);
     let yard = Yard::serve(&[&device]);
     fs::create_dir(yard.place.file("m")).unwrap();
@@ -246,12 +248,12 @@ fn a_tree_of_system_files_comes_back_equal() {
     assert_eq!(sum_of(&again.0.place.file("m")).trim(), sum.trim());
 }
 
-/// A mount of the command's own, and its directory. Dropped, the command is killed; as it cannot
-/// unmount then, that is done here.
+/// A mount of the command's own, and its directory. Dropping it kills the command and unmounts,
+/// which the killed command cannot do.
 struct Own(Child, String);
 
 impl Own {
-    /// Mounts in the background, as another user if `user` says so, and returns when it is done.
+    /// Mounts in the background, as another user if `line` says so, and returns when it is mounted.
     fn mount(line: &mut Command, dir: &str) -> Own {
         let child = line.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let mut own = Own(child, dir.to_owned());
@@ -287,10 +289,10 @@ fn without_root_and_without_a_yard_it_is_mounted_too() {
     let mut line: Vec<&str> = Vec::new();
     let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
     if is_root {
-        // The folder that cargo builds in may be root's alone.
+        // The folder in which cargo builds may be accessible to root only.
         opened = Some(Opened::new());
-        // By another process: what this one writes, a program that another test starts just then
-        // has open too, and nobody can execute it.
+        // Another process copies the program: if this process wrote the copy, a child that another
+        // test starts at that moment would inherit the open descriptor, and exec would fail.
         ok(&["cp", BLOCKYARD, &program]);
         for path in [place.path().to_str().unwrap(), &dir] {
             std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -314,7 +316,8 @@ fn without_root_and_without_a_yard_it_is_mounted_too() {
     };
     let own = mount();
     let file = format!("{dir}/seq/0");
-    // By default the files are whose the mount is, and root is kept out of a user's mount.
+    // By default the files belong to the user of the mount, and root has no access to a user's
+    // mount.
     let to = format!("of={file}");
     user(&["dd", "if=/dev/zero", &to, "bs=64k", "count=3", "oflag=direct", "conv=notrunc"]).ok();
     own.end("TERM");
@@ -326,7 +329,7 @@ fn without_root_and_without_a_yard_it_is_mounted_too() {
         assert_eq!(size.trim(), "196608 640 nobody");
     }
     own.end("INT");
-    // Unmounted by others it ends by itself.
+    // Unmounted by another program, the command ends by itself.
     let mut own = mount();
     user(&["fusermount3", "-u", &dir]).ok();
     assert!(own.0.wait().unwrap().success());

@@ -3,10 +3,10 @@
 use super::{FileSystem, Loop, Way, memory_of};
 use crate::run::{ok, run};
 
-/// Memory-backed, with discard: what mem0 of the default yard is, smaller.
+/// Memory-backed, with discard: like mem0 of the default yard, but smaller.
 const MEM0: &str = "null:///mem0?size=512M&memory_backed=1&discard=1";
 
-/// What is copied: this crate's own source.
+/// The data that are copied: this crate's own source.
 const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 both_ways! {
@@ -17,7 +17,7 @@ both_ways! {
     trimming_a_file_system_frees_memory,
 }
 
-/// Makes a file system, fills it, reads it back after it was mounted anew, and has it checked.
+/// Makes a file system, fills it, mounts it again, reads it back, and runs its checker.
 fn fill_and_check(way: &Way, kind: &str, make: &[&str], check: &[&str]) {
     let mounted = way.serve(&[MEM0]);
     let device = Loop::attach(&mounted.file("mem0"));
@@ -51,7 +51,7 @@ fn btrfs_is_clean(way: &Way) {
 }
 
 fn ext4_on_blocks_of_4k_is_clean(way: &Way) {
-    // The loop device has sectors of 512 bytes unless it is told, so what lies between is tried.
+    // The loop device has sectors of 512 bytes by default, so this tests lengths below a block.
     let mounted = way.serve(&["null:///big?size=256M&bs=4k&memory_backed=1&discard=1"]);
     let device = Loop::attach(&mounted.file("big"));
     run(&["mkfs.ext4", "-q", "-F", "-b", "1024", &device.0]).ok();

@@ -1,4 +1,4 @@
-//! A block file for programs that use it as a file.
+//! A block file, used by programs as a file.
 
 use super::{Way, check_report, memory_of, python};
 use crate::run::run;
@@ -130,7 +130,7 @@ fails(errno.ENXIO, os.lseek, fd, 64 << 20, os.SEEK_DATA)
     );
     run(&["fallocate", "--zero-range", "--offset", "48M", "--length", "1M", &file]).ok();
     run(&["cmp", "--bytes=51380224", &file, "/dev/zero"]).ok();
-    // Allocating ahead is nothing that the device could promise.
+    // The device cannot reserve space in advance.
     run(&["fallocate", "--length", "1M", &file]).fails().says(&["not supported"]);
 }
 
@@ -206,11 +206,12 @@ fails(errno.EIO, os.fsync, fd)
 }
 
 fn only_what_has_to_wait_takes_a_lane(way: &Way) {
-    // A channel that had never started anything carried nothing, and every read went to a lane.
+    // Before the first request of a channel, no request was executed inline, and every read went to
+    // a worker.
     let mounted = way.serve(&[MEM0]);
     let has_lane = || {
         let threads = std::fs::read_dir(format!("/proc/{}/task", mounted.yard.pid())).unwrap();
-        // One that has just ended has no name any more.
+        // A thread that has just ended has no name any more.
         let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
         threads.flatten().flat_map(name).any(|name| name.trim() == "fuse-mem0")
     };
@@ -227,8 +228,8 @@ for turn in range(100):
 }
 
 fn a_slow_device_holds_up_no_other(way: &Way) {
-    // Each request takes a minute on one of the two, and there are more of them than threads serve
-    // and lanes keep in flight.
+    // Each request takes a minute on one of the devices, and there are more of them than the
+    // serving threads and workers keep in flight.
     let slow = "null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000";
     let mounted = way.serve(&[slow, MEM0]);
     python(

@@ -1,4 +1,4 @@
-//! How a mount comes, changes and goes.
+//! Mounts: made, changed while in use, and unmounted.
 
 use std::fs;
 
@@ -68,13 +68,13 @@ fn a_device_whose_file_is_open_is_removed_by_force_only(way: &Way) {
     let error = file.read_at(&mut [0; 6], 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(19), "{error}: wanted ENODEV");
     mounted.yard.command(&["add", MEM0]).ok();
-    // The file that is open is the old one still.
+    // The open file still belongs to the old device.
     assert!(file.read_at(&mut [0; 6], 0).is_err());
     assert_eq!(fs::read(mounted.file("mem0")).unwrap()[..6], [0; 6]);
 }
 
 fn a_device_that_hangs_can_be_removed(way: &Way) {
-    // Its reads take a minute each; whoever waits for them is told, and the file is gone.
+    // Reads take a minute each. Programs that wait for them get an error, and the file is gone.
     let mounted = way.serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000"]);
     let socket = mounted.yard.place.file("control");
     let remove = "http://yard/v1/devices/slow?force=true&drain_ms=100";
@@ -105,7 +105,7 @@ assert not os.path.exists(path)
 }
 
 fn a_device_that_hangs_in_part_of_a_block_can_be_removed(way: &Way) {
-    // Nothing but writes of single bytes: each lane is in one, or waits for its turn.
+    // Only writes of single bytes: each worker executes one, or waits for its turn.
     let mounted = way.serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=60000000000"]);
     let socket = mounted.yard.place.file("control");
     let remove = "http://yard/v1/devices/slow?force=true&drain_ms=100";
@@ -214,9 +214,9 @@ fn a_second_server_does_not_mount_over_the_first() {
 fn a_user_mounts_through_fusermount3(way: &Way) {
     let place = Place::new();
     let (program, dir) = (place.file("program"), place.file("files"));
-    // Where the program was built a user may have no way to it. It is copied by another process:
-    // what this one writes, a program that another test starts just then has open too, and nobody
-    // can execute it.
+    // A user may have no access to the directory in which the program was built. Another process
+    // copies it: if this process wrote the copy, a child that another test starts at that moment
+    // would inherit the open descriptor, and exec would fail.
     run(&["cp", BLOCKYARD, &program]).ok();
     fs::create_dir(&dir).unwrap();
     let _opened = Opened::new();

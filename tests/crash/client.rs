@@ -1,5 +1,5 @@
-//! An NBD client, as much of one as these tests need: many requests in flight over one
-//! connection, and which of them were answered, to the last one before the server died.
+//! An NBD client for these tests: many requests in flight over one connection, with a record of the
+//! answers up to the last one before the server died.
 //!
 //! The protocol is that of the NBD project's doc/proto.md: fixed newstyle, `NBD_OPT_GO`, simple
 //! replies.
@@ -19,10 +19,10 @@ const REP_INFO: u32 = 3;
 /// `NBD_CMD_FLAG_FUA`.
 const FUA: u16 = 1;
 
-/// No answer of a server that lives takes as long.
+/// The timeout of an answer; no live server takes as long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a request is for, by its number in the protocol.
+/// The type of a request, by its number in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Command {
@@ -39,7 +39,7 @@ pub(crate) struct Client {
     pub(crate) size: u64,
 }
 
-/// What the server said of a request.
+/// The server's reply to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) cookie: u64,
@@ -63,7 +63,7 @@ impl Client {
         stream.set_read_timeout(Some(PATIENCE))?;
         // Two magic numbers and the server's flags.
         let _: [u8; 18] = bytes(&mut stream)?;
-        // Fixed newstyle, and no zeros behind an answer.
+        // Fixed newstyle, and no zeros after a reply to an option.
         stream.write_all(&3u32.to_be_bytes())?;
         let name = export.as_bytes();
         let mut option = OPTION_MAGIC.to_be_bytes().to_vec();
@@ -109,7 +109,7 @@ impl Client {
         request
     }
 
-    /// Sends a write; its answer comes when it comes.
+    /// Sends a write without waiting for its answer.
     pub(crate) fn write(
         &mut self,
         cookie: u64,
@@ -135,7 +135,7 @@ impl Client {
         self.stream.write_all(&request)
     }
 
-    /// Waits for the next answer, which is not one to a read.
+    /// Waits for the next answer, which must not be one to a read.
     pub(crate) fn answer(&mut self) -> io::Result<Answer> {
         let magic = word(&mut self.stream)?;
         assert_eq!(magic, REPLY_MAGIC, "a simple reply");
@@ -144,13 +144,13 @@ impl Client {
         Ok(Answer { cookie, error })
     }
 
-    /// Sends a flush and waits until it is answered; nothing else is in flight.
+    /// Sends a flush and waits for its answer; no other request is in flight.
     pub(crate) fn flush(&mut self) -> io::Result<Answer> {
         self.send(Command::Flush, 0, 0, 0, false)?;
         self.answer()
     }
 
-    /// Reads; nothing else is in flight. An error of the server's is one here.
+    /// Reads; no other request is in flight. An error in the reply is returned as an error.
     pub(crate) fn read(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.send(Command::Read, 0, offset, into.len() as u32, false)?;
         match self.answer()?.error {

@@ -1,9 +1,9 @@
-//! The power is cut at any change or sync, also of a recovery, and a pool is made of every kind
-//! that there is: a directory or a disk, one copy or two, each size of a block, with room or full.
+//! Power cuts at any change or sync, also during recovery, for every kind of pool: on a directory
+//! or a disk, with one copy or two, with each block size, with free space or full.
 //!
-//! After each cut `volume check` finds no damage, before the pool is opened and after it; the
-//! volume holds what `history.rs` says; and of two copies each holds the same. Pools have short
-//! segments: they make checkpoints, clean and use segments again all the time.
+//! After each cut `volume check` must find no damage, before the pool is opened and after it. The
+//! volume must hold what `history.rs` allows, and both copies must be equal. Pools have short
+//! segments, so they make checkpoints, clean and reuse segments all the time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,15 +23,15 @@ use crate::rounds::{Seed, seeds};
 use crate::workload::{End, Workload};
 use crate::yard::{Yard, blockyard};
 
-/// Pools of `make test`; each is cut a few times.
+/// The pools of `make test`, and the cuts of each.
 const FEW: u64 = 4;
 const CUTS: u64 = 5;
 
-/// Cuts of a disk on which fio writes, each after this many writes and syncs at most.
+/// The cuts of a disk on which fio writes, and the most writes and syncs before each.
 const FIO_CUTS: u64 = 5;
 const FIO_OPERATIONS: u64 = 300;
 
-/// The volume of a pool with room, and of one that has less room than this.
+/// The size of the volume in a pool with free space, and in one that is smaller than its volume.
 const VOLUME_BYTES: u64 = 8 << 20;
 const FULL_VOLUME_BYTES: u64 = 32 << 20;
 
@@ -41,24 +41,24 @@ const SEGMENT_BYTES: u32 = 1280 << 10;
 /// The longest write, in pages: the server splits a longer one, and a split write is not atomic.
 const LONGEST: u64 = SEGMENT_BYTES as u64 / 4 / PAGE as u64;
 
-/// A pool is cut before it has made this many changes and syncs: most small ones have used their
-/// first segment again by then.
+/// The power is cut before the pool has made this many changes and syncs. By then most small pools
+/// have reused their first segment.
 const OPERATIONS: u64 = 1000;
 
-/// Changes and syncs in which a pool is made, and is opened, about.
+/// About the number of changes and syncs that make a pool, and that open one.
 const MAKING: u64 = 60;
 const OPENING: u64 = 130;
 
-/// A pool that is a disk, with twenty segments; or with so few that the volume does not fit.
+/// The size of a pool on a disk with twenty segments, and with too few for the volume.
 const POOL_BYTES: u64 = (1 << 20) + 20 * SEGMENT_BYTES as u64;
 const FULL_POOL_BYTES: u64 = (1 << 20) + 17 * SEGMENT_BYTES as u64;
 
-/// The shortest disk that two copies are made on.
+/// The shortest disk for a pool of two copies.
 const DISK_OF_TWO_BYTES: u64 = 65 << 20;
 
 const ENOSPC: u32 = 28;
 
-/// What servers have done before they were killed.
+/// Counts of the servers' work before they were killed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     pools: u64,
@@ -84,7 +84,7 @@ impl AddAssign for Done {
     }
 }
 
-/// Where a copy of a pool is.
+/// The location of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Directory,
@@ -99,14 +99,14 @@ struct Cell {
     is_full: bool,
     block: &'static str,
     compress: &'static str,
-    /// More parameters of the volume.
+    /// Further parameters of the volume.
     more: &'static str,
-    /// The server makes the pool, and not the test, with short segments.
+    /// Whether the server makes the pool, instead of the test, which makes short segments.
     is_the_servers: bool,
 }
 
 impl Cell {
-    /// A directory as a server makes it.
+    /// A pool in a directory as a server makes it.
     const DIRECTORY: Cell = Cell {
         kind: Kind::Directory,
         copies: 1,
@@ -117,8 +117,8 @@ impl Cell {
         is_the_servers: true,
     };
 
-    /// The cell of a seed: forty seeds have each kind, number of copies, fill and block size
-    /// together once.
+    /// The kind of pool of a seed: forty seeds cover each combination of location, number of
+    /// copies, fill and block size once.
     fn of(seed: u64) -> Cell {
         let bit = |number: u64| seed >> number & 1;
         let is_full = (bit(0) + bit(1) + bit(2)) % 2 == 1;
@@ -127,7 +127,7 @@ impl Cell {
             copies: 1 + bit(1),
             is_full,
             block: ["4k", "8k", "16k", "32k", "64k"][seed as usize % 5],
-            // What is compressed takes less room than the volume.
+            // Compressed data would not fill the pool.
             compress: if is_full { "none" } else { ["lz4", "none"][seed as usize / 40 % 2] },
             more: "",
             is_the_servers: false,
@@ -161,14 +161,14 @@ fn kill(mut yard: Yard) {
     yard.end();
 }
 
-/// A file that takes the place of a disk.
+/// Makes a file that serves as a disk.
 fn make_image(path: &str, len: u64) {
-    // It may be there: the power was cut when it was made.
+    // The file may exist: the power was cut while it was made.
     let file = File::options().create(true).truncate(false).write(true).open(path).unwrap();
     file.set_len(len).unwrap();
 }
 
-/// Makes a pool with short segments, or opens it. `consents` to what the disk has.
+/// Makes a pool with short segments, or opens it. With `consents` it overwrites the disk's data.
 fn open(places: &Places, consents: bool) -> Result<(), VolumeError> {
     let options = Options { segment_bytes: SEGMENT_BYTES, consent: consents, ..Options::default() };
     Running::open_places(places, options).map(drop)
@@ -192,12 +192,12 @@ impl CutPool<'_> {
         CutPool { seed, cell, mounted, history, random: Rng::with_seed(seed.0), done }
     }
 
-    /// The names of its copies.
+    /// The names of the pool's copies.
     fn copies(&self) -> Vec<&'static str> {
         ["a", "b"].into_iter().take(self.cell.copies as usize).collect()
     }
 
-    /// The volume, as a server is told of it; `copies` says where it is.
+    /// The device of the volume for a server's command line; `copies` are the pool's locations.
     fn device(&self, copies: &str) -> String {
         let Cell { block, compress, more, .. } = self.cell;
         let size = self.cell.volume_bytes();
@@ -212,7 +212,7 @@ impl CutPool<'_> {
         }
     }
 
-    /// Makes the pool, in half of the cases by a second attempt: the power was cut in the first.
+    /// Makes the pool, in half of the cases in a second attempt after a power cut in the first.
     fn make(&mut self) {
         let places = Places {
             path: self.mounted.file("a").into(),
@@ -233,12 +233,12 @@ impl CutPool<'_> {
             make_images(self.cell.pool_bytes());
         }
         self.mounted.disk().fail(None);
-        // What a making that was cut short has left on a disk may be taken for something else.
+        // The remains of an interrupted attempt on a disk may look like other data.
         let made = open(&places, self.cell.kind == Kind::Disk);
         made.unwrap_or_else(|error| panic!("{}: {}: {error}", self.seed, self.cell));
     }
 
-    /// Cuts the power, if it is on, and switches it on again.
+    /// Cuts the power if it is on, and switches it on again.
     fn switch_on(&mut self) {
         let mut disk = self.mounted.disk();
         if !disk.is_off() {
@@ -248,13 +248,13 @@ impl CutPool<'_> {
         disk.switch_on();
     }
 
-    /// The server ends while the power is off, or has found what it should.
+    /// Asserts that the power is off, which excuses an error of the server.
     fn is_off(&self, what: impl fmt::Display) {
         let is_off = self.mounted.disk().is_off();
         assert!(is_off, "{}: {}: {what}", self.seed, self.cell);
     }
 
-    /// `volume check` finds nothing, when no process has the pool open.
+    /// `volume check` must find no damage while no process has the pool open.
     fn check(&self, when: &str) {
         let run = blockyard(&["volume", "check", &self.mounted.file("a"), "--json"]);
         let is_clean = run.code == Some(0) && run.json()["damaged"] == 0;
@@ -273,7 +273,7 @@ impl CutPool<'_> {
         }
     }
 
-    /// Each copy that is alone has the same contents. Nothing of that stays.
+    /// Opens each copy alone: all must have these contents. Changes are discarded afterwards.
     fn are_alike(&self, contents: &[u8]) {
         let copies = self.copies();
         for gone in copies.iter().filter(|_| copies.len() > 1) {
@@ -289,7 +289,7 @@ impl CutPool<'_> {
         }
     }
 
-    /// What a server says that its pool has done.
+    /// Adds the server's counts of its pool's work.
     fn count(&mut self, yard: &Yard) {
         let shown =
             yard.command(&["volume", "show", &self.mounted.file("a"), "--json"]).ok().json();
@@ -299,8 +299,8 @@ impl CutPool<'_> {
         self.done += Done { log_bytes, checkpoints, page_bytes, moved_bytes, ..Done::default() };
     }
 
-    /// Opens the pool and looks at what is there; sometimes again, after nothing but that. `None`
-    /// if the power was cut meanwhile.
+    /// Opens the pool and checks the contents; with `looks_twice` again after another opening.
+    /// `None` if the power was cut meanwhile.
     fn open(&mut self, looks_twice: bool) -> Option<(Yard, Client)> {
         let yard = match Yard::try_serve(&[&self.all()]) {
             Ok(yard) => yard,
@@ -313,7 +313,7 @@ impl CutPool<'_> {
             kill(yard);
             return None;
         };
-        // What is there although the power was not cut need not outlive the next cut.
+        // Data found without a power cut need not survive the next cut.
         self.history.check(&contents, false);
         if !looks_twice {
             return Some((yard, client));
@@ -324,9 +324,9 @@ impl CutPool<'_> {
         self.open(false)
     }
 
-    /// Opens the volume and works on it until the power is cut, or the server is killed.
+    /// Opens the volume and works on it until the power is cut or the server is killed.
     fn live(&mut self) {
-        // Some while it comes up, most while it works, some not at all.
+        // Some cuts come while the server starts, most while it works, and some rounds have none.
         let kind = self.random.u32(..10);
         if kind < 3 {
             self.mounted.disk().fail(Some(Fault::Cut(self.random.u64(..OPENING))));
@@ -355,7 +355,7 @@ impl CutPool<'_> {
         kill(yard);
     }
 
-    /// Writes until nothing more fits.
+    /// Writes until the pool is full.
     fn fill(&mut self) {
         let (yard, client) = self.open(false).expect("the power is on");
         let mut workload = Workload::new(client, &mut self.history, self.seed.0).longest(LONGEST);
@@ -364,7 +364,7 @@ impl CutPool<'_> {
         kill(yard);
     }
 
-    /// Makes the pool and cuts it a few times.
+    /// Makes the pool and cuts its power a few times.
     fn cut_often(&mut self) {
         if self.cell.is_full && self.cell.kind == Kind::Directory {
             self.mounted.disk().bound(self.cell.copies * self.cell.pool_bytes());
@@ -381,13 +381,13 @@ impl CutPool<'_> {
                 self.switch_on();
             }
             self.mounted.disk().fail(None);
-            // A cut may have left nothing of a pool that a server has just begun to make.
+            // After a cut nothing may be left of a pool that a server has just begun to make.
             if !self.cell.is_the_servers {
                 self.check("before it was opened");
             }
         }
         let (mut yard, client) = self.open(true).expect("the power is on");
-        // It goes on.
+        // The workload continues.
         let mut workload = Workload::new(client, &mut self.history, self.seed.0).longest(LONGEST);
         if self.cell.is_full {
             workload = workload.bears(ENOSPC);
@@ -423,7 +423,7 @@ fn nothing_durable_is_lost_when_the_power_is_cut() {
         all += *done;
     }
     println!("power cuts: {all:?}");
-    // One pool alone may have been cut before it came to all of this.
+    // A single pool may be cut before it has done all of this.
     if is_all {
         let Done { answers, refused, log_bytes, checkpoints, page_bytes, moved_bytes, .. } = all;
         assert!(answers > 0, "the client was answered something");
@@ -434,8 +434,8 @@ fn nothing_durable_is_lost_when_the_power_is_cut() {
     }
 }
 
-/// What fio was told is durable fio finds again: on a disk that is cut while it writes, and while
-/// what it wrote is recovered.
+/// fio verifies the writes that were answered as durable, on a disk whose power is cut while fio
+/// writes and while the pool recovers.
 #[test]
 fn fio_verifies_what_was_answered_when_the_power_is_cut() {
     let mut verified = 0;
@@ -445,7 +445,7 @@ fn fio_verifies_what_was_answered_when_the_power_is_cut() {
         let volume = format!("volume:///v0?path={}&size=64M&sync=always", mounted.file("pool"));
         for _ in 0..FIO_CUTS {
             let (fio, yard) = (Fio::new(&seed), Yard::serve(&[&volume]));
-            // So that it has not ended before the cut.
+            // The rate limit keeps fio writing until the cut.
             let mut writing = fio.write(&yard, "v0", &["--rate_iops=1000"]);
             while !writing.has_written(&yard, "v0") {}
             mounted.disk().fail(Some(Fault::Cut(random.u64(..FIO_OPERATIONS))));
@@ -453,7 +453,7 @@ fn fio_verifies_what_was_answered_when_the_power_is_cut() {
             assert!(mounted.disk().is_off(), "{seed}: fio has ended before");
             kill(yard);
             mounted.disk().switch_on();
-            // Some of the openings are cut as well.
+            // The power is cut during some of the openings too.
             mounted.disk().fail(Some(Fault::Cut(random.u64(..40))));
             match Yard::try_serve(&[&volume]) {
                 Ok(yard) => kill(yard),
@@ -473,7 +473,8 @@ fn fio_verifies_what_was_answered_when_the_power_is_cut() {
     assert!(verified > 0, "something was durable");
 }
 
-/// Who made the file has synced neither its directory nor its length; a pool depends on both.
+/// The program that made the file has synced neither its directory nor its length; a pool depends
+/// on both.
 #[test]
 fn a_file_that_is_a_pool_is_there_after_a_power_cut() {
     for seed in 1..=8 {
@@ -487,8 +488,8 @@ fn a_file_that_is_a_pool_is_there_after_a_power_cut() {
     }
 }
 
-/// A file system that ignores that a write is to be durable, and does what a sync asks for. The
-/// server makes the pool, with segments of the length that it chooses.
+/// A file system that ignores O_DSYNC and honours syncs only. The server makes the pool, with its
+/// default segments.
 #[test]
 fn nothing_durable_is_lost_where_only_syncs_count() {
     for seed in 1..=4 {
@@ -499,8 +500,7 @@ fn nothing_durable_is_lost_where_only_syncs_count() {
     }
 }
 
-/// A volume that answers flush and FUA at once does lose what it said is durable: these tests would
-/// see it.
+/// A volume that answers flush and FUA without a sync loses data; these tests must detect it.
 #[test]
 fn a_volume_without_syncs_is_found_out() {
     let mut seeds = 1..=5;

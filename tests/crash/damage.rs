@@ -1,5 +1,6 @@
-//! Bytes of a real pool are damaged while nobody has it open: it opens with all that was there, or
-//! says what is wrong. Never does it give out what was not written, or quietly an older state.
+//! Bytes of a real pool are damaged while no process has it open. Then the pool must open with all
+//! its data, or report the damage. It must never return data that were not written, and never go
+//! back to an older state without an error.
 
 use std::ffi::OsStr;
 
@@ -13,20 +14,20 @@ use crate::rounds::{Seed, seeds};
 use crate::workload::{End, Workload};
 use crate::yard::{Yard, blockyard};
 
-/// Damages of `make test`.
+/// The number of damages in `make test`.
 const FEW: u64 = 24;
 
 const VOLUME_BYTES: u64 = 8 << 20;
 
-/// The page whose write is the last of the log: where that is damaged nobody can tell it from a
-/// write that the power has cut short.
+/// The page of the last write in the log. Damage to that write cannot be distinguished from a write
+/// that a power cut interrupted.
 const LAST: u64 = 7;
 
 fn device(mounted: &Mounted) -> String {
     format!("volume:///v0?path={}&size={VOLUME_BYTES}&volblocksize=4k", mounted.file("pool"))
 }
 
-/// A pool with a checkpoint and a log behind it, as a kill has left it, and what is in its volume.
+/// A pool with a checkpoint and a log after it, as a kill has left it, and its volume's contents.
 fn pool(mounted: &Mounted) -> Vec<u8> {
     let mut history = History::new(VOLUME_BYTES / PAGE as u64);
     for answers in [1500, 700] {
@@ -40,7 +41,7 @@ fn pool(mounted: &Mounted) -> Vec<u8> {
         client.write(1, LAST * PAGE as u64, &[1; PAGE], true).unwrap();
         assert_eq!(client.answer().unwrap().error, 0);
         drop(client);
-        // The first makes a checkpoint when it ends.
+        // The first server ends normally and so makes a checkpoint.
         yard.signal(if answers == 1500 { "TERM" } else { "KILL" });
         yard.end();
     }
@@ -58,7 +59,7 @@ fn files(disk: &Disk) -> Vec<(String, Look)> {
     names.map(|(name, look)| (name.into_string().unwrap(), look)).collect()
 }
 
-/// Damages something that is not empty, and says what.
+/// Damages a file that is not empty, and describes the damage.
 fn damage(disk: &mut Disk, random: &mut Rng) -> String {
     let folder = disk.find(ROOT, OsStr::new("pool")).unwrap().node;
     let mut files = files(disk);
@@ -110,14 +111,14 @@ fn damage(disk: &mut Disk, random: &mut Rng) -> String {
     format!("{name} {what}, {len} bytes at {at}")
 }
 
-/// How the damage shows.
+/// Counts of the effects of damages.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shown {
     /// The pool does not open.
     refused: u32,
-    /// It opens, and some pages cannot be read.
+    /// The pool opens, and some pages cannot be read.
     pages: u32,
-    /// Nothing that is in use was hit.
+    /// No data in use was hit.
     nowhere: u32,
 }
 
@@ -168,7 +169,7 @@ fn damage_is_said_and_never_given_out() {
         } else {
             shown.nowhere += 1
         }
-        // The rest can be written as ever.
+        // All other pages can be written as before.
         client.write(9, 0, &[9; PAGE], true).unwrap();
         assert_eq!(client.answer().unwrap().error, 0, "{seed}: {what}");
         yard.signal("KILL");
@@ -177,7 +178,7 @@ fn damage_is_said_and_never_given_out() {
     println!("{shown:?}");
 }
 
-/// CRC-64/NVMe, as the superblock has it (docs/format.md).
+/// CRC-64/NVMe, as in the superblock (docs/format.md).
 fn crc(bytes: &[u8]) -> u64 {
     let fold = |crc: u64, byte: &u8| {
         (0..8).fold(crc ^ u64::from(*byte), |crc, _| {

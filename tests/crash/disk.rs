@@ -1,5 +1,5 @@
-//! A file system in memory that keeps apart what is durable and what is not: its files and folders,
-//! what a power cut may leave of them, and the cut.
+//! A file system in memory that distinguishes durable from volatile state: files, folders, and the
+//! power cuts that they survive.
 //!
 //! Only what POSIX promises is durable. Bytes and the length of a file become durable by a sync of
 //! the file, or by a write through a descriptor that is open for synchronous writes. Names become
@@ -10,8 +10,8 @@
 //! - of the names those of some moment since the last sync, as a file system with a journal does,
 //!   or for each name another moment. A rename is atomic.
 //!
-//! A file whose name is not durable may be there or not, with contents and a length by the same
-//! rules.
+//! A file whose name is not durable may exist or not after a cut, with contents and a length by the
+//! same rules.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -19,22 +19,21 @@ use std::ffi::{OsStr, OsString};
 use fastrand::Rng;
 use fuser::Errno;
 
-/// What a disk writes as a whole.
+/// The unit that a disk writes atomically.
 pub(crate) const SECTOR: usize = 512;
 
-/// The folder that everything is in.
+/// The root folder.
 pub(crate) const ROOT: u64 = 1;
 
-/// What goes wrong, from when it is asked for; but for the power, only with files that something
-/// depends on.
+/// A fault to inject. Except for the power cut, faults affect only files that the pool depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The power is cut at the change or sync that comes after this many.
     Cut(u64),
-    /// The sync behind so many fails, and drops what it should have made durable, though it can
-    /// still be read, and later syncs succeed: what Linux did to PostgreSQL.
+    /// The sync after this many fails, and drops the data that it should have made durable. They
+    /// can still be read, and later syncs succeed: this is what Linux did to PostgreSQL.
     Sync(u64),
-    /// The write behind so many fails, and nothing of it is there.
+    /// The write after this many fails, and writes no byte.
     Write(u64),
     /// Reads fail.
     Read,
@@ -42,7 +41,7 @@ pub(crate) enum Fault {
     Full,
 }
 
-/// What becomes of a write or a sync.
+/// The result of a write or a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Goes,
@@ -50,17 +49,17 @@ enum Turn {
     Cut,
 }
 
-/// What was asked of the disk, but for files that nothing depends on.
+/// Counts of requests to the disk, except for files that the pool does not depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) writes: u64,
-    /// Writes that were to be durable when they were answered.
+    /// Synchronous writes.
     pub(crate) durable_writes: u64,
     pub(crate) syncs: u64,
     pub(crate) folder_syncs: u64,
-    /// Writes and syncs that have failed.
+    /// Writes and syncs that failed.
     pub(crate) failed: u64,
-    /// Writes and syncs that came behind the first that failed.
+    /// Writes and syncs after the first that failed.
     pub(crate) after_failed: u64,
 }
 
@@ -69,16 +68,15 @@ type Sector = Box<[u8; SECTOR]>;
 #[derive(Clone, Debug, Default)]
 struct File {
     bytes: Vec<u8>,
-    /// Every version that a sector had since its last sync, but for the one in `bytes`. The first
+    /// Every version that a sector had since its last sync, except the one in `bytes`. The first
     /// one is durable.
     old: BTreeMap<u64, Vec<Sector>>,
-    /// The durable version of sectors whose sync has failed: later syncs do not write them, until
-    /// they change again.
+    /// The durable version of sectors whose sync failed: later syncs do not write them until they
+    /// change again.
     lost: BTreeMap<u64, Sector>,
-    /// Every length since the last sync, but for that of `bytes`. The first one is durable.
+    /// Every length since the last sync, except that of `bytes`. The first one is durable.
     lens: Vec<u64>,
-    /// The sync of its length has failed: `lens` holds the durable one, until the length changes
-    /// again.
+    /// The sync of the length failed: `lens` holds the durable one until the length changes again.
     is_len_lost: bool,
 }
 
@@ -100,7 +98,7 @@ impl Change {
         }
     }
 
-    /// The names that it changes.
+    /// The names that the change affects.
     fn keys(&self) -> Vec<(u64, OsString)> {
         match self {
             Change::Put { folder, name, .. } | Change::Remove { folder, name } => {
@@ -127,8 +125,8 @@ impl Change {
     }
 }
 
-/// Gives each change the number of its chain: those that depend on each other, as they change the
-/// same names.
+/// Numbers the chains of changes: changes of one chain depend on each other, because they change
+/// the same names.
 fn chains(changes: &[Change]) -> Vec<usize> {
     let mut chain_of: HashMap<(u64, OsString), usize> = HashMap::new();
     let mut chains = Vec::new();
@@ -150,7 +148,7 @@ fn chains(changes: &[Change]) -> Vec<usize> {
     chains
 }
 
-/// What is known of a file or a folder.
+/// The attributes of a file or a folder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
     pub(crate) node: u64,
@@ -158,23 +156,23 @@ pub(crate) struct Look {
     pub(crate) len: u64,
 }
 
-/// See the module.
+/// A file system in memory whose power can be cut.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
     names: Names,
     durable: Names,
-    /// What the names have and the durable ones do not.
+    /// The changes to names that are not durable.
     changes: Vec<Change>,
     files: HashMap<u64, File>,
     next: u64,
     random: Rng,
     is_off: bool,
-    /// It passes over what a write says of being durable, and keeps to syncs.
+    /// Whether the disk ignores O_DSYNC, so that only syncs make data durable.
     is_deaf: bool,
     fault: Option<Fault>,
-    /// Most bytes of all files together.
+    /// The most bytes of all files together.
     room: u64,
-    /// Changes and syncs since the fault was asked for.
+    /// Changes and syncs since the fault was set.
     turns: u64,
     counts: Counts,
 }
@@ -185,7 +183,7 @@ const ROOM: u64 = 1 << 40;
 type Result<T> = std::result::Result<T, Errno>;
 
 impl Disk {
-    /// An empty one.
+    /// An empty disk.
     pub(crate) fn new(seed: u64) -> Disk {
         let root: Names = HashMap::from([(ROOT, BTreeMap::new())]);
         Disk {
@@ -204,25 +202,25 @@ impl Disk {
         }
     }
 
-    /// Lets something go wrong, or nothing any more; counts from nought.
+    /// Sets or clears the fault, and resets the counts.
     pub(crate) fn fail(&mut self, fault: Option<Fault>) {
         self.fault = fault;
         self.turns = 0;
         self.counts = Counts::default();
     }
 
-    /// From now on nothing is durable but by a sync: many programs that serve a file system pass
+    /// From now on only a sync makes data durable: many programs that serve a file system pass
     /// writes on without their flags.
     pub(crate) fn deafen(&mut self) {
         self.is_deaf = true;
     }
 
-    /// From now on files have this many bytes together at most; more is `ENOSPC`.
+    /// From now on all files together have at most this many bytes; more is `ENOSPC`.
     pub(crate) fn bound(&mut self, bytes: u64) {
         self.room = bytes;
     }
 
-    /// The size of the file system, and how much of it is free, in bytes.
+    /// The size of the file system and its free space, in bytes.
     pub(crate) fn room(&self) -> (u64, u64) {
         let mut used: HashMap<u64, u64> = HashMap::new();
         for node in self.names.values().flat_map(BTreeMap::values) {
@@ -231,7 +229,7 @@ impl Disk {
         (self.room, self.room.saturating_sub(used.values().sum()))
     }
 
-    /// What was asked of it since.
+    /// The counts since the last call of `fail`.
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
@@ -241,13 +239,13 @@ impl Disk {
         self.is_off
     }
 
-    /// Bytes that a cut might lose, but for files that nothing depends on.
+    /// The bytes that a cut might lose, except in files that the pool does not depend on.
     pub(crate) fn unsynced_bytes(&self) -> usize {
         let files = self.files.iter().filter(|(node, _)| !self.is_aside(**node));
         files.map(|(_, file)| file.old.len() * SECTOR).sum()
     }
 
-    /// Whether every file has the bytes that it has there, but for those of one name.
+    /// Whether every file except one name has the bytes that it has in `other`.
     pub(crate) fn is_like(&self, other: &Disk, but: &str) -> bool {
         let names = self.names.values().flatten().filter(|(name, _)| *name != but);
         let is_same = |node| {
@@ -257,13 +255,13 @@ impl Disk {
         self.names == other.names && names.map(|(_, node)| node).all(is_same)
     }
 
-    /// Cuts the power: what is durable is left, and of the rest what the head of the file says.
-    /// Until the power is switched on again everything fails.
+    /// Cuts the power: leaves the durable state, and some of the rest as the head of this file
+    /// describes. Until the power is switched on again every operation fails.
     pub(crate) fn cut(&mut self) {
         self.is_off = true;
         self.cut_names();
-        // The files below one name of the uppermost folder may be a disk of their own: all of them
-        // are alike, or each has its own chance.
+        // The files below one name of the root folder may be a disk of their own: the chance is
+        // common to all of them, or separate for each file.
         let mut tops: BTreeMap<u64, f64> = BTreeMap::new();
         for top in self.names[&ROOT].values() {
             tops.insert(*top, chance(&mut self.random));
@@ -282,7 +280,7 @@ impl Disk {
         }
     }
 
-    /// The names that a cut leaves; the files and folders without a name go.
+    /// Leaves the names that survive a cut; files and folders without a name are removed.
     fn cut_names(&mut self) {
         let changes = std::mem::take(&mut self.changes);
         let chains = if self.random.bool() { vec![0; changes.len()] } else { chains(&changes) };
@@ -312,7 +310,7 @@ impl Disk {
         self.names = self.durable.clone();
     }
 
-    /// The node in the uppermost folder that a node is below, or is.
+    /// The ancestor of a node in the root folder, which may be the node itself.
     fn top(&self, mut node: u64) -> u64 {
         loop {
             let has = |(_, names): &(&u64, &BTreeMap<_, u64>)| names.values().any(|it| *it == node);
@@ -333,14 +331,13 @@ impl Disk {
         if self.is_off { Err(Errno::EIO) } else { Ok(()) }
     }
 
-    /// Whether nothing depends on a file: it is being made, which a pool does ahead at any moment,
-    /// or it is there to be locked.
+    /// Whether the pool does not depend on a file: a segment that is being made, or the lock file.
     fn is_aside(&self, node: u64) -> bool {
         let mut names = self.names.values().flatten().filter(|(_, of)| **of == node);
         names.any(|(name, _)| name == "lock" || name.as_encoded_bytes().ends_with(b".new"))
     }
 
-    /// Counts a change or a sync, and says whether the power is cut at it.
+    /// Counts a change or a sync, and returns whether the power is cut at it.
     fn is_cut_now(&mut self) -> Result<bool> {
         self.is_on()?;
         let is_cut = matches!(self.fault, Some(Fault::Cut(before)) if self.turns >= before);
@@ -348,7 +345,7 @@ impl Disk {
         Ok(is_cut)
     }
 
-    /// Cuts the power if it is time: what was asked for just now may be there or not.
+    /// Cuts the power if `is_cut`: the present operation may survive or not.
     fn cut_if(&mut self, is_cut: bool) -> Result<()> {
         if is_cut {
             self.cut();
@@ -356,7 +353,7 @@ impl Disk {
         self.is_on()
     }
 
-    /// Counts a write (`false`) or a sync of a file, and says what becomes of it.
+    /// Counts a write (`false`) or a sync of a file, and returns its result.
     fn turn(&mut self, node: u64, is_sync: bool) -> Result<Turn> {
         if self.is_cut_now()? {
             return Ok(Turn::Cut);
@@ -383,7 +380,7 @@ impl Disk {
         self.names.get(&node).ok_or(Errno::ENOENT)
     }
 
-    /// What is known of a node.
+    /// The attributes of a node.
     pub(crate) fn look(&self, node: u64) -> Result<Look> {
         self.is_on()?;
         match self.files.get(&node) {
@@ -427,8 +424,8 @@ impl Disk {
         self.look(node)
     }
 
-    /// Removes a file, or a folder that is empty. A program that has the file open keeps it, until
-    /// the power is cut.
+    /// Removes a file, or an empty folder. A program that has the file open keeps it until the
+    /// power is cut.
     pub(crate) fn remove(&mut self, folder: u64, name: &OsStr) -> Result<()> {
         let node = self.find(folder, name)?.node;
         if self.names.get(&node).is_some_and(|names| !names.is_empty()) {
@@ -437,7 +434,7 @@ impl Disk {
         self.change(Change::Remove { folder, name: name.to_owned() })
     }
 
-    /// Renames, over what is there.
+    /// Renames, replacing an existing file.
     pub(crate) fn rename(&mut self, from: (u64, &OsStr), to: (u64, &OsStr)) -> Result<()> {
         self.find(from.0, from.1)?;
         self.folder(to.0)?;
@@ -474,7 +471,7 @@ impl Disk {
         Ok(&file.bytes[from..file.bytes.len().min(from + len)])
     }
 
-    /// Writes, and makes just that durable if it is asked for.
+    /// Writes, and makes the written bytes durable if requested.
     pub(crate) fn write(
         &mut self,
         node: u64,
@@ -491,7 +488,7 @@ impl Disk {
         file.resize(file.bytes.len().max(offset as usize + bytes.len()));
         file.write(offset as usize, bytes);
         if turn == Turn::Cut {
-            // Some of its sectors may just have reached the disk.
+            // Some of the sectors may just have reached the disk.
             self.cut();
             return Err(Errno::EIO);
         }
@@ -503,7 +500,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Makes all of a file durable.
+    /// Makes the whole file durable.
     pub(crate) fn sync(&mut self, node: u64) -> Result<()> {
         self.file(node)?;
         match self.turn(node, true)? {
@@ -530,7 +527,7 @@ impl Disk {
         }
     }
 
-    /// Gives a file another length.
+    /// Changes the length of a file.
     pub(crate) fn resize(&mut self, node: u64, len: u64) -> Result<()> {
         self.may_grow(node, len)?;
         let is_cut = self.is_cut_now()?;
@@ -552,8 +549,8 @@ impl Disk {
     }
 }
 
-/// How much of what is not durable a cut leaves as it was written last: nothing, little, half,
-/// nearly all.
+/// The share of volatile data that a cut leaves in its last version: none, little, half, nearly
+/// all.
 fn chance(random: &mut Rng) -> f64 {
     [0.0, 0.0, 0.05, 0.5, 0.95][random.usize(..5)]
 }
@@ -575,13 +572,13 @@ impl File {
         self.old.entry(sector).or_default().push(before);
     }
 
-    /// Writes inside its length.
+    /// Writes inside the file's length.
     fn write(&mut self, offset: usize, bytes: &[u8]) {
         for sector in sectors_of(offset, bytes.len()) {
             let at = sector as usize * SECTOR;
             let (from, to) = (at.max(offset), (at + SECTOR).min(offset + bytes.len()));
             let new = &bytes[from - offset..to - offset];
-            // What does not change needs no memory; most of it is zeros of a new file.
+            // Unchanged sectors need no memory; most of them are zeros of a new file.
             if self.bytes[from..to] != *new || self.lost.contains_key(&sector) {
                 self.touch(sector);
                 self.bytes[from..to].copy_from_slice(new);
@@ -602,7 +599,7 @@ impl File {
         self.bytes.resize(len, 0);
     }
 
-    /// These sectors and the length are durable.
+    /// Marks these sectors and the length as durable.
     fn settle(&mut self, sectors: std::ops::Range<u64>) {
         for sector in sectors {
             self.old.remove(&sector);
@@ -613,7 +610,7 @@ impl File {
         }
     }
 
-    /// The power is cut; `choose` says which of so many versions the disk has, from the oldest to
+    /// The power is cut; `choose` selects one of the given number of versions, from the oldest to
     /// the newest.
     fn cut(&mut self, mut choose: impl FnMut(usize) -> usize) {
         let versions = self.lens.len() + usize::from(!self.is_len_lost);
@@ -652,7 +649,7 @@ mod tests {
         disk.switch_on();
     }
 
-    /// What is in a file after a cut, by its first byte of each sector; `None` if it is gone.
+    /// The contents of a file after a cut, as the first byte of each sector; `None` if it is gone.
     fn found(disk: &mut Disk, name: &str) -> Option<Vec<u8>> {
         let look = disk.find(ROOT, OsStr::new(name)).ok()?;
         let bytes = disk.read(look.node, 0, look.len as usize).unwrap();
@@ -679,7 +676,7 @@ mod tests {
             assert!(a[1..3].iter().all(|byte| [1, 3].contains(byte)), "{a:?}");
             gone += u32::from(a[1..3] == [1, 1]);
             torn += u32::from(a[1] != a[2]);
-            // Under one name or under none, and then whole.
+            // The file has one of the names or none, and is complete.
             let names = ["b", "c"].map(|name| found(&mut disk, name));
             let here: Vec<_> = names.into_iter().flatten().collect();
             assert!(here.is_empty() || here == [[4]], "{here:?}");
@@ -688,8 +685,8 @@ mod tests {
         assert!(gone > 50 && torn > 10 && unnamed > 30, "{gone} {torn} {unnamed}");
     }
 
-    /// Runs a program on many disks and cuts them; says what was found after the cuts, and how
-    /// often.
+    /// Runs a program on many disks and cuts their power; returns the states found, with their
+    /// counts.
     fn outcomes<T: Ord>(
         program: impl Fn(&mut Disk),
         find: impl Fn(&mut Disk) -> T,
@@ -709,8 +706,8 @@ mod tests {
         names.map(|(name, _)| name.into_string().unwrap()).collect()
     }
 
-    /// A model with two versions of a sector, the durable one and the newest, missed pools that
-    /// confuse an older record of a slot with a newer one.
+    /// An earlier model kept only two versions of a sector, the durable and the newest. It missed
+    /// pools that confuse an older record of a slot with a newer one.
     #[test]
     fn a_cut_leaves_any_unsynced_version_of_each_sector() {
         let program = |disk: &mut Disk| {
@@ -745,7 +742,8 @@ mod tests {
         assert_eq!(found.keys().cloned().collect::<Vec<_>>(), all);
     }
 
-    /// The name becomes durable by chance; the sectors and the length are then as those of others.
+    /// The name becomes durable by chance; sectors and length follow the same rules as for other
+    /// files.
     #[test]
     fn a_file_without_a_durable_name_has_any_contents() {
         let program = |disk: &mut Disk| {
@@ -774,7 +772,7 @@ mod tests {
             disk.remove(ROOT, OsStr::new("x")).unwrap();
         };
         let found = outcomes(program, names);
-        // A file that is renamed has one name, and `y` may be there before the others.
+        // A renamed file has one name, and `y` may exist before the others.
         let mut wanted = Vec::new();
         for renamed in ["a", "b", "c"] {
             wanted.extend(["", "x", "xy", "y"].map(|others| format!("{renamed}{others}")));
@@ -823,7 +821,7 @@ mod tests {
         disk.fail(Some(Fault::Sync(0)));
         assert!(disk.sync(a).is_err());
         assert_eq!(disk.read(a, 0, 1).unwrap(), [2], "it still can be read");
-        // Written again, it is like any other.
+        // Written again, the sector is like any other.
         disk.write(a, SECTOR as u64, &[2; SECTOR], false).unwrap();
         disk.sync(a).unwrap();
         let counts = disk.counts();

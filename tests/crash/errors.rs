@@ -1,5 +1,5 @@
-//! The disk refuses: what clients are told, what is asked of the disk afterwards, and what is there
-//! when the pool is opened again. And how often the disk is asked at all.
+//! Disk errors: what clients are told, what the pool does afterwards, and what it contains when it
+//! is opened again. Also counts how often flush and FUA reach the disk.
 
 use fastrand::Rng;
 
@@ -11,7 +11,7 @@ use crate::rounds::{Seed, seeds};
 use crate::workload::{End, Workload};
 use crate::yard::Yard;
 
-/// Disks of `make test`.
+/// The number of disks in `make test`.
 const FEW: u64 = 4;
 
 const VOLUME_BYTES: u64 = 8 << 20;
@@ -28,7 +28,7 @@ fn kill(mut yard: Yard) {
     yard.end();
 }
 
-/// A page of the client's for the whole of which `byte` stands.
+/// Writes a page filled with `byte`, and returns the error.
 fn write(client: &mut Client, page: u64, byte: u8, fua: bool) -> u32 {
     client.write(page, page * PAGE as u64, &[byte; PAGE], fua).unwrap();
     let Answer { cookie, error } = client.answer().unwrap();
@@ -36,8 +36,8 @@ fn write(client: &mut Client, page: u64, byte: u8, fua: bool) -> u32 {
     error
 }
 
-/// After a write or a sync has failed: nothing is acknowledged, and nothing is asked of the disk
-/// any more, but what is there can be read.
+/// Asserts the state after a failed write or sync: no write is acknowledged, the disk gets no more
+/// requests, and existing data can be read.
 fn is_read_only(mounted: &Mounted, yard: &Yard) {
     mounted.disk().fail(None);
     let mut client = Client::connect(&yard.socket(), "v0").unwrap();
@@ -53,7 +53,8 @@ fn is_read_only(mounted: &Mounted, yard: &Yard) {
     assert!(yard.complained().contains("read-only until it is opened again"));
 }
 
-/// A disk that fails once, at any moment; then, before it is opened again, the power may be cut.
+/// A disk that fails once, at any moment. Then the power may be cut before the pool is opened
+/// again.
 fn fails_once(seed: u64, fault: impl Fn(u64) -> Fault) {
     let seed = Seed(seed);
     let mut random = Rng::with_seed(seed.0);
@@ -66,7 +67,7 @@ fn fails_once(seed: u64, fault: impl Fn(u64) -> Fault) {
     assert!(matches!(workload.run(u64::MAX), End::Refused(EIO)), "{seed}");
     assert!(matches!(workload.drain(), End::Done | End::Refused(EIO)), "{seed}");
     is_read_only(&mounted, &yard);
-    // Its end changes nothing either.
+    // The end of the server changes nothing either.
     if random.bool() {
         kill(yard);
     } else {
@@ -114,7 +115,7 @@ fn a_read_that_fails_is_told_and_nothing_else_is_lost() {
 fn a_disk_that_is_full_refuses_writes_and_loses_nothing() {
     let mounted = Mounted::new(1);
     let path = mounted.file("pool");
-    // More than the first segments hold.
+    // More data than the first segments hold.
     let yard = Yard::serve(&[&format!("volume:///v0?path={path}&size=256M&compress=none")]);
     let mut client = Client::connect(&yard.socket(), "v0").unwrap();
     mounted.disk().fail(Some(Fault::Full));
@@ -143,7 +144,7 @@ fn a_disk_that_is_full_refuses_writes_and_loses_nothing() {
         }
     };
     check(&mut client);
-    // With room again it goes on.
+    // With free space the pool accepts writes again.
     mounted.disk().fail(None);
     let again = (0..64).any(|_| put(&mut client, written) == 0);
     assert!(again, "there is room again");
@@ -155,7 +156,7 @@ fn a_disk_that_is_full_refuses_writes_and_loses_nothing() {
     check(&mut Client::connect(&yard.socket(), "v0").unwrap());
 }
 
-/// Flush and FUA reach the disk, counted where they arrive: whichever way the pool asks for them.
+/// Flush and FUA reach the disk. They are counted there, however the pool requests them.
 #[test]
 fn flush_and_fua_reach_the_disk() {
     let mounted = Mounted::new(1);
@@ -163,7 +164,7 @@ fn flush_and_fua_reach_the_disk() {
     let mut client = Client::connect(&yard.socket(), "v0").unwrap();
     let reach = |counts: Counts| counts.syncs + counts.durable_writes;
     let mut before = reach(mounted.disk().counts());
-    // One after the other, each needs one of its own, and leaves nothing that a cut might lose.
+    // Sequential requests each need a sync of their own, and leave no data that a cut might lose.
     for number in 0..100 {
         let fua = number % 2 == 0;
         assert_eq!(write(&mut client, number, 9, fua), 0);
@@ -175,7 +176,7 @@ fn flush_and_fua_reach_the_disk() {
         assert_eq!(mounted.disk().unsynced_bytes(), 0, "request {number}");
         before = now;
     }
-    // Many at once share them.
+    // Concurrent requests share syncs.
     mounted.disk().fail(None);
     let mut history = History::new(VOLUME_BYTES / PAGE as u64);
     let mut workload = Workload::new(client, &mut history, 1).depth(32);

@@ -1,15 +1,16 @@
-//! What a client was told, and whether what it finds after a crash may be.
+//! A record of a client's requests and answers, and a check of the state after a crash.
 //!
-//! What has to hold: each write is there as a whole or not at all; what was said to be durable is
-//! there, unless something newer is; and if a write is there, so is all that was answered before it
-//! was sent. Two writes to one page are never in flight at once, so that each page has one order.
+//! Three rules must hold. Each write is present completely or not at all. Durable data are present
+//! unless a newer write replaced them. If a write is present, then so is every write that was
+//! answered before it was sent. Two writes to one page are never in flight at once, so the writes
+//! of each page have an order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is written and verified as one.
+/// The unit of writing and verifying.
 pub(crate) const PAGE: usize = 4096;
 
-/// What was there in the beginning.
+/// The number of the initial contents.
 const NOTHING: u64 = 0;
 
 /// A write or a discard.
@@ -23,21 +24,21 @@ struct Written {
     is_durable: bool,
 }
 
-/// All that was sent since the last crash, and what was there before.
+/// All requests since the last crash, and the contents before.
 #[derive(Debug)]
 pub(crate) struct History {
     clock: u64,
     next: u64,
     writes: BTreeMap<u64, Written>,
-    /// The writes of each page, in their order.
+    /// The writes of each page, in order.
     pages: Vec<Vec<u64>>,
     busy: BTreeSet<u64>,
-    /// Answered, and not durable for all that is known.
+    /// Answered writes that are not known to be durable.
     settling: BTreeSet<u64>,
 }
 
-/// The bytes that a write puts into a page: they say which page and which write it is. Every other
-/// write compresses well.
+/// The bytes that a write puts into a page: they contain the page and the write's number. Every
+/// other write compresses well.
 fn page(number: u64, write: u64, is_zeros: bool) -> Vec<u8> {
     let mut bytes = vec![0; PAGE];
     if is_zeros {
@@ -53,7 +54,7 @@ fn page(number: u64, write: u64, is_zeros: bool) -> Vec<u8> {
 }
 
 impl History {
-    /// Of a volume of so many pages that holds nothing.
+    /// The history of an empty volume with this many pages.
     pub(crate) fn new(pages: u64) -> History {
         let nothing = Written {
             first: 0,
@@ -78,12 +79,12 @@ impl History {
         self.clock
     }
 
-    /// Whether nothing is in flight to any of these pages.
+    /// Whether no write is in flight to any of these pages.
     pub(crate) fn is_quiet(&self, first: u64, count: u64) -> bool {
         self.busy.range(first..first + count).next().is_none()
     }
 
-    /// Notes a write, or zeros, about to be sent; returns its number and its bytes.
+    /// Records a write, or zeros, about to be sent; returns its number and its bytes.
     pub(crate) fn send(&mut self, first: u64, count: u64, is_zeros: bool) -> (u64, Vec<u8>) {
         assert!(self.is_quiet(first, count), "two writes to one page at once");
         let number = self.next;
@@ -100,7 +101,7 @@ impl History {
         (number, bytes)
     }
 
-    /// A write was answered; `fua` if it asked to be durable then.
+    /// A write was answered; with `fua` it is durable.
     pub(crate) fn answered(&mut self, number: u64, fua: bool) {
         let now = self.tick();
         self.free(number);
@@ -112,7 +113,7 @@ impl History {
         }
     }
 
-    /// A write was refused: nobody knows whether it is there.
+    /// A write was refused: whether it is present is unknown.
     pub(crate) fn refused(&mut self, number: u64) {
         self.free(number);
     }
@@ -124,7 +125,7 @@ impl History {
         }
     }
 
-    /// A flush is about to be sent; returns what to give to [`History::flushed`].
+    /// A flush is about to be sent; returns the value for [`History::flushed`].
     pub(crate) fn flushing(&mut self) -> u64 {
         self.tick()
     }
@@ -140,12 +141,12 @@ impl History {
         });
     }
 
-    /// How many writes are known to be durable.
+    /// The number of writes that are known to be durable.
     pub(crate) fn durable_count(&self) -> usize {
         self.writes.values().filter(|written| written.is_durable).count()
     }
 
-    /// Which of a page's writes its bytes are of: the newest, if they could be of several.
+    /// The write of a page to which these bytes belong: the newest, if several match.
     fn find(&self, at: u64, bytes: &[u8]) -> u64 {
         let of = &self.pages[at as usize];
         let fits = |number: &&u64| page(at, **number, self.writes[*number].is_zeros) == bytes;
@@ -157,13 +158,13 @@ impl History {
         })
     }
 
-    /// Looks at what is there after a crash, and goes on from there. `is_durable` if what was found
-    /// outlives the next crash.
+    /// Checks the contents after a crash, and continues from there. `is_durable` says whether these
+    /// contents survive the next crash.
     pub(crate) fn check(&mut self, contents: &[u8], is_durable: bool) {
         let found: Vec<u64> =
             (0..).zip(contents.chunks(PAGE)).map(|(at, b)| self.find(at, b)).collect();
         assert_eq!(found.len(), self.pages.len());
-        // The last moment of which something is there for sure; zeros may be older ones.
+        // The latest moment of which a write is certainly present; zeros may be older ones.
         let seen = found.iter().map(|number| &self.writes[number]).filter(|it| !it.is_zeros);
         let known = self.writes.values().filter(|it| it.is_durable);
         let moment = seen.chain(known).map(|written| written.sent).max().unwrap_or(0);
@@ -216,7 +217,7 @@ mod tests {
         assert!(text.contains(says), "{text}");
     }
 
-    /// Two writes to the first page, one to the second; what was answered is told by the caller.
+    /// Two writes to the first page, one to the second; the caller adds the answers.
     fn written() -> (History, [Vec<u8>; 3]) {
         let mut history = History::new(3);
         let (_, a) = history.send(0, 1, false);
@@ -237,13 +238,13 @@ mod tests {
         history.check(&vec![0; 3 * PAGE], true);
         let torn = [&b[..PAGE], &nothing, &nothing].concat();
         refuses(move || written().0.check(&torn, true), "is torn");
-        // What was answered before the third was sent has to be there with it.
+        // Writes that were answered before the third was sent must be present with it.
         let hole = [&nothing[..], &nothing, &c].concat();
         refuses(move || written().0.check(&hole, true), "has lost write 1");
         let mut mixed = [&a[..], &nothing, &nothing].concat();
         mixed[2000] ^= 1;
         refuses(move || written().0.check(&mixed, true), "what never was");
-        // Durable: by a flush, and by itself.
+        // Durable by a flush, and by FUA.
         let flushed = || {
             let mut history = written().0;
             let sent = history.flushing();

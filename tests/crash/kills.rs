@@ -1,4 +1,4 @@
-//! `kill -9` of the server at any moment, over and over, while a client writes.
+//! `kill -9` of the server at random moments, repeatedly, while a client writes.
 
 use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,7 +11,7 @@ use crate::rounds::{Seed, seeds};
 use crate::workload::{End, Workload};
 use crate::yard::Yard;
 
-/// Rounds of each test in `make test`.
+/// The rounds of each test in `make test`.
 const FEW: u64 = 8;
 
 const VOLUME_BYTES: u64 = 8 << 20;
@@ -21,13 +21,14 @@ fn serve(pool: &Place, more: &str) -> Yard {
     Yard::serve(&[&format!("volume:///v0?path={path}&size={VOLUME_BYTES}{more}")])
 }
 
-/// Does not wait until it is dead: what is in flight goes on meanwhile, and its answers count.
+/// Kills the server without waiting for its death: requests in flight may still be answered, and
+/// these answers count.
 fn kill_now(yard: &Yard) {
     let process = Pid::from_raw(yard.pid() as i32).unwrap();
     kill_process(process, Signal::KILL).unwrap();
 }
 
-/// Whether a round ends as it should: then there is a checkpoint, and no longer log to read.
+/// Whether a round ends with a settled pool: with a checkpoint, and no further log to replay.
 fn settles(seed: &Seed) -> bool {
     seed.0.is_multiple_of(4)
 }
@@ -37,7 +38,7 @@ fn end(mut yard: Yard) {
     assert!(yard.end().success());
 }
 
-/// How the volume is opened in a round: what may differ from one opening to the next.
+/// The parameters of an opening, which may differ from one opening to the next.
 fn opening(random: &mut Rng) -> (&'static str, bool) {
     let more = ["", "&compress=none", "&sync=always", "&compress=none&sync=always"];
     let more = more[random.usize(..more.len())];
@@ -78,8 +79,8 @@ fn nothing_durable_is_lost_when_the_server_is_killed() {
     }
 }
 
-/// A volume is written by fio, which notes what was answered, and after the kill read by fio, which
-/// verifies all of that. A client beside it, at another volume of the pool, knows when it is time.
+/// fio writes a volume and records the answers; after the kill another fio verifies all of them. A
+/// second client, at another volume of the pool, decides when to kill.
 #[test]
 fn fio_verifies_what_was_answered_when_the_server_is_killed() {
     let pool = Place::new();

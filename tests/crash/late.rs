@@ -1,5 +1,5 @@
-//! The server is killed while the disk has writes of it that have not ended. Nobody else gets the
-//! pool before they have: what they write would be over what comes behind them.
+//! The server is killed while the disk has unfinished writes of it. No other process may get the
+//! pool before these writes have ended, because they would overwrite later data.
 
 use std::cell::Cell;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -17,14 +17,14 @@ use crate::yard::Yard;
 
 const MIB: u64 = 1 << 20;
 
-/// Longer than what the log's thread writes by a call that it waits for.
+/// Longer than the writes that the committer does by a blocking call.
 const LONG: usize = 512 << 10;
 
-/// How often and how long a look is: together a minute.
+/// The number of polls and their interval: together a minute.
 const LOOKS_MAX: u32 = 12_000;
 const LOOK: Duration = Duration::from_millis(5);
 
-/// So many looks find the same files in a directory in which none is made.
+/// A directory in which no segment is made has the same files in this many polls.
 const SAME: u32 = 100;
 
 #[track_caller]
@@ -33,15 +33,15 @@ fn until(is_so: impl Fn() -> bool) {
     assert!(looks.count() < LOOKS_MAX as usize, "it does not come to that");
 }
 
-/// Whether somebody has the lock of a pool.
+/// Whether a process has the lock of a pool.
 fn is_locked(path: &str) -> bool {
     let lock = Path::new(path).join("lock");
     let file = File::open(if lock.exists() { lock.as_path() } else { Path::new(path) }).unwrap();
     matches!(file.try_lock(), Err(TryLockError::WouldBlock))
 }
 
-/// Waits until a pool in a directory makes no segment: who does has the directory's lock in the
-/// kernel while the disk has its write.
+/// Waits until no segment is being made in a pool's directory. A thread that makes one holds the
+/// directory's lock in the kernel while its write is delayed.
 fn until_it_grows_no_more(path: &str) {
     let names = || {
         let names = fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name());
@@ -60,14 +60,14 @@ fn until_it_grows_no_more(path: &str) {
     });
 }
 
-/// Whether a process has ended, or all of it that can.
+/// Whether a process has ended, except for threads that cannot end.
 fn has_ended(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
-/// What ends when everything else is over, also where that is a panic: nobody who waits for a write
-/// can end before.
+/// Releases the writes on drop, also after a panic: a process that waits for a write cannot end
+/// before.
 struct Hold<'m>(&'m Mounted);
 
 impl Drop for Hold<'_> {
@@ -76,17 +76,17 @@ impl Drop for Hold<'_> {
     }
 }
 
-/// What has the write when the server is killed.
+/// How the server's write was submitted when the server is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// A ring: nothing is left of the process.
+    /// By io_uring: the process ends completely.
     Ring,
-    /// A thread of it, or several, which cannot end.
+    /// By one or more threads, which cannot end.
     Thread,
 }
 
-/// Kills a server in the middle of a write to the slow disk, which has the pool or a copy of it at
-/// `slow`, and starts another one.
+/// Kills a server in the middle of a write to the slow disk, which holds the pool or a copy of it
+/// at `slow`, and starts another server.
 fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
     let mut yard = Yard::serve(&[device]);
     let second;
@@ -114,7 +114,7 @@ fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
     if is_device {
         assert_eq!(mounted.held(), held, "who waits has written");
     } else {
-        // What it has to read for that is in memory.
+        // The data that the server must read for this message are in memory.
         let waits = format!("waiting for writes of process {}", yard.pid());
         until(|| second.complained().contains(&waits));
     }
@@ -131,7 +131,7 @@ fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
     assert!(yard.end().success());
 }
 
-/// A slow disk, as a device.
+/// A slow disk, as a block device.
 fn slow(mib: u64) -> (Mounted, Loop) {
     let mounted = Mounted::new(1);
     let image = mounted.file("image");
@@ -164,13 +164,13 @@ fn a_directory_is_nobodys_before_the_last_write_has_ended() {
     let at = place.file("at");
     let file_system = FileSystem::mount("ext4", &device.0, &at);
     for store in ["uring", "threads"] {
-        // With either another thread may look after the pool.
+        // With either store another thread may run the pool's maintenance.
         kill(&mounted, &at, &uri(&at, &format!("&store={store}")), By::Thread);
     }
     file_system.unmount();
 }
 
-/// The other copy's disk has done its part of it.
+/// The other copy's disk has finished its part of the write.
 #[test]
 fn two_copies_are_nobodys_before_the_last_write_to_either_has_ended() {
     let (mounted, device) = slow(80);

@@ -1,9 +1,9 @@
-//! Durable volumes through the whole program, while everything below and around them breaks: the
-//! server is killed, the power is cut, the disk refuses, files are damaged. What a client was told
-//! is durable has to be there each time.
+//! Durable volumes through the whole program, with faults around them: the server is killed, the
+//! power is cut, the disk fails, files are damaged. Data that a client was told are durable must be
+//! present each time.
 //!
-//! All of it needs root, for mounts; a program that is missing fails the test, and `make deps`
-//! installs it. `make crash` and `make postgres` run more rounds of the same.
+//! All tests need root, for mounts. A missing program fails the test, and `make deps` installs it.
+//! `make crash` and `make postgres` run more rounds.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 #![allow(clippy::disallowed_types)] // The state of a disk that is in memory; no product's lock.
 

@@ -1,6 +1,6 @@
-//! A [`Disk`] as a file system that programs use, over FUSE. What is written is in no cache of the
-//! kernel's: files are open for direct I/O whatever a program asks, and names are looked up each
-//! time, as a cut may take them away.
+//! A [`Disk`] as a mounted file system, over FUSE. The kernel caches no data: files are open for
+//! direct I/O whatever a program requests, and names are looked up each time, because a cut may
+//! remove them.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,16 +17,16 @@ use crate::attach::unmount_lazily;
 use crate::disk::{Disk, Look, ROOT};
 use crate::place::Place;
 
-/// What the kernel may remember for how long.
+/// How long the kernel may cache names and attributes.
 const TTL: Duration = Duration::ZERO;
 
-/// How many files there may be; nothing depends on it.
+/// The number of files that `statfs` reports; it has no effect.
 const FILES: u64 = 1 << 20;
 
 const DIRECT: FopenFlags =
     FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
-/// A write that the disk has been given and has not done.
+/// A write that has reached the disk and is delayed.
 struct Held {
     node: u64,
     offset: u64,
@@ -35,10 +35,10 @@ struct Held {
     reply: ReplyWrite,
 }
 
-/// What it has of them, where it holds back what comes.
+/// The delayed writes; `None` while writes are not delayed.
 type Gate = Arc<Mutex<Option<Vec<Held>>>>;
 
-/// A mounted disk; unmounted when it is dropped, whoever uses it.
+/// A mounted disk. Dropping it unmounts the disk, even one in use.
 pub(crate) struct Mounted {
     disk: Arc<Mutex<Disk>>,
     gate: Gate,
@@ -52,7 +52,7 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mounted {
-    /// An empty disk, whose cuts go by the seed.
+    /// An empty disk, whose cuts are seeded by `seed`.
     pub(crate) fn new(seed: u64) -> Mounted {
         let place = Place::new();
         let dir = place.file("disk");
@@ -68,17 +68,17 @@ impl Mounted {
         Mounted { disk, gate, dir, session, _place: place }
     }
 
-    /// From now on no write ends. Reads and syncs do.
+    /// From now on writes do not complete. Reads and syncs do.
     pub(crate) fn hold(&self) {
         lock(&self.gate).get_or_insert_default();
     }
 
-    /// How many writes have not ended for that.
+    /// The number of delayed writes.
     pub(crate) fn held(&self) -> usize {
         lock(&self.gate).as_ref().map_or(0, Vec::len)
     }
 
-    /// Lets all of them end, in the order in which they came, and what comes from now on.
+    /// Completes all delayed writes in their order, and ends the delay.
     pub(crate) fn release(&self) {
         let mut gate = lock(&self.gate);
         for Held { node, offset, bytes, durable, reply } in gate.take().into_iter().flatten() {
@@ -94,7 +94,7 @@ impl Mounted {
         lock(&self.disk)
     }
 
-    /// The path of a name in its uppermost folder.
+    /// The path of a name in the disk's root folder.
     pub(crate) fn file(&self, name: &str) -> String {
         format!("{}/{name}", self.dir)
     }
@@ -102,10 +102,10 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Nobody who waits for one can end.
+        // A process that waits for a write cannot end.
         self.release();
         unmount_lazily(&self.dir);
-        // Who still has a file open keeps the session; nobody waits for that.
+        // A process that still has a file open keeps the session; this does not wait for it.
         std::mem::forget(self.session.take());
     }
 }
@@ -282,7 +282,7 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // The kernel says it of single writes (RWF_DSYNC) too. O_SYNC holds O_DSYNC.
+        // The kernel sets it for single writes (RWF_DSYNC) too. O_SYNC includes O_DSYNC.
         let durable = flags.0 & libc::O_DSYNC != 0;
         if let Some(held) = &mut *lock(&self.gate) {
             let (node, bytes) = (ino.0, data.to_vec());
@@ -295,7 +295,7 @@ impl Filesystem for Server {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // To close a file makes nothing durable.
+        // Closing a file makes nothing durable.
         reply.ok();
     }
 
@@ -365,7 +365,7 @@ impl Filesystem for Server {
     }
 }
 
-/// The file system does what it says, through the kernel.
+/// The file system behaves through the kernel as specified.
 #[test]
 fn programs_write_to_it_and_lose_what_they_did_not_sync() {
     const SCRIPT: &str = "
@@ -389,7 +389,7 @@ os.rename('folder/old', 'folder/new')
 for name in ['folder', '.']: os.fsync(os.open(name, os.O_DIRECTORY))
 write('folder/late', os.O_DSYNC, '')
 ";
-    // Some cuts keep what they need not.
+    // Some cuts keep volatile data.
     let (mut lost, mut nameless) = (0, 0);
     for seed in 1..=6 {
         let mounted = Mounted::new(seed);

@@ -1,5 +1,5 @@
-//! A disk of nbdkit's that begins to fail, below us as a file of nbdfuse's, with the kernel's ext4
-//! between: programs that others wrote.
+//! A failing disk made of other projects' programs: nbdkit, mounted as a file by nbdfuse, with the
+//! kernel's ext4 on it.
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -14,7 +14,7 @@ use crate::yard::Yard;
 
 const VOLUME_BYTES: u64 = 8 << 20;
 
-/// A disk in nbdkit's memory, as a file. Both programs end with this.
+/// A disk in nbdkit's memory, as a file. Dropping it ends both programs.
 struct Disk {
     nbdfuse: Child,
     dir: String,
@@ -87,7 +87,7 @@ fn a_disk_that_nbdkit_breaks_is_told_and_loses_nothing() {
         }
     };
     refuses();
-    // The disk is well again; nobody may believe that what failed is there.
+    // The disk works again; no program may treat the failed data as stored.
     disk.breaks(false);
     refuses();
     yard.signal("KILL");

@@ -1,4 +1,4 @@
-//! What happens to the place that a pool is in: it is full, it is unmounted, it is removed.
+//! Faults of a pool's location: its file system is full, it is unmounted, it is removed.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ const ENOSPC: u32 = 28;
 const EIO: u32 = 5;
 const MIB: usize = 1 << 20;
 
-/// Bytes of a mebibyte that do not compress, by their number.
+/// A mebibyte of bytes that do not compress, derived from `number`.
 fn bytes(number: u64) -> Vec<u8> {
     let mut bytes = vec![0; MIB];
     Rng::with_seed(number).fill(&mut bytes);
@@ -53,7 +53,7 @@ fn a_full_file_system_in_memory_refuses_writes_and_loses_nothing() {
     refuses_writes_and_loses_nothing(&mount.0);
 }
 
-/// By direct I/O, and where space for a segment is refused before a byte of it is written.
+/// With direct I/O, on a file system that refuses the space for a segment before it is written.
 #[test]
 fn a_full_file_system_on_a_disk_refuses_writes_and_loses_nothing() {
     let place = Place::new();
@@ -84,14 +84,14 @@ fn refuses_writes_and_loses_nothing(dir: &str) {
     let full = full.expect("the place is smaller than the volume");
     assert!(full >= 32, "only {full} MiB of 192");
     check(&mut client, 0..full);
-    // What is there can be opened, without a byte to spare.
+    // The pool can be opened without free space.
     yard.signal("KILL");
     yard.end();
     drop(yard);
     let mut yard = serve(dir);
     let mut client = connect(&yard);
     check(&mut client, 0..full);
-    // With room again it goes on, by itself.
+    // With free space the pool accepts writes again, without a restart.
     fs::remove_file(&ballast).unwrap();
     assert!((0..64).any(|_| put(&mut client, full) == 0), "there is room again");
     check(&mut client, 0..=full);
@@ -111,10 +111,10 @@ fn a_file_system_that_is_unmounted_below_us_keeps_what_was_durable() {
     let mut yard = serve(&at);
     let mut client = connect(&yard);
     (0..10).for_each(|number| assert_eq!(put(&mut client, number), 0));
-    // It is there for those who have its files open, and nobody finds it by its name.
+    // The file system remains for processes with open files, but its path is gone.
     ok(&["umount", "--lazy", &at]);
     assert!(fs::read_dir(&at).unwrap().next().is_none());
-    // More than the pool has segments for.
+    // More data than the pool has segments for.
     let said = (10..150).map(|number| put(&mut client, number)).collect::<Vec<_>>();
     let durable = |number: u64| number < 10 || said[number as usize - 10] == 0;
     check(&mut client, (0..150).filter(|number| durable(*number)));
@@ -132,15 +132,16 @@ fn a_file_system_that_is_unmounted_below_us_keeps_what_was_durable() {
     device.detach();
 }
 
-/// What was written can only be read any more by who has the files open. That is noticed, and told
-/// to clients, long before another file is needed: the same few blocks are written all the time.
+/// Only a process with the files open can still read them. The pool must notice that and tell
+/// clients long before it needs another file: here the same few blocks are overwritten all the
+/// time.
 #[test]
 fn a_pool_that_is_removed_below_us_is_told() {
     let place = Place::new();
     let yard = serve(&place.file(""));
     let mut client = connect(&yard);
     (0..4).for_each(|number| assert_eq!(put(&mut client, number), 0));
-    // A segment is made while the others are removed.
+    // A segment may be made while the others are removed.
     while let Err(error) = fs::remove_dir_all(place.file("pool")) {
         match error.kind() {
             ErrorKind::NotFound => break,
@@ -160,7 +161,7 @@ fn a_pool_that_is_removed_below_us_is_told() {
     assert!(said.contains("/pool: it was removed or replaced while it was open"), "{said}");
 }
 
-/// A pool that is moved is the same one: what it needs is made where it is now.
+/// A moved pool stays usable: new segments are made at its present path.
 #[test]
 fn a_pool_that_is_moved_below_us_goes_on() {
     let place = Place::new();
@@ -169,7 +170,7 @@ fn a_pool_that_is_moved_below_us_goes_on() {
     assert_eq!(put(&mut client, 0), 0);
     fs::create_dir(place.file("there")).unwrap();
     fs::rename(place.file("pool"), place.file("there/pool")).unwrap();
-    // More than the pool has segments for.
+    // More data than the pool has segments for.
     (1..150).for_each(|number| assert_eq!(put(&mut client, number), 0, "at {number} MiB"));
     check(&mut client, 0..150);
     assert!(!fs::exists(place.file("pool")).unwrap());

@@ -1,5 +1,5 @@
-//! PostgreSQL on ext4 on a volume: it commits, all of it is killed while it does, and what it told
-//! its clients is there, and fits together.
+//! PostgreSQL on ext4 on a volume: everything is killed while it commits. Afterwards all
+//! transactions that clients were told are committed must exist and be consistent.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -13,24 +13,25 @@ use crate::yard::{Yard, blockyard};
 /// Debian's programs of this version.
 const BIN: &str = "/usr/lib/postgresql/15/bin";
 
-/// How long it commits before the kill: in `make test`, and by `make postgres`, which asks.
+/// The time of commits before the kill: in `make test`, and the variable by which `make postgres`
+/// changes it.
 const SECONDS: u32 = 5;
 const ASKED: &str = "BLOCKYARD_POSTGRES_SECONDS";
 
 const CLIENTS: u64 = 8;
 
-/// Every commit waits for the disk, and checkpoints come often.
+/// Every commit waits for the disk, and checkpoints are frequent.
 const CONFIG: &str = "listen_addresses = ''\nfsync = on\nsynchronous_commit = on\n\
                       full_page_writes = on\nlog_checkpoints = on\nshared_buffers = 32MB\n\
                       max_wal_size = 64MB\nmin_wal_size = 32MB\ncheckpoint_timeout = 30s\n";
 
-/// Programs in a file system on a block device on a file of a served volume.
+/// The layers: a file system on a loop device on a block file of a served volume.
 struct Stack {
     file_system: FileSystem,
     device: Loop,
     yard: Yard,
     dir: String,
-    /// Where the file system is.
+    /// The mount point of the file system.
     at: String,
 }
 
@@ -50,7 +51,7 @@ impl Stack {
         Stack { file_system, device, yard, dir, at }
     }
 
-    /// The server is killed, and what stood on it goes without a word to it.
+    /// Kills the server, then ends the layers above it without notice.
     fn kill(self, postgres: Postgres) {
         let Stack { file_system, device, mut yard, dir, at } = self;
         yard.signal("KILL");
@@ -63,7 +64,7 @@ impl Stack {
     }
 }
 
-/// A command as the user that PostgreSQL insists on.
+/// A command line that runs as the user that PostgreSQL requires.
 fn as_postgres<'l>(line: &[&'l str]) -> Vec<&'l str> {
     let user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"];
     [&user[..], line].concat()
@@ -74,15 +75,16 @@ fn tool(name: &str, args: &[&str]) -> Run {
     within(300, &as_postgres(&[&[program.as_str()], args].concat()))
 }
 
-/// A running server of databases. It is killed when this is dropped.
+/// A running PostgreSQL server. Dropping it kills the server.
 struct Postgres {
     data: String,
-    /// A child of ours: the next one looks whether a process of this number is there still.
+    /// A child of this process: the next server checks whether a process of this number still
+    /// exists.
     process: Child,
 }
 
 impl Postgres {
-    /// Makes an empty place for databases.
+    /// Makes an empty database directory.
     fn make(at: &str) -> String {
         let data = format!("{at}/data");
         std::fs::create_dir(&data).unwrap();
@@ -94,7 +96,7 @@ impl Postgres {
         data
     }
 
-    /// Starts it, and waits until it has recovered.
+    /// Starts PostgreSQL, and waits until it has recovered.
     fn start(data: &str) -> Postgres {
         let program = format!("{BIN}/postgres");
         let line = as_postgres(&[&program, "-D", data, "-k", data]);
@@ -110,7 +112,7 @@ impl Postgres {
         postgres
     }
 
-    /// What it said, of those before it too.
+    /// The log, including that of earlier servers.
     fn log(&self) -> String {
         std::fs::read_to_string(format!("{}/log", self.data)).unwrap_or_default()
     }
@@ -128,7 +130,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // Those that serve its clients go on without it for a while.
+        // The backend processes survive the server for a while.
         let id = self.process.id();
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
         let _ = self.process.kill();
@@ -141,8 +143,8 @@ impl Drop for Postgres {
     }
 }
 
-/// Lets clients commit for so long, then kills everything; says how many transactions they were
-/// told are committed.
+/// Lets clients commit for a time, then kills everything. Returns the number of transactions that
+/// clients were told are committed.
 fn commit_until_killed(stack: Stack, postgres: Postgres, seconds: u32) -> u64 {
     let program = format!("{BIN}/pgbench");
     let clients = CLIENTS.to_string();
@@ -164,7 +166,7 @@ fn commit_until_killed(stack: Stack, postgres: Postgres, seconds: u32) -> u64 {
     count.unwrap_or_else(|| panic!("{report}{complaints:?}"))
 }
 
-/// Everything fits together, and nothing is missing that was said to be committed.
+/// Checks that the database is consistent and that no committed transaction is missing.
 fn check(postgres: &Postgres, committed: u64) {
     let log = postgres.log();
     assert!(log.contains("database system was not properly shut down"), "{log}");
@@ -184,7 +186,7 @@ fn check(postgres: &Postgres, committed: u64) {
     }
     let found: u64 = postgres.ask("SELECT count(*) FROM pgbench_history").parse().unwrap();
     println!("{committed} transactions were said to be committed, {found} are there");
-    // Each client may have had one under way.
+    // Each client may have had one more transaction in flight.
     assert!((committed..=committed + CLIENTS).contains(&found), "{committed} became {found}");
 }
 
@@ -218,7 +220,7 @@ fn end(mut yard: Yard) {
     assert!(yard.end().success());
 }
 
-/// A snapshot, a clone, and everything that is made of them have the same bytes.
+/// Checks that a snapshot, a clone, and everything made of them have equal bytes.
 fn copies(pool: &Place) {
     let path = pool.file("pool");
     let volume = |args: &[&str]| {

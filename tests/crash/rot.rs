@@ -1,5 +1,5 @@
-//! A bit rots in what was flushed last: the pool opens with the right data, or says what is
-//! damaged. Never does it go back to older data without a word.
+//! A bit flips in data that were flushed last: the pool must open with the right data, or report
+//! the damage. It must never go back to older data without an error.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,24 +12,24 @@ use crate::place::Place;
 use crate::rounds::{Seed, seeds};
 use crate::yard::{Yard, blockyard};
 
-/// Rounds of `make test`.
+/// The rounds of `make test`.
 const FEW: u64 = 6;
 
-/// Writes of a round, and bytes of each.
+/// The writes of a round, and the bytes of each.
 const WRITES: usize = 64;
 const WRITE_BYTES: usize = 128 << 10;
 
-/// Looks at the log of an idle pool: each takes as long as a command.
+/// The polls of the log of an idle pool: each takes as long as a command.
 const LOOKS_MAX: u32 = 1200;
 
-/// How the flips showed.
+/// Counts of the effects of the flips.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shown {
-    /// The pool does not open, and says where the log is damaged.
+    /// The pool does not open, and reports where the log is damaged.
     refused: u32,
-    /// Pages cannot be read, and the log of the server says which block is damaged.
+    /// Pages cannot be read, and the server's log names the damaged block.
     pages: u32,
-    /// Everything is there.
+    /// All data are right.
     right: u32,
 }
 
@@ -49,7 +49,7 @@ impl Bit {
     }
 }
 
-/// A group of the log: the opening that wrote it, and where its head and its blocks are
+/// A log batch: the epoch of the opening that wrote it, and the ranges of its header and its blocks
 /// (docs/format.md).
 struct Group {
     epoch: u64,
@@ -59,7 +59,7 @@ struct Group {
     payload_bytes: u64,
 }
 
-/// The groups of a pool in a directory, of any age.
+/// All log batches in a pool's directory, old ones too.
 fn groups(pool: &str) -> Vec<Group> {
     let mut found = Vec::new();
     for entry in fs::read_dir(pool).unwrap() {
@@ -84,7 +84,7 @@ fn groups(pool: &str) -> Vec<Group> {
     found
 }
 
-/// A bit of the groups that the last opening has written, or of a superblock slot.
+/// A bit of the log batches that the last opening has written, or of a superblock slot.
 fn written_last(pool: &str, random: &mut Rng) -> Bit {
     let mask = 1 << random.u8(..8);
     if random.u8(..4) == 0 {
@@ -101,7 +101,7 @@ fn written_last(pool: &str, random: &mut Rng) -> Bit {
     Bit { path, at: at + random.u64(part), mask }
 }
 
-/// Waits until the log has recorded what is durable.
+/// Waits until the log has recorded which batches are durable.
 fn until_recorded(yard: &Yard, pool: &str) {
     let is_recorded = |_: &u32| {
         let show = yard.command(&["volume", "show", pool, "--json"]).json();
@@ -141,7 +141,7 @@ fn rot(folders: &[&str]) -> Shown {
         let what = format!("bit {:#x} at {} of {}", bit.mask, bit.at, bit.path);
         let refused = shown.refused;
         judge(&seed, &what, &device, &pools, &written, &mut shown);
-        // A refused opening has changed nothing. Blocks that are lost are written next.
+        // A refused opening must change nothing. Lost blocks are written again next.
         if shown.refused > refused {
             bit.flip();
         }
@@ -150,7 +150,7 @@ fn rot(folders: &[&str]) -> Shown {
     shown
 }
 
-/// Opens what a flip has left, and reads it.
+/// Opens the pool after a flip, reads it, and counts the effect.
 fn judge(
     seed: &Seed,
     what: &str,
@@ -195,10 +195,10 @@ fn judge(
     yard.end();
 }
 
-/// 64 writes of 128 KiB were answered and flushed, the pool was idle for 20 s and its server was
-/// killed, then one bit flipped in a block that was written last: 20 of 20 openings went without a
-/// word back to before the damaged group, and 160 to 1888 of the 2048 flushed blocks of 4 KiB were
-/// old ones.
+/// The bug: 64 writes of 128 KiB were answered and flushed, the pool was idle for 20 s and its
+/// server was killed; then one bit flipped in a block of the last write. 20 of 20 openings went
+/// back to the state before the damaged log batch without an error, and 160 to 1888 of the 2048
+/// flushed blocks of 4 KiB were old ones.
 #[test]
 fn one_rotten_bit_does_not_roll_flushed_data_back() {
     let shown = rot(&["pool"]);

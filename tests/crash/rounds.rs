@@ -1,12 +1,12 @@
-//! How often something is done, and with which seed: a few times in `make test`, more by
-//! `make crash`, once again what has failed.
+//! The number of rounds, and their seeds: few in `make test`, more by `make crash`, and one to
+//! repeat a failure.
 
 use std::fmt;
 use std::ops::Range;
 
-/// Asks for so many rounds.
+/// The variable that sets the number of rounds.
 const ROUNDS: &str = "BLOCKYARD_CRASH_ROUNDS";
-/// Asks for another first seed.
+/// The variable that sets the first seed.
 const SEED: &str = "BLOCKYARD_CRASH_SEED";
 
 fn number(name: &str, unless: u64) -> u64 {
@@ -14,7 +14,7 @@ fn number(name: &str, unless: u64) -> u64 {
     text.parse().unwrap_or_else(|_| panic!("{name}: `{text}` is no number"))
 }
 
-/// How many rounds are asked for; `few` where nobody asks.
+/// The number of rounds that the variable sets; `few` by default.
 pub(crate) fn rounds(few: u64) -> u64 {
     number(ROUNDS, few)
 }

@@ -1,4 +1,4 @@
-//! Writes of every kind, many in flight, until something breaks.
+//! Writes of every kind, many in flight, until a fault occurs.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,44 +8,44 @@ use fastrand::Rng;
 use crate::client::{Client, Command};
 use crate::history::{History, PAGE};
 
-/// Flushes have numbers of their own.
+/// The bit that distinguishes a flush's cookie from a write's.
 const FLUSH: u64 = 1 << 63;
 
-/// Pages to which many of the writes to a full pool go.
+/// The pages to which many of the writes to a full pool go.
 const HOT_PAGES: u64 = 128;
 
-/// How a run of the workload has ended.
+/// The reason for which a run of the workload has ended.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// There were as many answers as were asked for.
+    /// All requested answers arrived.
     Done,
-    /// The server has refused something, with this error number.
+    /// The server refused a request with this error number.
     Refused(u32),
     /// The server is gone.
     Gone,
 }
 
-/// What is in flight.
+/// A client's requests in flight.
 pub(crate) struct Workload<'h> {
     client: Client,
     history: &'h mut History,
     random: Rng,
     pages: u64,
     depth: usize,
-    /// By cookie: whether it asked to be durable, or when it was sent if it is a flush.
+    /// By cookie: whether the write has FUA, or the time at which a flush was sent.
     in_flight: HashMap<u64, u64>,
     flushes: u64,
-    /// Everything is answered only when it is durable.
+    /// Whether every answer means durable (`sync=always`).
     always: bool,
-    /// Pages of the longest write.
+    /// The length of the longest write, in pages.
     longest: u64,
-    /// An error that may be answered; 0 if there is none.
+    /// The error that answers may have; 0 for none.
     bears: u32,
-    /// How often it was answered.
+    /// The number of answers with that error.
     pub(crate) refused: u64,
     /// Answers without an error.
     pub(crate) answers: u64,
-    /// Requests that ask to be durable, or that something is.
+    /// Flushes and requests with FUA.
     pub(crate) durable_requests: u64,
 }
 
@@ -79,19 +79,19 @@ impl<'h> Workload<'h> {
         self
     }
 
-    /// With writes of so many pages at most.
+    /// Limits the length of writes, in pages.
     pub(crate) fn longest(mut self, pages: u64) -> Workload<'h> {
         self.longest = pages;
         self
     }
 
-    /// Goes on where a write or a discard is refused by this error.
+    /// Continues when a write or a discard is refused with this error.
     pub(crate) fn bears(mut self, error: u32) -> Workload<'h> {
         self.bears = error;
         self
     }
 
-    /// With so many in flight.
+    /// Sets the number of requests in flight.
     pub(crate) fn depth(mut self, depth: usize) -> Workload<'h> {
         self.depth = depth;
         self
@@ -111,7 +111,7 @@ impl<'h> Workload<'h> {
             1..8 => self.random.u64(1..=16),
             _ => 1,
         };
-        // Long discards make room in a full pool. Neighbours in flight at once share blocks: half
+        // Long discards make room in a full pool. Neighbouring pages in flight share blocks: half
         // of the writes go to the same few.
         let (count, end) = match kind {
             8..14 if self.bears > 0 => (self.random.u64(1..=self.longest), self.pages),
@@ -120,7 +120,7 @@ impl<'h> Workload<'h> {
         };
         let first = self.random.u64(..=end - count);
         if !self.history.is_quiet(first, count) {
-            // It comes back for another place.
+            // The caller tries again with another page.
             return Ok(());
         }
         let (is_zeros, fua) = (kind < 14, self.random.u32(..3) > 0);
@@ -150,7 +150,7 @@ impl<'h> Workload<'h> {
         Ok(answer.error)
     }
 
-    /// Goes on until this many more were answered, or something breaks.
+    /// Runs until this many more answers have arrived, or a fault occurs.
     pub(crate) fn run(&mut self, answers: u64) -> End {
         let until = (self.answers + self.refused).saturating_add(answers);
         while self.answers + self.refused < until {
@@ -169,8 +169,8 @@ impl<'h> Workload<'h> {
         End::Done
     }
 
-    /// Writes the whole volume, one write after the other, until one is refused by this error; says
-    /// whether one was.
+    /// Writes the whole volume sequentially, until a write is refused with the error `full`;
+    /// returns whether one was.
     pub(crate) fn fill(&mut self, full: u32) -> bool {
         let mut first = 0;
         while first < self.pages {
@@ -186,7 +186,7 @@ impl<'h> Workload<'h> {
         false
     }
 
-    /// Takes the answers of what is in flight, and sends no more.
+    /// Waits for the answers of all requests in flight, without sending more.
     pub(crate) fn drain(&mut self) -> End {
         let mut refused = 0;
         while !self.in_flight.is_empty() {

@@ -1,4 +1,4 @@
-//! What cannot be: one clear line, and an exit code.
+//! Invalid requests: one clear line, and an exit code.
 
 use std::fs;
 
@@ -6,12 +6,12 @@ use super::{done, engine, fio, fio_in};
 use crate::place::Place;
 use crate::run::{Run, ok};
 
-/// The engine's own lines; fio's begin otherwise.
+/// The engine's own lines; fio's start differently.
 fn lines(run: &Run) -> Vec<&str> {
     run.err.lines().filter(|line| line.starts_with("fio: blockyard: ")).collect()
 }
 
-/// fio ends with one line of the engine, which has these words, and nothing else.
+/// fio must end with one line of the engine, which has these words, and no other line.
 #[track_caller]
 fn one_line(run: Run, words: &[&str]) {
     let run = run.fails().says(words);
@@ -96,8 +96,8 @@ fn an_engine_for_another_fio_is_refused() {
     done(fio(&engine, &["--dev=null:///n?size=1M", "--name=t", "--filename=n", "--rw=read"]));
 }
 
-/// Where in the file the version of the table of hooks stands: behind a list's head of two pointers
-/// and the name's.
+/// The offset in the file of the version in the engine's table of hooks: after a list head of two
+/// pointers and the pointer to the name.
 fn version_at(engine: &str) -> usize {
     let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
     let symbols = ok(&["nm", engine]);

@@ -1,9 +1,9 @@
-//! Zones: fio keeps its own write pointers, and one write that lands elsewhere is an error.
+//! Zones: fio keeps its own write pointers, so a write at another position is an error.
 
 use super::{VERIFY, done, engine, fio};
 use crate::place::Place;
 
-/// What the published lines of zone locks have in common.
+/// The options that all published lines of zone locks share.
 const COMMON: &str = "--filename=/dev/nullb0 --name=z --dev=null:///nullb0?size=64G&zoned=1&\
                       zone_size=256M --zonemode=zbd --direct=1 --bs=4k --time_based --runtime=1 \
                       --group_reporting --gtod_reduce=1 --numjobs=96";
@@ -16,7 +16,7 @@ fn the_published_lines_of_zone_locks_run() {
     assert!(done(fio(&engine, &writes))[1] > 0);
     let more = ["--rw=randread", "--read_beyond_wp=1", "--iodepth=8"];
     assert!(done(fio(&engine, &[&common[..], &more].concat()))[0] > 0);
-    // As it was before.
+    // The baseline of the published "before".
     let before = [&common[..], &["--before=one-lock"], &more].concat();
     assert!(done(fio(&engine, &before))[0] > 0);
 }
@@ -35,7 +35,7 @@ fn zones_verify_within_the_limits_of_the_device() {
     }
 }
 
-/// Bios become SCSI commands, and fio finds what it wrote, in memory and in files.
+/// Bios become SCSI commands, and fio verifies its data, in memory and in files.
 #[test]
 fn a_shingled_disk_verifies() {
     let Some(engine) = engine() else { return };
@@ -59,7 +59,7 @@ fn zones_are_reset_when_they_are_full() {
     let mut line = vec![device, "--filename=z", "--name=z", "--zonemode=zbd", "--direct=1"];
     line.extend(["--rw=write", "--bs=64k", "--size=16M", "--io_size=64M", "--iodepth=8"]);
     assert_eq!(done(fio(&engine, &line))[1], 1024);
-    // Trims are resets there.
+    // Trims are zone resets there.
     let mut line = vec![device, "--filename=z", "--zonemode=zbd", "--direct=1", "--bs=4M"];
     line.extend(["--name=w", "--rw=write", "--name=t", "--stonewall", "--rw=trim"]);
     let trims = done(fio(&engine, &line))[2];
@@ -86,7 +86,7 @@ fn latencies_of_resets_are_those_of_resets() {
 #[test]
 fn one_zoned_device_has_one_filename() {
     let Some(engine) = engine() else { return };
-    // Without --filename each job has a file of its own, and fio a write pointer for each.
+    // Without --filename each job has a file of its own, and fio keeps a write pointer for each.
     let device = "--dev=null:///z?size=16M&zoned=1&zone_size=4M";
     let line = [device, "--name=z", "--zonemode=zbd", "--direct=1", "--rw=write", "--numjobs=2"];
     fio(&engine, &line).fails().says(&["filename: zoned device `z`", "--filename=/dev/z"]);

@@ -1,4 +1,4 @@
-//! What leaves a pool and comes into another: streams and images, whole or cut short.
+//! Transfers between pools: streams and images, complete or interrupted.
 
 use super::{kill, uri};
 use crate::attach::{Loop, Unmount};
@@ -20,7 +20,7 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat());
     volume(&["snapshot", &path, "v0@a"]).ok();
     nbdsh(&yard.uri("v0"), "h.pwrite(b'new' * 32768, 200 << 20)\nh.flush()");
-    // By a yard into a file, and from that into a pool that is made for it.
+    // A yard sends to a file, from which a new pool is made.
     let (whole, more) = (pool.file("whole"), pool.file("more"));
     let sent = volume(&["send", &path, "v0@a", "-o", &whole, "--json"]).ok().json();
     let bytes = std::fs::metadata(&whole).unwrap().len();
@@ -33,11 +33,11 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     volume(&["export", &path, "v0@a", &qcow2]).ok();
     ok(&["qemu-img", "check", "-f", "qcow2", &qcow2]);
     same("qcow2", &qcow2, &image);
-    // A volume in use, as it is at one moment; nothing stays of that moment.
+    // A volume in use is exported as of one moment; no snapshot remains.
     volume(&["export", &path, "v0", &raw, "--force"]).ok();
     same("raw", &raw, &yard.uri("v0"));
     assert!(!volume(&["list", &path]).ok().out.contains("export"));
-    // What has changed, through a pipe into a pool that another yard has open.
+    // The changes go through a pipe into a pool that another yard has open.
     volume(&["snapshot", &path, "v0@b"]).ok();
     let other = Yard::serve(&[&format!("volume:///other?path={there}&size=16M")]);
     let said = pool.file("said");
@@ -54,7 +54,7 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     let add = format!("volume:///copy?path={there}");
     blockyard(&["add", &add, "--control", &other.control()]).ok();
     same("raw", &raw, &other.uri("copy"));
-    // What was cut or damaged on the way is refused, and nothing has changed.
+    // A truncated or damaged stream is refused and changes nothing.
     let bytes = std::fs::read(&whole).unwrap();
     std::fs::write(&more, &bytes[..bytes.len() / 2]).unwrap();
     let refused = volume(&["receive", &there, "cut", "-i", &more]).fails();
@@ -69,7 +69,7 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     let refused = volume(&["send", &path, "v0@b", "--from", "v0@x", "-o", &more]).fails();
     assert!(refused.err.contains("`v0@x` is no volume of this pool"), "{refused}");
     assert!(!std::path::Path::new(&more).exists() || std::fs::read(&more).unwrap().len() == 1400);
-    // Every block once more, of both, while they are used.
+    // Scrubs all blocks of both pools while they are in use.
     let report = volume(&["scrub", &path, "--json"]).ok().json();
     assert_eq!(report["damaged"], 0, "{report}");
     let text = volume(&["scrub", &there, "--rate", "1G"]).ok().out;
@@ -78,8 +78,8 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     volume(&["scrub", &path]).ok();
 }
 
-/// What a killed export had as its moment stayed in the pool for good, and held all that was
-/// overwritten since.
+/// The bug: the temporary snapshot of a killed export stayed in the pool permanently, and kept all
+/// data that were overwritten since.
 #[test]
 fn an_export_that_is_killed_leaves_nothing_in_the_pool() {
     use std::io::Read;
@@ -91,7 +91,7 @@ fn an_export_that_is_killed_leaves_nothing_in_the_pool() {
     nbdsh(&yard.uri("v0"), fill);
     let volume =
         |verb: &str, rest: &[&str]| blockyard(&[&["volume", verb, &path][..], rest].concat()).ok();
-    // The reader of its pipe stalls, so it is in the middle of it.
+    // The reader of its pipe stalls, so the export is killed in the middle.
     let killed = |during: &dyn Fn()| {
         let mut child = Command::new(crate::yard::BLOCKYARD)
             .args(["volume", "export", &path, "v0", "-"])
@@ -118,7 +118,7 @@ fn an_export_that_is_killed_leaves_nothing_in_the_pool() {
     kill(yard);
     let volumes = || volume("check", &["--json"]).json()["volumes"].as_u64();
     assert_eq!(volumes(), Some(1));
-    // It has the pool itself.
+    // Here the export itself has the pool open.
     killed(&|| ());
     one();
     assert_eq!(volumes(), Some(2), "nobody has seen what is left");
@@ -127,7 +127,7 @@ fn an_export_that_is_killed_leaves_nothing_in_the_pool() {
     volume("destroy", &["v0"]);
 }
 
-/// What could not be read in the middle ended the stream, and half of one replaced a whole one.
+/// The bug: a read error in the middle ended the stream, and half a stream replaced a complete one.
 #[test]
 fn a_stream_that_ends_early_replaces_nothing() {
     use std::os::unix::fs::PermissionsExt;
@@ -145,7 +145,7 @@ fn a_stream_that_ends_early_replaces_nothing() {
     std::fs::write(&file, "old").unwrap();
     let mode = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
     mode(0o640);
-    // `send -o /etc/passwd` replaced that file.
+    // The bug: `send -o /etc/passwd` replaced that file.
     send().fails().says(&["this command did not write it; --force replaces it"]);
     blockyard(&["volume", "export", &pool, "v0@whole", &file]).fails().says(&["--force"]);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "old");
@@ -154,7 +154,7 @@ fn a_stream_that_ends_early_replaces_nothing() {
     assert!(whole.len() > 16 << 20);
     let now = std::fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(now & 0o777, 0o640, "who might read it may");
-    // The last of the blocks of 4 KiB.
+    // Finds the last of the blocks of 4 KiB.
     let is_it = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 16);
     let mut damaged = 0;
     for entry in std::fs::read_dir(&pool).unwrap() {
@@ -200,7 +200,7 @@ fn a_full_file_system_is_told_and_loses_nothing() {
              else: assert h.pread(4096, i << 22) == bytes([i + 1]) * 4096\n\
          assert full > 0",
     );
-    // A stream or an image that does not fit leaves a file of its name as it was.
+    // A stream or an image that does not fit leaves an existing file of its name unchanged.
     blockyard(&["volume", "snapshot", &path, "v0@full"]).ok();
     for (verb, name) in [("send", "v0@full"), ("export", "v0@full")] {
         let file = format!("{}/file", small.0);
@@ -217,7 +217,7 @@ fn a_full_file_system_is_told_and_loses_nothing() {
     let refused =
         blockyard(&["volume", "create", &format!("{path}2"), "v0", "--size", "1G"]).fails();
     assert!(refused.err.contains(&format!("cannot make a pool in `{path}2`")), "{refused}");
-    // A stream that does not fit leaves nothing of itself.
+    // A stream that does not fit leaves no part of itself.
     let other = place.file("other");
     let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat());
     volume(&["create", &other, "big", "--size", "256M"]).ok();
@@ -239,7 +239,7 @@ fn a_full_file_system_is_told_and_loses_nothing() {
     volume(&["check", &path]).ok();
 }
 
-/// A file system of so many bytes.
+/// A file system of the given size.
 fn small(place: &Place, size: &str) -> Unmount {
     let dir = place.file("small");
     std::fs::create_dir(&dir).unwrap();
@@ -247,7 +247,7 @@ fn small(place: &Place, size: &str) -> Unmount {
     Unmount(dir)
 }
 
-/// Commands that were refused left a pool of 385 MB: it was made before they were looked at.
+/// The bug: refused commands left a pool of 385 MB, because it was made before they were checked.
 #[test]
 fn what_is_refused_makes_no_pool() {
     let place = Place::new();
@@ -271,7 +271,7 @@ fn what_is_refused_makes_no_pool() {
         assert!(said.contains(wanted), "{said}");
         assert!(!std::path::Path::new(&pool).exists(), "{said}");
     }
-    // A directory that has other things keeps them, and nothing else.
+    // A directory with other files keeps them, and gets no new ones.
     std::fs::create_dir(&pool).unwrap();
     std::fs::write(format!("{pool}/notes"), "mine").unwrap();
     for device in [format!("{device}&size=1G"), format!("smr:///s?backing={pool}&size=1G")] {
@@ -280,8 +280,8 @@ fn what_is_refused_makes_no_pool() {
     }
 }
 
-/// `export` to a block device, a pipe that has a name, or `/dev/null` was refused by the system:
-/// these have no length to be changed.
+/// The bug: the system refused `export` to a block device, a named pipe or `/dev/null`, because
+/// these have no length that can be changed.
 #[test]
 fn an_image_goes_to_what_is_no_file() {
     let place = Place::new();
@@ -303,7 +303,7 @@ fn an_image_goes_to_what_is_no_file() {
     assert!(read.join().unwrap() == wanted);
     let refused = volume(&["export", &pool, "v0", "/dev/null", "--format", "qcow2"]).fails();
     assert!(refused.err.contains("is not written in order"), "{refused}");
-    // What was on a device before is gone, also where the image has zeros.
+    // The former data of a device are overwritten, also where the image has zeros.
     for (len, is_long_enough) in [(8 << 20, true), (4 << 20, false)] {
         let file = place.file(&format!("disk-{len}"));
         std::fs::write(&file, vec![0xff; len]).unwrap();
