@@ -1,5 +1,6 @@
 //! Compiles the C shim against the fio source tree that `FIO_SRC` names, and links it into the
-//! cdylib only: unit tests and other crates know nothing of fio. Without `FIO_SRC` there is none.
+//! cdylib only: unit tests and other crates do not depend on fio. Without `FIO_SRC` there is no
+//! shim.
 
 use std::path::Path;
 use std::{env, fs, process};
@@ -38,7 +39,7 @@ fn main() {
         .std("gnu11")
         // fio's hooks have parameters that not every engine reads.
         .extra_warnings(false)
-        // What is not declared would be missed only when fio loads the library.
+        // Otherwise a missing declaration would show only when fio loads the library.
         .flag("-Werror=implicit-function-declaration")
         .opt_level(2)
         .force_frame_pointer(false)
@@ -47,14 +48,13 @@ fn main() {
     for object in objects {
         println!("cargo::rustc-link-arg-cdylib={}", object.display());
     }
-    // The library stays in memory until the process ends, whatever fio closes: its devices live in
-    // it, and stonewalled jobs find the data of those before them.
+    // The library stays in memory until the process ends, even after fio's dlclose: it holds the
+    // devices, and stonewalled jobs read the data of earlier jobs.
     println!("cargo::rustc-link-arg-cdylib=-Wl,-z,nodelete");
     println!("cargo::rustc-cfg=fio_shim");
 }
 
-/// The version of a source tree, `fio-3.33`: where its `FIO-VERSION-GEN` sets what it falls back
-/// to.
+/// The version of a source tree, `fio-3.33`: the default in its `FIO-VERSION-GEN`.
 fn version(fio: &Path) -> Option<String> {
     let script = fs::read_to_string(fio.join("FIO-VERSION-GEN")).ok()?;
     let version = script.lines().find_map(|line| line.strip_prefix("DEF_VER="))?.trim();

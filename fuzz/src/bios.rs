@@ -1,10 +1,10 @@
-//! Bios against the model: a device and a stream of bios, both out of the input.
+//! Bios against the model: both the device and a stream of bios are derived from the input.
 //!
-//! Many bios are in flight at once and may overlap. A device that carries requests out when they
-//! are started does so in the order of their pushes, so the model can be asked at the push, and the
-//! completion compared whenever it comes. Where a flush goes before or behind a write that order is
-//! lost; such bios get a batch of their own. Behind a gate reads pass by the writes that wait, and
-//! changes of zones that share limits meet them in another order, so those are kept apart too.
+//! Many bios are in flight at once and may overlap. A device that executes requests when they are
+//! started does so in the order of their pushes, so the model is asked at the push, and the
+//! completion is compared when it arrives. A flush may be reordered with a write, so such bios get
+//! a batch of their own. Below a zone write plug (gate) reads overtake waiting writes, and changes
+//! of zones that share limits are reordered with them, so those are separated too.
 
 use std::sync::Arc;
 
@@ -31,19 +31,19 @@ use blockyard_smr::{DiskConfig, Sd};
 
 use crate::input::Input;
 
-/// Bios in flight at once. The channel is smaller, so that it is full now and then.
+/// The number of bios in flight. The channel is smaller, so that it is full now and then.
 const BATCH: usize = 24;
 
-/// Longest data of one bio, in sectors.
+/// The longest data of one bio, in sectors.
 const SECTORS_MAX: u64 = 48;
 
-/// A wait that finds nothing so often is stuck.
+/// The number of unsuccessful waits after which the channel is considered stuck.
 const IDLE_WAITS_MAX: u32 = 10_000;
 
-/// Steps of one input.
+/// The most steps of one input.
 const STEPS_MAX: u32 = 400;
 
-/// Reads the bytes as a device and a stream of bios.
+/// Interprets the bytes as a device and a stream of bios.
 ///
 /// # Panics
 /// If the device and the model disagree.
@@ -56,8 +56,8 @@ pub fn bios_model(bytes: &[u8]) {
     drive(&mut input, &composed(null, depth), keeps_data);
 }
 
-/// Reads the bytes as a zoned device behind a gate, with an append of its own or without one, and a
-/// stream of bios.
+/// Interprets the bytes as a zoned device below a zone write plug, with or without native appends,
+/// and a stream of bios.
 ///
 /// # Panics
 /// If the device and the model disagree.
@@ -74,8 +74,8 @@ pub fn bios_gate(bytes: &[u8]) {
     drive(&mut input, &composed(null, depth).with_gates(gates), keeps_data);
 }
 
-/// Reads the bytes as a shingled disk behind SCSI commands, with a gate above it or without one,
-/// and a stream of bios.
+/// Interprets the bytes as a shingled disk driven by SCSI commands, with or without a zone write
+/// plug above it, and a stream of bios.
 ///
 /// # Panics
 /// If the device and the model disagree.
@@ -107,7 +107,7 @@ pub fn bios_smr(bytes: &[u8]) {
     }
 }
 
-/// Reads the bytes as a compressed RAM disk and a stream of bios.
+/// Interprets the bytes as a compressed RAM disk and a stream of bios.
 ///
 /// # Panics
 /// If the device and the model disagree.
@@ -179,7 +179,7 @@ fn config(input: &mut Input<'_>) -> NullConfig {
     }
 }
 
-/// A channel under test, and what it owes.
+/// A channel under test, and its bios in flight.
 struct Run<'a> {
     disk: &'a dyn Disk,
     channel: Door,
@@ -191,7 +191,7 @@ struct Run<'a> {
     serial: u64,
 }
 
-/// A bio in flight, and what it has to come back with.
+/// A bio in flight, and its expected completion.
 struct Owed {
     bio: Bio,
     outcome: Outcome,
@@ -228,7 +228,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A bio that knows where the zones and the device end.
+    /// A bio near the ends of the zones and of the device.
     fn bio(&mut self, input: &mut Input<'_>) -> Bio {
         let op = input.choose(&Op::ALL);
         let geometry = self.model.geometry();
@@ -267,8 +267,8 @@ impl<'a> Run<'a> {
         };
         let prio = input.choose(&[Prio::BestEffort, Prio::BestEffort, Prio::RealTime, Prio::Idle]);
         let sectors = if op.has_range() { sectors } else { 0 };
-        // A buffer bounds the data; a longer bio would be refused for its buffer, which the model
-        // knows nothing of.
+        // The buffer bounds the data. A longer bio would be refused for its buffer, which the model
+        // does not know.
         let fits = !op.has_data() || sectors <= SECTORS_MAX || at.checked_add(sectors).is_none();
         let sectors = if fits { sectors } else { SECTORS_MAX };
         Bio::new(op, Sector(at), sectors).with_flags(flags).with_prio(prio)
@@ -306,7 +306,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether a gate could let the bio meet another one of the batch in another order.
+    /// Whether a zone write plug could reorder the bio with another one of the batch.
     fn is_apart(&self, bio: &Bio) -> bool {
         let (Some(last), Some(zones)) = (self.owed.last(), &self.model.geometry().zones) else {
             return false;
@@ -316,7 +316,7 @@ impl<'a> Run<'a> {
         gated && (coupled || (bio.op == Op::Read) != (last.bio.op == Op::Read))
     }
 
-    /// Waits for everything, and compares it.
+    /// Waits for all bios in flight, and compares their completions.
     fn finish(&mut self) {
         self.channel.submit();
         let mut idle = 0;
@@ -367,7 +367,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A place of the zone where something changes.
+/// An offset of the zone at which behaviour changes.
 fn anchor(zone: &ZoneInfo, input: &mut Input<'_>) -> u64 {
     let wp = if zone.wp == Sector::NONE { zone.start.0 } else { zone.wp.0 };
     input.choose(&[

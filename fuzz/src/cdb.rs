@@ -1,6 +1,6 @@
-//! SCSI commands from outside: any bytes, mostly well-formed ones, to a small shingled disk. What
-//! it answers must stay within its buffer, a refusal must change nothing, and the zones must keep
-//! their rules whatever was asked.
+//! SCSI commands: any bytes, mostly well-formed, to a small shingled disk. The response must stay
+//! within its buffer, a refused command must change nothing, and the zones must always keep their
+//! rules.
 
 use blockyard_core::Sector;
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
@@ -13,17 +13,17 @@ use blockyard_smr::{Disk, DiskConfig};
 
 use crate::input::Input;
 
-/// Longest buffer of a command.
+/// The longest buffer of a command.
 const DATA_BYTES_MAX: usize = 192 << 10;
-/// What a buffer holds before a command fills it.
+/// The contents of a buffer before a command fills it.
 const UNTOUCHED: u8 = 0xc3;
-/// Commands of one input.
+/// The most commands of one input.
 const COMMANDS_MAX: u32 = 200;
 
-/// Reads the bytes as a disk and a stream of commands.
+/// Interprets the bytes as a disk and a stream of commands.
 ///
 /// # Panics
-/// If an answer or a zone is not as it has to be.
+/// If a response or a zone is wrong.
 pub fn cdb(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let config = config(&mut input);
@@ -63,8 +63,9 @@ fn config(input: &mut Input<'_>) -> DiskConfig {
     }
 }
 
-/// A command: bytes as they come, a known one with any fields, or mostly a known one at a place
-/// where something happens. The last kind takes few bytes, so that a short input goes far.
+/// A command: raw bytes, a known one with any fields, or (mostly) a known one near a zone's
+/// boundary or write pointer. The last kind consumes few bytes, so that a short input has many
+/// commands.
 fn command(input: &mut Input<'_>, disk: &Disk<Memory>) -> Vec<u8> {
     let kind = input.byte();
     if kind < 8 {
@@ -87,7 +88,7 @@ fn command(input: &mut Input<'_>, disk: &Disk<Memory>) -> Vec<u8> {
     cdb
 }
 
-/// Commands that change something, most of all.
+/// The most frequent commands, mostly ones that change state.
 const USUAL: [&Operation; 12] = [
     &operations::WRITE_16,
     &operations::WRITE_16,
@@ -119,7 +120,7 @@ fn place(input: &mut Input<'_>, disk: &Disk<Memory>, operation: &Operation, cdb:
         235..250 => wp.bytes() / block + input.below(20),
         _ => return,
     };
-    // Physical blocks of either size, mostly.
+    // Mostly whole physical blocks of either size.
     let count = [8, 16, 1, 80, 128, 8, 3, 0][usize::from(choice) % 8];
     match operation.usage.len() {
         10 if operation.usage[2] == 0xff && operation.usage[5] == 0xff => {
@@ -148,10 +149,10 @@ fn zones(disk: &Disk<Memory>) -> Vec<ZoneInfo> {
     (0..disk.layout().slots()).map(|slot| disk.zone(slot)).collect()
 }
 
-/// Carries a command out, and looks at what has become of the disk.
+/// Executes a command, and checks the disk's state.
 fn execute(disk: &Disk<Memory>, cdb: &[u8], direction: u64, room: &mut [u8]) {
     let before = zones(disk);
-    // The right direction mostly.
+    // Mostly the right direction.
     let sends =
         cdb.first().is_some_and(|opcode| matches!(opcode, 0x2a | 0x8a | 0xaa | 0x41 | 0x93 | 0x42));
     let answer = match (direction, sends) {
@@ -196,7 +197,7 @@ fn check_outcome(cdb: &[u8], outcome: &Outcome, room: &[u8], direction: (u64, bo
     }
 }
 
-/// The rules that zones keep, and the accounts of the open ones.
+/// The rules of zones, and the counts of open ones.
 fn check_zones(disk: &Disk<Memory>) {
     let (mut open, mut explicit) = (0, 0);
     let physical = u64::from(disk.config().physical_block) / 512;

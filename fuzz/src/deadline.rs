@@ -1,5 +1,5 @@
-//! The scheduler `deadline`: what is done to it in any order is done to its model too, and texts
-//! that are to tune it are taken or refused with an error that says something.
+//! The scheduler `deadline`: every operation is also applied to its model. Texts for its tunables
+//! are accepted, or refused with an error that is not empty.
 
 use blockyard_core::channel::MergeRules;
 use blockyard_core::sched::deadline::{DeadlineConfig, Tunable, Tunables};
@@ -8,16 +8,16 @@ use blockyard_sim::deadline::{Lockstep, Step};
 
 use crate::input::Input;
 
-/// Sectors of a zone.
+/// The number of sectors of a zone.
 const ZONE_SECTORS: u64 = 64;
 
-/// Steps of one input.
+/// The most steps of one input.
 const STEPS_MAX: usize = 600;
 
-/// Reads the bytes as steps.
+/// Interprets the bytes as steps.
 ///
 /// # Panics
-/// If the scheduler and its model do not agree.
+/// If the scheduler and its model disagree.
 pub fn steps(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut both = Lockstep::new(config(&mut input));
@@ -84,7 +84,7 @@ fn insert(input: &mut Input<'_>) -> Step {
     let prio = input.choose(&[Prio::BestEffort, Prio::BestEffort, Prio::RealTime, Prio::Idle]);
     let sector = input.below(64) * 8 + if input.below(8) == 7 { input.below(8) } else { 0 };
     let sectors = if input.below(8) == 7 { 1 + input.below(16) } else { 8 };
-    // A request does not go beyond its zone: it would have been split.
+    // A request ends within its zone: a longer one would have been split.
     let sectors = sectors.min(ZONE_SECTORS - sector % ZONE_SECTORS);
     let chance = input.below(16);
     Step::Insert {
@@ -97,10 +97,10 @@ fn insert(input: &mut Input<'_>) -> Step {
     }
 }
 
-/// Reads the bytes as the name of a tunable and a value for it.
+/// Interprets the bytes as the name of a tunable and a value for it.
 ///
 /// # Panics
-/// If a value that was taken is not what the text says, or is out of range.
+/// If an accepted value differs from the text, or is out of range.
 pub fn tunables(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let name = match input.below(8) {

@@ -1,6 +1,6 @@
-//! Answers of a drive from outside: an emulated disk whose answers are changed on their way, or
-//! made up. The driver's side refuses the drive or drives it; it never panics, never asks without
-//! end, and never reports more zones than it was asked for.
+//! Responses of a drive: an emulated disk whose responses are changed or replaced. The driver
+//! refuses the drive or uses it. It must not panic, loop without end, or report more zones than
+//! requested.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -17,15 +17,16 @@ use blockyard_smr::{Disk, DiskConfig, Sd};
 
 use crate::input::Input;
 
-/// Requests of one input.
+/// The number of requests of one input.
 const REQUESTS: u64 = 16;
 
 thread_local! {
-    /// What is left of the input: a transport is shared, and an input belongs to one thread.
+    /// The rest of the input. It is thread-local because a transport is shared, while an input
+    /// belongs to one thread.
     static LEFT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The next byte of the input, 0 behind its end.
+/// The next byte of the input; 0 after its end.
 fn byte() -> u8 {
     LEFT.with(|left| left.borrow_mut().pop().unwrap_or(0))
 }
@@ -34,10 +35,10 @@ fn number() -> usize {
     usize::from(byte()) << 8 | usize::from(byte())
 }
 
-/// Reads the bytes as what becomes of each answer.
+/// Interprets the bytes as the changes of each response.
 ///
 /// # Panics
-/// If the driver's side does, or if it reports too much.
+/// If the driver panics, or reports too many zones.
 pub fn drive_answers(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let config = DiskConfig {
@@ -58,7 +59,7 @@ pub fn drive_answers(bytes: &[u8]) {
     let mut io = blocking::Io::new(disk.open().expect("a queue is memory only"), 4096);
     for at in 0..REQUESTS {
         let mut zones: Vec<ZoneInfo> = Vec::new();
-        // An error is in order, whatever it says.
+        // Any error is allowed.
         let _ = sd.report_zones(Sector(at * 128), 3, &mut zones);
         assert!(zones.len() <= 3, "more zones than were asked for");
         let _ = io.run(Bio::new(Op::ALL[at as usize % Op::ALL.len()], Sector(at * 128), 0));
@@ -92,7 +93,7 @@ impl ScsiTransport for Changed {
         let Data::In(room) = data else { return self.0.execute(cdb, data) };
         let outcome = self.0.execute(cdb, Data::In(&mut *room));
         for _ in 0..changes {
-            // Most of what matters stands in the first bytes of an answer.
+            // The important fields are mostly in the first bytes of a response.
             let at = if byte() < 200 { usize::from(byte()) } else { number() };
             if let Some(changed) = room.get_mut(at) {
                 *changed = byte();

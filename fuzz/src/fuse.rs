@@ -1,14 +1,14 @@
-//! Requests of the kernel's FUSE. Whatever the bytes, they are a call or none, the same whether its
-//! parts come in one piece or each in a place of its own.
+//! Requests of the kernel's FUSE. The bytes must parse to the same call, or to none, whether the
+//! parts of the message come in one piece or in separate buffers.
 
 use blockyard_export::fuse::wire::{Call, Header, IN_HEADER_BYTES, Out};
 
 use crate::input::Input;
 
-/// The fixed part of a call is in so many bytes where it comes apart from the rest.
+/// The most bytes of a call's fixed part, where it is separate from the rest.
 const FIXED_BYTES: usize = 128;
 
-/// Reads a message in both ways.
+/// Parses a message in both forms.
 pub fn fuse_wire(bytes: &[u8]) {
     let Some(header) = Header::parse(bytes) else { return assert!(bytes.len() < IN_HEADER_BYTES) };
     let body = &bytes[IN_HEADER_BYTES..];
@@ -29,7 +29,7 @@ pub fn fuse_wire(bytes: &[u8]) {
     directory(body);
 }
 
-/// Entries of a directory stay in their room and are cut to words.
+/// Directory entries must fit their buffer and be aligned to words.
 fn directory(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let room = input.below(256) as usize * 8 + 7;

@@ -1,4 +1,4 @@
-//! Bytes as a stream of choices. Where they end, every choice is the first one.
+//! Bytes as a stream of choices. After their end every choice is the first one.
 
 /// A cursor over the bytes of one input.
 #[derive(Clone, Copy, Debug)]

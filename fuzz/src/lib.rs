@@ -1,6 +1,6 @@
-//! What the fuzz targets do with their input; `tests/targets` says how they are driven.
+//! The fuzz targets; `tests/targets` drives them.
 //!
-//! A target is a function from bytes that returns, or panics with what it has found.
+//! A target is a function that takes bytes, and returns or panics with its finding.
 
 pub mod bios;
 pub mod cdb;

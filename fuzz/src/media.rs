@@ -1,5 +1,5 @@
-//! The files of an SMR disk's directory: as they are printed but for their fields, or any bytes.
-//! What is read is bounded and can be, or it is refused with a text.
+//! The files of an SMR disk's directory: as the product prints them with any fields, or any bytes.
+//! An accepted file must be within bounds and consistent; any other is refused with a text.
 
 use blockyard_smr::media::journal::{self, RECORD_BYTES, Record};
 use blockyard_smr::media::live::Share;
@@ -12,15 +12,15 @@ use crate::input::Input;
 const ID: [u8; 16] = *b"0123456789abcdef";
 const BOOT: [u8; 16] = *b"this run of it..";
 
-/// Most zones of a disk whose tables are made.
+/// The most zones of a disk whose tables are made.
 const ZONES_MAX: u32 = 64;
 
-/// Reads the bytes as fields of all four files.
+/// Interprets the bytes as fields of all four files.
 ///
 /// # Panics
-/// If something impossible is taken, or what was printed is not read back.
+/// If an inconsistent file is accepted, or a printed one does not parse to the same values.
 pub fn media(bytes: &[u8]) {
-    // Whatever they are.
+    // The raw bytes as a superblock.
     refused(Superblock::parse(bytes).err());
     let mut input = Input::new(bytes);
     superblock(&mut input);
@@ -38,7 +38,7 @@ pub fn media(bytes: &[u8]) {
     records(&mut input, &geometry);
 }
 
-/// An error has something to say.
+/// Asserts that an error names a value.
 fn refused(error: Option<FormatError>) {
     assert!(error.is_none_or(|error| error.to_string().starts_with('`')));
 }
@@ -83,7 +83,7 @@ fn superblock(input: &mut Input<'_>) {
     assert!(Superblock::parse(&bytes).is_err(), "a changed byte {at} is not noticed");
 }
 
-/// A state by chance, possible or not.
+/// A random state, valid or not.
 fn word(input: &mut Input<'_>) -> u64 {
     let cond = input.choose(&[1, 4, 0xe, 0, 0xd, 0xf, 2, 3, 5, 0xff]);
     let written = input.choose(&[0, 1, 8, 128, u64::MAX >> 8, 2048]);
@@ -120,7 +120,7 @@ fn words(input: &mut Input<'_>, geometry: &MediaGeometry) {
     assert_eq!(known.map(Some), found.ok());
 }
 
-/// A journal, with something wrong in it now and then.
+/// A journal with occasional errors.
 fn records(input: &mut Input<'_>, geometry: &MediaGeometry) {
     let mut bytes = Vec::new();
     let mut count = 0;

@@ -1,5 +1,5 @@
-//! NBD from outside: a handshake and requests made of the input, mostly well-formed, so that chance
-//! alone gets far; and what every answer must look like, whatever was asked.
+//! NBD clients: a handshake and requests derived from the input, mostly well-formed, so that random
+//! inputs get far; and the rules that every reply must satisfy.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use blockyard_null::{Null, NullConfig};
 
 use crate::input::Input;
 
-/// Bytes of an option reply's head.
+/// The length of an option reply's header.
 const REPLY_HEAD_BYTES: usize = 20;
 
-/// Longest answer to one option: a listing of our few exports is well below.
+/// The longest reply to one option: a listing of the few exports here is far shorter.
 const ANSWER_BYTES_MAX: usize = 8192;
 
-/// Reads the bytes as a client.
+/// Interprets the bytes as a client.
 ///
 /// # Panics
-/// If an answer is malformed or too long, if it depends on how the bytes arrived, or if a request
-/// would reach a disk that must not.
+/// If a reply is malformed or too long, if it depends on how the bytes were split, or if a request
+/// would reach a disk that forbids it.
 pub fn nbd_wire(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let exports = exports();
@@ -44,7 +44,7 @@ pub fn nbd_wire(bytes: &[u8]) {
         parts.send(part);
         left = rest;
     }
-    // Bytes behind a request for TLS end the connection only if they came together with it.
+    // Bytes after a request for TLS end the connection only if they arrived together with it.
     if mode == TlsMode::Off {
         assert!(whole.out == parts.out, "the answer depends on how the bytes arrived");
         assert_eq!(whole.end, parts.end);
@@ -62,7 +62,7 @@ pub fn nbd_wire(bytes: &[u8]) {
     }
 }
 
-/// A disk that takes everything, a read-only one, and a zoned one.
+/// A disk that accepts every operation, a read-only one, and a zoned one.
 fn exports() -> Arc<Exports> {
     let exports = Exports::new();
     let backed = NullConfig {
@@ -86,7 +86,7 @@ fn exports() -> Arc<Exports> {
     exports
 }
 
-/// What a client sends: flags, then options.
+/// The bytes that a client sends: flags, then options.
 fn hello(input: &mut Input<'_>) -> Vec<u8> {
     if input.below(16) == 1 {
         let len = input.below(256) as usize;
@@ -124,7 +124,7 @@ fn hello(input: &mut Input<'_>) -> Vec<u8> {
     bytes
 }
 
-/// The data of an option, of any option's form.
+/// The data of an option, in the format of any option.
 fn option_data(input: &mut Input<'_>) -> Vec<u8> {
     let mut data = Vec::new();
     let string = |data: &mut Vec<u8>, text: &[u8]| {
@@ -167,9 +167,9 @@ struct Client {
     refuse: bool,
     received: Vec<u8>,
     out: Vec<u8>,
-    /// How it ended.
+    /// The reason for which it ended.
     end: Option<String>,
-    /// How many bytes of an answer without a head end the output.
+    /// The length of a reply without a header at the end of the output.
     headless_bytes: usize,
 }
 
@@ -208,7 +208,7 @@ impl Client {
         let negotiated = self.handshake.accept(&mut self.out).expect("an export was chosen");
         assert_eq!(negotiated.export.name(), chosen.name());
         assert!(!negotiated.contexts || negotiated.style >= Style::Structured);
-        // Only the answer to EXPORT_NAME has no head: size, flags and perhaps zeroes.
+        // Only the reply to EXPORT_NAME has no header: size, flags and perhaps zeroes.
         let answer = &self.out[before..];
         if !answer.starts_with(&OPTION_REPLY_MAGIC.to_be_bytes()) {
             assert!(answer.len() == 10 || answer.len() == 134, "{} bytes", answer.len());
@@ -217,7 +217,8 @@ impl Client {
         self.end = Some(format!("in as {:?} of {}", negotiated.style, chosen.name()));
     }
 
-    /// The output is a greeting and replies, each whole, and not many for what was sent.
+    /// The output is a greeting and complete replies, and not too long for the bytes that were
+    /// sent.
     fn check(&self, sent_bytes: usize) {
         let (greeting, replies) = self.out.split_at(wire::greeting().len());
         assert_eq!(greeting, wire::greeting());
@@ -236,7 +237,7 @@ impl Client {
     }
 }
 
-/// One request, well-formed or not, and what it leads to.
+/// Checks one request, well-formed or not, and its plan and replies.
 fn request(input: &mut Input<'_>, rules: &Rules) {
     let wanted = Request {
         flags: if input.below(4) == 0 { input.byte().into() } else { 0 },
@@ -261,7 +262,7 @@ fn request(input: &mut Input<'_>, rules: &Rules) {
     check_replies(input, &wanted, rules.style);
 }
 
-/// Mostly blocks of the export, or its end, or anything.
+/// Mostly blocks of the export, or its end, or any number.
 fn number(input: &mut Input<'_>, rules: &Rules) -> u64 {
     match input.below(8) {
         0 => rules.len_bytes - input.below(4) * rules.block_bytes,
@@ -271,7 +272,7 @@ fn number(input: &mut Input<'_>, rules: &Rules) -> u64 {
     }
 }
 
-/// Our own printer of requests: what another client would send.
+/// Prints a request as another client would send it, independently of the product.
 fn print_request(request: &Request, style: Style) -> Vec<u8> {
     let mut bytes = Vec::new();
     let magic: u32 = if style == Style::Extended { 0x21e4_1c71 } else { 0x2560_9513 };
@@ -287,7 +288,7 @@ fn print_request(request: &Request, style: Style) -> Vec<u8> {
     bytes
 }
 
-/// What is carried out lies on the export, in blocks that the client may use, and is allowed.
+/// An executed request lies on the export, in blocks that the client may use, and is allowed.
 fn check_plan(request: &Request, rules: &Rules) {
     let Plan::Io { op, offset, len, .. } = rules.plan(request) else { return };
     let end = offset.checked_add(len).expect("a range of an export");
@@ -310,7 +311,7 @@ fn check_plan(request: &Request, rules: &Rules) {
     assert!(asked, "{op} for command {}", request.command);
 }
 
-/// Replies say how long they are.
+/// Replies have the length that their headers say.
 fn check_replies(input: &mut Input<'_>, request: &Request, style: Style) {
     let origin = request.origin();
     let status = input.choose(Status::ALL);
@@ -332,7 +333,7 @@ fn check_replies(input: &mut Input<'_>, request: &Request, style: Style) {
     }
 }
 
-/// Bytes of a chunk's head.
+/// The length of a chunk's header.
 fn style_head_bytes(style: Style) -> usize {
     match style {
         Style::Simple => 16,
@@ -341,7 +342,7 @@ fn style_head_bytes(style: Style) -> usize {
     }
 }
 
-/// The payload's length as the head says it; nothing in a simple reply.
+/// The payload's length by the header; 0 for a simple reply.
 fn chunk_payload(out: &[u8], style: Style) -> usize {
     match style {
         Style::Simple => 0,
@@ -353,7 +354,7 @@ fn chunk_payload(out: &[u8], style: Style) -> usize {
     }
 }
 
-/// The payload's length as it is.
+/// The actual length of the payload.
 fn chunk_rest(out: &[u8], style: Style) -> usize {
     out.len() - style_head_bytes(style)
 }

@@ -1,5 +1,5 @@
-//! RAM disks: snapshots that somebody has written, and compressed bytes that nobody has compressed.
-//! Whatever they are, they are refused with a reason, or mean blocks of the device.
+//! RAM disks: untrusted snapshots, and untrusted compressed data. They must be refused with a
+//! reason, or describe blocks of the device.
 
 use std::sync::OnceLock;
 
@@ -9,19 +9,19 @@ use blockyard_ram::{Algo, Ram, RamConfig};
 
 use crate::input::Input;
 
-/// Bytes of a block in the codecs' target.
+/// The length of a block in the codecs' target.
 const UNIT: usize = 4096;
 
-/// Of larger devices none is made.
+/// The greatest device that is made.
 const SIZE_MAX: u64 = 1 << 20;
 
-/// Reads the bytes as a snapshot, and makes a device of it: of the bytes as they are, of pieces, or
-/// of a snapshot with some of its bytes changed; the two with the checksums made good, because what
-/// is behind those would hardly be reached otherwise.
+/// Interprets the bytes as a snapshot, and makes a device of it. The snapshot is the raw bytes, is
+/// built of pieces, or is a valid one with some bytes changed. The last two get valid checksums,
+/// because random inputs would hardly pass the checksums otherwise.
 ///
 /// # Panics
-/// If a record that was taken makes no sense for the header, an error says nothing, or a device
-/// takes what the reader refuses.
+/// If an accepted record is invalid for the header, an error is empty, or a device accepts data
+/// that the reader refuses.
 pub fn snapshot(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let file = match input.below(4) {
@@ -40,7 +40,7 @@ pub fn snapshot(bytes: &[u8]) {
     }
 }
 
-/// Makes a device of a snapshot; `None` if its header is none, or of a large one.
+/// Makes a device of a snapshot; `None` if its header is invalid, or describes a large device.
 fn open(file: &[u8]) -> Option<Result<(), String>> {
     let header = Reader::new(file).ok()?.header().clone();
     if header.size > SIZE_MAX {
@@ -50,7 +50,7 @@ fn open(file: &[u8]) -> Option<Result<(), String>> {
     let path = std::env::temp_dir().join(name);
     std::fs::write(&path, file).expect("there is room for a small file");
     let Header { size, unit, codecs } = header;
-    // The one that is in the file, so that blocks are taken as they are, or another one.
+    // The codec in the file, so that blocks are loaded without recompression, or another one.
     let codec = if codecs.len() > 1 { codecs[1].clone() } else { RamConfig::default().codec };
     let load = Some(path.clone());
     let opened =
@@ -59,7 +59,7 @@ fn open(file: &[u8]) -> Option<Result<(), String>> {
     Some(opened.map(drop).map_err(|error| error.to_string()))
 }
 
-/// A whole snapshot: blocks of every kind.
+/// A complete snapshot with blocks of every kind.
 fn sample() -> &'static [u8] {
     static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
     SAMPLE.get_or_init(|| {
@@ -86,17 +86,17 @@ fn sample() -> &'static [u8] {
     })
 }
 
-/// The sample with some bytes changed, and its checksums made good wherever its lengths say that
-/// they are.
+/// The sample with some bytes changed, and with valid checksums where its lengths say that they
+/// are.
 fn changed(input: &mut Input<'_>) -> Vec<u8> {
     let mut file = sample().to_vec();
-    // Few, or nothing of it is left; most of them where something is decided.
+    // Few changes, to keep the structure; half of them in the header.
     for _ in 0..=input.below(4) {
         let at = input.word() as usize % if input.below(2) == 0 { 64 } else { file.len() };
         file[at] ^= input.byte();
     }
     let mut from = 0;
-    // The header's length stands where a record's does.
+    // The header's length is at the same offset as a record's.
     while let Some(len) = file.get(from + 12..from + 16) {
         let len = u32::from_le_bytes(len.try_into().expect("four bytes")) as usize;
         let Some(end) = from.checked_add(16 + len).filter(|end| end + 4 <= file.len()) else {
@@ -128,7 +128,7 @@ fn read(file: &[u8]) -> Result<(), SnapshotError> {
     Ok(())
 }
 
-/// A file of this form with the input in it.
+/// A file of valid structure with the input as its contents.
 fn mended(input: &mut Input<'_>) -> Vec<u8> {
     let mut file = b"BLKYDRAM".to_vec();
     file.extend(input.choose(&[1u32, 1, 1, 2]).to_le_bytes());
@@ -186,14 +186,14 @@ fn checksum(bytes: &[u8]) -> u32 {
 /// Decompresses the bytes by every codec, and compresses them.
 ///
 /// # Panics
-/// If what was compressed does not come back.
+/// If compressed data do not decompress to the original.
 pub fn codecs(bytes: &[u8]) {
     for algo in Algo::ALL.into_iter().filter(|algo| algo.is_built_in()) {
         let config = CodecConfig { algo, ..RamConfig::default().codec };
         let codec = Codec::new(&config, "algo").expect("it is built in, at its own level");
         let mut decoder = Decoder::new(UNIT, true).expect("there is memory for a block");
         let mut block = vec![0; UNIT];
-        // Damaged or not: the block is as long as before, and so is the memory behind it.
+        // Damaged or not, the block keeps its length, and the memory after it is unchanged.
         let _ = codec.decompress_here(&mut decoder, bytes, &mut block);
         let mut encoder = codec.encoder(UNIT).expect("there is memory for a block");
         let mut plain: Vec<u8> = bytes.iter().copied().cycle().take(UNIT).collect();
@@ -210,7 +210,7 @@ pub fn codecs(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Or the target would not look behind the checksums.
+    /// Otherwise the target would not test the code after the checksums.
     #[test]
     fn what_is_changed_gets_behind_the_checksums() {
         assert!(read(sample()).is_ok() && open(sample()) == Some(Ok(())));

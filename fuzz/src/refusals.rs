@@ -1,5 +1,5 @@
-//! RAM disks that run out of memory, and whose backing files fail and are full: whatever is
-//! refused, old contents stay, and nothing is left when all of them are discarded.
+//! RAM disks that run out of memory, and whose backing files fail or are full. A refused operation
+//! must keep the old contents, and no memory may remain when all blocks are discarded.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use blockyard_sim::refusing::Refusing;
 
 use crate::input::Input;
 
-/// Bytes of a device, and the longest request.
+/// The size of a device, and the longest request, in bytes.
 const SIZE: u64 = 512 << 10;
 const LEN_MAX: u64 = 64 << 10;
-/// Steps of one input.
+/// The most steps of one input.
 const STEPS_MAX: usize = 200;
-/// What a backing file can do wrong.
+/// The faults of a backing file.
 const FAULTS: [&str; 3] = ["backing_eio", "backing_late_eio", "backing_enospc"];
 
-/// A backing file that is gone with its input.
+/// A backing file, which is removed with its input.
 struct File(PathBuf);
 
 impl Drop for File {
@@ -31,22 +31,22 @@ impl Drop for File {
     }
 }
 
-/// A device under test, and what it ought to hold.
+/// A device under test, and its expected contents.
 struct Run {
     ram: Arc<Ram>,
     beside: Refusing,
     bs: u64,
-    /// Allocations may fail, or the limit be met.
+    /// Whether allocations may fail or the limit may be reached.
     is_short: bool,
-    /// The backing file may fail.
+    /// Whether the backing file may fail.
     is_armed: bool,
 }
 
-/// Reads the bytes as a RAM disk, and as what is done with it and refused.
+/// Interprets the bytes as a RAM disk, and as operations and faults.
 ///
 /// # Panics
-/// If the disk has other contents than it ought to, if something fails that nobody has broken, or
-/// if something is left in the end.
+/// If the disk's contents are wrong, if an operation fails without an injected fault, or if memory
+/// remains in the end.
 pub fn refusals(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let kind = input.byte();
@@ -84,7 +84,7 @@ pub fn refusals(bytes: &[u8]) {
     run.end();
 }
 
-/// Data of a kind: one byte, few different bytes, noise in a part of each KiB.
+/// Data of a kind: one byte, few different bytes, or noise in a part of each KiB.
 fn data(input: &mut Input<'_>, len: usize) -> Vec<u8> {
     let (kind, seed) = (input.below(4), input.byte());
     let mut state = u64::from(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -152,7 +152,7 @@ impl Run {
         self.change(op, flags, at, &vec![0; len]);
     }
 
-    /// Lets the backing file be as it was.
+    /// Removes the faults of the backing file.
     fn disarm(&mut self) {
         if std::mem::take(&mut self.is_armed) {
             FAULTS.iter().for_each(|fault| self.inject(fault, 0));
@@ -200,7 +200,7 @@ impl Run {
         }
     }
 
-    /// Everything is there, and all of it is given back.
+    /// Checks that all contents are right, and that all memory is returned.
     fn end(mut self) {
         self.disarm();
         self.inject("nospc", 0);

@@ -1,21 +1,21 @@
-//! A stream of a snapshot: as it is printed but for its fields, or any bytes. What is taken is in
-//! bounds and in order, and an end comes only behind all of it.
+//! A stream of a snapshot: as the product prints it with any fields, or any bytes. An accepted
+//! stream is within bounds and in order, and its end comes only after all records.
 
 use blockyard_volume::format::stream::{HEAD_BYTES, Head, Kind, PAYLOAD_MAX, RECORD_BYTES, Record};
 use blockyard_volume::receive::{Incoming, Part};
 
 use crate::input::Input;
 
-/// Reads the bytes as a stream, and streams made of them.
+/// Interprets the bytes as a stream, and as the fields of streams.
 ///
 /// # Panics
-/// If something impossible is taken.
+/// If an inconsistent stream is accepted.
 pub fn stream(bytes: &[u8]) {
     read(bytes);
     let mut input = Input::new(bytes);
     let whole = printed(&mut input);
     read(&whole);
-    // One bit more or less is noticed, and so is an end anywhere.
+    // A flipped bit is detected, and so is a truncation.
     let is_whole = ends(&whole);
     let at = (input.word() % (whole.len() as u64 * 8)) as usize;
     let mut flipped = whole.clone();
@@ -55,7 +55,7 @@ fn read(bytes: &[u8]) {
     }
 }
 
-/// A stream whose sums are right, whatever it says.
+/// A stream with valid checksums and any fields.
 fn printed(input: &mut Input<'_>) -> Vec<u8> {
     let head = Head {
         block_bytes: input.choose(&[4096, 512, 65_536, 0, 513]),

@@ -1,5 +1,5 @@
-//! Texts from users: device URIs, configurations, faults. Whatever they are, the answer is a value
-//! that prints to itself, or errors that say something and point into the text.
+//! Texts from users: device URIs, configurations, faults. The result is a value that prints to the
+//! same text, or errors that are not empty and point into the text.
 
 use blockyard_yard::config::{self, ConfigError};
 use blockyard_yard::param::KINDS;
@@ -7,7 +7,7 @@ use blockyard_yard::{inject, size, stack, uri};
 
 use crate::input::Input;
 
-/// Values of parameters: right for some, wrong for others.
+/// Values of parameters: valid for some, invalid for others.
 const VALUES: &[&str] = &[
     "1",
     "0",
@@ -49,10 +49,10 @@ const VALUES: &[&str] = &[
     "\\",
 ];
 
-/// Words that are no parameter, or not here.
+/// Words that are no parameter, or not a valid one here.
 const WORDS: &[&str] = &["sise", "name", "kind", "#", "&", "=", "é", "", "SIZE", "max_open", "["];
 
-/// Pieces of a configuration beside devices.
+/// Pieces of a configuration other than devices.
 const TOML_PIECES: &[&str] = &[
     "[[device]]\n",
     "[device]\n",
@@ -80,7 +80,7 @@ const TOML_PIECES: &[&str] = &[
     ".",
 ];
 
-/// Pieces of faults.
+/// Pieces of a fault.
 const FAULT_PIECES: &[&str] = &[
     "add,",
     "add",
@@ -109,10 +109,10 @@ const FAULT_PIECES: &[&str] = &[
     " ",
 ];
 
-/// Reads the bytes as a device URI.
+/// Interprets the bytes as a device URI.
 ///
 /// # Panics
-/// If a URI that was taken does not print to itself.
+/// If an accepted URI does not print to itself.
 pub fn uri(bytes: &[u8]) {
     let text = uri_text(bytes);
     let _ = size::parse(&text);
@@ -120,8 +120,8 @@ pub fn uri(bytes: &[u8]) {
         Ok(spec) => {
             let printed = spec.to_string();
             assert_eq!(uri::parse(&printed).as_ref(), Ok(&spec), "{printed}");
-            // The parameters may still not go together; then an error says so. A file that a
-            // parameter names is not touched, and memory is only reserved.
+            // The parameters may still conflict; then an error says so. A file that a parameter
+            // names is not touched, and memory is only reserved.
             if let Err(error) = stack::check(&spec) {
                 assert_says_something(&error.to_string());
             }
@@ -130,7 +130,7 @@ pub fn uri(bytes: &[u8]) {
     }
 }
 
-/// Reads the bytes as a configuration.
+/// Interprets the bytes as a configuration.
 ///
 /// # Panics
 /// If an error does not point into the text.
@@ -154,10 +154,10 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// Reads the bytes as a fault.
+/// Interprets the bytes as a fault.
 ///
 /// # Panics
-/// If an error says nothing.
+/// If an error is empty.
 pub fn fault(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let text = raw(&mut input).unwrap_or_else(|| pieces(&mut input, FAULT_PIECES, 24));
@@ -166,18 +166,18 @@ pub fn fault(bytes: &[u8]) {
     }
 }
 
-/// A quarter of all inputs are taken as they are.
+/// A quarter of all inputs are used without change.
 fn raw(input: &mut Input<'_>) -> Option<String> {
     let raw = input.below(4) == 1;
     raw.then(|| String::from_utf8_lossy(input.take(usize::MAX)).into_owned())
 }
 
-/// Pieces one after the other.
+/// Concatenates random pieces.
 fn pieces(input: &mut Input<'_>, pieces: &[&str], count_max: u64) -> String {
     (0..input.below(count_max)).map(|_| input.choose(pieces)).collect()
 }
 
-/// The name of a parameter of any kind, or a word that is none.
+/// The name of a parameter of any kind, or a word that is no parameter.
 fn key<'a>(input: &mut Input<'_>) -> &'a str {
     if input.below(24) == 1 {
         return input.choose(WORDS);
@@ -194,7 +194,7 @@ fn uri_text(bytes: &[u8]) -> String {
     }
     let heads =
         ["null:///n0", "null:///a-b.c", "null:///%41", "mem:///m", "null://h/n", "null:", ""];
-    // The first one mostly, or nothing would ever be said of parameters.
+    // Mostly the valid head, because otherwise the parameters would not be parsed.
     let head = if input.below(8) == 1 { input.choose(&heads) } else { heads[0] };
     let mut text = head.to_owned();
     for index in 0..input.below(7) {
@@ -226,7 +226,7 @@ fn toml_text(bytes: &[u8]) -> String {
     text + &pieces(&mut input, TOML_PIECES, 6)
 }
 
-/// A message for people: not empty, not endless, and nothing that moves their cursor.
+/// Asserts that a message is not empty, not too long, and has no control characters.
 fn assert_says_something(message: &str) {
     assert!(!message.trim().is_empty(), "an empty message");
     assert!(message.len() < 16_384, "a message of {} bytes", message.len());

@@ -1,24 +1,23 @@
-//! Recordings of a kernel's scheduler, ours and as tracefs prints them: whatever a text is, it is
-//! refused with an error that names its line, or it is a trace that prints to itself and that a
-//! replay comes to the end of.
+//! Recordings of a kernel's scheduler, in our format and in that of tracefs. A text is refused with
+//! an error that names its line, or it is a trace that prints to itself and can be replayed.
 
 use blockyard_lab::oracle::{file, replay::replay, trace::Trace};
 
 use crate::input::Input;
 
-/// Events of one text.
+/// The most events of one text.
 const EVENTS_MAX: usize = 80;
-/// Texts longer than that are of no use to anybody.
+/// The greatest length of an error message.
 const MESSAGE_MAX: usize = 4096;
 
-/// Words in the place of right ones.
+/// Words that replace valid ones.
 const WORDS: &[&str] =
     &["", " ", "-1", "0", "1", "x", "be", "W", "18446744073709551615", "4096", "é", "\t", "#"];
 
-/// Reads the bytes as a trace, packed or not.
+/// Interprets the bytes as a trace, compressed or not.
 ///
 /// # Panics
-/// If an error says nothing, or a trace does not print to itself.
+/// If an error is empty, or a trace does not print to itself.
 pub fn trace(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let text = match input.below(8) {
@@ -52,7 +51,7 @@ fn replayed(trace: &Trace) {
     }
 }
 
-/// Puts another word in the place of one of the text's; of every other text it does so.
+/// Replaces a word of the text by another one, in half of all inputs.
 fn spoil(input: &mut Input<'_>, text: String) -> String {
     let (at, other) = (input.word() as usize, input.choose(WORDS));
     if input.below(2) == 0 {
@@ -64,7 +63,7 @@ fn spoil(input: &mut Input<'_>, text: String) -> String {
     format!("{before} {other} {after}")
 }
 
-/// A request: what stands in an event behind the time.
+/// A request: the fields of an event after the time.
 #[derive(Clone, Copy)]
 struct Request {
     kind: &'static str,
@@ -74,7 +73,7 @@ struct Request {
 }
 
 impl Request {
-    /// One of few places, so that requests meet.
+    /// A request at one of few sectors, so that requests meet.
     fn new(input: &mut Input<'_>) -> Request {
         Request {
             kind: input.choose(&["R", "W", "D"]),
@@ -84,7 +83,7 @@ impl Request {
         }
     }
 
-    /// A bio at one of its ends, and the request with it.
+    /// A bio at one of the request's ends, and the request merged with it.
     fn joined(self, front: bool) -> (Request, Request) {
         let sector = if front { self.sector.saturating_sub(8) } else { self.sector + self.sectors };
         let bio = Request { class: "-", sector, sectors: 8, ..self };
@@ -172,7 +171,7 @@ fn tracefs_text(input: &mut Input<'_>) -> String {
     spoil(input, text)
 }
 
-/// A message for people: not empty, not endless, and nothing that moves their cursor.
+/// Asserts that a message is not empty, not too long, and has no control characters.
 fn assert_says_something(message: &str) {
     assert!(!message.trim().is_empty(), "an empty message");
     assert!(message.len() < MESSAGE_MAX, "a message of {} bytes", message.len());

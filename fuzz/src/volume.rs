@@ -1,5 +1,5 @@
-//! What a pool of volumes has on disk: as it is printed but for its fields, or any bytes. What is
-//! read is bounded and can be, or it is refused.
+//! The structures of a pool on disk: as the product prints them with any fields, or any bytes. An
+//! accepted structure is within bounds and consistent.
 
 use blockyard_volume::bytes::Reader;
 use blockyard_volume::format::catalogue::{self, Change, Listed, Traits, Whole};
@@ -11,10 +11,10 @@ use blockyard_volume::map::page;
 
 use crate::input::Input;
 
-/// Reads the bytes as everything that there is.
+/// Interprets the bytes as every structure.
 ///
 /// # Panics
-/// If something impossible is taken, or what was printed is not read back.
+/// If an inconsistent structure is accepted, or a printed one does not parse to the same values.
 pub fn volume(bytes: &[u8]) {
     any(bytes);
     let mut input = Input::new(bytes);
@@ -24,7 +24,7 @@ pub fn volume(bytes: &[u8]) {
     listed(&mut input);
 }
 
-/// Whatever they are.
+/// Parses the raw bytes as every structure.
 fn any(bytes: &[u8]) {
     _ = Superblock::newest(bytes);
     _ = Superblock::newest(&Superblock::best([bytes, &bytes[bytes.len() / 2..]].into_iter()));

@@ -1,14 +1,14 @@
-//! zonefs: superblocks from a device that somebody has written to, and options from users.
-//! Whatever they are, they are refused with a reason, or mean what is written again.
+//! zonefs: untrusted superblocks, and options from users. They must be refused with a reason, or
+//! print to the same bytes.
 
 use blockyard_zonefs::superblock::SUPERBLOCK_BYTES;
 use blockyard_zonefs::{FormatOptions, MountOptions, Superblock, Uuid};
 
-/// Where the checksum stands.
+/// The offsets of the checksum.
 const CHECKSUM: std::ops::Range<usize> = 4..8;
 
-/// The input is laid over a good superblock, from any byte on, and the checksum made good for half
-/// of the inputs: what is behind it would hardly be reached otherwise.
+/// Overwrites a part of a valid superblock with the input, from any byte on. Half of the inputs get
+/// a valid checksum, because random inputs would hardly pass it otherwise.
 pub fn superblock(bytes: &[u8]) {
     let [mend, low, high, rest @ ..] = bytes else { return };
     let mut block = Superblock::new(Uuid([3; 16])).encode();
@@ -40,7 +40,7 @@ fn checksum(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Options: right, nearly right, and wrong.
+/// Options: valid, almost valid, and invalid.
 const WORDS: &[&str] = &[
     "errors=remount-ro",
     "errors=zone-ro",
@@ -63,7 +63,7 @@ const WORDS: &[&str] = &[
     "é=",
 ];
 
-/// Options that are taken print to themselves, and UUIDs too.
+/// Accepted options print to themselves, and so do UUIDs.
 pub fn options(bytes: &[u8]) {
     let text = match bytes.split_first() {
         Some((first, rest)) if first % 2 == 0 => {

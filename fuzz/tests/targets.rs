@@ -1,15 +1,15 @@
 //! The fuzz targets, one test each.
 //!
-//! In `cargo test` each takes a bounded number of random inputs. With `BOLERO_RANDOM_TEST_TIME_MS`
-//! it goes on for that long instead, and with cargo-bolero a coverage-guided engine drives it; see
+//! In `cargo test` each runs a bounded number of random inputs. With `BOLERO_RANDOM_TEST_TIME_MS`
+//! it runs for that time instead, and with cargo-bolero a coverage-guided engine drives it; see
 //! `fuzz/run`. A finding prints `BOLERO_RANDOM_SEED=...`, which replays it.
 
 use bolero::check;
 
-/// Random inputs of one target in `cargo test`.
+/// The number of random inputs of one target in `cargo test`.
 const ITERATIONS: usize = 2000;
 
-/// Longest input, in bytes.
+/// The longest input, in bytes.
 const LEN_MAX: usize = 4096;
 
 macro_rules! target {

@@ -1,4 +1,4 @@
-//! The devices of this process: jobs that name the same one share it.
+//! The devices of this process: jobs that name one device share it.
 #![allow(clippy::disallowed_types)] // Jobs ask for their devices at setup: control plane.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,14 +11,14 @@ use blockyard_yard::stack;
 use crate::error::EngineError;
 use crate::{scheduler, source};
 
-/// What a job says of one of its files.
+/// A job's options for one of its files.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wanted<'a> {
-    /// `dev=`.
+    /// The option `dev=`.
     pub dev: Option<&'a str>,
-    /// `before=`.
+    /// The option `before=`.
     pub before: Option<&'a str>,
-    /// `ioscheduler=`.
+    /// The option `ioscheduler=`.
     pub scheduler: Option<&'a str>,
     /// The file's name.
     pub file: Option<&'a str>,
@@ -26,14 +26,14 @@ pub struct Wanted<'a> {
     pub zbd: bool,
 }
 
-/// A device that was entered.
+/// An open device of the process.
 struct Entered {
     spec: DeviceSpec,
     before: Option<String>,
     disk: Arc<dyn Disk>,
-    /// The files that it is.
+    /// The filenames under which jobs use the device.
     files: Vec<String>,
-    /// The file that it is for jobs with `zonemode=zbd`.
+    /// The filename under which jobs with `zonemode=zbd` use the device.
     zbd_file: Option<String>,
 }
 
@@ -47,7 +47,7 @@ fn shown(spec: &DeviceSpec, before: Option<&str>) -> String {
     before.map_or_else(|| spec.to_string(), |before| format!("{spec} before={before}"))
 }
 
-/// A table of devices by name.
+/// The open devices by name.
 #[derive(Default)]
 pub struct Devices(Mutex<Vec<Entered>>);
 
@@ -60,20 +60,20 @@ impl Devices {
         &DEVICES
     }
 
-    /// The device that is wanted: the one that another job entered, or a new one. `say` is told
-    /// what the user should know.
+    /// Returns the device of a job's options: one that another job opened, or a new one. `say`
+    /// receives warnings for the user.
     ///
     /// # Errors
-    /// If what is wanted is no device, or does not agree with what other jobs wanted.
+    /// If the options name no device, or conflict with those of other jobs.
     pub fn enter(
         &self,
         wanted: &Wanted<'_>,
         say: &mut dyn FnMut(&str),
     ) -> Result<Arc<dyn Disk>, EngineError> {
         let spec = source::spec(wanted.dev.unwrap_or(""), wanted.file)?;
-        // The job that starts applies it; what is wrong is said at once.
+        // `Job::open` applies the scheduler; an unknown name fails here, at setup.
         wanted.scheduler.map(scheduler::find).transpose()?;
-        // A panic of another holder leaves the table whole: an entry is pushed as its last step.
+        // A panic of another holder leaves a consistent table: pushing an entry is the last step.
         let mut devices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         check_file(&devices, &spec, wanted)?;
         let at = match devices.iter().position(|entered| entered.spec.name() == spec.name()) {
@@ -97,14 +97,14 @@ impl Devices {
         Ok(Arc::clone(&entered.disk))
     }
 
-    /// Forgets every device. One that no job holds goes now, and its trace is written out.
+    /// Forgets every device. A device that no job holds is dropped now, which writes out its trace.
     pub fn clear(&self) {
         let devices = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         drop(devices);
     }
 }
 
-/// One filename is one device.
+/// Fails if a filename would stand for two devices.
 fn check_file(
     devices: &[Entered],
     spec: &DeviceSpec,
@@ -143,7 +143,7 @@ fn make(
     Ok(Entered { spec, before, disk, files: Vec::new(), zbd_file: None })
 }
 
-/// Whether two specs ask for the same, defaults included.
+/// Whether two specs describe equal devices, defaults included.
 fn same(a: &DeviceSpec, b: &DeviceSpec) -> bool {
     let value = |spec: &DeviceSpec, name: &str| {
         spec.given().find(|(param, _)| param.name == name).map(|(_, value)| value.clone())
@@ -157,7 +157,7 @@ fn same(a: &DeviceSpec, b: &DeviceSpec) -> bool {
         })
 }
 
-/// Notes that the device is this file.
+/// Records that the device is used under this filename.
 fn bind(entered: &mut Entered, file: &str, zbd: bool) -> Result<(), EngineError> {
     if zbd && entered.disk.geometry().zones.is_some() {
         match &entered.zbd_file {

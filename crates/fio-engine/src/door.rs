@@ -1,5 +1,5 @@
-//! A job's door to one of its files' devices: a channel, fio's buffers as a region of it, and what
-//! waits on either side.
+//! A job's handle to the device of one of its files: a channel, fio's buffers as a region of it,
+//! and the I/Os that wait on either side.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -13,16 +13,16 @@ use blockyard_core::{
     Status,
 };
 
-/// Length of the buffer for writes that do not come from fio's own buffers, in bytes.
+/// The length in bytes of the buffer for writes that do not come from fio's own buffers.
 const CONTROL_BYTES: usize = 1 << 20;
 
-/// fio's numbers of operations (`enum fio_ddir`).
+/// fio's operation numbers (`enum fio_ddir`).
 const DDIR_READ: u32 = 0;
 const DDIR_WRITE: u32 = 1;
 const DDIR_TRIM: u32 = 2;
 
-/// The priority class in fio's `ioprio`, which is Linux's: the class lies above 13 bits for the
-/// level, of which the block layer makes nothing here. No class is the ordinary one.
+/// The priority class in fio's `ioprio`, whose format is Linux's: the class is above 13 bits for
+/// the level, which the block layer ignores. No class means best effort.
 pub(crate) fn prio(ioprio: u32) -> Prio {
     match ioprio >> 13 {
         1 => Prio::RealTime,
@@ -31,23 +31,23 @@ pub(crate) fn prio(ioprio: u32) -> Prio {
     }
 }
 
-/// One I/O as fio asks for it.
+/// One I/O of fio.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
-    /// fio's number of the operation.
+    /// fio's operation number.
     pub(crate) ddir: u32,
     /// The priority class.
     pub(crate) prio: Prio,
-    /// Where on the device, in bytes.
+    /// The offset on the device, in bytes.
     pub(crate) offset: u64,
-    /// Address of the data, in fio's buffers.
+    /// The address of the data, in fio's buffers.
     pub(crate) buf: usize,
-    /// How much, in bytes.
+    /// The length in bytes.
     pub(crate) len: u64,
 }
 
 impl Asked {
-    /// Whether it is whole sectors.
+    /// Whether offset and length are multiples of a sector.
     #[inline]
     fn is_whole(&self) -> bool {
         (self.offset | self.len) & (SECTOR_BYTES - 1) == 0
@@ -59,26 +59,26 @@ impl Asked {
     }
 }
 
-/// A job's door to a device. Belongs to the job's thread.
+/// A job's handle to a device. Only the job's thread uses it.
 pub(crate) struct Door {
     /// Open from `init` until fio frees its buffers.
     channel: Option<Box<dyn Channel>>,
-    /// Whether something panicked on the way: it is closed for good, and what was in flight lost.
+    /// Whether a panic occurred: the handle is closed permanently, and I/Os in flight are lost.
     broken: bool,
-    /// Address and length of fio's buffers, and the region that they are.
+    /// The address and length of fio's buffers, and their region.
     base: usize,
     len_bytes: usize,
     region: RegionId,
-    /// The last of fio's operations that may be carried out on the spot: a write, unless each has
-    /// to be durable.
+    /// The greatest of fio's operation numbers that may be executed inline: that of a write, unless
+    /// every write has to be durable.
     ddir_last: u32,
-    /// What was pushed, and not yet submitted or without room in the channel. fio never has more
-    /// in flight than the job's depth, which is its capacity: there is always room here.
+    /// Bios that were pushed and not yet submitted, or found the channel full. fio never has more
+    /// in flight than the job's depth, which is the capacity, so there is always room.
     pushed: Vec<Bio>,
-    /// What was reaped, from `handed` on not yet handed out.
+    /// Reaped completions; those from `handed` on have not been passed to fio yet.
     ended: Vec<Completion>,
     handed: usize,
-    /// For zones: opened when first asked for.
+    /// A second channel for zone operations, opened on first use.
     control: Option<Io>,
     disk: Arc<dyn Disk>,
 }
@@ -104,7 +104,7 @@ impl Door {
         &*self.disk
     }
 
-    /// Opens the channel, for a job of this depth, unless it is open.
+    /// Opens the channel for a job of this depth, unless it is open.
     pub(crate) fn open(&mut self, depth: usize, durable: bool) -> Result<(), DeviceError> {
         if self.channel.is_some() || self.broken {
             return Ok(());
@@ -116,7 +116,7 @@ impl Door {
         Ok(())
     }
 
-    /// Closes the channel, which then refers to fio's buffers no more.
+    /// Closes the channel, which then no longer refers to fio's buffers.
     pub(crate) fn close(&mut self) {
         self.channel = None;
         self.base = 0;
@@ -124,7 +124,7 @@ impl Door {
         self.pushed.clear();
     }
 
-    /// Closes the door for good, after a panic.
+    /// Closes the handle permanently, after a panic.
     pub(crate) fn give_up(&mut self) {
         self.broken = true;
         self.close();
@@ -135,7 +135,7 @@ impl Door {
         self.broken
     }
 
-    /// Tells the channel of fio's buffers, in place of those that it was told of before.
+    /// Registers fio's buffers with the channel, in place of earlier ones.
     ///
     /// # Safety
     /// The memory must be readable and writable until the next call or until `close`, and no Rust
@@ -145,11 +145,11 @@ impl Door {
             return Ok(());
         }
         let channel = self.channel.as_mut().ok_or(Status::Offline)?;
-        // A job that only trims has none.
+        // A job that only trims has no buffers.
         let Some(base) = NonNull::new(base) else { return Ok(()) };
-        // fio makes its buffers anew only when none of its I/O is in flight. What is, is newer, and
-        // lies where the old buffers and the new ones overlap: then the old region, which owns
-        // nothing, stays known until the channel closes.
+        // fio allocates its buffers again only while none of its I/Os is in flight. An I/O in
+        // flight is therefore newer, and lies where the old and the new buffers overlap. Then the
+        // old region, which owns no memory, stays registered until the channel closes.
         if self.base != 0 && self.pushed.is_empty() && !channel.unregister(self.region) {
             debug_assert!(channel.in_flight() > 0, "a region that was registered");
         }
@@ -161,10 +161,10 @@ impl Door {
         Ok(())
     }
 
-    /// Carries an I/O out on the spot and says how it ended; `None` if it has to be pushed.
+    /// Executes an I/O inline and returns its status; `None` if it has to be pushed.
     #[inline]
     pub(crate) fn carry(&mut self, asked: &Asked) -> Option<Status> {
-        // What was pushed before goes first: writes to a zone must stay in order.
+        // I/Os that were pushed before go first: writes to a zone must stay in order.
         if asked.ddir > self.ddir_last || !asked.is_whole() || !self.pushed.is_empty() {
             return None;
         }
@@ -175,8 +175,8 @@ impl Door {
         self.channel.as_mut()?.carry(op, asked.sector(), asked.len / SECTOR_BYTES, buf)
     }
 
-    /// Takes an I/O that goes the way down and up: `submit` starts it, and `reap` hands it out with
-    /// its `user_data`.
+    /// Queues an I/O for the channel: `submit` starts it, and `reap` returns it with its
+    /// `user_data`.
     pub(crate) fn push(&mut self, asked: &Asked, user_data: u64) -> Result<(), Status> {
         if self.channel.is_none() {
             return Err(if self.broken { Status::IoErr } else { Status::Offline });
@@ -203,7 +203,7 @@ impl Door {
         Ok(())
     }
 
-    /// Starts what was pushed, as far as there is room.
+    /// Submits the pushed bios, as far as the channel has room.
     #[inline]
     pub(crate) fn submit(&mut self) {
         if !self.pushed.is_empty()
@@ -215,7 +215,7 @@ impl Door {
         }
     }
 
-    /// Hands out up to `max` of what has ended.
+    /// Passes up to `max` completions to `out`.
     #[inline]
     pub(crate) fn reap(&mut self, max: usize, mut out: impl FnMut(usize, u64, Status)) -> usize {
         if self.handed == self.ended.len() {
@@ -233,19 +233,19 @@ impl Door {
         count
     }
 
-    /// When `reap` will next find something.
+    /// The time at which `reap` will next find a completion.
     pub(crate) fn due(&self) -> Due {
         self.channel.as_ref().map_or(Due::Never, |channel| channel.due())
     }
 
-    /// Sleeps until `reap` would find something.
+    /// Sleeps until `reap` would find a completion.
     pub(crate) fn wait(&mut self) {
         if let Some(channel) = &mut self.channel {
             channel.wait(None);
         }
     }
 
-    /// Waits for the end of the only I/O, in a job of depth 1.
+    /// Waits for the completion of the only I/O, in a job of depth 1.
     pub(crate) fn await_one(&mut self) -> Status {
         self.submit();
         loop {
@@ -261,7 +261,7 @@ impl Door {
         }
     }
 
-    /// The channel for what is not the job's own I/O.
+    /// The channel for operations other than the job's own I/Os.
     fn control(&mut self) -> Result<&mut Io, Status> {
         if self.control.is_none() {
             let channel = self.disk.open().map_err(|_| Status::Offline)?;
@@ -270,7 +270,7 @@ impl Door {
         Ok(self.control.as_mut().expect("it was made just now"))
     }
 
-    /// Resets or finishes every sequential zone that lies in a range, in bytes.
+    /// Resets or finishes every sequential zone in a range, in bytes.
     pub(crate) fn manage(&mut self, op: Op, from: u64, len: u64) -> Result<(), Status> {
         let zones = self.disk.geometry().zones.clone().ok_or(Status::NotSupp)?;
         let end = from.checked_add(len).ok_or(Status::Inval)?.div_ceil(SECTOR_BYTES);
@@ -286,7 +286,7 @@ impl Door {
         Ok(())
     }
 
-    /// Writes bytes that do not lie in fio's buffers.
+    /// Writes bytes that are not in fio's buffers.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Status> {
         let mut sector = Sector(offset / SECTOR_BYTES);
         for piece in bytes.chunks(CONTROL_BYTES) {

@@ -1,72 +1,73 @@
-//! Why a job cannot have its device: one line for fio's user.
+//! The reasons for which a job cannot have its device: one line for fio's user.
 
 use blockyard_core::DeviceError;
 use blockyard_lab::baseline::BaselineError;
 use blockyard_yard::stack::StackError;
 use blockyard_yard::uri::UriError;
 
-/// Why a job cannot have its device. Each text names the option and what would do.
+/// The reason for which a job cannot have its device. Each text names the option and what is
+/// expected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// No `dev=`.
+    /// The option `dev=` is missing.
     #[error(
         "dev: is missing; wanted, after --ioengine, a device URI, e.g. --dev=null:///n0?size=10G, \
          or a yard in TOML, e.g. --dev=yard.toml"
     )]
     Missing,
-    /// The URI will not do.
+    /// The URI is invalid.
     #[error("dev: {0}")]
     Uri(#[from] UriError),
-    /// The yard's file cannot be read.
+    /// The configuration file cannot be read.
     #[error(
         "dev: `{path}` cannot be read: {error}; wanted a device URI, e.g. null:///n0?size=10G, or \
          a yard in TOML"
     )]
     Read {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The yard's file is wrong; its first error.
+    /// The configuration file is invalid; this has its first error.
     #[error("dev: `{path}`: {error}")]
     Yard {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// Where and what.
+        /// The position and the error.
         error: String,
     },
-    /// The yard has no such device, or several and none was picked.
+    /// The configuration has no such device, or several and the job names none.
     #[error("dev: `{path}` {what}; it has {known}")]
     Pick {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// What was asked of it.
+        /// The device that was requested.
         what: String,
-        /// Its devices.
+        /// The devices in the file.
         known: String,
     },
-    /// The parameters do not go together, or the system refused something.
+    /// The parameters conflict, or the system refused an operation.
     #[error("dev: {0}")]
     Stack(#[from] StackError),
-    /// The device refused.
+    /// The device refused an operation.
     #[error("dev: {0}")]
     Device(#[from] DeviceError),
-    /// A device of this name is there already, and it is another.
+    /// Another device of this name is already open.
     #[error(
         "dev: `{name}` is `{here}` for another job of this process and `{wanted}` for this one; \
          give one of them another name"
     )]
     Other {
-        /// The device.
+        /// The name of the device.
         name: String,
-        /// What it is.
+        /// The URI of the open device.
         here: String,
-        /// What it should be.
+        /// The URI that this job gives.
         wanted: String,
     },
-    /// One filename, two devices.
+    /// A filename is used for two devices.
     #[error(
         "dev: filename `{file}` is device `{here}` for another job of this process and `{wanted}` \
          for this one; one filename is one device"
@@ -74,9 +75,9 @@ pub enum EngineError {
     File {
         /// The filename.
         file: String,
-        /// The device that it was.
+        /// The device in another job.
         here: String,
-        /// The device that it should be.
+        /// The device in this job.
         wanted: String,
     },
     /// fio would keep two write pointers for one zone.
@@ -88,22 +89,22 @@ pub enum EngineError {
     TwoFiles {
         /// The device.
         name: String,
-        /// Its filename in another job.
+        /// The filename in another job.
         here: String,
-        /// Its filename in this job.
+        /// The filename in this job.
         file: String,
     },
-    /// No such scheduler.
+    /// There is no such scheduler.
     #[error("ioscheduler: `{name}` is not a scheduler here; {known} would do{advice}")]
     Scheduler {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The known names.
         known: String,
-        /// The nearest one: begins with a semicolon, or is empty.
+        /// A suggestion: begins with a semicolon, or is empty.
         advice: String,
     },
-    /// No such baseline, or it will not do for the device.
+    /// The baseline does not exist, or does not fit the device.
     #[error(transparent)]
     Baseline(#[from] BaselineError),
 }

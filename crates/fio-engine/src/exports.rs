@@ -1,11 +1,11 @@
-//! The functions that `shim.c` calls: pointers to references, errors to numbers, and no panic that
-//! leaves Rust.
+//! The functions that `shim.c` calls. They turn pointers into references and errors into numbers,
+//! and no panic leaves Rust.
 //!
-//! **What the shim promises**, and every `SAFETY` below stands on. Pointers are those that it got
-//! here, from `blockyard_fio_job` until `blockyard_fio_end`; a job and its doors are used by one
-//! thread at a time, and in no call within a call; texts end in NUL and live as long as the call;
-//! arrays have the length that is said; fio's buffers stay until `blockyard_fio_forget`, or until
-//! the next `blockyard_fio_memory`, and an I/O's data lie in them.
+//! **The shim's promise**, on which every `SAFETY` below relies. Pointers are those that functions
+//! here returned, from `blockyard_fio_job` until `blockyard_fio_end`. A job and its handles
+//! (`Door`) are used by one thread at a time, and never by a call inside another. Texts end in NUL
+//! and live as long as the call. Arrays have the stated length. fio's buffers stay until
+//! `blockyard_fio_forget` or the next `blockyard_fio_memory`, and an I/O's data lie in them.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -20,7 +20,7 @@ use crate::door::{self, Asked, Door};
 use crate::job::Job;
 use crate::scheduler;
 
-/// What a job says of itself and of one of its files: `struct ask` of the shim.
+/// A job's options for one of its files: `struct ask` of the shim.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Ask {
@@ -34,7 +34,7 @@ pub(crate) struct Ask {
     durable: c_uint,
 }
 
-/// An I/O that has ended: `struct end` of the shim.
+/// A completed I/O: `struct end` of the shim.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct End {
@@ -42,7 +42,7 @@ pub(crate) struct End {
     error: c_int,
 }
 
-/// A zone: `struct row` of the shim. Bytes, and Linux's numbers.
+/// A zone: `struct row` of the shim. In bytes, with Linux's numbers for type and condition.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Row {
@@ -55,7 +55,7 @@ pub(crate) struct Row {
 }
 
 impl Ask {
-    /// Tells fio's user a line.
+    /// Prints a line for fio's user.
     fn say(&self, line: &str) {
         let line = line.replace(['\0', '\n'], " ");
         let line = CString::new(line).expect("it has no NUL any more");
@@ -63,24 +63,24 @@ impl Ask {
     }
 }
 
-/// The text at a pointer, `None` for no pointer.
+/// The text at a pointer, `None` for NULL.
 ///
 /// # Safety
-/// The pointer is NULL or a text's that lives for `'a`.
+/// The pointer is NULL or points to a text that lives for `'a`.
 unsafe fn text<'a>(pointer: *const c_char) -> Option<std::borrow::Cow<'a, str>> {
     // SAFETY: by this function's own contract.
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy())
 }
 
-/// Runs `body`; where it panics, the answer is `broken`. The panic has been printed by then.
+/// Runs `body`; if it panics, returns `broken`. The panic has been printed by then.
 #[inline(always)]
 fn guard<T>(broken: T, body: impl FnOnce() -> T) -> T {
-    // What a panic leaves half done is a job's own: see `guard_job` and `guard_door`.
+    // Only the state of a job can be left inconsistent: see `guard_job` and `guard_door`.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(broken)
 }
 
-/// The same for what a job does with its I/O. A panic closes the job's doors for good, since fio
-/// goes on asking for what is in flight.
+/// Runs `body` for the I/O of a job. A panic closes all handles of the job permanently, because fio
+/// goes on asking for the I/Os in flight.
 #[inline(always)]
 fn guard_job<T>(job: &mut Job, broken: T, body: impl FnOnce(&mut Job) -> T) -> T {
     catch_unwind(AssertUnwindSafe(|| body(job))).unwrap_or_else(|_| {
@@ -89,11 +89,11 @@ fn guard_job<T>(job: &mut Job, broken: T, body: impl FnOnce(&mut Job) -> T) -> T
     })
 }
 
-/// The same for a door; the next call of its job finds it broken.
+/// Runs `body` for one handle. After a panic the next call of its job finds the handle broken.
 #[inline(always)]
 fn guard_door<T>(door: &mut Door, broken: T, body: impl FnOnce(&mut Door) -> T) -> T {
     catch_unwind(AssertUnwindSafe(|| body(door))).unwrap_or_else(|_| {
-        // A channel in whose middle something panicked may do so again on its way out.
+        // A channel in which a panic occurred may panic again on drop.
         guard((), || door.give_up());
         broken
     })
@@ -104,28 +104,28 @@ fn errno(status: Status) -> c_int {
     if status.is_ok() { 0 } else { status.errno() }
 }
 
-/// 0, or minus the error's number.
+/// 0, or the negative error number.
 fn answer(result: Result<(), Status>) -> c_int {
     result.map_or_else(|status| -errno(status), |()| 0)
 }
 
-/// A new job.
+/// Makes a job.
 #[unsafe(no_mangle)]
 extern "C" fn blockyard_fio_job() -> *mut Job {
     guard(ptr::null_mut(), || Box::into_raw(Box::default()))
 }
 
-/// The end of a job.
+/// Ends a job.
 ///
 /// # Safety
 /// See the head of this file.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn blockyard_fio_end(job: *mut Job) {
-    // SAFETY: the shim gives the job up.
+    // SAFETY: the shim does not use the job after this call.
     guard((), || drop(unsafe { Box::from_raw(job) }));
 }
 
-/// A door to the device of one of the job's files; NULL if it cannot be had, which was said then.
+/// A handle to the device of one of the job's files; NULL after an error, which has been printed.
 ///
 /// # Safety
 /// See the head of this file.
@@ -154,7 +154,7 @@ unsafe extern "C" fn blockyard_fio_door(job: *mut Job, ask: *const Ask) -> *mut 
     })
 }
 
-/// Opens the job's doors; not 0 if one cannot be had, which was said then.
+/// Opens the job's handles; not 0 after an error, which has been printed.
 ///
 /// # Safety
 /// See the head of this file.
@@ -179,7 +179,7 @@ unsafe extern "C" fn blockyard_fio_open(job: *mut Job, ask: *const Ask) -> c_int
     })
 }
 
-/// fio is about to free its buffers.
+/// Forgets fio's buffers, which fio is about to free.
 ///
 /// # Safety
 /// See the head of this file.
@@ -189,7 +189,7 @@ unsafe extern "C" fn blockyard_fio_forget(job: *mut Job) {
     guard((), || unsafe { (*job).close() });
 }
 
-/// fio's buffers; not 0 if the door is not open.
+/// Registers fio's buffers; not 0 if the handle is not open.
 ///
 /// # Safety
 /// See the head of this file.
@@ -209,7 +209,7 @@ unsafe extern "C" fn blockyard_fio_size(door: *const Door) -> u64 {
     guard(0, || unsafe { &*door }.disk().geometry().len_bytes())
 }
 
-/// The error of the only I/O that was taken in.
+/// Waits for the only I/O in flight and returns its error.
 ///
 /// # Safety
 /// See the head of this file.
@@ -220,7 +220,7 @@ unsafe extern "C" fn blockyard_fio_await(door: *mut Door) -> c_int {
     guard_door(door, errno(Status::IoErr), |door| errno(door.await_one()))
 }
 
-/// Carries an I/O out on the spot; answers its error, 0 for none, or -1 if it has to be pushed.
+/// Executes an I/O inline. Returns its error, 0 for none, or -1 if it has to be pushed.
 ///
 /// # Safety
 /// See the head of this file.
@@ -232,14 +232,14 @@ unsafe extern "C" fn blockyard_fio_carry(
     buf: *mut u8,
     len: u64,
 ) -> c_int {
-    // Nothing lies between it and the device: no class goes before another.
+    // An inline I/O waits in no queue, so its class does not matter.
     let asked = Asked { ddir, prio: Prio::BestEffort, offset, buf: buf as usize, len };
     // SAFETY: by the shim's promise.
     let door = unsafe { &mut *door };
     guard_door(door, errno(Status::IoErr), |door| door.carry(&asked).map_or(-1, errno))
 }
 
-/// Takes an I/O in; answers an error if it cannot be asked for.
+/// Queues an I/O; returns an error if it is invalid.
 ///
 /// # Safety
 /// See the head of this file.
@@ -261,7 +261,7 @@ unsafe extern "C" fn blockyard_fio_push(
     })
 }
 
-/// Starts what was taken in.
+/// Submits the queued I/Os.
 ///
 /// # Safety
 /// See the head of this file.
@@ -271,8 +271,8 @@ unsafe extern "C" fn blockyard_fio_submit(job: *mut Job) {
     guard_job(unsafe { &mut *job }, (), Job::submit);
 }
 
-/// Fills in what has ended, from `min` to `max`, and answers how many; below 0 when all that is in
-/// flight ends with that error.
+/// Fills in `min` to `max` completed I/Os, and returns their number; below 0 if all I/Os in flight
+/// fail with that error.
 ///
 /// # Safety
 /// See the head of this file.
@@ -304,7 +304,7 @@ unsafe extern "C" fn blockyard_fio_zoned(door: *const Door) -> c_int {
     guard(0, || c_int::from(unsafe { &*door }.disk().geometry().zones.is_some()))
 }
 
-/// How many zones may be open, or active; 0 without a limit.
+/// The limit of open, or of active, zones; 0 without a limit.
 ///
 /// # Safety
 /// See the head of this file.
@@ -321,8 +321,8 @@ unsafe extern "C" fn blockyard_fio_limit(door: *const Door, active: c_int) -> c_
     })
 }
 
-/// Reports up to `max` zones from the one that holds byte `from` on; answers how many, or minus
-/// an error's number.
+/// Reports up to `max` zones, starting with the one that holds byte `from`. Returns their number,
+/// or a negative error number.
 ///
 /// # Safety
 /// See the head of this file.
@@ -348,8 +348,8 @@ unsafe extern "C" fn blockyard_fio_report(
     })
 }
 
-/// A zone as fio wants it. fio stops at a write pointer that lies outside its zone, but a zone that
-/// cannot be written has none: there it is the zone's start.
+/// A zone as fio expects it. fio ends with an error at a write pointer outside of its zone, but a
+/// zone that cannot be written has no write pointer; it gets the zone's start.
 fn row(zone: &ZoneInfo) -> Row {
     let no_wp = matches!(zone.cond, ZoneCond::ReadOnly | ZoneCond::Offline);
     let wp = if no_wp { zone.start } else { zone.wp };
@@ -366,7 +366,7 @@ fn row(zone: &ZoneInfo) -> Row {
     }
 }
 
-/// Resets, or finishes, the sequential zones of a range.
+/// Resets or finishes the sequential zones of a range.
 ///
 /// # Safety
 /// See the head of this file.
@@ -382,10 +382,10 @@ unsafe extern "C" fn blockyard_fio_manage(
     guard(-errno(Status::IoErr), || answer(unsafe { (*door).manage(op, from, len) }))
 }
 
-/// Writes bytes that do not lie in fio's buffers.
+/// Writes bytes that are not in fio's buffers.
 ///
 /// # Safety
-/// See the head of this file; `buf` has `len` bytes, which stay as they are during the call.
+/// See the head of this file; `buf` has `len` bytes, which do not change during the call.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn blockyard_fio_write(
     door: *mut Door,
@@ -402,13 +402,13 @@ unsafe extern "C" fn blockyard_fio_write(
     })
 }
 
-/// The process ends: every device goes.
+/// Drops every device at the end of the process.
 #[unsafe(no_mangle)]
 extern "C" fn blockyard_fio_exit() {
     guard((), || Devices::of_process().clear());
 }
 
-/// Where fio looks for the table of hooks.
+/// Returns fio's table of hooks; fio looks this symbol up.
 ///
 /// # Safety
 /// `table` is valid for a write.
@@ -419,6 +419,6 @@ unsafe extern "C" fn get_ioengine(table: *mut *mut c_void) {
         /// `struct ioengine_ops`, in the shim.
         static mut blockyard_fio_table: c_void;
     }
-    // SAFETY: by this function's own contract; the table itself is only pointed at.
+    // SAFETY: by this function's own contract; the table itself is not accessed.
     unsafe { table.write(&raw mut blockyard_fio_table) };
 }

@@ -1,4 +1,4 @@
-//! What a job holds: a door per file.
+//! A job's state: a device handle per file.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,35 +9,35 @@ use blockyard_core::{Due, Status};
 use crate::door::Door;
 use crate::scheduler;
 
-/// A job's doors. fio's files point at them, so they stay where they are.
+/// A job's device handles. fio's files hold pointers to them, so they do not move.
 ///
-/// Invariant: every pointer came out of a box, and no reference to a door outlives a call.
+/// Invariant: every pointer came from a box, and no reference to a handle outlives a call.
 #[derive(Default)]
 pub(crate) struct Job {
     doors: Vec<NonNull<Door>>,
-    /// Whether something panicked on the way: every door is closed for good.
+    /// Whether a panic occurred: every handle is closed permanently.
     broken: bool,
 }
 
-/// The job is broken: what it has in flight ends with an error, and nobody else will say so.
+/// The job is broken: its I/Os in flight end with an error, which only the caller can report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
 
 impl Job {
-    /// Takes a door, and says where it stands until the job ends.
+    /// Takes a handle, and returns its address, which is valid until the job ends.
     pub(crate) fn add(&mut self, door: Door) -> NonNull<Door> {
         let door = NonNull::from(Box::leak(Box::new(door)));
         self.doors.push(door);
         door
     }
 
-    /// The doors.
+    /// The job's handles.
     fn doors(&mut self) -> impl Iterator<Item = &mut Door> {
         // SAFETY: by the invariant; the job is borrowed, and each pointer is in the list once.
         self.doors.iter_mut().map(|door| unsafe { door.as_mut() })
     }
 
-    /// Opens every door that is not open, and puts the devices under the job's scheduler.
+    /// Opens every handle that is not open, and sets the devices' scheduler.
     pub(crate) fn open(
         &mut self,
         depth: usize,
@@ -55,32 +55,32 @@ impl Job {
         })
     }
 
-    /// Closes every door.
+    /// Closes every handle.
     pub(crate) fn close(&mut self) {
         self.doors().for_each(Door::close);
     }
 
-    /// Starts what was pushed.
+    /// Submits the pushed I/Os.
     #[inline]
     pub(crate) fn submit(&mut self) {
         self.doors().for_each(Door::submit);
     }
 
-    /// Closes every door for good, after a panic.
+    /// Closes every handle permanently, after a panic.
     #[cold]
     pub(crate) fn give_up(&mut self) {
         self.broken = true;
         for door in self.doors() {
-            // A channel in whose middle something panicked may do so again on its way out.
+            // A channel in which a panic occurred may panic again on drop.
             let _ = catch_unwind(AssertUnwindSafe(|| door.give_up()));
         }
     }
 
-    /// Hands out what has ended: at least `min`, at most `max`, as fio asks for. There must be
-    /// something in flight.
+    /// Passes on at least `min` and at most `max` completions, as fio requests. An I/O must be in
+    /// flight.
     ///
     /// # Errors
-    /// If something panicked, or no door knows of anything to wait for.
+    /// If a panic occurred, or no handle has an I/O in flight.
     #[inline]
     pub(crate) fn reap(
         &mut self,
@@ -106,8 +106,8 @@ impl Job {
         }
     }
 
-    /// Whether there is sense in waiting. What ended in the same call would be lost with the rest,
-    /// so it ends with the same error.
+    /// Fails if waiting is useless. Completions of the present call would be lost with the rest, so
+    /// they end with the same error.
     #[cold]
     fn check(&mut self, found: bool) -> Result<(), Broken> {
         let stuck = !found && self.doors().all(|door| door.due() == Due::Never);
@@ -118,7 +118,7 @@ impl Job {
         Ok(())
     }
 
-    /// Sleeps until one of the doors has something.
+    /// Sleeps until a handle has a completion.
     #[cold]
     fn wait(&mut self) {
         let first = self.doors().min_by_key(|door| match door.due() {
@@ -134,7 +134,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         for door in self.doors.drain(..) {
-            // SAFETY: by the invariant, and the job gives it up.
+            // SAFETY: by the invariant; the job does not use the pointer after this.
             drop(unsafe { Box::from_raw(door.as_ptr()) });
         }
     }
@@ -157,7 +157,7 @@ mod tests {
     use crate::devices::{Devices, Wanted};
     use crate::door::Asked;
 
-    /// Takes everything in, and panics when asked for what has ended, or never has anything.
+    /// A channel that accepts every bio, and panics in `reap` or never completes any.
     struct Bad {
         panics: bool,
     }
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// A device with bad channels; all else is a good one's.
+    /// A device with bad channels; all else is that of a good device.
     struct BadDisk {
         good: Arc<dyn Disk>,
         panics: bool,
@@ -242,7 +242,7 @@ mod tests {
         }
     }
 
-    /// A job with an open door to such a device, and a flush in flight.
+    /// A job with an open handle to such a device, and a flush in flight.
     fn job(panics: bool) -> Job {
         let wanted = Wanted { dev: Some("null:///n?size=1M"), ..Wanted::default() };
         let good = Devices::default().enter(&wanted, &mut |_| {}).unwrap();
@@ -256,7 +256,7 @@ mod tests {
         job
     }
 
-    /// fio's number of a sync.
+    /// A flush, by fio's number of a sync.
     const FLUSH: Asked = Asked { ddir: 3, prio: Prio::BestEffort, offset: 0, buf: 0, len: 0 };
 
     #[test]

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! `shim.c` knows fio's structures, and is compiled only where `FIO_SRC` names a fio source tree
-//! (`make fio`). Everything else is here: which device a `dev=` means ([`source`],
-//! [`scheduler`]; the baselines of `before=` are the lab's), the devices of the process
-//! ([`devices`]), and what a job holds of them (`job`, `door`). docs/fio.md is the manual.
+//! (`make fio`). The rest is here: how `dev=` is resolved ([`source`], [`scheduler`]; the baselines
+//! of `before=` are the lab's), the devices of the process ([`devices`]), and a job's handles to
+//! them (`job`, `door`). docs/fio.md is the manual.
 
 pub mod devices;
 mod door;

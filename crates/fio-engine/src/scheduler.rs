@@ -1,4 +1,4 @@
-//! What `--ioscheduler=` means. fio itself would only try to write it into sysfs.
+//! The option `--ioscheduler=`, which fio itself would only try to write into sysfs.
 
 use blockyard_core::Disk;
 use blockyard_yard::nearest::suggestion;
@@ -8,14 +8,14 @@ use blockyard_yard::stack::StackError;
 
 use crate::error::EngineError;
 
-/// Every name that Linux has for the schedulers that there are here, and what it is called here.
+/// Linux's names for the schedulers that a device can have, with our names.
 const NAMES: [(&str, &str); 3] =
     [("none", "none"), ("mq-deadline", "mq-deadline"), ("deadline", "mq-deadline")];
 
-/// The scheduler of this name.
+/// Our name of a scheduler.
 ///
 /// # Errors
-/// If there is none.
+/// If there is no such scheduler.
 pub fn find(name: &str) -> Result<&'static str, EngineError> {
     let found = NAMES.iter().find(|(linux, _)| *linux == name);
     found.map(|(_, ours)| *ours).ok_or_else(|| {
@@ -25,9 +25,8 @@ pub fn find(name: &str) -> Result<&'static str, EngineError> {
     })
 }
 
-/// Puts a device under a scheduler, and leaves the tunables as they are. Jobs of one device that
-/// start at the same time all do it, and those that start later do it under load, as they would by
-/// sysfs: the last one counts.
+/// Sets the scheduler of a device without changing its tunables. All jobs of a device do so when
+/// they start, later ones under load, as through sysfs: the last one wins.
 ///
 /// # Errors
 /// If the device does not have that scheduler.

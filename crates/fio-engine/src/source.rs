@@ -1,10 +1,10 @@
-//! What `dev=` means: a device URI, or a device of a yard in TOML.
+//! The option `dev=`: a device URI, or a device of a configuration in TOML.
 //!
 //! | `dev=` | device |
 //! | --- | --- |
-//! | `null:///n0?size=10G` | this one |
+//! | `null:///n0?size=10G` | the device of the URI |
 //! | `yard.toml` | its only device, or the one whose name the filename is or ends with |
-//! | `yard.toml#zoned0` | the one of this name |
+//! | `yard.toml#zoned0` | the one with this name |
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,10 +15,10 @@ use blockyard_yard::{config, uri};
 
 use crate::error::EngineError;
 
-/// Reads `dev=` for the job's file of this name.
+/// Parses `dev=` for the job's file of this name.
 ///
 /// # Errors
-/// If it is no device URI, or no readable yard that has the device.
+/// If it is neither a device URI nor a readable configuration that has the device.
 pub fn spec(dev: &str, file: Option<&str>) -> Result<DeviceSpec, EngineError> {
     if dev.is_empty() {
         return Err(EngineError::Missing);
@@ -33,7 +33,7 @@ pub fn spec(dev: &str, file: Option<&str>) -> Result<DeviceSpec, EngineError> {
     pick(path, devices(path)?, name, file)
 }
 
-/// The devices of a yard's file.
+/// The devices of a configuration file.
 fn devices(path: &str) -> Result<Vec<DeviceSpec>, EngineError> {
     let text = read(path).map_err(|error| EngineError::Read { path: shown(path), error })?;
     match config::parse(&text) {
@@ -45,7 +45,8 @@ fn devices(path: &str) -> Result<Vec<DeviceSpec>, EngineError> {
     }
 }
 
-/// A text file within the bound of configurations; what lies behind the bound makes it too long.
+/// Reads a text file up to one byte more than the bound of configurations, so that a longer file is
+/// refused as too long.
 fn read(path: &str) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(config::LEN_MAX as u64 + 1).read_to_string(&mut text)?;
