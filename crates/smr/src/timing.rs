@@ -58,7 +58,7 @@ impl DriveTimes {
     /// | revolution | 8.33 ms | 7200 revolutions a minute, HC620 specification, revision 1.5 |
     /// | outer rate | 233 MB/s | sustained, as announced for the 14 TB model in 2017 |
     /// | buffer | 512 MB | same announcement; split not published: half for writes here |
-    /// | average seek | 7.4, 8.2 ms | read, write: HC310 specification, table 5, same manufacturer |
+    /// | average seek | 7.4, 8.2 ms | read, write: HC310 specification, table 5, same maker |
     /// | track seek | 0.23, 0.32 ms | HC310 specification, table 6 |
     /// | interface | 600 MB/s | SATA at 6 Gb/s |
     /// | inner rate | 110 MB/s | not published: radii of 3.5-inch platters, about 46 to 22 mm |

@@ -1,5 +1,5 @@
-//! The seam between who sends SCSI commands and who carries them out: an emulated disk, or a real
-//! one behind a system call.
+//! The interface between a sender of SCSI commands and the logical unit that executes them: an
+//! emulated disk, or a real one through a system call.
 
 use std::io;
 
@@ -11,16 +11,16 @@ use crate::sense::{ScsiStatus, Sense};
 /// The data of one command: one contiguous buffer, in one direction.
 #[derive(Debug)]
 pub enum Data<'a> {
-    /// None.
+    /// No data.
     None,
-    /// From the device: the buffer is filled, from its start, as far as [`Outcome::transferred`].
+    /// From the device: the buffer is filled from its start, up to [`Outcome::transferred`] bytes.
     In(&'a mut [u8]),
     /// To the device.
     Out(&'a [u8]),
 }
 
 impl Data<'_> {
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub fn len(&self) -> usize {
         match self {
             Data::None => 0,
@@ -40,7 +40,7 @@ impl Data<'_> {
 pub struct Outcome {
     /// The status byte.
     pub status: ScsiStatus,
-    /// What went wrong; with [`ScsiStatus::CheckCondition`] only.
+    /// The cause; only with [`ScsiStatus::CheckCondition`].
     pub sense: Option<Sense>,
     /// Bytes transferred, in either direction.
     pub transferred: usize,
@@ -52,45 +52,45 @@ impl Outcome {
         Outcome { status: ScsiStatus::Good, sense: None, transferred }
     }
 
-    /// A command that failed, and why.
+    /// A command that failed with this sense data.
     pub const fn check(sense: Sense) -> Outcome {
         Outcome { status: ScsiStatus::CheckCondition, sense: Some(sense), transferred: 0 }
     }
 }
 
-/// A command that was not carried out, as far as one knows: the device gave no status for it.
+/// A command that was presumably not executed: the device returned no status.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
-    /// The buffer holds less than the command transfers.
+    /// The buffer is smaller than the command's data.
     #[error("the command transfers {wanted} bytes, the buffer has {given}")]
     Buffer {
-        /// What it transfers.
+        /// Bytes that the command transfers.
         wanted: u64,
-        /// What the buffer can hold.
+        /// Size of the buffer in bytes.
         given: u64,
     },
     /// The buffer is for the other direction.
     #[error("the command transfers data {wanted}, the buffer is for the other direction")]
     Direction {
-        /// Which way its data go.
+        /// The direction of the command's data.
         wanted: &'static str,
     },
-    /// The command's length is not one that SCSI has.
+    /// SCSI has no commands of this length.
     #[error("a command of {0} bytes: 6, 10, 12 and 16 are understood")]
     CdbLength(usize),
-    /// No answer came in time.
+    /// The command timed out.
     #[error("the device gave no answer in time")]
     Timeout,
-    /// There is no device any more.
+    /// The device is gone.
     #[error("the device is gone")]
     Gone,
     /// The link to the device failed.
     #[error("the link failed (host status {host:#04x}, driver status {driver:#04x})")]
     Link {
-        /// What the host adapter says: Linux's `DID_*`.
+        /// The host adapter's status: Linux's `DID_*`.
         host: u16,
-        /// What its driver says: Linux's `DRIVER_*`.
+        /// The driver's status: Linux's `DRIVER_*`.
         driver: u16,
     },
     /// The system did not pass the command on.
@@ -100,42 +100,42 @@ pub enum TransportError {
 
 /// A SCSI logical unit.
 pub trait ScsiTransport: Send + Sync {
-    /// Carries one command out, and returns when it is done. Any number of threads may do so at
-    /// once.
+    /// Executes one command and returns when it has finished. Any number of threads may call
+    /// concurrently.
     ///
     /// # Errors
-    /// If it could not be carried out. A command that the device refused is no error here.
+    /// If the command could not be executed. A command that the device refused is not an error.
     fn execute(&self, cdb: &[u8], data: Data<'_>) -> Result<Outcome, TransportError>;
 
-    /// When a command that was given at `now`, and has been carried out, is done by the device's
-    /// own model of time; a time in the past for one without. Asked once a command, after it.
+    /// When a command that arrived at `now` and was executed is done by the device's timing model;
+    /// a time in the past without a model. Called once per command, after its execution.
     fn due(&self, now: Nanos, cdb: &[u8]) -> Nanos {
         let _ = cdb;
         now
     }
 
-    /// Whether every command is done when [`ScsiTransport::execute`] returns: there is no model of
-    /// time, and none is asked for.
+    /// Whether every command is done when [`ScsiTransport::execute`] returns, because there is no
+    /// timing model.
     fn is_immediate(&self) -> bool {
         true
     }
 
-    /// Most bytes that one command can transfer, by the way to the device and not by the device.
+    /// Maximum bytes of one command, as limited by the transport and not by the device.
     fn bytes_max(&self) -> usize {
         1 << 20
     }
 
-    /// Carries out a fault that only this unit knows how to have (a zone that turns read-only, a
-    /// power cut).
+    /// Injects a fault that only this unit implements, such as a zone that becomes read-only, or a
+    /// power cut.
     ///
     /// # Errors
-    /// If it has no such fault, or the value does not fit it.
+    /// If the unit has no such fault, or the value is invalid.
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
         Err(DeviceError::NoSuchFault { fault: injection.name().to_owned() })
     }
 }
 
-/// A shared unit is a unit.
+/// A shared unit.
 impl<T: ScsiTransport + ?Sized> ScsiTransport for std::sync::Arc<T> {
     fn execute(&self, cdb: &[u8], data: Data<'_>) -> Result<Outcome, TransportError> {
         (**self).execute(cdb, data)

@@ -1,6 +1,7 @@
-//! The contract of all devices on emulated SMR disks, through the driver's side: bios in, commands
-//! across, sense data back. In memory under all that may wrap a device, in files alone.
-#![allow(clippy::disallowed_types)] // Counts folders, in a test.
+//! The device contract on emulated SMR disks, through the driver: bios in, SCSI commands to the
+//! disk, sense data back. Disks in memory run with everything that can wrap a device, disks in
+//! files alone.
+#![allow(clippy::disallowed_types)] // Counts directories, in a test.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +13,7 @@ use blockyard_smr::disk::Disk;
 use blockyard_smr::media::{CacheMode, Files, MediaGeometry, Memory, Options};
 use blockyard_smr::sd::Sd;
 
-/// 16 zones of 512 KiB, two of them conventional, no limit.
+/// 16 zones of 512 KiB, two of them conventional, no limit on open zones.
 fn zoned() -> DiskConfig {
     DiskConfig {
         size: 8 << 20,
@@ -26,7 +27,7 @@ fn zoned() -> DiskConfig {
     }
 }
 
-/// The same with a limit that is met.
+/// Those 16 zones with a limit on open zones that is low enough to be reached.
 fn limited() -> DiskConfig {
     DiskConfig { zone_max_open: 3, ..zoned() }
 }
@@ -56,7 +57,7 @@ fn blocks_of_4096_bytes() {
     suite("smr, 4k", DiskConfig { logical_block: 4096, physical_block: 4096, ..limited() });
 }
 
-/// 512e: what is addressed by 512 bytes is written by 4096.
+/// 512e: the disk is addressed in units of 512 bytes and written in units of 4096.
 #[test]
 fn physical_blocks_of_4096_bytes() {
     suite("smr, 512e", DiskConfig { physical_block: 4096, ..limited() });
@@ -77,7 +78,7 @@ fn a_volatile_cache() {
     suite("smr, cache", DiskConfig { write_cache: true, ..limited() });
 }
 
-/// Behind the gate, where appends become writes, as Linux makes them for such disks.
+/// With the zone write plug, which makes writes of appends, as Linux does for such disks.
 #[test]
 fn appends_that_become_writes() {
     for (name, config) in [
@@ -90,7 +91,7 @@ fn appends_that_become_writes() {
     }
 }
 
-/// A folder for disks in files, removed at the end.
+/// A directory for disks in files, removed on drop.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -99,7 +100,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A disk in files of a folder of its own.
+/// Opens a disk in a new subdirectory.
 fn open_files(config: &DiskConfig, cache: CacheMode, folder: &Path) -> Sd<Disk<Files>> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);

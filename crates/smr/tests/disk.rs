@@ -1,6 +1,6 @@
-//! What the cases of libzbc's suite do not ask: gap zones, broken zones, a medium that fails, what
-//! must be durable when a command ends, and disks that are opened again.
-#![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test may.
+//! Cases that libzbc's suite does not cover: gap zones, broken zones, a failing medium, what must
+//! be durable when a command ends, and disks that are opened again.
+#![allow(clippy::unwrap_used, clippy::disallowed_types)] // Test code.
 
 use std::io;
 use std::sync::Mutex;
@@ -14,10 +14,10 @@ use blockyard_smr::transport::{Data, TransportError};
 use blockyard_smr::{Disk, DiskConfig, ScsiTransport};
 
 const ZONE_BYTES: u64 = 64 << 10;
-/// Blocks in a zone's place.
+/// Blocks of a zone, including its gap.
 const ZONE: u64 = ZONE_BYTES / 512;
 
-/// What a medium was asked for, as a word each.
+/// The calls that a medium received, one string each.
 #[derive(Debug, Default)]
 struct Log {
     asked: Vec<String>,
@@ -25,7 +25,7 @@ struct Log {
     records: Vec<ZoneRecord>,
 }
 
-/// Memory that notes what it is asked for, and fails where it is told to.
+/// A medium in memory that logs its calls and fails on request.
 #[derive(Debug)]
 struct Watched {
     memory: Memory,
@@ -42,7 +42,7 @@ impl Watched {
         }
     }
 
-    /// What it was asked for since the last time.
+    /// The calls since the last time.
     fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.log.lock().unwrap().asked)
     }
@@ -153,8 +153,8 @@ const ACTIONS: [ZoneAction; 4] =
 fn nothing_is_in_a_gap() {
     let disk = disk(|config| config.zone_capacity = 48 << 10);
     let gap = 2 * ZONE + 96;
-    // docs/smr.md had two answers for a READ that runs into a gap: this one, and that of a READ
-    // over the end of a zone.
+    // Regression: docs/smr.md gave two results for a READ that runs into a gap zone: this one, and
+    // that of a READ across the end of a zone.
     let restricted = self::disk(|config| {
         (config.zone_capacity, config.unrestricted_reads) = (48 << 10, false);
     });
@@ -170,13 +170,13 @@ fn nothing_is_in_a_gap() {
         let command = Command::Zones { action, zone_id: gap, all: false };
         assert_eq!(send(&disk, command, Data::None), Err(Sense::invalid_field(2, None)));
     }
-    // A write that would end in the gap goes over the end of its zone.
+    // A write that would end in the gap crosses the end of its zone.
     assert_eq!(write(&disk, 2 * ZONE, 88), Ok(()));
     let at = 2 * ZONE + 88;
     assert_eq!(write(&disk, at, 16), Err(Sense::WRITE_BOUNDARY_VIOLATION.at(at)));
     assert_eq!(write(&disk, at, 8), Ok(()));
     assert_eq!(disk.zone(2).cond, ZoneCond::Full);
-    // Conventional zones have none.
+    // Conventional zones have no gap.
     assert_eq!(write(&disk, ZONE - 8, 16), Ok(()));
 }
 
@@ -206,7 +206,7 @@ fn a_broken_zone_says_how() {
         assert_eq!(send(&disk, all, Data::None), Ok(0));
     }
     assert_eq!((disk.zone(3).cond, disk.zone(4).cond), (ZoneCond::ReadOnly, ZoneCond::Offline));
-    // The fault again, and a repair of the other one, change nothing, and the medium keeps nothing.
+    // Repeating the fault, or repairing the other one, changes nothing, and nothing is recorded.
     disk.media().asked();
     disk.break_zone(3, ZoneCond::ReadOnly).unwrap();
     disk.repair_zone(4, ZoneCond::ReadOnly).unwrap();
@@ -263,8 +263,8 @@ fn a_medium_that_fails_is_told_of() {
     assert_eq!(act(&disk, ZoneAction::Open, 2), Err(Sense::INTERNAL_TARGET_FAILURE));
 }
 
-/// A write that the medium fails has had its place: condition and pointer go on, the medium knows
-/// that, and so does the disk when it is opened again.
+/// A write that fails on the medium still moves the write pointer and changes the condition. The
+/// medium records that, and the disk has the same state when it is opened again.
 #[test]
 fn a_failed_write_moves_the_write_pointer_for_good() {
     let disk = disk(|_| {});
@@ -279,7 +279,7 @@ fn a_failed_write_moves_the_write_pointer_for_good() {
     assert_eq!(read(&disk, at, 8).unwrap(), [0; 8 * 512], "here nothing of it has come");
     let again = open_with(config(|_| {}), records(2, ZoneCond::ImplicitOpen, 8)).unwrap();
     assert_eq!(state(&again), (ZoneCond::Closed, 8));
-    // The last write of a zone, too.
+    // This holds for the last write of a zone, too.
     disk.media().fail(Some("write"));
     assert_eq!(write(&disk, at + 8, ZONE - 8), Err(Sense::WRITE_ERROR.at(at + 8)));
     assert_eq!(disk.zone(2).cond, ZoneCond::Full);
@@ -302,7 +302,7 @@ fn a_zone_that_cannot_be_made_ready_is_not_finished() {
     assert_eq!(disk.zone(2).cond, ZoneCond::Full);
 }
 
-/// Records of eight zones, of which one is so.
+/// Records of eight zones, one of which has this state.
 fn records(slot: usize, cond: ZoneCond, written_sectors: u64) -> Vec<ZoneRecord> {
     let mut records = vec![ZoneRecord::EMPTY; 8];
     records[slot] = ZoneRecord { cond, written_sectors, erasures: 5 };
@@ -326,7 +326,7 @@ fn a_disk_that_is_opened_again_has_no_open_zone() {
     assert_eq!(found(Full, ZONE).0, Full);
     assert_eq!(found(ReadOnly, 0).0, ReadOnly);
     assert_eq!(found(Offline, 0).0, Offline);
-    // What was written before is read, and written on from.
+    // Data written before can be read, and writes continue after them.
     let disk = open_with(config(|_| {}), records(3, Closed, 16)).unwrap();
     assert_eq!(write(&disk, 3 * ZONE + 16, 8), Ok(()));
     let refused = |records| open_with(config(|_| {}), records).unwrap_err().to_string();
@@ -338,7 +338,7 @@ fn a_disk_that_is_opened_again_has_no_open_zone() {
     assert!(open_with(config(|_| {}), records(0, NotWp, 0)).is_ok());
 }
 
-/// An UNMAP of ranges.
+/// Sends an UNMAP of these ranges.
 fn unmap(disk: &Disk<Watched>, ranges: &[(u64, u32)]) -> Result<usize, Sense> {
     let mut list = vec![0; 8];
     for (lba, count) in ranges {
@@ -402,7 +402,7 @@ fn transfers_have_bounds() {
     let large = DiskConfig { size: 1 << 30, zone_size: 128 << 20, ..config(|_| {}) };
     let disk = open_with(large, vec![]).unwrap();
     let mut room = vec![0; 4096];
-    // Longer than VPD page B0h permits.
+    // Longer than the limit in VPD page B0h.
     for (form, byte) in [(Form::Twelve, 6), (Form::Sixteen, 10)] {
         let blocks = blocks(0, 32_769);
         let command = Command::Read { form, blocks, fua: false };
@@ -419,7 +419,7 @@ fn transfers_have_bounds() {
         no_data: true,
     };
     assert_eq!(send(&disk, same, Data::None), Err(Sense::invalid_field(10, None)));
-    // Buffers that do not fit are not the disk's business.
+    // A buffer that does not fit is a transport error, not sense data.
     let read = Command::Read { form: Form::Sixteen, blocks: blocks(0, 9), fua: false }.print();
     let wrong = disk.execute(&read, Data::In(&mut room)).unwrap_err();
     assert_eq!(wrong.to_string(), "the command transfers 4608 bytes, the buffer has 4096");
@@ -427,7 +427,7 @@ fn transfers_have_bounds() {
     assert!(matches!(wrong, TransportError::Direction { .. }), "{wrong}");
     assert!(matches!(disk.execute(&[0x28, 0], Data::None), Err(TransportError::CdbLength(2))));
     assert!(disk.media().asked().is_empty(), "nothing was carried out");
-    // Nothing to transfer is no error, and at the end of the disk neither.
+    // A transfer of 0 blocks is no error, not even at the end of the disk.
     let end = (1 << 30) / 512;
     for (lba, wanted) in [(end, Ok(0)), (end + 1, Err(Sense::LBA_OUT_OF_RANGE.at(end + 1)))] {
         let command = Command::Read { form: Form::Sixteen, blocks: blocks(lba, 0), fua: false };

@@ -1,7 +1,7 @@
-//! What becomes of a request when the disk, or the way to it, is not well: it is tried again where
-//! that helps, and ends with the right status where it does not.
+//! How a request ends when the disk or the transport fails: the driver retries where that helps,
+//! and otherwise the request ends with the right status.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
-#![allow(clippy::disallowed_types)] // What a test's transport does is not the data path.
+#![allow(clippy::disallowed_types)] // A test's transport is not the data path.
 
 use std::sync::{Arc, Mutex};
 
@@ -20,12 +20,12 @@ use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
 
 type Ended = Result<Outcome, TransportError>;
 
-/// A disk with a way to it that has its own ideas of how commands end.
+/// A transport that returns injected results instead of the disk's.
 struct Unwell {
     disk: Disk<Memory>,
-    /// What comes instead of the disk's answer to reads and writes, the last one first.
+    /// Results that replace the disk's for reads and writes, the last one first.
     instead: Arc<Mutex<Vec<Ended>>>,
-    /// How long each command takes, in nanoseconds.
+    /// Duration of each command in nanoseconds.
     takes_ns: u64,
 }
 
@@ -112,7 +112,7 @@ fn a_busy_disk_is_asked_again_later() {
     let mut back = [0; 4096];
     rig.io.read(Sector(0), &mut back).unwrap();
     assert_eq!(back, [7; 4096]);
-    // Becoming ready is the same to a host.
+    // For a host, "becoming ready" has the same effect.
     rig.next([check(SenseKey::NotReady, 0x04, 0x01)]);
     assert_eq!(rig.write(), Status::Ok);
     rig.next((0..20_000).map(|_| busy()));

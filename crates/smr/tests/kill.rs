@@ -1,9 +1,9 @@
-//! Kills a process with `kill -9` while it writes, and looks at what its disk has.
+//! Kills a process with `kill -9` while it writes, and checks the contents of its disk.
 //!
-//! The test starts itself as the process to be killed: threads of it write zone by zone and tell on
-//! standard output what was completed. Nothing of that may be missing afterwards; with a volatile
-//! cache, nothing that was flushed, and what was never flushed is gone.
-#![allow(clippy::unwrap_used)] // A test may.
+//! The test starts itself as the victim process: its threads write zone by zone and report
+//! completed operations on standard output. None of these may be missing afterwards. With a
+//! volatile cache, no flushed data may be missing, and data that were never flushed are gone.
+#![allow(clippy::unwrap_used)] // Test code.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -15,23 +15,23 @@ use blockyard_smr::media::{
     CacheMode, Files, Media, MediaError, MediaGeometry, Options, ZoneRecord,
 };
 
-/// Names the directory of the process that is to be killed.
+/// Environment variable with the directory of the victim process.
 const DIRECTORY: &str = "BLOCKYARD_SMR_KILL_DIRECTORY";
-/// Set for a volatile cache there.
+/// Set if the victim uses a volatile cache.
 const VOLATILE: &str = "BLOCKYARD_SMR_KILL_VOLATILE";
-/// Set where nothing is ever flushed there.
+/// Set if the victim never flushes.
 const UNFLUSHED: &str = "BLOCKYARD_SMR_KILL_UNFLUSHED";
 
 const BLOCK: u64 = 4096;
 const ZONE: u64 = 1 << 20;
 const CONVENTIONAL: u32 = 2;
 const THREADS: u32 = 4;
-/// Zones that each thread goes through, over and over.
+/// Zones that each thread writes, repeatedly.
 const ZONES_EACH: u32 = 3;
 
 fn options(cache: CacheMode) -> Options {
     let geometry = MediaGeometry {
-        // A disk that is far larger than any file system that this runs on.
+        // A disk far larger than any file system on which the test runs.
         bytes: 14 << 40,
         zone_bytes: 1 << 30,
         zone_capacity_bytes: ZONE,
@@ -41,7 +41,7 @@ fn options(cache: CacheMode) -> Options {
     Options { cache, journal_records: 64, ..Options::new(geometry) }
 }
 
-/// The bytes of a block, which say where it is and how often its zone was emptied.
+/// The contents of a block: its position and its zone's erasure count.
 fn block(zone: u32, number: u64, erasures: u64) -> Vec<u8> {
     let word = u64::from(zone) << 48 | number << 32 | erasures;
     word.to_le_bytes().repeat(BLOCK as usize / 8)
@@ -56,7 +56,7 @@ fn record(blocks: u64, erasures: u64) -> ZoneRecord {
     ZoneRecord { cond, written_sectors: blocks * BLOCK / 512, erasures }
 }
 
-/// What a killed process has said of a zone.
+/// What a killed process reported about a zone.
 #[derive(Clone, Copy, Debug, Default)]
 struct Said {
     erasures: u64,
@@ -64,7 +64,7 @@ struct Said {
     flushed: Option<(u64, u64)>,
 }
 
-/// The process to be killed: it writes until then.
+/// The victim process: writes until it is killed.
 #[test]
 fn victim() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -90,7 +90,8 @@ fn victim() {
     });
 }
 
-/// Empties a zone and fills it. Zones of odd numbers are flushed now and then, if any are.
+/// Resets a zone and fills it. With `flushes`, zones with odd numbers are flushed from time to
+/// time.
 fn write_zone(files: &Files, zone: u32, erasures: u64, flushes: bool, say: &impl Fn(String)) {
     files.reset(zone, record(0, erasures)).unwrap();
     say(format!("\nreset {zone} {erasures} 0\n"));
@@ -117,7 +118,7 @@ fn start(directory: &Path, settings: &[&str]) -> Child {
     command.spawn().unwrap()
 }
 
-/// Starts the victim, kills it when it has said so many things, and gathers what it has said.
+/// Starts the victim, kills it after `count` reports, and collects the reports.
 fn kill_after(directory: &Path, settings: &[&str], count: usize) -> HashMap<u32, Said> {
     let mut child = start(directory, settings);
     let mut said: HashMap<u32, Said> = HashMap::new();
@@ -126,7 +127,7 @@ fn kill_after(directory: &Path, settings: &[&str], count: usize) -> HashMap<u32,
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
         let numbers: Option<Vec<u64>> = words[1..].iter().map(|word| word.parse().ok()).collect();
-        // A line that the kill has cut, and what the test harness says, count for nothing.
+        // Ignore an incomplete line and the output of the test harness.
         let (verb, Some([zone, erasures, blocks])) = (words[0], numbers.as_deref()) else {
             continue;
         };
@@ -146,7 +147,7 @@ fn kill_after(directory: &Path, settings: &[&str], count: usize) -> HashMap<u32,
     said
 }
 
-/// How often the zone was emptied when its first blocks were written, all of which must agree.
+/// The erasure count in the first blocks of a zone; checks that all blocks agree.
 fn erasures_of(files: &Files, zone: u32, blocks: u64) -> u64 {
     let start = u64::from(zone) * (1 << 30);
     let mut bytes = vec![0; (blocks * BLOCK) as usize];
@@ -163,7 +164,7 @@ fn erasures_of(files: &Files, zone: u32, blocks: u64) -> u64 {
     erasures
 }
 
-/// A directory of its own, removed at the end.
+/// A temporary directory, removed on drop.
 struct Scratch(std::path::PathBuf);
 
 impl Scratch {
@@ -190,7 +191,7 @@ fn a_kill_loses_nothing_that_was_completed() {
         for (zone, said) in said {
             let blocks = zones[zone as usize].written_sectors * 512 / BLOCK;
             if blocks == 0 {
-                // Empty, or emptied again by what was not completed any more.
+                // Empty, or reset again by an operation that was not reported.
                 assert!(said.blocks == 0 || said.blocks == ZONE / BLOCK, "zone {zone}: {said:?}");
                 continue;
             }
@@ -210,7 +211,7 @@ fn a_kill_with_a_volatile_cache_loses_nothing_that_was_flushed() {
         let zones = files.zones();
         for (zone, said) in said {
             let blocks = zones[zone as usize].written_sectors * 512 / BLOCK;
-            // Flushes of all zones, by other threads, may have covered any zone.
+            // A flush of all zones by another thread may have covered any zone.
             let found = match blocks {
                 0 => None,
                 _ => Some((erasures_of(&files, zone, blocks), blocks)),
@@ -225,7 +226,7 @@ fn a_kill_with_a_volatile_cache_loses_nothing_that_was_flushed() {
     }
 }
 
-/// Otherwise the kill would show a cache that is none.
+/// Unflushed data are lost, so the kill tests do exercise a volatile cache.
 #[test]
 fn a_kill_with_a_volatile_cache_loses_what_was_never_flushed() {
     let scratch = Scratch::new("kill-unflushed");

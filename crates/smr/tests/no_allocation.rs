@@ -1,6 +1,6 @@
-//! The report of one zone, which a channel asks for on its way, allocates nothing: counted by the
-//! allocator itself.
-#![allow(clippy::unwrap_used)] // A test may.
+//! The report of one zone, which a channel requests on the data path, does not allocate: counted by
+//! the allocator itself.
+#![allow(clippy::unwrap_used)] // Test code.
 
 use blockyard_core::{Device, Sector};
 use blockyard_sim::allocations::Counting;

@@ -1,7 +1,6 @@
-//! What the driver's side makes of a disk's answers: of the emulated disk as it is, and of one
-//! whose answers are changed on their way.
+//! How the driver interprets a disk's responses: those of the emulated disk, and modified ones.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
-#![allow(clippy::disallowed_types)] // What a test's transport does is not the data path.
+#![allow(clippy::disallowed_types)] // A test's transport is not the data path.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,14 +17,14 @@ use blockyard_smr::sd::Sd;
 use blockyard_smr::sense::{ScsiStatus, Sense, SenseKey};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
 
-/// What is done to an answer: the command, and what came back.
+/// A modification of a response, given the command and the response.
 type Change = Box<dyn Fn(&[u8], &mut [u8]) + Send + Sync>;
 
-/// A transport that changes answers, and may put something else before them.
+/// A transport that modifies responses and may return other outcomes first.
 struct Changed {
     disk: Disk<Memory>,
     change: Change,
-    /// Outcomes that come instead of the disk's, the last one first.
+    /// Outcomes that replace the disk's, the last one first.
     before: Mutex<Vec<Outcome>>,
 }
 
@@ -101,7 +100,7 @@ fn a_report_has_every_zone_though_many_do_not_fit_one_answer() {
     );
 }
 
-/// A way to the disk that takes no more than 4096 bytes at once.
+/// A transport with a limit of 4096 bytes per command.
 struct Narrow(Disk<Memory>);
 
 impl ScsiTransport for Narrow {
@@ -131,12 +130,12 @@ fn a_report_is_no_longer_than_the_way_to_the_disk_takes() {
     assert_eq!(zones.len(), 300);
 }
 
-/// Which answer a case changes.
+/// The response that a case modifies.
 #[derive(Clone, Copy)]
 enum Answer {
-    /// To INQUIRY: the page, or 0 for the standard data.
+    /// The response to INQUIRY: the page, or 0 for the standard data.
     Inquiry(u8),
-    /// To the command with this operation code.
+    /// The response to the command with this operation code.
     Command(u8),
 }
 
@@ -162,7 +161,7 @@ fn disks_that_linux_does_not_drive_are_refused_with_the_reason() {
             if is_it {
                 data[at] = byte;
             }
-            // A list without zones, whatever is behind it.
+            // A list without zones, whatever follows it.
             if is_it && want.contains("missing") {
                 data[..4].fill(0);
             }
@@ -189,7 +188,7 @@ fn unit_attentions_are_passed_over_and_other_refusals_told() {
     assert!(error.contains("status Busy"), "{error}");
 }
 
-/// Not every answer of a drive is there: older ones lack pages, and what they lack is no limit.
+/// Older drives lack some pages; a missing page means no limit.
 #[test]
 fn a_disk_without_optional_pages_has_no_such_limits() {
     let sd = Sd::open(changed(|cdb, data| {
@@ -231,7 +230,7 @@ fn a_discard_that_is_a_write_is_not_for_sequential_zones() {
     assert_eq!(zones[0].cond, ZoneCond::Empty);
 }
 
-/// Whatever a disk answers to whichever command: it is driven or refused, and nothing panics.
+/// Whatever a disk responds to any command, it is driven or refused, and nothing panics.
 #[test]
 fn answers_that_are_changed_anywhere_do_no_harm() {
     use std::sync::atomic::{AtomicU64, Ordering};

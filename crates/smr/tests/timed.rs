@@ -1,5 +1,5 @@
-//! A disk with the times of a drive, on a clock that is moved by hand: requests take as long as
-//! they would, and the contract holds meanwhile.
+//! A disk with the timing of a drive, on a manual clock: requests take as long as on the drive, and
+//! the contract holds.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 
 use blockyard_core::blocking::Io;
@@ -56,7 +56,7 @@ fn rig(write_cache: bool) -> Rig {
 }
 
 impl Rig {
-    /// How many milliseconds something takes.
+    /// The duration of an operation in milliseconds.
     fn takes_ms(&mut self, run: impl FnOnce(&mut Io)) -> u64 {
         let before = self.clock.now();
         run(&mut self.io);

@@ -1,4 +1,4 @@
-//! Section 00, command completion: what is right succeeds.
+//! Section 00, command completion: a valid command succeeds.
 
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::Command;
@@ -6,15 +6,15 @@ use blockyard_smr::transport::Data;
 
 use crate::rig::{Case, FIRST, Rig};
 
-/// A zone list of every option that has one must agree with the list of all.
+/// A report with a filter option must agree with the corresponding part of the full report.
 fn report_option(rig: &Rig, option: u8, takes: fn(u8) -> bool) {
     let all = rig.report(0, 0, false).unwrap();
     let wanted: Vec<_> = all.into_iter().filter(|zone| takes(zone.kind)).collect();
     assert_eq!(rig.report(0, option, false).unwrap(), wanted);
 }
 
-/// Reads and writes through one buffer, or as several commands: the transport has one contiguous
-/// buffer a command, so a vector is gathered before.
+/// Reads and writes through one buffer, or as several commands. The transport has one contiguous
+/// buffer per command, so a vector is gathered first.
 fn write_vector(rig: &Rig, zone: u32) {
     let start = rig.start(zone);
     for piece in 0..4 {
@@ -53,7 +53,7 @@ pub(crate) const CASES: &[Case] = &[
                 assert_eq!(rig.send(command, Data::In(&mut room)), Ok(192));
                 assert_eq!(room[..4], (listed as u32 * 64).to_be_bytes());
             }
-            // Room for no zone, for a part of the head, and for nothing.
+            // Space for no zone, for a part of the header, and for nothing.
             for allocation in [64, 63, 8, 0] {
                 for partial in [true, false] {
                     let command = Command::ReportZones { lba: 0, allocation, partial, option: 0 };

@@ -1,7 +1,7 @@
-//! The cases of libzbc's conformance suite (sections 00 to 02) on the emulated disk, each with its
-//! number there. The subjects are libzbc's, the tests are ours. docs/smr.md lists them, and is
-//! compared with the tables in here: none is missing, none is skipped.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+//! The cases of libzbc's conformance suite (sections 00 to 02) on the emulated disk, with their
+//! numbers. The subjects are libzbc's, the tests are ours. docs/smr.md lists the cases and is
+//! compared with the tables here: no case is missing or skipped.
+#![allow(clippy::unwrap_used)] // A test that cannot continue panics.
 
 mod completion;
 mod rig;
@@ -15,7 +15,7 @@ use rig::{Case, Rig};
 
 type Change = fn(&mut DiskConfig);
 
-/// The disks that every case goes through.
+/// The disks on which every case runs.
 const DISKS: &[(&str, Change)] = &[
     ("512e, unrestricted reads", |_| {}),
     ("512e, restricted reads", |config| config.unrestricted_reads = false),
@@ -27,8 +27,8 @@ const DISKS: &[(&str, Change)] = &[
     }),
 ];
 
-/// One with gap zones: sequential zones are not neighbours there, so what crosses from one to the
-/// other has tests of its own.
+/// A disk with gap zones. Sequential zones are not adjacent there, so accesses that cross from one
+/// to the next have separate tests.
 const GAPS: (&str, Change) = ("512e, gaps", |config| config.zone_capacity = 48 << 10);
 
 fn run(section: &str, cases: &[Case], disks: &[(&str, Change)]) {
@@ -91,7 +91,8 @@ fn the_page_lists_every_case() {
     assert_eq!(listed, unique);
 }
 
-/// The numbers of a cell after its first `0`: `0.010, 011 to 015`, the section before the point.
+/// The case numbers in a table cell, such as `0.010, 011 to 015`, with the section before the
+/// point.
 fn expand(cell: &str) -> Vec<String> {
     let Some((section, list)) = cell.split_once('.') else { return Vec::new() };
     let mut numbers = Vec::new();

@@ -1,4 +1,4 @@
-//! A small disk and short words for what the cases do with it, all of it through commands.
+//! A small disk, and short methods for the cases; all access is through commands.
 
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
@@ -10,22 +10,22 @@ use blockyard_smr::{Disk, DiskConfig};
 /// Sense key, additional sense code, and its qualifier.
 pub(crate) type Code = (SenseKey, u8, u8);
 
-/// How a command ended.
+/// The result of a command.
 pub(crate) type Answer = Result<(), Code>;
 
-/// A case: its number, what it is about, and how it goes.
+/// A test case: number, description, and body.
 pub(crate) struct Case {
     pub(crate) number: &'static str,
     pub(crate) about: &'static str,
     pub(crate) run: fn(&Rig),
 }
 
-/// The refusal with the codes of some sense data.
+/// A refusal with the codes of these sense data.
 pub(crate) fn refused(sense: Sense) -> Answer {
     Err(sense.code())
 }
 
-/// A zone as it is reported.
+/// A zone as REPORT ZONES returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reported {
     pub(crate) kind: u8,
@@ -35,8 +35,8 @@ pub(crate) struct Reported {
     pub(crate) wp: u64,
 }
 
-/// A disk with three conventional zones, nine sequential ones of which the last is a runt, and at
-/// most three of them open.
+/// A disk with three conventional and nine sequential zones, the last of which is shorter. At most
+/// three zones may be open.
 pub(crate) struct Rig {
     pub(crate) disk: Disk<Memory>,
 }
@@ -63,7 +63,7 @@ impl Rig {
         self.disk.config().unrestricted_reads
     }
 
-    /// Logical blocks in a physical one.
+    /// Logical blocks in a physical block.
     pub(crate) fn physical(&self) -> u64 {
         u64::from(self.disk.config().physical_block / self.disk.config().logical_block)
     }
@@ -77,7 +77,7 @@ impl Rig {
         self.disk.config().size / self.block()
     }
 
-    /// Blocks of a zone that is no runt.
+    /// Blocks of a zone other than the short last one.
     pub(crate) fn len(&self) -> u64 {
         self.disk.config().sequential_bytes() / self.block()
     }
@@ -87,7 +87,7 @@ impl Rig {
         u64::from(zone) * self.disk.config().zone_size / self.block()
     }
 
-    /// Sends a command and gives its answer, and what it transferred.
+    /// Sends a command and returns the number of transferred bytes, or the codes of the refusal.
     pub(crate) fn send(&self, command: Command, data: Data<'_>) -> Result<usize, Code> {
         let outcome = self.disk.execute(&command.print(), data).unwrap();
         match outcome.sense {
@@ -144,20 +144,20 @@ impl Rig {
         assert_eq!(self.write(self.start(zone), self.physical()), Ok(()));
     }
 
-    /// Makes an empty zone closed, with a physical block written.
+    /// Writes a physical block to an empty zone and closes it.
     pub(crate) fn begin_closed(&self, zone: u32) {
         self.begin(zone);
         assert_eq!(self.close(zone), Ok(()));
     }
 
-    /// Opens so many empty zones, from one on.
+    /// Opens `count` empty zones from `first` on.
     pub(crate) fn open_many(&self, first: u32, count: u32) {
         for zone in first..first + count {
             assert_eq!(self.open(zone), Ok(()));
         }
     }
 
-    /// The zones that an option reports, from a block on.
+    /// The zones that a reporting option selects, from a block on.
     pub(crate) fn report(
         &self,
         lba: u64,
@@ -181,19 +181,20 @@ impl Rig {
         Ok(zones.collect())
     }
 
-    /// One zone as it is reported.
+    /// The report of one zone.
     pub(crate) fn zone(&self, zone: u32) -> Reported {
         self.report(self.start(zone), 0, false).unwrap()[0]
     }
 
-    /// A zone's condition, and how much of it is written if that is told.
+    /// A zone's condition, and its number of written blocks if the report has it.
     pub(crate) fn state(&self, zone: u32) -> (ZoneCond, Option<u64>) {
         let zone = self.zone(zone);
         let cond = ZoneCond::ALL.into_iter().find(|cond| *cond as u8 == zone.cond).unwrap();
         (cond, (zone.wp != u64::MAX).then(|| zone.wp - zone.start))
     }
 
-    /// Whether a zone is so, with one physical block written if its condition tells any.
+    /// Checks a zone's condition, and that one physical block is written if the condition implies
+    /// data.
     pub(crate) fn is(&self, zone: u32, cond: ZoneCond) {
         let written = match cond {
             ZoneCond::NotWp | ZoneCond::Full => None,

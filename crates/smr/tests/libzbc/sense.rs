@@ -1,4 +1,4 @@
-//! Section 01, sense data: what is wrong fails with the right codes, and changes nothing.
+//! Section 01, sense data: an invalid command fails with the right codes and changes nothing.
 
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::ZoneAction;
@@ -11,13 +11,13 @@ use crate::rig::{Answer, Case, FIRST, OPEN_MAX, Rig, refused};
 
 const SECOND: u32 = FIRST + 1;
 
-/// The zone ID lies inside of a zone.
+/// The zone ID is not the start of a zone.
 fn not_a_start(rig: &Rig, action: ZoneAction) {
     let answer = rig.zones(action, rig.start(FIRST) + 1, false);
     assert_eq!(answer, refused(Sense::INVALID_FIELD_IN_CDB));
 }
 
-/// The zone has no write pointer.
+/// The zone is conventional.
 fn conventional(rig: &Rig, action: ZoneAction) {
     assert_eq!(rig.act(action, 0), refused(Sense::INVALID_FIELD_IN_CDB));
     rig.is(0, ZoneCond::NotWp);
@@ -30,7 +30,7 @@ fn at_the_end(rig: &Rig, action: ZoneAction) {
     }
 }
 
-/// With ALL the zone ID is ignored, whatever it is, and all zones are meant.
+/// With ALL, any zone ID is ignored and the action applies to all zones.
 fn all_ignores(rig: &Rig, action: ZoneAction, zone_id: u64) {
     rig.begin_closed(FIRST);
     assert_eq!(rig.zones(action, zone_id, true), Ok(()));
@@ -44,7 +44,7 @@ fn all_ignores(rig: &Rig, action: ZoneAction, zone_id: u64) {
     rig.is(0, ZoneCond::NotWp);
 }
 
-/// Makes a zone full.
+/// Fills a zone.
 fn fill(rig: &Rig, zone: u32) {
     assert_eq!(rig.write(rig.start(zone), rig.len()), Ok(()));
 }
@@ -62,7 +62,7 @@ fn refused_write(rig: &Rig, lba: u64, count: u64, sense: Sense) {
     assert_eq!(rig.report(0, 0, false), before);
 }
 
-/// A write over the end of a zone, from the block that is so far from its end.
+/// A write across the end of a zone that starts `before_end` blocks before it.
 fn write_over_end(rig: &Rig, before_end: u64) {
     let end = rig.start(FIRST) + rig.len();
     refused_write(
@@ -73,12 +73,12 @@ fn write_over_end(rig: &Rig, before_end: u64) {
     );
 }
 
-/// Writes a zone but for its last physical block.
+/// Writes a zone except its last physical block.
 fn fill_but_one(rig: &Rig, zone: u32) {
     assert_eq!(rig.write(rig.start(zone), rig.len() - rig.physical()), Ok(()));
 }
 
-/// What a command for a zone that is not open yet answers when so many zones are explicitly open.
+/// The result of a command for a closed or empty zone while `open` zones are explicitly open.
 fn with_open(rig: &Rig, open: u32, command: impl Fn() -> Answer) {
     rig.open_many(SECOND, open);
     let before = rig.report(0, 0, false);
@@ -92,14 +92,14 @@ fn with_open(rig: &Rig, open: u32, command: impl Fn() -> Answer) {
     }
 }
 
-/// Implicitly opens as many zones as may be open, from the second sequential one on.
+/// Implicitly opens the maximum number of zones, from the second sequential one on.
 fn fill_implicitly(rig: &Rig) {
     for zone in SECOND..SECOND + OPEN_MAX {
         rig.begin(zone);
     }
 }
 
-/// The oldest implicitly open zone has made room, and no other.
+/// Checks that only the oldest implicitly open zone was closed to make room.
 fn oldest_has_closed(rig: &Rig) {
     rig.is(SECOND, Closed);
     for zone in SECOND + 1..SECOND + OPEN_MAX {
@@ -107,14 +107,14 @@ fn oldest_has_closed(rig: &Rig) {
     }
 }
 
-/// Makes so many zones closed, from the first sequential one on.
+/// Closes `count` zones with data, from the first sequential one on.
 fn close_many(rig: &Rig, count: u32) {
     for zone in FIRST..FIRST + count {
         rig.begin_closed(zone);
     }
 }
 
-/// OPEN ALL with so many closed zones.
+/// OPEN ALL with `closed` closed zones.
 fn open_all(rig: &Rig, closed: u32) {
     close_many(rig, closed);
     let (wanted, cond) = match closed > OPEN_MAX {

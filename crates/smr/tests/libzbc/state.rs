@@ -1,5 +1,5 @@
-//! Section 02, the state machine: OPEN, CLOSE, FINISH and RESET of a zone in each condition, by
-//! itself and with ALL, and WRITE.
+//! Section 02, the state machine: WRITE, and OPEN, CLOSE, FINISH and RESET of a zone in each
+//! condition, of one zone and with ALL.
 
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::ZoneAction;
@@ -10,7 +10,7 @@ use ZoneCond::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen};
 
 use crate::rig::{Case, FIRST, Rig, refused};
 
-/// A condition to begin with, and the way to it.
+/// An initial condition and how to reach it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Begin {
     Empty,
@@ -21,7 +21,7 @@ pub(crate) enum Begin {
     Full,
 }
 
-/// The four actions on a zone that was brought to a condition, as the suite numbers them.
+/// The four actions on a zone in a condition, with their numbers in the suite.
 pub(crate) struct Actions {
     pub(crate) first_number: u32,
     pub(crate) begin: Begin,
@@ -57,7 +57,7 @@ impl Actions {
             let written = self.begin.bring(&rig);
             match self.all {
                 false => assert_eq!(rig.act(action, FIRST), Ok(()), "02.{number:03}"),
-                // The zone ID means nothing.
+                // With ALL the zone ID is ignored.
                 true => assert_eq!(rig.zones(action, 7, true), Ok(()), "02.{number:03}"),
             }
             let wp = match after {
@@ -90,7 +90,7 @@ fn action_index(action: ZoneAction) -> u32 {
 }
 
 impl Begin {
-    /// Brings the first sequential zone there, and says how many blocks of it are written.
+    /// Brings the first sequential zone into the condition; returns the number of written blocks.
     fn bring(self, rig: &Rig) -> u64 {
         match self {
             Begin::Empty => return 0,
@@ -110,7 +110,7 @@ impl Begin {
     }
 }
 
-/// The rest of the first sequential zone, of which a physical block is written.
+/// Writes the rest of the first sequential zone, of which a physical block is written.
 fn write_rest(rig: &Rig) {
     let written = rig.physical();
     assert_eq!(rig.write(rig.start(FIRST) + written, rig.len() - written), Ok(()));

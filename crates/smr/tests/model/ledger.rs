@@ -1,5 +1,5 @@
-//! The records that a medium gets from several threads, and what can be made of them: whatever the
-//! order in which they come, the latest of each zone is the zone's state.
+//! The zone records that a medium receives from several threads: in whatever order they arrive, the
+//! latest record of each zone is the zone's state.
 #![allow(clippy::disallowed_types)] // A medium under test.
 
 use std::io;
@@ -15,7 +15,7 @@ use blockyard_smr::{Disk, DiskConfig};
 
 use super::plain::{BLOCK, PHYSICAL};
 
-/// Memory that keeps the latest record of each zone, as a medium has to.
+/// A medium in memory that keeps the latest record of each zone, as every medium must.
 struct Ledger {
     memory: Memory,
     records: Mutex<Vec<ZoneRecord>>,
@@ -23,7 +23,7 @@ struct Ledger {
 
 impl Ledger {
     fn keep(&self, zone: u32, state: ZoneRecord) {
-        // Whoever was about to tell of an earlier state may do so now.
+        // Lets a thread with an earlier record run first.
         thread::yield_now();
         let mut records = self.records.lock().unwrap();
         let kept = &mut records[zone as usize];

@@ -1,6 +1,6 @@
-//! The emulated disk against a plain model: command by command; and with several threads, each with
-//! zones of its own, all of them in one zone, and readers beside resets.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+//! The emulated disk compared with a plain model: command by command, and with several threads.
+//! These have their own zones, or all write to one zone, or read while zones are reset.
+#![allow(clippy::unwrap_used)] // A test that cannot continue panics.
 
 mod ledger;
 mod plain;
@@ -17,10 +17,10 @@ use plain::{Action, BLOCK, Code, Cond, PHYSICAL, Plain};
 
 /// Blocks of a large command.
 const LARGE: u64 = 96;
-/// Bytes in a zone's place: the next power of two.
+/// Zone size in bytes: the next power of two.
 const ZONE_BYTES: u64 = 64 << 10;
 
-/// A disk with conventional zones, sequential ones, and a runt.
+/// A disk with conventional and sequential zones and a shorter last one.
 fn disk(zones: u64, conventional: u32, open_max: u32, unrestricted: bool) -> Disk<Memory> {
     let config = DiskConfig {
         size: zones * ZONE_BYTES - (16 << 10),
@@ -105,7 +105,7 @@ fn same_zone(disk: &Disk<Memory>, model: &Plain, zone: usize) {
     }
 }
 
-/// A place where something happens, and how much from there on.
+/// A random place for a command, and a random length.
 fn place(rng: &mut Rng, model: &Plain) -> (u64, u64) {
     let zone = rng.usize(..model.zones.len());
     let (start, len) = (model.start(zone), model.len(zone));
@@ -133,7 +133,7 @@ fn actions(rng: &mut Rng) -> Action {
     [Action::Close, Action::Finish, Action::Open, Action::Reset][rng.usize(..4)]
 }
 
-/// One command, to both.
+/// Sends one random command to disk and model.
 fn step(rng: &mut Rng, disk: &Disk<Memory>, model: &mut Plain) {
     let form = [Form::Ten, Form::Twelve, Form::Sixteen][rng.usize(..3)];
     match rng.u8(..32) {

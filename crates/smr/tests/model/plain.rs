@@ -1,9 +1,9 @@
-//! A shingled disk written as plainly as possible: a vector of bytes, a vector of zones, and the
-//! rules of ZBC in the order in which they are looked at. It shares no code with the disk.
+//! A model of a host-managed disk, as simple as possible: a vector of bytes, a vector of zones, and
+//! the rules of ZBC in the order in which they are checked. It shares no code with the disk.
 
 /// Bytes in a logical block of the disks under test.
 pub(crate) const BLOCK: usize = 512;
-/// Logical blocks in a physical one.
+/// Logical blocks in a physical block.
 pub(crate) const PHYSICAL: u64 = 8;
 
 pub(crate) const LBA_OUT_OF_RANGE: Code = (0x5, 0x21, 0x00);
@@ -14,7 +14,7 @@ pub(crate) const READ_BOUNDARY: Code = (0x5, 0x21, 0x07);
 pub(crate) const INVALID_FIELD: Code = (0x5, 0x24, 0x00);
 pub(crate) const NO_RESOURCES: Code = (0x7, 0x55, 0x0e);
 
-/// Sense key, code, qualifier.
+/// Sense key, additional sense code, qualifier.
 pub(crate) type Code = (u8, u8, u8);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +38,9 @@ pub(crate) enum Action {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Zone {
     pub(crate) cond: Cond,
-    /// Blocks written.
+    /// Written blocks.
     pub(crate) written: u64,
-    /// When it was opened implicitly.
+    /// When the zone was opened implicitly.
     opened: u64,
 }
 
@@ -71,7 +71,8 @@ impl Plain {
         Plain { zones: zones.collect(), data, zone_blocks, open_max, unrestricted, opens: 0 }
     }
 
-    /// The same for a thread that does not see which zones others have open.
+    /// Removes the limit on open zones, for a thread that does not see which zones others have
+    /// open.
     pub(crate) fn without_limit(&mut self) {
         self.open_max = 0;
     }
@@ -169,7 +170,7 @@ impl Plain {
         self.zones.iter().filter(|zone| zone.cond == cond).count()
     }
 
-    /// Lets one more zone be open.
+    /// Makes room for one more open zone.
     fn make_room(&mut self) -> Result<(), Code> {
         if self.open_max == 0 {
             return Ok(());

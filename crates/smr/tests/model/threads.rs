@@ -1,4 +1,4 @@
-//! Several threads at one disk.
+//! Several threads on one disk.
 
 use std::thread;
 
@@ -13,19 +13,19 @@ use super::plain::{Action, BLOCK, Cond, PHYSICAL, Plain, UNALIGNED_WRITE};
 use super::{act, disk, model, read, same_zone, write};
 
 const THREADS: u32 = 4;
-/// Zones that belong to a thread, beside one conventional zone.
+/// Sequential zones of a thread, in addition to one conventional zone.
 const ZONES: u32 = 3;
 
-/// One thread's command to one of its own zones, and to its model, which knows of no limit.
+/// A random command to one of a thread's zones and to its model, which has no limit on open zones.
 fn own_step(rng: &mut Rng, disk: &Disk<Memory>, model: &mut Plain, zone: usize, opens: bool) {
     let (start, len) = (model.start(zone), model.len(zone));
-    // The end of a full zone is the start of another thread's.
+    // The end of a full zone is the start of another thread's zone.
     let at = start + model.zones[zone].written.min(len - PHYSICAL);
     match rng.u8(..16) {
         0..9 => {
             let lba = if rng.u8(..8) == 0 { start + rng.u64(..len) } else { at };
             let mut count = PHYSICAL * rng.u64(1..5);
-            // Conventional zones are neighbours: what is written beyond belongs to another thread.
+            // Conventional zones are contiguous: blocks after the end belong to another thread.
             if model.zones[zone].cond == Cond::NotWp {
                 count = count.min(start + len - lba);
             }
@@ -50,7 +50,7 @@ fn own_step(rng: &mut Rng, disk: &Disk<Memory>, model: &mut Plain, zone: usize, 
     }
 }
 
-/// Every thread works on its own zones; `exact` is asked after each command.
+/// Every thread works on its own zones; `exact` is called after each command.
 fn own_zones(open_max: u32, opens: bool, exact: impl Fn(&Disk<Memory>, &Plain, usize) + Sync) {
     let seed = Seed::from_env();
     let _watch = seed.watch("own_zones");
@@ -90,7 +90,7 @@ fn threads_at_the_open_limit_close_each_others_zones_and_lose_nothing() {
     own_zones(2, false, |disk, model, zone| {
         let found = disk.zone(zone as u32);
         let wanted = &model.zones[zone];
-        // Another thread may have closed it to make room.
+        // Another thread may have closed the zone to make room.
         let open = matches!(found.cond, ZoneCond::ImplicitOpen | ZoneCond::Closed);
         match wanted.cond {
             Cond::Implicit | Cond::Closed => {
@@ -104,7 +104,7 @@ fn threads_at_the_open_limit_close_each_others_zones_and_lose_nothing() {
     });
 }
 
-/// A physical block that says where it was written and by whom.
+/// A physical block that contains its address and its writer.
 fn stamped(lba: u64, thread: u32) -> Vec<u8> {
     let mut bytes = vec![thread as u8; PHYSICAL as usize * BLOCK];
     bytes[..8].copy_from_slice(&lba.to_le_bytes());
@@ -129,7 +129,7 @@ fn threads_in_one_zone_write_each_block_once() {
                         let lba = now.wp.0;
                         match write(disk, Form::Sixteen, lba, &stamped(lba, thread)) {
                             Ok(()) => {
-                                // What was written can be read at once.
+                                // Written data can be read at once.
                                 let found = read(disk, Form::Sixteen, lba, PHYSICAL).unwrap();
                                 assert!(found == stamped(lba, thread), "data at {lba}");
                                 written.push((lba, thread));
@@ -191,7 +191,7 @@ fn commands_for_all_zones_beside_writers_lose_no_open_zone() {
                 for _ in 0..2000 {
                     let zone = disk.zone(rng.u32(2..disk.layout().slots()));
                     let start = zone.start.0;
-                    // Others come between: any refusal will do, but no other end.
+                    // Other threads interfere: any refusal is valid, but no other error.
                     let _ = match rng.u8(..16) {
                         0..10 => write(disk, Form::Sixteen, zone.wp.0, &stamped(start, number)),
                         10 => act(disk, Action::Open, start, false),

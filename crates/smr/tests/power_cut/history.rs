@@ -1,5 +1,5 @@
-//! What was done to a disk and when, and what of it may be found.
-#![allow(clippy::unwrap_used)] // A test may.
+//! The operations on a disk with their times, and which states a reopened disk may have.
+#![allow(clippy::unwrap_used)] // Test code.
 
 use std::io;
 
@@ -12,38 +12,38 @@ pub(crate) const BLOCK: u64 = 512;
 /// Blocks of a zone.
 pub(crate) const ZONE_BLOCKS: u64 = 12;
 
-/// What must have survived.
+/// Which operations must have survived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durable {
-    /// What a flush covered.
+    /// The flushed ones.
     Flushed,
-    /// The same, and nothing newer.
+    /// The flushed ones, and no later ones.
     FlushedOnly,
-    /// What was completed.
+    /// The completed ones.
     Completed,
 }
 
-/// One step of the workload.
+/// A step of the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Writes blocks at the write pointer.
     Write { zone: u32, from: u64, blocks: u64, serial: u8 },
-    /// Fills the zone without data.
+    /// Finishes the zone without writing data.
     Finish { zone: u32 },
-    /// Empties the zone.
+    /// Resets the zone.
     Reset { zone: u32 },
     /// Writes blocks of a conventional zone.
     Overwrite { zone: u32, from: u64, blocks: u64, serial: u8 },
     /// Zeroes blocks of a conventional zone.
     Zero { zone: u32, from: u64, blocks: u64 },
-    /// Flushes all.
+    /// Flushes everything.
     Flush,
     /// Flushes one zone.
     FlushZone { zone: u32 },
 }
 
 impl Step {
-    /// Whether it may succeed although nothing can be made durable any more.
+    /// Whether the step may succeed although nothing can be made durable any more.
     pub(crate) fn is_free(&self) -> bool {
         matches!(self, Step::FlushZone { zone } if *zone == u32::MAX)
     }
@@ -59,7 +59,7 @@ impl Step {
         }
     }
 
-    /// Whether it makes earlier steps of a zone durable.
+    /// Whether the step makes earlier steps of a zone durable.
     fn flushes(&self, zone: u32) -> bool {
         match *self {
             Step::Flush => true,
@@ -72,26 +72,26 @@ impl Step {
 /// A moment of the workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
-    /// Operations of the directory before it.
+    /// Number of directory operations before it.
     pub(crate) changes: usize,
-    /// Its place among all moments: several have as many operations before them.
+    /// Order among all moments: several may have the same number of operations before them.
     pub(crate) tick: u64,
 }
 
 impl Moment {
-    /// It does not come.
+    /// A moment that never comes.
     pub(crate) const NEVER: Moment = Moment { changes: usize::MAX, tick: u64::MAX };
 }
 
-/// Between which moments a step was carried out.
+/// When a step started and ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub(crate) begun: Moment,
-    /// [`Moment::NEVER`] if it failed.
+    /// [`Moment::NEVER`] if the step failed.
     pub(crate) ended: Moment,
 }
 
-/// A sequential zone as it should be.
+/// The expected state of a sequential zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Zone {
     blocks: Vec<u8>,
@@ -99,7 +99,7 @@ struct Zone {
     erasures: u64,
 }
 
-/// What was done to a disk.
+/// The history of operations on a disk.
 #[derive(Debug)]
 pub(crate) struct History {
     geometry: MediaGeometry,
@@ -122,7 +122,7 @@ impl History {
         self.geometry.len_of(zone) / BLOCK
     }
 
-    /// A step that makes sense now for one of several threads, of which each has a sequential zone.
+    /// A random valid step for one of several threads, each with a sequential zone of its own.
     pub(crate) fn draw_of(&self, random: &mut fastrand::Rng, serial: u8, own: u32) -> Step {
         loop {
             let step = match (random.u8(..4), self.draw(random, serial)) {
@@ -135,7 +135,7 @@ impl History {
         }
     }
 
-    /// A step that makes sense now.
+    /// A random valid step.
     pub(crate) fn draw(&self, random: &mut fastrand::Rng, serial: u8) -> Step {
         let conventional = self.geometry.conventional_zones;
         if random.u8(..5) == 0 {
@@ -163,12 +163,12 @@ impl History {
         }
     }
 
-    /// Takes the steps of another thread on its own zones.
+    /// Adds the steps of another thread on its own zones.
     pub(crate) fn merge(&mut self, other: History) {
         self.steps.extend(other.steps);
     }
 
-    /// Carries a step out as the disk does.
+    /// Executes a step on the medium as the disk does.
     pub(crate) fn carry_out(&self, media: &impl Media, step: &Step) -> io::Result<()> {
         let at = |zone: u32, from: u64| self.geometry.start_of(zone) + from * BLOCK;
         let state = step.zone().map(|zone| {
@@ -193,7 +193,7 @@ impl History {
         }
     }
 
-    /// Notes a step that was carried out, or begun.
+    /// Records a step that was executed or started.
     pub(crate) fn note(&mut self, step: Step, done: Done) {
         if let Some(zone) = step.zone() {
             let blocks = self.zone_blocks(zone);
@@ -202,7 +202,7 @@ impl History {
         self.steps.push((step, done));
     }
 
-    /// Whether a disk may be found like this when it ended behind so many operations.
+    /// Checks that a disk that stopped after `moment` operations may be in this state.
     pub(crate) fn check(&self, media: &impl Media, moment: usize, durable: Durable) {
         let records = media.zones();
         for zone in 0..self.geometry.zone_count() {
@@ -214,11 +214,11 @@ impl History {
         }
     }
 
-    /// The steps of a zone that were begun, and how many of them must have survived.
+    /// The steps of a zone that were started, and how many of them must have survived.
     fn of_zone(&self, zone: u32, moment: usize, durable: Durable) -> (Vec<Step>, usize) {
         let begun = self.steps.iter().filter(|(_, done)| done.begun.changes < moment);
         let of_zone: Vec<_> = begun.clone().filter(|(step, _)| step.zone() == Some(zone)).collect();
-        // The steps of a zone follow each other.
+        // The steps of a zone are sequential.
         let before =
             |end: Moment| of_zone.iter().filter(|(_, done)| done.ended.tick < end.tick).count();
         let flushes =
@@ -257,7 +257,7 @@ impl History {
         let begun = self.flush_begun(zone, moment);
         let only = durable != Durable::FlushedOnly
             || allowed.iter().any(|count| *count == safe || begun.contains(count))
-            // Whoever writes to a zone that was reset makes all resets durable before.
+            // A write to a zone that was reset first makes all resets durable.
             || allowed.iter().any(|count| matches!(steps[count - 1], Step::Reset { .. }));
         assert!(
             !allowed.is_empty() && only,
@@ -266,8 +266,8 @@ impl History {
         );
     }
 
-    /// How many steps of a zone flushes cover that were begun and not completed: either outcome
-    /// will do.
+    /// The numbers of a zone's steps that are covered by flushes which started and did not
+    /// complete: either outcome is valid.
     fn flush_begun(&self, zone: u32, moment: usize) -> Vec<usize> {
         let mut count = 0;
         let mut begun = Vec::new();
@@ -311,7 +311,7 @@ impl History {
     }
 }
 
-/// Does a step to a zone.
+/// Applies a step to the expected state of a zone.
 fn apply(zone: &mut Zone, step: &Step, zone_blocks: u64) {
     match *step {
         Step::Write { blocks, serial, .. } => {
@@ -329,7 +329,7 @@ fn apply(zone: &mut Zone, step: &Step, zone_blocks: u64) {
     }
 }
 
-/// What the disk says of a zone.
+/// The record that the disk keeps for a zone.
 fn record(zone: &Zone) -> ZoneRecord {
     let cond = match zone.blocks.len() {
         _ if zone.full => ZoneCond::Full,
@@ -340,7 +340,7 @@ fn record(zone: &Zone) -> ZoneRecord {
     ZoneRecord { cond, written_sectors, erasures: zone.erasures }
 }
 
-/// Whether a zone that was found is this one.
+/// Whether the state found on disk matches this expected zone.
 fn looks_like(zone: &Zone, found: &ZoneRecord, bytes: &[u8], zone_blocks: u64) -> bool {
     let cond = match zone.blocks.len() as u64 {
         _ if zone.full => ZoneCond::Full,

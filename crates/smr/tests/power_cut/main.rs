@@ -1,11 +1,11 @@
-//! Cuts the power of a medium behind every write, sync and change of a name, and looks at what is
-//! there when it returns: of each zone a prefix of what was done to it, and at least what a flush
-//! had covered. A kill of the process leaves all that was completed, or with a volatile cache what
-//! was flushed, and only that.
+//! Cuts the power of a medium after every write, sync and change of a name, and checks the disk
+//! when it is opened again. Each zone has a prefix of its operations, with at least those that a
+//! flush covered. A kill of the process preserves all completed operations; with a volatile cache,
+//! exactly the flushed ones.
 //!
-//! The workload runs once, on a simulated directory that records every operation; then each prefix
-//! of the record is a moment at which it may have ended.
-#![allow(clippy::unwrap_used)] // A test may.
+//! The workload runs once, on a simulated directory that records every operation. Then the test
+//! ends the record after each of its operations.
+#![allow(clippy::unwrap_used)] // Test code.
 
 mod history;
 mod simulated;
@@ -25,13 +25,13 @@ use blockyard_smr::{Disk, DiskConfig, ScsiTransport};
 use history::{BLOCK, Done, Durable, History, Moment, Step, ZONE_BLOCKS};
 use simulated::{Liars, Simulated};
 
-/// Zones of the disk: two conventional ones, the last one a runt.
+/// Zones of the disk: two conventional ones; the last zone is shorter.
 const ZONES: u32 = 6;
 
-/// More undurable choices than this are drawn by chance instead of gone through.
+/// With more combinations of undurable choices than this, the test samples them at random.
 const EXHAUSTIVE_MAX: usize = 64;
 
-/// Images drawn by chance of one moment.
+/// Number of random samples per moment.
 const SAMPLES: usize = 12;
 
 fn options(cache: CacheMode) -> Options {
@@ -43,7 +43,7 @@ fn options(cache: CacheMode) -> Options {
         conventional_zones: 2,
         block_bytes: BLOCK as u32,
     };
-    // A small journal, so that checkpoints happen all the time.
+    // A small journal, so that checkpoints are frequent.
     Options { cache, journal_records: 7, data_files: 2, ..Options::new(geometry) }
 }
 
@@ -56,8 +56,8 @@ fn open_store(store: Simulated, cache: CacheMode) -> Files<Simulated> {
     opened.unwrap_or_else(|error| panic!("the disk does not open: {error}"))
 }
 
-/// Steps by chance on a disk that exists, in two sessions: the first ends in order, or with a kill
-/// where that loses nothing. The history says which operations each step took.
+/// Random steps on an existing disk in two sessions: the first ends with a clean close, or with a
+/// kill if that loses nothing. The history records which operations each step took.
 fn work(store: &Simulated, cache: CacheMode, seed: Seed, stream: u64) -> History {
     let mut random = seed.rng(stream);
     let mut history = History::new(&options(cache).geometry);
@@ -91,7 +91,7 @@ fn steps(
     }
 }
 
-/// Calls `check` with every directory that a power cut may leave, or with some of them by chance.
+/// Calls `check` with every directory that a power cut may leave, or with a random sample.
 fn each_cut(medium: &Medium, random: &mut fastrand::Rng, mut check: impl FnMut(Directory)) {
     let choices = medium.choices();
     let all = choices.iter().try_fold(1usize, |product, count| product.checked_mul(*count));
@@ -115,7 +115,7 @@ fn each_cut(medium: &Medium, random: &mut fastrand::Rng, mut check: impl FnMut(D
     }
 }
 
-/// What a directory holds, as a number.
+/// A hash of the contents of a directory.
 fn fingerprint(directory: &Directory) -> u64 {
     let mut hasher = DefaultHasher::new();
     for name in directory.names() {
@@ -127,7 +127,7 @@ fn fingerprint(directory: &Directory) -> u64 {
     hasher.finish()
 }
 
-/// Cuts the power behind every operation of a workload; `again` does so in the recovery too.
+/// Cuts the power after every operation of a workload; with `again`, also during the recovery.
 fn cut_everywhere(cache: CacheMode, stream: u64, again: bool) {
     let _watch = Seed::from_env().watch("cut_everywhere");
     cut_everywhere_in(cache, stream, again, &[]);
@@ -166,7 +166,7 @@ fn cut_everywhere_in(cache: CacheMode, stream: u64, again: bool, liars: Liars) {
     assert!(images > changes.len(), "{images} images of {} moments", changes.len());
 }
 
-/// Cuts the power behind every operation of opening what a cut has left: the outcome is the same.
+/// Cuts the power after every operation of a recovery: the outcome is the same.
 fn cut_again(history: &History, moment: usize, found: &Directory, cache: CacheMode) {
     let mut medium = found.medium();
     let first = open(found, cache);
@@ -182,8 +182,8 @@ fn cut_again(history: &History, moment: usize, found: &Directory, cache: CacheMo
     }
 }
 
-/// Goes on with a disk that was opened: what is written and flushed now is there after another cut
-/// of the power. `base` is what was durable when it was opened.
+/// Continues with a reopened disk: what is written and flushed now survives another power cut.
+/// `base` is what was durable when the disk was opened.
 fn go_on(files: Files<Simulated>, found: &Directory, mut base: Medium, cache: CacheMode) {
     let writable = |record: &ZoneRecord| !matches!(record.cond, ZoneCond::NotWp | ZoneCond::Full);
     let zones = files.zones();
@@ -229,7 +229,7 @@ fn a_power_cut_during_recovery_changes_nothing() {
     }
 }
 
-/// Threads share syncs of the journal, and one's flush covers what others have completed before.
+/// Threads share syncs of the journal, and a flush covers what other threads have completed before.
 #[test]
 fn a_power_cut_under_several_threads_respects_the_flushes_of_each() {
     let seed = Seed::from_env();
@@ -283,7 +283,7 @@ fn a_power_cut_under_several_threads_respects_the_flushes_of_each() {
     }
 }
 
-/// The judge is judged too: where syncs do nothing, it must notice.
+/// Checks the checker: it must detect syncs that do nothing.
 #[test]
 fn a_disk_without_syncs_does_not_pass() {
     let all: [(Liars, CacheMode); 4] = [
@@ -298,8 +298,8 @@ fn a_disk_without_syncs_does_not_pass() {
     }
 }
 
-/// A flush looks at the zones, syncs the data, then writes the journal. A reset in between came
-/// after the look, and its record stands before the flush's: the zone must stay empty.
+/// A flush reads the zones' states, syncs the data, then writes the journal. A reset after that
+/// reading has its record before the flush's: the zone must stay empty.
 #[test]
 fn a_reset_during_a_flush_is_not_undone_by_it() {
     for cache in [CacheMode::Through, CacheMode::Volatile { bytes: 4096 }] {
@@ -324,20 +324,20 @@ fn a_reset_during_a_flush_is_not_undone_by_it() {
         directory.changes().iter().for_each(|change| medium.apply(change));
         let found = open(&medium.cut(|_, _| 0), cache);
         assert_eq!(found.zones()[3], state(ZoneCond::Empty, 0, 0));
-        // What was written meanwhile is the next flush's.
+        // Data written meanwhile are covered by the next flush.
         files.flush().unwrap();
         let mut medium = Medium::new();
         directory.changes().iter().for_each(|change| medium.apply(change));
         let found = open(&medium.cut(|_, _| 0), cache);
         assert_eq!(found.zones()[3], state(ZoneCond::Closed, 1, 0));
-        // The hook holds the medium no more.
+        // The hook no longer holds the medium.
         assert!(Arc::into_inner(files).is_some());
     }
 }
 
-/// The same with a flush of the zone alone in between, by another thread: the long flush has looked
-/// before, and its older state came to stand behind the newer one, which was lost at a cut. A
-/// killed process showed it.
+/// Between the steps of a long flush, another thread flushes one zone. Regression: the long flush
+/// then wrote its older state after the newer one, which a power cut lost. A killed process showed
+/// it.
 #[test]
 fn a_flush_does_not_take_back_what_another_has_made_durable() {
     let cache = CacheMode::Volatile { bytes: 4096 };
@@ -361,7 +361,7 @@ fn a_flush_does_not_take_back_what_another_has_made_durable() {
     assert_eq!(found.zones()[3], state(ZoneCond::Closed, 3));
 }
 
-/// Kills the process behind every operation.
+/// Kills the process after every operation.
 fn kill_everywhere(cache: CacheMode, stream: u64, durable: Durable) {
     let seed = Seed::from_env();
     let _watch = seed.watch("kill_everywhere");
@@ -377,8 +377,8 @@ fn kill_everywhere(cache: CacheMode, stream: u64, durable: Durable) {
         let files = open(&found, cache);
         history.check(&files, moment, durable);
         go_on(files, &found, medium.clone(), cache);
-        // Killed again while it is opened, or the power fails then: the files are not durable as
-        // they were found, so what a cut leaves is what it would have left without the opening.
+        // Another kill or a power cut during the opening: the files as they were found were not
+        // durable, so a power cut leaves what it would have left without the opening.
         let found = medium.kill();
         let mut second = medium.clone();
         std::mem::forget(open(&found, cache));
@@ -413,7 +413,7 @@ fn a_kill_with_a_volatile_cache_loses_what_was_not_flushed_and_only_that() {
     }
 }
 
-/// A disk that is killed while it is made is made anew; no half of one is ever opened.
+/// A disk whose creation was interrupted is created again; an incomplete one is never opened.
 #[test]
 fn a_power_cut_while_a_disk_is_made_leaves_one_or_none() {
     let seed = Seed::from_env();
@@ -435,8 +435,7 @@ fn a_power_cut_while_a_disk_is_made_leaves_one_or_none() {
     }
 }
 
-/// A sync that fails is not tried again: the system has dropped the data by then, and would say
-/// yes.
+/// A failed sync is not retried: the system has dropped the data by then and would report success.
 #[test]
 fn after_a_failed_sync_nothing_more_is_acknowledged() {
     for good in 0..60 {
@@ -444,7 +443,7 @@ fn after_a_failed_sync_nothing_more_is_acknowledged() {
     }
 }
 
-/// A hole that cannot be punched: no flush may say that all is well from then on.
+/// After a hole cannot be punched, no flush may report success.
 #[test]
 fn after_a_failed_punch_no_flush_lies() {
     for good in 0..12 {
@@ -452,7 +451,7 @@ fn after_a_failed_punch_no_flush_lies() {
     }
 }
 
-/// A disk below that is full, for data, journal, tables or live.
+/// The underlying disk is full, for data, journal, tables or live files.
 #[test]
 fn after_a_failed_write_no_flush_lies() {
     for good in (0..120).step_by(3) {
@@ -460,7 +459,7 @@ fn after_a_failed_write_no_flush_lies() {
     }
 }
 
-/// The punch of one zone fails, and another one that was reset with it is written and flushed.
+/// The punch of one zone fails, and another zone that was reset with it is written and flushed.
 #[test]
 fn a_failed_punch_costs_no_other_zone_its_data() {
     let directory = Directory::default();
@@ -495,7 +494,7 @@ fn a_failed_punch_costs_no_other_zone_its_data() {
     assert_eq!(bytes, [0; BLOCK as usize], "what was given up is gone");
 }
 
-/// While FINISH of a zone that was reset waits for the journal, nobody reads what was there before.
+/// While FINISH of a reset zone waits for the journal, no read returns the old data.
 #[test]
 fn finish_shows_nothing_from_before_a_reset() {
     let config = DiskConfig {
@@ -540,8 +539,8 @@ fn finish_shows_nothing_from_before_a_reset() {
     assert_eq!(disk.zone(2).cond, ZoneCond::Full);
 }
 
-/// Lets one operation of a kind fail, and all of that kind after it. What was flushed by then is
-/// there after a power cut; with `all`, nothing is acknowledged after the failure.
+/// Makes one operation of a kind fail, and all later ones of that kind. Data flushed by then
+/// survive a power cut; with `all`, no operation succeeds after the failure.
 fn fail_in_a_workload(what: Failing, good: u64, all: bool) {
     let seed = Seed::from_env();
     let _watch = seed.watch(&format!("{what:?} fail after {good}"));
@@ -564,7 +563,7 @@ fn fail_in_a_workload(what: Failing, good: u64, all: bool) {
             failed |= done.is_err();
             let ended = if done.is_ok() { store.now() } else { Moment::NEVER };
             history.note(step, Done { begun, ended });
-            // A host that goes on after a failed write asks where the zone is; this one does not.
+            // After a failed write a host would ask for the write pointer; this one does not.
             if failed && (!all || serial % 7 == 0) {
                 break;
             }

@@ -1,6 +1,6 @@
-//! The simulated directory as a store of a medium.
+//! A simulated directory as the store of a medium.
 
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 use std::fmt;
 use std::io;
@@ -12,14 +12,14 @@ use blockyard_smr::media::word::Id;
 
 use crate::history::Moment;
 
-/// What is written whole of tables, journal and the like, in bytes: less than a sector, because
-/// those of a small disk fit in one.
+/// Atomic unit of tables, journal and similar files in bytes: less than a sector, because those of
+/// a small disk would fit in one.
 const SMALL_UNIT: usize = 64;
 
-/// Something to do while a file is synced.
+/// A function to call while a file is synced.
 type Meanwhile = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-/// Files whose syncs do nothing, though they say that all is well: those whose name begins so.
+/// Prefixes of the names of files whose syncs do nothing and report success.
 pub(crate) type Liars = &'static [&'static str];
 
 /// A simulated directory.
@@ -31,7 +31,7 @@ pub(crate) struct Simulated {
     ticks: Arc<Mutex<u64>>,
 }
 
-/// A file of it.
+/// A file of the directory.
 pub(crate) struct SimulatedFile {
     file: File,
     meanwhile: Meanwhile,
@@ -43,20 +43,20 @@ impl Simulated {
         Simulated::lying(directory, &[])
     }
 
-    /// With files whose syncs do nothing.
+    /// A directory with files whose syncs do nothing.
     pub(crate) fn lying(directory: &Directory, liars: Liars) -> Simulated {
         let directory = directory.clone();
         Simulated { directory, meanwhile: Arc::default(), liars, ticks: Arc::default() }
     }
 
-    /// The moment that it is.
+    /// The current moment.
     pub(crate) fn now(&self) -> Moment {
         let mut ticks = self.ticks.lock().unwrap();
         *ticks += 1;
         Moment { changes: self.directory.change_count(), tick: *ticks }
     }
 
-    /// Does something while the next file is synced.
+    /// Calls a function during the next sync of a file.
     pub(crate) fn meanwhile(&self, work: impl FnOnce() + Send + 'static) {
         *self.meanwhile.lock().unwrap() = Some(Box::new(work));
     }

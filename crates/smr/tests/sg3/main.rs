@@ -1,7 +1,6 @@
-//! What sg3-utils make of the disk's answers: its programs send their commands to the emulated disk
-//! through SG_IO, by way of a library that is loaded before them (`shim.c`), and decode what comes
-//! back in their own way.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+//! Interoperability with sg3-utils: its programs send commands to the emulated disk through SG_IO,
+//! by means of a preloaded library (`shim.c`), and decode the responses independently.
+#![allow(clippy::unwrap_used)] // A test that cannot continue panics.
 
 mod node;
 
@@ -9,7 +8,7 @@ use blockyard_core::zone::ZoneCond;
 use blockyard_smr::sense::{Sense, SenseFormat};
 use node::Node;
 
-/// Every line has to stand in the text, without what it is indented by, in this order.
+/// Checks that the text has these lines in this order, ignoring indentation.
 fn assert_lines(text: &str, lines: &[&str]) {
     let mut found = text.lines().map(str::trim);
     for line in lines {
@@ -98,7 +97,7 @@ fn sg_vpd_reads_the_pages() {
         &page("zbdch"),
         &["URSWRZ: 1", "Maximum number of open sequential write required zones: 4"],
     );
-    // The same decoded from bytes that no program asked for.
+    // The programs also decode pages that they did not request themselves.
     let restricted = Node::new(|config| {
         config.unrestricted_reads = false;
         config.zone_max_open = 0;

@@ -1,4 +1,4 @@
-//! A disk at the end of a unix socket, and programs that believe it to be a device.
+//! A disk at a unix socket, and programs that see it as a device.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,9 +13,9 @@ use blockyard_smr::sense::SenseFormat;
 use blockyard_smr::transport::{Data, ScsiTransport};
 use blockyard_smr::{Disk, DiskConfig};
 
-/// A character device that programs may look at; what they open is the socket.
+/// A character device for programs to stat; the shim replaces their open by the socket.
 const NODE: &str = "/dev/null";
-/// Longest data of one command.
+/// Maximum data length of one command.
 const DATA_BYTES_MAX: usize = 1 << 20;
 
 /// A disk that programs can open.
@@ -25,7 +25,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Three conventional zones and nine sequential ones of 64 KiB, of which the last is a runt.
+    /// Three conventional and nine sequential zones of 64 KiB; the last zone is shorter.
     pub(crate) fn new(change: impl FnOnce(&mut DiskConfig)) -> Node {
         let mut config = DiskConfig {
             size: 11 * (64 << 10) + (16 << 10),
@@ -37,13 +37,13 @@ impl Node {
         change(&mut config);
         let memory = Memory::new(config.size, config.zone_size).unwrap();
         let disk = Arc::new(Disk::open(config, memory).unwrap());
-        // Tests run side by side in one process, each with a disk at an address of its own.
+        // Tests run in parallel in one process, each with a disk at a different address.
         let name = format!("blockyard-sg3-{}-{:p}", process::id(), Arc::as_ptr(&disk));
         let folder = env::temp_dir().join(name);
         fs::create_dir_all(&folder).unwrap();
         let listener = UnixListener::bind(folder.join("disk")).unwrap();
         let served = Arc::clone(&disk);
-        // It ends with the process: a listener has no other end.
+        // The thread ends with the process.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let served = Arc::clone(&served);
@@ -61,7 +61,7 @@ impl Node {
         Node { folder, disk }
     }
 
-    /// Gives a page of vital product data to a program to decode, in hexadecimal and by itself.
+    /// Gives a page of vital product data as hexadecimal text to a program to decode.
     pub(crate) fn decode(&self, program: &str, page: u8) -> String {
         let mut bytes = vec![0; 1024];
         let command = Inquiry { page: Some(page), allocation: 1024 }.print();
@@ -78,7 +78,7 @@ impl Node {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs a program on the disk, and gives what it prints, errors included.
+    /// Runs a program on the disk and returns its output, including errors.
     pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> String {
         let output = Command::new(program)
             .args(arguments)
@@ -101,7 +101,7 @@ impl Drop for Node {
     }
 }
 
-/// Carries out what comes over a connection, until it ends.
+/// Executes the commands of a connection until it is closed.
 fn serve(disk: &Disk<Memory>, mut stream: UnixStream) {
     let mut head = [0; 12];
     while stream.read_exact(&mut head).is_ok() {
