@@ -1,4 +1,4 @@
-//! Unmounting, with and without being root.
+//! Unmounting, with and without root.
 
 use std::io;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-/// The program that may mount and unmount for users (Debian: fuse3).
+/// The setuid program that mounts and unmounts for users (Debian: fuse3).
 pub const MOUNTER: &str = "fusermount3";
 
-/// Takes a mount out of the tree at once; it ends when its last open file is closed.
+/// Detaches a mount from the tree at once; it ends when its last open file is closed.
 ///
 /// # Errors
 /// If nothing is mounted there, or the system refuses.
@@ -26,7 +26,7 @@ pub fn unmount_unused(dir: &Path) -> io::Result<()> {
     take_away(dir, UnmountFlags::empty(), &["-u"])
 }
 
-/// Ends a mount with whatever is open in it: whoever waits for an answer gets an error.
+/// Ends a mount even if files are open in it: pending requests fail.
 ///
 /// # Errors
 /// If the caller is not root, or the system refuses.
@@ -35,7 +35,7 @@ pub fn abort_mounted(dir: &Path) -> io::Result<()> {
     Ok(unmount(dir, flags)?)
 }
 
-/// The same for a FUSE mount that is no longer in the tree, by the minor number of its device.
+/// Ends a FUSE mount that is no longer in the tree, by the minor number of its device.
 ///
 /// # Errors
 /// If the control file system of FUSE is not mounted.

@@ -1,5 +1,5 @@
-//! Mounts of this process's view: what is mounted where, and taking it away, with and without being
-//! root. What exporters that mount something have in common.
+//! The mounts that this process sees, and unmounting, with and without root. Shared by the
+//! exporters that mount something.
 
 mod away;
 mod table;

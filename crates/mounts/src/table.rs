@@ -1,4 +1,4 @@
-//! The system's table of mounts: what is seen at a directory.
+//! The system's mount table: what is mounted at a directory.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -6,34 +6,34 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// The table, as this process sees it.
+/// The mount table of this process.
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// Longest table that is read, in bytes.
+/// Maximum length of the table in bytes; the rest is ignored.
 const TABLE_BYTES_MAX: u64 = 16 << 20;
 
-/// Major and minor number of a mount's device: no two file systems that are mounted share one.
+/// Major and minor number of a mount's device: unique among mounted file systems.
 pub type DeviceNumber = (u32, u32);
 
-/// A mount, as its line of the table has it.
+/// A line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// Its device. FUSE's control files are called by the second number.
+    /// The device number. FUSE's control directory is named after the minor number.
     pub device: DeviceNumber,
-    /// Its kind of file system, as `fuse.zonefs`.
+    /// The file system type, such as `fuse.zonefs`.
     pub kind: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: String,
 }
 
 impl Mounted {
-    /// Whether a program serves it.
+    /// Whether it is a FUSE file system.
     pub fn is_fuse(&self) -> bool {
         self.kind == "fuse" || self.kind.starts_with("fuse.")
     }
 }
 
-/// The mount that is seen at a path without links, if one is right there.
+/// The topmost mount exactly at a path, which must not contain symbolic links.
 ///
 /// # Errors
 /// If the table cannot be read.
@@ -41,11 +41,11 @@ pub fn topmost(path: &Path) -> io::Result<Option<Mounted>> {
     let mut table = Vec::new();
     File::open(TABLE)?.take(TABLE_BYTES_MAX).read_to_end(&mut table)?;
     let mut lines = table.split(|&byte| byte == b'\n').filter_map(parse);
-    // Later lines are mounted over earlier ones.
+    // Later mounts cover earlier ones.
     Ok(lines.rfind(|(point, _)| point == path).map(|(_, mounted)| mounted))
 }
 
-/// Where a line's mount is, and what it is; `None` for a line that is none.
+/// Parses a line into mount point and mount; `None` if the line is invalid.
 ///
 /// proc(5): `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`.
 fn parse(line: &[u8]) -> Option<(PathBuf, Mounted)> {
@@ -60,7 +60,7 @@ fn parse(line: &[u8]) -> Option<(PathBuf, Mounted)> {
     Some((PathBuf::from(OsString::from_vec(point)), Mounted { device, kind, source }))
 }
 
-/// Undoes the kernel's `\040` for a blank and the like.
+/// Decodes the kernel's octal escapes, such as `\040` for a space.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(word.len());
     let mut rest = word;

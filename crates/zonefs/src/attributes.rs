@@ -1,13 +1,13 @@
-//! What is in the tree and what `stat` says of it.
+//! The nodes of the file tree and their attributes.
 
 use std::time::SystemTime;
 
-/// The two kinds of files: a directory each.
+/// The two kinds of files, each in a directory of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
-    /// One or more conventional zones: written anywhere.
+    /// One or more conventional zones: random writes.
     Conventional,
-    /// A sequential zone: written at its end.
+    /// A sequential zone: written at its end only.
     Sequential,
 }
 
@@ -29,60 +29,61 @@ impl FileKind {
     }
 }
 
-/// Something in the tree.
+/// A node of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Node {
     /// The root.
     Root,
     /// `cnv` or `seq`.
     Directory(FileKind),
-    /// The file of this number in its directory.
+    /// The file with this number in its directory.
     File(FileKind, u32),
 }
 
-/// What `stat` says.
+/// The attributes that `stat` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Inode number: a file's first zone; the zone count for the root, and one and two more for
-    /// the directories.
+    /// Inode number. A file has the number of its first zone; the root has the zone count, and the
+    /// directories the next two numbers.
     pub ino: u64,
     /// Whether it is a directory.
     pub is_directory: bool,
     /// Permissions.
     pub permissions: u16,
-    /// Links: two for a directory and one more for each directory in it.
+    /// Link count: two for a directory, plus one per subdirectory.
     pub nlink: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Bytes of a file; files of a directory; directories of the root and two.
+    /// Size: bytes of a file; number of files in a directory; for the root, its directories plus
+    /// two.
     pub size: u64,
     /// Capacity in 512-byte blocks.
     pub blocks: u64,
     /// Unit of writes in bytes.
     pub block_bytes: u32,
-    /// When it was last changed; when it was mounted, if it was not changed since.
+    /// Time of the last change, or of the mount if there was none.
     pub modified: SystemTime,
 }
 
-/// What `statfs` says, in blocks.
+/// The values that `statfs` returns; sizes in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// Length of a block in bytes.
     pub block_bytes: u32,
-    /// What all files can hold.
+    /// Total capacity of the files.
     pub blocks: u64,
-    /// What can still be written.
+    /// Unwritten capacity.
     pub free: u64,
-    /// Files and directories.
+    /// Number of files and directories.
     pub files: u64,
 }
 
-/// Longest name.
+/// Maximum length of a name in bytes.
 pub(crate) const NAME_BYTES_MAX: u32 = 16;
 
-/// The number that a file name means: decimal, without leading zeros or anything else.
+/// Parses a file name: decimal digits without leading zeros.
 pub(crate) fn parse_name(name: &[u8]) -> Option<u32> {
     let plain = match name {
         [b'0'] => true,

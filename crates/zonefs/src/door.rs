@@ -1,4 +1,4 @@
-//! One thread's way to the files: a channel of the device with a buffer of its own.
+//! Per-thread access to the files: a channel of the device with its own buffer.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use blockyard_core::{Bio, BufRef, Disk, Flags, Op, Region, Sector, Status};
 
 use crate::error::{Problem, ZoneFsError};
 
-/// Length of the buffer in bytes: a longer read or write goes in pieces.
+/// Length of the buffer in bytes: longer reads and writes are split.
 pub(crate) const BUFFER_BYTES: usize = 1 << 20;
 
-/// One thread's way to the files of a file system.
+/// One thread's access to the files of a file system.
 ///
-/// What a thread reads and writes goes through the door's own channel and buffer, so that threads
-/// share nothing above the device but the file they work on.
+/// All data of a thread pass through the channel and buffer of its `Door`. So threads share nothing
+/// above the device except the files they work on.
 pub struct Door {
     io: Io,
 }
@@ -24,18 +24,18 @@ impl Door {
         Ok(Door { io: Io::new(channel, BUFFER_BYTES) })
     }
 
-    /// The buffer, for callers that fill it themselves and then append what is in it.
+    /// The buffer, for callers that fill it directly and then append its contents.
     pub fn buffer(&self) -> &Arc<Region> {
         self.io.region()
     }
 
-    /// Carries out an operation without data.
+    /// Executes an operation without data.
     pub(crate) fn run(&mut self, op: Op, sector: Sector) -> Result<(), Status> {
         self.io.run(Bio::new(op, sector, 0)).map(drop)
     }
 
-    /// Moves `sectors` between the device and the buffer, from the buffer's byte `at` on, and says
-    /// where on the device that was.
+    /// Transfers `sectors` between the device and the buffer, from byte `at` of the buffer on.
+    /// Returns the sector on the device.
     pub(crate) fn transfer(
         &mut self,
         op: Op,
@@ -49,7 +49,7 @@ impl Door {
         self.io.run(Bio::new(op, sector, sectors).with_buf(buf).with_flags(flags))
     }
 
-    /// Reads bytes of the device from its start on, whole sectors.
+    /// Reads whole sectors of the device into `into`.
     pub(crate) fn load(
         &mut self,
         sector: Sector,

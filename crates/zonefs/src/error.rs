@@ -1,53 +1,54 @@
-//! What goes wrong: with a file, and with a file system before it is open.
+//! Errors of a file, and of opening or creating a file system.
 
 use blockyard_core::{DeviceError, Status};
 
 use crate::superblock::SuperblockError;
 
-/// Why a file refused something. [`FileError::errno`] is what a system call returns.
+/// Why an operation on a file failed. [`FileError::errno`] is what a system call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// The zone is read-only or offline.
     #[error("the zone is read-only or offline")]
     Immutable,
-    /// The file system refuses changes.
+    /// The file system is read-only.
     #[error("the file system is read-only")]
     ReadOnly,
     /// The position is at or above the zone's capacity.
     #[error("there is no room in the zone")]
     NoRoom,
-    /// Only direct writes reach a sequential file.
+    /// Sequential files accept only direct writes.
     #[error("a sequential file is written by direct I/O only")]
     Buffered,
     /// A conventional file has no write pointer to append at.
     #[error("a conventional file takes no appends")]
     AppendConventional,
-    /// Position or length is no multiple of the block size.
+    /// Offset or length is not a multiple of the block size.
     #[error("position and length are to be multiples of the block size")]
     Unaligned,
-    /// A sequential file is written at its end and nowhere else.
+    /// A sequential file can only be written at its end.
     #[error("a sequential file is written at its write pointer only")]
     NotAtWritePointer,
-    /// An append is longer than the device takes at once.
+    /// The append exceeds the device's limit.
     #[error("an append takes at most {max} bytes")]
     TooLong {
-        /// The most bytes.
+        /// The limit in bytes.
         max: usize,
     },
-    /// A file is truncated to nothing or, if sequential, to its capacity.
+    /// A sequential file can be truncated only to 0 or to its capacity, a conventional file not at
+    /// all.
     #[error("a sequential file is truncated to 0 or to its capacity, another not at all")]
     NotTruncatable,
-    /// As many files are open for writing as the device can have open zones.
+    /// The maximum number of zones is open for files that are open for writing.
     #[error("no more zones can be open")]
     TooManyOpen,
-    /// The file was not opened for this.
+    /// The file was not opened for this operation.
     #[error("the file is not open for that")]
     NotOpenForThat,
-    /// Data landed where they should not have, or only some of them.
+    /// The data were written at the wrong place, or only in part.
     #[error("the data did not land at the write pointer")]
     Misplaced,
-    /// The device failed.
+    /// A device error.
     #[error("the device failed with {0}")]
     Device(Status),
 }
@@ -71,13 +72,13 @@ impl FileError {
     }
 }
 
-/// Why a file system could not be opened or made.
+/// Why a file system could not be opened or created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("zonefs ({device}) ERROR: {problem}")]
 pub struct ZoneFsError {
     /// The device.
     pub device: String,
-    /// What is wrong with it.
+    /// What is wrong with the device.
     pub problem: Problem,
 }
 
@@ -91,49 +92,49 @@ impl ZoneFsError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// It has no zones.
+    /// The device has no zones.
     #[error("Not a zoned block device")]
     NotZoned,
-    /// It has no zone for a file: zone 0 holds the superblock.
+    /// The device has no zone for a file: zone 0 holds the superblock.
     #[error("no zone but the first can be a file; wanted a device with two zones or more")]
     NoUsableZone,
-    /// The superblock will not do.
+    /// The superblock is invalid.
     #[error(transparent)]
     Superblock(#[from] SuperblockError),
-    /// It reports fewer or more zones than it has.
+    /// The report has another number of zones than the device.
     #[error("the report has {got} zones; the device has {wanted}")]
     ZoneCount {
-        /// Zones that it has.
+        /// Number of zones of the device.
         wanted: u32,
-        /// Zones that it reports.
+        /// Number of zones in the report.
         got: u64,
     },
-    /// Its control plane refused.
+    /// An operation of the device's control plane failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// An I/O failed.
     #[error("{what} failed with {status} ({})", status.errno_name())]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
-        /// How it ended.
+        /// The status with which it failed.
         status: Status,
     },
-    /// There is something on it already.
+    /// The device holds other data.
     #[error("the device holds {what}; -f overwrites it")]
     Holds {
-        /// What is there.
+        /// The kind of data.
         what: &'static str,
     },
-    /// It refuses changes.
+    /// The device is read-only.
     #[error("the device is read-only")]
     ReadOnly,
-    /// What was written cannot be read back.
+    /// The superblock cannot be read back after it was written.
     #[error(
         "the superblock cannot be read back; a device that keeps data (memory_backed=1) would do"
     )]
     Forgetful,
-    /// The system gave no random bytes.
+    /// The system returned no random bytes.
     #[error("making a UUID: {0}")]
     Random(String),
 }

@@ -1,14 +1,14 @@
-//! A file: one zone, or several conventional ones. Appends and writes; `reading` has the reads.
+//! A file: one zone, or several conventional zones. This file has appends and writes; `reading` has
+//! the reads.
 //!
-//! Nothing is held exclusively over an append: any number of threads append to one file at once,
-//! and the device says where their data landed. What must have a file for itself (truncating it,
-//! opening and closing its zone, finding out what an error has left) waits for the I/Os in flight
-//! and keeps new ones out.
+//! An append holds no exclusive lock: any number of threads append to one file concurrently, and
+//! the device returns where their data landed. Operations that need exclusive access (truncation,
+//! opening and closing the zone, recovery after an error) wait for the I/Os in flight and block new
+//! ones.
 //!
-//! Locks, in the order in which they are taken: `order`, `passage`, `state`, `looks`. All but the
-//! last are held over operations of the device: who only looks takes none of them.
-// The locks are those of an inode, above the block layer; over an append only `passage` is held,
-// and that one is shared.
+//! Lock order: `order`, `passage`, `state`, `looks`. All but the last are held during operations of
+//! the device; reading attributes takes only `looks`.
+// These are inode locks, above the block layer; an append holds only `passage`, and that shared.
 #![allow(clippy::disallowed_types)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -30,47 +30,48 @@ pub(crate) mod bit {
     pub(crate) const OFFLINE: u32 = 1;
     /// The zone can only be read, or is treated so.
     pub(crate) const READ_ONLY: u32 = 2;
-    /// The file can neither be read nor written.
+    /// The file cannot be read; set together with `OFFLINE` or `READ_ONLY`, so it cannot be written
+    /// either.
     pub(crate) const UNREADABLE: u32 = 4;
-    /// The file does not change any more.
+    /// The file can no longer change.
     pub(crate) const IMMUTABLE: u32 = OFFLINE | READ_ONLY;
 }
 
-/// What all who have a file open share.
+/// A file's state, shared by all its open handles.
 pub(crate) struct File {
     pub(crate) kind: FileKind,
-    /// Number of its first zone.
+    /// Number of the first zone.
     pub(crate) zone: u32,
-    /// How many zones it has.
+    /// Number of zones.
     pub(crate) zones: u32,
     /// First sector.
     pub(crate) start: Sector,
-    /// Most bytes.
+    /// Capacity in bytes.
     pub(crate) capacity: u64,
-    /// Held alone over a positioned write to a sequential file, and over a change of part of a
-    /// block: of these there is one at a time. Appends share it, where the device places them.
+    /// Exclusive during a positioned write to a sequential file, and during a write of part of a
+    /// block. Shared by appends if the device chooses their place.
     order: RwLock<()>,
-    /// Shared by I/Os in flight.
+    /// Shared by I/Os in flight; exclusive ("closed") while the file must not change.
     passage: RwLock<()>,
-    /// Bytes that can be read. Grows in any order of completions, shrinks with the passage closed.
+    /// Readable bytes. Grows in any order of completions; shrinks only while `passage` is closed.
     size: AtomicU64,
-    /// Grows with the passage closed.
+    /// Number of truncations. Changes only while `passage` is closed.
     truncations: AtomicU64,
-    /// See [`bit`]. Changes with the passage closed.
+    /// See [`bit`]. Changes only while `passage` is closed.
     bits: AtomicU32,
-    /// Whether its zone is open because it is open for writing.
+    /// Whether the zone is explicitly open because the file is open for writing.
     zone_open: AtomicBool,
     state: Mutex<State>,
     looks: Mutex<Looks>,
 }
 
-/// What is held over the opening and closing of its zone.
+/// State that is locked while the file's zone is opened or closed.
 pub(crate) struct State {
-    /// How many have it open for writing, if it is sequential.
+    /// Number of handles open for writing, for a sequential file.
     pub(crate) writers: u32,
 }
 
-/// What `stat` says and changes rarely. Never held over I/O.
+/// Attributes that `stat` returns and that rarely change. Never locked during I/O.
 pub(crate) struct Looks {
     /// Permissions.
     pub(crate) permissions: u16,
@@ -78,7 +79,7 @@ pub(crate) struct Looks {
     pub(crate) uid: u32,
     /// Group.
     pub(crate) gid: u32,
-    /// When it was last written or truncated.
+    /// Time of the last write or truncation.
     pub(crate) modified: SystemTime,
 }
 
@@ -86,7 +87,7 @@ impl File {
     pub(crate) fn new(shape: &Shape, permissions: u16, uid: u32, gid: u32) -> File {
         let bits = match shape.cond {
             ZoneCond::Offline => bit::OFFLINE | bit::UNREADABLE,
-            // Where its write pointer is nobody knows, so nothing of it can be read.
+            // A read-only zone's write pointer is unknown, so its data cannot be read.
             ZoneCond::ReadOnly => bit::READ_ONLY | bit::UNREADABLE,
             _ => 0,
         };
@@ -109,72 +110,73 @@ impl File {
         }
     }
 
-    /// Held by an I/O in flight, with others.
+    /// Taken by an I/O in flight, shared with other I/Os.
     pub(crate) fn enter(&self) -> RwLockReadGuard<'_, ()> {
-        // It guards no data that a holder that panicked could have left half done.
+        // The lock guards no data that a panic could leave inconsistent.
         self.passage.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the I/Os in flight and keeps new ones out.
+    /// Waits for the I/Os in flight and blocks new ones.
     pub(crate) fn close_passage(&self) -> RwLockWriteGuard<'_, ()> {
         self.passage.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // It is one number.
+        // The state is a single number.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn looks(&self) -> MutexGuard<'_, Looks> {
-        // Its fields are set one by one and do not depend on each other.
+        // The fields are set individually and do not depend on each other.
         self.looks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn is_zone_open(&self) -> bool {
-        // Relaxed: set under `state`, which orders it for who acts on it.
+        // Relaxed: set under `state`, which orders it for threads that act on it.
         self.zone_open.load(Ordering::Relaxed)
     }
 
-    /// For who holds `state`.
+    /// The caller holds `state`.
     pub(crate) fn set_zone_open(&self, open: bool) {
         // Relaxed: as above.
         self.zone_open.store(open, Ordering::Relaxed);
     }
 
-    /// Held by who must know where the next write lands.
+    /// Taken by a write that must know where it lands.
     fn in_order(&self) -> RwLockWriteGuard<'_, ()> {
         self.order.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held by appends that land wherever the device puts them.
+    /// Taken by appends, which land wherever the device puts them.
     fn in_any_order(&self) -> RwLockReadGuard<'_, ()> {
         self.order.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn size(&self) -> u64 {
-        // Acquire: pairs with the Release of `grow`, so that who sees the size reads the data.
+        // Acquire: pairs with the Release of `grow`, so that a thread that sees the size sees the
+        // data.
         self.size.load(Ordering::Acquire)
     }
 
-    /// The file reaches at least to `end`.
+    /// Grows the file to at least `end`.
     fn grow(&self, end: u64) {
         // Release: pairs with the Acquire in `size`.
         self.size.fetch_max(end, Ordering::Release);
     }
 
-    /// The file's size is this. For who has closed the passage.
+    /// Sets the size. The caller has closed the passage.
     pub(crate) fn set_size(&self, size: u64) {
         // Release: pairs with the Acquire in `size`.
         self.size.store(size, Ordering::Release);
     }
 
-    /// How often it was truncated.
+    /// Number of truncations so far.
     pub(crate) fn truncations(&self) -> u64 {
-        // Relaxed: counted with the passage closed, which orders it for every I/O.
+        // Relaxed: changes only while the passage is closed, which orders it for every I/O.
         self.truncations.load(Ordering::Relaxed)
     }
 
-    /// It is truncated to this size. For who has closed the passage.
+    /// Records a truncation to this size. The caller has closed the passage.
     pub(crate) fn set_truncated(&self, size: u64) {
         // Relaxed: as above.
         self.truncations.fetch_add(1, Ordering::Relaxed);
@@ -182,11 +184,11 @@ impl File {
     }
 
     pub(crate) fn bits(&self) -> u32 {
-        // Relaxed: set with the passage closed, which orders them for every I/O.
+        // Relaxed: set while the passage is closed, which orders them for every I/O.
         self.bits.load(Ordering::Relaxed)
     }
 
-    /// For who has closed the passage.
+    /// Sets bits. The caller has closed the passage.
     pub(crate) fn add_bits(&self, bits: u32) {
         // Relaxed: as for `bits`.
         self.bits.fetch_or(bits, Ordering::Relaxed);
@@ -197,38 +199,38 @@ impl File {
     }
 }
 
-/// What a file is opened for.
+/// The access for which a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To be read.
+    /// Reading.
     Read,
-    /// To be written, and read as well.
+    /// Reading and writing.
     Write,
 }
 
-/// How a write is to be done.
+/// How to execute a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Manner {
-    /// At the write pointer, wherever that is.
+    /// Write at the write pointer, wherever it is.
     pub(crate) append: bool,
-    /// Durable when it returns.
+    /// Make the data durable before returning.
     pub(crate) durable: bool,
 }
 
-/// A file that is open. Closing it is dropping it.
+/// An open file. Dropping it closes it.
 ///
-/// Threads share a `ZoneFile` and bring a [`Door`] each.
+/// Threads share a `ZoneFile`, and each brings its own [`Door`].
 pub struct ZoneFile {
     pub(crate) fs: Arc<ZoneFs>,
     pub(crate) file: Arc<File>,
     pub(crate) access: Access,
 }
 
-/// Why an I/O failed: refused before the device saw it, or by the device.
+/// Why an I/O failed: refused before it reached the device, or failed by the device.
 pub(crate) enum Failed {
     Refused(FileError),
     ByDevice(Status),
-    /// The device did something else than it was asked for.
+    /// The device did not do what it was asked to.
     Misplaced,
 }
 
@@ -239,27 +241,27 @@ impl From<FileError> for Failed {
 }
 
 impl ZoneFile {
-    /// Which kind of file it is.
+    /// The kind of the file.
     pub fn kind(&self) -> FileKind {
         self.file.kind
     }
 
-    /// Its size in bytes: up to the write pointer of a sequential file.
+    /// Size in bytes; for a sequential file, up to the write pointer.
     pub fn size(&self) -> u64 {
         self.file.size()
     }
 
-    /// The most bytes it can have.
+    /// Capacity in bytes.
     pub fn capacity(&self) -> u64 {
         self.file.capacity
     }
 
-    /// Appends whole blocks at once, and says at which byte of the file they landed. Any number of
-    /// threads append to one file at the same time.
+    /// Appends whole blocks in one write and returns their offset in the file. Any number of
+    /// threads may append to one file concurrently.
     ///
     /// # Errors
-    /// [`FileError::NoRoom`] if they do not fit, which changes nothing; [`FileError::TooLong`] if
-    /// they are more than [`ZoneFs::append_bytes_max`].
+    /// [`FileError::NoRoom`] if the data do not fit, and then nothing changes;
+    /// [`FileError::TooLong`] if they exceed [`ZoneFs::append_bytes_max`].
     pub fn append(&self, door: &mut Door, data: &[u8]) -> Result<u64, FileError> {
         if data.len() > BUFFER_BYTES {
             return Err(FileError::TooLong { max: self.fs.append_bytes_max() });
@@ -303,8 +305,8 @@ impl ZoneFile {
         done.map_err(|failed| self.after_write(failed, len_bytes as u64, truncations))
     }
 
-    /// Appends the first `len_bytes` of the door's buffer. Where nobody else appends, the caller
-    /// knows where they must land.
+    /// Appends the first `len_bytes` of the door's buffer. `known` is the offset at which they must
+    /// land, if no other thread appends.
     fn append_in_flight(
         &self,
         door: &mut Door,
@@ -323,7 +325,7 @@ impl ZoneFile {
         }
         let (op, sector) = match self.fs.appends_natively() {
             true => (Op::ZoneAppend, file.start),
-            // The caller keeps others out.
+            // The caller excludes other writes.
             false => (Op::Write, file.start + before / SECTOR_BYTES),
         };
         let flags = if durable { Flags::FUA } else { Flags::NONE };
@@ -340,11 +342,11 @@ impl ZoneFile {
         Ok(offset)
     }
 
-    /// Writes whole blocks at `offset`, and says how many bytes: fewer where they cross the
-    /// capacity. In a sequential file `offset` is the present size.
+    /// Writes whole blocks at `offset` and returns the number of bytes written; a write that
+    /// crosses the capacity is shortened. In a sequential file `offset` must be the current size.
     ///
     /// # Errors
-    /// The first that applies of docs/zonefs.md's table.
+    /// The first one that applies in the table of docs/zonefs.md.
     pub fn write(&self, door: &mut Door, offset: u64, data: &[u8]) -> Result<usize, FileError> {
         self.write_direct(door, offset, data, Manner::default())
     }
@@ -364,8 +366,8 @@ impl ZoneFile {
         let truncations;
         let end = {
             let _order = sequential.then(|| self.file.in_order());
-            // Entered before the offset is looked at, and left when all is written: a truncation
-            // comes before the whole write or after it.
+            // Enter before reading the offset and leave after the last write: a truncation comes
+            // before or after the whole write.
             let _in_flight = self.file.enter();
             truncations = self.file.truncations();
             self.write_in_flight(door, offset, data, manner)
@@ -407,7 +409,7 @@ impl ZoneFile {
         Ok(done)
     }
 
-    /// Writes what is in the buffer to a conventional file.
+    /// Writes the contents of the buffer to a conventional file.
     fn write_anywhere(
         &self,
         door: &mut Door,
@@ -422,8 +424,7 @@ impl ZoneFile {
         door.transfer(Op::Write, sector, sectors, 0, flags).map(drop).map_err(Failed::ByDevice)
     }
 
-    /// Writes any bytes of a conventional file: of blocks that are written in part, the rest is
-    /// read first.
+    /// Writes any bytes of a conventional file: reads the rest of partially written blocks first.
     pub(crate) fn write_buffered(
         &self,
         door: &mut Door,
@@ -454,7 +455,7 @@ impl ZoneFile {
             let part = (len - done).min(BUFFER_BYTES - skip);
             let covered = (skip + part).next_multiple_of(block as usize);
             if skip != 0 || covered != skip + part {
-                // Only the first and the last block can have bytes that stay.
+                // Only the first and the last block can be written partially.
                 self.fill(door, first, 0, block as usize)?;
                 if covered > block as usize {
                     let last = covered - block as usize;
@@ -473,7 +474,7 @@ impl ZoneFile {
         Ok(done)
     }
 
-    /// Makes all that was written durable.
+    /// Makes all completed writes durable.
     ///
     /// # Errors
     /// If the zone is read-only or offline, or the device fails.
@@ -491,7 +492,7 @@ impl ZoneFile {
         })
     }
 
-    /// Whether a write is allowed at all.
+    /// Whether writes to the file are allowed.
     fn check_write(&self) -> Result<(), FileError> {
         if self.access == Access::Read {
             Err(FileError::NotOpenForThat)
@@ -504,9 +505,9 @@ impl ZoneFile {
         }
     }
 
-    /// What a failed write comes to, after recovery. `wanted` is the length of an append that
-    /// others may have taken the room from, else 0; `truncations` is how many there were when it
-    /// began.
+    /// Recovers from a failed write and returns its error. `wanted` is the length of an append that
+    /// may have failed because other appends took the space, otherwise 0. `truncations` is the
+    /// file's number of truncations when the write began.
     fn after_write(&self, failed: Failed, wanted: u64, truncations: u64) -> FileError {
         let error = match failed {
             Failed::Refused(error) => return error,

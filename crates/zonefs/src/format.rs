@@ -1,4 +1,4 @@
-//! Making a file system: every sequential zone is reset, and the superblock written.
+//! Creating a file system: resets every sequential zone and writes the superblock.
 
 use blockyard_core::blocking::Io;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
@@ -11,44 +11,45 @@ use crate::options::FormatOptions;
 use crate::superblock::{LABEL_BYTES, MAGIC, SUPERBLOCK_BYTES, Superblock};
 use crate::uuid::Uuid;
 
-/// How much of the start of a device is looked at before it is overwritten: where file systems,
-/// volume managers and partition tables have their marks; btrfs's is the last, at 64 KiB.
+/// Length of the start of a device that is checked for existing data before it is overwritten. File
+/// systems, volume managers and partition tables have their signatures there; btrfs's is the last,
+/// at 64 KiB.
 const LOOKED_AT_BYTES: usize = (64 << 10) + 4096;
 
-/// What a new file system is to be.
+/// Parameters of a new file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Format {
-    /// Overwrite what is there.
+    /// Overwrite existing data.
     pub force: bool,
-    /// A name for people, at most 64 bytes.
+    /// Volume label, at most 64 bytes.
     pub label: String,
-    /// A name for programs; a random one if there is none.
+    /// UUID of the file system; a random one if `None`.
     pub uuid: Option<Uuid>,
-    /// What `-o` said.
+    /// The `-o` options.
     pub options: FormatOptions,
 }
 
-/// What was made.
+/// The result of creating a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Formatted {
-    /// The superblock.
+    /// The superblock that was written.
     pub superblock: Superblock,
-    /// Files in `cnv`.
+    /// Number of files in `cnv`.
     pub conventional_files: u32,
-    /// Files in `seq`.
+    /// Number of files in `seq`.
     pub sequential_files: u32,
-    /// Whether zone 0, which holds the superblock, was sequential and is full now.
+    /// Whether zone 0, which holds the superblock, is sequential and was finished.
     pub zone_0_finished: bool,
 }
 
-/// A label that will not do.
+/// The label is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("label: `{label}` will not do: wanted at most {LABEL_BYTES} bytes, none of them zero")]
 pub struct LabelError {
     label: String,
 }
 
-/// Checks a label.
+/// Validates a label.
 ///
 /// # Errors
 /// If it does not fit the superblock.
@@ -59,14 +60,14 @@ pub fn check_label(label: &str) -> Result<(), LabelError> {
     }
 }
 
-/// Makes a file system on a device. The caller has checked the label.
+/// Creates a file system on a device. The caller has validated the label.
 ///
 /// # Errors
-/// If the device has no zones or too few, is read-only, holds something and `force` is not set,
-/// fails, or keeps nothing.
+/// If the device has no zones or too few, is read-only, holds data while `force` is not set, fails,
+/// or does not store data.
 ///
 /// # Panics
-/// If the label is longer than the superblock has room for.
+/// If the label is too long for the superblock.
 pub fn format(disk: &dyn Disk, format: &Format) -> Result<Formatted, ZoneFsError> {
     let failed = |problem| ZoneFsError { device: disk.name().to_owned(), problem };
     let zones = layout::report(disk)?;
@@ -103,7 +104,7 @@ fn superblock(format: &Format) -> Result<Superblock, String> {
     Ok(Superblock { aggregate_conventional, uid, gid, permissions, ..superblock })
 }
 
-/// Refuses a device that holds something. Above a write pointer there is nothing.
+/// Refuses a device that holds data. Sectors above a write pointer hold none.
 fn look(zones: &[ZoneInfo], io: &mut Io) -> Result<(), Problem> {
     let what = "looking for what the device holds";
     let end = LOOKED_AT_BYTES as u64 / SECTOR_BYTES;
@@ -128,7 +129,7 @@ fn look(zones: &[ZoneInfo], io: &mut Io) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Resets the zones, writes the superblock and reads it back. Says whether zone 0 was finished.
+/// Resets the zones, writes the superblock and reads it back. Returns whether zone 0 was finished.
 fn write(
     disk: &dyn Disk,
     io: &mut Io,
@@ -138,7 +139,7 @@ fn write(
     let io_problem = |what| move |status: Status| Problem::Io { what, status };
     reset(io, zones).map_err(io_problem("resetting the zones"))?;
     let first_is_sequential = zones[0].kind == ZoneType::SequentialWriteRequired;
-    // Blocks may be longer than the superblock; what is behind it is zeros.
+    // A block may be longer than the superblock; the rest is zeros.
     let block = disk.geometry().physical_block_bytes as usize;
     let mut bytes = superblock.encode().to_vec();
     bytes.resize(SUPERBLOCK_BYTES.next_multiple_of(block), 0);
@@ -148,15 +149,15 @@ fn write(
         io.run(finish).map_err(io_problem("finishing zone 0"))?;
     }
     io.run(Bio::flush()).map_err(io_problem("flushing"))?;
-    // What is in the adapter's buffer must come from the device.
+    // Overwrite the buffer, so that the data read back come from the device.
     let mut back = vec![0; bytes.len()];
     io.region().write(0, &back);
     io.read(Sector(0), &mut back).map_err(io_problem("reading the superblock back"))?;
     if back == bytes { Ok(first_is_sequential) } else { Err(Problem::Forgetful) }
 }
 
-/// Resets all sequential zones, at once where the device can. Those that are read-only or offline
-/// stay as they are.
+/// Resets all sequential zones, with one command if the device supports it. Read-only and offline
+/// zones do not change.
 fn reset(io: &mut Io, zones: &[ZoneInfo]) -> Result<(), Status> {
     match io.run(Bio::new(Op::ZoneResetAll, Sector(0), 0)) {
         Err(Status::NotSupp) => {}
@@ -173,7 +174,7 @@ fn reset(io: &mut Io, zones: &[ZoneInfo]) -> Result<(), Status> {
 }
 
 impl Formatted {
-    /// How many files there are of a kind.
+    /// The number of files of a kind.
     pub fn files(&self, kind: FileKind) -> u32 {
         match kind {
             FileKind::Conventional => self.conventional_files,

@@ -1,6 +1,6 @@
 //! The file system: a device, its superblock, and a file for each zone.
-// A table of files and what is counted of all of them; no I/O takes a lock of this file, but those
-// that open, close, reset and finish zones.
+// A table of files and their shared counters. Only opens, closes, resets and finishes of zones take
+// a lock of this file; reads and writes take none.
 #![allow(clippy::disallowed_types)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,16 +22,16 @@ use crate::superblock::{PERMISSIONS, SUPERBLOCK_BYTES, Superblock};
 /// Permissions of directories.
 const DIRECTORY_PERMISSIONS: u16 = 0o555;
 
-/// What counts against the limits of the device.
+/// Use of resources that the device limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resources {
-    /// Sequential files open for writing.
+    /// Number of sequential files open for writing.
     pub write_open: u32,
-    /// The most that `explicit-open` allows; 0: no limit.
+    /// Maximum of `write_open` with `explicit-open`; 0: no limit.
     pub write_open_max: u32,
-    /// Sequential files that are partly written, or whose zone is open.
+    /// Number of sequential files that are partly written, or whose zone is open.
     pub active: u32,
-    /// The most active zones that the device allows; 0: no limit.
+    /// Maximum number of active zones of the device; 0: no limit.
     pub active_max: u32,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Directory {
     pub(crate) gid: u32,
 }
 
-/// A zonefs file system over a zoned device, open.
+/// An open zonefs file system on a zoned device.
 pub struct ZoneFs {
     disk: Arc<dyn Disk>,
     superblock: Superblock,
@@ -54,25 +54,25 @@ pub struct ZoneFs {
     active_max: u32,
     append_bytes_max: usize,
     native_append: bool,
-    /// By kind, in the order of their zones.
+    /// Files by kind, in the order of their zones.
     files: [Vec<Arc<File>>; 2],
-    /// The root, and the directories by kind.
+    /// The root, then the directories by kind.
     directories: Mutex<[Directory; 3]>,
     read_only: AtomicBool,
-    /// Sequential files open for writing.
+    /// Number of sequential files open for writing.
     writers: AtomicU32,
-    /// For zone operations: they are rare.
+    /// The door for zone operations, which are rare.
     control: Mutex<Door>,
     opened: SystemTime,
-    /// What is told when it becomes read-only.
+    /// The mount to make read-only when the file system becomes read-only.
     mount: OnceLock<Arc<Remount>>,
 }
 
 impl ZoneFs {
-    /// Opens the file system of a device. Zones that are open are closed first.
+    /// Opens the file system of a device. First closes all open zones.
     ///
     /// # Errors
-    /// If the device has no zones or no zonefs, or its report fails.
+    /// If the device has no zones or no zonefs, or its zone report fails.
     pub fn open(disk: Arc<dyn Disk>, options: MountOptions) -> Result<Arc<ZoneFs>, ZoneFsError> {
         let failed = |problem| ZoneFsError { device: disk.name().to_owned(), problem };
         if disk.geometry().zones.is_none() {
@@ -86,10 +86,10 @@ impl ZoneFs {
         ZoneFs::open_with(disk, superblock, options)
     }
 
-    /// Opens a device as if this superblock were on it, for devices that keep nothing.
+    /// Opens a device as if it had this superblock, for devices that do not store data.
     ///
     /// # Errors
-    /// As [`ZoneFs::open`], but for the superblock.
+    /// As [`ZoneFs::open`], except those of the superblock.
     pub fn open_with(
         disk: Arc<dyn Disk>,
         superblock: Superblock,
@@ -141,7 +141,7 @@ impl ZoneFs {
         Ok(Arc::new(fs))
     }
 
-    /// Closes the zones that are open: from now on the files open for writing say which are.
+    /// Closes all open zones: from now on a zone is open only if its file is open for writing.
     fn close_zones(&self, shapes: &[Shape]) -> Result<(), ZoneFsError> {
         if self.disk.limits().read_only {
             return Ok(());
@@ -156,10 +156,10 @@ impl ZoneFs {
         Ok(())
     }
 
-    /// A way to the files for one thread.
+    /// Creates the access of one thread.
     ///
     /// # Errors
-    /// If the device is gone or serves no more channels.
+    /// If the device is gone or has no free channel.
     pub fn door(&self) -> Result<Door, ZoneFsError> {
         Door::open(self.disk.as_ref())
     }
@@ -169,44 +169,44 @@ impl ZoneFs {
         &self.disk
     }
 
-    /// What the superblock says.
+    /// The superblock.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// How it was opened, after corrections.
+    /// The mount options after corrections.
     pub fn options(&self) -> &MountOptions {
         &self.options
     }
 
-    /// The unit of writes in bytes.
+    /// Unit of writes in bytes.
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// Most bytes of one append.
+    /// Maximum bytes of one append.
     pub fn append_bytes_max(&self) -> usize {
         self.append_bytes_max
     }
 
-    /// Whether the device, or its stack, says itself where an append lands. Where it does not,
-    /// appends to one file take turns.
+    /// Whether the device or its stack reports where an append landed. Otherwise appends to one
+    /// file are serialized.
     pub fn appends_natively(&self) -> bool {
         self.native_append
     }
 
-    /// Whether writes are refused, from the beginning or since an error.
+    /// Whether writes are refused, since the opening or since an error.
     pub fn is_read_only(&self) -> bool {
-        // Relaxed: a write that does not see it yet is one that came before.
+        // Relaxed: a write that does not see the flag yet counts as earlier.
         self.read_only.load(Ordering::Relaxed)
     }
 
-    /// How many files of a kind there are.
+    /// The number of files of a kind.
     pub fn file_count(&self, kind: FileKind) -> u32 {
         self.files[kind.index()].len() as u32
     }
 
-    /// What counts against the limits of the device.
+    /// Current use of resources that the device limits.
     pub fn resources(&self) -> Resources {
         let files = &self.files[FileKind::Sequential.index()];
         let active = files.iter().filter(|file| {
@@ -214,7 +214,7 @@ impl ZoneFs {
             (size > 0 && size < file.capacity) || file.is_zone_open()
         });
         Resources {
-            // Relaxed: a count for people.
+            // Relaxed: a counter for display only.
             write_open: self.writers.load(Ordering::Relaxed),
             write_open_max: self.open_max,
             active: active.count() as u32,
@@ -222,7 +222,7 @@ impl ZoneFs {
         }
     }
 
-    /// What is in the whole tree.
+    /// Usage of the whole file system.
     pub fn space(&self) -> Space {
         let all = || self.files.iter().flatten();
         let block = u64::from(self.block_bytes);
@@ -232,12 +232,12 @@ impl ZoneFs {
         Space { block_bytes: self.block_bytes, blocks, free: blocks - written.min(blocks), files }
     }
 
-    /// The directories that there are: those with a file in them.
+    /// The existing directories: those with at least one file.
     pub fn directories(&self) -> impl Iterator<Item = FileKind> + '_ {
         FileKind::ALL.into_iter().filter(|kind| self.file_count(*kind) > 0)
     }
 
-    /// What a name means in a directory.
+    /// Looks up a name in a directory.
     pub fn lookup(&self, parent: Node, name: &[u8]) -> Option<Node> {
         match parent {
             Node::Root => {
@@ -252,7 +252,7 @@ impl ZoneFs {
         }
     }
 
-    /// What is at an inode number.
+    /// The node with an inode number.
     pub fn node(&self, ino: u64) -> Option<Node> {
         let count = u64::from(self.zone_count);
         if ino == count {
@@ -269,7 +269,7 @@ impl ZoneFs {
         })
     }
 
-    /// What `stat` says of something in the tree.
+    /// The attributes of a node.
     pub fn attributes(&self, node: Node) -> Option<Attributes> {
         let count = u64::from(self.zone_count);
         let (ino, size, links, place) = match node {
@@ -332,9 +332,9 @@ impl ZoneFs {
         self.options.explicit_open
     }
 
-    /// One more sequential file is open for writing; says how many were.
+    /// Counts another sequential file open for writing; returns the previous number.
     pub(crate) fn add_writer(&self) -> u32 {
-        // Relaxed: only the number counts, and the operation is whole.
+        // Relaxed: only the number matters, and the operation is atomic.
         self.writers.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -345,16 +345,17 @@ impl ZoneFs {
 
     /// The door for zone operations.
     pub(crate) fn control(&self) -> MutexGuard<'_, Door> {
-        // A door that a panic left in an operation answers the next one by its own number.
+        // After a panic during an operation the door is still usable: completions are matched by
+        // number.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn directory_table(&self) -> MutexGuard<'_, [Directory; 3]> {
-        // Its fields do not depend on each other.
+        // The fields do not depend on each other.
         self.directories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a directory. Files are none.
+    /// Changes a directory; does nothing for a file.
     pub(crate) fn with_directory(&self, node: Node, change: impl FnOnce(&mut Directory)) {
         let place = match node {
             Node::Root => 0,
@@ -364,7 +365,7 @@ impl ZoneFs {
         change(&mut self.directory_table()[place]);
     }
 
-    /// Refuses writes from now on.
+    /// Makes the file system read-only.
     pub(crate) fn become_read_only(&self, why: &str) {
         // Relaxed: as in `is_read_only`.
         if !self.read_only.swap(true, Ordering::Relaxed) {
@@ -373,13 +374,13 @@ impl ZoneFs {
         }
     }
 
-    /// It is mounted, and the mount is to follow when it becomes read-only.
+    /// Registers the mount that follows when the file system becomes read-only.
     pub(crate) fn set_mount(&self, mount: Arc<Remount>) {
-        // It is mounted once: a second mount opens the file system anew.
+        // A `ZoneFs` is mounted once: a second mount opens another one.
         let _ = self.mount.set(mount);
     }
 
-    /// Makes the mount read-only, if the file system is.
+    /// Makes the mount read-only if the file system is.
     pub(crate) fn remount(&self) {
         if let Some(mount) = self.mount.get().filter(|_| self.is_read_only()) {
             mount.begin();
@@ -391,8 +392,8 @@ impl ZoneFs {
     }
 }
 
-/// Whose the files are. Where the superblock does not say it they are root's, as in Linux; and if
-/// it is not root who opens the file system, which Linux does not know, they are theirs.
+/// Owner and group of the files. Without the superblock's setting they belong to root, as in Linux;
+/// if the process is not root, a case that Linux does not have, they belong to its user.
 fn owner(superblock: &Superblock) -> (u32, u32) {
     let uid = superblock.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
     let gid = superblock.gid.unwrap_or_else(|| match rustix::process::geteuid().is_root() {
@@ -402,7 +403,7 @@ fn owner(superblock: &Superblock) -> (u32, u32) {
     (uid, gid)
 }
 
-/// The device's name stands for it in a debug print.
+/// Shows the name of the device.
 impl std::fmt::Debug for ZoneFs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ZoneFs").field("device", &self.disk.name()).finish_non_exhaustive()

@@ -1,15 +1,15 @@
-//! The file system as FUSE asks for it: a translator from requests to [`ZoneFs`] and back.
+//! The FUSE server: translates FUSE requests to [`ZoneFs`] calls and back.
 //!
-//! What the protocol needs beyond the rules:
-//! - Node 1 is the root in FUSE and may be a file in zonefs, so a node id is an inode number and
-//!   one more. `stat` shows the inode number: attributes are never cached, and what is asked for
-//!   afresh has it.
+//! The protocol needs more than the file system's rules:
+//! - FUSE's root is node 1, which may be a file in zonefs. So a node id is the inode number plus
+//!   one. `stat` shows the inode number, because attributes are never cached and a new request
+//!   returns it.
 //! - The flags of each request, not those of the open, say whether a write is direct.
-//! - A write that extends a file comes alone, because the kernel holds the inode's lock over it,
-//!   and without asynchronous direct I/O its pieces come one after another. So the requests of one
-//!   sequential file arrive in order, whichever thread takes them.
-//! - Handles of sequential files that can be written bypass the page cache: they cannot be mapped
-//!   shared. Others use it, and find their pages dropped when size or time have changed.
+//! - A write that extends a file arrives alone: the kernel holds the inode's lock during it, and
+//!   without asynchronous direct I/O it sends the pieces one after another. So the requests for one
+//!   sequential file arrive in order, whichever thread receives them.
+//! - Writable handles of sequential files bypass the page cache, so they cannot be mapped shared.
+//!   Other handles use the page cache; the kernel drops their pages when size or time have changed.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -35,24 +35,24 @@ use crate::manage::Change;
 
 mod handles;
 
-/// Nothing is remembered by the kernel: the device can change under it, by another door.
+/// The kernel must not cache anything: other users may change the device directly.
 const NO_TIME: Duration = Duration::ZERO;
 
-/// Requests that the kernel may have under way in the background.
+/// Maximum number of background requests of the kernel.
 const BACKGROUND_MAX: u16 = 256;
 
 thread_local! {
-    /// The door of the file system that this thread serves.
+    /// This thread's door to the file system that it serves.
     static DOOR: RefCell<Option<Door>> = const { RefCell::new(None) };
-    /// What is read on its way out.
+    /// Buffer for data that are read.
     static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Serves one mount.
+/// The server of one mount.
 pub(crate) struct Server {
     fs: Arc<ZoneFs>,
     handles: Handles,
-    /// Called when it is mounted no longer.
+    /// Called after the mount has ended.
     ended: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -73,7 +73,7 @@ impl Server {
         self.fs.attributes(node).ok_or(Errno::ENOENT)
     }
 
-    /// What a lookup answers: the node's id stands where its inode number is later.
+    /// The reply to a lookup: the node id stands in place of the inode number.
     fn entry(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
         if name.len() > NAME_BYTES_MAX as usize {
             return Err(Errno::ENAMETOOLONG);
@@ -92,7 +92,7 @@ impl Server {
         let opened = self.fs.open_file(kind, number, access).ok_or(Errno::ENOENT)?;
         let opened = opened.map_err(errno)?;
         let past_the_cache = match kind {
-            // Of a file that cannot be read the kernel would say that it is empty.
+            // For an unreadable file, the kernel's cache would report an empty file.
             FileKind::Sequential => access == Access::Write || !opened.is_readable(),
             FileKind::Conventional => flags.0 & libc::O_DIRECT != 0,
         };
@@ -107,7 +107,7 @@ impl Server {
         Ok((handle, how))
     }
 
-    /// Does something with an open file, through this thread's door.
+    /// Calls `work` with an open file and this thread's door.
     fn with_file<T>(
         &self,
         handle: FileHandle,
@@ -171,7 +171,7 @@ impl Server {
         let node = self.node(id)?;
         let root = self.attributes(Node::Root)?.ino;
         let own = self.attributes(node)?.ino;
-        // An offset is the number of the entry behind.
+        // A directory offset is the number of the next entry.
         let add = |reply: &mut ReplyDirectory, index: u64, ino: u64, kind, name: &str| {
             index >= offset && reply.add(INodeNo(ino), index + 1, kind, name)
         };
@@ -252,7 +252,7 @@ impl Filesystem for Server {
         }
         let refused = |what| std::io::Error::other(format!("fuse: {what} is out of range"));
         config.set_max_write(BUFFER_BYTES as u32).map_err(|_| refused("max_write"))?;
-        // An error means that the kernel's own limit is below.
+        // An error means that the kernel's limit is lower.
         let _ = config.set_max_readahead(BUFFER_BYTES as u32);
         config.set_max_background(BACKGROUND_MAX).map_err(|_| refused("max_background"))?;
         Ok(())
@@ -297,7 +297,7 @@ impl Filesystem for Server {
         reply: ReplyAttr,
     ) {
         let permissions = mode.map(|mode| (mode & 0o7777) as u16);
-        // A truncation brings its own time.
+        // A truncation sets the time itself.
         let modified = modified.filter(|_| size.is_none()).map(time);
         match self.change(id, Change { permissions, uid, gid, modified }, size) {
             Ok(attr) => reply.attr(&NO_TIME, &attr),
@@ -324,7 +324,7 @@ impl Filesystem for Server {
     ) {
         drop(self.handles.remove(handle.0));
         reply.ok();
-        // It may have been the file that kept the mount from becoming read-only.
+        // This file may have kept the mount from becoming read-only.
         self.fs.remount();
     }
 
@@ -372,7 +372,7 @@ impl Filesystem for Server {
         }
     }
 
-    /// Nothing is kept back here: what was written is with the device.
+    /// Nothing is buffered here: completed writes are on the device.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.ok();
     }
@@ -403,8 +403,8 @@ impl Filesystem for Server {
         reply.statfs(blocks, free, free, files, 0, block_bytes, NAME_BYTES_MAX, block_bytes);
     }
 
-    // Zones neither come nor go, and neither do files. The errors are those of a directory in
-    // which Linux has no such operation.
+    // Files and zones are neither created nor removed. The errors are those that Linux returns for
+    // a directory without these operations.
 
     fn create(
         &self,

@@ -1,4 +1,4 @@
-//! Which zones become which files.
+//! Assignment of zones to files.
 
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Disk, SECTOR_BYTES, Sector};
@@ -6,24 +6,24 @@ use blockyard_core::{Disk, SECTOR_BYTES, Sector};
 use crate::attributes::FileKind;
 use crate::error::{Problem, ZoneFsError};
 
-/// Zones asked for at once.
+/// Number of zones per report.
 const REPORT_ZONES: usize = 4096;
 
-/// A file as the zones have it.
+/// A file as derived from the zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) kind: FileKind,
-    /// Number of its first zone.
+    /// Number of the first zone.
     pub(crate) zone: u32,
-    /// How many zones it has: one but for aggregated conventional ones.
+    /// Number of zones: 1 except for aggregated conventional zones.
     pub(crate) zones: u32,
     /// First sector.
     pub(crate) start: Sector,
-    /// Most bytes.
+    /// Capacity in bytes.
     pub(crate) capacity: u64,
-    /// Condition of its zone; the worst of several.
+    /// Condition of the zone; the worst one if there are several zones.
     pub(crate) cond: ZoneCond,
-    /// Bytes up to the write pointer; the capacity for a conventional file.
+    /// Bytes below the write pointer; the capacity for a conventional file.
     pub(crate) written: u64,
 }
 
@@ -52,8 +52,8 @@ pub(crate) fn report(disk: &dyn Disk) -> Result<Vec<ZoneInfo>, ZoneFsError> {
     Ok(zones)
 }
 
-/// The files that the zones make, both kinds in the order of their zones. Zone 0 is none: it holds
-/// the superblock.
+/// The files of both kinds, in the order of their zones. Zone 0 is not a file: it holds the
+/// superblock.
 pub(crate) fn files(zones: &[ZoneInfo], aggregate_conventional: bool) -> [Vec<Shape>; 2] {
     let mut files: [Vec<Shape>; 2] = Default::default();
     for (number, zone) in zones.iter().enumerate().skip(1) {
@@ -86,8 +86,8 @@ fn shape(number: u32, zone: &ZoneInfo) -> Shape {
     Shape { kind, zone: number, zones, start, capacity, cond, written: written(zone, capacity) }
 }
 
-/// Bytes up to the write pointer. A read-only zone has none that is known, and neither has an
-/// offline one: those count as empty.
+/// Bytes below the write pointer. A read-only or offline zone has no known write pointer and counts
+/// as empty.
 pub(crate) fn written(zone: &ZoneInfo, capacity: u64) -> u64 {
     match (zone.kind, zone.cond) {
         (_, ZoneCond::Offline) => 0,
@@ -97,7 +97,7 @@ pub(crate) fn written(zone: &ZoneInfo, capacity: u64) -> u64 {
     }
 }
 
-/// The worse of two conditions: offline before read-only before all others.
+/// The worse of two conditions: offline is worse than read-only, which is worse than all others.
 pub(crate) fn worst(a: ZoneCond, b: ZoneCond) -> ZoneCond {
     let badness = |cond| match cond {
         ZoneCond::Offline => 2,

@@ -1,9 +1,9 @@
 //! zonefs: a file system with one file per zone of a zoned device.
 //!
-//! The format and the rules are those of Linux's zonefs. [`format`](mod@format) makes a file
-//! system, [`ZoneFs`] opens one over any zoned device, and [`ZoneFile`] appends, writes, reads and
-//! truncates, in process and by many threads at once. [`mount`](mod@mount) serves the same to every
-//! program over FUSE, without a kernel that knows zones.
+//! The format and the rules are those of Linux's zonefs. [`format`](mod@format) creates a file
+//! system, [`ZoneFs`] opens one on any zoned device, and [`ZoneFile`] appends, writes, reads and
+//! truncates, within the process and from many threads concurrently. [`mount`](mod@mount) serves
+//! the file system to all programs over FUSE, without zone support in the kernel.
 
 mod attributes;
 mod door;

@@ -1,4 +1,5 @@
-//! What is rare and has a file for itself: opening, closing, truncating it, and its permissions.
+//! Operations with exclusive access to a file: opening, closing, truncation and changes of
+//! permissions.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -10,7 +11,7 @@ use crate::error::FileError;
 use crate::file::{Access, File, Looks, ZoneFile, bit};
 use crate::fs::ZoneFs;
 
-/// A change of permissions or owner.
+/// A change of permissions, owner or time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// New permissions.
@@ -19,15 +20,15 @@ pub struct Change {
     pub uid: Option<u32>,
     /// New group.
     pub gid: Option<u32>,
-    /// New time of the last change; nothing to a directory.
+    /// New time of the last change; ignored for a directory.
     pub modified: Option<SystemTime>,
 }
 
 impl ZoneFs {
-    /// Opens the file of this number in its directory.
+    /// Opens the file with this number in its directory.
     ///
     /// # Errors
-    /// To be written: if the zone is read-only or offline, the file system is read-only, or, with
+    /// For writing: if the zone is read-only or offline, the file system is read-only, or, with
     /// `explicit-open`, no more zones can be open.
     pub fn open_file(
         self: &Arc<ZoneFs>,
@@ -58,8 +59,8 @@ impl ZoneFs {
         Ok(ZoneFile { fs: Arc::clone(self), file, access })
     }
 
-    /// One more has the sequential file open for writing. The first opens its zone, if that was
-    /// asked for.
+    /// Counts another handle that is open for writing. With `explicit-open` the first one opens the
+    /// zone.
     fn begin_writing(&self, file: &File) -> Result<(), FileError> {
         let _alone = self.opens_explicitly().then(|| file.close_passage());
         let mut state = file.state();
@@ -76,7 +77,7 @@ impl ZoneFs {
         Ok(())
     }
 
-    /// For who holds the file's state.
+    /// Opens the zone. The caller holds the file's state.
     fn open_zone(&self, file: &File, others: u32) -> Result<(), FileError> {
         let max = self.open_max();
         if max != 0 && others >= max {
@@ -89,9 +90,9 @@ impl ZoneFs {
         Ok(())
     }
 
-    /// One fewer has the file open for writing. The last closes its zone.
+    /// Counts a closed handle that was open for writing. The last one closes the zone.
     fn end_writing(&self, file: &File) {
-        // Only a zone that was opened explicitly can fail to close, and is to be recovered then.
+        // Only an explicitly opened zone can fail to close, which requires a recovery.
         let _alone = self.opens_explicitly().then(|| file.close_passage());
         let mut state = file.state();
         state.writers -= 1;
@@ -100,13 +101,13 @@ impl ZoneFs {
         }
         let zone_open = file.is_zone_open();
         file.set_zone_open(false);
-        // A zone that has become full, read-only or offline is not open any more.
+        // A zone that has become full, read-only or offline is no longer open.
         if zone_open && file.size() < file.capacity && !file.is(bit::IMMUTABLE) {
             let closed = self.close_zone(file.start, file.size());
             if let Err(status) = closed {
                 self.recover_alone(file, false);
                 if !file.is(bit::IMMUTABLE) {
-                    // Zones that stay open would soon keep others from being written.
+                    // Zones that stay open would soon prevent writes to other zones.
                     let why = format!("closing zone {} failed with {status}", file.zone);
                     self.become_read_only(&why);
                 }
@@ -115,7 +116,7 @@ impl ZoneFs {
         self.remove_writer();
     }
 
-    /// Closes a zone. One with nothing written is reset: devices may keep it active otherwise.
+    /// Closes a zone. Resets an empty one, since a device may otherwise keep it active.
     pub(crate) fn close_zone(
         &self,
         start: blockyard_core::Sector,
@@ -125,12 +126,12 @@ impl ZoneFs {
         self.control().run(op, start)
     }
 
-    /// Changes permissions or owner, until the file system is closed. Who may do so is the
-    /// caller's to check.
+    /// Changes permissions or owner until the file system is closed. The caller checks who may do
+    /// so.
     ///
     /// # Errors
-    /// If the zone is read-only or offline, the file system is read-only, or a directory is to
-    /// become writable.
+    /// If the zone is read-only or offline, the file system is read-only, or the change would make
+    /// a directory writable.
     pub fn change(&self, node: Node, change: Change) -> Result<(), FileError> {
         if self.is_read_only() {
             return Err(FileError::ReadOnly);
@@ -160,11 +161,11 @@ impl ZoneFs {
         Ok(())
     }
 
-    /// Truncates a sequential file to nothing, which resets its zone, or to its capacity, which
-    /// finishes it.
+    /// Truncates a sequential file to 0, which resets its zone, or to its capacity, which finishes
+    /// it.
     ///
     /// # Errors
-    /// If the file or the length allows no truncation, or the device fails.
+    /// If the file or the length cannot be truncated, or the device fails.
     pub fn truncate(
         &self,
         kind: FileKind,
@@ -199,7 +200,7 @@ impl ZoneFs {
         file.set_truncated(len_bytes);
         file.looks().modified = SystemTime::now();
         if file.is_zone_open() {
-            // Either closes the zone; an empty one is to take writes again.
+            // Both operations close the zone; reopen an empty one for further writes.
             file.set_zone_open(false);
             if len_bytes == 0 {
                 self.control().run(Op::ZoneOpen, file.start).map_err(zone_error)?;
@@ -210,7 +211,7 @@ impl ZoneFs {
     }
 }
 
-/// A zone operation's status as an error of a file.
+/// Converts the status of a zone operation to an error of a file.
 fn zone_error(status: Status) -> FileError {
     match status {
         Status::ZoneOpenResource | Status::ZoneActiveResource => FileError::TooManyOpen,
@@ -219,7 +220,7 @@ fn zone_error(status: Status) -> FileError {
 }
 
 impl ZoneFile {
-    /// Truncates the file; see [`ZoneFs::truncate`]. It waits for what is in flight.
+    /// Truncates the file; see [`ZoneFs::truncate`]. Waits for I/Os in flight.
     ///
     /// # Errors
     /// As [`ZoneFs::truncate`].
@@ -230,8 +231,8 @@ impl ZoneFile {
         }
     }
 
-    /// Notes that the file was written just now: callers that show times to others do so once for
-    /// each of their requests.
+    /// Sets the modification time to now. Callers that show times to programs call this once per
+    /// request.
     pub(crate) fn touch(&self) {
         self.file.looks().modified = SystemTime::now();
     }

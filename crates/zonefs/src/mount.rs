@@ -1,5 +1,5 @@
-//! Mounting: the file system served to every program over FUSE.
-#![allow(unsafe_code)] // A part is taken out of a session whose rest must not be dropped.
+//! Mounting: serves the file system to all programs over FUSE.
+#![allow(unsafe_code)] // A field is moved out of a session that must not be dropped.
 
 use std::fs::File;
 use std::io;
@@ -16,30 +16,30 @@ use crate::fs::ZoneFs;
 use crate::fuse::Server;
 use crate::remount::Remount;
 
-/// Fewest threads that serve a mount, however few processors there are: one that waits for the
-/// device must not keep the others waiting.
+/// Minimum number of threads that serve a mount, even on one CPU: a thread that waits for the
+/// device must not block the others.
 const THREADS_MIN: usize = 2;
-/// Most threads.
+/// Maximum number of threads that serve a mount.
 const THREADS_MAX: usize = 8;
 
-/// How long the threads of a mount that is gone may take to notice.
+/// Time that the threads of an ended mount have to notice it.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often that is looked at.
+/// Interval at which that is checked.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Why a mount could not be made or ended.
+/// Why a mount or an unmount failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
     /// The file system cannot be opened.
     #[error(transparent)]
     FileSystem(#[from] ZoneFsError),
-    /// The directory will not do.
+    /// The directory cannot be used as a mount point.
     #[error("{}: {source}; wanted a directory to mount at", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The system refused the mount.
@@ -51,34 +51,34 @@ pub enum MountError {
     Refused {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It cannot be unmounted.
+    /// The unmount failed.
     #[error("unmounting {} failed: {source}", path.display())]
     Unmount {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A mounted file system. Dropping it unmounts it, whoever uses it.
+/// A mounted file system. Dropping it unmounts it, even if programs use it.
 pub struct Mount {
     fs: Arc<ZoneFs>,
     path: PathBuf,
-    /// The mount's device, by which it is told from what others mount at the same place.
+    /// Device number of the mount, which distinguishes it from other mounts at the same directory.
     device: Option<DeviceNumber>,
     session: Option<BackgroundSession>,
 }
 
 impl Mount {
-    /// Mounts a file system at a directory. When this returns, programs can use it. `ended` is
-    /// called when it is mounted no longer.
+    /// Mounts a file system at a directory. Programs can use it when this returns. `ended` is
+    /// called after the mount has ended.
     ///
     /// # Errors
-    /// If the directory will not do or the system refuses.
+    /// If the directory cannot be used, or the system refuses.
     pub fn new(
         fs: Arc<ZoneFs>,
         directory: &Path,
@@ -101,31 +101,31 @@ impl Mount {
         &self.fs
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it is no longer mounted, by whomever.
+    /// Whether the mount has ended, whatever ended it.
     pub fn has_ended(&self) -> bool {
         self.session.as_ref().is_none_or(|session| session.guard.is_finished())
     }
 
-    /// Whether somebody else has unmounted it and it has ended, which takes a moment: a file system
-    /// that is detached goes on until its last file is closed.
+    /// Whether another process has unmounted it and it has ended. That takes a moment: a detached
+    /// file system continues until its last file is closed.
     pub fn was_unmounted(&self) -> bool {
         let is_seen = || match device_at(&self.path) {
             Ok(seen) => seen.is_some() && seen == self.device,
-            // Nobody knows: it stays as it is.
+            // Unknown: assume that it is still mounted.
             Err(_) => true,
         };
         self.has_ended() || (!is_seen() && self.ends_soon())
     }
 
-    /// Unmounts it, if nobody uses it. What is dropped afterwards waits for the end.
+    /// Unmounts the file system if no program uses it. A later drop waits for the end.
     ///
     /// # Errors
-    /// If a program uses it or the system refuses; then it goes on.
+    /// If a program uses it, or the system refuses; then it stays mounted.
     pub fn unmount(&self) -> Result<(), MountError> {
         if self.has_ended() {
             return Ok(());
@@ -134,8 +134,8 @@ impl Mount {
             .map_err(|source| MountError::Unmount { path: self.path.clone(), source })
     }
 
-    /// Runs `unmount` on the path if what is there is ours: after somebody else's `umount` it may
-    /// be what lay below, or what was mounted since.
+    /// Runs `unmount` on the path if our mount is there. After an `umount` by another process, the
+    /// path may show the directory below or another mount.
     fn unmount_ours(&self, unmount: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
         let seen = device_at(&self.path)?;
         if seen.is_none() || seen != self.device {
@@ -144,21 +144,21 @@ impl Mount {
         unmount(&self.path)
     }
 
-    /// Takes the mount away, and says whether its threads have ended, rather than go on until the
-    /// last file is closed.
+    /// Unmounts, or else detaches. Returns whether the threads have ended; otherwise they continue
+    /// until the last file is closed.
     fn take_away(&self) -> bool {
         if self.unmount_ours(unmount_unused).is_ok() {
             return self.ends_soon();
         }
-        // Whoever has a file open keeps it, and the threads that serve it.
+        // Open files keep the mount alive, and the threads that serve it.
         if let Err(error) = self.unmount_ours(detach) {
             tracing::warn!("unmounting {}: {error}", self.path.display());
         }
         false
     }
 
-    /// Whether the threads end, now that it is not mounted here: not if somebody detached it with
-    /// files open, or has mounted something else over it.
+    /// Waits for the threads to end after an unmount. They do not end if another process detached
+    /// the mount while files were open, or mounted something over it.
     fn ends_soon(&self) -> bool {
         let deadline = Instant::now() + GRACE;
         while !self.has_ended() {
@@ -176,8 +176,8 @@ impl Drop for Mount {
     fn drop(&mut self) {
         let ended = self.has_ended() || self.take_away();
         let Some(session) = self.session.take() else { return };
-        // What else a session holds would, when it is dropped, unmount by path whatever is there
-        // now: it takes a connection that has ended for one that has not. It costs a descriptor.
+        // Do not drop the rest of the session: it takes an ended connection for a live one and
+        // would unmount by path whatever is there now. This leaks a file descriptor.
         let session = ManuallyDrop::new(session);
         if !ended {
             return;
@@ -202,15 +202,15 @@ fn config(fs: &ZoneFs) -> Config {
     let mut config = Config::default();
     let threads = std::thread::available_parallelism().map_or(THREADS_MIN, usize::from);
     config.n_threads = Some(threads.clamp(THREADS_MIN, THREADS_MAX));
-    // A queue for each thread, where they may open the device: fusermount3 opens one for us, but a
-    // second one is ours to open. Without that they share one.
+    // One queue per thread, if the process may open /dev/fuse: fusermount3 opens only the first one
+    // for us. Otherwise the threads share one queue.
     config.clone_fd = File::options().read(true).write(true).open("/dev/fuse").is_ok();
     config.acl = match fs.options().allow_other {
         true => SessionACL::All,
         false => SessionACL::Owner,
     };
     config.mount_options = vec![
-        // With a slash, as a device has it: programs look for one in /proc/mounts.
+        // With a slash, as in a device path: programs look for one in /proc/mounts.
         MountOption::FSName(format!("/dev/blockyard/{}", fs.disk().name())),
         MountOption::Subtype("zonefs".to_owned()),
         MountOption::DefaultPermissions,
@@ -224,8 +224,8 @@ fn config(fs: &ZoneFs) -> Config {
     config
 }
 
-/// The device of the mount that is seen at a path, if one that a program serves is right there. The
-/// number of a mount that has ended is given again, to what others mount as well.
+/// The device number of the mount at a path, if it is a FUSE mount. The number of an ended mount is
+/// reused, also for other mounts.
 fn device_at(path: &Path) -> io::Result<Option<DeviceNumber>> {
     Ok(topmost(path)?.filter(Mounted::is_fuse).map(|mount| mount.device))
 }

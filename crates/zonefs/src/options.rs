@@ -1,28 +1,28 @@
-//! What `-o` takes: options of a mount and of a format, in the kernel's words.
+//! The `-o` options of a mount and of a format, with the kernel's names.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What an error of the device leads to.
+/// The reaction to a device error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
-    /// The whole file system refuses writes from then on.
+    /// The whole file system becomes read-only.
     #[default]
     RemountRo,
-    /// The file can only be read from then on.
+    /// The file becomes read-only.
     ZoneRo,
-    /// The file can neither be read nor written from then on.
+    /// The file becomes unreadable and unwritable.
     ZoneOffline,
-    /// The file's size is set right, and it goes on.
+    /// The file's size is corrected, and it stays usable.
     Repair,
 }
 
 impl OnError {
-    /// Every one.
+    /// Every variant.
     pub const ALL: [OnError; 4] =
         [OnError::RemountRo, OnError::ZoneRo, OnError::ZoneOffline, OnError::Repair];
 
-    /// Its word.
+    /// The option value.
     pub const fn name(self) -> &'static str {
         match self {
             OnError::RemountRo => "remount-ro",
@@ -33,26 +33,26 @@ impl OnError {
     }
 }
 
-/// An option that will not do.
+/// An invalid option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("-o: `{option}` will not do: wanted {wanted}")]
 pub struct OptionError {
-    /// What was given.
+    /// The given option.
     pub option: String,
-    /// What would do.
+    /// The valid options.
     pub wanted: &'static str,
 }
 
-/// How a file system is mounted.
+/// Mount options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What an error of the device leads to.
+    /// The reaction to a device error.
     pub errors: OnError,
-    /// Whether a file that is open for writing has its zone open.
+    /// Whether the zone of a file is explicitly open while the file is open for writing.
     pub explicit_open: bool,
-    /// Whether changes are refused from the beginning.
+    /// Whether the file system is read-only from the start.
     pub read_only: bool,
-    /// Whether other users may use the mount. Nothing to the library.
+    /// Whether other users may use the mount. Ignored without a mount.
     pub allow_other: bool,
 }
 
@@ -62,7 +62,7 @@ const MOUNT_WANTED: &str = "errors=remount-ro, errors=zone-ro, errors=zone-offli
 impl FromStr for MountOptions {
     type Err = OptionError;
 
-    /// Options with commas between them; of two that exclude each other the last counts.
+    /// Parses options separated by commas; of contradictory options the last one applies.
     fn from_str(text: &str) -> Result<MountOptions, OptionError> {
         let mut options = MountOptions::default();
         for option in text.split(',').filter(|option| !option.is_empty()) {
@@ -97,7 +97,7 @@ impl fmt::Display for MountOptions {
     }
 }
 
-/// What a new file system is to be.
+/// Options of a new file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FormatOptions {
     /// Whether contiguous conventional zones become one file.
@@ -137,13 +137,13 @@ impl FromStr for FormatOptions {
     }
 }
 
-/// A user or a group; not all ones, which is none.
+/// Parses a user or group ID; all ones is not a valid ID.
 fn parse_id(text: &str) -> Option<u32> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|id| digits && *id != u32::MAX)
 }
 
-/// What was given, fit for a message.
+/// An option, shortened and escaped for a message.
 fn shown(text: &str) -> String {
     text.chars().take(64).flat_map(char::escape_debug).collect()
 }

@@ -7,7 +7,8 @@ use crate::error::FileError;
 use crate::file::{Failed, ZoneFile, bit};
 
 impl ZoneFile {
-    /// Reads up to `into.len()` bytes at `offset`, and says how many: fewer at the end.
+    /// Reads up to `into.len()` bytes at `offset` and returns their number; fewer at the end of the
+    /// file.
     ///
     /// # Errors
     /// If the zone cannot be read or the device fails.
@@ -15,8 +16,8 @@ impl ZoneFile {
         self.read_whole(door, offset, into, false)
     }
 
-    /// Reads what the file has at one time: a truncation comes before all of it or after it.
-    /// `whole` refuses what is not whole blocks.
+    /// Reads a consistent state of the file: a truncation comes before or after the whole read.
+    /// `whole` refuses a range that is not whole blocks.
     fn read_whole(
         &self,
         door: &mut Door,
@@ -25,7 +26,7 @@ impl ZoneFile {
         whole: bool,
     ) -> Result<usize, FileError> {
         let end = {
-            // Entered before the size is looked at, and left when all is read.
+            // Enter before reading the size, and leave after the last read.
             let _in_flight = self.file.enter();
             self.read_in_flight(door, offset, into, whole)
         };
@@ -58,7 +59,7 @@ impl ZoneFile {
         Ok(done)
     }
 
-    /// The same with whole blocks only, as O_DIRECT has it.
+    /// Reads whole blocks only, as O_DIRECT requires.
     pub(crate) fn read_direct(
         &self,
         door: &mut Door,
@@ -68,17 +69,17 @@ impl ZoneFile {
         self.read_whole(door, offset, into, true)
     }
 
-    /// Whether it can be read at all: its zone is not offline, and was not read-only at mount.
+    /// Whether the file can be read: its zone is not offline, and was not read-only at the mount.
     pub fn is_readable(&self) -> bool {
         !self.file.is(bit::UNREADABLE)
     }
 
-    /// The size, if the file can be read.
+    /// The size, or an error if the file cannot be read.
     fn readable(&self) -> Result<u64, FileError> {
         if self.is_readable() { Ok(self.file.size()) } else { Err(FileError::Immutable) }
     }
 
-    /// Reads whole blocks into the door's buffer, from its byte `at` on.
+    /// Reads whole blocks into the door's buffer, from byte `at` of the buffer on.
     pub(crate) fn fill(
         &self,
         door: &mut Door,
@@ -93,7 +94,7 @@ impl ZoneFile {
         end.map_err(|failed| self.after_read(failed))
     }
 
-    /// The same, for who has entered the passage.
+    /// Reads whole blocks into the door's buffer; the caller has entered the passage.
     fn fill_in_flight(
         &self,
         door: &mut Door,
@@ -107,7 +108,7 @@ impl ZoneFile {
         end.map(drop).map_err(Failed::ByDevice)
     }
 
-    /// What a failed read comes to, after recovery.
+    /// Recovers from a failed read and returns its error.
     fn after_read(&self, failed: Failed) -> FileError {
         let error = match failed {
             Failed::Refused(error) => return error,

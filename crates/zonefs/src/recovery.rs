@@ -1,7 +1,8 @@
-//! What an error of the device leads to.
+//! Recovery from device errors.
 //!
-//! After a failed write, flush or zone operation, and after a failed read of a zone that turns out
-//! bad, the zone is reported and the file is brought to agree with it, as `errors=` says:
+//! After a failed write, flush or zone operation, and after a failed read of a zone that has become
+//! read-only or offline, the zone is reported and the file is adapted to it, as `errors=`
+//! specifies:
 //!
 //! | errors= | zone | size | file read | file write |
 //! | --- | --- | --- | --- | --- |
@@ -22,15 +23,14 @@ use crate::layout::{worst, written};
 use crate::options::OnError;
 
 impl ZoneFs {
-    /// Finds out what an error has left of the file. `writing` says that something was to be
-    /// changed.
+    /// Recovers a file after an error. `writing` says whether the failed operation was a change.
     pub(crate) fn recover(&self, file: &File, writing: bool) {
         let _alone = file.close_passage();
         let _state = file.state();
         self.recover_alone(file, writing);
     }
 
-    /// The same for who has closed the file's passage and holds its state.
+    /// Recovers a file; the caller has closed its passage and holds its state.
     pub(crate) fn recover_alone(&self, file: &File, writing: bool) {
         let Some((cond, in_zone)) = self.find_out(file) else {
             self.warn(&format!("zone {} gives no report", file.zone));
@@ -52,7 +52,7 @@ impl ZoneFs {
         let fixed = self.settle(file, size, in_zone);
         self.update_permissions(file);
         if file.is(bit::IMMUTABLE) {
-            // Such a zone needs no closing.
+            // Such a zone needs no close.
             file.set_zone_open(false);
         }
         if self.options().errors == OnError::RemountRo {
@@ -61,7 +61,7 @@ impl ZoneFs {
         file.set_size(fixed);
     }
 
-    /// Sets the bits that the options ask for, and says which size the file is to have.
+    /// Sets the bits that the options require, and returns the new size of the file.
     fn settle(&self, file: &File, size: u64, in_zone: u64) -> u64 {
         let errors = self.options().errors;
         if file.is(bit::OFFLINE) || errors == OnError::ZoneOffline {
@@ -73,7 +73,7 @@ impl ZoneFs {
             file.add_bits(bit::READ_ONLY);
             size
         } else if errors == OnError::RemountRo {
-            // Beyond the old size may be anything: it was never acknowledged.
+            // Data beyond the old size are undefined: they were never acknowledged.
             in_zone.min(size)
         } else {
             in_zone
@@ -92,8 +92,8 @@ impl ZoneFs {
         }
     }
 
-    /// The condition of the file's zones, the worst of several, and how many bytes they hold. A
-    /// read-only zone's pointer is unknown: then it is what the file has.
+    /// The condition of the file's zones, the worst of several, and their number of bytes. The
+    /// write pointer of a read-only zone is unknown: then the number is the file's size.
     fn find_out(&self, file: &File) -> Option<(ZoneCond, u64)> {
         let mut zones: Vec<ZoneInfo> = Vec::with_capacity(file.zones as usize);
         self.disk().report_zones(file.start, file.zones as usize, &mut zones).ok()?;
@@ -111,9 +111,10 @@ impl ZoneFs {
         Some((cond, in_zone))
     }
 
-    /// Whether the device had to refuse an append of so many bytes because others were faster: the
-    /// zone is well, and full up to less than that, or it was until a truncation that came between
-    /// the refusal and this. `truncations` is how many there were when the append began.
+    /// Whether an append of `wanted` bytes failed only because other appends took the space: the
+    /// zone is neither read-only nor offline, and has less space than that, or had until a
+    /// truncation after the failure. `truncations` is the number of truncations when the append
+    /// began.
     pub(crate) fn has_no_room(&self, file: &File, wanted: u64, truncations: u64) -> bool {
         let _alone = file.close_passage();
         let well = |cond| !matches!(cond, ZoneCond::Offline | ZoneCond::ReadOnly);

@@ -1,6 +1,7 @@
-//! Making the mount itself read-only, once the file system is: what the kernel's zonefs does after
-//! an error with `errors=remount-ro`. It takes root; writes are refused without it just the same.
-// One thread at most tries at a time; no I/O comes here.
+//! Makes the mount itself read-only after the file system has become so, as the kernel's zonefs
+//! does after an error with `errors=remount-ro`. This needs root; without it writes are refused
+//! just the same.
+// At most one thread tries at a time; no I/O comes here.
 #![allow(clippy::disallowed_types)]
 
 use std::path::PathBuf;
@@ -10,19 +11,19 @@ use std::time::Duration;
 
 use rustix::mount::MountFlags;
 
-/// The first pause between two tries. The kernel tells of the last close of a file a moment before
-/// it has forgotten the file.
+/// First pause between two attempts. The kernel reports the last close of a file slightly before it
+/// releases the file.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// The longest: a program may keep a file open for writing for hours.
+/// Longest pause between two attempts: a program may keep a file open for writing for hours.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A mount that is to become read-only.
+/// A mount that must become read-only.
 #[derive(Debug)]
 pub(crate) struct Remount {
     path: PathBuf,
-    /// It is done, impossible, or being tried until it is.
+    /// Whether the remount is done, impossible, or in progress.
     busy: AtomicBool,
-    /// The log was told that it takes long.
+    /// Whether a warning about the delay was logged.
     told: AtomicBool,
 }
 
@@ -32,15 +33,15 @@ impl Remount {
         Arc::new(Remount { path, busy, told: AtomicBool::new(false) })
     }
 
-    /// Tries it on a thread of its own, as the kernel may ask the file system something meanwhile,
-    /// until it is done, impossible, or the mount has gone. While files are open for writing the
-    /// kernel refuses it.
+    /// Retries the remount in a separate thread, since the kernel may send requests to the file
+    /// system meanwhile. Stops when the mount is read-only, cannot become so, or has ended. The
+    /// kernel refuses the remount while files are open for writing.
     pub(crate) fn begin(self: &Arc<Remount>) {
-        // Relaxed: nothing else is published by it.
+        // Relaxed: the flag publishes no other data.
         if self.busy.swap(true, Ordering::Relaxed) {
             return;
         }
-        // The mount owns the rest: without it the path may be another's.
+        // A weak reference: after the mount has ended, the path may belong to another one.
         let mount = Arc::downgrade(self);
         let work = move || {
             let mut pause = PAUSE_MIN;
@@ -55,8 +56,8 @@ impl Remount {
         }
     }
 
-    /// Tries once; whether it is to be tried again. With `long` it has failed for a while, of which
-    /// the log is told once.
+    /// Tries once; returns whether to try again. `long` says that it has failed for a while, which
+    /// is logged once.
     fn is_refused(&self, long: bool) -> bool {
         let path = self.path.display();
         let flags =

@@ -10,8 +10,8 @@
 //! | 96, 100, 104 | 4 each | uid, gid, permissions |
 //! | 108 | 3988 | zeros |
 //!
-//! Little endian throughout. The checksum is the reflected CRC-32 that begins with all ones and is
-//! not inverted in the end, over all 4096 bytes with its own field zero.
+//! All fields are little-endian. The checksum is the reflected CRC-32 with an initial value of all
+//! ones and without the final inversion, over all 4096 bytes with the checksum field zero.
 
 use crate::uuid::Uuid;
 
@@ -27,21 +27,21 @@ pub const PERMISSIONS: u16 = 0o640;
 /// Length of the label in bytes.
 pub const LABEL_BYTES: usize = 64;
 
-/// The bits of the features' field.
+/// Bits of the features field.
 mod feature {
     /// Contiguous conventional zones are one file.
     pub(super) const AGGREGATE_CONVENTIONAL: u64 = 1;
-    /// The superblock says who owns the files.
+    /// The superblock has the owner of the files.
     pub(super) const UID: u64 = 2;
-    /// The superblock says which group the files have.
+    /// The superblock has the group of the files.
     pub(super) const GID: u64 = 4;
-    /// The superblock says which permissions the files have.
+    /// The superblock has the permissions of the files.
     pub(super) const PERMISSIONS: u64 = 8;
-    /// All there are.
+    /// All known bits.
     pub(super) const ALL: u64 = 15;
 }
 
-/// Where the fields begin.
+/// Offsets of the fields.
 mod at {
     pub(super) const MAGIC: usize = 0;
     pub(super) const CHECKSUM: usize = 4;
@@ -54,54 +54,54 @@ mod at {
     pub(super) const RESERVED: usize = 108;
 }
 
-/// Why a superblock is none. The texts are those of Linux.
+/// Why bytes are not a valid superblock. The texts are those of Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuperblockError {
-    /// Something else is there, or nothing.
+    /// The magic number is wrong: the device holds no zonefs.
     #[error("the device holds no zonefs: magic 0x{0:08x}, not 0x5a4f4653; `mkzonefs` makes one")]
     Magic(u32),
-    /// The bytes are not those that were written.
+    /// The checksum does not match.
     #[error("Invalid checksum (Expected 0x{expected:08x}, got 0x{got:08x})")]
     Checksum {
         /// The checksum of the bytes.
         expected: u32,
-        /// The one that stands there.
+        /// The stored checksum.
         got: u32,
     },
-    /// A newer format.
+    /// Unknown feature bits: a newer format.
     #[error("Unknown features set 0x{0:x}")]
     Features(u64),
-    /// The owner is nobody at all.
+    /// The owner is not a valid user ID.
     #[error("Invalid UID feature")]
     Uid,
-    /// The group is none at all.
+    /// The group is not a valid group ID.
     #[error("Invalid GID feature")]
     Gid,
-    /// Bytes that must be zero are not.
+    /// Reserved bytes are not zero.
     #[error("Reserved area is being used")]
     Reserved,
 }
 
-/// What a superblock says.
+/// The contents of a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// A name for people, filled up with zeros.
+    /// Label for users, padded with zeros.
     pub label: [u8; LABEL_BYTES],
-    /// A name for programs.
+    /// Unique identifier.
     pub uuid: Uuid,
     /// Whether contiguous conventional zones are one file.
     pub aggregate_conventional: bool,
-    /// Owner of the files, if it says so. Not all ones.
+    /// Owner of the files, if set. Never all ones.
     pub uid: Option<u32>,
-    /// Group of the files, if it says so. Not all ones.
+    /// Group of the files, if set. Never all ones.
     pub gid: Option<u32>,
-    /// Permissions of the files, if it says so.
+    /// Permissions of the files, if set.
     pub permissions: Option<u16>,
 }
 
 impl Superblock {
-    /// A superblock without label and features.
+    /// Creates a superblock without label and features.
     pub fn new(uuid: Uuid) -> Superblock {
         Superblock {
             label: [0; LABEL_BYTES],
@@ -113,7 +113,7 @@ impl Superblock {
         }
     }
 
-    /// The bytes.
+    /// Encodes the superblock.
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         let mut features = 0;
@@ -140,7 +140,7 @@ impl Superblock {
         bytes
     }
 
-    /// Reads the bytes, with the checks of Linux in its order.
+    /// Decodes a superblock, with Linux's checks in the same order.
     ///
     /// # Errors
     /// The first check that fails.
@@ -159,7 +159,7 @@ impl Superblock {
         }
         let optional =
             |bit, offset| (features & bit != 0).then(|| u32::from_le_bytes(get(bytes, offset)));
-        // -1 is no user and no group: system calls take it for "leave it as it is".
+        // -1 is not a valid user or group: system calls interpret it as "do not change".
         let uid = optional(feature::UID, at::UID);
         if uid == Some(u32::MAX) {
             return Err(SuperblockError::Uid);
@@ -171,7 +171,7 @@ impl Superblock {
         if bytes[at::RESERVED..].iter().any(|byte| *byte != 0) {
             return Err(SuperblockError::Reserved);
         }
-        // Linux takes the field as it is; a file has no other bits of a mode than these.
+        // Linux uses the field unchanged; a file has only these mode bits.
         let permissions = optional(feature::PERMISSIONS, at::PERMISSIONS);
         Ok(Superblock {
             label: get(bytes, at::LABEL),
@@ -190,13 +190,13 @@ impl Superblock {
     }
 }
 
-/// The checksum of the bytes as if its field were zero.
+/// The checksum of the bytes with a zero checksum field.
 fn checksum(bytes: &[u8; SUPERBLOCK_BYTES]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&bytes[..at::CHECKSUM]);
     hasher.update(&[0; 4]);
     hasher.update(&bytes[at::LABEL..]);
-    // The usual CRC-32 inverts in the end and this one does not.
+    // The usual CRC-32 inverts the result at the end; this one does not.
     !hasher.finalize()
 }
 
@@ -212,7 +212,7 @@ fn get<const N: usize>(bytes: &[u8; SUPERBLOCK_BYTES], offset: usize) -> [u8; N]
 mod tests {
     use super::*;
 
-    /// CRC-32 as the documentation of the format has it, bit by bit.
+    /// CRC-32 as the format's documentation defines it, bit by bit.
     fn plain_checksum(bytes: &[u8]) -> u32 {
         bytes.iter().fold(u32::MAX, |crc, byte| {
             (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(full().label_text(), "logs");
     }
 
-    /// A change of the bytes, made good for the checksum.
+    /// The error for a superblock with one byte changed and a correct checksum.
     fn changed(offset: usize, value: u8) -> SuperblockError {
         let mut bytes = full().encode();
         bytes[offset] = value;

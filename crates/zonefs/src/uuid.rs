@@ -4,15 +4,15 @@ use std::fmt;
 use std::io::Read;
 use std::str::FromStr;
 
-/// A universally unique identifier, in the order of its text.
+/// A universally unique identifier; the bytes are in the order of its text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// A random one: RFC 9562 5.4, version 4.
+    /// Generates a random UUID: RFC 9562 5.4, version 4.
     ///
     /// # Errors
-    /// If the system gives no random bytes.
+    /// If the system returns no random bytes.
     pub fn random() -> std::io::Result<Uuid> {
         let mut bytes = [0; 16];
         std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -22,7 +22,7 @@ impl Uuid {
     }
 }
 
-/// Byte positions before which the text has a dash.
+/// Indices of the bytes that a dash precedes in the text.
 const DASHES: [usize; 4] = [4, 6, 8, 10];
 
 impl fmt::Display for Uuid {

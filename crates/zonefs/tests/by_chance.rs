@@ -1,6 +1,6 @@
-//! Files against a model that is plain bytes, by chance: what is written, where, and what is
-//! refused. A failure names its seed.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
+//! Random operations on files, compared with a model of plain bytes: what is written, where, and
+//! what is refused. A failure prints its seed.
+#![allow(clippy::unwrap_used)] // A test that cannot continue panics.
 
 mod common;
 
@@ -16,7 +16,7 @@ const BLOCK: u64 = 4096;
 const STEPS: u32 = 600;
 const SEEDS: u64 = 12;
 
-/// A sequential file as it must be.
+/// The expected contents of a sequential file.
 #[derive(Clone, Default)]
 struct Model(Vec<u8>);
 
@@ -55,7 +55,7 @@ impl Model {
     fn truncate(&mut self, len: u64) -> Result<(), FileError> {
         match len {
             0 => self.0.clear(),
-            // What a finish leaves unwritten reads as whatever the device has there.
+            // After a finish, the unwritten part reads as whatever the device has there.
             CAPACITY => self.0.resize(CAPACITY as usize, 0),
             _ => return Err(FileError::NotTruncatable),
         }
@@ -63,7 +63,7 @@ impl Model {
     }
 }
 
-/// Lengths and offsets: mostly whole blocks, mostly small.
+/// A random length or offset: usually whole blocks, usually small.
 fn some(random: &mut Rng, blocks_max: u64) -> u64 {
     let odd = if random.u8(..10) == 0 { random.u64(1..BLOCK) } else { 0 };
     random.u64(..blocks_max) * BLOCK + odd
@@ -75,7 +75,7 @@ struct Run {
     door: Door,
     files: Vec<ZoneFile>,
     models: Vec<Model>,
-    /// Up to where a model knows what is read: not behind a finish.
+    /// End of the bytes that a model knows: those after a finish are unknown.
     known: Vec<u64>,
 }
 
@@ -138,14 +138,14 @@ impl Run {
 #[test]
 fn files_are_what_a_plain_model_is() {
     for seed in 0..SEEDS {
-        // A device that appends itself, and one whose files are written in turns.
+        // One device with native append, and one on which appends to a file are serialized.
         let append = if seed % 2 == 0 { u32::MAX } else { 0 };
         let config = NullConfig { zone_append_max_sectors: append, ..config() };
         let disk = formatted("d", config);
         println!("seed {seed}");
         let mut run = Run::new(seed, &disk);
         (0..STEPS).for_each(|_| run.step());
-        // Another mount finds the same.
+        // Another mount finds the same contents.
         let sizes: Vec<u64> = run.models.iter().map(Model::len).collect();
         drop(run);
         let again = open(&disk, "ro");

@@ -1,5 +1,5 @@
-//! Files in process: the rules of the file system without a mount.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
+//! The file system's rules in process, without a mount.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 mod common;
 
@@ -93,7 +93,7 @@ fn a_sequential_file_is_written_at_its_end() {
     assert_eq!(file.read(&mut door, 100, &mut back[..1000]), Ok(1000));
     assert!(back[..1000] == data[100..1100]);
     assert_eq!(file.read(&mut door, 6 * BLOCK as u64, &mut back), Ok(0));
-    // What crosses the capacity is shortened; an append is not.
+    // A write that crosses the capacity is shortened; such an append fails.
     let rest = pattern(3, CAPACITY as usize);
     assert_eq!(file.append(&mut door, &rest), Err(FileError::NoRoom));
     let fits = CAPACITY as usize - 6 * BLOCK;
@@ -119,7 +119,7 @@ fn truncating_resets_and_finishes() {
     file.append(&mut door, &pattern(5, BLOCK)).unwrap();
     let conventional = fs.open_file(CNV, 0, Access::Write).unwrap().unwrap();
     assert_eq!(conventional.truncate(0), Err(FileError::NotTruncatable));
-    // The next mount finds what this one left.
+    // The next mount finds the contents that this one left.
     drop((file, conventional, fs));
     let again = open(&device, "");
     assert_eq!(again.attributes(Node::File(SEQ, 1)).unwrap().size, BLOCK as u64);
@@ -136,7 +136,7 @@ fn threads_append_to_one_file_and_lose_nothing() {
             move || {
                 let mut door = fs.door().unwrap();
                 let mut mine = Vec::new();
-                // More than there is room for: the last ones are refused, and nothing breaks.
+                // More than fits: the last appends are refused, and nothing else changes.
                 for round in 0..blocks as u64 / 4 + 2 {
                     let seed = thread << 32 | round;
                     match file.append(&mut door, &pattern(seed, BLOCK)) {
@@ -161,7 +161,7 @@ fn threads_append_to_one_file_and_lose_nothing() {
     }
 }
 
-/// Writes at the end, appends and truncations of one file, from a thread each.
+/// Writes at the end, appends and truncations of one file, each in a thread.
 fn write_append_and_truncate(config: NullConfig) {
     let fs = open(&formatted("d", config), "");
     let file = seq(&fs, 0);
@@ -173,7 +173,7 @@ fn write_append_and_truncate(config: NullConfig) {
             for round in 0..rounds {
                 let data = pattern(round, 3 * BLOCK);
                 match file.write(&mut door, file.size(), &data) {
-                    // At the end of the file it is shortened.
+                    // At the end of the file a write is shortened.
                     Ok(len) => assert!(len > 0 && len.is_multiple_of(BLOCK)),
                     Err(FileError::NotAtWritePointer | FileError::NoRoom) => {}
                     Err(error) => panic!("round {round}: {error}"),
@@ -213,8 +213,8 @@ fn writes_appends_and_truncations_do_not_take_each_other_for_errors() {
     write_append_and_truncate(NullConfig { zone_append_max_sectors: 0, ..config() });
 }
 
-/// A reader sees what the file had at one time, never what lies above the pointer of a zone that
-/// was reset under it, nor blocks of before and after.
+/// A read returns a consistent state of the file: no bytes above the write pointer of a zone that
+/// is reset meanwhile, and no mixture of blocks from before and after.
 #[test]
 fn a_read_beside_truncations_is_of_one_time() {
     const BLOCKS: usize = 6;
@@ -231,7 +231,7 @@ fn a_read_beside_truncations_is_of_one_time() {
                     file.append(&mut door, &[1 + (round % 200) as u8; 2 * BLOCK]).unwrap();
                 }
             }
-            // Relaxed: it says nothing but that.
+            // Relaxed: the flag publishes no other data.
             over.store(true, Ordering::Relaxed);
         });
         scope.spawn(move || {
@@ -300,7 +300,7 @@ fn a_format_looks_before_it_overwrites() {
     let forgetful = disk("f", NullConfig { memory_backed: false, ..config() });
     let error = format(forgetful.as_ref(), &Format::default()).unwrap_err().to_string();
     assert!(error.starts_with("zonefs (f) ERROR: the superblock cannot be read back"), "{error}");
-    // A sequential first zone is full afterwards: nobody appends to the superblock.
+    // A sequential first zone is full afterwards: nothing can be appended to the superblock.
     let sequential = disk("s", NullConfig { zone_nr_conv: 0, ..config() });
     assert!(format(sequential.as_ref(), &Format::default()).unwrap().zone_0_finished);
     let fs = open(&sequential, "");
@@ -321,7 +321,7 @@ fn explicit_open_holds_zones_and_counts_them() {
     assert_eq!((cond(0), cond(1)), ("oe", "oe"));
     assert_eq!(fs.open_file(SEQ, 2, Access::Write).unwrap().unwrap_err(), FileError::TooManyOpen);
     assert_eq!(fs.resources().write_open, 2);
-    // A second opener of the same file, and readers, take nothing.
+    // A second writer of the same file, and readers, use no further resource.
     let (again, reader) = (seq(&fs, 0), fs.open_file(SEQ, 2, Access::Read).unwrap().unwrap());
     drop((again, reader));
     assert_eq!(cond(0), "oe");
@@ -331,14 +331,14 @@ fn explicit_open_holds_zones_and_counts_them() {
     assert_eq!(cond(1), "oe");
     second.append(&mut door, &[1; BLOCK]).unwrap();
     drop((first, second));
-    // One with nothing in it holds nothing afterwards.
+    // Closing an empty zone frees its resources.
     assert_eq!((cond(0), cond(1)), ("em", "cl"));
     let third = seq(&fs, 2);
     third.truncate(CAPACITY).unwrap();
     drop(third);
     assert_eq!(cond(2), "fu");
     assert_eq!((fs.resources().write_open, fs.resources().active), (0, 1));
-    // Without limits there is nothing to hold.
+    // A device without limits needs no explicit open.
     let free = formatted("f", config());
     assert!(!open(&free, "explicit-open").options().explicit_open);
 }
@@ -372,18 +372,19 @@ fn permissions_and_owners_live_in_memory() {
     assert_eq!(open(&device, "").attributes(Node::File(SEQ, 0)).unwrap().permissions, 0o640);
 }
 
-/// What a file is after an error.
+/// The state of a file after an error.
 #[derive(Debug, PartialEq, Eq)]
 struct After {
     size: u64,
     permissions: u16,
-    /// Whether the file can be read, written, and other files written.
+    /// Whether the file can be read, whether it can be written, and whether other files can be
+    /// written.
     reads: bool,
     writes: bool,
     others: bool,
 }
 
-/// Three blocks are written, then `fault` happens and a write fails.
+/// Writes three blocks, then applies `fault` and lets a write fail.
 fn after(options: &str, fault: Option<&str>) -> After {
     let device = formatted("d", config());
     let fs = open(&device, options);
@@ -392,7 +393,7 @@ fn after(options: &str, fault: Option<&str>) -> After {
     match fault {
         Some(fault) => break_zone(device.as_ref(), fault, 3),
         None => {
-            // Somebody else writes: our pointer is wrong from then on.
+            // Another channel writes to the zone: the file's write pointer is wrong from then on.
             let mut io = Io::new(device.open().unwrap(), BLOCK);
             let wp = Sector(3 * ZONE / 512 + 3 * BLOCK as u64 / 512);
             io.write(wp, &[9; BLOCK], Flags::NONE).unwrap();
@@ -409,7 +410,7 @@ fn after(options: &str, fault: Option<&str>) -> After {
     }
 }
 
-/// `errors=` by condition of the zone: docs/zonefs.md has the table.
+/// The effect of `errors=` by condition of the zone: the table in docs/zonefs.md.
 #[test]
 fn errors_lead_to_what_was_asked_for() {
     let want = |size, permissions, reads, writes, others| After {
@@ -421,7 +422,7 @@ fn errors_lead_to_what_was_asked_for() {
     };
     let (ro, off) = (Some("zone_readonly"), Some("zone_offline"));
     for (options, fault, wanted) in [
-        // The append lands behind the foreign block: remount-ro shows neither, repair both.
+        // The append lands after the foreign block: remount-ro exposes neither, repair both.
         ("errors=remount-ro", None, want(3, 0o640, true, false, false)),
         ("errors=remount-ro", ro, want(3, 0o440, true, false, false)),
         ("errors=remount-ro", off, want(0, 0, false, false, false)),
@@ -449,11 +450,11 @@ fn an_error_that_changed_nothing_is_told_and_recovered_from() {
     let failed = file.append(&mut door, &[2; BLOCK]);
     assert_eq!(failed, Err(FileError::Device(Status::IoErr)));
     assert_eq!(file.append(&mut door, &[2; BLOCK]), Ok(BLOCK as u64));
-    // A read of a good zone fails alone.
+    // A failed read of a good zone has no further effect.
     fail(device.as_ref(), Op::Read, 1);
     assert!(file.read(&mut door, 0, &mut [0; BLOCK]).is_err());
     assert!(file.read(&mut door, 0, &mut [0; BLOCK]).is_ok());
-    // A flush that fails is a write that fails.
+    // A failed flush is treated as a failed write.
     let strict = open(&device, "");
     fail(device.as_ref(), Op::Flush, 1);
     let file = seq(&strict, 0);

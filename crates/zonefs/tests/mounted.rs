@@ -1,7 +1,7 @@
-//! The mounted file system, used by plain system calls as any program would.
-#![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
-#![allow(clippy::disallowed_types)] // A counter of directories, which no I/O passes.
-#![allow(unsafe_code)] // mmap and flock, which the library crate has no use for.
+//! The mounted file system, used through plain system calls as by any program.
+#![allow(clippy::unwrap_used)] // A test that cannot continue panics.
+#![allow(clippy::disallowed_types)] // A counter of directories, not on the I/O path.
+#![allow(unsafe_code)] // mmap and flock, which the library crate does not need.
 
 mod common;
 
@@ -25,22 +25,22 @@ const DIRECT: i32 = libc::O_DIRECT;
 
 /// A file system mounted at a directory of its own.
 struct Mounted {
-    // Dropped in this order: the mount takes itself away.
+    // Drop order: the mount is removed before its directory.
     mount: Mount,
     dir: Directory,
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed at the end of the test.
 struct Directory(PathBuf);
 
 impl Drop for Directory {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Whatever went wrong, nothing stays mounted.
+            // Unmount even after a failure.
             let detached = std::process::Command::new("umount").arg("-l").arg(&self.0).output();
             drop(detached);
         }
-        // It goes only if nothing is mounted there.
+        // The removal succeeds only if nothing is mounted there.
         let _ = fs::remove_dir(&self.0);
     }
 }
@@ -48,7 +48,7 @@ impl Drop for Directory {
 impl Mounted {
     fn new(disk: &Arc<dyn Disk>, options: &str) -> Mounted {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // Relaxed: only a number of its own is wanted.
+        // Relaxed: only a unique number is needed.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("blockyard-zonefs-{}-{number}", std::process::id());
         let dir = std::env::temp_dir().join(name);
@@ -62,7 +62,7 @@ impl Mounted {
         self.dir.0.join(name)
     }
 
-    /// Open for writing with these flags.
+    /// Opens a file for reading and writing with these flags.
     fn open(&self, name: &str, flags: i32) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path(name))
     }
@@ -76,7 +76,7 @@ impl Mounted {
     }
 }
 
-/// Bytes in memory that is aligned as direct I/O in many pieces wants it.
+/// Bytes in memory that is aligned for direct I/O in many pieces.
 struct Aligned {
     bytes: Vec<u8>,
     from: usize,
@@ -96,8 +96,8 @@ impl Aligned {
     }
 }
 
-/// Unmounts what this test has no file of open. A program that another test starts just now has
-/// every file of this process until it is executed.
+/// Unmounts a file system of which this test has no file open. A program that another test is
+/// starting has copies of all file descriptors of this process until its exec.
 fn unmount(m: &Mounted) {
     while let Err(error) = m.mount.unmount() {
         assert!(error.to_string().contains("busy"), "{error}");
@@ -128,7 +128,7 @@ fn stat_readdir_and_statfs_show_the_zones() {
     assert_eq!((root.ino(), root.len(), root.nlink(), root.mode()), (16, 4, 4, 0o40555));
     let seq = fs::metadata(m.path("seq")).unwrap();
     assert_eq!((seq.ino(), seq.len(), seq.nlink()), (18, 13, 2));
-    // Zone 1 has the inode number that FUSE's root has.
+    // Zone 1 has the same inode number as FUSE's root.
     let first = fs::metadata(m.path("cnv/0")).unwrap();
     assert_eq!((first.ino(), first.len(), first.mode()), (1, ZONE, 0o100640));
     let file = fs::metadata(m.path("seq/0")).unwrap();
@@ -174,7 +174,7 @@ fn sequential_files_are_written_directly_and_at_their_end() {
     assert_eq!(errno(file.write_at(&data[..BLOCK], CAPACITY)), libc::EFBIG);
     assert_eq!(errno(m.open("seq/0", 0).unwrap().write_at(&data, 3 * BLOCK as u64)), libc::EIO);
     assert_eq!(errno(m.open("seq/0", 0).unwrap().write_at(&data, CAPACITY)), libc::EFBIG);
-    // Wherever the position is, O_APPEND writes at the end.
+    // O_APPEND writes at the end, whatever the position is.
     let mut appender = OpenOptions::new()
         .append(true)
         .custom_flags(DIRECT | libc::O_DSYNC)
@@ -185,7 +185,7 @@ fn sequential_files_are_written_directly_and_at_their_end() {
     assert_eq!(m.size("seq/0"), 6 * BLOCK as u64);
     let all = [&data[..], &data].concat();
     assert!(fs::read(m.path("seq/0")).unwrap() == all);
-    // What crosses the capacity is shortened, and then it is full.
+    // A write that crosses the capacity is shortened, and then the file is full.
     let rest = vec![7; CAPACITY as usize];
     let room = CAPACITY as usize - all.len();
     assert_eq!(file.write_at(&rest, all.len() as u64).unwrap(), room);
@@ -218,7 +218,7 @@ fn truncating_resets_finishes_and_does_nothing_else() {
     file.set_len(CAPACITY).unwrap();
     file.set_len(0).unwrap();
     assert_eq!(m.size("seq/0"), 0);
-    // O_TRUNC is a reset too, and a reader that has the file open sees what is new.
+    // O_TRUNC resets the zone too, and a reader that has the file open sees the new data.
     file.write_all_at(&[1; BLOCK], 0).unwrap();
     let reader = File::open(m.path("seq/0")).unwrap();
     let mut back = [0; BLOCK];
@@ -247,7 +247,7 @@ fn reads_end_at_the_size() {
     let cached = File::open(m.path("seq/0")).unwrap();
     assert_eq!(cached.read_at(&mut back, 5000).unwrap(), 3 * BLOCK - 5000);
     assert!(back[..3 * BLOCK - 5000] == data[5000..]);
-    // What is appended now is seen by who has it open since before.
+    // A reader that has had the file open sees data that are appended now.
     file.write_all_at(&data, 3 * BLOCK as u64).unwrap();
     assert_eq!(cached.read_at(&mut back, 3 * BLOCK as u64).unwrap(), 3 * BLOCK);
     assert!(back[..3 * BLOCK] == data);
@@ -280,10 +280,10 @@ fn conventional_files_take_any_bytes_anywhere() {
     assert_eq!(errno((&appender).write(&[1; BLOCK])), libc::EINVAL);
 }
 
-/// Maps the first block.
+/// Maps the first block of a file.
 fn map(file: &File, protection: i32, sharing: i32) -> io::Result<*mut u8> {
     let fd = file.as_raw_fd();
-    // SAFETY: the kernel chooses the place, so no memory of ours is touched.
+    // SAFETY: the kernel chooses the address, so no existing mapping is affected.
     let place = unsafe { libc::mmap(std::ptr::null_mut(), BLOCK, protection, sharing, fd, 0) };
     if place == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(place.cast()) }
 }
@@ -300,7 +300,7 @@ fn only_conventional_files_are_mapped_to_be_written() {
     let private = map(&file, libc::PROT_READ, libc::MAP_PRIVATE).unwrap();
     let cnv = m.open("cnv/0", 0).unwrap();
     let writable = map(&cnv, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED).unwrap();
-    // SAFETY: each mapping is a block long and nobody unmaps it before the end of this block.
+    // SAFETY: each mapping is a block long and stays mapped until the end of this block.
     unsafe {
         assert_eq!((shared.read_volatile(), private.read_volatile()), (3, 3));
         writable.add(17).write_volatile(8);
@@ -325,7 +325,7 @@ fn explicit_open_keeps_to_the_limit() {
     assert_eq!(m.mount.fs().resources().write_open, 2);
     second.write_all_at(&[1; BLOCK], 0).unwrap();
     drop((first, second, again));
-    // The last close arrives by itself: an unmount waits for it, an open does not.
+    // The kernel sends the last close asynchronously: an unmount waits for it, an open does not.
     let device2 = Arc::clone(m.mount.fs().disk());
     unmount(&m);
     drop(m);
@@ -334,8 +334,8 @@ fn explicit_open_keeps_to_the_limit() {
     assert_eq!((zones[0].cond.short(), zones[1].cond.short()), ("em", "cl"));
 }
 
-/// What system calls find after a write that failed: size in blocks and mode; the errors of a
-/// read, of a write, and of opening another file to be written.
+/// What system calls return after a failed write: size in blocks and mode; the errors of a read, of
+/// a write, and of opening another file for writing.
 fn after(options: &str, fault: Option<&str>) -> (u64, u32, i32, i32, i32) {
     let device = formatted("d", config());
     let m = Mounted::new(&device, options);
@@ -382,7 +382,7 @@ fn errors_are_met_as_the_mount_was_told() {
     }
 }
 
-/// Whether /proc/mounts has the mount read-only; looked for until it has, or for long enough.
+/// Whether /proc/mounts shows the mount as read-only; waits for up to 20 seconds.
 fn becomes_read_only(m: &Mounted) -> bool {
     let line = format!(" {} fuse ro,", m.dir.0.display());
     let has_it = || fs::read_to_string("/proc/mounts").unwrap().contains(&line);
@@ -406,7 +406,7 @@ fn the_mount_becomes_read_only_with_the_file_system() {
         libc::EROFS
     );
     drop(file);
-    // It takes root, and that no file is open for writing any more.
+    // The remount needs root, and that no file is open for writing.
     if rustix::process::geteuid().is_root() {
         assert!(becomes_read_only(&m));
     }
@@ -433,7 +433,7 @@ fn files_are_locked_inside_the_kernel() {
     let m = mounted("");
     let (first, second) = (m.direct("seq/0"), m.direct("seq/0"));
     let lock = |file: &File| {
-        // SAFETY: the descriptor is open; flock touches no memory.
+        // SAFETY: the descriptor is open; flock accesses no memory.
         unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }
     };
     assert_eq!(lock(&first), 0);
@@ -455,7 +455,7 @@ fn files_are_written_and_read_in_parallel() {
                 assert!(fs::read(m.path(&name)).unwrap() == data, "{name}");
             });
         }
-        // One conventional file, by two at once.
+        // Two threads write one conventional file.
         for half in 0..2 {
             let m = &m;
             scope.spawn(move || {
@@ -485,7 +485,7 @@ fn unmounting_keeps_the_files_and_waits_for_nobody() {
     let m = Mounted::new(&device, "ro");
     assert!(fs::read(m.path("seq/3")).unwrap() == data);
     assert_eq!(errno(m.open("seq/3", DIRECT)), libc::EROFS);
-    // Who has a file open when it is taken away keeps it.
+    // A program that has a file open when it is unmounted can continue to use it.
     let (open, dir) = (File::open(m.path("seq/3")).unwrap(), m.dir.0.clone());
     drop(m);
     assert!(!dir.exists(), "it is mounted there no longer");
@@ -511,7 +511,7 @@ fn one_file_spans_conventional_zones_that_are_aggregated() {
     assert!(back == data);
 }
 
-/// A tmpfs at a directory of its own, and whatever is mounted over it.
+/// A tmpfs at a directory of its own, on which other file systems are mounted.
 struct Below(PathBuf);
 
 impl Drop for Below {
@@ -521,7 +521,7 @@ impl Drop for Below {
     }
 }
 
-/// Runs a command on a directory, and says whether it succeeded.
+/// Runs a command on a directory and returns whether it succeeded.
 fn run(words: &[&str], dir: &Path) -> bool {
     let output = std::process::Command::new(words[0]).args(&words[1..]).arg(dir).output();
     output.unwrap().status.success()
@@ -548,7 +548,7 @@ fn what_lies_below_the_mount_stays_mounted() {
             0 => mount.unmount().unwrap(),
             1 => assert!(run(&["umount"], dir)),
             2 => {
-                // Somebody mounts something else in its place.
+                // Another file system is mounted in its place.
                 assert!(run(&["umount"], dir) && run(&["mount", "-t", "tmpfs", "other"], dir));
                 drop(mount);
                 assert!(names(dir).is_empty() && run(&["umount"], dir));

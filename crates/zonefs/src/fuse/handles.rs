@@ -1,5 +1,5 @@
 //! Open files by number.
-// A table that opens and closes change; an I/O only looks into it.
+// A table that only opens and closes change; an I/O only looks a handle up.
 #![allow(clippy::disallowed_types)]
 
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use crate::file::ZoneFile;
 
-/// Open files by the number that the kernel is told.
+/// Open files by the handle number that the kernel uses.
 #[derive(Default)]
 pub(super) struct Handles {
     table: RwLock<Table>,
@@ -20,7 +20,7 @@ struct Table {
 }
 
 impl Handles {
-    /// Takes a file and gives it a number, which no other has had.
+    /// Adds a file and returns a number that was never used before.
     pub(super) fn insert(&self, file: ZoneFile) -> u64 {
         let mut table = self.change();
         table.next += 1;
@@ -34,13 +34,13 @@ impl Handles {
         table.open.get(&number).cloned()
     }
 
-    /// Gives the file back. It is closed by who drops it last: with the table unlocked.
+    /// Removes and returns a file. Dropping the last reference closes it, with the table unlocked.
     pub(super) fn remove(&self, number: u64) -> Option<Arc<ZoneFile>> {
         self.change().open.remove(&number)
     }
 
     fn change(&self) -> RwLockWriteGuard<'_, Table> {
-        // Every change is one call: a holder that panicked has left it whole.
+        // Every change is one call, so a panic cannot leave the table inconsistent.
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! Devices for the tests: null devices, zoned and in memory.
+//! Devices for the tests: zoned memory-backed null devices.
 #![allow(dead_code, reason = "no test uses all of it")]
 
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use blockyard_null::{Null, NullConfig};
 use blockyard_zonefs::format::{Format, format};
 use blockyard_zonefs::{MountOptions, ZoneFs};
 
-/// Zone size and capacity of the devices here, in bytes.
+/// Zone size of the devices in bytes.
 pub(crate) const ZONE: u64 = 1 << 20;
-/// What can be written of a zone.
+/// Writable bytes of a zone.
 pub(crate) const CAPACITY: u64 = 768 << 10;
 
-/// 16 zones of 1 MiB, 768 KiB of it writable, 3 of them conventional, in memory.
+/// 16 memory-backed zones of 1 MiB, of which 768 KiB are writable; 3 zones are conventional.
 pub(crate) fn config() -> NullConfig {
     NullConfig {
         size: 16 * ZONE,
@@ -31,7 +31,7 @@ pub(crate) fn config() -> NullConfig {
     }
 }
 
-/// A device of this configuration, with an error injector.
+/// A device with this configuration and a fault injector.
 pub(crate) fn disk(name: &str, config: NullConfig) -> Arc<dyn Disk> {
     let device = Faulty::new(Null::open(config).unwrap(), 1);
     let depth = 2 * device.limits().queue_depth;
@@ -39,20 +39,20 @@ pub(crate) fn disk(name: &str, config: NullConfig) -> Arc<dyn Disk> {
     Arc::new(Composed::new(name.to_owned(), "null", device, config, NoneScheduler::new))
 }
 
-/// The same with a file system on it.
+/// A device with this configuration and a file system.
 pub(crate) fn formatted(name: &str, config: NullConfig) -> Arc<dyn Disk> {
     let disk = disk(name, config);
     format(disk.as_ref(), &Format::default()).unwrap();
     disk
 }
 
-/// The file system of a device.
+/// Opens the file system of a device.
 pub(crate) fn open(disk: &Arc<dyn Disk>, options: &str) -> Arc<ZoneFs> {
     let options: MountOptions = options.parse().unwrap();
     ZoneFs::open(Arc::clone(disk), options).unwrap()
 }
 
-/// The next so many operations of this kind fail.
+/// Makes the next `times` operations of this kind fail.
 pub(crate) fn fail(disk: &dyn Disk, op: Op, times: u64) {
     let rule = Rule {
         op: Some(op),
@@ -65,13 +65,13 @@ pub(crate) fn fail(disk: &dyn Disk, op: Op, times: u64) {
     disk.inject(&Injection::AddRule(rule)).unwrap();
 }
 
-/// Gives a zone a fault: `zone_readonly` or `zone_offline`.
+/// Injects a zone fault: `zone_readonly` or `zone_offline`.
 pub(crate) fn break_zone(disk: &dyn Disk, fault: &str, zone: u64) {
     let value = (zone * ZONE / 512).to_string();
     disk.inject(&Injection::Device { name: fault.to_owned(), value }).unwrap();
 }
 
-/// So many bytes that differ from those of another seed.
+/// `len` pseudorandom bytes that depend on the seed.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..len).map(|_| random.u8(..)).collect()
