@@ -5,8 +5,8 @@
 //! - each unit of a file (usually a sector) has any of its contents since the last sync of the
 //!   file, whatever its neighbours have: writes are torn and reordered, within a file and across
 //!   files;
-//! - creations, renames and removals are kept up to any one of them, in order, as in the journal of
-//!   a file system;
+//! - of creations, renames and removals, the first ones are kept, up to any one of them, as in the
+//!   journal of a file system;
 //! - a file whose name is not durable is lost, including everything that was synced of it.
 //!
 //! A kill of the process, in contrast, keeps everything.

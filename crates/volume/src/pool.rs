@@ -1,7 +1,7 @@
 //! A pool: segments, a log, and the volumes and snapshots whose blocks the segments hold.
 //!
 //! All volumes of a pool share one log and one committer. So a snapshot has a defined position
-//! among the writes, a clone shares blocks with its origin, and each log batch (group) holds the
+//! among the writes, and a clone shares blocks with its origin. Each log batch (group) contains the
 //! waiting records of all volumes.
 #![allow(clippy::disallowed_types)] // The table of volumes changes when one is made or removed.
 
@@ -480,7 +480,7 @@ impl<D: Directory> Pool<D> {
         found.ok_or_else(|| VolumeError::NoSuchVolume { name: name.to_owned() })
     }
 
-    /// The volumes and snapshots of the pool, without the hidden ones (see [`ON_ITS_WAY`]).
+    /// The volumes and snapshots of the pool, without hidden ones.
     pub fn list(&self) -> Vec<Traits> {
         self.volumes().list()
     }

@@ -2,9 +2,9 @@
 //! gets.
 //!
 //! A volume with a reservation is promised the part of it that it has not written since it was last
-//! copied. Blocks that a snapshot or a clone shares cannot be overwritten in place, so a snapshot
-//! needs that much more space, and is refused if the space is missing. Bytes are counted before
-//! compression, so a promise is kept for incompressible data too.
+//! copied. Blocks that a snapshot or a clone shares need additional space when they are
+//! overwritten. So a snapshot needs that much more space, and is refused if the space is missing.
+//! Bytes are counted before compression, so a promise is kept for incompressible data too.
 
 use std::collections::BTreeMap;
 

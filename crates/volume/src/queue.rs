@@ -54,7 +54,7 @@ pub struct VolumeQueue<D: Directory = Backing> {
     reading: Option<Reading<D>>,
     /// The eventfd that the committer rings while the owner sleeps, and that finished reads ring.
     doorbell: Option<Doorbell>,
-    /// The owner waits for the doorbell when it sleeps.
+    /// The owner's event loop polls the doorbell.
     listens: bool,
     /// The owner has slept, so the doorbell may have been rung.
     dozed: bool,

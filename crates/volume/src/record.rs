@@ -148,7 +148,7 @@ pub struct Moved {
     pub pages: Vec<u32>,
     /// Old places of map leaves that have rotted: the blocks that they named are lost.
     pub lost: HashSet<Entry>,
-    /// The map spans that refer to these segments: family and span number.
+    /// The map spans that have pages in these segments: family and span number.
     pub spans: BTreeSet<(u32, usize)>,
     /// Most map pages that these moves modify.
     pub page_count: u64,

@@ -17,8 +17,9 @@ use crate::store::Directory;
 const AT_ONCE: Duration = Duration::from_micros(200);
 const AT_ONCE_MAX: Duration = Duration::from_micros(500);
 
-/// Within these bounds, the thread works for this part (1/4) of the time for which its last yield
-/// kept it off the CPU. A busy system takes a whole time slice from a thread that yields.
+/// Between `AT_ONCE` and `AT_ONCE_MAX`, the thread works for this part (1/4) of the time for which
+/// its last yield kept it off the CPU. A busy system takes a whole time slice from a thread that
+/// yields.
 const AWAY_PART: u32 = 4;
 
 /// The work of a thread since it last yielded.

@@ -11,8 +11,9 @@ use crate::format::catalogue::{Change, LISTED_BYTES_MAX, Traits};
 use crate::record::Live;
 
 impl Volumes {
-    /// Checks that a change leaves only valid lengths. A snapshot gets the length that its volume
-    /// has at that moment. The catalogue must stay short enough to be read.
+    /// Checks that volumes have valid lengths after a change, and that the catalogue stays short
+    /// enough to be read. A snapshot gets the length that its volume has at that moment. A volume
+    /// with snapshots cannot be destroyed.
     pub(super) fn fits(&self, change: &mut Change) -> Result<(), Status> {
         self.has_lengths(change)?;
         let more = match change {

@@ -3,10 +3,11 @@
 //! The last free segments are not for writes. Each allocation class leaves some to the classes
 //! before it, see [`Want`]:
 //!
-//! - Checkpoints: segments are *kept* for the next checkpoint, enough for every changed page, all
-//!   roots and the whole catalogue, less the space after the pages of the last one. More are kept
-//!   for what a running checkpoint may still take. An operation that changes pages declares how
-//!   many first, so that the reserve grows before. So a checkpoint finds space at any moment.
+//! - Checkpoints: segments are *kept* for the next one, enough for every changed page, all roots
+//!   and the whole catalogue. The space after the pages of the last checkpoint is subtracted. More
+//!   are kept for what a running checkpoint may still take. An operation that changes pages
+//!   declares how many first, so that the reserve grows before. So a checkpoint finds space at any
+//!   moment.
 //! - Cleaning leaves those. It may take [`MOVING`] more: one for blocks, one for the log, one for
 //!   pages that its moves change, and one spare. It begins a segment for blocks only if three are
 //!   available. Otherwise it writes pages closer together, for which one is enough. It moves what

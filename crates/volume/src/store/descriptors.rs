@@ -134,8 +134,9 @@ impl OpenFiles {
     }
 
     /// Closes a descriptor, so that a file can be opened for this use. Returns whether one was
-    /// closed. When a read has used a spare descriptor, a segment may be closed to get the spare
-    /// back. This is not done for a write, which would keep the descriptor.
+    /// closed. A read may take any spare descriptor. A write, which keeps its descriptor, takes
+    /// only a spare beyond those reserved for reads; descriptors of closed segments replenish the
+    /// spares first.
     fn close_for(&mut self, what: Use) -> bool {
         if what == Use::Read {
             return self.spares.pop().is_some() || self.close_one();
@@ -169,7 +170,7 @@ pub(crate) fn keep_spares() {
 }
 
 /// Opens a file. If the process has no descriptor left, this closes a spare one or a segment that
-/// is not in use, and tries again until nothing is left to close. One thread at a time does so:
+/// is not in use. It tries again until nothing is left to close. One thread at a time does so:
 /// otherwise each would take the descriptor that another one has just closed for itself.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! The log writer (lane): writes log batches into files. One thread has it, the committer's.
 //!
-//! The lane owns the memory of a write until the write has ended, so that the system may read the
-//! memory at any time until then, and no thread has to wait meanwhile.
+//! The lane owns the memory of a write until the write has ended. So the system may read the memory
+//! at any time until then, and no thread has to wait meanwhile.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -16,8 +16,8 @@ use crate::holder::Holder;
 const LAND_MAX: Duration = Duration::from_secs(10);
 
 /// How long to wait for an owner that does not identify itself. It may have taken the lock just
-/// now, be about to release it, probe a device as udev does, or be dead with its entry lost in a
-/// power cut.
+/// now, be about to release it, or probe a device as udev does. Or it is dead, and a power cut has
+/// erased its entry.
 const NAMELESS_MAX: Duration = Duration::from_secs(2);
 
 /// A wait that is longer than this is logged.

@@ -201,7 +201,7 @@ impl Directory for RealDirectory {
     }
 
     /// With direct I/O each write reports its own error. An error of the page cache is reported
-    /// once per open file description, which all parts of a disk share.
+    /// once per open file description, which all users of a file share here.
     fn tells_everybody(&self) -> bool {
         self.is_direct()
     }

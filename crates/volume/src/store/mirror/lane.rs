@@ -54,7 +54,7 @@ impl<D: Directory> Lane<MirrorFile<D>> for MirrorLane<D> {
         depths.min().unwrap_or(1)
     }
 
-    /// Wakes both lanes: the lane that the caller waits for changes when a copy fails.
+    /// Wakes both lanes: when a copy fails, the committer sleeps in the other lane.
     fn caller(&self) -> Option<Caller> {
         let callers: Vec<Caller> = self.lanes.iter().flatten().filter_map(Lane::caller).collect();
         let call = move || callers.iter().for_each(Caller::call);
