@@ -1,60 +1,60 @@
-//! Room: a word per block, exchanged whole.
+//! Room: the block table, an atomic word per block.
 //!
 //! Protects   where the contents of each block are, and what is known of them.
-//! Why        a block is replaced as a whole, and its contents never change where they lie: one
-//!            exchange of 64 bits makes a write visible, and no reader is in its way.
+//! Why        a block is replaced as a whole, and stored contents never change in place: one
+//!            exchange of 64 bits makes a write visible, and no reader delays it.
 //! States     the table below. A word with *locked* belongs to one writer of a part of the block;
-//!            all other writers wait, readers read on.
-//! Order      no lock but the bit in the word, whose holder reads, compresses and allocates: it may
-//!            take the pool's locks (rank SHARD and above). Who waits for it sleeps at a bell, a
-//!            leaf, shared by the blocks with the same remainder.
-//! Common     a read is a pin (`pins`); a write of a whole block, a discard, is a load and an
-//!            exchange; whatever works in the background is an exchange, and loses to a writer.
-//! Cost       8 bytes a block; 5 ns an exchange. The bit is taken only after several exchanges have
-//!            failed in a row.
+//!            all other writers wait, and readers continue.
+//! Order      no lock except the bit in the word. Its holder reads, compresses and allocates, so it
+//!            may take the pool's locks (rank SHARD and above). Waiting threads sleep on a
+//!            condition variable, a leaf, which blocks with the same remainder share.
+//! Common     a read is a pin (`pins`). A write of a whole block or a discard is a load and an
+//!            exchange. Background work is an exchange, and loses against a writer.
+//! Cost       8 bytes a block; 5 ns an exchange. A writer of a part takes the bit only after
+//!            several exchanges have failed in a row.
 //! Before     a reader/writer lock over the table; then a lock bit per entry that a read held while
 //!            it decompressed.
 //!
 //! # The word
 //! | bits | name | meaning |
 //! | --- | --- | --- |
-//! | 0 to 35 | place | of an object, in units of [`PLACE_BYTES`] in the pool; of a same-filled block, the 32-bit value; of one on the backing file, its place there in the same units |
-//! | 36 to 51 | len | stored bytes less one: 1 to 65536 |
+//! | 0 to 35 | place | of an object, in units of [`PLACE_BYTES`] in the pool; of a same-filled block, the 32-bit value; of a block on the backing file, its position there in the same units |
+//! | 36 to 51 | len | stored bytes minus one: 1 to 65536 |
 //! | 52, 53 | kind | 0 nothing, 1 an object, 2 same-filled, 3 on the backing file |
-//! | 54 | huge | stored as it is; shorter than the block: repeated |
+//! | 54 | huge | stored uncompressed; if shorter than the block, repeated |
 //! | 55 | incompressible | no algorithm makes it smaller |
-//! | 56, 57 | codec | which of up to four algorithms made it |
-//! | 58 to 60 | age | turns of idle tracking since the last access, 7 at most |
-//! | 61 | under writeback | somebody copies it to the backing file |
-//! | 62 | shared | other words may refer to the same object, which has a count |
-//! | 63 | locked | a writer of a part has the block for himself |
+//! | 56, 57 | codec | which of up to four algorithms compressed it |
+//! | 58 to 60 | age | rounds of idle tracking since the last access, 7 at most |
+//! | 61 | under writeback | a thread copies it to the backing file |
+//! | 62 | shared | other words may refer to the same object, which has a refcount |
+//! | 63 | locked | a writer of a part has exclusive access to the block |
 //!
-//! Kind and place together are the *reference*: what is pinned, and what is retired once.
+//! Kind and place together are the *reference*: a reader pins it, and a writer retires it once.
 //!
 //! # Why it is sound
-//! An object is written before the exchange that shows it (Release), is read after the load that
-//! found it (Acquire), and is not written in between: immutable. Who takes a reference out of a
-//! word by an exchange is the only one who has done so, and retires it; it is given back when no
-//! reader has it pinned (`pins` has the argument). An exchange compares the whole word. While the
-//! comparer has the old reference pinned, its memory cannot have become another object's, so the
-//! same word means the same contents; a word without a reference means the same contents always.
+//! An object is written before the exchange that publishes it (Release), is read after the load
+//! that found it (Acquire), and does not change in between. Only one thread can remove a reference
+//! from a word by an exchange; that thread retires it. The memory is freed when no reader has the
+//! reference pinned (`pins` has the argument). An exchange compares the whole word. While a thread
+//! has the old reference pinned, its memory cannot hold another object, so an equal word means
+//! equal contents. A word without a reference always means the same contents.
 //!
-//! Several words may have one reference, all of them marked as shared. Then whoever takes it out of
-//! one gives up that word's part, and the last one retires it; the mark is set by an exchange too,
-//! so who takes the word out knows it. The count of parts is the owner's of the objects, under a
-//! lock.
+//! Several words may have one reference; all of them are marked as shared. A thread that removes it
+//! from one word releases that word's part, and the last one retires the reference. The mark is
+//! also set by an exchange, so that a thread that removes the word sees the mark. The owner of the
+//! objects keeps the refcount under a lock.
 //!
-//! | who | how | beside a writer of the whole block |
+//! | operation | how | concurrently with a writer of the whole block |
 //! | --- | --- | --- |
 //! | read | pin, load | sees the contents before or after |
-//! | write of a whole block, discard | exchange until it succeeds | the last one stays, as on any disk |
-//! | write of a block that is equal to another | pin and compare the other, mark it, count, exchange until it succeeds | the last one stays |
-//! | recompress, writeback, compaction | pin, work, one exchange | loses; drops what it made |
-//! | idle tracking, a read of an idle block | one exchange | loses; nothing to drop |
-//! | write of a part | pin, merge, exchange; again; then the bit | its merge is made again on what the writer left; under the bit the writer waits |
+//! | write of a whole block, discard | exchange until it succeeds | the last one wins |
+//! | write of a block equal to another | pin and compare the other, mark it, count, exchange until it succeeds | the last one wins |
+//! | recompression, writeback, compaction | pin, work, one exchange | loses; discards its result |
+//! | idle tracking, a read of an idle block | one exchange | loses; nothing to discard |
+//! | write of a part | pin, merge, exchange; repeat; then the bit | merges again with the writer's contents; while the bit is set the writer waits |
 //!
-//! A writer that swapped without looking would put an end to the bit under its holder, whose merge
-//! is of contents that are gone: so it looks, and exchanges.
+//! A writer must not swap unconditionally: it would clear the bit of a holder, whose merge would be
+//! of outdated contents. So it compares and exchanges.
 
 mod word;
 
@@ -71,7 +71,7 @@ pub use word::{AGE_MAX, CODEC_MAX, Kind, OBJECT_BYTES_MAX, PLACE_BYTES, PLACES_M
 
 /// Failed exchanges after which a writer of a part takes the bit.
 const ATTEMPTS: u32 = 3;
-/// Bells that waiters sleep at.
+/// Number of condition variables for threads that wait for a locked word.
 const BELLS: usize = if cfg!(any(loom, shuttle)) { 1 } else { 32 };
 
 /// A word for each block of a device, [`Word::NOTHING`] at first.
@@ -81,7 +81,7 @@ pub struct Entries {
     bells: Box<[Padded<Bell>]>,
 }
 
-/// Where those sleep who wait for a locked word.
+/// The condition variable of threads that wait for a locked word.
 #[derive(Debug)]
 struct Bell {
     turn: Mutex<()>,
@@ -99,57 +99,59 @@ impl Bell {
 }
 
 impl Entries {
-    /// Words for so many blocks. Their memory is touched where blocks are written only.
+    /// A table for `blocks` blocks. Its memory is touched only where blocks are written.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is not enough memory.
     pub fn new(blocks: u64) -> Result<Entries, TryReserveError> {
         let mut bells = Vec::new();
         bells.try_reserve_exact(BELLS)?;
         bells.extend((0..BELLS).map(|_| Padded(Bell::new())));
         let Some(words) = zeroed(blocks) else {
-            // The allocator has just refused so much: it says so in the library's words.
+            // The allocator has just refused this size. This call gets the library's error value
+            // for it.
             Vec::<u64>::new().try_reserve_exact(usize::MAX)?;
             unreachable!("no vector is that long");
         };
         Ok(Entries { words, bells: bells.into_boxed_slice() })
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     #[inline]
     pub fn blocks(&self) -> u64 {
         self.words.len() as u64
     }
 
-    /// Memory that the words take when all blocks are written, in bytes.
+    /// Memory of the table when all blocks are written, in bytes.
     pub fn len_bytes(&self) -> usize {
         size_of_val(&*self.words)
     }
 
-    /// The word now. What it refers to may be gone in the next moment: [`Seat::pin`] keeps it.
+    /// The present word. The object that it refers to may be freed at any moment: [`Seat::pin`]
+    /// keeps it.
     #[inline]
     pub fn load(&self, block: u64) -> Word {
-        // Acquire: pairs with the Release of the exchange that put the word there: the object's
-        // bytes are seen.
+        // Acquire: pairs with the Release of the exchange that stored the word: the object's bytes
+        // are visible.
         Word(self.words[block as usize].load(Ordering::Acquire))
     }
 
-    /// Where a block's word lies, for who fetches it into the cache; nobody reads or writes there.
+    /// The address of a block's word, for prefetching; the caller does not access it.
     #[inline]
     pub fn address(&self, block: u64) -> *const u8 {
         (&raw const self.words[block as usize]).cast()
     }
 
-    /// The word as soon as nobody has the block for himself; sleeps until then.
+    /// The word once no thread has it locked; sleeps until then.
     pub fn settled(&self, block: u64) -> Word {
         let word = self.load(block);
         if word.is_locked() { self.wait(block) } else { word }
     }
 
-    /// Puts a word there, whatever stands there, and says what did. Waits while a writer of a part
-    /// has the block.
+    /// Replaces a word unconditionally and returns the old one. Waits while a writer of a part has
+    /// the block locked.
     ///
-    /// The caller retires what the old word refers to, unless the new one refers to it too.
+    /// The caller retires the reference of the old word, unless the new one has the same reference.
     #[inline]
     pub fn replace(&self, block: u64, new: Word) -> Word {
         debug_assert!(!new.is_locked());
@@ -160,8 +162,8 @@ impl Entries {
             if now & LOCKED != 0 {
                 now = self.wait(block).0;
             }
-            // AcqRel: shows the new object's bytes; sees those of the old one, whose memory the
-            // caller is going to give back.
+            // AcqRel: publishes the new object's bytes, and sees those of the old one, whose memory
+            // the caller will free.
             let done = entry.compare_exchange_weak(now, new.0, Ordering::AcqRel, Ordering::Relaxed);
             match done {
                 Ok(old) => return Word(old),
@@ -170,12 +172,13 @@ impl Entries {
         }
     }
 
-    /// Puts `new` there if `old` still stands there. The caller has pinned what `old` refers to.
+    /// Replaces `old` by `new` if the word is still `old`. The caller has pinned the reference of
+    /// `old`.
     ///
-    /// On success the caller retires what `old` refers to, unless `new` refers to it too.
+    /// On success the caller retires the reference of `old`, unless `new` has the same reference.
     ///
     /// # Errors
-    /// What stands there instead: a writer was faster, or holds the block.
+    /// The present word: a writer was faster, or has the block locked.
     #[inline]
     pub fn exchange(&self, block: u64, old: Word, new: Word) -> Result<(), Word> {
         if old.is_locked() {
@@ -189,7 +192,8 @@ impl Entries {
             .map_or_else(|found| Err(Word(found)), |_| Ok(()))
     }
 
-    /// Notes that the block was accessed, if it has aged. A writer that is faster has done so.
+    /// Records an access to the block, if it has aged. If a writer is faster, it has recorded its
+    /// own access.
     #[inline]
     pub fn touch(&self, block: u64, word: Word) {
         if word.age() > 0 && !word.is_locked() {
@@ -197,7 +201,7 @@ impl Entries {
         }
     }
 
-    /// A turn of idle tracking for one block: one older, unless a writer comes in between.
+    /// Ages one block by a round of idle tracking, unless a concurrent writer changes it.
     #[inline]
     pub fn grow_older(&self, block: u64) {
         let word = self.load(block);
@@ -206,14 +210,14 @@ impl Entries {
         }
     }
 
-    /// Exchanges a word for one that `make` makes of it and of what it refers to, which is pinned;
-    /// for a write of a part of the block. Returns the old word, which the caller retires.
+    /// Replaces a word by the result of `make`, which gets the pinned old word: for a write of a
+    /// part of the block. Returns the old word, which the caller retires.
     ///
-    /// When writers were faster a few times, their turn is over: the block is locked, and they wait
-    /// while `make` is called once more. `drop_made` gets what was made in vain.
+    /// After [`ATTEMPTS`] lost exchanges the block is locked: writers wait while `make` is called
+    /// once more. `drop_made` gets results that were not stored.
     ///
     /// # Errors
-    /// Whatever `make` says; the word is left alone.
+    /// The error of `make`; the word does not change.
     pub fn update<E>(
         &self,
         block: u64,
@@ -245,14 +249,14 @@ impl Entries {
         mut make: impl FnMut(&Guard<'_>) -> Result<Word, E>,
     ) -> Result<Word, E> {
         let held = self.lock(block);
-        // The holder's own word cannot be exchanged, so this pins it at the first attempt.
+        // No other thread exchanges a locked word, so the first attempt of the pin succeeds.
         let mut guard = seat.pin(self, block);
         guard.unlocked();
         let made = make(&guard)?;
         Ok(held.put(made))
     }
 
-    /// Takes the block for a writer of a part; waits while another has it.
+    /// Locks the block for a writer of a part; waits while another one has it locked.
     fn lock(&self, block: u64) -> Locked<'_> {
         let entry = &self.words[block as usize];
         let mut now = entry.load(Ordering::Relaxed);
@@ -261,7 +265,7 @@ impl Entries {
                 now = self.wait(block).0;
                 continue;
             }
-            // Acquire: sees what the word refers to, and all that earlier holders did.
+            // Acquire: sees the object of the word, and all that earlier holders did.
             let locked = now | LOCKED;
             let done =
                 entry.compare_exchange_weak(now, locked, Ordering::Acquire, Ordering::Relaxed);
@@ -276,7 +280,7 @@ impl Entries {
         &self.bells[block as usize % self.bells.len()]
     }
 
-    /// Sleeps until the word is not locked, and says what it is then.
+    /// Sleeps until the word is not locked; returns it.
     #[cold]
     fn wait(&self, block: u64) -> Word {
         let bell = self.bell(block);
@@ -291,17 +295,17 @@ impl Entries {
     }
 }
 
-/// A block that one writer of a part has for himself.
+/// A block that a writer of a part has locked.
 struct Locked<'e> {
     entries: &'e Entries,
     block: u64,
     word: Word,
-    /// What stands there afterwards: the same, unless something else is put.
+    /// The word to store on unlocking: the old word, unless `put` sets another.
     put: Word,
 }
 
 impl Locked<'_> {
-    /// Puts another word there, lets go of the block, and says what stood there.
+    /// Sets a new word, unlocks the block, and returns the old word.
     fn put(mut self, new: Word) -> Word {
         debug_assert!(!new.is_locked());
         self.put = new;
@@ -312,10 +316,12 @@ impl Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         let entry = &self.entries.words[self.block as usize];
-        // Release: shows the new object's bytes. A store is enough: nobody exchanges a locked word.
+        // Release: publishes the new object's bytes. A store is enough: no other thread exchanges a
+        // locked word.
         entry.store(self.put.0, Ordering::Release);
         let bell = self.entries.bell(self.block);
-        // Who has seen the word locked is asleep by the time the turn is ours, or looks again.
+        // A thread that has seen the word locked either sleeps when this lock is granted, or loads
+        // the word again.
         drop(bell.turn());
         bell.rung.notify_all();
     }
@@ -366,7 +372,7 @@ mod tests {
                 made += 1;
                 assert!(!guard.word().is_locked());
                 if !entries.load(0).is_locked() {
-                    // A writer of the whole block comes in between.
+                    // A writer of the whole block interferes.
                     entries.replace(0, Word::object(made, 1));
                 }
                 Ok::<_, Infallible>(Word::object(100 + made, 1))

@@ -3,43 +3,43 @@
 //! A thread may take a lock only if its rank is above that of every lock that it holds. Two locks
 //! of one rank, two zones for example, are therefore never held together, and no cycle can form.
 
-/// Rank of a lock, lowest first. The table in docs/locks.md is this list.
+/// Ranks of locks, lowest first. The table in docs/locks.md is this list.
 pub mod ranks {
-    /// What a serving thread of a FUSE mount has of the devices.
+    /// The devices of a serving thread of a FUSE mount.
     pub const SEAT: u8 = 2;
-    /// Who is next in a zone.
+    /// The queues of the zone write plug.
     pub const GATE: u8 = 5;
     /// A zone's lock.
     pub const ZONE: u8 = 10;
-    /// What a medium in files knows of a zone.
+    /// The state of a zone on a medium in files.
     pub const MEDIA_ZONE: u8 = 12;
-    /// Which zones of a medium's file have changed since the last flush.
+    /// The zones of a medium's data file that have changed since the last flush.
     pub const MEDIA_DIRTY: u8 = 14;
     /// A part of the volatile write cache.
     pub const CACHE: u8 = 20;
     /// Open and active zones.
     pub const RESOURCES: u8 = 30;
-    /// Faults that were asked for.
+    /// Injected faults.
     pub const FAULTS: u8 = 40;
     /// The bandwidth limit.
     pub const BUCKET: u8 = 50;
-    /// Who compacts the pool of compressed objects.
+    /// Compaction of the pool of compressed objects.
     pub const COMPACTION: u8 = 55;
-    /// A part of the pool of compressed objects.
+    /// A shard of the pool of compressed objects.
     pub const SHARD: u8 = 60;
-    /// What the parts of that pool share: pages and their limit.
+    /// The pages and the limit that the shards of that pool share.
     pub const ARENA: u8 = 70;
     /// A span of a volume's map.
     pub const SPAN: u8 = 72;
-    /// What of a leaf of a volume's map is in memory.
+    /// The part of a leaf of a volume's map that is in memory.
     pub const LEAF: u8 = 74;
-    /// Buffers of a pool of volumes that are kept.
+    /// Buffers that a pool of volumes keeps for reuse.
     pub const SHELF: u8 = 76;
-    /// Who publishes in a lane that is shared. Nothing is taken under it.
+    /// Publishing in a shared submit ring. No lock is taken under it.
     pub const LANE: u8 = 80;
 }
 
-/// Proof that a lock of some rank is held, as long as it lives. Costs nothing in release builds.
+/// Proof that a lock of a rank is held. It costs nothing in release builds.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Held {
@@ -54,10 +54,10 @@ thread_local! {
 }
 
 impl Held {
-    /// Notes that a lock is about to be taken.
+    /// Records that a lock is about to be taken.
     ///
     /// # Panics
-    /// In debug builds, if a lock of this or a higher rank is held already.
+    /// In debug builds, if the thread already holds a lock of this or a higher rank.
     #[inline]
     pub(crate) fn note(rank: u8) -> Held {
         #[cfg(all(debug_assertions, not(any(loom, shuttle))))]

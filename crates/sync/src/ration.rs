@@ -1,16 +1,16 @@
-//! Room: a bounded number of times that something may happen.
+//! Room: a quota, which bounds how often an event may happen.
 //!
-//! Protects   how often a fault may still strike.
+//! Protects   how many more requests a fault rule may fail.
 //! Why        queues on several threads share the bound of one rule.
-//! States     the number of times used; spent when it has reached the bound.
+//! States     the number of uses; spent when it has reached the bound.
 //! Order      no lock.
 //! Common     not reached: faults are rare.
-//! Cost       one load while spent or never due; one exchange per strike.
+//! Cost       one load while spent or not due; one exchange per use.
 //! Before     a lock around a count.
 
 use crate::atomics::{AtomicU64, Ordering};
 
-/// So many times, and no more.
+/// A bounded number of uses.
 #[derive(Debug)]
 pub struct Ration {
     used: AtomicU64,
@@ -18,19 +18,19 @@ pub struct Ration {
 }
 
 impl Ration {
-    /// `bound` times.
+    /// A quota of `bound` uses.
     pub fn new(bound: u64) -> Ration {
         Ration { used: AtomicU64::new(0), bound }
     }
 
-    /// Uses one; `false` if none was left.
+    /// Takes one use; `false` if none is left.
     pub fn take(&self) -> bool {
         self.take_numbered().is_some()
     }
 
-    /// Uses one and says which one it is, from 0; `None` if none was left.
+    /// Takes one use and returns its number, from 0; `None` if none is left.
     pub fn take_numbered(&self) -> Option<u64> {
-        // Relaxed throughout: the count guards nothing but itself.
+        // Relaxed throughout: the count publishes nothing but itself.
         let mut used = self.used.load(Ordering::Relaxed);
         while used < self.bound {
             match self.used.compare_exchange_weak(
@@ -46,12 +46,12 @@ impl Ration {
         None
     }
 
-    /// Whether none is left.
+    /// Whether no use is left.
     pub fn is_spent(&self) -> bool {
         self.used() >= self.bound
     }
 
-    /// How many were used.
+    /// Number of uses taken.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -75,7 +75,7 @@ mod models {
     use super::*;
     use loom::sync::Arc;
 
-    /// Three threads share two: exactly two get one.
+    /// Three threads share two uses: exactly two threads get one.
     #[test]
     fn shared_ration_is_never_overdrawn() {
         loom::model(|| {

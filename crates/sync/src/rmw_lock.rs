@@ -1,34 +1,34 @@
 //! Room: the read-modify-write lock.
 //!
-//! Protects   the blocks of a device from two writers of which one writes only a part: its
-//!            read-modify-write must not write back what the other has replaced.
-//! Why        a write of whole blocks pays nothing for clients that write parts of blocks: it takes
+//! Protects   the blocks of a device from two writers of which one writes only a part of a block:
+//!            its read-modify-write must not write back contents that the other has replaced.
+//! Why        a write of whole blocks must not pay for clients that write parts of blocks: it takes
 //!            no lock unless a read-modify-write of the device waits or runs.
-//! States     a slot of a writer is free (its end is 0) or holds the range of a write in flight;
-//!            the queue holds the ranges of all read-modify-writes, and of the writes that wait for
+//! States     a slot of a writer is free (its end is 0) or holds the range of a write in flight.
+//!            The queue holds the ranges of all read-modify-writes, and of the writes that wait for
 //!            one, the oldest first.
-//! Order      the queue's mutex is a leaf; nothing is taken under it. Writers wait without it.
-//! Common     a write of whole blocks: two stores to memory of its own thread, a fence for a batch
-//!            of writes, a load; a store at its end.
+//! Order      the queue's mutex is a leaf; no lock is taken under it. Writers wait without it.
+//! Common     a write of whole blocks: two stores to memory of its own thread, a fence and a load
+//!            for a batch of writes; a store at its end.
 //! Cost       about 8 ns a batch for the fence and 1 ns a write; a read-modify-write takes the
-//!            mutex three times and looks at all writes in flight.
-//! Before     a lock per file among writers of parts; a write of whole blocks was not excluded.
+//!            mutex three times and scans all writes in flight.
+//! Before     a lock per file among writers of parts, which did not exclude a write of whole
+//!            blocks.
 //!
 //! # Why it is sound
 //! | write of whole blocks | read-modify-write |
 //! | --- | --- |
 //! | stores its range in its slot | puts its range in the queue, and adds 1 to the count |
 //! | full fence | full fence |
-//! | loads the count: 0, it starts; else it looks in the queue | loads all slots |
-//! | overlaps in the queue: clears its slot, queues | overlaps in a slot: looks again later |
+//! | loads the count: if 0, it starts; else it checks the queue | loads all slots |
+//! | overlaps in the queue: clears its slot, queues | overlaps in a slot: checks again later |
 //!
-//! One of the two fences comes first. If it is the writer's, its slot is seen, and the
-//! read-modify-write waits until the slot is cleared. If it is the other, the writer sees the
-//! count.
+//! One of the two fences comes first. If it is the writer's, the read-modify-write sees the slot
+//! and waits until it is cleared. If it is the other, the writer sees the count.
 //!
 //! The queue is fair: a request waits for every earlier one that it overlaps, so that neither kind
-//! starves. A slot is cleared with Release and looked at with Acquire: the write has completed
-//! before the read-modify-write reads.
+//! starves. A slot is cleared with Release and scanned with Acquire: the write has completed before
+//! the read-modify-write reads.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
@@ -46,9 +46,9 @@ struct Place {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// The number of the next place, and of the next writer.
+    /// The number of the next request and of the next writer.
     next: u64,
-    /// The oldest first.
+    /// The requests, oldest first.
     places: Vec<Place>,
     writers: Vec<(u64, Arc<[Slot]>, Arc<AtomicUsize>)>,
 }
@@ -64,17 +64,17 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// A write of whole blocks that is in flight, if its end is not 0.
+/// A write of whole blocks; in flight if its end is not 0.
 #[derive(Debug)]
 struct Slot {
     start: AtomicU64,
     end: AtomicU64,
 }
 
-/// The lock of a device's blocks. Ranges are in any unit, the same for all writers.
+/// The lock of a device's blocks. All writers use the same unit for ranges.
 #[derive(Debug)]
 pub struct RmwLock {
-    /// How many places there are in the queue.
+    /// Number of requests in the queue.
     count: Padded<AtomicU64>,
     queue: Mutex<Queue>,
 }
@@ -90,7 +90,7 @@ impl RmwLock {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A writer with so many slots, for one thread.
+    /// A writer with `slots` slots, for one thread.
     pub fn writer(self: &Arc<RmwLock>, slots: usize) -> Writer {
         let slot = || Slot { start: AtomicU64::new(0), end: AtomicU64::new(0) };
         let slots: Arc<[Slot]> = (0..slots).map(|_| slot()).collect();
@@ -103,25 +103,25 @@ impl RmwLock {
     }
 }
 
-/// A place in the queue, to be left by [`Writer::leave`].
+/// A request in the queue, to be removed by [`Writer::leave`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Turn(u64);
 
-/// One thread's access to the lock. Dropping it ends all that it has in its slots and in the queue:
-/// none of these writes may be in flight then.
+/// One thread's access to the lock. Dropping it releases all its slots and its requests in the
+/// queue: none of these writes may be in flight then.
 #[derive(Debug)]
 pub struct Writer {
     lock: Arc<RmwLock>,
     number: u64,
     slots: Arc<[Slot]>,
-    /// Slots below this have been used.
+    /// All slots that were ever used are below this number.
     used: Arc<AtomicUsize>,
 }
 
 impl Writer {
-    /// Puts a write of whole blocks in a free slot. It may start after [`Writer::may_start`] or
-    /// [`Writer::start_or_queue`] has said so.
+    /// Puts a write of whole blocks into a free slot. It may start after [`Writer::may_start`] or
+    /// [`Writer::start_or_queue`] has permitted it.
     #[inline]
     pub fn publish(&mut self, slot: usize, range: Range<u64>) {
         // Relaxed: only this thread stores it, and the fence of `may_start` orders it.
@@ -129,25 +129,26 @@ impl Writer {
             self.used.store(slot + 1, Ordering::Relaxed);
         }
         let slot = &self.slots[slot];
-        // Release: pairs with the Acquire in `is_turn`, as the write before in this slot is over.
+        // Release: pairs with the Acquire in `is_turn`: the previous write in this slot has ended.
         // The fence in `may_start` orders the range itself.
         slot.start.store(range.start, Ordering::Release);
         slot.end.store(range.end, Ordering::Release);
     }
 
-    /// Whether everything in the slots may start, because the queue is empty. If not, each write
-    /// that was not started must ask by [`Writer::start_or_queue`].
+    /// Whether all writes in the slots may start, because the queue is empty. Otherwise the caller
+    /// must call [`Writer::start_or_queue`] for each write that was not started.
     #[inline]
     #[must_use]
     pub fn may_start(&self) -> bool {
-        // Full: pairs with the fence in `is_turn`; see the head.
+        // Full: pairs with the fence in `is_turn`; see the head of this file.
         fence(Ordering::SeqCst);
-        // Acquire: pairs with the Release in `leave`: what has left the queue is done.
+        // Acquire: pairs with the Release in `leave`: requests that have left the queue are
+        // complete.
         self.lock.count.0.load(Ordering::Acquire) == 0
     }
 
-    /// Whether the write in a slot overlaps no request in the queue and may start. Otherwise it
-    /// goes from its slot into the queue.
+    /// Whether the write in a slot overlaps no request in the queue and may start. Otherwise moves
+    /// it from its slot into the queue.
     pub fn start_or_queue(&mut self, slot: usize) -> Result<(), Turn> {
         // Relaxed: only this thread stores them.
         let start = self.slots[slot].start.load(Ordering::Relaxed);
@@ -162,8 +163,8 @@ impl Writer {
         Err(turn)
     }
 
-    /// Publishes one write and starts it, or, if it overlaps a request in the queue, leaves its
-    /// slot free and says `false`.
+    /// Publishes one write; returns `true` if it may start. If it overlaps a request in the queue,
+    /// frees its slot and returns `false`.
     #[inline]
     #[must_use]
     pub fn try_start(&mut self, slot: usize, range: Range<u64>) -> bool {
@@ -189,7 +190,7 @@ impl Writer {
         self.slots[slot].end.load(Ordering::Relaxed) != 0
     }
 
-    /// The write in a slot has completed, or was not started.
+    /// Frees a slot whose write has completed or was not started.
     #[inline]
     pub fn clear(&mut self, slot: usize) {
         // Release: pairs with the Acquire in `is_turn`: the write has completed before.
@@ -205,13 +206,15 @@ impl Writer {
     fn enqueue(&self, queue: &mut Queue, range: Range<u64>) -> Turn {
         let number = queue.number();
         queue.places.push(Place { number, writer: self.number, range });
-        // Relaxed: ordered by the mutex among those who change it, and by the fence in `is_turn`.
+        // Relaxed: the mutex orders the threads that change it, and the fence in `is_turn` orders
+        // the others.
         self.lock.count.0.fetch_add(1, Ordering::Relaxed);
         Turn(number)
     }
 
-    /// Whether a request in the queue may start: no earlier one overlaps it, and, if it is a
-    /// read-modify-write, no write in flight does. It stays so until it leaves.
+    /// Whether a request in the queue may start: no earlier one overlaps it, and, for a
+    /// read-modify-write, no write in flight overlaps it. Once `true`, it stays so until the
+    /// request leaves.
     pub fn is_turn(&self, turn: Turn, kind: Kind) -> bool {
         let queue = self.lock.queue();
         let Some(own) = queue.places.iter().position(|place| place.number == turn.0) else {
@@ -224,11 +227,11 @@ impl Writer {
         if kind == Kind::WholeBlocks {
             return true;
         }
-        // Full: pairs with the fence in `may_start`; see the head.
+        // Full: pairs with the fence in `may_start`; see the head of this file.
         fence(Ordering::SeqCst);
         !queue.writers.iter().any(|(_, slots, used)| {
             slots[..used.load(Ordering::Relaxed)].iter().any(|slot| {
-                // Acquire: pairs with the Release in `clear`, and of the next `publish`.
+                // Acquire: pairs with the Release in `clear` and in the next `publish`.
                 let end = slot.end.load(Ordering::Acquire);
                 let start = slot.start.load(Ordering::Acquire);
                 overlap(&(start..end), range)
@@ -236,7 +239,7 @@ impl Writer {
         })
     }
 
-    /// Takes a request out of the queue: it has completed, or never starts.
+    /// Removes a request from the queue: it has completed, or will never start.
     pub fn leave(&mut self, turn: Turn) {
         let mut queue = self.lock.queue();
         let before = queue.places.len();
@@ -244,7 +247,7 @@ impl Writer {
         self.shrunk(before - queue.places.len());
     }
 
-    /// To be called with the queue locked.
+    /// Subtracts removed requests from the count. The caller has locked the queue.
     fn shrunk(&self, by: usize) {
         // Release: pairs with the Acquire in `may_start`.
         self.lock.count.0.fetch_sub(by as u64, Ordering::Release);
@@ -261,12 +264,12 @@ impl Drop for Writer {
     }
 }
 
-/// What a request in the queue does to its blocks.
+/// The effect of a request in the queue on its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Replaces them. Other writes of whole blocks may overlap it.
+    /// Replaces the blocks. Other writes of whole blocks may overlap it.
     WholeBlocks,
-    /// Reads and writes back some of them.
+    /// Reads some of the blocks and writes them back.
     ReadModifyWrite,
 }
 
@@ -285,7 +288,7 @@ mod tests {
         assert!(!other.is_turn(later, Kind::ReadModifyWrite));
         one.clear(3);
         assert!(other.is_turn(later, Kind::ReadModifyWrite));
-        // A write of another block starts although the queue is not empty.
+        // A write to another block starts although the queue is not empty.
         assert!(one.try_start(1, 0..8) && !one.try_start(2, 8..16));
         assert!(one.is_published(1) && !one.is_published(2));
         other.leave(turn);
@@ -330,16 +333,16 @@ mod model {
     use crate::atomics::spin_hint;
     use crate::cell::RoomCell;
 
-    /// A block; loom checks that nobody is there while it is written.
+    /// A block; loom checks that no other thread accesses it during a write.
     struct Shared {
         lock: Arc<RmwLock>,
         block: RoomCell<u32>,
     }
 
-    // SAFETY: the cell is reached by the one whose turn it is; loom checks that.
+    // SAFETY: only the thread whose request may run accesses the cell; loom checks that.
     #[allow(unsafe_code)]
     unsafe impl Sync for Shared {}
-    // SAFETY: as above.
+    // SAFETY: as for `Sync`.
     #[allow(unsafe_code)]
     unsafe impl Send for Shared {}
 

@@ -1,30 +1,31 @@
-//! Room: the role.
+//! Room: the combining lock (flat combining).
 //!
-//! Protects   what one thread at a time does for all: ordering the requests of a scheduler, or
-//!            starting them on a device queue and looking what has become of them.
-//! Why        work that is in series anyway is done by whoever comes first, also for those who come
-//!            meanwhile: they say so and go on, instead of waiting for a lock to do it themselves.
-//! States     idle; running: one thread has the role; brief: it has it for a moment; kicked: it is
-//!            to go round once more, because something was left for it.
-//! Order      none: nobody waits for the role. Its holder may take locks of any rank.
-//! Common     one compare-exchange to take it and one to give it up.
-//! Cost       about 10 ns for both; a kick is one compare-exchange.
+//! Protects   work that one thread at a time does for all: to order the requests of a scheduler, or
+//!            to start them on a device queue and poll for completions.
+//! Why        the first thread that arrives does the serial work for all. A thread that arrives
+//!            meanwhile notifies it and continues, instead of waiting for a lock.
+//! States     idle; running: a thread holds the lock; brief: a thread holds it for a moment;
+//!            kicked: the holder has been notified and must do another round.
+//! Order      none: no thread waits for the lock. Its holder may take locks of any rank.
+//! Common     one compare-exchange to take it and one to release it.
+//! Cost       about 10 ns for both; a notification is one compare-exchange.
 //! Before     a lock that every submitter takes for each of its requests.
 //!
 //! | | idle | running | brief | kicked |
 //! | --- | --- | --- | --- | --- |
-//! | who comes | takes it: running | kicked, goes on | kicked, goes on | goes on |
-//! | who comes for a moment | takes it: brief | goes on | looks again, so many times | goes on |
-//! | its holder leaves | - | idle | - | running, another round |
-//! | its holder has had enough | - | idle | - | idle, and says so |
-//! | its holder for a moment leaves | - | - | idle | idle, and is told |
+//! | a thread arrives | takes it: running | kicked, continues | kicked, continues | continues |
+//! | a thread arrives briefly | takes it: brief | continues | checks again, bounded | continues |
+//! | the holder finishes | - | idle | - | running, another round |
+//! | the holder has done enough | - | idle | - | idle, and the caller learns it |
+//! | the brief holder finishes | - | - | idle | idle, and the caller learns it |
 //!
-//! For a moment it is taken for what is over sooner than another thread could be told about: then
-//! who finds it taken looks again instead, but only so many times, because the holder may have lost
-//! its processor.
+//! A brief use is shorter than the time to hand its work to another thread. A thread that finds a
+//! brief holder therefore checks again, a bounded number of times, because the holder may be
+//! preempted.
 //!
-//! What was published before a kick is seen by the round that answers it: each kick is a
-//! read-modify-write of the word, also where it changes nothing, and so is the holder's answer.
+//! The round that answers a notification sees everything that was published before it: each
+//! notification is a read-modify-write of the word, also if it changes nothing, and so is the
+//! holder's answer.
 #![allow(unsafe_code)]
 
 use crate::atomics::{AtomicU32, Ordering, spin_hint};
@@ -35,8 +36,8 @@ const RUNNING: u32 = 1;
 const KICKED: u32 = 2;
 const BRIEF: u32 = 3;
 
-/// A role, and what its holder works on. The word begins a line, and what the value begins with is
-/// on that line too: where threads take turns, that one goes from one to the other.
+/// The combining lock and its value. The word is at the start of a cache line that also holds the
+/// start of the value: if threads alternate, one cache line moves between them.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Role<T> {
@@ -44,55 +45,55 @@ pub struct Role<T> {
     value: RoomCell<T>,
 }
 
-// SAFETY: the value is reached by the holder of the role only, one thread at a time.
+// SAFETY: only the holder of the lock accesses the value, one thread at a time.
 unsafe impl<T: Send> Sync for Role<T> {}
 
-/// What a round leaves.
+/// The result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Round {
-    /// Everything was seen to: the role is given up unless somebody has kicked meanwhile.
+    /// All work is done: the lock is released unless a thread has notified the holder meanwhile.
     Whole,
-    /// The holder has had enough, and gives the role up whoever has kicked.
+    /// The holder has done enough, and releases the lock even if it was notified.
     Enough,
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Ran {
-    /// It did not: another thread has the role, and has been told to go round once more.
+    /// The work was not run: another thread holds the lock, and has been notified to do another
+    /// round.
     Elsewhere,
-    /// Nothing was left.
+    /// No work is left.
     Whole,
-    /// The holder had had enough: something may be left, which is the caller's to see to.
+    /// The holder had done enough: work may be left, and the caller must take care of it.
     Enough,
 }
 
-/// Gives the role up when the holder has had enough, or panics: what it worked on stays as it then
-/// is.
+/// Releases the lock when the holder has done enough, or panics; the value stays as it is.
 struct GiveUp<'a>(&'a AtomicU32);
 
 impl Drop for GiveUp<'_> {
     fn drop(&mut self) {
-        // Release: pairs with the Acquire of the next holder. A read-modify-write, behind a kick
-        // that came meanwhile: the caller sees to what that was about.
+        // Release: pairs with the Acquire of the next holder. A read-modify-write, ordered after a
+        // notification that arrived meanwhile: the caller takes care of its work.
         self.0.swap(IDLE, Ordering::AcqRel);
     }
 }
 
 impl<T> Role<T> {
-    /// A role that nobody has.
+    /// A lock that no thread holds.
     pub fn new(value: T) -> Role<T> {
         Role { word: AtomicU32::new(IDLE), value: RoomCell::new(value) }
     }
 
-    /// Takes the role and works in rounds until nobody has kicked; or kicks the one who has it.
+    /// Takes the lock and runs rounds until no notification is pending; or notifies the holder.
     #[inline]
     pub fn run(&self, mut round: impl FnMut(&mut T) -> Round) -> Ran {
         if self.enter() {
             let guard = GiveUp(&self.word);
             let ran = loop {
-                // SAFETY: this thread has the role.
+                // SAFETY: this thread holds the lock.
                 let done = unsafe { self.value.with_mut(&mut round) };
                 match done {
                     Round::Enough => break Ran::Enough,
@@ -108,14 +109,14 @@ impl<T> Role<T> {
         Ran::Elsewhere
     }
 
-    /// Takes the role, or kicks its holder; says which.
+    /// Takes the lock, or notifies its holder; returns whether it took the lock.
     #[inline]
     fn enter(&self) -> bool {
         let mut state = self.word.load(Ordering::Relaxed);
         loop {
             let next = if state == IDLE { RUNNING } else { KICKED };
-            // Acquire: pairs with the Release of the holder before. Release: pairs with the
-            // Acquire in `leave` of the one who is kicked.
+            // Acquire: pairs with the Release of the previous holder. Release: pairs with the
+            // Acquire in `leave` of the notified holder.
             match self.word.compare_exchange_weak(state, next, Ordering::AcqRel, Ordering::Relaxed)
             {
                 Ok(_) => return state == IDLE,
@@ -124,12 +125,12 @@ impl<T> Role<T> {
         }
     }
 
-    /// Takes the role for a moment, if nobody has it, or if whoever has it for a moment gives it up
-    /// within so many looks; nobody is kicked. Answers what `work` does, and whether somebody has
-    /// kicked meanwhile: to look once more is the caller's duty then.
+    /// Takes the lock for a brief use if it is idle, or if a brief holder releases it within
+    /// `looks` checks; notifies no thread. Returns the result of `work`, and whether a thread has
+    /// sent a notification meanwhile: then the caller must look for work again.
     #[inline]
     pub fn brief<R>(&self, looks: u32, work: impl FnOnce(&mut T) -> R) -> Option<(R, bool)> {
-        // Acquire: pairs with the Release of the holder before.
+        // Acquire: pairs with the Release of the previous holder.
         let taken = self.word.compare_exchange(IDLE, BRIEF, Ordering::Acquire, Ordering::Relaxed);
         if let Err(state) = taken
             && !(state == BRIEF && self.look(looks))
@@ -137,16 +138,16 @@ impl<T> Role<T> {
             return None;
         }
         let guard = GiveUp(&self.word);
-        // SAFETY: this thread has the role.
+        // SAFETY: this thread holds the lock.
         let done = unsafe { self.value.with_mut(work) };
         std::mem::forget(guard);
         // Release: pairs with the Acquire of the next holder. Acquire: pairs with the Release of
-        // who has kicked, so that the caller finds what that was about.
+        // the notifying thread, so that the caller sees its work.
         let left = self.word.swap(IDLE, Ordering::AcqRel);
         Some((done, left == KICKED))
     }
 
-    /// Looks whether a brief holder gives the role up, and takes it then for a moment.
+    /// Checks whether a brief holder releases the lock, and then takes it for a brief use.
     #[cold]
     fn look(&self, looks: u32) -> bool {
         for _ in 0..looks {
@@ -154,7 +155,7 @@ impl<T> Role<T> {
             match self.word.load(Ordering::Relaxed) {
                 BRIEF => {}
                 IDLE => {
-                    // Acquire: pairs with the Release of the holder before.
+                    // Acquire: pairs with the Release of the previous holder.
                     let taken = self.word.compare_exchange(
                         IDLE,
                         BRIEF,
@@ -171,20 +172,20 @@ impl<T> Role<T> {
         false
     }
 
-    /// Gives the role up, unless somebody has kicked; says whether.
+    /// Releases the lock, unless a notification is pending; returns whether it did.
     #[inline]
     fn leave(&self) -> bool {
         // Release: pairs with the Acquire in `enter` of the next holder.
         let left =
             self.word.compare_exchange(RUNNING, IDLE, Ordering::Release, Ordering::Relaxed).is_ok();
         if !left {
-            // Acquire: pairs with the Release in `enter` of those who have kicked.
+            // Acquire: pairs with the Release in `enter` of the notifying threads.
             self.word.swap(RUNNING, Ordering::Acquire);
         }
         left
     }
 
-    /// Kicks the holder, if there is one; says whether.
+    /// Notifies the holder, if there is one; returns whether there was one.
     #[inline]
     pub fn kick(&self) -> bool {
         let mut state = self.word.load(Ordering::Relaxed);
@@ -203,10 +204,10 @@ impl<T> Role<T> {
         false
     }
 
-    /// Works on the value where nobody else can have it.
+    /// Calls `f` with the value, without the lock: the mutable borrow excludes other threads.
     #[inline]
     pub fn alone<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: the role is borrowed mutably.
+        // SAFETY: the lock is borrowed mutably.
         unsafe { self.value.with_mut(f) }
     }
 }
@@ -304,14 +305,14 @@ mod model {
     use super::*;
     use loom::sync::Arc;
 
-    /// What is left for the holder before a kick is found by a round behind it, and rounds exclude
-    /// each other.
+    /// A round after a notification finds the work that was left before it, and rounds exclude each
+    /// other.
     #[test]
     fn every_kick_is_answered() {
         loom::model(|| {
             let shared = Arc::new((Role::new(0), [AtomicU32::new(0), AtomicU32::new(0)]));
             let come = |shared: &(Role<u32>, [AtomicU32; 2]), index: usize| {
-                // Relaxed: the role orders it.
+                // Relaxed: the combining lock orders it.
                 shared.1[index].fetch_add(1, Ordering::Relaxed);
                 let _ = shared.0.run(|done| {
                     *done += shared.1.iter().map(|it| it.swap(0, Ordering::Relaxed)).sum::<u32>();
@@ -329,7 +330,7 @@ mod model {
         });
     }
 
-    /// The same where one of them comes for a moment, and sees to what it was kicked for.
+    /// A brief holder takes care of the work that it was notified of.
     #[test]
     fn who_has_it_for_a_moment_loses_no_kick() {
         loom::model(|| {
@@ -345,7 +346,7 @@ mod model {
             };
             let other = Arc::clone(&shared);
             let thread = loom::thread::spawn(move || {
-                // Relaxed: the role orders it.
+                // Relaxed: the combining lock orders it.
                 other.1[1].fetch_add(1, Ordering::Relaxed);
                 run(&other);
             });

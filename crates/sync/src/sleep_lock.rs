@@ -1,14 +1,14 @@
 //! Room: the sleeping lock.
 //!
-//! Protects   a value that is worked on for long: a zone while its data are copied or freed, a part
+//! Protects   a value with long critical sections: a zone while its data is copied or freed, a part
 //!            of the write cache.
-//! Why        a thread that waits for a copy should not burn the processor that the copy needs.
-//! States     those of the standard library's mutex; poisoning is not used, because a panic in a
-//!            section is our own mistake and ends the channel anyway.
-//! Order      the rank `RANK`, docs/locks.md. The section may copy data and free memory; it does
-//!            not submit or log.
-//! Common     one compare-exchange to take it, one exchange to give it back.
-//! Cost       about 9 ns when nobody else wants it; a system call when somebody does.
+//! Why        a thread that waits for a copy should not use the CPU that the copy needs.
+//! States     those of the standard library's mutex. Poisoning is ignored: a panic in a critical
+//!            section is a bug of ours and ends the channel anyway.
+//! Order      the rank `RANK`, docs/locks.md. The critical section may copy data and free memory;
+//!            it does not submit or log.
+//! Common     one compare-exchange to take it, one exchange to release it.
+//! Cost       about 9 ns without contention; a system call with contention.
 //! Before     one lock for the whole device.
 
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::atomics::Mutex;
 use crate::lock::Lock;
 use crate::rank::Held;
 
-/// A lock that sleeps, of rank `RANK`.
+/// A sleeping lock of rank `RANK`.
 pub struct SleepLock<T, const RANK: u8>(Mutex<T>);
 
 impl<T, const RANK: u8> fmt::Debug for SleepLock<T, RANK> {

@@ -1,13 +1,14 @@
 //! Room: the spinning lock.
 //!
-//! Protects   a value that is worked on for a few instructions: a zone without data, counters.
-//! Why        a sleeping lock costs a system call as soon as two threads meet, which is more than
-//!            the whole critical section.
-//! States     free, held. The word says nothing of who waits.
-//! Order      the rank `RANK`, docs/locks.md. The section does not sleep, allocate, submit or log.
-//! Common     one compare-exchange to take it, one store to give it back.
-//! Cost       about 4 ns when nobody else wants it. A waiter reads until the word is free, and
-//!            lets others run after `SPINS` looks: the holder may have lost its processor.
+//! Protects   a value with critical sections of a few instructions: a zone without data, counters.
+//! Why        a sleeping lock costs a system call as soon as two threads contend, which is more
+//!            than the whole critical section.
+//! States     free, held. The word does not record waiting threads.
+//! Order      the rank `RANK`, docs/locks.md. The critical section does not sleep, allocate, submit
+//!            or log.
+//! Common     one compare-exchange to take it, one store to release it.
+//! Cost       about 4 ns without contention. A waiter reads until the word is free, and yields the
+//!            CPU after `SPINS` reads: the holder may be preempted.
 //! Before     one lock for all zones.
 #![allow(unsafe_code)]
 
@@ -16,20 +17,20 @@ use crate::cell::RoomCell;
 use crate::lock::Lock;
 use crate::rank::Held;
 
-/// Looks at a held lock before the processor is given up.
+/// Reads of a held lock before the waiter yields the CPU.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 
-/// A lock that spins, of rank `RANK`.
+/// A spinning lock of rank `RANK`.
 #[derive(Debug)]
 pub struct SpinLock<T, const RANK: u8> {
     held: AtomicBool,
     value: RoomCell<T>,
 }
 
-// SAFETY: the value is reached by the holder of the lock only, one thread at a time.
+// SAFETY: only the holder of the lock accesses the value, one thread at a time.
 unsafe impl<T: Send, const RANK: u8> Sync for SpinLock<T, RANK> {}
 
-/// Gives the lock back, also when the closure panics.
+/// Releases the lock, also if the closure panics.
 struct Unlock<'a>(&'a AtomicBool);
 
 impl Drop for Unlock<'_> {

@@ -1,13 +1,14 @@
-//! Room: the tags of a hardware queue that several channels share.
+//! Room: the tag semaphore of a hardware queue that several channels share.
 //!
-//! Protects   how many more requests the queue may work on.
-//! Why        with `submit_queues` fewer than channels, `hw_queue_depth` bounds all of a queue's
-//!            channels together. A channel's own tags are its own; this is the count above them.
-//! States     `free` from 0 to the depth; `users` are the channels of the queue, each of which may
-//!            have its share of the depth, so that none is starved.
+//! Protects   how many more requests the queue may execute.
+//! Why        if `submit_queues` is below the number of channels, `hw_queue_depth` bounds all
+//!            channels of a queue together. Each channel has its own tags; this is the count above
+//!            them.
+//! States     `free` from 0 to the depth; `users` is the number of channels of the queue, each of
+//!            which may have its share of the depth, so that none starves.
 //! Order      no lock.
-//! Common     one exchange to take for a batch, one addition to give back what completed.
-//! Cost       two read-modify-writes a batch; none where each channel has a queue of its own.
+//! Common     one exchange to take tags for a batch, one addition to return those that completed.
+//! Cost       two read-modify-writes a batch; none if each channel has its own queue.
 //! Before     a shared bitmap of tags: two read-modify-writes a request.
 
 use crate::atomics::{AtomicU32, Ordering};
@@ -17,37 +18,38 @@ use crate::pad::Padded;
 #[derive(Debug)]
 pub struct TagBudget {
     free: Padded<AtomicU32>,
-    /// Changes when a channel comes or goes, so on a line of its own.
+    /// Changes when a channel opens or closes, so it has its own cache line.
     users: Padded<AtomicU32>,
     depth: u32,
 }
 
 impl TagBudget {
-    /// A budget of `depth` free tags.
+    /// A semaphore with `depth` free tags.
     pub fn new(depth: u32) -> TagBudget {
         let (free, users) = (Padded(AtomicU32::new(depth)), Padded(AtomicU32::new(0)));
         TagBudget { free, users, depth }
     }
 
-    /// Counts a channel in.
+    /// Adds a channel.
     pub fn join(&self) {
         self.users.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a channel out, which has joined before.
+    /// Removes a channel that has joined before.
     pub fn leave(&self) {
         self.users.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// How many tags one channel may have: its part of the depth, and one at least (the rule of
+    /// Maximum number of tags for one channel: its share of the depth, at least one (the rule of
     /// blk-mq's shared tags).
     #[inline]
     pub fn share(&self) -> u32 {
-        // Relaxed: nothing is published with the number; who sees an old one shares a bit later.
+        // Relaxed: the number publishes nothing; a thread that reads an old one uses the new share
+        // later.
         (self.depth / self.users.load(Ordering::Relaxed).max(1)).max(1)
     }
 
-    /// Takes up to `wanted` tags and says how many it got.
+    /// Takes up to `wanted` tags; returns how many it got.
     #[inline]
     pub fn take(&self, wanted: u32) -> u32 {
         let mut free = self.free.load(Ordering::Relaxed);
@@ -56,8 +58,8 @@ impl TagBudget {
             if taken == 0 {
                 return 0;
             }
-            // Acquire: pairs with the Release in `give`, so that what a request left behind is
-            // seen by the one that gets its tag.
+            // Acquire: pairs with the Release in `give`, so that a request that gets a tag sees the
+            // effects of the previous one.
             let taking = self.free.compare_exchange_weak(
                 free,
                 free - taken,
@@ -71,7 +73,7 @@ impl TagBudget {
         }
     }
 
-    /// Gives tags back.
+    /// Returns tags.
     #[inline]
     pub fn give(&self, tags: u32) {
         if tags > 0 {
@@ -80,12 +82,12 @@ impl TagBudget {
         }
     }
 
-    /// How many channels there are now, or were a moment ago.
+    /// Number of channels now, or a moment ago.
     pub fn users(&self) -> u32 {
         self.users.load(Ordering::Relaxed)
     }
 
-    /// How many are free now, or were a moment ago.
+    /// Number of free tags now, or a moment ago.
     #[inline]
     pub fn free(&self) -> u32 {
         self.free.load(Ordering::Relaxed)

@@ -1,17 +1,17 @@
 //! Room: the task queue.
 //!
-//! Protects   work that waits for a worker, in order.
-//! Why        a store whose calls block is kept busy by several threads; whoever has work for it
-//!            hands it over and goes on.
+//! Protects   tasks that wait for a worker, in order.
+//! Why        several threads keep a store busy whose calls block; a thread with work hands it over
+//!            and continues.
 //! States     an entry is free, or it waits in the list with its task. The queue is open or closed.
 //! Order      a leaf, taken alone.
 //! Common     a lock, a link, and a system call only if a worker sleeps.
-//! Cost       about 25 ns to hand over where no worker sleeps.
+//! Cost       about 25 ns to hand a task over if no worker sleeps.
 //! Before     the submitter does the work.
 //!
-//! The entry comes along with the task: to hand work over allocates nothing, and there is nothing
-//! that could be full. Whoever hands over has an entry for each task that can be under way: the
-//! log of volumes has as many as workers, made once.
+//! The caller supplies the list entry with the task, so that handing over allocates nothing and the
+//! queue cannot be full. The caller needs an entry for each task in flight: the log of volumes
+//! allocates as many as there are workers, once.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -20,7 +20,7 @@ use std::sync::{Arc, PoisonError};
 use crate::atomics::{Condvar, Mutex, MutexGuard};
 use crate::cell::RoomCell;
 
-/// A place in the list, which whoever hands a task over brings along.
+/// A list entry, which the caller supplies with its task.
 pub struct Entry<T>(RoomCell<Inside<T>>);
 
 struct Inside<T> {
@@ -28,9 +28,9 @@ struct Inside<T> {
     next: Option<Arc<Entry<T>>>,
 }
 
-// SAFETY: what is inside is reached under the lock of the queue only, or by who has it alone.
+// SAFETY: a thread accesses the inside only under the lock of the queue, or as the only owner.
 unsafe impl<T: Send> Send for Entry<T> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl<T: Send> Sync for Entry<T> {}
 
 impl<T> Default for Entry<T> {
@@ -49,12 +49,12 @@ impl<T> fmt::Debug for Entry<T> {
 struct List<T> {
     first: Option<Arc<Entry<T>>>,
     last: Option<Arc<Entry<T>>>,
-    /// Workers that wait.
+    /// Number of waiting workers.
     idle: usize,
     closed: bool,
 }
 
-/// See the module.
+/// A queue of tasks for worker threads.
 #[derive(Debug)]
 pub struct TaskQueue<T> {
     list: Mutex<List<T>>,
@@ -73,13 +73,13 @@ impl<T> TaskQueue<T> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a task over, in an entry that is free.
+    /// Adds a task, in a free entry.
     ///
     /// # Panics
-    /// If the entry waits already.
+    /// If the entry already waits in a queue.
     pub fn dispatch(&self, entry: &Arc<Entry<T>>, task: T) {
         let mut list = self.list();
-        // SAFETY: under the lock, as every look into an entry.
+        // SAFETY: under the lock, as every access to an entry.
         unsafe {
             entry.0.with_mut(|inside| {
                 assert!(inside.task.is_none(), "an entry waits once");
@@ -121,7 +121,7 @@ impl<T> TaskQueue<T> {
         }
     }
 
-    /// No more tasks come: workers end when there are none left.
+    /// Closes the queue: workers end when no tasks are left.
     pub fn close(&self) {
         self.list().closed = true;
         self.more.notify_all();
@@ -177,8 +177,8 @@ mod tests {
 mod model {
     use super::*;
 
-    /// Two who hand over, two workers, and an end. Loom's waits have no end by themselves, so that
-    /// a lost wake-up is a deadlock.
+    /// Two threads add tasks, two workers take them, and the queue closes. Loom's waits have no
+    /// timeout, so that a lost wakeup is a deadlock.
     #[test]
     fn each_task_is_taken_once_and_workers_end() {
         let mut model = loom::model::Builder::new();

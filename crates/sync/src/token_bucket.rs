@@ -1,12 +1,12 @@
-//! Room: the bandwidth limit.
+//! Room: the token bucket, a bandwidth limit.
 //!
 //! Protects   the bytes that may still be transferred in this tick.
 //! Why        all queues of a device share one limit (null_blk's `mbps`).
 //! States     `left` above 0: requests may start; else they wait for the next tick. A request may
-//!            take more than is left, and the debt is paid by the ticks that follow: so a request
-//!            that is larger than a tick's share passes too, and the mean is right.
-//! Order      rank BUCKET, last of all.
-//! Common     a spinning lock around an addition; only where a limit is set.
+//!            take more than is left, and the following ticks pay the debt. So a request above one
+//!            tick's share can pass, and the mean rate is right.
+//! Order      rank BUCKET; no lock is taken under it.
+//! Common     a spinning lock around an addition; only if a limit is set.
 //! Cost       about 5 ns a request.
 //! Before     a timer that refills, and stopped queues.
 
@@ -26,12 +26,12 @@ pub struct TokenBucket {
 struct State {
     /// The tick of the last refill, counted from time 0.
     tick: u64,
-    /// What may be transferred; negative for a debt.
+    /// The bytes that may be transferred; negative for a debt.
     left: i64,
 }
 
 impl TokenBucket {
-    /// A full bucket. Neither value may be 0, and a tick's bytes stay below 2^62.
+    /// A full bucket. Neither value may be 0, and a tick's bytes must be below 2^62.
     pub fn new(bytes_per_tick: u64, tick_ns: u64) -> TokenBucket {
         assert!(tick_ns > 0 && bytes_per_tick > 0 && bytes_per_tick < 1 << 62);
         let state = State { tick: 0, left: bytes_per_tick as i64 };
@@ -41,12 +41,12 @@ impl TokenBucket {
     /// Takes `bytes` at the time `now_ns`.
     ///
     /// # Errors
-    /// If nothing is left: the time at which it is worth another try.
+    /// If nothing is left: the time at which to try again, in nanoseconds.
     pub fn take(&self, now_ns: u64, bytes: u64) -> Result<(), u64> {
         let tick = now_ns / self.tick_ns;
         let full = self.bytes_per_tick as i64;
         self.state.with(|state| {
-            // Queues read the clock before they come here, so a tick may seem to go backwards.
+            // Queues read the clock before this call, so a tick may seem to go backwards.
             if tick > state.tick {
                 let ticks = i64::try_from(tick - state.tick).unwrap_or(i64::MAX);
                 state.left = state.left.saturating_add(ticks.saturating_mul(full)).min(full);
@@ -62,7 +62,7 @@ impl TokenBucket {
         })
     }
 
-    /// Gives back what was taken for a transfer that did not take place.
+    /// Returns the bytes of a transfer that did not take place.
     pub fn give_back(&self, bytes: u64) {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         let full = self.bytes_per_tick as i64;

@@ -1,13 +1,14 @@
-//! Room: the sleeping lock that is taken in turns.
+//! Room: the ticket lock, a fair sleeping lock.
 //!
-//! Protects   work that one does for long in pieces, and others want to do a little of in between.
-//! Why        who gives a lock up and takes it again at once is faster than who is woken for it:
-//!            with a plain lock the others wait until all of the work is over.
-//! States     a mutex at the door and one inside. The door is held by the one who is next, until he
-//!            is in; who comes back meets him at the door.
-//! Order      the rank `RANK`, docs/locks.md, for both: nobody who is inside goes to the door.
-//! Common     two compare-exchanges to take it, two exchanges to give it back.
-//! Cost       about 18 ns when nobody else wants it; a system call when somebody does.
+//! Protects   long work that one thread does in pieces, between which other threads do short work.
+//! Why        a thread that releases a lock and takes it again at once is faster than a thread that
+//!            is woken for it: with a plain lock the others wait until all of the work is done.
+//! States     an outer mutex, the door, and an inner mutex. The next thread holds the door until it
+//!            has the inner mutex; a thread that comes back waits at the door.
+//! Order      the rank `RANK`, docs/locks.md, for both: a thread that holds the inner mutex does
+//!            not take the door.
+//! Common     two compare-exchanges to take it, two exchanges to release it.
+//! Cost       about 18 ns without contention; a system call with contention.
 //! Before     `sleep_lock`, held for all of the work.
 
 use std::fmt;
@@ -16,20 +17,20 @@ use std::sync::PoisonError;
 use crate::atomics::Mutex;
 use crate::rank::Held;
 
-/// A lock that sleeps and is taken in turns, of rank `RANK`.
+/// A fair sleeping lock of rank `RANK`.
 pub struct TurnLock<T, const RANK: u8> {
     door: Mutex<()>,
     inside: Mutex<T>,
 }
 
 impl<T, const RANK: u8> TurnLock<T, RANK> {
-    /// A lock that nobody has taken.
+    /// A lock that no thread holds.
     pub fn new(value: T) -> TurnLock<T, RANK> {
         TurnLock { door: Mutex::new(()), inside: Mutex::new(value) }
     }
 
-    /// Runs a section under the lock. Whoever waits for it when another section ends is before the
-    /// one who ended that.
+    /// Calls `f` under the lock. A thread that already waits when another one releases the lock
+    /// gets it before that one can take it again.
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let _held = Held::note(RANK);
         let next = self.door.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!(lock.with(|value| *value), 7);
     }
 
-    /// Who comes back never gets in before the one who is at the door.
+    /// A thread that comes back never overtakes the one at the door.
     #[test]
     fn who_waits_at_the_door_is_next() {
         let lock = TurnLock::<Vec<u32>, 1>::new(Vec::new());
@@ -78,7 +79,7 @@ mod tests {
             lock.with(|order| {
                 order.push(1);
                 scope.spawn(|| lock.with(|order| order.push(2)));
-                // The door is closed behind the other one, who waits for this section to end.
+                // The other thread holds the door and waits for this section to end.
                 while lock.door.try_lock().is_ok() {
                     std::thread::yield_now();
                 }

@@ -1,44 +1,46 @@
-//! Room: the watch.
+//! Room: the poll leader.
 //!
-//! Protects   the time at which somebody has to look at a device queue that many channels share.
-//! Why        of many threads that sleep until a completion is due one is to wake up for it, not
-//!            all of them; and it may be any, because each may go away.
-//! States     free; kept by one of those who sleep while something is due. Who keeps it sleeps
-//!            until a time that it has planned, which is not after the time that is due.
-//! Order      no lock. Who changes what is due looks whether the keeper sleeps for too long; who
-//!            plans a sleep looks once more what is due, with a full fence between on either side.
-//! Common     a store and a fence by who has looked at the device queue.
-//! Cost       about 6 ns a look; for who sleeps an exchange to keep the watch and a store to leave.
-//! Before     every sleeper wakes up for every completion.
+//! Protects   the time at which a thread has to poll a device queue that many channels share.
+//! Why        of many threads that sleep until a completion is due, only one should wake up for it;
+//!            and it may be any thread, because each may go away.
+//! States     free; kept by one of the threads that sleep while a completion is due. The leader
+//!            sleeps until a time that it has announced, which is not after the due time.
+//! Order      no lock. A thread that changes the due time checks whether the leader sleeps too
+//!            long. A thread that announces a sleep checks the due time once more. A full fence
+//!            separates the two steps on either side.
+//! Common     a store and a fence by the thread that has polled the device queue.
+//! Cost       about 6 ns a poll; for a sleeping thread an exchange to become the leader and a store
+//!            to leave.
+//! Before     every sleeping thread wakes up for every completion.
 
 use crate::atomics::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::pad::Padded;
 
-/// Nobody keeps the watch.
+/// There is no leader.
 const FREE: u32 = 0;
 
-/// Never.
+/// A time that never comes.
 pub const NEVER: u64 = u64::MAX;
 
-/// Who is to be woken for what is due.
+/// Which thread to wake for a changed due time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// Nobody.
+    /// No thread.
     Nobody,
-    /// The keeper, which sleeps for longer than that.
+    /// The leader, which sleeps beyond the due time.
     Keeper(u32),
-    /// Anybody who sleeps: nobody keeps the watch.
+    /// Any sleeping thread: there is no leader.
     Anybody,
 }
 
-/// Who sleeps until something is due, for all.
+/// The leader among sleeping threads, and the due time.
 #[derive(Debug)]
 pub struct Watch {
-    /// The number of who keeps it, plus one, or `FREE`.
+    /// The number of the leader plus one, or `FREE`.
     keeper: Padded<AtomicU32>,
-    /// Until when the keeper sleeps; 0 while it does not.
+    /// Until when the leader sleeps; 0 while it is awake.
     until: AtomicU64,
-    /// When somebody has to look; `NEVER` if nothing is under way.
+    /// When a thread has to poll; `NEVER` if nothing is in flight.
     due: Padded<AtomicU64>,
 }
 
@@ -49,19 +51,19 @@ impl Default for Watch {
 }
 
 impl Watch {
-    /// A free watch with nothing due.
+    /// No leader and no due time.
     pub fn new() -> Watch {
         let (keeper, due) = (Padded(AtomicU32::new(FREE)), Padded(AtomicU64::new(NEVER)));
         Watch { keeper, until: AtomicU64::new(0), due }
     }
 
-    /// When somebody has to look.
+    /// When a thread has to poll.
     #[inline]
     pub fn due(&self) -> u64 {
         self.due.load(Ordering::Relaxed)
     }
 
-    /// Notes when somebody has to look next; answers who has to be woken for it.
+    /// Sets when a thread has to poll next; returns which thread to wake for it.
     #[inline]
     pub fn set_due(&self, at: u64) -> Wake {
         let before = self.due.load(Ordering::Relaxed);
@@ -69,7 +71,7 @@ impl Watch {
             return Wake::Nobody;
         }
         self.due.store(at, Ordering::Relaxed);
-        // Full: pairs with the fence of the bells by which the others sleep.
+        // Full: pairs with the fence of the eventcounts on which the other threads sleep.
         fence(Ordering::SeqCst);
         match self.keeper.load(Ordering::Relaxed).checked_sub(1) {
             None if at < NEVER => Wake::Anybody,
@@ -78,7 +80,7 @@ impl Watch {
         }
     }
 
-    /// Keeps the watch if something is due and it is free; says whether.
+    /// Becomes the leader if a completion is due and there is no leader; returns whether it did.
     pub fn keep(&self, who: u32) -> bool {
         // Acquire: pairs with the Release in `leave`.
         let (wanted, acquire) = (self.is_wanted(), Ordering::Acquire);
@@ -86,23 +88,23 @@ impl Watch {
         wanted && exchange().is_ok()
     }
 
-    /// Plans the keeper's sleep. It looks at what is due once more before it sleeps, behind a full
-    /// fence.
+    /// Announces until when the leader sleeps. The leader then executes a full fence and checks the
+    /// due time once more before it sleeps.
     pub fn plan(&self, until: u64) {
         self.until.store(until, Ordering::Relaxed);
     }
 
-    /// Ends the keeper's watch. Whoever leaves looks then whether somebody is to keep it.
+    /// Ends the leadership. The caller then checks whether another thread has to become the leader.
     pub fn leave(&self) {
         self.until.store(0, Ordering::Relaxed);
-        // Release: pairs with the Acquire in `keep`, so that the next plan comes later.
+        // Release: pairs with the Acquire in `keep`, so that the next announcement comes later.
         self.keeper.store(FREE, Ordering::Release);
-        // Full: pairs with the fence in `set_due`. Either that finds the watch free, or the look
-        // that follows finds what is due.
+        // Full: pairs with the fence in `set_due`. Either that call finds no leader, or the check
+        // that follows finds the due time.
         fence(Ordering::SeqCst);
     }
 
-    /// Whether something is due and nobody keeps it.
+    /// Whether a completion is due and there is no leader.
     #[inline]
     pub fn is_wanted(&self) -> bool {
         self.due() < NEVER && self.keeper.load(Ordering::Relaxed) == FREE
@@ -137,8 +139,7 @@ mod model {
     use loom::sync::Arc;
     use std::time::Duration;
 
-    /// Somebody notes that there is something to look at; the keeper, who had planned to sleep for
-    /// ever, looks.
+    /// A thread sets a due time; the leader, which wanted to sleep forever, polls.
     #[test]
     fn the_keeper_does_not_sleep_beyond_what_is_due() {
         loom::model(|| {
@@ -161,7 +162,7 @@ mod model {
         });
     }
 
-    /// Who leaves the watch wakes one who sleeps, or that one sees that it is free.
+    /// A leader that leaves wakes a sleeping thread, or that thread sees that there is no leader.
     #[test]
     fn the_watch_is_handed_on() {
         loom::model(|| {
@@ -181,7 +182,8 @@ mod model {
         });
     }
 
-    /// Something becomes due while the keeper leaves: one of the two sees that nobody keeps it.
+    /// A due time is set while the leader leaves: one of the two threads sees that there is no
+    /// leader.
     #[test]
     fn what_becomes_due_while_the_watch_is_left_is_seen() {
         loom::model(|| {
@@ -197,7 +199,7 @@ mod model {
         });
     }
 
-    /// Something becomes due while nobody keeps the watch: who sleeps is woken to keep it.
+    /// A due time is set while there is no leader: a sleeping thread is woken to become the leader.
     #[test]
     fn who_sleeps_while_nothing_is_due_is_found() {
         loom::model(|| {

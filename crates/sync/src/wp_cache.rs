@@ -1,27 +1,29 @@
-//! Room: write pointers that are kept beside a device which does not say where it wrote.
+//! Room: the write pointer cache, for a device that does not report where it wrote.
 //!
-//! Protects   what is known of each zone's write pointer, as an offset in sectors.
-//! Why        a zone append on a device that has none becomes a write, and a write has to name its
-//!            sector. Asking the device before each would cost a command each.
-//! States     an entry is an offset, INVALID (ask the device), or UPDATING (in the hands of the
-//!            zone's turn, which writes to the zone or asks for its pointer). Who holds the turn
-//!            (`zone_gate`) takes the entry, and puts an offset back; anybody may invalidate it.
-//!            An offset that is put back over an INVALID is dropped: something came in between.
+//! Protects   the known write pointer of each zone, as an offset in sectors.
+//! Why        a zone append on a device without it becomes a write, and a write needs its sector.
+//!            Querying the device before each append would cost a command each.
+//! States     an entry is an offset, INVALID (query the device), or UPDATING (the holder of the
+//!            zone's ticket writes to the zone or queries its pointer). The holder of the ticket
+//!            (`zone_gate`) takes the entry and puts an offset back; any thread may invalidate it.
+//!            An offset that is put back over an INVALID is dropped, because the zone changed in
+//!            between.
 //! Order      no lock.
-//! Common     one exchange when a turn begins, one when it ends; a load for each append between.
+//! Common     one exchange when a ticket begins, one when it ends; a load for each append in
+//!            between.
 //! Cost       4 bytes a zone: 208624 for the 52156 zones of a 14 TB disk.
 //! Before     a zone report before each write; in Linux 5.8 to 6.9 the same words under one lock.
 //!
-//! The words only ever save a report. That data are where they are said to be does not depend on
-//! them, because the device refuses a write that is not at its own pointer.
+//! The cache only saves reports. The location of data does not depend on it, because the device
+//! refuses a write that is not at its own write pointer.
 
 use std::collections::TryReserveError;
 
 use crate::atomics::{AtomicU32, Ordering};
 
-/// Nothing is known: ask the device.
+/// The pointer is unknown: query the device.
 const INVALID: u32 = u32::MAX;
-/// The turn's holder has it.
+/// The holder of the ticket has taken the entry.
 const UPDATING: u32 = u32::MAX - 1;
 
 /// Largest offset that an entry can hold, in sectors.
@@ -34,10 +36,10 @@ pub struct WpCache {
 }
 
 impl WpCache {
-    /// A cache of so many zones that knows nothing.
+    /// A cache of `zones` zones without known pointers.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is not enough memory.
     pub fn new(zones: u32) -> Result<WpCache, TryReserveError> {
         let mut entries = Vec::new();
         entries.try_reserve_exact(zones as usize)?;
@@ -45,35 +47,35 @@ impl WpCache {
         Ok(WpCache { entries: entries.into_boxed_slice() })
     }
 
-    /// Memory that it takes, in bytes.
+    /// Memory of the cache, in bytes.
     pub fn len_bytes(&self) -> usize {
         size_of_val(&*self.entries)
     }
 
-    /// Takes a zone's entry and says what is known. The caller has the zone's turn, and puts
-    /// something back.
+    /// Takes a zone's entry and returns the pointer if it is known. The caller holds the zone's
+    /// ticket, and puts an entry back later.
     #[inline]
     pub fn take(&self, zone: u32) -> Option<u32> {
-        // Acquire: pairs with the Release in `put`; the turn before this one has ended.
+        // Acquire: pairs with the Release in `put`; the previous ticket has ended.
         let entry = self.entries[zone as usize].swap(UPDATING, Ordering::AcqRel);
         (entry <= OFFSET_MAX).then_some(entry)
     }
 
-    /// Whether a taken entry was invalidated: what the holder knows may be old.
+    /// Whether a taken entry was invalidated: the holder's pointer may be outdated.
     #[inline]
     pub fn is_disturbed(&self, zone: u32) -> bool {
-        // Acquire: pairs with the Release in `invalidate`; a report that follows is not older than
+        // Acquire: pairs with the Release in `invalidate`; a report after this is not older than
         // the change.
         self.entries[zone as usize].load(Ordering::Acquire) != UPDATING
     }
 
-    /// Puts a taken entry back; `None` where the holder knows nothing. If the entry was
-    /// invalidated in between it stays so.
+    /// Puts a taken entry back; `None` if the pointer is unknown. An entry that was invalidated in
+    /// between stays invalid.
     #[inline]
     pub fn put(&self, zone: u32, offset: Option<u32>) {
         let entry = offset.filter(|offset| *offset <= OFFSET_MAX).unwrap_or(INVALID);
-        // Release: pairs with the Acquire in `take`. If it fails the entry is INVALID, which is
-        // where it is to stay.
+        // Release: pairs with the Acquire in `take`. If the exchange fails, the entry is INVALID
+        // and must stay so.
         let _ = self.entries[zone as usize].compare_exchange(
             UPDATING,
             entry,
@@ -82,21 +84,22 @@ impl WpCache {
         );
     }
 
-    /// Notes what a report says of a zone that nobody writes to yet.
+    /// Stores the pointer of a report for a zone that no thread writes to yet.
     pub fn fill(&self, zone: u32, offset: u32) {
         if self.take(zone).is_none() {
             self.put(zone, Some(offset));
         }
     }
 
-    /// Forgets a zone: it has changed in a way that did not come through its turn.
+    /// Invalidates a zone that was changed by another path than its ticket.
     pub fn invalidate(&self, zone: u32) {
-        // An exchange, to have its place among those of `take` and `put`. Release: pairs with
-        // the Acquire in `is_disturbed` and `take`; who finds INVALID asks after the change.
+        // An exchange, so that it is ordered among those of `take` and `put`. Release: pairs with
+        // the Acquire in `is_disturbed` and `take`; a thread that finds INVALID queries after the
+        // change.
         self.entries[zone as usize].swap(INVALID, Ordering::AcqRel);
     }
 
-    /// Forgets every zone.
+    /// Invalidates all zones.
     pub fn invalidate_all(&self) {
         for zone in 0..self.entries.len() {
             self.invalidate(zone as u32);
@@ -128,7 +131,7 @@ mod tests {
         cache.fill(1, 24);
         cache.invalidate_all();
         assert_eq!((cache.take(0), cache.take(1)), (None, None));
-        // A pointer beyond all offsets is none.
+        // A pointer beyond all offsets is unknown.
         cache.put(0, Some(UPDATING));
         cache.put(1, None);
         assert_eq!((cache.take(0), cache.take(1)), (None, None));
@@ -140,8 +143,8 @@ mod model {
     use super::*;
     use loom::sync::Arc;
 
-    /// A zone on a device: takes a write at its pointer only. Every command is an exchange, because
-    /// a device carries them out one after the other and answers none from the past.
+    /// A zone on a device: accepts a write only at its pointer. Every command is an exchange,
+    /// because a device executes commands one after the other and returns no outdated result.
     #[derive(Default)]
     struct Zone(AtomicU32);
 
@@ -159,7 +162,7 @@ mod model {
         }
     }
 
-    /// One turn with one append in it, as the gate takes it.
+    /// One ticket with one append, as the zone write plug executes it.
     fn append(cache: &WpCache, zone: &Zone) -> Option<u32> {
         let known = cache.take(0);
         let at = known.unwrap_or_else(|| zone.report());
@@ -168,7 +171,7 @@ mod model {
         landed
     }
 
-    /// After appends beside a reset from outside, the entry is unknown or right, and the next
+    /// After appends concurrent with an external reset, the entry is unknown or right, and the next
     /// append succeeds.
     #[test]
     fn what_is_known_in_the_end_is_right() {
@@ -184,7 +187,7 @@ mod model {
                 })
             };
             for _ in 0..2 {
-                // It may fail beside the reset, and nothing else may.
+                // The append may fail because of the reset, and for no other reason.
                 let _ = append(&cache, &zone);
             }
             outside.join().unwrap();
@@ -194,7 +197,7 @@ mod model {
         });
     }
 
-    /// A change by an outside writer, as another host's.
+    /// A write by an external writer, for example another host.
     #[test]
     fn an_outside_write_costs_one_failure_at_most() {
         loom::model(|| {

@@ -1,24 +1,24 @@
-//! Room: whose turn it is in a zone.
+//! Room: the ticket queues of the zone write plug.
 //!
-//! Protects   for each zone that is being written: which channel has its turn, and who waits behind
-//!            it, in the order of arrival.
-//! Why        a write must reach its zone after the one that it follows, and the two may come from
-//!            different channels. Who waits here holds nothing else that others need.
-//! States     a zone that nobody writes to has nothing here. A channel enters with a *ticket*; the
-//!            first ticket of a zone has the turn, each other follows the one that entered before
-//!            it. A channel whose ticket is the last of a zone adds to that one instead. Who leaves
-//!            hands the turn to the next ticket, by a ring at its channel's *inbox*.
-//! Order      rank GATE for a bucket of zones; the inbox has a lock of its own, a leaf, taken when
-//!            the bucket is free again.
-//! Common     one bucket's lock to enter, once more to leave, while no other channel writes to the
-//!            zone; the inbox is only looked at, by one load.
-//! Cost       about 5 ns for either. A hand-over costs a lock of the inbox at both ends, and wakes
-//!            the channel's thread if it sleeps.
+//! Protects   for each zone that is being written: which channel may write, and which tickets wait,
+//!            in the order of arrival.
+//! Why        a write must reach its zone after the previous one, and the two may come from
+//!            different channels. A waiting request holds nothing that others need.
+//! States     a zone without writers has no entry here. A channel enters with a *ticket*. The first
+//!            ticket of a zone is granted, and each other one waits for the ticket before it. A
+//!            channel whose ticket is the last of a zone adds its request to that ticket instead. A
+//!            channel that leaves grants the next ticket by a message to its channel's *inbox*.
+//! Order      rank GATE for a bucket of zones; the inbox has its own lock, a leaf, taken after the
+//!            bucket is unlocked.
+//! Common     one bucket lock to enter and one to leave, while no other channel writes to the zone;
+//!            one load to check the inbox.
+//! Cost       about 5 ns for either. A hand-over costs the inbox lock at both ends, and wakes the
+//!            channel's thread if it sleeps.
 //! Before     a bit per zone that is tried at dispatch, with the requests waiting in the scheduler
-//!            and all of them looked at again; in the lab.
+//!            and all of them checked again; in the lab.
 //!
-//! Tickets are made with a seat and are linked into the zones' queues in place, so that nothing is
-//! allocated and no queue can be full: the number of tickets is that of the requests.
+//! A channel's tickets are allocated at open and linked into the zones' queues in place. So nothing
+//! is allocated later and no queue can be full: there are as many tickets as requests.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -32,17 +32,17 @@ use crate::lock::Lock;
 use crate::pad::Padded;
 use crate::rank::ranks;
 
-/// The lock of a bucket; a model has enough to do without looking at a word that spins.
+/// The lock of a bucket in a model, where a spinning lock would add too many interleavings.
 #[cfg(loom)]
 type BucketLock = crate::sleep_lock::SleepLock<Bucket, { ranks::GATE }>;
 /// The lock of a bucket.
 #[cfg(not(loom))]
 type BucketLock = crate::spin_lock::SpinLock<Bucket, { ranks::GATE }>;
 
-/// Most buckets. Zones that are written at the same time seldom share one of so many.
+/// Maximum number of buckets. Zones that are written concurrently seldom share one.
 const BUCKETS_MAX: u32 = if cfg!(loom) { 1 } else { 256 };
 
-/// A ticket that no queue holds.
+/// The zone of a ticket that is in no queue.
 const NO_ZONE: u32 = u32::MAX;
 
 /// The queues of a device's zones.
@@ -51,17 +51,17 @@ pub struct ZoneGate {
     buckets: Box<[Padded<BucketLock>]>,
 }
 
-/// The zones of one bucket that are being written: the first ticket of each, chained.
+/// The zones of one bucket that are being written: the first ticket of each, in a chain.
 #[derive(Debug, Default)]
 struct Bucket {
     first: Option<NonNull<Ticket>>,
 }
 
-// SAFETY: the pointers are followed under the bucket's lock only, and lead to tickets that stay
-// where they are until they have been taken out under that lock (`Seat::drop`).
+// SAFETY: the pointers are followed only under the bucket's lock. They lead to tickets that do not
+// move until they have been removed under that lock (`Seat::drop`).
 unsafe impl Send for Bucket {}
 
-/// A place in the queue of one zone at a time.
+/// A ticket: a place in the queue of at most one zone at a time.
 #[derive(Debug)]
 struct Ticket {
     inbox: Arc<Inbox>,
@@ -69,42 +69,42 @@ struct Ticket {
     links: RoomCell<Links>,
 }
 
-// SAFETY: `links` is reached under the lock of the zone's bucket only; the rest never changes.
+// SAFETY: `links` is accessed only under the lock of the zone's bucket; the rest never changes.
 unsafe impl Send for Ticket {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Ticket {}
 
-/// Where a ticket stands. Guarded by its zone's bucket.
+/// The position of a ticket. Guarded by its zone's bucket.
 #[derive(Clone, Copy, Debug)]
 struct Links {
     zone: u32,
-    /// The ticket behind this one.
+    /// The ticket after this one.
     next: Option<NonNull<Ticket>>,
-    /// Of a zone's first ticket: its last one.
+    /// In a zone's first ticket: the last ticket of the zone.
     last: Option<NonNull<Ticket>>,
-    /// Of a zone's first ticket: that of the next zone in the bucket.
+    /// In a zone's first ticket: the first ticket of the next zone in the bucket.
     chain: Option<NonNull<Ticket>>,
 }
 
-/// How a ticket came in.
+/// The result of entering a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entered {
-    /// The zone was free: the ticket has the turn.
+    /// The zone was free: the ticket is granted.
     First,
-    /// The ticket waits behind others, until its inbox names it.
+    /// The ticket waits after others, until its inbox names it.
     Behind,
-    /// It was not needed: this one of the same seat is the zone's last.
+    /// The ticket was not needed: this one of the same channel is the zone's last.
     Joined(u16),
 }
 
-/// What was handed to a channel and not taken yet.
+/// Tickets that were granted to a channel and not taken yet.
 #[derive(Debug)]
 struct Inbox {
-    /// Something is in it: a hint, so that an empty one costs a load.
+    /// Whether the inbox holds tickets: a hint, so that an empty inbox costs a load.
     full: AtomicBool,
     numbers: Mutex<Vec<u16>>,
     bell: Condvar,
-    /// Called with the lock free, after the bell was rung. Set before anything enters a queue.
+    /// Called without the lock, after the notification. Set before a ticket enters a queue.
     caller: OnceLock<Caller>,
 }
 
@@ -147,7 +147,7 @@ impl Inbox {
 }
 
 impl ZoneGate {
-    /// Queues for so many zones, all of them free.
+    /// Queues for `zones` zones, all of them free.
     pub fn new(zones: u32) -> Arc<ZoneGate> {
         let buckets = zones.clamp(1, BUCKETS_MAX).next_power_of_two();
         let bucket = |_| Padded(BucketLock::new(Bucket::default()));
@@ -160,10 +160,10 @@ impl ZoneGate {
     }
 }
 
-/// Works on a ticket's links.
+/// Calls `f` with the links of a ticket.
 ///
 /// # Safety
-/// The ticket is alive, the caller holds its zone's bucket, and `f` looks at no other ticket.
+/// The ticket is alive, the caller holds its zone's bucket, and `f` accesses no other ticket.
 #[inline]
 unsafe fn links<R>(ticket: NonNull<Ticket>, f: impl FnOnce(&mut Links) -> R) -> R {
     // SAFETY: by this function's contract.
@@ -179,7 +179,7 @@ impl Bucket {
     unsafe fn find(&self, zone: u32) -> Option<NonNull<Ticket>> {
         let mut at = self.first;
         while let Some(ticket) = at {
-            // SAFETY: a ticket in the chain is alive, and this bucket's.
+            // SAFETY: a ticket in the chain is alive and belongs to this bucket.
             let found = unsafe { links(ticket, |links| *links) };
             if found.zone == zone {
                 return at;
@@ -189,7 +189,7 @@ impl Bucket {
         None
     }
 
-    /// Puts `other` where `ticket` stands in the chain.
+    /// Replaces `ticket` in the chain by `other`.
     ///
     /// # Safety
     /// `ticket` is in the chain, and the caller holds the bucket's lock.
@@ -200,7 +200,7 @@ impl Bucket {
         }
         let mut at = self.first;
         while let Some(before) = at {
-            // SAFETY: a ticket in the chain is alive, and this bucket's.
+            // SAFETY: a ticket in the chain is alive and belongs to this bucket.
             at = unsafe {
                 links(before, |links| {
                     let next = links.chain;
@@ -214,12 +214,12 @@ impl Bucket {
         }
     }
 
-    /// Takes a zone's first ticket out; answers the one behind it, which is the first now.
+    /// Removes a zone's first ticket; returns the next one, which is now the first.
     ///
     /// # Safety
     /// `ticket` is the first of a zone of this bucket, and the caller holds the bucket's lock.
     unsafe fn pop(&mut self, ticket: NonNull<Ticket>) -> Option<NonNull<Ticket>> {
-        // SAFETY: by this function's contract; tickets behind the first one are alive too.
+        // SAFETY: by this function's contract; the tickets after the first one are alive, too.
         unsafe {
             let Links { next, last, chain, .. } = links(ticket, |links| *links);
             if let Some(next) = next {
@@ -230,14 +230,14 @@ impl Bucket {
         }
     }
 
-    /// Takes a ticket out that waits behind `head`.
+    /// Removes a waiting ticket.
     ///
     /// # Safety
-    /// `head` is the first of the ticket's zone, the ticket is behind it, and the caller holds the
-    /// bucket's lock.
+    /// `head` is the first ticket of the zone of `ticket`, `ticket` comes after it, and the caller
+    /// holds the bucket's lock.
     unsafe fn unlink(&mut self, head: NonNull<Ticket>, ticket: NonNull<Ticket>) {
         let mut before = head;
-        // SAFETY: tickets between the first and the last are alive, and this bucket's.
+        // SAFETY: the tickets between the first and the last are alive and belong to this bucket.
         unsafe {
             while let Some(next) = links(before, |links| links.next)
                 && next != ticket
@@ -253,18 +253,18 @@ impl Bucket {
     }
 }
 
-/// A channel's part of the room: its tickets and its inbox. Belongs to one thread at a time.
+/// A channel's tickets and its inbox. It belongs to one thread at a time.
 #[derive(Debug)]
 pub struct Seat {
     gate: Arc<ZoneGate>,
     tickets: Arc<[Ticket]>,
-    /// The zone that each ticket is in, or `NO_ZONE`.
+    /// The zone of each ticket, or `NO_ZONE`.
     zones: Box<[u32]>,
     inbox: Arc<Inbox>,
 }
 
 impl Seat {
-    /// A seat with so many tickets.
+    /// Allocates `tickets` tickets for a channel.
     pub fn new(gate: &Arc<ZoneGate>, tickets: u16) -> Seat {
         let inbox = Arc::new(Inbox {
             full: AtomicBool::new(false),
@@ -290,14 +290,14 @@ impl Seat {
         NonNull::from(&self.tickets[usize::from(number)])
     }
 
-    /// Enters the queue of a zone with `spare`, a ticket that is in none.
+    /// Enters the queue of a zone with `spare`, a ticket that is in no queue.
     #[inline]
     pub fn enter(&mut self, zone: u32, spare: u16) -> Entered {
         debug_assert_eq!(self.zones[usize::from(spare)], NO_ZONE, "ticket {spare} is in use");
         let (me, inbox) = (self.ticket(spare), &self.inbox);
         let entered = self.gate.bucket(zone).with(|bucket| {
-            // SAFETY: the bucket is the zone's and its lock is held; `me` is in no queue, so that
-            // its links are this thread's; tickets in queues are alive.
+            // SAFETY: the bucket is the zone's and its lock is held. `me` is in no queue, so that
+            // only this thread accesses its links; tickets in queues are alive.
             unsafe {
                 let Some(head) = bucket.find(zone) else {
                     let chain = bucket.first.replace(me);
@@ -321,14 +321,14 @@ impl Seat {
         entered
     }
 
-    /// Gives up the turn that a ticket has. Answers the next ticket if it is of this seat; another
-    /// seat's is told.
+    /// Releases a granted ticket. Returns the next ticket if it belongs to this channel; notifies
+    /// another channel.
     #[inline]
     pub fn leave(&mut self, number: u16) -> Option<u16> {
         let zone = std::mem::replace(&mut self.zones[usize::from(number)], NO_ZONE);
         let me = self.ticket(number);
         let next = self.gate.bucket(zone).with(|bucket| {
-            // SAFETY: the bucket is the zone's and its lock is held; who has the turn is first.
+            // SAFETY: the bucket is the zone's and its lock is held; a granted ticket is the first.
             unsafe {
                 debug_assert_eq!(bucket.find(zone), Some(me), "ticket {number} has no turn");
                 bucket.pop(me).map(|next| heir(next))
@@ -342,23 +342,24 @@ impl Seat {
         None
     }
 
-    /// A ticket that waited and has the turn now.
+    /// Takes a waiting ticket that has been granted.
     #[inline]
     pub fn granted(&mut self) -> Option<u16> {
         self.inbox.take()
     }
 
-    /// Has somebody called whenever a ticket is granted; says whether nobody had been before.
+    /// Sets a waker that is called whenever a ticket is granted; returns `false` if one was set
+    /// before.
     pub fn call(&mut self, caller: Caller) -> bool {
         self.inbox.caller.set(caller).is_ok()
     }
 
-    /// Sleeps until a ticket may have been granted, but not for longer.
+    /// Sleeps until a ticket may have been granted, for `at_most` at most.
     pub fn sleep(&self, at_most: Duration) {
         self.inbox.sleep(at_most);
     }
 
-    /// Takes a ticket out, whether it has the turn or waits.
+    /// Removes a ticket from its queue, whether it is granted or waits.
     fn withdraw(&mut self, number: u16) {
         let zone = std::mem::replace(&mut self.zones[usize::from(number)], NO_ZONE);
         if zone == NO_ZONE {
@@ -366,8 +367,8 @@ impl Seat {
         }
         let me = self.ticket(number);
         let next = self.gate.bucket(zone).with(|bucket| {
-            // SAFETY: the bucket is the zone's and its lock is held; the ticket is in its queue,
-            // so that there is a first one.
+            // SAFETY: the bucket is the zone's and its lock is held; the ticket is in its queue, so
+            // that there is a first one.
             unsafe {
                 let head = bucket.find(zone)?;
                 if head == me {
@@ -383,7 +384,8 @@ impl Seat {
     }
 }
 
-/// Whom to tell that a ticket has the turn. Its seat may be gone as soon as the lock is.
+/// The inbox and number of a ticket that is now granted. Its owner may be dropped as soon as the
+/// lock is released.
 ///
 /// # Safety
 /// The ticket is in a queue whose bucket's lock the caller holds.
@@ -393,7 +395,7 @@ unsafe fn heir(ticket: NonNull<Ticket>) -> (Arc<Inbox>, u16) {
     (Arc::clone(&ticket.inbox), ticket.number)
 }
 
-/// Nobody waits for a channel that is gone.
+/// Removes all tickets, so that no ticket waits for a channel that is gone.
 impl Drop for Seat {
     fn drop(&mut self) {
         for number in 0..self.tickets.len() {
@@ -419,7 +421,7 @@ mod tests {
         assert_eq!(a.enter(7, 1), Entered::Joined(0));
         assert_eq!(b.enter(7, 3), Entered::Behind);
         assert_eq!(b.enter(7, 2), Entered::Joined(3));
-        // Not behind its own first one any more: the other came in between.
+        // It cannot join its own first ticket any more, because another channel entered in between.
         assert_eq!(a.enter(7, 1), Entered::Behind);
         assert_eq!(b.enter(7, 0), Entered::Behind);
         assert_eq!((a.granted(), b.granted()), (None, None));
@@ -519,18 +521,18 @@ mod model {
                 seat.sleep(Duration::from_secs(60));
             }
         }
-        // SAFETY: the turn excludes others; loom checks it.
+        // SAFETY: the granted ticket excludes others; loom checks it.
         unsafe { inside.with_mut(|count| *count += 1) };
         assert_eq!(seat.leave(0), None);
     }
 
     struct Shared(RoomCell<u32>);
-    // SAFETY: reached by who has the turn only; loom checks it.
+    // SAFETY: only the holder of the granted ticket accesses it; loom checks it.
     unsafe impl Sync for Shared {}
-    // SAFETY: as above.
+    // SAFETY: as for `Sync`.
     unsafe impl Send for Shared {}
 
-    /// Turns exclude each other, and each one is handed on.
+    /// Granted tickets exclude each other, and each is passed on.
     #[test]
     fn turns_exclude_each_other_and_nobody_is_left_asleep() {
         loom::model(|| {
@@ -551,7 +553,7 @@ mod model {
         });
     }
 
-    /// A seat that goes while it waits, beside the one that hands it the turn.
+    /// A channel is dropped while it waits, concurrently with the channel that grants it the zone.
     #[test]
     fn a_seat_that_goes_hands_on_what_it_was_given() {
         loom::model(|| {

@@ -1,61 +1,61 @@
 //! Room: open and active zones.
 //!
-//! Protects   how many zones are open and active, and which of them are implicitly open, oldest
+//! Protects   the numbers of open and active zones, and the list of implicitly open ones, oldest
 //!            first.
-//! Why        a device allows only so many; when a zone has to be opened and none is free, the
-//!            oldest implicitly open zone gives way.
+//! Why        a device limits both numbers. When a zone has to be opened at the limit, the oldest
+//!            implicitly open zone is closed.
 //! States     a zone is counted by its [`Holding`]: `open = implicit + explicit`, and `active` is
 //!            every zone that is not `Nothing`.
 //! Order      rank RESOURCES; no other lock is taken under it.
-//! Common     never touched where no limit is set; else once for each change of a holding, not
-//!            for each write.
+//! Common     not used if no limit is set; else once for each change of a holding, not for each
+//!            write.
 //! Cost       about 5 ns for a change.
 //! Before     one lock, always taken.
 //!
-//! A zone changes what it holds under this lock only ([`crate::zone_words`]), so zones and accounts
-//! always agree. That is what keeps resources from leaking: the kernel's null_blk closes a victim
-//! without the victim's lock, and loses the token of a zone that is filled at that moment.
+//! The holding of a zone changes only under this lock ([`crate::zone_words`]), so zones and counts
+//! always agree. This prevents leaks: the kernel's null_blk closes a victim without the victim's
+//! lock, and loses the resources of a zone that becomes full at that moment.
 
 use std::collections::TryReserveError;
 
 use crate::lock::Lock;
 use crate::rank::ranks;
 
-/// The lock around the accounts; a model has enough to do with the zones' own.
+/// The lock of the counts in a model, where a spinning lock would add too many interleavings.
 #[cfg(loom)]
 pub type AccountsLock = crate::sleep_lock::SleepLock<Accounts, { ranks::RESOURCES }>;
-/// The lock around the accounts.
+/// The lock of the counts.
 #[cfg(not(loom))]
 pub type AccountsLock = crate::spin_lock::SpinLock<Accounts, { ranks::RESOURCES }>;
 
-/// What a zone holds.
+/// The resources that a zone holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holding {
     /// Neither open nor active.
     Nothing,
     /// Active, not open.
     Closed,
-    /// Active and open, may be closed to make room.
+    /// Active and open; may be closed to free its open resource.
     Implicit,
     /// Active and open until it is closed by command.
     Explicit,
 }
 
 impl Holding {
-    /// Whether it counts as active.
+    /// Whether the zone is counted as active.
     #[inline]
     pub fn is_active(self) -> bool {
         self != Holding::Nothing
     }
 
-    /// Whether it counts as open.
+    /// Whether the zone is counted as open.
     #[inline]
     pub fn is_open(self) -> bool {
         matches!(self, Holding::Implicit | Holding::Explicit)
     }
 }
 
-/// How many zones may be open and active; 0 means no limit.
+/// Maximum numbers of open and active zones; 0 means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZoneLimits {
     /// Open zones.
@@ -64,16 +64,16 @@ pub struct ZoneLimits {
     pub active_max: u32,
 }
 
-/// Why a zone may not hold more.
+/// Why a zone may not hold more resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// All open zones are explicitly open: nothing gives way.
+    /// All open zones are explicitly open: none may be closed.
     OpenLimit,
     /// Too many zones are active.
     ActiveLimit,
 }
 
-/// Zones that are counted now.
+/// The present counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZoneCounts {
     /// Open zones.
@@ -87,24 +87,24 @@ pub struct ZoneCounts {
 /// No zone, at either end of the list.
 const NONE: u32 = u32::MAX;
 
-/// Neighbours of an implicitly open zone in the order of opening.
+/// The neighbours of an implicitly open zone in the order of opening.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     older: u32,
     newer: u32,
 }
 
-/// What is counted, and the order of opening: what the lock of [`ZoneResources`] is around.
+/// The counts and the order of opening, which the lock of [`ZoneResources`] guards.
 #[derive(Debug)]
 pub struct Accounts {
     counts: ZoneCounts,
     oldest: u32,
     newest: u32,
-    /// A link per zone; empty without an open limit, because then nothing gives way.
+    /// A link per zone; empty without an open limit, because then no zone has to be closed.
     links: Box<[Link]>,
 }
 
-/// The accounts of a device's zones, behind a lock of the kind `R`.
+/// The counts of a device's zones, under a lock of type `R`.
 #[derive(Debug)]
 pub struct ZoneResources<R = AccountsLock> {
     limits: ZoneLimits,
@@ -112,10 +112,10 @@ pub struct ZoneResources<R = AccountsLock> {
 }
 
 impl<R: Lock<Accounts>> ZoneResources<R> {
-    /// Accounts of `zones` zones that hold nothing; none where no limit is set.
+    /// The counts of `zones` zones that hold nothing; `None` if no limit is set.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is not enough memory.
     pub fn new(zones: usize, limits: ZoneLimits) -> Result<Option<Self>, TryReserveError> {
         if limits == ZoneLimits::default() {
             return Ok(None);
@@ -123,22 +123,22 @@ impl<R: Lock<Accounts>> ZoneResources<R> {
         Ok(Some(ZoneResources { limits, accounts: R::new(Accounts::new(zones, limits)?) }))
     }
 
-    /// Works on the accounts under their lock.
+    /// Calls `f` with the counts under their lock.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Accounts, ZoneLimits) -> T) -> T {
         self.accounts.with(|accounts| f(accounts, self.limits))
     }
 
-    /// The counts now.
+    /// The present counts.
     pub fn counts(&self) -> ZoneCounts {
         self.accounts.with(|accounts| accounts.counts)
     }
 }
 
 impl Accounts {
-    /// Accounts of `zones` zones that hold nothing.
+    /// The counts of `zones` zones that hold nothing.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is not enough memory.
     pub fn new(zones: usize, limits: ZoneLimits) -> Result<Accounts, TryReserveError> {
         let count = if limits.open_max == 0 { 0 } else { zones };
         let mut links = Vec::new();
@@ -148,17 +148,17 @@ impl Accounts {
         Ok(Accounts { counts: ZoneCounts::default(), oldest: NONE, newest: NONE, links })
     }
 
-    /// The counts now.
+    /// The present counts.
     pub fn counts(&self) -> ZoneCounts {
         self.counts
     }
 
-    /// The zone that has been implicitly open for longest; none is known without an open limit.
+    /// The zone that has been implicitly open for longest; `None` without an open limit.
     pub fn oldest(&self) -> Option<u32> {
         (self.oldest != NONE).then_some(self.oldest)
     }
 
-    /// Whether a zone may hold `to` instead of `from`, and which zone has to be closed for it.
+    /// Whether a zone may hold `to` instead of `from`, and which zone has to be closed for that.
     pub(crate) fn permit(
         &self,
         limits: ZoneLimits,
@@ -178,7 +178,7 @@ impl Accounts {
         self.oldest().map(Some).ok_or(Refusal::OpenLimit)
     }
 
-    /// Counts that a zone holds `to` instead of `from`. Whether it may is the caller's to know.
+    /// Records that a zone holds `to` instead of `from`. The caller has checked that it may.
     pub fn change(&mut self, zone: u32, from: Holding, to: Holding) {
         if from == to {
             return;
@@ -242,7 +242,7 @@ mod tests {
         accounts.change(2, Nothing, Explicit);
         assert_eq!(accounts.counts(), ZoneCounts { open: 2, explicit: 1, active: 3 });
         assert_eq!(accounts.permit(limits, Nothing, Implicit), Err(Refusal::ActiveLimit));
-        // A closed zone is active already and needs an open token only.
+        // A closed zone is already active and needs only an open resource.
         assert_eq!(accounts.permit(limits, Closed, Implicit), Ok(Some(0)));
         accounts.change(0, Implicit, Explicit);
         assert_eq!(accounts.permit(limits, Closed, Implicit), Err(Refusal::OpenLimit));

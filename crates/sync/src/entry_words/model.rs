@@ -1,5 +1,5 @@
-//! Models of `entry_words` and `pins`: a pool of a few objects whose memory loom watches, so that a
-//! reader that still reads what is written anew is found. Each under `loom::model`'s explorer.
+//! Models of `entry_words` and `pins`: a pool of a few objects whose memory loom checks, so that it
+//! finds a reader of memory that is written again. Each test runs in loom's explorer.
 #![allow(unsafe_code)]
 
 use std::convert::Infallible;
@@ -10,35 +10,35 @@ use loom::sync::Arc;
 use super::*;
 use crate::pins::{Pinned, Pins};
 
-/// Explores all interleavings with at most so many preemptions.
+/// Explores all interleavings with at most `preemptions` preemptions.
 fn explore(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
     model.check(f);
 }
 
-/// A block, its pins, and memory for a few objects of one number each.
+/// A block, its hazard pointers, and memory for a few objects of one number each.
 struct World {
     entries: Entries,
     pins: std::sync::Arc<Pins>,
     memory: [UnsafeCell<u32>; 4],
-    /// Words that refer to the object at place 0, less one, if they are marked as shared; and how
-    /// often the last of them went.
+    /// The number of words, minus one, that refer to the object at place 0, if they are marked as
+    /// shared; and how often the last of them was removed.
     parts: Mutex<(u32, u32)>,
 }
 
-// SAFETY: loom reports every access to the memory that races with another.
+// SAFETY: loom reports every racing access to the memory.
 unsafe impl Send for World {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for World {}
 
 impl World {
-    /// A world whose block's contents are the number 1, at place 0.
+    /// A world whose block contains the number 1, at place 0.
     fn new() -> Arc<World> {
         World::with_blocks(1)
     }
 
-    /// The same with more blocks, which hold nothing.
+    /// A world with `blocks` blocks; all except the first are empty.
     fn with_blocks(blocks: u64) -> Arc<World> {
         let memory = [1, 0, 0, 0].map(UnsafeCell::new);
         let (entries, parts) = (Entries::new(blocks).unwrap(), Mutex::new((0, 0)));
@@ -47,14 +47,14 @@ impl World {
         Arc::new(world)
     }
 
-    /// Writes an object, as the pool does before anybody can see it.
+    /// Writes an object, as the pool does before another thread can see it.
     fn make(&self, place: usize, number: u32) -> Word {
         // SAFETY: the test gives each place to one writer; loom checks it.
         self.memory[place].with_mut(|cell| unsafe { *cell = number });
         Word::object(place as u64, 1)
     }
 
-    /// What a word that is pinned stands for; zeros are 0.
+    /// The contents of a pinned word; zeros are 0.
     fn contents(&self, word: Word) -> u32 {
         match word.kind() {
             // SAFETY: the object is pinned, or its word is locked; loom checks it.
@@ -69,18 +69,18 @@ impl World {
         self.contents(guard.word())
     }
 
-    /// Gives an object's memory back, to be used for something else at once, unless it is pinned.
+    /// Frees an object's memory, to be used again at once, unless it is pinned.
     fn retire(&self, old: Word) {
         let mut pinned = Pinned::with_capacity(3);
         self.pins.look(&mut pinned);
         if old.reference() != 0 && !pinned.contains(old) {
-            // SAFETY: nobody can find or read the object any more; loom checks it.
+            // SAFETY: no thread can find or read the object any more; loom checks it.
             self.memory[old.place() as usize].with_mut(|cell| unsafe { *cell = 666 });
         }
     }
 
-    /// Takes a part in the first block's object, if that is still there, and has another block
-    /// refer to it: what the pool does with a count under its lock.
+    /// Takes a reference to the first block's object, if it still exists, and makes another block
+    /// refer to it. The pool does this with a refcount under its lock.
     fn share(&self, block: u64) -> bool {
         let mut seat = self.pins.seat().unwrap();
         let guard = seat.pin(&self.entries, 0);
@@ -109,7 +109,7 @@ impl World {
         true
     }
 
-    /// Gives back what was taken out of a word: the memory goes with the last one.
+    /// Retires a reference that was removed from a word: the last one frees the memory.
     fn take_out(&self, old: Word) {
         if old.is_shared() {
             let mut parts = self.parts.lock().unwrap();
@@ -131,7 +131,7 @@ impl World {
         self.retire(old);
     }
 
-    /// Makes the same contents lie somewhere else: a move, or another algorithm's work.
+    /// Moves the same contents to another place, as compaction or recompression does.
     fn relocate(&self, place: usize) -> bool {
         let mut seat = self.pins.seat().unwrap();
         let guard = seat.pin(&self.entries, 0);
@@ -148,8 +148,8 @@ impl World {
         done
     }
 
-    /// Adds to the number, as a writer of a part of the block does. Each attempt takes a place of
-    /// its own, from `place` on.
+    /// Adds to the number, as a writer of a part of the block does. Each attempt uses its own
+    /// place, starting at `place`.
     fn add(&self, mut place: usize, amount: u32) {
         let mut seat = self.pins.seat().unwrap();
         let old = self.entries.update(
@@ -165,7 +165,7 @@ impl World {
         self.retire(old.unwrap());
     }
 
-    /// The same under the bit at once.
+    /// Adds to the number with the block locked from the start.
     fn add_locked(&self, place: usize, amount: u32) {
         let mut seat = self.pins.seat().unwrap();
         let make = |guard: &Guard<'_>| {
@@ -176,7 +176,7 @@ impl World {
     }
 }
 
-/// Two threads at once, in one world.
+/// Runs two threads concurrently in one world.
 fn beside(
     preemptions: usize,
     one: impl Fn(&World) + Copy + Send + Sync + 'static,
@@ -199,8 +199,8 @@ fn a_reader_beside_a_writer_sees_one_or_the_other() {
     beside(6, read, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
 }
 
-/// The memory of the first object becomes that of the third while a reader may be about to pin it:
-/// the word comes back to what it was.
+/// The memory of the first object is reused for the third while a reader may be about to pin it:
+/// the word changes back to its old value.
 #[test]
 fn a_reader_beside_a_word_that_comes_back() {
     let read = |world: &World| assert!([1, 2, 3].contains(&world.read()));
@@ -269,8 +269,8 @@ fn two_in_the_background_do_not_retire_twice() {
     );
 }
 
-/// Idle tracking and a reader's note of its access exchange the flags of a word whose object is
-/// replaced meanwhile.
+/// Idle tracking and a reader's access exchange the flags of a word whose object is replaced
+/// meanwhile.
 #[test]
 fn aging_beside_a_writer_brings_nothing_back() {
     let age = |world: &World| {
@@ -286,7 +286,7 @@ fn two_writers_of_parts_both_arrive() {
         let world = World::new();
         let other = Arc::clone(&world);
         let thread = loom::thread::spawn(move || other.add(1, 10));
-        // The other fails at most once: one place for each of its attempts.
+        // The other thread fails at most once: it needs one place for each attempt.
         world.add_locked(3, 100);
         thread.join().unwrap();
         assert_eq!(world.read(), 111);
@@ -299,8 +299,8 @@ fn two_who_lock_take_turns() {
     beside(5, one, |world| world.add_locked(2, 100), |world| assert_eq!(world.read(), 111));
 }
 
-/// A writer of the whole block waits for the bit, or is merged into: never is its block undone by a
-/// merge with what was there before.
+/// A writer of the whole block waits for the bit, or its contents are merged: a merge with older
+/// contents never undoes its write.
 #[test]
 fn a_writer_beside_one_who_locks_is_not_undone() {
     let one = |world: &World| world.add_locked(1, 10);
@@ -315,7 +315,8 @@ fn a_reader_does_not_mind_the_bit() {
     beside(5, one, read, |world| assert_eq!(world.read(), 11));
 }
 
-/// A block takes a part in an object while its only word goes: it has the contents, or nothing.
+/// A block takes a reference to an object while its only word is removed: the block has the
+/// contents, or nothing.
 #[test]
 fn who_joins_beside_a_discard_keeps_the_object() {
     explore(5, || {
@@ -333,8 +334,8 @@ fn who_joins_beside_a_discard_keeps_the_object() {
     });
 }
 
-/// Two words of one object go at once, while a third block would take a part in it: its memory is
-/// given back once, and not under the third.
+/// Two words of one object are removed concurrently while a third block tries to take a reference:
+/// the memory is freed once, and not while the third block refers to it.
 #[test]
 fn the_last_word_takes_the_object_with_it() {
     explore(3, || {
@@ -357,7 +358,8 @@ fn the_last_word_takes_the_object_with_it() {
     });
 }
 
-/// A move exchanges one of two words: the other keeps the object, and its reader is not disturbed.
+/// A move exchanges one of two words: the other word keeps the object, and its reader is not
+/// disturbed.
 #[test]
 fn a_move_of_one_word_leaves_the_other() {
     explore(4, || {

@@ -1,12 +1,12 @@
-//! What a word of the table says of its block; the table of its bits is in `entry_words`.
+//! The fields of a word of the block table; the head of `entry_words` has the table of its bits.
 
 use std::fmt;
 
-/// What a place counts in.
+/// The unit of a place, in bytes.
 pub const PLACE_BYTES: u64 = 16;
-/// Most places: a pool has at most 2^36 of them, 1 TiB.
+/// Maximum number of places in a pool: 2^36, which is 1 TiB.
 pub const PLACES_MAX: u64 = 1 << PLACE_BITS;
-/// Most bytes of one object.
+/// Maximum length of an object, in bytes.
 pub const OBJECT_BYTES_MAX: usize = 1 << LEN_BITS;
 /// Highest age.
 pub const AGE_MAX: u8 = 7;
@@ -28,10 +28,10 @@ pub(super) const LOCKED: u64 = 1 << 63;
 const PLACE_MASK: u64 = PLACES_MAX - 1;
 const AGE_MASK: u64 = (AGE_MAX as u64) << AGE_SHIFT;
 const KIND_MASK: u64 = 3 << KIND_SHIFT;
-/// What is said of the contents, and is the same wherever they lie.
+/// The fields that describe the contents and do not depend on their place.
 const FLAGS: u64 = HUGE | INCOMPRESSIBLE | (CODEC_MAX as u64) << CODEC_SHIFT | AGE_MASK;
 
-/// What a block's contents are.
+/// The kind of a block's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Never written, or discarded: zeros.
@@ -44,27 +44,27 @@ pub enum Kind {
     Backing,
 }
 
-/// What a word says; see the table in the head.
+/// A word of the block table; the head of `entry_words` has the table of its bits.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Word(pub(super) u64);
 
 impl Word {
-    /// A block that was never written.
+    /// The word of a block that was never written.
     pub const NOTHING: Word = Word(0);
 
-    /// A block whose contents are an object of `len_bytes` at `place`.
+    /// The word of a block that is stored as an object of `len_bytes` at `place`.
     #[inline]
     pub fn object(place: u64, len_bytes: usize) -> Word {
         Word::at(Kind::Object, place, len_bytes)
     }
 
-    /// A block whose contents are on the backing file, `len_bytes` at `place`.
+    /// The word of a block that is stored on the backing file, `len_bytes` at `place`.
     #[inline]
     pub fn backing(place: u64, len_bytes: usize) -> Word {
         Word::at(Kind::Backing, place, len_bytes)
     }
 
-    /// A block that is one value, repeated.
+    /// The word of a same-filled block, which repeats one value.
     #[inline]
     pub fn same(value: u32) -> Word {
         Word((Kind::Same as u64) << KIND_SHIFT | u64::from(value))
@@ -82,7 +82,7 @@ impl Word {
         self.0
     }
 
-    /// What the contents are.
+    /// The kind of the contents.
     #[inline]
     pub fn kind(self) -> Kind {
         match self.0 >> KIND_SHIFT & 3 {
@@ -93,13 +93,13 @@ impl Word {
         }
     }
 
-    /// Where they are, in units of [`PLACE_BYTES`]. Of an object or a block on the backing file.
+    /// The place of an object or of a block on the backing file, in units of [`PLACE_BYTES`].
     #[inline]
     pub fn place(self) -> u64 {
         self.0 & PLACE_MASK
     }
 
-    /// Bytes that are stored. Of an object or a block on the backing file.
+    /// The stored bytes of an object or of a block on the backing file.
     #[inline]
     pub fn len_bytes(self) -> usize {
         (self.0 >> LEN_SHIFT & (OBJECT_BYTES_MAX as u64 - 1)) as usize + 1
@@ -111,7 +111,8 @@ impl Word {
         self.0 as u32
     }
 
-    /// What a pin keeps: kind and place; 0 if the word refers to nothing that could be given back.
+    /// The reference that a pin protects: kind and place; 0 if the word refers to nothing that
+    /// could be freed.
     #[inline]
     pub fn reference(self) -> u64 {
         match self.kind() {
@@ -120,37 +121,37 @@ impl Word {
         }
     }
 
-    /// Whether it is stored as it is.
+    /// Whether the block is stored uncompressed.
     #[inline]
     pub fn is_huge(self) -> bool {
         self.0 & HUGE != 0
     }
 
-    /// The same, stored as it is or not.
+    /// Returns the word with the huge flag set or cleared.
     #[inline]
     pub fn with_huge(self, huge: bool) -> Word {
         self.with(HUGE, huge)
     }
 
-    /// Whether no algorithm makes it smaller.
+    /// Whether no algorithm makes the block smaller.
     #[inline]
     pub fn is_incompressible(self) -> bool {
         self.0 & INCOMPRESSIBLE != 0
     }
 
-    /// The same, known to be incompressible or not.
+    /// Returns the word with the incompressible flag set or cleared.
     #[inline]
     pub fn with_incompressible(self, incompressible: bool) -> Word {
         self.with(INCOMPRESSIBLE, incompressible)
     }
 
-    /// Which algorithm made it.
+    /// The algorithm that compressed the block.
     #[inline]
     pub fn codec(self) -> u8 {
         (self.0 >> CODEC_SHIFT) as u8 & CODEC_MAX
     }
 
-    /// The same, made by another algorithm.
+    /// Returns the word with another algorithm.
     #[inline]
     pub fn with_codec(self, codec: u8) -> Word {
         debug_assert!(codec <= CODEC_MAX);
@@ -158,62 +159,62 @@ impl Word {
         Word(cleared | u64::from(codec & CODEC_MAX) << CODEC_SHIFT)
     }
 
-    /// Turns of idle tracking since the last access.
+    /// Rounds of idle tracking since the last access.
     #[inline]
     pub fn age(self) -> u8 {
         (self.0 >> AGE_SHIFT) as u8 & AGE_MAX
     }
 
-    /// The same at another age, [`AGE_MAX`] at most.
+    /// Returns the word with another age, at most [`AGE_MAX`].
     #[inline]
     pub fn with_age(self, age: u8) -> Word {
         Word(self.0 & !AGE_MASK | u64::from(age.min(AGE_MAX)) << AGE_SHIFT)
     }
 
-    /// Whether somebody copies it to the backing file.
+    /// Whether a thread copies the block to the backing file.
     #[inline]
     pub fn is_under_writeback(self) -> bool {
         self.0 & UNDER_WRITEBACK != 0
     }
 
-    /// The same, being copied to the backing file or not.
+    /// Returns the word with the writeback flag set or cleared.
     #[inline]
     pub fn with_under_writeback(self, under: bool) -> Word {
         self.with(UNDER_WRITEBACK, under)
     }
 
-    /// Whether other words may refer to the same object: it is retired with the last of them.
+    /// Whether other words may refer to the same object, which is retired with the last of them.
     #[inline]
     pub fn is_shared(self) -> bool {
         self.0 & SHARED != 0
     }
 
-    /// The same, shared or not.
+    /// Returns the word with the shared flag set or cleared.
     #[inline]
     pub fn with_shared(self, shared: bool) -> Word {
         self.with(SHARED, shared)
     }
 
-    /// Whether a writer of a part has the block for himself.
+    /// Whether a writer of a part has the block locked.
     #[inline]
     pub fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
-    /// The same object, copied to another place.
+    /// Returns the word of the same object after a move to another place.
     #[inline]
     pub fn moved_to(self, place: u64) -> Word {
         debug_assert!(place < PLACES_MAX && self.kind() == Kind::Object);
         Word(self.0 & !PLACE_MASK | place)
     }
 
-    /// The same contents with codec, huge, incompressible and age of another word.
+    /// Returns the word with codec, huge, incompressible and age of another word.
     #[inline]
     pub fn with_flags_of(self, other: Word) -> Word {
         Word(self.0 & !FLAGS | other.0 & FLAGS)
     }
 
-    /// Whether both stand for the same contents, shared or not alike, locked or not alike.
+    /// Whether both words have the same contents, and agree in the shared and the locked flag.
     #[inline]
     pub fn differs_in_flags_only(self, other: Word) -> bool {
         (self.0 ^ other.0) & !(FLAGS | UNDER_WRITEBACK) == 0

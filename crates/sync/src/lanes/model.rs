@@ -1,11 +1,12 @@
-//! Models of the lanes, with the role of who takes out and the bell of who waits.
+//! Models of the submit rings, with the combining lock of the dispatcher and the eventcounts of
+//! waiting threads.
 
 use super::*;
 use crate::bell::Bell;
 use crate::role::{Ran, Role, Round};
 use std::time::Duration;
 
-/// A dispatcher's part: what it has taken, and whether the device has room.
+/// A dispatcher with the values that it has taken and the device's capacity.
 struct Front {
     lanes: Arc<Lanes<u32>>,
     role: Role<Vec<u32>>,
@@ -25,7 +26,7 @@ impl Front {
         let _ = self.role.run(|taken| {
             let room = self.room.load(Ordering::Relaxed);
             if room > 0 {
-                // SAFETY: the role's holder drains.
+                // SAFETY: the holder of the combining lock drains.
                 unsafe { self.lanes.drain(9, 0, taken) };
             }
             self.lanes.hold_back(room == 0);
@@ -33,7 +34,7 @@ impl Front {
         });
     }
 
-    /// What was taken, in any order. Nothing may be left.
+    /// The taken values, in any order. None may be left.
     fn taken(&self) -> Vec<u32> {
         assert!(!self.lanes.is_work(), "quiet, and something is left");
         let mut all = Vec::new();
@@ -53,7 +54,7 @@ fn check(body: impl Fn() + Send + Sync + 'static) {
     model.check(body);
 }
 
-/// Two submitters and a completion, which makes the room that both need.
+/// Two submitters, and a completion that frees the capacity which both need.
 #[test]
 fn what_is_published_is_dispatched_once() {
     check(|| {
@@ -82,7 +83,7 @@ fn what_is_published_is_dispatched_once() {
     });
 }
 
-/// Two who share a lane.
+/// Two submitters share a ring.
 #[test]
 fn a_shared_lane_loses_nothing() {
     check(|| {
@@ -106,7 +107,7 @@ fn a_shared_lane_loses_nothing() {
     });
 }
 
-/// A lane of one place, used three times.
+/// A ring of one place is used three times.
 #[test]
 fn a_lane_wraps_around() {
     check(|| {
@@ -129,7 +130,7 @@ fn a_lane_wraps_around() {
 /// A device with one tag.
 struct Device {
     lanes: Arc<Lanes<u32>>,
-    /// Requests at the device, as its holder knows them.
+    /// Requests in flight, as the holder of the lock counts them.
     role: Role<u32>,
     completed: AtomicU32,
     bells: [Bell; 2],
@@ -137,7 +138,7 @@ struct Device {
 }
 
 impl Device {
-    /// Takes what there is room for; says what, and whether it gave the role up early.
+    /// Takes as many values as there is capacity for; returns them, and how the run ended.
     fn dispatch(&self) -> (Vec<u32>, Ran) {
         let mut taken = Vec::new();
         let ran = self.role.run(|in_flight| {
@@ -145,7 +146,7 @@ impl Device {
             *in_flight -= self.completed.swap(0, Ordering::Acquire);
             let is_full = *in_flight == 1;
             if !is_full {
-                // SAFETY: the role's holder drains.
+                // SAFETY: the holder of the combining lock drains.
                 unsafe { self.lanes.drain(1, 0, &mut taken) };
                 *in_flight = taken.len() as u32;
             }
@@ -185,8 +186,9 @@ impl Device {
     }
 }
 
-/// A device with one tag: what comes while that is out is held back, and its submitter sleeps.
-/// Whoever had the tag completes what it took outside the role, reports that, and looks again.
+/// A device with one tag: a request that arrives while the tag is taken stays in its ring, and its
+/// submitter sleeps. The thread with the tag completes its request without the lock, reports that,
+/// and looks for work again.
 #[test]
 fn what_is_held_back_is_served_behind_a_completion() {
     check(|| {
@@ -207,8 +209,8 @@ fn what_is_held_back_is_served_behind_a_completion() {
     });
 }
 
-/// A dispatcher takes one value at a time and leaves the next to others. Whoever waits sleeps,
-/// and nobody is left asleep.
+/// A dispatcher takes one value at a time and leaves the next to other threads. Waiting threads
+/// sleep, and none sleeps forever.
 #[test]
 fn what_is_left_behind_wakes_who_sleeps() {
     check(|| {
@@ -231,7 +233,7 @@ fn what_is_left_behind_wakes_who_sleeps() {
                     let ran = role.run(|()| {
                         lanes.attend();
                         if taken.is_empty() {
-                            // SAFETY: the role's holder drains.
+                            // SAFETY: the holder of the combining lock drains.
                             unsafe { lanes.drain(1, 0, &mut taken) };
                             Round::Whole
                         } else {
