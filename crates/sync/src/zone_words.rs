@@ -1,56 +1,56 @@
-//! Room: a word per zone, exchanged whole.
+//! Room: an atomic word per zone.
 //!
-//! Protects   the condition and the write pointer of each zone; where there are data, how far
-//!            readers see them and who may take them away.
+//! Protects   the condition and the write pointer of each zone; for a device with data, the end of
+//!            the readable data and the right to discard data.
 //! Why        a write changes two small values together, which is one exchange: no writer waits for
-//!            one that has lost its processor. Data are copied outside of any lock, by several
-//!            writers of one zone at once.
-//! States     bits 0 to 3: the condition. Bit 4, *held*: somebody has the zone for himself. From
-//!            bit 8: the write pointer, from the zone's start ([`UNREADABLE`] for nothing to read).
-//!            Beside the word, where there are data: `committed`, how far they have arrived
-//!            without a gap, which is the write pointer whenever no copy is in flight; and
-//!            `erasures`, how often they were taken away.
-//! Order      rank ZONE is the turn to hold a zone, taken by who takes data away or shows more of
-//!            them than were written, and by who meets a held zone and waits. RESOURCES comes
-//!            under it. A copy holds neither.
-//! Common     a write is a load and an exchange; with data a store more, after the copy. A read is
-//!            a load before and a load after its copy.
-//! Cost       5 ns a write, of which the exchange is most. Where a limit is set, 5 ns more for each
-//!            change of what a zone holds, not for each write.
-//! Before     one lock for all zones; then a lock per zone, held while data were copied.
+//!            a preempted one. Several writers of one zone copy their data concurrently, outside of
+//!            any lock.
+//! States     bits 0 to 3: the condition. Bit 4, *held*: a thread has exclusive access to the zone.
+//!            From bit 8: the write pointer, from the zone's start ([`UNREADABLE`] if nothing is
+//!            readable). For a device with data there are two more words. `committed` is the end of
+//!            the data that has arrived without a gap; it equals the write pointer whenever no copy
+//!            is in flight. `erasures` counts how often the data was discarded.
+//! Order      rank ZONE is the lock to hold a zone. It is taken to discard data, to make more data
+//!            readable than was written, and to wait for a held zone. RESOURCES may be taken under
+//!            it. A copy holds neither.
+//! Common     a write is a load and an exchange; with data, one more store after the copy. A read
+//!            is a load before and a load after its copy.
+//! Cost       5 ns a write, mostly the exchange. If a limit is set, 5 ns more for each change of a
+//!            zone's holding, not for each write.
+//! Before     one lock for all zones; then a lock per zone, held while data was copied.
 //!
 //! # Copies
-//! An exchange reserves room; then the data are copied; then `committed` moves over them, in the
-//! order of the reservations, so that a reader finds no gap below it. Who has copied before an
-//! earlier one has must wait for that one: its own data could not be read back otherwise. It waits
-//! for copies only, at most those that were in flight when it reserved; none of them waits for
-//! anything but earlier copies. The lock that was here before made it wait with its own copy too.
+//! An exchange reserves a range; then the data is copied; then `committed` advances over it, in the
+//! order of the reservations, so that a reader finds no gap below it. A thread whose copy ends
+//! before an earlier one must wait for that one, because its own data could not be read back
+//! otherwise. It waits only for copies that were in flight when it reserved; each of them waits
+//! only for earlier copies. The earlier lock also made it wait before its own copy.
 //!
-//! To take data away is to hold the zone: set *held*, which stops reservations, wait for the copies
-//! in flight, exchange, show, erase, and let go.
+//! To discard data, a thread holds the zone: it sets *held*, which stops reservations, waits for
+//! the copies in flight, exchanges the word, publishes, erases, and releases the zone.
 //!
 //! | reader | reset |
 //! | --- | --- |
 //! | loads `erasures`, then `committed`: E | holds the zone; no copy is in flight |
-//! | copies data below E | exchanges the word; `committed` becomes 0, `erasures` one more |
-//! | loads `erasures`: one more, so the zone was empty for a moment during the read | erases |
+//! | copies data below E | exchanges the word; `committed` becomes 0, `erasures` increases by 1 |
+//! | loads `erasures`: increased, so the zone was empty for a moment during the read | erases |
 //!
-//! A read that has met an erasure answers as of that moment, whatever was written since. `erasures`
-//! has 64 bits to itself, so that it cannot come round to the same number during a read; a
-//! generation in the word could. Nothing else minds a word that comes back to the same value: what
-//! an exchange decides is decided by the value alone.
+//! A read that detects an erasure returns the contents of that moment, regardless of later writes.
+//! `erasures` has 64 bits, so that it cannot return to the same number during a read; a generation
+//! in the word could. No other operation is affected by a word that returns to the same value: the
+//! value alone determines what an exchange decides.
 //!
 //! # Limits
-//! What a zone holds follows from its condition. A word is exchanged for one that holds something
-//! else under the lock of the accounts only, so accounts and words always agree, and a victim's
-//! holding stands still while it is closed: no token is ever between two zones, which is where
-//! null_blk loses them.
+//! The condition of a zone determines its holding. A word changes to another holding only under the
+//! lock of the counts, so counts and words always agree. The holding of a victim does not change
+//! while it is closed. So no resource is ever between two zones, which is where null_blk loses
+//! them.
 //!
 //! | writer of zone A, which is closed | writer of zone B, implicitly open, the oldest |
 //! | --- | --- |
-//! | takes the accounts: no token, B is the oldest | exchanges B's write pointer, as it likes |
+//! | locks the counts: limit reached, B is the oldest | may exchange B's write pointer |
 //! | exchanges A's word; exchanges B's condition | |
-//! | lets go of the accounts | its exchange fails: B is closed, and has to be opened |
+//! | unlocks the counts | its exchange fails: B is closed, and has to be opened |
 
 use std::collections::TryReserveError;
 use std::fmt;
@@ -66,43 +66,44 @@ use crate::zone_resources::{
 
 /// Bits of the condition.
 const COND: u64 = 0xf;
-/// Set while somebody has the zone for himself.
+/// Set while a thread has exclusive access to the zone.
 const HELD: u64 = 1 << 4;
-/// Where the write pointer begins.
+/// The lowest bit of the write pointer.
 const WP_SHIFT: u32 = 8;
-/// The write pointer of a zone that nothing can be read from, and above every other.
+/// The write pointer of a zone without readable data; above all other values.
 pub const UNREADABLE: u64 = u64::MAX >> WP_SHIFT;
-/// Looks at a copy in flight before the processor is given up: it may belong to a thread that has
-/// lost its own.
+/// Checks of a copy in flight before the waiter yields the CPU: the copying thread may be
+/// preempted.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
-/// How often a thread pauses after its first lost exchange of a write, twice as often after each
-/// further one, and at most: long enough for the winner to write a dozen times meanwhile.
+/// Pauses after a writer's first lost exchange, doubled after each further one, and their maximum:
+/// long enough for about a dozen writes of the winner.
 const PAUSES: u32 = 16;
 const PAUSES_MAX: u32 = 64;
 
-/// What the room has to know of a zone's condition.
+/// The properties of a zone condition that the primitive needs.
 pub trait Condition: Copy + Eq + fmt::Debug + Send + Sync + 'static {
-    /// Nothing is written.
+    /// The condition in which no sector is written.
     const EMPTY: Self;
-    /// What an implicitly open zone becomes that has to make room, if anything is written.
+    /// The condition of an implicitly open zone after it was closed to free its resource, if it has
+    /// data.
     const CLOSED: Self;
 
-    /// Its number, below 16.
+    /// The number of the condition, below 16.
     fn bits(self) -> u8;
 
-    /// The condition of a number that `bits` gave.
+    /// The condition with this number, which `bits` returned.
     fn from_bits(bits: u8) -> Self;
 
-    /// What a zone in this condition holds.
+    /// The holding of a zone in this condition.
     fn holding(self) -> Holding;
 }
 
-/// A zone as its word says.
+/// The state of a zone in its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZoneView<C> {
     /// The condition.
     pub cond: C,
-    /// The write pointer, from the zone's start: how far there is something to read, or
+    /// The write pointer, from the zone's start, which is the end of the readable data; or
     /// [`UNREADABLE`].
     pub wp: u64,
 }
@@ -120,16 +121,16 @@ impl<C: Condition> ZoneView<C> {
     }
 }
 
-/// What a zone is to become.
+/// A change of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change<C> {
-    /// What it must be allowed to hold on the way.
+    /// The holding that the zone must be allowed during the change.
     pub through: Holding,
-    /// What it is in the end.
+    /// The final state.
     pub to: ZoneView<C>,
 }
 
-/// A zone, on a cache line of its own, so that writers of neighbours do not slow each other down.
+/// A zone with its own cache line, so that writers of neighbouring zones do not share one.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Line {
@@ -140,11 +141,11 @@ struct Line {
 }
 
 impl Line {
-    /// The word, once nobody holds the zone.
+    /// The word, once no thread holds the zone.
     #[inline]
     fn word(&self) -> u64 {
         loop {
-            // Acquire: pairs with the Release in `Hold`: who writes after an erasure does not meet
+            // Acquire: pairs with the Release in `Hold`: a write after an erasure does not overlap
             // it.
             let word = self.word.load(Ordering::Acquire);
             if word & HELD == 0 {
@@ -154,16 +155,17 @@ impl Line {
         }
     }
 
-    /// Waits for who holds the zone.
+    /// Waits for the holder of the zone.
     #[cold]
     fn wait_turn(&self) {
         self.turn.with(|()| {});
     }
 
-    /// Waits until data have arrived up to `wp` without a gap.
+    /// Waits until data has arrived up to `wp` without a gap.
     #[inline]
     fn wait_committed(&self, wp: u64) {
-        // Acquire: pairs with the Release in `Reservation`: who comes after a copy has its data.
+        // Acquire: pairs with the Release in `Reservation`: a thread that waited for a copy sees
+        // its data.
         if self.committed.load(Ordering::Acquire) != wp {
             wait_until(|| self.committed.load(Ordering::Acquire) == wp);
         }
@@ -183,8 +185,8 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// Lets the winner of an exchange write on: it has the line, and two that fetch it from each other
-/// for every write do less together than one. A model needs no such grace.
+/// Lets the winner of an exchange continue: it owns the cache line, and two threads that take it
+/// from each other for every write achieve less than one. Not needed in a model.
 #[cold]
 fn stand_back(pauses: &mut u32) {
     if !cfg!(any(loom, shuttle)) {
@@ -193,12 +195,12 @@ fn stand_back(pauses: &mut u32) {
     }
 }
 
-/// Room in a zone, for data that are copied before this is dropped. Dropping it waits for the
-/// copies that reserved before.
+/// A reserved range of a zone: the owner copies its data before it drops this. The drop waits for
+/// the copies that were reserved before.
 #[derive(Debug)]
 #[must_use]
 pub struct Reservation<'a> {
-    /// Set where there are data to commit.
+    /// `Some` if there is data to commit.
     line: Option<&'a Line>,
     from: u64,
     to: u64,
@@ -209,33 +211,33 @@ impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         if let Some(line) = self.line {
             line.wait_committed(self.from);
-            // Release: pairs with the Acquire of readers and of who waits for the copy.
+            // Release: pairs with the Acquire of readers and of threads that wait for the copy.
             line.committed.store(self.to, Ordering::Release);
         }
     }
 }
 
-/// A zone that somebody has for himself until this is dropped.
+/// Exclusive access to a zone until this is dropped.
 struct Hold<'a>(&'a Line);
 
 impl<'a> Hold<'a> {
-    /// Stops reservations and waits for the copies in flight. The caller has the turn.
+    /// Stops reservations and waits for the copies in flight. The caller holds the zone's lock.
     fn new(line: &'a Line) -> Hold<'a> {
-        // Acquire: pairs with the Release in `drop`, of who held it before.
+        // Acquire: pairs with the Release in `drop` of the previous holder.
         let word = line.word.fetch_or(HELD, Ordering::Acquire);
         let hold = Hold(line);
         line.wait_committed(word >> WP_SHIFT);
         hold
     }
 
-    /// Shows readers that there are no data any more; what follows may take them away.
+    /// Tells readers that there is no data any more; the caller may discard it afterwards.
     fn hide(&self) {
         self.0.committed.store(0, Ordering::Relaxed);
-        // Release: pairs with the Acquire in `ZoneWords::erasures`: who reads after it has met an
-        // erasure meets no committed data from before.
+        // Release: pairs with the Acquire in `ZoneWords::erasures`: a reader that has seen the new
+        // number sees no committed data from before.
         self.0.erasures.fetch_add(1, Ordering::Release);
-        // Release: pairs with the Acquire fence there: who has met any of what follows sees the
-        // number, or a later one.
+        // Release: pairs with the Acquire fence there: a reader that has seen any later write sees
+        // this number or a later one.
         fence(Ordering::Release);
     }
 }
@@ -247,22 +249,22 @@ impl Drop for Hold<'_> {
     }
 }
 
-/// The zones of a device, a word each; their accounts behind a lock of the kind `R`.
+/// The zones of a device, with a word each; their counts under a lock of type `R`.
 #[derive(Debug)]
 pub struct ZoneWords<C, R = AccountsLock> {
     lines: Box<[Line]>,
     resources: Option<ZoneResources<R>>,
-    /// Data are copied, and read back.
+    /// Data is copied and can be read back.
     data: bool,
     _cond: PhantomData<fn() -> C>,
 }
 
 impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
-    /// Zones as they are at first: none of them is open. With `data`, what is written is copied and
-    /// read back.
+    /// Zones in their initial state, in which none is open. With `data`, written data is copied and
+    /// can be read back.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is not enough memory.
     pub fn new(
         zones: impl ExactSizeIterator<Item = ZoneView<C>>,
         limits: ZoneLimits,
@@ -295,11 +297,11 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         self.resources.as_ref().map(ZoneResources::counts)
     }
 
-    /// Exchanges a zone for what `decide` makes of it, and says what it was before. `decide` is
-    /// asked again whenever another thread was faster.
+    /// Replaces the state of a zone by the result of `decide`; returns the old state. Calls
+    /// `decide` again whenever another thread was faster.
     ///
     /// # Errors
-    /// What `decide` refuses, or a limit: nothing has changed then.
+    /// The refusal of `decide` or of a limit; then nothing has changed.
     ///
     /// # Panics
     /// If there is no such zone: callers have checked their range.
@@ -325,14 +327,14 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         }
     }
 
-    /// The same for a write: the write pointer moves, and the caller copies the data that it moves
-    /// over, and drops the reservation: then they can be read.
+    /// Reserves a range for a write: advances the write pointer. The caller copies the data for the
+    /// range and drops the reservation, which makes the data readable.
     ///
     /// # Errors
-    /// As for `exchange`.
+    /// As for [`ZoneWords::exchange`].
     ///
     /// # Panics
-    /// As `exchange`.
+    /// As for [`ZoneWords::exchange`].
     #[inline]
     pub fn reserve<E: From<Refusal>>(
         &self,
@@ -350,15 +352,15 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         Ok(Reservation { line, from: before.wp, to })
     }
 
-    /// The same for a change that takes data away or shows more than were written: nobody else
-    /// writes to the zone meanwhile, and no copy is in flight. `erase` is called if there were data
-    /// and the zone becomes empty.
+    /// Makes a change that discards data or makes more data readable than was written. No other
+    /// thread writes to the zone meanwhile, and no copy is in flight. Calls `erase` if there was
+    /// data and the zone becomes empty.
     ///
     /// # Errors
-    /// As for `exchange`; nothing is erased then.
+    /// As for [`ZoneWords::exchange`]; nothing is erased then.
     ///
     /// # Panics
-    /// As `exchange`.
+    /// As for [`ZoneWords::exchange`].
     pub fn replace<E: From<Refusal>>(
         &self,
         zone: u32,
@@ -369,7 +371,7 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
             return self.exchange(zone, decide).map(drop);
         }
         let line = &self.lines[zone as usize];
-        // What is refused, or changes nothing, does not disturb anybody.
+        // A change that is refused or has no effect does not disturb writers.
         let view = ZoneView::unpack(line.word());
         if decide(view)?.to == view {
             return Ok(());
@@ -377,7 +379,8 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         line.turn.with(|()| {
             let hold = Hold::new(line);
             loop {
-                // Relaxed: only an implicit close changes it now, and that brings nothing along.
+                // Relaxed: only an implicit close can change the word now, and it publishes
+                // nothing.
                 let seen = line.word.load(Ordering::Relaxed);
                 let view = ZoneView::unpack(seen);
                 let change = decide(view)?;
@@ -388,18 +391,19 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
                     hold.hide();
                     erase();
                 }
-                // Release: pairs with the Acquire of readers. The write pointer that it follows is
-                // nobody else's to move while the zone is held.
+                // Release: pairs with the Acquire of readers. It follows the write pointer, which
+                // no other thread can move while the zone is held.
                 line.committed.store(change.to.wp, Ordering::Release);
                 return Ok(());
             }
         })
     }
 
-    /// Tries one exchange, with the accounts if the holding changes. `flags` stay in the word.
+    /// Tries one exchange, including the counts if the holding changes. `flags` stay in the word.
     ///
     /// # Errors
-    /// If a limit forbids it; within, if the word was not `seen` any more: what it is.
+    /// The outer error if a limit refuses it; the inner error is the present word if it was not
+    /// `seen`.
     #[inline]
     fn swap(
         &self,
@@ -423,8 +427,8 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
             return Ok(());
         }
         let word = &self.lines[zone as usize].word;
-        // Acquire: pairs with the Release in `Hold`, as in `Line::word`. The word publishes nothing
-        // itself: data are published by `committed`.
+        // Acquire: pairs with the Release in `Hold`, as in `Line::word`. The word itself publishes
+        // nothing: `committed` publishes the data.
         word.compare_exchange(seen, new, Ordering::Acquire, Ordering::Acquire).map(drop)
     }
 
@@ -439,7 +443,7 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
     ) -> Result<Result<(), u64>, Refusal> {
         let from = ZoneView::<C>::unpack(seen).cond.holding();
         resources.with(|accounts, limits| {
-            // Relaxed: what the word holds is changed under this lock only.
+            // Relaxed: the holding changes only under this lock.
             let now = self.lines[zone as usize].word.load(Ordering::Relaxed);
             if now != seen {
                 return Ok(Err(now));
@@ -456,8 +460,8 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         })
     }
 
-    /// Closes an implicitly open zone, under the lock of the accounts: its holding stands still,
-    /// and its write pointer may move, but never back to the start.
+    /// Closes an implicitly open zone under the lock of the counts: its holding cannot change, and
+    /// its write pointer may move, but never back to the start.
     fn close(&self, accounts: &mut Accounts, victim: u32) {
         let word = &self.lines[victim as usize].word;
         let mut seen = word.load(Ordering::Relaxed);
@@ -466,7 +470,7 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
             debug_assert_eq!(view.cond.holding(), Holding::Implicit);
             let to = if view.wp == 0 { C::EMPTY } else { C::CLOSED };
             if view.wp != 0 {
-                // However its writers move the write pointer, this does not fail.
+                // This succeeds even if writers move the write pointer concurrently.
                 let flip = u64::from(view.cond.bits() ^ to.bits());
                 word.fetch_xor(flip, Ordering::Relaxed);
             } else if let Err(now) = word.compare_exchange(
@@ -483,10 +487,10 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         }
     }
 
-    /// How far a zone can be read: [`UNREADABLE`] for not at all. Data below it have arrived.
+    /// The end of the readable data of a zone, or [`UNREADABLE`]. The data below it has arrived.
     ///
     /// # Panics
-    /// As `exchange`.
+    /// As for [`ZoneWords::exchange`].
     #[inline]
     pub fn readable(&self, zone: u32) -> u64 {
         let line = &self.lines[zone as usize];
@@ -498,11 +502,12 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         }
     }
 
-    /// How often data were taken away. A read asks before it asks how far it can read, and again
-    /// when it has copied: if the number has changed, the zone was empty for a moment meanwhile.
+    /// How often the data was discarded. A read calls this before it asks how far it can read, and
+    /// again after it has copied. If the number has changed, the zone was empty for a moment in
+    /// between.
     ///
     /// # Panics
-    /// As `exchange`.
+    /// As for [`ZoneWords::exchange`].
     #[inline]
     pub fn erasures(&self, zone: u32) -> u64 {
         // Acquire: pairs with the Release fence in `Hold::hide`, for data read before this.
@@ -511,10 +516,10 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
         self.lines[zone as usize].erasures.load(Ordering::Acquire)
     }
 
-    /// A zone as it is, with nothing under way: what the write pointer has passed can be read.
+    /// A consistent state of a zone: all data up to the write pointer can be read.
     ///
     /// # Panics
-    /// As `exchange`.
+    /// As for [`ZoneWords::exchange`].
     pub fn look(&self, zone: u32) -> ZoneView<C> {
         let line = &self.lines[zone as usize];
         loop {
@@ -536,7 +541,7 @@ impl<C: Condition, R: Lock<Accounts>> ZoneWords<C, R> {
 
 #[cfg(test)]
 mod example {
-    //! The smallest zone that can be opened and filled: what the tests and the models work on.
+    //! The smallest zone that can be opened and filled, for the tests and the models.
     use super::*;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -595,7 +600,7 @@ mod example {
         Words::new(empty, limits, data).expect("there is memory")
     }
 
-    /// Appends a block; the last one fills the zone. `copy` is told where.
+    /// Appends a block; the last one fills the zone. `copy` gets its position.
     pub(super) fn append(words: &Words, zone: u32, copy: impl FnOnce(u64)) -> Result<u64, No> {
         let mut at = 0;
         let decide = |ZoneView { cond, wp }| {
@@ -648,7 +653,7 @@ mod example {
         words.exchange(zone, decide).map(drop)
     }
 
-    /// Whether what is counted is what the words say.
+    /// Checks that the counts agree with the words.
     #[cfg(loom)]
     pub(super) fn counts_agree(words: &Words, zone_count: u32) {
         let holdings: Vec<Holding> =
@@ -668,8 +673,8 @@ mod tests {
     use super::example::*;
     use super::*;
 
-    /// The kernel's null_blk loses resources in this test: 4 threads, each fills and resets zones
-    /// of its own, at most one active zone each, limits 2 and 6.
+    /// The kernel's null_blk loses resources in this test. 4 threads each fill and reset zones of
+    /// their own, with at most one active zone each; the limits are 2 and 6.
     fn writers_leak_nothing(data: bool) {
         let words = zones(16, 2, 6, data);
         std::thread::scope(|scope| {
@@ -765,7 +770,7 @@ mod model {
         model.check(f);
     }
 
-    /// What the blocks of one zone hold; 0 is nothing.
+    /// The contents of the blocks of one zone; 0 means not written.
     type Medium = Arc<[AtomicU32; BLOCKS as usize]>;
 
     fn medium() -> Medium {
@@ -784,8 +789,8 @@ mod model {
         medium[at as usize].load(Ordering::Relaxed)
     }
 
-    /// Two appends land beside each other, and both can be read back when they are done; whoever
-    /// reads meanwhile finds no gap below what it is shown.
+    /// Two concurrent appends get different positions, and both can be read back when they are
+    /// done. A concurrent reader finds no gap below the readable end.
     #[test]
     fn appends_land_apart_and_show_in_order() {
         explore(|| {
@@ -814,7 +819,7 @@ mod model {
         });
     }
 
-    /// An append comes before a reset, and is erased, or after it, and is whole.
+    /// An append comes before a reset and is erased, or after it and is complete.
     #[test]
     fn an_append_beside_a_reset_is_whole_or_gone() {
         explore(|| {
@@ -837,8 +842,8 @@ mod model {
         });
     }
 
-    /// A read beside a reset and a rewrite finds the old data or the new, or knows that the zone
-    /// was empty meanwhile.
+    /// A read concurrent with a reset and a rewrite returns the old data or the new, or detects
+    /// that the zone was empty meanwhile.
     #[test]
     fn a_reader_beside_a_reset_and_a_rewrite_finds_out() {
         explore(|| {
@@ -861,7 +866,7 @@ mod model {
         });
     }
 
-    /// A finish shows more than was written, after what was being written.
+    /// A finish makes more data readable than was written, after the copies in flight.
     #[test]
     fn an_append_beside_a_finish_arrives_or_is_refused() {
         explore(|| {
@@ -881,7 +886,7 @@ mod model {
         });
     }
 
-    /// A report never shows a write pointer over data that have not arrived.
+    /// A report never shows a write pointer above data that has not arrived.
     #[test]
     fn a_report_beside_an_append_shows_what_can_be_read() {
         explore(|| {
@@ -897,7 +902,7 @@ mod model {
         });
     }
 
-    /// The story of null_blk: a zone is closed to make room while its writer fills it.
+    /// The null_blk bug: a zone is closed to free its resource while its writer fills it.
     #[test]
     fn a_victim_that_is_filled_meanwhile_leaks_nothing() {
         explore(|| {
@@ -926,7 +931,7 @@ mod model {
         });
     }
 
-    /// Two want the last active token: one gets it.
+    /// Two threads want the last active resource: one gets it.
     #[test]
     fn two_openers_at_the_active_limit() {
         explore(|| {
@@ -941,7 +946,7 @@ mod model {
         });
     }
 
-    /// Two open the same zone: the last token serves both.
+    /// Two threads open the same zone: the last resource is enough for both.
     #[test]
     fn two_openers_of_one_zone_at_the_limit() {
         explore(|| {
@@ -964,13 +969,14 @@ mod model {
             let thread = loom::thread::spawn(move || open(&other, 1));
             let mine = write(&words, 0);
             assert_eq!(thread.join().unwrap(), Ok(()), "nothing explicit was open before");
-            // The write came first and gave way, or came late and found nothing that does.
+            // The write came first and its zone was closed, or it came late and no zone could be
+            // closed.
             assert!(matches!(mine, Ok(0) | Err(No::Limit(Refusal::OpenLimit))), "{mine:?}");
             counts_agree(&words, 3);
         });
     }
 
-    /// A zone that is held to be reset is closed by another meanwhile, or is gone from the list.
+    /// A zone that is held for a reset is closed by another thread meanwhile, or has left the list.
     #[test]
     fn a_victim_that_is_reset_meanwhile_leaks_nothing() {
         explore(|| {
