@@ -66,7 +66,7 @@ const BEYOND: usize = 3;
 /// Longest sleep of a control-plane thread before it checks again.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// State of the liveness scan, which finds how many of the doubtful bytes are live: see
+/// State of the liveness scan, which finds how many of the unknown bytes are live: see
 /// [`crate::clean`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recount {
@@ -343,7 +343,7 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Requests a liveness scan after the next checkpoint, even if no bytes are known to be
-    /// doubtful.
+    /// unknown.
     pub(crate) fn want_count_anyhow(&self) {
         self.segments.doubt(1);
         let round = self.segments.round() + 1;

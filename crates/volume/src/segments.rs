@@ -214,24 +214,24 @@ impl<D: Directory> Segments<D> {
     }
 
     /// For each segment the upper bound of its live bytes, and how many of all these bytes are
-    /// doubtful.
+    /// unknown.
     pub fn live(&self) -> (Vec<u64>, u64) {
         let table = self.table();
         (table.live.clone(), table.unknown_bytes)
     }
 
-    /// How many of the live bytes are doubtful: they may be garbage.
+    /// How many of the live bytes are unknown: counted, but possibly garbage.
     pub fn unknown_bytes(&self) -> u64 {
         self.table().unknown_bytes
     }
 
-    /// Adds `bytes` doubtful bytes.
+    /// Adds `bytes` unknown bytes.
     pub(crate) fn doubt(&self, bytes: u64) {
         let mut table = self.table();
         table.unknown_bytes = table.unknown_bytes.saturating_add(bytes);
     }
 
-    /// Sets the live bytes of each segment and the number of doubtful bytes.
+    /// Sets the live bytes of each segment and the number of unknown bytes.
     pub fn set_live(&self, live: Vec<u64>, unknown_bytes: u64) {
         let mut table = self.table();
         table.counted = live.iter().sum();
@@ -239,7 +239,7 @@ impl<D: Directory> Segments<D> {
     }
 
     /// Applies the result of a liveness scan: it found `counted` live bytes per segment when the
-    /// table had `before`, `unknown_bytes` of which were doubtful.
+    /// table had `before`, `unknown_bytes` of which were unknown.
     pub fn recount(&self, counted: &[u64], before: &[u64], unknown_bytes: u64) {
         let at = |counts: &[u64], number| counts.get(number).copied().unwrap_or(0);
         let few = |number: &usize| at(counted, *number) > at(before, *number);

@@ -88,7 +88,7 @@ pub(super) struct Table {
     pub(super) counted: u64,
     /// Number of segments for which `live` was found too small.
     pub(super) raised: usize,
-    /// Doubtful bytes: those in `live` that may be garbage.
+    /// Unknown bytes: those in `live` that may be garbage.
     pub(super) unknown_bytes: u64,
     /// Pages changed since the last checkpoint began.
     pub(super) dirtied: u64,
