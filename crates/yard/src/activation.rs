@@ -10,13 +10,13 @@ pub fn is_activated() -> bool {
     std::env::var("LISTEN_PID").is_ok_and(own) && std::env::var_os("LISTEN_FDS").is_some()
 }
 
-/// The sockets, which are the caller's from now on. Call this once in a process.
+/// The passed sockets, which the caller owns from now on. Call this once in a process.
 ///
 /// # Errors
-/// If the variables make no sense.
+/// If the variables are invalid.
 pub fn sockets() -> io::Result<Vec<OwnedFd>> {
     let fds = sd_notify::listen_fds()?;
-    // SAFETY: systemd opened these descriptors for this process and nothing else here knows of
-    // them; each number comes once, and callers ask once.
+    // SAFETY: systemd opened these descriptors for this process and no other code here knows of
+    // them; each number occurs once, and callers ask once.
     Ok(fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect())
 }

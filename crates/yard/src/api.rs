@@ -1,8 +1,8 @@
 //! The control API: HTTP and JSON under `/v1`, and `/metrics`. docs/control-api.md describes it.
 //!
-//! What waits for a device or for its clients runs on a blocking thread, and a device has so many
-//! at once, so that a slow one holds up nobody but who asked for it. What only looks takes short
-//! locks and is answered at once.
+//! A request that waits for a device or for its clients runs on a blocking thread. Each device has
+//! a bounded number of them, so that a slow device delays only the requests for it. A request that
+//! only reads state takes short locks and is answered at once.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -42,28 +42,28 @@ mod request;
 mod stream;
 mod volumes;
 
-/// The number in the paths.
+/// The API version in the paths.
 pub const VERSION: u32 = 1;
 
-/// Longest body of a request, in bytes.
+/// The longest body of a request, in bytes.
 const BODY_MAX: usize = 64 << 10;
 
-/// How long a removed device's clients may take to leave, unless the request says otherwise.
+/// The default time in which a removed device's clients may disconnect, in ms.
 const DRAIN_MS: u64 = 5_000;
 
-/// Longest that a request may ask to wait for clients.
+/// The longest time that a request may ask to wait for clients, in ms.
 const DRAIN_MS_MAX: u64 = 60_000;
 
-/// What the API speaks about.
+/// The state that API requests read and change.
 #[derive(Default)]
 pub struct Control {
     /// The devices.
     pub yard: Arc<Yard>,
-    /// What an end in haste must take away.
+    /// The files that an immediate exit must remove.
     pub litter: Arc<Litter>,
     /// The paths that a request may name.
     pub paths: ApiPaths,
-    /// The memory for NBD connections.
+    /// The memory budget of NBD connections.
     pub memory: OnceLock<Arc<MemoryBudget>>,
     /// The NBD servers, once they run. The daemon owns them.
     pub servers: OnceLock<Vec<Weak<Server>>>,
@@ -103,7 +103,7 @@ pub const PATHS: [&str; 27] = [
     "/metrics",
 ];
 
-/// Everything, for the control socket.
+/// All routes, for the control socket.
 pub fn routes(control: Arc<Control>) -> Router {
     Router::new()
         .route("/v1", get(root))
@@ -139,12 +139,12 @@ pub fn routes(control: Arc<Control>) -> Router {
         .with_state(control)
 }
 
-/// Only `/metrics`, for a place that others can reach.
+/// Only `/metrics`, for a listener that other users can reach.
 pub fn metrics_routes(control: Arc<Control>) -> Router {
     Router::new().route("/metrics", get(metrics)).fallback(no_such_path).with_state(control)
 }
 
-/// An answer that is no success.
+/// An error response.
 pub struct Refusal(StatusCode, ErrorView);
 
 impl Refusal {
@@ -197,14 +197,14 @@ impl From<YardError> for Refusal {
     }
 }
 
-/// Runs what may wait for a device on a thread that may wait.
+/// Runs work that may wait for a device on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, YardError> + Send + 'static,
 ) -> Answer<T> {
     waited_for(work).await.map(axum::Json)
 }
 
-/// The same for what is no JSON.
+/// Runs work whose result is no JSON on a blocking thread.
 async fn waited_for<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, YardError> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -232,7 +232,7 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
     request::read_body(&body).map_err(|error| malformed("bad_body", error))
 }
 
-/// The pairs of a query.
+/// The pairs of a query, or why they cannot be read.
 type Asked = Result<Query<Vec<(String, String)>>, QueryRejection>;
 
 fn query<T: DeserializeOwned>(query: Asked) -> Result<T, Refusal> {
@@ -451,7 +451,7 @@ async fn ram_stats(State(control): Shared, name: Name) -> Answer<RamView> {
 
 async fn scheduler(State(control): Shared, name: Name) -> Answer<SchedulerView> {
     let entry = control.yard.find(&path(name)?)?;
-    // Whoever works on the order just then is waited for.
+    // This waits for the thread that is dispatching.
     blocking(move || Ok(SchedulerView::new(entry.disk.as_ref()))).await
 }
 
@@ -490,8 +490,8 @@ async fn ram_work(
     .await
 }
 
-/// What a RAM disk holds, or a dictionary trained on it, as a stream: the client has a file of its
-/// own for it.
+/// The contents of a RAM disk, or a dictionary trained on it, as a stream, which the client writes
+/// to a file of its own.
 async fn ram_content(
     State(control): Shared,
     names: Result<Path<(String, String)>, PathRejection>,
@@ -531,13 +531,13 @@ async fn ram_content(
 async fn ram_blocks(State(control): Shared, name: Name, asked: Asked) -> Answer<BlocksView> {
     let (name, asked): (String, BlocksQuery) = (path(name)?, query(asked)?);
     let entry = control.yard.find(&name)?;
-    // A walk over words that may be in no memory yet.
+    // Reads a table that may not be in memory yet.
     blocking(move || ram::blocks(&entry, &asked)).await
 }
 
 async fn ram_histograms(State(control): Shared, name: Name) -> Answer<HistogramsView> {
     let entry = control.yard.find(&path(name)?)?;
-    // A walk over a table of many words.
+    // Reads a table of many words.
     blocking(move || ram::histograms(&entry)).await
 }
 
@@ -595,7 +595,7 @@ async fn connections(State(control): Shared) -> axum::Json<Vec<ConnectionView>> 
 }
 
 async fn metrics(State(control): Shared) -> Result<Response, Refusal> {
-    // Every scheduler is asked, and whoever works on its order just then is waited for.
+    // This reads every scheduler, and waits for threads that are dispatching.
     let text = waited_for(move || {
         let connections = all_connections(&control).len() as u64;
         Ok(metrics::encode(&control.yard, connections, memory_use(&control)))

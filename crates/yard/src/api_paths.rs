@@ -1,8 +1,8 @@
 //! The paths that clients of the control API may name.
 //!
-//! A client of the API acts with the daemon's rights, and the daemon may be root's. A path in a
+//! A request is executed with the daemon's privileges, and the daemon may run as root. A path in a
 //! request is therefore confined to the directories that the configuration names; by default there
-//! are none. Commands that write a file open it themselves, with the rights of their own user.
+//! are none. Commands that write a file open it themselves, with the privileges of their own user.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ use crate::spec::DeviceSpec;
 /// The directories below which a request may name a file or directory.
 #[derive(Debug, Default)]
 pub struct ApiPaths {
-    /// Without links; not set: none.
+    /// The directories with links resolved; not set means none.
     directories: OnceLock<Vec<PathBuf>>,
 }
 
@@ -23,7 +23,7 @@ impl ApiPaths {
     /// Sets the directories, once, before the API is served.
     ///
     /// # Errors
-    /// If one of them is not there or is no directory.
+    /// If one of them does not exist or is no directory.
     pub fn allow(&self, directories: &[PathBuf]) -> Result<(), YardError> {
         let resolved = directories.iter().map(|directory| {
             let found = directory.canonicalize().ok().filter(|found| found.is_dir());
@@ -33,12 +33,12 @@ impl ApiPaths {
                 wanted: "a directory that exists".to_owned(),
             })
         });
-        // It is empty: a daemon sets it when it starts.
+        // It is still empty: only the daemon sets it, at its start.
         let _ = self.directories.set(resolved.collect::<Result<_, _>>()?);
         Ok(())
     }
 
-    /// The path that a request names, without links.
+    /// The path that a request names, with links resolved.
     ///
     /// # Errors
     /// If it is relative, has `..`, or leads out of the directories.
@@ -71,8 +71,8 @@ impl ApiPaths {
         )))
     }
 
-    /// Checks every path among the parameters of a device that a request wants made. A pool that
-    /// the yard has open already may be named wherever it is.
+    /// Checks every path among the parameters of a device that a request adds. A pool that the yard
+    /// already has open may be anywhere.
     ///
     /// # Errors
     /// As [`ApiPaths::check`].
@@ -94,7 +94,7 @@ impl ApiPaths {
     }
 }
 
-/// Follows the links of a path as far as it exists; the rest is appended.
+/// Resolves the links of a path as far as it exists; the rest is appended.
 fn resolve(path: &Path) -> std::io::Result<PathBuf> {
     let mut missing: Vec<OsString> = Vec::new();
     let mut at = path;
@@ -104,7 +104,7 @@ fn resolve(path: &Path) -> std::io::Result<PathBuf> {
                 found.extend(missing.iter().rev());
                 return Ok(found);
             }
-            // A link to what is not there leads nobody knows where.
+            // A dangling link could later lead anywhere, so it is refused.
             Err(error) if error.kind() == ErrorKind::NotFound && !at.is_symlink() => {}
             Err(error) => return Err(error),
         }
@@ -122,7 +122,7 @@ mod tests {
     use crate::paths::TempDir;
     use crate::uri;
 
-    /// `{"file": "/etc/passwd"}` to `ram/save` replaced that file.
+    /// The bug: `{"file": "/etc/passwd"}` to `ram/save` replaced that file.
     #[test]
     fn a_request_names_no_path_outside_the_directories_of_the_configuration() {
         let temp = TempDir::new().unwrap();

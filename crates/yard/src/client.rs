@@ -1,6 +1,6 @@
-//! The commands' side of the control API: HTTP/1.1 over the control socket, one request at a time.
+//! The client side of the control API: HTTP/1.1 over the control socket, one request at a time.
 //!
-//! It blocks and needs no runtime, so that a command starts at once.
+//! It uses blocking calls and no runtime, so that a command starts at once.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,70 +27,71 @@ pub use patience::Notice;
 
 use patience::{Line, Patience};
 
-/// Longest answer that is read, in bytes.
+/// The longest response that is read, in bytes.
 const ANSWER_MAX: u64 = 64 << 20;
 
-/// How long the daemon may be silent. Longer than it lets a removed device's clients take.
+/// How long the daemon may send nothing. Longer than the time that a removed device's clients get
+/// to disconnect.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Longest wait for work on a whole RAM disk.
+/// The longest wait for an operation on a whole RAM disk.
 const TIMEOUT_LONG: Duration = Duration::from_secs(3600);
 
-/// Why a request failed.
+/// The reason for which a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody answers on the socket.
+    /// No daemon listens on the socket.
     #[error(
         "no yard answers on {}: {source}; start one with `blockyard serve`, or name its socket \
          with --control PATH or BLOCKYARD_CONTROL",
         path.display()
     )]
     Unreachable {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The socket is there, and cannot be used.
+    /// The socket exists and cannot be used.
     #[error(
         "cannot use the control socket {}: {source}; run the command as the user of the yard, or \
          name another socket with --control PATH or BLOCKYARD_CONTROL",
         path.display()
     )]
     Socket {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The daemon was silent for longer than its caller waits.
+    /// The daemon sent nothing for longer than the timeout.
     #[error(
         "the yard on {} has not answered for {seconds} s; it is stopped or overloaded, and may \
          still do what was asked",
         path.display()
     )]
     TimedOut {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// How long it was waited for.
+        /// The timeout, in seconds.
         seconds: u64,
     },
-    /// The daemon's answer makes no sense.
+    /// The daemon's response is invalid.
     #[error("the yard on {} gave no answer that makes sense: {what}", path.display())]
     Nonsense {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason for which it is invalid.
         what: String,
     },
-    /// The daemon refused.
+    /// The daemon refused the request.
     #[error("{}", .0.message)]
     Refused(ErrorView),
 }
 
 impl ClientError {
-    /// The word for programs of a refusal.
+    /// The code of a refusal, for programs.
     pub fn code(&self) -> Option<&str> {
         match self {
             ClientError::Refused(refusal) => Some(&refusal.code),
@@ -113,27 +114,26 @@ impl Client {
         Client { path: path.into(), timeout: None, notice: None }
     }
 
-    /// The same client, which gives up a yard that is silent for so long.
+    /// Sets the timeout after which a yard that sends nothing is given up.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Option<Duration>) -> Client {
         self.timeout = timeout;
         self
     }
 
-    /// The same client, which calls `notice` once for a request that is not answered within
-    /// [`Notice::AFTER`].
+    /// Sets a function that is called once if a request is not answered within [`Notice::AFTER`].
     #[must_use]
     pub fn with_notice(mut self, notice: Notice) -> Client {
         self.notice = Some(notice);
         self
     }
 
-    /// The control socket.
+    /// The path of the control socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What answers.
+    /// The program that answers, and its version.
     ///
     /// # Errors
     /// If the yard cannot be reached.
@@ -182,7 +182,7 @@ impl Client {
         self.get(&device_path(name, &format!("/zones?from={from}&count={count}")))
     }
 
-    /// Carries out a zone operation.
+    /// Executes a zone operation.
     ///
     /// # Errors
     /// If the yard cannot be reached, or it or a zone refuses.
@@ -231,7 +231,7 @@ impl Client {
         self.json("POST", &device_path(name, "/scheduler"), request)
     }
 
-    /// The memory for the buffers of NBD connections.
+    /// The memory for the buffers of all NBD connections.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
@@ -247,7 +247,7 @@ impl Client {
         self.get("/v1/connections")
     }
 
-    /// Works on a RAM disk.
+    /// Executes an operation on a RAM disk.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
@@ -262,7 +262,7 @@ impl Client {
         self.parse(self.exchange_within(TIMEOUT_LONG, "POST", &path, &body)?)
     }
 
-    /// Blocks of a RAM disk.
+    /// A page of a RAM disk's blocks.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
@@ -270,7 +270,7 @@ impl Client {
         self.get(&device_path(name, &format!("/blocks?from={from}&count={count}")))
     }
 
-    /// How large the objects of a RAM disk are, and how old its blocks.
+    /// The sizes of a RAM disk's objects, and the ages of its blocks.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
@@ -286,8 +286,8 @@ impl Client {
         self.get("/v1/pools")
     }
 
-    /// The volumes and snapshots of a pool that the yard has open, or one of them with what it
-    /// takes.
+    /// The volumes and snapshots of a pool that the yard has open, or one of them with its space
+    /// usage.
     ///
     /// # Errors
     /// If the yard cannot be reached or has no such pool or volume.
@@ -302,13 +302,13 @@ impl Client {
         let asked = asked.into_iter().filter_map(|(key, value)| Some((key, value?)));
         for (index, (key, value)) in asked.enumerate() {
             let mark = if index == 0 { '?' } else { '&' };
-            // In a form a plus is a space.
+            // In a query string a plus means a space.
             path += &format!("{mark}{key}={}", encode(value).replace('+', "%2B"));
         }
         self.parse(self.exchange_within(TIMEOUT_LONG, "GET", &path, b"")?)
     }
 
-    /// Works on a volume of a pool that the yard has open.
+    /// Executes an operation on a volume of a pool that the yard has open.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
@@ -326,7 +326,7 @@ impl Client {
         self.stream("/v1/volumes/send", request)
     }
 
-    /// The stream of a volume as it is at this moment, or of a snapshot.
+    /// The stream of a volume in its present state, or of a snapshot.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
@@ -334,7 +334,7 @@ impl Client {
         self.stream("/v1/volumes/export", request)
     }
 
-    /// What a RAM disk holds, `snapshot`, or a `dictionary` trained on it.
+    /// The contents of a RAM disk, `snapshot`, or a `dictionary` trained on it.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
@@ -350,7 +350,7 @@ impl Client {
         self.stream("/v1/volumes/scrub", request)
     }
 
-    /// Passes the stream of a snapshot to a pool. `progress` is told the bytes that went.
+    /// Sends the stream of a snapshot to a pool. `progress` receives the number of bytes sent.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses, or the stream cannot be read.
@@ -368,11 +368,11 @@ impl Client {
         let sent = stream.write_all(head.as_bytes());
         let sent = sent.and_then(|()| answer::pass_on(input, &mut stream, progress));
         if sent.is_err() {
-            // Nobody waits for more. Where that fails, nobody is there any more.
+            // The yard waits for no more bytes. An error means that it has disconnected.
             let _ = stream.end();
         }
         let answer = match (Answer::read(stream), sent) {
-            // An early refusal counts, whatever of the stream it has kept from going.
+            // An early refusal is the result, even if the yard did not read the whole stream.
             (Ok(answer), _) => answer,
             (Err(_), Err(error)) => return Err(self.nonsense(error.to_string())),
             (Err(source), Ok(())) => return Err(self.broken(source)),
@@ -380,7 +380,7 @@ impl Client {
         self.parse(self.whole(answer)?)
     }
 
-    /// Carries out a fault.
+    /// Injects a fault.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
@@ -402,7 +402,7 @@ impl Client {
         self.json("POST", &device_path(name, "/mkzonefs"), request)
     }
 
-    /// Mounts a device's zonefs, by the daemon and at a directory of the daemon's.
+    /// Mounts a device's zonefs, in the daemon, at a directory that the daemon sees.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
@@ -439,7 +439,7 @@ impl Client {
         String::from_utf8(body).map_err(|error| self.nonsense(error.to_string()))
     }
 
-    /// Connects; the yard may then be silent for `longest`, or for as long as the caller said.
+    /// Connects; the timeout is `longest`, unless the caller has set one.
     fn connect(&self, longest: Duration) -> Result<Line, ClientError> {
         let patience = Patience {
             path: self.path.clone(),
@@ -449,7 +449,7 @@ impl Client {
         Line::connect(patience).map_err(|source| self.unanswered(source))
     }
 
-    /// Why there is no answer.
+    /// The error for a missing response.
     fn unanswered(&self, source: io::Error) -> ClientError {
         match self.timeout {
             Some(timeout) if patience::is_timeout(&source) => {
@@ -466,7 +466,7 @@ impl Client {
         )
     }
 
-    /// A request whose answer is read while it comes.
+    /// Sends a request whose response is read while it arrives.
     fn stream(&self, path: &str, request: &impl Serialize) -> Result<Answer, ClientError> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
         self.stream_of("POST", path, &body)
@@ -484,7 +484,7 @@ impl Client {
         self.whole(answer).map(|_| unreachable!("an answer that is no success is an error"))
     }
 
-    /// All of an answer, if it is a success.
+    /// Reads the whole body of a successful response.
     fn whole(&self, mut answer: Answer) -> Result<Vec<u8>, ClientError> {
         let mut body = Vec::new();
         let read = answer.by_ref().take(ANSWER_MAX).read_to_end(&mut body);
@@ -519,7 +519,7 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| self.nonsense(error.to_string()))
     }
 
-    /// Why the yard cannot be talked to.
+    /// The error for a failed connection.
     fn unreachable(&self, source: io::Error) -> ClientError {
         let path = self.path.clone();
         let is_silence = matches!(
@@ -538,7 +538,7 @@ impl Client {
         }
     }
 
-    /// Why an answer ended early.
+    /// The error for a response that ended early.
     fn broken(&self, source: io::Error) -> ClientError {
         match patience::is_timeout(&source) {
             true => self.unanswered(source),
@@ -550,12 +550,12 @@ impl Client {
         ClientError::Nonsense { path: self.path.clone(), what: what.into() }
     }
 
-    /// One request; the body of its answer, if that is a success.
+    /// Sends one request; returns the body of a successful response.
     fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>, ClientError> {
         self.exchange_within(TIMEOUT, method, path, body)
     }
 
-    /// The same with an answer that may take so long.
+    /// Sends one request, with another default timeout.
     fn exchange_within(
         &self,
         timeout: Duration,
@@ -564,7 +564,7 @@ impl Client {
         body: &[u8],
     ) -> Result<Vec<u8>, ClientError> {
         let mut stream = self.connect(timeout)?;
-        // The connection carries one request, and its end is the answer's end.
+        // The connection carries one request, and its end is the end of the response.
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: blockyard\r\nConnection: close\r\n\
              Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
@@ -572,7 +572,7 @@ impl Client {
         );
         let mut answer = Vec::new();
         let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-        // An early refusal may come before all is sent; what was answered counts.
+        // An early refusal may arrive before the request is sent; then the response is the result.
         let read = stream.take(ANSWER_MAX).read_to_end(&mut answer);
         if answer.is_empty() {
             sent.and(read.map(drop)).map_err(|source| self.unanswered(source))?;
@@ -587,7 +587,7 @@ impl Client {
         }
     }
 
-    /// Status and body of an answer.
+    /// The status and body of a response.
     fn split<'a>(&self, answer: &'a [u8]) -> Result<(u16, &'a [u8]), ClientError> {
         let mut headers = [httparse::EMPTY_HEADER; 32];
         let mut head = httparse::Response::new(&mut headers);
@@ -612,6 +612,6 @@ impl Client {
 }
 
 fn device_path(name: &str, rest: &str) -> String {
-    // `encode` leaves slashes alone, and a name that has one is none.
+    // `encode` leaves slashes as they are, but a name with a slash must not become a path.
     format!("/v1/devices/{}{rest}", encode(name).replace('/', "%2F"))
 }

@@ -1,8 +1,8 @@
 //! The yard's configuration in TOML.
 //!
-//! The text is walked by hand over toml's parse tree, not through serde: so every key and value
-//! keeps its place in the file, a device's keys come from the same table as its URI's, and a wrong
-//! key can be answered with the nearest right one.
+//! The text is read from toml's parse tree, not through serde. So every key and value keeps its
+//! position in the file, a device's keys come from the same table as its URI's, and an error about
+//! an unknown key can suggest the nearest known one.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -19,48 +19,48 @@ pub use read::parse;
 pub use schema::schema;
 pub use tls::{TlsMode, TlsPlaces, TlsProblem, TlsSettings};
 
-/// Longest configuration, in bytes.
+/// The longest configuration, in bytes.
 pub const LEN_MAX: usize = 1 << 20;
 
-/// Most devices of a yard.
+/// The most devices of a yard.
 pub const DEVICES_MAX: usize = 4096;
 
 /// The default yard: what `blockyard serve` serves without arguments, and `blockyard init` writes.
 pub const TEMPLATE: &str = include_str!("config/template.toml");
 
-/// What stands for no socket, of NBD or of the control API, where one could stand.
+/// The word for no socket, of NBD or of the control API.
 pub const NO_SOCKET: &str = "none";
 
-/// A configuration, each of its values checked.
+/// A configuration with valid values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
-    /// Where NBD is served; `None` if the file does not say.
+    /// The endpoints of NBD; `None` if the file does not name any.
     pub nbd: Option<Vec<Endpoint>>,
-    /// The control socket, [`NO_SOCKET`] for none; `None` if the file does not say.
+    /// The control socket, [`NO_SOCKET`] for none; `None` if the file does not name one.
     pub control: Option<UnixPlace>,
     /// The directories below which requests of the control API may name files.
     pub api_directories: Vec<PathBuf>,
-    /// Where metrics are served beside the control socket.
+    /// The endpoint for metrics, in addition to the control socket.
     pub metrics: Option<Endpoint>,
     /// The directory where the devices are mounted as files.
     pub fuse: Option<PathBuf>,
-    /// Whether users other than the daemon's see those files.
+    /// Whether users other than the daemon's can access those files.
     pub fuse_allow_other: bool,
-    /// Most bytes for the buffers of all NBD connections; `None` if the file does not say.
+    /// The most bytes for the buffers of all NBD connections; `None` if the file does not set it.
     pub nbd_memory: Option<u64>,
-    /// TLS for NBD.
+    /// The TLS settings of NBD.
     pub tls: TlsSettings,
-    /// Where in the text that stands.
+    /// The positions of the TLS settings in the text.
     pub tls_places: TlsPlaces,
     /// The devices, in the file's order.
     pub devices: Vec<DeviceSpec>,
-    /// Where in the text each device's table stands.
+    /// The positions of each device in the text.
     pub places: Vec<DevicePlaces>,
 }
 
 impl Config {
-    /// What of the file's TLS settings does not go together, where the command line adds nothing
-    /// to them. `text` is what was read.
+    /// The conflict in the file's TLS settings, if the command line adds none to them. `text` is
+    /// the configuration.
     pub fn check_tls(&self, text: &str) -> Option<ConfigError> {
         let problem = self.tls.check(self.tls_places.mode.is_some()).err()?;
         let (span, message, help) = self.tls_places.tell(problem);
@@ -68,24 +68,24 @@ impl Config {
     }
 }
 
-/// Where a device stands in the text: for errors that show only when it is made.
+/// The positions of a device in the text, for errors that occur only when the device is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DevicePlaces {
-    /// The name.
+    /// The position of the name.
     pub name: Range<usize>,
-    /// Each parameter's value.
+    /// The position of each parameter's value.
     pub values: Vec<(&'static str, Range<usize>)>,
 }
 
 impl DevicePlaces {
-    /// The place of a parameter's value, or of the device's name.
+    /// The position of a parameter's value, or of the device's name.
     pub fn of(&self, key: &str) -> Range<usize> {
         let value = self.values.iter().find(|(name, _)| *name == key);
         value.map_or_else(|| self.name.clone(), |(_, place)| place.clone())
     }
 }
 
-/// One thing that is wrong with a configuration.
+/// One error in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}{}", ConfigError::tail(help))]
 pub struct ConfigError {
@@ -93,11 +93,11 @@ pub struct ConfigError {
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// The place in the text, in bytes.
+    /// The position in the text, in bytes.
     pub span: Range<usize>,
-    /// What is wrong.
+    /// The error message.
     pub message: String,
-    /// What would do.
+    /// What is expected.
     pub help: Option<String>,
 }
 
@@ -106,7 +106,7 @@ impl ConfigError {
         help.as_ref().map(|help| format!("; {help}")).unwrap_or_default()
     }
 
-    /// An error at a place of `text`.
+    /// An error at a position of `text`.
     pub fn at(
         text: &str,
         span: Range<usize>,

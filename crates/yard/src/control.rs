@@ -16,49 +16,49 @@ use crate::api::{self, Control};
 use crate::http::{self, CLIENTS_MAX, Waits};
 use crate::litter::Litter;
 
-/// Threads for requests that wait for a device or for its clients: as many as requests of both
-/// classes of clients at the control socket and at one place for metrics, so that none waits for a
-/// thread. They are made when they are needed.
+/// The number of threads for requests that wait for a device or for its clients: as many as both
+/// classes of clients can send at the control socket and at one metrics listener, so that no
+/// request waits for a thread. Threads are started when needed.
 const BLOCKING_THREADS: usize = 4 * CLIENTS_MAX;
 
-/// What the daemon is told.
+/// An event that the daemon handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A signal that asks it to end: its name.
+    /// A signal that asks the daemon to end, by name.
     Signal(&'static str),
-    /// The client on standard input has left.
+    /// The client on standard input has disconnected.
     StdioDone,
-    /// The file system that it serves is no longer mounted.
+    /// The file system that the daemon serves is no longer mounted.
     Unmounted,
-    /// The command that it ran for has ended, with this exit code.
+    /// The command for which the daemon runs has ended, with this exit code.
     CommandDone(u8),
 }
 
-/// Why the control plane could not start.
+/// The reason for which the control plane could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// Another daemon answers on this socket.
+    /// Another daemon listens on this socket.
     #[error(
         "control: another yard answers on {}; stop it or give this one --control PATH",
         .0.display()
     )]
     InUse(PathBuf),
-    /// There is a file at the path that is no socket.
+    /// A file that is no socket exists at the path.
     #[error(
         "control: {} is there and is no socket; remove it or give --control PATH",
         .0.display()
     )]
     NotASocket(PathBuf),
-    /// It cannot listen.
+    /// The socket cannot be bound.
     #[error("control: {0}")]
     Listen(ListenError),
-    /// The system refused.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was being done.
+        /// The operation.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -77,12 +77,12 @@ pub struct ControlServer {
     metrics: Option<String>,
 }
 
-/// File descriptors that a runtime opens, and some more: an epoll, a waker, and a pair of sockets
-/// for signals with a copy of one of them.
+/// The file descriptors that a runtime opens, with some margin: an epoll, a waker, and a socket
+/// pair for signals with a duplicate of one end.
 const RUNTIME_DESCRIPTORS: usize = 8;
 
-/// Fails if the process may not open as many file descriptors as a runtime needs: tokio panics
-/// where the pair of sockets for signals is refused.
+/// Fails if the process cannot open the file descriptors that a runtime needs: tokio panics if the
+/// socket pair for signals cannot be created.
 fn probe_descriptors() -> io::Result<()> {
     let first = std::fs::File::open("/dev/null")?;
     let more = (1..RUNTIME_DESCRIPTORS).map(|_| first.try_clone());
@@ -90,11 +90,11 @@ fn probe_descriptors() -> io::Result<()> {
 }
 
 impl ControlServer {
-    /// Starts it: the API on a unix socket at `place` if there is one, metrics at `metrics`, and
-    /// signals and the end of standard input sent as [`Event`]s.
+    /// Starts the control plane: the API on a unix socket at `place` if there is one, metrics at
+    /// `metrics`. Sends signals and the end of standard input as [`Event`]s.
     ///
     /// # Errors
-    /// If a socket cannot be listened at, or the system refuses a thread.
+    /// If a socket cannot be bound, or the system refuses a thread.
     pub fn start(
         control: Arc<Control>,
         place: Option<&UnixPlace>,
@@ -134,7 +134,7 @@ impl ControlServer {
             .spawn(move || {
                 // An error means that the sender is gone: the server has been dropped.
                 let _ = runtime.block_on(stopped.wait_for(|stop| *stop));
-                // Requests under way on blocking threads are given a moment to end.
+                // Requests on blocking threads get some time to end.
                 runtime.shutdown_timeout(Duration::from_secs(2));
             })
             .map_err(system("control: starting a thread"))?;
@@ -172,12 +172,13 @@ impl ControlServer {
         Ok(())
     }
 
-    /// Where metrics are served beside the control socket: the first of several addresses.
+    /// The address of the metrics listener, in addition to the control socket; the first of
+    /// several.
     pub fn metrics_address(&self) -> Option<&str> {
         self.metrics.as_deref()
     }
 
-    /// Listens at a path, which is removed in the end.
+    /// Listens at a path, which is removed when the server is dropped.
     fn bind(
         &mut self,
         place: &UnixPlace,
@@ -194,20 +195,20 @@ impl ControlServer {
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        // Nobody listening means that the thread has ended already.
+        // Without a receiver the thread has ended already.
         let _ = self.stop.send(true);
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
         for socket in &self.sockets {
-            // It may be gone already; then there is nothing to do.
+            // The socket may have been removed already.
             let _ = std::fs::remove_file(socket);
         }
     }
 }
 
-/// Listens at a path. The file of a daemon that is gone is replaced.
+/// Listens at a path. The socket of a daemon that has ended is replaced.
 fn bind_unix(place: &UnixPlace) -> Result<UnixListener, ControlError> {
     let listener = listen_unix(place).map_err(|error| match error {
         ListenError::InUse(path) => ControlError::InUse(path),
@@ -219,8 +220,8 @@ fn bind_unix(place: &UnixPlace) -> Result<UnixListener, ControlError> {
     Ok(listener)
 }
 
-/// Passes the first signal on as an event; a second one ends the process at once, and takes away
-/// what it leaves.
+/// Sends the first signal as an event. A second one ends the process at once, after removing the
+/// registered files.
 fn watch_signals(events: Sender<Event>, litter: Arc<Litter>) -> io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -233,7 +234,7 @@ fn watch_signals(events: Sender<Event>, litter: Arc<Litter>) -> io::Result<()> {
                 _ = terminate.recv() => ("SIGTERM", 15),
                 _ = hangup.recv() => ("SIGHUP", 1),
             };
-            // A daemon that no longer listens is ending already.
+            // A daemon without a receiver is ending already.
             if seen || events.send(Event::Signal(name)).is_err() {
                 litter.remove();
                 std::process::exit(128 + number);
@@ -244,7 +245,7 @@ fn watch_signals(events: Sender<Event>, litter: Arc<Litter>) -> io::Result<()> {
     Ok(())
 }
 
-/// Tells systemd that the daemon lives, as often as it wants to be told.
+/// Notifies systemd's watchdog at the interval that systemd requests.
 fn spawn_watchdog() {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     tokio::spawn(async move {

@@ -1,5 +1,4 @@
-//! A yard that is served: devices, NBD servers, block files and the control plane, started and
-//! ended in order.
+//! A daemon: devices, NBD servers, block files and the control plane, started and ended in order.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -23,63 +22,63 @@ use crate::litter::Litter;
 use crate::spec::DeviceSpec;
 use crate::yard::Yard;
 
-/// How long clients may take to leave when the daemon ends.
+/// How long clients may take to disconnect when the daemon ends.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// What to serve, and where.
+/// The options of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonOptions {
     /// The devices.
     pub devices: Vec<DeviceSpec>,
-    /// Where NBD is served.
+    /// The endpoints of NBD.
     pub nbd: Vec<Endpoint>,
-    /// Whether NBD is served on the sockets that systemd passed, too.
+    /// Whether NBD is also served on the sockets that systemd passed.
     pub activated: bool,
     /// The directory where the devices are mounted as files, if there is one.
     pub fuse: Option<PathBuf>,
-    /// Whether users other than the daemon's see those files.
+    /// Whether users other than the daemon's can access those files.
     pub fuse_allow_other: bool,
     /// The control socket; none if `None`.
     pub control: Option<UnixPlace>,
     /// The directories below which requests of the control API may name files.
     pub api_directories: Vec<PathBuf>,
-    /// Where metrics are served beside the control socket.
+    /// The endpoint for metrics, in addition to the control socket.
     pub metrics: Option<Endpoint>,
     /// TLS for NBD.
     pub tls: config::TlsSettings,
-    /// Most bytes for the buffers of all NBD connections together; `None`: by the memory that the
-    /// process may use.
+    /// The most bytes for the buffers of all NBD connections together; `None` derives it from the
+    /// memory that the process may use.
     pub nbd_memory: Option<u64>,
 }
 
-/// Why a daemon could not start.
+/// The reason for which a daemon could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DaemonError {
-    /// A device could not be made.
+    /// A device could not be opened.
     #[error("device `{name}`: {source}")]
     Device {
-        /// The device.
+        /// The name of the device.
         name: String,
-        /// Why.
+        /// The error.
         source: YardError,
     },
-    /// A directory for requests of the control API is none.
+    /// A directory for requests of the control API is invalid.
     #[error(transparent)]
     ApiDirectory(YardError),
     /// The control plane could not start.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// NBD cannot be served there.
+    /// An NBD endpoint cannot be bound.
     #[error("nbd: {0}; --nbd names another place")]
     Place(blockyard_export::nbd::ListenError),
-    /// NBD cannot be served so.
+    /// The NBD server cannot be configured.
     #[error("nbd: {0}")]
     Nbd(ServerError),
-    /// There is one standard input.
+    /// Standard input is named twice.
     #[error("nbd: stdio can be served once")]
     StdioTwice,
-    /// What systemd passed will not do.
+    /// The sockets that systemd passed are invalid.
     #[error("LISTEN_FDS: {0}")]
     Activation(std::io::Error),
     /// The files cannot be mounted.
@@ -90,26 +89,26 @@ pub enum DaemonError {
     Thread(std::io::Error),
 }
 
-/// A yard that is served. Dropping it ends it, in order.
+/// A running daemon. Dropping it ends it, in order.
 pub struct Daemon {
     yard: Arc<Yard>,
     control: Option<ControlServer>,
     servers: Vec<Arc<Server>>,
-    /// What the connections of all servers share.
+    /// The memory budget of all servers' connections.
     memory: Arc<MemoryBudget>,
     mount: Option<Mount>,
     litter: Arc<Litter>,
-    /// Waits for the client on standard input.
+    /// The thread that waits for the client on standard input.
     stdio: Option<JoinHandle<()>>,
     events: Receiver<Event>,
     sender: Sender<Event>,
 }
 
 impl Daemon {
-    /// Makes the devices and serves them. When this returns, clients can connect.
+    /// Opens the devices and serves them. When this returns, clients can connect.
     ///
     /// # Errors
-    /// If a device cannot be made or a place cannot be listened at; nothing is left behind.
+    /// If a device cannot be opened or an endpoint cannot be bound; no file remains then.
     pub fn start(options: &DaemonOptions) -> Result<Daemon, DaemonError> {
         if options.nbd.iter().filter(|place| **place == Endpoint::Stdio).count() > 1 {
             return Err(DaemonError::StdioTwice);
@@ -135,7 +134,7 @@ impl Daemon {
             Some(bytes) => MemoryBudget::new(bytes),
             None => MemoryBudget::for_memory(crate::memory::available_bytes()),
         };
-        // It is empty: the daemon alone sets it.
+        // It is still empty: only the daemon sets it.
         let _ = control.memory.set(Arc::clone(&memory));
         let litter = Arc::clone(&control.litter);
         let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
@@ -157,7 +156,7 @@ impl Daemon {
             }
         }
         let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
-        // It is empty: nobody else has it to set.
+        // It is still empty: only this function sets it.
         let _ = shared.servers.set(servers);
         Ok(daemon)
     }
@@ -181,7 +180,7 @@ impl Daemon {
                 let sender = self.sender.clone();
                 let wait = move || {
                     server.wait();
-                    // A daemon that no longer listens is ending already.
+                    // A daemon without a receiver is ending already.
                     let _ = sender.send(Event::StdioDone);
                 };
                 let thread = std::thread::Builder::new().name("stdio-wait".to_owned()).spawn(wait);
@@ -192,7 +191,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Serves NBD as `start` does.
+    /// Starts the NBD servers by `start`.
     fn serve_by(
         &mut self,
         tls: &config::TlsSettings,
@@ -232,7 +231,7 @@ impl Daemon {
         self.mount.as_ref().map(Mount::dir)
     }
 
-    /// How requests for these files come.
+    /// The transport of requests for these files: `/dev/fuse` or io_uring.
     pub fn mount_transport(&self) -> Option<&'static str> {
         self.mount.as_ref().map(|mount| mount.transport().name())
     }
@@ -242,12 +241,12 @@ impl Daemon {
         self.control.as_ref()
     }
 
-    /// Where files are noted that an end in haste must take away.
+    /// The registry of files that an immediate exit must remove.
     pub fn litter(&self) -> &Litter {
         &self.litter
     }
 
-    /// Where others send events to.
+    /// A sender for events from other threads.
     pub fn sender(&self) -> Sender<Event> {
         self.sender.clone()
     }
@@ -257,7 +256,7 @@ impl Daemon {
         self.events.recv().expect("the daemon itself holds a sender")
     }
 
-    /// Answers what is in flight, disconnects all clients and removes the sockets.
+    /// Answers the requests in flight, disconnects all clients and removes the sockets.
     pub fn shutdown(self) {
         drop(self);
     }
@@ -265,30 +264,31 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // The control plane lives to the end, for its second signal ends a shutdown that hangs.
-        // All begin before any is waited for, so their clients share one drain time.
+        // The control plane runs until the end, because a second signal ends a shutdown that hangs.
+        // All servers begin to shut down before any is waited for, so their clients share one drain
+        // time.
         self.servers.iter().for_each(|server| server.begin_shutdown());
         if let Some(mount) = self.mount.take() {
             mount.stop(DRAIN);
         }
         self.servers.drain(..).for_each(|server| server.stop());
         for entry in self.yard.list() {
-            // Somebody else may have removed it just now; then it is done.
+            // A request may have removed the device just now.
             let _ = self.yard.remove(entry.spec.name(), DRAIN);
         }
         if let Some(stdio) = self.stdio.take() {
-            // A panic there was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = stdio.join();
         }
         drop(self.control.take());
     }
 }
 
-/// Warns of a place where users other than the owner may connect and are not asked who they are.
-/// The group of a socket was named by the owner: that is an allow list.
+/// Warns about an endpoint that lets other users connect without authentication. The owner has
+/// named the group of a socket, so the group counts as an allow list.
 fn warn_of_reach(address: &str, tls: &config::TlsSettings) {
     let is_open = match address.strip_prefix("unix:") {
-        // A socket that systemd made may have no path that is visible here.
+        // A socket made by systemd may have no path that is visible here.
         Some(path) => std::fs::symlink_metadata(path).is_ok_and(|found| found.mode() & 0o002 != 0),
         None => address.starts_with("tcp:"),
     };

@@ -1,4 +1,4 @@
-//! Why the yard refused something: one error for the control API, the commands and the log.
+//! The errors of the yard, common to the control API, the commands and the log.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use crate::spec::NameError;
 use crate::stack::StackError;
 use crate::uri::UriError;
 
-/// So many of something: `1 zone`, `2 zones`.
+/// A count with its noun: `1 zone`, `2 zones`.
 pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
@@ -38,16 +38,16 @@ fn opened(opens: u64) -> String {
     }
 }
 
-/// Why the yard refused something.
+/// The reason for which the yard refused a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum YardError {
     /// There is no device of this name.
     #[error("there is no device `{name}`{advice}")]
     NoSuchDevice {
-        /// What was asked for, shortened.
+        /// The requested name, shortened.
         name: String,
-        /// The nearest name: begins with a semicolon, or is empty.
+        /// A suggestion: begins with a semicolon, or is empty.
         advice: String,
     },
     /// The name is taken.
@@ -59,7 +59,7 @@ pub enum YardError {
     /// There are too many devices.
     #[error("there are {max} devices already, and no more will do; remove one first")]
     Full {
-        /// How many there may be.
+        /// The greatest number of devices.
         max: usize,
     },
     /// Clients use the device.
@@ -73,14 +73,14 @@ pub enum YardError {
     Busy {
         /// The device.
         name: String,
-        /// How many.
+        /// The number of clients.
         clients: u64,
-        /// Who they are, as far as the servers know.
+        /// The clients' addresses, as far as the servers know them.
         peers: Vec<String>,
         /// How many times its file is open.
         opens: u64,
     },
-    /// Clients use the device, and what is asked for changes it under their feet.
+    /// Clients use the device, and the operation would change its data while they read it.
     #[error(
         "`{name}` has {}{}; disconnect and close first, for what they read would change under them",
         counted(*clients, "client"),
@@ -89,12 +89,12 @@ pub enum YardError {
     Used {
         /// The device.
         name: String,
-        /// How many.
+        /// The number of clients.
         clients: u64,
         /// How many times its file is open.
         opens: u64,
     },
-    /// Clients use the device, and what is asked for changes its zones under them.
+    /// Clients use the device, and the operation would change its zones.
     #[error(
         "cannot change zones of `{name}`: it has {}{}; disconnect and close first, or use \
          `--force` (`\"force\": true`)",
@@ -104,26 +104,26 @@ pub enum YardError {
     ZonesUsed {
         /// The device.
         name: String,
-        /// How many.
+        /// The number of clients.
         clients: u64,
         /// How many times its file is open.
         opens: u64,
     },
-    /// The device has enough to do.
+    /// Too many requests wait for the device.
     #[error("`{name}` works on {max} requests already; ask again when one of them is done")]
     Overloaded {
         /// The device.
         name: String,
-        /// How many it works on at once.
+        /// The most requests that may wait for it.
         max: usize,
     },
-    /// The URI will not do.
+    /// The URI is invalid.
     #[error(transparent)]
     Uri(#[from] UriError),
-    /// The device could not be made.
+    /// The device could not be opened.
     #[error(transparent)]
     Stack(#[from] StackError),
-    /// The fault will not do.
+    /// The fault is invalid.
     #[error(transparent)]
     Inject(#[from] InjectError),
     /// The device has no such fault.
@@ -131,21 +131,21 @@ pub enum YardError {
     NoSuchFault {
         /// The device.
         name: String,
-        /// What was asked for, shortened.
+        /// The requested fault, shortened.
         fault: String,
-        /// The faults there are.
+        /// The known faults.
         known: String,
-        /// The nearest one: begins with a semicolon, or is empty.
+        /// A suggestion: begins with a semicolon, or is empty.
         advice: String,
     },
     /// A scheduler has no such parameter.
     #[error("`{name}` is no parameter of a scheduler; there are {known}{advice}")]
     NoSuchTunable {
-        /// What was asked for, shortened.
+        /// The requested name, shortened.
         name: String,
-        /// The parameters there are.
+        /// The known parameters.
         known: String,
-        /// The nearest one: begins with a semicolon, or is empty.
+        /// A suggestion: begins with a semicolon, or is empty.
         advice: String,
     },
     /// The device refused.
@@ -165,7 +165,7 @@ pub enum YardError {
     Mounted {
         /// The device.
         name: String,
-        /// Where; unknown while that is under way.
+        /// The mount point; unknown while the mount is in progress.
         dir: Option<PathBuf>,
     },
     /// No file system is mounted on the device.
@@ -177,7 +177,7 @@ pub enum YardError {
     /// The file system cannot be opened or made.
     #[error(transparent)]
     ZoneFs(#[from] ZoneFsError),
-    /// It cannot be mounted or unmounted.
+    /// The file system cannot be mounted or unmounted.
     #[error(transparent)]
     Mount(#[from] MountError),
     /// The device has no zones.
@@ -192,28 +192,28 @@ pub enum YardError {
         /// The device.
         name: String,
     },
-    /// The RAM disk refused.
+    /// The RAM disk refused the operation.
     #[error(transparent)]
     Ram(RamError),
     /// The yard has no such pool of volumes open.
     #[error("pool: `{path}` is none that this yard has open; wanted one of: {known}")]
     NoSuchPool {
-        /// What was asked for, shortened.
+        /// The requested path, shortened.
         path: String,
-        /// The pools there are.
+        /// The open pools.
         known: String,
     },
-    /// A pool of volumes refused.
+    /// A pool of volumes refused the operation.
     #[error(transparent)]
     Volume(VolumeError),
-    /// An argument of a request will not do.
+    /// An argument of a request is invalid.
     #[error("{field}: `{value}` will not do: wanted {wanted}")]
     Argument {
         /// The argument.
         field: &'static str,
-        /// What was given.
+        /// The value, shortened.
         value: String,
-        /// What would do.
+        /// What is expected.
         wanted: String,
     },
     /// A zone operation failed.
@@ -224,17 +224,17 @@ pub enum YardError {
         counted(*done, "zone")
     )]
     Zone {
-        /// What was asked for.
+        /// The requested operation.
         verb: &'static str,
-        /// The zone that refused.
+        /// The number of the zone that refused.
         zone: u32,
-        /// Its first sector.
+        /// The zone's first sector.
         sector: u64,
-        /// How it ended.
+        /// The zone's status.
         status: Status,
-        /// Why, as far as that is known: begins with a colon, or is empty.
+        /// The reason if it is known: begins with a colon, or is empty.
         reason: String,
-        /// How many zones were done before.
+        /// The number of zones that were changed before.
         done: u64,
     },
 }
@@ -262,20 +262,20 @@ impl From<VolumeError> for YardError {
 }
 
 impl YardError {
-    /// There is no device `name`; `known` are those there are.
+    /// The error for an unknown device `name`; `known` are the names of all devices.
     pub fn no_such_device<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> YardError {
         let advice = crate::nearest::suggestion(name, known);
         YardError::NoSuchDevice { name: shown(name), advice }
     }
 
-    /// The device `name` of this kind has no such fault.
+    /// The error for an unknown fault of the device `name`.
     pub fn no_such_fault(name: &str, kind: &Kind, fault: &str) -> YardError {
         let advice = crate::nearest::suggestion(fault, kind.faults.iter().copied());
         let (fault, known) = (shown(fault), kind.faults.join(", "));
         YardError::NoSuchFault { name: name.to_owned(), fault, known, advice }
     }
 
-    /// A word for programs.
+    /// The error's code, for programs.
     pub fn code(&self) -> &'static str {
         match self {
             YardError::NoSuchDevice { .. } => "no_such_device",
@@ -320,7 +320,7 @@ impl YardError {
         }
     }
 
-    /// The argument or parameter that is to blame, and its value, as far as there is one.
+    /// The invalid argument or parameter, and its value, if there is one.
     pub fn blame(&self) -> (Option<String>, Option<String>) {
         let (field, value): (&str, &str) = match self {
             YardError::NoSuchDevice { name, .. }

@@ -1,9 +1,9 @@
-//! Serves HTTP to clients that may be silent, slow or many.
+//! An HTTP server for clients that may be silent, slow or many.
 //!
-//! Every wait for a client has a bound, and the clients of a listener are bounded in two classes:
-//! those of the daemon's own user and of root, and all others. One class takes no place from the
-//! other. Where a class is full, the next client takes the place of the oldest that has no request
-//! under way, so that silent connections never keep a request out.
+//! Every wait for a client has a timeout. The clients of a listener are bounded in two classes:
+//! those of the daemon's own user and root, and all others; neither class takes connections from
+//! the other. If a class is full, the next client replaces the oldest one without a request in
+//! progress, so that silent connections never block a request.
 #![allow(clippy::disallowed_types)] // Control plane: a flag that is set once a request.
 
 use std::io;
@@ -29,21 +29,22 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Most clients of one listener at once, of each class.
+/// The most clients of one listener at once, for each class.
 pub(crate) const CLIENTS_MAX: usize = 64;
 
-/// How long the server waits for a client.
+/// The timeouts for a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waits {
-    /// For the head of a request: from the connection, or from the answer before it.
+    /// For the header of a request: from the connection, or from the response before it.
     pub(crate) head: Duration,
-    /// From the head of a request to the end of its body, which has at most 64 KiB.
+    /// From the header of a request to the end of its body, which has at most 64 KiB.
     pub(crate) body: Duration,
-    /// For the next part of a stream, whose sender may have to look for what to send.
+    /// For the next part of a stream, whose sender may have to search for it.
     pub(crate) stream: Duration,
-    /// For the client to take some of its answer.
+    /// For the client to read a part of its response.
     pub(crate) stall: Duration,
-    /// For the daemon's own user to do so, who may pass a stream on to something slow.
+    /// For a client of the daemon's own user to do so, which may pass a stream on to a slow
+    /// consumer.
     pub(crate) owner_stall: Duration,
 }
 
@@ -62,9 +63,9 @@ impl Default for Waits {
 /// The path whose body is a stream.
 const STREAM_PATH: &str = "/v1/volumes/receive";
 
-/// A connection that may know whose it is.
+/// A connection that may know its peer's user.
 pub(crate) trait Peer {
-    /// Whether it is that of the daemon's own user, or of root.
+    /// Whether the peer's user is the daemon's own, or root.
     fn is_owner(&self) -> bool;
 }
 
@@ -85,7 +86,7 @@ impl Peer for TcpStream {
 #[derive(Debug)]
 struct Client {
     task: AbortHandle,
-    /// A request of it is under way.
+    /// Whether a request of the client is in progress.
     busy: Arc<AtomicBool>,
 }
 
@@ -94,19 +95,19 @@ struct Client {
 struct Clients(Vec<Client>);
 
 impl Clients {
-    /// Makes room for one more; `false` if each has a request under way.
+    /// Makes room for one more; `false` if each client has a request in progress.
     fn make_room(&mut self) -> bool {
         self.0.retain(|client| !client.task.is_finished());
         if self.0.len() < CLIENTS_MAX {
             return true;
         }
-        // Relaxed: a request that begins just now loses its connection, as any idle one could.
+        // Relaxed: a request that begins just now loses its connection, as any idle client could.
         let idle = self.0.iter().position(|client| !client.busy.load(Ordering::Relaxed));
         idle.map(|index| self.0.remove(index).task.abort()).is_some()
     }
 }
 
-/// Serves routes at a listener until `stopped` says so.
+/// Serves routes at a listener until `stopped`.
 pub(crate) async fn serve<L>(
     mut listener: L,
     routes: Router,
@@ -165,12 +166,12 @@ where
     }
 }
 
-/// Marks a client as busy as long as it lives.
+/// A request in progress. The client is busy until this is dropped.
 struct UnderWay(Arc<AtomicBool>);
 
 impl UnderWay {
     fn begin(busy: &Arc<AtomicBool>) -> UnderWay {
-        // Relaxed: nothing else is published by it.
+        // Relaxed: the flag publishes no data.
         busy.store(true, Ordering::Relaxed);
         UnderWay(Arc::clone(busy))
     }
@@ -183,7 +184,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// The body of an answer; the request is under way until it is sent.
+/// The body of a response; the request is in progress until it is sent.
 struct Answer {
     body: Body,
     _under_way: UnderWay,
@@ -209,12 +210,12 @@ impl HttpBody for Answer {
     }
 }
 
-/// A request's body that has to come in time.
+/// The body of a request, with a timeout.
 struct TimedBody {
     body: Incoming,
     timer: Pin<Box<Sleep>>,
     wait: Duration,
-    /// Each part begins the wait again.
+    /// Whether each part restarts the timeout.
     is_stream: bool,
 }
 
@@ -255,11 +256,11 @@ fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the client was silent for too long")
 }
 
-/// A connection whose client has to take what is sent to it.
+/// A connection whose client must read what is sent to it.
 struct Patient<I> {
     io: I,
     stall_max: Duration,
-    /// Runs while the client takes nothing.
+    /// The timeout, which runs while the client reads nothing.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -268,7 +269,7 @@ impl<I> Patient<I> {
         Patient { io, stall_max, stalled: None }
     }
 
-    /// Passes on how a write went, unless nothing has gone for too long.
+    /// Returns the result of a write, or an error after the timeout.
     fn timed<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -329,7 +330,7 @@ mod tests {
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
-    /// Longer than what a socket holds.
+    /// More than a socket buffers.
     const BIG_BYTES: usize = 8 << 20;
 
     /// A server of three routes on a thread of its own.
@@ -381,13 +382,14 @@ mod tests {
         UnixStream::connect(path).unwrap()
     }
 
-    /// 64 connections that said nothing kept `/metrics` and the control socket shut for ever.
+    /// The bug: 64 connections that sent nothing blocked `/metrics` and the control socket
+    /// permanently.
     #[test]
     fn silent_connections_keep_no_request_out() {
         let server = Server::start(Waits::default());
         let mut silent: Vec<_> = (0..3 * CLIENTS_MAX).map(|_| connect(&server.path)).collect();
         assert!(answer(connect(&server.path)).ends_with("here"));
-        // The oldest made room; the youngest are there still.
+        // The oldest was disconnected; the youngest are still connected.
         assert!(answer(silent.pop().unwrap()).ends_with("here"));
         assert_eq!(silent[0].read(&mut [0]).unwrap_or(0), 0, "the oldest is gone");
     }
@@ -403,9 +405,9 @@ mod tests {
         let server = Server::start(Waits { head: short, body: short, ..Waits::default() });
         for start in starts {
             let mut client = connect(&server.path);
-            // The wait may be over before all of it is sent.
+            // The timeout may come before all of it is sent.
             let _ = client.write_all(start);
-            // Whether it is told why or not, its connection ends.
+            // With or without an error response, the connection ends.
             let _ = client.read_to_end(&mut Vec::new());
         }
     }

@@ -1,5 +1,5 @@
-//! Texts that ask for a fault: Linux's `error_injection` syntax for the injector, and `NAME=VALUE`
-//! for the faults of a device's own.
+//! The texts that describe faults: Linux's `error_injection` syntax for the injector, and
+//! `NAME=VALUE` for a device's own faults.
 
 use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::{Op, Sector, Status};
@@ -7,25 +7,25 @@ use blockyard_core::{Op, Sector, Status};
 use crate::nearest::suggestion;
 use crate::param::shown;
 
-/// Longest text, in bytes.
+/// The longest text, in bytes.
 pub const LEN_MAX: usize = 1024;
 
 /// The keys of a rule.
 const KEYS: [&str; 6] = ["op", "start", "nr_sectors", "status", "chance", "times"];
 
-/// What would do, for messages and help.
+/// The expected forms, for messages and help.
 pub const WANTED: &str = "add,op=OP,start=SECTOR,nr_sectors=N,status=STATUS,chance=N,times=N (all \
      but status optional), removeall, or a fault of the device's own as NAME=VALUE";
 
-/// Why a text asks for no fault.
+/// The reason for which a text describes no fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: `{value}` will not do: {wanted}")]
 pub struct InjectError {
     /// The part of the text.
     pub field: String,
-    /// What was given, shortened.
+    /// The value, shortened.
     pub value: String,
-    /// What would do.
+    /// What is expected.
     pub wanted: String,
 }
 
@@ -33,7 +33,7 @@ fn refuse(field: &str, value: &str, wanted: impl Into<String>) -> InjectError {
     InjectError { field: field.to_owned(), value: shown(value), wanted: wanted.into() }
 }
 
-/// Reads a text that asks for a fault.
+/// Parses the text of a fault.
 ///
 /// # Errors
 /// If it has none of the forms of [`WANTED`].

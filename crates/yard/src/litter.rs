@@ -1,5 +1,5 @@
-//! Files that a daemon makes and takes away in the end: known in one place, so that an end in haste
-//! takes them away too.
+//! The registry of files that a daemon makes and removes at its end, so that an immediate exit can
+//! remove them too.
 #![allow(clippy::disallowed_types)] // The list is control plane.
 
 use std::fs::Metadata;
@@ -10,17 +10,17 @@ use std::time::SystemTime;
 
 /// Sockets, the file with the process id, the directory for temporary files, a mount.
 ///
-/// Their owners take them away too, before the daemon has ended. The next one may have put files of
-/// its own at the same paths by then: so a file is known by what it is, not only by its path.
+/// Their owners also remove them, before the daemon has ended. By then the next daemon may have put
+/// its own files at these paths, so a file is identified by its inode too, not only by its path.
 #[derive(Debug, Default)]
 pub struct Litter {
     files: Mutex<Vec<(PathBuf, Identity)>>,
-    /// By what is mounted there, not by the directory below.
+    /// Mounts, identified by the mounted file system, not by the directory below it.
     mounts: Mutex<Vec<(PathBuf, Identity)>>,
 }
 
-/// What tells a file from one that took its place. A number can be given again when the file is
-/// gone; the time of birth, where the file system has it, then differs.
+/// The identity of a file, which differs from that of a file that replaced it. An inode number can
+/// be reused after the file is removed; the time of birth, if the file system has it, then differs.
 #[derive(Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -36,17 +36,17 @@ impl Identity {
 }
 
 impl Litter {
-    /// Notes a file. One that is not there is gone already.
+    /// Registers a file. One that does not exist is ignored.
     pub fn add(&self, path: impl Into<PathBuf>) {
         self.insert(path.into(), usize::MAX);
     }
 
-    /// Notes a directory that holds what was noted before.
+    /// Registers a directory that contains files that were registered before.
     pub fn add_first(&self, path: impl Into<PathBuf>) {
         self.insert(path.into(), 0);
     }
 
-    /// Notes a directory with a file system of ours mounted on it.
+    /// Registers a directory with a mounted file system of this process.
     pub fn add_mount(&self, path: impl Into<PathBuf>) {
         let path = path.into();
         let Ok(metadata) = std::fs::symlink_metadata(&path) else { return };
@@ -61,15 +61,15 @@ impl Litter {
         noted.insert(index, (path, Identity::of(&metadata)));
     }
 
-    /// Removes what is there still, the latest first.
+    /// Removes the registered files that still exist, the latest first.
     pub fn remove(&self) {
         let mounts =
             std::mem::take(&mut *self.mounts.lock().unwrap_or_else(PoisonError::into_inner));
         for (path, identity) in mounts {
-            // The root of another mount has another device, and so has what was below.
+            // The root of another mount has another device number, and so has the directory below.
             let metadata = std::fs::symlink_metadata(&path);
             if metadata.is_ok_and(|metadata| Identity::of(&metadata) == identity) {
-                // What cannot be unmounted must not keep the process from ending.
+                // A failed unmount must not keep the process from ending.
                 let _ = blockyard_mounts::detach(&path);
             }
         }
@@ -83,7 +83,7 @@ fn remove(path: &Path, identity: &Identity) {
     if Identity::of(&metadata) != *identity {
         return;
     }
-    // What cannot go must not keep the process from ending.
+    // A failed removal must not keep the process from ending.
     let _ = if metadata.is_dir() { std::fs::remove_dir(path) } else { std::fs::remove_file(path) };
 }
 
@@ -109,13 +109,13 @@ mod tests {
 
     #[test]
     fn a_file_that_took_the_place_of_another_stays() {
-        // A second signal, while the first had removed the socket and waited for clients, took the
-        // socket of the next daemon away.
+        // The bug: the first signal had removed the socket and waited for clients; a second signal
+        // then removed the socket of the next daemon.
         let temp = TempDir::new().unwrap();
         let (path, litter) = (temp.path().join("nbd.sock"), Litter::default());
         let first = UnixListener::bind(&path).unwrap();
         litter.add(&path);
-        // Moved, not removed: its number cannot be given again.
+        // Moved, not removed: its inode number cannot be reused.
         std::fs::rename(&path, temp.path().join("old")).unwrap();
         let second = UnixListener::bind(&path).unwrap();
         litter.remove();

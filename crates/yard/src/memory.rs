@@ -1,9 +1,9 @@
-//! How much memory this process may use.
+//! The memory that this process may use.
 
 use std::path::Path;
 
-/// Bytes of memory that this process may use: those of the machine, or fewer where its control
-/// group, or one above that, has a limit. `u64::MAX` where the system does not say.
+/// The bytes of memory that this process may use: those of the machine, or fewer if its control
+/// group, or one above that, has a limit. `u64::MAX` if the system does not report it.
 pub fn available_bytes() -> u64 {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let groups = read(Path::new("/proc/self/cgroup"));
@@ -12,7 +12,7 @@ pub fn available_bytes() -> u64 {
     limits.chain(machine).min().unwrap_or(u64::MAX)
 }
 
-/// The files that may hold a limit for the groups of a process: its own and those above it.
+/// The files that may contain a limit for the groups of a process: its own and those above it.
 fn limit_files(groups: &str) -> Vec<std::path::PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -38,7 +38,7 @@ fn limit_files(groups: &str) -> Vec<std::path::PathBuf> {
     files
 }
 
-/// The number in such a file; `max` is none.
+/// The number in such a file; `None` for `max`.
 fn bytes_in(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }

@@ -1,7 +1,7 @@
 //! The yard's counters in the OpenMetrics text format.
 //!
-//! The data path counts in its own per-channel counters; they are read and summed when somebody
-//! asks, so that a scrape costs the data path nothing.
+//! The data path counts in per-channel counters. They are read and summed at each scrape, so that
+//! scrapes cost the data path nothing.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ use crate::scheduler;
 use crate::volumes::PoolView;
 use crate::yard::{Entry, Yard};
 
-/// Zones read at once while they are counted.
+/// The number of zones that are read at once to count them.
 const ZONES_PAGE: usize = 4096;
 
 /// The latency buckets' upper bounds: powers of two from 2^10 ns (about 1 us) to 2^33 (about 9 s).
@@ -31,7 +31,8 @@ const BUCKET_POWERS: std::ops::RangeInclusive<u32> = 10..=33;
 /// The content type of the format.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All metrics of a yard with so many NBD connections, which use so much memory.
+/// All metrics of a yard; `connections` is its number of NBD connections, `memory` their use of
+/// memory.
 pub fn encode(yard: &Yard, connections: u64, memory: MemoryUse) -> String {
     let mut registry = Registry::with_prefix("blockyard");
     let pools = yard.pool_views();
@@ -48,7 +49,7 @@ pub fn encode(yard: &Yard, connections: u64, memory: MemoryUse) -> String {
     text
 }
 
-/// Everything at one moment.
+/// All values at one moment.
 #[derive(Debug)]
 struct Sample {
     connections: u64,
@@ -57,14 +58,14 @@ struct Sample {
     devices: Vec<Row>,
 }
 
-/// One device.
+/// The values of one device.
 struct Row {
     entry: Entry,
     stats: Stats,
     scheduled: Scheduled,
     zones: Vec<(ZoneCond, u64)>,
     ram: Option<RamView>,
-    /// Of a RAM disk: objects by size, blocks by age.
+    /// For a RAM disk: objects by size, blocks by age.
     sizes: Vec<SizeView>,
     ages: Vec<u64>,
 }
@@ -114,7 +115,7 @@ fn count_zones(entry: &Entry) -> Vec<(ZoneCond, u64)> {
 
 type Counts = fn(&Stats, Op) -> u64;
 
-/// Counters per device and operation: name, help, how to read it.
+/// Counters per device and operation: name, help, and how to read the value.
 const PER_OP: [(&str, &str, Counts); 4] = [
     ("device_ops", "Bios completed, failed ones included", |stats, op| stats.op(op).ops),
     ("device_bytes", "Bytes of the bios that succeeded", |stats, op| {
@@ -132,7 +133,7 @@ const PER_DEVICE: [(&str, &str, Gauge); 2] = [
     ("device_channels", "Channels open now", |row| row.stats.channels),
 ];
 
-/// Statistics of RAM disks that only grow; the others go up and down.
+/// The statistics of RAM disks that only grow; the others go up and down.
 const RAM_EVENTS: [&str; 11] = [
     "failed_reads",
     "failed_writes",
@@ -147,7 +148,7 @@ const RAM_EVENTS: [&str; 11] = [
     "patch_retries",
 ];
 
-/// A statistic of a RAM disk: by what it is told from the others, and its value.
+/// A statistic of a RAM disk: its labels, and its value.
 type RamStat<'a> = ([(&'static str, &'a str); 3], u64);
 
 type Ordered = fn(&Counters) -> u64;
@@ -261,7 +262,7 @@ impl Sample {
         Ok(())
     }
 
-    /// Those of the RAM disks' statistics that are wanted, by name.
+    /// The RAM disks' statistics whose names are `wanted`.
     fn ram_stats(&self, wanted: fn(&str) -> bool) -> Vec<RamStat<'_>> {
         let mut all = Vec::new();
         for row in &self.devices {
@@ -342,7 +343,7 @@ impl Sample {
     }
 }
 
-/// Sum in seconds, count, and the counts of the buckets by their upper bounds in seconds.
+/// The sum in seconds, the count, and the bucket counts by upper bound in seconds.
 fn histogram(latency: &[u64]) -> (f64, u64, Vec<(f64, u64)>) {
     let bounds: Vec<u64> = BUCKET_POWERS.map(|power| 1 << power).collect();
     let seconds = |ns: u64| ns as f64 / 1e9;
@@ -351,7 +352,7 @@ fn histogram(latency: &[u64]) -> (f64, u64, Vec<(f64, u64)>) {
     let (mut sum, mut total) = (0.0, 0);
     for (index, count) in latency.iter().enumerate().filter(|(_, count)| **count > 0) {
         let floor_ns = bucket_floor(index);
-        // A fine bucket ends at or below the power of two that it lies under, so none is split.
+        // A fine bucket ends at or below the next power of two, so none is split.
         let slot = bounds.partition_point(|bound| *bound <= floor_ns);
         buckets[slot].1 += count;
         sum += seconds(floor_ns) * *count as f64;
@@ -427,7 +428,7 @@ mod tests {
         }
     }
 
-    /// Counts were gauges, so that whoever adds rates up took a restart for a fall.
+    /// The bug: counts were gauges, so a program that adds up rates took a restart for a decrease.
     #[test]
     fn statistics_of_ram_disks_are_counters_where_they_only_grow() {
         let yard = Yard::new();

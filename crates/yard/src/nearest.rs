@@ -1,9 +1,9 @@
-//! The known word that is nearest to one that is not known: for "did you mean".
+//! Suggestions for an unknown word: the nearest known one, for "did you mean".
 
-/// The candidate that `word` was probably meant to be, if one is near enough: at most a third of
-/// its letters differ, and at least one letter may.
+/// The nearest candidate to `word`, if one is near enough: at most a third of its letters differ,
+/// and at least one letter may.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // A word longer than any name of ours is noise; the bound also bounds the work below.
+    // No name is this long; the bound also limits the work below.
     if word.len() > 64 {
         return None;
     }
@@ -16,7 +16,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// `; did you mean ...?`, or nothing.
+/// `; did you mean ...?`, or an empty text.
 pub fn suggestion<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
     match nearest(word, candidates) {
         Some(candidate) => format!("; did you mean `{candidate}`?"),
@@ -24,7 +24,7 @@ pub fn suggestion<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>)
     }
 }
 
-/// Edits that lead from one word to the other: insert, delete, replace, swap of neighbours.
+/// The edit distance: insertions, deletions, replacements and swaps of neighbours.
 fn distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.chars().collect();
     let b: Vec<char> = b.chars().collect();

@@ -1,5 +1,5 @@
-//! The parameters that devices take: one table from which URIs, TOML, the JSON schema and the help
-//! texts are all made.
+//! The parameters of devices: URIs, TOML, the JSON schema and the help texts are all made from one
+//! table.
 
 use std::fmt;
 
@@ -10,41 +10,41 @@ mod table;
 
 pub use table::{COMMON, KINDS, SCHEDULERS};
 
-/// Older names of parameters, and what they are called now.
+/// Older names of parameters, and their present names.
 const RENAMED: &[(&str, &str)] = &[("sched", "scheduler")];
 
-/// Other words for choices, and the word that is printed.
+/// Synonyms for choices, and the word that is printed.
 const SYNONYMS: &[(&str, &str)] = &[("deadline", "mq-deadline")];
 
 /// A kind of device.
 #[derive(Debug)]
 pub struct Kind {
-    /// Its name: the scheme of the URI, and `kind` in TOML.
+    /// The kind's name: the scheme of the URI, and `kind` in TOML.
     pub name: &'static str,
-    /// What it is, in one line.
+    /// A description in one line.
     pub doc: &'static str,
-    /// Its own parameters, beside [`COMMON`].
+    /// The kind's own parameters, in addition to [`COMMON`].
     pub params: &'static [Param],
-    /// Faults of its own, which `inject` takes as NAME=VALUE.
+    /// The kind's own faults, which `inject` takes as NAME=VALUE.
     pub faults: &'static [&'static str],
-    /// Names that people try, and what to write instead.
+    /// Names from other programs, and what to write instead.
     pub hints: &'static [(&'static str, &'static str)],
 }
 
 /// One parameter.
 #[derive(Debug)]
 pub struct Param {
-    /// Its name in URIs and in TOML.
+    /// The parameter's name in URIs and in TOML.
     pub name: &'static str,
-    /// What values it takes.
+    /// The form of its values.
     pub form: Form,
-    /// Its value when it is not given, in the form of a URI.
+    /// The default value, in the form of a URI.
     pub default: &'static str,
-    /// What it does, in one line.
+    /// The effect, in one line.
     pub doc: &'static str,
 }
 
-/// What values a parameter takes. Bounds are inclusive.
+/// The form of a parameter's values. Bounds are inclusive.
 #[derive(Clone, Copy, Debug)]
 pub enum Form {
     /// Bytes, with suffixes.
@@ -79,7 +79,7 @@ pub enum Form {
     },
     /// On or off.
     Switch,
-    /// One of these words; its position in the list will do too.
+    /// One of these words, or its index in the list.
     Choice(&'static [&'static str]),
     /// Any text.
     Text {
@@ -110,7 +110,7 @@ pub enum Value {
     Text(String),
 }
 
-/// Why a parameter was refused.
+/// The reason for which a parameter was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParamError {
@@ -119,9 +119,9 @@ pub enum ParamError {
     UnknownKey {
         /// The kind of device.
         kind: &'static str,
-        /// What was given, shortened.
+        /// The given name, shortened.
         key: String,
-        /// What to do instead: begins with a semicolon, or is empty.
+        /// A suggestion: begins with a semicolon, or is empty.
         advice: String,
     },
     /// The value does not fit the parameter.
@@ -129,9 +129,9 @@ pub enum ParamError {
     BadValue {
         /// The parameter.
         key: &'static str,
-        /// What was given, shortened.
+        /// The given value, shortened.
         value: String,
-        /// What would do.
+        /// What is expected.
         wanted: String,
     },
 }
@@ -142,7 +142,7 @@ impl Kind {
         KINDS.iter().find(|kind| kind.name == name)
     }
 
-    /// Its own parameters, then the common ones.
+    /// The kind's own parameters, then the common ones.
     pub fn params(&self) -> impl Iterator<Item = &'static Param> + use<> {
         self.params.iter().chain(COMMON)
     }
@@ -171,10 +171,10 @@ impl Param {
         matches!(self.form, Form::Path { .. })
     }
 
-    /// Reads a value in the form that a URI gives it.
+    /// Parses a value in the form of a URI.
     ///
     /// # Errors
-    /// If the text is not of the parameter's form, or out of its bounds.
+    /// If the text does not have the parameter's form, or is out of its bounds.
     pub fn parse(&self, text: &str) -> Result<Value, ParamError> {
         let value = match self.form {
             Form::Size { .. } | Form::Sizes(_) => size::parse(text).ok().map(Value::Size),
@@ -198,7 +198,7 @@ impl Param {
         value.filter(|value| self.fits(value)).ok_or_else(|| self.refuse(text))
     }
 
-    /// Whether a value is of the parameter's form and within its bounds.
+    /// Whether a value has the parameter's form and is within its bounds.
     pub fn fits(&self, value: &Value) -> bool {
         match (self.form, value) {
             (Form::Size { min, max }, Value::Size(value))
@@ -216,12 +216,12 @@ impl Param {
         }
     }
 
-    /// The error for a value that does not fit.
+    /// The error for an invalid value.
     pub fn refuse(&self, value: &str) -> ParamError {
         ParamError::BadValue { key: self.name, value: shown(value), wanted: self.wanted() }
     }
 
-    /// What would do, as the end of a sentence.
+    /// What is expected, as the end of a sentence.
     pub fn wanted(&self) -> String {
         match self.form {
             Form::Size { min, max } => {
@@ -265,12 +265,12 @@ impl Param {
         }
     }
 
-    /// The default, as a value.
+    /// The default value.
     pub fn default_value(&self) -> Value {
         self.parse(self.default).expect("a test parses every default of the table")
     }
 
-    /// Prints a value in the form that a URI gives it, before percent-encoding.
+    /// Prints a value in the form of a URI, before percent-encoding.
     pub fn print(&self, value: &Value) -> String {
         match (self.form, value) {
             (Form::Choice(words), Value::Choice(index)) => words[*index].to_owned(),
@@ -293,7 +293,7 @@ impl fmt::Display for Param {
 /// The words for on and off, in URIs and in TOML.
 pub(crate) const SWITCH_WORDS: &str = "1 or 0 (true or false, yes or no, on or off)";
 
-/// Reads on or off.
+/// Parses a switch.
 pub(crate) fn switch(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "y" | "yes" | "on" | "true" => Some(true),
@@ -302,8 +302,8 @@ pub(crate) fn switch(text: &str) -> Option<bool> {
     }
 }
 
-/// A path with the home directory for a leading `~`. `None` for another user's home directory, or
-/// where this one is not known.
+/// Replaces a leading `~` by the home directory. `None` for another user's home directory, or if
+/// this user's is not known.
 pub(crate) fn expand_home(text: &str) -> Option<String> {
     expand_tilde(text, std::env::var("HOME").ok().as_deref())
 }
@@ -315,12 +315,12 @@ fn expand_tilde(text: &str, home: Option<&str>) -> Option<String> {
     Some(format!("{}{rest}", home.trim_end_matches('/')))
 }
 
-/// Reads a number that may have a minus before it, and nothing else.
+/// Parses a number with an optional minus sign.
 fn int(text: &str) -> Option<i32> {
     text.parse().ok().filter(|_| !text.starts_with('+'))
 }
 
-/// Reads a time in milliseconds: a number, or one with `ms` or `s` behind it.
+/// Parses a time in milliseconds: a number, optionally followed by `ms` or `s`.
 fn millis(text: &str) -> Option<u64> {
     let (digits, unit) = match text.strip_suffix("ms") {
         Some(digits) => (digits, 1),
@@ -330,7 +330,7 @@ fn millis(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok().filter(|_| plain)?.checked_mul(unit)
 }
 
-/// A piece of foreign text for a message: without control characters, and not too long.
+/// Untrusted text for a message: without control characters, and shortened.
 pub fn shown(text: &str) -> String {
     const CHARS_MAX: usize = 80;
     let mut out: String = text.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect();
@@ -405,8 +405,8 @@ mod tests {
         assert!(trace.parse("a\nb").is_err());
     }
 
-    /// `path=~/x` in a URI made a directory named `~`: the shell expands `~` only at the beginning
-    /// of a word.
+    /// The bug: `path=~/x` in a URI made a directory named `~`, because the shell expands `~` only
+    /// at the beginning of a word.
     #[test]
     fn a_leading_tilde_is_the_home_directory() {
         let expand = |text: &str| expand_tilde(text, Some("/h"));

@@ -1,4 +1,4 @@
-//! Where sockets and pools lie when nobody says where: one rule for the daemon and the commands.
+//! The default paths of sockets and pools: one rule for the daemon and the commands.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,16 +12,16 @@ pub const CONTROL_SOCKET: &str = "control.sock";
 /// File name of the NBD socket.
 pub const NBD_SOCKET: &str = "nbd.sock";
 
-/// Names the control socket for the commands and the daemon alike.
+/// The environment variable with the control socket, for the commands and the daemon.
 pub const CONTROL_VARIABLE: &str = "BLOCKYARD_CONTROL";
 
-/// Names the state directory for the commands and the daemon alike.
+/// The environment variable with the state directory, for the commands and the daemon.
 pub const STATE_VARIABLE: &str = "BLOCKYARD_STATE";
 
-/// The state directory that this process was told.
+/// The state directory that was set for this process.
 static STATE: OnceLock<PathBuf> = OnceLock::new();
 
-/// The directory for what outlives a yard: the one that was set; `$BLOCKYARD_STATE`;
+/// The directory for data that survive a yard: the one that was set; `$BLOCKYARD_STATE`;
 /// `$XDG_STATE_HOME/blockyard`; `~/.local/state/blockyard`; without a home `/var/lib/blockyard`.
 pub fn state_dir() -> PathBuf {
     let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|it| it.is_absolute());
@@ -39,7 +39,7 @@ fn choose_state(xdg: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
 /// Sets the state directory of this process, once.
 ///
 /// # Errors
-/// If it is no path that could be used.
+/// If the path is unusable.
 pub fn set_state_dir(path: &Path) -> io::Result<()> {
     let path = std::path::absolute(path)?;
     match STATE.get_or_init(|| path.clone()) == &path {
@@ -48,12 +48,12 @@ pub fn set_state_dir(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The runtime directory, and whether it is only the last resort.
+/// The runtime directory, and whether it is only a fallback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeDir {
     /// The directory.
     pub path: PathBuf,
-    /// Whether neither `$XDG_RUNTIME_DIR` nor `/run` would do.
+    /// Whether neither `$XDG_RUNTIME_DIR` nor `/run` is usable.
     pub last_resort: bool,
 }
 
@@ -75,7 +75,7 @@ fn choose(xdg: Option<OsString>, uid: u32, temp: &Path) -> RuntimeDir {
     }
 }
 
-/// The control socket that the commands talk to if they are not told otherwise.
+/// The control socket that the commands use by default.
 pub fn control_socket() -> PathBuf {
     match std::env::var_os(CONTROL_VARIABLE).filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),
@@ -83,11 +83,11 @@ pub fn control_socket() -> PathBuf {
     }
 }
 
-/// Makes a directory for its owner only, and checks one that is there already: sockets in a
-/// directory of somebody else's would be theirs.
+/// Makes a directory for its owner only, and checks an existing one: another user who owns the
+/// directory could replace sockets in it.
 ///
 /// # Errors
-/// If it cannot be made, or belongs to somebody else, or others may write to it.
+/// If it cannot be made, or belongs to another user, or other users may write to it.
 pub fn make_private_dir(path: &Path) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -102,12 +102,12 @@ pub fn make_private_dir(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A directory of our own for temporary sockets, removed when dropped.
+/// A private directory for temporary sockets, removed when dropped.
 #[derive(Debug)]
 pub struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes one.
+    /// Makes a directory.
     ///
     /// # Errors
     /// If the directory for temporary files cannot be written to.
@@ -124,7 +124,7 @@ impl TempDir {
         Err(last.expect("there was at least one attempt"))
     }
 
-    /// Where it is.
+    /// The directory's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -132,7 +132,7 @@ impl TempDir {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        // What cannot be removed stays; the process is ending.
+        // A directory that cannot be removed stays; the process is ending.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,5 +1,5 @@
-//! Bodies and queries of requests, read so that an error names the field, the value and what was
-//! expected, and never a type of this program.
+//! Bodies and queries of requests, parsed so that an error names the field, the value and what is
+//! expected, and never a Rust type.
 
 use std::fmt;
 
@@ -12,20 +12,20 @@ use serde_json::Value;
 
 use crate::param::shown;
 
-/// What is wrong with a request.
+/// The reason for which a request is invalid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestError {
-    /// The field, as far as one is to blame.
+    /// The invalid field, if the error is about one.
     pub(super) field: Option<String>,
     /// The value, shortened.
     pub(super) value: Option<String>,
     what: String,
-    /// `what` names the field already.
+    /// Whether `what` names the field already.
     is_whole: bool,
 }
 
 impl RequestError {
-    /// A sentence about a field that names it.
+    /// An error whose sentence names the field.
     fn about(field: &str, what: String) -> RequestError {
         RequestError { field: Some(field.to_owned()), value: None, what, is_whole: true }
     }
@@ -52,7 +52,7 @@ impl fmt::Display for RequestError {
 
 impl std::error::Error for RequestError {}
 
-/// What was expected, in words for people.
+/// The expected value, in words for people.
 fn plain(expected: &dyn Expected) -> String {
     let text = expected.to_string();
     match text.as_str() {
@@ -117,7 +117,7 @@ impl de::Error for RequestError {
     }
 }
 
-/// Reads a JSON body; an empty one is an object without fields.
+/// Parses a JSON body; an empty one is an object without fields.
 pub(super) fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
     let body: &[u8] = if body.is_empty() { b"{}" } else { body };
     let value: Value = serde_json::from_slice(body).map_err(|error| {
@@ -133,14 +133,14 @@ pub(super) fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RequestEr
     T::deserialize(Json(&value))
 }
 
-/// Reads the pairs of a query.
+/// Parses the pairs of a query.
 pub(super) fn read_query<T: DeserializeOwned>(
     pairs: &[(String, String)],
 ) -> Result<T, RequestError> {
     T::deserialize(Pairs(pairs))
 }
 
-/// A value of a body.
+/// A value in a JSON body.
 struct Json<'a>(&'a Value);
 
 impl<'de> Deserializer<'de> for Json<'_> {
@@ -201,7 +201,7 @@ fn key(name: &str) -> StrDeserializer<'_, RequestError> {
     name.into_deserializer()
 }
 
-/// Fields, and the one whose value comes next.
+/// The remaining fields, and the one whose value is next.
 struct Fields<I, S> {
     fields: I,
     last: Option<S>,
@@ -269,7 +269,7 @@ impl<'a, 'de, I: Iterator<Item = (&'a str, &'a str)>> MapAccess<'de>
     }
 }
 
-/// A value of a query: a text that may stand for a number or a switch.
+/// A value in a query: a text that may stand for a number or a switch.
 struct Text<'a>(&'a str);
 
 impl Text<'_> {
@@ -343,8 +343,8 @@ mod tests {
         read_query(&pairs).map_err(|error| error.to_string())
     }
 
-    /// A client that sent `"size_bytes": "1G"` was told `invalid type: string "1G", expected u64 at
-    /// line 1 column 18`: a type of Rust, and not which field.
+    /// The bug: a client that sent `"size_bytes": "1G"` got `invalid type: string "1G", expected
+    /// u64 at line 1 column 18`, which names a Rust type and not the field.
     #[test]
     fn errors_name_field_value_and_what_was_expected() {
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Answers that are made while they are sent, and bodies that are read while they come: between the
-//! runtime's thread and threads that may wait.
+//! Responses that are sent while they are produced, and bodies that are read while they arrive:
+//! channels between the runtime's thread and blocking threads.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -10,19 +10,19 @@ use axum::body::{Body, Bytes, HttpBody};
 use http_body::Frame;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// What is collected before it is sent on, in bytes.
+/// The size of a part that is collected before it is sent, in bytes.
 const PART_BYTES: usize = 256 << 10;
 
-/// Parts that wait to be sent or read.
+/// The number of parts that wait to be sent or read.
 const PARTS: usize = 4;
 
-/// A body, and where to write it.
+/// A response body, and the writer for its contents.
 pub(super) fn outgoing() -> (Body, Outgoing) {
     let (sender, receiver) = channel(PARTS);
     (Body::new(Answer(receiver)), Outgoing { sender, part: Vec::new() })
 }
 
-/// A body that somebody else writes.
+/// A response body that another thread writes.
 struct Answer(Receiver<io::Result<Bytes>>);
 
 impl HttpBody for Answer {
@@ -37,7 +37,7 @@ impl HttpBody for Answer {
     }
 }
 
-/// Where the body of an answer is written, by a thread that may wait.
+/// The writer of a response body, for a blocking thread.
 pub(super) struct Outgoing {
     sender: Sender<io::Result<Bytes>>,
     part: Vec<u8>,
@@ -49,9 +49,9 @@ impl Outgoing {
         self.sender.blocking_send(part).map_err(gone)
     }
 
-    /// Breaks the answer off, so that nobody takes what was sent for all of it.
+    /// Aborts the response, so that the client does not take it for complete.
     pub(super) fn fail(mut self, error: io::Error) {
-        // Who has left needs not be told.
+        // A client that has disconnected need not be told.
         let _ = self.send(Err(error));
     }
 }
@@ -74,19 +74,19 @@ impl Write for Outgoing {
     }
 }
 
-/// A body that comes, for a thread that may wait.
+/// The reader of a request body, for a blocking thread.
 pub(super) struct Incoming {
     receiver: Receiver<io::Result<Bytes>>,
     part: Bytes,
 }
 
-/// Where a body can be read while [`pass_on`] passes its parts on.
+/// A reader for a request body, whose parts [`pass_on`] sends to it.
 pub(super) fn incoming() -> (Sender<io::Result<Bytes>>, Incoming) {
     let (sender, receiver) = channel(PARTS);
     (sender, Incoming { receiver, part: Bytes::new() })
 }
 
-/// Passes a body on until it ends, or nobody reads it any more.
+/// Sends the parts of a body to its reader until the body ends or the reader is dropped.
 pub(super) async fn pass_on(body: Body, to: Sender<io::Result<Bytes>>) -> Result<(), Infallible> {
     let mut body = pin!(body);
     loop {
@@ -96,7 +96,7 @@ pub(super) async fn pass_on(body: Body, to: Sender<io::Result<Bytes>>) -> Result
             Some(Ok(frame)) => frame.into_data().map_err(drop).ok().map(Ok),
             Some(Err(error)) => Some(Err(io::Error::other(error))),
         };
-        // Trailers say nothing that anybody asks for.
+        // Trailers are ignored.
         let Some(part) = part else { continue };
         if to.send(part).await.is_err() {
             return Ok(());

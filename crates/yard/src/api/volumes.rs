@@ -18,12 +18,12 @@ use crate::volumes::{
     VolumeView, VolumesQuery,
 };
 
-/// Progress is told each time after so many bytes.
+/// The number of bytes between two progress messages.
 const TOLD_BYTES: u64 = 16 << 20;
 
 pub(super) async fn list(State(control): Shared, asked: Asked) -> Answer<Vec<VolumeView>> {
     let asked: VolumesQuery = query(asked)?;
-    // A walk through a map.
+    // This reads a whole map.
     blocking(move || control.yard.volumes(&asked)).await
 }
 
@@ -45,8 +45,8 @@ pub(super) async fn work(
     .await
 }
 
-/// The stream of a snapshot. What does not fit is refused before it begins; where it cannot go on
-/// it breaks off.
+/// Sends the stream of a snapshot. An invalid request fails before the stream begins; a later error
+/// aborts the stream.
 pub(super) async fn send(
     State(control): Shared,
     body: Result<Bytes, BytesRejection>,
@@ -61,7 +61,7 @@ pub(super) async fn send(
     Ok(answered(sending))
 }
 
-/// The stream of a volume as it is at this moment, or of a snapshot.
+/// Sends a volume in its present state, or a snapshot, as a stream.
 pub(super) async fn export(
     State(control): Shared,
     body: Result<Bytes, BytesRejection>,
@@ -80,7 +80,7 @@ pub(super) async fn export(
     Ok(answered(sending))
 }
 
-/// The answer that is a stream. Who does not want it any more is found out by whoever makes it.
+/// The response with a stream. The producing thread notices when the client disconnects.
 fn answered((sending, name): (Sending<Backing>, String)) -> Response {
     let (answer, mut out) = outgoing();
     tokio::task::spawn_blocking(move || match sending.run(&mut out, &mut |_| {}) {
@@ -93,7 +93,7 @@ fn answered((sending, name): (Sending<Backing>, String)) -> Response {
     ([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response()
 }
 
-/// Takes the stream of a snapshot.
+/// Receives the stream of a snapshot.
 pub(super) async fn receive(
     State(control): Shared,
     asked: Asked,
@@ -111,7 +111,7 @@ pub(super) async fn receive(
     received
 }
 
-/// Scrubs a pool: lines of JSON that tell how far it is, and at last what was found.
+/// Scrubs a pool: sends lines of JSON with the progress, and the result last.
 pub(super) async fn scrub(
     State(control): Shared,
     body: Result<Bytes, BytesRejection>,
@@ -144,7 +144,7 @@ pub(super) async fn scrub(
                 let (damaged, mended) = (report.damaged, report.mended);
                 tracing::info!(pool = %pool.path().display(), damaged, mended, "scrubbed");
                 let report = Some(ScrubView::from(report));
-                // Who has left has no use for it.
+                // A client that has disconnected does not need it.
                 let _ = line(&ScrubLine { verified_bytes: all, total_bytes: all, report });
             }
             Err(error) => tracing::info!(pool = %pool.path().display(), "scrub: {error}"),

@@ -1,27 +1,27 @@
-//! An answer that is read while it comes, and a body that is sent while it is read: HTTP/1.1's
+//! A response that is read while it arrives, and a body that is sent while it is read, in HTTP/1.1
 //! chunks.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 
 use super::patience::Line;
 
-/// Longest head of an answer, in bytes.
+/// The longest response header, in bytes.
 const HEAD_MAX: u64 = 64 << 10;
 
-/// Longest line before a chunk, in bytes.
+/// The longest line before a chunk, in bytes.
 const LINE_MAX: u64 = 256;
 
-/// What is sent as one chunk, in bytes.
+/// The size of a chunk that is sent, in bytes.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// An answer of the control API, whose body is read.
+/// A response of the control API, whose body is read from it.
 #[derive(Debug)]
 pub struct Answer {
     stream: BufReader<Line>,
     status: u16,
-    /// What is left of the body, or of the chunk.
+    /// The unread bytes of the body, or of the chunk.
     left: u64,
-    /// More chunks follow.
+    /// Whether more chunks follow.
     chunked: bool,
     /// Names and values.
     headers: Vec<(String, String)>,
@@ -32,7 +32,7 @@ fn wrong(what: &str) -> io::Error {
 }
 
 impl Answer {
-    /// Reads the head.
+    /// Reads the response header.
     pub(super) fn read(stream: Line) -> io::Result<Answer> {
         let mut stream = BufReader::with_capacity(CHUNK_BYTES, stream);
         let mut head = Vec::new();
@@ -66,18 +66,18 @@ impl Answer {
         Ok(Answer { status: parsed.code.unwrap_or(0), stream, left, chunked, headers })
     }
 
-    /// The value of a header, whose name is given in lower case.
+    /// The value of a header, by its name in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
     }
 
-    /// Its status.
+    /// The status code.
     pub fn status(&self) -> u16 {
         self.status
     }
 
-    /// Whether it is what was asked for.
+    /// Whether the status code means success.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }
@@ -94,7 +94,7 @@ impl Answer {
         }
     }
 
-    /// Goes to the next chunk; there is none behind one of no length.
+    /// Reads the next chunk's length; a chunk of length 0 is the last.
     fn chunk(&mut self) -> io::Result<()> {
         let line = self.line()?;
         let length = line.split(';').next().unwrap_or_default();
@@ -129,7 +129,7 @@ impl Read for Answer {
     }
 }
 
-/// Sends all that can be read as chunks.
+/// Sends all data from `input` as chunks.
 pub(super) fn pass_on(
     input: &mut dyn Read,
     out: &mut dyn Write,
@@ -165,7 +165,7 @@ mod tests {
     fn answer(text: &[u8]) -> io::Result<Answer> {
         let (here, mut there) = UnixStream::pair().unwrap();
         let text = text.to_vec();
-        // More than a socket holds; whoever reads may stop before the end.
+        // More than a socket buffers; the reader may stop before the end.
         std::thread::spawn(move || there.write_all(&text));
         let silence_max = Duration::from_secs(60);
         let patience = Patience { path: "test".into(), silence_max, notice: None };

@@ -1,7 +1,7 @@
-//! The connection to a yard that may be silent: a notice after a while, and an end to the wait.
+//! The connection to a yard, with a notice after a delay and with a timeout.
 //!
-//! A yard that is stopped (SIGSTOP) still lets clients connect, as its socket has a backlog, and
-//! then says nothing.
+//! A yard that is stopped (SIGSTOP) still accepts connections, because its socket has a backlog,
+//! and then sends nothing.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -11,16 +11,16 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Tells a person that a yard does not answer.
+/// A function that tells the user that a yard does not answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Notice(pub fn(&Path));
 
 impl Notice {
-    /// How long a yard is silent before the notice.
+    /// How long a yard may send nothing before the notice.
     pub const AFTER: Duration = Duration::from_secs(3);
 }
 
-/// How long a yard may be silent.
+/// The timeout of a yard.
 #[derive(Clone, Debug)]
 pub(super) struct Patience {
     pub(super) path: PathBuf,
@@ -28,7 +28,7 @@ pub(super) struct Patience {
     pub(super) notice: Option<Notice>,
 }
 
-/// Whether an error says that the time is up.
+/// Whether an error is a timeout.
 pub(super) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -42,7 +42,7 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn connect(mut patience: Patience) -> io::Result<Line> {
-        // A full backlog makes a connect sleep, and nothing ends that: a thread of its own does.
+        // With a full backlog connect blocks without a timeout, so a thread of its own connects.
         let (connected, answer) = mpsc::channel();
         let path = patience.path.clone();
         let work = move || _ = connected.send(UnixStream::connect(path));
@@ -57,14 +57,14 @@ impl Line {
         Line { stream, patience }
     }
 
-    /// Sends no more.
+    /// Ends the sending direction.
     pub(super) fn end(&self) -> io::Result<()> {
         self.stream.shutdown(Shutdown::Write)
     }
 }
 
 impl Patience {
-    /// Does something that waits for the yard at most as long as it is told; again after the
+    /// Calls `work`, which waits for the yard for at most the given time; calls it again after the
     /// notice.
     fn wait<T>(&mut self, mut work: impl FnMut(Duration) -> io::Result<T>) -> io::Result<T> {
         let Some(notice) = self.notice.filter(|_| self.silence_max > Notice::AFTER) else {
@@ -72,7 +72,7 @@ impl Patience {
         };
         match work(Notice::AFTER) {
             Err(error) if is_timeout(&error) => {
-                // Once for a connection.
+                // Only once per connection.
                 self.notice = None;
                 (notice.0)(&self.path);
                 work(self.silence_max - Notice::AFTER)

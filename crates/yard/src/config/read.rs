@@ -1,4 +1,4 @@
-//! TOML text to [`Config`], with every error at its place.
+//! Parses TOML text to [`Config`], with the position of every error.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::param::{Form, Kind, Param, ParamError, SWITCH_WORDS, expand_home, sho
 use crate::spec::DeviceSpec;
 use crate::uri::{self, find_kind};
 
-/// More errors than these help nobody.
+/// The most errors that are reported.
 const ERRORS_MAX: usize = 20;
 
 pub(super) const SECTIONS: [&str; 3] = ["serve", "tls", "device"];
@@ -25,10 +25,10 @@ pub(super) const TLS_KEYS: [&str; 4] = ["mode", "certificates", "verify_peer", "
 
 type Value<'a> = Spanned<DeValue<'a>>;
 
-/// Reads a configuration.
+/// Parses a configuration.
 ///
 /// # Errors
-/// All that is wrong with it, in the order of the text; at most 20 errors.
+/// All errors, in the order of the text; at most 20.
 pub fn parse(text: &str) -> Result<Config, Vec<ConfigError>> {
     if text.len() > LEN_MAX {
         let message = format!("a configuration of {} bytes is too long", text.len());
@@ -57,7 +57,7 @@ struct Reader<'t> {
 
 impl Reader<'_> {
     fn error(&mut self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
-        // Collected errors are bounded too; the caller keeps the first of these by their place.
+        // The number of collected errors is bounded too; the caller keeps the first by position.
         if self.errors.len() < ERRORS_MAX * 64 {
             self.errors.push(ConfigError::at(self.text, span, message, help));
         }
@@ -153,7 +153,7 @@ impl Reader<'_> {
         };
     }
 
-    /// Which subjects may use which export.
+    /// The subjects that may use each export.
     fn allow(&mut self, value: &Value<'_>, config: &mut Config) {
         let DeValue::Table(table) = value.get_ref() else {
             let help = Some("begin it with a line [tls.allow]".to_owned());
@@ -228,7 +228,7 @@ impl Reader<'_> {
         is_taken
     }
 
-    /// A device that is given by its URI, which says everything.
+    /// A device that is given by a URI, which must be its only key.
     fn device_by_uri(&mut self, table: &DeTable<'_>, value: &Value<'_>, config: &mut Config) {
         for key in table.keys().filter(|key| key.get_ref() != "uri") {
             let message = format!("invalid key `{}` beside `uri`", shown(key.get_ref()));
@@ -271,7 +271,7 @@ impl Reader<'_> {
         };
         let Some(text) = text else {
             let wanted = toml_form(param.form);
-            // Of a switch this says the whole.
+            // For a switch the message is complete without help.
             let help = (!matches!(param.form, Form::Switch)).then(|| param.wanted());
             return self.type_error(value.span(), param.name, value.get_ref(), wanted, help);
         };
@@ -280,7 +280,7 @@ impl Reader<'_> {
                 let message = format!("{key}: `{text}` will not do");
                 self.error(value.span(), message, Some(wanted));
             }
-            // TOML knows a key twice by its name; this one has an older name too.
+            // TOML finds a key that occurs twice; this parameter also has an older name.
             Ok(false) => {
                 let message = format!("{} is given twice, once by its older name", param.name);
                 self.error(value.span(), message, Some("give it once".to_owned()));
@@ -289,7 +289,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A key that a device cannot do without, and its place.
+    /// A mandatory key of a device, with its position.
     fn needed<'v>(
         &mut self,
         device: &Value<'_>,
@@ -307,8 +307,8 @@ impl Reader<'_> {
         }
     }
 
-    /// A place to listen at. Standard input belongs to whoever starts the server, so it can be
-    /// named on the command line only.
+    /// An endpoint. Standard input belongs to the process that starts the server, so only the
+    /// command line can name it.
     fn place(&mut self, key: &str, value: &Value<'_>) -> Option<Endpoint> {
         let text = self.string(key, value)?;
         match text.parse() {
@@ -346,7 +346,7 @@ impl Reader<'_> {
         bytes
     }
 
-    /// Paths from the root on.
+    /// An array of absolute paths.
     fn paths(&mut self, key: &str, value: &Value<'_>) -> Vec<PathBuf> {
         let DeValue::Array(items) = value.get_ref() else {
             self.type_error(value.span(), key, value.get_ref(), "an array of strings", None);
@@ -442,7 +442,7 @@ fn article(kind: &str) -> String {
     format!("{} {kind}", if vowel { "an" } else { "a" })
 }
 
-/// The TOML type that a parameter takes.
+/// The TOML type of a parameter.
 fn toml_form(form: Form) -> &'static str {
     match form {
         Form::Size { .. } | Form::Sizes(_) => "a string or a number of bytes",
@@ -459,7 +459,7 @@ fn whole(number: &DeInteger<'_>) -> Option<String> {
     Some(number.to_string())
 }
 
-/// On or off as a URI gives it: by a boolean, a number or a word, alike for every switch.
+/// A switch in the form of a URI, from a boolean, a number or a word.
 fn switch_text(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::Boolean(on) => Some(u8::from(*on).to_string()),
@@ -476,8 +476,8 @@ mod tests {
     use super::super::TEMPLATE;
     use super::*;
 
-    /// `zoned = "yes"` was refused with `found a string, wanted true or false; wanted 1 or 0 (true
-    /// or false, yes or no, on or off)`, which names two rules, and `yes` in the second.
+    /// The bug: the error for `zoned = "yes"` was `found a string, wanted true or false; wanted 1
+    /// or 0 (true or false, yes or no, on or off)`, which names two rules, the second with `yes`.
     #[test]
     fn a_switch_is_alike_in_a_uri_and_in_a_table() {
         let table = |rest: &str| format!("[[device]]\nname = \"a\"\nkind = \"null\"\n{rest}\n");

@@ -117,7 +117,7 @@ fn tls() -> Value {
     })
 }
 
-/// On or off, in every form that is read.
+/// A switch, in every accepted form.
 fn switch() -> Value {
     json!([
         { "type": "boolean" },

@@ -1,31 +1,31 @@
-//! How NBD is secured, and what of it does not go together. A file and a command line can each
-//! give a part, so the rules are for what both give in the end.
+//! The TLS settings of NBD, and their conflicts. A file and a command line can each set some of
+//! them, so the rules apply to the combination.
 
 use std::ops::Range;
 use std::path::PathBuf;
 
 use blockyard_export::nbd::AllowLists;
 
-/// How NBD is secured.
+/// The TLS settings of NBD.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// Whether TLS is offered or demanded.
+    /// Whether TLS is offered or required.
     pub mode: TlsMode,
     /// Directory with `server-cert.pem`, `server-key.pem` and, to verify clients, `ca-cert.pem`.
     pub certificates: Option<PathBuf>,
     /// Whether clients must show a certificate that `ca-cert.pem` signed.
     pub verify_peer: bool,
-    /// Which clients may use which export, by the subjects of their certificates.
+    /// The clients that may use each export, by the subjects of their certificates.
     pub allow: AllowLists,
 }
 
 impl TlsSettings {
-    /// Whether the settings go together; `asked` says that somebody chose the mode. Certificates
-    /// beside a mode that nobody chose are a mistake, beside one that is off by choice they wait
-    /// for another day.
+    /// Checks for conflicts; `asked` says that the mode was set explicitly. Certificates without
+    /// any mode are a mistake. With an explicit `off` they are allowed, as the user may enable TLS
+    /// later.
     ///
     /// # Errors
-    /// The first that is wrong.
+    /// The first conflict.
     pub fn check(&self, asked: bool) -> Result<(), TlsProblem> {
         let given = self.certificates.is_some() || self.verify_peer || !self.allow.is_empty();
         match self.mode {
@@ -42,20 +42,20 @@ impl TlsSettings {
     }
 }
 
-/// What does not go together.
+/// A conflict between settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsProblem {
     /// Certificates without TLS.
     Off,
     /// TLS without certificates.
     NoCertificates,
-    /// Clients that come without TLS show no certificate.
+    /// Clients are verified, but a client without TLS shows no certificate.
     VerifiesNobody,
-    /// Allow lists, and clients show no certificate.
+    /// There are allow lists, but clients show no certificate.
     KnowsNobody,
 }
 
-/// Whether TLS is offered or demanded, as `nbdkit --tls`.
+/// Whether TLS is offered or required, as with `nbdkit --tls`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
     /// Not offered.
@@ -63,7 +63,7 @@ pub enum TlsMode {
     Off,
     /// Offered.
     On,
-    /// Demanded.
+    /// Required.
     Require,
 }
 
@@ -71,7 +71,7 @@ impl TlsMode {
     /// The words for the modes.
     pub const WORDS: [&'static str; 3] = ["off", "on", "require"];
 
-    /// The mode that a word means.
+    /// The mode of a word.
     pub fn from_word(word: &str) -> Option<TlsMode> {
         match word {
             "off" => Some(TlsMode::Off),
@@ -82,21 +82,21 @@ impl TlsMode {
     }
 }
 
-/// Where each of the settings stands in the text, if it is there.
+/// The positions of the settings in the text, if they are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsPlaces {
     /// The mode.
     pub mode: Option<Range<usize>>,
     /// The certificates' directory.
     pub certificates: Option<Range<usize>>,
-    /// Whether clients are verified.
+    /// The verification of clients.
     pub verify_peer: Option<Range<usize>>,
     /// The allow lists.
     pub allow: Option<Range<usize>>,
 }
 
 impl TlsPlaces {
-    /// The place that a problem of the file is shown at, what is wrong and what would do.
+    /// The position, message and help for a conflict in the file.
     pub(super) fn tell(&self, problem: TlsProblem) -> (Range<usize>, &'static str, &'static str) {
         let (place, message, help) = match problem {
             TlsProblem::Off => (

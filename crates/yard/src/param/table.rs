@@ -1,4 +1,4 @@
-//! The table itself. Names and meanings of the null device's parameters are null_blk's.
+//! The table of parameters. Names and meanings of the null device's parameters are null_blk's.
 
 use super::{Form, Kind, Param};
 
@@ -24,13 +24,13 @@ const fn text(len_max: usize) -> Form {
     Form::Text { len_max }
 }
 
-/// A path of any length that Linux takes.
+/// A path of any length that Linux accepts.
 const PATH: Form = Form::Path { len_max: 4 * KIB as usize };
 
-/// What Linux holds in an `int` that is not negative.
+/// A non-negative `int` of Linux.
 const INT: Form = count(0, i32::MAX as u64);
 
-/// The same in milliseconds.
+/// A non-negative `int` of milliseconds.
 const MILLIS: Form = Form::Millis { min: 0, max: i32::MAX as u64 };
 
 /// The schedulers by Linux's names; the first is none.
@@ -68,7 +68,7 @@ pub const KINDS: &[Kind] = &[
     },
 ];
 
-/// What every kind takes.
+/// The parameters of every kind.
 pub const COMMON: &[Param] = &[
     param(
         "scheduler",
@@ -208,10 +208,10 @@ const SMR: &[Param] = &[
     param("device", PATH, "", "a real drive instead, e.g. /dev/sg0; takes its own shape"),
 ];
 
-/// Faults of the emulated SMR disk's own.
+/// The emulated SMR disk's own faults.
 const SMR_FAULTS: &[&str] = &["zone_readonly", "zone_offline"];
 
-/// Names that people try on SMR disks.
+/// Names from other programs that users try on SMR disks.
 const SMR_HINTS: &[(&str, &str)] = &[
     ("capacity", "write size=14T, or zone_capacity=192M for zones with gaps"),
     ("block_size", "write bs=512"),
@@ -296,7 +296,7 @@ const RAM: &[Param] = &[
     ),
 ];
 
-/// Faults of the RAM disk's own.
+/// The RAM disk's own faults.
 const RAM_FAULTS: &[&str] = &["nospc", "flip", "backing_eio", "backing_late_eio", "backing_enospc"];
 
 /// zram's attributes that have another form here, or none.
@@ -400,7 +400,7 @@ const VOLUME: &[Param] = &[
     ),
 ];
 
-/// Ways to compress blocks: zstd of level 3, or of the level that is named.
+/// The compression of blocks: zstd has level 3, or the given level.
 const VOLUME_COMPRESS: &[&str] = &[
     "none", "lz4", "zstd", "zstd:1", "zstd:2", "zstd:3", "zstd:4", "zstd:5", "zstd:6", "zstd:7",
     "zstd:8", "zstd:9", "zstd:10", "zstd:11", "zstd:12", "zstd:13", "zstd:14", "zstd:15",
@@ -424,7 +424,7 @@ const VOLUME_HINTS: &[(&str, &str)] = &[
     ("name", "the name is the path of the URI: volume:///NAME"),
 ];
 
-/// Faults of the null device's own.
+/// The null device's own faults.
 const NULL_FAULTS: &[&str] = &[
     "badblocks",
     "badblocks_once",
