@@ -342,8 +342,7 @@ impl<D: Directory> Pool<D> {
         }
     }
 
-    /// Requests a liveness scan after the next checkpoint, even if no bytes are known to be
-    /// unknown.
+    /// Requests a liveness scan after the next checkpoint, even if there are no unknown bytes.
     pub(crate) fn want_count_anyhow(&self) {
         self.segments.doubt(1);
         let round = self.segments.round() + 1;
