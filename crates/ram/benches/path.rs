@@ -1,6 +1,6 @@
-//! Cost of the device compared with the bare codec: CPU time per block of 4 KiB, written and read
-//! in records of 16 KiB sequentially and one block at a time at random, on a device of 256 MiB. The
-//! data are program files.
+//! Cost of the device compared with the bare codec, as CPU time per block of 4 KiB. The device has
+//! 256 MiB. Blocks are written and read in sequential records of 16 KiB, and one by one at random.
+//! The data are program files.
 //!
 //! Each row is split into parts. A figure is the sum over the parts of the minimum over the rounds,
 //! so that other work on the machine has little effect.

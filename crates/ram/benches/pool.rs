@@ -1,7 +1,7 @@
-//! Cost and overhead of store and pool. Measures the CPU time per block of 4 KiB of reads and
-//! writes compared with the bare compressor, and the ratio of system memory to compressed bytes
-//! after a first fill, after random overwrites, and after compaction. The data are programs, text,
-//! and blocks of half noise.
+//! Cost and overhead of store and pool. Measures the CPU time of reads and writes per block of 4
+//! KiB, next to that of the bare compressor. Measures the ratio of system memory to compressed
+//! bytes after a first fill, after random overwrites, and after compaction. The data are programs,
+//! text, and blocks of half noise.
 //!
 //! `cargo bench -p blockyard-ram --bench pool`
 #![allow(unsafe_code, clippy::unwrap_used)]

@@ -411,7 +411,7 @@ impl Cache {
 
     /// Takes a hole of the other shard. Unless `waits` is set, it waits for that shard's lock only
     /// while much of the shard is free. If all data lie in one shard, channels that overwrite them
-    /// thus move the data to their own shards, and do not contend for that one lock all the time.
+    /// thus move them to their own shards. So they do not contend for that one lock all the time.
     fn alloc_in_other(&mut self, len_bytes: usize, purpose: Purpose, waits: bool) -> Found {
         let Some(other) = &mut self.other else { return Found::Nothing };
         let pool = &*self.pool;

@@ -135,7 +135,7 @@ pub struct Access {
 /// The bytes that a pinned word refers to; empty if it refers to no object.
 ///
 /// # Safety
-/// The guard comes from the store's entries and a slot of its pool.
+/// The guard comes from the store's entries and a hazard-pointer slot of its pool.
 #[inline]
 unsafe fn pinned<'g>(store: &'g Store, guard: &'g Guard<'_>) -> &'g [u8] {
     // SAFETY: the guard pins what its word refers to, by this function's contract.
@@ -309,7 +309,7 @@ impl Access {
     /// Compacts the pool until little is left to gain or `stop` returns true. Reads and writes
     /// continue meanwhile.
     pub fn compact(&mut self, stop: impl FnMut() -> bool) -> Compacted {
-        // SAFETY: the store's entries refer to its pool, and the seat is one of that pool's.
+        // SAFETY: the store's entries refer to its pool, and the slot is one of that pool's.
         unsafe { self.cache.compact(&self.store.entries, &mut self.seat, stop) }
     }
 

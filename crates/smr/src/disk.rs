@@ -1,7 +1,7 @@
 //! The emulated disk: executes commands on a medium, and reports failures as sense data.
 //!
 //! ```text
-//! CDB ▸ Command ▸ what it tells of itself (inquiry, vpd, mode, opcodes), or
+//! CDB ▸ Command ▸ what the disk reports (inquiry, vpd, mode, opcodes), or
 //!                 blocks (access), or zones (manage, report) ▸ Zones (words) ▸ Media
 //! ```
 //!
@@ -240,7 +240,7 @@ fn room_for_answer(data: Data<'_>) -> Result<&mut [u8], TransportError> {
     }
 }
 
-/// The buffer for at least `wanted` bytes.
+/// A buffer of exactly `wanted` bytes; fails if the given one is shorter.
 fn room_for(data: Data<'_>, wanted: u64) -> Result<&mut [u8], TransportError> {
     let room = room_for_answer(data)?;
     let given = room.len() as u64;

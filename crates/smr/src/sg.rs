@@ -240,8 +240,8 @@ impl ScsiTransport for Sg {
         let mut sense = [0; SENSE_LEN];
         let mut header = header(cdb, &mut data, &mut sense);
         // SAFETY: the header is valid. Each pointer in it points to a buffer of at least the length
-        // in the header, writable where the kernel writes (sense data, and data from the device),
-        // and borrowed by this function until the call returns.
+        // in the header, writable where the kernel writes: sense data, and data from the device.
+        // This function borrows the buffers until the call returns.
         let result = unsafe { libc::ioctl(self.file.as_raw_fd(), SG_IO as _, &raw mut header) };
         if result < 0 {
             let error = io::Error::last_os_error();

@@ -170,7 +170,7 @@ impl Zones {
         Ok(Zones::keep(slot, erased, changed, media))
     }
 
-    /// Records a zone's new state on the medium, unless `reset` has done so.
+    /// Records a zone's new state on the medium, unless the medium's `reset` has recorded it.
     fn keep(
         slot: u32,
         erased: io::Result<bool>,

@@ -1,8 +1,8 @@
 //! Recovery from device errors.
 //!
-//! After a failed write, flush or zone operation, and after a failed read of a zone that has become
-//! read-only or offline, the zone is reported and the file is adapted to it, as `errors=`
-//! specifies:
+//! After an error, recovery reports the zone and adapts the file to it, as `errors=` specifies.
+//! That applies to a failed write, flush or zone operation, and to a failed read of a zone that has
+//! become read-only or offline.
 //!
 //! | errors= | zone | size | file read | file write |
 //! | --- | --- | --- | --- | --- |

@@ -147,8 +147,9 @@ impl Work<'_> {
         self.selection.takes(word) && !word.is_incompressible() && further
     }
 
-    /// Whether the block would be tried, but shares its object with blocks that are not selected.
-    /// An object that was moved meanwhile is not recognised and returns `false`.
+    /// Whether the block would be tried, but shares its object with blocks that are not selected or
+    /// exceed the block limit. If compaction moved the object meanwhile, the selection is unknown
+    /// and this returns `true`.
     fn is_in_part(&mut self, block: u64) -> bool {
         let word = self.blocks.store.word(block);
         if !word.is_shared() || !self.tries(word) {

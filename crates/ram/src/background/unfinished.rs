@@ -36,8 +36,8 @@ impl Unfinished {
     /// Creates an empty temporary file for `into`. A complete file starts with `magic`.
     ///
     /// # Errors
-    /// If the file cannot be created, another save is writing it, a file of its name was not left
-    /// by a save, or `into` holds something else and must not be replaced.
+    /// If the file cannot be created, or another save is writing it. If a file of its name was not
+    /// left by a save, or `into` holds something else and must not be replaced.
     pub(super) fn beside(into: &Path, replace: Replace, magic: &[u8]) -> io::Result<Unfinished> {
         check_replaced(into, replace, magic)?;
         let mut name = into.file_name().ok_or(ErrorKind::IsADirectory)?.to_owned();

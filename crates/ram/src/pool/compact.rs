@@ -114,8 +114,8 @@ impl Cache {
     /// waits for at most a pass.
     ///
     /// # Safety
-    /// The words of the entries refer to objects of this pool only, and the slot is one of
-    /// [`Pool::pins`].
+    /// The words of the entries refer to objects of this pool only. The hazard-pointer slot is one
+    /// of [`Pool::pins`].
     pub unsafe fn compact(
         &mut self,
         entries: &Entries,

@@ -28,8 +28,9 @@ pub(super) const RESERVE_PART: u32 = 64;
 pub struct PoolConfig {
     /// Uncompressed size of the device in bytes: the pool reserves twice this address range.
     pub device_bytes: u64,
-    /// The largest object in bytes, which is the block size. At most 65536, plus 4 for a checksum;
-    /// with a 65536-byte block no object length lies in between.
+    /// The largest object in bytes, which is the block size. At most 65536, plus 4 for a checksum.
+    /// A word stores lengths up to 65536; in a pool with larger objects, 65536 stands for the
+    /// largest length, and no object may have a length in between.
     pub object_bytes_max: usize,
     /// Limit on the memory that the pool takes from the system, in bytes; rounded down to pages.
     pub limit_bytes: Option<u64>,

@@ -1,4 +1,4 @@
-//! A medium in the files of a directory: durable, and true to what was flushed.
+//! A medium in the files of a directory: durable, and never inconsistent with what was flushed.
 //!
 //! ```text
 //! write ▸ data.NN (page cache) ▸ live: the zone's word ▸ done
@@ -253,8 +253,8 @@ impl<S: Store> Files<S> {
     }
 
     /// Makes states of zones durable whose data are durable already. Leaves out a zone that was
-    /// reset since its state was read, because its data are lost, and a zone for which another
-    /// thread made a later state durable.
+    /// reset since its state was read, because its data are lost. Leaves out a zone for which
+    /// another thread made a later state durable.
     fn log_states(&self, noted: &[(u32, ZoneRecord)]) -> io::Result<()> {
         let mut log = locked(&self.log);
         self.check_whole()?;
