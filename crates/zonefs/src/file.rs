@@ -1,14 +1,14 @@
 //! A file: one zone, or several conventional zones. This file has appends and writes; `reading` has
 //! the reads.
 //!
-//! An append holds no exclusive lock: any number of threads append to one file concurrently, and
-//! the device returns where their data landed. Operations that need exclusive access (truncation,
-//! opening and closing the zone, recovery after an error) wait for the I/Os in flight and block new
-//! ones.
+//! A native append holds no exclusive lock: any number of threads append to one file concurrently,
+//! and the device returns where their data landed. Operations that need exclusive access
+//! (truncation, opening and closing the zone, recovery after an error) wait for the I/Os in flight
+//! and block new ones.
 //!
 //! Lock order: `order`, `passage`, `state`, `looks`. All but the last are held during operations of
 //! the device; reading attributes takes only `looks`.
-// These are inode locks, above the block layer; an append holds only `passage`, and that shared.
+// These are inode locks, above the block layer. A native append holds `order` and `passage` shared.
 #![allow(clippy::disallowed_types)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -378,8 +378,8 @@ impl Cache {
                 copy
             }
         };
-        // The pass holds one part in the copy; the word needs another. SAFETY: the pass holds a
-        // part in the copy until it ends.
+        // The pass holds one part in the copy; the word needs another.
+        // SAFETY: the pass holds a part in the copy until it ends.
         unsafe { pool.add_part(copy) };
         let exchanged = entries.exchange(block, old, old.moved_to(copy.place()));
         drop(guard);

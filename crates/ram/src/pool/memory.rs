@@ -150,8 +150,8 @@ impl Memory {
         let start = self.address(at, len_bytes);
         if gathered && len_bytes < HUGE_BYTES {
             // The kernel does not free a part of a huge page until memory is short and it looks for
-            // such pages. MADV_COLD on a part makes it split the huge page at once. SAFETY: the
-            // range lies in the mapping; the advice does not change contents.
+            // such pages. MADV_COLD on a part makes it split the huge page at once.
+            // SAFETY: the range lies in the mapping; the advice does not change contents.
             unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_COLD) };
         }
         // SAFETY: the range lies in the mapping, and no thread reads its contents.
@@ -188,8 +188,8 @@ impl Memory {
 
     pub(super) unsafe fn give_back(&self, at: u64, len_bytes: usize, _: bool) {
         let start = self.address(at, len_bytes);
-        // Miri reports any concurrent access. SAFETY: no other thread accesses the range, by this
-        // function's contract.
+        // Miri reports any concurrent access.
+        // SAFETY: no other thread accesses the range, by this function's contract.
         unsafe { std::ptr::write_bytes(start, 0, len_bytes) };
     }
 }

@@ -500,7 +500,8 @@ impl Segment {
         let granted = pages * PAGE_UNITS;
         if refuses || !ground.memory.populate(start, Layout::bytes(granted)) {
             // Some pages may have been provided. They are not in use and must not look so to the
-            // system. SAFETY: nothing was allocated in the range yet.
+            // system.
+            // SAFETY: nothing was allocated in the range yet.
             unsafe { ground.memory.give_back(start, Layout::bytes(granted), false) };
             ground.arena.give(pages);
             return false;

@@ -54,9 +54,9 @@ impl Memory {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // With huge pages by default, 4 KiB of data would take 2 MiB. SAFETY: the range is the
-        // mapping. A system that does not know the advice returns an error, and the mapping works
-        // in any case.
+        // With huge pages by default, 4 KiB of data would take 2 MiB.
+        // SAFETY: the range is the mapping. A system that does not know the advice returns an
+        // error, and the mapping works in any case.
         unsafe { libc::madvise(base, mapped, libc::MADV_NOHUGEPAGE) };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Memory { base, len, mapped, zone_bytes })

@@ -222,8 +222,8 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
         }
     }
     let log = files.log.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // A killed process may have written the newer table without a sync. The checkpoint overwrites
-    // the other slot, which is the durable one in that case.
+    // Sync first: a killed process may have written the newer table without a sync. The checkpoint
+    // overwrites the other slot, which is the durable one in that case.
     log.tables.sync().map_err(about(&files.store, "sync", tables::FILE))?;
     log.checkpoint(false).map_err(about(&files.store, "write", tables::FILE))?;
     if !clean {
