@@ -145,7 +145,7 @@ pub trait DeviceQueue: Send + 'static {
 /// When the next completion is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Nothing is in flight that time completes.
+    /// Nothing is in flight, or its completion does not depend on time.
     Never,
     /// At this time; a time in the past means now.
     At(Nanos),

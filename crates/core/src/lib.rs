@@ -11,10 +11,6 @@
 //! A request goes down through the layers once, and its completion goes up once. Each layer turns a
 //! batch into a batch, and no layer calls the layer above it. A channel belongs to one thread and
 //! shares only its statistics with other threads.
-//!
-//! A request goes down through the layers once, and its completion goes up once. Each layer turns a
-//! batch into a batch, and no layer calls the layer above it. A channel belongs to one thread and
-//! shares only its statistics with other threads.
 
 pub mod bio;
 pub mod blocking;

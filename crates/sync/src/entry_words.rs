@@ -213,7 +213,7 @@ impl Entries {
     /// Replaces a word by the result of `make`, which gets the pinned old word: for a write of a
     /// part of the block. Returns the old word, which the caller retires.
     ///
-    /// After [`ATTEMPTS`] lost exchanges the block is locked: writers wait while `make` is called
+    /// After several lost exchanges the block is locked: writers wait while `make` is called
     /// once more. `drop_made` gets results that were not stored.
     ///
     /// # Errors

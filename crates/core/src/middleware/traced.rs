@@ -3,7 +3,7 @@
 //! One line per event, in the columns of `blkparse`'s default output, so that people and scripts
 //! can read it: device, queue, sequence, seconds, pid, action (D issued, C completed), the
 //! operation's letters, sector + sectors; then the tag and, on completion, the status.
-#![allow(clippy::disallowed_types)] // The trace file's lock: who traces does not measure.
+#![allow(clippy::disallowed_types)] // A lock for the trace file: traced runs are not measured.
 
 use std::fmt::Write as _;
 use std::fs::File;

@@ -208,7 +208,7 @@ impl Zone {
     /// Whether an operation without data is permitted, and its effect. Changes nothing.
     ///
     /// # Errors
-    /// `IOERR` where [`RULES`] says so.
+    /// `IOERR` where the table in docs/zones.md says so.
     pub fn step(&self, op: ZoneOp) -> Result<Step, Status> {
         let to = match self.rule(op) {
             Rule::Fail => return Err(Status::IoErr),
