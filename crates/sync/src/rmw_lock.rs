@@ -1,7 +1,7 @@
 //! Room: the read-modify-write lock.
 //!
-//! Protects   the blocks of a device from two writers of which one writes only a part of a block:
-//!            its read-modify-write must not write back contents that the other has replaced.
+//! Protects   the blocks of a device from a lost update: the read-modify-write of one writer must
+//!            not write back contents that another writer has replaced.
 //! Why        a write of whole blocks must not pay for clients that write parts of blocks: it takes
 //!            no lock unless a read-modify-write of the device waits or runs.
 //! States     a slot of a writer is free (its end is 0) or holds the range of a write in flight.

@@ -1,7 +1,7 @@
 //! Room: the combining lock (flat combining).
 //!
-//! Protects   work that one thread at a time does for all: to order the requests of a scheduler, or
-//!            to start them on a device queue and poll for completions.
+//! Protects   work that one thread at a time does for all. It orders the requests of a scheduler,
+//!            or starts them on a device queue and polls for completions.
 //! Why        the first thread that arrives does the serial work for all. A thread that arrives
 //!            meanwhile notifies it and continues, instead of waiting for a lock.
 //! States     idle; running: a thread holds the lock; brief: a thread holds it for a moment;
@@ -23,8 +23,8 @@
 //! brief holder therefore checks again, a bounded number of times, because the holder may be
 //! preempted.
 //!
-//! The round that answers a notification sees everything that was published before it: each
-//! notification is a read-modify-write of the word, also if it changes nothing, and so is the
+//! The round that answers a notification sees everything that was published before it. Each
+//! notification is a read-modify-write of the word, even if it changes nothing, and so is the
 //! holder's answer.
 #![allow(unsafe_code)]
 

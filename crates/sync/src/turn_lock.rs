@@ -2,7 +2,7 @@
 //!
 //! Protects   long work that one thread does in pieces, between which other threads do short work.
 //! Why        a thread that releases a lock and takes it again at once is faster than a thread that
-//!            is woken for it: with a plain lock the others wait until all of the work is done.
+//!            is woken for it. With a plain lock the others wait until all of the work is done.
 //! States     an outer mutex, the door, and an inner mutex. The next thread holds the door until it
 //!            has the inner mutex; a thread that comes back waits at the door.
 //! Order      the rank `RANK`, docs/locks.md, for both: a thread that holds the inner mutex does

@@ -7,9 +7,9 @@
 //! anchor. So errors do not add up: a reading is as precise as two anchors a millisecond apart,
 //! about ten nanoseconds.
 //!
-//! The counter is used only if it runs at one rate on all processors (`CPUID` says so) and the
-//! kernel uses it as its clock source, which the kernel monitors. A thread that finds the counter
-//! wrong by more than [`WRONG_NS`] never reads it again.
+//! The counter is used only if `CPUID` reports one rate on all processors, and if the kernel uses
+//! the counter as its clock source. The kernel monitors its clock source. A thread that finds the
+//! counter wrong by more than [`WRONG_NS`] never reads it again.
 //!
 //! Readings of one thread never go back. Readings of two threads differ by their errors: a value
 //! that passes between threads may look about ten nanoseconds younger than it is.

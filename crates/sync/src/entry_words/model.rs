@@ -334,8 +334,8 @@ fn who_joins_beside_a_discard_keeps_the_object() {
     });
 }
 
-/// Two words of one object are removed concurrently while a third block tries to take a reference:
-/// the memory is freed once, and not while the third block refers to it.
+/// Two words of one object are removed while a third block tries to take a reference. The memory is
+/// freed once, and not while the third block refers to it.
 #[test]
 fn the_last_word_takes_the_object_with_it() {
     explore(3, || {

@@ -66,10 +66,11 @@ impl Sweep {
 }
 
 impl<T: Item> Deadline<T> {
-    /// Lends the sweep positions of a class, if requests of it that are submitted at `now` or later
-    /// may pass, of any direction in `may`, and up to `most` at a time. The condition is that no
-    /// request waits and that no other class has requests in flight. Until this sweep and all other
-    /// lent sweeps are back, the caller must not use the order for anything but lending.
+    /// Lends the sweep positions of a class. Requests of that class may then pass if they are
+    /// submitted at `now` or later, in the directions of `may`, up to `most` at a time.
+    ///
+    /// Returns `None` if a request waits or another class has requests in flight. Until all lent
+    /// sweeps are back, the caller must not use the order for anything but lending.
     pub fn lend(&self, prio: Prio, may: [bool; 2], most: u32, now: Nanos) -> Option<Sweep> {
         let others = super::CLASSES.into_iter().filter(|other| *other != prio);
         // A request that is expired when it arrives is ordered by its age.

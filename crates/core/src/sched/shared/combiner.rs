@@ -44,8 +44,8 @@ const ROUNDS_MAX: usize = 4;
 /// ended. This takes less than a microsecond, while being served by the other thread costs several.
 const LOOKS: u32 = if cfg!(shuttle) { 2 } else { 16 };
 
-/// Minimum number of requests of a lease, as far as one thread may have that many, so that a
-/// channel does not need a new lease for a slightly larger batch.
+/// Minimum number of requests of a lease, unless one thread may have fewer. With it a channel needs
+/// no new lease for a slightly larger batch.
 const PERMIT_MIN: u32 = 4;
 
 /// The shared state of the product's front: submit rings, order, completion reports and leases.

@@ -20,10 +20,11 @@ use crate::units::Sector;
 
 /// A waiting request, or several that were merged.
 ///
-/// Invariants: (1) those of [`Request`], except that the slots may belong to several channels. (2)
-/// In a chain of several requests, the first slot of each request except the first one names the
-/// last bio of that request. The first slot of the chain names the last bio of the whole chain, and
-/// `first_tail` is the last bio of the first request.
+/// Invariants:
+/// 1. Those of [`Request`], except that the slots may belong to several channels.
+/// 2. In a chain of several requests, the first slot of each request but the first names that
+///    request's last bio. The first slot of the chain names the last bio of the chain, and
+///    `first_tail` is the last bio of the first request.
 #[derive(Clone, Copy, Debug)]
 pub struct Queued {
     head: NonNull<Slot>,

@@ -1,7 +1,7 @@
 //! A sorted batch: requests of one channel that may take the fast path to the device together.
 //!
-//! A channel checks all that it can without other threads: the requests have one class, are sorted,
-//! cannot be merged with each other, and no zone gets two writes, whose order would matter.
+//! A channel makes these checks without other threads. The requests have one class, are sorted, and
+//! cannot be merged with each other. No zone gets two writes, because their order would matter.
 
 use crate::bio::{Op, Prio};
 use crate::channel::MergeRules;

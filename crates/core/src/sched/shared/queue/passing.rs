@@ -1,6 +1,6 @@
 //! The fast path of the scheduler: if nothing else waits, requests stay with their thread.
 //!
-//! The channel checks its requests by itself, asks the front whether they may go and in which
+//! The channel checks its requests by itself. It asks the front whether they may go and in which
 //! order, and runs them on its own device queue, which completes them at once. Such requests enter
 //! no submit ring, no order and no completion queue.
 
