@@ -149,8 +149,8 @@ impl Access {
     }
 
     /// Calls `f` with a block's word and, if it refers to an object, the object's bytes. They are
-    /// neither changed nor freed until `f` returns. Blocks no other thread. Counts as an access for
-    /// idle tracking.
+    /// neither changed nor freed until `f` returns. Other threads do not wait for it. Counts as an
+    /// access for idle tracking.
     #[inline]
     pub fn read<R>(&mut self, block: u64, f: impl FnOnce(Word, &[u8]) -> R) -> R {
         let store = &*self.store;
