@@ -1,4 +1,4 @@
-//! RAM disks in the control API: zram's statistics by zram's names, and the work that is asked for.
+//! RAM disks in the control API: zram's statistics by zram's names, and maintenance operations.
 
 mod histograms;
 
@@ -24,18 +24,18 @@ pub use histograms::{HistogramsView, SizeView};
 pub struct RamView {
     /// Failures, and blocks freed on request.
     pub io_stat: IoStatView,
-    /// What is stored, and the memory that it takes.
+    /// The stored data, and the memory for them.
     pub mm_stat: MmStatView,
     /// The backing file, in units of 4 KiB.
     pub bd_stat: BdStatView,
-    /// What zram keeps for its developers.
+    /// Statistics that zram keeps for its developers.
     pub debug_stat: DebugStatView,
     /// Deduplication; zeros without it.
     #[serde(default)]
     pub dedup_stat: DedupStatView,
-    /// The table of a word per block: memory beside `mem_used_total`.
+    /// The table of a word per block, in bytes; not part of `mem_used_total`.
     pub table_bytes: u64,
-    /// Sub-block writes that met another writer and were made anew.
+    /// Sub-block writes that were repeated because another thread had changed the block.
     pub patch_retries: u64,
 }
 
@@ -78,34 +78,34 @@ group! {
 group! {
     /// `mm_stat`.
     MmStatView from MmStat:
-    /// What is stored, uncompressed.
+    /// The uncompressed length of the stored data.
     orig_data_size,
-    /// The same, compressed.
+    /// The compressed length of the stored data.
     compr_data_size,
-    /// Memory taken for it.
+    /// The memory for the stored data.
     mem_used_total,
-    /// Most memory that may be taken; 0: no limit.
+    /// The limit of that memory; 0: no limit.
     mem_limit,
-    /// Most memory that was taken so far.
+    /// The most memory that was in use so far.
     mem_used_max,
-    /// Blocks that are one word repeated.
+    /// Same-filled blocks: one repeated word.
     same_pages,
     /// Pages that compaction has freed.
     pages_compacted,
-    /// Blocks stored raw.
+    /// Blocks that are stored uncompressed now.
     huge_pages,
-    /// The same, since the device was made.
+    /// Blocks that were stored uncompressed since the device was opened.
     huge_pages_since,
 }
 
 group! {
     /// `bd_stat`.
     BdStatView from BdStat:
-    /// Written there and not yet overwritten.
+    /// Units in the backing file that are not yet overwritten.
     bd_count,
-    /// Reads of it.
+    /// Reads of the backing file.
     bd_reads,
-    /// Writes to it.
+    /// Writes to the backing file.
     bd_writes,
 }
 
@@ -119,11 +119,11 @@ group! {
 }
 
 group! {
-    /// `dedup_stat`: the names are those of the patches that zram did not take.
+    /// `dedup_stat`, with the names of patches that zram did not accept.
     DedupStatView from DedupStat:
-    /// Bytes that `compr_data_size` would be more without deduplication.
+    /// The bytes by which `compr_data_size` would be greater without deduplication.
     dup_data_size,
-    /// Memory that finding equal blocks takes; part of `mem_used_total`.
+    /// The memory of the index of equal blocks; part of `mem_used_total`.
     meta_data_size,
 }
 
@@ -142,12 +142,13 @@ impl From<RamStats> for RamView {
 }
 
 impl RamView {
-    /// The statistics of a device now; `None` if it is no RAM disk.
+    /// The present statistics of a device; `None` if it is no RAM disk.
     pub fn of(entry: &Entry) -> Option<RamView> {
         entry.ram.as_ref().map(|ram| ram.stats().into())
     }
 
-    /// The groups with zram's names, in the order of its manual, and what zram does not count.
+    /// The groups with zram's names, in the order of its manual, then the statistics that zram
+    /// lacks.
     pub fn groups(&self) -> [(&'static str, Vec<(&'static str, u64)>); 6] {
         let own = [("table_bytes", self.table_bytes), ("patch_retries", self.patch_retries)];
         [
@@ -164,12 +165,12 @@ impl RamView {
 /// The statistics of a RAM disk.
 ///
 /// # Errors
-/// If it is none.
+/// If the device is no RAM disk.
 pub fn view(entry: &Entry) -> Result<RamView, YardError> {
     ram_of(entry).map(|ram| ram.stats().into())
 }
 
-/// What a RAM disk's parameters say about it, for people; `None` if it is none.
+/// A description of a RAM disk from its parameters, for people; `None` for other devices.
 pub(crate) fn described(spec: &DeviceSpec) -> Option<String> {
     if spec.kind().name != "ram" {
         return None;
@@ -187,53 +188,54 @@ pub(crate) fn described(spec: &DeviceSpec) -> Option<String> {
     Some(text)
 }
 
-/// `POST /v1/devices/{name}/ram/{verb}`. What a verb has no use for is refused.
+/// `POST /v1/devices/{name}/ram/{verb}`. A field that the verb does not use is refused.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RamRequest {
     /// `recompress`, `writeback`: `all`, `idle`, `huge`, `huge_idle`, `incompressible`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub which: Option<String>,
-    /// Turns of idle tracking after which a block is idle, 1 to 7; 1 without it.
+    /// The idle age from which a block counts as idle, 1 to 7; 1 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age: Option<u8>,
-    /// Only objects of at least so many stored bytes.
+    /// Only objects of at least this many stored bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_bytes: Option<u64>,
     /// Most blocks that are changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocks_max: Option<u64>,
-    /// `recompress`: only by the algorithm of this priority, 1 to 3; each in turn without it.
+    /// `recompress`: only by the algorithm of this priority, 1 to 3; by default each in turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
-    /// `writeback`: most bytes that are written.
+    /// `writeback`: the most bytes that are written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// `save`, `train`: the file, from the root on.
+    /// `save`, `train`: the absolute path of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// `save`, `train`: replace the file whatever it holds.
+    /// `save`, `train`: replace the file whatever it contains.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
     /// `set`: most memory for data; 0 for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem_limit: Option<u64>,
-    /// `set`: 0, to look for the most memory in use anew.
+    /// `set`: 0 restarts the measurement of the most memory in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem_used_max: Option<u64>,
-    /// `set`: overhead in percent over which the pool is compacted in the background; 0 for never.
+    /// `set`: the overhead in percent above which the pool is compacted in the background; 0 for
+    /// never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compact: Option<u8>,
 }
 
-/// What was done: numbers by their names.
+/// The results of an operation: numbers by name.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct RamDone {
-    /// In the order of the alphabet.
+    /// In alphabetical order.
     pub done: BTreeMap<String, u64>,
 }
 
-/// Which blocks are listed.
+/// The query for a page of blocks.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct BlocksQuery {
@@ -241,36 +243,36 @@ pub(crate) struct BlocksQuery {
     count: Option<usize>,
 }
 
-/// Blocks that hold something, as zram's `block_state` lists them.
+/// A page of blocks that hold data, as zram's `block_state` lists them.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct BlocksView {
-    /// In order; maybe none, though there are more behind them.
+    /// The blocks in order. The list may be empty although `next` is not `null`.
     pub blocks: Vec<BlockView>,
-    /// Where the next page begins; `null` if there is none.
+    /// The block at which the next page begins; `null` after the last page.
     pub next: Option<u64>,
 }
 
-/// One of them.
+/// A block that holds data.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct BlockView {
-    /// Its number.
+    /// The block's number.
     pub block: u64,
-    /// Turns of idle tracking since its last access.
+    /// The idle age: rounds of idle tracking since the last access.
     pub age: u8,
     /// Stored bytes; 0 if it takes no memory.
     pub stored_bytes: u32,
     /// zram's flags: `s` same, `w` written back, `h` huge, `i` idle, `r` recompressed, `n`
-    /// incompressible; a dot for each that it has not.
+    /// incompressible; a dot for each flag that is not set.
     pub flags: String,
 }
 
-/// The header of a dictionary's answer that says on how many blocks it was trained.
+/// The header of a dictionary's response with the number of blocks on which it was trained.
 pub const SAMPLES: &str = "blockyard-samples";
 
-/// Most blocks of an answer.
+/// The most blocks of a response.
 pub const BLOCKS_MAX: usize = 4096;
 
-/// The device as a RAM disk.
+/// The RAM disk of a device.
 pub(crate) fn ram_of(entry: &Entry) -> Result<&Arc<Ram>, YardError> {
     let name = || entry.spec.name().to_owned();
     entry.ram.as_ref().ok_or_else(|| YardError::NotRam { name: name() })
@@ -281,7 +283,7 @@ fn argument(field: &'static str, value: impl ToString, wanted: impl Into<String>
 }
 
 impl RamRequest {
-    /// The fields that are given, by their names.
+    /// The names of the fields that are set.
     fn given(&self) -> Vec<&'static str> {
         let given = [
             ("type", self.which.is_some()),
@@ -320,7 +322,7 @@ impl RamRequest {
         Ok(selection)
     }
 
-    /// The file, if the yard's configuration allows it, and what may be replaced there.
+    /// The file, if the yard's configuration allows it, and which existing files it may replace.
     fn file(&self, paths: &ApiPaths) -> Result<(PathBuf, Replace), YardError> {
         let file = self.file.as_deref().unwrap_or_default();
         let replace = if self.force { Replace::Any } else { Replace::Own };
@@ -328,7 +330,7 @@ impl RamRequest {
     }
 }
 
-/// The verbs, and the fields that each takes.
+/// The verbs, and the fields that each uses.
 const VERBS: [(&str, &[&str]); 7] = [
     ("compact", &[]),
     ("idle", &[]),
@@ -339,14 +341,14 @@ const VERBS: [(&str, &[&str]); 7] = [
     ("set", &SETTINGS),
 ];
 
-/// What can be set while the device is used.
+/// The settings that can change while the device is in use.
 const SETTINGS: [&str; 3] = ["mem_limit", "mem_used_max", "compact"];
 
-/// Works on a RAM disk.
+/// Executes a maintenance operation on a RAM disk.
 ///
 /// # Errors
-/// If it is none, there is no such verb, a field does not go with it, the configuration does not
-/// allow the file, or it fails.
+/// If the device is no RAM disk, the verb is unknown, it does not use a given field, the
+/// configuration does not allow the file, or the operation fails.
 pub fn work(
     entry: &Entry,
     verb: &str,
@@ -410,7 +412,7 @@ pub fn work(
     Ok(RamDone { done })
 }
 
-/// Sets what is given, all of it or nothing, and says what is set now.
+/// Changes all given settings or none, and returns the present settings.
 fn set(ram: &Ram, request: &RamRequest) -> Result<Vec<(&'static str, u64)>, YardError> {
     if request.given().is_empty() {
         return Err(argument("field", "none", format!("one of {}", SETTINGS.join(", "))));
@@ -434,7 +436,7 @@ fn set(ram: &Ram, request: &RamRequest) -> Result<Vec<(&'static str, u64)>, Yard
 /// The histograms of a RAM disk.
 ///
 /// # Errors
-/// If it is none.
+/// If the device is no RAM disk.
 pub fn histograms(entry: &Entry) -> Result<HistogramsView, YardError> {
     ram_of(entry).map(|ram| HistogramsView::new(ram))
 }
@@ -442,7 +444,7 @@ pub fn histograms(entry: &Entry) -> Result<HistogramsView, YardError> {
 /// A page of a RAM disk's blocks.
 ///
 /// # Errors
-/// If it is none, the page is too long, or begins beyond the device.
+/// If the device is no RAM disk, the page is too long, or begins beyond the device.
 pub(crate) fn blocks(entry: &Entry, asked: &BlocksQuery) -> Result<BlocksView, YardError> {
     let count = asked.count.unwrap_or(BLOCKS_MAX);
     if !(1..=BLOCKS_MAX).contains(&count) {

@@ -1,7 +1,7 @@
-//! A device's scheduler: as its parameters ask for it, as requests change it, and as it is shown.
+//! A device's scheduler: its initial setting, changes by requests, and its view.
 //!
-//! Names, units and ranges are Linux's (`queue/scheduler` and `queue/iosched/`), and they are the
-//! same in a URI, in TOML and at run time: all are read by the table of parameters.
+//! Names, units and ranges are Linux's (`queue/scheduler` and `queue/iosched/`). They are the same
+//! in a URI, in TOML and at run time, because the table of parameters parses them all.
 #![allow(clippy::disallowed_types)] // Requests that change a scheduler are control plane.
 
 use std::collections::BTreeMap;
@@ -22,23 +22,24 @@ use crate::uri::UriError;
 /// The parameter that names the scheduler.
 const SCHEDULER: &str = "scheduler";
 
-/// What a device has that has no scheduler.
+/// The scheduler of a device that has none.
 const NONE: &str = SCHEDULERS[0];
 
-/// What `async_depth` is where nobody says: all that is kept in order.
+/// The default of `async_depth`: all requests that mq-deadline keeps in order.
 const NR_REQUESTS: u32 = ORDER_CAPACITY as u32;
 
-/// A change reads what is there and writes all of it: two at once would undo one of them.
+/// A change reads all settings and writes all of them, so two concurrent changes could undo each
+/// other.
 static CHANGES: Mutex<()> = Mutex::new(());
 
 /// `POST /v1/devices/{name}/scheduler`: parameters and their values.
 pub type SchedulerRequest = BTreeMap<String, Given>;
 
-/// The value of a parameter as JSON gives it.
+/// The value of a parameter in JSON.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(untagged, expecting = "expected text, a whole number, true or false")]
 pub enum Given {
-    /// As in a URI.
+    /// In the form of a URI.
     Text(String),
     /// A number.
     Number(i64),
@@ -47,7 +48,7 @@ pub enum Given {
 }
 
 impl Given {
-    /// The value as a URI gives it.
+    /// The value in the form of a URI.
     fn text(&self) -> String {
         match self {
             Given::Text(text) => text.clone(),
@@ -64,14 +65,14 @@ pub struct SchedulerView {
     pub device: String,
     /// The scheduler's name.
     pub scheduler: String,
-    /// The schedulers it could have.
+    /// The schedulers that the device can have.
     pub available: Vec<String>,
-    /// Most requests that mq-deadline keeps in order; `null` where there is none.
+    /// The most requests that mq-deadline keeps in order; `null` if the device cannot have it.
     pub nr_requests: Option<u32>,
     /// mq-deadline's tunables under Linux's names and in Linux's units: the expiries in
     /// milliseconds.
     pub tunables: BTreeMap<String, i64>,
-    /// What mq-deadline has done with the requests of each class and direction.
+    /// mq-deadline's counts of the requests of each class and direction.
     pub counts: Vec<CountsView>,
 }
 
@@ -80,26 +81,26 @@ pub struct SchedulerView {
 pub struct CountsView {
     /// The class, as `ionice` calls it: `rt`, `be`, `idle`.
     pub class: String,
-    /// `read`, or `write` for all that changes the device.
+    /// `read`, or `write` for all requests that change the device.
     pub direction: String,
-    /// Requests that came in.
+    /// Requests that were inserted.
     pub inserted: u64,
-    /// Those that became part of another one.
+    /// Requests that were merged into another one.
     pub merged: u64,
-    /// Those that went to the device, again each time after they came back.
+    /// Requests that were dispatched to the device; a requeued one counts again.
     pub dispatched: u64,
-    /// Those that the device has completed.
+    /// Requests that the device has completed.
     pub completed: u64,
-    /// Those that went to the device at their deadline or later.
+    /// Requests that were dispatched at their deadline or later.
     pub expired: u64,
-    /// Those that the device did not start, so that they came back.
+    /// Requests that the device did not start and that were requeued.
     pub requeued: u64,
-    /// Those that wait or are at the device now.
+    /// Requests that wait or are in flight on the device.
     pub queued: u64,
 }
 
 impl SchedulerView {
-    /// The scheduler of a device now.
+    /// The present scheduler of a device.
     pub fn new(disk: &dyn Disk) -> SchedulerView {
         let control = disk.scheduler();
         let available = control.map_or(&[NONE][..], |control| control.available());
@@ -115,7 +116,8 @@ impl SchedulerView {
         }
     }
 
-    /// The line of Linux's `queue/scheduler`: all that there are, the current one in brackets.
+    /// The line of Linux's `queue/scheduler`: all available schedulers, the present one in
+    /// brackets.
     pub fn line(&self) -> String {
         let names = self.available.iter().map(|name| match *name == self.scheduler {
             true => format!("[{name}]"),
@@ -145,14 +147,14 @@ pub fn active(disk: &dyn Disk) -> &'static str {
     disk.scheduler().map_or(NONE, |control| control.active())
 }
 
-/// What a disk is to have: a scheduler by its name, and tunables.
+/// A setting for a disk: a scheduler by name, and tunables.
 struct Setting {
     name: &'static str,
     tunables: Tunables,
 }
 
 impl Setting {
-    /// Gives a parameter of the table a value of its form.
+    /// Sets a parameter of the table to a value of its form.
     fn set(&mut self, name: &'static str, value: &Value) -> Result<(), StackError> {
         let number = match *value {
             Value::Choice(index) => {
@@ -179,9 +181,9 @@ impl Setting {
         })
     }
 
-    /// Makes it so.
+    /// Applies the setting.
     fn apply(&self, control: &dyn SchedulerControl) -> Result<(), StackError> {
-        // The tunables first: none of the new scheduler's requests goes by the old ones.
+        // The tunables first: no request of the new scheduler must use the old ones.
         if control.tunables() != self.tunables {
             control.set(self.tunables);
         }
@@ -192,10 +194,10 @@ impl Setting {
     }
 }
 
-/// Lets a disk have the scheduler of this name.
+/// Switches a disk to the scheduler of this name.
 ///
 /// # Errors
-/// If it has none of this name.
+/// If the disk has none of this name.
 pub fn switch(control: &dyn SchedulerControl, name: &str) -> Result<(), StackError> {
     control.switch(name).map_err(|error| StackError::Invalid {
         field: SCHEDULER,
@@ -204,7 +206,7 @@ pub fn switch(control: &dyn SchedulerControl, name: &str) -> Result<(), StackErr
     })
 }
 
-/// Every parameter of a scheduler: the scheduler itself, and the tunables of mq-deadline.
+/// The names of all scheduler parameters: the scheduler itself, and mq-deadline's tunables.
 pub fn names() -> impl Iterator<Item = &'static str> {
     [SCHEDULER].into_iter().chain(Tunable::ALL.map(Tunable::name))
 }
@@ -214,12 +216,12 @@ pub fn is_tunable(name: &str) -> bool {
     Tunable::from_name(name).is_some()
 }
 
-/// The parameters of a scheduler that a device was given.
+/// The scheduler parameters that the specification sets.
 fn given(spec: &DeviceSpec) -> impl Iterator<Item = (&'static Param, &Value)> {
     spec.given().filter(|(param, _)| names().any(|name| name == param.name))
 }
 
-/// Gives a disk that was made just now the scheduler that it is to have.
+/// Applies the scheduler parameters to a disk that has just been opened.
 ///
 /// # Errors
 /// If the disk does not have that scheduler.
@@ -231,16 +233,16 @@ pub(crate) fn begin(spec: &DeviceSpec, control: &dyn SchedulerControl) -> Result
     setting.apply(control)
 }
 
-/// Changes a disk's scheduler, while it is used: all that is asked for, or nothing.
+/// Changes a disk's scheduler while it is in use: all requested parameters or none.
 ///
 /// # Errors
-/// If there is no such parameter, a value does not fit it, or the disk has no such scheduler.
+/// If a parameter is unknown, a value is invalid, or the disk has no such scheduler.
 pub fn change(
     disk: &dyn Disk,
     device: &'static Kind,
     request: &SchedulerRequest,
 ) -> Result<SchedulerView, YardError> {
-    // Nothing is kept under it: a panic of another holder has left nothing half done.
+    // The lock protects no value, so a panic of another holder does no harm.
     let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
     let control = disk.scheduler();
     let tunables = control.map_or(Tunables::new(NR_REQUESTS), |control| control.tunables());
@@ -301,7 +303,7 @@ mod tests {
                 Form::Switch => (0, 1),
                 other => panic!("{tunable}: {other:?}"),
             };
-            // 0 stands for the default, which is no number before there is a device.
+            // 0 stands for the default, which is known only once there is a device.
             let least = if tunable == Tunable::AsyncDepth { 0 } else { least };
             assert_eq!(bounds, (least.into(), most.into()), "{tunable}");
             if tunable != Tunable::AsyncDepth {
@@ -353,7 +355,7 @@ mod tests {
             ("none [mq-deadline]", 1)
         );
         assert_eq!(after.tunables["async_depth"], 3);
-        // The others stay, and so do all of them under `none`.
+        // Other tunables do not change; under `none` no tunable does.
         let after = change(&*disk, kind, &request([("sched", "none")])).unwrap();
         assert_eq!(
             (after.line().as_str(), after.tunables["fifo_batch"]),

@@ -7,35 +7,35 @@ use std::fmt;
 
 use blockyard_core::SECTOR_BYTES;
 
-/// Suffixes and what they multiply by. `B` alone is a byte.
+/// Suffixes and their powers of two. `B` alone is a byte.
 const UNITS: [(char, u32); 6] = [('k', 10), ('m', 20), ('g', 30), ('t', 40), ('p', 50), ('e', 60)];
 
-/// What would do, for messages.
+/// What is expected, for messages.
 pub const WANTED: &str = "a whole number of bytes with an optional suffix k, M, G, T, P \
      (powers of 1024; `10G`, `10GB` and `10GiB` are the same) or s (sectors of 512 bytes)";
 
-/// Why a text is not a size.
+/// The reason for which a text is no size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SizeError {
-    /// There is no text.
+    /// The text is empty.
     #[error("a size is missing")]
     Empty,
-    /// A point or comma.
+    /// The text has a decimal point or comma.
     #[error("fractions are not taken; use a smaller unit, e.g. 1536M for 1.5G")]
     Fraction,
-    /// No digits first.
+    /// The text does not begin with digits.
     #[error("not a number")]
     NotNumber,
-    /// An unknown suffix.
+    /// The suffix is unknown.
     #[error("unknown suffix")]
     Suffix,
-    /// More than 64 bits.
+    /// The size needs more than 64 bits.
     #[error("more than 2^64 - 1 bytes")]
     TooLarge,
 }
 
-/// Reads a size in bytes.
+/// Parses a size in bytes.
 ///
 /// # Errors
 /// If the text is not a whole number with a known suffix, or does not fit 64 bits.
@@ -75,7 +75,7 @@ fn multiplier(suffix: &str) -> Result<u64, SizeError> {
         .ok_or(SizeError::Suffix)
 }
 
-/// A number of bytes that prints as the shortest size that `parse` reads back exactly.
+/// A number of bytes that prints as the shortest size that `parse` reads as exactly this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes(pub u64);
 

@@ -1,7 +1,7 @@
-//! A device as somebody asked for it: kind, name and parameters, each checked on its own.
+//! The specification of a device: kind, name and parameters, each checked on its own.
 //!
-//! Whether the parameters go together (a capacity above the zone size, say) is for the device to
-//! judge when it is made; see [`crate::stack`].
+//! Conflicts between parameters (a capacity above the zone size, say) are found when the device is
+//! opened; see [`crate::stack`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,22 +12,22 @@ use crate::uri;
 /// Longest name of a device, in bytes.
 pub const NAME_LEN_MAX: usize = 64;
 
-/// What the name of a device has to be.
+/// The rule for the name of a device.
 pub const NAME_WANTED: &str =
     "1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or a digit";
 
-/// Why a name will not do.
+/// The name of a device is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("name: `{name}` will not do: wanted {NAME_WANTED}")]
 pub struct NameError {
-    /// What was given, shortened.
+    /// The name, shortened.
     pub name: String,
 }
 
 /// Checks the name of a device.
 ///
 /// # Errors
-/// If it is empty, too long, or has other characters than names have.
+/// If it is empty or too long, or has other characters than [`NAME_WANTED`] allows.
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let good = (1..=NAME_LEN_MAX).contains(&name.len())
@@ -36,7 +36,7 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
     if good { Ok(()) } else { Err(NameError { name: shown(name) }) }
 }
 
-/// A device as somebody asked for it.
+/// The specification of a device.
 #[derive(Clone)]
 pub struct DeviceSpec {
     kind: &'static Kind,
@@ -48,26 +48,26 @@ impl DeviceSpec {
     /// A device of this kind with every parameter at its default.
     ///
     /// # Errors
-    /// If the name will not do.
+    /// If the name is invalid.
     pub fn new(kind: &'static Kind, name: &str) -> Result<DeviceSpec, NameError> {
         check_name(name)?;
         Ok(DeviceSpec { kind, name: name.to_owned(), values: BTreeMap::new() })
     }
 
-    /// Its kind.
+    /// The kind of device.
     pub fn kind(&self) -> &'static Kind {
         self.kind
     }
 
-    /// Its name, unique in a yard.
+    /// The device's name, unique in a yard.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Sets a parameter from its text form, and says whether it was set for the first time.
+    /// Sets a parameter from its text form, and returns whether it was set for the first time.
     ///
     /// # Errors
-    /// If there is no such parameter, or the value does not fit it.
+    /// If there is no such parameter, or the value is invalid.
     pub fn set_text(&mut self, key: &str, text: &str) -> Result<bool, ParamError> {
         let param = self.kind.param(key)?;
         let value = param.parse(text)?;
@@ -77,7 +77,7 @@ impl DeviceSpec {
     /// Sets a parameter.
     ///
     /// # Errors
-    /// If the value does not fit the parameter.
+    /// If the value is invalid for the parameter.
     pub fn set(&mut self, param: &'static Param, value: Value) -> Result<(), ParamError> {
         if !param.fits(&value) {
             return Err(param.refuse(&param.print(&value)));
@@ -86,15 +86,15 @@ impl DeviceSpec {
         Ok(())
     }
 
-    /// Whether a parameter was given.
+    /// Whether the specification sets a parameter.
     pub fn is_set(&self, key: &str) -> bool {
         self.values.contains_key(key)
     }
 
-    /// A size, a number, or a time in milliseconds.
+    /// The value of a size, a number, or a time in milliseconds.
     ///
     /// # Panics
-    /// If the kind has no such parameter, or one of another form: our own mistake.
+    /// If the kind has no such parameter, or one of another form; both are bugs.
     pub fn number(&self, key: &str) -> u64 {
         match self.value(key) {
             Value::Size(number) | Value::Count(number) => number,
@@ -102,18 +102,18 @@ impl DeviceSpec {
         }
     }
 
-    /// A number below 2^32.
+    /// The value of a number below 2^32.
     ///
     /// # Panics
-    /// As [`DeviceSpec::number`], and if the table lets larger numbers through.
+    /// As [`DeviceSpec::number`], and if the table allows larger numbers.
     pub fn small(&self, key: &str) -> u32 {
         u32::try_from(self.number(key)).expect("the table bounds the parameter below 2^32")
     }
 
-    /// A switch.
+    /// The value of a switch.
     ///
     /// # Panics
-    /// If the kind has no such parameter, or one of another form: our own mistake.
+    /// If the kind has no such parameter, or one of another form; both are bugs.
     pub fn switch(&self, key: &str) -> bool {
         match self.value(key) {
             Value::Switch(on) => on,
@@ -121,10 +121,10 @@ impl DeviceSpec {
         }
     }
 
-    /// The position of a choice in its list.
+    /// The index of a choice in its list.
     ///
     /// # Panics
-    /// If the kind has no such parameter, or one of another form: our own mistake.
+    /// If the kind has no such parameter, or one of another form; both are bugs.
     pub fn choice(&self, key: &str) -> usize {
         match self.value(key) {
             Value::Choice(index) => index,
@@ -132,10 +132,10 @@ impl DeviceSpec {
         }
     }
 
-    /// A text, `None` if it is empty.
+    /// The value of a text, `None` if it is empty.
     ///
     /// # Panics
-    /// If the kind has no such parameter, or one of another form: our own mistake.
+    /// If the kind has no such parameter, or one of another form; both are bugs.
     pub fn text(&self, key: &str) -> Option<String> {
         match self.value(key) {
             Value::Text(text) => Some(text).filter(|text| !text.is_empty()),
@@ -149,7 +149,7 @@ impl DeviceSpec {
         })
     }
 
-    /// The parameters that were given, in the order of the table.
+    /// The parameters that the specification sets, in the order of the table.
     pub fn given(&self) -> impl Iterator<Item = (&'static Param, &Value)> {
         self.kind.params().filter_map(|param| Some((param, self.values.get(param.name)?)))
     }

@@ -1,6 +1,7 @@
-//! From a [`DeviceSpec`] to a [`Disk`]: the only file that knows every type there is.
+//! From a [`DeviceSpec`] to a [`Disk`]: the only file that knows every type of device.
 //!
-//! Each step matches one choice and calls the next with one type more, so that kinds add up:
+//! Each step matches one choice and calls the next with one more type, so that the code grows with
+//! the sum of the choices and not with their product:
 //!
 //! ```text
 //! kind ▸ delay and trace ▸ error injector ▸ scheduler ▸ gate ▸ Arc<dyn Disk>
@@ -31,44 +32,44 @@ mod volume;
 
 pub(crate) use volume::pool_path;
 
-/// A device that is made, and what was corrected in the making.
+/// An open device, and notes on corrected parameters.
 pub struct Made {
     /// The device.
     pub disk: Arc<dyn Disk>,
     /// A sentence for each parameter that was corrected.
     pub notes: Vec<String>,
-    /// The device as a RAM disk, if it is one: what can be asked of those only.
+    /// The RAM disk, if the device is one, for operations that only RAM disks have.
     pub ram: Option<Arc<Ram>>,
     /// The pool that the device is in, if it is a volume.
     pub pool: Option<Arc<Running>>,
 }
 
-/// Why a device could not be made.
+/// The reason for which a device could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StackError {
-    /// A parameter does not go together with the others.
+    /// A parameter conflicts with the others.
     #[error("{field}: `{value}` will not do: wanted {wanted}")]
     Invalid {
         /// The parameter.
         field: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What would do.
+        /// What is expected.
         wanted: String,
     },
-    /// The system refused something.
+    /// The system refused an operation.
     #[error("{message}")]
     Refused {
-        /// The parameter that asked for it.
+        /// The parameter that needs the operation.
         field: &'static str,
-        /// What was refused, and why.
+        /// The operation and the error.
         message: String,
     },
 }
 
 impl StackError {
-    /// The parameter that is to blame.
+    /// The invalid parameter.
     pub fn field(&self) -> &'static str {
         match self {
             StackError::Invalid { field, .. } | StackError::Refused { field, .. } => field,
@@ -87,19 +88,19 @@ impl From<NullError> for StackError {
     }
 }
 
-/// The error with a size as it was given rather than in bytes.
+/// The error with a size as it was given, instead of in bytes.
 fn as_given(spec: &DeviceSpec, error: StackError) -> StackError {
     let StackError::Invalid { field, wanted, value } = error else { return error };
     StackError::Invalid { field, value: given_as(spec, field).unwrap_or(value), wanted }
 }
 
-/// A size as it was given; `None` if the parameter is none, or was not given.
+/// A size as it was given; `None` if the parameter is no size, or was not given.
 fn given_as(spec: &DeviceSpec, field: &str) -> Option<String> {
     let (param, given) = spec.given().find(|(param, _)| param.name == field)?;
     matches!(param.form, Form::Size { .. }).then(|| param.print(given))
 }
 
-/// A sentence for each parameter that was given, but needs another to have an effect.
+/// A note for each given parameter that has no effect without another one.
 fn idle(spec: &DeviceSpec) -> Vec<String> {
     let timer = spec.choice("irqmode") == IrqMode::Timer as usize;
     let notes = spec.given().filter_map(|(param, value)| {
@@ -116,7 +117,7 @@ fn idle(spec: &DeviceSpec) -> Vec<String> {
     notes.collect()
 }
 
-/// A sentence for each tunable of a scheduler that is not there yet.
+/// A note for each given tunable of a scheduler that the device does not use yet.
 fn untuned(spec: &DeviceSpec) -> impl Iterator<Item = String> {
     let given = spec
         .given()
@@ -127,15 +128,15 @@ fn untuned(spec: &DeviceSpec) -> impl Iterator<Item = String> {
     notes.filter(move |_| is_none)
 }
 
-/// Makes the device.
+/// Opens the device.
 ///
 /// # Errors
-/// If its parameters do not go together, or the system refuses what they ask for.
+/// If its parameters conflict, or the system refuses an operation that they need.
 pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     open_with_zones::<WordZones>(spec)
 }
 
-/// Makes the device with its zones guarded by `Z`, to compare ways of guarding them.
+/// Opens the device with zones of type `Z`, to compare ways of locking them.
 ///
 /// # Errors
 /// As [`open`].
@@ -155,8 +156,8 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
     Ok(made)
 }
 
-/// A disk over a device that was made elsewhere of this specification, with everything above it
-/// that the product's own has.
+/// A disk over a device that the caller has opened from this specification, with all layers above
+/// it that the product's own has.
 ///
 /// # Errors
 /// As [`open`].
@@ -164,10 +165,10 @@ pub fn over<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, St
     with_delay(spec, device)
 }
 
-/// Checks that the parameters go together, without leaving a trace.
+/// Checks that the parameters do not conflict, without creating files.
 ///
 /// # Errors
-/// As [`open`], but for files that could not be written.
+/// As [`open`], except for files that could not be written.
 pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
     let mut notes = match spec.kind().name {
         "smr" => smr::check(spec)?,
@@ -190,8 +191,8 @@ fn notes<Z: ZoneSet>(spec: &DeviceSpec, null: &Null<Z>) -> Vec<String> {
 
 fn with_delay<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
     let delay_ns = spec.number("delay_nsec");
-    // A trace stands above the delay, so that it shows it. Where there is a trace the delay may be
-    // zero: that saves a fourth combination, and who traces does not count nanoseconds.
+    // The trace is above the delay, so that it shows the delay. With a trace a delay of zero is
+    // also a layer, which saves a fourth combination; its cost does not matter while tracing.
     match (spec.text("trace"), delay_ns) {
         (None, 0) => with_faults(spec, device),
         (None, _) => with_faults(spec, Delayed::new(device, delay_ns)),
@@ -208,9 +209,9 @@ fn create_trace(path: &str) -> Result<Trace, StackError> {
         StackError::Refused { field: "trace", message }
     };
     let failed = |error: io::Error| refused(format!("cannot be written: {error}"));
-    // What is in it goes only when it is known that no other device is writing it.
+    // The old contents are truncated only when no other device is writing the file.
     let file = owner_only::make_options().open(path).map_err(failed)?;
-    // A terminal or a pipe can take the lines of several devices.
+    // Several devices may write to one terminal or pipe.
     if file.metadata().map_err(failed)?.is_file() {
         file.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => {
@@ -232,9 +233,9 @@ fn with_faults<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>,
     with_scheduler(spec, Faulty::new(device, seed(spec.name())))
 }
 
-/// Puts the device under a scheduler that can be switched on and off, unless that would change what
-/// is above it: where writes to a zone are kept in order by the device alone, a scheduler between
-/// would undo it, and those who want one say so from the beginning.
+/// Puts the device under a scheduler that can be switched on and off, unless that would break the
+/// order of writes above it. If only the device keeps the writes to a zone in order, a scheduler
+/// above it would reorder them; then a scheduler must be requested when the device is opened.
 fn with_scheduler<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
     let depth = device.limits().queue_depth;
     let is_zoned = device.geometry().zones.is_some();
@@ -250,7 +251,7 @@ fn with_scheduler<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Dis
     with_gate(spec, Arc::new(scheduled), depth)
 }
 
-/// The gate's mode; `auto` is what the device can do.
+/// The mode of the zone write plug; `auto` depends on the device.
 fn gate_mode<D: Device>(spec: &DeviceSpec, device: &D) -> Result<GateMode, StackError> {
     if device.geometry().zones.is_none() {
         return Ok(GateMode::Pipeline);
@@ -293,8 +294,8 @@ fn with_gate<D: Device>(
     })
 }
 
-/// The disk, each of whose channels has room for twice the device's own depth, so that the plug has
-/// something to merge while it is busy.
+/// The disk. Each of its channels has room for twice the device's own depth, so that the plug has
+/// requests to merge while the device is busy.
 fn composed<D: Device, W: Gates>(
     spec: &DeviceSpec,
     device: Arc<D>,
@@ -307,25 +308,25 @@ fn composed<D: Device, W: Gates>(
     if spec.switch("read_only") { Arc::new(disk.read_only()) } else { Arc::new(disk) }
 }
 
-/// The injector's dice fall the same way for the same name: FNV-1a.
+/// The seed of the fault injector, equal for equal names: FNV-1a.
 fn seed(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     })
 }
 
-/// The RAM disk that the specification asks for.
+/// The configuration of a RAM disk from its specification.
 ///
 /// # Errors
-/// If a value does not fit, or a file that it names cannot be read.
+/// If a value is invalid, or a file that it names cannot be read.
 pub fn ram_config(spec: &DeviceSpec) -> Result<RamConfig, StackError> {
     ram::config(spec)
 }
 
-/// The null device that the specification asks for.
+/// The configuration of a null device from its specification.
 ///
 /// # Errors
-/// If a value does not fit.
+/// If a value is invalid.
 pub fn null_config(spec: &DeviceSpec) -> Result<NullConfig, StackError> {
     let irqmode = [IrqMode::None, IrqMode::Softirq, IrqMode::Timer][spec.choice("irqmode")];
     let queues = spec.small("submit_queues");
@@ -385,7 +386,7 @@ mod tests {
         }
     }
 
-    /// A device of a kind; a volume has to be somewhere, and of a size.
+    /// A specification of each kind; a volume needs a pool and a size.
     fn example(kind: &'static Kind, pool: &TempDir) -> DeviceSpec {
         let mut spec = DeviceSpec::new(kind, "d").unwrap();
         if kind.name == "volume" {
@@ -515,7 +516,7 @@ mod tests {
 
     #[test]
     fn a_trace_has_one_writer() {
-        // A second device with the same file truncated what the first had written.
+        // The bug: a second device with the same trace file truncated the first one's trace.
         let temp = TempDir::new().unwrap();
         let path = temp.path().join("trace");
         let spec = |name: &str| {
@@ -536,7 +537,8 @@ mod tests {
         }
     }
 
-    /// `trace=/etc/passwd` emptied that file, and a trace was readable to every local user.
+    /// The bug: `trace=/etc/passwd` emptied that file, and a trace was readable to every local
+    /// user.
     #[test]
     fn a_trace_replaces_nothing_but_a_trace() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -19,7 +19,7 @@ impl Table {
         self.rows.push(cells.into_iter().map(T::into).collect());
     }
 
-    /// Prints it: the first `left` columns to the left, the others to the right.
+    /// Prints the table: the first `left` columns aligned to the left, the others to the right.
     ///
     /// # Errors
     /// Those of `out`.
@@ -48,7 +48,7 @@ impl Table {
     }
 }
 
-/// A time in nanoseconds, in three digits or so with its unit.
+/// A time in nanoseconds, with about three digits and a unit.
 pub fn duration(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns}ns"),

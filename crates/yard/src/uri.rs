@@ -1,4 +1,5 @@
-//! Device URIs: `null:///n0?size=10G&zoned=1`. Text to [`DeviceSpec`], and nothing else.
+//! Device URIs: `null:///n0?size=10G&zoned=1`. Parses text to a [`DeviceSpec`], and does nothing
+//! else.
 
 use std::fmt::Write;
 
@@ -6,20 +7,20 @@ use crate::nearest::suggestion;
 use crate::param::{KINDS, Kind, ParamError, shown};
 use crate::spec::{DeviceSpec, NameError};
 
-/// Longest URI, in bytes.
+/// The longest URI, in bytes.
 pub const LEN_MAX: usize = 8192;
 
-/// Why a text is not a device URI.
+/// The reason for which a text is no device URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UriError {
-    /// Too long.
+    /// The text is too long.
     #[error("a URI of {len} bytes is too long; {LEN_MAX} is the most")]
     TooLong {
-        /// Its length.
+        /// The text's length, in bytes.
         len: usize,
     },
-    /// Not of the form `KIND:///NAME?KEY=VALUE&...`.
+    /// The text does not have the form `KIND:///NAME?KEY=VALUE&...`.
     #[error(
         "`{uri}` is not a device URI: {what}; wanted KIND:///NAME?KEY=VALUE&KEY=VALUE, e.g. \
              null:///n0?size=10G"
@@ -27,23 +28,23 @@ pub enum UriError {
     Form {
         /// The URI, shortened.
         uri: String,
-        /// What is wrong with it.
+        /// The error.
         what: String,
     },
-    /// No such kind of device.
+    /// The kind of device is unknown.
     #[error("`{kind}` is not a kind of device (known: {known}){advice}")]
     UnknownKind {
-        /// What was given, shortened.
+        /// The given kind, shortened.
         kind: String,
-        /// The kinds there are.
+        /// The known kinds.
         known: String,
-        /// The nearest one: begins with a semicolon, or is empty.
+        /// A suggestion: begins with a semicolon, or is empty.
         advice: String,
     },
-    /// The name will not do.
+    /// The name is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A parameter will not do.
+    /// A parameter is invalid.
     #[error(transparent)]
     Param(#[from] ParamError),
     /// A parameter is given twice.
@@ -54,11 +55,11 @@ pub enum UriError {
     },
 }
 
-/// Reads a device URI.
+/// Parses a device URI.
 ///
 /// # Errors
-/// If it has another form, names an unknown kind or parameter, gives one twice, or gives a value
-/// that does not fit.
+/// If it has another form, names an unknown kind or parameter, gives one twice, or gives an invalid
+/// value.
 pub fn parse(uri: &str) -> Result<DeviceSpec, UriError> {
     if uri.len() > LEN_MAX {
         return Err(UriError::TooLong { len: uri.len() });
@@ -102,7 +103,7 @@ pub fn parse(uri: &str) -> Result<DeviceSpec, UriError> {
 /// The kind with this name.
 ///
 /// # Errors
-/// If there is none; the error names those there are.
+/// If there is none; the error names all kinds.
 pub fn find_kind(name: &str) -> Result<&'static Kind, UriError> {
     Kind::find(name).ok_or_else(|| {
         let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
@@ -111,7 +112,7 @@ pub fn find_kind(name: &str) -> Result<&'static Kind, UriError> {
     })
 }
 
-/// Percent-encodes what would not stand for itself in a query.
+/// Percent-encodes the characters that have a meaning in a query.
 pub fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -204,7 +205,7 @@ mod tests {
         assert!(matches!(parse(&long), Err(UriError::TooLong { .. })));
     }
 
-    /// A value that fits the form.
+    /// A valid value of the form.
     fn fitting(form: Form) -> BoxedStrategy<String> {
         match form {
             Form::Size { min, max } => {

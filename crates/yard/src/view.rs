@@ -1,4 +1,4 @@
-//! What the control API says, as types: written by the daemon, read by the commands.
+//! The responses of the control API as types: written by the daemon, read by the commands.
 
 use blockyard_core::channel::Stats;
 use blockyard_core::zone::gate::GateMode;
@@ -18,7 +18,7 @@ use crate::yard::{Entry, describe};
 pub struct RootView {
     /// The program's version.
     pub version: String,
-    /// Every path there is.
+    /// All paths of the API.
     pub paths: Vec<String>,
 }
 
@@ -38,13 +38,13 @@ pub struct VersionView {
 /// A device: `GET /v1/devices/{name}`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct DeviceView {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its kind.
+    /// The kind of device.
     pub kind: String,
-    /// The URI that makes it, with what was given and no more.
+    /// The URI of the device, with only the parameters that were given.
     pub uri: String,
-    /// What it is, for people.
+    /// A description for people.
     pub description: String,
     /// Capacity.
     pub size_bytes: u64,
@@ -54,9 +54,9 @@ pub struct DeviceView {
     pub physical_block_bytes: u32,
     /// Whether changes are refused.
     pub read_only: bool,
-    /// Its zones, if it has any.
+    /// The device's zones, if it has any.
     pub zoned: Option<ZonedView>,
-    /// What it takes in one request.
+    /// The limits of a request.
     pub limits: LimitsView,
     /// The scheduler's name.
     #[serde(default)]
@@ -68,60 +68,60 @@ pub struct DeviceView {
     /// The path of its block file, if files are mounted.
     #[serde(default)]
     pub file: Option<String>,
-    /// How requests for that file come: `/dev/fuse` or `io_uring`.
+    /// The transport of requests for that file: `/dev/fuse` or `io_uring`.
     #[serde(default)]
     pub file_transport: Option<String>,
     /// How many times that file is open now.
     #[serde(default)]
     pub opens: u64,
-    /// What was corrected when it was made.
+    /// Notes on parameters that were corrected when the device was opened.
     pub notes: Vec<String>,
-    /// Nanoseconds since it was made.
+    /// Nanoseconds since the device was opened.
     pub age_ns: u64,
 }
 
 /// How a device is divided into zones. Lengths in sectors of 512 bytes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ZonedView {
-    /// Distance between the starts of two zones.
+    /// The distance between the starts of two zones.
     pub zone_sectors: u64,
-    /// How much of a sequential zone can be written.
+    /// The writable part of a sequential zone.
     pub zone_capacity_sectors: u64,
-    /// How many zones there are.
+    /// The number of zones.
     pub zone_count: u32,
-    /// How many of them are conventional.
+    /// The number of conventional zones.
     pub conventional_count: u32,
-    /// Most open zones; 0: no limit.
+    /// The limit of open zones; 0: no limit.
     pub open_max: u32,
-    /// Most active zones; 0: no limit.
+    /// The limit of active zones; 0: no limit.
     pub active_max: u32,
-    /// How changes of a zone are kept in order: `pipeline`, `plug`.
+    /// The mode of the zone write plug, which keeps changes of a zone in order: `pipeline`, `plug`.
     pub gate: String,
-    /// Whether zone append is made of writes, because the device has none of its own.
+    /// Whether zone appends are made of writes, because the device has none of its own.
     pub append_emulated: bool,
 }
 
-/// What a device takes in one request. Lengths in sectors of 512 bytes; `null`: no limit.
+/// The limits of a request. Lengths in sectors of 512 bytes; `null`: no limit.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct LimitsView {
-    /// Longest read or write.
+    /// The longest read or write.
     pub sectors_max: Option<u64>,
-    /// Longest discard; 0: none.
+    /// The longest discard; 0: none.
     pub discard_sectors_max: Option<u64>,
-    /// Longest write-zeroes; 0: none.
+    /// The longest write-zeroes; 0: none.
     pub write_zeroes_sectors_max: Option<u64>,
-    /// Longest zone append; 0: none.
+    /// The longest zone append; 0: none.
     pub zone_append_sectors_max: Option<u64>,
     /// Whether there is a volatile cache.
     pub write_cache: bool,
-    /// Whether FUA is obeyed by the device itself.
+    /// Whether the device itself implements FUA.
     pub fua: bool,
-    /// Requests that one queue works on at once.
+    /// The number of requests that one queue executes at once.
     pub queue_depth: u16,
 }
 
 impl DeviceView {
-    /// A device with so many NBD clients, and with its file if there is one.
+    /// A device with `clients` NBD clients, and with its file if there is one.
     pub fn new(entry: &Entry, clients: u64, file: Option<FileInfo>) -> DeviceView {
         let (disk, limits) = (entry.disk.as_ref(), entry.disk.limits());
         let (geometry, gate) = (disk.geometry(), disk.gate());
@@ -168,7 +168,7 @@ impl DeviceView {
     }
 }
 
-/// A limit for JSON, whose readers may have no whole numbers of 64 bits.
+/// A limit in JSON, some of whose readers lack 64-bit integers.
 fn limit(sectors: u64) -> Option<u64> {
     Some(sectors).filter(|sectors| *sectors != u64::MAX)
 }
@@ -184,9 +184,9 @@ pub struct ZoneView {
     pub start: u64,
     /// Length.
     pub len: u64,
-    /// How much can be written.
+    /// The writable length.
     pub cap: u64,
-    /// The write pointer from the zone's start on; `null` where there is none.
+    /// The write pointer, relative to the zone's start; `null` where there is none.
     pub wptr: Option<u64>,
     /// The condition's name, e.g. `implicit-open`.
     pub cond: String,
@@ -225,7 +225,7 @@ impl ZoneView {
             "conventional" => (1, "CONVENTIONAL"),
             _ => (2, "SEQ_WRITE_REQUIRED"),
         };
-        // The kernel has no write pointer for these zones either, and blkzone prints what it has.
+        // The kernel has no write pointer for these zones either, and blkzone prints 0.
         let wptr = self.wptr.unwrap_or(0);
         format!(
             "  start: 0x{:09x}, len 0x{:06x}, cap 0x{:06x}, wptr 0x{wptr:06x} reset:0 non-seq:0, \
@@ -240,7 +240,7 @@ impl ZoneView {
 pub struct ZonesView {
     /// The zones, in order.
     pub zones: Vec<ZoneView>,
-    /// Where the next page begins; `null` at the end of the device.
+    /// The sector at which the next page begins; `null` at the end of the device.
     pub next: Option<u64>,
 }
 
@@ -249,11 +249,11 @@ pub struct ZonesView {
 pub struct OpView {
     /// Operations completed, failed ones included.
     pub ops: u64,
-    /// Bytes of those that succeeded.
+    /// The bytes of successful operations.
     pub bytes: u64,
-    /// Those that failed.
+    /// The number of failed operations.
     pub errors: u64,
-    /// Those that were merged into another's request.
+    /// The number of operations that were merged into another request.
     pub merges: u64,
 }
 
@@ -261,12 +261,12 @@ pub struct OpView {
 /// buckets left out.
 pub type LatencyView = Vec<(u64, u64)>;
 
-/// Statistics of one device since it was made.
+/// Statistics of one device since it was opened.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct StatsView {
     /// The device.
     pub device: String,
-    /// Nanoseconds since it was made.
+    /// Nanoseconds since the device was opened.
     pub age_ns: u64,
     /// Channels open now.
     pub channels: u64,
@@ -276,15 +276,15 @@ pub struct StatsView {
     pub read_latency: LatencyView,
     /// Latency of writes, appends and write-zeroes.
     pub write_latency: LatencyView,
-    /// Latency of all the rest.
+    /// Latency of all other operations.
     pub other_latency: LatencyView,
-    /// What a RAM disk says of itself, by zram's names; left out of other devices.
+    /// The statistics of a RAM disk, by zram's names; absent for other devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<RamView>,
 }
 
 impl StatsView {
-    /// The statistics of a device now.
+    /// The present statistics of a device.
     pub fn new(entry: &Entry) -> StatsView {
         let stats: Stats = entry.disk.stats();
         let ops = Op::ALL.into_iter().filter_map(|op| {
@@ -309,13 +309,13 @@ impl StatsView {
     }
 }
 
-/// A latency without its empty buckets, as the API gives it.
+/// A latency without its empty buckets, as the API returns it.
 pub fn sparse(latency: &[u64]) -> LatencyView {
     let filled = latency.iter().enumerate().filter(|(_, count)| **count > 0);
     filled.map(|(bucket, count)| (bucket_floor(bucket), *count)).collect()
 }
 
-/// A latency with all its buckets, as [`blockyard_core::channel::percentile_ns`] takes it.
+/// A latency with all its buckets, as [`blockyard_core::channel::percentile_ns`] expects it.
 pub fn dense(latency: &LatencyView) -> Vec<u64> {
     let mut buckets = vec![0; HISTOGRAM_BUCKETS];
     for (floor_ns, count) in latency {
@@ -327,13 +327,13 @@ pub fn dense(latency: &LatencyView) -> Vec<u64> {
 /// An NBD connection.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ConnectionView {
-    /// A number of its own.
+    /// The connection's number.
     pub id: u64,
-    /// The other end.
+    /// The address of the client.
     pub peer: String,
     /// The device; `null` during the handshake.
     pub device: Option<String>,
-    /// Whether it is encrypted.
+    /// Whether the connection is encrypted.
     pub tls: bool,
     /// Requests received.
     pub requests: u64,
@@ -343,7 +343,7 @@ pub struct ConnectionView {
     pub written_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
-    /// Bytes that it has now of the memory for connections.
+    /// The bytes of connection memory that it holds now.
     #[serde(default)]
     pub memory_bytes: u64,
 }
@@ -351,13 +351,13 @@ pub struct ConnectionView {
 /// `GET /v1/nbd-memory`: the memory for the buffers of all NBD connections together.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct NbdMemoryView {
-    /// Most bytes.
+    /// The limit.
     pub limit_bytes: u64,
-    /// Bytes that connections have now.
+    /// The bytes that connections hold now.
     pub used_bytes: u64,
     /// How often a connection waited for memory.
     pub waits: u64,
-    /// Connections and requests that were refused for want of memory.
+    /// Connections and requests that were refused because of the limit.
     pub refused: u64,
 }
 
@@ -376,25 +376,26 @@ pub struct AddRequest {
     pub uri: String,
 }
 
-/// `POST /v1/devices/{name}/zones/{verb}`. Without `from` it is the whole device.
+/// `POST /v1/devices/{name}/zones/{verb}`. Without `from` it affects the whole device.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ZoneRequest {
     /// First sector of the first zone.
     pub from: Option<u64>,
-    /// How many zones; all that follow, if left out.
+    /// The number of zones; by default all that follow.
     pub count: Option<u64>,
     /// Change the zones although NBD clients use the device or its file is open.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What a zone operation did.
+/// The result of a zone operation.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ZoneDone {
-    /// How many zones were done.
+    /// The number of zones that were changed.
     pub zones: u64,
-    /// Where the rest begins, if the bound of one request was reached; `null` if all is done.
+    /// The sector at which to continue, if one request could not change all zones; otherwise
+    /// `null`.
     pub next: Option<u64>,
 }
 
@@ -406,23 +407,23 @@ pub struct InjectRequest {
     pub fault: String,
 }
 
-/// The body of every answer that is no success.
+/// The body of every error response.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// The error.
     pub error: ErrorView,
 }
 
-/// What went wrong.
+/// An error.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ErrorView {
-    /// A word for programs.
+    /// The error's code, for programs.
     pub code: String,
-    /// The argument or parameter that is to blame.
+    /// The invalid argument or parameter.
     pub field: Option<String>,
-    /// Its value.
+    /// The invalid value.
     pub value: Option<String>,
-    /// A sentence for people: what, and what would do.
+    /// A sentence for people: the error, and what is expected.
     pub message: String,
 }
 
@@ -485,13 +486,13 @@ mod tests {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FormatRequest {
-    /// Overwrite what is there.
+    /// Whether existing data are overwritten.
     pub force: bool,
     /// A name for people.
     pub label: String,
     /// A UUID; a random one if there is none.
     pub uuid: Option<String>,
-    /// As `-o` takes them: `aggr_cnv`, `uid=`, `gid=`, `perm=`, with commas between them.
+    /// The options as for `-o`: `aggr_cnv`, `uid=`, `gid=`, `perm=`, separated by commas.
     pub options: String,
 }
 
@@ -516,9 +517,9 @@ pub struct FormatView {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MountRequest {
-    /// The directory, from the root on.
+    /// The absolute path of the directory.
     pub dir: String,
-    /// As `-o` takes them: `errors=`, `explicit-open`, `ro`, `allow_other`.
+    /// The options as for `-o`: `errors=`, `explicit-open`, `ro`, `allow_other`.
     pub options: String,
 }
 
@@ -527,9 +528,9 @@ pub struct MountRequest {
 pub struct MountView {
     /// The device.
     pub device: String,
-    /// Where it is mounted.
+    /// The mount point.
     pub dir: String,
-    /// The options, all of them.
+    /// All options.
     pub options: String,
     /// Whether writes are refused, from the beginning or since an error.
     pub read_only: bool,
@@ -543,10 +544,10 @@ pub struct MountView {
     pub sequential_files: u32,
     /// Sequential files open for writing.
     pub write_open: u32,
-    /// The most that `explicit-open` allows; 0: no limit.
+    /// The limit of files open for writing with `explicit-open`; 0: no limit.
     pub write_open_max: u32,
     /// Sequential files that are partly written or explicitly open.
     pub active: u32,
-    /// The most active zones that the device allows; 0: no limit.
+    /// The device's limit of active zones; 0: no limit.
     pub active_max: u32,
 }

@@ -1,7 +1,8 @@
-//! The volumes of pools that this yard has open: what the control API and the commands ask of them.
+//! Operations on volumes of the pools that this yard has open, for the control API and the
+//! commands.
 //!
-//! A command on a pool that nobody has open does the same on a pool that it opens itself; so the
-//! views are made here for both.
+//! If no process has a pool open, a command opens it and executes the operation itself, so both use
+//! the views here.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,25 +23,25 @@ use crate::yard::{Entry, Yard};
 /// A volume or a snapshot.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct VolumeView {
-    /// Its name; a snapshot's has a `@`.
+    /// The name; that of a snapshot has an `@`.
     pub name: String,
-    /// Whether it never changes.
+    /// Whether it is read-only, as snapshots are.
     pub snapshot: bool,
-    /// Its capacity.
+    /// The capacity.
     pub size_bytes: u64,
-    /// What is checksummed and compressed as one.
+    /// The unit of checksums and compression.
     pub volblocksize_bytes: u32,
-    /// What it is promised, before compression.
+    /// The space that is reserved for it, before compression.
     #[serde(default)]
     pub reservation_bytes: u64,
-    /// Whether it is a device now.
+    /// Whether it is open as a device.
     #[serde(default)]
     pub in_use: bool,
-    /// What was written to it and is there, as it is stored, what it shares with others included;
-    /// left out of lists.
+    /// The stored length of the data that it refers to, including data shared with others; absent
+    /// in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
-    /// The same before compression.
+    /// The length of the data that it refers to, before compression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub referenced_bytes: Option<u64>,
 }
@@ -50,7 +51,7 @@ impl VolumeView {
         VolumeView { in_use: running.is_taken(traits.id), ..VolumeView::idle(traits) }
     }
 
-    /// One of a pool that nobody has open.
+    /// A volume of a pool without devices.
     pub fn idle(traits: &Traits) -> VolumeView {
         VolumeView {
             name: traits.name.clone(),
@@ -64,12 +65,12 @@ impl VolumeView {
         }
     }
 
-    /// Every volume and snapshot of a pool.
+    /// All volumes and snapshots of a pool.
     pub fn list(running: &Running) -> Vec<VolumeView> {
         running.pool().list().iter().map(|traits| VolumeView::new(running, traits)).collect()
     }
 
-    /// One of them, with what it takes.
+    /// One volume or snapshot, with its space usage.
     ///
     /// # Errors
     /// If there is none of this name.
@@ -86,14 +87,14 @@ impl VolumeView {
 /// One of two copies of a pool.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct CopyView {
-    /// Its directory.
+    /// The copy's directory.
     pub path: String,
-    /// It has everything, and is written to.
+    /// Whether it is complete and is written to.
     pub good: bool,
-    /// Why it is not.
+    /// The reason for which it is not good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// How often something in it was written again from the other one, since the pool was opened.
+    /// The number of repairs from the other copy since the pool was opened.
     pub mended: u64,
 }
 
@@ -107,64 +108,64 @@ impl From<CopyStatus> for CopyView {
 /// A pool.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct PoolView {
-    /// Its directory.
+    /// The pool's directory.
     pub path: String,
-    /// Volumes and snapshots.
+    /// The number of volumes and snapshots.
     pub volumes: u64,
-    /// Length of a segment.
+    /// The length of a segment.
     pub segment_bytes: u64,
-    /// Segments, free ones included.
+    /// The number of segments, including free ones.
     pub segments: u64,
-    /// Segments that are free, or will be after the next checkpoint.
+    /// The segments that are free, or will be after the next checkpoint.
     pub segments_free: u64,
-    /// Segments that only checkpoints and cleaning may have.
+    /// The segments that are reserved for checkpoints and cleaning.
     pub segments_reserved: u64,
-    /// What is free where the pool is: there it grows.
+    /// The free space of the pool's location, into which the pool can grow.
     pub outside_free_bytes: u64,
-    /// Bytes of blocks that count, and of pages of maps, twice.
+    /// The bytes of live blocks, and twice those of map pages.
     pub used_bytes: u64,
-    /// Bytes that may be written beside these, without reserves.
+    /// The bytes that can be written in addition to `used_bytes`, without the reserve.
     pub available_bytes: u64,
-    /// Nothing is written any more, because a write or a sync has failed.
+    /// Whether the pool accepts no more writes, because a write or a sync has failed.
     pub poisoned: bool,
-    /// The last group in the log: its position.
+    /// The position of the last log batch.
     pub log_group: u64,
-    /// The last group when the log has recorded that every group is durable.
+    /// The last log batch at the time when the log recorded that all batches are durable.
     pub log_recorded: u64,
-    /// Groups since it was opened.
+    /// Log batches since the pool was opened.
     pub groups: u64,
-    /// Their lengths: pairs of a bucket's least length in bytes and its count.
+    /// The lengths of log batches: pairs of a bucket's least length in bytes and its count.
     pub group_bytes: Vec<(u64, u64)>,
-    /// Bytes of groups, with their heads.
+    /// The bytes of log batches, including headers.
     pub log_bytes: u64,
-    /// Bytes of blocks that were written, before compression.
+    /// The bytes of blocks that were written, before compression.
     pub data_bytes: u64,
-    /// The same as they were stored.
+    /// The bytes of blocks that were written, after compression.
     pub stored_bytes: u64,
-    /// Bytes that cleaning has written again.
+    /// The bytes that cleaning has copied.
     pub moved_bytes: u64,
-    /// Syncs of the log, those included that were part of a write.
+    /// Syncs of the log, including those that were part of a write.
     pub syncs: u64,
-    /// Checkpoints.
+    /// The number of checkpoints.
     pub checkpoints: u64,
-    /// Bytes of pages of maps that checkpoints have written.
+    /// The bytes of map pages that checkpoints have written.
     pub page_bytes: u64,
-    /// Segments that cleaning has emptied.
+    /// The number of segments that cleaning has freed.
     pub segments_cleaned: u64,
-    /// How often writes have waited for their part of what cleaning wins.
+    /// How often writes waited for space from cleaning.
     pub cleaning_waits: u64,
-    /// How often space was looked for, because somebody has found none.
+    /// How often space was searched because an allocation had failed.
     pub space_searches: u64,
-    /// Its copies, where there are two.
+    /// The pool's copies, if it has two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
 }
 
 impl PoolView {
-    /// A pool now.
+    /// The present state of a pool.
     ///
     /// # Errors
-    /// If the system does not say how much space there is.
+    /// If the system does not report the free space.
     pub fn new(running: &Running) -> Result<PoolView, VolumeError> {
         let status = running.status()?;
         let activity = status.activity;
@@ -198,7 +199,7 @@ impl PoolView {
         })
     }
 
-    /// What counts up, by name: for metrics.
+    /// The counters by name, for metrics.
     pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 12] {
         let mended = self.copies.iter().map(|copy| copy.mended).sum();
         [
@@ -217,7 +218,7 @@ impl PoolView {
         ]
     }
 
-    /// What there is, by name: for metrics.
+    /// The gauges by name, for metrics.
     pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 9] {
         let bad = self.copies.iter().filter(|copy| !copy.good).count() as u64;
         let bytes = |segments: u64| segments * self.segment_bytes;
@@ -235,11 +236,11 @@ impl PoolView {
     }
 }
 
-/// `POST /v1/volumes/{verb}`. What a verb has no use for is refused.
+/// `POST /v1/volumes/{verb}`. A field that the verb does not use is refused.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VolumeRequest {
-    /// The pool's directory; needed where the yard has several pools open.
+    /// The pool's directory; needed if the yard has several pools open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// The volume, or the snapshot VOLUME@SNAPSHOT.
@@ -247,24 +248,24 @@ pub struct VolumeRequest {
     /// `clone`: the name of the new volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new: Option<String>,
-    /// `create`, `resize`: its capacity.
+    /// `create`, `resize`: the capacity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// `create`: what is checksummed and compressed as one; 16 KiB unless told.
+    /// `create`: the unit of checksums and compression; 16 KiB by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volblocksize_bytes: Option<u32>,
-    /// `create`, `resize`: space that it is promised, before compression, and others do not get.
+    /// `create`, `resize`: the space that is reserved for the volume, before compression.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reservation_bytes: Option<u64>,
-    /// `send`: the older snapshot that the stream builds on; it holds everything without one.
+    /// `send`: the older snapshot on which the stream builds; without it the stream is complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// `scrub`: most bytes that are read in a second; as fast as can be without it.
+    /// `scrub`: the most bytes that are read per second; no limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_bytes: Option<u64>,
 }
 
-/// Verbs, and the fields that each takes beside `pool` and `name`.
+/// The verbs, and the fields that each uses in addition to `pool` and `name`.
 const VERBS: [(&str, &[&str]); 9] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes"]),
     ("snapshot", &[]),
@@ -277,13 +278,13 @@ const VERBS: [(&str, &[&str]); 9] = [
     ("scrub", &["rate_bytes"]),
 ];
 
-/// Which volumes are listed.
+/// The query for a list of volumes.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct VolumesQuery {
-    /// The pool; needed where the yard has several pools open.
+    /// The pool; needed if the yard has several pools open.
     pool: Option<String>,
-    /// One of its volumes; all without it.
+    /// One of its volumes; all by default.
     name: Option<String>,
 }
 
@@ -292,7 +293,7 @@ fn argument(field: &'static str, value: impl ToString, wanted: impl Into<String>
 }
 
 impl VolumeRequest {
-    /// Refuses a field that the verb has no use for.
+    /// Refuses a field that the verb does not use.
     pub(crate) fn check(&self, verb: &str) -> Result<(), YardError> {
         let Some((_, takes)) = VERBS.iter().find(|(known, _)| *known == verb) else {
             let verbs = VERBS.map(|(known, _)| known).join(", ");
@@ -319,10 +320,10 @@ impl VolumeRequest {
     }
 }
 
-/// Carries a verb out on a pool, whoever has it open; says in a few words what was done.
+/// Executes a verb on a pool, open in a yard or in a command. Returns a few words about the result.
 ///
 /// # Errors
-/// If there is no such verb, a field does not go with it, or the pool refuses.
+/// If there is no such verb, it does not use a given field, or the pool refuses.
 pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<String, YardError> {
     request.check(verb)?;
     let name = request.name.as_str();
@@ -364,39 +365,39 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
             running.destroy(name)?;
             Ok("removed".to_owned())
         }
-        // What it answers is a stream.
+        // The other verbs return a stream.
         _ => Err(argument("verb", shown(verb), "one that changes a volume")),
     }
 }
 
-/// What was done.
+/// The result of an operation.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct VolumeDone {
     /// The volume or snapshot.
     pub name: String,
-    /// A few words for people.
+    /// A few words about the result, for people.
     pub done: String,
 }
 
-/// Where a stream goes.
+/// The destination of a stream.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReceiveQuery {
-    /// The pool; needed where the yard has several pools open.
+    /// The pool; needed if the yard has several pools open.
     #[serde(default)]
     pub(crate) pool: Option<String>,
     /// The volume, or VOLUME@SNAPSHOT.
     pub(crate) name: String,
 }
 
-/// What was received.
+/// The result of receiving a stream.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ReceivedView {
-    /// The snapshot that is there now.
+    /// The snapshot that was made.
     pub name: String,
-    /// Blocks whose contents were in the stream.
+    /// The number of blocks in the stream.
     pub blocks: u64,
-    /// Length of the stream.
+    /// The length of the stream.
     pub stream_bytes: u64,
 }
 
@@ -407,56 +408,56 @@ impl From<Received> for ReceivedView {
     }
 }
 
-/// A line of the answer to `scrub`.
+/// A line of the response to `scrub`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(default)]
 pub struct ScrubLine {
-    /// What was verified.
+    /// The bytes verified so far.
     pub verified_bytes: u64,
-    /// What there is to be verified, at most.
+    /// The most bytes that are to be verified.
     pub total_bytes: u64,
-    /// What was found, in the last line.
+    /// The result, in the last line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<ScrubView>,
 }
 
-/// What a scrub or a check has found.
+/// The result of a scrub or a check.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ScrubView {
-    /// Volumes and snapshots.
+    /// The number of volumes and snapshots.
     pub volumes: u64,
-    /// Blocks that were read; what is shared counts once.
+    /// The blocks that were read; a shared block counts once.
     pub blocks: u64,
-    /// Their bytes as they are stored.
+    /// The stored length of these blocks.
     pub stored_bytes: u64,
-    /// Groups that a check has read in the log.
+    /// The log batches that a check has read.
     pub groups: u64,
-    /// Blocks and pages that are damaged.
+    /// The damaged blocks and map pages.
     pub damaged: u64,
-    /// How many a scrub has written again from the other copy.
+    /// The blocks that a scrub has repaired from the other copy.
     #[serde(default)]
     pub mended: u64,
-    /// Blocks of the last writes that a check found in one of two copies only: the next opening
+    /// The blocks of the last writes that a check found in only one of two copies: the next opening
     /// writes them to the other copy.
     #[serde(default)]
     pub behind: u64,
-    /// How the copies are that a check has looked at, where there are two.
+    /// The copies that a check has read, if there are two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
-    /// The first of them.
+    /// The first damages.
     pub damage: Vec<DamageView>,
 }
 
-/// What is damaged.
+/// A damage.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct DamageView {
     /// One of the volumes or snapshots that have it.
     pub volume: String,
-    /// The block's number there.
+    /// The number of the block in the volume.
     pub block: u64,
-    /// Where it is in the pool, in bytes.
+    /// The address in the pool, in bytes.
     pub address: u64,
-    /// What is wrong with it.
+    /// The kind of damage.
     pub what: String,
 }
 
@@ -486,7 +487,7 @@ impl From<Report> for ScrubView {
 }
 
 impl Yard {
-    /// The pools that devices of this yard are in, each once.
+    /// The pools of this yard's devices, each once.
     pub fn pools(&self) -> Vec<Arc<Running>> {
         let mut pools: Vec<Arc<Running>> = Vec::new();
         for pool in self.list().into_iter().filter_map(|entry| entry.pool) {
@@ -520,7 +521,7 @@ impl Yard {
         found.ok_or_else(|| refused(path))
     }
 
-    /// The device that a volume of a pool is, if it is one.
+    /// The device of a pool's volume, if it is open as one.
     fn device_of(&self, pool: &Arc<Running>, volume: &str) -> Option<Entry> {
         let is_it = |entry: &Entry| {
             entry.spec.name() == volume
@@ -529,11 +530,12 @@ impl Yard {
         self.list().into_iter().find(is_it)
     }
 
-    /// Carries a verb out on a volume of an open pool. What changes under a device's feet is done
-    /// while nobody uses it: the device goes for a moment and comes back.
+    /// Executes a verb on a volume of an open pool. A verb that would change a device while it is
+    /// in use requires that the device has no users: the device is removed for a moment and opened
+    /// again.
     ///
     /// # Errors
-    /// If the pool or the volume is not there, clients use it, or it refuses.
+    /// If the pool or the volume does not exist, clients use it, or it refuses.
     pub fn work_on_volume(
         &self,
         verb: &str,
@@ -544,7 +546,7 @@ impl Yard {
         let volume = request.name.split('@').next().unwrap_or_default();
         let device = match verb {
             "rollback" => self.device_of(&pool, volume),
-            // A promise is nothing that its clients notice.
+            // A change of the reservation alone does not affect clients.
             "resize" if request.size_bytes.is_some() => self.device_of(&pool, volume),
             "destroy" if !request.name.contains('@') => {
                 if let Some(entry) = self.device_of(&pool, volume) {
@@ -572,13 +574,13 @@ impl Yard {
         Ok(VolumeDone { name: request.name.clone(), done })
     }
 
-    /// Every pool, as far as the system says how it is.
+    /// The state of every pool, as far as the system reports it.
     pub fn pool_views(&self) -> Vec<PoolView> {
         let views = self.pools().into_iter().map(|pool| PoolView::new(&pool));
         views.filter_map(|view| view.inspect_err(|error| tracing::warn!("{error}")).ok()).collect()
     }
 
-    /// The volumes of a pool, or one of them.
+    /// All volumes of a pool, or one of them.
     pub(crate) fn volumes(&self, asked: &VolumesQuery) -> Result<Vec<VolumeView>, YardError> {
         let pool = self.pool(asked.pool.as_deref())?;
         Ok(match &asked.name {

@@ -1,4 +1,4 @@
-//! The devices of one process, by name: made, listed, exported and taken away while they are used.
+//! The devices of one process, by name: opened, listed, exported and removed while in use.
 #![allow(clippy::disallowed_types)] // The table of devices is control plane.
 
 use std::path::{Path, PathBuf};
@@ -25,29 +25,29 @@ use crate::stack::{self, StackError};
 use crate::view::{FormatRequest, FormatView, MountView};
 use crate::zonefs::Mounts;
 
-/// Most requests of the control API that one device works on at once.
+/// The most requests of the control API that wait for one device at once.
 pub const WORK_MAX: usize = 4;
 
 /// A device of the yard.
 #[derive(Clone)]
 pub struct Entry {
-    /// As it was asked for.
+    /// The specification of the device.
     pub spec: DeviceSpec,
     /// The device.
     pub disk: Arc<dyn Disk>,
-    /// What was corrected when it was made.
+    /// Notes on parameters that were corrected when it was opened.
     pub notes: Vec<String>,
     /// The device as a RAM disk, if it is one.
     pub ram: Option<Arc<Ram>>,
     /// The pool that the device is in, if it is a volume.
     pub pool: Option<Arc<Running>>,
-    /// When it was made.
+    /// The time at which it was opened.
     pub since: Instant,
     work: Arc<Semaphore>,
 }
 
 impl Entry {
-    /// A place among those that wait for the device, held until it is dropped.
+    /// A permit to wait for the device, held until it is dropped.
     ///
     /// # Errors
     /// If [`WORK_MAX`] requests wait for it already.
@@ -64,7 +64,7 @@ pub struct Yard {
     exports: Arc<Exports>,
     mounts: Mounts,
     files: Arc<Files>,
-    /// Where this yard can be asked, once that is known.
+    /// The control socket of this yard, once it is known.
     control: OnceLock<PathBuf>,
 }
 
@@ -72,8 +72,8 @@ pub struct Yard {
 struct Devices {
     /// In the order in which they were added.
     entries: Vec<Entry>,
-    /// The names of devices that are being made or taken away. Nobody else may have them: a device
-    /// opens its files, and a name's files are often the same.
+    /// The names of devices that are being opened or removed, which no other request may use: a
+    /// device opens its files, and devices of one name often have the same files.
     reserved: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ impl Devices {
     }
 }
 
-/// A name that is reserved until this is dropped. Not to be dropped under the lock.
+/// A reserved name. Dropping it releases the name; it must not be dropped while the lock is held.
 struct Reserved<'y> {
     yard: &'y Yard,
     name: String,
@@ -118,7 +118,7 @@ impl Yard {
         Arc::default()
     }
 
-    /// The exports: every device under its name.
+    /// The NBD exports: every device under its name.
     pub fn exports(&self) -> &Arc<Exports> {
         &self.exports
     }
@@ -128,15 +128,15 @@ impl Yard {
         &self.files
     }
 
-    /// Makes a device and exports it.
+    /// Opens a device and exports it.
     ///
     /// # Errors
-    /// If the name is taken, there are too many, or the device cannot be made.
+    /// If the name is taken, there are too many devices, or the device cannot be opened.
     pub fn add(&self, spec: DeviceSpec) -> Result<Entry, YardError> {
         self.add_by(spec, stack::open)
     }
 
-    /// Makes a device by `make` and exports it.
+    /// Opens a device by `make` and exports it.
     fn add_by(
         &self,
         spec: DeviceSpec,
@@ -146,14 +146,14 @@ impl Yard {
         self.enter(spec, usize::MAX, make)
     }
 
-    /// Makes a device whose name is reserved, and puts it at this place of the list.
+    /// Opens a device whose name is reserved, and inserts it at this index of the list.
     fn enter(
         &self,
         spec: DeviceSpec,
         index: usize,
         make: impl FnOnce(&DeviceSpec) -> Result<stack::Made, StackError>,
     ) -> Result<Entry, YardError> {
-        // Outside the lock: it opens files, and others who only look must not wait for that.
+        // Outside the lock: it opens files, and requests that only read the list must not wait.
         let stack::Made { disk, notes, ram, pool } = make(&spec)?;
         if let (Some(pool), Some(control)) = (&pool, self.control.get())
             && let Err(error) = pool.announce(control)
@@ -165,11 +165,11 @@ impl Yard {
             min_block_bytes: spec.number("min_block") as u32, // At most 64 KiB.
             description: describe(&spec, disk.as_ref()),
         };
-        // One lock for all who write parts of blocks, whichever way they come.
+        // One lock for sub-block writes by any protocol.
         let shared = SharedDisk::from(Arc::clone(&disk));
         self.exports.add(spec.name(), shared.clone(), options)?;
         if let Err(error) = self.files.add(spec.name(), shared) {
-            // It was added just now, and nobody else may remove it while its name is reserved.
+            // It was added just now, and no other request can remove it while its name is reserved.
             let _ = self.exports.remove(spec.name(), Duration::ZERO);
             return Err(error.into());
         }
@@ -184,7 +184,7 @@ impl Yard {
         Ok(entry)
     }
 
-    /// Reserves the name of a device that is to be made, and a place for it.
+    /// Reserves the name of a device that is to be opened, and room in the list.
     fn reserve(&self, name: &str) -> Result<Reserved<'_>, YardError> {
         let mut devices = self.devices();
         if devices.is_taken(name) {
@@ -197,8 +197,8 @@ impl Yard {
         Ok(Reserved { yard: self, name: name.to_owned() })
     }
 
-    /// Takes a device away. Its clients' requests are answered and the clients disconnected; those
-    /// that take longer than `drain` are cut off.
+    /// Removes a device. Its clients' requests in flight are answered and the clients disconnected;
+    /// those that take longer than `drain` are cut off.
     ///
     /// # Errors
     /// If there is no such device.
@@ -210,7 +210,7 @@ impl Yard {
             devices.reserved.push(name.to_owned());
             (devices.entries.remove(index), Reserved { yard: self, name: name.to_owned() })
         };
-        // Outside the lock: it waits for clients. All share the time.
+        // Outside the lock: it waits for clients. All waits share the time.
         let deadline = Instant::now() + drain;
         self.mounts.remove(name, drain);
         let left = || deadline.saturating_duration_since(Instant::now());
@@ -220,18 +220,18 @@ impl Yard {
         Ok(entry)
     }
 
-    /// Notes where this yard can be asked. What has it noted already keeps it.
+    /// Stores the control socket of this yard. A pool that already has a socket recorded keeps it.
     pub fn set_control(&self, control: &Path) {
         let control = std::path::absolute(control).unwrap_or_else(|_| control.to_owned());
-        // It is empty, or it says the same.
+        // It is empty, or has the same value.
         let _ = self.control.set(control);
     }
 
-    /// Takes a device away that nobody uses, does something that needs that, and makes the device
-    /// again as `spec` says; as it was, if that fails.
+    /// Removes an unused device, runs an operation that requires this, and opens the device again
+    /// with `spec`; with its old specification if the operation fails.
     ///
     /// # Errors
-    /// If there is no such device, somebody uses it, or what is done fails.
+    /// If there is no such device, clients use it, or the operation fails.
     pub fn rework<T>(
         &self,
         spec: DeviceSpec,
@@ -258,7 +258,7 @@ impl Yard {
         done
     }
 
-    /// Whether nobody uses a device.
+    /// Fails if a device is in use.
     fn is_idle(&self, name: &str) -> Result<(), YardError> {
         if let Some(dir) = self.zonefs_place(name) {
             return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
@@ -269,7 +269,7 @@ impl Yard {
         }
     }
 
-    /// How many NBD clients a device has, and how many times its file is open.
+    /// The number of a device's NBD clients, and how many times its file is open.
     fn users(&self, name: &str) -> (u64, u64) {
         let exports = self.exports.list();
         let export = exports.iter().find(|export| export.name == name);
@@ -277,11 +277,11 @@ impl Yard {
         (clients, self.files.find_info(name).map_or(0, |info| info.opens))
     }
 
-    /// Whether a command may change zones of a device under its users. A mounted zonefs keeps the
-    /// states of its zones in memory, so that `force` overrides clients and open files only.
+    /// Whether a command may change zones of a device in use. A mounted zonefs keeps the states of
+    /// its zones in memory, so `force` overrides clients and open files only.
     ///
     /// # Errors
-    /// If a zonefs is mounted on the device, or, without `force`, others use it.
+    /// If a zonefs is mounted on the device, or, without `force`, clients use it.
     pub fn may_change_zones(&self, name: &str, force: bool) -> Result<(), YardError> {
         if let Some(dir) = self.zonefs_place(name) {
             return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
@@ -297,7 +297,7 @@ impl Yard {
     /// Makes a zonefs on a device.
     ///
     /// # Errors
-    /// If there is no such device, it is mounted, the request makes no sense, or it refuses.
+    /// If there is no such device, it is mounted, the request is invalid, or the device refuses.
     pub fn format_zonefs(
         &self,
         name: &str,
@@ -310,10 +310,10 @@ impl Yard {
         self.mounts.format(&entry, request)
     }
 
-    /// Mounts the zonefs of a device. `ended` is called when it is no longer mounted.
+    /// Mounts the zonefs of a device. `ended` is called after it is unmounted.
     ///
     /// # Errors
-    /// If there is no such device, it is mounted or holds no zonefs, or the system refuses.
+    /// If there is no such device, it is mounted or has no zonefs, or the system refuses.
     pub fn mount_zonefs(
         &self,
         name: &str,
@@ -332,12 +332,12 @@ impl Yard {
         self.mounts.unmount(name)
     }
 
-    /// Where the zonefs of a device is mounted.
+    /// The mount point of a device's zonefs.
     pub fn zonefs_place(&self, name: &str) -> Option<PathBuf> {
         self.mounts.place(name)
     }
 
-    /// Every zonefs that is mounted.
+    /// All mounted zonefs.
     pub fn zonefs_mounts(&self) -> Vec<MountView> {
         self.mounts.list()
     }
@@ -358,7 +358,7 @@ impl Yard {
     }
 
     fn devices(&self) -> MutexGuard<'_, Devices> {
-        // Every change of a list is one call: a holder that panicked has left it whole.
+        // Every change of a list is one call: a holder that panicked has left it consistent.
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -459,8 +459,8 @@ mod tests {
 
     #[test]
     fn a_name_is_taken_while_its_device_is_made() {
-        // Two who added one name at once both opened the device's files, and truncated a trace
-        // that the other wrote already, before one of them was told that the name is taken.
+        // The bug: two concurrent requests for one name both opened the device's files, and
+        // truncated a trace that the other was writing, before one of them was refused.
         let yard = Yard::new();
         let entry = yard.add_by(spec("null:///a?size=1G"), |made| {
             let error = yard.add_by(spec("null:///a?size=2G"), |_| panic!("it is made twice"));
@@ -471,7 +471,7 @@ mod tests {
         });
         assert!(entry.is_ok());
         assert_eq!(yard.list().len(), 2);
-        // Who fails gives the name back, and so does who takes the device away.
+        // A failed request releases the name, and so does a removal.
         let bad = spec("null:///c?zoned=1&zone_size=3M");
         assert!(yard.add(bad).is_err() && yard.remove("a", DRAIN).is_ok());
         assert!(yard.add(spec("null:///a?size=1G")).is_ok());

@@ -1,5 +1,5 @@
-//! `blockyard zone check`: a device's geometry against what others accept, whether the device is
-//! made for it or runs in a yard.
+//! `blockyard zone check`: compares a device's geometry with the limits of other systems, for a
+//! device that is opened for this purpose or that a yard serves.
 
 use blockyard_core::zone::check::{Check, Target, Verdict};
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::client::{Client, ClientError};
 use crate::view::{DeviceView, ZoneView};
 
-/// Zones asked for at once.
+/// The number of zones that are read at once.
 const PAGE: usize = 4096;
 
 /// Checks a device; `None` if it has no zones.
@@ -24,7 +24,7 @@ pub fn of_disk(target: Target, disk: &dyn Disk) -> Option<Verdict> {
         disk.report_zones(from, PAGE, &mut page).expect("the sector lies on the device");
         page.iter().for_each(|zone| check.zone(zone));
         match page.last() {
-            // A report that leads nowhere ends rather than never.
+            // A report without progress ends the loop.
             Some(last) if last.start + last.sectors > from => from = last.start + last.sectors,
             _ => break,
         }
@@ -55,7 +55,7 @@ pub fn of_served(
     }
 }
 
-/// The shape of a device as its view tells it, as far as a check looks at it.
+/// The geometry and limits of a device from its view, as far as a check needs them.
 fn shape(view: &DeviceView) -> (Geometry, Limits) {
     let zones = view.zoned.as_ref().map(|zoned| ZoneGeometry {
         zone_sectors: zoned.zone_sectors,
@@ -79,8 +79,7 @@ fn shape(view: &DeviceView) -> (Geometry, Limits) {
     (geometry, limits)
 }
 
-/// A zone as its view tells it. A condition that this program does not know counts as offline: no
-/// check depends on it.
+/// A zone from its view. An unknown condition counts as offline: no check depends on it.
 fn info(view: &ZoneView) -> ZoneInfo {
     let cond = ZoneCond::ALL.into_iter().find(|cond| *cond as u8 == view.cond_code);
     ZoneInfo {
@@ -96,31 +95,31 @@ fn info(view: &ZoneView) -> ZoneInfo {
     }
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VerdictView {
     /// The device.
     pub device: String,
     /// The target, e.g. `linux-6.12`.
     pub target: String,
-    /// Whether it would be accepted there.
+    /// Whether the target accepts the device.
     pub accepted: bool,
-    /// Why not, the first that would come up first.
+    /// The refusals, in the order in which they would occur.
     pub refusals: Vec<RefusalView>,
-    /// What to know where it is accepted.
+    /// Notes for an accepted device.
     pub notes: Vec<String>,
 }
 
-/// One reason.
+/// A refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RefusalView {
-    /// Who refuses it, e.g. `Linux 6.12, block layer`.
+    /// The component that refuses the device, e.g. `Linux 6.12, block layer`.
     pub by: String,
-    /// What it fails with, e.g. `ENODEV`; `null` where only a document forbids it.
+    /// The error, e.g. `ENODEV`; `null` where only a document forbids it.
     pub error: Option<String>,
-    /// The message as it is printed there.
+    /// The message that the target prints.
     pub message: String,
-    /// What of this geometry it is about.
+    /// The parts of the geometry that are refused.
     pub about: String,
 }
 
@@ -180,7 +179,7 @@ mod tests {
         assert_eq!(messages(Target::Zbc, "null:///n?size=1M"), None);
     }
 
-    /// More zones than one page of the report has.
+    /// The device has more zones than one page of the report.
     #[test]
     fn a_long_report_is_read_to_its_end() {
         let uri = "null:///z?zoned=1&size=10G&zone_size=1M";

@@ -12,24 +12,24 @@ use crate::error::YardError;
 use crate::view::{FormatRequest, FormatView, MountView};
 use crate::yard::Entry;
 
-/// The file systems that are mounted.
+/// The mounted file systems.
 #[derive(Default)]
 pub(crate) struct Mounts {
     slots: Mutex<Vec<Slot>>,
-    /// Told when a slot has become free.
+    /// Notified when a slot has become free.
     freed: Condvar,
 }
 
-/// A device that has a file system mounted, or is busy with one.
+/// A device whose file system is mounted, or is being made, mounted or unmounted.
 struct Slot {
     device: String,
     /// `None` while a file system is made, mounted or unmounted on it.
     mount: Option<Mount>,
-    /// The device is being removed: what is mounted on it is to be dropped.
+    /// Whether the device is being removed: then its mount must be dropped.
     going: bool,
 }
 
-/// A device that nobody else may format or mount until this is dropped.
+/// A device that no other request can format or mount until this is dropped.
 struct Reserved<'m> {
     mounts: &'m Mounts,
     device: String,
@@ -47,7 +47,7 @@ impl Mounts {
     /// Makes a file system.
     ///
     /// # Errors
-    /// If one is mounted on the device, the request makes no sense, or the device refuses.
+    /// If one is mounted on the device, the request is invalid, or the device refuses.
     pub(crate) fn format(
         &self,
         entry: &Entry,
@@ -59,7 +59,7 @@ impl Mounts {
         Ok(FormatView::new(entry.spec.name(), &made))
     }
 
-    /// Mounts the file system of the device that `find` finds.
+    /// Mounts the file system of the device that `find` returns.
     ///
     /// # Errors
     /// If there is no such device, one is mounted on it, it has none, or the system refuses.
@@ -71,7 +71,7 @@ impl Mounts {
         options: MountOptions,
         ended: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<MountView, YardError> {
-        // A device that is there now is removed only by who finds the slot.
+        // From now on the device cannot be removed without finding the slot.
         find()?;
         let reserved = self.reserve(name)?;
         let fs = ZoneFs::open(find()?.disk, options)?;
@@ -81,7 +81,7 @@ impl Mounts {
             return Ok(view);
         }
         drop(reserved);
-        // It is on its way out: nobody finds it any more.
+        // The device is being removed, so `find` fails.
         find()?;
         Err(YardError::NotMounted { name: crate::param::shown(name) })
     }
@@ -95,7 +95,7 @@ impl Mounts {
         let index = slots.iter().position(|slot| slot.device == device && slot.mount.is_some());
         let index =
             index.ok_or_else(|| YardError::NotMounted { name: crate::param::shown(device) })?;
-        // Out of the table while it may take its time; the place stays taken.
+        // The mount leaves the table, because unmounting may take time; the slot stays reserved.
         let mount = slots[index].mount.take().expect("it was looked for");
         drop(slots);
         let _reserved = Reserved { mounts: self, device: device.to_owned() };
@@ -110,14 +110,14 @@ impl Mounts {
         Ok(view)
     }
 
-    /// Puts a mount into the slot that is reserved for it. If the device is being removed, the
-    /// mount is dropped instead, which is `false`.
+    /// Stores a mount in the slot that is reserved for it. If the device is being removed, drops
+    /// the mount and returns `false`.
     fn put_back(&self, device: &str, mount: Mount) -> bool {
         let mut slots = self.slots();
         let slot = slots.iter_mut().find(|slot| slot.device == device);
         let slot = slot.expect("it is reserved");
         if slot.going {
-            // Outside the lock: it waits for what is in flight.
+            // Outside the lock: it waits for requests in flight.
             drop(slots);
             drop(mount);
             return false;
@@ -126,15 +126,15 @@ impl Mounts {
         true
     }
 
-    /// Takes a device's mount away, if there is one, whoever uses it. One that is just being made
-    /// or unmounted is waited for, at most for `patience`; after that who makes it drops it.
+    /// Removes a device's mount, if there is one, even if it is in use. Waits for one that is being
+    /// made or unmounted, at most for `patience`; after that the thread that makes it drops it.
     pub(crate) fn remove(&self, device: &str, patience: Duration) {
         let deadline = Instant::now() + patience;
         let mut slots = self.slots();
         while let Some(index) = slots.iter().position(|slot| slot.device == device) {
             if slots[index].mount.is_some() {
                 let slot = slots.remove(index);
-                // Outside the lock: it waits for what is in flight.
+                // Outside the lock: it waits for requests in flight.
                 drop(slots);
                 drop(slot);
                 return;
@@ -149,20 +149,20 @@ impl Mounts {
         }
     }
 
-    /// Where a device's file system is mounted.
+    /// The mount point of a device's file system.
     pub(crate) fn place(&self, device: &str) -> Option<PathBuf> {
         let slots = self.slots();
         let mut mounts = slots.iter().filter(|slot| slot.device == device);
         mounts.find_map(|slot| Some(slot.mount.as_ref()?.path().to_owned()))
     }
 
-    /// What is mounted.
+    /// All mounted file systems.
     pub(crate) fn list(&self) -> Vec<MountView> {
         let mounted = |slot: &Slot| {
             let mount = slot.mount.as_ref()?;
             Some((slot.device.clone(), Arc::clone(mount.fs()), mount.path().to_owned()))
         };
-        // Looked at outside the lock: no file system keeps the others' table waiting.
+        // Read outside the lock, so that a slow file system does not block the table.
         let mounts: Vec<_> = self.slots().iter().filter_map(mounted).collect();
         mounts.iter().map(|(device, fs, dir)| view(device, fs, dir)).collect()
     }
@@ -178,7 +178,7 @@ impl Mounts {
         let Some(mount) = slot.mount.take() else {
             return Err(refused(None));
         };
-        // Outside the lock: one that somebody has just unmounted takes a moment to end.
+        // Outside the lock: a file system that was just unmounted takes a moment to end.
         drop(slots);
         let reserved = reserved();
         if mount.was_unmounted() {
@@ -189,9 +189,9 @@ impl Mounts {
         Err(refused(Some(dir)))
     }
 
-    /// The table, without mounts that somebody else has unmounted.
+    /// The table, without mounts that another program has unmounted.
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
-        // Every change is one call: a holder that panicked has left it whole.
+        // Every change is one call: a holder that panicked has left it consistent.
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         slots.retain(|slot| !slot.mount.as_ref().is_some_and(Mount::has_ended));
         slots
@@ -216,10 +216,10 @@ fn view(device: &str, fs: &ZoneFs, dir: &Path) -> MountView {
     }
 }
 
-/// A request to make a file system, checked.
+/// Checks a request to make a file system.
 ///
 /// # Errors
-/// If a field makes no sense.
+/// If a field is invalid.
 pub fn read_format(request: &FormatRequest) -> Result<Format, YardError> {
     let argument = |field, value: &str, wanted: String| YardError::Argument {
         field,
@@ -238,10 +238,10 @@ pub fn read_format(request: &FormatRequest) -> Result<Format, YardError> {
     Ok(Format { force: *force, label: label.clone(), uuid: uuid.transpose()?, options })
 }
 
-/// Options of a mount, checked.
+/// Parses the options of a mount.
 ///
 /// # Errors
-/// If one makes no sense.
+/// If one is invalid.
 pub fn read_mount_options(text: &str) -> Result<MountOptions, YardError> {
     text.parse().map_err(|error: blockyard_zonefs::options::OptionError| YardError::Argument {
         field: "options",
@@ -251,7 +251,7 @@ pub fn read_mount_options(text: &str) -> Result<MountOptions, YardError> {
 }
 
 impl FormatView {
-    /// What was made on a device.
+    /// The view of a new file system.
     pub fn new(device: &str, made: &Formatted) -> FormatView {
         FormatView {
             device: device.to_owned(),

@@ -1,4 +1,4 @@
-//! Zone reports and zone operations on a device, in bounded pieces.
+//! Zone reports and zone operations on a device, in requests of bounded size.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +11,16 @@ use crate::nearest::suggestion;
 use crate::param::shown;
 use crate::view::{ZoneDone, ZoneRequest, ZoneView, ZonesView};
 
-/// Most zones in one answer.
+/// The most zones of one response.
 pub const REPORT_MAX: usize = 4096;
 
-/// Most zones that one request works on.
+/// The most zones that one request changes.
 pub const BATCH_MAX: u64 = 65_536;
 
-/// How long a zone may take, and after how long a request begins no further zone.
+/// The timeout of a zone; a request starts no further zone after this time either.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What can be asked of zones, by the words of `blkzone`.
+/// A zone operation, by the words of `blkzone`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verb {
     /// The word.
@@ -38,7 +38,7 @@ pub const VERBS: [Verb; 5] = [
 ];
 
 impl Verb {
-    /// The verb that a word means.
+    /// The operation of a word.
     ///
     /// # Errors
     /// If there is none.
@@ -54,8 +54,8 @@ impl Verb {
     }
 }
 
-/// A page of a device's zones: at most `count` and at most [`REPORT_MAX`], from the one that holds
-/// `from` on.
+/// A page of a device's zones: at most `count` and at most [`REPORT_MAX`], starting with the one
+/// that holds `from`.
 ///
 /// # Errors
 /// If the device has no zones, or `from` lies beyond it.
@@ -71,12 +71,12 @@ pub fn report(disk: &dyn Disk, from: u64, count: usize) -> Result<ZonesView, Yar
     Ok(ZonesView { zones: zones.iter().map(ZoneView::from).collect(), next })
 }
 
-/// Carries a verb out on the zones that a request names, in order, up to [`BATCH_MAX`] of them.
-/// Blocks until all are done, one refuses, or the time is up. A request for all zones to the end
-/// passes over those that the verb cannot change, as a reset of all does in Linux.
+/// Executes a verb on the zones of a request, in order, up to [`BATCH_MAX`] of them. Blocks until
+/// all are done, one refuses, or the time is up. A request for all zones to the end skips those
+/// that the verb cannot change, as a reset of all does in Linux.
 ///
 /// # Errors
-/// If the device has no zones, the range does not fit it, or a zone refuses or gives no answer.
+/// If the device has no zones, the range is invalid, or a zone refuses or does not answer.
 pub fn manage(disk: &dyn Disk, verb: Verb, request: &ZoneRequest) -> Result<ZoneDone, YardError> {
     let zones = zones_of(disk)?;
     let io = Io::new(disk.open()?, blockyard_core::SECTOR_BYTES as usize);
@@ -104,7 +104,7 @@ pub fn manage(disk: &dyn Disk, verb: Verb, request: &ZoneRequest) -> Result<Zone
     Ok(ZoneDone { zones: done, next: (next < end).then(|| next * zones.zone_sectors) })
 }
 
-/// A verb at work on the zones of a device.
+/// The execution of a verb on the zones of a device.
 struct Work<'d> {
     disk: &'d dyn Disk,
     zones: &'d ZoneGeometry,
@@ -121,7 +121,7 @@ impl Work<'_> {
         Err(YardError::Zone { verb: self.verb.word, zone, sector, status, reason, done })
     }
 
-    /// The end of a sentence that says why a zone refused; empty if nobody knows.
+    /// The end of a sentence with the reason for which a zone refused; empty if it is unknown.
     fn reason(&self, status: Status, zone: u64) -> String {
         let ZoneGeometry { open_max, active_max, .. } = self.zones;
         match status {
@@ -135,7 +135,7 @@ impl Work<'_> {
                 let seconds = DEADLINE.as_secs();
                 format!(": the device gave no answer for {seconds} s, and may still carry it out")
             }
-            // By the null device, and by SMR disks.
+            // The status of the null device, and that of SMR disks.
             Status::IoErr | Status::Target => {
                 let hindrance = self.hindrance(zone);
                 hindrance.map(|what| format!(": zone {zone} is {what}")).unwrap_or_default()
@@ -144,7 +144,7 @@ impl Work<'_> {
         }
     }
 
-    /// What a zone is that keeps the verb from it.
+    /// The state of a zone that prevents the verb.
     fn hindrance(&self, zone: u64) -> Option<&'static str> {
         let mut found: Vec<ZoneInfo> = Vec::new();
         let start = Sector(zone * self.zones.zone_sectors);
@@ -160,7 +160,7 @@ impl Work<'_> {
     }
 }
 
-/// The zones that a request names, as numbers from the first to behind the last.
+/// The numbers of a request's zones: the first, and one past the last.
 fn range(
     disk: &dyn Disk,
     zones: &ZoneGeometry,

@@ -1,5 +1,5 @@
-//! The contract on disks as the yard composes them: from a URI, under everything that it puts above
-//! a device, on the real clock.
+//! The device contract on disks as the yard composes them: from a URI, with all layers, on the real
+//! clock.
 
 use blockyard_sim::contract::{self, Subject};
 use blockyard_yard::{stack, uri};

@@ -1,4 +1,4 @@
-//! The control API over a real socket: what commands ask, and what nobody should.
+//! The control API over a real socket: requests of commands, and invalid requests.
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
 
 use std::io::{Read, Write};
@@ -13,10 +13,10 @@ use blockyard_yard::view::{ErrorBody, RootView, ZoneRequest};
 use blockyard_yard::yard::WORK_MAX;
 use blockyard_yard::{uri, zones};
 
-/// A daemon of its own for a test, and a client of it.
+/// A daemon for one test, and a client of it.
 struct Served {
     client: Client,
-    // Dropped in this order: the daemon's sockets lie in the directory.
+    // Dropped in this order: the daemon's sockets are in the directory.
     _daemon: Daemon,
     temp: TempDir,
 }
@@ -91,8 +91,8 @@ fn refusals_name_the_field_and_the_value() {
     assert!(message.contains("did you mean `open`?"), "{message}");
 }
 
-/// `zone reset`, `open` and `finish` worked on a device whose clients had a file system on it, and
-/// destroyed that file system.
+/// The bug: `zone reset`, `open` and `finish` changed a device whose clients had a file system on
+/// it, and destroyed that file system.
 #[test]
 fn zones_do_not_change_under_clients_unless_forced() {
     let served = serve(&[ZONED]);
@@ -113,7 +113,8 @@ fn zones_do_not_change_under_clients_unless_forced() {
     assert_eq!(client.manage("z", "reset", &zone(true)).unwrap().zones, 1);
 }
 
-/// A yard that was stopped let commands connect, and they waited for 90 seconds without a word.
+/// The bug: a stopped yard accepted the connections of commands, which then waited for 90 seconds
+/// without a message.
 #[test]
 fn a_yard_that_says_nothing_is_given_up_after_the_timeout() {
     let temp = TempDir::new().unwrap();
@@ -156,7 +157,7 @@ fn zones_are_reported_in_pages_and_managed() {
     assert_eq!(cond(2), "empty");
     assert_eq!(client.manage("z", "reset-all", &ZoneRequest::default()).unwrap().zones, 16);
     assert_eq!(cond(4), "empty");
-    // A zone that does not begin there, none, and more than there are.
+    // A sector at which no zone begins, a count of zero, and too many zones.
     let odd = ZoneRequest { from: Some(8), count: Some(1), force: false };
     assert_eq!(refused(client.manage("z", "open", &odd)).1, "from");
     assert_eq!(refused(client.manage("z", "open", &range(2, 0))).1, "count");
@@ -215,10 +216,10 @@ fn a_slow_device_has_a_bound_and_holds_up_nobody() {
     let zone = ZoneRequest { from: Some(0), count: Some(1), force: false };
     for _ in 0..=WORK_MAX {
         let (client, zone, sender) = (served.client.clone(), zone.clone(), sender.clone());
-        // The test's end leaves those that still wait without an answer.
+        // Requests that still wait at the end of the test get no answer.
         std::thread::spawn(move || sender.send(client.manage("z", "open", &zone)));
     }
-    // The device takes long, so the first answer is that of the one who came last.
+    // The device takes long, so the first answer is that of the refused request.
     assert_eq!(refused(ends.recv().unwrap()).0, "overloaded");
     let client = &served.client;
     assert_eq!(client.devices().unwrap().len(), 2);
@@ -227,20 +228,20 @@ fn a_slow_device_has_a_bound_and_holds_up_nobody() {
     assert!(client.metrics().unwrap().ends_with("# EOF\n"));
 }
 
-/// What a client does with its side of the connection when it has said everything.
+/// What a client does with its sending direction after the request.
 #[derive(PartialEq, Eq)]
 enum Half {
     Open,
     Closed,
 }
 
-/// Sends raw bytes and gives back status line and body.
+/// Sends raw bytes and returns the status line and the body.
 fn raw(served: &Served, request: &[u8], half: Half) -> (String, String) {
     let mut stream = UnixStream::connect(served.client.path()).unwrap();
     // The server may answer and close before it has read everything.
     let _ = stream.write_all(request);
-    // A client that closes its side of a whole request has left, and may get no answer; noise
-    // that is no request may be waited on for more.
+    // A client that closes its sending direction after a complete request may get no answer. After
+    // noise that is no complete request the server may wait for more.
     if half == Half::Closed {
         let _ = stream.shutdown(std::net::Shutdown::Write);
     }
@@ -306,7 +307,7 @@ fn the_root_lists_every_path() {
     assert_ne!(limits.sectors_max, Some(u64::MAX));
 }
 
-/// 64 connections that said nothing kept `/metrics` and the control socket shut for ever.
+/// The bug: 64 connections that sent nothing blocked `/metrics` and the control socket permanently.
 #[test]
 fn clients_that_say_nothing_keep_no_request_out() {
     let served = serve(&["null:///a?size=1G"]);
@@ -355,7 +356,7 @@ fn a_socket_belongs_to_one_daemon_and_goes_with_it() {
     drop(served._daemon);
     assert!(!path.exists());
     assert!(matches!(client.devices(), Err(ClientError::Unreachable { .. })));
-    // A socket that nobody answers on is replaced; a file is not.
+    // A socket without a listener is replaced; a file is not.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     drop(Daemon::start(&options).unwrap());

@@ -1,11 +1,11 @@
-//! The soak of the scheduler: submitters come and go by chance, some of them in the middle of their
-//! I/O, while the scheduler is switched and tuned under them.
+//! The soak test of the scheduler: submitters start and stop at random, some of them with I/O in
+//! flight, while the scheduler is switched and tuned.
 //!
-//! Each request is to come home once and no more, and each sector holds what its only writer wrote
-//! there last. On a zoned device each writer has a zone, in which writes and appends follow each
-//! other without waiting, and each has to land where it was to. A run takes a few seconds; `make
-//! soak`, or `BLOCKYARD_SOAK_SECONDS=300`, goes on for longer. By chance and by threads: a seed
-//! repeats what is asked for, not the order of threads.
+//! Each request must complete exactly once, and each sector must hold the last data of its only
+//! writer. On a zoned device each writer has a zone, to which it sends writes and appends without
+//! waiting, and each must land at its expected position. A run takes a few seconds; `make soak`, or
+//! `BLOCKYARD_SOAK_SECONDS=300`, runs longer. A seed repeats the random choices, not the order of
+//! threads.
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
 
 use std::sync::Arc;
@@ -23,27 +23,27 @@ use blockyard_yard::scheduler::{self, Given, SchedulerRequest, SchedulerView};
 use blockyard_yard::{stack, uri};
 use fastrand::Rng;
 
-/// What one submitter writes and reads; nobody else does meanwhile.
+/// The sectors that one submitter writes and reads; no other submitter uses them meanwhile.
 const STRIPE_SECTORS: usize = 512;
 const STRIPES: usize = 192;
 
-/// Most submitters at once: far more than processors, and more than the scheduler has lanes, which
-/// are 128, so that some share.
+/// The most submitters at once: far more than processors, and more than the scheduler's 128 submit
+/// rings, so that some share a ring.
 const ALIVE_MAX: usize = 160;
 
-/// Most bios that a submitter has in flight, and the longest of them.
+/// The most bios that a submitter has in flight, and the longest of them.
 const DEPTH_MAX: usize = 32;
 const BIO_SECTORS_MAX: usize = 32;
 
-/// How long a submitter waits for something to come home, before it says that it is lost.
+/// How long a submitter waits for a completion before it reports it as lost.
 const LOST: Duration = Duration::from_secs(60);
 
-/// The stamp of a sector that an abandoned write may have reached or not.
+/// The stamp of a sector that an abandoned write may or may not have reached.
 const UNKNOWN: u32 = u32::MAX;
 
 const SECTOR: usize = SECTOR_BYTES as usize;
 
-/// How long a soak takes.
+/// The duration of a soak.
 fn length() -> Duration {
     let seconds = std::env::var("BLOCKYARD_SOAK_SECONDS").ok();
     let seconds = seconds.map_or(2, |text| {
@@ -52,17 +52,17 @@ fn length() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A part of the device, and the stamps of what was last written to its sectors; 0 for zeros.
+/// A part of the device, and the stamps of the last writes to its sectors; 0 for zeros.
 struct Stripe {
     start: u64,
     stamps: Vec<u32>,
-    /// The last stamp given.
+    /// The last stamp that was used.
     last: u32,
-    /// It is a sequential zone.
+    /// Whether it is a sequential zone.
     is_zone: bool,
-    /// Where its next write goes, once all that are in flight have landed.
+    /// The position of the next write, once all writes in flight have completed.
     wp: usize,
-    /// Nobody knows where its write pointer is.
+    /// Whether the position of the write pointer is unknown.
     is_lost: bool,
 }
 
@@ -75,7 +75,7 @@ impl Stripe {
         }
     }
 
-    /// Whether all of it is what was written; a zone has ones above its write pointer.
+    /// Checks the whole stripe; a zone reads as ones above its write pointer.
     #[track_caller]
     fn check_all(&self, data: &[u8]) {
         if self.is_lost {
@@ -87,7 +87,7 @@ impl Stripe {
         assert!(above.iter().all(|byte| *byte == 0xff), "zone at {} above {}", self.start, self.wp);
     }
 
-    /// Whether the sectors of a read are what was written there.
+    /// Checks that the sectors of a read hold the data that were written.
     #[track_caller]
     fn check(&self, from: usize, data: &[u8]) {
         for (at, sector) in data.chunks(SECTOR).enumerate() {
@@ -120,7 +120,7 @@ impl Flight {
     }
 }
 
-/// A thread's door to the device, and all that it knows of it.
+/// A thread's channel to the device, and its knowledge of the contents.
 struct Submitter {
     channel: Box<dyn Channel>,
     region: Arc<Region>,
@@ -128,16 +128,16 @@ struct Submitter {
     stripe: Stripe,
     rng: Rng,
     prio: Prio,
-    /// Whether it writes one sector behind the other, which merge.
+    /// Whether it writes consecutive sectors, which merge.
     streams: bool,
     cursor: usize,
     flights: [Option<Flight>; DEPTH_MAX],
-    /// How often each number was given out: the upper bits of what comes home with a bio.
+    /// How often each number was used: the upper bits of a bio's user data.
     turns: [u64; DEPTH_MAX],
     completed: u64,
 }
 
-/// What is left of a submitter.
+/// The results of a submitter.
 struct Gone {
     stripe: Stripe,
     completed: u64,
@@ -164,8 +164,7 @@ impl Submitter {
         }
     }
 
-    /// Carries so many bios out, or fewer if the time is up, and leaves: now and then in the
-    /// middle.
+    /// Executes `bios` bios, or fewer if the time is up, and stops, sometimes with bios in flight.
     fn run(mut self, bios: u32, until: Instant) -> Gone {
         let depth = self.rng.usize(1..=DEPTH_MAX);
         let (mut left, mut done) = (bios, Vec::new());
@@ -187,7 +186,7 @@ impl Submitter {
         self.flights.iter().flatten().count()
     }
 
-    /// Pushes a batch of bios, as far as the depth lets it; answers how many are left to push.
+    /// Pushes a batch of bios, up to the depth; returns the number left to push.
     fn start(&mut self, depth: usize, mut left: u32) -> u32 {
         let batch = self.rng.usize(1..=8);
         for _ in 0..batch {
@@ -203,7 +202,7 @@ impl Submitter {
         left
     }
 
-    /// The next bio, with a number of its own, unless it would get in the way of one in flight.
+    /// The next bio, with a number of its own, unless it would conflict with one in flight.
     fn next(&mut self) -> Option<Bio> {
         let slot = self.flights.iter().position(Option::is_none)?;
         let (op, from, len) =
@@ -247,7 +246,7 @@ impl Submitter {
         Some(bio)
     }
 
-    /// What to do next, anywhere in the stripe or one behind the other.
+    /// The next operation, at a random or at the next position of the stripe.
     fn choose(&mut self) -> (Op, usize, usize) {
         let op = match self.rng.u8(..32) {
             0 => Op::Flush,
@@ -265,8 +264,8 @@ impl Submitter {
         (op, from, len)
     }
 
-    /// What to do next in a zone: write where its pointer will be, read what has been written, or
-    /// begin anew; nothing as long as something is in the way.
+    /// The next operation in a zone: a write at the expected write pointer, a read of written data,
+    /// or a reset; none while a bio in flight conflicts.
     fn choose_in_zone(&mut self) -> Option<(Op, usize, usize)> {
         let Stripe { wp, is_lost, .. } = self.stripe;
         let is_full = wp == STRIPE_SECTORS;
@@ -293,7 +292,7 @@ impl Submitter {
         }
     }
 
-    /// Takes what has come home, and waits for something if nothing has.
+    /// Reaps completions, and waits for one if there is none.
     fn reap(&mut self, done: &mut Vec<Completion>) {
         done.clear();
         let lost = Instant::now() + LOST;
@@ -333,8 +332,8 @@ impl Submitter {
         }
     }
 
-    /// Leaves with what is in flight: whether it happens is not known then, but it happens now or
-    /// never.
+    /// Stops with bios in flight: whether they were executed is unknown then, but they are not
+    /// executed later.
     fn leave(self) -> Gone {
         let Submitter { channel, mut stripe, flights, completed, .. } = self;
         drop(channel);
@@ -348,7 +347,7 @@ impl Submitter {
     }
 }
 
-/// Who lets submitters come and go, and changes the scheduler meanwhile.
+/// Starts and stops submitters, and changes the scheduler meanwhile.
 struct Conductor {
     disk: Arc<dyn Disk>,
     kind: &'static Kind,
@@ -377,7 +376,7 @@ impl Conductor {
                 let pause = Duration::from_millis(self.rng.u64(0..8));
                 self.take_back(left.recv_timeout(pause), &left);
             }
-            // A submitter that panicked sends nothing; all others do.
+            // A submitter that panicked sends no result; all others do.
             drop(gone);
             while let Ok(gone) = left.recv() {
                 self.keep(gone);
@@ -410,7 +409,7 @@ impl Conductor {
         self.free.push(gone.stripe);
     }
 
-    /// Switches the scheduler, or tunes it.
+    /// Switches or tunes the scheduler.
     fn change(&mut self) {
         let rng = &mut self.rng;
         let (key, value) = match rng.u8(..10) {
@@ -434,7 +433,7 @@ impl Conductor {
         scheduler::change(&*self.disk, self.kind, &request).unwrap();
     }
 
-    /// Nothing is left in the scheduler, and the device holds what was written.
+    /// No request is left in the scheduler, and the device holds the written data.
     fn finish(&mut self) {
         assert_eq!((self.alive, self.free.len()), (0, STRIPES));
         let view = SchedulerView::new(&*self.disk);

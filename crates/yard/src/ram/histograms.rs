@@ -1,26 +1,26 @@
-//! How large the objects of a RAM disk are, and how old its blocks.
+//! Histograms of a RAM disk: the sizes of its objects, and the idle ages of its blocks.
 
 use blockyard_ram::Ram;
 use serde::{Deserialize, Serialize};
 
-/// Steps that the metrics have from nothing to a whole block.
+/// The number of size steps in the metrics, up to a whole block.
 const STEPS: u64 = 16;
 
 /// `GET /v1/devices/{name}/histograms`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct HistogramsView {
-    /// Objects by size, for classes that have any, the smallest first.
+    /// Objects by size class, for classes that have any, the smallest first.
     pub sizes: Vec<SizeView>,
-    /// Blocks that hold something, by turns of idle tracking since their last access: 0 to 7.
+    /// Blocks that hold data, by idle age: 0 to 7.
     pub ages: Vec<u64>,
 }
 
 /// A size class.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct SizeView {
-    /// Bytes of the largest object of the class; its least has 15 less at most.
+    /// The length of the largest object of the class; the smallest is at most 15 bytes shorter.
     pub bytes: u64,
-    /// How many there are.
+    /// The number of objects.
     pub objects: u64,
 }
 
@@ -34,8 +34,8 @@ impl HistogramsView {
         HistogramsView { sizes: classes.map(view).collect(), ages: ram.ages() }
     }
 
-    /// The sizes in so few classes that a metric can have one for each: sixteenths of a block of
-    /// `unit` bytes, and what is larger, which is blocks with a checksum.
+    /// The sizes in classes that are few enough for a metric each: sixteenths of a block of `unit`
+    /// bytes, and one for longer objects, which are blocks with a checksum.
     pub(crate) fn coarse(&self, unit: u64) -> Vec<SizeView> {
         let step = unit / STEPS;
         let mut coarse: Vec<_> =

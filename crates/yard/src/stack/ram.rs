@@ -11,10 +11,10 @@ use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError};
 use super::{Made, StackError, as_given, given_as, with_delay};
 use crate::spec::DeviceSpec;
 
-/// Largest dictionary: the library trains none beyond 112 KiB unless told, and blocks are 64 KiB.
+/// The longest dictionary: zstd trains none beyond 112 KiB by default, and blocks are 64 KiB.
 const DICTIONARY_BYTES_MAX: u64 = 1 << 20;
 
-/// Makes the device.
+/// Opens the device.
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let config = ram_config(spec, read_dictionary)?;
     let ram = Ram::open(config).map_err(|error| refused(spec, error))?;
@@ -22,14 +22,14 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     Ok(Made { disk, notes: Vec::new(), ram: Some(ram), pool: None })
 }
 
-/// The parameters, with the files that they name read.
+/// The configuration, including the contents of files that it names.
 pub(super) fn config(spec: &DeviceSpec) -> Result<RamConfig, StackError> {
     ram_config(spec, read_dictionary)
 }
 
-/// Checks that the parameters go together, without reading what they name.
+/// Checks that the parameters do not conflict, without reading the files that they name.
 pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
-    // Any bytes will do for a dictionary here: whether there may be one is the question.
+    // The check only asks whether a dictionary is allowed, so any bytes serve as one.
     let config = ram_config(spec, |_, _| Ok(vec![1; 64].into()))?;
     config.check().map_err(|error| refused(spec, error))?;
     Ok(Vec::new())
@@ -52,7 +52,7 @@ fn read_dictionary(field: &'static str, path: &str) -> Result<Arc<[u8]>, StackEr
     let refused =
         |what: String| StackError::Refused { field, message: format!("{field}: `{path}` {what}") };
     let mut bytes = Vec::new();
-    // A device says that it is empty, and never ends; a pipe is opened when somebody writes to it.
+    // A device file has length 0 and no end, and opening a pipe waits for a writer.
     if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
         return Err(refused("is a pipe; a dictionary is a file".to_owned()));
     }
@@ -74,7 +74,7 @@ const RECOMPRESS: [(&str, &str, &str); 3] = [
     ("recomp_algo3", "recomp_level3", "recomp_dict3"),
 ];
 
-/// What a dictionary is read by: the parameter and its value.
+/// The function that reads a dictionary, by parameter and value.
 type Dictionaries = fn(&'static str, &str) -> Result<Arc<[u8]>, StackError>;
 
 fn ram_config(spec: &DeviceSpec, dictionaries: Dictionaries) -> Result<RamConfig, StackError> {
@@ -86,7 +86,7 @@ fn ram_config(spec: &DeviceSpec, dictionaries: Dictionaries) -> Result<RamConfig
     for (priority, (field, level, dict)) in RECOMPRESS.into_iter().enumerate() {
         match spec.choice(field) {
             0 => {
-                // They would say nothing of any algorithm, and their author thinks they do.
+                // Without an algorithm they would have no effect, which the user does not expect.
                 let given = [level, dict].map(|name| (name, spec.text(name).unwrap_or_default()));
                 if let Some((name, value)) = given.into_iter().find(|(_, value)| !value.is_empty())
                 {
@@ -118,7 +118,7 @@ fn ram_config(spec: &DeviceSpec, dictionaries: Dictionaries) -> Result<RamConfig
     })
 }
 
-/// A number that may be below zero, or left out.
+/// An optional number, which may be negative.
 fn number(spec: &DeviceSpec, field: &'static str) -> Result<Option<i32>, StackError> {
     let wanted = || "a whole number".to_owned();
     let text = spec.text(field).filter(|text| !text.is_empty());

@@ -14,14 +14,14 @@ use blockyard_smr::transport::ScsiTransport;
 use super::{Made, StackError, as_given, with_delay};
 use crate::spec::DeviceSpec;
 
-/// Places of the choices of `cache`.
+/// Indices of the choices of `cache`.
 const NONE: usize = 1;
 const VOLATILE: usize = 2;
 
-/// What of conventional zones a volatile cache holds back, in bytes: it is in memory.
+/// The most data of conventional zones that a volatile cache holds in memory, in bytes.
 const CACHE_BYTES: u64 = 64 << 20;
 
-/// Makes the device.
+/// Opens the device.
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let notes = check(spec)?;
     if let Some(path) = spec.text("device") {
@@ -50,7 +50,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     on(spec, config, memory, notes)
 }
 
-/// What the files of a disk's medium are to be like.
+/// The options for the files of a disk's medium.
 fn backing(spec: &DeviceSpec, config: &DiskConfig) -> Options {
     let geometry = MediaGeometry {
         bytes: config.size,
@@ -66,7 +66,7 @@ fn backing(spec: &DeviceSpec, config: &DiskConfig) -> Options {
     Options { cache, ..Options::new(geometry) }
 }
 
-/// Checks that the parameters go together, without leaving a trace.
+/// Checks that the parameters do not conflict, without creating files.
 pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
     if spec.text("device").is_some() {
         return Ok(idle(spec));
@@ -75,7 +75,7 @@ pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
     Ok(Vec::new())
 }
 
-/// A sentence for each parameter that a real drive answers itself.
+/// A note for each given parameter that a real drive determines itself.
 fn idle(spec: &DeviceSpec) -> Vec<String> {
     let own =
         |name: &str| spec.kind().params.iter().any(|param| param.name == name) && name != "device";
@@ -110,7 +110,7 @@ fn drive<T: ScsiTransport + 'static>(
     Ok(Made { disk: with_delay(spec, sd)?, notes, ram: None, pool: None })
 }
 
-/// A disk's objection, by the names that the parameters have here.
+/// A disk's error, with the names that the parameters have here.
 fn invalid(spec: &DeviceSpec, error: DiskError) -> StackError {
     let error = match error {
         DiskError::Invalid { field, value, wanted } => {
@@ -135,7 +135,7 @@ fn disk_config(spec: &DeviceSpec) -> DiskConfig {
         zone_max_open: spec.small("zone_max_open"),
         logical_block: spec.small("bs"),
         physical_block: spec.small("physical_bs"),
-        // Files are in the kernel's cache until they are synced; memory is not in any.
+        // Files are in the kernel's page cache until they are synced; memory has no cache.
         write_cache: match spec.choice("cache") {
             NONE => false,
             VOLATILE => true,

@@ -11,7 +11,7 @@ use super::{Made, StackError, as_given, with_delay};
 use crate::paths;
 use crate::spec::DeviceSpec;
 
-/// Makes the device.
+/// Opens the device.
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let volume = config(spec).and_then(Volume::open).map_err(|error| refused(spec, error))?;
     let pool = Some(Arc::clone(volume.running()));
@@ -19,7 +19,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     Ok(Made { disk, notes: Vec::new(), ram: None, pool })
 }
 
-/// Checks that the parameters go together, without looking at the pool.
+/// Checks that the parameters do not conflict, without accessing the pool.
 pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
     config(spec).and_then(|config| config.check()).map_err(|error| refused(spec, error))?;
     Ok(Vec::new())
@@ -35,13 +35,13 @@ fn refused(spec: &DeviceSpec, error: VolumeError) -> StackError {
     as_given(spec, error)
 }
 
-/// The pool's directory: where nothing is said, one of the volume's name in the state directory.
+/// The pool's directory; by default one with the volume's name in the state directory.
 pub(crate) fn pool_path(spec: &DeviceSpec) -> PathBuf {
     let given = spec.text("path").map(PathBuf::from);
     given.unwrap_or_else(|| paths::state_dir().join(spec.name()))
 }
 
-/// How writes become durable, if that is said.
+/// The commit mode, if it is given.
 fn commit(spec: &DeviceSpec) -> Result<Option<Commit>, VolumeError> {
     let Some(text) = spec.text("commit") else { return Ok(None) };
     match Commit::parse(&text) {
@@ -74,7 +74,8 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
     })
 }
 
-/// By the place in the table of parameters: behind the plain names the levels of zstd.
+/// The compression of a choice's index in the table of parameters: the levels of zstd come after
+/// the plain names.
 fn compression(choice: usize) -> Compression {
     match choice {
         0 => Compression::None,
@@ -122,8 +123,8 @@ mod tests {
         assert_eq!(open(&spec("")).unwrap().disk.geometry().len_bytes(), 1 << 30);
     }
 
-    /// Connections sleep on it; without one they look again and again. Whatever is put above the
-    /// volume has to hand it on.
+    /// Connections sleep on the volume's descriptor, without which they would poll. Every layer
+    /// above the volume must pass it on.
     #[test]
     fn what_is_above_a_volume_has_its_descriptor() {
         let pool = TempDir::new().unwrap();
@@ -137,7 +138,7 @@ mod tests {
         }
     }
 
-    /// A second volume silently got what the first one had asked for.
+    /// The bug: a second volume silently got the pool parameters of the first one.
     #[test]
     fn volumes_of_a_pool_that_want_it_otherwise_are_refused() {
         let pool = TempDir::new().unwrap();
