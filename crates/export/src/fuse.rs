@@ -2,18 +2,19 @@
 //!
 //! ```text
 //! mount ─ threads ┬ device ┬▸ server ┬▸ file_system                     (names, sizes)
-//!                 └ ring ──┘         └▸ seat ▸ door ┬▸ channel         (carried on the spot)
+//!                 └ ring ──┘         └▸ seat ▸ door ┬▸ channel         (executed inline)
 //!                                                   └▸ lane ▸ channel  (everything else)
 //! ```
 //!
 //! - The host's own kernel is the client: `losetup --direct-io=on` makes a block device of a file,
-//!   and ext4, XFS or btrfs go on it.
+//!   which can hold ext4, XFS or btrfs.
 //! - Requests come over io_uring where the kernel offers it ([`ring`]), and are read from
-//!   `/dev/fuse` elsewhere ([`device`]); [`wire`] has their bytes.
-//! - A serving thread has a [`seat`] and in it a channel for each device that it has touched. What
-//!   the device completes on the spot is answered from there, without a lock that others want.
-//! - What has to wait goes to a [`lane`], a thread with a channel of its own for one device, so
-//!   that a slow device holds up nobody but who asked for it.
+//!   `/dev/fuse` elsewhere ([`device`]); [`wire`] parses and prints their bytes.
+//! - A serving thread has its own handles ([`seat`]): a channel for each device that it has used.
+//!   It executes requests inline there if the device completes them at once, without a contended
+//!   lock.
+//! - Other requests go to a worker ([`lane`]), a thread with a channel of its own for one device,
+//!   so that a slow device delays only the requests for it.
 //! - Zone semantics do not cross a block file: a zoned disk is read anywhere and written at its
 //!   write pointers, and a write elsewhere fails with `EIO`.
 

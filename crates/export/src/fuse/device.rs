@@ -1,4 +1,4 @@
-//! Serving through `/dev/fuse`: a thread that reads one request at a time, and writes its answer.
+//! Serving through `/dev/fuse`: a thread reads one request at a time, and writes its reply.
 #![allow(unsafe_code)] // Messages are read into the region that devices read and write.
 
 use std::fs::OpenOptions;
@@ -14,20 +14,21 @@ use crate::fuse::ticket::{Ticket, Way, answer_by_device};
 use crate::fuse::wire::{Call, Header, IN_HEADER_BYTES, Out, WRITE_IN_BYTES};
 use crate::os;
 
-/// What FUSE is opened by.
+/// The path of the FUSE device.
 pub(crate) const DEVICE: &str = "/dev/fuse";
 
 /// `FUSE_DEV_IOC_CLONE` of `linux/fuse.h`: `_IOR(229, 0, uint32_t)`.
 const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
 
-/// What is read before the data of a write: they then begin where the region does.
+/// The bytes that are read before the data of a write, so that the data begin where the region
+/// does.
 const HEAD_BYTES: usize = IN_HEADER_BYTES + WRITE_IN_BYTES;
 
-/// Longest message that has to be in one piece: a name and what stands before it.
+/// The longest message that must be contiguous: a name and the headers before it.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// A queue of its own to the connection of another descriptor. `None` where the device may not be
-/// opened again, as for users here and there; then threads share one queue.
+/// A further queue for the connection of another descriptor. `None` where the device cannot be
+/// opened again, as some systems refuse it to users; then all threads share one queue.
 pub(crate) fn clone_queue(of: &OwnedFd) -> Option<OwnedFd> {
     let queue: OwnedFd = OpenOptions::new().read(true).write(true).open(DEVICE).ok()?.into();
     let source: u32 = of.as_raw_fd() as u32;
@@ -46,7 +47,7 @@ pub(crate) struct DeviceThread {
 }
 
 impl DeviceThread {
-    /// A thread with the seat, which reads from the queue.
+    /// A thread with the handles of this seat, which reads from the queue.
     ///
     /// # Errors
     /// If there is no memory.
@@ -63,8 +64,8 @@ impl DeviceThread {
     pub(crate) fn serve(mut self) {
         let mut head = [0; HEAD_BYTES];
         loop {
-            // SAFETY: between two requests nothing is in flight in the region, and no lane looks
-            // at it: what it needs was copied when the request was handed over.
+            // SAFETY: between two requests nothing is in flight in the region, and no worker reads
+            // it: the data that a worker needs were copied when it got the request.
             let got = unsafe {
                 let queue = self.queue.as_fd();
                 memory::receive(queue, &mut head, &self.region, 0, BUFFER_BYTES)
@@ -72,7 +73,7 @@ impl DeviceThread {
             match got {
                 Ok(len) => self.answer(&head, len),
                 Err(error) => match error.raw_os_error() {
-                    // Nobody waits any longer for what was about to be read, or a signal came.
+                    // The program that made the request was interrupted, or a signal came.
                     Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => {}
                     Some(libc::ENODEV) => return,
                     _ => return tracing::error!(%error, "cannot read requests for files"),
@@ -88,7 +89,7 @@ impl DeviceThread {
         let body = if header.is_write() || data_len == 0 {
             &head[IN_HEADER_BYTES..len.min(HEAD_BYTES)]
         } else {
-            // What does not fit is the end of something that is not known here.
+            // A longer message is of a call that is unknown here, so its rest does not matter.
             let more = data_len.min((MESSAGE_BYTES_MAX - HEAD_BYTES) as u64) as usize;
             message[..HEAD_BYTES].copy_from_slice(head);
             self.region.read(0, &mut message[HEAD_BYTES..HEAD_BYTES + more]);
@@ -101,7 +102,8 @@ impl DeviceThread {
         let served = self.server.serve(&place, &header, call, data_len, &mut self.out, ticket);
         let answer = match served {
             Served::Printed => Ok(self.out.bytes()),
-            // SAFETY: what was read has been read, and nothing else is in flight in the region.
+            // SAFETY: the read into this range has completed, and nothing else is in flight in the
+            // region.
             Served::Region(at, len) => Ok(unsafe { memory::bytes(&self.region, at, len) }),
             Served::Failed(errno) => Err(errno),
             Served::Later | Served::Silent => return,

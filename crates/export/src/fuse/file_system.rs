@@ -1,7 +1,7 @@
-//! The file system: what is answered without any I/O.
+//! The file system: requests that need no I/O.
 //!
-//! One flat directory. Files are made and removed by the yard, not through the mount; their sizes
-//! are the devices' and never change.
+//! There is one flat directory. The yard adds and removes its files, not a client of the mount.
+//! Their sizes are the devices' and never change.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,30 +15,31 @@ use crate::fuse::files::{FILES_MAX, File, Files};
 use crate::fuse::memory::IO_BYTES_MAX;
 use crate::fuse::wire::{Attributes, Call, Change, Out};
 
-/// For how many seconds the kernel may believe what it was told: sizes never change, and names
-/// that go are taken back explicitly.
+/// How many seconds the kernel may cache a reply: sizes never change, and names of removed files
+/// are invalidated explicitly.
 const TTL: u64 = 3600;
-/// What programs are told is a good size, and the granularity that loop devices take over.
+/// The preferred I/O size that programs are told, which loop devices take over as granularity.
 const BLOCK_BYTES: u32 = 4096;
-/// Most questions to a disk for one search for a hole or for data.
+/// The most queries to a disk during one search for a hole or for data.
 const QUESTIONS_MAX: usize = 4096;
 
-/// Inode number of the directory.
+/// The inode number of the directory.
 const ROOT: u64 = INodeNo::ROOT.0;
-/// Offsets in the directory: what comes after these two entries has its inode number.
+/// The offsets of the directory's own two entries; every later entry has its inode number as
+/// offset.
 const OFFSET_SELF: u64 = 1;
 const OFFSET_PARENT: u64 = 2;
 
-/// Whose the files are, and who sees them.
+/// The owner of the files, and who can see them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Whether others may look into the directory.
+    /// Whether other users can list the directory.
     pub(crate) open_to_others: bool,
 }
 
-/// One mount's file system.
+/// The file system of one mount.
 pub(crate) struct FileSystem {
     pub(crate) files: Arc<Files>,
     pub(crate) owner: Owner,
@@ -49,7 +50,7 @@ impl FileSystem {
     /// Answers a call that needs no device.
     ///
     /// # Errors
-    /// What the caller is to be told; then `out` means nothing.
+    /// The error for the caller; then the contents of `out` are undefined.
     pub(crate) fn answer(&self, node: u64, call: &Call<'_>, out: &mut Out) -> Result<(), Errno> {
         match *call {
             Call::Lookup(name) => self.lookup(node, OsStr::from_bytes(name), out),
@@ -80,10 +81,10 @@ impl FileSystem {
                 self.statfs(out);
                 Ok(())
             }
-            // A regular file has none.
+            // A regular file has no ioctl.
             Call::Ioctl => Err(Errno::ENOTTY),
-            // What the kernel is told once that there is not, it asks for no more. Nothing waits
-            // for a close (`flush`), for one: it is not what makes data durable.
+            // After one ENOSYS the kernel does not send such a call again. A close (`flush`) is one
+            // of these calls, because a close makes nothing durable and should not wait.
             Call::Other(_) => Err(Errno::ENOSYS),
             Call::Read { .. } | Call::Write { .. } | Call::Fsync | Call::Fallocate { .. } => {
                 Err(Errno::EIO)
@@ -131,8 +132,9 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Sizes, owners and modes stay. Times are taken and forgotten, and so is the truncation of
-    /// `O_TRUNC` or `truncate -s 0`, as a block device does it: shells and dd open files so.
+    /// Sizes, owners and modes do not change. New times are accepted and ignored, and so is a
+    /// truncation by `O_TRUNC` or `truncate -s 0`, as with a block device: shells and dd open files
+    /// so.
     fn set_attr(&self, ino: u64, change: &Change, out: &mut Out) -> Result<(), Errno> {
         let attr = self.attr_of(ino)?;
         if change.rights {
@@ -187,7 +189,7 @@ impl FileSystem {
 }
 
 /// The first offset from `offset` on that is in a hole, or in data. The end of the file counts as a
-/// hole, as lseek(2) wants it. What the disk does not know counts as data.
+/// hole, as lseek(2) requires. A range whose state the disk does not know counts as data.
 fn seek(file: &File, offset: i64, hole: bool) -> Result<i64, Errno> {
     let end = file.shape.len_bytes;
     let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
@@ -204,7 +206,7 @@ fn seek(file: &File, offset: i64, hole: bool) -> Result<i64, Errno> {
         if extent.zero == hole {
             return Ok(at.max(offset) as i64);
         }
-        // A disk that answers with nothing is taken not to know.
+        // An empty extent means that the disk does not know.
         match extent.sectors {
             0 => break,
             sectors => at = Sector(sector.0.saturating_add(sectors)).bytes(),
@@ -213,7 +215,7 @@ fn seek(file: &File, offset: i64, hole: bool) -> Result<i64, Errno> {
     match hole {
         true => Ok(end as i64),
         false if at >= end => Err(Errno::ENXIO),
-        // As far as was asked there was a hole; what follows is not known, so it is data.
+        // The searched range is a hole; the rest is unknown and counts as data.
         false => Ok(at.max(offset) as i64),
     }
 }

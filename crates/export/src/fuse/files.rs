@@ -1,7 +1,7 @@
-//! What is in the directory: disks by name, shared by the mounts and changeable while they run.
+//! The table of files: disks by name, shared by the mounts and changeable while they run.
 //!
 //! Control plane: the lock here is taken when a file is looked up, opened or listed, when a thread
-//! touches a device for the first time, and when a device comes or goes; never for an I/O.
+//! uses a device for the first time, and when a device is added or removed; never for an I/O.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
 use std::ffi::OsStr;
@@ -20,13 +20,13 @@ use crate::fuse::ranges::Shape;
 use crate::fuse::seat::Seats;
 use crate::rmw::SharedDisk;
 
-/// Most files of one table.
+/// The most files of one table.
 pub const FILES_MAX: usize = 4096;
 
-/// Bits of an inode number that name the slot.
+/// The bits of an inode number that are the slot.
 const SLOT_BITS: u32 = FILES_MAX.trailing_zeros();
 
-/// The slot of a file, by its inode number.
+/// The slot of an inode number.
 #[inline]
 pub(crate) fn slot_of(ino: u64) -> usize {
     ino as usize & (FILES_MAX - 1)
@@ -34,13 +34,13 @@ pub(crate) fn slot_of(ino: u64) -> usize {
 
 /// A disk as a file.
 pub(crate) struct File {
-    /// Never given again: what the kernel remembers of a file that went is of no other.
+    /// Never reused, so that the kernel's cached state of a removed file affects no other.
     pub(crate) ino: u64,
     pub(crate) name: String,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) shape: Shape,
     pub(crate) made: SystemTime,
-    /// The lock of the disk's blocks.
+    /// The lock for sub-block writes to the disk.
     pub(crate) lock: Arc<RmwLock>,
 }
 
@@ -48,17 +48,17 @@ pub(crate) struct File {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileInfo {
-    /// Its name: the device's.
+    /// The file's name, which is the device's.
     pub name: String,
-    /// Where it is, if it is mounted.
+    /// The path, if the file is mounted.
     pub path: Option<PathBuf>,
-    /// How its requests come, if it is mounted.
+    /// The transport of the mount's requests, if the file is mounted.
     pub transport: Option<Transport>,
-    /// How many times it is open now.
+    /// The number of times that it is open now.
     pub opens: u64,
 }
 
-/// Why the table of files refused a change.
+/// The reason for which the table of files refused a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileError {
@@ -72,7 +72,7 @@ pub enum FileError {
         /// The name.
         name: String,
     },
-    /// The name cannot be one of a file.
+    /// The name is no valid file name.
     Name {
         /// The name.
         name: String,
@@ -81,7 +81,7 @@ pub enum FileError {
     Block {
         /// The device.
         name: String,
-        /// The length of its blocks, in bytes.
+        /// The length of the device's blocks, in bytes.
         block_bytes: u64,
     },
     /// There are [`FILES_MAX`] files already.
@@ -123,7 +123,7 @@ pub struct Files {
 struct Table {
     /// By slot.
     entries: Vec<Option<Entry>>,
-    /// How many files there ever were.
+    /// The number of files that were ever added.
     made: u64,
     mounts: Vec<Attached>,
 }
@@ -168,14 +168,14 @@ impl Files {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Every change is one call: a holder that panicked has left the table whole.
+        // Every change is one call: a holder that panicked has left the table consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows a disk under a name.
+    /// Adds a disk under a name.
     ///
     /// # Errors
-    /// If the name is taken or cannot name a file, or the table is full.
+    /// If the name is taken or is no valid file name, or the table is full.
     pub fn add(&self, name: &str, disk: impl Into<SharedDisk>) -> Result<(), FileError> {
         let SharedDisk { disk, lock } = disk.into();
         let owned = || name.to_owned();
@@ -209,8 +209,8 @@ impl Files {
         Ok(())
     }
 
-    /// Takes a file away. What is in flight is answered; what takes longer than `drain` fails, and
-    /// so does whatever is asked of the file later by those who have it open.
+    /// Removes a file. Requests in flight are answered; those that take longer than `drain` fail,
+    /// and so do later requests by programs that have the file open.
     ///
     /// # Errors
     /// If there is no such file.
@@ -225,10 +225,10 @@ impl Files {
             table.entries[slot_of(ino)] = None;
             (ino, table.mounts.clone())
         };
-        // Outside the lock: serving threads may need it before they let go.
+        // Outside the lock: serving threads may need it before they release their handles.
         for mount in mounts {
             mount.seats.close(ino, deadline);
-            // The kernel may know nothing of the name; then there is nothing to forget.
+            // The kernel may not have cached the name; then there is nothing to invalidate.
             let _ = mount.notifier.inval_entry(INodeNo::ROOT, OsStr::new(name));
         }
         Ok(())
@@ -246,7 +246,7 @@ impl Files {
         table.by_name(OsStr::new(name)).map(|entry| table.info(entry))
     }
 
-    /// How many there are.
+    /// The number of files.
     pub(crate) fn count(&self) -> usize {
         self.table().entries.iter().flatten().count()
     }
@@ -267,7 +267,7 @@ impl Files {
         Some(Arc::clone(&entry.file))
     }
 
-    /// Counts a file that was closed for good.
+    /// Counts a file that is no longer open.
     pub(crate) fn released(&self, ino: u64) {
         if let Some(entry) = self.table().by_ino(ino) {
             entry.opens = entry.opens.saturating_sub(1);
@@ -284,7 +284,7 @@ impl Files {
         files
     }
 
-    /// Tells a mount of files that go, from now on.
+    /// Adds a mount, which is told about removed files from now on.
     pub(crate) fn attach(
         &self,
         dir: PathBuf,

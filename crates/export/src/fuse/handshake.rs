@@ -1,4 +1,4 @@
-//! The first message of a connection: what is agreed upon with the kernel.
+//! The first message of a connection, which negotiates with the kernel.
 #![allow(clippy::disallowed_types)] // Mounting is control plane.
 
 use std::io;
@@ -9,15 +9,15 @@ use fuser::{Filesystem, InitFlags, KernelConfig, Request};
 use crate::fuse::memory::IO_BYTES_MAX;
 use crate::fuse::ring::{self, Prepared};
 
-/// Requests of asynchronous I/O that the kernel sends at once; its default would hold them back.
+/// The number of asynchronous requests that the kernel sends at once; its default is too low.
 const BACKGROUND_MAX: u16 = 256;
-/// From so many on it thinks of us as busy.
+/// The number of these from which the kernel considers the file system congested.
 const CONGESTED: u16 = 192;
 
-/// Rings that the handshake makes where the kernel offers to use them.
+/// The rings that the handshake makes if the kernel offers io_uring.
 #[derive(Default)]
 pub(crate) struct Rings {
-    /// For how many threads; 0 makes none.
+    /// The number of threads, and so of rings; 0 makes none.
     threads: usize,
     prepared: Mutex<Vec<Prepared>>,
 }
@@ -31,12 +31,12 @@ impl Rings {
         Arc::default()
     }
 
-    /// What was agreed upon: no rings, if there are to be none.
+    /// Takes the rings; none if io_uring is not used.
     pub(crate) fn take(&self) -> Vec<Prepared> {
         std::mem::take(&mut self.prepared.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Asks for rings if they can be had: once the kernel is told, it waits for them.
+    /// Accepts io_uring if the rings can be made: after accepting, the kernel waits for them.
     fn negotiate(&self, config: &mut KernelConfig) {
         let offered = config.capabilities().contains(InitFlags::FUSE_OVER_IO_URING);
         if !offered || self.threads == 0 {
@@ -56,7 +56,7 @@ impl Rings {
     }
 }
 
-/// Answers the first message. Whatever comes afterwards is the threads' own.
+/// Answers the first message. The serving threads answer all later ones.
 pub(crate) struct Handshake {
     rings: Arc<Rings>,
 }
@@ -70,7 +70,7 @@ impl Handshake {
 impl Filesystem for Handshake {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let wanted = [
-            // Direct I/O in parallel.
+            // Parallel direct I/O.
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_PARALLEL_DIROPS,
             // mmap of a file that is otherwise not cached.
@@ -84,7 +84,7 @@ impl Filesystem for Handshake {
         let io_max = IO_BYTES_MAX as u32;
         let refused = |what| io::Error::other(format!("fuse: {what} out of range"));
         config.set_max_write(io_max).map_err(|_| refused("max_write"))?;
-        // An error means that the kernel's own limit is below.
+        // An error means that the kernel's own limit is lower.
         let _ = config.set_max_readahead(io_max);
         config.set_max_background(BACKGROUND_MAX).map_err(|_| refused("max_background"))?;
         config.set_congestion_threshold(CONGESTED).map_err(|_| refused("congestion threshold"))?;

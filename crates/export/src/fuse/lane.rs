@@ -1,9 +1,9 @@
-//! A lane: a thread with a channel of its own, for requests to one device that have to wait.
+//! A worker: a thread with a channel of its own, for requests to one device that must wait.
 //!
-//! A serving thread hands a request over with its reply and goes on, whatever the lane has to do
-//! already. The lane keeps as many in flight as it has slots, and answers each when it is done, in
-//! whatever order that is. The kernel bounds how many more can wait in the backlog. Writes and
-//! holes of which an end is inside a block go through the queue of [`crate::rmw`].
+//! A serving thread passes a request with its reply token to the worker and continues at once. The
+//! worker keeps up to one request per slot in flight, and answers each when it completes, in any
+//! order. More requests wait in the backlog, whose length the kernel bounds. Writes and holes with
+//! an end inside a block go through the queue of [`crate::rmw`].
 #![allow(unsafe_code)] // Replies are sent from the lane's region.
 
 use std::collections::VecDeque;
@@ -26,11 +26,11 @@ use crate::fuse::ticket::Ticket;
 use crate::os;
 use crate::rmw::{self, Partial, RmwQueue, Span};
 
-/// Requests that a lane has in flight at once.
+/// The most requests that a worker has in flight.
 const SLOTS: u16 = 32;
-/// Longest sleep of a lane with something in flight.
+/// The longest sleep of a worker with requests in flight.
 const LOOK: Duration = Duration::from_millis(50);
-/// What is to be done.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
     Read(Span),
@@ -39,7 +39,7 @@ pub(crate) enum Work {
     Zero(Zeroing),
 }
 
-/// A request that was handed over.
+/// A request that was passed to the worker.
 #[derive(Debug)]
 struct Job {
     work: Work,
@@ -47,17 +47,17 @@ struct Job {
 }
 
 enum Message {
-    /// Its data, if it writes any, are in the slot's buffer.
+    /// A request; the data of a write are in the slot's buffer.
     Job(u16, Job),
-    /// There was no free slot; what it writes.
+    /// A request for which there was no free slot, with the data of a write.
     Backlog(Job, Box<[u8]>),
-    /// Another channel has made way for something that waits here.
+    /// Another channel has made room for a request that waits here.
     Look,
-    /// No more jobs come.
+    /// There will be no more requests.
     Close,
 }
 
-/// The serving thread's end of a lane.
+/// The serving thread's handle to a worker.
 pub(crate) struct Lane {
     messages: Sender<Message>,
     free: Receiver<u16>,
@@ -67,7 +67,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Starts a lane.
+    /// Starts a worker.
     ///
     /// # Errors
     /// If the system refuses memory or a thread.
@@ -83,7 +83,7 @@ impl Lane {
         let rmw = RmwQueue::new(channel.as_mut(), lock, shape.block_bytes, slots, data)?;
         let (messages, received) = mpsc::channel();
         let own = Sender::clone(&messages);
-        // A lane that has ended has nothing that waits.
+        // A worker that has ended has no waiting requests.
         channel.call(Caller::new(move || _ = own.send(Message::Look)));
         let (give, free) = mpsc::sync_channel(usize::from(SLOTS));
         (0..SLOTS).for_each(|slot| give.send(slot).expect("there is room for all, and a receiver"));
@@ -110,7 +110,7 @@ impl Lane {
         Ok(Lane { messages, free, region, deadline, thread: Some(thread) })
     }
 
-    /// Hands a request over; `data` is what a write writes.
+    /// Passes a request to the worker; `data` are those of a write.
     pub(crate) fn send(&self, work: Work, ticket: Ticket, data: &[u8]) {
         let job = Job { work, ticket };
         let message = match self.free.try_recv() {
@@ -120,7 +120,7 @@ impl Lane {
             }
             Err(_) => Message::Backlog(job, data.into()),
         };
-        // Without a worker, which can only have panicked, nobody would ever answer.
+        // The thread is gone, which can only be a panic, and would never answer.
         if let Err(refused) = self.messages.send(message)
             && let Message::Job(_, job) | Message::Backlog(job, _) = refused.0
         {
@@ -128,19 +128,20 @@ impl Lane {
         }
     }
 
-    /// Lets what was handed over end, gives up at the deadline what has not, and ends the lane.
+    /// Lets requests in flight complete, fails those that have not by the deadline, and ends the
+    /// worker.
     pub(crate) fn close(mut self, deadline: Instant) {
         self.end(deadline);
     }
 
     fn end(&mut self, deadline: Instant) {
         let Some(thread) = self.thread.take() else { return };
-        // Set aside of the messages: the worker takes none while a job of several steps goes on.
-        // Nobody has set it before, because whoever does has taken the thread.
+        // Not as a message: the thread receives none during a job of several steps. It is not set
+        // yet, because the caller that sets it has taken the thread.
         let _ = self.deadline.set(deadline);
-        // An error means that it has ended already.
+        // An error means that the thread has already ended.
         let _ = self.messages.send(Message::Close);
-        // A panic there was reported when it happened.
+        // A panic of the thread was reported when it happened.
         let _ = thread.join();
     }
 }
@@ -151,7 +152,7 @@ impl Drop for Lane {
     }
 }
 
-/// The thread's end.
+/// The state of the worker's thread.
 struct Worker {
     channel: Box<dyn Channel>,
     region: Arc<Region>,
@@ -161,21 +162,21 @@ struct Worker {
     rmw: RmwQueue,
     messages: Receiver<Message>,
     free: SyncSender<u16>,
-    /// By slot.
+    /// The requests by slot.
     jobs: Vec<Option<Job>>,
-    /// Bios that were made and not yet pushed.
+    /// Bios that are not pushed yet.
     bios: Vec<Bio>,
-    /// Jobs that wait for a slot, and what they write.
+    /// Requests that wait for a slot, with the data of writes.
     backlog: VecDeque<(Job, Box<[u8]>)>,
-    /// Slots for the backlog. One is never given to the serving thread, so that the backlog goes on
-    /// even if that thread holds all the others and sends nothing.
+    /// Slots for the backlog. One is never given to the serving thread, so that the backlog makes
+    /// progress even if that thread holds all the others and sends no request.
     spare: Vec<u16>,
     done: Vec<Completion>,
-    /// How many were done at the last look.
+    /// The number of completions at the last look.
     reaped: usize,
-    /// No more jobs come.
+    /// Whether no more requests come.
     closed: bool,
-    /// When what is not done is given up; set once the lane is closing.
+    /// The time at which requests in flight fail; set once the worker is closing.
     deadline: Arc<OnceLock<Instant>>,
 }
 
@@ -188,7 +189,7 @@ impl Worker {
             self.reap();
         }
         let waiting = self.backlog.drain(..).map(|(job, _)| job);
-        // All that was ever sent is there, because the lane sent it before it closed.
+        // All messages are there, because they were sent before the close.
         let unseen = self.messages.try_iter().filter_map(|message| match message {
             Message::Job(_, job) | Message::Backlog(job, _) => Some(job),
             Message::Look | Message::Close => None,
@@ -198,7 +199,7 @@ impl Worker {
         }
     }
 
-    /// Whether the lane is closing and its time is over.
+    /// Whether the worker is closing and the deadline has passed.
     fn is_over(&self) -> bool {
         self.deadline.get().is_some_and(|deadline| Instant::now() >= *deadline)
     }
@@ -207,7 +208,7 @@ impl Worker {
         self.bios.is_empty() && self.channel.in_flight() == 0 && !self.rmw.has_startable()
     }
 
-    /// Takes what was handed over, and sleeps until something is to be done. `false` at the end.
+    /// Receives requests, and sleeps until there is work. `false` at the end.
     fn receive(&mut self) -> bool {
         if self.is_over() {
             return false;
@@ -229,7 +230,7 @@ impl Worker {
         true
     }
 
-    /// Sleeps until something in flight is due, or something new comes if it can be taken.
+    /// Sleeps until a completion is due, or until a message arrives if one can be handled.
     fn sleep(&mut self, now: Instant) {
         let mut wait = match self.channel.due() {
             Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())).min(LOOK),
@@ -263,7 +264,7 @@ impl Worker {
         }
     }
 
-    /// Begins what waited for a slot, as far as there are any.
+    /// Starts requests from the backlog while there are slots.
     fn draw(&mut self) {
         while !self.backlog.is_empty()
             && let Some(slot) = self.spare.pop()
@@ -319,7 +320,7 @@ impl Worker {
         }
     }
 
-    /// Answers the job of a slot and gives the slot back.
+    /// Answers the request of a slot and frees the slot.
     fn answer(&mut self, slot: u16, status: Status) {
         let Some(job) = self.jobs[usize::from(slot)].take() else { return };
         let ticket = job.ticket;
@@ -327,8 +328,8 @@ impl Worker {
             _ if !status.is_ok() => ticket.fail(errno_of(status)),
             Work::Read(span) => {
                 let offset = buffer_of(slot) + span.skip;
-                // SAFETY: the read into this slot's buffer has completed, and the slot is given to
-                // nobody else before the reply has been sent.
+                // SAFETY: the read into this slot's buffer has completed, and the slot is not
+                // reused before the reply has been sent.
                 ticket.data(unsafe { memory::bytes(&self.region, offset, span.want) });
             }
             Work::Write(span, _) => ticket.written(span.want as u32),
@@ -337,13 +338,13 @@ impl Worker {
         if self.spare.is_empty() || !self.backlog.is_empty() {
             self.spare.push(slot);
         } else {
-            // The other end is gone when the lane is closing; then nobody needs the slot.
+            // When the worker is closing the receiver is gone, and the slot is not needed.
             let _ = self.free.try_send(slot);
         }
     }
 }
 
-/// Puts what a job writes into its slot's buffer, beside the bytes of its blocks that it keeps.
+/// Copies the data of a request into its slot's buffer, between the bytes of its blocks that stay.
 fn fill(region: &Region, slot: u16, work: &Work, data: &[u8]) {
     if let Work::Write(span, _) = work {
         region.write(buffer_of(slot) + span.skip, data);

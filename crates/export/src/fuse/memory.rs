@@ -1,4 +1,4 @@
-//! Buffers of serving threads and lanes: sizes, and bytes of a region for a reply.
+//! Buffers of serving threads and workers: sizes, and slices of a region for a reply.
 #![allow(unsafe_code)] // A reply is sent from where the device put the data.
 
 use std::io;
@@ -6,49 +6,49 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use blockyard_core::Region;
 
-/// Longest read or write that the kernel is told to send, in bytes.
+/// The longest read or write that the kernel may send, in bytes.
 pub(crate) const IO_BYTES_MAX: u64 = 1 << 20;
 
-/// Largest logical block of a device with a file, in bytes.
+/// The largest logical block of a device with a file, in bytes.
 pub(crate) const BLOCK_BYTES_MAX: u64 = 64 << 10;
 
-/// A buffer for the blocks around any request.
+/// The size of a buffer for the blocks around any request.
 pub(crate) const BUFFER_BYTES: u64 = IO_BYTES_MAX + 2 * BLOCK_BYTES_MAX;
 
 /// Bytes of a region, to be sent.
 ///
 /// # Safety
-/// While the slice lives no bio on these bytes may be in flight and nobody may write to them.
+/// While the slice lives no bio on these bytes may be in flight and no thread may write to them.
 ///
 /// # Panics
 /// If the range does not lie inside the region.
 pub(crate) unsafe fn bytes(region: &Region, offset: u64, len: u64) -> &[u8] {
     let start = region.range(offset, len).expect("buffers are cut by our own rules");
     // SAFETY: `range` checked that the bytes lie in the region's memory, which lives as long as the
-    // region, has been written or zeroed, and is not changed meanwhile, as the caller promises.
+    // region and has been written or zeroed; by the contract no thread changes it meanwhile.
     unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) }
 }
 
 /// Moves bytes inside a region; the ranges may overlap.
 ///
 /// # Safety
-/// No bio on these bytes may be in flight, and nobody else may read or write them meanwhile.
+/// No bio on these bytes may be in flight, and no other thread may read or write them meanwhile.
 ///
 /// # Panics
 /// If a range does not lie inside the region.
 pub(crate) unsafe fn shift(region: &Region, from: u64, to: u64, len: u64) {
     let cut = |at| region.range(at, len).expect("buffers are cut by our own rules");
-    // SAFETY: `range` checked both ranges, and nobody else touches them, as the caller promises.
+    // SAFETY: `range` checked both ranges, and by the contract no other thread accesses them.
     unsafe { std::ptr::copy(cut(from).as_ptr(), cut(to).as_ptr(), len as usize) };
 }
 
-/// Reads a message: its first bytes to `head`, what follows to the region, and says how long it is.
+/// Reads a message: its first bytes into `head`, the rest into the region. Returns its length.
 ///
 /// # Safety
-/// Nobody may use the range of the region meanwhile: no bio, no reference.
+/// No bio or reference may use the range of the region meanwhile.
 ///
 /// # Errors
-/// What the system says.
+/// Those of the system.
 ///
 /// # Panics
 /// If the range does not lie inside the region.
@@ -65,7 +65,7 @@ pub(crate) unsafe fn receive(
         libc::iovec { iov_base: rest.as_ptr().cast(), iov_len: len as usize },
     ];
     // SAFETY: both parts are writable for their lengths: one is borrowed, the other lies in the
-    // region, where nobody looks meanwhile, as the caller promises.
+    // region, which by the contract no bio and no reference uses meanwhile.
     let got = unsafe { libc::readv(fd.as_raw_fd(), parts.as_ptr(), parts.len() as i32) };
     usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }

@@ -1,4 +1,4 @@
-//! A mount: from an empty directory to files in it, and back.
+//! A mount: mounts an empty directory, and unmounts it.
 #![allow(clippy::disallowed_types)] // Mounting and unmounting are control plane.
 
 use std::fmt;
@@ -22,25 +22,25 @@ use crate::fuse::seat::Seats;
 use crate::fuse::server::Server;
 use crate::fuse::threads;
 
-/// How often it is tried to unmount while a file is open.
+/// The interval of unmount attempts while a file is open.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// How long an aborted mount may take to end.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// How files are mounted.
+/// The options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// Let other users see the files; their modes still say who may open them. Without it even root
-    /// is kept out of a user's mount.
+    /// Lets other users see the files; the files' modes still decide who may open them. Without
+    /// this even root has no access to a user's mount.
     pub allow_other: bool,
-    /// Serving threads. More than processors make it slower.
+    /// The number of serving threads. More than processors are slower.
     pub threads: usize,
-    /// Take io_uring where the kernel offers it.
+    /// Whether to use io_uring if the kernel offers it.
     pub io_uring: bool,
 }
 
-/// How requests come from the kernel.
+/// The transport of requests from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
@@ -51,7 +51,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Its name, as it is shown.
+    /// The transport's name, as it is shown.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Device => DEVICE,
@@ -73,7 +73,7 @@ impl Default for MountOptions {
     }
 }
 
-/// Whether the session has ended, and who waits for that.
+/// Whether the session has ended, and the threads that wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct Ended(Mutex<bool>, Condvar);
 
@@ -93,7 +93,7 @@ impl Ended {
 /// A mounted directory. Dropping it unmounts it.
 pub struct Mount {
     dir: PathBuf,
-    /// The number of its device.
+    /// The device number of the mount.
     device: Option<DeviceNumber>,
     files: Arc<Files>,
     seats: Arc<Seats>,
@@ -103,9 +103,9 @@ pub struct Mount {
     session: Mutex<Option<Serving>>,
 }
 
-/// What serves a mount.
+/// The session and threads that serve a mount.
 struct Serving {
-    /// What was mounted, and the connection.
+    /// The mount, and the connection.
     session: Session<Handshake>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -114,7 +114,7 @@ impl Mount {
     /// Mounts the files at a directory. When this returns they can be opened.
     ///
     /// # Errors
-    /// If the directory will not do, or the system refuses to mount.
+    /// If the directory is unsuitable, or the system refuses to mount.
     pub fn start(
         files: Arc<Files>,
         dir: &Path,
@@ -162,30 +162,31 @@ impl Mount {
         let threads = threads::start(&server, &session, options.threads, rings).map_err(failed)?;
         drop(server);
         files.attach(dir.to_owned(), Arc::clone(&seats), session.notifier(), transport);
-        // Without the number one way to end a mount that is in use is missing; there are others.
+        // Without the device number a mount in use cannot be aborted through it; there are other
+        // ways.
         let device = topmost(dir).ok().flatten().map(|mount| mount.device);
         let session = Mutex::new(Some(Serving { session, threads }));
         let (dir, files) = (dir.to_owned(), Arc::clone(files));
         Ok(Mount { dir, device, files, seats, ended, transport, session })
     }
 
-    /// Where it is, without links.
+    /// The mount point with links resolved.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// How requests come.
+    /// The transport of requests.
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// Whether it is still mounted: others can unmount it, too.
+    /// Whether it is still mounted: other programs can unmount it too.
     pub fn is_mounted(&self) -> bool {
         !self.ended.within(Duration::ZERO)
     }
 
-    /// Unmounts. While files are open this waits, at most for `drain`; then whoever still has one
-    /// open gets errors.
+    /// Unmounts. While files are open this waits, at most for `drain`; then programs with open
+    /// files get errors.
     pub fn stop(&self, drain: Duration) {
         let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Serving { session, threads }) = session else { return };
@@ -194,28 +195,28 @@ impl Mount {
             tracing::warn!(dir = %self.dir.display(), %error, "unmounting failed");
         }
         if self.ended.within(ABORT_GRACE) {
-            // A panic there was reported when it happened.
+            // A panic of the thread was reported when it happened.
             threads.into_iter().for_each(|thread| _ = thread.join());
         } else {
-            // Its threads wait for the kernel, which lets go when this process ends.
+            // The threads wait in the kernel, which ends the wait when this process ends.
             tracing::warn!(dir = %self.dir.display(), "files are still open; they fail soon");
         }
-        // Dropped, it would unmount whatever is there by now: the next yard's files, perhaps. What
-        // it holds besides is a descriptor of a connection that has ended.
+        // A drop would unmount whatever is mounted there by now, for example the next yard's files.
+        // The leaked session only holds a descriptor of a connection that has ended.
         std::mem::forget(session);
         self.files.detach(&self.seats);
         self.seats.close_all(deadline);
     }
 
-    /// Whether what is seen at the directory is this mount, and not what somebody has mounted there
-    /// since, or what lies below.
+    /// Whether the mount visible at the directory is this one, not a later mount over it or the
+    /// directory below.
     fn is_there(&self) -> bool {
         if !self.is_mounted() {
             return false;
         }
         let Some(device) = self.device else { return true };
         let seen = topmost(&self.dir).ok().flatten();
-        // The number of a mount that has ended is given again.
+        // The device number of a mount that has ended is reused.
         seen.is_some_and(|mount| mount_point::is_ours(&mount) && mount.device == device)
     }
 
@@ -235,7 +236,8 @@ impl Mount {
             self.ended.within(left.min(RETRY));
         }
         tracing::warn!(dir = %self.dir.display(), "files are still open; cutting them off");
-        // Root can do it in one step; a user's mount is taken away and then cut off, if it can be.
+        // Root aborts the connection in one step; a user's mount is detached and then aborted if
+        // possible.
         abort_mounted(&self.dir).or_else(|_| {
             detach(&self.dir)?;
             match self.device {
@@ -263,7 +265,8 @@ fn config(options: &MountOptions) -> Config {
     config.mount_options = vec![
         MountOption::FSName(SOURCE.to_owned()),
         MountOption::Subtype(SOURCE.to_owned()),
-        // The kernel checks modes: with others let in, only the owner and root open a file.
+        // The kernel checks modes: even if other users are allowed, only the owner and root can
+        // open a file.
         MountOption::DefaultPermissions,
         MountOption::NoAtime,
         MountOption::NoDev,
@@ -274,7 +277,7 @@ fn config(options: &MountOptions) -> Config {
     config
 }
 
-/// Says what is behind an error of mounting, as far as that can be known.
+/// Explains an error of mounting, as far as its cause can be found.
 fn explain(dir: &Path, options: &MountOptions, source: io::Error) -> MountError {
     let dir = dir.to_owned();
     if !Path::new(DEVICE).exists() {

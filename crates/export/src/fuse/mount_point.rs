@@ -1,38 +1,38 @@
-//! Where a mount goes: what is there, what is wrong with it, and what a daemon that died left.
+//! The mount point: checks the directory, explains errors, and removes the mounts of dead daemons.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use blockyard_mounts::{MOUNTER, Mounted, detach, topmost};
 
-/// What our mounts are called in the table of mounts.
+/// The source name of our mounts in the mount table.
 pub(crate) const SOURCE: &str = "blockyard";
 
-/// Most dead mounts of yards on top of each other that are taken away.
+/// The most stacked mounts of dead daemons that are removed.
 const DEAD_MAX: usize = 16;
 
-/// Why a directory cannot become a mount.
+/// The reason for which a directory cannot be mounted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
-    /// There is no such directory, or it cannot be looked at.
+    /// The directory does not exist, or cannot be accessed.
     #[error("{}: {source}; wanted an empty directory", dir.display())]
     Directory {
-        /// What was named.
+        /// The named path.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is something else.
+    /// The path is no directory.
     #[error("{}: it is no directory; wanted an empty one", .0.display())]
     NotADirectory(PathBuf),
-    /// There is something in it.
+    /// The directory is not empty.
     #[error("{}: the directory is not empty; what is in it would be hidden", .0.display())]
     NotEmpty(PathBuf),
-    /// Another daemon serves there.
+    /// Another daemon has a mount there.
     #[error("{}: another yard is mounted there", .0.display())]
     InUse(PathBuf),
-    /// What a file system that died left there cannot be taken away.
+    /// The mount of a dead file system cannot be removed.
     #[error(
         "{}: a mount is there whose program has died, and it cannot be taken away: {source}; try \
          `fusermount3 -u -z {}`, or `umount` as root",
@@ -41,10 +41,10 @@ pub enum MountError {
     Stale {
         /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is no FUSE here.
+    /// The kernel has no FUSE.
     #[error(
         "/dev/fuse is missing: this kernel has no FUSE, or its module is not loaded (modprobe fuse)"
     )]
@@ -52,7 +52,7 @@ pub enum MountError {
     /// The program that mounts for users is missing.
     #[error("{MOUNTER} is missing, and only root mounts without it; install the package fuse3")]
     NoMounter,
-    /// Others may not be let in.
+    /// Other users cannot be allowed.
     #[error(
         "{}: users may let others in only if /etc/fuse.conf has a line `user_allow_other`; without \
          it leave out --fuse-allow-other, or serve as root", .0.display()
@@ -63,7 +63,7 @@ pub enum MountError {
     Ring {
         /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The system refused to mount.
@@ -71,12 +71,13 @@ pub enum MountError {
     Mount {
         /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Checks a directory, and takes away what a yard that died left there. Its path without links.
+/// Checks a directory, and removes mounts of dead daemons there. Returns its path with links
+/// resolved.
 pub(crate) fn prepare(dir: &Path) -> Result<PathBuf, MountError> {
     let failed = |source| MountError::Directory { dir: dir.to_owned(), source };
     let real = match std::fs::canonicalize(dir) {
@@ -88,7 +89,7 @@ pub(crate) fn prepare(dir: &Path) -> Result<PathBuf, MountError> {
         if !topmost(&real).map_err(failed)?.is_some_and(|mount| is_ours(&mount)) {
             break;
         }
-        // What the kernel remembers of a dead mount it still tells; opening it fails.
+        // The kernel still answers from its cache for a dead mount; opening it fails.
         match std::fs::read_dir(&real) {
             Err(error) if is_dead(&error) => {
                 let stale = |source| MountError::Stale { dir: real.clone(), source };
@@ -113,12 +114,12 @@ pub(crate) fn prepare(dir: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Whether the program behind a mount has died.
+/// Whether the error means that a mount's program has died.
 fn is_dead(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOTCONN)
 }
 
-/// The path without links of a directory that cannot be looked at itself.
+/// The path with links resolved, for a directory that cannot be accessed itself.
 fn canonical_of_dead(dir: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(dir)?;
     match (absolute.parent(), absolute.file_name()) {
@@ -127,7 +128,7 @@ fn canonical_of_dead(dir: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Whether a mount is a yard's.
+/// Whether a mount belongs to a yard.
 pub(crate) fn is_ours(mount: &Mounted) -> bool {
     mount.is_fuse() && mount.source == SOURCE
 }

@@ -1,40 +1,40 @@
-//! Byte ranges of a file and what they are on the device: pure rules, without I/O.
+//! The mapping from byte ranges of a file to operations of the device: pure rules, without I/O.
 //!
 //! | request | whole blocks | other bytes | other bytes, sequential zone |
 //! | --- | --- | --- | --- |
-//! | read | read | the blocks around it are read | the same |
+//! | read | read | the blocks around it are read | the blocks around it are read |
 //! | write | write | the blocks at its ends are read first | `EINVAL` |
 //! | punch hole | discard, or write-zeroes | its ends are written with zeros | `EOPNOTSUPP` |
 //! | zero range | write-zeroes, allocated | its ends are written with zeros | `EOPNOTSUPP` |
 //!
-//! A zoned disk takes no holes and no zeroing in any zone.
+//! A zoned disk supports neither holes nor zeroing in any zone.
 
 use blockyard_core::{Disk, Flags, Op};
 use fuser::Errno;
 
 use crate::rmw::{self, Span};
 
-/// What the rules need to know of a disk.
+/// The properties of a disk that the rules need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// The file's size.
     pub(crate) len_bytes: u64,
-    /// A power of two.
+    /// The logical block, a power of two.
     pub(crate) block_bytes: u64,
     pub(crate) zoned: bool,
-    /// Where sequential zones begin, of which no part of a block can be written.
+    /// The offset at which sequential zones begin, where no part of a block can be written.
     pub(crate) sequential_from: u64,
     pub(crate) read_only: bool,
     pub(crate) discards: bool,
     pub(crate) write_zeroes: bool,
 }
 
-/// A range that shall read as zeros.
+/// A range that is to read as zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Zeroing {
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// What does it for whole blocks.
+    /// The operation for whole blocks.
     pub(crate) op: Op,
     pub(crate) flags: Flags,
 }
@@ -53,23 +53,24 @@ impl Shape {
         }
     }
 
-    /// How much of `len` bytes from `offset` on lies in the file.
+    /// The part of `len` bytes from `offset` on that lies in the file.
     #[inline]
     pub(crate) fn clip(&self, offset: u64, len: u64) -> u64 {
         self.len_bytes.saturating_sub(offset).min(len)
     }
 
-    /// The blocks that hold a range, which lies in the file and is not empty. The file ends with a
-    /// block, so that they lie in it too.
+    /// The blocks that hold a range, which must lie in the file and not be empty. The file ends
+    /// with a block, so the blocks lie in it too.
     #[inline]
     pub(crate) fn span(&self, offset: u64, want: u64) -> Span {
         Span::of(self.block_bytes, offset, want)
     }
 
-    /// What `fallocate` with this mode has to do; nothing if no byte of the range is in the file.
+    /// The operation of `fallocate` with this mode; `None` if no byte of the range is in the file.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for what the device cannot do, `ENOSPC` where the file would have to grow.
+    /// `EOPNOTSUPP` for modes that the device cannot support, `ENOSPC` where the file would have to
+    /// grow.
     pub(crate) fn zeroing(
         &self,
         offset: u64,
@@ -84,7 +85,7 @@ impl Shape {
             libc::FALLOC_FL_PUNCH_HOLE if keeps_size && self.discards => (Op::Discard, Flags::NONE),
             libc::FALLOC_FL_PUNCH_HOLE if keeps_size => (Op::WriteZeroes, Flags::NONE),
             libc::FALLOC_FL_ZERO_RANGE => (Op::WriteZeroes, Flags::NOUNMAP),
-            // Allocation ahead, which no device can promise, and what moves data about.
+            // Preallocation, which no device can promise, and modes that move data.
             _ => return Err(Errno::EOPNOTSUPP),
         };
         if self.zoned || (op == Op::WriteZeroes && !self.write_zeroes) {

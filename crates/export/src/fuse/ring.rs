@@ -1,20 +1,21 @@
 //! Serving through io_uring: a thread with a ring that holds many requests at a time.
 //!
-//! The kernel has a queue for each processor. An *entry* is a place for one request of a queue: a
-//! head and a buffer, which the thread registers by a command. The command completes when a request
-//! has been put there; the thread answers in the same place and commits it by the next command,
-//! which waits for the next request. So a system call brings any number of requests, and commits
-//! the answers to the ones before.
+//! The kernel has a queue for each processor. An *entry* is room for one request of a queue: a
+//! header and a buffer, which the thread registers by a command. The command completes when the
+//! kernel has put a request there. The thread writes the reply into the entry and commits it by the
+//! next command, which waits for the next request. So one system call receives any number of
+//! requests, and commits the replies to earlier ones.
 //!
 //! ```text
 //! register ▸ kernel waits ▸ request here ─ serve ▸ commit and fetch ▸ kernel waits ...
 //!                                        └▸ lane ▸ home ─┘
 //! ```
 //!
-//! - A request that waits for its device is in a lane with a ticket; its answer comes [`home`] and
-//!   rings the thread's bell, because one thread only may submit to a ring.
-//! - A read of whole blocks goes from the device to the entry's buffer, and a write from there.
-//! - `/dev/fuse` is still read, by one thread: what needs no answer comes there.
+//! - A request that waits for its device is at a worker with a reply token. The reply goes through
+//!   the reply slot ([`home`]), which wakes the thread, because only one thread may submit to a
+//!   ring.
+//! - Whole blocks are read into the entry's buffer, and written from there.
+//! - One thread still reads `/dev/fuse`, for messages that need no reply.
 //! - Numbers and layouts are those of the public header `linux/fuse.h`, protocol 7.42, and of the
 //!   kernel's documentation (`Documentation/filesystems/fuse-io-uring.rst`).
 
@@ -39,24 +40,24 @@ pub(crate) use thread::RingThread;
 use entries::Entries;
 use home::Home;
 
-/// Requests that a queue holds at once, those that wait for a slow device among them. More wait in
-/// the kernel, whatever device they are for. An entry that is not used costs no memory but the
-/// half kilobyte that the kernel has of it.
+/// The most requests of a queue, including those that wait for a slow device. More wait in the
+/// kernel, for whatever device. An unused entry costs no memory except half a kilobyte in the
+/// kernel.
 const DEPTH: usize = 256;
-/// Most entries of one ring: a quarter of what the kernel allows.
+/// The most entries of one ring: a quarter of the kernel's limit.
 const ENTRIES_MAX: usize = 8192;
-/// Room for commands besides those of the entries: the bell's.
+/// Room for commands other than those of entries: the eventfd's.
 const SPARE: usize = 1;
 
-/// The processors that can ever be there.
+/// The file with all possible processors.
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
-/// Longest list of processors that is read.
+/// The longest list of processors that is read.
 const POSSIBLE_BYTES_MAX: usize = 4096;
 
-/// A ring whose commands are as long as FUSE needs them.
+/// A ring whose commands have the length that FUSE needs.
 pub(crate) type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
-/// A ring, with memory, that nobody serves yet.
+/// A ring with its memory, before a thread serves it.
 pub(crate) struct Prepared {
     ring: Ring,
     entries: Entries,
@@ -64,8 +65,8 @@ pub(crate) struct Prepared {
     returned: Receiver<u16>,
 }
 
-/// Makes the rings for so many threads: before the kernel is told that there will be any, because
-/// from then on it waits for them.
+/// Makes the rings for `threads` threads, before the kernel is told to use io_uring: afterwards it
+/// waits for them.
 ///
 /// # Errors
 /// If the system refuses a ring, a descriptor or memory.
@@ -84,7 +85,8 @@ impl Prepared {
         let entries = Entries::new(&queues, depth)?;
         let size = (entries.count() + SPARE).next_power_of_two() as u32;
         let ring = IoUring::builder()
-            // Who serves it enables it; nobody else submits, and work is done when it asks for it.
+            // The serving thread enables it; no other thread submits, and work is done when the
+            // thread asks for completions.
             .setup_r_disabled()
             .setup_single_issuer()
             .setup_defer_taskrun()
@@ -94,13 +96,13 @@ impl Prepared {
         Ok(Prepared { ring, entries, home, returned })
     }
 
-    /// The thread that serves the ring.
+    /// The thread that will serve the ring.
     pub(crate) fn thread(self, server: Arc<Server>, seat: usize, device: OwnedFd) -> RingThread {
         RingThread::new(self, server, seat, device)
     }
 }
 
-/// How many processors a list names: `0-3,8`.
+/// The number of processors in a list: `0-3,8`.
 fn count_processors(text: &str) -> Option<usize> {
     if text.len() > POSSIBLE_BYTES_MAX {
         return None;

@@ -1,7 +1,7 @@
-//! Seats: what a serving thread has of each device it has touched.
+//! A serving thread's handles (its seat): one for each device that it has used.
 //!
-//! A seat's lock is taken for each request by the thread whose seat it is, and by the control plane
-//! when a device goes: so what a thread that sleeps has of that device goes with it.
+//! The lock of a seat is taken by its thread for each request, and by the control plane when a
+//! device is removed. So the handles of a sleeping thread to a removed device are closed with it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,8 +23,8 @@ use crate::fuse::status::errno_of;
 use crate::fuse::ticket::Ticket;
 use crate::rmw::Span;
 
-/// How often a request is tried to be carried: once, and once more for each floor that may have
-/// something to fetch first (the error injector, the device).
+/// The attempts to execute a request inline: one, and one more for each layer that may first have
+/// to reload its rules (the error injector, the device).
 const CARRIES: u32 = 3;
 
 /// The seats of one mount.
@@ -33,7 +33,7 @@ pub(crate) struct Seats {
     seats: Box<[Padded<SleepLock<Seat, { ranks::SEAT }>>]>,
 }
 
-/// One thread's doors, by the slot of the file.
+/// The handles of one thread, by the slot of the file.
 type Seat = Vec<Option<Box<Door>>>;
 
 impl Seats {
@@ -42,8 +42,8 @@ impl Seats {
         Arc::new(Seats { files, seats })
     }
 
-    /// Runs `f` with the door of a thread to the device of a file, or the reason why there is none.
-    /// The region is the one that this thread's data are in.
+    /// Calls `f` with a thread's handle to the device of a file, or returns the error if there is
+    /// none. The region is the one with this thread's data.
     #[inline]
     pub(crate) fn with_door<R>(
         &self,
@@ -62,8 +62,8 @@ impl Seats {
         })
     }
 
-    /// Opens a door. A file that is being removed is no longer in the table, so that none is opened
-    /// after [`Seats::close`] was here.
+    /// Opens a handle. A file that is being removed is no longer in the table, so no handle is
+    /// opened after [`Seats::close`].
     #[cold]
     fn open<'s>(
         &self,
@@ -80,7 +80,7 @@ impl Seats {
         Ok(seat[slot].insert(Box::new(door)))
     }
 
-    /// Closes every thread's door to a device; what has to wait is given up at the deadline.
+    /// Closes every thread's handle to a device; requests that still wait fail at the deadline.
     pub(crate) fn close(&self, ino: u64, deadline: Instant) {
         let slot = slot_of(ino);
         for seat in &self.seats {
@@ -94,7 +94,7 @@ impl Seats {
         }
     }
 
-    /// Closes every door.
+    /// Closes all handles.
     pub(crate) fn close_all(&self, deadline: Instant) {
         for seat in &self.seats {
             let doors = seat.with(std::mem::take);
@@ -103,29 +103,29 @@ impl Seats {
     }
 }
 
-/// How far a request got on the spot.
+/// The result of an inline request.
 pub(crate) enum Carried {
-    /// It is done: so many bytes, which of a read begin at this offset of the thread's region.
+    /// Success: the number of bytes, and for a read their offset in the thread's region.
     Done(u64, u64),
-    /// It failed.
+    /// An error.
     Failed(Errno),
-    /// It has to wait for the device.
+    /// The request must wait for the device.
     Later(Work),
 }
 
-/// One thread's way to one device.
+/// A thread's handle to one device.
 pub(crate) struct Door {
     ino: u64,
     disk: Arc<dyn Disk>,
     shape: Shape,
     channel: Box<dyn Channel>,
-    /// The thread's region, which the channel knows; nothing is ever in flight in it once `carry`
-    /// has returned.
+    /// The thread's region, which is registered with the channel; no bio is in flight in it after
+    /// `carry` has returned.
     region_id: RegionId,
     lock: Arc<RmwLock>,
-    /// For the one write that may be carried out at a time.
+    /// For the one write that may be executed inline at a time.
     writer: Writer,
-    /// For what cannot be carried on the spot; started when it is first needed.
+    /// The worker for other requests; started when it is first needed.
     lane: Option<Lane>,
 }
 
@@ -145,7 +145,8 @@ impl Door {
         }
     }
 
-    /// Reads what of the range lies in the file, to the buffer at `at` of the thread's region.
+    /// Reads the part of the range that lies in the file, into the buffer at `at` of the thread's
+    /// region.
     #[inline]
     pub(crate) fn read(&mut self, offset: u64, len: u64, at: u64) -> Carried {
         let want = self.shape.clip(offset, len.min(IO_BYTES_MAX));
@@ -160,7 +161,8 @@ impl Door {
         }
     }
 
-    /// Writes what of the range lies in the file; `len` bytes are at `at` of the thread's region.
+    /// Writes the part of the range that lies in the file; `len` bytes are at `at` of the thread's
+    /// region.
     #[inline]
     pub(crate) fn write(&mut self, offset: u64, len: u64, flags: Flags, at: u64) -> Carried {
         if self.shape.read_only {
@@ -168,7 +170,7 @@ impl Door {
         }
         let want = self.shape.clip(offset, len.min(IO_BYTES_MAX));
         if want == 0 {
-            // As a block device says it; nothing of nothing is no error.
+            // As for a block device; an empty write is no error.
             return if len == 0 { Carried::Done(0, at) } else { Carried::Failed(Errno::ENOSPC) };
         }
         let span = self.shape.span(offset, want);
@@ -176,7 +178,7 @@ impl Door {
             return Carried::Failed(Errno::EINVAL);
         }
         let range = span.range();
-        // What overlaps a read-modify-write waits for it in the lane.
+        // A write that overlaps a read-modify-write waits for it at the worker.
         if span.is_whole() && flags == Flags::NONE && self.writer.try_start(0, range) {
             let carried = self.carry(Op::Write, &span, at);
             self.writer.clear(0);
@@ -189,19 +191,19 @@ impl Door {
         Carried::Later(Work::Write(span, flags))
     }
 
-    /// Carries a read or a write of whole blocks out, between the device and the region.
+    /// Executes a read or a write of whole blocks inline, between the device and the region.
     #[inline]
     fn carry(&mut self, op: Op, span: &Span, offset: u64) -> Option<Status> {
         let buf = BufRef { region: self.region_id, offset };
         let began = Monotonic.now();
         let mut carry = || self.channel.carry(op, span.sector(), span.sectors(), buf);
-        // A floor whose rules have changed since it last looked fetches them and carries nothing.
+        // A layer whose rules have changed reloads them and executes nothing in that attempt.
         let status = (0..CARRIES).find_map(|_| carry())?;
         self.channel.note_latency(op, Monotonic.now().since(began));
         Some(status)
     }
 
-    /// Makes a range read as zeros, as far as it lies in the file.
+    /// Makes the part of a range that lies in the file read as zeros.
     pub(crate) fn zero(&mut self, offset: u64, len: u64, mode: i32) -> Carried {
         match self.shape.zeroing(offset, len, mode) {
             Ok(Some(zeroing)) => Carried::Later(Work::Zero(zeroing)),
@@ -210,7 +212,7 @@ impl Door {
         }
     }
 
-    /// Hands over what has to wait, with what it writes.
+    /// Passes a request to the worker, with the data of a write.
     #[cold]
     pub(crate) fn hand_over(&mut self, work: Work, ticket: Ticket, data: &[u8]) {
         match self.lane() {

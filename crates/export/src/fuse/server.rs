@@ -1,4 +1,4 @@
-//! What every serving thread does with a request, whichever way it came.
+//! The handling of a request by a serving thread, common to both transports.
 #![allow(unsafe_code)] // What a write writes is read where the kernel put it.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::fuse::seat::{Carried, Door, Seats};
 use crate::fuse::ticket::Ticket;
 use crate::fuse::wire::{self, Call, Header, Out};
 
-/// What the threads of a mount share. The last of them that ends drops it.
+/// The state that the threads of a mount share. The last thread that ends drops it.
 pub(crate) struct Server {
     pub(crate) file_system: FileSystem,
     pub(crate) seats: Arc<Seats>,
@@ -27,34 +27,34 @@ impl Drop for Server {
     }
 }
 
-/// How a request was answered.
+/// The result of handling a request.
 pub(crate) enum Served {
-    /// What was printed is the answer.
+    /// The printed bytes are the reply.
     Printed,
-    /// These bytes of the thread's region are: so many from this offset on.
+    /// The reply's data are in the thread's region: offset and length.
     Region(u64, u64),
-    /// The error is.
+    /// The error is the reply.
     Failed(Errno),
-    /// A lane has its ticket.
+    /// A worker has the request's reply token.
     Later,
-    /// No answer is wanted.
+    /// The request needs no reply.
     Silent,
 }
 
-/// Where a serving thread has its data.
+/// The handles and memory of a serving thread.
 pub(crate) struct Place<'t> {
-    /// Its seat.
+    /// The index of the thread's seat.
     pub(crate) seat: usize,
-    /// Its region.
+    /// The thread's region.
     pub(crate) region: &'t Arc<Region>,
-    /// The request's buffer in the region: what a write writes is there, and what a read reads
-    /// goes there. It has room for the longest request and the blocks around it.
+    /// The offset of the request's buffer in the region, for the data of a write or a read. It has
+    /// room for the longest request and the blocks around it.
     pub(crate) at: u64,
 }
 
 impl Server {
-    /// Answers a request, or hands it to a lane with a ticket; `None` of a call is one that makes
-    /// no sense. Of a write `data_len` bytes have come.
+    /// Answers a request, or passes it to a worker with a reply token. The call is `None` if it is
+    /// invalid. For a write `data_len` bytes have been received.
     #[inline]
     pub(crate) fn serve(
         &self,
@@ -74,7 +74,7 @@ impl Server {
                     return Served::Failed(Errno::EINVAL);
                 }
                 let write = |door: &mut Door| {
-                    // O_SYNC holds O_DSYNC.
+                    // O_SYNC includes O_DSYNC.
                     let durable = flags & libc::O_DSYNC != 0;
                     let flags = if durable { Flags::FUA } else { Flags::NONE };
                     door.write(offset, len.into(), flags, place.at)
@@ -102,7 +102,7 @@ impl Server {
         }
     }
 
-    /// Does something at the door of a file.
+    /// Executes an operation on the handle of a file.
     #[inline]
     fn carry(
         &self,
@@ -127,7 +127,8 @@ impl Server {
                     };
                     debug_assert!(len <= IO_BYTES_MAX, "ranges are clipped");
                     // SAFETY: nothing is in flight in the region between two requests of the
-                    // thread, and the kernel leaves the buffer alone until it is answered.
+                    // thread, and the kernel does not change the buffer until the request is
+                    // answered.
                     let data = unsafe { memory::bytes(place.region, place.at, len) };
                     door.hand_over(work, ticket(), data);
                     Served::Later

@@ -1,7 +1,7 @@
-//! How the end of an I/O is told to the kernel: the table from statuses to error numbers.
+//! The mapping from statuses to error numbers for the kernel.
 //!
 //! The numbers are Linux's own for the status (`blk_status_to_errno`), so that a loop device on the
-//! file makes the same status of them again, but for those that mean something else for a file.
+//! file maps them to the original status. Numbers with another meaning for a file are exceptions.
 
 use blockyard_core::Status;
 use fuser::Errno;
@@ -14,9 +14,9 @@ pub(crate) fn errno_of(status: Status) -> Errno {
 
 fn number_of(status: Status) -> i32 {
     match status {
-        // A file that says EAGAIN is asked again at once, for ever.
+        // After EAGAIN the kernel would repeat the request at once, for ever.
         Status::Again => libc::EIO,
-        // Nobody asks with a status that is no error; if somebody does, it is not good news.
+        // Callers pass no success; if one does, it is reported as an error.
         Status::Ok => libc::EIO,
         Status::NotSupp
         | Status::Timeout
@@ -45,7 +45,7 @@ mod tests {
     fn every_status_is_an_error_that_fuse_takes() {
         for &status in Status::ALL {
             let number = number_of(status);
-            // The kernel takes 1 to 511, and ENOSYS would switch the operation off for good.
+            // The kernel accepts 1 to 511, and ENOSYS would disable the operation permanently.
             assert!((1..512).contains(&number) && number != libc::ENOSYS, "{status}: {number}");
             assert_ne!(number, libc::EAGAIN, "{status}");
         }

@@ -1,4 +1,4 @@
-//! The threads of a mount: started with it, and they end with it.
+//! The threads of a mount: started with it, and ended with it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,12 +12,12 @@ use crate::fuse::device::{DeviceThread, clone_queue};
 use crate::fuse::ring::Prepared;
 use crate::fuse::server::Server;
 
-/// Starts what serves a mount. With rings a single thread reads the device: what needs no answer
-/// comes there.
+/// Starts the threads of a mount. With rings a single thread reads the device, for messages that
+/// need no reply.
 ///
 /// # Errors
-/// If there is no memory, thread or descriptor, or the kernel refuses a ring. What was started ends
-/// with the session, which the caller drops.
+/// If there is no memory, thread or descriptor, or the kernel refuses a ring. Threads that were
+/// started end with the session, which the caller drops.
 pub(crate) fn start<F: Filesystem>(
     server: &Arc<Server>,
     session: &Session<F>,
@@ -53,7 +53,7 @@ fn start_rings(
         threads.push(spawn(format!("files-ring-{index}"), move || {
             let result = thread.register();
             let is_registered = result.is_ok();
-            // Who started this waits for the answer.
+            // The thread that started this one waits for the result.
             let _ = sender.send(result);
             if is_registered {
                 thread.serve();

@@ -1,4 +1,4 @@
-//! Tickets: who is to be told how a request ended, whenever and on whatever thread that is.
+//! Reply tokens: send the reply to a request, at any time and on any thread.
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -9,20 +9,20 @@ use fuser::Errno;
 use crate::fuse::ring::home::Home;
 use crate::fuse::wire;
 
-/// The right, and the duty, to answer one request. Dropped, it answers `EIO`.
+/// The obligation to answer one request. Dropped unanswered, it answers `EIO`.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     unique: u64,
-    /// `None` once it is answered.
+    /// `None` once the request is answered.
     way: Option<Way>,
 }
 
-/// How the answer gets to the kernel.
+/// The path of the reply to the kernel.
 #[derive(Debug)]
 pub(crate) enum Way {
-    /// By a write to the device that the request was read from.
+    /// A write to the device from which the request was read.
     Device(Arc<OwnedFd>),
-    /// In the memory of an entry of a ring, which its thread commits.
+    /// The memory of a ring's entry, which the ring's thread commits.
     Ring(Arc<Home>, u16),
 }
 
@@ -41,7 +41,7 @@ impl Ticket {
         self.tell(Ok(&wire::write_out(len)));
     }
 
-    /// Answers that it is done.
+    /// Answers with success.
     pub(crate) fn ok(mut self) {
         self.tell(Ok(&[]));
     }
@@ -66,7 +66,7 @@ impl Drop for Ticket {
     }
 }
 
-/// Writes an answer to the device.
+/// Writes a reply to the device.
 #[inline]
 pub(crate) fn answer_by_device(device: &OwnedFd, unique: u64, answer: Result<&[u8], Errno>) {
     let (error, data) = match answer {
@@ -75,8 +75,8 @@ pub(crate) fn answer_by_device(device: &OwnedFd, unique: u64, answer: Result<&[u
     };
     let header = wire::out_header(unique, error, data.len());
     let parts = [IoSlice::new(&header), IoSlice::new(data)];
-    // The kernel takes an answer whole. Of a request that was interrupted, or of a mount that has
-    // ended, it knows no more.
+    // The kernel accepts a reply completely. It no longer knows a request that was interrupted, or
+    // one of a mount that has ended.
     if let Err(error) = rustix::io::writev(device, &parts)
         && !matches!(error, rustix::io::Errno::NOENT | rustix::io::Errno::NODEV)
     {

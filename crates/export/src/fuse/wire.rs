@@ -1,20 +1,20 @@
-//! The bytes of FUSE's messages: requests are parsed, answers printed, and nothing else.
+//! The bytes of FUSE's messages: parses requests, prints replies, and does nothing else.
 //!
 //! The layouts are those of the public header `linux/fuse.h`, protocol 7.x, in the machine's own
 //! byte order. A request is a header, a structure of the call's own (the *fixed* part) and the
-//! *rest*: a name, or what a write writes. Through `/dev/fuse` they follow each other; io_uring
-//! brings each to a place of its own.
+//! *rest*: a name, or the data of a write. In `/dev/fuse` they follow each other; io_uring puts
+//! each into memory of its own.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Length of a request's header.
+/// The length of a request's header.
 pub const IN_HEADER_BYTES: usize = 40;
-/// Length of an answer's header.
+/// The length of a reply's header.
 pub const OUT_HEADER_BYTES: usize = 16;
-/// Length of the fixed part of a write.
+/// The length of the fixed part of a write.
 pub const WRITE_IN_BYTES: usize = 40;
 
-/// Numbers of calls that have a meaning here.
+/// The numbers of the supported calls.
 mod opcode {
     pub(super) const LOOKUP: u32 = 1;
     pub(super) const FORGET: u32 = 2;
@@ -45,21 +45,21 @@ mod valid {
     pub(super) const HANDLE: u32 = 1 << 6;
 }
 
-/// The head of a request.
+/// The header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Length of the message, of which a write's data are a part.
+    /// The length of the message, including a write's data.
     pub len: u32,
-    /// Which call it is.
+    /// The number of the call.
     pub opcode: u32,
-    /// What the answer is told by.
+    /// The request's number, which the reply repeats.
     pub unique: u64,
-    /// The inode.
+    /// The inode number.
     pub node: u64,
 }
 
 impl Header {
-    /// Reads a header from the start of some bytes; `None` if they are too few.
+    /// Parses a header at the start of some bytes; `None` if they are too few.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Option<Header> {
         let bytes = bytes.first_chunk::<IN_HEADER_BYTES>()?;
@@ -77,7 +77,7 @@ impl Header {
         self.opcode == opcode::WRITE
     }
 
-    /// Length of the fixed part of this call.
+    /// The length of this call's fixed part.
     #[inline]
     pub fn fixed_bytes(&self) -> usize {
         match self.opcode {
@@ -92,97 +92,97 @@ impl Header {
     }
 }
 
-/// What a request asks for.
+/// A request's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call<'m> {
-    /// The file of a name in a directory.
+    /// Find the file of a name in a directory.
     Lookup(&'m [u8]),
-    /// The kernel remembers an inode no longer; no answer is wanted.
+    /// The kernel no longer caches an inode; needs no reply.
     Forget,
-    /// Attributes.
+    /// Get attributes.
     GetAttr,
-    /// Other attributes.
+    /// Set attributes.
     SetAttr(Change),
     /// Open a file, with the flags of open(2).
     Open(i32),
-    /// Bytes of a file.
+    /// Read a file.
     Read {
-        /// From where.
+        /// The offset.
         offset: u64,
-        /// How many.
+        /// The length.
         len: u32,
     },
-    /// Bytes for a file: the rest of the message.
+    /// Write a file, with the rest of the message as data.
     Write {
-        /// To where.
+        /// The offset.
         offset: u64,
-        /// How many.
+        /// The length.
         len: u32,
         /// The flags of the open file.
         flags: i32,
     },
-    /// Sizes of the file system.
+    /// Get the sizes of the file system.
     StatFs,
-    /// A file was closed for good.
+    /// A file is no longer open.
     Release,
-    /// Make durable what was written.
+    /// Make written data durable.
     Fsync,
     /// Open a directory.
     OpenDir,
-    /// Entries of a directory.
+    /// Read the entries of a directory.
     ReadDir {
-        /// The offset of the last one that is known.
+        /// The offset of the last entry that is known.
         offset: u64,
-        /// Room for them, in bytes.
+        /// The room for entries, in bytes.
         len: u32,
     },
-    /// A directory was closed for good.
+    /// A directory is no longer open.
     ReleaseDir,
-    /// The file system goes.
+    /// The file system is being unmounted.
     Destroy,
     /// ioctl(2).
     Ioctl,
     /// fallocate(2).
     Fallocate {
-        /// From where.
+        /// The offset.
         offset: u64,
-        /// How many bytes.
+        /// The length, in bytes.
         len: u64,
         /// As in fallocate(2).
         mode: i32,
     },
     /// lseek(2) to data or to a hole.
     Lseek {
-        /// From where.
+        /// The offset.
         offset: i64,
         /// As in lseek(2).
         whence: i32,
     },
-    /// Anything else, by its number.
+    /// Any other call, by its number.
     Other(u32),
 }
 
-/// What `setattr` is to change, as far as it matters here.
+/// The changes of `setattr` that matter here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Mode or owner.
     pub rights: bool,
     /// The size.
     pub size: Option<u64>,
-    /// Through an open file, not by path.
+    /// Whether the change is made through an open file, not by path.
     pub by_handle: bool,
 }
 
 impl<'m> Call<'m> {
-    /// Reads a call from what follows its header in one piece; `None` if something is missing.
+    /// Parses a call from the contiguous bytes after its header; `None` if bytes are missing.
     #[inline]
     pub fn of_body(header: &Header, body: &'m [u8]) -> Option<Call<'m>> {
         let (fixed, rest) = body.split_at_checked(header.fixed_bytes())?;
         Call::parse(header.opcode, fixed, rest)
     }
 
-    /// Reads a call from its fixed part, which may be longer than it has to be, and the rest;
-    /// `None` if something is missing.
+    /// Parses a call from its fixed part, which may have extra bytes, and the rest; `None` if bytes
+    /// are missing.
     #[inline]
     pub fn parse(opcode: u32, fixed: &'m [u8], rest: &'m [u8]) -> Option<Call<'m>> {
         Some(match opcode {
@@ -245,8 +245,7 @@ fn i32_at(bytes: &[u8], at: usize) -> Option<i32> {
     u32_at(bytes, at).map(|word| word as i32)
 }
 
-/// The head of an answer to a request, which has so many more bytes; `error` is 0 or an error
-/// number.
+/// The header of a reply with `len` bytes of data; `error` is 0 or an error number.
 #[inline]
 pub fn out_header(unique: u64, error: i32, len: usize) -> [u8; OUT_HEADER_BYTES] {
     let mut bytes = [0; OUT_HEADER_BYTES];
@@ -256,7 +255,7 @@ pub fn out_header(unique: u64, error: i32, len: usize) -> [u8; OUT_HEADER_BYTES]
     bytes
 }
 
-/// The answer to a write of so many bytes.
+/// The reply to a write of `written` bytes.
 #[inline]
 pub fn write_out(written: u32) -> [u8; 8] {
     let mut bytes = [0; 8];
@@ -264,91 +263,91 @@ pub fn write_out(written: u32) -> [u8; 8] {
     bytes
 }
 
-/// What there is to know of an inode.
+/// The attributes of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Its number.
+    /// The inode number.
     pub ino: u64,
-    /// Length, in bytes.
+    /// The length, in bytes.
     pub size: u64,
-    /// Blocks of 512 bytes.
+    /// The number of blocks of 512 bytes.
     pub blocks: u64,
-    /// When it was made, and so accessed and changed.
+    /// The time at which it was made, which also serves as time of access and change.
     pub time: SystemTime,
-    /// Kind and rights.
+    /// The file type and permissions.
     pub mode: u32,
-    /// How many names it has.
+    /// The number of its names.
     pub links: u32,
-    /// Whose it is.
+    /// The owner.
     pub uid: u32,
-    /// Whose group's it is.
+    /// The group.
     pub gid: u32,
-    /// The size that is good for I/O.
+    /// The preferred I/O size.
     pub block_bytes: u32,
 }
 
-/// Prints answers, one field after another.
+/// Prints replies, one field after another.
 #[derive(Debug, Default)]
 pub struct Out(Vec<u8>);
 
 impl Out {
-    /// What was printed.
+    /// The printed bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Forgets what was printed and keeps the memory.
+    /// Discards the printed bytes and keeps the memory.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Bytes as they are.
+    /// Prints bytes unchanged.
     #[inline]
     pub fn raw(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
-    /// A number of 8 bytes.
+    /// Prints a number of 8 bytes.
     pub fn u64(&mut self, word: u64) -> &mut Out {
         self.0.extend_from_slice(&word.to_ne_bytes());
         self
     }
 
-    /// A number of 4 bytes.
+    /// Prints a number of 4 bytes.
     pub fn u32(&mut self, word: u32) -> &mut Out {
         self.0.extend_from_slice(&word.to_ne_bytes());
         self
     }
 
-    /// Attributes, as `fuse_attr` has them.
+    /// Prints attributes as `fuse_attr`.
     fn attributes(&mut self, attributes: &Attributes) -> &mut Out {
         let time = attributes.time.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.u64(attributes.ino).u64(attributes.size).u64(attributes.blocks);
         (0..3).for_each(|_| _ = self.u64(time.as_secs()));
         (0..3).for_each(|_| _ = self.u32(time.subsec_nanos()));
         self.u32(attributes.mode).u32(attributes.links).u32(attributes.uid).u32(attributes.gid);
-        // No device, the size of blocks, and flags that nobody needs.
+        // No device number, the preferred I/O size, and no flags.
         self.u32(0).u32(attributes.block_bytes).u32(0)
     }
 
-    /// The answer to `getattr` and `setattr`: attributes that are good for so many seconds.
+    /// The reply to `getattr` and `setattr`: attributes that may be cached for `seconds`.
     pub fn attr(&mut self, seconds: u64, attributes: &Attributes) {
         self.u64(seconds).u32(0).u32(0).attributes(attributes);
     }
 
-    /// The answer to `lookup`: an inode of generation 0, good for so many seconds.
+    /// The reply to `lookup`: an inode of generation 0, which may be cached for `seconds`.
     pub fn entry(&mut self, seconds: u64, attributes: &Attributes) {
         self.u64(attributes.ino).u64(0).u64(seconds).u64(seconds).u32(0).u32(0);
         self.attributes(attributes);
     }
 
-    /// The answer to `open` and `opendir`.
+    /// The reply to `open` and `opendir`.
     pub fn open(&mut self, flags: u32) {
         self.u64(0).u32(flags).u32(0);
     }
 
-    /// An entry of a directory, or `false` if no room is left in `len_max` bytes. The kind is that
-    /// of a mode: its bits 12 to 15.
+    /// Prints an entry of a directory; `false` if `len_max` bytes have no room for it. The kind is
+    /// bits 12 to 15 of a mode.
     pub fn dir_entry(
         &mut self,
         len_max: usize,
@@ -369,7 +368,7 @@ impl Out {
         true
     }
 
-    /// The answer to `statfs`: blocks, files, files that there is room for, and bytes of a block.
+    /// The reply to `statfs`: blocks, files, room for further files, and bytes of a block.
     pub fn statfs(&mut self, blocks: u64, files: u64, files_free: u64, block_bytes: u32) {
         const NAME_BYTES_MAX: u32 = 255;
         self.u64(blocks).u64(0).u64(0).u64(files).u64(files_free);

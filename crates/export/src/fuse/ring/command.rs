@@ -8,35 +8,35 @@ use io_uring::opcode::UringCmd80;
 use io_uring::squeue::Entry128;
 use io_uring::types::Fixed;
 
-/// `FUSE_IO_URING_CMD_REGISTER`: here is a place for a request.
+/// `FUSE_IO_URING_CMD_REGISTER`: registers an entry.
 const REGISTER: u32 = 1;
-/// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`: here is an answer, and its place for another request.
+/// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`: commits a reply and makes its entry free for a request.
 const COMMIT_AND_FETCH: u32 = 2;
 
-/// Parts of an entry: its head and its buffer.
+/// The parts of an entry: its header and its buffer.
 pub(super) const PARTS: u32 = 2;
 
-/// Where the length is in a submission (`io_uring_sqe.len`).
+/// The offset of the length in a submission (`io_uring_sqe.len`).
 const LEN_AT: usize = 24;
 
-/// Registers an entry of a queue. Its parts are named by [`PARTS`] vectors at `parts`.
+/// Registers an entry of a queue, whose parts are the [`PARTS`] vectors at `parts`.
 pub(super) fn register(device: Fixed, queue: u16, parts: *const libc::iovec) -> Entry128 {
     let mut command =
         UringCmd80::new(device, REGISTER).cmd(arguments(0, queue)).addr(Some(parts as u64)).build();
     let len = (&raw mut command).cast::<u8>();
-    // SAFETY: an entry is laid out as the kernel's `io_uring_sqe`, 128 bytes that are all plain
+    // SAFETY: the command has the layout of the kernel's `io_uring_sqe`, 128 bytes of plain
     // numbers, of which this is the length.
     unsafe { len.add(LEN_AT).cast::<u32>().write_unaligned(PARTS) };
     command
 }
 
-/// Commits the answer to a request and makes its entry free for the next one.
+/// Commits the reply to a request and makes its entry free for the next one.
 #[inline]
 pub(super) fn commit(device: Fixed, queue: u16, commit_id: u64) -> Entry128 {
     UringCmd80::new(device, COMMIT_AND_FETCH).cmd(arguments(commit_id, queue)).build()
 }
 
-/// `fuse_uring_cmd_req`: flags, which request, which queue.
+/// `fuse_uring_cmd_req`: flags, request, queue.
 #[inline]
 fn arguments(commit_id: u64, queue: u16) -> [u8; 80] {
     let mut bytes = [0; 80];

@@ -1,8 +1,8 @@
-//! The memory of a ring's entries: a head and a buffer for each.
+//! The memory of a ring's entries: a header and a buffer for each.
 //!
-//! A head is `fuse_uring_req_header` of `linux/fuse.h`: 128 bytes for the header of the request and
-//! later of its answer, 128 for the fixed part of the call, and 32 of the ring's own, with the
-//! length of what is in the buffer.
+//! A header is `fuse_uring_req_header` of `linux/fuse.h`: 128 bytes for the header of the request
+//! and later of its reply, 128 for the fixed part of the call, and 32 of the ring's own, with the
+//! length of the data in the buffer.
 #![allow(unsafe_code)] // The kernel writes there, and it is read in place.
 
 use std::io;
@@ -15,45 +15,46 @@ use crate::fuse::memory::{self, BUFFER_BYTES, IO_BYTES_MAX};
 use crate::fuse::wire::{self, Header};
 use crate::os;
 
-/// Length of a head.
+/// The length of a header.
 const HEAD_BYTES: usize = 288;
-/// Where the fixed part begins in it.
+/// The offset of the fixed part in a header.
 const FIXED_AT: usize = 128;
-/// Where the number is by which the answer is committed.
+/// The offset of the number by which the reply is committed.
 const COMMIT_ID_AT: usize = 264;
-/// Where the length of the data is.
+/// The offset of the length of the data.
 const LEN_AT: usize = 272;
-/// From one head to the next.
+/// The distance between two headers.
 const HEAD_STRIDE: u64 = 512;
 
-/// Where an entry's head and buffer are: for whoever answers.
+/// The memory of the entries, for a thread that writes a reply.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     region: Arc<Region>,
-    /// Where the buffers begin, after all heads.
+    /// The offset at which the buffers begin, after all headers.
     buffers_at: u64,
 }
 
-/// Entries of some queues.
+/// The entries of some queues.
 pub(crate) struct Entries {
     memory: Memory,
     queues: Box<[u16]>,
     depth: usize,
-    /// Heads and buffers, as commands name them. The kernel reads them while it registers.
+    /// The addresses of headers and buffers, for commands. The kernel reads them during
+    /// registration.
     parts: Box<[[libc::iovec; 2]]>,
 }
 
-// SAFETY: the vectors point into the region, which may be sent, and nobody but the kernel follows
+// SAFETY: the vectors point into the region, which may be sent, and only the kernel dereferences
 // them.
 unsafe impl Send for Entries {}
 
-/// A request as it stands in an entry.
+/// A request in an entry.
 pub(crate) struct Arrived {
     pub(crate) header: Header,
     pub(crate) fixed: [u8; HEAD_BYTES - FIXED_AT - 32],
-    /// By what its answer is committed.
+    /// The number by which its reply is committed.
     pub(crate) commit_id: u64,
-    /// Length of what is in the buffer.
+    /// The length of the data in the buffer.
     pub(crate) data_len: u64,
 }
 
@@ -62,7 +63,7 @@ impl Memory {
         u64::from(entry) * HEAD_STRIDE
     }
 
-    /// Where the entry's buffer is in the region.
+    /// The offset of the entry's buffer in the region.
     #[inline]
     pub(crate) fn buffer_of(&self, entry: u16) -> u64 {
         self.buffers_at + u64::from(entry) * BUFFER_BYTES
@@ -73,7 +74,7 @@ impl Memory {
         &self.region
     }
 
-    /// The request that has come to an entry; `None` if it makes no sense.
+    /// The request in an entry; `None` if it is invalid.
     #[inline]
     pub(crate) fn arrived(&self, entry: u16) -> Option<Arrived> {
         let mut head = [0; HEAD_BYTES];
@@ -91,16 +92,16 @@ impl Memory {
         })
     }
 
-    /// What has come to the entry's buffer.
+    /// The data in the entry's buffer.
     ///
     /// # Safety
-    /// The entry is not the kernel's now, and no bio is in flight on its buffer.
+    /// The entry does not belong to the kernel now, and no bio is in flight on its buffer.
     pub(crate) unsafe fn data(&self, entry: u16, len: u64) -> &[u8] {
         // SAFETY: by this function's contract.
         unsafe { memory::bytes(&self.region, self.buffer_of(entry), len) }
     }
 
-    /// Puts an answer to the entry whose data are in its buffer already, from its first byte on.
+    /// Writes the header of a reply whose data are already at the start of the entry's buffer.
     #[inline]
     pub(crate) fn put_header(&self, entry: u16, unique: u64, error: i32, len: u64) {
         let at = Memory::head_of(entry);
@@ -108,7 +109,7 @@ impl Memory {
         self.region.write(at + LEN_AT as u64, &(len as u32).to_ne_bytes());
     }
 
-    /// Puts an answer to the entry.
+    /// Writes a reply into the entry.
     #[inline]
     pub(crate) fn put(&self, entry: u16, unique: u64, answer: Result<&[u8], Errno>) {
         match answer {
@@ -122,7 +123,7 @@ impl Memory {
 }
 
 impl Entries {
-    /// So many entries for each of the queues.
+    /// `depth` entries for each of the queues.
     pub(crate) fn new(queues: &[u16], depth: usize) -> io::Result<Entries> {
         let count = queues.len() * depth;
         let buffers_at = (count as u64 * HEAD_STRIDE).next_multiple_of(4096);
@@ -144,13 +145,13 @@ impl Entries {
         self.parts.len()
     }
 
-    /// The queue that an entry belongs to.
+    /// The queue of an entry.
     #[inline]
     pub(crate) fn queue_of(&self, entry: u16) -> u16 {
         self.queues[usize::from(entry) / self.depth]
     }
 
-    /// The vectors that name the parts of an entry.
+    /// The vectors with the addresses of an entry's parts.
     pub(crate) fn parts_of(&self, entry: u16) -> *const libc::iovec {
         self.parts[usize::from(entry)].as_ptr()
     }
@@ -179,7 +180,7 @@ mod tests {
             memory.region.read(memory.buffer_of(entry), &mut data);
             assert_eq!(data, [entry as u8; 4096]);
             let arrived = memory.arrived(entry).unwrap();
-            // The answer's header has its number where the request's has it.
+            // The reply's header has its number at the offset of the request's.
             assert_eq!(arrived.header.unique, u64::from(entry) + 100);
             assert_eq!(arrived.data_len, 4096);
         }

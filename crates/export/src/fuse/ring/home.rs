@@ -1,4 +1,4 @@
-//! The way home: answers of lanes to the thread whose ring the requests came by.
+//! The reply slot: passes replies of workers to the thread whose ring received the requests.
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
@@ -7,12 +7,12 @@ use fuser::Errno;
 
 use crate::fuse::ring::entries::Memory;
 
-/// Where lanes bring their answers.
+/// The queue to which workers send their replies.
 #[derive(Debug)]
 pub(crate) struct Home {
     memory: Memory,
     answered: Sender<u16>,
-    /// Wakes the thread that waits for its ring.
+    /// The eventfd that wakes the thread that waits for its ring.
     bell: OwnedFd,
 }
 
@@ -25,17 +25,17 @@ impl Home {
         &self.bell
     }
 
-    /// Puts an answer to an entry and has it committed.
+    /// Writes a reply into an entry and has the thread commit it.
     pub(crate) fn answer(&self, entry: u16, unique: u64, answer: Result<&[u8], Errno>) {
         self.memory.put(entry, unique, answer);
-        // A thread that has ended has no connection that an answer could go to.
+        // A thread that has ended has no connection for the reply.
         if self.answered.send(entry).is_ok() {
-            // Full is rung as well.
+            // A full counter wakes the thread too.
             let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Makes the bell silent again.
+    /// Clears the eventfd.
     pub(crate) fn hush(&self) {
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
     }

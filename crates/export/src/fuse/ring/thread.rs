@@ -19,15 +19,15 @@ use crate::fuse::server::{Place, Served, Server};
 use crate::fuse::ticket::{Ticket, Way};
 use crate::fuse::wire::{Call, Out};
 
-/// The device, in the ring's own table of files.
+/// The index of the device in the ring's own file table.
 const DEVICE: Fixed = Fixed(0);
 
-/// What the bell's command is told by; entries have their own number.
+/// The user data of the eventfd's command; those of entries are their numbers.
 const BELL: u64 = u64::MAX;
 
 /// A ring with the thread that serves it.
 pub(crate) struct RingThread {
-    // First, so that it goes before the memory does.
+    // First, so that it is dropped before the memory.
     ring: Ring,
     entries: Entries,
     memory: Memory,
@@ -36,13 +36,13 @@ pub(crate) struct RingThread {
     server: Arc<Server>,
     seat: usize,
     device: OwnedFd,
-    /// By entry: by what its request's answer is committed.
+    /// For each entry, the number by which its request's reply is committed.
     commit_ids: Box<[u64]>,
-    /// Entries to which a request has come.
+    /// Entries that hold a new request.
     arrived: Vec<u16>,
-    /// How many entries the kernel has.
+    /// The number of entries that belong to the kernel.
     waiting: usize,
-    /// The connection has ended: what the kernel gives back is not given to it again.
+    /// Whether the connection has ended: then entries from the kernel are not returned to it.
     ending: bool,
     out: Out,
 }
@@ -73,7 +73,7 @@ impl RingThread {
         }
     }
 
-    /// Registers the entries; to be called by the thread that then serves.
+    /// Registers the entries; the calling thread must then serve.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -89,7 +89,7 @@ impl RingThread {
             self.waiting += 1;
         }
         self.ring.submit()?;
-        // What is refused is refused at once.
+        // The kernel refuses a registration at once.
         match self.harvest() {
             Some(errno) => Err(io::Error::from_raw_os_error(errno)),
             None => Ok(()),
@@ -114,7 +114,7 @@ impl RingThread {
         }
     }
 
-    /// Takes what has completed, and says what was refused.
+    /// Takes completions, and returns an error that occurred.
     fn harvest(&mut self) -> Option<i32> {
         let mut refused = None;
         let mut rung = None;
@@ -159,10 +159,10 @@ impl RingThread {
         let Some(request) = self.memory.arrived(entry) else { return };
         let header = request.header;
         self.commit_ids[usize::from(entry)] = request.commit_id;
-        // A name, for one. What a write writes is left where it is.
+        // A name, for example. The data of a write stay where they are.
         let rest_len = if header.is_write() { 0 } else { request.data_len };
-        // SAFETY: the entry is this thread's until it is committed, and nothing is in flight on its
-        // buffer yet.
+        // SAFETY: the entry belongs to this thread until it is committed, and nothing is in flight
+        // on its buffer yet.
         let rest = unsafe { self.memory.data(entry, rest_len) };
         let call = Call::parse(header.opcode, &request.fixed, rest);
         let buffer = self.memory.buffer_of(entry);
@@ -174,20 +174,20 @@ impl RingThread {
             Served::Printed => self.memory.put(entry, header.unique, Ok(self.out.bytes())),
             Served::Region(at, len) => {
                 if at != buffer {
-                    // SAFETY: the read has completed, and the buffer is this thread's still.
+                    // SAFETY: the read has completed, and the buffer still belongs to this thread.
                     unsafe { memory::shift(self.memory.region(), at, buffer, len) };
                 }
                 self.memory.put_header(entry, header.unique, 0, len);
             }
             Served::Failed(errno) => self.memory.put(entry, header.unique, Err(errno)),
-            // The kernel sends nothing here that wants no answer.
+            // The kernel sends no request here that needs no reply.
             Served::Silent => self.memory.put(entry, header.unique, Ok(&[])),
             Served::Later => return,
         }
         self.commit(entry);
     }
 
-    /// Has an answer committed with the next system call.
+    /// Has a reply committed with the next system call.
     fn commit(&mut self, entry: u16) {
         let queue = self.entries.queue_of(entry);
         let commit_id = self.commit_ids[usize::from(entry)];
@@ -198,7 +198,7 @@ impl RingThread {
         }
     }
 
-    /// Asks to be told when the bell rings.
+    /// Submits a poll of the eventfd.
     fn listen(&mut self) -> io::Result<()> {
         let bell = Fd(self.home.bell().as_raw_fd());
         let poll = PollAdd::new(bell, libc::POLLIN as u32).multi(true).build();
@@ -207,8 +207,8 @@ impl RingThread {
 
     fn submit(&mut self, command: &Entry128) -> io::Result<()> {
         let mut queue = self.ring.submission();
-        // SAFETY: what a command names (an entry's parts, the device, the bell) stays until the
-        // ring is gone, which goes before the rest of this thread.
+        // SAFETY: the objects that a command names (an entry's parts, the device, the eventfd) live
+        // until the ring is dropped, which is dropped before the rest of this thread.
         let pushed = unsafe { queue.push(command) };
         pushed.map_err(|_| io::Error::other("a ring has room for all its entries"))
     }
