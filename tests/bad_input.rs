@@ -211,11 +211,11 @@ fn requests_that_make_no_sense_get_an_error_each() {
     let script = "
 h.set_strict_mode(0)
 size = h.get_size()
-def refused(what, call, *wanted):
+def refused(what, call, *expected):
     try:
         call()
     except nbd.Error as error:
-        assert error.errno in wanted, '%s: %s' % (what, error)
+        assert error.errno in expected, '%s: %s' % (what, error)
     else:
         raise SystemExit(what + ' was accepted')
 block = bytes(512)

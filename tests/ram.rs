@@ -180,10 +180,10 @@ assert h.pread(4096, 900 << 12) == random.Random(7).randbytes(4096)
     command(&["ram", "set", "r0", "mem_limit=0"]);
     assert_eq!(stat(&yard, "r0", "mm_stat", "mem_limit"), 0);
     let refused = |line: &[&str], word: &str| yard.command(line).fails().says(&[word]);
-    refused(&["ram", "set", "r0", "mem_limit=much"], "mem_limit: `much` will not do");
-    refused(&["ram", "set", "r0", "mem_limit=4k"], "mem_limit: `4096` will not do: wanted");
-    refused(&["ram", "set", "r0", "mem_used_max=5"], "mem_used_max: `5` will not do: wanted 0");
-    refused(&["ram", "set", "r0", "compact=101"], "compact: `101` will not do");
+    refused(&["ram", "set", "r0", "mem_limit=much"], "invalid mem_limit `much`");
+    refused(&["ram", "set", "r0", "mem_limit=4k"], "invalid mem_limit `4096`: expected");
+    refused(&["ram", "set", "r0", "mem_used_max=5"], "invalid mem_used_max `5`: expected 0");
+    refused(&["ram", "set", "r0", "compact=101"], "invalid compact `101`");
     refused(&["ram", "set", "r0", "algo=zstd"], "`algo` cannot be set while the device is used");
     refused(&["ram", "set", "r0", "compact=1", "compact=2"], "compact is given twice");
 }
@@ -249,12 +249,12 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     ok(&["cmp", &bytes, image, &back]);
     // An invalid request is refused with the name of the field.
     let refused = |line: &[&str], word: &str| yard.command(line).fails().says(&[word]);
-    refused(&["ram", "recompress", "r0", "--type", "old"], "type: `old` will not do");
-    refused(&["ram", "writeback", "r0", "--age", "9"], "age: `9` will not do");
+    refused(&["ram", "recompress", "r0", "--type", "old"], "invalid type `old`");
+    refused(&["ram", "writeback", "r0", "--age", "9"], "invalid age `9`");
     refused(&["ram", "save", "r0", "/no/such/folder/file"], "/no/such/folder/file.blockyard-unf");
-    let wanted = format!("from: `99999` will not do: wanted a block below {blocks},");
+    let wanted = format!("invalid from `99999`: expected a block below {blocks},");
     refused(&["ram", "blocks", "r0", "--from", "99999"], &wanted);
-    refused(&["inject", "r0", "nospc=often"], "nospc: `often` will not do: wanted a number");
+    refused(&["inject", "r0", "nospc=often"], "invalid nospc `often`: expected a number");
     let plain = Yard::serve(&["ram:///r2?size=16M", "null:///n0?size=1G"]);
     let refused = |line: &[&str], word: &str| plain.command(line).fails().says(&[word]);
     refused(&["ram", "recompress", "r2"], "recomp_algo");

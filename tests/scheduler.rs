@@ -46,11 +46,11 @@ fn what_will_not_do_is_named_with_its_range_and_changes_nothing() {
     let yard = Yard::serve(&[MEM0]);
     let before = show(&yard);
     for (pair, words) in [
-        ("scheduler=bfq", ["scheduler: `bfq` will not do", "none, mq-deadline"]),
-        ("read_expire=-1", ["read_expire: `-1` will not do", "from 0 to 2147483647"]),
-        ("fifo_batch=9999999999", ["fifo_batch: `9999999999`", "from 0 to 2147483647"]),
-        ("writes_starved=x", ["writes_starved: `x`", "from -2147483648 to 2147483647"]),
-        ("front_merges=2", ["front_merges: `2` will not do", "1 or 0"]),
+        ("scheduler=bfq", ["invalid scheduler `bfq`", "none, mq-deadline"]),
+        ("read_expire=-1", ["invalid read_expire `-1`", "from 0 to 2147483647"]),
+        ("fifo_batch=9999999999", ["invalid fifo_batch `9999999999`", "from 0 to 2147483647"]),
+        ("writes_starved=x", ["invalid writes_starved `x`", "from -2147483648 to 2147483647"]),
+        ("front_merges=2", ["invalid front_merges `2`", "1 or 0"]),
         ("fifo_bach=1", ["`fifo_bach` is no parameter", "did you mean `fifo_batch`?"]),
         ("size=1G", ["`size` is no parameter of a scheduler", "prio_aging_expire"]),
     ] {
@@ -65,7 +65,9 @@ fn what_will_not_do_is_named_with_its_range_and_changes_nothing() {
         let run = yard.command(&[&["sched", "set"], line].concat()).fails();
         assert_eq!(run.code, Some(2), "{run}");
     }
-    blockyard(&["serve", "null:///n?read_expire=soon"]).fails().says(&["read_expire: `soon`"]);
+    blockyard(&["serve", "null:///n?read_expire=soon"])
+        .fails()
+        .says(&["invalid read_expire `soon`"]);
 }
 
 #[test]

@@ -72,10 +72,10 @@ fn what_does_not_fit_is_refused_by_name() {
     let socket = format!("unix:{}", pool.file("nbd"));
     let refused = |uri: &str| blockyard(&["serve", uri, "--nbd", &socket]).fails();
     let run = refused(&uri(&pool, "v0", ""));
-    assert!(run.err.contains("size: `0` will not do"), "{run}");
+    assert!(run.err.contains("invalid size `0`"), "{run}");
     drop(Yard::serve(&[&uri(&pool, "v0", "&size=1G")]));
     let run = refused(&uri(&pool, "v0", "&size=2G"));
-    assert!(run.err.contains("size: `2G` will not do: wanted 1073741824"), "{run}");
+    assert!(run.err.contains("invalid size `2G`: expected 1073741824"), "{run}");
     // A directory with other files stays unchanged.
     let path = pool.file("theirs");
     std::fs::create_dir(&path).unwrap();

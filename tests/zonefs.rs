@@ -67,13 +67,17 @@ fn it_is_made_mounted_listed_and_unmounted() {
     refused(&["mkzonefs", "plain"], 6, "zonefs (plain) ERROR: Not a zoned block device");
     refused(&["mkzonefs", "gone"], 6, "memory_backed=1");
     refused(&["mkzonefs", "never"], 5, "never");
-    refused(&["mkzonefs", "z", "-o", "perm=9"], 2, "`perm=9` will not do");
-    refused(&["mkzonefs", "z", "-U", "1234"], 2, "uuid: `1234` will not do");
+    refused(&["mkzonefs", "z", "-o", "perm=9"], 2, "invalid -o `perm=9`");
+    refused(&["mkzonefs", "z", "-U", "1234"], 2, "invalid uuid `1234`");
     refused(&["mkzonefs", "z", "-L", &"x".repeat(65)], 2, "at most 64 bytes");
     yard.command(&["mkzonefs", "z", "-L", "logs"]).ok();
     refused(&["mkzonefs", "z"], 6, "the device holds a zonefs; -f overwrites it");
-    refused(&["zonefs", "mount", "z", &dir, "-o", "errors=panic"], 2, "`errors=panic` will not do");
-    refused(&["zonefs", "mount", "z", &yard.place.file("no/such/place")], 6, "wanted a directory");
+    refused(&["zonefs", "mount", "z", &dir, "-o", "errors=panic"], 2, "invalid -o `errors=panic`");
+    refused(
+        &["zonefs", "mount", "z", &yard.place.file("no/such/place")],
+        6,
+        "expected a directory",
+    );
     refused(&["zonefs", "mount", "z", "/etc"], 6, "--api-directory DIR");
     refused(&["zonefs", "unmount", "z"], 6, "`z` is not mounted");
     yard.command(&["zonefs", "mount", "z", &dir, "-o", "errors=repair,explicit-open"]).ok();

@@ -13,7 +13,7 @@ fn main() {
     let Some(fio) = env::var_os("FIO_SRC").filter(|fio| !fio.is_empty()) else { return };
     let fio = Path::new(&fio);
     for (file, advice) in [
-        ("ioengines.h", "wanted the folder of an unpacked fio source package"),
+        ("ioengines.h", "expected the folder of an unpacked fio source package"),
         ("config-host.h", "run `./configure --disable-native` in it"),
     ] {
         if !fio.join(file).is_file() {

@@ -66,7 +66,7 @@ fn a_device_whose_file_is_open_is_removed_by_force_only(way: &Way) {
     assert!(refused.err.contains("its file is open"), "{refused}");
     mounted.yard.command(&["remove", "--force", "mem0"]).ok();
     let error = file.read_at(&mut [0; 6], 0).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(19), "{error}: wanted ENODEV");
+    assert_eq!(error.raw_os_error(), Some(19), "{error}: expected ENODEV");
     mounted.yard.command(&["add", MEM0]).ok();
     // The open file still belongs to the old device.
     assert!(file.read_at(&mut [0; 6], 0).is_err());
@@ -182,7 +182,7 @@ fn what_a_killed_server_left_is_taken_away(way: &Way) {
     mounted.yard.signal("KILL");
     mounted.yard.end();
     let error = fs::read_dir(&mounted.dir).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(107), "{error}: wanted ENOTCONN");
+    assert_eq!(error.raw_os_error(), Some(107), "{error}: expected ENOTCONN");
     let next = Mounted::serve_in(Place::new(), mounted.dir.clone(), &[N0]);
     assert_eq!(names(&next), ["n0"]);
     assert!(next.yard.complained().contains("took away the mount"), "{}", next.yard.complained());
@@ -197,7 +197,7 @@ fn a_directory_that_will_not_do_is_named() {
     fs::create_dir(&full).unwrap();
     fs::write(format!("{full}/x"), "").unwrap();
     let serve = |dir: &str| blockyard(&["serve", N0, "-U", "-", "--fuse", dir]).fails();
-    serve(&none).says(&[&none, "No such file", "wanted an empty directory"]);
+    serve(&none).says(&[&none, "No such file", "expected an empty directory"]);
     serve(&file).says(&[&file, "no directory"]);
     serve(&full).says(&[&full, "not empty"]);
     blockyard(&["serve", N0, "-U", "-", "--fuse-allow-other"]).fails().says(&["--fuse DIR"]);

@@ -257,11 +257,11 @@ fn what_is_refused_makes_no_pool() {
     let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat()).fails().err;
     for (said, wanted) in [
         (volume(&["create", &pool, "a b", "--size", "1G"]), "invalid value 'a b'"),
-        (volume(&["create", &pool, "a", "--size", "20k"]), "size: `20480`"),
+        (volume(&["create", &pool, "a", "--size", "20k"]), "invalid size `20480`"),
         (volume(&["create", &pool, "a", "--size", "1G", "--volblocksize", "6k"]), "volblocksize"),
         (
             volume(&["create", &pool, "a", "--size", "1G", "--reservation", "2G"]),
-            "reservation: `2147483648`",
+            "invalid reservation `2147483648`",
         ),
         (volume(&["receive", &pool, "v0", "-i", &garbage]), "`stream` does not begin"),
         (volume(&["receive", &pool, "a b", "-i", &garbage]), "invalid value 'a b'"),

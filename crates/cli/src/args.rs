@@ -700,7 +700,7 @@ fn number(text: &str) -> Result<u64, String> {
     };
     let plain = !digits.is_empty() && digits.chars().all(|digit| digit.is_digit(radix));
     let number = u64::from_str_radix(digits, radix).ok().filter(|_| plain);
-    number.ok_or_else(|| "wanted a whole number, decimal or hexadecimal after 0x".to_owned())
+    number.ok_or_else(|| "expected a whole number, decimal or hexadecimal after 0x".to_owned())
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ pub(crate) enum Code {
     Failed = 1,
     /// Wrong use of the command line, URIs on it included; clap says 2 too.
     Usage = 2,
-    /// The configuration or a file that it needs will not do.
+    /// The configuration, or a file that it names, is invalid.
     Config = 3,
     /// No yard answers on the control socket or not in time, or the socket cannot be used.
     Unreachable = 4,

@@ -57,7 +57,7 @@ fn as_json(param: &'static Param) -> serde_json::Value {
     json!({
         "key": param.name,
         "form": param.placeholder(),
-        "wanted": param.wanted(),
+        "expected": param.wanted(),
         "default": param.default,
         "doc": param.doc,
     })

@@ -47,7 +47,7 @@ fn settings(args: &RamSetArgs) -> Result<RamRequest, Failure> {
     let mut request = RamRequest::default();
     for (key, value) in &args.pairs {
         let refused = |wanted: &str| {
-            let text = format!("{key}: `{value}` will not do: wanted {wanted}");
+            let text = format!("invalid {key} `{value}`: expected {wanted}");
             Failure::new(Code::Usage, text)
         };
         let bytes = || size::parse(value).map_err(|_| refused("a size, e.g. 512M"));

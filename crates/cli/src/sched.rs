@@ -32,7 +32,7 @@ Parameters, with Linux's names, units and ranges:
   prio_aging_expire=MS         when a lower class is served in spite of a higher
 
 Tunables are those of mq-deadline. They may be set under `none`, and stay what they are until the
-device is removed. Several are set all at once, or, if one of them will not do, not at all.
+device is removed. Several are set together: if one is invalid, none is set.
 
 Examples:
   blockyard sched set mem0 scheduler=mq-deadline
@@ -55,7 +55,7 @@ pub(crate) struct SetArgs {
 
 fn pair(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
-    let (key, value) = pair.ok_or("wanted KEY=VALUE, e.g. scheduler=mq-deadline")?;
+    let (key, value) = pair.ok_or("expected KEY=VALUE, e.g. scheduler=mq-deadline")?;
     Ok((key.to_owned(), value.to_owned()))
 }
 

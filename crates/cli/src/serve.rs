@@ -128,9 +128,9 @@ fn follow_parent(parent: Option<Pid>) -> Result<(), Failure> {
 pub(crate) fn start_log(filter: Option<&str>, default: &str) -> Result<(), Failure> {
     let filter = filter.unwrap_or(default);
     let filter = EnvFilter::try_new(filter).map_err(|error| {
-        let wanted = "wanted a level (error, warn, info, debug, trace), or MODULE=LEVEL, with \
+        let wanted = "expected a level (error, warn, info, debug, trace), or MODULE=LEVEL, with \
                       commas between them";
-        Failure::new(Code::Usage, format!("log: `{filter}` will not do: {error}; {wanted}"))
+        Failure::new(Code::Usage, format!("invalid log filter `{filter}`: {error}; {wanted}"))
     })?;
     let ansi = io::IsTerminal::is_terminal(&io::stderr());
     tracing_subscriber::fmt()
@@ -187,7 +187,7 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
     }
     let metrics = args.metrics.clone().or(config.metrics);
     if metrics == Some(Endpoint::Stdio) {
-        return Err(Failure::new(Code::Usage, "metrics: stdio will not do; wanted tcp:HOST:PORT"));
+        return Err(Failure::new(Code::Usage, "invalid metrics `stdio`: expected tcp:HOST:PORT"));
     }
     let fuse = args.fuse.clone().or(config.fuse);
     let fuse_allow_other = args.fuse_allow_other || config.fuse_allow_other;

@@ -164,8 +164,8 @@ fn zones_are_reported_and_managed_as_with_blkzone() {
         "zone 0 at sector 0: open failed with IOERR (EIO): zone 0 is conventional; 0 zones done";
     assert!(error.contains(want), "{error}");
     for (args, want) in [
-        (&["zone", "open", "z", "-o", "8"][..], "--offset: `8` will not do"),
-        (&["zone", "open", "z", "-c", "0"], "--count: `0` will not do"),
+        (&["zone", "open", "z", "-o", "8"][..], "invalid --offset `8`"),
+        (&["zone", "open", "z", "-c", "0"], "invalid --count `0`"),
     ] {
         let (code, _, error) = served.run(args);
         assert!(code == 6 && error.contains(want), "{error}");
@@ -219,7 +219,7 @@ fn devices_and_faults_come_and_go_at_run_time() {
         (&["remove", "b"], 5, "there is no device `b`"),
         (&["stats", "b"], 5, "there is no device `b`"),
         (&["add", "null:///a"], 6, "`a` is taken already"),
-        (&["add", "null:///c?zoned=1&zone_size=3M"], 6, "zone_size: `3M` will not do"),
+        (&["add", "null:///c?zoned=1&zone_size=3M"], 6, "invalid zone_size `3M`"),
         (&["zone", "report", "a"], 6, "`a` is not a zoned device"),
         (&["zone", "open", "a", "-l", "8"], 6, "`a` is not a zoned device"),
         (&["inject", "a", "zone_offline=0"], 6, "zone_offline"),
@@ -357,7 +357,7 @@ fn a_wrong_command_line_says_what_would_do() {
     for (args, want) in [
         (&["serve", "null:///x?siz=1G"][..], "did you mean `size`?"),
         (&["serve", "x"], "there is no `://`"),
-        (&["serve", "--nbd", "udp:1"], "wanted unix:PATH, tcp:HOST:PORT or stdio"),
+        (&["serve", "--nbd", "udp:1"], "expected unix:PATH, tcp:HOST:PORT or stdio"),
         (&["serve", "null:///x", "null:///x"], "`x` is given twice"),
         (&["serve", "--tls", "on"], "--tls-certificates"),
         (&["serve", "--tls-certificates", "/c"], "TLS is off; add --tls require (or on)"),
@@ -369,13 +369,16 @@ fn a_wrong_command_line_says_what_would_do() {
         (&["serve", "--nbd", "stdio", "--run", "true"], "the command's output would get into"),
         (&["serve", "--nbd", "stdio", "--nbd", "stdio"], "stdio can be served once"),
         (&["serve", "null:///x?zoned=1&zone_size=3M", "--nbd", "stdio"], "zone_size"),
-        (&["serve", "--log", "a=b=c"], "log: `a=b=c` will not do"),
+        (&["serve", "--log", "a=b=c"], "invalid log filter `a=b=c`"),
         (&["serve", "--control", ""], "control"),
         (&["add", "null:///x?bs=1k&bs=1k"], "bs is given twice"),
-        (&["inject", "x", "nonsense"], "wanted add,op=OP"),
+        (&["inject", "x", "nonsense"], "expected add,op=OP"),
         (&["zone", "report", "x", "-o", "1x"], "hexadecimal after 0x"),
         (&["zone", "report", "x", "-c", "1", "-l", "1"], "cannot be used with"),
-        (&["zone", "check", "null:///x?zoned=1&zone_size=3M", "--for", "zns"], "zone_size: `3M`"),
+        (
+            &["zone", "check", "null:///x?zoned=1&zone_size=3M", "--for", "zns"],
+            "invalid zone_size `3M`",
+        ),
         (&["zone", "check", "null:///x?zone_sise=3M", "--for", "zns"], "zone_sise"),
         (&["zone", "check", "x", "--for", "linux-5.4"], "linux-6.12"),
         (&["zone", "check", "x"], "--for <TARGET>"),

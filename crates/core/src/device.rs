@@ -219,7 +219,7 @@ impl fmt::Display for DeviceError {
                 write!(f, "this device has no fault `{fault}`")
             }
             DeviceError::Invalid { field, value, wanted } => {
-                write!(f, "{field}: `{value}` will not do: wanted {wanted}")
+                write!(f, "invalid {field} `{value}`: expected {wanted}")
             }
             DeviceError::OutOfRange { sector, sectors } => {
                 write!(f, "sector {sector} lies beyond the device's {sectors} sectors")

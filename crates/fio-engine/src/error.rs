@@ -12,7 +12,7 @@ use blockyard_yard::uri::UriError;
 pub enum EngineError {
     /// The option `dev=` is missing.
     #[error(
-        "dev: is missing; wanted, after --ioengine, a device URI, e.g. --dev=null:///n0?size=10G, \
+        "dev: is missing; expected after --ioengine: a device URI, e.g. --dev=null:///n0?size=10G, \
          or a yard in TOML, e.g. --dev=yard.toml"
     )]
     Missing,
@@ -21,7 +21,7 @@ pub enum EngineError {
     Uri(#[from] UriError),
     /// The configuration file cannot be read.
     #[error(
-        "dev: `{path}` cannot be read: {error}; wanted a device URI, e.g. null:///n0?size=10G, or \
+        "dev: `{path}` cannot be read: {error}; expected a device URI, e.g. null:///n0?size=10G, or \
          a yard in TOML"
     )]
     Read {

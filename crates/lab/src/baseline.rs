@@ -98,7 +98,7 @@ fn no_device(spec: &DeviceSpec) -> Result<Made, StackError> {
 #[non_exhaustive]
 pub enum BaselineError {
     /// No baseline has this name.
-    #[error("before: there is no baseline `{name}`; wanted {known}")]
+    #[error("before: there is no baseline `{name}`; expected {known}")]
     Unknown {
         /// The name that was given.
         name: String,
@@ -199,7 +199,7 @@ mod tests {
         let zoned = "null:///d?zoned=1";
         assert_eq!(
             refused("no-lock", zoned),
-            "before: there is no baseline `no-lock`; wanted `one-lock`, `one-lock-queued`, \
+            "before: there is no baseline `no-lock`; expected `one-lock`, `one-lock-queued`, \
              `lock-per-zone`, `sched-lock-spin`, `sched-lock-park`, `sched-buckets`, \
              `ram-table-lock`, `ram-cas`, `ram-spin`, `ram-rwlock`, `ram-bit-spin`, `no-device`"
         );
@@ -210,6 +210,6 @@ mod tests {
         let plain = refused("one-lock", "null:///d");
         assert!(plain.contains("with zoned=1 only"), "{plain}");
         let bad = refused("one-lock", "null:///d?zoned=1&zone_size=3M");
-        assert!(bad.starts_with("zone_size: `3M` will not do"), "{bad}");
+        assert!(bad.starts_with("invalid zone_size `3M`"), "{bad}");
     }
 }

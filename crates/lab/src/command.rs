@@ -136,7 +136,7 @@ pub struct HowArgs {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.001..=3600.0).contains(seconds));
-    let seconds = seconds.ok_or("wanted seconds from 0.001 to 3600, e.g. 0.5")?;
+    let seconds = seconds.ok_or("expected seconds from 0.001 to 3600, e.g. 0.5")?;
     Ok(Duration::from_secs_f64(seconds))
 }
 

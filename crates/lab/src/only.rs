@@ -19,7 +19,7 @@ impl FromStr for Only {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Only, String> {
-        let wanted = "wanted VARIANT/WORKLOAD or VARIANT/WORKLOAD/JOBS; empty parts take all";
+        let wanted = "expected VARIANT/WORKLOAD or VARIANT/WORKLOAD/JOBS; empty parts take all";
         let mut parts = text.split('/').map(|part| match part {
             "" | "*" => None,
             part => Some(part.to_owned()),

@@ -202,8 +202,8 @@ const LOOK: &str = "<script>(() => {\n\
       const { drawn } = figure.querySelector('.canvas');\n\
       const { plot, workload, metric, run, experiment } = figure.dataset;\n\
       const { min, max } = drawn.scales.y;\n\
-      const wanted = Object.entries({ experiment, workload, metric });\n\
-      const is = (row) => wanted.every(([name, value]) => row[name] === value);\n\
+      const expected = Object.entries({ experiment, workload, metric });\n\
+      const is = (row) => expected.every(([name, value]) => row[name] === value);\n\
       const axis = getComputedStyle(figure.querySelector('.u-legend .u-series'));\n\
       if (axis.display !== 'none') wrong.push('axis');\n\
       if (plot === 'jobs') {\n\

@@ -7,7 +7,7 @@ use blockyard_core::DeviceError;
 #[non_exhaustive]
 pub enum NullError {
     /// A parameter is invalid.
-    #[error("{field}: `{value}` will not do: {wanted}")]
+    #[error("invalid {field} `{value}`: {wanted}")]
     Invalid {
         /// The parameter.
         field: &'static str,

@@ -12,7 +12,7 @@ use crate::snapshot::SnapshotError;
 #[non_exhaustive]
 pub enum RamError {
     /// A parameter is invalid.
-    #[error("{field}: `{value}` will not do: wanted {wanted}")]
+    #[error("invalid {field} `{value}`: expected {wanted}")]
     Invalid {
         /// The parameter.
         field: &'static str,

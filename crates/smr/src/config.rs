@@ -62,7 +62,7 @@ impl Default for DiskConfig {
 #[non_exhaustive]
 pub enum DiskError {
     /// A field has an invalid value.
-    #[error("{field}: {value} will not do; want {wanted}")]
+    #[error("{field}: {value} will not do; expected {wanted}")]
     Invalid {
         /// The field of [`DiskConfig`].
         field: &'static str,
@@ -73,7 +73,8 @@ pub enum DiskError {
     },
     /// The medium has a zone record that is impossible on this disk.
     #[error(
-        "the medium has zone {zone} as {cond} with {written_sectors} sectors written; want {wanted}"
+        "the medium has zone {zone} as {cond} with {written_sectors} sectors written: \
+         expected {wanted}"
     )]
     Zone {
         /// Zone number.

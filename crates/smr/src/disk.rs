@@ -127,8 +127,8 @@ impl<M: Media> Disk<M> {
         let exists = slot < layout.slots() && !layout.is_conventional(slot);
         if !exists || !matches!(cond, ZoneCond::ReadOnly | ZoneCond::Offline) {
             let text = format!(
-                "zone {slot}: {cond} will not do; want a sequential zone ({} to {}), read-only or \
-                 offline",
+                "invalid state {cond} of zone {slot}: expected a sequential zone ({} to {}), \
+                 read-only or offline",
                 layout.conventional_count(),
                 layout.slots() - 1
             );

@@ -78,14 +78,14 @@ pub enum SgError {
         source: io::Error,
     },
     /// The file is not a device.
-    #[error("`{path}` is no device; wanted a SCSI disk such as /dev/sg0 or /dev/sda")]
+    #[error("`{path}` is no device; expected a SCSI disk such as /dev/sg0 or /dev/sda")]
     NoDevice {
         /// The file.
         path: PathBuf,
     },
     /// The device does not support SG_IO.
     #[error(
-        "`{path}` takes no SCSI commands (SG_GET_VERSION_NUM: {source}); wanted a SCSI disk such \
+        "`{path}` takes no SCSI commands (SG_GET_VERSION_NUM: {source}); expected a SCSI disk such \
          as /dev/sg0 or /dev/sda"
     )]
     NoScsi {
@@ -96,7 +96,7 @@ pub enum SgError {
     },
     /// The system's sg driver is too old.
     #[error(
-        "`{path}`: version {version} of the sg driver is too old; wanted {VERSION_MIN} or later"
+        "`{path}`: version {version} of the sg driver is too old; expected {VERSION_MIN} or later"
     )]
     Old {
         /// The file.

@@ -167,7 +167,7 @@ fn disks_that_linux_does_not_drive_are_refused_with_the_reason() {
             }
         });
         let error = Sd::open(transport).unwrap_err().to_string();
-        assert!(error.contains(want), "wanted `{want}`: {error}");
+        assert!(error.contains(want), "expected `{want}`: {error}");
     }
 }
 

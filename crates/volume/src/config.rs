@@ -186,15 +186,15 @@ mod tests {
         let good = VolumeConfig { size: 1 << 30, ..VolumeConfig::new("/pool", "v0") };
         assert!(good.check().is_ok());
         for (config, want) in [
-            (VolumeConfig { path: "".into(), ..good.clone() }, "path: `` will not do"),
-            (VolumeConfig { name: "v@1".into(), ..good.clone() }, "name: `v@1` will not do"),
-            (VolumeConfig { volblocksize: 6000, ..good.clone() }, "volblocksize: `6000`"),
+            (VolumeConfig { path: "".into(), ..good.clone() }, "invalid path ``"),
+            (VolumeConfig { name: "v@1".into(), ..good.clone() }, "invalid name `v@1`"),
+            (VolumeConfig { volblocksize: 6000, ..good.clone() }, "invalid volblocksize `6000`"),
             (
                 VolumeConfig { compress: Compression::Zstd(20), ..good.clone() },
-                "compress: `zstd:20` will not do",
+                "invalid compress `zstd:20`",
             ),
-            (VolumeConfig { size: 5000, ..good.clone() }, "size: `5000` will not do"),
-            (VolumeConfig { size: 2 << 50, ..good }, "size: "),
+            (VolumeConfig { size: 5000, ..good.clone() }, "invalid size `5000`"),
+            (VolumeConfig { size: 2 << 50, ..good }, "invalid size "),
         ] {
             let error = config.check().unwrap_err();
             assert!(error.to_string().starts_with(want), "{error}");

@@ -13,7 +13,7 @@ pub use crate::store::mirror::assemble::CopiesError;
 #[non_exhaustive]
 pub enum VolumeError {
     /// A parameter is invalid.
-    #[error("{field}: `{value}` will not do: wanted {wanted}")]
+    #[error("invalid {field} `{value}`: expected {wanted}")]
     Invalid {
         /// The parameter.
         field: &'static str,
@@ -32,7 +32,7 @@ pub enum VolumeError {
         path: PathBuf,
     },
     /// Another process has the pool open.
-    #[error("path: `{}` is in use by {holder}; wanted a pool of its own", path.display())]
+    #[error("path: `{}` is in use by {holder}; expected a pool of its own", path.display())]
     InUse {
         /// The pool's directory.
         path: PathBuf,
@@ -42,9 +42,9 @@ pub enum VolumeError {
     /// The pool is locked by a process that does not run here: its writes are still in flight, or
     /// it runs on another host.
     #[error(
-        "path: `{}` is locked by process {pid}, which does not run here: either writes that it had \
-         begun are still on their way to the disk, or it runs elsewhere; wanted a pool that nobody \
-         writes to. Try again when the disk answers",
+        "cannot open the pool at `{}`: process {pid} holds its lock and does not run here: either \
+         its last writes are still in flight, or it runs in another container or on another host; \
+         try again when the disk answers",
         path.display()
     )]
     Unfinished {
@@ -180,7 +180,7 @@ pub enum FormatError {
         known: u32,
     },
     /// A field has an invalid value.
-    #[error("`{what}` has {field} = {value}; wanted {want}")]
+    #[error("`{what}` has {field} = {value}; expected {want}")]
     Field {
         /// The kind of object that was read.
         what: &'static str,

@@ -186,7 +186,8 @@ fn make<D: Directory>(
     while segments.counts().all < FIRST_SEGMENTS {
         if !segments.grow() {
             let wanted = u64::from(segment_bytes) * FIRST_SEGMENTS as u64;
-            let error = io::Error::other(format!("wanted room for {wanted} bytes, to begin with"));
+            let error =
+                io::Error::other(format!("expected room for {wanted} bytes, to begin with"));
             return Err(VolumeError::io(format!("cannot make a pool in `{title}`"))(error));
         }
     }

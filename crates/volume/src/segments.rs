@@ -319,7 +319,7 @@ impl<D: Directory> Segments<D> {
                 let (bytes, last) = (self.bytes, count.saturating_sub(1));
                 let error = io::Error::other(format!(
                     "it ends with segment {last} of {bytes} bytes, and there is something in \
-                     segment {number}; wanted all of them"
+                     segment {number}; expected all of them"
                 ));
                 Err(VolumeError::io(format!("cannot open `{title}`"))(error))
             }

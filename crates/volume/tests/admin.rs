@@ -69,9 +69,9 @@ fn snapshots_and_clones_keep_what_was() {
     assert_eq!(text(running.destroy("twin")), "`twin` is in use; close it first");
     assert_eq!(text(running.snapshot("v0@one")), "`v0@one` exists already");
     assert_eq!(text(running.snapshot("v9@one")), "`v9` is no volume of this pool");
-    assert!(text(running.snapshot("v0")).starts_with("name: `v0` will not do"));
-    assert!(text(running.create("a@b", 1 << 20, 0)).starts_with("name: `a@b` will not do"));
-    assert!(text(running.create("c", 1 << 20, 5)).starts_with("volblocksize: `5` will not do"));
+    assert!(text(running.snapshot("v0")).starts_with("invalid name `v0`"));
+    assert!(text(running.create("a@b", 1 << 20, 0)).starts_with("invalid name `a@b`"));
+    assert!(text(running.create("c", 1 << 20, 5)).starts_with("invalid volblocksize `5`"));
     drop((volume, twin));
     let needed = "`v0` is needed by its snapshot `v0@one`; destroy that first";
     assert_eq!(text(running.destroy("v0")), needed);

@@ -77,18 +77,18 @@ fn a_pool_belongs_to_one_process_and_a_volume_to_one_device() {
     assert!(error.contains("is in use by another process"), "{error}");
     drop(lock);
     let error = Volume::open(VolumeConfig { size: 1 << 30, ..config(path.clone()) }).unwrap_err();
-    assert!(error.to_string().starts_with("size: `1073741824` will not do: wanted 67108864"));
+    assert!(error.to_string().starts_with("invalid size `1073741824`: expected 67108864"));
     let error = Volume::open(VolumeConfig { volblocksize: 4096, ..config(path.clone()) });
-    assert!(error.unwrap_err().to_string().starts_with("volblocksize: `4096` will not do"));
+    assert!(error.unwrap_err().to_string().starts_with("invalid volblocksize `4096`"));
     // The volume has blocks of 4 KiB, which need not be stated again; the default for a new volume
     // is longer.
     let odd = VolumeConfig { name: "odd".to_owned(), size: 20 << 10, ..config(path.clone()) };
     let error = Volume::open(odd.clone()).unwrap_err().to_string();
-    assert!(error.starts_with("size: `20480` will not do: wanted a multiple of"), "{error}");
+    assert!(error.starts_with("invalid size `20480`: expected a multiple of"), "{error}");
     drop(Volume::open(VolumeConfig { volblocksize: 4096, ..odd.clone() }).unwrap());
     drop(Volume::open(odd).unwrap());
     let missing = VolumeConfig { name: "v2".to_owned(), size: 0, ..config(path) };
-    assert!(Volume::open(missing).unwrap_err().to_string().starts_with("size: `0` will not do"));
+    assert!(Volume::open(missing).unwrap_err().to_string().starts_with("invalid size `0`"));
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn what_is_written_is_there_again_and_a_longer_disk_is_used() {
     std::fs::File::options().write(true).open(&image).unwrap().set_len(70 * MIB).unwrap();
     let device = LoopDevice::on(&image, 512);
     let error = refused(device.path(), Options::default());
-    assert!(error.contains("segment") && error.contains("wanted"), "{error}");
+    assert!(error.contains("segment") && error.contains("expected"), "{error}");
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn what_somebody_else_has_is_refused_and_left_alone() {
     let device = LoopDevice::new(&place.path().join("image"), 128 * MIB, 512);
     run("mke2fs", &["-q", "-t", "ext4", device.name()]);
     let error = refused(device.path(), Options::default());
-    assert!(error.contains("wanted an empty disk; it has an ext2, ext3 or ext4"), "{error}");
+    assert!(error.contains("expected an empty disk; it has an ext2, ext3 or ext4"), "{error}");
     assert!(error.contains("--force") && error.contains(device.name()), "{error}");
     assert!(!is_pool(device.path()).unwrap());
     run("e2fsck", &["-fn", device.name()]);
@@ -212,7 +212,7 @@ fn what_somebody_else_has_is_refused_and_left_alone() {
     file.sync_all().unwrap();
     drop(file);
     let error = refused(device.path(), Options::default());
-    assert!(error.contains("wanted an empty disk; it has data, at byte"), "{error}");
+    assert!(error.contains("expected an empty disk; it has data, at byte"), "{error}");
 
     // Data at the very end of a disk count as foreign data too.
     let other = LoopDevice::new(&place.path().join("other"), 128 * MIB + 512, 512);
@@ -232,7 +232,7 @@ fn a_disk_that_will_not_do_is_refused_by_name() {
     let error = refused(small.path(), consent());
     let name = small.name();
     let wanted = format!(
-        "path: `{name}, which has 20971520 bytes` will not do: wanted a disk of 68157440 bytes at \
+        "invalid path `{name}, which has 20971520 bytes`: expected a disk of 68157440 bytes at \
          least"
     );
     assert_eq!(error, wanted);
@@ -244,14 +244,14 @@ fn a_disk_that_will_not_do_is_refused_by_name() {
     let device = LoopDevice::on(&image, 4096);
     let error = refused(device.path(), Options::default());
     assert!(error.contains("whose sectors have 4096 bytes"), "{error}");
-    assert!(error.contains("wanted a disk with sectors of 512 bytes"), "{error}");
+    assert!(error.contains("expected a disk with sectors of 512 bytes"), "{error}");
 
     let missing = Path::new("/dev/blockyard-is-not-there");
     let error = refused(missing, Options::default());
-    assert!(error.ends_with("wanted a block device that is there"), "{error}");
+    assert!(error.ends_with("expected a block device that is there"), "{error}");
     assert!(!missing.exists());
     let error = refused(Path::new("/dev/null"), Options::default());
-    assert!(error.ends_with("wanted a directory, a block device or a file"), "{error}");
+    assert!(error.ends_with("expected a directory, a block device or a file"), "{error}");
 }
 
 /// An existing file can serve as a disk; the pool does not make one.
@@ -393,7 +393,7 @@ fn a_second_disk_is_attached() {
     };
     let directory = place.path().join("directory");
     std::fs::create_dir(&directory).unwrap();
-    assert!(no(&directory, true).ends_with("wanted a disk, as `path` is"));
+    assert!(no(&directory, true).ends_with("expected a disk, as `path` is"));
     let short = image("short", 100 * MIB);
     let error = no(&short, true);
     assert!(error.starts_with("path2: ") && error.contains("room for 24 segments"), "{error}");

@@ -82,7 +82,7 @@ fn a_directory_with_other_things_becomes_no_pool() {
         for consent in [false, true] {
             let error = refused(Running::open(&path, Options { consent, ..options() }));
             let wanted = format!(
-                "path: `{}` will not do: wanted an empty directory to make a pool in, for example \
+                "invalid path `{}`: expected an empty directory to make a pool in, for example \
                  one below it (one that is not there is made); it holds `{name}`",
                 path.display()
             );

@@ -76,7 +76,7 @@ fn look(volume: &Arc<Volume>, model: &[u8]) {
     let (mut io, mut found) = (door(volume), vec![0; BLOCK]);
     for (block, byte) in (0..).zip(model) {
         io.read(Sector(block * BLOCK as u64 / 512), &mut found).unwrap();
-        assert!(found.iter().all(|it| it == byte), "block {block}: wanted {byte}");
+        assert!(found.iter().all(|it| it == byte), "block {block}: expected {byte}");
     }
 }
 
@@ -296,7 +296,7 @@ fn a_reservation_is_kept_for_its_volume() {
     let other = config(&path, "other", size, BLOCK as u32);
     let other = Volume::open_with(other, options(64)).unwrap();
     let error = running.create_reserved("more", size, 0, 60 << 20).unwrap_err().to_string();
-    assert!(error.starts_with("reservation: `62914560` will not do"), "{error}");
+    assert!(error.starts_with("invalid reservation `62914560`"), "{error}");
     let error = running.reserve("own", 65 << 20).unwrap_err().to_string();
     assert!(error.contains("the size at most"), "{error}");
     let mut io = door(&other);
@@ -367,5 +367,5 @@ fn what_a_snapshot_has_kept_may_be_promised_again() {
     }
     // A larger reservation is refused.
     let error = running.reserve("own", 63 << 20).unwrap_err().to_string();
-    assert!(error.starts_with("reservation: "), "{error}");
+    assert!(error.starts_with("invalid reservation "), "{error}");
 }

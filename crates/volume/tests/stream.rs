@@ -183,8 +183,8 @@ fn a_stream_that_does_not_fit_changes_nothing() {
         let error = here.send(snapshot, base, &mut Vec::new(), &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains(wanted), "{error}");
     };
-    refused("v0", None, "wanted VOLUME@SNAPSHOT");
-    refused("v0@a", Some("v0@b"), "wanted an older snapshot of the volume of `v0@a`");
+    refused("v0", None, "expected VOLUME@SNAPSHOT");
+    refused("v0@a", Some("v0@b"), "expected an older snapshot of the volume of `v0@a`");
     refused("v0@x", None, "`v0@x` is no volume of this pool");
 }
 
@@ -282,7 +282,7 @@ fn qemu_finds_the_same_in_both_images() {
     here.snapshot("v0@b").unwrap();
     let changes = sent(&here, "v0@b", Some("v0@a"));
     let error = export(&mut &changes[..], Image::Raw(&make(&raw)), &mut |_, _| {}).unwrap_err();
-    assert!(error.to_string().contains("wanted one that builds on nothing"), "{error}");
+    assert!(error.to_string().contains("expected one that builds on nothing"), "{error}");
 }
 
 #[test]

@@ -159,7 +159,7 @@ mod tests {
         };
         device(&inside.join("trace")).unwrap();
         let error = device(Path::new("/etc/passwd")).unwrap_err().to_string();
-        assert!(error.starts_with("trace: `/etc/passwd`"), "{error}");
+        assert!(error.starts_with("invalid trace `/etc/passwd`"), "{error}");
         assert!(ApiPaths::default().allow(&[root.join("missing")]).is_err());
     }
 }

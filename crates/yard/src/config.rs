@@ -103,7 +103,11 @@ pub struct ConfigError {
 
 impl ConfigError {
     fn tail(help: &Option<String>) -> String {
-        help.as_ref().map(|help| format!("; {help}")).unwrap_or_default()
+        match help {
+            Some(help) if help.starts_with("expected ") => format!(": {help}"),
+            Some(help) => format!("; {help}"),
+            None => String::new(),
+        }
     }
 
     /// An error at a position of `text`.

@@ -196,7 +196,7 @@ pub enum YardError {
     #[error(transparent)]
     Ram(RamError),
     /// The yard has no such pool of volumes open.
-    #[error("pool: `{path}` is none that this yard has open; wanted one of: {known}")]
+    #[error("pool: `{path}` is none that this yard has open; expected one of: {known}")]
     NoSuchPool {
         /// The requested path, shortened.
         path: String,
@@ -207,7 +207,7 @@ pub enum YardError {
     #[error(transparent)]
     Volume(VolumeError),
     /// An argument of a request is invalid.
-    #[error("{field}: `{value}` will not do: wanted {wanted}")]
+    #[error("invalid {field} `{value}`: expected {wanted}")]
     Argument {
         /// The argument.
         field: &'static str,

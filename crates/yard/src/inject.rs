@@ -19,7 +19,7 @@ pub const WANTED: &str = "add,op=OP,start=SECTOR,nr_sectors=N,status=STATUS,chan
 
 /// The reason for which a text describes no fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: `{value}` will not do: {wanted}")]
+#[error("invalid {field} `{value}`: {wanted}")]
 pub struct InjectError {
     /// The part of the text.
     pub field: String,
@@ -40,7 +40,7 @@ fn refuse(field: &str, value: &str, wanted: impl Into<String>) -> InjectError {
 pub fn parse(text: &str) -> Result<Injection, InjectError> {
     let text = text.trim();
     if text.len() > LEN_MAX {
-        return Err(refuse("fault", text, format!("wanted at most {LEN_MAX} bytes")));
+        return Err(refuse("fault", text, format!("expected at most {LEN_MAX} bytes")));
     }
     if text == "removeall" {
         return Ok(Injection::RemoveRules);
@@ -49,13 +49,13 @@ pub fn parse(text: &str) -> Result<Injection, InjectError> {
         return rule(rest).map(Injection::AddRule);
     }
     if text == "add" {
-        return Err(refuse("add", "", format!("wanted {WANTED}")));
+        return Err(refuse("add", "", format!("expected {WANTED}")));
     }
     let (name, value) =
-        text.split_once('=').ok_or_else(|| refuse("fault", text, format!("wanted {WANTED}")))?;
+        text.split_once('=').ok_or_else(|| refuse("fault", text, format!("expected {WANTED}")))?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     if name.is_empty() || !name.bytes().all(plain) || value.chars().any(char::is_control) {
-        return Err(refuse("fault", text, format!("wanted {WANTED}")));
+        return Err(refuse("fault", text, format!("expected {WANTED}")));
     }
     Ok(Injection::Device { name: name.to_owned(), value: value.to_owned() })
 }
@@ -72,7 +72,7 @@ fn rule(text: &str) -> Result<Rule, InjectError> {
     let mut seen: Vec<&str> = Vec::new();
     for part in text.split(',') {
         let (key, value) =
-            part.split_once('=').ok_or_else(|| refuse("add", part, "wanted KEY=VALUE"))?;
+            part.split_once('=').ok_or_else(|| refuse("add", part, "expected KEY=VALUE"))?;
         if seen.contains(&key) {
             return Err(refuse(&shown(key), value, "it is given twice; give it once"));
         }
@@ -92,7 +92,7 @@ fn rule(text: &str) -> Result<Rule, InjectError> {
         seen.push(key);
     }
     if rule.status.is_ok() {
-        return Err(refuse("status", "", format!("wanted one of {}", statuses())));
+        return Err(refuse("status", "", format!("expected one of {}", statuses())));
     }
     Ok(rule)
 }
@@ -101,14 +101,14 @@ fn op(value: &str) -> Result<Op, InjectError> {
     Op::from_name(value).ok_or_else(|| {
         let names: Vec<_> = Op::ALL.iter().map(|op| op.name().to_ascii_uppercase()).collect();
         let advice = suggestion(value, names.iter().map(String::as_str));
-        refuse("op", value, format!("wanted one of {}{advice}", names.join(", ")))
+        refuse("op", value, format!("expected one of {}{advice}", names.join(", ")))
     })
 }
 
 fn status(value: &str) -> Result<Status, InjectError> {
     Status::from_name(value).filter(|status| !status.is_ok()).ok_or_else(|| {
         let advice = suggestion(value, Status::ALL.iter().map(|status| status.name()));
-        refuse("status", value, format!("wanted one of {}{advice}", statuses()))
+        refuse("status", value, format!("expected one of {}{advice}", statuses()))
     })
 }
 
@@ -120,7 +120,7 @@ fn statuses() -> String {
 fn number(key: &str, value: &str, min: u64, max: u64) -> Result<u64, InjectError> {
     let plain = value.bytes().all(|byte| byte.is_ascii_digit());
     let number = value.parse().ok().filter(|number| plain && (min..=max).contains(number));
-    number.ok_or_else(|| refuse(key, value, format!("wanted a number from {min} to {max}")))
+    number.ok_or_else(|| refuse(key, value, format!("expected a number from {min} to {max}")))
 }
 
 #[cfg(test)]
@@ -161,22 +161,22 @@ mod tests {
     #[test]
     fn errors_name_the_part_and_what_would_do() {
         let cases = [
-            ("", "fault: `` will not do: wanted add,"),
-            ("nonsense", "fault: `nonsense` will not do"),
-            ("=1", "fault: `=1` will not do"),
-            ("a b=1", "will not do"),
-            ("add", "add: `` will not do"),
-            ("add,", "add: `` will not do: wanted KEY=VALUE"),
-            ("add,op=WRITE", "status: `` will not do: wanted one of NOTSUPP, TIMEOUT"),
+            ("", "invalid fault ``: expected add,"),
+            ("nonsense", "invalid fault `nonsense`"),
+            ("=1", "invalid fault `=1`"),
+            ("a b=1", "invalid "),
+            ("add", "invalid add ``"),
+            ("add,", "invalid add ``: expected KEY=VALUE"),
+            ("add,op=WRITE", "invalid status ``: expected one of NOTSUPP, TIMEOUT"),
             ("add,op=WRIT,status=IOERR", "did you mean `WRITE`?"),
             ("add,status=MEDUM", "did you mean `MEDIUM`?"),
-            ("add,status=OK", "status: `OK` will not do"),
+            ("add,status=OK", "invalid status `OK`"),
             ("add,sectors=1,status=IOERR", "did you mean `nr_sectors`?"),
-            ("add,start=1,start=2,status=IOERR", "start: `2` will not do: it is given twice"),
-            ("add,start=-1,status=IOERR", "start: `-1` will not do: wanted a number from 0"),
-            ("add,nr_sectors=0,status=IOERR", "nr_sectors: `0` will not do"),
-            ("add,chance=0,status=IOERR", "chance: `0` will not do"),
-            ("add,chance=4294967296,status=IOERR", "chance: `4294967296` will not do"),
+            ("add,start=1,start=2,status=IOERR", "invalid start `2`: it is given twice"),
+            ("add,start=-1,status=IOERR", "invalid start `-1`: expected a number from 0"),
+            ("add,nr_sectors=0,status=IOERR", "invalid nr_sectors `0`"),
+            ("add,chance=0,status=IOERR", "invalid chance `0`"),
+            ("add,chance=4294967296,status=IOERR", "invalid chance `4294967296`"),
         ];
         for (text, want) in cases {
             let error = parse(text).unwrap_err().to_string();

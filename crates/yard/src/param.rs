@@ -125,7 +125,7 @@ pub enum ParamError {
         advice: String,
     },
     /// The value does not fit the parameter.
-    #[error("{key}: `{value}` will not do: {wanted}")]
+    #[error("invalid {key} `{value}`: {wanted}")]
     BadValue {
         /// The parameter.
         key: &'static str,
@@ -225,24 +225,24 @@ impl Param {
     pub fn wanted(&self) -> String {
         match self.form {
             Form::Size { min, max } => {
-                format!("wanted {} from {} to {}", size::WANTED, Bytes(min), Bytes(max))
+                format!("expected {} from {} to {}", size::WANTED, Bytes(min), Bytes(max))
             }
             Form::Sizes(sizes) => {
                 let sizes: Vec<_> = sizes.iter().map(u64::to_string).collect();
-                format!("wanted one of {}", sizes.join(", "))
+                format!("expected one of {}", sizes.join(", "))
             }
-            Form::Count { min, max: u64::MAX } => format!("wanted a number from {min} on"),
-            Form::Count { min, max } => format!("wanted a number from {min} to {max}"),
-            Form::Int { min, max } => format!("wanted a number from {min} to {max}"),
+            Form::Count { min, max: u64::MAX } => format!("expected a number from {min} on"),
+            Form::Count { min, max } => format!("expected a number from {min} to {max}"),
+            Form::Int { min, max } => format!("expected a number from {min} to {max}"),
             Form::Millis { min, max } => {
-                format!("wanted milliseconds from {min} to {max}, e.g. 500, 500ms or 5s")
+                format!("expected milliseconds from {min} to {max}, e.g. 500, 500ms or 5s")
             }
-            Form::Switch => format!("wanted {SWITCH_WORDS}"),
+            Form::Switch => format!("expected {SWITCH_WORDS}"),
             Form::Choice(words) => {
-                format!("wanted one of {}, or its number from 0 on", words.join(", "))
+                format!("expected one of {}, or its number from 0 on", words.join(", "))
             }
             Form::Text { len_max } => {
-                format!("wanted at most {len_max} bytes of text without control characters")
+                format!("expected at most {len_max} bytes of text without control characters")
             }
             Form::Path { len_max } => format!(
                 "expected a path of at most {len_max} bytes without control characters; `~/` at \
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(bs.parse("4k"), Ok(Value::Size(4096)));
         let error = bs.parse("100").unwrap_err().to_string();
         assert!(
-            error.starts_with("bs: `100` will not do: wanted one of 512, 1024, 2048, 4096"),
+            error.starts_with("invalid bs `100`: expected one of 512, 1024, 2048, 4096"),
             "{error}"
         );
         let depth = null().param("hw_queue_depth").unwrap();
@@ -426,7 +426,7 @@ mod tests {
         }
         let trace = null().param("trace").unwrap();
         let error = trace.parse("~other/x").unwrap_err().to_string();
-        assert!(error.starts_with("trace: `~other/x` will not do: expected a path"), "{error}");
+        assert!(error.starts_with("invalid trace `~other/x`: expected a path"), "{error}");
         for kind in KINDS {
             for param in kind.params().filter(|param| matches!(param.form, Form::Text { .. })) {
                 let is_path = ["path", "file", "folder", "directory", "/dev/"];
@@ -444,8 +444,8 @@ mod tests {
         }
         for text in ["", "ms", "s", "-1", "+1", "5 s", "5us", "5m", "2147483648", "2147484s"] {
             let error = expire.parse(text).unwrap_err().to_string();
-            let wanted = "wanted milliseconds from 0 to 2147483647, e.g. 500, 500ms or 5s";
-            assert_eq!(error, format!("read_expire: `{text}` will not do: {wanted}"));
+            let wanted = "expected milliseconds from 0 to 2147483647, e.g. 500, 500ms or 5s";
+            assert_eq!(error, format!("invalid read_expire `{text}`: {wanted}"));
         }
         assert!(expire.parse("99999999999999999999s").is_err());
     }
@@ -468,7 +468,7 @@ mod tests {
         assert_eq!(param.parse("deadline"), param.parse("mq-deadline"));
         assert_eq!(param.print(&param.parse("deadline").unwrap()), "mq-deadline");
         let error = param.parse("bfq").unwrap_err().to_string();
-        assert!(error.ends_with("wanted one of none, mq-deadline, or its number from 0 on"));
+        assert!(error.ends_with("expected one of none, mq-deadline, or its number from 0 on"));
     }
 
     #[test]

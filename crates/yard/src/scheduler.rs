@@ -335,10 +335,10 @@ mod tests {
         let (kind, disk) = disk("null:///d?size=1M");
         let before = SchedulerView::new(&*disk);
         for (key, value, want) in [
-            ("scheduler", "bfq", "scheduler: `bfq` will not do: wanted one of none, mq-deadline"),
-            ("read_expire", "-1", "read_expire: `-1` will not do: wanted milliseconds from 0 to"),
-            ("fifo_batch", "2147483648", "wanted a number from 0 to 2147483647"),
-            ("front_merges", "2", "front_merges: `2` will not do: wanted 1 or 0"),
+            ("scheduler", "bfq", "invalid scheduler `bfq`: expected one of none, mq-deadline"),
+            ("read_expire", "-1", "invalid read_expire `-1`: expected milliseconds from 0 to"),
+            ("fifo_batch", "2147483648", "expected a number from 0 to 2147483647"),
+            ("front_merges", "2", "invalid front_merges `2`: expected 1 or 0"),
             ("read_expires", "1", "did you mean `read_expire`?"),
             ("size", "1M", "`size` is no parameter of a scheduler; there are scheduler, read_"),
         ] {
@@ -371,7 +371,7 @@ mod tests {
         let (kind, pipeline) = disk(zoned);
         let error = change(&*pipeline, kind, &request([("scheduler", "mq-deadline")]));
         let error = error.unwrap_err().to_string();
-        assert!(error.starts_with("scheduler: `mq-deadline` will not do: wanted none"), "{error}");
+        assert!(error.starts_with("invalid scheduler `mq-deadline`: expected none"), "{error}");
         assert_eq!(SchedulerView::new(&*pipeline).line(), "[none]");
         for asked in ["scheduler=mq-deadline", "gate=plug"] {
             let (kind, disk) = disk(&format!("{zoned}&{asked}"));
@@ -382,7 +382,7 @@ mod tests {
         let error = stack::open(&spec).map(drop).unwrap_err().to_string();
         assert_eq!(
             error,
-            "gate: `pipeline` will not do: wanted plug: the scheduler does not keep the order of \
+            "invalid gate `pipeline`: expected plug: the scheduler does not keep the order of \
              writes"
         );
     }

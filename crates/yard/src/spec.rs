@@ -18,7 +18,7 @@ pub const NAME_WANTED: &str =
 
 /// The name of a device is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("name: `{name}` will not do: wanted {NAME_WANTED}")]
+#[error("invalid name `{name}`: expected {NAME_WANTED}")]
 pub struct NameError {
     /// The name, shortened.
     pub name: String,

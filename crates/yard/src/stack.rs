@@ -49,7 +49,7 @@ pub struct Made {
 #[non_exhaustive]
 pub enum StackError {
     /// A parameter conflicts with the others.
-    #[error("{field}: `{value}` will not do: wanted {wanted}")]
+    #[error("invalid {field} `{value}`: expected {wanted}")]
     Invalid {
         /// The parameter.
         field: &'static str,
@@ -215,7 +215,7 @@ fn create_trace(path: &str) -> Result<Trace, StackError> {
     if file.metadata().map_err(failed)?.is_file() {
         file.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => {
-                refused("is being written by another device; wanted a file of its own".to_owned())
+                refused("is being written by another device; expected a file of its own".to_owned())
             }
             TryLockError::Error(error) => failed(error),
         })?;
@@ -434,9 +434,9 @@ mod tests {
     #[test]
     fn what_does_not_go_together_is_refused_by_field() {
         let error = refused("null:///d?zoned=1&zone_size=3M");
-        assert!(error.starts_with("zone_size: `3M` will not do"), "{error}");
+        assert!(error.starts_with("invalid zone_size `3M`"), "{error}");
         let error = refused("null:///d?timeout=1,2");
-        assert!(error.starts_with("timeout: `1,2` will not do"), "{error}");
+        assert!(error.starts_with("invalid timeout `1,2`"), "{error}");
         let error = refused("null:///d?trace=/no/such/place");
         assert!(error.starts_with("trace: `/no/such/place` cannot be written"), "{error}");
     }
@@ -456,7 +456,7 @@ mod tests {
         let appendless = "zoned=1&zone_size=1M&zone_append_max_sectors=0";
         assert_eq!(gate(appendless), view(GateMode::Plug, true));
         let error = refused(&format!("null:///d?size=1G&{appendless}&gate=pipeline"));
-        assert!(error.starts_with("gate: `pipeline` will not do: wanted plug"), "{error}");
+        assert!(error.starts_with("invalid gate `pipeline`: expected plug"), "{error}");
         let error = refused("null:///d?size=8P&zoned=1&zone_size=4T&zone_append_max_sectors=0");
         assert!(
             error.starts_with("zone_size: zones of 8589934592 sectors are too long"),
@@ -526,7 +526,7 @@ mod tests {
         let first_lines = "  8,0    0        1     0.000000000     0  D    R 8 + 8 [tag 0]\n";
         std::fs::write(&path, first_lines).unwrap();
         let error = refused(&spec("b").to_string());
-        assert!(error.ends_with("is being written by another device; wanted a file of its own"));
+        assert!(error.ends_with("is being written by another device; expected a file of its own"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), first_lines);
         drop(first);
         drop(open(&spec("b")).unwrap());

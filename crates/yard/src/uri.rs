@@ -22,7 +22,7 @@ pub enum UriError {
     },
     /// The text does not have the form `KIND:///NAME?KEY=VALUE&...`.
     #[error(
-        "`{uri}` is not a device URI: {what}; wanted KIND:///NAME?KEY=VALUE&KEY=VALUE, e.g. \
+        "`{uri}` is not a device URI: {what}; expected KIND:///NAME?KEY=VALUE&KEY=VALUE, e.g. \
              null:///n0?size=10G"
     )]
     Form {
@@ -182,20 +182,20 @@ mod tests {
             ("null:///?size=1G", "the name is missing"),
             ("nul:///n0", "did you mean `null`?"),
             ("zvol:///n0", "`zvol` is not a kind of device (known: null, smr, ram, volume)"),
-            ("null:///a/b", "name: `a/b` will not do"),
+            ("null:///a/b", "invalid name `a/b`"),
             ("null:///n0?", "nothing behind it"),
             ("null:///n0?size=1G&&bs=512", "nothing behind it"),
             ("null:///n0?zoned", "`zoned` has no value; write zoned=VALUE"),
             ("null:///n0?zonesize=1M", "did you mean `zone_size`?"),
             ("null:///n0?size=1G&size=2G", "size is given twice"),
-            ("null:///n0?size=1.5G", "size: `1.5G` will not do"),
-            ("null:///n0?size=99999999999999999999", "size: `99999999999999999999` will not do"),
-            ("null:///n0?size=", "size: `` will not do"),
+            ("null:///n0?size=1.5G", "invalid size `1.5G`"),
+            ("null:///n0?size=99999999999999999999", "invalid size `99999999999999999999`"),
+            ("null:///n0?size=", "invalid size ``"),
             ("null:///n0?trace=%zz", "two hexadecimal digits"),
             ("null:///n0?trace=%4", "two hexadecimal digits"),
             ("null:///n0?trace=%ff", "must be UTF-8"),
             ("null:///n0#x", "written as %23"),
-            ("null:///%00", "will not do"),
+            ("null:///%00", "invalid name"),
         ];
         for (uri, want) in cases {
             let error = parse(uri).unwrap_err().to_string();

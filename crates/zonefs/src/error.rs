@@ -96,7 +96,7 @@ pub enum Problem {
     #[error("Not a zoned block device")]
     NotZoned,
     /// The device has no zone for a file: zone 0 holds the superblock.
-    #[error("no zone but the first can be a file; wanted a device with two zones or more")]
+    #[error("no zone but the first can be a file; expected a device with two zones or more")]
     NoUsableZone,
     /// The superblock is invalid.
     #[error(transparent)]

@@ -44,7 +44,7 @@ pub struct Formatted {
 
 /// The label is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("label: `{label}` will not do: wanted at most {LABEL_BYTES} bytes, none of them zero")]
+#[error("invalid label `{label}`: expected at most {LABEL_BYTES} bytes, none of them zero")]
 pub struct LabelError {
     label: String,
 }

@@ -35,7 +35,7 @@ pub enum MountError {
     #[error(transparent)]
     FileSystem(#[from] ZoneFsError),
     /// The directory cannot be used as a mount point.
-    #[error("{}: {source}; wanted a directory to mount at", path.display())]
+    #[error("{}: {source}; expected a directory to mount at", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,

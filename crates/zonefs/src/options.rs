@@ -35,7 +35,7 @@ impl OnError {
 
 /// An invalid option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("-o: `{option}` will not do: wanted {wanted}")]
+#[error("invalid -o `{option}`: expected {wanted}")]
 pub struct OptionError {
     /// The given option.
     pub option: String,
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!((last.errors, last.read_only), (OnError::ZoneRo, true));
         for wrong in ["errors", "errors=", "errors=panic", "explicit-open=1", "noexec", " ro"] {
             let error = wrong.parse::<MountOptions>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("-o: `{wrong}` will not do")), "{error}");
+            assert!(error.starts_with(&format!("invalid -o `{wrong}`")), "{error}");
         }
     }
 

@@ -41,7 +41,7 @@ impl FromStr for Uuid {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Uuid, String> {
-        let wrong = || "wanted 32 hexadecimal digits, as 8-4-4-4-12".to_owned();
+        let wrong = || "expected 32 hexadecimal digits, as 8-4-4-4-12".to_owned();
         let mut digits = text.bytes();
         let mut bytes = [0; 16];
         for (index, byte) in bytes.iter_mut().enumerate() {

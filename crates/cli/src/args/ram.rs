@@ -36,7 +36,7 @@ Settings, with zram's names:
   mem_used_max=0    begin anew to look for the most memory in use
   compact=PERCENT   overhead over which the pool is compacted in the background; 0: never
 
-Several are set all at once, or, if one of them will not do, not at all.
+Several are set together: if one is invalid, none is set.
 
 Examples:
   blockyard ram set ram0 mem_limit=512M
@@ -59,7 +59,7 @@ pub(crate) struct RamSetArgs {
 
 fn pair(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
-    let (key, value) = pair.ok_or("wanted KEY=VALUE, e.g. mem_limit=512M")?;
+    let (key, value) = pair.ok_or("expected KEY=VALUE, e.g. mem_limit=512M")?;
     Ok((key.to_owned(), value.to_owned()))
 }
 

@@ -20,7 +20,7 @@ use crate::written::{Replace, Written, file_failed};
 
 /// Why a qcow2 image is not written to a pipe.
 const NO_ORDER: &str =
-    "export: a qcow2 image is not written in order; wanted a file, or --format raw";
+    "export: a qcow2 image is not written in order; expected a file, or --format raw";
 
 pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<(), Failure> {
     let to_stdout = args.file.as_os_str() == "-";
@@ -29,7 +29,7 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
         return Err(Failure::new(Code::Usage, NO_ORDER));
     }
     if to_stdout && std::io::stdout().is_terminal() {
-        let text = "export: standard output is a terminal; wanted a pipe or a file";
+        let text = "export: standard output is a terminal; expected a pipe or a file";
         return Err(Failure::new(Code::Usage, text));
     }
     let pool = Pool::find(&args.at.pool, Make::Never)?;

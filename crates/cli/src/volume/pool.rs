@@ -118,7 +118,7 @@ impl Pool {
 
 /// A path for the control API.
 pub(super) fn text(path: &Path) -> Result<String, Failure> {
-    let wrong = || Failure::new(Code::Usage, format!("{}: wanted UTF-8", path.display()));
+    let wrong = || Failure::new(Code::Usage, format!("{}: expected UTF-8", path.display()));
     path.to_str().map(str::to_owned).ok_or_else(wrong)
 }
 

@@ -105,7 +105,7 @@ fn of(path: &Path, name: &str) -> Result<VolumeRequest, Failure> {
 
 pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Failure> {
     if args.output.is_none() && io::stdout().is_terminal() {
-        let text = "send: standard output is a terminal; wanted a pipe, a file, or --output FILE";
+        let text = "send: standard output is a terminal; expected a pipe, a file, or --output FILE";
         return Err(Failure::new(Code::Usage, text));
     }
     let pool = Pool::find(&args.at.pool, Make::Never)?;
@@ -174,7 +174,7 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
         }
         None if io::stdin().is_terminal() => {
             let text =
-                "receive: standard input is a terminal; wanted a pipe, a file, or --input FILE";
+                "receive: standard input is a terminal; expected a pipe, a file, or --input FILE";
             return Err(Failure::new(Code::Usage, text));
         }
         None => Box::new(io::stdin()),

@@ -263,7 +263,7 @@ pub struct UnknownScheduler {
 
 impl std::fmt::Display for UnknownScheduler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "there is no scheduler `{}`: wanted `none` or `mq-deadline`", self.name)
+        write!(f, "there is no scheduler `{}`: expected `none` or `mq-deadline`", self.name)
     }
 }
 

@@ -97,7 +97,7 @@ impl fmt::Display for FileError {
             FileError::Unknown { name } => write!(f, "there is no file `{name}`"),
             FileError::Name { name } => write!(
                 f,
-                "name: `{}` cannot name a file: wanted 1 to 255 bytes without `/` and NUL, and \
+                "name: `{}` cannot name a file: expected 1 to 255 bytes without `/` and NUL, and \
                  neither `.` nor `..`",
                 name.escape_debug()
             ),

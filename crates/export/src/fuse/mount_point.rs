@@ -16,7 +16,7 @@ const DEAD_MAX: usize = 16;
 #[non_exhaustive]
 pub enum MountError {
     /// The directory does not exist, or cannot be accessed.
-    #[error("{}: {source}; wanted an empty directory", dir.display())]
+    #[error("{}: {source}; expected an empty directory", dir.display())]
     Directory {
         /// The named path.
         dir: PathBuf,
@@ -24,7 +24,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// The path is no directory.
-    #[error("{}: it is no directory; wanted an empty one", .0.display())]
+    #[error("{}: it is no directory; expected an empty one", .0.display())]
     NotADirectory(PathBuf),
     /// The directory is not empty.
     #[error("{}: the directory is not empty; what is in it would be hidden", .0.display())]

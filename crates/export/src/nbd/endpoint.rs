@@ -31,7 +31,7 @@ pub enum Endpoint {
 
 /// Why a text is no place to listen at.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{value}` is no place to listen at: {what}; wanted {}", Endpoint::WANTED)]
+#[error("`{value}` is no place to listen at: {what}; expected {}", Endpoint::WANTED)]
 pub struct EndpointError {
     value: String,
     what: &'static str,

@@ -107,7 +107,7 @@ impl fmt::Display for ExportError {
             ExportError::Unknown { name } => write!(f, "there is no export `{name}`"),
             ExportError::Text { field, value } => write!(
                 f,
-                "export {field} `{}` will not do: at most {STRING_BYTES_MAX} bytes of UTF-8 \
+                "invalid export {field} `{}`: expected at most {STRING_BYTES_MAX} bytes of UTF-8 \
                  without NUL, and a name of at least one",
                 value.escape_debug()
             ),

@@ -69,7 +69,7 @@ Examples:
 
 fn nanoseconds(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| (1.0..=100_000.0).contains(value));
-    value.ok_or_else(|| "wanted nanoseconds from 1 to 100000, e.g. 150".to_owned())
+    value.ok_or_else(|| "expected nanoseconds from 1 to 100000, e.g. 150".to_owned())
 }
 
 /// Predictions, and notes on them.
@@ -266,7 +266,7 @@ fn two_cores(predictions: &[Prediction]) -> String {
             error.abs() * 100.0,
             p.variant,
             p.workload,
-            if error.abs() <= ERROR_MAX { "within the wanted" } else { "MORE than the wanted" },
+            if error.abs() <= ERROR_MAX { "within the limit" } else { "ABOVE the limit" },
             ERROR_MAX * 100.0,
         ),
     }

@@ -559,7 +559,7 @@ mod tests {
     }
 
     fn assert_near(value: f64, wanted: f64, share: f64) {
-        assert!((value / wanted - 1.0).abs() < share, "{value}, wanted {wanted}");
+        assert!((value / wanted - 1.0).abs() < share, "{value}, expected {wanted}");
     }
 
     #[test]

@@ -300,7 +300,7 @@ fn several_algorithms_have_their_turns() {
     for priority in [0, 3] {
         let error = ram.recompress(&by(Some(priority))).unwrap_err();
         assert_eq!(error.field(), "priority");
-        assert!(error.to_string().contains("wanted 1 to 2"), "{error}");
+        assert!(error.to_string().contains("expected 1 to 2"), "{error}");
     }
     let four = vec![CodecConfig::default(); 4];
     let error = Ram::open(RamConfig { recompress: four, ..plain() }).unwrap_err();

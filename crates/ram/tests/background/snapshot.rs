@@ -53,7 +53,7 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
     for (config, want) in [
         (RamConfig { size: SIZE / 2, ..plain() }, "size=4194304&unit=4096, which is what it was"),
         (RamConfig { unit: 8192, ..plain() }, "size=4194304&unit=4096"),
-        (RamConfig { mem_limit: 64 << 10, ..plain() }, "mem_limit: `65536` will not do"),
+        (RamConfig { mem_limit: 64 << 10, ..plain() }, "invalid mem_limit `65536`"),
     ] {
         let text = refused(config).to_string();
         assert!(text.contains(want), "{text}");

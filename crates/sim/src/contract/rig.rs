@@ -238,7 +238,7 @@ pub(super) fn same_bytes(found: &[u8], wanted: &[u8], from: Sector) {
         if found != wanted {
             let at = from + index as u64;
             panic!(
-                "sector {at}: found {:02x?}.., wanted {:02x?}.. (read from {from} on)",
+                "sector {at}: found {:02x?}.., expected {:02x?}.. (read from {from} on)",
                 &found[..8],
                 &wanted[..8]
             );

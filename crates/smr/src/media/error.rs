@@ -50,7 +50,7 @@ pub enum FormatError {
         file: &'static str,
     },
     /// A field has an impossible value.
-    #[error("`{file}` has {field} = {value}; want {want}")]
+    #[error("`{file}` has {field} = {value}; expected {want}")]
     Field {
         /// The file.
         file: &'static str,

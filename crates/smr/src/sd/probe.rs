@@ -195,12 +195,12 @@ impl<T: ScsiTransport> Probe<'_, T> {
         match inquiry.peripheral {
             HOST_MANAGED => Ok(inquiry),
             DIRECT_ACCESS => Err(SdError::unfit(format!(
-                "{} {} is a disk without zones, or with zones that the host may ignore; wanted a \
+                "{} {} is a disk without zones, or with zones that the host may ignore; expected a \
                  host-managed one (device type 14h)",
                 inquiry.vendor, inquiry.product
             ))),
             other => Err(SdError::unfit(format!(
-                "{} {} is no host-managed disk: its device type is {other:02x}h, wanted 14h",
+                "{} {} is no host-managed disk: its device type is {other:02x}h, expected 14h",
                 inquiry.vendor, inquiry.product
             ))),
         }
@@ -279,7 +279,7 @@ impl<T: ScsiTransport> Probe<'_, T> {
             let data = self.ask(&command, len)?;
             let report = ZoneReport::read(data).ok_or_else(|| {
                 SdError::unfit(format!(
-                    "its zone report has {} bytes; wanted {ZONE_DESCRIPTOR_LEN} at least",
+                    "its zone report has {} bytes; expected {ZONE_DESCRIPTOR_LEN} at least",
                     data.len()
                 ))
             })?;

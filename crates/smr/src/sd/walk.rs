@@ -45,8 +45,8 @@ impl ZoneWalk {
         let end = start.checked_add(blocks).filter(|end| *end <= disk_blocks && blocks > 0);
         let Some(end) = end.filter(|_| start == self.next) else {
             return Err(SdError::unfit(format!(
-                "zone {} at block {start}, of {blocks} blocks, is invalid: wanted a zone at block \
-                 {} that ends at {disk_blocks} or before",
+                "zone {} at block {start}, of {blocks} blocks, is invalid: expected a zone at \
+                 block {} that ends at {disk_blocks} or before",
                 self.count, self.next
             )));
         };
@@ -71,7 +71,7 @@ impl ZoneWalk {
             zone_type::SEQUENTIAL_REQUIRED => self.check_capacity(blocks, end == disk_blocks)?,
             other => {
                 return Err(SdError::unfit(format!(
-                    "zone {} is of type {other}; wanted conventional (1) or sequential write \
+                    "zone {} is of type {other}; expected conventional (1) or sequential write \
                      required (2)",
                     self.count
                 )));

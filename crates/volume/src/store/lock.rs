@@ -134,7 +134,7 @@ mod tests {
         assert!(taken.is_ok() && tries == 4, "{taken:?} {tries}");
         let refused = wait_at_most(Duration::ZERO, || in_use(gone)).unwrap_err().to_string();
         assert!(refused.contains(&format!("process {gone}")), "{refused}");
-        assert!(refused.contains("had begun"), "{refused}");
+        assert!(refused.contains("does not run here"), "{refused}");
         // An unidentified owner is waited for only briefly: it may have just come.
         let nameless =
             || Err(VolumeError::InUse { path: "/pool".into(), holder: Holder::default() });

@@ -292,7 +292,7 @@ impl Asked {
             let is_old = last.is_none() && *value == 0;
             assert!(
                 is_old || allowed.clone().any(|it| it == *value),
-                "after {moment} changes block {block} has {value}, wanted one of {:?}",
+                "after {moment} changes block {block} has {value}, expected one of {:?}",
                 allowed.collect::<Vec<_>>()
             );
         }

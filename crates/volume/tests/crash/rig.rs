@@ -183,7 +183,7 @@ impl History {
         };
         assert!(
             (least..=self.taken.len()).any(is_like),
-            "found {found:?} and {snapshots:?}, wanted the state after at least {least} of {:?}; \
+            "found {found:?} and {snapshots:?}, expected the state after at least {least} of {:?}; \
              that is {:?}",
             self.taken,
             self.after(least)
@@ -204,8 +204,8 @@ impl History {
         let fits = (least..=self.taken.len()).any(|count| self.after(count) == *found);
         assert!(
             fits,
-            "after {moment} changes of the disk: found {found:?}, wanted the state after at least \
-             {least} of {:?}; that is {:?}",
+            "after {moment} changes of the disk: found {found:?}, expected the state after at \
+             least {least} of {:?}; that is {:?}",
             self.taken,
             self.after(least)
         );

@@ -126,8 +126,8 @@ impl Reader<'_> {
                     match TlsMode::from_word(word) {
                         Some(mode) => config.tls.mode = mode,
                         None => {
-                            let help = format!("wanted one of {}", TlsMode::WORDS.join(", "));
-                            let message = format!("mode: `{}` will not do", shown(word));
+                            let help = format!("expected one of {}", TlsMode::WORDS.join(", "));
+                            let message = format!("invalid mode `{}`", shown(word));
                             self.error(value.span(), message, Some(help));
                         }
                     }
@@ -277,7 +277,7 @@ impl Reader<'_> {
         };
         match spec.set_text(param.name, &text) {
             Err(ParamError::BadValue { key, value: text, wanted }) => {
-                let message = format!("{key}: `{text}` will not do");
+                let message = format!("invalid {key} `{text}`");
                 self.error(value.span(), message, Some(wanted));
             }
             // TOML finds a key that occurs twice; this parameter also has an older name.
@@ -313,8 +313,8 @@ impl Reader<'_> {
         let text = self.string(key, value)?;
         match text.parse() {
             Ok(Endpoint::Stdio) => {
-                let help = "wanted unix:PATH or tcp:HOST:PORT; `--nbd stdio` is for the shell";
-                let message = format!("{key}: `stdio` will not do in a file");
+                let help = "expected unix:PATH or tcp:HOST:PORT; `--nbd stdio` is for the shell";
+                let message = format!("invalid {key} `stdio`");
                 self.error(value.span(), message, Some(help.to_owned()));
                 None
             }
@@ -389,8 +389,8 @@ impl Reader<'_> {
         };
         let on = switch(&text);
         if on.is_none() {
-            let message = format!("{key}: `{}` will not do", shown(&text));
-            self.error(value.span(), message, Some(format!("wanted {SWITCH_WORDS}")));
+            let message = format!("invalid {key} `{}`", shown(&text));
+            self.error(value.span(), message, Some(format!("expected {SWITCH_WORDS}")));
         }
         on
     }
@@ -413,7 +413,7 @@ impl Reader<'_> {
         wanted: &str,
         help: Option<String>,
     ) {
-        let message = format!("{key}: found {}, wanted {wanted}", article(value.type_str()));
+        let message = format!("{key}: found {}, expected {wanted}", article(value.type_str()));
         self.error(span, message, help);
     }
 
@@ -500,9 +500,9 @@ mod tests {
         }
         let words = "1 or 0 (true or false, yes or no, on or off)";
         for (value, problem) in [
-            ("\"maybe\"", format!("zoned: `maybe` will not do; wanted {words}")),
-            ("2", format!("zoned: `2` will not do; wanted {words}")),
-            ("[]", format!("zoned: found an array, wanted {words}")),
+            ("\"maybe\"", format!("invalid zoned `maybe`: expected {words}")),
+            ("2", format!("invalid zoned `2`: expected {words}")),
+            ("[]", format!("zoned: found an array, expected {words}")),
         ] {
             let errors = parse(&table(&format!("zoned = {value}"))).unwrap_err();
             assert_eq!(errors[0].to_string(), format!("line 4, column 9: {problem}"));
@@ -527,7 +527,7 @@ mod tests {
                 "uri = \"null:///a\"\nsize = 1\n",
                 "line 3, column 1: invalid key `size` beside `uri`",
             ),
-            ("uri = 5\n", "line 2, column 7: uri: found an integer, wanted a string"),
+            ("uri = 5\n", "line 2, column 7: uri: found an integer, expected a string"),
             ("uri = \"nul:///a\"\n", "line 2, column 7: `nul` is not a kind of device"),
             ("uri = \"null:///a?siz=1\"\n", "did you mean `size`?"),
             (
@@ -606,16 +606,16 @@ mod tests {
             ),
             (
                 "[serve]\nnbd = [\"unix:/a\", 5]\n",
-                "line 2, column 19: nbd: found an integer, wanted a string",
+                "line 2, column 19: nbd: found an integer, expected a string",
             ),
             (
                 "[serve]\nnbd = \"udp:1\"\n",
                 "line 2, column 7: nbd: `udp:1` is no place to listen at: it begins with none of \
-                 them; wanted unix:PATH, tcp:HOST:PORT or stdio",
+                 them; expected unix:PATH, tcp:HOST:PORT or stdio",
             ),
             (
                 "[tls]\nmode = \"maybe\"\n",
-                "line 2, column 8: mode: `maybe` will not do; wanted one of off, on, require",
+                "line 2, column 8: invalid mode `maybe`: expected one of off, on, require",
             ),
             (
                 "[[device]]\nkind = \"null\"\n",
@@ -628,7 +628,7 @@ mod tests {
             ),
             (
                 "[device]\nname = \"a\"\nkind = \"null\"\n",
-                "line 1, column 1: device: found a table, wanted an array of tables; begin each \
+                "line 1, column 1: device: found a table, expected an array of tables; begin each \
                  device with a line [[device]]",
             ),
             (
@@ -638,17 +638,17 @@ mod tests {
             ),
             (
                 "[[device]]\nname = \"a\"\nkind = \"null\"\nzone_nr_conv = \"4\"\n",
-                "line 4, column 16: zone_nr_conv: found a string, wanted a number without quotes; \
-                 wanted a number from 0 to 4294967295",
+                "line 4, column 16: zone_nr_conv: found a string, expected a number without \
+                 quotes; a number from 0 to 4294967295",
             ),
             (
                 "[[device]]\nname = \"a\"\nkind = \"null\"\nzone_nr_conv = -4\n",
-                "line 4, column 16: zone_nr_conv: `-4` will not do; wanted a number from 0 to \
+                "line 4, column 16: invalid zone_nr_conv `-4`: expected a number from 0 to \
                  4294967295",
             ),
             (
                 "[[device]]\nname = \"\u{e9}\"\nkind = \"null\"\n",
-                "line 2, column 8: name: `\u{e9}` will not do: wanted 1 to 64 letters, digits, \
+                "line 2, column 8: invalid name `\u{e9}`: expected 1 to 64 letters, digits, \
                  `.`, `_` or `-`, the first a letter or a digit",
             ),
         ];

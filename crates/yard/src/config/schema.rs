@@ -45,7 +45,7 @@ fn serve() -> Value {
             },
             "control": {
                 "description":
-                    "Path of the control socket, with ?owner=, group= and mode= if wanted; `none` \
+                    "Path of the control socket, with ?owner=, group= and mode= if needed; `none` \
                      for none",
                 "type": "string",
             },

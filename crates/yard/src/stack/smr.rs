@@ -160,11 +160,11 @@ mod tests {
     #[test]
     fn what_does_not_go_together_is_refused_by_field() {
         for (query, want) in [
-            ("zone_size=3M", "zone_size: `3M` will not do"),
-            ("bs=4k&physical_bs=512", "physical_bs: `512` will not do"),
-            ("size=1G&zone_nr_conv=4", "zone_nr_conv: `4` will not do"),
-            ("size=1000001k", "size: `1000001k` will not do"),
-            ("zone_capacity=1G", "zone_capacity: `1G` will not do"),
+            ("zone_size=3M", "invalid zone_size `3M`"),
+            ("bs=4k&physical_bs=512", "invalid physical_bs `512`"),
+            ("size=1G&zone_nr_conv=4", "invalid zone_nr_conv `4`"),
+            ("size=1000001k", "invalid size `1000001k`"),
+            ("zone_capacity=1G", "invalid zone_capacity `1G`"),
             ("device=/no/such/drive", "device: `/no/such/drive` cannot be opened"),
             ("device=/dev/null", "device: `/dev/null` takes no SCSI commands"),
         ] {

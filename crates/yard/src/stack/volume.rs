@@ -97,11 +97,11 @@ mod tests {
         let path = pool.path().join("pool");
         let odd = uri::parse("volume:///v?path=/p&size=100001k").unwrap();
         let error = check(&odd).unwrap_err().to_string();
-        assert!(error.starts_with("size: `100001k` will not do: wanted a multiple of"), "{error}");
+        assert!(error.starts_with("invalid size `100001k`: expected a multiple of"), "{error}");
         for text in ["taskq:0", "taskq:257", "serial"] {
             let spec = uri::parse(&format!("volume:///v?path=/p&size=1G&commit={text}")).unwrap();
             let error = check(&spec).unwrap_err().to_string();
-            let begin = format!("commit: `{text}` will not do: wanted `group`, or `taskq:N`");
+            let begin = format!("invalid commit `{text}`: expected `group`, or `taskq:N`");
             assert!(error.starts_with(&begin), "{error}");
         }
         let spec = |query: &str| {
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!((field, text.as_str()), ("path", "`v` is a device of this process already"));
         drop(made);
         let (field, text) = refused("&size=2G");
-        assert!(field == "size" && text.starts_with("size: `2G` will not do"), "{text}");
+        assert!(field == "size" && text.starts_with("invalid size `2G`"), "{text}");
         assert_eq!(open(&spec("")).unwrap().disk.geometry().len_bytes(), 1 << 30);
     }
 
@@ -154,7 +154,7 @@ mod tests {
             ("&store=uring", "store", "uring", "threads"),
         ] {
             let Err(error) = of("second", query) else { panic!("{query} was made") };
-            let begin = format!("{field}: `{value}` will not do: wanted `{is}`, as `");
+            let begin = format!("invalid {field} `{value}`: expected `{is}`, as `");
             assert!(error.field() == field && error.to_string().starts_with(&begin), "{error}");
         }
         for query in ["&commit=taskq:3&store=threads", "&store=auto", ""] {

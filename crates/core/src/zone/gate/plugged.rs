@@ -77,7 +77,7 @@ impl fmt::Display for GateError {
                     f,
                     "zones of {sectors} sectors are too long for append to be made of writes"
                 )?;
-                write!(f, ": wanted at most {wanted_max}")
+                write!(f, ": expected at most {wanted_max}")
             }
         }
     }

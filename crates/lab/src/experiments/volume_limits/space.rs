@@ -106,7 +106,7 @@ fn overwrite(
         }
         let found = per_cent(&pool)?;
         if found.abs_diff(full) > OFF_MAX {
-            let why = format!("it is {found} % full, and {full} % were wanted");
+            let why = format!("it is {found} % full, and {full} % were expected");
             return Err(LabError::failed("a pool", why));
         }
     }

@@ -52,7 +52,7 @@ pub enum CopiesError {
         other: String,
     },
     /// Copies of two different pools.
-    #[error("`{first}` and `{second}` are copies of different pools; wanted those of one")]
+    #[error("`{first}` and `{second}` are copies of different pools; expected those of one")]
     Foreign {
         /// The first path.
         first: String,
@@ -87,7 +87,7 @@ pub enum CopiesError {
     /// The missing copy may be newer.
     #[error(
         "the copy at `{missing}` is not there, and may have been written to without the one at \
-         `{path}`: wanted both. If the other one is lost for good, `degraded=yes` (`--degraded`) \
+         `{path}`: expected both. If the other one is lost for good, `degraded=yes` (`--degraded`) \
          opens the pool with this one"
     )]
     Missing {
@@ -98,7 +98,8 @@ pub enum CopiesError {
     },
     /// The only copy that is present is stale, or incomplete.
     #[error(
-        "the copy at `{path}` was left behind and has not everything; wanted the one at `{missing}`"
+        "the copy at `{path}` was left behind and lacks the newest writes; \
+         expected the copy at `{missing}`"
     )]
     Behind {
         /// The path of the copy that is present.
@@ -144,8 +145,8 @@ pub enum CopiesError {
     },
     /// The place for the second copy is not empty.
     #[error(
-        "`{path}` is not empty: it holds {what}; wanted an empty directory, or an empty disk, for \
-         the second copy"
+        "`{path}` is not empty: it holds {what}; expected an empty directory, or an \
+         empty disk, for the second copy"
     )]
     NotEmpty {
         /// The path of the place.
