@@ -67,12 +67,12 @@ fn it_is_made_mounted_listed_and_unmounted() {
     refused(&["mkzonefs", "plain"], 6, "zonefs (plain) ERROR: Not a zoned block device");
     refused(&["mkzonefs", "gone"], 6, "memory_backed=1");
     refused(&["mkzonefs", "never"], 5, "never");
-    refused(&["mkzonefs", "z", "-o", "perm=9"], 2, "invalid -o `perm=9`");
+    refused(&["mkzonefs", "z", "-o", "perm=9"], 2, "`perm=9`: expected");
     refused(&["mkzonefs", "z", "-U", "1234"], 2, "invalid uuid `1234`");
     refused(&["mkzonefs", "z", "-L", &"x".repeat(65)], 2, "at most 64 bytes");
     yard.command(&["mkzonefs", "z", "-L", "logs"]).ok();
     refused(&["mkzonefs", "z"], 6, "the device holds a zonefs; -f overwrites it");
-    refused(&["zonefs", "mount", "z", &dir, "-o", "errors=panic"], 2, "invalid -o `errors=panic`");
+    refused(&["zonefs", "mount", "z", &dir, "-o", "errors=panic"], 2, "`errors=panic`: expected");
     refused(
         &["zonefs", "mount", "z", &yard.place.file("no/such/place")],
         6,

@@ -265,8 +265,8 @@ fn what_is_refused_makes_no_pool() {
         ),
         (volume(&["receive", &pool, "v0", "-i", &garbage]), "`stream` does not begin"),
         (volume(&["receive", &pool, "a b", "-i", &garbage]), "invalid value 'a b'"),
-        (Yard::try_serve(&[&device]).unwrap_err().1, "size: "),
-        (Yard::try_serve(&[&format!("{device}&size=20k")]).unwrap_err().1, "size: "),
+        (Yard::try_serve(&[&device]).unwrap_err().1, "invalid size "),
+        (Yard::try_serve(&[&format!("{device}&size=20k")]).unwrap_err().1, "invalid size "),
     ] {
         assert!(said.contains(wanted), "{said}");
         assert!(!std::path::Path::new(&pool).exists(), "{said}");

@@ -274,7 +274,7 @@ pub(crate) struct TalkArgs {
     /// The yard's control socket [default: control.sock in the runtime directory]
     #[arg(long, value_name = "PATH", env = "BLOCKYARD_CONTROL")]
     pub(crate) control: Option<PathBuf>,
-    /// Give up when the yard is silent for so many seconds [default: 90, or 3600 for long work]
+    /// Fail if the yard does not answer for SECONDS [default: 90, or 3600 for long operations]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: Option<u64>,
     /// Print JSON, as the control API gives it
@@ -414,8 +414,8 @@ All sequential zones are reset, whatever they hold. Zone 0 takes the superblock 
 
 Options of -o, with commas between them:
   aggr_cnv     contiguous conventional zones become one file
-  uid=NUMBER   owner of the files [default: root, or whoever mounts]
-  gid=NUMBER   group of the files [default: root, or whoever mounts]
+  uid=NUMBER   owner of the files [default: root, or the user who mounts]
+  gid=NUMBER   group of the files [default: root, or the group of the user who mounts]
   perm=OCTAL   permissions of the files [default: 640]
 
 Examples:

@@ -32,7 +32,7 @@ pub(crate) enum Failure {
     Said(Code, String),
     /// All has been said already.
     Silent(Code),
-    /// Standard output was closed; whoever closed it knows.
+    /// The reader of standard output closed it: nothing is printed.
     OutputClosed,
 }
 

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 
 use crate::failure::{Code, Failure};
 
-/// What the command is told about the server.
+/// What `run` tells the command about the server.
 #[derive(Debug, Default)]
 pub(crate) struct Told<'a> {
     /// The NBD URI of the first device.

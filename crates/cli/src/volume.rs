@@ -1,4 +1,4 @@
-//! `volume`: pools of durable volumes. A pool that nobody has open is opened by the command itself;
+//! `volume`: pools of durable volumes. A command opens a pool that is not in use by itself;
 //! one that a yard has open is worked on through that yard's control API.
 
 mod check;

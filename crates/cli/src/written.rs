@@ -12,15 +12,15 @@ use rustix::fs::OFlags;
 
 use crate::failure::{Code, Failure};
 
-/// What is put behind the name of a file that is not whole. Nobody else calls one so.
+/// Suffix of a file that is not complete yet; no other program uses it.
 const UNFINISHED: &str = ".blockyard-unfinished";
 
-/// A file that is written: a regular one beside the one that it is to be, which stays as it is
-/// until then; and gone again if it is not finished.
+/// A file that a command writes. A regular file is written under a temporary name in the same
+/// directory and renamed when it is complete; it is removed if the command does not complete it.
 pub(crate) struct Written<'a> {
     path: &'a Path,
-    /// What is written and what that becomes, where it is no device or pipe.
-    beside: Option<(PathBuf, PathBuf)>,
+    /// The temporary name and the final name; `None` for a device or a pipe.
+    names: Option<(PathBuf, PathBuf)>,
     pub(crate) file: File,
     is_finished: bool,
 }
@@ -73,7 +73,7 @@ impl<'a> Written<'a> {
         if let Some(found) = &found {
             replace.check(path, found)?;
         }
-        let beside = match &found {
+        let names = match &found {
             Some(found) if !found.is_file() => None,
             // Where it is a link, what that leads to is replaced.
             Some(_) => Some(path.canonicalize().unwrap_or_else(|_| path.to_owned())),
@@ -83,12 +83,12 @@ impl<'a> Written<'a> {
             }
             None => Some(path.to_owned()),
         };
-        let beside = beside.map(|into| {
+        let names = names.map(|into| {
             let mut name = into.clone().into_os_string();
             name.push(UNFINISHED);
             (PathBuf::from(name), into)
         });
-        let (opened, file) = match &beside {
+        let (opened, file) = match &names {
             Some((unfinished, _)) => (unfinished.as_path(), begin(unfinished, found.as_ref())),
             // A pipe waits for its reader; a block device must have no other user.
             None => {
@@ -100,7 +100,7 @@ impl<'a> Written<'a> {
             }
         };
         let file = file.map_err(|error| file_failed(opened, &error))?;
-        Ok(Written { path, beside, file, is_finished: false })
+        Ok(Written { path, names, file, is_finished: false })
     }
 
     /// Gives the file its name, durably.
@@ -109,7 +109,7 @@ impl<'a> Written<'a> {
     }
 
     fn name(&mut self) -> io::Result<()> {
-        let Some((unfinished, into)) = &self.beside else {
+        let Some((unfinished, into)) = &self.names else {
             return or_none(self.file.sync_all());
         };
         self.file.sync_all()?;
@@ -132,8 +132,8 @@ fn or_none(synced: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Makes a file that is empty, or takes one over that was left. No link is followed. Who may read
-/// what it replaces may read it, and nobody else.
+/// Creates the temporary file, or takes over one that an interrupted command left. Follows no link.
+/// The file gets the owner and the mode of the file that it replaces.
 fn begin(path: &Path, replaced: Option<&Metadata>) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(owner_only::FILE_MODE);
@@ -142,10 +142,10 @@ fn begin(path: &Path, replaced: Option<&Metadata>) -> io::Result<File> {
     // Some file systems have no locks.
     let is_free = !matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     let (opened, named) = (file.metadata()?, path.symlink_metadata()?);
-    // Whoever had it may have given it its own name since it was opened.
+    // Another command may have renamed it to its final name since it was opened.
     let is_same = (opened.dev(), opened.ino()) == (named.dev(), named.ino());
     if !opened.is_file() || !is_free || !is_same {
-        return Err(io::Error::other("it is no regular file, or somebody else writes it just now"));
+        return Err(io::Error::other("it is not a regular file, or another process is writing it"));
     }
     owner_only::narrow(&file)?;
     file.set_len(0)?;
@@ -159,7 +159,7 @@ fn begin(path: &Path, replaced: Option<&Metadata>) -> io::Result<File> {
 
 impl Drop for Written<'_> {
     fn drop(&mut self) {
-        if let Some((unfinished, _)) = self.beside.as_ref().filter(|_| !self.is_finished) {
+        if let Some((unfinished, _)) = self.names.as_ref().filter(|_| !self.is_finished) {
             // It is of no use; if it stays, the next one takes it over.
             let _ = std::fs::remove_file(unfinished);
         }

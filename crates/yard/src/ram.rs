@@ -418,7 +418,7 @@ fn set(ram: &Ram, request: &RamRequest) -> Result<Vec<(&'static str, u64)>, Yard
         return Err(argument("field", "none", format!("one of {}", SETTINGS.join(", "))));
     }
     if let Some(bytes) = request.mem_used_max.filter(|bytes| *bytes > 0) {
-        return Err(argument("mem_used_max", bytes, "0, which begins anew from what is used now"));
+        return Err(argument("mem_used_max", bytes, "0, which resets the peak to the present use"));
     }
     ram.set(&Settings {
         mem_limit: request.mem_limit,

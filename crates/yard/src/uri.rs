@@ -87,7 +87,7 @@ pub fn parse(uri: &str) -> Result<DeviceSpec, UriError> {
     for pair in query.into_iter().flat_map(|query| query.split('&')) {
         let Some((key, value)) = pair.split_once('=') else {
             return Err(form(&match pair {
-                "" => "there is an `&` or `?` with nothing behind it".to_owned(),
+                "" => "an `&` or `?` is not followed by a parameter".to_owned(),
                 key => format!("`{}` has no value; write {0}=VALUE", shown(key)),
             }));
         };
@@ -183,8 +183,8 @@ mod tests {
             ("nul:///n0", "did you mean `null`?"),
             ("zvol:///n0", "`zvol` is not a kind of device (known: null, smr, ram, volume)"),
             ("null:///a/b", "invalid name `a/b`"),
-            ("null:///n0?", "nothing behind it"),
-            ("null:///n0?size=1G&&bs=512", "nothing behind it"),
+            ("null:///n0?", "is not followed by a parameter"),
+            ("null:///n0?size=1G&&bs=512", "is not followed by a parameter"),
             ("null:///n0?zoned", "`zoned` has no value; write zoned=VALUE"),
             ("null:///n0?zonesize=1M", "did you mean `zone_size`?"),
             ("null:///n0?size=1G&size=2G", "size is given twice"),

@@ -228,7 +228,7 @@ impl PoolView {
             ("pool_reserved_bytes", "Bytes kept for cleaning", bytes(self.segments_reserved)),
             ("pool_outside_free_bytes", "Bytes by which it can grow", self.outside_free_bytes),
             ("pool_used_bytes", "Bytes that count", self.used_bytes),
-            ("pool_available_bytes", "Bytes that may be written beside", self.available_bytes),
+            ("pool_available_bytes", "Bytes that can still be written", self.available_bytes),
             ("pool_volumes", "Volumes and snapshots", self.volumes),
             ("pool_poisoned", "1 if nothing is written any more", self.poisoned.into()),
             ("pool_copies_bad", "Copies that were given up or are missing", bad),

@@ -9,22 +9,22 @@ use super::{DeviceArgs, TalkArgs};
 /// `ram`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RamCommand {
-    /// Move objects together and give memory back to the system
+    /// Compact size classes and return free pages to the system
     Compact(DeviceArgs),
-    /// Make every block one turn older; blocks that are used begin anew
+    /// Increase the idle age of every block by one turn; an access resets it to 0
     Idle(DeviceArgs),
-    /// Compress blocks by the device's further algorithms (recomp_algo) where that is smaller
+    /// Recompress blocks with the secondary algorithms (recomp_algo) where that saves space
     Recompress(RamRecompressArgs),
-    /// Move blocks to the backing file, compressed as they are
+    /// Write blocks back to the backing file in compressed form
     Writeback(RamWritebackArgs),
-    /// Save what the device holds to a file, for `load=FILE` of a device like it. Blocks that are
-    /// written meanwhile are in it or not, one by one: unmount or freeze a file system first
+    /// Save the device's data to a file for `load=FILE`. Each block that a client writes meanwhile
+    /// may be old or new: unmount or freeze a file system first
     Save(RamFileArgs),
-    /// Train a zstd dictionary on what the device holds, for `dict=FILE`
+    /// Train a zstd dictionary on the device's data, for `dict=FILE`
     Train(RamFileArgs),
     /// List blocks: number, age in turns, stored bytes, zram's flags (s w h i r n)
     Blocks(RamBlocksArgs),
-    /// Show how large the stored objects are and how old the blocks
+    /// Show histograms of stored sizes and of idle ages
     Histograms(DeviceArgs),
     /// Change mem_limit, mem_used_max or compact while the device is used
     Set(RamSetArgs),
@@ -33,7 +33,7 @@ pub(crate) enum RamCommand {
 const SET_HELP: &str = "\
 Settings, with zram's names:
   mem_limit=SIZE    most memory for data; what is used beyond it stays; 0: no limit
-  mem_used_max=0    begin anew to look for the most memory in use
+  mem_used_max=0    reset the peak of memory use
   compact=PERCENT   overhead over which the pool is compacted in the background; 0: never
 
 Several are set together: if one is invalid, none is set.
@@ -75,10 +75,10 @@ pub(crate) struct RamSelectArgs {
     /// With idle ones: turns of `ram idle` since the last access, 1 to 7 [default: 1]
     #[arg(long, value_name = "TURNS")]
     pub(crate) age: Option<u8>,
-    /// Only blocks that take at least so many bytes
+    /// Only blocks whose stored size is at least SIZE
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) threshold: Option<u64>,
-    /// Stop after so many blocks; the largest come first
+    /// Stop after this number of blocks; the largest come first
     #[arg(long, value_name = "BLOCKS")]
     pub(crate) max: Option<u64>,
     #[command(flatten)]
@@ -130,7 +130,7 @@ pub(crate) struct RamBlocksArgs {
     /// From this block on
     #[arg(long, value_name = "BLOCK", default_value_t = 0)]
     pub(crate) from: u64,
-    /// So many at most
+    /// List at most this number of blocks
     #[arg(long, value_name = "BLOCKS")]
     pub(crate) count: Option<u64>,
     #[command(flatten)]

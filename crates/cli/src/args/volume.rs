@@ -25,33 +25,33 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = HELP)]
 pub(crate) enum VolumeCommand {
-    /// Make a volume, and the pool if there is none
+    /// Create a volume, and the pool if there is none
     Create(VolumeCreateArgs),
     /// List volumes and snapshots
     List(VolumePoolArgs),
-    /// Show a volume or snapshot and what it takes, or the pool and what it has done
+    /// Show a volume or snapshot and its space, or the pool and its activity
     Show(VolumeShowArgs),
-    /// Make a snapshot VOLUME@SNAPSHOT
+    /// Create a snapshot VOLUME@SNAPSHOT
     Snapshot(VolumeNameArgs),
-    /// Make a volume with the contents of a snapshot, whose blocks the two share
+    /// Create a volume from a snapshot; the two share their blocks
     Clone(VolumeCloneArgs),
-    /// Give a volume that nobody uses the contents of its snapshot VOLUME@SNAPSHOT again
+    /// Reset a volume that is not in use to its snapshot VOLUME@SNAPSHOT
     Rollback(VolumeNameArgs),
-    /// Change the size of a volume; what lies beyond a smaller one is gone
+    /// Change the size of a volume; shrinking discards the data beyond the new size
     Resize(VolumeResizeArgs),
-    /// Remove a volume without snapshots, or a snapshot
+    /// Destroy a volume without snapshots, or a snapshot
     Destroy(VolumeNameArgs),
-    /// Write a snapshot, or what has changed since an older one, as a stream
+    /// Write a snapshot, or its changes since an older snapshot, as a stream
     Send(VolumeSendArgs),
-    /// Make a volume and its snapshot of a stream, or bring them up to date; all of it or nothing
+    /// Create or update a volume and its snapshot from a stream; atomic
     Receive(VolumeReceiveArgs),
     /// Write a volume or snapshot as an image: raw or qcow2
     Export(VolumeExportArgs),
-    /// Verify every block of a pool, also of one that is in use
+    /// Verify every block of a pool, online or not in use, and repair from the other copy
     Scrub(VolumeScrubArgs),
-    /// Verify a pool that nobody has open and every block in it, and change nothing
+    /// Verify a pool that is not in use, and change nothing
     Check(VolumePoolArgs),
-    /// Make an empty directory or disk the second copy of a pool that nobody has open
+    /// Add an empty directory or disk as the second copy of a pool that is not in use
     Attach(VolumeAttachArgs),
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct VolumePoolArgs {
     /// The pool's directory or disk
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,
-    /// Open a pool of two copies with this one alone, though the other one may be the newer one
+    /// Open a mirrored pool with this copy only, although the other copy may be newer
     #[arg(long)]
     pub(crate) degraded: bool,
     #[command(flatten)]
@@ -77,7 +77,7 @@ pub(crate) struct VolumeAttachArgs {
     /// An empty directory on another disk, or for a pool on a disk an empty disk
     #[arg(value_name = "EMPTY")]
     pub(crate) empty: PathBuf,
-    /// Use a disk that has something else, which is gone then; never one with a pool
+    /// Use a disk that holds other data, which is lost; a disk with a pool is still refused
     #[arg(long)]
     pub(crate) force: bool,
     /// Print JSON
@@ -117,16 +117,16 @@ pub(crate) struct VolumeNameArgs {
 pub(crate) struct VolumeCreateArgs {
     #[command(flatten)]
     pub(crate) at: VolumeAt,
-    /// Its capacity
+    /// Size of the volume
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) size: u64,
-    /// What is checksummed and compressed as one: 4k to 64k
+    /// Block size, the unit of checksum and compression: 4k to 64k
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "16k")]
     pub(crate) volblocksize: u64,
-    /// Make the pool on a disk that has something else, which is gone then; never over a pool
+    /// Create the pool on a disk that holds other data, which is lost; never over a pool
     #[arg(long)]
     pub(crate) force: bool,
-    /// Space that it is promised, before compression, and others do not get
+    /// Space reserved for the volume, before compression
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) reservation: Option<u64>,
 }
@@ -146,10 +146,10 @@ pub(crate) struct VolumeCloneArgs {
 pub(crate) struct VolumeResizeArgs {
     #[command(flatten)]
     pub(crate) at: VolumeAt,
-    /// Its new capacity
+    /// New size of the volume
     #[arg(long, value_name = "SIZE", value_parser = bytes, required_unless_present = "reservation")]
     pub(crate) size: Option<u64>,
-    /// Space that it is promised, before compression, and others do not get; 0 takes it back
+    /// Space reserved for the volume, before compression; 0 takes it back
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) reservation: Option<u64>,
 }
@@ -197,8 +197,8 @@ pub(crate) struct VolumeExportArgs {
     /// The file to write; `-` for standard output, raw only
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Its format [default: qcow2 if the file's name ends so, else raw; a name that ends as an
-    /// image of another format does needs this option]
+    /// Image format [default: qcow2 for FILE.qcow2, else raw; required where FILE has the suffix of
+    /// another image format]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<ImageFormat>,
     /// Replace FILE if it holds something, or write over a block device

@@ -1,4 +1,4 @@
-//! `volume check`: verifies a pool that nobody has open, and changes nothing; `volume scrub`: the
+//! `volume check`: verifies a pool that is not in use, and changes nothing; `volume scrub`: the
 //! blocks of a pool that may be in use.
 
 use std::io::{BufRead, BufReader, Write};
@@ -83,15 +83,15 @@ fn print(args: &VolumePoolArgs, report: &ScrubView, out: &mut impl Write) -> Res
         if report.behind > 0 {
             writeln!(
                 out,
-                "{}: {} blocks of the last writes are in one copy only: not damaged, the next \
-                 opening writes them to the other copy",
+                "{}: {} blocks of the last writes are in one copy only; they are not damaged, and \
+                 the next open writes them to the other copy",
                 args.pool.display(),
                 report.behind
             )?;
         }
         writeln!(
             out,
-            "{}: {} volumes and snapshots, {} blocks of {} bytes verified, {} damaged, {} mended",
+            "{}: {} volumes and snapshots, {} blocks of {} bytes verified, {} damaged, {} repaired",
             args.pool.display(),
             report.volumes,
             report.blocks,

@@ -22,7 +22,7 @@ impl Progress {
         Progress { verb, shows, since: Instant::now(), last: None }
     }
 
-    /// So many bytes are done, of so many if that is known.
+    /// Bytes done, and bytes in all where that is known.
     pub(super) fn tell(&mut self, done: u64, total: Option<u64>) {
         let now = Instant::now();
         let is_end = total == Some(done);

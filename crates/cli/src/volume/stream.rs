@@ -80,7 +80,7 @@ impl Source {
 
     /// What has become of it: why it ended early counts for more than that it did.
     pub(super) fn finish<T>(self, done: Result<T, Failure>) -> Result<T, Failure> {
-        // Who sends has nobody to send to any more.
+        // The reader of the stream has gone.
         drop(self.read);
         let Some(thread) = self.thread else { return done };
         match thread.join() {

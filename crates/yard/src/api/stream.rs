@@ -45,7 +45,7 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     fn send(&mut self, part: io::Result<Bytes>) -> io::Result<()> {
-        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "whoever asked has left");
+        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the client has left");
         self.sender.blocking_send(part).map_err(gone)
     }
 

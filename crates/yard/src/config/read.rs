@@ -231,7 +231,7 @@ impl Reader<'_> {
     /// A device that is given by a URI, which must be its only key.
     fn device_by_uri(&mut self, table: &DeTable<'_>, value: &Value<'_>, config: &mut Config) {
         for key in table.keys().filter(|key| key.get_ref() != "uri") {
-            let message = format!("invalid key `{}` beside `uri`", shown(key.get_ref()));
+            let message = format!("invalid key `{}`: the table has a `uri`", shown(key.get_ref()));
             let help = "give the whole device by `uri`, or by `kind`, `name` and parameters";
             self.error(key.span(), message, Some(help.to_owned()));
         }
@@ -525,7 +525,7 @@ mod tests {
         for (text, want) in [
             (
                 "uri = \"null:///a\"\nsize = 1\n",
-                "line 3, column 1: invalid key `size` beside `uri`",
+                "line 3, column 1: invalid key `size`: the table has a `uri`",
             ),
             ("uri = 5\n", "line 2, column 7: uri: found an integer, expected a string"),
             ("uri = \"nul:///a\"\n", "line 2, column 7: `nul` is not a kind of device"),

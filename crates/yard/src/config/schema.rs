@@ -63,7 +63,7 @@ fn serve() -> Value {
                 "type": "string",
             },
             "metrics": {
-                "description": "Where metrics are served beside the control socket",
+                "description": "Address of a listener for metrics; the control socket serves them as well",
                 "type": "string",
                 "pattern": listen,
             },
