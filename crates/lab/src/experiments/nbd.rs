@@ -115,7 +115,7 @@ fn comparisons() -> Vec<Comparison> {
     KINDS[1..].iter().flat_map(against).collect()
 }
 
-/// The figures of other servers that docs/measuring.md lists.
+/// The figures of other servers that docs/measurements/nbd.md lists.
 fn published() -> Vec<Published> {
     const FIO: &str =
         "fio 3.33, unix socket, 2 virtual processors (AMD EPYC, Zen 5), loaded: +-30 %";
