@@ -29,6 +29,35 @@ const WORDS: [(&str, &str); 13] = [
     ("leverage", "use"),
 ];
 
+/// Phrases of comments and pages for which the field has a plain term, and that term.
+const PHRASES: [(&str, &str); 15] = [
+    ("will not do", "say `invalid ...: expected ...`"),
+    ("anew", "again"),
+    ("beside", "while, concurrently with, in addition to, or next to"),
+    ("behind", "after"),
+    ("whoever", "name the thread, the client or the program"),
+    ("somebody", "name the thread, the client or the program"),
+    ("someone", "name the thread, the client or the program"),
+    ("nobody", "no thread, no client, or no program"),
+    ("everybody", "every thread, client or user"),
+    ("in vain", "failed"),
+    ("for good", "permanently"),
+    ("counts no more", "is dead, or is invalid"),
+    ("count no more", "are dead, or are invalid"),
+    ("so many", "name the number"),
+    ("is told", "gets, or is notified"),
+];
+
+/// Beginnings of a doc comment that say nothing where the comment is read alone.
+const BEGINNINGS: [&str; 3] = ["Its ", "The same", "See the module."];
+
+/// The style guide quotes what it forbids.
+const STYLE_PATH: &str = "STYLE.md";
+
+/// Paths whose text does not follow the rule of phrases yet. Remove a path when its text does; add
+/// none.
+const PHRASES_LATER: [&str; 0] = [];
+
 /// Every text file by every rule of this page.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -36,12 +65,58 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         for (at, line) in file.text.lines().enumerate() {
             words(path, at + 1, line, &mut findings);
             place(path, at + 1, line, &mut findings);
+            phrases(path, at + 1, line, &mut findings);
             if path.ends_with(".rs") {
                 names(path, at + 1, line, &mut findings);
             }
         }
     }
+    for (path, file) in tree.files().filter(|(path, _)| path.ends_with(".rs") && is_plain(path)) {
+        beginnings(path, &file.text, &mut findings);
+    }
     findings
+}
+
+/// Whether the rule of phrases binds this file.
+fn is_plain(path: &str) -> bool {
+    path != OWN_PATH && path != STYLE_PATH && !PHRASES_LATER.iter().any(|it| path.starts_with(it))
+}
+
+/// The comment of a line of Rust, or a whole line of a page.
+fn prose<'a>(path: &str, line: &'a str) -> Option<&'a str> {
+    if path.ends_with(".md") {
+        return Some(line);
+    }
+    let start = line.find("//").filter(|_| path.ends_with(".rs"))?;
+    // `scheme://` in a string is no comment.
+    (!line[..start].ends_with(':')).then(|| &line[start..])
+}
+
+/// Names in backquotes are those of the code.
+fn phrases(path: &str, at: usize, line: &str, findings: &mut Vec<Finding>) {
+    let Some(prose) = prose(path, line).filter(|_| is_plain(path)) else { return };
+    let plain: String = prose.split('`').step_by(2).collect::<Vec<_>>().join("``").to_lowercase();
+    for (phrase, instead) in PHRASES {
+        if has_word(&plain, phrase) {
+            findings.push(Finding::new(path, at, "phrases", format!("`{phrase}`: {instead}")));
+        }
+    }
+}
+
+/// The first lines of doc comments.
+fn beginnings(path: &str, text: &str, findings: &mut Vec<Finding>) {
+    let mut is_inside = false;
+    for (at, line) in text.lines().enumerate() {
+        let doc = line.trim_start().strip_prefix("/// ");
+        if let Some(begin) = doc
+            .filter(|_| !is_inside)
+            .and_then(|doc| BEGINNINGS.into_iter().find(|begin| doc.starts_with(begin)))
+        {
+            let text = format!("a doc comment that begins with `{begin}` does not stand alone");
+            findings.push(Finding::new(path, at + 1, "phrases", text));
+        }
+        is_inside = line.trim_start().starts_with("///");
+    }
 }
 
 fn is_prose(path: &str) -> bool {
@@ -143,6 +218,25 @@ mod tests {
         for line in ["mktemp /tmp/a.XXXXXX", "// do not", "let todo = 1;", "the leverages"] {
             assert!(rules("a.rs", line).is_empty(), "{line}");
         }
+    }
+
+    #[test]
+    fn each_phrase_with_a_plain_term_is_found_in_comments_and_pages() {
+        for (phrase, _) in PHRASES {
+            assert_eq!(rules("a.rs", &format!("let x = 1; // it {phrase} here")), ["phrases"]);
+            assert_eq!(rules("a.md", &format!("It {phrase} here.")), ["phrases"], "{phrase}");
+        }
+        assert_eq!(rules("a.rs", "/// Its length."), ["phrases"]);
+        assert_eq!(rules("a.rs", "/// The same for a read."), ["phrases"]);
+        for line in [
+            "let nobody = 1;",
+            "// the token `NOBODY`",
+            "/// The length.\n/// Its unit is a byte.",
+            r#"let uri = "null:///beside";"#,
+        ] {
+            assert!(rules("a.rs", line).is_empty(), "{line}");
+        }
+        assert!(rules("STYLE.md", "| anew | again |").is_empty());
     }
 
     #[test]
