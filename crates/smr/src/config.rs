@@ -62,7 +62,7 @@ impl Default for DiskConfig {
 #[non_exhaustive]
 pub enum DiskError {
     /// A field has an invalid value.
-    #[error("{field}: {value} will not do; expected {wanted}")]
+    #[error("invalid {field} `{value}`: expected {wanted}")]
     Invalid {
         /// The field of [`DiskConfig`].
         field: &'static str,
