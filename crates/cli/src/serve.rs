@@ -244,8 +244,8 @@ fn nbd_places(
         return Ok(Vec::new());
     }
     if !args.nbd.is_empty() {
-        // libnbd's `[ COMMAND ]` passes a listening socket; then that is where the client is, and
-        // nobody is at standard input.
+        // libnbd's `[ COMMAND ]` passes a listening socket; then the client is there,
+        // and standard input has no client.
         let places = args.nbd.iter().filter_map(|place| match place {
             NbdPlace::At(Endpoint::Stdio) if activated => None,
             NbdPlace::At(place) => Some(place.clone()),

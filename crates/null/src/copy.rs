@@ -6,7 +6,8 @@
 //! after it.
 //!
 //! Measured on random reads of 1 GiB in batches of 32: line by line takes about a tenth less time
-//! than prefetch first, and prefetch first a fifth less than no prefetch (docs/measurements/throughput.md).
+//! than prefetch first, and prefetch first a fifth less than no prefetch
+//! (docs/measurements/throughput.md).
 #![allow(unsafe_code)]
 
 /// Size of a page in bytes.

@@ -240,9 +240,9 @@ fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut 
 
 /// Four fifths of a pool are blocks of 4 KiB that are overwritten at random. Cleaning keeps up
 /// concurrently with the writes, none of which is refused. It moves little more than any cleaner
-/// that empties the emptiest segments must (docs/measurements/volume.md). Reserves and moves in flight are a
-/// tenth of a pool as small as this one, so the write amplification is 4.4 to 4.8. Regression: it
-/// was 12.6 in a smaller pool, with a checkpoint for every few segments.
+/// that empties the emptiest segments must (docs/measurements/volume.md). Reserves and moves in
+/// flight are a tenth of a pool as small as this one, so the write amplification is 4.4 to 4.8.
+/// Regression: it was 12.6 in a smaller pool, with a checkpoint for every few segments.
 #[test]
 fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "four-fifths");

@@ -25,7 +25,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     }
     let known = Known::of(tree);
     for (at, snippet) in snippets(&readme.text) {
-        // What stands in quotes is for somebody else.
+        // Text in quotes is for another program.
         let snippet: String = snippet.split('\'').step_by(2).collect();
         for command in snippet.split(['|', ';', '&']) {
             if let Some(text) = known.doubt(tree, command) {

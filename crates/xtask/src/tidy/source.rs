@@ -129,7 +129,7 @@ impl<'ast> Visit<'ast> for Lengths<'_> {
     }
 }
 
-/// A file that uses standard locks or atomics says why, beside the allowance.
+/// A file that uses standard locks or atomics says why, next to the allowance.
 fn allowances(path: &str, file: &File, findings: &mut Vec<Finding>) {
     let lines: Vec<&str> = file.text.lines().map(str::trim).collect();
     for (at, line) in lines.iter().enumerate() {

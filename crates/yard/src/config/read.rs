@@ -272,7 +272,8 @@ impl Reader<'_> {
         let Some(text) = text else {
             let wanted = toml_form(param.form);
             // For a switch the message is complete without help.
-            let help = (!matches!(param.form, Form::Switch)).then(|| param.wanted());
+            let help = (!matches!(param.form, Form::Switch))
+                .then(|| param.wanted().trim_start_matches("expected ").to_owned());
             return self.type_error(value.span(), param.name, value.get_ref(), wanted, help);
         };
         match spec.set_text(param.name, &text) {

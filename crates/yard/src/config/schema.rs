@@ -63,7 +63,7 @@ fn serve() -> Value {
                 "type": "string",
             },
             "metrics": {
-                "description": "Address of a listener for metrics; the control socket serves them as well",
+                "description": "Address of a listener for metrics, which the control socket serves",
                 "type": "string",
                 "pattern": listen,
             },
