@@ -319,7 +319,7 @@ impl<R: Read> Reader<R> {
             return Err(SnapshotError::Damaged { what: "blocks are missing", records });
         }
         if self.from.read(&mut [0])? != 0 {
-            return Err(SnapshotError::Damaged { what: "something is behind its end", records });
+            return Err(SnapshotError::Damaged { what: "data follow its end", records });
         }
         Ok(())
     }
@@ -389,7 +389,7 @@ mod tests {
         }
         let longer = [&file[..], &[0]].concat();
         let error = read(&longer).unwrap_err().to_string();
-        assert!(error.contains("something is behind its end, after 4 blocks"), "{error}");
+        assert!(error.contains("data follow its end, after 4 blocks"), "{error}");
     }
 
     #[test]

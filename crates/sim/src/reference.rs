@@ -3,7 +3,7 @@
 //! It shows that the contract can be met, and tests the block layer without a product device. It
 //! can also complete requests in any order, which inline devices never do.
 #![allow(unsafe_code)]
-// One lock for everything keeps the device obviously correct.
+// One lock for everything makes the device easy to verify.
 #![allow(clippy::disallowed_types)]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -47,7 +47,7 @@ impl Unfinished {
             let file = open(&path)?;
             file.try_lock().map_err(|error| match error {
                 TryLockError::WouldBlock => {
-                    let what = format!("{} is being written by somebody else", path.display());
+                    let what = format!("{} is being written by another process", path.display());
                     io::Error::new(ErrorKind::ResourceBusy, what)
                 }
                 TryLockError::Error(error) => error,
