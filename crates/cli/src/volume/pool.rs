@@ -51,8 +51,8 @@ impl Pool {
         open(path.clone(), args.degraded, make)
     }
 
-    /// The volumes and snapshots of a pool; changes nothing. For a pool that is not in use, also the
-    /// copies that were not read.
+    /// The volumes and snapshots of a pool; changes nothing. For a pool that is not in use, also
+    /// the copies that were not read.
     pub(super) fn list(args: &VolumePoolArgs) -> Result<(Vec<VolumeView>, Vec<CopyView>), Failure> {
         let in_use = |pool: Pool| Ok((pool.volumes(None)?, Vec::new()));
         let names_yard = args.talk.control.as_ref().is_some_and(|it| !it.as_os_str().is_empty());

@@ -63,7 +63,7 @@ fn serve() -> Value {
                 "type": "string",
             },
             "metrics": {
-                "description": "Address of a listener for metrics, which the control socket serves",
+                "description": "Address of a listener for metrics; the control socket has them too",
                 "type": "string",
                 "pattern": listen,
             },
