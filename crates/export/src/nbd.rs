@@ -4,10 +4,10 @@
 //! server ─ accepts ▸ session ─ handshake ▸ connection ─ link, wire ◂▸ command ◂▸ channel
 //! ```
 //!
-//! - [`wire`] knows bytes, [`handshake`] and [`command`] know rules; none of them does I/O, and a
-//!   fuzzer drives all three without a socket.
-//! - A connection is one thread with one channel. It blocks in the socket, and all that it
-//!   receives at once is parsed, submitted, reaped and answered at once.
+//! - [`wire`] has the byte formats, [`handshake`] and [`command`] the rules. None of them does I/O,
+//!   and a fuzzer drives all three without a socket.
+//! - A connection has one thread and one channel. The thread blocks in the socket; then it parses,
+//!   submits, reaps and answers all requests that it has received as one batch.
 //! - Zone semantics do not cross NBD: a zoned disk is read anywhere and written at its write
 //!   pointers, and a write elsewhere fails with `NBD_EIO`.
 //!

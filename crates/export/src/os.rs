@@ -1,5 +1,5 @@
-//! What exporters ask of the system for their data path: memory that costs nothing until it is
-//! touched, and timers that go off when they should.
+//! System facilities for the data path of exporters: memory that costs nothing until it is touched,
+//! and precise timers.
 #![allow(unsafe_code)] // The standard library offers neither.
 
 use std::io;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use blockyard_core::Region;
 
-/// Mapped memory, unmapped when its region goes.
+/// Mapped memory, unmapped when its region is dropped.
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -17,20 +17,20 @@ struct Mapping {
 
 // SAFETY: a mapping belongs to the process; only its owner unmaps it.
 unsafe impl Send for Mapping {}
-// SAFETY: it gives no access to the memory.
+// SAFETY: a shared reference to it gives no access to the memory.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is the one that was mapped, and its region, which is going, was the
-        // only way to it.
+        // SAFETY: the range is the one that was mapped, and its region, which is being dropped, was
+        // the only access to it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
 /// A region of fresh memory that costs nothing until it is touched.
 pub(crate) fn map_region(len: usize) -> io::Result<Arc<Region>> {
-    // SAFETY: a new private mapping at an address of the system's choice disturbs nobody.
+    // SAFETY: a new private mapping at an address of the system's choice affects no other memory.
     let base = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -47,13 +47,13 @@ pub(crate) fn map_region(len: usize) -> io::Result<Arc<Region>> {
     let base = NonNull::new(base.cast::<u8>())
         .ok_or_else(|| io::Error::other("the system mapped memory at address 0"))?;
     let owner = Box::new(Mapping { base, len });
-    // SAFETY: the mapping is readable and writable until `owner` is dropped, and nobody makes
-    // references to what a bio is in flight on.
+    // SAFETY: the mapping is readable and writable until `owner` is dropped, and no code makes
+    // references to memory on which a bio is in flight.
     Ok(unsafe { Region::foreign(base, len, owner) })
 }
 
-/// Gives the memory of a page-aligned range back to the system; it reads as zeros afterwards. No
-/// I/O may be in flight on it.
+/// Returns the memory of a page-aligned range to the system; it reads as zeros afterwards. No I/O
+/// may be in flight on it.
 pub(crate) fn forget(region: &Region, offset: u64, len: usize) {
     let Some(base) = region.range(offset, len as u64) else { return };
     // SAFETY: the range lies in a private anonymous mapping, so dropping its pages only zeroes
@@ -61,15 +61,15 @@ pub(crate) fn forget(region: &Region, offset: u64, len: usize) {
     let _ = unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTNEED) };
 }
 
-/// Lets this thread's timers go off within a microsecond of their time; the system's own slack is
-/// longer than what is waited for here.
+/// Sets this thread's timer slack to a microsecond; the default slack is longer than the pauses
+/// here.
 pub(crate) fn sharpen_timers() {
     let slack_ns: libc::c_ulong = 1000;
-    // SAFETY: no memory is involved. Failure leaves naps longer than meant.
+    // SAFETY: no memory is involved. After a failure pauses are longer than intended.
     let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack_ns, 0, 0, 0) };
 }
 
-/// A bell: what is written to it wakes who polls it. Neither side waits.
+/// An eventfd: a write to it wakes the thread that polls it. Neither side blocks.
 pub(crate) fn bell() -> io::Result<OwnedFd> {
     use rustix::event::{EventfdFlags, eventfd};
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)

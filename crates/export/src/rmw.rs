@@ -1,14 +1,14 @@
-//! Writes of parts of blocks: read-modify-write, for NBD connections and files alike.
+//! Sub-block writes: read-modify-write, for NBD connections and block files alike.
 //!
-//! An exporter turns a request that covers whole blocks into one bio and only publishes it here. A
-//! request that begins or ends inside a block goes through the queue:
+//! An exporter turns a request for whole blocks into one bio and only publishes it here. A request
+//! that begins or ends inside a block goes through the queue:
 //!
 //! ```text
 //! start ▸ staging free ▸ its turn ▸ read first and last block ▸ merge ▸ write ▸ done
 //! ```
 //!
-//! The queue does no I/O: it makes bios, which its owner pushes, and takes their completions. It
-//! holds the blocks of a request from its turn until the last write has completed, so that a
+//! The queue does no I/O: it makes bios, which its owner pushes, and handles their completions. It
+//! locks the blocks of a request from its turn until the last write has completed. So a
 //! read-modify-write is atomic for all writers of the device that share a [`RmwLock`].
 
 use std::collections::VecDeque;
@@ -25,14 +25,15 @@ use blockyard_sync::rmw_lock::{Kind, RmwLock, Turn, Writer};
 
 use crate::os;
 
-/// Requests of a channel that have staging at once: each needs two blocks of memory. More wait.
+/// The most requests of a channel that have staging memory at once: each needs two blocks. More
+/// wait.
 const STAGED_MAX: u16 = 32;
-/// Bios that the queue makes at most between two pushes, for requests of parts of blocks.
+/// The most bios that the queue makes between two pushes, for sub-block requests.
 pub(crate) const BIOS_MAX: usize = 3 * STAGED_MAX as usize;
-/// Marks the user data of a bio whose completion is the queue's.
+/// Marks the user data of a bio whose completion belongs to the queue.
 const QUEUED: u64 = 1 << 32;
-/// How soon a request that waits for another channel looks again. That channel waits for its
-/// device, and two channels rarely write the same block at once.
+/// The poll interval of a request that waits for another channel. That channel waits for its
+/// device, and two channels rarely write to one block at once.
 pub(crate) const LOOK: Duration = Duration::from_micros(100);
 
 /// A disk, and the lock that all its exporters share.
@@ -61,15 +62,15 @@ pub(crate) struct Span {
     pub(crate) start: u64,
     /// Length of the blocks.
     pub(crate) len: u64,
-    /// Bytes of the first block before the range.
+    /// The bytes of the first block before the range.
     pub(crate) skip: u64,
     /// Length of the range.
     pub(crate) want: u64,
 }
 
 impl Span {
-    /// The blocks that hold a range which is not empty and lies on a device of whole blocks.
-    /// `block_bytes` is a power of two.
+    /// The blocks that hold a range, which must not be empty and must lie on a device of whole
+    /// blocks. `block_bytes` is a power of two.
     #[inline]
     pub(crate) fn of(block_bytes: u64, offset: u64, want: u64) -> Span {
         let mask = block_bytes - 1;
@@ -78,7 +79,7 @@ impl Span {
         Span { start, len: end - start, skip: offset - start, want }
     }
 
-    /// Whether the range is whole blocks.
+    /// Whether the range consists of whole blocks.
     #[inline]
     pub(crate) fn is_whole(&self) -> bool {
         self.len == self.want
@@ -99,7 +100,7 @@ impl Span {
         self.start + self.skip..self.start + self.skip + self.want
     }
 
-    /// The whole blocks in the range: maybe none.
+    /// The whole blocks in the range, if any.
     pub(crate) fn inner(&self, block_bytes: u64) -> Range<u64> {
         let mask = block_bytes - 1;
         let Range { start, end } = self.range();
@@ -108,8 +109,8 @@ impl Span {
     }
 }
 
-/// Where parts of blocks cannot be written from, in bytes: where sequential zones begin, which are
-/// written at their write pointers only. The end of a device without any.
+/// The offset in bytes at which sequential zones begin, which are written at their write pointers
+/// only, so that no part of a block can be written there. The end of a device without such zones.
 pub(crate) fn sequential_from(geometry: &Geometry) -> u64 {
     let conventional = |zones: &ZoneGeometry| {
         Sector(u64::from(zones.conventional_count) * zones.zone_sectors).bytes()
@@ -117,43 +118,43 @@ pub(crate) fn sequential_from(geometry: &Geometry) -> u64 {
     geometry.zones.as_ref().map_or(geometry.len_bytes(), conventional)
 }
 
-/// A write, write-zeroes or discard of which an end is inside a block.
+/// A write, write-zeroes or discard with an end inside a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Partial {
-    /// What is done to its whole blocks. The parts of blocks at its ends are written: with the
-    /// data of a write, with zeros otherwise.
+    /// The operation on whole blocks. The parts of blocks at its ends are written: with the data of
+    /// a write, otherwise with zeros.
     pub(crate) op: Op,
     pub(crate) flags: Flags,
     pub(crate) span: Span,
-    /// Where the first byte of a write is, in the exporter's region.
+    /// The offset of a write's first byte in the exporter's region.
     pub(crate) data: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// In the queue of the lock.
+    /// It waits in the queue of the lock.
     Waiting,
-    /// The blocks at its ends are read.
+    /// The blocks at its ends are being read.
     Reading,
     Writing,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    /// Whole blocks that overlap a read-modify-write: they wait for it.
+    /// Whole blocks that overlap a read-modify-write, for which they wait.
     Whole(Bio),
-    /// With this place in the staging region.
+    /// A sub-block request, with the number of its staging memory.
     Partial(Partial, u16),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
-    /// The exporter's number for it.
+    /// The exporter's number of the request.
     slot: u32,
     work: Work,
     turn: Turn,
     state: State,
-    /// Bios that have not completed.
+    /// The number of bios that have not completed.
     left: u8,
     /// The first failure.
     status: Status,
@@ -162,27 +163,27 @@ struct Request {
 /// The writes of one channel that need the lock.
 pub(crate) struct RmwQueue {
     writer: Writer,
-    /// Writes of whole blocks that were published and have not completed.
+    /// The number of published whole-block writes that have not completed.
     published: usize,
-    /// A write was published and not yet admitted.
+    /// Whether a write was published and not yet admitted.
     fresh: bool,
     block_bytes: u64,
     /// The exporter's memory, with the data of writes.
     data: (Arc<Region>, RegionId),
-    /// Two blocks for each request.
+    /// The staging memory: two blocks for each request.
     staging: (Arc<Region>, RegionId),
     free: Vec<u16>,
-    /// Requests that wait for staging. They hold no place in the lock's queue: a request that has
-    /// one must be able to go on.
+    /// Requests that wait for staging memory. They are not in the lock's queue yet, because a
+    /// request there must be able to proceed.
     backlog: VecDeque<(u32, Partial)>,
     requests: Vec<Request>,
-    /// A block of memory to merge through.
+    /// A block of memory in which data are merged.
     scratch: Vec<u8>,
 }
 
 impl RmwQueue {
-    /// A queue for a channel whose exporter numbers its requests below `slots`, and has their data
-    /// in a region that the channel knows.
+    /// A queue for a channel. The exporter numbers its requests below `slots`, and has their data
+    /// in a region that is registered with the channel.
     ///
     /// # Errors
     /// If the system refuses memory.
@@ -209,7 +210,7 @@ impl RmwQueue {
         })
     }
 
-    /// Notes a bio that writes whole blocks and will be pushed. Its user data is the slot.
+    /// Publishes a bio that writes whole blocks and will be pushed. Its user data is the slot.
     #[inline]
     pub(crate) fn publish(&mut self, bio: &Bio) {
         self.writer.publish(bio.user_data as usize, bytes_of(bio));
@@ -217,8 +218,8 @@ impl RmwQueue {
         self.fresh = true;
     }
 
-    /// Takes those bios back that overlap a read-modify-write, until it is done. To be called
-    /// before a push of bios that were published.
+    /// Removes the bios that overlap a read-modify-write and keeps them until it is done. Must be
+    /// called before published bios are pushed.
     #[inline]
     pub(crate) fn admit(&mut self, bios: &mut Vec<Bio>) {
         if std::mem::take(&mut self.fresh) && !self.writer.may_start() {
@@ -240,13 +241,13 @@ impl RmwQueue {
         });
     }
 
-    /// Takes a request of which an end is inside a block. It makes bios at the next
+    /// Accepts a request with an end inside a block. It makes bios at the next
     /// [`RmwQueue::advance`].
     pub(crate) fn start(&mut self, slot: u32, partial: Partial) {
         self.backlog.push_back((slot, partial));
     }
 
-    /// Makes bios of requests whose turn it is.
+    /// Makes the bios of requests whose turn it is.
     #[inline]
     pub(crate) fn advance(&mut self, bios: &mut Vec<Bio>) {
         if self.backlog.is_empty() && self.requests.is_empty() {
@@ -263,7 +264,7 @@ impl RmwQueue {
         self.advance_begun(bios);
     }
 
-    /// Makes bios of requests whose turn it is, and takes no new one.
+    /// Makes the bios of requests whose turn it is, without starting a new request.
     pub(crate) fn advance_begun(&mut self, bios: &mut Vec<Bio>) {
         for index in 0..self.requests.len() {
             let request = self.requests[index];
@@ -280,19 +281,19 @@ impl RmwQueue {
         self.requests.iter().any(|request| request.state == State::Waiting)
     }
 
-    /// Whether a request can begin after one of this channel has completed.
+    /// Whether a request can start after one of this channel has completed.
     #[inline]
     pub(crate) fn has_startable(&self) -> bool {
         !self.backlog.is_empty() || self.is_waiting()
     }
 
-    /// Whether other channels may wait for something of this one.
+    /// Whether other channels may wait for a request of this one.
     pub(crate) fn holds_blocks(&self) -> bool {
         self.published > 0 || !self.requests.is_empty()
     }
 
-    /// Looks at a completion: what is left of it for the exporter, if it ends one of its requests.
-    /// May make more bios.
+    /// Handles a completion; returns the completion for the exporter if it ends one of its
+    /// requests. May make more bios.
     #[inline]
     pub(crate) fn completed(
         &mut self,
@@ -350,7 +351,7 @@ impl RmwQueue {
         }
     }
 
-    /// Puts what is written into the blocks that were read, and writes everything.
+    /// Merges the data to be written into the blocks that were read, and writes everything.
     fn merge_and_write(&mut self, index: usize, bios: &mut Vec<Bio>) {
         self.requests[index].state = State::Writing;
         let Work::Partial(partial, place) = self.requests[index].work else { return };
@@ -377,14 +378,14 @@ impl RmwQueue {
         }
     }
 
-    /// The parts of blocks at the ends of a request, one or two, and where their blocks are in the
-    /// staging region.
+    /// The parts of blocks at the ends of a request, one or two, with the offsets of their blocks
+    /// in the staging region.
     fn ends(&self, partial: &Partial, place: u16) -> impl Iterator<Item = (Span, u64)> + use<> {
         let block = self.block_bytes;
         let Range { start, end } = partial.span.range();
         let inner = partial.span.inner(block);
         let (head, tail) = if inner.start > end {
-            // Inside one block.
+            // The range lies inside one block.
             (start..end, end..end)
         } else {
             (start..inner.start, inner.end..end)
@@ -469,7 +470,7 @@ mod tests {
         Completion { user_data: bio.user_data, status: Status::Ok, sector: bio.sector }
     }
 
-    /// Completes all bios; what the queue says about each.
+    /// Completes all bios; returns the queue's results for each.
     fn complete(queue: &mut RmwQueue, bios: &mut Vec<Bio>) -> Vec<u64> {
         let done = std::mem::take(bios);
         done.iter()

@@ -19,7 +19,7 @@ use common::{Client, Directory, Rig};
 
 const MIB: u64 = 1 << 20;
 
-/// Options under which a stalled client is cut off at once.
+/// Options with which a stalled client is cut off at once.
 fn impatient() -> ServerOptions {
     ServerOptions { drain_timeout: Duration::ZERO, ..ServerOptions::default() }
 }
@@ -38,7 +38,7 @@ fn a_client_killed_in_a_write_harms_nobody() {
         assert_eq!(other.read(0, 512).data, [0; 512]);
     }
     drop(rig);
-    // What was sent in part was not written at all.
+    // No part of an incomplete write is written.
     assert_eq!(disk.inner().pushed, 8);
 }
 
@@ -48,7 +48,7 @@ fn garbage_instead_of_a_request_ends_only_its_connection() {
     let mut other = rig.client(Style::Simple);
     for style in [Style::Simple, Style::Structured, Style::Extended] {
         let mut client = rig.client(style);
-        // What was sent before the garbage is still answered.
+        // Requests before the garbage are still answered.
         let mut bytes = client.request(command::READ, 0, 1, 0, 512);
         bytes.extend_from_slice(&[0xa5; 64]);
         client.stream.write_all(&bytes).unwrap();
@@ -99,7 +99,7 @@ fn a_client_that_closes_its_sending_half_gets_its_replies() {
 fn a_client_that_never_reads_stalls_nobody_and_shutdown_is_bounded() {
     let rig = Rig::with(Ram::new(64 * MIB), ExportOptions::default(), impatient());
     let mut stalled = rig.client(Style::Simple);
-    // Far more than any socket buffer holds.
+    // Far more than any socket buffers.
     for cookie in 0..8 {
         stalled.send(command::READ, 0, cookie, 0, 32 << 20);
     }
@@ -107,7 +107,7 @@ fn a_client_that_never_reads_stalls_nobody_and_shutdown_is_bounded() {
     let request = half.request(command::WRITE, 0, 1, 0, 4096);
     half.stream.write_all(&request).unwrap();
     let mut silent = rig.connect();
-    // The greeting: it is served by then.
+    // After the greeting the client has a thread.
     silent.read_exact(&mut [0; 18]).unwrap();
     let mut other = rig.client(Style::Structured);
     for _ in 0..100 {
@@ -130,7 +130,7 @@ fn a_stalled_disk_holds_up_only_who_waits_for_it() {
     rig.exports.add("fast", Ram::new(MIB), ExportOptions::default()).unwrap();
     let mut slow = rig.client(Style::Simple);
     disk.set(|inner| inner.held = true);
-    // More than the disk's channel takes and more than a connection keeps in flight.
+    // More than the disk's channel accepts and more than a connection keeps in flight.
     let mut bytes = Vec::new();
     for cookie in 0..3000 {
         bytes.extend(slow.request(command::READ, 0, cookie, 0, 512));
@@ -198,12 +198,12 @@ fn shutdown_is_bounded_whatever_the_disk_owes() {
     let mut clients: Vec<_> = (0..4).map(|_| rig.client(Style::Structured)).collect();
     disk.set(|inner| inner.held = true);
     for client in &mut clients {
-        // More than the disk's channel takes.
+        // More than the disk's channel accepts.
         for cookie in 0..100 {
             client.send(command::READ, 0, cookie, 0, 512);
         }
     }
-    // One has closed its sending half, one is gone.
+    // One client has closed its sending direction, one has disconnected.
     clients[1].stream.shutdown(Shutdown::Write).unwrap();
     drop(clients.pop());
     disk.wait_pushed(4 * 64);
@@ -223,7 +223,7 @@ fn servers_that_begin_to_stop_together_tell_all_clients_at_once() {
     for rig in &rigs {
         rig.server().begin_shutdown();
     }
-    // Nobody has waited for any server yet.
+    // The test has not waited for any server yet.
     for mut client in clients {
         client.assert_closed();
     }
@@ -233,7 +233,7 @@ fn servers_that_begin_to_stop_together_tell_all_clients_at_once() {
     for rig in &mut rigs {
         let server = rig.server.take().unwrap();
         server.stop();
-        // It is stopped; this finds nothing left to do.
+        // The server is stopped already; this does nothing.
         server.stop();
         server.wait();
         assert!(server.connections().is_empty());
@@ -279,7 +279,7 @@ fn one_client_too_many_is_turned_away() {
     let rig = Rig::with(Ram::new(MIB), ExportOptions::default(), options);
     let mut first = rig.client(Style::Simple);
     let mut rest = Vec::new();
-    // The end, without a greeting.
+    // The connection ends without a greeting.
     rig.connect().read_to_end(&mut rest).unwrap();
     assert!(rest.is_empty());
     assert_eq!(first.read(0, 512).error, 0);
@@ -292,10 +292,10 @@ fn half_handshakes_lock_nobody_out() {
     let rig = Rig::with(Ram::new(MIB), ExportOptions::default(), options);
     let mut first = rig.client(Style::Simple);
     let mut silent: Vec<_> = (0..4).map(|_| Client::greet(rig.connect())).collect();
-    // Each newcomer costs the oldest handshake, and nobody else.
+    // Each new client ends the oldest handshake, and no other connection.
     let mut second = rig.client(Style::Simple);
     silent.remove(0).assert_closed();
-    // Five are left: no more than six clients at once, whatever they do.
+    // Five remain: there are at most six clients at once, in any state.
     silent.push(Client::greet(rig.connect()));
     silent.push(Client::greet(rig.connect()));
     silent.remove(0).assert_closed();
@@ -312,7 +312,7 @@ fn sockets_of_dead_servers_are_replaced_and_of_live_ones_not() {
         let endpoint = Endpoint::Unix(directory.socket().into());
         Server::start(Exports::new(), endpoint, ServerOptions::default())
     };
-    // A listener that goes leaves its file.
+    // A dropped listener leaves its file.
     drop(UnixListener::bind(directory.socket()).unwrap());
     assert!(directory.socket().exists());
     let server = start().unwrap();
@@ -340,8 +340,8 @@ fn uris_keep_the_host_that_was_given() {
 
 #[test]
 fn a_name_is_served_at_each_of_its_addresses() {
-    // Only the first address was listened at: with `localhost` first ::1, and who came to
-    // 127.0.0.1 was refused.
+    // The bug: only the first address was bound, with `localhost` that is ::1, and clients of
+    // 127.0.0.1 were refused.
     let exports = Exports::new();
     exports.add("disk", Ram::new(MIB), ExportOptions::default()).unwrap();
     let endpoint = Endpoint::Tcp { host: "localhost".to_owned(), port: 0 };
@@ -371,7 +371,7 @@ fn a_listening_descriptor_and_a_tcp_port_serve_alike() {
     client.negotiate("disk", Style::Extended, true);
     assert_eq!(client.write(0, 0, &[3; 4096]).error, 0);
     by_fd.shutdown();
-    // The file belongs to whoever made the socket.
+    // The file belongs to the program that made the socket.
     assert!(directory.socket().exists());
 
     let endpoint = Endpoint::Tcp { host: "127.0.0.1".to_owned(), port: 0 };

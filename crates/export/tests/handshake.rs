@@ -91,11 +91,12 @@ fn min_block_refuses_clients_that_do_not_ask_for_block_sizes() {
         let (reply, infos) = client.option(option, &data);
         assert_eq!((reply, min_block(&infos)), (option_reply::ERR_BLOCK_SIZE_REQD, 4096));
     }
-    // One that asks gets in, on the same connection, and is told the larger block.
+    // A client that asks for block sizes can enter, on the same connection, and gets the larger
+    // block.
     assert_eq!(client.info(option::GO, "disk"), option_reply::ACK);
     assert_eq!(client.block_sizes, Some((4096, 4096, 32 << 20)));
     assert_ne!(client.read(0, 512).error, 0);
-    // The old option knows no errors.
+    // The old option cannot report errors.
     let mut client = greet(&rig);
     client.send_option(option::EXPORT_NAME, b"disk");
     client.assert_closed();
@@ -127,7 +128,7 @@ fn export_name_of_old_clients_ends_with_zeroes() {
     let mut stream = rig.connect();
     let mut greeting = [0; 18];
     std::io::Read::read_exact(&mut stream, &mut greeting).unwrap();
-    // Neither fixed newstyle nor NO_ZEROES: the one option that is left is EXPORT_NAME.
+    // Without fixed newstyle and NO_ZEROES only the option EXPORT_NAME is allowed.
     stream.write_all(&[0; 4]).unwrap();
     let mut client =
         Client { stream, style: Style::Simple, export_bytes: 0, flags: 0, block_sizes: None };
@@ -162,7 +163,7 @@ fn what_cannot_be_refused_in_words_is_closed() {
     garbage.stream.write_all(b"GET / HTTP/1.1\r\nHost: nowhere\r\n\r\n").unwrap();
     garbage.assert_closed();
 
-    // The server serves on.
+    // The server still serves other clients.
     assert_eq!(rig.client(Style::Simple).read(0, 512).error, 0);
 }
 
@@ -216,7 +217,7 @@ fn metadata_contexts_are_listed_and_selected() {
     let unknown = Client::<std::fs::File>::context_data("nowhere", &["base:allocation"]);
     assert_eq!(client.option(option::SET_META_CONTEXT, &unknown).0, option_reply::ERR_UNKNOWN);
     assert_eq!(client.option(option::SET_META_CONTEXT, b"xy").0, option_reply::ERR_INVALID);
-    // The failure has unselected what was selected before.
+    // The failure has discarded the earlier selection.
     assert_eq!(client.info(option::GO, "disk"), option_reply::ACK);
     client.style = Style::Structured;
     assert_eq!(client.call(7, 0, 0, 4096).error, 22);
@@ -261,7 +262,7 @@ fn a_silent_client_is_dropped_in_the_end() {
     };
     let rig = Rig::with(Ram::new(1 << 20), ExportOptions::default(), options);
     let mut stream = rig.connect();
-    // The greeting, then the end.
+    // The greeting, then the end of the stream.
     let mut bytes = Vec::new();
     std::io::Read::read_to_end(&mut stream, &mut bytes).unwrap();
     assert_eq!(bytes.len(), 18);

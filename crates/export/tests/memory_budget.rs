@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 /// The longest request: the smallest budget has room for one of them at a time.
 const LONGEST: u64 = 32 * MIB;
 
-/// Connections that the smallest budget has shares for.
+/// The number of connections for which the smallest budget has shares.
 const SHARES: usize = 12;
 
 /// A server with the smallest budget, and the budget. A client that stalls is cut off as soon as
@@ -29,7 +29,7 @@ fn rig(disk: Arc<Ram>) -> (Rig, Arc<MemoryBudget>) {
     (Rig::with(disk, ExportOptions::default(), options), memory)
 }
 
-/// Takes all shares that are left; one more client is refused.
+/// Takes all remaining shares; one more client is refused.
 fn fill(rig: &Rig, connected: usize) -> Vec<Client<UnixStream>> {
     let clients = (connected..SHARES).map(|_| rig.client(Style::Structured)).collect();
     let mut refused = Vec::new();
@@ -38,9 +38,9 @@ fn fill(rig: &Rig, connected: usize) -> Vec<Client<UnixStream>> {
     clients
 }
 
-/// A client stalls with leased memory. Nothing happens to it while there is enough for all; then
-/// another client waits for memory, gets it, and the stalled one is disconnected. Its share goes to
-/// a client that was refused before.
+/// A client stalls with leased memory. It stays connected while there is enough memory for all.
+/// Then another client waits for memory and gets it, and the stalled one is disconnected. Its share
+/// goes to a client that was refused before.
 fn cut_off(mut rig: Rig, memory: &MemoryBudget, mut stalled: Client<UnixStream>) {
     let mut others = fill(&rig, 1);
     for other in &mut others {
@@ -50,7 +50,7 @@ fn cut_off(mut rig: Rig, memory: &MemoryBudget, mut stalled: Client<UnixStream>)
     assert_eq!(others[0].read(0, LONGEST).error, 0);
     let usage = memory.usage();
     assert!(usage.waits > 0, "{usage:?}");
-    // Whatever was sent before the cut, and then the end.
+    // The bytes that were sent before the cut, and then the end of the stream.
     let mut rest = Vec::new();
     let end = stalled.stream.read_to_end(&mut rest);
     assert!(end.is_ok() || end.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);
@@ -68,7 +68,7 @@ fn a_client_that_does_not_read_its_replies_is_cut_off_when_another_waits_for_mem
     for cookie in 0..8 {
         stalled.send(command::READ, 0, cookie, 0, LONGEST);
     }
-    // Its memory is leased before the read is pushed.
+    // The memory is leased before the read is pushed.
     disk.wait_pushed(1);
     cut_off(rig, &memory, stalled);
 }
@@ -79,7 +79,7 @@ fn a_client_that_does_not_send_the_rest_is_cut_off_when_another_waits_for_memory
     let mut stalled = rig.client(Style::Simple);
     let mut bytes = stalled.request(command::WRITE, 0, 1, 0, LONGEST);
     bytes.resize(16 << 20, 0xee);
-    // Far more than a socket takes: most of it is received when this returns.
+    // Far more than a socket buffers: most of it is received when this returns.
     stalled.stream.write_all(&bytes).unwrap();
     cut_off(rig, &memory, stalled);
 }

@@ -1,6 +1,6 @@
-//! Requests that are not whole blocks, from clients that did not ask for block sizes.
+//! Requests for parts of blocks, from clients that did not ask for block sizes.
 //!
-//! Debian 12's nbd-client does not ask, and its kernel takes 512 bytes for granted. On an export
+//! The bug: Debian 12's nbd-client does not ask, and its kernel assumes 512 bytes. On an export
 //! with blocks of 4 KiB mkfs worked, and every mount failed: each request of 512 bytes was answered
 //! with `EINVAL`.
 #![allow(clippy::unwrap_used)] // A test may.
@@ -37,7 +37,7 @@ fn unasked(rig: &Rig) -> Client<UnixStream> {
     client
 }
 
-/// Numbers without an end, the same for each seed.
+/// An endless sequence of numbers, equal for equal seeds.
 fn numbers(mut state: u64) -> impl FnMut(u64) -> u64 {
     move |below| {
         state =
@@ -73,7 +73,7 @@ fn any_range_reads_and_writes_as_in_a_model() {
                 model[range].fill(0);
             }
             3 => {
-                // Only whole blocks go: a trim is advice.
+                // Only whole blocks are discarded: a trim is advice.
                 assert_eq!(client.call(command::TRIM, 0, offset, len).error, 0, "{context}");
                 let (first, last) = (offset.next_multiple_of(BLOCK), (offset + len) & !(BLOCK - 1));
                 if first < last {
@@ -124,9 +124,9 @@ fn a_block_that_cannot_be_read_fails_the_write_and_nothing_else() {
     assert_eq!(client.read(511, 2).data, [1, 3]);
 }
 
-/// Eight clients write a sector each of the same few blocks, again and again, and a ninth writes
-/// whole blocks next to them. Each owns its bytes, so that a read-modify-write that puts back what
-/// it has read before another client's write is seen by that client.
+/// Eight clients repeatedly write a sector each of a few common blocks, and a ninth writes whole
+/// blocks next to them. Each client owns its bytes. A read-modify-write that overwrites another
+/// client's new data with old data is therefore noticed by that client.
 #[test]
 fn no_client_loses_a_write_to_another_client_of_the_same_block() {
     const BLOCKS: u64 = 4;
@@ -147,7 +147,7 @@ fn no_client_loses_a_write_to_another_client_of_the_same_block() {
         }
         let mut client = unasked(&rig);
         scope.spawn(move || {
-            // Whole blocks: first all of them, later those that no one else writes in part.
+            // Whole blocks: first all of them, later those that no other client writes in part.
             for round in 0..ROUNDS {
                 let offset = (BLOCKS + round % 2) * BLOCK;
                 let data = [round as u8; BLOCK as usize];
@@ -162,8 +162,8 @@ fn no_client_loses_a_write_to_another_client_of_the_same_block() {
 fn a_write_of_whole_blocks_is_not_undone_by_a_read_modify_write() {
     let rig = Rig::new(disk(MIB));
     thread::scope(|scope| {
-        // It writes the first sector only, and whole blocks are written at the same time. Of these
-        // the other sectors must stay.
+        // This client writes the first sector only, while another writes whole blocks. The other
+        // sectors of these blocks must keep their data.
         let mut parts = unasked(&rig);
         let writer = scope.spawn(move || {
             for round in 0..3000_u64 {
@@ -182,15 +182,16 @@ fn a_write_of_whole_blocks_is_not_undone_by_a_read_modify_write() {
     });
 }
 
-/// A client that does not read its replies has written part of a block. Before its connection
-/// sleeps in the send it must end what it has in flight, or no one else could write that block.
+/// A client that does not read its replies has written a part of a block. Before its connection
+/// sleeps in the send it must complete the write; otherwise no other client could write to that
+/// block.
 #[test]
 fn a_client_that_does_not_read_its_replies_holds_no_block() {
     let ram = disk(64 * MIB);
     let rig = Rig::new(Arc::clone(&ram) as _);
     let mut stalled = unasked(&rig);
-    // Nothing completes until all of its requests are there: reads with more data than any socket
-    // holds, and a write of part of a block in the same batch.
+    // No bio completes until all requests have arrived: reads with more data than any socket
+    // buffers, and a write of part of a block in the same batch.
     let before = ram.inner().pushed;
     ram.set(|inner| inner.held = true);
     let mut bytes = Vec::new();

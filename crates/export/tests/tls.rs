@@ -1,4 +1,4 @@
-//! TLS with certificates made on the spot: off, on and required, verified or not.
+//! TLS with certificates that the test makes: off, on and required, verified or not.
 #![cfg(feature = "tls")]
 #![allow(clippy::unwrap_used)] // A test may.
 
@@ -28,7 +28,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
 const MIB: u64 = 1 << 20;
 
-/// An authority, a server's and a client's certificate, as files.
+/// The files of an authority, and of a server's and a client's certificate.
 struct Papers {
     directory: Directory,
     client: (CertificateDer<'static>, Vec<u8>),
@@ -39,7 +39,7 @@ impl Papers {
         Papers::of_years([1999, 2999])
     }
 
-    /// The server's certificate is valid between the beginnings of these years.
+    /// Certificates of which the server's is valid between the starts of these years.
     fn of_years(server_years: [i32; 2]) -> Papers {
         let directory = Directory::new();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -85,7 +85,7 @@ impl Papers {
         Client::greet(UnixStream::connect(self.directory.socket()).unwrap())
     }
 
-    /// Asks for TLS and does its handshake.
+    /// Requests TLS and executes its handshake.
     fn upgrade(
         &self,
         mut client: Client<UnixStream>,
@@ -166,7 +166,7 @@ fn on_means_that_the_client_chooses_and_starts_anew() {
     let mut client = papers.greet();
     assert_eq!(client.option(option::STRUCTURED_REPLY, &[]).0, option_reply::ACK);
     let mut client = papers.upgrade(client, false);
-    // What was negotiated in clear is forgotten.
+    // Earlier negotiation in clear text is discarded.
     assert_eq!(client.option(option::STRUCTURED_REPLY, &[]).0, option_reply::ACK);
     exercise(&mut client);
     server.shutdown();
@@ -209,7 +209,7 @@ fn garbage_instead_of_tls_harms_nobody() {
     assert_eq!(client.option(option::STARTTLS, &[]).0, option_reply::ACK);
     std::io::Write::write_all(&mut client.stream, &[0x5a; 100]).unwrap();
     let mut rest = Vec::new();
-    // An alert, and the end.
+    // An alert, and the end of the stream.
     std::io::Read::read_to_end(&mut client.stream, &mut rest).unwrap();
     assert!(rest.len() < 100);
     exercise(&mut papers.greet());
@@ -245,7 +245,7 @@ fn missing_and_mixed_up_files_are_named() {
     assert!(error.to_string().contains(KEY_FILE), "{error}");
 }
 
-/// A server started with a certificate that had expired, and every client refused it.
+/// The bug: a server started with an expired certificate, and every client refused it.
 #[test]
 fn a_certificate_out_of_its_dates_is_refused_at_start() {
     for (years, what) in [([1999, 2001], "has expired"), ([2900, 2999], "is not valid yet")] {
@@ -261,7 +261,7 @@ fn a_certificate_out_of_its_dates_is_refused_at_start() {
     }
 }
 
-/// A verified client could use every export.
+/// The bug: any verified client could use every export.
 #[test]
 fn an_export_that_a_client_may_not_use_does_not_exist_for_it() {
     let papers = Papers::new();
@@ -305,7 +305,7 @@ fn a_client_that_does_not_read_its_replies_loses_its_memory_to_one_that_waits() 
     stalled.negotiate("disk", Style::Simple, false);
     other.negotiate("disk", Style::Structured, false);
     stalled.send(command::READ, 0, 1, 0, LONGEST);
-    // The head of the reply: the connection has the memory for its data.
+    // After the header of the reply the connection has the memory for its data.
     stalled.bytes::<16>();
     assert_eq!(other.read(0, LONGEST).error, 0);
     assert!(memory.usage().waits > 0);

@@ -81,7 +81,7 @@ fn every_refusal_leaves_the_connection_usable() {
         assert_eq!(client.write(0, MIB - 512, &pattern(1024, 0)).error, ENOSPC);
         assert_eq!(client.write(0, 3, &pattern(1024, 0)).error, EINVAL);
         assert_eq!(client.write(command_flag::DF, 0, &pattern(1024, 0)).error, EINVAL);
-        // More than can be kept: thrown away as it comes.
+        // More than the server can buffer: discarded as it arrives.
         assert_eq!(client.write(0, 0, &pattern(40 << 20, 0)).error, EINVAL);
         assert_eq!(client.read(0, 512).data, [0; 512]);
         assert_eq!(rig.server().connections()[0].errors, 20);
@@ -183,7 +183,7 @@ fn a_status_payload_selects_contexts() {
             assert_eq!(reply.extents, [(effect, 3)]);
         }
     }
-    // A payload where none belongs is thrown away.
+    // A payload where none is allowed is discarded.
     let mut bytes = client.request(command::TRIM, flag, 6, 0, 4096);
     bytes.extend_from_slice(&[0; 4096]);
     client.stream.write_all(&bytes).unwrap();
@@ -210,7 +210,7 @@ fn durable_writes_and_flushes_reach_the_disk() {
     let mut client = rig.client(Style::Structured);
     assert_eq!(client.call(command::FLUSH, 0, 0, 0).error, 0);
     assert_eq!(disk.inner().flushes, 1);
-    // A trim knows no FUA, so a flush follows it.
+    // A trim has no FUA, so a flush follows it.
     assert_eq!(client.call(command::TRIM, command_flag::FUA, 0, 4096).error, 0);
     assert_eq!(disk.inner().flushes, 2);
     assert_eq!(client.call(command::WRITE_ZEROES, command_flag::FUA, 0, 4096).error, 0);
@@ -249,7 +249,7 @@ fn many_requests_in_flight_all_come_back() {
     for style in STYLES {
         let rig = Rig::new(Ram::new(4 * MIB));
         let mut client = rig.client(style);
-        // All of it sent before any of it is answered: reads and writes of 1024 blocks.
+        // All requests are sent before any reply is read: reads and writes of 1024 blocks.
         let mut bytes = Vec::new();
         for block in 0..1024u64 {
             bytes.extend(client.request(command::WRITE, 0, block, block * 4096, 512));
@@ -300,6 +300,6 @@ fn the_flush_after_a_trim_starts_at_once() {
     }
     let inner = disk.inner();
     assert_eq!((inner.pushed, inner.flushes), (4, 2));
-    // A connection with a flush to start has no reason to sleep.
+    // A connection with a flush to submit has no reason to sleep.
     assert_eq!(inner.idle_asks, 0);
 }

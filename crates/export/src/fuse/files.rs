@@ -284,7 +284,7 @@ impl Files {
         files
     }
 
-    /// Adds a mount, which is told about removed files from now on.
+    /// Adds a mount, which is notified about removed files from now on.
     pub(crate) fn attach(
         &self,
         dir: PathBuf,

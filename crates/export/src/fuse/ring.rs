@@ -65,7 +65,7 @@ pub(crate) struct Prepared {
     returned: Receiver<u16>,
 }
 
-/// Makes the rings for `threads` threads, before the kernel is told to use io_uring: afterwards it
+/// Makes the rings for `threads` threads, before the kernel is asked to use io_uring: afterwards it
 /// waits for them.
 ///
 /// # Errors

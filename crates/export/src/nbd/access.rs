@@ -1,22 +1,22 @@
-//! Which clients may use which export: lists of the subjects of their TLS certificates.
+//! The clients that may use each export: lists of the subjects of their TLS certificates.
 
 use std::collections::BTreeMap;
 
-/// In place of an export's name: every export that has no list of its own.
+/// The name that stands for every export without a list of its own.
 pub const EVERY_EXPORT: &str = "*";
 
-/// Allow lists. Without any, every client may use every export; with one, an export without a list
-/// is for no client.
+/// Allow lists. Without any list, every client may use every export; otherwise no client may use an
+/// export without a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowLists(BTreeMap<String, Vec<String>>);
 
 impl AllowLists {
     /// Allows a subject to use an export, or [`EVERY_EXPORT`]. A subject is written as
     /// `C=DE,O=Example,CN=alice`, in the order of the certificate; a comma, plus sign or backslash
-    /// in a value stands after a backslash.
+    /// in a value is escaped by a backslash.
     ///
     /// # Errors
-    /// What is wrong with the subject.
+    /// The reason for which the subject is invalid.
     pub fn allow(&mut self, export: &str, subject: &str) -> Result<(), &'static str> {
         let subject = normalized(subject)?;
         self.0.entry(export.to_owned()).or_default().push(subject);
@@ -62,7 +62,7 @@ fn normalized(subject: &str) -> Result<String, &'static str> {
     Ok(trimmed.collect::<Result<Vec<_>, _>>()?.join(","))
 }
 
-/// A value of an attribute as a subject has it.
+/// The escaped value of an attribute in a subject.
 #[cfg(feature = "tls")]
 pub(crate) fn escaped(value: &str) -> String {
     let mut text = String::with_capacity(value.len());

@@ -1,21 +1,22 @@
-//! A connection's memory: one region, mapped once, in which data arrive and from which they leave.
+//! A connection's memory: one region, mapped once, for received data and for replies.
 //!
 //! ```text
 //! | inbox 0 | inbox 1 | outbox 0 | outbox 1 |
 //! ```
 //!
-//! Each part is a pair of arenas. One of the pair is current: spans are cut off its front one
-//! after the other, and when all of them have been given back it starts anew at its beginning, so
-//! that a connection that is served as fast as it asks keeps to a few warm pages. When the current
-//! arena has grown past [`WARM_BYTES`] or is full, the other one takes over as soon as it is empty.
+//! Each part is a pair of arenas, of which one is current. Spans are allocated from front to back
+//! of the current arena. When all of them have been freed, allocation starts again at the
+//! beginning, so a connection that is served as fast as it sends requests uses a few warm pages.
+//! When the current arena has grown past [`WARM_BYTES`] or is full, the other one becomes current
+//! as soon as it is empty.
 //!
-//! Requests are parsed where they were received, and the payload of a write stays there: its
-//! inbox arena is the bio's buffer. Nothing is copied, but for the head of a message that was cut
-//! by the end of an arena.
+//! Requests are parsed in the memory into which they were received, and the payload of a write
+//! stays there: its inbox arena is the bio's buffer. The only copy is of the start of a message
+//! that the end of an arena has cut.
 //!
-//! The memory is mapped without reservation, so a connection costs what it touches, and it touches
-//! only what its [`Lease`] covers. [`shrink`] gives memory back when the connection rests, or when
-//! another one waits for it.
+//! The memory is mapped without reservation. A connection costs the memory that it touches, and
+//! touches only as much as its [`Lease`] covers. [`shrink`] returns memory while the connection is
+//! idle, or when another connection waits for memory.
 //!
 //! [`shrink`]: Buffers::shrink
 
@@ -28,15 +29,15 @@ use crate::nbd::client::Client;
 use crate::nbd::exports::REQUEST_BYTES_MAX;
 use crate::os;
 
-/// Room in each arena besides one request of the greatest length.
+/// Room in each arena beyond one request of the greatest length.
 const SLACK_BYTES: usize = 1 << 20;
 /// Length of an arena.
 const ARENA_BYTES: usize = REQUEST_BYTES_MAX as usize + SLACK_BYTES;
-/// Above this an arena is left for the other one when that is empty.
+/// Above this use an arena is replaced by the other one when that is empty.
 const WARM_BYTES: usize = 1 << 20;
-/// Data start at multiples of this.
+/// The alignment of data.
 const DATA_ALIGN: usize = 64;
-/// Bytes that one receive asks for, unless a payload needs more.
+/// The bytes that one receive asks for, unless a payload needs more.
 pub(crate) const RECEIVE_BYTES: usize = 256 << 10;
 /// Length of the region.
 const REGION_BYTES: usize = 4 * ARENA_BYTES;
@@ -47,24 +48,24 @@ const _: () = assert!(
     "the longest request fits an arena with its head"
 );
 
-/// A part of the region that is handed out from front to back.
+/// A part of the region, allocated from front to back.
 #[derive(Clone, Copy, Debug)]
 struct Arena {
-    /// Where it begins in the region.
+    /// The offset of its start in the region.
     base: usize,
     /// Bytes in use, counted from the base.
     used: usize,
-    /// Spans that were handed out and not given back.
+    /// Spans that were allocated and not freed.
     spans: usize,
-    /// The most that was in use since the last trim.
+    /// The greatest use since the last trim.
     peak: usize,
 }
 
-/// Which arena of a pair a span belongs to.
+/// The arena of a pair to which a span belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ArenaIndex(u8);
 
-/// Two arenas that take turns.
+/// Two arenas that are used in turns.
 #[derive(Debug)]
 struct Pair {
     arenas: [Arena; 2],
@@ -98,10 +99,10 @@ impl Pair {
     }
 }
 
-/// A stretch of the region for data that leave.
+/// A span of the region for the data of a reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutSpan {
-    /// Where the data begin; what comes before them ends here.
+    /// The offset at which the data begin; the bytes before them end here.
     pub(crate) data: u64,
     pub(crate) arena: ArenaIndex,
 }
@@ -111,14 +112,14 @@ pub(crate) struct OutSpan {
 pub(crate) struct Buffers {
     region: Arc<Region>,
     inbox: Pair,
-    /// In the current inbox arena: where unread bytes begin. They end at its `used`.
+    /// The start of unread bytes in the current inbox arena. They end at its `used`.
     unread: usize,
     outbox: Pair,
-    /// Whose lease covers what is touched.
+    /// The client whose lease covers the touched memory.
     client: Arc<Client>,
-    /// Bytes of the lease, as it was at last.
+    /// The bytes of the lease when it was last changed.
     leased: u64,
-    /// Bytes that the last refusal was about.
+    /// The bytes of the last refused allocation.
     refused: usize,
 }
 
@@ -135,7 +136,7 @@ impl Buffers {
         })
     }
 
-    /// Bytes that are touched.
+    /// The bytes that are touched.
     #[inline]
     fn touched(&self) -> u64 {
         let arenas = self.inbox.arenas.iter().chain(&self.outbox.arenas);
@@ -158,8 +159,8 @@ impl Buffers {
         covered
     }
 
-    /// Waits for the memory that was refused last, for a connection that has nothing in flight.
-    /// `false` if there was none for too long.
+    /// Waits for the memory that was refused last, for a connection with nothing in flight. `false`
+    /// after a timeout.
     #[cold]
     pub(crate) fn wait_for_memory(&mut self) -> bool {
         self.shrink();
@@ -174,8 +175,8 @@ impl Buffers {
         &self.region
     }
 
-    /// Room for `len` bytes of data that leave, with `head_len` bytes before them; `None` until
-    /// something is given back.
+    /// Allocates `len` bytes for reply data, with `head_len` bytes before them; `None` until a span
+    /// or memory is freed.
     #[inline]
     pub(crate) fn take_out(&mut self, head_len: usize, len: usize) -> Option<OutSpan> {
         let pair = &mut self.outbox;
@@ -208,34 +209,34 @@ impl Buffers {
         Some(OutSpan { data: (arena.base + data) as u64, arena: index })
     }
 
-    /// Gives back what `take_out` gave.
+    /// Frees a span of `take_out`.
     #[inline]
     pub(crate) fn give_out(&mut self, span: OutSpan) {
         self.outbox.give_back(span.arena);
     }
 
-    /// Bytes received and not read yet.
+    /// The number of bytes received and not read yet.
     #[inline]
     pub(crate) fn unread_len(&self) -> usize {
         self.inbox.arenas[self.inbox.current].used - self.unread
     }
 
-    /// Copies the first unread bytes out. There must be as many.
+    /// Copies the first unread bytes. There must be as many.
     #[inline]
     pub(crate) fn peek(&self, into: &mut [u8]) {
         let arena = &self.inbox.arenas[self.inbox.current];
         self.region.read((arena.base + self.unread) as u64, into);
     }
 
-    /// Moves past unread bytes.
+    /// Skips unread bytes.
     #[inline]
     pub(crate) fn skip(&mut self, len: usize) {
         debug_assert!(len <= self.unread_len(), "only what was received is read");
         self.unread += len;
     }
 
-    /// Moves past a payload, which stays where it is until it is given back. Its place in the
-    /// region, and the arena.
+    /// Skips a payload, which stays in place until it is freed. Returns its offset in the region,
+    /// and its arena.
     #[inline]
     pub(crate) fn keep(&mut self, len: usize) -> (u64, ArenaIndex) {
         let index = ArenaIndex(self.inbox.current as u8);
@@ -246,15 +247,14 @@ impl Buffers {
         ((arena.base + start) as u64, index)
     }
 
-    /// Gives back what `keep` kept.
+    /// Frees a payload of `keep`.
     #[inline]
     pub(crate) fn give_in(&mut self, index: ArenaIndex) {
         self.inbox.give_back(index);
     }
 
-    /// Where to receive: a place in the region and the room there. All of a message of
-    /// `message_len` bytes that begins with the unread ones will fit. `None` until a payload or
-    /// memory is given back.
+    /// The offset and length of room for receiving. A message of `message_len` bytes, of which the
+    /// unread bytes are the first, will fit completely. `None` until a payload or memory is freed.
     pub(crate) fn room(&mut self, message_len: usize) -> Option<(u64, usize)> {
         let unread_len = self.unread_len();
         let (unread, head) = (self.unread, message_len.max(1));
@@ -272,10 +272,10 @@ impl Buffers {
         }
         let arena = *self.inbox.current();
         if arena.used == ARENA_BYTES {
-            // Only reached when the message is whole; the caller has something to parse.
+            // Only reached when the message is complete; the caller can parse it.
             return None;
         }
-        // More than the message, so that the next ones come along; at least the message.
+        // More than the message, so that later messages are received too; at least the message.
         let more = (arena.used + RECEIVE_BYTES).max(self.unread + head).min(ARENA_BYTES);
         let least = (arena.used + 1).max(self.unread + head);
         let ends = [more, least];
@@ -283,12 +283,12 @@ impl Buffers {
             self.refused = least - arena.used;
             return None;
         };
-        // What is touched already costs nothing.
+        // Memory that is touched already costs nothing.
         let end = end.max(arena.peak);
         Some(((arena.base + arena.used) as u64, end - arena.used))
     }
 
-    /// Makes the other inbox arena current and takes the unread bytes along.
+    /// Makes the other inbox arena current and copies the unread bytes to it.
     fn move_unread(&mut self) {
         let (unread, unread_len) = (self.unread, self.unread_len());
         let from = self.inbox.current().base + unread;
@@ -307,7 +307,7 @@ impl Buffers {
         arena.peak = arena.peak.max(unread_len);
     }
 
-    /// Says that bytes were received where `room` said.
+    /// Notes that bytes were received into the room of `room`.
     #[inline]
     pub(crate) fn received(&mut self, len: usize) {
         let arena = self.inbox.current();
@@ -316,7 +316,7 @@ impl Buffers {
         arena.peak = arena.peak.max(arena.used);
     }
 
-    /// Puts bytes in as if they had been received. There must be room.
+    /// Appends bytes as if they had been received. `false` without room.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> bool {
         let Some((offset, room)) = self.room(bytes.len()) else { return false };
         if bytes.len() > room {
@@ -327,21 +327,21 @@ impl Buffers {
         true
     }
 
-    /// Whether much memory is held that an idle connection does not need.
+    /// Whether the connection holds much memory that it does not need while idle.
     pub(crate) fn is_bloated(&self) -> bool {
         let arenas = self.inbox.arenas.iter().chain(&self.outbox.arenas);
         arenas.map(|arena| arena.peak).sum::<usize>() > 2 * WARM_BYTES
     }
 
-    /// Gives memory back to the system and to other connections, all but that of unread bytes.
-    /// Nothing may be in flight.
+    /// Returns memory to the system and to other connections, except that of unread bytes. Nothing
+    /// may be in flight.
     pub(crate) fn shrink(&mut self) {
         let idle = |pair: &Pair| pair.arenas.iter().all(|arena| arena.spans == 0);
         if !idle(&self.inbox) || !idle(&self.outbox) {
             return;
         }
         if self.unread_len() > 0 && self.touched() <= (self.unread_len() + RECEIVE_BYTES) as u64 {
-            // A long message is on its way, and little else is held: copying it gains nothing.
+            // A long message is arriving, and there is little other memory: copying gains nothing.
             return;
         }
         if self.unread_len() > 0 {
@@ -371,12 +371,12 @@ mod tests {
     use super::*;
     use crate::nbd::client::tests::client_with;
 
-    /// Of a connection that has all the memory that it could touch.
+    /// The buffers of a connection whose lease can cover all of them.
     fn buffers() -> Buffers {
         Buffers::new(client_with(8 * ARENA_BYTES as u64)).unwrap()
     }
 
-    /// 60 clients that did not read took 2 GiB.
+    /// The bug: 60 clients that did not read their replies took 2 GiB.
     #[test]
     fn no_more_is_touched_than_is_leased() {
         let mut buffers = Buffers::new(client_with(0)).unwrap();
@@ -384,7 +384,7 @@ mod tests {
         let max = REQUEST_BYTES_MAX as usize;
         let first = buffers.take_out(40, max).unwrap();
         assert!(leased(&buffers) > max as u64);
-        // The budget has room for one of the longest.
+        // The budget has no room for the longest read, but for a shorter one.
         assert!(buffers.take_out(40, max).is_none());
         assert!(buffers.take_out(40, 64 << 10).is_some());
         assert!(buffers.room(max).is_none());
@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(room, RECEIVE_BYTES);
         let (_, room) = buffers.room(ARENA_BYTES).unwrap();
         assert_eq!(room, ARENA_BYTES);
-        // All but ten bytes of the arena are taken by payloads in flight, then comes a message.
+        // Payloads in flight take all but ten bytes of the arena; then a message arrives.
         buffers.received(ARENA_BYTES - 10);
         let (_, index) = buffers.keep(ARENA_BYTES - 10);
         assert!(buffers.put(b"0123456"));

@@ -1,4 +1,4 @@
-//! The control plane's hold on a connection: who it is, what it did, and how to end it.
+//! A connection as the control plane sees it: the client, its statistics, and how to end it.
 #![allow(clippy::disallowed_types)] // Control plane: a flag that is set once, and read in passing.
 
 use std::fmt;
@@ -14,10 +14,10 @@ use crate::nbd::memory::Lease;
 use crate::nbd::sys::{self, Wake};
 use crate::nbd::wire::Style;
 
-/// How long a client that was cut may take to leave before nobody waits for it any more.
+/// How long a disconnected client's thread may take to end before a removal stops waiting for it.
 pub(crate) const CUT_GRACE: Duration = Duration::from_secs(2);
 
-/// Counters of a connection. Its thread writes them, anyone reads.
+/// Counters of a connection. Its thread writes them, any thread reads them.
 #[derive(Debug, Default)]
 pub(crate) struct ClientStats {
     pub(crate) requests: Counter,
@@ -27,7 +27,7 @@ pub(crate) struct ClientStats {
     pub(crate) batches: Counter,
 }
 
-/// What a client chose; known once the handshake is over.
+/// The client's choices, known after the handshake.
 #[derive(Clone, Debug)]
 pub(crate) struct Chosen {
     pub(crate) export: String,
@@ -36,29 +36,29 @@ pub(crate) struct Chosen {
     pub(crate) tls: bool,
 }
 
-/// One connection as other threads see it.
+/// A connection as other threads see it.
 pub(crate) struct Client {
     pub(crate) id: u64,
     pub(crate) peer: String,
     pub(crate) since: SystemTime,
     pub(crate) stats: ClientStats,
-    /// What it has of the memory for connections.
+    /// Its share of the memory for connections.
     pub(crate) lease: Lease,
     pub(crate) chosen: OnceLock<Chosen>,
-    /// It was cut: its thread leaves at the next look, whatever is in flight.
+    /// Whether it was cut: its thread ends at the next check, with or without requests in flight.
     cut: AtomicBool,
     line: Line,
 }
 
-/// What the connection runs over.
+/// The transport of the connection.
 pub(crate) enum Line {
-    /// A socket, shared so that its descriptor cannot be reused while somebody may end it.
+    /// A socket, shared so that its descriptor is not reused while another thread shuts it down.
     Socket(Arc<OwnedFd>),
-    /// Two pipes. They cannot be shut down from outside, so their user listens to wakes.
+    /// Two pipes. Another thread cannot shut them down, so the connection's thread polls two wakes.
     Pipes {
-        /// Read no more than what has arrived.
+        /// Stops reading after the bytes that have arrived.
         drain: Arc<Wake>,
-        /// Write no more.
+        /// Stops writing.
         cut: Arc<Wake>,
     },
 }
@@ -77,7 +77,7 @@ impl Client {
         })
     }
 
-    /// Asks the connection to answer what it has received and then to end.
+    /// Asks the connection to answer the requests that it has received and then to end.
     pub(crate) fn drain(&self) {
         match &self.line {
             // Wakes a reader at once: it reads what has arrived, and then the end.
@@ -86,15 +86,15 @@ impl Client {
         }
     }
 
-    /// Whether the connection is to end whatever is in flight.
+    /// Whether the connection is to end regardless of requests in flight.
     pub(crate) fn is_cut(&self) -> bool {
-        // Relaxed: nothing else is published by it.
+        // Relaxed: the flag publishes no data.
         self.cut.load(Ordering::Relaxed)
     }
 
-    /// Ends the connection's I/O with the client, sent or not, and its wait for the device.
+    /// Ends the connection's transport, sent or not, and its wait for the device.
     pub(crate) fn cut(&self) {
-        // Relaxed: as in `is_cut`; ending the line wakes whoever sleeps on it.
+        // Relaxed: as in `is_cut`; ending the transport wakes the connection's thread.
         self.cut.store(true, Ordering::Relaxed);
         match &self.line {
             Line::Socket(socket) => sys::shutdown(socket.as_ref(), Shutdown::Both),
@@ -136,15 +136,15 @@ impl fmt::Debug for Client {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionInfo {
-    /// A number of its own in this server.
+    /// The connection's number in this server.
     pub id: u64,
-    /// The other end's address.
+    /// The client's address.
     pub peer: String,
-    /// When it was accepted.
+    /// The time of its acceptance.
     pub since: SystemTime,
     /// The export in use; `None` during the handshake.
     pub export: Option<String>,
-    /// Whether it is encrypted.
+    /// Whether the connection is encrypted.
     pub tls: bool,
     /// Whether structured replies are in use; extended headers imply them.
     pub structured_replies: bool,
@@ -156,13 +156,13 @@ pub struct ConnectionInfo {
     pub requests: u64,
     /// Bytes read from the export.
     pub read_bytes: u64,
-    /// Bytes written to the export, zeroed and trimmed ones not counted.
+    /// Bytes written to the export, without zeroed and trimmed ones.
     pub written_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
-    /// Times that replies were sent; requests per batch say how well system calls are shared.
+    /// The number of sends; requests per send show how well requests share system calls.
     pub batches: u64,
-    /// Bytes of the budget for connections that it has now.
+    /// The bytes of the connection budget that it holds now.
     pub memory_bytes: u64,
 }
 
@@ -171,7 +171,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::nbd::memory::MemoryBudget;
 
-    /// A client with a budget of its own.
+    /// A client with a memory budget of its own.
     pub(crate) fn client_with(budget_bytes: u64) -> Arc<Client> {
         let lease = MemoryBudget::new(budget_bytes).admit().expect("it is the first");
         let wake = || Arc::new(Wake::new().expect("there are descriptors"));

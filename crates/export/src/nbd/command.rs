@@ -1,7 +1,7 @@
-//! What a request means for an export: one pure function from a request to a plan.
+//! The meaning of a request for an export: one pure function from a request to a plan.
 //!
-//! Every rule of the transmission phase on flags, ranges, alignment and permissions is here, and
-//! so is the one mapping from [`Status`] to NBD's errors.
+//! Every rule of the transmission phase on flags, ranges, alignment and permissions is here, and so
+//! is the only mapping from [`Status`] to NBD's errors.
 
 use blockyard_core::{Flags, Op, Status};
 
@@ -9,37 +9,37 @@ use crate::nbd::exports::{Export, REQUEST_BYTES_MAX};
 use crate::nbd::wire::{NbdError, Request, Style, command, command_flag, export_flag};
 use crate::rmw::{self, Span};
 
-/// What the rules need to know of an export, read once when a connection opens.
+/// The properties of an export that the rules need, read once when a connection opens.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// How requests and replies look.
+    /// The format of requests and replies.
     pub style: Style,
     /// Size of the export in bytes.
     pub len_bytes: u64,
-    /// Logical block of the device in bytes, a power of two.
+    /// The device's logical block in bytes, a power of two.
     pub block_bytes: u64,
-    /// Requests must be multiples of this many bytes, a power of two. Below the logical block, the
-    /// server reads, changes and writes the blocks at the ends of a write.
+    /// Requests must be multiples of this many bytes, a power of two. If it is less than the
+    /// logical block, the server reads, changes and writes the blocks at the ends of a write.
     pub min_block_bytes: u64,
-    /// Where sequential zones begin, of which no part of a block can be written; the end without
-    /// any.
+    /// The offset at which sequential zones begin, where no part of a block can be written; the end
+    /// of the export if there are none.
     pub sequential_from: u64,
-    /// The transmission flags that the client was told.
+    /// The transmission flags that were sent to the client.
     pub flags: u16,
     /// Whether `base:allocation` was selected.
     pub contexts: bool,
 }
 
-/// A refusal: the error and what a person should know of it.
+/// A refusal: the error and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error.
+    /// The error of the reply.
     pub error: NbdError,
-    /// Its reason.
+    /// The reason, for people.
     pub text: &'static str,
 }
 
-/// What is to be done for a request.
+/// The plan for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// An I/O on a range of bytes, as long as the request's.
@@ -48,21 +48,21 @@ pub enum Plan {
         op: Op,
         /// First byte.
         offset: u64,
-        /// Length in bytes: the request's, but for a trim, which leaves parts of blocks out.
+        /// Length in bytes: the request's, except for a trim, which skips parts of blocks.
         len: u64,
         /// Flags of the bio.
         flags: Flags,
-        /// Make it durable by a flush of its own, because the operation knows no FUA.
+        /// Whether a flush must follow, because the operation has no FUA.
         then_flush: bool,
     },
-    /// Nothing to do: success.
+    /// No operation: success.
     Nothing,
-    /// A query of extents; its length is the request's, unless a payload says otherwise.
+    /// A query of extents; its length is the request's, unless a payload gives another.
     BlockStatus {
-        /// Only one extent is wanted.
+        /// Whether only one extent is wanted.
         one: bool,
     },
-    /// Finish what is in flight and close.
+    /// Complete the requests in flight and close.
     Disconnect,
     /// An error.
     Refuse(Refusal),
@@ -73,7 +73,7 @@ const fn refuse(error: NbdError, text: &'static str) -> Plan {
 }
 
 impl Rules {
-    /// The rules for an export under what was negotiated.
+    /// The rules for an export with the negotiated options.
     pub fn new(export: &Export, style: Style, contexts: bool, min_block_bytes: u32) -> Rules {
         let geometry = export.disk().geometry();
         Rules {
@@ -100,13 +100,13 @@ impl Rules {
         }
     }
 
-    /// "Block size constraints".
+    /// Checks the alignment ("Block size constraints").
     #[inline]
     const fn aligned(&self, offset: u64, len: u64) -> bool {
         (offset | len) & (self.min_block_bytes - 1) == 0
     }
 
-    /// "Command flags": those that a command may carry here. FUA goes with every command.
+    /// The flags that a command may carry ("Command flags"). FUA is allowed with every command.
     const fn flags_allowed(&self, command: u16) -> u16 {
         let own = match command {
             command::READ if self.offers(export_flag::SEND_DF) => command_flag::DF,
@@ -123,7 +123,7 @@ impl Rules {
         own | command_flag::FUA
     }
 
-    /// What is to be done for a request.
+    /// The plan for a request.
     #[inline]
     pub fn plan(&self, request: &Request) -> Plan {
         if request.flags & !self.flags_allowed(request.command) != 0 {
@@ -157,7 +157,7 @@ impl Rules {
         self.plan_range(request, Op::Read, Flags::NONE, false)
     }
 
-    /// Write, trim and write-zeroes.
+    /// The plan for a write, trim or write-zeroes.
     fn plan_change(&self, request: &Request, op: Op) -> Plan {
         let offered = match op {
             Op::Discard => self.offers(export_flag::SEND_TRIM),
@@ -174,7 +174,7 @@ impl Rules {
             return refuse(NbdError::Inval, "a write above the maximum block size");
         }
         if !self.inside(request.offset, request.len) {
-            // "Error values": ENOSPC for what writes, EINVAL for a trim.
+            // "Error values": ENOSPC for writes, EINVAL for a trim.
             let error = if op == Op::Discard { NbdError::Inval } else { NbdError::NoSpc };
             return refuse(error, "a request beyond the end of the export");
         }
@@ -208,12 +208,12 @@ impl Rules {
         self.plan_parts(op, &Span::of(self.block_bytes, offset, len), flags, then_flush)
     }
 
-    /// A change of which an end is inside a block.
+    /// The plan for a change with an end inside a block.
     #[cold]
     fn plan_parts(&self, op: Op, span: &Span, flags: Flags, then_flush: bool) -> Plan {
         let (mut offset, mut len) = (span.start + span.skip, span.want);
         if op == Op::Discard {
-            // NBD_CMD_TRIM is advice: what it says of parts of blocks is ignored.
+            // NBD_CMD_TRIM is advice: parts of blocks are ignored.
             let inner = span.inner(self.block_bytes);
             (offset, len) = (inner.start, inner.end - inner.start);
             if len == 0 {
@@ -233,7 +233,7 @@ impl Rules {
         Plan::Io { op: Op::Flush, offset: 0, len: 0, flags: Flags::NONE, then_flush: false }
     }
 
-    /// `NBD_CMD_CACHE`: a hint, and what these devices hold is as near as it can be.
+    /// The plan for `NBD_CMD_CACHE`: a hint, which these devices need not follow.
     fn plan_cache(&self, request: &Request) -> Plan {
         if !self.inside(request.offset, request.len) {
             return refuse(NbdError::Inval, "a range beyond the end of the export");
@@ -249,7 +249,7 @@ impl Rules {
             return refuse(NbdError::Inval, "no metadata context was selected");
         }
         if request.has(command_flag::PAYLOAD_LEN) {
-            // The effect's length is in the payload; `check_status` judges it.
+            // The length is in the payload; `check_status` checks it.
             return Plan::BlockStatus { one: request.has(command_flag::REQ_ONE) };
         }
         match self.check_status(request.offset, request.len) {
@@ -258,7 +258,7 @@ impl Rules {
         }
     }
 
-    /// What is wrong with the range of a block status request, if anything is.
+    /// Checks the range of a block status request.
     pub fn check_status(&self, offset: u64, len: u64) -> Option<Refusal> {
         let text = if len == 0 {
             "a block status request of length 0"
@@ -273,7 +273,7 @@ impl Rules {
     }
 }
 
-/// How NBD calls the end of an I/O. `None` for success.
+/// The NBD error of a status. `None` for success.
 #[inline]
 pub fn error_of(status: Status) -> Option<NbdError> {
     match status {
@@ -282,8 +282,8 @@ pub fn error_of(status: Status) -> Option<NbdError> {
         Status::Inval => Some(NbdError::Inval),
         Status::Resource => Some(NbdError::NoMem),
         Status::Offline => Some(NbdError::Shutdown),
-        // "Error values": ENOTSUP and EOVERFLOW have narrow meanings of their own, so everything
-        // else, zone conditions among it, is an I/O error whose text says more.
+        // "Error values": ENOTSUP and EOVERFLOW have narrow meanings, so all other statuses,
+        // including zone conditions, are an I/O error whose text says more.
         Status::NotSupp
         | Status::Timeout
         | Status::Transport

@@ -4,10 +4,10 @@
 //! receive ▸ parse all that is there ▸ push, submit, reap ▸ send all replies ▸ receive ..
 //! ```
 //!
-//! One thread, one channel, no lock, and nothing allocated per request. While nothing is in flight
-//! the thread sleeps in the receiving call itself. Everything has a bound: requests in flight, the
-//! memory they hold, replies in a batch; at a bound the connection stops reading, and the client
-//! finds its socket full.
+//! A connection has one thread and one channel, takes no lock, and allocates nothing per request.
+//! While nothing is in flight the thread sleeps in the receive call itself. Requests in flight,
+//! their memory and the replies of a batch are bounded. At a bound the connection stops reading,
+//! and the client finds its socket full.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -34,30 +34,30 @@ use crate::nbd::wire::{
 use crate::os;
 use crate::rmw::{self, Partial, RmwQueue, Span};
 
-/// Most requests in flight on a connection.
+/// The most requests in flight on a connection.
 const REQUESTS_MAX: usize = 1024;
-/// Most requests taken before their bios are started.
+/// The most requests that are parsed before their bios are submitted.
 const BATCH_REQUESTS: usize = 128;
-/// Bytes of reads after which a batch is started.
+/// The bytes of reads after which a batch is submitted.
 const BATCH_BYTES: u64 = 1 << 20;
-/// A payload that lacks this much is waited for in one call.
+/// If a payload lacks this much, one receive call waits for all of it.
 const WHOLE_BYTES: usize = 64 << 10;
-/// Longest payload of a block status request: its length and one context id.
+/// The longest payload of a block status request: its length and one context id.
 const STATUS_PAYLOAD_BYTES: usize = 12;
-/// How long a connection rests before it gives memory back.
+/// How long a connection is idle before it returns memory.
 const REST: Duration = Duration::from_secs(1);
-/// How long an ending connection waits for what its device still works on.
+/// How long an ending connection waits for its requests in flight.
 const LAST_WAIT: Duration = Duration::from_secs(10);
-/// How often the channel is asked for results when it does not say when they are due.
+/// The poll interval of a channel that does not report when completions are due.
 const POLL: Duration = Duration::from_millis(1);
-/// Longest wait for the device alone before a look whether the connection was cut.
+/// The longest wait for the device before the next check whether the connection was cut.
 const CUT_LOOK: Duration = Duration::from_millis(50);
 
-/// The answer to a request that found no memory in time.
+/// The refusal of a request that got no memory in time.
 const NO_MEMORY: Refusal =
     Refusal { error: NbdError::NoMem, text: "the server's memory for NBD clients is in use" };
 
-/// What a request holds while it is in flight.
+/// The memory that a request holds while it is in flight.
 #[derive(Clone, Copy, Debug)]
 enum Held {
     Nothing,
@@ -72,25 +72,25 @@ enum Held {
 struct Slot {
     origin: Origin,
     len: u64,
-    /// Bytes of a read's buffer before the request's first.
+    /// The bytes of a read's buffer before the requested ones.
     skip: u64,
     op: Op,
     held: Held,
     then_flush: bool,
 }
 
-/// Why the parser stopped.
+/// The reason for which the parser stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
-    /// Nothing: there may be more to parse.
+    /// No reason: there may be more to parse.
     Nothing,
-    /// A message of this many bytes to be there as a whole.
+    /// A message of this many bytes must arrive completely.
     Bytes(usize),
-    /// Something in flight to complete.
+    /// A request in flight must complete.
     Completions,
 }
 
-/// A payload that is thrown away, and the answer when it is gone.
+/// A payload that is discarded, and the reply that follows.
 #[derive(Clone, Copy, Debug)]
 struct Skipping {
     left: u64,
@@ -98,7 +98,7 @@ struct Skipping {
     refusal: Refusal,
 }
 
-/// Counts of one batch, before they go to the shared counters.
+/// The counts of one batch, before they are added to the shared counters.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     requests: u64,
@@ -113,7 +113,7 @@ pub(crate) struct Connection {
     client: Arc<Client>,
     export: Arc<Export>,
     channel: Box<dyn Channel>,
-    /// What is waited on for the device, beside the link, if it has such a thing.
+    /// The device's descriptor that is polled in addition to the link, if it has one.
     descriptor: Option<RawFd>,
     region: RegionId,
     /// Dropped after the channel, which waits for its writes.
@@ -122,10 +122,10 @@ pub(crate) struct Connection {
     buffers: Buffers,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// Made and not yet pushed.
+    /// Bios that are not pushed yet.
     bios: Vec<Bio>,
     done: Vec<Completion>,
-    /// Reaped while replies were sent, and not answered.
+    /// Completions that were reaped while replies were sent, and that are not answered yet.
     settled: Vec<Completion>,
     replies: Replies,
     /// Buffers of reads whose replies are being sent.
@@ -134,15 +134,15 @@ pub(crate) struct Connection {
     skipping: Option<Skipping>,
     pace: Pace,
     tally: Tally,
-    /// The next request is refused: there was no memory for it for too long.
+    /// Whether the next request is refused, because it got no memory in time.
     refuses: bool,
-    /// The client does not send what a message lacks.
+    /// How long the client has not sent the rest of a message.
     silence: Stall,
-    /// No more is read: finish what is in flight.
+    /// Whether reading has stopped: only requests in flight complete.
     ending: bool,
-    /// When an ending connection stops waiting for its device.
+    /// The time at which an ending connection stops waiting for its device.
     overdue_at: Option<Instant>,
-    /// What broke the protocol, for the log.
+    /// The protocol error, for the log.
     fault: Option<wire::WireError>,
 }
 
@@ -197,12 +197,12 @@ impl Connection {
         })
     }
 
-    /// Puts in bytes that arrived with the end of the handshake.
+    /// Appends bytes that arrived with the end of the handshake.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> bool {
         self.buffers.put(bytes)
     }
 
-    /// Serves the client until it leaves, is asked to leave, or breaks the protocol.
+    /// Serves the client until it disconnects, is asked to leave, or violates the protocol.
     ///
     /// # Errors
     /// If the link fails, or the connection is cut.
@@ -233,8 +233,8 @@ impl Connection {
             if self.client.is_cut() {
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
             }
-            // Bios left are flushes that follow what is done, parts of read-modify-writes, or those
-            // that found no room before.
+            // Remaining bios are flushes after completed changes, parts of read-modify-writes, or
+            // bios for which the channel had no room before.
             let startable = reaped > 0 && (!self.bios.is_empty() || self.rmw.has_startable());
             if startable || !self.settled.is_empty() || (need == Need::Nothing && !self.ending) {
                 continue;
@@ -243,7 +243,7 @@ impl Connection {
         }
     }
 
-    /// Lets what is in flight end for a client that can no longer be answered.
+    /// Waits for requests in flight of a client that can no longer be answered.
     fn finish(&mut self) {
         self.ending = true;
         while self.in_flight() > 0 && !self.client.is_cut() && !self.is_overdue() {
@@ -254,8 +254,8 @@ impl Connection {
         }
     }
 
-    /// Whether an ending connection has waited long enough for its device: a client that has gone
-    /// holds a place of the server, which others may need.
+    /// Whether an ending connection has waited long enough for its device: a disconnected client
+    /// takes a slot of the server that others may need.
     fn is_overdue(&mut self) -> bool {
         let now = Instant::now();
         now >= *self.overdue_at.get_or_insert(now + LAST_WAIT)
@@ -265,10 +265,11 @@ impl Connection {
         REQUESTS_MAX - self.free.len()
     }
 
-    /// Parses what was received, up to a bound.
+    /// Parses the received requests, up to a bound.
     fn take_requests(&mut self) -> Need {
         if self.client.lease.is_wanted() {
-            // Another connection waits for memory: end what is begun, and give back.
+            // Another connection waits for memory: complete the requests in flight, and return
+            // memory.
             if self.in_flight() > 0 {
                 return Need::Completions;
             }
@@ -305,7 +306,7 @@ impl Connection {
                     bytes += if request.command == wire::command::READ { request.len } else { 0 };
                 }
                 Err(error) => {
-                    // Without the magic there is no way to find the next request.
+                    // Without the magic the start of the next request cannot be found.
                     self.fault = Some(error);
                     self.ending = true;
                 }
@@ -314,7 +315,8 @@ impl Connection {
         Need::Nothing
     }
 
-    /// Takes one request whose head is there. Unless something is needed first, it is moved past.
+    /// Handles one request whose header has arrived. Skips it unless more bytes or completions are
+    /// needed first.
     #[inline]
     fn take(&mut self, request: &Request, head_bytes: usize) -> Need {
         let payload = request.payload_bytes(self.rules.style);
@@ -325,7 +327,7 @@ impl Connection {
         match plan {
             Plan::Io { op, offset, len, flags, then_flush } => {
                 if op == Op::Write {
-                    // Its length was checked against the greatest.
+                    // The length was checked against the greatest one.
                     let whole = head_bytes + payload as usize;
                     if self.buffers.unread_len() < whole {
                         return Need::Bytes(whole);
@@ -352,14 +354,14 @@ impl Connection {
         }
     }
 
-    /// Moves past a request's head.
+    /// Skips a request's header.
     #[inline]
     fn take_head(&mut self, head_bytes: usize) {
         self.tally.requests += 1;
         self.buffers.skip(head_bytes);
     }
 
-    /// Makes a bio, or a request of parts of blocks, if there is a slot and a buffer for it.
+    /// Makes a bio, or a request for parts of blocks, if there is a slot and a buffer for it.
     #[inline]
     fn take_io(
         &mut self,
@@ -371,7 +373,7 @@ impl Connection {
         let Some(&index) = self.free.last() else { return Need::Completions };
         let (held, offset) = match op {
             Op::Read => {
-                // The bytes before the range are where the reply's head goes later.
+                // The bytes before the range are for the reply's header.
                 let reply_head = self.rules.style.read_head_bytes();
                 let Some(out) = self.buffers.take_out(reply_head, span.len as usize) else {
                     return Need::Completions;
@@ -467,7 +469,7 @@ impl Connection {
         self.skip();
     }
 
-    /// Throws a payload away; `true` when it is gone and answered.
+    /// Discards a payload; `true` when it is discarded and the request answered.
     fn skip(&mut self) -> bool {
         let Some(mut skipping) = self.skipping else { return true };
         let left = usize::try_from(skipping.left).unwrap_or(usize::MAX);
@@ -500,7 +502,8 @@ impl Connection {
         self.replies.push(|out| wire::print_error(out, style, origin, error, text));
     }
 
-    /// Pushes bios, starts them, and turns what is done into replies. How many were done.
+    /// Pushes and submits bios, and turns completions into replies. Returns the number of
+    /// completions.
     fn carry_out(&mut self) -> usize {
         for completion in std::mem::take(&mut self.settled) {
             self.answer(&completion);
@@ -525,7 +528,7 @@ impl Connection {
         reaped
     }
 
-    /// Answers a request, or makes it durable first.
+    /// Answers a request, or flushes first.
     #[inline]
     fn answer(&mut self, completion: &Completion) {
         let index = completion.user_data as usize;
@@ -564,7 +567,7 @@ impl Connection {
         }
     }
 
-    /// Sends all replies and gives their buffers back.
+    /// Sends all replies and frees their buffers.
     fn send(&mut self) -> io::Result<()> {
         let stats = &self.client.stats;
         let tally = std::mem::take(&mut self.tally);
@@ -588,7 +591,7 @@ impl Connection {
         sent
     }
 
-    /// Receives more, or waits for what is in flight.
+    /// Receives more, or waits for requests in flight.
     fn receive(&mut self, need: Need, reaped: usize) -> io::Result<()> {
         let Need::Bytes(message) = need else {
             self.wait_for_room(reaped);
@@ -628,7 +631,7 @@ impl Connection {
                 self.note_silence(received >= missing)?;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && idle => {
-                // The receive has waited for as long as the socket lets it.
+                // The receive has waited for as long as the socket's timeout.
                 self.note_silence(false)?;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_either()?,
@@ -637,7 +640,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends a connection that holds memory for a message whose rest does not come, while another
+    /// Fails if the connection holds memory for a message whose rest does not arrive, while another
     /// one waits for memory.
     #[inline]
     fn note_silence(&mut self, is_whole: bool) -> io::Result<()> {
@@ -648,7 +651,7 @@ impl Connection {
         self.silence.note(&self.client.lease)
     }
 
-    /// Waits for what a request lacks: something in flight to end, or memory.
+    /// Waits until a request in flight completes, or for memory.
     fn wait_for_room(&mut self, reaped: usize) {
         if self.in_flight() > 0 || self.ending {
             self.wait_for_completions(reaped);
@@ -657,8 +660,8 @@ impl Connection {
         }
     }
 
-    /// Sleeps until something in flight is done, unless the last look found something, and not
-    /// for so long that a cut would go unseen.
+    /// Sleeps until a request in flight completes, unless the last reap found completions; wakes
+    /// often enough to see that the connection was cut.
     fn wait_for_completions(&mut self, reaped: usize) {
         if reaped > 0 {
             return;
@@ -672,7 +675,7 @@ impl Connection {
         }
     }
 
-    /// Sleeps until something in flight is due or something arrives.
+    /// Sleeps until a completion is due or bytes arrive.
     fn wait_for_either(&mut self) -> io::Result<()> {
         let mut timeout = match self.channel.due() {
             Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())),
@@ -690,8 +693,8 @@ impl Connection {
     }
 }
 
-/// Ends all writes that requests of other channels may wait for, before the connection sleeps
-/// because its client does not read: a client must not hold up others that write the same block.
+/// Completes all writes for which other channels may wait, before the connection sleeps because its
+/// client does not read: a client must not delay others that write to the same block.
 #[cold]
 fn settle(
     client: &Client,

@@ -1,5 +1,5 @@
-//! Where a server listens, in words: `unix:PATH`, `tcp:HOST:PORT` or `stdio`. A unix socket may
-//! have options: [`UnixPlace`].
+//! The text form of an endpoint: `unix:PATH`, `tcp:HOST:PORT` or `stdio`. A unix socket may have
+//! options: [`UnixPlace`].
 
 use std::fmt;
 use std::path::Path;
@@ -7,16 +7,16 @@ use std::str::FromStr;
 
 use crate::nbd::unix::UnixPlace;
 
-/// Longest path of a unix socket, in bytes: `sun_path` has 108 with its end mark.
+/// The longest path of a unix socket, in bytes: `sun_path` has 108 including the NUL.
 pub const SOCKET_PATH_LEN_MAX: usize = 107;
 
-/// Of a text that is none of these an error shows so much.
+/// The most characters of an invalid text that an error shows.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// Where a server listens.
+/// An endpoint of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A unix socket at this path. The file of a server that is gone is replaced.
+    /// A unix socket at this path. The file of a server that has ended is replaced.
     Unix(UnixPlace),
     /// A TCP port, at every address of a host.
     Tcp {
@@ -25,11 +25,11 @@ pub enum Endpoint {
         /// Port; 0 lets the system choose.
         port: u16,
     },
-    /// No listening: one client on standard input and output.
+    /// One client on standard input and output, without a listening socket.
     Stdio,
 }
 
-/// Why a text is no place to listen at.
+/// The reason for which a text is no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{value}` is no place to listen at: {what}; expected {}", Endpoint::WANTED)]
 pub struct EndpointError {
@@ -38,7 +38,7 @@ pub struct EndpointError {
 }
 
 impl Endpoint {
-    /// What would do, for messages.
+    /// The expected forms, for messages.
     pub const WANTED: &'static str = "unix:PATH, tcp:HOST:PORT or stdio";
 
     fn read(text: &str) -> Result<Endpoint, &'static str> {
@@ -74,7 +74,7 @@ impl Endpoint {
     }
 }
 
-/// Checks that a path can be that of a unix socket.
+/// Checks that a path is valid for a unix socket.
 pub fn check_socket_path(path: &Path) -> Result<(), &'static str> {
     let len = path.as_os_str().len();
     if len == 0 {

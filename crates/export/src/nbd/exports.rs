@@ -1,7 +1,7 @@
-//! What is exported: disks by name, shared by all servers and changeable while they run.
+//! The table of exports: disks by name, shared by all servers and changeable while they run.
 //!
-//! Control plane: the locks here are taken when a client connects, lists or leaves, and when an
-//! export comes or goes; never for an I/O.
+//! Control plane: the locks here are taken when a client connects, lists or disconnects, and when
+//! an export is added or removed; never for an I/O.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
 use std::fmt;
@@ -15,21 +15,21 @@ use crate::nbd::client::{CUT_GRACE, Client};
 use crate::nbd::wire::{self, BlockSizes, STRING_BYTES_MAX, Style, export_flag};
 use crate::rmw::SharedDisk;
 
-/// Most exports of one table.
+/// The most exports of one table.
 pub const EXPORTS_MAX: usize = 4096;
 
-/// Longest read or write, in bytes: what "Block size constraints" calls maximally portable.
+/// The longest read or write, in bytes: the maximally portable one of "Block size constraints".
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
-/// How a disk is exported.
+/// The options of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
-    /// Refuse everything that changes the disk.
+    /// Refuses every change of the disk.
     pub read_only: bool,
-    /// Smallest block of clients, in bytes: a power of two. Above 1, a client that does not ask for
-    /// block sizes is refused.
+    /// The smallest block of clients, in bytes: a power of two. Above 1, a client that does not ask
+    /// for block sizes is refused.
     pub min_block_bytes: u32,
-    /// A line for people, shown when clients list the exports.
+    /// A description for people, shown when clients list the exports.
     pub description: String,
 }
 
@@ -39,7 +39,7 @@ impl Default for ExportOptions {
     }
 }
 
-/// A disk that clients can reach under a name.
+/// A disk that clients can use under a name.
 pub struct Export {
     name: String,
     disk: SharedDisk,
@@ -59,21 +59,21 @@ struct Attached {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportInfo {
-    /// Its name.
+    /// The export's name.
     pub name: String,
-    /// Its description.
+    /// The export's description.
     pub description: String,
     /// Whether changes are refused.
     pub read_only: bool,
-    /// Whether the empty name means this one.
+    /// Whether the empty name stands for this export.
     pub default: bool,
-    /// Its size in bytes.
+    /// The export's size in bytes.
     pub len_bytes: u64,
     /// Clients that use it now.
     pub clients: usize,
 }
 
-/// Why the table of exports refused a change.
+/// The reason for which the table of exports refused a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -87,11 +87,11 @@ pub enum ExportError {
         /// The name.
         name: String,
     },
-    /// The name or description breaks the protocol's rules for strings.
+    /// The name or description violates the protocol's rules for strings.
     Text {
-        /// Which of the two.
+        /// Which of the two it is.
         field: &'static str,
-        /// What was given.
+        /// The given text.
         value: String,
     },
     /// There are [`EXPORTS_MAX`] exports already.
@@ -119,22 +119,22 @@ impl fmt::Display for ExportError {
 impl std::error::Error for ExportError {}
 
 impl Export {
-    /// Its name.
+    /// The export's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its description; empty if it has none.
+    /// The export's description; empty if it has none.
     pub fn description(&self) -> &str {
         &self.options.description
     }
 
-    /// The disk behind it.
+    /// The exported disk.
     pub fn disk(&self) -> &Arc<dyn Disk> {
         &self.disk.disk
     }
 
-    /// The lock of its blocks.
+    /// The lock for sub-block writes to the disk.
     pub(crate) fn lock(&self) -> &Arc<RmwLock> {
         &self.disk.lock
     }
@@ -144,8 +144,8 @@ impl Export {
         self.options.read_only || self.disk().limits().read_only
     }
 
-    /// "Block size constraints", for a client that obeys them. One that does not ask for them sends
-    /// any range, so that its minimum is 1.
+    /// The block sizes ("Block size constraints") for a client that obeys them. A client that does
+    /// not ask for them may send any range, so its minimum is 1.
     pub fn block_sizes(&self, asked: bool) -> BlockSizes {
         let geometry = self.disk().geometry();
         let block = geometry.logical_block_bytes.max(self.options.min_block_bytes);
@@ -159,11 +159,11 @@ impl Export {
         self.options.min_block_bytes > 1
     }
 
-    /// "Transmission flags", given what has been negotiated.
+    /// The transmission flags, given the negotiated options.
     pub fn flags(&self, style: Style, contexts: bool) -> u16 {
         let limits = self.disk().limits();
-        // Every connection's channel leads to the same disk, which has one cache: a flush on any
-        // of them covers what the others have been told is done.
+        // All connections' channels lead to one disk with one cache: a flush on any of them covers
+        // the writes that completed on the others.
         let mut flags = export_flag::HAS_FLAGS
             | export_flag::SEND_FLUSH
             | export_flag::SEND_FUA
@@ -191,7 +191,7 @@ impl Export {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a client in; `false` if the export is being removed.
+    /// Adds a client; `false` if the export is being removed.
     pub(crate) fn attach(&self, client: &Arc<Client>) -> bool {
         let mut attached = self.attached();
         if attached.closed {
@@ -201,14 +201,14 @@ impl Export {
         true
     }
 
-    /// Counts a client out.
+    /// Removes a client.
     pub(crate) fn detach(&self, client: &Arc<Client>) {
         self.attached().clients.retain(|other| !Arc::ptr_eq(other, client));
         self.detached.notify_all();
     }
 
-    /// Lets no new client in, asks those that are here to drain, and cuts off at `drain` those
-    /// that have not left. Returns when all have, or soon after the cut.
+    /// Admits no new client, asks the present ones to drain, and at `drain` cuts off those that
+    /// have not disconnected. Returns when all have, or soon after the cut.
     fn close(&self, drain: Duration) {
         let deadline = Instant::now() + drain;
         let mut attached = self.attached();
@@ -226,7 +226,7 @@ impl Export {
                 .0;
         }
         attached.clients.iter().for_each(|client| client.cut());
-        // They leave at their next look; only a system call that does not return holds one up.
+        // They end at their next check; only a system call that does not return can delay one.
         let gone = |attached: &mut Attached| !attached.clients.is_empty();
         let waited = self.detached.wait_timeout_while(attached, CUT_GRACE, gone);
         let attached = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -261,7 +261,7 @@ impl Table {
         self.exports.iter().find(|export| export.name == name)
     }
 
-    /// The configured default; without one, or when it is gone, the first export.
+    /// The configured default; without one, or if it was removed, the first export.
     fn default(&self) -> Option<&Arc<Export>> {
         let configured = self.default.as_deref().and_then(|name| self.find(name));
         configured.or_else(|| self.exports.first())
@@ -281,7 +281,7 @@ impl Exports {
     /// Exports a disk under a name.
     ///
     /// # Errors
-    /// If the name is taken or breaks the protocol's rules, or the table is full.
+    /// If the name is taken or violates the protocol's rules, or the table is full.
     pub fn add(
         &self,
         name: &str,
@@ -311,9 +311,9 @@ impl Exports {
         Ok(())
     }
 
-    /// Takes an export out of the table. Its clients' requests in flight are answered, then they
-    /// are disconnected; those that are not through after `drain` are cut off, whatever their
-    /// requests still wait for. Returns when the last one has left.
+    /// Removes an export. Its clients' requests in flight are answered, then the clients are
+    /// disconnected; those that take longer than `drain` are cut off, whatever their requests still
+    /// wait for. Returns when the last one has ended.
     ///
     /// # Errors
     /// If there is no such export.
@@ -329,7 +329,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Makes an export the one that the empty name stands for. Without this it is the first.
+    /// Sets the export for which the empty name stands. By default it is the first.
     ///
     /// # Errors
     /// If there is no such export.

@@ -1,8 +1,8 @@
 //! The handshake as a state machine: bytes in, bytes and steps out, no I/O.
 //!
-//! Whoever owns the socket feeds what arrived and sends what is printed; a fuzzer can do the same
-//! without one. Only fixed newstyle is spoken; a client that does not say that it speaks it may
-//! use nothing but `NBD_OPT_EXPORT_NAME` ("Newstyle negotiation").
+//! The owner of the socket feeds received bytes and sends the printed ones; a fuzzer does so
+//! without a socket. Only fixed newstyle is supported; a client that does not announce it can only
+//! use `NBD_OPT_EXPORT_NAME` ("Newstyle negotiation").
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::nbd::wire::{
     CLIENT_NO_ZEROES, OPTION_HEADER_BYTES, OptionHeader, Style, WireError, option, option_reply,
 };
 
-/// Longest option data that are read; longer ones are skipped and refused.
+/// The longest option data that are read; longer ones are skipped and refused.
 pub const OPTION_DATA_BYTES_MAX: usize = 64 << 10;
-/// Bytes printed after which no further option is taken before they are sent. The answer to one
-/// option may be longer: a list is as long as the table of exports.
+/// After this many printed bytes no further option is handled before they are sent. The reply to
+/// one option may be longer: a list is as long as the table of exports.
 pub const OUTPUT_BYTES: usize = 256 << 10;
 /// Most options in one handshake.
 pub const OPTIONS_MAX: u32 = 4096;
@@ -24,40 +24,40 @@ pub const OPTIONS_MAX: u32 = 4096;
 /// Whether clients may or must use TLS ("Server-side requirements").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
-    /// `NOTLS`: there is none.
+    /// `NOTLS`: there is no TLS.
     #[default]
     Off,
-    /// `SELECTIVETLS` with no export that demands it: the client chooses.
+    /// `SELECTIVETLS` with no export that requires it: the client chooses.
     On,
-    /// `FORCEDTLS`: nothing works before TLS.
+    /// `FORCEDTLS`: only TLS can be started before TLS.
     Require,
 }
 
-/// What the owner of the socket does next.
+/// The next step of the socket's owner.
 #[derive(Debug)]
 pub enum Step {
-    /// Send what was printed, then feed the bytes that are left, with more if there are more.
+    /// Send the printed bytes, then feed the remaining and further bytes.
     More,
-    /// Send what was printed, then start TLS, then call [`Handshake::tls_started`].
+    /// Send the printed bytes, start TLS, then call [`Handshake::tls_started`].
     StartTls,
     /// Open the export, then call [`Handshake::accept`] or [`Handshake::refuse`].
     Enter,
-    /// Send what was printed and close the connection.
+    /// Send the printed bytes and close the connection.
     Close(CloseReason),
 }
 
-/// Why a handshake ends without an export.
+/// The reason for which a handshake ends without an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// The client aborted, as is its right.
+    /// The client aborted, as the protocol allows.
     Aborted,
-    /// Bytes that are not the protocol.
+    /// The bytes violate the protocol.
     Wire(WireError),
     /// The client set flags that the server did not offer.
     ClientFlags(u32),
     /// `NBD_OPT_EXPORT_NAME` cannot be answered with an error.
     ExportName,
-    /// `NBD_OPT_EXPORT_NAME` of an export that demands a request for block sizes.
+    /// `NBD_OPT_EXPORT_NAME` for an export that requires a request for block sizes.
     BlockSizes,
     /// More than [`OPTIONS_MAX`] options.
     Options,
@@ -65,17 +65,17 @@ pub enum CloseReason {
     BytesBeforeTls,
 }
 
-/// What a client has negotiated.
+/// The result of a negotiation.
 #[derive(Clone, Debug)]
 pub struct Negotiated {
     /// The export.
     pub export: Arc<Export>,
-    /// How requests and replies look.
+    /// The format of requests and replies.
     pub style: Style,
     /// Whether `base:allocation` was selected.
     pub contexts: bool,
-    /// Its requests are multiples of this many bytes: 1 for a client that did not ask for block
-    /// sizes.
+    /// The client's requests are multiples of this many bytes: 1 for a client that did not ask for
+    /// block sizes.
     pub min_block_bytes: u32,
     /// Whether the connection is encrypted.
     pub tls: bool,
@@ -87,9 +87,9 @@ enum State {
     ClientFlags,
     /// An option's header comes next.
     Option,
-    /// This many bytes of an option that is too long are thrown away.
+    /// This many bytes of an option that is too long are discarded.
     Skip { option: u32, left: u32 },
-    /// An export has been chosen by this option and waits to be opened.
+    /// The client has chosen an export by this option, and the export waits to be opened.
     Entering { option: u32, export: Arc<Export>, request: InfoWanted },
     /// Nothing more is read.
     Ended,
@@ -112,9 +112,9 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     tls: bool,
-    /// Which clients may use which export.
+    /// The clients that may use each export.
     allow: Arc<AllowLists>,
-    /// The subject of the client's certificate, if it has shown one.
+    /// The subject of the client's certificate, if the client has shown one.
     subject: Option<String>,
     style: Style,
     /// The export for which `base:allocation` was selected.
@@ -123,7 +123,7 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// A handshake that begins by sending the greeting, which is printed to `out`.
+    /// A handshake that begins with the greeting, which is printed to `out`.
     pub fn new(exports: Arc<Exports>, mode: TlsMode, out: &mut Vec<u8>) -> Handshake {
         out.extend_from_slice(&wire::greeting());
         Handshake {
@@ -141,9 +141,9 @@ impl Handshake {
         }
     }
 
-    /// Takes what arrived, up to the next step or until [`OUTPUT_BYTES`] were printed, and says how
-    /// many bytes of it were used. Bytes that were not used are to be fed again, with more behind
-    /// them.
+    /// Handles received bytes up to the next step or until [`OUTPUT_BYTES`] are printed, and
+    /// returns the number of bytes used. The caller feeds the others again, followed by newly
+    /// received ones.
     pub fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> (usize, Step) {
         let mut used = 0;
         loop {
@@ -151,7 +151,7 @@ impl Handshake {
             used += taken;
             match step {
                 Some(Step::StartTls) if used < bytes.len() => {
-                    // Bytes in clear must not be taken for bytes that came through TLS.
+                    // Clear-text bytes must not be taken for bytes that came through TLS.
                     self.state = State::Ended;
                     return (used, Step::Close(CloseReason::BytesBeforeTls));
                 }
@@ -162,13 +162,13 @@ impl Handshake {
         }
     }
 
-    /// Shows the client only the exports that these lists allow it.
+    /// Shows the client only the exports that these lists allow.
     pub fn allow(&mut self, lists: Arc<AllowLists>) {
         self.allow = lists;
     }
 
-    /// Tells that TLS runs, and the subject of the client's certificate if it has shown one.
-    /// "`NBD_OPT_STARTTLS`": nothing negotiated before is kept.
+    /// TLS is established; `subject` is that of the client's certificate, if the client has shown
+    /// one. "`NBD_OPT_STARTTLS`": earlier negotiation is discarded.
     pub fn tls_started(&mut self, subject: Option<String>) {
         self.tls = true;
         self.subject = subject;
@@ -184,7 +184,7 @@ impl Handshake {
         }
     }
 
-    /// Ends the handshake with the chosen export. Without one there is nothing to accept.
+    /// Ends the handshake with the chosen export. `None` if no export is chosen.
     pub fn accept(&mut self, out: &mut Vec<u8>) -> Option<Negotiated> {
         let state = std::mem::replace(&mut self.state, State::Ended);
         let State::Entering { option, export, request } = state else { return None };
@@ -200,7 +200,7 @@ impl Handshake {
         Some(Negotiated { export, style: self.style, contexts, min_block_bytes, tls: self.tls })
     }
 
-    /// Says that the chosen export cannot be opened.
+    /// Reports that the chosen export cannot be opened.
     pub fn refuse(&mut self, text: &str, out: &mut Vec<u8>) -> Step {
         let state = std::mem::replace(&mut self.state, State::Option);
         if let State::Entering { option, .. } = state
@@ -223,7 +223,7 @@ impl Handshake {
         Step::Close(reason)
     }
 
-    /// One message. `(0, None)` means that bytes are missing.
+    /// Handles one message. `(0, None)` means that bytes are missing.
     fn advance(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> (usize, Option<Step>) {
         match self.state {
             State::ClientFlags => {
@@ -248,7 +248,7 @@ impl Handshake {
         }
     }
 
-    /// "Client flags": unknown ones end the connection.
+    /// Handles the client's flags: unknown ones end the connection.
     fn client_flags(&mut self, bytes: &[u8]) -> Option<Step> {
         let flags = match wire::parse_client_flags(bytes) {
             Ok(flags) => flags,
@@ -279,8 +279,8 @@ impl Handshake {
         if self.options > OPTIONS_MAX {
             return (0, Some(self.close(CloseReason::Options)));
         }
-        // "Newstyle negotiation": a client that is not fixed newstyle knows one option only, and
-        // the name of an export that is too long cannot be refused otherwise.
+        // "Newstyle negotiation": a client without fixed newstyle knows one option only, and a name
+        // of an export that is too long can only be refused by closing.
         let export_name = header.option == option::EXPORT_NAME;
         if (!self.fixed && !export_name) || (len > OPTION_DATA_BYTES_MAX && export_name) {
             return (0, Some(self.close(CloseReason::ExportName)));
@@ -343,8 +343,8 @@ impl Handshake {
         }
     }
 
-    /// The export of a name, if the client may use it. One that it may not use does not exist for
-    /// it, so that it learns no names.
+    /// The export of a name, if the client may use it. Other exports do not exist for the client,
+    /// so that it learns no names.
     fn find(&self, name: &str) -> Option<Arc<Export>> {
         self.exports.find(name).filter(|export| self.permits(export))
     }
@@ -430,7 +430,7 @@ impl Handshake {
         None
     }
 
-    /// The successful reply to `NBD_OPT_INFO` and `NBD_OPT_GO`.
+    /// Prints the successful reply to `NBD_OPT_INFO` and `NBD_OPT_GO`.
     fn print_info(&self, option: u32, export: &Export, wanted: InfoWanted, out: &mut Vec<u8>) {
         let info = |out: &mut Vec<u8>, data: &[u8]| {
             wire::print_option_reply(out, option, option_reply::INFO, data);
@@ -443,8 +443,8 @@ impl Handshake {
         if wanted.description && !export.description().is_empty() {
             info(out, &wire::info_text(wire::info::DESCRIPTION, export.description()));
         }
-        // A client that does not ask and enters may send any range. `NBD_OPT_INFO` says what a
-        // client that asks will be held to.
+        // A client that enters without asking may send any range. `NBD_OPT_INFO` reports the sizes
+        // that a client that asks must obey.
         let obeys = wanted.block_size || option == option::INFO;
         info(out, &wire::info_block_size(export.block_sizes(obeys)));
         wire::print_option_reply(out, option, option_reply::ACK, &[]);
@@ -459,7 +459,7 @@ impl Handshake {
     fn meta_context(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) {
         let set = option == option::SET_META_CONTEXT;
         if set {
-            // Replaces what was selected before, even when it fails.
+            // Discards the earlier selection, even when this one fails.
             self.contexts_of = None;
         }
         let refusal = match wire::parse_context_query(data) {
@@ -501,11 +501,11 @@ mod tests {
         let mut bytes = CLIENT_FIXED_NEWSTYLE.to_be_bytes().to_vec();
         for _ in 0..OPTIONS_MAX {
             bytes.extend_from_slice(b"IHAVEOPT");
-            // No option that anybody knows.
+            // An unknown option.
             bytes.extend_from_slice(&77u32.to_be_bytes());
             bytes.extend_from_slice(&0u32.to_be_bytes());
         }
-        // Each answer is longer than its option, and one buffer would hold all of them.
+        // Each reply is longer than its option, and one buffer would have to hold all of them.
         let mut fed = 0;
         let mut sent = 0;
         out.resize(OUTPUT_BYTES - 4096, 0);

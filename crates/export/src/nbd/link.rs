@@ -1,7 +1,7 @@
-//! What bytes travel over: a socket, a pair of pipes, or TLS on a socket.
+//! The transport of a connection: a socket, a pair of pipes, or TLS on a socket.
 //!
-//! One enum, so that the connection's loop is one piece of code. The plain socket is the fast
-//! path: one system call receives, one sends a batch.
+//! It is one enum, so that the connection's loop exists once. The plain socket is the fast path:
+//! one system call receives, one sends a batch.
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -17,25 +17,25 @@ use crate::nbd::tls::TlsLink;
 
 /// The connection to a client.
 pub(crate) enum Link {
-    /// A stream socket in clear.
+    /// A stream socket in clear text.
     Socket(Arc<OwnedFd>),
-    /// Two pipes, or whatever else can be read and written: standard input and output.
+    /// Two pipes or other descriptors: standard input and output.
     Pipes(Pipes),
     /// TLS on a stream socket.
     Tls(Box<TlsLink>),
 }
 
-/// Bytes that a pipe takes without sleeping once it says that it takes any: a page, its unit.
+/// The bytes that a writable pipe accepts without blocking: a page.
 const PIPE_BYTES: usize = 4096;
 
-/// The two ends of a pair of pipes. Nobody can shut a pipe down under its user, so its user
-/// listens to two wakes.
+/// A pair of pipes. Another thread cannot shut a pipe down, so the connection's thread polls two
+/// wakes.
 pub(crate) struct Pipes {
     pub(crate) input: OwnedFd,
     pub(crate) output: OwnedFd,
-    /// No more is to be read than what has arrived.
+    /// Stops reading after the bytes that have arrived.
     pub(crate) drain: Arc<Wake>,
-    /// No more is to be written.
+    /// Stops writing.
     pub(crate) cut: Arc<Wake>,
 }
 
@@ -54,7 +54,7 @@ impl Pipes {
         }
     }
 
-    /// Sleeps until the output takes a page; calls `full` before it sleeps.
+    /// Sleeps until the output accepts a page; calls `full` before it sleeps.
     fn wait_writable(&self, full: &mut dyn FnMut()) -> io::Result<()> {
         let now = Some(Duration::ZERO);
         if sys::wait(&self.output, Interest::Writable, Some(&self.cut), now)? == Ready::No {
@@ -101,7 +101,7 @@ fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// Reads from a socket into plain memory before a deadline, if there is one.
+/// Reads from a socket into ordinary memory, before the deadline if there is one.
 pub(crate) fn read_socket(
     socket: &OwnedFd,
     into: &mut [u8],
@@ -116,8 +116,8 @@ pub(crate) fn read_socket(
     sys::read_slice(socket, into)
 }
 
-/// Writes to a socket from plain memory before a deadline, if there is one; calls `full` before it
-/// sleeps.
+/// Writes to a socket from ordinary memory, before the deadline if there is one; calls `full`
+/// before it sleeps.
 pub(crate) fn write_socket(
     socket: &OwnedFd,
     bytes: &[u8],
@@ -137,7 +137,7 @@ pub(crate) fn write_socket(
 }
 
 impl Link {
-    /// Receives into a region. 0 is the end.
+    /// Receives into a region. 0 is the end of the stream.
     #[inline]
     pub(crate) fn recv(
         &mut self,
@@ -160,7 +160,7 @@ impl Link {
         }
     }
 
-    /// Sleeps until there is something to receive, at most for `timeout`.
+    /// Sleeps until there are bytes to receive, at most for `timeout`.
     pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<Ready> {
         match self {
             Link::Socket(socket) => {
@@ -171,7 +171,7 @@ impl Link {
         }
     }
 
-    /// Sleeps until there is something to receive, or another descriptor can be read, at most for
+    /// Sleeps until there are bytes to receive, or another descriptor is readable, at most for
     /// `timeout`.
     pub(crate) fn wait_either(
         &mut self,
@@ -187,9 +187,9 @@ impl Link {
         }
     }
 
-    /// Sends all replies and forgets them. Calls `full` before it sleeps because the client reads
-    /// slowly. A client that does not take them is left when another one waits for the memory that
-    /// `lease` holds.
+    /// Sends all replies and clears them. Calls `full` before it sleeps because the client reads
+    /// slowly. A client that does not read is disconnected when another one waits for the memory
+    /// that `lease` holds.
     pub(crate) fn send(
         &mut self,
         region: &Region,
@@ -206,7 +206,7 @@ impl Link {
         result
     }
 
-    /// Receives plain bytes, for the handshake. 0 is the end.
+    /// Receives into ordinary memory, for the handshake. 0 is the end of the stream.
     pub(crate) fn read(&mut self, into: &mut [u8], deadline: Instant) -> io::Result<usize> {
         match self {
             Link::Socket(socket) => read_socket(socket, into, Some(deadline)),
@@ -219,7 +219,7 @@ impl Link {
         }
     }
 
-    /// Sends plain bytes, for the handshake.
+    /// Sends from ordinary memory, for the handshake.
     pub(crate) fn write_all(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             let sent = match self {
@@ -232,7 +232,7 @@ impl Link {
         Ok(())
     }
 
-    /// Says goodbye where the transport has a word for it.
+    /// Ends the transport's protocol: TLS sends a close alert.
     pub(crate) fn close(&mut self) {
         if let Link::Tls(tls) = self {
             tls.close();
@@ -261,7 +261,7 @@ fn send_all(
                     full();
                     how = SendMode::Socket;
                 }
-                // Otherwise the socket's time for one send is over.
+                // Otherwise the timeout of the socket's send has passed.
             }
             Err(error) => return Err(error),
         }

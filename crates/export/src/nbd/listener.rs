@@ -1,4 +1,4 @@
-//! Sockets that listen: opened, accepted from and removed.
+//! Listening sockets: opened, accepted from and removed.
 
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
@@ -12,27 +12,27 @@ use crate::nbd::sys::{self, Family};
 use crate::nbd::tcp::listen_tcp;
 use crate::nbd::unix::listen_unix;
 
-/// Why a server cannot listen.
+/// The reason for which a server cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// Another server answers at this path.
+    /// Another server listens at this path.
     #[error("unix:{}: a server listens there already: stop it or take another path", .0.display())]
     InUse(PathBuf),
-    /// There is a file at the path that is no socket.
+    /// A file that is no socket exists at the path.
     #[error("unix:{}: the file there is no socket: remove it or take another path", .0.display())]
     NotASocket(PathBuf),
-    /// The descriptor is no stream socket that listens.
+    /// The descriptor is no listening stream socket.
     #[error(
         "socket: the descriptor is no listening stream socket of the unix or an internet family"
     )]
     BadDescriptor,
-    /// The system refused.
+    /// The system refused an operation.
     #[error("{endpoint}: cannot listen: {source}")]
     System {
         /// The endpoint.
         endpoint: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -40,13 +40,13 @@ pub enum ListenError {
 /// The sockets of one server.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// One at least; several only for a host with several addresses.
+    /// At least one; several only for a host with several addresses.
     sockets: Vec<Socket>,
-    /// The file to remove in the end.
+    /// The file that is removed at the end.
     path: Option<PathBuf>,
 }
 
-/// A socket that listens and never sleeps.
+/// A non-blocking listening socket.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Unix(UnixListener),
@@ -54,7 +54,8 @@ pub(crate) enum Socket {
 }
 
 impl Listener {
-    /// Listens at an endpoint; `None` for standard input and output, where nobody listens.
+    /// Listens at an endpoint; `None` for standard input and output, which have no listening
+    /// socket.
     pub(crate) fn open(endpoint: Endpoint) -> Result<Option<Listener>, ListenError> {
         let name = endpoint.to_string();
         let system = |source| ListenError::System { endpoint: name.clone(), source };
@@ -69,7 +70,7 @@ impl Listener {
         Ok(Some(Listener::new(sockets, path).map_err(system)?))
     }
 
-    /// Sockets that listen, one at least, and the file to remove in the end.
+    /// Listening sockets, at least one, and the file to remove at the end.
     pub(crate) fn new(sockets: Vec<Socket>, path: Option<PathBuf>) -> io::Result<Listener> {
         let listener = Listener { sockets, path };
         listener.sockets.iter().try_for_each(|socket| match socket {
@@ -79,7 +80,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// A socket that somebody else made and listens at, as systemd does.
+    /// A listening socket that another program made, such as systemd.
     pub(crate) fn adopt(socket: OwnedFd) -> Result<Listener, ListenError> {
         let socket = match sys::family(&socket) {
             _ if !sys::is_listening(&socket) => return Err(ListenError::BadDescriptor),
@@ -97,8 +98,8 @@ impl Listener {
         &self.sockets
     }
 
-    /// Host and port as a URI names them: the host as it was given, if it was, for certificates
-    /// are issued to names; `localhost` for all addresses at once. `None` unless it is TCP.
+    /// Host and port for a URI. The host is the given one, because certificates are issued to
+    /// names, or `localhost` for all addresses at once. `None` unless it is TCP.
     pub(crate) fn uri_host(&self, given: Option<String>) -> Option<String> {
         let addresses = self.sockets.iter().filter_map(|socket| match socket {
             Socket::Tcp(listener) => listener.local_addr().ok(),
@@ -119,14 +120,14 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // It may be gone already; then there is nothing to do.
+            // The file may have been removed already.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
 impl Socket {
-    /// The next client and its name; `None` if none waits.
+    /// The next client and its address; `None` if no client waits.
     pub(crate) fn accept(&self) -> io::Result<Option<(Arc<OwnedFd>, String)>> {
         let accepted = match self {
             Socket::Unix(listener) => listener.accept().map(|(stream, _)| {
@@ -147,7 +148,7 @@ impl Socket {
         }
     }
 
-    /// The address, as `unix:PATH` or `tcp:HOST:PORT`, the port being the real one.
+    /// The address, as `unix:PATH` or `tcp:HOST:PORT` with the actual port.
     pub(crate) fn address(&self) -> String {
         match self {
             Socket::Unix(listener) => {
@@ -171,13 +172,13 @@ impl AsFd for Socket {
     }
 }
 
-/// Replies are sent in batches; waiting for more to come would only delay them.
+/// Sets TCP_NODELAY: replies are sent in batches, so waiting for more would only delay them.
 fn set_no_delay(stream: &TcpStream) {
-    // A socket that refuses works all the same.
+    // The connection works without the option too.
     let _ = stream.set_nodelay(true);
 }
 
-/// Whether an accept failed for the client's sake: it left, or there was none.
+/// Whether an accept failed because the client disconnected or no client waits.
 fn gone_already(error: &io::Error) -> bool {
     matches!(
         error.kind(),

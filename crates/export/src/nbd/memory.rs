@@ -1,16 +1,16 @@
-//! The memory of all NBD connections together: one budget of bytes for the process.
+//! The memory of all NBD connections: one budget of bytes for the process.
 //!
-//! Every connection has a [`SHARE_BYTES`] of the budget from its first byte to its last, so that a
-//! client with small requests never waits for another one. What a connection needs beyond its share
-//! it leases in chunks, keeps while it is busy, and gives back when it rests or when another
-//! connection waits. Connections wait in the order of their arrival, for [`WAIT_MAX`] at most.
+//! Every connection has [`SHARE_BYTES`] of the budget from its start to its end, so that a client
+//! with small requests never waits for another one. A connection leases memory beyond its share in
+//! chunks, keeps it while busy, and returns it when it is idle or another connection waits.
+//! Connections wait in the order of their arrival, for at most [`WAIT_MAX`].
 //!
 //! ```text
 //!  limit = connections x share + leased chunks + free
 //! ```
 //!
-//! The budget is touched when a connection comes, goes, grows beyond its share or gives back; never
-//! for an I/O.
+//! The budget changes when a connection starts, ends, grows beyond its share or returns memory;
+//! never for an I/O.
 #![allow(clippy::disallowed_types)] // A queue that is entered only where memory is short.
 
 use std::collections::VecDeque;
@@ -24,26 +24,26 @@ use blockyard_sync::tag_budget::TagBudget;
 
 use crate::nbd::exports::REQUEST_BYTES_MAX;
 
-/// Unit in which memory is leased, in bytes.
+/// The unit of leases, in bytes.
 const CHUNK_BYTES: u64 = 64 << 10;
 
-/// What each connection has for itself, in bytes: requests up to half of it need nothing else.
+/// The share of each connection, in bytes: requests up to half of it need no lease.
 pub const SHARE_BYTES: u64 = 512 << 10;
 
-/// Kept free of shares, in bytes: the longest request with what goes with it.
+/// The bytes that shares never take: the longest request with its overhead.
 const LONGEST_BYTES: u64 = REQUEST_BYTES_MAX as u64 + (2 << 20);
 
-/// Least budget, in bytes: the longest request and a dozen connections.
+/// The smallest budget, in bytes: the longest request and a dozen connections.
 pub const LIMIT_BYTES_MIN: u64 = LONGEST_BYTES + 12 * SHARE_BYTES;
 
-/// Budget of a process that has enough memory, in bytes.
+/// The budget of a process with enough memory, in bytes.
 const LIMIT_BYTES_DEFAULT: u64 = 256 << 20;
 
-/// Longest wait of a request for memory before it is refused with `ENOMEM`.
+/// The longest wait of a request for memory before it is refused with `ENOMEM`.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// How long a connection may hold leased memory for a client that does not read or send, while
-/// another connection waits for memory, unless the owner of the budget says otherwise.
+/// The default time for which a connection may hold leased memory for a client that does not read
+/// or send, while another connection waits for memory.
 const STALL_MAX: Duration = Duration::from_secs(10);
 
 /// A budget for the buffers of NBD connections.
@@ -52,10 +52,10 @@ pub struct MemoryBudget {
     chunks: TagBudget,
     limit_chunks: u32,
     stall_max: Duration,
-    /// How many wait; read without the lock to see whether any does.
+    /// The number of waiting connections, readable without the lock.
     waiting: AtomicU32,
     queue: Mutex<Queue>,
-    /// Told when chunks are given back.
+    /// Notified when chunks are returned.
     given: Condvar,
     waits: Counter,
     refused: Counter,
@@ -71,24 +71,24 @@ struct Queue {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryUse {
-    /// Most bytes of all connections together.
+    /// The limit for all connections together, in bytes.
     pub limit_bytes: u64,
-    /// Bytes that connections have now: their shares, and what they leased.
+    /// The bytes that connections hold now: their shares and their leases.
     pub used_bytes: u64,
     /// How often a connection waited for memory.
     pub waits: u64,
-    /// Connections and requests that were refused for want of memory.
+    /// Connections and requests that were refused because of the limit.
     pub refused: u64,
 }
 
 impl MemoryBudget {
-    /// A budget of so many bytes, [`LIMIT_BYTES_MIN`] at least.
+    /// A budget of `limit_bytes`, at least [`LIMIT_BYTES_MIN`].
     pub fn new(limit_bytes: u64) -> Arc<MemoryBudget> {
         MemoryBudget::with_stall_max(limit_bytes, STALL_MAX)
     }
 
-    /// A budget as [`MemoryBudget::new`] makes it, from which a client is cut off that has held
-    /// leased memory for `stall_max` without reading or sending, while another client waits.
+    /// A budget as [`MemoryBudget::new`] makes it. A client is cut off if it has held leased memory
+    /// for `stall_max` without reading or sending, while another client waits.
     pub fn with_stall_max(limit_bytes: u64, stall_max: Duration) -> Arc<MemoryBudget> {
         let chunks = limit_bytes.max(LIMIT_BYTES_MIN) / CHUNK_BYTES;
         let limit_chunks = u32::try_from(chunks).unwrap_or(u32::MAX);
@@ -104,20 +104,18 @@ impl MemoryBudget {
         })
     }
 
-    /// The budget of a process that may use so many bytes of memory: a quarter of them, 256 MiB at
-    /// most.
+    /// The budget of a process that may use `bytes` of memory: a quarter of them, at most 256 MiB.
     pub fn for_memory(bytes: u64) -> Arc<MemoryBudget> {
         MemoryBudget::new((bytes / 4).min(LIMIT_BYTES_DEFAULT))
     }
 
-    /// Longest sleep of a thread in a send or a receive before it checks whether another client
-    /// waits for the memory that the thread's connection holds. Never zero, which a socket takes
-    /// for no limit at all.
+    /// The longest sleep of a thread in a send or a receive before it checks whether another client
+    /// waits for the memory of its connection. Never zero, which a socket takes for no timeout.
     pub(crate) fn blocked_max(&self) -> Duration {
         (self.stall_max / 2).max(Duration::from_millis(1))
     }
 
-    /// How it is used now.
+    /// The present use.
     pub fn usage(&self) -> MemoryUse {
         let chunks = |chunks: u32| u64::from(chunks) * CHUNK_BYTES;
         MemoryUse {
@@ -128,10 +126,10 @@ impl MemoryBudget {
         }
     }
 
-    /// The share of one more connection; `None` where there is none left.
+    /// The share of one more connection; `None` if there is none left.
     pub(crate) fn admit(self: &Arc<MemoryBudget>) -> Option<Lease> {
         let (share, longest) = (chunks_of(SHARE_BYTES), chunks_of(LONGEST_BYTES));
-        // The longest request must fit however many connections there are.
+        // The longest request must fit, however many connections there are.
         self.chunks.join();
         let shares = u64::from(self.chunks.users()) * u64::from(share);
         let fits = shares + u64::from(longest) <= u64::from(self.limit_chunks);
@@ -143,7 +141,7 @@ impl MemoryBudget {
         None
     }
 
-    /// All of so many chunks, or none.
+    /// Takes this many chunks, or none.
     fn take(&self, chunks: u32) -> bool {
         let taken = self.chunks.take(chunks);
         if taken < chunks {
@@ -155,14 +153,14 @@ impl MemoryBudget {
     fn give(&self, chunks: u32) {
         self.chunks.give(chunks);
         if chunks > 0 && self.is_wanted() {
-            // A waiter looks again every now and then, so one that enters just now misses little.
+            // Waiters check periodically too, so one that starts to wait just now misses little.
             self.given.notify_all();
         }
     }
 
     /// Whether a connection waits for memory.
     fn is_wanted(&self) -> bool {
-        // Relaxed: only a hint; nothing is published with it.
+        // Relaxed: a hint; it publishes no data.
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
@@ -177,12 +175,12 @@ impl Default for MemoryBudget {
     }
 }
 
-/// Chunks that hold so many bytes.
+/// The number of chunks for this many bytes.
 fn chunks_of(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// What one connection has of the budget. Its thread changes it, others look.
+/// The memory of one connection. Its thread changes it, other threads read it.
 #[derive(Debug)]
 pub(crate) struct Lease {
     budget: Arc<MemoryBudget>,
@@ -191,16 +189,16 @@ pub(crate) struct Lease {
 
 impl Lease {
     fn held(&self) -> u32 {
-        // Relaxed: the connection's own thread alone writes it.
+        // Relaxed: only the connection's own thread writes it.
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Bytes that the connection may use.
+    /// The bytes that the connection may use.
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.held()) * CHUNK_BYTES
     }
 
-    /// Makes the lease cover so many bytes, if chunks are free and no other connection waits.
+    /// Extends the lease to this many bytes, if chunks are free and no other connection waits.
     #[cold]
     pub(crate) fn grow_to(&self, bytes: u64) -> bool {
         let missing = chunks_of(bytes).saturating_sub(self.held());
@@ -211,14 +209,14 @@ impl Lease {
         true
     }
 
-    /// Waits until the lease covers so many bytes; `false` if that took too long, or `is_over` says
-    /// that nobody needs them any more.
+    /// Waits until the lease covers this many bytes; `false` after a timeout, or if `is_over` says
+    /// that they are no longer needed.
     #[cold]
     pub(crate) fn wait_for(&self, bytes: u64, is_over: impl Fn() -> bool) -> bool {
         let (missing, budget) = (chunks_of(bytes).saturating_sub(self.held()), &*self.budget);
         let deadline = Instant::now() + WAIT_MAX;
         budget.waits.add(1);
-        // Relaxed, here and below: a hint, as `is_wanted` says.
+        // Relaxed, here and below: a hint, as in `is_wanted`.
         budget.waiting.fetch_add(1, Ordering::Relaxed);
         let mut queue = budget.queue();
         let ticket = queue.next;
@@ -237,7 +235,7 @@ impl Lease {
         queue.tickets.retain(|other| *other != ticket);
         drop(queue);
         budget.waiting.fetch_sub(1, Ordering::Relaxed);
-        // The next in the queue may find what it needs.
+        // The next waiter may find enough chunks.
         budget.given.notify_all();
         match got {
             true => self.held.store(self.held() + missing, Ordering::Relaxed),
@@ -246,7 +244,7 @@ impl Lease {
         got
     }
 
-    /// Gives back what is beyond so many bytes and beyond the share.
+    /// Returns the chunks beyond this many bytes and beyond the share.
     pub(crate) fn shrink_to(&self, bytes: u64) {
         let keep = chunks_of(bytes.max(SHARE_BYTES)).min(self.held());
         let given = self.held() - keep;
@@ -259,13 +257,13 @@ impl Lease {
         self.held() > chunks_of(SHARE_BYTES) && self.budget.is_wanted()
     }
 
-    /// As [`MemoryBudget::blocked_max`].
+    /// The value of [`MemoryBudget::blocked_max`].
     pub(crate) fn blocked_max(&self) -> Duration {
         self.budget.blocked_max()
     }
 }
 
-/// Since when the client of a connection has not read or not sent.
+/// The time since when a connection's client has not read or not sent.
 #[derive(Debug, Default)]
 pub(crate) struct Stall(Option<Instant>);
 
@@ -273,7 +271,7 @@ impl Stall {
     /// Notes that the client still does not read or send.
     ///
     /// # Errors
-    /// If the connection must be cut off: it has held leased memory for so long, and another
+    /// If the connection must be cut off: it has held leased memory for the stall time, and another
     /// connection waits for memory.
     #[cold]
     pub(crate) fn note(&mut self, lease: &Lease) -> io::Result<()> {
@@ -285,14 +283,14 @@ impl Stall {
         Ok(())
     }
 
-    /// Notes that the client goes on.
+    /// Notes that the client has read or sent.
     #[inline]
     pub(crate) fn end(&mut self) {
         self.0 = None;
     }
 }
 
-/// How often a waiter looks whether it is still to wait.
+/// The interval at which a waiter checks whether to go on waiting.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Drop for Lease {

@@ -1,57 +1,57 @@
-//! When to let requests gather before receiving them.
+//! Adaptive batching: when to let requests accumulate before receiving them.
 //!
-//! A client that keeps many requests in flight and is slower than its server finds the server
-//! asleep for every single one: each request then costs two system calls, a wake-up and a switch,
-//! on both sides. Napping for some tens of microseconds before receiving lets a batch gather.
-//! While the client is busy with the replies that it has, it does not notice; its requests are
-//! answered sooner rather than later, because neither side spends its time waking the other.
+//! If a client keeps many requests in flight and is slower than its server, the server sleeps
+//! before every request. Each request then costs two system calls, a wake-up and a context switch
+//! on both sides. A pause of some tens of microseconds before a receive lets a batch accumulate.
+//! The client, still busy with earlier replies, does not notice. Its requests are answered sooner,
+//! because neither side spends its time on wake-ups.
 //!
-//! The nap must end before the client has nothing left to do. So the pace learns how many requests
-//! the client keeps in flight, by a longer nap now and then, and aims at a batch of half as many.
-//! A client with few in flight is never made to wait, but for the one question in a while; the
-//! longer it has had few, the rarer the question.
+//! The pause must end before the client runs out of work. So this learns how many requests the
+//! client keeps in flight, by a longer probe pause now and then, and aims at batches of half as
+//! many. A client with few in flight is never delayed except by the rare probe; the longer it has
+//! had few, the rarer the probe.
 //!
-//! A plain state machine over counts, without a clock.
+//! This is a state machine over counts, without a clock.
 
 use std::time::Duration;
 
-/// The nap that asks for the client's depth, in microseconds.
+/// The probe pause that measures the client's depth, in microseconds.
 const ASK_US: u32 = 200;
-/// Longest and shortest nap in use, in microseconds.
+/// The longest and the shortest pause in use, in microseconds.
 const NAP_MAX_US: u32 = 120;
 const NAP_MIN_US: u32 = 10;
-/// The first nap after a question, in microseconds.
+/// The first pause after a probe, in microseconds.
 const NAP_FIRST_US: u32 = ASK_US / 4;
-/// Below this depth naps are not worth their while.
+/// Below this depth pauses do not pay off.
 const DEPTH_MIN: u64 = 8;
-/// Requests before the first question, and the longest time between questions.
+/// The requests before the first probe, and the most requests between probes.
 const HOLD_MIN: u64 = 512;
 const HOLD_MAX: u64 = 1 << 16;
-/// Naps after which the depth is asked for again.
+/// The pauses after which the depth is probed again.
 const NAPS_MAX: u32 = 256;
-/// Naps in a row that yielded next to nothing, after which there are no more.
+/// After this many consecutive pauses with hardly any gain, pausing stops.
 const STRIKES_MAX: u32 = 2;
 
-/// What the next receive does, and why.
+/// The state of the next receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// No naps, for so many requests to come.
+    /// No pauses for this many requests.
     Awake { left: u64 },
-    /// The last nap was a question.
+    /// The last pause was a probe.
     Asking,
-    /// Naps are taken; so many since the last question.
+    /// Pauses are in use; their number since the last probe.
     Napping { naps: u32 },
 }
 
-/// The pace of one connection.
+/// The batching state of one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
     mode: Mode,
-    /// How many requests the client keeps in flight, as far as was seen.
+    /// The number of requests that the client keeps in flight, as observed.
     depth: u64,
     nap_us: u32,
     strikes: u32,
-    /// Requests until the next question, after the one to come.
+    /// The number of requests before the probe after the next one.
     hold: u64,
 }
 
@@ -66,7 +66,7 @@ impl Pace {
         }
     }
 
-    /// How long to nap before the next receive, which nothing in flight waits for.
+    /// The pause before the next receive; only called with nothing in flight that would be delayed.
     #[inline]
     pub(crate) fn nap(&mut self) -> Option<Duration> {
         let nap_us = match self.mode {
@@ -85,7 +85,7 @@ impl Pace {
         Some(Duration::from_micros(nap_us.into()))
     }
 
-    /// Tells how many requests the last receive brought.
+    /// Reports how many requests the last receive brought.
     #[inline]
     pub(crate) fn answered(&mut self, requests: u64) {
         match self.mode {
@@ -100,7 +100,7 @@ impl Pace {
         }
     }
 
-    /// The answer to the question how many requests the client keeps in flight.
+    /// Evaluates a probe of the client's requests in flight.
     fn hear(&mut self, requests: u64) {
         if requests < DEPTH_MIN {
             self.wake();
@@ -112,7 +112,7 @@ impl Pace {
         self.mode = Mode::Napping { naps: 0 };
     }
 
-    /// Aims at half of the depth.
+    /// Adjusts the pause for batches of half the depth.
     fn adapt(&mut self, requests: u64) {
         self.depth = self.depth.max(requests);
         if requests <= 1 {
@@ -130,7 +130,7 @@ impl Pace {
         }
     }
 
-    /// No more naps for a while, and a longer while each time.
+    /// Stops pausing for a while, which is longer each time.
     fn wake(&mut self) {
         self.mode = Mode::Awake { left: self.hold };
         self.hold = (2 * self.hold).min(HOLD_MAX);
@@ -143,23 +143,23 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// A client that keeps `depth` requests in flight and spends `cost_us` on each, and a server
-    /// that takes a microsecond for each. Returns the naps' sum in microseconds, the requests, the
-    /// receives, and the microseconds in which the client had nothing to do.
+    /// Simulates a client that keeps `depth` requests in flight and spends `cost_us` on each, and a
+    /// server that needs a microsecond for each. Returns the sum of the pauses in microseconds, the
+    /// requests, the receives, and the microseconds in which the client was idle.
     fn simulate(pace: &mut Pace, depth: u64, cost_us: u64, rounds: u64) -> (u64, u64, u64, u64) {
         let (mut naps_us, mut requests, mut idle_us) = (0, 0, 0);
         let mut with_client = depth;
         for _ in 0..rounds {
             let nap_us = pace.nap().map_or(0, |nap| nap.as_micros() as u64);
             naps_us += nap_us;
-            // Without a nap the server receives as soon as there is one.
+            // Without a pause the server receives as soon as there is a request.
             let sent = (nap_us / cost_us).clamp(1, with_client);
             if sent == with_client {
                 idle_us += nap_us.saturating_sub(sent * cost_us);
             }
             requests += sent;
             pace.answered(sent);
-            // While the server works, the client sends on.
+            // While the server works, the client sends further requests.
             with_client = depth - (sent / cost_us).min(with_client - sent);
         }
         (naps_us, requests, rounds, idle_us)

@@ -1,16 +1,16 @@
-//! Replies on their way out: gathered for a batch, sent by as few system calls as can be.
+//! Replies of a batch, gathered to be sent by as few system calls as possible.
 //!
-//! The data of reads lie in the connection's region with their heads right before them, one piece
-//! each. Everything else is short and is gathered in a vector of bytes, where neighbours are one
+//! The data of reads are in the connection's region with their headers right before them, one piece
+//! each. All other replies are short and are gathered in a byte vector, where neighbours are one
 //! piece.
 
 use blockyard_core::Region;
 
 use crate::nbd::sys::{Piece, Source};
 
-/// Bytes of short replies above which a batch is sent before more are made.
+/// Above this many bytes of short replies, the batch is sent before more are made.
 const BYTES_FULL: usize = 64 << 10;
-/// Pieces above which a batch is sent before more are made.
+/// Above this many pieces, the batch is sent before more are made.
 const PIECES_FULL: usize = 256;
 
 /// Replies that wait to be sent, in order.
@@ -28,8 +28,8 @@ impl Replies {
         }
     }
 
-    /// Appends a reply whose head and data lie together in the region: the head is written
-    /// before the data, which begin at `data`.
+    /// Appends a reply whose header and data are contiguous in the region: writes the header before
+    /// the data, which begin at `data`.
     #[inline]
     pub(crate) fn push_data(&mut self, region: &Region, head: &[u8], data: u64, len: usize) {
         let offset = data - head.len() as u64;
@@ -37,7 +37,7 @@ impl Replies {
         self.pieces.push(Piece { source: Source::Region, offset, len: head.len() + len });
     }
 
-    /// Appends what `print` prints.
+    /// Appends the bytes that `print` prints.
     #[inline]
     pub(crate) fn push(&mut self, print: impl FnOnce(&mut Vec<u8>)) {
         let offset = self.bytes.len();
@@ -63,19 +63,20 @@ impl Replies {
         self.pieces.is_empty()
     }
 
-    /// The pieces, in order, to be cut down as they are sent.
+    /// The pieces, in order, which the sender shortens.
     pub(crate) fn parts(&mut self) -> (&[u8], &mut [Piece]) {
         (&self.bytes, &mut self.pieces)
     }
 
-    /// Forgets everything, sent or not.
+    /// Clears all replies, sent or not.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.pieces.clear();
     }
 }
 
-/// Drops the first `sent` bytes from pieces and says how many pieces are gone entirely.
+/// Removes the first `sent` bytes from the pieces, and returns the number of pieces sent
+/// completely.
 pub(crate) fn advance(pieces: &mut [Piece], mut sent: usize) -> usize {
     for (index, piece) in pieces.iter_mut().enumerate() {
         if sent < piece.len {

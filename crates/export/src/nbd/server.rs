@@ -1,6 +1,6 @@
-//! A server: one endpoint, a thread that accepts, and a thread for each client.
+//! A server: one endpoint, an accepting thread, and a thread for each client.
 //!
-//! Control plane: locks are taken when a client comes or goes, never for an I/O.
+//! Control plane: locks are taken when a client connects or disconnects, never for an I/O.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
 use std::collections::HashMap;
@@ -23,27 +23,27 @@ use crate::nbd::session::{self, Terms};
 use crate::nbd::sys::{self, Family, Ready, Wake};
 use crate::nbd::tls::{Acceptor, TlsConfig, TlsError, TlsMode};
 
-/// Send buffer asked for on sockets: a batch of replies fits, so that sending does not sleep.
+/// The requested send buffer of sockets: a batch of replies fits, so that sending does not block.
 const SEND_BUFFER_BYTES: i32 = 2 << 20;
 
-/// Least send buffer asked for.
+/// The smallest requested send buffer.
 const SEND_BUFFER_BYTES_MIN: i32 = 64 << 10;
 
 /// How long the server waits before it accepts again when the system is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How a server treats its clients.
+/// The limits and options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Most clients at once. One more takes the place of the oldest that is still in its
-    /// handshake; without such a one it is disconnected at once.
+    /// The most clients at once. A further one replaces the oldest that is still in its handshake;
+    /// if there is none, it is disconnected at once.
     pub connections_max: usize,
-    /// Most clients in their handshake at once; for one more the oldest of them is cut off.
+    /// The most clients in their handshake at once; a further one replaces the oldest of them.
     pub handshakes_max: usize,
     /// How long a client may take from connecting to transmission.
     pub handshake_timeout: Duration,
-    /// How long a shutdown lets clients take to send the rest of a request and to read their
-    /// replies, and the device to carry them out, before it cuts them off.
+    /// After a shutdown, how long clients may take to send the rest of a request and to read their
+    /// replies, and the device to complete them, before they are cut off.
     pub drain_timeout: Duration,
     /// TLS.
     pub tls: TlsConfig,
@@ -64,25 +64,25 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a server cannot start.
+/// The reason for which a server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// It cannot listen.
+    /// The endpoint cannot be bound.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// TLS cannot be spoken over pipes.
+    /// TLS is not possible over pipes.
     #[error("stdio: TLS needs a socket, and standard input is none: use `off`")]
     TlsOnPipes,
     /// The system refused a thread or a descriptor.
     #[error("nbd server: {what}: {source}")]
     System {
-        /// What was being done.
+        /// The operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -94,21 +94,21 @@ pub struct Server {
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the accepting thread, the clients' threads and the owner share.
+/// The state that the accepting thread, the clients' threads and the owner share.
 struct Shared {
     terms: Terms,
     options: ServerOptions,
-    /// One at least.
+    /// At least one.
     addresses: Vec<String>,
-    /// Host and port for URIs, if it listens at TCP.
+    /// Host and port for URIs, if it listens on TCP.
     uri_host: Option<String>,
     stopping: AtomicBool,
-    /// When clients are cut off; set when the server begins to stop.
+    /// The time at which clients are cut off; set when the server begins to stop.
     deadline: OnceLock<Instant>,
     /// Wakes the accepting thread.
     wake: Wake,
     clients: Mutex<Clients>,
-    /// Told when a client leaves, and when the server is finished.
+    /// Notified when a client's thread ends, and when the server is finished.
     left: Condvar,
 }
 
@@ -123,10 +123,10 @@ struct Clients {
 }
 
 impl Clients {
-    /// Makes room for one more client, at the cost of the oldest handshake if need be: who only
-    /// connects and says nothing must not lock the others out. `false` if there is no room.
+    /// Makes room for one more client, by ending the oldest handshake if needed: a client that
+    /// connects and sends nothing must not block others. `false` if there is no room.
     fn make_room(&self, options: &ServerOptions) -> bool {
-        // Those that were cut are leaving, but their threads still count.
+        // Clients that were cut are ending, but their threads still count.
         if self.here.len() >= options.connections_max.saturating_add(options.handshakes_max) {
             return false;
         }
@@ -150,7 +150,7 @@ impl Server {
     /// Starts serving exports at an endpoint.
     ///
     /// # Errors
-    /// If the endpoint cannot be listened at, or the certificates do not do.
+    /// If the endpoint cannot be bound, or the certificates are invalid.
     pub fn start(
         exports: Arc<Exports>,
         endpoint: Endpoint,
@@ -163,10 +163,10 @@ impl Server {
         Server::start_by(exports, || Listener::open(endpoint), host, options)
     }
 
-    /// Starts serving exports on a socket that listens already, as from systemd.
+    /// Starts serving exports on a socket that already listens, for example from systemd.
     ///
     /// # Errors
-    /// If it is no such socket, or the certificates do not do.
+    /// If it is no such socket, or the certificates are invalid.
     pub fn adopt(
         exports: Arc<Exports>,
         socket: OwnedFd,
@@ -175,7 +175,7 @@ impl Server {
         Server::start_by(exports, || Listener::adopt(socket).map(Some), None, options)
     }
 
-    /// Starts serving at what `open` opens; `host` is the name that its user gave.
+    /// Starts serving at the sockets of `open`; `host` is the name that the user gave.
     fn start_by(
         exports: Arc<Exports>,
         open: impl FnOnce() -> Result<Option<Listener>, ListenError>,
@@ -222,13 +222,13 @@ impl Server {
         Ok(Server { shared, accepting: Mutex::new(accepting) })
     }
 
-    /// Where it listens: `unix:PATH`, `tcp:ADDRESS:PORT` with the real port, or `stdio`. The first
-    /// of several addresses.
+    /// The address: `unix:PATH`, `tcp:ADDRESS:PORT` with the actual port, or `stdio`. The first of
+    /// several addresses.
     pub fn local_addr(&self) -> &str {
         self.shared.address()
     }
 
-    /// Everywhere where it listens; several only if a host has several addresses.
+    /// All addresses; several only if a host has several.
     pub fn local_addrs(&self) -> &[String] {
         &self.shared.addresses
     }
@@ -248,7 +248,7 @@ impl Server {
         self.shared.uri_host.as_ref().map(|host| format!("{scheme}://{host}/{export}"))
     }
 
-    /// The clients that are connected now, in the order in which they came.
+    /// The connected clients, in the order of arrival.
     pub fn connections(&self) -> Vec<ConnectionInfo> {
         let clients = self.shared.clients();
         let mut infos: Vec<_> = clients.here.values().map(|client| client.info()).collect();
@@ -258,7 +258,7 @@ impl Server {
     }
 
     /// Waits until the server is finished: for standard input and output when its client has
-    /// left, otherwise when it is shut down.
+    /// disconnected, otherwise when it is shut down.
     pub fn wait(&self) {
         let mut clients = self.shared.clients();
         while !clients.finished {
@@ -266,9 +266,8 @@ impl Server {
         }
     }
 
-    /// Begins to stop without waiting: no more clients are accepted, and those that are here are
-    /// told to leave. The drain timeout runs from now on, so several servers that begin together
-    /// end together.
+    /// Begins to stop without waiting: accepts no more clients, and asks the present ones to drain.
+    /// The drain timeout runs from now on, so several servers that begin together end together.
     pub fn begin_shutdown(&self) {
         let shared = &self.shared;
         shared.deadline.get_or_init(|| Instant::now() + shared.options.drain_timeout);
@@ -279,19 +278,18 @@ impl Server {
     }
 
     /// Stops accepting, lets every client's requests be answered, disconnects them all, joins all
-    /// threads and removes the unix socket. Clients that stall are cut off after the drain
-    /// timeout.
+    /// threads and removes the unix socket. Clients that stall are cut off after the drain timeout.
     pub fn shutdown(self) {
         self.stop();
     }
 
-    /// [`Server::shutdown`] for who shares the server. Once it is stopped this does nothing.
+    /// [`Server::shutdown`] for a shared server. Does nothing if it is already stopped.
     pub fn stop(&self) {
         self.begin_shutdown();
         let shared = &self.shared;
         let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(accepting) = accepting {
-            // A panic there was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = accepting.join();
         }
         let deadline = *shared.deadline.get_or_init(Instant::now);
@@ -307,7 +305,7 @@ impl Server {
             clients = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         clients.here.values().for_each(|client| client.cut());
-        // They leave at their next look; only a system call that does not return holds one up.
+        // They end at their next check; only a system call that does not return can delay one.
         let here = |clients: &mut Clients| !clients.here.is_empty();
         let waited = shared.left.wait_timeout_while(clients, CUT_GRACE, here);
         clients = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -322,7 +320,7 @@ impl Server {
         let threads: Vec<_> = threads.drain().filter(|(id, _)| !here.contains_key(id)).collect();
         drop(clients);
         for (_, thread) in threads {
-            // A panic there was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
         shared.clients().finished = true;
@@ -342,7 +340,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Percent-escapes what may not stand in a URI's path or query.
+/// Percent-encodes characters that are not allowed in a URI's path or query.
 fn escape(text: &str, slash: bool) -> String {
     let plain = |byte: u8| {
         byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (slash && byte == b'/')
@@ -372,7 +370,7 @@ impl Shared {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// The accepting thread.
+    /// The loop of the accepting thread.
     fn accept_all(self: &Arc<Shared>, listener: &Listener) {
         while !self.stopping() {
             match sys::wait_readable(listener.sockets(), &self.wake) {
@@ -388,7 +386,7 @@ impl Shared {
                     Ok(Some((client, peer))) => self.admit(client, peer),
                     Ok(None) => {}
                     Err(error) => {
-                        // Out of descriptors or memory: clients that leave make room.
+                        // Out of descriptors or memory: clients that disconnect make room.
                         let address = socket.address();
                         tracing::warn!(address, %error, "cannot accept a client");
                         self.pause();
@@ -399,7 +397,7 @@ impl Shared {
         }
     }
 
-    /// Waits a little, or until the server stops.
+    /// Waits a short time, or until the server stops.
     fn pause(&self) {
         let clients = self.clients();
         drop(self.left.wait_timeout(clients, ACCEPT_PAUSE));
@@ -412,13 +410,13 @@ impl Shared {
         let threads: Vec<_> = ended.iter().filter_map(|id| clients.threads.remove(id)).collect();
         drop(clients);
         for thread in threads {
-            // A panic there was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
     }
 
-    /// The send buffer of one more client. The system has it, so it is not part of the budget; but
-    /// all of them together are bounded in proportion to it.
+    /// The send buffer of one more client. It is the system's memory and not part of the budget,
+    /// but all send buffers together are bounded in proportion to the budget.
     fn send_buffer_bytes(&self) -> i32 {
         let quarter = self.options.memory.usage().limit_bytes / 4;
         let part = quarter / (self.clients().here.len() as u64 + 1);
@@ -426,7 +424,7 @@ impl Shared {
         part.clamp(SEND_BUFFER_BYTES_MIN, SEND_BUFFER_BYTES)
     }
 
-    /// Gives a client its thread, if there is room for it.
+    /// Starts a thread for a client, if there is room for it.
     fn admit(self: &Arc<Shared>, socket: Arc<OwnedFd>, peer: String) {
         sys::set_send_buffer(socket.as_ref(), self.send_buffer_bytes());
         sys::set_timeouts(socket.as_ref(), self.options.memory.blocked_max());
@@ -481,7 +479,7 @@ impl Shared {
         }
     }
 
-    /// A client's thread.
+    /// The function of a client's thread.
     fn serve(&self, link: Link, socket: Option<Arc<OwnedFd>>, client: &Arc<Client>) {
         let ended = session::run(&self.terms, link, socket, client);
         let (id, peer) = (client.id, &client.peer);
@@ -523,7 +521,7 @@ impl Shared {
     }
 }
 
-/// `AsFd` for two types that share nothing else.
+/// `AsFd` as a trait object, for two otherwise unrelated types.
 trait AsFdObject {
     fn fd(&self) -> std::os::fd::BorrowedFd<'_>;
 }
@@ -534,7 +532,7 @@ impl<T: AsFd> AsFdObject for T {
     }
 }
 
-/// Counts a client out however its thread ends.
+/// Removes a client when its thread ends in any way.
 struct Departure<'a> {
     shared: &'a Shared,
     id: u64,

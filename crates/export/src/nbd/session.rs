@@ -1,4 +1,4 @@
-//! A client from its first byte to its last: handshake, TLS if asked for, transmission.
+//! A client's session: handshake, TLS if requested, transmission.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use crate::nbd::link::Link;
 use crate::nbd::tls::Acceptor;
 use crate::nbd::wire::WireError;
 
-/// Bytes that one read of the handshake asks for.
+/// The bytes that one read of the handshake asks for.
 const READ_BYTES: usize = 4096;
 
-/// What every session of a server shares.
+/// The state that all sessions of a server share.
 pub(crate) struct Terms {
     pub(crate) exports: Arc<Exports>,
     pub(crate) tls_mode: TlsMode,
@@ -29,7 +29,7 @@ pub(crate) struct Terms {
     pub(crate) handshake_timeout: Duration,
 }
 
-/// How a session ended.
+/// The reason for which a session ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionError {
     #[error("handshake: {0:?}")]
@@ -42,7 +42,7 @@ pub(crate) enum SessionError {
     NoAcceptor,
 }
 
-/// An open export, counted in for as long as this lives.
+/// A client's use of an export, for as long as this lives.
 struct Attachment {
     export: Arc<Export>,
     client: Arc<Client>,
@@ -81,7 +81,7 @@ pub(crate) fn run(
         link.write_all(&out, deadline)?;
         out.clear();
         match step {
-            // What is left may hold more options.
+            // The remaining bytes may hold more options.
             Step::More if used > 0 && !received.is_empty() => continue,
             Step::More | Step::Enter => {}
             Step::StartTls => {
@@ -115,7 +115,8 @@ pub(crate) fn run(
         return Err(SessionError::Io(io::ErrorKind::OutOfMemory.into()));
     }
     let served = connection.serve();
-    // The channel goes first: it waits for what is in flight before the export counts us out.
+    // The channel is dropped first: it waits for requests in flight, before the export stops
+    // counting this client.
     drop(connection);
     drop(attachment);
     match served? {
@@ -151,7 +152,7 @@ fn enter(
         contexts: negotiated.contexts,
         tls: negotiated.tls,
     };
-    // A client enters once.
+    // A client enters transmission once.
     let _ = client.chosen.set(chosen);
     Ok((negotiated, channel, attachment))
 }

@@ -1,16 +1,16 @@
-//! `base:allocation`: the extents of a range, as the disk knows them.
+//! `base:allocation`: the extents of a range, as the disk reports them.
 
 use blockyard_core::Disk;
 
 use crate::nbd::wire::{STATE_HOLE, STATE_ZERO, StatusExtent};
 use crate::rmw::Span;
 
-/// Most extents in one reply. A client asks again for the rest.
+/// The most extents in one reply. A client asks again for the rest.
 const EXTENTS_MAX: usize = 1024;
-/// Most questions to the disk for one reply.
+/// The most queries to the disk for one reply.
 const QUESTIONS_MAX: usize = 4096;
 
-/// Gathers extents; kept by a connection so that a reply allocates nothing.
+/// A buffer for extents, kept by a connection so that a reply allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Statuses(Vec<StatusExtent>);
 
@@ -19,8 +19,8 @@ impl Statuses {
         Statuses(Vec::with_capacity(EXTENTS_MAX))
     }
 
-    /// The extents of a range from its first byte on: at least one, neighbours of one state joined.
-    /// The range must not be empty, and be on the disk.
+    /// The extents of a range from its first byte on: at least one; neighbours of one state are
+    /// joined. The range must not be empty, and must lie on the disk.
     pub(crate) fn of(&mut self, disk: &dyn Disk, span: &Span, one: bool) -> &[StatusExtent] {
         let extents = &mut self.0;
         extents.clear();
@@ -33,7 +33,7 @@ impl Statuses {
                 break;
             }
             let extent = disk.extent(from, end - from);
-            // A disk that answers with nothing is taken not to know.
+            // An empty extent means that the disk does not know.
             let sectors = match extent.sectors {
                 0 => end - from,
                 sectors => sectors.min(end - from),

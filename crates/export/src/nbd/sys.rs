@@ -1,7 +1,8 @@
-//! The system calls that the standard library does not offer in the form needed: receiving into and
-//! sending from a region, and waiting for a descriptor.
+//! System calls that the standard library does not offer in the needed form: receiving into and
+//! sending from a region, and waiting for descriptors.
 //!
-//! The only file of this exporter with unsafe code. Regions are reached by checked ranges only.
+//! This is the only file of this exporter with unsafe code. Regions are accessed by checked ranges
+//! only.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -17,23 +18,23 @@ use std::time::Duration;
 use blockyard_core::Region;
 use rustix::process::{Resource, getrlimit};
 
-/// Most pieces in one system call, below the system's 1024.
+/// The most pieces in one system call, below the system's 1024.
 const PIECES_MAX: usize = 256;
 
-/// Descriptors that clients leave to the rest of the process, and the part of all that they leave
-/// where there are few: what a device opens while it works must not fail because of idle clients.
+/// The descriptors that clients leave to the rest of the process, and the fraction of all that they
+/// leave if there are few: a device must be able to open files although idle clients are connected.
 const DESCRIPTORS_LEFT: u64 = 256;
 const PART_LEFT: u64 = 4;
 
-/// Whether a client that has just come leaves enough descriptors to the rest of the process. The
-/// system gives the lowest free number to a new one, so all below this one are in use.
+/// Whether a new client leaves enough descriptors to the rest of the process. The system assigns
+/// the lowest free number, so all numbers below this one are in use.
 pub(crate) fn leaves_descriptors(socket: impl AsFd) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let number = u64::from(socket.as_fd().as_raw_fd().cast_unsigned());
     number < limit - (limit / PART_LEFT).min(DESCRIPTORS_LEFT)
 }
 
-/// The result of a system call as the standard library puts it.
+/// Converts the result of a system call.
 fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
@@ -48,18 +49,18 @@ fn uninterrupted(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     }
 }
 
-/// How a receive behaves.
+/// The wait mode of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// Sleep until there is something.
+    /// Sleep until there are bytes.
     Some,
-    /// Sleep until all of it is there, or the end.
+    /// Sleep until all bytes have arrived, or the end.
     All,
-    /// Take what is there; nothing is `WouldBlock`.
+    /// Take the bytes that are there; without any `WouldBlock`.
     None,
 }
 
-/// An address range of a region, checked.
+/// The address of a checked range of a region.
 fn range(region: &Region, offset: u64, len: usize) -> io::Result<NonNull<u8>> {
     let outside = || io::Error::new(io::ErrorKind::InvalidInput, "range outside the region");
     region.range(offset, len as u64).ok_or_else(outside)
@@ -81,7 +82,7 @@ pub(crate) fn recv(
         Patience::None => libc::MSG_DONTWAIT,
     };
     // SAFETY: `range` checked that the bytes lie in the region, which lives through the call, and
-    // region memory has no references to it.
+    // there are no references to region memory.
     uninterrupted(|| unsafe { libc::recv(fd, into.as_ptr().cast(), len, flags) })
 }
 
@@ -93,14 +94,14 @@ pub(crate) fn read(pipe: impl AsFd, region: &Region, offset: u64, len: usize) ->
     uninterrupted(|| unsafe { libc::read(fd, into.as_ptr().cast(), len) })
 }
 
-/// Receives from a descriptor of any kind into plain memory; sleeps until there is something.
+/// Receives from a descriptor of any kind into ordinary memory; sleeps until there are bytes.
 pub(crate) fn read_slice(from: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
     let fd = from.as_fd().as_raw_fd();
     // SAFETY: the slice is writable for its length.
     uninterrupted(|| unsafe { libc::read(fd, into.as_mut_ptr().cast(), into.len()) })
 }
 
-/// Sends plain memory to a socket without sleeping, and never raises a signal.
+/// Sends ordinary memory to a socket without sleeping, and never raises a signal.
 pub(crate) fn send_slice(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
@@ -108,14 +109,14 @@ pub(crate) fn send_slice(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     uninterrupted(|| unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) })
 }
 
-/// Writes plain memory to a pipe.
+/// Writes ordinary memory to a pipe.
 pub(crate) fn write_slice(pipe: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     let fd = pipe.as_fd().as_raw_fd();
     // SAFETY: the slice is readable for its length.
     uninterrupted(|| unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) })
 }
 
-/// A run of bytes to be sent.
+/// A contiguous range of bytes to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) source: Source,
@@ -124,27 +125,27 @@ pub(crate) struct Piece {
     pub(crate) len: usize,
 }
 
-/// Where a piece lies.
+/// The memory of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// In the connection's region.
     Region,
-    /// In the bytes passed along.
+    /// In the bytes that are passed with the pieces.
     Bytes,
 }
 
-/// How pieces are sent.
+/// The kind of descriptor to which pieces are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendMode {
-    /// To a pipe.
+    /// A pipe.
     Pipe,
-    /// To a socket. A closed peer is an error and never a signal.
+    /// A socket. A closed peer is an error and never a signal.
     Socket,
-    /// To a socket without sleeping: `WouldBlock` if it takes nothing.
+    /// A socket, without sleeping: `WouldBlock` if it accepts nothing.
     SocketNow,
 }
 
-/// Sends pieces in order, as many as one call takes, and says how many bytes went.
+/// Sends pieces in order, as many as one call accepts, and returns the number of bytes sent.
 pub(crate) fn send(
     to: impl AsFd,
     mode: SendMode,
@@ -186,10 +187,10 @@ pub(crate) fn send(
     uninterrupted(|| unsafe { libc::sendmsg(fd, &raw const header, flags) })
 }
 
-/// What a wait found.
+/// The result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
-    /// The descriptor has something, or its end.
+    /// The descriptor is ready, or at its end.
     Yes,
     /// The wake was raised.
     Woken,
@@ -197,10 +198,10 @@ pub(crate) enum Ready {
     No,
 }
 
-/// What to wait for.
+/// The event to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
-    /// Something to read, or the end.
+    /// Bytes to read, or the end.
     Readable,
     /// Room to write, or the end.
     Writable,
@@ -233,8 +234,8 @@ pub(crate) fn wait(
     })
 }
 
-/// Waits until a descriptor has something to read, or its end, or another one has, or the time is
-/// up. A wake counts where there is nothing else.
+/// Waits until a descriptor is readable or at its end, or another one is, or the time is up. A wake
+/// counts only if neither is ready.
 pub(crate) fn wait_either(
     fd: impl AsFd,
     other: Option<RawFd>,
@@ -242,7 +243,7 @@ pub(crate) fn wait_either(
     timeout: Duration,
 ) -> io::Result<Ready> {
     let entry = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // One that is not there is not waited for.
+    // A descriptor of -1 is ignored by the kernel.
     let wake = wake.map_or(-1, |wake| wake.0.as_fd().as_raw_fd());
     let mut entries = [entry(fd.as_fd().as_raw_fd()), entry(other.unwrap_or(-1)), entry(wake)];
     poll(&mut entries, Some(timeout))?;
@@ -268,7 +269,7 @@ pub(crate) fn wait_readable(fds: &[impl AsFd], wake: &Wake) -> io::Result<Ready>
     })
 }
 
-/// Waits for one of the entries, or for nothing at all if a signal comes.
+/// Waits for one of the entries; returns without an event if a signal comes.
 fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
     let timeout = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
@@ -285,15 +286,15 @@ fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<(
     }
 }
 
-/// Ends one or both directions of a socket, for every holder of it. A socket that has ended is
-/// left as it is.
+/// Shuts down one or both directions of a socket, for every holder of it. Does nothing to a socket
+/// that has ended.
 pub(crate) fn shutdown(socket: impl AsFd, how: Shutdown) {
     let how = match how {
         Shutdown::Read => libc::SHUT_RD,
         Shutdown::Write => libc::SHUT_WR,
         Shutdown::Both => libc::SHUT_RDWR,
     };
-    // SAFETY: no memory is involved. Failure means that there is nothing to end.
+    // SAFETY: no memory is involved. A failure means that the socket has already ended.
     let _ = unsafe { libc::shutdown(socket.as_fd().as_raw_fd(), how) };
 }
 
@@ -301,7 +302,7 @@ pub(crate) fn shutdown(socket: impl AsFd, how: Shutdown) {
 fn socket_option(fd: impl AsFd, name: libc::c_int) -> Option<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the value and its length live through the call and fit one another.
+    // SAFETY: the value and its length live through the call and match.
     let result = unsafe {
         libc::getsockopt(
             fd.as_fd().as_raw_fd(),
@@ -314,7 +315,7 @@ fn socket_option(fd: impl AsFd, name: libc::c_int) -> Option<libc::c_int> {
     (result == 0).then_some(value)
 }
 
-/// What kind of descriptor this is.
+/// The kind of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     /// A stream socket of the unix family.
@@ -327,7 +328,7 @@ pub(crate) enum Family {
     NoSocket,
 }
 
-/// What kind of descriptor this is.
+/// The kind of a descriptor.
 pub(crate) fn family(fd: impl AsFd) -> Family {
     let fd = fd.as_fd();
     let Some(domain) = socket_option(fd, libc::SO_DOMAIN) else { return Family::NoSocket };
@@ -350,7 +351,7 @@ pub(crate) fn is_listening(fd: impl AsFd) -> bool {
 pub(crate) fn peer_pid(socket: impl AsFd) -> Option<i32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the structure and its length live through the call and fit one another.
+    // SAFETY: the structure and its length live through the call and match.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -363,7 +364,7 @@ pub(crate) fn peer_pid(socket: impl AsFd) -> Option<i32> {
     (result == 0).then_some(peer.pid)
 }
 
-/// Sets an integer option of a socket; `false` if the system will not.
+/// Sets an integer option of a socket; `false` if the system refuses.
 fn set_option(
     socket: impl AsFd,
     level: libc::c_int,
@@ -376,16 +377,16 @@ fn set_option(
     unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), len) == 0 }
 }
 
-/// Asks for a send buffer of this size; the system may grant less.
+/// Requests a send buffer of this size; the system may grant less.
 pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: libc::c_int) {
-    // Only the privileged may go beyond the system's maximum; others get up to that.
+    // Only privileged processes may exceed the system's maximum; others get up to that.
     let socket = socket.as_fd();
     if !set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes) {
         set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes);
     }
 }
 
-/// Bounds every sleep in a send or a receive: it ends with `WouldBlock` then.
+/// Sets the timeout of sends and receives, which then return `WouldBlock`.
 pub(crate) fn set_timeouts(socket: impl AsFd, time: Duration) {
     let value = libc::timeval {
         tv_sec: time.as_secs() as libc::time_t,
@@ -394,15 +395,15 @@ pub(crate) fn set_timeouts(socket: impl AsFd, time: Duration) {
     let fd = socket.as_fd().as_raw_fd();
     let len = size_of::<libc::timeval>() as libc::socklen_t;
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        // SAFETY: the value lives through the call and its length is passed. A socket that refuses
-        // works all the same.
+        // SAFETY: the value lives through the call and its length is passed. A socket without the
+        // option works too.
         let _ =
             unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const value).cast(), len) };
     }
 }
 
-/// Has a TCP peer asked whether it is still there after a minute of silence, and given up on
-/// after another; a host that lost its power would hold its connection for ever.
+/// Has the kernel probe a silent TCP peer after a minute, and give it up after another. Otherwise
+/// the connection of a host that lost its power would remain for ever.
 pub(crate) fn keep_alive(socket: impl AsFd) {
     let socket = socket.as_fd();
     set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
@@ -411,23 +412,22 @@ pub(crate) fn keep_alive(socket: impl AsFd) {
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 6);
 }
 
-/// Clients that may wait to be accepted.
+/// The most clients that wait to be accepted.
 const BACKLOG: libc::c_int = 128;
 
-/// Buffer for an entry of the user or group database, which may be long: a group has members.
+/// The buffer for an entry of the user or group database, which may be long: a group has members.
 const ENTRY_BYTES: usize = 64 << 10;
 
 /// A stream socket of the unix family, bound at a path whose file has `mode`, less the umask. It
-/// does not listen.
+/// does not listen yet.
 pub(crate) fn bind_unix(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is involved.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     check(fd as isize)?;
-    // SAFETY: the descriptor is new and belongs to nobody else.
+    // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // Linux gives the file the mode of the socket.
-    // SAFETY: no memory is involved.
+    // Linux gives the file the mode of the socket. SAFETY: no memory is involved.
     check(unsafe { libc::fchmod(fd, mode as libc::mode_t) } as isize)?;
     let mut address =
         libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
@@ -471,7 +471,7 @@ pub(crate) fn user_id(name: &str) -> Option<u32> {
             &raw mut found,
         )
     };
-    // SAFETY: success with a result says that the entry was written.
+    // SAFETY: success with a result means that the entry was written.
     (result == 0 && !found.is_null()).then(|| unsafe { entry.assume_init() }.pw_uid)
 }
 
@@ -498,7 +498,7 @@ pub(crate) fn group_id(name: &str) -> Option<u32> {
     (result == 0 && !found.is_null()).then(|| unsafe { entry.assume_init() }.gr_gid)
 }
 
-/// A flag that a sleeping thread notices.
+/// A flag that wakes a sleeping thread.
 #[derive(Debug)]
 pub(crate) struct Wake(OwnedFd);
 
@@ -507,15 +507,15 @@ impl Wake {
         // SAFETY: no memory is involved.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         check(fd as isize)?;
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(Wake(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Raises the flag, for good.
+    /// Raises the flag permanently.
     pub(crate) fn raise(&self) {
         let one: u64 = 1;
-        // SAFETY: eight bytes that live through the call. It fails only when the count is about
-        // to overflow, and then the flag is up.
+        // SAFETY: the eight bytes live through the call. It fails only when the counter would
+        // overflow, and then the flag is already raised.
         let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 }

@@ -1,27 +1,27 @@
-//! TCP sockets that listen at every address of a host, as the servers of other protocols do: a
-//! client that looks the name up may come to any of them.
+//! Listening TCP sockets at every address of a host, as servers of other protocols do: a client
+//! that resolves the name may connect to any of them.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 
-/// Most addresses of one host.
+/// The most addresses of one host.
 const ADDRESSES_MAX: usize = 16;
 
-/// How many ports of the system's choice are tried: what is free at a host's first address may be
-/// taken at its second.
+/// The number of ports chosen by the system that are tried: a port that is free at a host's first
+/// address may be in use at its second.
 const PORTS_MAX: usize = 16;
 
-/// Listens at every address that a host has, in the order in which the system names them, and at
-/// the same port of each; with port 0 the system chooses it. An address that this machine does not
-/// have, or whose family it does not have, is left out if another is there.
+/// Listens at every address of a host, in the order of its resolution, and at one port for all of
+/// them; with port 0 the system chooses it. An address that this machine lacks, or whose family it
+/// lacks, is skipped if another one remains.
 ///
 /// # Errors
-/// If the host is not known, has more than 16 addresses, or the system refuses one for another
-/// reason than those, because it is in use for example.
+/// If the host is unknown, has more than 16 addresses, or the system refuses one for another
+/// reason, for example because it is in use.
 pub fn listen_tcp(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
     let mut addresses = Vec::new();
     for address in (host, port).to_socket_addrs()? {
-        // A table of hosts may name an address twice.
+        // A hosts file may list an address twice.
         if !addresses.contains(&address) {
             addresses.push(address);
         }
@@ -49,7 +49,7 @@ fn listen_at(
     }
 }
 
-/// Binds all addresses; those with port 0 to the port that the first of them gets.
+/// Binds all addresses; those with port 0 to the port of the first one.
 fn bind_all(
     addresses: &[SocketAddr],
     bind: impl Fn(SocketAddr) -> io::Result<TcpListener>,
@@ -77,7 +77,7 @@ fn bind_all(
     }
 }
 
-/// Whether this machine has no such address, or nothing of its family.
+/// Whether the machine lacks this address, or its family.
 fn is_absent(error: &io::Error) -> bool {
     error.kind() == ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }

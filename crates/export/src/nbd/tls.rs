@@ -1,5 +1,5 @@
-//! TLS on a connection: certificates as nbdkit and QEMU lay them out, and a path of its own for
-//! the bytes, because what is encrypted cannot be received in place.
+//! TLS on a connection: certificates in the layout of nbdkit and QEMU. TLS needs a copying path of
+//! its own, because encrypted bytes cannot be received in place.
 //!
 //! X.509 only: rustls has no suite with pre-shared keys.
 
@@ -20,14 +20,14 @@ pub(crate) use absent::{Acceptor, TlsLink};
 #[cfg(feature = "tls")]
 pub(crate) use present::{Acceptor, TlsLink};
 
-/// The authority's certificate, by which clients are judged.
+/// The authority's certificate, with which clients are verified.
 pub const CA_FILE: &str = "ca-cert.pem";
-/// The server's certificate, with those that lead to the authority behind it.
+/// The server's certificate, followed by those that lead to the authority.
 pub const CERTIFICATE_FILE: &str = "server-cert.pem";
 /// The server's private key.
 pub const KEY_FILE: &str = "server-key.pem";
 
-/// How a server does TLS.
+/// The TLS configuration of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsConfig {
     /// Off, the client's choice, or required.
@@ -37,30 +37,30 @@ pub struct TlsConfig {
     pub certificates: PathBuf,
     /// Whether a client must show a certificate of the authority.
     pub verify_peer: bool,
-    /// Which clients may use which export.
+    /// The clients that may use each export.
     pub allow: AllowLists,
 }
 
-/// Why TLS cannot be set up.
+/// The reason for which TLS cannot be set up.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TlsError {
     /// This program was built without TLS.
     NotBuilt,
-    /// A file cannot be read as what it should be.
+    /// A file cannot be read or parsed.
     File {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// What was expected in it.
+        /// The expected contents.
         wanted: &'static str,
-        /// What was found.
+        /// The error.
         problem: String,
     },
-    /// The certificate, key and authority do not go together.
+    /// The certificate, key and authority do not match.
     Mismatch {
         /// The directory.
         certificates: PathBuf,
-        /// What does not fit.
+        /// The mismatch.
         problem: String,
     },
 }

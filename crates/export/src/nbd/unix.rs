@@ -1,11 +1,11 @@
-//! Unix sockets that listen: their paths, who may connect, and how they are made.
+//! Listening unix sockets: their paths, their permissions, and how they are made.
 //!
 //! ```text
 //! PATH[?owner=USER&group=GROUP&mode=OCTAL]
 //! ```
 //!
-//! A socket is made with its final mode before it listens, whatever the umask: no moment exists in
-//! which another user can connect.
+//! A socket has its final mode before it listens, whatever the umask: at no moment can another user
+//! connect.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -17,44 +17,44 @@ use crate::nbd::endpoint::check_socket_path;
 use crate::nbd::listener::ListenError;
 use crate::nbd::sys;
 
-/// Mode of a socket where nothing else is asked for: its owner connects.
+/// The default mode of a socket: only its owner can connect.
 const MODE: u32 = 0o600;
 
-/// Mode of a socket with a group and no mode: the group connects, too.
+/// The default mode of a socket with a group: the group can connect too.
 const GROUP_MODE: u32 = 0o660;
 
-/// Who may connect to a unix socket; root always may.
+/// The users that can connect to a unix socket; root always can.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Name or number of the user that owns the socket; the server's own without it.
+    /// The name or number of the user that owns the socket; by default the server's.
     pub owner: Option<String>,
-    /// Name or number of its group; the server's own without it.
+    /// The name or number of the socket's group; by default the server's.
     pub group: Option<String>,
-    /// Its permission bits; 0600 without them, or 0660 with a group.
+    /// The permission bits; by default 0600, or 0660 with a group.
     pub mode: Option<u32>,
 }
 
 impl Access {
-    /// The permission bits that the socket gets.
+    /// The permission bits of the socket.
     pub fn mode(&self) -> u32 {
         self.mode.unwrap_or(if self.group.is_some() { GROUP_MODE } else { MODE })
     }
 }
 
-/// A path to listen at, and who may connect there.
+/// The path of a socket, and the users that can connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnixPlace {
     /// The socket's path.
     pub path: PathBuf,
-    /// Who may connect.
+    /// The users that can connect.
     pub access: Access,
 }
 
 impl UnixPlace {
-    /// Reads `PATH[?owner=USER&group=GROUP&mode=OCTAL]`.
+    /// Parses `PATH[?owner=USER&group=GROUP&mode=OCTAL]`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason for which it is invalid.
     pub fn read(text: &str) -> Result<UnixPlace, &'static str> {
         let (path, options) = text.split_once('?').map_or((text, None), |(a, b)| (a, Some(b)));
         let mut place = UnixPlace::from(PathBuf::from(path));
@@ -103,10 +103,10 @@ impl fmt::Display for UnixPlace {
     }
 }
 
-/// Listens at a path. The socket of a server that is gone is replaced; any other file is not.
+/// Listens at a path. The socket of a server that has ended is replaced; any other file is not.
 ///
 /// # Errors
-/// If another server answers there, the file there is no socket, the owner or group does not exist,
+/// If another server listens there, the file there is no socket, the owner or group does not exist,
 /// or the system refuses.
 pub fn listen_unix(place: &UnixPlace) -> Result<UnixListener, ListenError> {
     let path = &place.path;
@@ -132,14 +132,14 @@ pub fn listen_unix(place: &UnixPlace) -> Result<UnixListener, ListenError> {
     match listening {
         Ok(()) => Ok(UnixListener::from(socket)),
         Err(error) => {
-            // It was made just now, and nobody listens.
+            // It was made just now, and does not listen yet.
             let _ = std::fs::remove_file(path);
             Err(system(error))
         }
     }
 }
 
-/// Gives a new socket its owner and group, and the bits that the umask took.
+/// Sets the owner and group of a new socket, and the mode bits that the umask removed.
 fn settle(path: &Path, mode: u32, (owner, group): (Option<u32>, Option<u32>)) -> io::Result<()> {
     if owner.is_some() || group.is_some() {
         lchown(path, owner, group)?;
@@ -150,7 +150,7 @@ fn settle(path: &Path, mode: u32, (owner, group): (Option<u32>, Option<u32>)) ->
     Ok(())
 }
 
-/// Removes the socket of a server that is gone.
+/// Removes the socket of a server that has ended.
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
     let system =
         |source| ListenError::System { endpoint: format!("unix:{}", path.display()), source };
@@ -192,8 +192,8 @@ mod tests {
         }
     }
 
-    /// NBD sockets were made with the mode that the umask left: 0777 with a umask of 000, so that
-    /// any local user connected.
+    /// The bug: NBD sockets had the mode that the umask left: 0777 with a umask of 000, so that any
+    /// local user could connect.
     #[test]
     fn a_socket_has_its_mode_and_group_and_no_other_access() {
         let name = format!("blockyard-unix-{}", std::process::id());

@@ -1,7 +1,7 @@
 //! The NBD wire format: bytes to values and values to bytes, and nothing else.
 //!
-//! No I/O, no state, no panic whatever the bytes. Sections named in comments are those of the
-//! protocol document, `doc/proto.md` of the NBD project.
+//! No I/O, no state, and no panic whatever the bytes are. Sections named in comments are those of
+//! the protocol document, `doc/proto.md` of the NBD project.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ mod values;
 
 pub use values::*;
 
-/// How requests and replies look on this connection.
+/// The format of a connection's requests and replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Style {
     /// Compact requests, simple replies.
@@ -22,7 +22,7 @@ pub enum Style {
 }
 
 impl Style {
-    /// Bytes of a request's header.
+    /// The length of a request's header.
     #[inline]
     pub const fn request_bytes(self) -> usize {
         match self {
@@ -31,7 +31,7 @@ impl Style {
         }
     }
 
-    /// Bytes before the data in the reply to a read.
+    /// The number of bytes before the data in the reply to a read.
     #[inline]
     pub const fn read_head_bytes(self) -> usize {
         match self {
@@ -42,14 +42,14 @@ impl Style {
     }
 }
 
-/// Bytes that are not the protocol. The connection cannot go on.
+/// The bytes violate the protocol. The connection cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
     /// A magic number is wrong.
     Magic {
-        /// What came.
+        /// The number that was received.
         found: u64,
-        /// What must come here.
+        /// The number that the protocol requires.
         wanted: u64,
     },
     /// A message ends before its own length says so.
@@ -74,7 +74,7 @@ impl fmt::Display for WireError {
 
 impl std::error::Error for WireError {}
 
-/// A cursor over bytes that came from outside.
+/// A cursor over untrusted bytes.
 #[derive(Clone, Copy, Debug)]
 struct Cursor<'a>(&'a [u8]);
 
@@ -110,7 +110,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// A string that is all of `bytes` ("Conventions": UTF-8, no NUL, at most 4096 bytes).
+/// Parses all of `bytes` as a string ("Conventions": UTF-8, no NUL, at most 4096 bytes).
 ///
 /// # Errors
 /// If it is too long, holds a NUL or is not UTF-8.
@@ -133,13 +133,13 @@ pub fn greeting() -> [u8; GREETING_BYTES] {
 /// An option's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// Which option; see [`option`].
+    /// The type of the option; see [`option`].
     pub option: u32,
-    /// Bytes of data that follow.
+    /// The length of the data that follow.
     pub len: u32,
 }
 
-/// Reads the client's flags.
+/// Parses the client's flags.
 ///
 /// # Errors
 /// If there are not four bytes.
@@ -147,7 +147,7 @@ pub fn parse_client_flags(bytes: &[u8]) -> Result<u32, WireError> {
     Cursor(bytes).u32()
 }
 
-/// Reads an option's header.
+/// Parses an option's header.
 ///
 /// # Errors
 /// If the magic is wrong or bytes are missing.
@@ -173,7 +173,7 @@ pub struct InfoRequest<'a> {
     pub block_size_wanted: bool,
 }
 
-/// Reads the data of `NBD_OPT_INFO` or `NBD_OPT_GO`. Unknown information requests are ignored.
+/// Parses the data of `NBD_OPT_INFO` or `NBD_OPT_GO`. Unknown information requests are ignored.
 ///
 /// # Errors
 /// If the lengths do not add up.
@@ -196,16 +196,16 @@ pub fn parse_info_request(bytes: &[u8]) -> Result<InfoRequest<'_>, WireError> {
 pub struct ContextQuery<'a> {
     /// The export's name.
     pub name: &'a str,
-    /// How many queries there are.
+    /// The number of queries.
     pub queries: u32,
-    /// A query is `base:`, which means every context of that namespace when listing.
+    /// Whether a query is `base:`, which means every context of that namespace when listing.
     pub base_wildcard: bool,
-    /// A query is `base:allocation`.
+    /// Whether a query is `base:allocation`.
     pub base_allocation: bool,
 }
 
-/// Reads the data of the metadata context options. Queries of other namespaces are ignored, as the
-/// document demands.
+/// Parses the data of the metadata context options. Queries of other namespaces are ignored, as the
+/// document requires.
 ///
 /// # Errors
 /// If the lengths do not add up, or a query has no namespace.
@@ -301,23 +301,22 @@ pub fn print_export_name_reply(out: &mut Vec<u8>, len_bytes: u64, flags: u16, ze
 /// A request ("Request message", "Extended request message").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// See [`command_flag`].
+    /// The flags; see [`command_flag`].
     pub flags: u16,
-    /// See [`command`].
+    /// The type; see [`command`].
     pub command: u16,
-    /// The client's own name for the request.
+    /// The client's identifier of the request.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
-    /// Length in bytes: of the effect, or of the payload.
+    /// The length in bytes: of the affected range, or of the payload.
     pub len: u64,
 }
 
-/// Reads a request's header from the first [`Style::request_bytes`] bytes.
+/// Parses a request's header from the first [`Style::request_bytes`] bytes.
 ///
 /// # Errors
-/// If the magic is wrong, after which there is no way to find the next request, or if bytes are
-/// missing.
+/// If the magic is wrong, after which the next request cannot be found, or if bytes are missing.
 #[inline]
 pub fn parse_request(bytes: &[u8], style: Style) -> Result<Request, WireError> {
     let mut cursor = Cursor(bytes);
@@ -348,10 +347,10 @@ impl Request {
         self.flags & flag != 0
     }
 
-    /// Bytes of payload that follow the header.
+    /// The length of the payload that follows the header.
     ///
-    /// A write without the payload flag in extended style breaks the rules; its payload is taken
-    /// to follow all the same, as other servers do.
+    /// A write without the payload flag in extended style violates the protocol; its payload is
+    /// read all the same, as other servers do.
     #[inline]
     pub const fn payload_bytes(&self, style: Style) -> u64 {
         let flagged = matches!(style, Style::Extended) && self.has(command_flag::PAYLOAD_LEN);
@@ -359,7 +358,7 @@ impl Request {
     }
 }
 
-/// Reads the payload of a block status request: the length of the effect and the context ids.
+/// Parses the payload of a block status request: the length of the range and the context ids.
 /// `None` if it is malformed.
 pub fn parse_status_payload(bytes: &[u8]) -> Option<(u64, impl Iterator<Item = u32> + '_)> {
     let mut cursor = Cursor(bytes);
@@ -368,7 +367,7 @@ pub fn parse_status_payload(bytes: &[u8]) -> Option<(u64, impl Iterator<Item = u
     Some((effect_bytes, ids.iter().map(|id| u32::from_be_bytes(*id))))
 }
 
-/// The head of a reply: everything before its data.
+/// The header of a reply: everything before its data.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     bytes: [u8; HEAD_BYTES_MAX],
@@ -385,31 +384,31 @@ impl Head {
         self
     }
 
-    /// The bytes.
+    /// The header's bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
 
-/// Where a reply belongs: what of the request its head repeats.
+/// The fields of a request that its reply repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The request's cookie.
     pub cookie: u64,
-    /// The request's offset, which extended heads carry.
+    /// The request's offset, which extended headers repeat.
     pub offset: u64,
 }
 
 impl Request {
-    /// Where replies to this request belong.
+    /// The fields of this request that its replies repeat.
     #[inline]
     pub const fn origin(&self) -> Origin {
         Origin { cookie: self.cookie, offset: self.offset }
     }
 }
 
-/// A simple reply's head.
+/// The header of a simple reply.
 #[inline]
 pub fn simple_head(cookie: u64, error: u32) -> Head {
     Head::EMPTY
@@ -418,7 +417,7 @@ pub fn simple_head(cookie: u64, error: u32) -> Head {
         .put(cookie.to_be_bytes())
 }
 
-/// A chunk's head, structured or extended.
+/// The header of a chunk, structured or extended.
 #[inline]
 pub fn chunk_head(style: Style, flags: u16, kind: u16, origin: Origin, payload: u64) -> Head {
     if style == Style::Extended {
@@ -439,18 +438,18 @@ pub fn chunk_head(style: Style, flags: u16, kind: u16, origin: Origin, payload: 
     }
 }
 
-/// The head of a successful reply without data.
+/// The header of a successful reply without data.
 #[inline]
 pub fn ok_head(style: Style, origin: Origin) -> Head {
     match style {
-        // "Simple reply message": also allowed under structured replies where there is no data,
-        // and four bytes shorter.
+        // "Simple reply message": also allowed under structured replies if there is no data, and
+        // four bytes shorter.
         Style::Simple | Style::Structured => simple_head(origin.cookie, 0),
         Style::Extended => chunk_head(style, chunk::FLAG_DONE, chunk::NONE, origin, 0),
     }
 }
 
-/// The head of a successful read of `len` bytes, which follow it.
+/// The header of a successful read of `len` bytes, which follow it.
 #[inline]
 pub fn read_head(style: Style, origin: Origin, len: u64) -> Head {
     match style {
@@ -462,7 +461,7 @@ pub fn read_head(style: Style, origin: Origin, len: u64) -> Head {
     }
 }
 
-/// Appends an error reply with a text for people, where the style can carry one.
+/// Appends an error reply with a text for people, if the style can carry one.
 pub fn print_error(out: &mut Vec<u8>, style: Style, origin: Origin, error: NbdError, text: &str) {
     if style == Style::Simple {
         out.extend_from_slice(simple_head(origin.cookie, error as u32).bytes());

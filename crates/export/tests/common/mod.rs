@@ -1,4 +1,4 @@
-//! A raw NBD client that says whatever a test wants, and a disk to serve.
+//! A raw NBD client that sends whatever a test needs, and a disk to serve.
 #![allow(dead_code)] // Each test program uses a part.
 #![allow(clippy::unwrap_used)] // A test may.
 
@@ -14,10 +14,10 @@ use blockyard_core::Disk;
 use blockyard_export::nbd::wire::{self, Style, command_flag, option, option_reply};
 use blockyard_export::nbd::{Endpoint, ExportOptions, Exports, Server, ServerOptions};
 
-/// A client that gives up on a server that is silent for longer fails its test.
+/// The timeout of a server that sends nothing, after which the test fails.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// A directory of its own, removed in the end.
+/// A directory of its own, removed on drop.
 pub(crate) struct Directory(pub(crate) PathBuf);
 
 impl Directory {
@@ -66,7 +66,7 @@ impl Rig {
         self.server.as_ref().unwrap()
     }
 
-    /// A stream with nothing said yet.
+    /// A new connection on which nothing was sent.
     pub(crate) fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.directory.socket()).unwrap();
         stream.set_read_timeout(Some(SILENCE_MAX)).unwrap();
@@ -81,14 +81,14 @@ impl Rig {
     }
 }
 
-/// A reply, put together from its chunks.
+/// A reply, assembled from its chunks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) cookie: u64,
     pub(crate) error: u32,
     pub(crate) text: String,
     pub(crate) data: Vec<u8>,
-    /// Lengths and states of a block status reply.
+    /// The lengths and states of a block status reply.
     pub(crate) extents: Vec<(u64, u64)>,
 }
 
@@ -271,8 +271,7 @@ impl<S: Read + Write> Client<S> {
         self.reply(0)
     }
 
-    /// The next reply, whatever it answers. After a simple reply without error, `data_len` bytes
-    /// are read.
+    /// The next reply, to any request. After a simple reply without error, reads `data_len` bytes.
     pub(crate) fn reply(&mut self, data_len: u64) -> Reply {
         let mut reply = Reply::default();
         loop {
@@ -292,7 +291,7 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    /// Reads a chunk; whether it is the last.
+    /// Reads a chunk; returns whether it is the last.
     fn chunk(&mut self, magic: u32, reply: &mut Reply) -> bool {
         let extended = self.style == Style::Extended;
         let wanted =

@@ -1,4 +1,4 @@
-//! A disk in memory, simple enough to be right by looking at it, for testing the exporter alone.
+//! A disk in memory for tests of the exporter alone, simple enough to be verified by reading.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
 #![allow(dead_code)] // Each test program uses a part.
 
@@ -17,21 +17,21 @@ use blockyard_core::{
 /// Bytes in a block.
 pub(crate) const BLOCK: u64 = 4096;
 
-/// What the test sees and decides.
+/// The state that the test reads and controls.
 #[derive(Default)]
 pub(crate) struct Inner {
     blocks: Vec<Option<Box<[u8]>>>,
-    /// While set, nothing completes.
+    /// While set, no bio completes.
     pub(crate) held: bool,
     /// Bios pushed since the disk was made.
     pub(crate) pushed: u64,
     /// Flushes completed.
     pub(crate) flushes: u64,
-    /// Times that a channel with nothing in flight was asked when it will have something.
+    /// How often a channel with nothing in flight was asked for its next completion time.
     pub(crate) idle_asks: u64,
-    /// Every bio that touches this sector fails so.
+    /// Every bio that touches this sector fails with this status.
     pub(crate) bad: Option<(Sector, Status)>,
-    /// Opening fails.
+    /// Whether opening a channel fails.
     pub(crate) closed: bool,
 }
 
@@ -63,13 +63,13 @@ impl Ram {
         self.inner.0.lock().unwrap()
     }
 
-    /// Changes what the test decides, and tells the channels.
+    /// Changes the state, and notifies the channels.
     pub(crate) fn set(&self, change: impl FnOnce(&mut Inner)) {
         change(&mut self.inner());
         self.inner.1.notify_all();
     }
 
-    /// Sleeps until so many bios were pushed.
+    /// Sleeps until `count` bios were pushed.
     pub(crate) fn wait_pushed(&self, count: u64) {
         let mut inner = self.inner();
         while inner.pushed < count {
@@ -240,7 +240,7 @@ impl Channel for RamChannel {
 
 impl Drop for RamChannel {
     fn drop(&mut self) {
-        // What is held waits for nothing but the test, so it ends at once without effect.
+        // Held bios wait only for the test, so they end at once without effect.
         self.reap(&mut Vec::new());
     }
 }

@@ -1,4 +1,4 @@
-//! TLS in a build without it: there is no acceptor, so there is never a link.
+//! TLS in a build without it: there is no acceptor, so there is never a TLS link.
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -12,7 +12,7 @@ use crate::nbd::reply::Replies;
 use crate::nbd::sys::{Patience, Ready};
 use crate::nbd::tls::{TlsConfig, TlsError, TlsMode};
 
-/// Nothing can make one.
+/// A type without values.
 #[derive(Clone, Debug)]
 pub(crate) enum Acceptor {}
 
@@ -26,7 +26,7 @@ impl Acceptor {
     }
 }
 
-/// Nothing can make one.
+/// A type without values.
 pub(crate) enum TlsLink {}
 
 impl TlsLink {

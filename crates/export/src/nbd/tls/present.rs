@@ -24,7 +24,7 @@ use crate::nbd::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsConfig, TlsError, 
 /// Longest plaintext in one TLS record.
 const RECORD_BYTES: usize = 16 << 10;
 
-/// How long a goodbye may take.
+/// How long the closing alert may take.
 const CLOSE_TIME: Duration = Duration::from_millis(100);
 
 /// Starts TLS on connections.
@@ -66,7 +66,7 @@ impl Acceptor {
         Ok(Some(Acceptor(Arc::new(config))))
     }
 
-    /// Does the TLS handshake on a socket.
+    /// Executes the TLS handshake on a socket.
     pub(crate) fn accept(&self, socket: Arc<OwnedFd>, deadline: Instant) -> io::Result<TlsLink> {
         let mut session = ServerConnection::new(Arc::clone(&self.0)).map_err(io::Error::other)?;
         let mut stream = Stream { socket: &socket, deadline: Some(deadline), full: None };
@@ -92,7 +92,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     Ok(all)
 }
 
-/// Refuses a certificate that clients would refuse for its dates.
+/// Refuses a certificate that clients would refuse because of its dates.
 fn check_dates(certificate: &CertificateDer<'_>) -> Result<(), String> {
     let (_, parsed) = X509Certificate::from_der(certificate)
         .map_err(|error| format!("the certificate cannot be read: {error}"))?;
@@ -117,12 +117,12 @@ fn subject_of(certificate: &CertificateDer<'_>) -> Option<String> {
         let attributes = name.iter().map(|attribute| {
             let kind = attribute.attr_type();
             let kind = match oid2abbrev(kind, oid_registry()) {
-                // As OpenSSL calls it.
+                // OpenSSL's name for it.
                 Ok("Email") => "emailAddress".to_owned(),
                 Ok(known) => known.to_owned(),
                 Err(_) => kind.to_id_string(),
             };
-            // A value that is no text is in no list.
+            // A value that is no text is in no allow list.
             Some(format!("{kind}={}", escaped(attribute.as_str().ok()?)))
         });
         Some(attributes.collect::<Option<Vec<_>>>()?.join("+"))
@@ -130,7 +130,7 @@ fn subject_of(certificate: &CertificateDer<'_>) -> Option<String> {
     Some(names.collect::<Option<Vec<_>>>()?.join(","))
 }
 
-/// A socket as rustls wants to see it, with a deadline for each sleep.
+/// A socket in the form that rustls needs, with a deadline for each sleep.
 struct Stream<'a> {
     socket: &'a OwnedFd,
     deadline: Option<Instant>,
@@ -158,19 +158,19 @@ impl Write for Stream<'_> {
     }
 }
 
-/// TLS on a socket.
+/// A TLS session on a socket.
 pub(crate) struct TlsLink {
     socket: Arc<OwnedFd>,
     session: Box<ServerConnection>,
 }
 
 impl TlsLink {
-    /// The subject of the certificate that the client has shown, if it was asked for one.
+    /// The subject of the client's certificate, if the client was asked for one.
     pub(crate) fn subject(&self) -> Option<String> {
         subject_of(self.session.peer_certificates()?.first()?)
     }
 
-    /// Sleeps until there is something to receive; what is decrypted already counts.
+    /// Sleeps until there are bytes to receive; decrypted bytes count too.
     pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<Ready> {
         if self.session.reader().fill_buf().is_ok() {
             return Ok(Ready::Yes);
@@ -178,7 +178,7 @@ impl TlsLink {
         sys::wait(&self.socket, Interest::Readable, None, Some(timeout))
     }
 
-    /// The same, or until another descriptor can be read.
+    /// Sleeps until there are bytes to receive, or another descriptor is readable.
     pub(crate) fn wait_either(
         &mut self,
         other: Option<RawFd>,
@@ -190,7 +190,8 @@ impl TlsLink {
         sys::wait_either(&self.socket, other, None, timeout)
     }
 
-    /// Hands plaintext to `take`, which says how much of it it took. 0 is the end.
+    /// Passes plaintext to `take`, which returns the number of bytes taken. 0 is the end of the
+    /// stream.
     fn plaintext(
         &mut self,
         patience: Patience,
@@ -218,7 +219,7 @@ impl TlsLink {
             let mut stream = Stream { socket: &self.socket, deadline, full: None };
             self.session.read_tls(&mut stream)?;
             let processed = self.session.process_new_packets();
-            // An alert, or the answer to a change of keys.
+            // An alert, or the reply to a key update.
             while self.session.wants_write() {
                 self.session.write_tls(&mut stream)?;
             }
@@ -248,7 +249,7 @@ impl TlsLink {
         })
     }
 
-    /// Takes plaintext and sends what that makes.
+    /// Encrypts plaintext and sends the records.
     fn encrypt(
         &mut self,
         bytes: &[u8],
@@ -274,7 +275,7 @@ impl TlsLink {
         full: &mut dyn FnMut(),
         lease: &Lease,
     ) -> io::Result<()> {
-        // Records are filled across pieces: many short replies share one.
+        // Records are filled across pieces, so that many short replies share one.
         let mut record = Vec::with_capacity(RECORD_BYTES);
         let mut stall = Stall::default();
         let (bytes, pieces) = replies.parts();

@@ -17,19 +17,19 @@ pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 /// Magic of an extended reply chunk.
 pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// Bytes of the server's greeting.
+/// The length of the server's greeting.
 pub const GREETING_BYTES: usize = 18;
-/// Bytes of the client's flags.
+/// The length of the client's flags.
 pub const CLIENT_FLAGS_BYTES: usize = 4;
-/// Bytes of an option's header.
+/// The length of an option's header.
 pub const OPTION_HEADER_BYTES: usize = 16;
-/// Bytes of a compact request's header.
+/// The length of a compact request's header.
 pub const REQUEST_BYTES: usize = 28;
-/// Bytes of an extended request's header.
+/// The length of an extended request's header.
 pub const EXTENDED_REQUEST_BYTES: usize = 32;
-/// Longest string in the protocol ("Conventions").
+/// The longest string in the protocol ("Conventions").
 pub const STRING_BYTES_MAX: usize = 4096;
-/// Longest head of a reply that [`Head`] holds.
+/// The longest header of a reply that [`Head`] holds.
 pub const HEAD_BYTES_MAX: usize = 40;
 /// Zero bytes that end the reply to `NBD_OPT_EXPORT_NAME` unless the client declined them.
 pub const EXPORT_NAME_ZEROES: usize = 124;
