@@ -42,7 +42,7 @@ pub(crate) struct Client {
     pub(crate) peer: String,
     pub(crate) since: SystemTime,
     pub(crate) stats: ClientStats,
-    /// Its share of the memory for connections.
+    /// The connection's share of the memory for connections.
     pub(crate) lease: Lease,
     pub(crate) chosen: OnceLock<Chosen>,
     /// Whether it was cut: its thread ends at the next check, with or without requests in flight.

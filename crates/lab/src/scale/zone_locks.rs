@@ -66,7 +66,7 @@ pub const WORKLOADS: [Workload; 2] = [
 /// | --- | --- | --- |
 /// | one lock | the lock | the lock, whose lines hold the counts; under it the zone's line |
 /// | lock per zone | the lock of any zone | the lock of a zone that is the thread's own |
-/// | product | the word of any zone, which no thread changes | the word of a zone of the thread's own |
+/// | product | the word of any zone, which no thread changes | the word of the thread's zone |
 ///
 /// `at_zone` is the time of a thread alone there.
 pub fn operation(
