@@ -254,6 +254,10 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Registered<S, 
         self.stack.carry(op, sector, sectors, buf)
     }
 
+    fn note_latency(&mut self, op: Op, latency_ns: u64) {
+        self.stack.note_latency(op, latency_ns);
+    }
+
     fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
         self.stack.reap(out)
     }
