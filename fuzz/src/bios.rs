@@ -1,7 +1,7 @@
 //! Bios against the model: both the device and a stream of bios are derived from the input.
 //!
 //! Many bios are in flight at once and may overlap. A device that executes requests when they are
-//! started does so in the order of their pushes, so the model is asked at the push, and the
+//! started does so in the order of their pushes. So the model is asked at the push, and the
 //! completion is compared when it arrives. A flush may be reordered with a write, so such bios get
 //! a batch of their own. Below a zone write plug (gate) reads overtake waiting writes, and changes
 //! of zones that share limits are reordered with them, so those are separated too.

@@ -68,7 +68,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The parameters of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// What is read or written, and where.
+    /// The access pattern.
     pub pattern: Pattern,
     /// The number of threads, each with a channel.
     pub threads: usize,

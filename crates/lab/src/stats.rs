@@ -237,7 +237,7 @@ mod tests {
     }
 
     /// The share of trials with the verdict `of`, for two variants of which one is `factor` times
-    /// the other, with noise that a round has in common and noise of their own.
+    /// the other. Each round has noise that both have in common, and noise of their own.
     fn share(seed: u64, rounds: usize, factor: f64, common: f64, own: f64, of: Verdict) -> f64 {
         const TRIALS: usize = 2000;
         let mut random = fastrand::Rng::with_seed(seed);

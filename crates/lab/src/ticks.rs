@@ -1,9 +1,9 @@
 //! A clock that is cheap enough to read inside a lock: the processor's counter where it has one.
 //!
-//! On x86-64 it is the time stamp counter, whose reading takes about 10 ns less than that of the
-//! system's clock and which runs at a constant rate on every processor of the last decade;
-//! elsewhere it is the system's clock. A reading is not ordered with the instructions around it, so
-//! a single value is accurate to some nanoseconds only.
+//! On x86-64 it is the time stamp counter, elsewhere the system's clock. The counter takes about 10
+//! ns less to read, and runs at a constant rate on every processor of the last decade. A reading is
+//! not ordered with the instructions around it, so a single value is accurate to some nanoseconds
+//! only.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;

@@ -228,8 +228,8 @@ const LOOK: &str = "<script>(() => {\n\
     root.dataset.looked = `${tables > 5} ${plots} ${lines}`;\n\
     })()</script>";
 
-/// A report once had four faults: error bars that ended outside of the plot, tables cut at the
-/// right, the axis in the legend as if it were a series, and a line of a prediction through
+/// A report once had four faults. Error bars ended outside of the plot, and tables were cut at the
+/// right. The axis was in the legend as if it were a series. The line of a prediction went through
 /// published points of other machines.
 #[test]
 fn what_the_browser_draws_is_inside_and_means_what_it_says() {

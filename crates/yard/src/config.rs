@@ -1,8 +1,8 @@
 //! The yard's configuration in TOML.
 //!
-//! The text is read from toml's parse tree, not through serde. So every key and value keeps its
-//! position in the file, a device's keys come from the same table as its URI's, and an error about
-//! an unknown key can suggest the nearest known one.
+//! The text is read from toml's parse tree, not through serde, so every key and value keeps its
+//! position in the file. A device's keys come from the same table as its URI's, and an error about
+//! an unknown key suggests the nearest known one.
 
 use std::ops::Range;
 use std::path::PathBuf;

@@ -220,7 +220,7 @@ impl Yard {
         Ok(entry)
     }
 
-    /// Stores the control socket of this yard. A pool that already has a socket recorded keeps it.
+    /// Stores the path of this yard's control socket, once; a later call changes nothing.
     pub fn set_control(&self, control: &Path) {
         let control = std::path::absolute(control).unwrap_or_else(|_| control.to_owned());
         // It is empty, or has the same value.

@@ -71,7 +71,8 @@ impl Mounts {
         options: MountOptions,
         ended: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<MountView, YardError> {
-        // From now on the device cannot be removed without finding the slot.
+        // `find` runs again after the reservation: from then on a removal of the device finds the
+        // slot.
         find()?;
         let reserved = self.reserve(name)?;
         let fs = ZoneFs::open(find()?.disk, options)?;

@@ -1,7 +1,8 @@
 //! The table of files: disks by name, shared by the mounts and changeable while they run.
 //!
-//! Control plane: the lock here is taken when a file is looked up, opened or listed, when a thread
-//! uses a device for the first time, and when a device is added or removed; never for an I/O.
+//! Control plane: the lock here is never taken for an I/O. It is taken when a file is looked up,
+//! opened or listed, when a thread uses a device for the first time, and when a device is added or
+//! removed.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
 use std::ffi::OsStr;

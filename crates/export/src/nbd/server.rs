@@ -42,8 +42,8 @@ pub struct ServerOptions {
     pub handshakes_max: usize,
     /// How long a client may take from connecting to transmission.
     pub handshake_timeout: Duration,
-    /// After a shutdown, how long clients may take to send the rest of a request and to read their
-    /// replies, and the device to complete them, before they are cut off.
+    /// The time after a shutdown until clients are cut off. Meanwhile they can send the rest of a
+    /// request and read their replies, and the device can complete requests.
     pub drain_timeout: Duration,
     /// TLS.
     pub tls: TlsConfig,

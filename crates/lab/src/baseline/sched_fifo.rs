@@ -3,7 +3,7 @@
 //!
 //! Linux's `none` does so on a device with one queue, where submitters that find no tag free wait
 //! in line for one. The null device by itself gives each channel a share of its tags instead, so
-//! that a thread with a channel of its own need not wait for the others.
+//! that channels do not wait for one another.
 
 use std::collections::VecDeque;
 use std::fmt;

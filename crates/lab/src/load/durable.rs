@@ -38,7 +38,7 @@ pub struct Ios {
     pub ask: Ask,
     /// Length of each, in bytes.
     pub len: u64,
-    /// How many are in flight.
+    /// The number in flight.
     pub depth: usize,
 }
 

@@ -29,7 +29,7 @@ pub enum OracleCommand {
     Deadline(DeadlineCommand),
 }
 
-/// What is done with it.
+/// The operation on a scheduler.
 #[derive(Debug, Subcommand)]
 pub enum DeadlineCommand {
     /// Record what mq-deadline decides under fio; needs root

@@ -24,13 +24,13 @@ const TUNABLE_MAX: u32 = i32::MAX as u32;
 /// The most characters of a bad line that are quoted.
 const QUOTED_MAX: usize = 60;
 
-/// What is wrong with a trace.
+/// An error in a trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {why}")]
 pub struct TraceError {
     /// The line, counted from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The error.
     pub why: String,
 }
 

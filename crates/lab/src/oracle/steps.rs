@@ -15,7 +15,7 @@ const REQUESTS_MAX: usize = 1 << 12;
 /// The fields of a request that a scheduler uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What it does.
+    /// The operation.
     pub kind: Kind,
     /// The priority class.
     pub class: Prio,
@@ -68,7 +68,7 @@ pub enum Action {
 pub struct Step {
     /// The tick.
     pub tick: u64,
-    /// What is done.
+    /// The action.
     pub action: Action,
     /// The number of the event, from 0.
     pub event: usize,

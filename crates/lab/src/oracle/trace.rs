@@ -45,7 +45,7 @@ impl Kind {
         }
     }
 
-    /// What this letter stands for.
+    /// The kind of a letter; `None` for an unknown one.
     pub const fn from_letter(letter: u8) -> Option<Kind> {
         match letter {
             b'R' => Some(Kind::Read),
@@ -95,7 +95,7 @@ impl What {
         char::from(found.expect("every kind of event has a letter").1)
     }
 
-    /// What this letter stands for.
+    /// The kind of event of a letter; `None` for an unknown one.
     pub fn from_letter(letter: u8) -> Option<What> {
         What::LETTERS.iter().find(|(_, other)| *other == letter).map(|(what, _)| *what)
     }
@@ -266,7 +266,7 @@ pub struct Header {
 /// A trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// Where it comes from.
+    /// The origin.
     pub header: Header,
     /// The events, in order.
     pub events: Vec<Event>,

@@ -48,13 +48,13 @@ impl fmt::Display for Rule {
 pub struct Difference {
     /// The number of the event, from 1.
     pub event: usize,
-    /// What the kernel took.
+    /// The request that the kernel chose.
     pub kernel: String,
-    /// What the policy would have taken.
+    /// The request that the policy chose, if any.
     pub policy: Option<String>,
 }
 
-/// What a replay found.
+/// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// Decisions of the kernel.
@@ -86,13 +86,13 @@ impl Verdict {
         }
     }
 
-    /// How many decisions this rule explains.
+    /// The number of decisions that this rule explains.
     pub fn explained_by(&self, rule: Rule) -> usize {
         let found = self.explained.iter().find(|(other, _)| *other == rule);
         found.map_or(0, |(_, count)| *count)
     }
 
-    /// How many decisions some rule explains.
+    /// The number of decisions that any rule explains.
     pub fn explained_all(&self) -> usize {
         self.explained.iter().map(|(_, count)| count).sum()
     }

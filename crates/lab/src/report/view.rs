@@ -22,7 +22,7 @@ pub struct Grid<'a> {
     pub about: &'a str,
     /// The metrics in the order of the cells' samples: name and unit.
     pub metrics: Vec<(&'a str, &'a str)>,
-    /// By number of jobs, then in the order of the variants, then what was published.
+    /// By number of jobs, then in the order of the variants, then the published ones.
     pub lines: Vec<Line<'a>>,
 }
 

@@ -17,7 +17,7 @@ use crate::scale::zone_locks::{self, AtZone, Workload};
 pub const ROWS: [(&str, f64, f64); 2] =
     [("random-read", 1_361_000.0, 4_096_000.0), ("random-write", 465_000.0, 456_000.0)];
 
-/// The time from a request's arrival at the null device to the end of its section, and the part of
+/// The time from a request's arrival at the null device to the end of its section; and the part of
 /// it under the lock, for a read and for a write. Assumed: a few instructions and some dozen.
 const ZONE_NS: f64 = 40.0;
 const READ_HOLD_NS: f64 = 2.0;

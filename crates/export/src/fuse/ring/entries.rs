@@ -1,8 +1,8 @@
 //! The memory of a ring's entries: a header and a buffer for each.
 //!
-//! A header is `fuse_uring_req_header` of `linux/fuse.h`: 128 bytes for the header of the request
-//! and later of its reply, 128 for the fixed part of the call, and 32 of the ring's own, with the
-//! length of the data in the buffer.
+//! A header is `fuse_uring_req_header` of `linux/fuse.h`. It has 128 bytes for the header of the
+//! request and later of its reply, and 128 for the fixed part of the call. Its last 32 bytes are
+//! the ring's own, with the length of the data in the buffer.
 #![allow(unsafe_code)] // The kernel writes there, and it is read in place.
 
 use std::io;
