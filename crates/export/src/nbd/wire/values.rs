@@ -29,7 +29,7 @@ pub const REQUEST_BYTES: usize = 28;
 pub const EXTENDED_REQUEST_BYTES: usize = 32;
 /// The longest string in the protocol ("Conventions").
 pub const STRING_BYTES_MAX: usize = 4096;
-/// The longest header of a reply that [`Head`] holds.
+/// The longest header of a reply that `Head` holds.
 pub const HEAD_BYTES_MAX: usize = 40;
 /// Zero bytes that end the reply to `NBD_OPT_EXPORT_NAME` unless the client declined them.
 pub const EXPORT_NAME_ZEROES: usize = 124;
