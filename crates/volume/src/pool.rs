@@ -54,11 +54,14 @@ const TURN_LOOK: Duration = Duration::from_millis(1);
 /// refused. A thread that uses it only briefly may be preempted for this long while it does.
 const LOOKED_AT_MAX: Duration = Duration::from_secs(2);
 
+/// Segments that are kept ready, so that the committer takes an existing one and does not make it.
+const READY: usize = 6;
+
 /// Free segments up to this multiple of those that are kept ready are not given back.
 const KEPT: usize = 2;
 
-/// Fewest segments that are kept ready in addition to those that writes leave free.
-const BEYOND_MIN: usize = 3;
+/// Segments that are kept ready in addition to those that writes leave free.
+const BEYOND: usize = 3;
 
 /// Longest sleep of a control-plane thread before it checks again.
 const LOOK: Duration = Duration::from_millis(50);
@@ -359,29 +362,19 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Starts a thread that makes segments if fewer than `needed`, or fewer than the pool keeps,
-    /// are ready. Making a segment takes as long as writing it. Before the first write of a block
-    /// the pool keeps none, so that a pool without data is small.
+    /// are ready. Making a segment takes as long as writing it.
     pub(crate) fn prepare(self: &Arc<Self>, needed: usize) {
-        let (ready, bytes) = match self.segments.has_blocks() {
-            true => (self.ready().max(needed), self.early_bytes()),
-            false => (needed, 0),
-        };
+        let ready = self.ready().max(needed);
+        let bytes = self.early_bytes();
         if !self.is_running() || !self.segments.wants_more(ready, bytes) {
             return;
         }
         self.make(move |segments| segments.prepare(ready, bytes));
     }
 
-    /// How many segments are kept ready: the reserve and [`Pool::beyond`].
+    /// How many segments are kept ready.
     fn ready(&self) -> usize {
-        self.segments.reserved() + self.beyond()
-    }
-
-    /// How many segments are kept ready for writes in addition to the reserve: at least
-    /// [`Pool::early_bytes`], because with fewer no write is acknowledged before it is in the log.
-    pub(crate) fn beyond(&self) -> usize {
-        let segments = self.early_bytes().div_ceil(self.segments.bytes().into());
-        BEYOND_MIN.max(segments as usize)
+        READY.max(self.segments.reserved() + BEYOND)
     }
 
     /// How many free segments may be given back, if at least `least_free` have been free for a

@@ -40,7 +40,7 @@ use crate::record::Move;
 use crate::relocate;
 use crate::roots::Roots;
 use crate::segments::Segments;
-use crate::store::disk::{SEGMENT_BYTES_MIN, SEGMENTS_WANTED, shorter};
+use crate::store::disk::shorter;
 use crate::store::{COPIES_MAX, Directory, Division, StoreFile};
 
 use crew::Crew;
@@ -53,16 +53,6 @@ const AHEAD_BYTES: usize = 8 << 20;
 
 /// Segments of a new pool.
 const FIRST_SEGMENTS: usize = 3;
-
-/// Number of segments that a new directory pool should have room for: with room for fewer, its
-/// segments are shorter, down to [`DIRECTORY_SEGMENT_BYTES`]. More segments would make the usage
-/// table, which each checkpoint writes, longer than 256 KiB.
-const DIRECTORY_SEGMENTS_WANTED: u64 = 65_536;
-
-/// Length of the segments of a new directory pool, in bytes, unless its file system has very much
-/// or very little room. A new pool with a volume has eight segments. Shorter segments waste more
-/// space at their end: writes of 1 MiB fill three quarters of a segment of 4 MiB.
-const DIRECTORY_SEGMENT_BYTES: u32 = 16 << 20;
 
 /// The state of a pool after recovery.
 pub(crate) struct Recovered {
@@ -169,14 +159,6 @@ fn fresh_epoch<D: Directory>(directory: &D, last: u64) -> Result<u64, VolumeErro
     Ok(last.saturating_add(1).saturating_add(step.into()))
 }
 
-/// Returns the segment length of a new directory pool whose file system has `room` free bytes. For
-/// a disk, whose room is unlimited here, [`Directory::divide`] chooses the length.
-fn in_directory(segment_bytes: u32, room: u64) -> u32 {
-    let (wanted, least) = (DIRECTORY_SEGMENTS_WANTED, DIRECTORY_SEGMENT_BYTES);
-    let segment_bytes = shorter(segment_bytes, room, wanted, least);
-    shorter(segment_bytes, room, SEGMENTS_WANTED, SEGMENT_BYTES_MIN)
-}
-
 /// Creates a pool.
 fn make<D: Directory>(
     directory: D,
@@ -184,7 +166,7 @@ fn make<D: Directory>(
 ) -> Result<(Recovered, Segments<D>), VolumeError> {
     let title = directory.title();
     let Options { align, segment_bytes, .. } = *options;
-    let segment_bytes = in_directory(segment_bytes, directory.outside_bytes());
+    let segment_bytes = shorter(segment_bytes, directory.outside_bytes());
     let division = directory.divide(Division { align, segment_bytes }, true)?;
     let Division { align, segment_bytes } = directory.divide(division, false)?;
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
@@ -539,30 +521,5 @@ impl<'a, D: Directory> Recovery<'a, D> {
         let touched: BTreeSet<u32> = touched.collect();
         let mut synced = touched.into_iter().map(|segment| segments.sync(segment));
         synced.try_for_each(|synced| synced.map_err(|error| failed()(error)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn segments_of_a_new_pool_are_as_long_as_its_room_makes_worth_it() {
-        const MIB: u32 = 1 << 20;
-        let default = Options::default().segment_bytes;
-        for (room, wanted) in [
-            (0, 4 * MIB),
-            (300 << 20, 4 * MIB),
-            (600 << 20, 8 * MIB),
-            (1 << 30, 16 * MIB),
-            (1 << 40, 16 * MIB),
-            ((2 << 40) - 1, 16 * MIB),
-            (2 << 40, 32 * MIB),
-            (u64::MAX, 32 * MIB),
-        ] {
-            assert_eq!(in_directory(default, room), wanted, "{room}");
-            // Shorter ones that were asked for stay.
-            assert_eq!(in_directory(MIB, room), MIB, "{room}");
-        }
     }
 }

@@ -203,12 +203,6 @@ impl<D: Directory> Segments<D> {
         *coming = (coming.0 - pages, coming.1 - u64::from(bytes));
     }
 
-    /// Whether any block is live or on its way into the log.
-    pub(crate) fn has_blocks(&self) -> bool {
-        let table = self.table();
-        table.counted + table.coming.1 > 0
-    }
-
     /// Bytes of the map pages that have changed since the last checkpoint began.
     pub fn dirty_bytes(&self) -> u64 {
         self.table().dirtied * PAGE_BYTES as u64

@@ -1,21 +1,18 @@
 //! A pool is made only in a directory that contains nothing else; other files are left unchanged.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
 mod place;
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use blockyard_core::{Flags, Sector};
 use blockyard_volume::check::check;
 use blockyard_volume::store::is_pool;
 use blockyard_volume::store::mirror::places::attach;
-use blockyard_volume::{Options, Places, Running, Volume, VolumeConfig};
+use blockyard_volume::{Options, Places, Running};
 
-use door::door;
 use place::Place;
 
 fn place(name: &str) -> Place {
@@ -223,41 +220,4 @@ fn a_place_that_cannot_be_looked_at_is_not_one_without_a_pool() {
         let error = check(&path, &mut |_| {}).unwrap_err().to_string();
         assert!(error.starts_with(&wanted), "{error}");
     }
-}
-
-/// Bytes that the file system has allocated for the files of a directory.
-fn allocated(path: &Path) -> u64 {
-    let files = fs::read_dir(path).unwrap();
-    files.map(|it| it.unwrap().metadata().unwrap().blocks() * 512).sum()
-}
-
-/// Regression: a new pool with an empty volume wrote 13 segments of 32 MiB, 417 MiB, most of them
-/// for writes that might come.
-#[test]
-fn a_new_pool_allocates_little_until_its_first_write() {
-    const MIB: u64 = 1 << 20;
-    let place = place("new-pool");
-    let path = place.fresh();
-    let config = VolumeConfig { size: 64 * MIB, ..VolumeConfig::new(&path, "v0") };
-    let open = || Volume::open(config.clone()).unwrap();
-    let room = rustix::fs::statvfs(place.path()).unwrap();
-    let room = room.f_bavail * room.f_frsize;
-    let segment_bytes = {
-        let volume = open();
-        volume.running().status().unwrap().segment_bytes
-    };
-    // Closing the pool waits for the thread that makes segments.
-    let new = allocated(&path);
-    if room < 1 << 40 {
-        assert!(segment_bytes <= 16 * MIB && new <= 130 * MIB, "{new} bytes");
-    }
-    assert!(new <= 8 * segment_bytes + MIB, "{new} bytes, in segments of {segment_bytes}");
-    // Opening the pool again allocates nothing. The first write makes room for those after it.
-    drop(open());
-    assert_eq!(allocated(&path), new);
-    let volume = open();
-    door(&volume).write(Sector(0), &[7; 4096], Flags::FUA).unwrap();
-    drop(volume);
-    let ready = allocated(&path) - new;
-    assert!(ready >= 80 * MIB, "{ready} bytes are ready for writes");
 }

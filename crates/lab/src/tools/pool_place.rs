@@ -27,7 +27,9 @@ use crate::stop::Stop;
 
 /// The name of a pool's volume.
 pub const VOLUME: &str = "v0";
-/// Workers of a task queue.
+/// The default length of a segment.
+const SEGMENT_BYTES: u64 = 32 << 20;
+/// The number of workers of a task queue.
 const WORKERS: u16 = 32;
 /// The length of a write that fills a volume, in bytes. A log batch does not continue in the next
 /// segment: with longer batches the shortest segments would be filled to three quarters only.
@@ -132,7 +134,7 @@ impl PoolShape {
         }
         pool.create(VOLUME, self.volume_bytes, self.block_bytes).map_err(&refused)?;
         let segments = pool.pool().segments();
-        let wanted = (self.pool_bytes / u64::from(segments.bytes())) as usize;
+        let wanted = (self.pool_bytes / SEGMENT_BYTES) as usize;
         for _ in segments.counts().all..wanted {
             segments.grow();
         }
@@ -311,7 +313,7 @@ mod tests {
         name: "pool",
         block_bytes: 4096,
         volume_bytes: 16 << 20,
-        pool_bytes: 128 << 20,
+        pool_bytes: 4 * SEGMENT_BYTES,
     };
 
     fn settings(scratch: &Scratch) -> Settings {

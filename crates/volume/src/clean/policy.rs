@@ -78,12 +78,11 @@ pub(super) fn is_near<D: Directory>(pool: &Pool<D>) -> bool {
 }
 
 /// Whether the pool will not grow soon: it cannot grow, or the existing segments have space for the
-/// log of two checkpoints, and more than the segments that are made ahead.
+/// log of two checkpoints.
 fn is_roomy<D: Directory>(pool: &Pool<D>) -> bool {
     let segments = pool.segments();
-    let log = 2 * pool.options().checkpoint_bytes / u64::from(segments.bytes());
-    let wanted = log.max(pool.beyond() as u64 + 1);
-    !segments.grows() || segments.free() as u64 >= segments.reserved() as u64 + wanted
+    let round = (pool.options().checkpoint_bytes / u64::from(segments.bytes())).max(2);
+    !segments.grows() || segments.free() as u64 >= segments.reserved() as u64 + 2 * round
 }
 
 /// Whether enough segments are free, if `more` more become free.

@@ -46,18 +46,17 @@ const HEAD_BYTES: usize = LABEL_AT as usize + label::BYTES;
 /// Fewest segments of a new pool.
 const SEGMENTS_MIN: u64 = 16;
 
-/// A new pool has at least this many segments, if they need not be shorter than
-/// [`SEGMENT_BYTES_MIN`] for that. A few segments are kept in reserve, which must be a small part.
-pub(crate) const SEGMENTS_WANTED: u64 = 64;
+/// A new pool has at least this number of segments, if shorter segments make that possible.
+const SEGMENTS_WANTED: u64 = 64;
 
-/// Shortest segment that a new pool has for want of room, in bytes.
-pub(crate) const SEGMENT_BYTES_MIN: u32 = 4 << 20;
+/// Segments are not made shorter than this, in bytes.
+const SEGMENT_BYTES_MIN: u32 = 4 << 20;
 
-/// Returns the length of the segments of a new pool: `segment_bytes`, halved as often as is needed
-/// for `wanted` segments in `room` bytes, but not below `least`.
-pub(crate) fn shorter(mut segment_bytes: u32, room: u64, wanted: u64, least: u32) -> u32 {
-    while segment_bytes > least
-        && room / u64::from(segment_bytes) < wanted
+/// The segment length for a pool of `room` bytes. Segments are shorter on a small disk, because a
+/// fixed number of them is kept in reserve.
+pub(crate) fn shorter(mut segment_bytes: u32, room: u64) -> u32 {
+    while segment_bytes > SEGMENT_BYTES_MIN
+        && room / u64::from(segment_bytes) < SEGMENTS_WANTED
         && segment_bytes.is_multiple_of(8192)
     {
         segment_bytes /= 2;
@@ -270,7 +269,7 @@ impl Disk {
         let shown = self.path.display();
         let len = self.len().map_err(VolumeError::io(format!("cannot look at `{shown}`")))?;
         let room = len.saturating_sub(SEGMENTS_AT);
-        let segment_bytes = shorter(wanted.segment_bytes, room, SEGMENTS_WANTED, SEGMENT_BYTES_MIN);
+        let segment_bytes = shorter(wanted.segment_bytes, room);
         if room / u64::from(segment_bytes) < SEGMENTS_MIN {
             let value = format!("{shown}, which has {len} bytes");
             let least = SEGMENTS_AT + SEGMENTS_MIN * u64::from(segment_bytes);
