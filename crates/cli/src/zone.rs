@@ -141,7 +141,9 @@ fn manage(verb: &str, args: &ZoneChangeArgs, out: &mut impl Write) -> Result<(),
 /// A refusal in the words of the command line rather than of the control API.
 fn in_options(error: ClientError) -> Failure {
     let ClientError::Refused(mut refusal) = error else { return error.into() };
-    for (field, option) in [("from:", "--offset:"), ("count:", "--count:")] {
+    for (field, option) in
+        [("invalid from ", "invalid --offset "), ("invalid count ", "invalid --count ")]
+    {
         if let Some(rest) = refusal.message.strip_prefix(field) {
             refusal.message = format!("{option}{rest}");
         }
