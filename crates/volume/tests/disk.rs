@@ -396,7 +396,10 @@ fn a_second_disk_is_attached() {
     assert!(no(&directory, true).ends_with("expected a disk, as `path` is"));
     let short = image("short", 100 * MIB);
     let error = no(&short, true);
-    assert!(error.starts_with("invalid path2 ") && error.contains("room for 24 segments"), "{error}");
+    assert!(
+        error.starts_with("invalid path2 ") && error.contains("room for 24 segments"),
+        "{error}"
+    );
     // Foreign data there are not overwritten without consent.
     let second = image("second", 128 * MIB);
     run("mke2fs", &["-q", "-F", "-t", "ext4", second.to_str().unwrap()]);

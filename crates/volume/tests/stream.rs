@@ -347,7 +347,7 @@ fn a_stream_of_blocks_that_no_volume_can_have_is_refused() {
         let name = "v@one".to_owned();
         let stream = Head { block_bytes, blocks, guid: 1, name, base: None }.print();
         let error = running.receive("v", &mut &stream[..], &mut |_| {}).unwrap_err().to_string();
-        assert!(error.starts_with("stream: ") && error.contains(wanted), "{error}");
+        assert!(error.starts_with("invalid stream ") && error.contains(wanted), "{error}");
     }
     let names: Vec<_> = running.pool().list().into_iter().map(|it| it.name).collect();
     assert_eq!(names, ["other"]);
