@@ -13,10 +13,14 @@ DEVICE ?=
 GUNGRAUN ?= 0.20.0
 GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
 
+# Version of mdBook, which makes the manual's site.
+MDBOOK ?= 0.5.4
+MDBOOK_ROOT = $(CURDIR)/target/tools/mdbook-$(MDBOOK)
+
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-.PHONY: help deps build-deps build lab run fio test format lint unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
+.PHONY: help deps build-deps build lab book run fio check test root format lint unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -38,7 +42,15 @@ fio: build-deps ## the engine for stock fio, and a line to paste that uses it
 	echo "fio --name=t --ioengine=external:$$engine --thread --dev='null:///n0?size=10G'" \
 		"--rw=randread --bs=4k --time_based --runtime=5 --gtod_reduce=1"
 
-test: format lint unit loom shuttle gate ## everything: formatting, lints, all tests, models, the gate
+check: deps ## before a commit: formatting, lints, tidy, unit tests of what changed (BASE=commit)
+	@./.ci/check
+
+test: root format lint unit loom shuttle gate ## everything: formatting, lints, all tests, models, the gate
+
+# Tests mount file systems, attach loop devices, and change users.
+root:
+	@[ "$$(id -u)" -eq 0 ] || { echo "make test needs root: its tests mount file systems and attach" \
+		"loop devices; run it as root, or run make check, which needs no root" >&2; exit 1; }
 
 format: deps
 	$(CARGO) fmt --all --check
@@ -54,7 +66,7 @@ unit: deps
 	$(CARGO) test --locked -p blockyard-ram --no-default-features --lib --test contract --test store \
 		--test background
 
-# Every interleaving of every room, within the bounds of its model.
+# Every interleaving of every primitive, within the bounds of its model.
 loom: deps
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked -p blockyard-sync --profile loom --lib \
 		--target-dir target/loom
@@ -64,7 +76,7 @@ loom: deps
 shuttle: export SHUTTLE_RANDOM_SEED ?= 1
 shuttle: deps
 	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-core --profile loom \
-		--test words_by_chance --test gate_by_chance --test scheduler_by_chance \
+		--test atomic_zone_set_by_chance --test gate_by_chance --test scheduler_by_chance \
 		--target-dir target/shuttle
 	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-ram --profile loom \
 		--test store_by_chance --target-dir target/shuttle
@@ -81,15 +93,25 @@ gate: deps ## instructions per I/O, counted, against those in crates/null/benche
 		$(CARGO) install --locked --debug --root $(GUNGRAUN_ROOT) --version $(GUNGRAUN) \
 		gungraun-runner
 	PATH="$(GUNGRAUN_ROOT)/bin:$$PATH" \
-		$(CARGO) bench --locked -p blockyard-null --bench instructions
+		$(CARGO) bench --locked -p blockyard-null --bench instructions --bench wrapped
 
 lab: build ## build the measurements, blockyard-lab (docs/lab.md)
 	$(CARGO) build --locked --release -p blockyard-lab
 
+# The pages link to one another by their paths in the tree, so the book's source has the same paths.
+book: build-deps ## the manual as a site with search: target/book/index.html
+	@test -x $(MDBOOK_ROOT)/bin/mdbook || $(CARGO) install --locked --debug --root $(MDBOOK_ROOT) \
+		--version $(MDBOOK) --no-default-features --features search mdbook
+	rm -rf target/book target/book-src
+	mkdir -p target/book-src
+	cp -R README.md ARCHITECTURE.md STYLE.md CHANGELOG.md LICENSE docs target/book-src
+	sed -e 's#](#](docs/#' -e 's#](docs/../#](#' docs/SUMMARY.md >target/book-src/SUMMARY.md
+	$(MDBOOK_ROOT)/bin/mdbook build docs
+
 bench: deps lab fio gate ## all measurements of docs/measuring.md, which takes about an hour
 	$(CARGO) bench --locked -p blockyard-null --bench throughput
 	./target/release/blockyard-lab all
-	./target/release/blockyard-lab scale ram-locks --cores 4
+	./target/release/blockyard-lab scale zone-locks --cores 48
 
 fuzz-smoke: deps ## each fuzz target for SECONDS=60
 	./fuzz/run $(SECONDS)

@@ -37,6 +37,13 @@ impl Loop {
         panic!("no loop device is free");
     }
 
+    /// The path of the device, which the caller detaches.
+    pub(crate) fn keep(self) -> String {
+        let device = self.0.clone();
+        std::mem::forget(self);
+        device
+    }
+
     /// Detaches the file, and waits until it is free: the kernel may hold a detached device for an
     /// instant.
     pub(crate) fn detach(self) {

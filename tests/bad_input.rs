@@ -36,8 +36,9 @@ fn a_bad_uri_is_refused_by_its_name() {
 
 #[test]
 fn bad_arguments_are_refused_by_their_name() {
-    let bad: [(&[&str], &[&str]); 6] = [
+    let bad: [(&[&str], &[&str]); 7] = [
         (&["fly"], &["fly"]),
+        (&["serve", "--nbd", "unix:~/n.sock"], &["unix:~/n.sock", "$HOME"]),
         (&["serve", "--wings"], &["--wings"]),
         (&["serve", MEM0, MEM0], &["mem0"]),
         (&["serve", MEM0, "--nbd", "udp:1"], &["udp:1", "unix:"]),

@@ -1,7 +1,8 @@
 //! Block files: devices as files of a mount, used by ordinary programs and by the kernel's own loop
 //! driver and file systems. These tests mount, so they need root.
 
-use blockyard_sim::fuse_parameter::FuseParameter;
+use blockyard_testing::capability::Capability;
+use blockyard_testing::fuse_parameter::FuseParameter;
 
 use crate::attach::{FileSystem, Loop, Unmount, unmount_lazily};
 use crate::place::Place;
@@ -48,11 +49,11 @@ impl Way {
         Way { name: "/dev/fuse", io_uring: false }
     }
 
-    /// FUSE over io_uring. If the kernel lacks it, the test prints that and does nothing.
+    /// FUSE over io_uring. Without it the test fails, or is skipped by request.
     fn io_uring() -> Option<Way> {
         match FuseParameter::set(true) {
             Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
-                eprintln!("skipped: {error}");
+                Capability::FuseUring.is_missing(error);
                 None
             }
             set => {

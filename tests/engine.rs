@@ -2,7 +2,9 @@
 //! reaction to errors.
 //!
 //! `make test` builds the engine and names it in `BLOCKYARD_FIO_ENGINE`. Without it these tests
-//! print that they are skipped: a build of the engine needs fio's source.
+//! fail, or are skipped by request: a build of the engine needs fio's source.
+
+use blockyard_testing::capability::Capability;
 
 use crate::place::Place;
 use crate::run::{Run, bounded, finish};
@@ -10,11 +12,11 @@ use crate::run::{Run, bounded, finish};
 mod refused;
 mod zoned;
 
-/// The engine; prints a message if there is none.
+/// The engine. Without one the test fails, or is skipped by request.
 fn engine() -> Option<String> {
     let engine = std::env::var("BLOCKYARD_FIO_ENGINE").ok().filter(|path| !path.is_empty());
     if engine.is_none() {
-        eprintln!("skipped: BLOCKYARD_FIO_ENGINE names no engine; `make test` builds one");
+        Capability::Fio.is_missing("BLOCKYARD_FIO_ENGINE names no engine; `make test` builds one");
     }
     engine
 }

@@ -251,7 +251,7 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     let refused = |line: &[&str], word: &str| yard.command(line).fails().says(&[word]);
     refused(&["ram", "recompress", "r0", "--type", "old"], "invalid type `old`");
     refused(&["ram", "writeback", "r0", "--age", "9"], "invalid age `9`");
-    refused(&["ram", "save", "r0", "/no/such/folder/file"], "/no/such/folder/file.blockyard-unf");
+    refused(&["ram", "save", "r0", "/no/such/folder/file"], "/no/such/folder/file: No such file");
     let wanted = format!("invalid from `99999`: expected a block below {blocks},");
     refused(&["ram", "blocks", "r0", "--from", "99999"], &wanted);
     refused(&["inject", "r0", "nospc=often"], "invalid nospc `often`: expected a number");
@@ -393,8 +393,8 @@ fn a_snapshot_that_is_killed_leaves_the_old_one() {
     bytes[middle] ^= 1;
     std::fs::write(&snapshot, bytes).unwrap();
     let uri = format!("ram:///r0?size=96M&load={snapshot}");
-    let door = format!("unix:{}", files.file("nbd"));
-    let refused = crate::yard::blockyard(&["serve", &uri, "--nbd", &door]).fails();
+    let endpoint = format!("unix:{}", files.file("nbd"));
+    let refused = crate::yard::blockyard(&["serve", &uri, "--nbd", &endpoint]).fails();
     refused.says(&["load: `", "snapshot`: it is damaged"]);
 }
 
@@ -411,7 +411,7 @@ fn a_save_replaces_nothing_but_a_save() {
     let yard = Yard::serve_in(Place::new(), &["ram:///r0?size=8M"]);
     for verb in ["save", "train"] {
         let run = yard.command(&["ram", verb, "r0", &precious]).fails();
-        run.says(&["this command did not write it; --force replaces it"]);
+        run.says(&["the file exists; --force replaces it"]);
         kept();
     }
     // A request can only name paths in the directories of the configuration.

@@ -249,7 +249,7 @@ fn a_second_copy_by_the_command_line() {
     assert!(list.err.contains(&format!("{second}: not in use: missing\n")), "{list}");
     std::fs::rename(&away, &second).unwrap();
     let list = volume(&["list", &second]).ok();
-    assert!(list.out.contains("v0@a") && list.err.contains("it was left behind"), "{list}");
+    assert!(list.out.contains("v0@a") && list.err.contains("it is stale"), "{list}");
 }
 
 #[test]

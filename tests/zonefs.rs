@@ -119,6 +119,57 @@ fn blkid_knows_the_superblock() {
     assert!(found.contains("TYPE=zonefs\n") && found.contains("LABEL=logs\n"), "{found}");
 }
 
+/// The bug: while a zonefs was mounted, an NBD client could discard the device and `dd` could write
+/// to its block file, and the next mount found no superblock; a device with an NBD client could be
+/// mounted.
+#[test]
+fn a_mounted_file_system_has_its_device_to_itself() {
+    let files = Place::new();
+    let dir = files.file("files");
+    fs::create_dir(&dir).unwrap();
+    let yard = Yard::serve(&["--fuse", &dir, Z]);
+    let mount = yard.place.file("m");
+    fs::create_dir(&mount).unwrap();
+    yard.command(&["mkzonefs", "z"]).ok();
+    let uri = yard.uri("z");
+    let file = format!("{dir}/z");
+    // Clients that are there first keep the device from being mounted.
+    let refused = |says: &str| {
+        yard.command(&["zonefs", "mount", "z", &mount]).fails().says(&["cannot mount `z`", says]);
+    };
+    let open = fs::File::options().write(true).open(&file).unwrap();
+    refused("its file is open");
+    drop(open);
+    let line = ["zonefs", "mount", "z", &mount].map(|word| format!("'{word}'")).join(", ");
+    let script = format!(
+        "import subprocess; run = subprocess.run(['{BLOCKYARD}', {line}, '--control', '{}'], \
+         capture_output=True); print(run.returncode, run.stderr.decode())",
+        yard.control()
+    );
+    let said = nbdsh(&uri, &script);
+    assert!(said.starts_with('6') && said.contains("1 NBD client"), "{said}");
+    // Once it is mounted, nothing else can write.
+    yard.command(&["zonefs", "mount", "z", &mount]).ok();
+    for change in ["discard 0 256M", "write 0 4k"] {
+        run(&["qemu-io", "-f", "raw", "-c", change, &uri])
+            .fails()
+            .says(&["a file system of the device is mounted"]);
+    }
+    let dd = ["dd", "if=/dev/zero", &format!("of={file}"), "bs=4k", "count=1", "conv=notrunc"];
+    run(&dd).fails().says(&["busy"]);
+    fs::File::open(&file).unwrap();
+    yard.command(&["zonefs", "unmount", "z"]).ok();
+    yard.command(&["zonefs", "mount", "z", &mount]).ok();
+    yard.command(&["zonefs", "unmount", "z"]).ok();
+    // With force a device in use is mounted.
+    let open = fs::File::options().write(true).open(&file).unwrap();
+    yard.command(&["zonefs", "mount", "z", &mount, "--force"]).ok();
+    yard.command(&["zonefs", "unmount", "z"]).ok();
+    drop(open);
+    nbdsh(&uri, "h.pwrite(b'x' * 4096, 4096)");
+    unmount_lazily(&mount);
+}
+
 #[test]
 fn dd_writes_reads_and_appends() {
     let mounted = Mounted::new(Z, &[], "");

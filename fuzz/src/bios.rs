@@ -8,26 +8,25 @@
 
 use std::sync::Arc;
 
+use blockyard_core::Completion;
 use blockyard_core::bio::{Bio, Flags, Op, Prio};
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::completion::Completion;
 use blockyard_core::composed::Composed;
 use blockyard_core::device::Device;
 use blockyard_core::disk::Disk;
 use blockyard_core::region::Region;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::units::{SECTOR_BYTES, Sector};
-use blockyard_core::zone::gate::{GateMode, ZoneGates};
+use blockyard_core::zone::gate::{GateMode, ZoneWritePlugs};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{BufRef, RegionId};
 use blockyard_null::{IrqMode, Null, NullConfig};
 use blockyard_ram::{Ram, RamConfig};
-use blockyard_sim::clock::ManualClock;
-use blockyard_sim::contract::Door;
-use blockyard_sim::model::{Model, Outcome, Rules};
 use blockyard_smr::disk::Disk as SmrDisk;
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::{DiskConfig, Sd};
+use blockyard_testing::clock::ManualClock;
+use blockyard_testing::contract::TestChannel;
+use blockyard_testing::model::{ExpectedResult, Model, ZoneRules};
 
 use crate::input::Input;
 
@@ -69,7 +68,7 @@ pub fn bios_gate(bytes: &[u8]) {
     let keeps_data = config.memory_backed;
     let Ok(null) = Null::open(config) else { return };
     let depth = ChannelConfig { depth: input.choose(&[4, 5, 16, 64]) };
-    let gates = ZoneGates::new(Arc::clone(&null)).expect("there is memory for a few zones");
+    let gates = ZoneWritePlugs::new(Arc::clone(&null)).expect("there is memory for a few zones");
     let gates = gates.expect("the device is zoned");
     drive(&mut input, &composed(null, depth).with_gates(gates), keeps_data);
 }
@@ -94,16 +93,17 @@ pub fn bios_smr(bytes: &[u8]) {
         write_cache: input.below(2) == 1,
         ..DiskConfig::default()
     };
-    let memory = Memory::new(config.size, config.zone_size).expect("there is memory for little");
+    let memory =
+        MemoryMedium::new(config.size, config.zone_size).expect("there is memory for little");
     let disk = SmrDisk::open(config, memory).expect("every choice fits the others");
     let sd = Arc::new(Sd::open(disk).expect("the emulated disk can be driven"));
     let depth = ChannelConfig { depth: input.choose(&[4, 5, 16, 64]) };
     if gated {
-        let gates = ZoneGates::new(Arc::clone(&sd)).expect("there is memory for a few zones");
+        let gates = ZoneWritePlugs::new(Arc::clone(&sd)).expect("there is memory for a few zones");
         let gates = gates.expect("the device is zoned");
-        drive_by(Rules::Zbc, &mut input, &composed(sd, depth).with_gates(gates), true);
+        drive_by(ZoneRules::Zbc, &mut input, &composed(sd, depth).with_gates(gates), true);
     } else {
-        drive_by(Rules::Zbc, &mut input, &composed(sd, depth), true);
+        drive_by(ZoneRules::Zbc, &mut input, &composed(sd, depth), true);
     }
 }
 
@@ -127,20 +127,17 @@ pub fn bios_ram(bytes: &[u8]) {
     drive(&mut input, &composed(ram, depth), true);
 }
 
-fn composed<D: Device>(
-    device: Arc<D>,
-    depth: ChannelConfig,
-) -> Composed<Arc<D>, NoneScheduler, ManualClock> {
+fn composed<D: Device>(device: Arc<D>, depth: ChannelConfig) -> Composed<Arc<D>, ManualClock> {
     let (name, clock) = ("fuzzed".to_owned(), ManualClock::new());
-    Composed::with_clock(name, "fuzzed", device, depth, NoneScheduler::new, clock)
+    Composed::with_clock(name, "fuzzed", device, depth, clock)
 }
 
 fn drive(input: &mut Input<'_>, disk: &dyn Disk, keeps_data: bool) {
-    drive_by(Rules::NullBlk, input, disk, keeps_data);
+    drive_by(ZoneRules::NullBlk, input, disk, keeps_data);
 }
 
-fn drive_by(rules: Rules, input: &mut Input<'_>, disk: &dyn Disk, keeps_data: bool) {
-    let mut run = Run::new(disk, keeps_data, rules);
+fn drive_by(rules: ZoneRules, input: &mut Input<'_>, disk: &dyn Disk, keeps_data: bool) {
+    let mut run = ChannelRun::new(disk, keeps_data, rules);
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
             break;
@@ -180,9 +177,9 @@ fn config(input: &mut Input<'_>) -> NullConfig {
 }
 
 /// A channel under test, and its bios in flight.
-struct Run<'a> {
+struct ChannelRun<'a> {
     disk: &'a dyn Disk,
-    channel: Door,
+    channel: TestChannel,
     region: Arc<Region>,
     region_id: RegionId,
     model: Model,
@@ -194,13 +191,13 @@ struct Run<'a> {
 /// A bio in flight, and its expected completion.
 struct Owed {
     bio: Bio,
-    outcome: Outcome,
+    outcome: ExpectedResult,
     data: Vec<u8>,
 }
 
-impl<'a> Run<'a> {
-    fn new(disk: &'a dyn Disk, keeps_data: bool, rules: Rules) -> Run<'a> {
-        let mut channel = Door::open(disk);
+impl<'a> ChannelRun<'a> {
+    fn new(disk: &'a dyn Disk, keeps_data: bool, rules: ZoneRules) -> ChannelRun<'a> {
+        let mut channel = TestChannel::open(disk);
         let region = Region::alloc(BATCH * (SECTORS_MAX * SECTOR_BYTES) as usize);
         let region_id = channel.register(Arc::clone(&region));
         let mut model = Model::new(disk.geometry(), disk.limits(), keeps_data).with_rules(rules);
@@ -210,7 +207,7 @@ impl<'a> Run<'a> {
             model.fill_zones();
         }
         let (owed, done) = (Vec::new(), Vec::new());
-        Run { disk, channel, region, region_id, model, owed, done, serial: 0 }
+        ChannelRun { disk, channel, region, region_id, model, owed, done, serial: 0 }
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
@@ -311,7 +308,7 @@ impl<'a> Run<'a> {
         let (Some(last), Some(zones)) = (self.owed.last(), &self.model.geometry().zones) else {
             return false;
         };
-        let gated = self.disk.gate().is_some_and(|gate| gate.mode == GateMode::Plug);
+        let gated = self.disk.gate().is_some_and(|gate| gate.mode == GateMode::ZoneWritePlug);
         let coupled = zones.open_max + zones.active_max > 0;
         gated && (coupled || (bio.op == Op::Read) != (last.bio.op == Op::Read))
     }

@@ -6,7 +6,7 @@ use blockyard_core::Sector;
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_smr::cdb::Command;
 use blockyard_smr::cdb::operations::{self, OPERATIONS, Operation};
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sense::{ScsiStatus, Sense, SenseFormat};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
 use blockyard_smr::{Disk, DiskConfig};
@@ -27,7 +27,7 @@ const COMMANDS_MAX: u32 = 200;
 pub fn cdb(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let config = config(&mut input);
-    let memory = Memory::new(config.size, config.zone_size).expect("a little memory");
+    let memory = MemoryMedium::new(config.size, config.zone_size).expect("a little memory");
     let disk = Disk::open(config, memory).expect("configurations in here are right");
     let mut room = vec![UNTOUCHED; DATA_BYTES_MAX];
     for _ in 0..COMMANDS_MAX {
@@ -66,7 +66,7 @@ fn config(input: &mut Input<'_>) -> DiskConfig {
 /// A command: raw bytes, a known one with any fields, or (mostly) a known one near a zone's
 /// boundary or write pointer. The last kind consumes few bytes, so that a short input has many
 /// commands.
-fn command(input: &mut Input<'_>, disk: &Disk<Memory>) -> Vec<u8> {
+fn command(input: &mut Input<'_>, disk: &Disk<MemoryMedium>) -> Vec<u8> {
     let kind = input.byte();
     if kind < 8 {
         return input.take(17).to_vec();
@@ -105,7 +105,7 @@ const USUAL: [&Operation; 12] = [
 ];
 
 /// Gives a command an address near a zone's start, end or write pointer, and a short length.
-fn place(input: &mut Input<'_>, disk: &Disk<Memory>, operation: &Operation, cdb: &mut [u8]) {
+fn place(input: &mut Input<'_>, disk: &Disk<MemoryMedium>, operation: &Operation, cdb: &mut [u8]) {
     let block = u64::from(disk.config().logical_block);
     let zone = disk.zone(input.below(disk.layout().slots().into()) as u32);
     let wp = if zone.wp == Sector::NONE { zone.start } else { zone.wp };
@@ -145,12 +145,12 @@ fn place(input: &mut Input<'_>, disk: &Disk<Memory>, operation: &Operation, cdb:
 }
 
 /// The zones of a disk.
-fn zones(disk: &Disk<Memory>) -> Vec<ZoneInfo> {
+fn zones(disk: &Disk<MemoryMedium>) -> Vec<ZoneInfo> {
     (0..disk.layout().slots()).map(|slot| disk.zone(slot)).collect()
 }
 
 /// Executes a command, and checks the disk's state.
-fn execute(disk: &Disk<Memory>, cdb: &[u8], direction: u64, room: &mut [u8]) {
+fn execute(disk: &Disk<MemoryMedium>, cdb: &[u8], direction: u64, room: &mut [u8]) {
     let before = zones(disk);
     // Mostly the right direction.
     let sends =
@@ -198,7 +198,7 @@ fn check_outcome(cdb: &[u8], outcome: &Outcome, room: &[u8], direction: (u64, bo
 }
 
 /// The rules of zones, and the counts of open ones.
-fn check_zones(disk: &Disk<Memory>) {
+fn check_zones(disk: &Disk<MemoryMedium>) {
     let (mut open, mut explicit) = (0, 0);
     let physical = u64::from(disk.config().physical_block) / 512;
     for zone in zones(disk) {

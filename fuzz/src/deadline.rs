@@ -1,10 +1,10 @@
 //! The scheduler `deadline`: every operation is also applied to its model. Texts for its tunables
 //! are accepted, or refused with an error that is not empty.
 
-use blockyard_core::channel::MergeRules;
+use blockyard_core::request::MergeRules;
 use blockyard_core::sched::deadline::{DeadlineConfig, Tunable, Tunables};
 use blockyard_core::{Limits, Op, Prio, ZoneGeometry};
-use blockyard_sim::deadline::{Lockstep, Step};
+use blockyard_testing::deadline::{Lockstep, TestStep};
 
 use crate::input::Input;
 
@@ -57,29 +57,29 @@ fn config(input: &mut Input<'_>) -> DeadlineConfig {
     }
 }
 
-fn step(input: &mut Input<'_>) -> Step {
+fn step(input: &mut Input<'_>) -> TestStep {
     match input.below(17) {
-        16 => Step::Pass {
+        16 => TestStep::Pass {
             op: input.choose(&[Op::Write, Op::Discard]),
             prio: input.choose(&[Prio::BestEffort, Prio::BestEffort, Prio::RealTime, Prio::Idle]),
             reads: input.word() & input.word() & input.choose(&[0, u64::MAX]),
             writes: input.word() & input.word() & input.choose(&[0, u64::MAX]),
         },
         0..8 => insert(input),
-        8..11 => Step::Dispatch(1 + input.below(9) as usize),
-        11..13 => Step::Complete(input.byte().into()),
-        13 => Step::Requeue(input.byte().into()),
-        14 => Step::Wait(input.below(16)),
+        8..11 => TestStep::Dispatch(1 + input.below(9) as usize),
+        11..13 => TestStep::Complete(input.byte().into()),
+        13 => TestStep::Requeue(input.byte().into()),
+        14 => TestStep::Wait(input.below(16)),
         _ => {
             let tunable = input.choose(&Tunable::ALL);
             let (least, most) = tunable.range();
             let value = input.choose(&[0, 1, 2, 5, 30, -1, i32::MAX, i32::MIN]);
-            Step::Tune(tunable, value.clamp(least, most))
+            TestStep::Tune(tunable, value.clamp(least, most))
         }
     }
 }
 
-fn insert(input: &mut Input<'_>) -> Step {
+fn insert(input: &mut Input<'_>) -> TestStep {
     let op = input.choose(&[Op::Read, Op::Write, Op::Write, Op::Discard, Op::ZoneReset]);
     let prio = input.choose(&[Prio::BestEffort, Prio::BestEffort, Prio::RealTime, Prio::Idle]);
     let sector = input.below(64) * 8 + if input.below(8) == 7 { input.below(8) } else { 0 };
@@ -87,7 +87,7 @@ fn insert(input: &mut Input<'_>) -> Step {
     // A request ends within its zone: a longer one would have been split.
     let sectors = sectors.min(ZONE_SECTORS - sector % ZONE_SECTORS);
     let chance = input.below(16);
-    Step::Insert {
+    TestStep::Insert {
         op,
         prio,
         sector,

@@ -6,14 +6,13 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Bio, Composed, Device, Disk as _, Op, Sector, blocking};
-use blockyard_sim::clock::ManualClock;
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sense::{ScsiStatus, Sense};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
 use blockyard_smr::{Disk, DiskConfig, Sd};
+use blockyard_testing::clock::ManualClock;
 
 use crate::input::Input;
 
@@ -49,13 +48,12 @@ pub fn drive_answers(bytes: &[u8]) {
         ..DiskConfig::default()
     };
     LEFT.with(|left| *left.borrow_mut() = bytes.iter().skip(2).rev().copied().collect());
-    let memory = Memory::new(config.size, config.zone_size).expect("a little memory");
+    let memory = MemoryMedium::new(config.size, config.zone_size).expect("a little memory");
     let disk = Disk::open(config, memory).expect("configurations in here are right");
     let Ok(sd) = Sd::open(Changed(disk)).map(Arc::new) else { return };
     let (name, clock, depth) =
         ("drive".to_owned(), ManualClock::new(), ChannelConfig { depth: 16 });
-    let disk =
-        Composed::with_clock(name, "drive", Arc::clone(&sd), depth, NoneScheduler::new, clock);
+    let disk = Composed::with_clock(name, "drive", Arc::clone(&sd), depth, clock);
     let mut io = blocking::Io::new(disk.open().expect("a queue is memory only"), 4096);
     for at in 0..REQUESTS {
         let mut zones: Vec<ZoneInfo> = Vec::new();
@@ -68,7 +66,7 @@ pub fn drive_answers(bytes: &[u8]) {
 }
 
 /// A disk whose answers the input changes.
-struct Changed(Disk<Memory>);
+struct Changed(Disk<MemoryMedium>);
 
 impl ScsiTransport for Changed {
     fn execute(&self, cdb: &[u8], data: Data<'_>) -> Result<Outcome, TransportError> {

@@ -1,7 +1,7 @@
 //! Requests of the kernel's FUSE. The bytes must parse to the same call, or to none, whether the
 //! parts of the message come in one piece or in separate buffers.
 
-use blockyard_export::fuse::wire::{Call, Header, IN_HEADER_BYTES, Out};
+use blockyard_fuse::wire::{Call, Header, IN_HEADER_BYTES, Out};
 
 use crate::input::Input;
 

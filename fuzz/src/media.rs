@@ -1,10 +1,10 @@
 //! The files of an SMR disk's directory: as the product prints them with any fields, or any bytes.
 //! An accepted file must be within bounds and consistent; any other is refused with a text.
 
-use blockyard_smr::media::journal::{self, RECORD_BYTES, Record};
+use blockyard_smr::media::journal::{self, JournalRecord, RECORD_BYTES};
 use blockyard_smr::media::live::Share;
 use blockyard_smr::media::superblock::{JOURNAL_RECORDS_MAX, Superblock};
-use blockyard_smr::media::word::{UNREADABLE, pack, unpack};
+use blockyard_smr::media::zone_word::{UNREADABLE, pack, unpack};
 use blockyard_smr::media::{FormatError, MediaGeometry, ZoneRecord, live, tables};
 
 use crate::input::Input;
@@ -126,7 +126,7 @@ fn records(input: &mut Input<'_>, geometry: &MediaGeometry) {
     let mut count = 0;
     let mut whole = true;
     for place in 0..input.below(40) as u32 {
-        let record = Record {
+        let record = JournalRecord {
             index: place + u32::from(input.below(16) == 15),
             checkpoint: input.choose(&[7, 7, 7, 7, 7, 7, 6, 8]),
             zone: input.choose(&[0, 1, 2, 3, u32::MAX]),

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use blockyard_core::Status;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::composed::Composed;
-use blockyard_core::sched::NoneScheduler;
-use blockyard_export::nbd::command::{Plan, Rules, error_of};
-use blockyard_export::nbd::exports::{ExportOptions, Exports, REQUEST_BYTES_MAX};
-use blockyard_export::nbd::handshake::{Handshake, Step, TlsMode};
-use blockyard_export::nbd::wire::{
+use blockyard_nbd::command::{CommandPlan, ExportRules, error_of};
+use blockyard_nbd::exports::{ExportOptions, Exports};
+use blockyard_nbd::handshake::{Handshake, HandshakeStep, TlsMode};
+use blockyard_nbd::wire::{
     self, OPTION_MAGIC, OPTION_REPLY_MAGIC, Request, STRING_BYTES_MAX, StatusExtent, Style,
     WireError, command, export_flag, option,
 };
@@ -35,9 +34,9 @@ pub fn nbd_wire(bytes: &[u8]) {
     let mode = input.choose(&[TlsMode::Off, TlsMode::Off, TlsMode::Off, TlsMode::On]);
     let refuse = input.below(8) == 0;
     let hello = hello(&mut input);
-    let mut whole = Client::new(&exports, mode, refuse);
+    let mut whole = HandshakeClient::new(&exports, mode, refuse);
     whole.send(&hello);
-    let mut parts = Client::new(&exports, mode, refuse);
+    let mut parts = HandshakeClient::new(&exports, mode, refuse);
     let mut left = &hello[..];
     while !left.is_empty() {
         let (part, rest) = left.split_at(left.len().min(1 + input.below(40) as usize));
@@ -56,7 +55,7 @@ pub fn nbd_wire(bytes: &[u8]) {
     let style = input.choose(&styles);
     let export = &exports.snapshot()[export];
     let minimum = export.block_sizes(input.below(2) == 0).minimum;
-    let rules = Rules::new(export, style, input.below(2) == 0, minimum);
+    let rules = ExportRules::new(export, style, input.below(2) == 0, minimum);
     while !input.is_empty() {
         request(&mut input, &rules);
     }
@@ -78,7 +77,7 @@ fn exports() -> Arc<Exports> {
     {
         let null = Null::open(config.clone()).expect("the configuration fits");
         let depth = ChannelConfig { depth: 16 };
-        let disk = Composed::new(name.to_owned(), "null", null, depth, NoneScheduler::new);
+        let disk = Composed::new(name.to_owned(), "null", null, depth);
         let description = format!("the disk {name}");
         let options = ExportOptions { read_only, description, ..ExportOptions::default() };
         exports.add(name, Arc::new(disk), options).expect("three names that differ");
@@ -162,7 +161,7 @@ fn option_data(input: &mut Input<'_>) -> Vec<u8> {
 }
 
 /// A handshake under test, driven as a session drives it.
-struct Client {
+struct HandshakeClient {
     handshake: Handshake,
     refuse: bool,
     received: Vec<u8>,
@@ -173,11 +172,18 @@ struct Client {
     headless_bytes: usize,
 }
 
-impl Client {
-    fn new(exports: &Arc<Exports>, mode: TlsMode, refuse: bool) -> Client {
+impl HandshakeClient {
+    fn new(exports: &Arc<Exports>, mode: TlsMode, refuse: bool) -> HandshakeClient {
         let mut out = Vec::new();
         let handshake = Handshake::new(Arc::clone(exports), mode, &mut out);
-        Client { handshake, refuse, received: Vec::new(), out, end: None, headless_bytes: 0 }
+        HandshakeClient {
+            handshake,
+            refuse,
+            received: Vec::new(),
+            out,
+            end: None,
+            headless_bytes: 0,
+        }
     }
 
     fn send(&mut self, bytes: &[u8]) {
@@ -187,11 +193,11 @@ impl Client {
             assert!(used <= self.received.len(), "used more than there was");
             self.received.drain(..used);
             match step {
-                Step::More if used > 0 && !self.received.is_empty() => {}
-                Step::More => return,
-                Step::StartTls => self.end = Some("TLS".to_owned()),
-                Step::Close(reason) => self.end = Some(format!("{reason:?}")),
-                Step::Enter => self.enter(),
+                HandshakeStep::More if used > 0 && !self.received.is_empty() => {}
+                HandshakeStep::More => return,
+                HandshakeStep::StartTls => self.end = Some("TLS".to_owned()),
+                HandshakeStep::Close(reason) => self.end = Some(format!("{reason:?}")),
+                HandshakeStep::Enter => self.enter(),
             }
         }
     }
@@ -199,7 +205,8 @@ impl Client {
     fn enter(&mut self) {
         let chosen = self.handshake.chosen().expect("an export was chosen");
         if self.refuse {
-            if let Step::Close(reason) = self.handshake.refuse("not today", &mut self.out) {
+            if let HandshakeStep::Close(reason) = self.handshake.refuse("not today", &mut self.out)
+            {
                 self.end = Some(format!("{reason:?}"));
             }
             return;
@@ -238,7 +245,7 @@ impl Client {
 }
 
 /// Checks one request, well-formed or not, and its plan and replies.
-fn request(input: &mut Input<'_>, rules: &Rules) {
+fn request(input: &mut Input<'_>, rules: &ExportRules) {
     let wanted = Request {
         flags: if input.below(4) == 0 { input.byte().into() } else { 0 },
         command: if input.below(16) == 1 { input.word() as u16 } else { input.below(9) as u16 },
@@ -263,7 +270,7 @@ fn request(input: &mut Input<'_>, rules: &Rules) {
 }
 
 /// Mostly blocks of the export, or its end, or any number.
-fn number(input: &mut Input<'_>, rules: &Rules) -> u64 {
+fn number(input: &mut Input<'_>, rules: &ExportRules) -> u64 {
     match input.below(8) {
         0 => rules.len_bytes - input.below(4) * rules.block_bytes,
         1 => input.word(),
@@ -289,8 +296,8 @@ fn print_request(request: &Request, style: Style) -> Vec<u8> {
 }
 
 /// An executed request lies on the export, in blocks that the client may use, and is allowed.
-fn check_plan(request: &Request, rules: &Rules) {
-    let Plan::Io { op, offset, len, .. } = rules.plan(request) else { return };
+fn check_plan(request: &Request, rules: &ExportRules) {
+    let CommandPlan::Io { op, offset, len, .. } = rules.plan(request) else { return };
     let end = offset.checked_add(len).expect("a range of an export");
     assert!(end <= rules.len_bytes, "{request:?} reaches beyond the export");
     assert!((offset | len).is_multiple_of(rules.min_block_bytes));
@@ -299,7 +306,7 @@ fn check_plan(request: &Request, rules: &Rules) {
         !op.is_write() || rules.flags & export_flag::READ_ONLY == 0,
         "{op} on a read-only export"
     );
-    assert!(!op.has_data() || len <= u64::from(REQUEST_BYTES_MAX));
+    assert!(!op.has_data() || len <= u64::from(wire::REQUEST_BYTES_MAX));
     let asked = match request.command {
         command::READ => op.name() == "read",
         command::WRITE => op.name() == "write",

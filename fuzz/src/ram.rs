@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use blockyard_ram::codec::{Codec, CodecConfig, Decoder};
-use blockyard_ram::snapshot::{Header, Reader, Record, SnapshotError, Stored, Writer};
+use blockyard_ram::snapshot::{BlockRecord, Header, Reader, SnapshotError, Stored, Writer};
 use blockyard_ram::{Algo, Ram, RamConfig};
 
 use crate::input::Input;
@@ -79,7 +79,7 @@ fn sample() -> &'static [u8] {
                     (Stored::Packed(0), &packed[..len.expect("a slope compresses")])
                 }
             };
-            let record = Record { block: 3 * block, stored, bytes };
+            let record = BlockRecord { block: 3 * block, stored, bytes };
             writer.record(record).expect("memory takes all");
         }
         writer.finish().expect("memory takes all")

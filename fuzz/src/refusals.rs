@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::Injection;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Device as _, Flags, Op, Status};
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError, Selection, Which};
-use blockyard_sim::clock::ManualClock;
-use blockyard_sim::refusing::Refusing;
+use blockyard_testing::clock::ManualClock;
+use blockyard_testing::refusing::Refusing;
 
 use crate::input::Input;
 
@@ -23,16 +22,16 @@ const STEPS_MAX: usize = 200;
 const FAULTS: [&str; 3] = ["backing_eio", "backing_late_eio", "backing_enospc"];
 
 /// A backing file, which is removed with its input.
-struct File(PathBuf);
+struct BackingFile(PathBuf);
 
-impl Drop for File {
+impl Drop for BackingFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
 /// A device under test, and its expected contents.
-struct Run {
+struct DeviceRun {
     ram: Arc<Ram>,
     beside: Refusing,
     bs: u64,
@@ -52,7 +51,7 @@ pub fn refusals(bytes: &[u8]) {
     let kind = input.byte();
     let thread = std::thread::current().id();
     let name = format!("blockyard-fuzz-backing-{}-{thread:?}", std::process::id());
-    let file = (kind & 3 != 0).then(|| File(std::env::temp_dir().join(name)));
+    let file = (kind & 3 != 0).then(|| BackingFile(std::env::temp_dir().join(name)));
     let second = CodecConfig { algo: Algo::Zstd, level: Some(1), dictionary: None };
     let has_second = Algo::Zstd.is_built_in() && kind & 12 == 0;
     let config = RamConfig {
@@ -72,9 +71,9 @@ pub fn refusals(bytes: &[u8]) {
     let ram = Ram::open(config).expect("every choice fits the others");
     let (name, depth) = ("refusing".to_owned(), ChannelConfig::default());
     let (device, clock) = (Arc::clone(&ram), ManualClock::new());
-    let disk = Composed::with_clock(name, "fuzzed", device, depth, NoneScheduler::new, clock);
+    let disk = Composed::with_clock(name, "fuzzed", device, depth, clock);
     let beside = Refusing::new(&disk, unit, LEN_MAX).expect("there is memory for a channel");
-    let mut run = Run { ram, beside, bs, is_short, is_armed: false };
+    let mut run = DeviceRun { ram, beside, bs, is_short, is_armed: false };
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
             break;
@@ -103,7 +102,7 @@ fn data(input: &mut Input<'_>, len: usize) -> Vec<u8> {
     (0..len).map(any).collect()
 }
 
-impl Run {
+impl DeviceRun {
     fn inject(&self, name: &str, value: u64) {
         let fault = Injection::Device { name: name.to_owned(), value: value.to_string() };
         self.ram.inject(&fault).expect("the device has the fault, and it takes numbers");

@@ -1,8 +1,8 @@
 //! A stream of a snapshot: as the product prints it with any fields, or any bytes. An accepted
 //! stream is within bounds and in order, and its end comes only after all records.
 
-use blockyard_volume::format::stream::{HEAD_BYTES, Head, Kind, PAYLOAD_MAX, RECORD_BYTES, Record};
-use blockyard_volume::receive::{Incoming, Part};
+use blockyard_volume_admin::receive::{Incoming, Part};
+use blockyard_volume_format::stream::{HEAD_BYTES, Head, Kind, PAYLOAD_MAX, RECORD_BYTES, Record};
 
 use crate::input::Input;
 

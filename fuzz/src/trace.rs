@@ -1,7 +1,7 @@
 //! Recordings of a kernel's scheduler, in our format and in that of tracefs. A text is refused with
 //! an error that names its line, or it is a trace that prints to itself and can be replayed.
 
-use blockyard_lab::oracle::{file, replay::replay, trace::Trace};
+use blockyard_lab::kernel_replay::{file, replay::replay, trace::Trace};
 
 use crate::input::Input;
 
@@ -65,17 +65,17 @@ fn spoil(input: &mut Input<'_>, text: String) -> String {
 
 /// A request: the fields of an event after the time.
 #[derive(Clone, Copy)]
-struct Request {
+struct TraceRequest {
     kind: &'static str,
     class: &'static str,
     sector: u64,
     sectors: u64,
 }
 
-impl Request {
+impl TraceRequest {
     /// A request at one of few sectors, so that requests meet.
-    fn new(input: &mut Input<'_>) -> Request {
-        Request {
+    fn new(input: &mut Input<'_>) -> TraceRequest {
+        TraceRequest {
             kind: input.choose(&["R", "W", "D"]),
             class: input.choose(&["rt", "be", "be", "idle"]),
             sector: 8 + input.below(200) * 8,
@@ -84,11 +84,11 @@ impl Request {
     }
 
     /// A bio at one of the request's ends, and the request merged with it.
-    fn joined(self, front: bool) -> (Request, Request) {
+    fn joined(self, front: bool) -> (TraceRequest, TraceRequest) {
         let sector = if front { self.sector.saturating_sub(8) } else { self.sector + self.sectors };
-        let bio = Request { class: "-", sector, sectors: 8, ..self };
+        let bio = TraceRequest { class: "-", sector, sectors: 8, ..self };
         let first = self.sector.min(sector);
-        (bio, Request { sector: first, sectors: self.sectors + 8, ..self })
+        (bio, TraceRequest { sector: first, sectors: self.sectors + 8, ..self })
     }
 }
 
@@ -101,19 +101,19 @@ fn own_text(input: &mut Input<'_>) -> String {
         text = text.replace(&format!("{key} 0"), &format!("{key} {depth}"));
     }
     text.push_str("events\n");
-    let mut waiting: Vec<Request> = Vec::new();
-    let mut in_flight: Vec<Request> = Vec::new();
-    let mut given_back: Vec<Request> = Vec::new();
+    let mut waiting: Vec<TraceRequest> = Vec::new();
+    let mut in_flight: Vec<TraceRequest> = Vec::new();
+    let mut given_back: Vec<TraceRequest> = Vec::new();
     let mut count = 0;
     while count < EVENTS_MAX && !input.is_empty() {
         let what = input.choose(&["I", "i", "I", "D", "D", "C", "C", "Q", "B", "F"]);
         let pick = usize::from(input.byte());
-        let taken = |from: &mut Vec<Request>| {
+        let taken = |from: &mut Vec<TraceRequest>| {
             if from.is_empty() { None } else { Some(from.swap_remove(pick % from.len())) }
         };
         let request = match what {
             "I" | "i" => {
-                let new = taken(&mut given_back).unwrap_or_else(|| Request::new(input));
+                let new = taken(&mut given_back).unwrap_or_else(|| TraceRequest::new(input));
                 waiting.push(new);
                 Some(new)
             }
@@ -126,7 +126,7 @@ fn own_text(input: &mut Input<'_>) -> String {
                 bio
             }),
         };
-        let Some(Request { kind, class, sector, sectors }) = request else { continue };
+        let Some(TraceRequest { kind, class, sector, sectors }) = request else { continue };
         let gap = u64::from(input.byte()) * 20;
         text.push_str(&format!("{what} {gap} {kind} {class} {sector} {sectors}\n"));
         count += 1;
@@ -138,7 +138,7 @@ fn own_text(input: &mut Input<'_>) -> String {
 fn tracefs_text(input: &mut Input<'_>) -> String {
     let mut text = String::from("# tracer: nop\n");
     let mut micros = 0;
-    let mut request = Request::new(input);
+    let mut request = TraceRequest::new(input);
     for _ in 0..EVENTS_MAX {
         if input.is_empty() {
             break;
@@ -154,10 +154,10 @@ fn tracefs_text(input: &mut Input<'_>) -> String {
             "timer_start",
         ]);
         if matches!(name, "block_getrq" | "block_rq_insert") && input.below(2) == 0 {
-            request = Request::new(input);
+            request = TraceRequest::new(input);
         }
         micros += u64::from(input.byte());
-        let Request { kind, sector, sectors, .. } = request;
+        let TraceRequest { kind, sector, sectors, .. } = request;
         let rest = match name {
             "timer_start" => format!("timer=0 expires={sector} [timeout={sectors}]"),
             "block_rq_insert" | "block_rq_issue" => {

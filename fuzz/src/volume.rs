@@ -1,13 +1,13 @@
 //! The structures of a pool on disk: as the product prints them with any fields, or any bytes. An
 //! accepted structure is within bounds and consistent.
 
-use blockyard_volume::bytes::Reader;
-use blockyard_volume::format::catalogue::{self, Change, Listed, Traits, Whole};
-use blockyard_volume::format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STORED_MAX};
-use blockyard_volume::format::group::{self, Descriptor, Head, Kind};
-use blockyard_volume::format::label::{self, Label};
-use blockyard_volume::format::superblock::{BYTES, LogPlace, SLOT_BYTES, Superblock};
 use blockyard_volume::map::page;
+use blockyard_volume_format::bytes::Reader;
+use blockyard_volume_format::catalogue::{self, CatalogueImage, Change, Listed, VolumeMeta};
+use blockyard_volume_format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STORED_MAX};
+use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume_format::label::{self, Label};
+use blockyard_volume_format::superblock::{BYTES, LogPlace, SLOT_BYTES, Superblock};
 
 use crate::input::Input;
 
@@ -31,7 +31,7 @@ fn any(bytes: &[u8]) {
     _ = Label::newest(bytes);
     _ = Change::parse(bytes);
     if let Ok((_, volumes)) = catalogue::parse(bytes) {
-        assert!(volumes.iter().all(|it| it.roots.len() == it.traits.root_count()));
+        assert!(volumes.iter().all(|it| it.roots.len() == it.meta.root_count()));
     }
     if let Some((head, _, descriptors)) = group::parse(bytes, 512) {
         assert_eq!(head.count as usize, descriptors.len());
@@ -43,7 +43,7 @@ fn any(bytes: &[u8]) {
             _ = entry.codec();
         }
     }
-    _ = Traits::parse(&mut Reader::new(bytes));
+    _ = VolumeMeta::parse(&mut Reader::new(bytes));
 }
 
 fn entry(input: &mut Input<'_>) -> Entry {
@@ -151,7 +151,7 @@ fn group(input: &mut Input<'_>) {
 fn listed(input: &mut Input<'_>) {
     let mut volumes = Vec::new();
     for id in 1..=input.below(4) as u32 {
-        let traits = Traits {
+        let meta = VolumeMeta {
             id,
             name: "v".repeat(input.below(20) as usize),
             is_snapshot: input.below(2) == 1,
@@ -161,9 +161,9 @@ fn listed(input: &mut Input<'_>) {
             block_bytes: input.choose(&[4096, 512, 65_536]),
             blocks: input.below(90_000_000) + 1,
         };
-        let roots = (0..traits.root_count()).map(|_| entry(input)).collect();
+        let roots = (0..meta.root_count()).map(|_| entry(input)).collect();
         volumes.push(Listed {
-            traits,
+            meta,
             family: input.word() as u32,
             copied: input.word() as u32,
             owned: input.word(),
@@ -172,7 +172,7 @@ fn listed(input: &mut Input<'_>) {
     }
     let live = (0..input.below(9)).map(|_| input.below(1 << 21) * 512).collect();
     let (copies, unknown_bytes) = (input.word() as u32, input.word());
-    let whole = Whole { next_id: 9, copies, live, unknown_bytes };
+    let whole = CatalogueImage { next_id: 9, copies, live, unknown_bytes };
     let bytes = catalogue::print(&whole, &volumes);
     assert_eq!(catalogue::parse(&bytes), Ok((whole, volumes)));
     let cut = input.word() as usize % bytes.len();

@@ -2,7 +2,7 @@
 //! print to the same bytes.
 
 use blockyard_zonefs::superblock::SUPERBLOCK_BYTES;
-use blockyard_zonefs::{FormatOptions, MountOptions, Superblock, Uuid};
+use blockyard_zonefs::{FormatOptions, Hyphenated, MountOptions, Superblock, Uuid};
 
 /// The offsets of the checksum.
 const CHECKSUM: std::ops::Range<usize> = 4..8;
@@ -11,7 +11,7 @@ const CHECKSUM: std::ops::Range<usize> = 4..8;
 /// a valid checksum, because random inputs would hardly pass it otherwise.
 pub fn superblock(bytes: &[u8]) {
     let [mend, low, high, rest @ ..] = bytes else { return };
-    let mut block = Superblock::new(Uuid([3; 16])).encode();
+    let mut block = Superblock::new(Uuid::from_bytes([3; 16])).encode();
     let from = usize::from(u16::from_le_bytes([*low, *high])) % SUPERBLOCK_BYTES;
     let len = rest.len().min(SUPERBLOCK_BYTES - from);
     block[from..from + len].copy_from_slice(&rest[..len]);
@@ -80,7 +80,7 @@ pub fn options(bytes: &[u8]) {
         assert!(options.permissions.is_none_or(|bits| bits <= 0o777));
         assert!(options.uid != Some(u32::MAX) && options.gid != Some(u32::MAX));
     }
-    if let Ok(uuid) = text.parse::<Uuid>() {
+    if let Ok(uuid) = text.parse::<Hyphenated>() {
         assert!(uuid.to_string().eq_ignore_ascii_case(&text));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use blockyard_sim::fuse_parameter::FuseParameter;
+use blockyard_testing::fuse_parameter::FuseParameter;
 
 use super::{Loop, Mounted, Way, python, unmount_lazily};
 use crate::place::Place;

@@ -11,7 +11,8 @@ use std::fs::File;
 use std::ops::AddAssign;
 use std::panic::catch_unwind;
 
-use blockyard_volume::{Options, Places, Running, VolumeError};
+use blockyard_store::Places;
+use blockyard_volume::{Options, Running, VolumeError};
 use fastrand::Rng;
 
 use crate::client::Client;
@@ -87,7 +88,7 @@ impl AddAssign for Done {
 /// The location of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    Directory,
+    SegmentStore,
     Disk,
 }
 
@@ -108,7 +109,7 @@ struct Cell {
 impl Cell {
     /// A pool in a directory as a server makes it.
     const DIRECTORY: Cell = Cell {
-        kind: Kind::Directory,
+        kind: Kind::SegmentStore,
         copies: 1,
         is_full: false,
         block: "16k",
@@ -123,7 +124,7 @@ impl Cell {
         let bit = |number: u64| seed >> number & 1;
         let is_full = (bit(0) + bit(1) + bit(2)) % 2 == 1;
         Cell {
-            kind: [Kind::Directory, Kind::Disk][bit(0) as usize],
+            kind: [Kind::SegmentStore, Kind::Disk][bit(0) as usize],
             copies: 1 + bit(1),
             is_full,
             block: ["4k", "8k", "16k", "32k", "64k"][seed as usize % 5],
@@ -220,7 +221,7 @@ impl CutPool<'_> {
             degraded: false,
         };
         let images = match self.cell.kind {
-            Kind::Directory => Vec::new(),
+            Kind::SegmentStore => Vec::new(),
             Kind::Disk => self.copies(),
         };
         let images: Vec<String> = images.iter().map(|name| self.mounted.file(name)).collect();
@@ -366,7 +367,7 @@ impl CutPool<'_> {
 
     /// Makes the pool and cuts its power a few times.
     fn cut_often(&mut self) {
-        if self.cell.is_full && self.cell.kind == Kind::Directory {
+        if self.cell.is_full && self.cell.kind == Kind::SegmentStore {
             self.mounted.disk().bound(self.cell.copies * self.cell.pool_bytes());
         }
         if !self.cell.is_the_servers {

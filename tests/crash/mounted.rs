@@ -82,7 +82,8 @@ impl Mounted {
     pub(crate) fn release(&self) {
         let mut gate = lock(&self.gate);
         for Held { node, offset, bytes, durable, reply } in gate.take().into_iter().flatten() {
-            match self.disk().write(node, offset, &bytes, durable) {
+            let written = self.disk().write(node, offset, &bytes, durable);
+            match written {
                 Ok(()) => reply.written(bytes.len() as u32),
                 Err(error) => reply.error(error),
             }
@@ -162,7 +163,8 @@ impl Filesystem for Server {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.disk().look(ino.0) {
+        let looked = self.disk().look(ino.0);
+        match looked {
             Ok(look) => reply.attr(&TTL, &attributes(look)),
             Err(error) => reply.error(error),
         }
@@ -216,7 +218,8 @@ impl Filesystem for Server {
         _flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.disk().make(parent.0, name, false) {
+        let made = self.disk().make(parent.0, name, false);
+        match made {
             Ok(look) => {
                 let (attributes, handle) = (attributes(look), FileHandle(0));
                 reply.created(&TTL, &attributes, Generation(0), handle, DIRECT);
@@ -226,7 +229,8 @@ impl Filesystem for Server {
     }
 
     fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        match self.disk().look(ino.0) {
+        let looked = self.disk().look(ino.0);
+        match looked {
             Ok(_) => reply.opened(FileHandle(0), DIRECT),
             Err(error) => reply.error(error),
         }
@@ -288,7 +292,8 @@ impl Filesystem for Server {
             let (node, bytes) = (ino.0, data.to_vec());
             return held.push(Held { node, offset, bytes, durable, reply });
         }
-        match self.disk().write(ino.0, offset, data, durable) {
+        let written = self.disk().write(ino.0, offset, data, durable);
+        match written {
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(error),
         }
@@ -345,7 +350,8 @@ impl Filesystem for Server {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let names = match self.disk().list(ino.0) {
+        let listed = self.disk().list(ino.0);
+        let names = match listed {
             Ok(names) => names,
             Err(error) => return reply.error(error),
         };

@@ -4,7 +4,7 @@ use super::{kill, uri};
 use crate::attach::{Loop, Unmount};
 use crate::place::Place;
 use crate::run::{nbdsh, ok, run};
-use crate::yard::{Yard, blockyard};
+use crate::yard::{BLOCKYARD, Yard, blockyard};
 
 #[test]
 fn a_snapshot_goes_to_another_pool_and_into_images() {
@@ -146,7 +146,7 @@ fn a_stream_that_ends_early_replaces_nothing() {
     let mode = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
     mode(0o640);
     // The bug: `send -o /etc/passwd` replaced that file.
-    send().fails().says(&["this command did not write it; --force replaces it"]);
+    send().fails().says(&["the file exists; --force replaces it"]);
     blockyard(&["volume", "export", &pool, "v0@whole", &file]).fails().says(&["--force"]);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "old");
     blockyard(&["volume", "send", &pool, "v0@whole", "--output", &file, "--force"]).ok();
@@ -278,6 +278,88 @@ fn what_is_refused_makes_no_pool() {
         Yard::try_serve(&[&device]).unwrap_err();
         assert_eq!(std::fs::read_dir(&pool).unwrap().count(), 1, "{device}");
     }
+}
+
+/// The bug: a `serve` whose socket, mount point or pidfile was refused left a pool of 134 MB,
+/// because the devices were made first.
+#[test]
+fn refused_endpoint_makes_no_pool() {
+    let place = Place::new();
+    let pool = place.file("pool");
+    let device = format!("volume:///v0?path={pool}&size=1G");
+    for option in [
+        ["--nbd", "unix:/nonexistent/socket"],
+        ["--control", "/nonexistent/control"],
+        ["--metrics", "tcp:999.1.1.1:3"],
+        ["--fuse", "/nonexistent/dir"],
+        ["--pidfile", "/nonexistent/pid"],
+    ] {
+        let control = place.file("control");
+        let mut line = vec!["serve", &device];
+        if option[0] != "--control" {
+            line.extend(["--control", &control]);
+        }
+        if option[0] != "--nbd" {
+            line.extend(["--nbd", "none"]);
+        }
+        line.extend(option);
+        let refused = blockyard(&line).fails();
+        assert!(refused.err.contains("nonexistent") || refused.err.contains("999.1"), "{refused}");
+        assert!(!std::path::Path::new(&pool).exists(), "{option:?}");
+        assert!(!std::path::Path::new(&control).exists(), "{option:?}");
+    }
+}
+
+/// The bug: `serve` of a pool whose superblock is damaged ended with the code of a wrong option.
+#[test]
+fn serve_of_a_damaged_pool_has_the_exit_code_of_damage() {
+    let place = Place::new();
+    let device = uri(&place, "v0", "&size=8M");
+    drop(Yard::serve(&[&device]));
+    let superblock = std::fs::File::options().write(true).open(place.file("pool/superblock"));
+    superblock.unwrap().set_len(100).unwrap();
+    let refused = blockyard(&["serve", &device, "--nbd", "none"]).fails();
+    assert_eq!(refused.code, Some(7), "{refused}");
+}
+
+/// The bug: `volume send` had the exit code 0 although its reader left and the stream was cut.
+#[test]
+fn send_fails_if_its_reader_leaves() {
+    let place = Place::new();
+    let pool = place.file("pool");
+    let yard = Yard::serve(&[&uri(&place, "v0", "&size=8M")]);
+    nbdsh(&yard.uri("v0"), "h.pwrite(bytes(range(256)) * 4096, 0)\nh.flush()");
+    drop(yard);
+    blockyard(&["volume", "snapshot", &pool, "v0@a"]).ok();
+    let piped =
+        format!("{BLOCKYARD} volume send {pool} v0@a | head -c 10; exit ${{PIPESTATUS[0]}}");
+    let ended = run(&["bash", "-c", &piped]).fails();
+    assert_eq!(ended.code, Some(1), "{ended}");
+    assert!(ended.err.contains("standard output"), "{ended}");
+}
+
+/// The bug: each `volume` command waited 90 s for a stopped yard without a message, and ignored
+/// `--timeout`.
+#[test]
+fn volume_commands_end_if_the_yard_is_stopped() {
+    let place = Place::new();
+    let pool = place.file("pool");
+    let yard = Yard::serve(&[&uri(&place, "v0", "&size=8M")]);
+    yard.signal("STOP");
+    for line in [
+        &["list", &pool][..],
+        &["show", &pool],
+        &["create", &pool, "v1", "--size", "8M"],
+        &["snapshot", &pool, "v0@a"],
+        &["scrub", &pool],
+        &["send", &pool, "v0@a", "-o", &place.file("stream")],
+        &["export", &pool, "v0", &place.file("exported")],
+    ] {
+        let ended = blockyard(&[&["volume"][..], line, &["--timeout", "1"]].concat()).fails();
+        assert!(ended.err.contains("has not answered for 1 s"), "{ended}");
+    }
+    yard.signal("CONT");
+    yard.serves("v0");
 }
 
 /// The bug: the system refused `export` to a block device, a named pipe or `/dev/null`, because

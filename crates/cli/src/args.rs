@@ -21,8 +21,6 @@ use blockyard_yard::{AllowLists, NBD_MEMORY_MIN, UnixPlace};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::sched::SchedCommand;
-
 const ABOUT: &str =
     "Makes block devices (null, zoned, shingled, compressed in memory) and serves them";
 
@@ -102,7 +100,7 @@ pub(crate) enum Command {
     Inject(InjectArgs),
     /// Write a commented configuration: the default yard
     Init(InitArgs),
-    /// Say whether a configuration will do, and where it will not
+    /// Check a configuration, and show where it is invalid
     Check(CheckArgs),
     /// Print the JSON schema of the configuration
     Schema,
@@ -226,7 +224,7 @@ pub(crate) struct ServeArgs {
     /// without a list, and no others; may be repeated; needs --tls-verify-peer
     #[arg(long, value_name = "EXPORT=SUBJECT", value_parser = export_subject)]
     pub(crate) tls_allow: Vec<(String, String)>,
-    /// What to log on standard error, e.g. warn, info, debug or blockyard_export=debug
+    /// What to log on standard error, e.g. warn, info, debug or blockyard_nbd=debug
     #[arg(long, value_name = "FILTER", env = "BLOCKYARD_LOG")]
     pub(crate) log: Option<String>,
     /// Print devices and places as JSON instead of text
@@ -292,8 +290,19 @@ pub(crate) struct DeviceArgs {
     pub(crate) talk: TalkArgs,
 }
 
+const ADD_HELP: &str = "\
+A parameter that is a path (`path`, `backing`, `trace`, `load`, ...) must be at or below a directory
+of `serve --api-directory DIR`; by default there is none. `serve URI` needs no such directory.
+
+Examples:
+  blockyard add 'null:///fast?size=10G'
+  blockyard serve --api-directory /srv/pool
+  blockyard add 'volume:///v0?path=/srv/pool&size=1G'
+";
+
 /// `add`.
 #[derive(Args, Debug)]
+#[command(after_help = ADD_HELP)]
 pub(crate) struct AddArgs {
     /// The device, e.g. 'null:///n1?size=10G&zoned=1'
     #[arg(value_name = "URI", value_parser = device)]
@@ -466,6 +475,9 @@ The device of a yard is served by the yard: the command returns when it is mount
 `zonefs unmount`, umount or `fusermount3 -u` end the mount. A device by URI is this command's own:
 it serves until it is unmounted, or until SIGINT, SIGTERM or SIGHUP, which unmount it.
 
+A yard mounts at or below the directories of `serve --api-directory DIR` only; by default there is
+none. While it is mounted, the file system has the device to itself.
+
 Options of -o, with commas between them:
   errors=remount-ro    an error of the device makes the file system read-only [default]
   errors=zone-ro       ... makes the file read-only
@@ -487,6 +499,9 @@ pub(crate) struct ZonefsMountArgs {
     pub(crate) device: String,
     /// The directory to mount at
     pub(crate) dir: PathBuf,
+    /// Mount it although NBD clients use the device or its block file is open
+    #[arg(short, long)]
+    pub(crate) force: bool,
     /// Options, see below
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
@@ -500,6 +515,48 @@ pub(crate) struct ZonefsUnmountArgs {
     /// The device's name
     #[arg(value_parser = name)]
     pub(crate) device: String,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `sched`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SchedCommand {
+    /// Show the scheduler of a device, its tunables and what it has done
+    Show(DeviceArgs),
+    /// Give a device another scheduler or other tunables, while it is used
+    Set(SchedSetArgs),
+}
+
+const SCHED_SET_HELP: &str = "\
+Parameters, with Linux's names, units and ranges:
+  scheduler=none|mq-deadline   the scheduler; `deadline` is mq-deadline too
+  read_expire=MS               when a read is overdue: milliseconds, or 500ms, 5s
+  write_expire=MS              when any other request is overdue
+  writes_starved=N             how often reads go before waiting writes
+  front_merges=0|1             merge what ends where a waiting request begins
+  async_depth=N                most writes that wait or run at once; 0: as many as there is room for
+  fifo_batch=N                 requests in order of sectors before the overdue are looked at
+  prio_aging_expire=MS         when a lower class is served in spite of a higher
+
+Tunables are those of mq-deadline. They may be set under `none`, and stay what they are until the
+device is removed. Several are set together: if one is invalid, none is set.
+
+Examples:
+  blockyard sched set mem0 scheduler=mq-deadline
+  blockyard sched set mem0 read_expire=100ms fifo_batch=8
+";
+
+/// `sched set`.
+#[derive(Args, Debug)]
+#[command(after_help = SCHED_SET_HELP)]
+pub(crate) struct SchedSetArgs {
+    /// The device's name
+    #[arg(value_parser = name)]
+    pub(crate) device: String,
+    /// What to set
+    #[arg(value_name = "KEY=VALUE", required = true, value_parser = key_value)]
+    pub(crate) pairs: Vec<(String, String)>,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
 }
@@ -619,6 +676,12 @@ pub(crate) fn name(text: &str) -> Result<String, String> {
         Ok(()) => Ok(text.to_owned()),
         Err(_) => Err(format!("expected {NAME_WANTED}")),
     }
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    let (key, value) = pair.ok_or("expected KEY=VALUE, e.g. scheduler=mq-deadline")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 /// The name of a device that is served, or the URI of one that is made.

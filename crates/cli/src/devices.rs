@@ -1,6 +1,7 @@
 //! `list`, `show`, `add`, `remove`, `connections` and `inject`.
 
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 use blockyard_yard::client::{Client, Notice};
@@ -17,16 +18,21 @@ use crate::failure::{Code, Failure};
 pub(crate) fn client(talk: &TalkArgs) -> Client {
     // An empty variable is one that is not set.
     let named = talk.control.clone().filter(|path| !path.as_os_str().is_empty());
-    Client::new(named.unwrap_or_else(paths::control_socket))
-        .with_timeout(talk.timeout.map(Duration::from_secs))
-        .with_notice(Notice(|path| {
+    client_of(&named.unwrap_or_else(paths::control_socket), talk)
+}
+
+/// The yard at a control socket.
+pub(crate) fn client_of(control: &Path, talk: &TalkArgs) -> Client {
+    Client::new(control).with_timeout(talk.timeout.map(Duration::from_secs)).with_notice(Notice(
+        |path| {
             let seconds = Notice::AFTER.as_secs();
             eprintln!(
                 "blockyard: the yard on {} has not answered for {seconds} s; still waiting \
                  (--timeout SECONDS bounds this)",
                 path.display()
             );
-        }))
+        },
+    ))
 }
 
 /// Prints JSON for programs.

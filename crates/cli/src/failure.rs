@@ -2,8 +2,12 @@
 
 use std::io;
 
+use blockyard_store::StoreError;
+use blockyard_volume::VolumeError;
 use blockyard_yard::client::ClientError;
 use blockyard_yard::daemon::{DaemonError, ServerError};
+use blockyard_yard::error::StackError;
+use blockyard_yard::error::YardError;
 
 /// Exit codes, as the help and docs/cli.md list them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +27,26 @@ pub(crate) enum Code {
     /// `volume check` or `volume scrub` found damage or a copy that is not in use, or a pool is so
     /// damaged that it cannot be opened.
     Damaged = 7,
+}
+
+impl Code {
+    /// The code for an error of a pool.
+    pub(crate) fn of_pool(error: &VolumeError) -> Code {
+        match error {
+            VolumeError::NoSuchVolume { .. } | VolumeError::Store(StoreError::NoPool { .. }) => {
+                Code::NoSuchDevice
+            }
+            VolumeError::Format(error) | VolumeError::Store(StoreError::Format(error))
+                if !error.is_of_newer() =>
+            {
+                Code::Damaged
+            }
+            VolumeError::Exists { .. }
+            | VolumeError::Busy { .. }
+            | VolumeError::Store(StoreError::InUse { .. } | StoreError::Copies(_)) => Code::Refused,
+            _ => Code::Failed,
+        }
+    }
 }
 
 /// Why a command failed.
@@ -77,6 +101,9 @@ impl From<ClientError> for Failure {
 impl From<DaemonError> for Failure {
     fn from(error: DaemonError) -> Failure {
         let code = match &error {
+            DaemonError::Device { source: YardError::Stack(StackError::Volume(error)), .. } => {
+                Code::of_pool(error)
+            }
             DaemonError::Device { .. }
             | DaemonError::ApiDirectory(_)
             | DaemonError::Nbd(ServerError::Tls(_)) => Code::Config,

@@ -5,14 +5,14 @@ mod config;
 mod devices;
 mod failure;
 mod manual;
-mod paste;
+mod output_file;
 mod ram;
 mod run;
 mod sched;
 mod serve;
+mod shell_snippet;
 mod stats;
 mod volume;
-mod written;
 mod zone;
 mod zonefs;
 

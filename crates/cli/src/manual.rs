@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use blockyard_yard::param::{COMMON, KINDS, Kind, Param};
+use blockyard_yard::param::{COMMON, DeviceKind, KINDS, Param};
 use clap::CommandFactory;
 use serde_json::json;
 
@@ -24,7 +24,7 @@ pub(crate) fn help_device(args: &HelpDeviceArgs, out: &mut impl Write) -> Result
         return Ok(writeln!(out, "\n`blockyard help-device KIND` lists its parameters.")?);
     };
     // Clap lets no other through.
-    let kind = Kind::find(kind).ok_or(Failure::Silent(Code::Usage))?;
+    let kind = DeviceKind::find(kind).ok_or(Failure::Silent(Code::Usage))?;
     if args.json {
         let params: Vec<_> = kind.params().map(as_json).collect();
         return print_json(&params, out);

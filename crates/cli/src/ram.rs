@@ -13,7 +13,7 @@ use crate::args::{
 };
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
-use crate::written::{Replace, Written, file_failed};
+use crate::output_file::{OutputFile, Replace, file_failed};
 
 /// Most bytes that are passed on at once.
 const PART_BYTES: usize = 256 << 10;
@@ -86,15 +86,15 @@ fn selected(args: &RamSelectArgs) -> RamRequest {
 /// Writes what a RAM disk holds to a file, with the rights of the user who asks.
 fn save(args: &RamFileArgs, out: &mut impl Write) -> Result<(), Failure> {
     let replace = Replace { force: args.force, magic: &snapshot::MAGIC };
-    let mut written = Written::create(&args.file, replace)?;
+    let output = OutputFile::create(&args.file, replace)?;
     let mut answer = client(&args.talk).ram_content(&args.device, "snapshot")?;
     let (mut end, mut bytes) = (Vec::new(), 0);
-    copy(&mut answer, &mut written.file, &args.file, |part| {
+    copy(&mut answer, output.file(), &args.file, |part| {
         bytes += part.len() as u64;
         end.extend_from_slice(part);
         end.drain(..end.len().saturating_sub(snapshot::END_BYTES));
     })?;
-    written.finish()?;
+    output.finish()?;
     let blocks = end.first_chunk::<{ snapshot::END_BYTES }>().map_or(0, snapshot::blocks_of);
     tell("save", args, [("blocks", blocks), ("bytes", bytes)], out)
 }
@@ -102,18 +102,18 @@ fn save(args: &RamFileArgs, out: &mut impl Write) -> Result<(), Failure> {
 /// Writes a dictionary that is trained on a RAM disk to a file.
 fn train(args: &RamFileArgs, out: &mut impl Write) -> Result<(), Failure> {
     let replace = Replace { force: args.force, magic: &DICTIONARY_MAGIC };
-    let mut written = Written::create(&args.file, replace)?;
+    let output = OutputFile::create(&args.file, replace)?;
     let mut answer = client(&args.talk).ram_content(&args.device, "dictionary")?;
     let samples = answer.header(SAMPLES).and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut bytes = 0;
-    copy(&mut answer, &mut written.file, &args.file, |part| bytes += part.len() as u64)?;
-    written.finish()?;
+    copy(&mut answer, output.file(), &args.file, |part| bytes += part.len() as u64)?;
+    output.finish()?;
     tell("train", args, [("bytes", bytes), ("samples", samples)], out)
 }
 
 fn copy(
     answer: &mut Answer,
-    file: &mut File,
+    mut file: &File,
     path: &Path,
     mut each: impl FnMut(&[u8]),
 ) -> Result<(), Failure> {

@@ -27,11 +27,11 @@ pub(crate) struct Told<'a> {
 
 /// The command.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningCommand {
     pid: Pid,
 }
 
-impl Running {
+impl RunningCommand {
     /// Starts it by `sh -c`, with the limit of open files that this process had at first: programs
     /// that use `select`, or close every descriptor there could be, want no more. Its end is sent
     /// as an event.
@@ -40,7 +40,7 @@ impl Running {
         told: &Told<'_>,
         files: Rlimit,
         events: Sender<Event>,
-    ) -> Result<Running, Failure> {
+    ) -> Result<RunningCommand, Failure> {
         let mut shell = Command::new("/bin/sh");
         shell.arg("-c").arg(command);
         for (name, value) in variables(told) {
@@ -66,7 +66,7 @@ impl Running {
             .name("run-wait".to_owned())
             .spawn(wait)
             .map_err(|error| failed(&error.to_string()))?;
-        Ok(Running { pid })
+        Ok(RunningCommand { pid })
     }
 
     /// Asks it to end. To be called only while its end has not been heard of.

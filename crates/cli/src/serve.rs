@@ -1,17 +1,17 @@
 //! `serve`: from the command line to a running yard, and to its end.
 
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use blockyard_core::owner_only;
+use blockyard_os::{AtomicFile, Replace};
 use blockyard_yard::config::{self, Config, TEMPLATE, TlsMode, TlsProblem, TlsSettings};
 use blockyard_yard::control::Event;
 use blockyard_yard::daemon::{Daemon, DaemonError, DaemonOptions};
 use blockyard_yard::endpoint::{Endpoint, check_socket_path};
-use blockyard_yard::error::counted;
+use blockyard_yard::entry::{DeviceEntry, describe};
+use blockyard_yard::error::{StackError, YardError, counted};
 use blockyard_yard::paths::{self, TempDir};
-use blockyard_yard::yard::{Entry, describe};
 use blockyard_yard::{UnixPlace, activation, view::DeviceView};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -20,8 +20,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::{NbdPlace, ServeArgs, Tls};
 use crate::failure::{Code, Failure};
-use crate::paste;
-use crate::run::{Running, Told};
+use crate::run::{RunningCommand, Told};
+use crate::shell_snippet;
 
 pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Failure> {
     if args.exit_with_parent {
@@ -35,11 +35,12 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
         paths::set_state_dir(dir).map_err(failed)?;
     }
     let files = raise_files();
-    let Plan { options, temp } = plan(&args)?;
+    let ServePlan { options, temp } = plan(&args)?;
+    let pidfile = args.pidfile.as_deref().map(Pidfile::prepare).transpose()?;
     let daemon = Daemon::start(&options).map_err(|error| start_failure(&args, error))?;
-    let pidfile = args.pidfile.as_deref().map(Pidfile::write).transpose()?;
-    temp.iter().for_each(|temp| daemon.litter().add_first(temp.path()));
-    args.pidfile.iter().for_each(|path| daemon.litter().add(path));
+    let pidfile = pidfile.map(UnwrittenPidfile::write).transpose()?;
+    temp.iter().for_each(|temp| daemon.cleanup().add_first(temp.path()));
+    args.pidfile.iter().for_each(|path| daemon.cleanup().add(path));
     if !stdio && args.run.is_none() {
         announce(&args, &options, &daemon)?;
     } else {
@@ -57,10 +58,11 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     Ok(code)
 }
 
-/// Who is to blame for a device that cannot be made: the command line if it names it, else the
-/// configuration.
+/// The failure of a start. A device with an invalid parameter is an error of the command line if
+/// that names the device, and of the configuration otherwise.
 fn start_failure(args: &ServeArgs, error: DaemonError) -> Failure {
-    if let DaemonError::Device { name, .. } = &error
+    if let DaemonError::Device { name, source } = &error
+        && !matches!(source, YardError::Stack(StackError::Volume(_)))
         && args.devices.iter().any(|spec| spec.name() == name)
     {
         return Failure::new(Code::Usage, error);
@@ -69,7 +71,7 @@ fn start_failure(args: &ServeArgs, error: DaemonError) -> Failure {
 }
 
 /// Waits for what ends the server.
-fn wait(daemon: &Daemon, mut running: Option<Running>) -> ExitCode {
+fn wait(daemon: &Daemon, mut running: Option<RunningCommand>) -> ExitCode {
     loop {
         match daemon.next_event() {
             Event::CommandDone(code) => return ExitCode::from(code),
@@ -91,7 +93,7 @@ fn start_command(
     options: &DaemonOptions,
     files: Rlimit,
     daemon: &Daemon,
-) -> Result<Running, Failure> {
+) -> Result<RunningCommand, Failure> {
     let export = options.devices.first().map_or("", |spec| spec.name());
     let server = daemon.servers().first();
     let told = Told {
@@ -100,7 +102,7 @@ fn start_command(
         address: server.map_or("", |server| server.local_addr()),
         control: options.control.as_ref().map(|place| place.path.as_path()),
     };
-    Running::start(command, &told, files, daemon.sender())
+    RunningCommand::start(command, &told, files, daemon.sender())
 }
 
 /// Lets the process have as many files open as the system permits: each client is one. Says what
@@ -142,12 +144,12 @@ pub(crate) fn start_log(filter: Option<&str>, default: &str) -> Result<(), Failu
 }
 
 /// What is to be done, and what must live as long.
-struct Plan {
+struct ServePlan {
     options: DaemonOptions,
     temp: Option<TempDir>,
 }
 
-fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
+fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
     let mut config = match &args.config {
         Some(file) => crate::config::load(file, adds_tls(args))?,
         None => Config::default(),
@@ -209,7 +211,7 @@ fn plan(args: &ServeArgs) -> Result<Plan, Failure> {
         tls,
         nbd_memory: args.nbd_memory.or(config.nbd_memory),
     };
-    Ok(Plan { options, temp })
+    Ok(ServePlan { options, temp })
 }
 
 fn add_devices(args: &ServeArgs, config: &mut Config) -> Result<(), Failure> {
@@ -352,11 +354,11 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
     if args.json {
         return announce_json(&mut out, control, daemon);
     }
-    for entry in daemon.yard().list() {
+    for entry in daemon.devices().list() {
         let uri = server.and_then(|server| server.uri(entry.spec.name()));
         let disk = entry.disk.as_ref();
         writeln!(out, "{}: {}", entry.spec.name(), describe(&entry.spec, disk))?;
-        if let Some(line) = paste::line(&entry.spec, disk, uri.as_deref(), control) {
+        if let Some(line) = shell_snippet::line(&entry.spec, disk, uri.as_deref(), control) {
             writeln!(out, "  {line}")?;
         }
         for note in &entry.notes {
@@ -381,7 +383,7 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
 
 /// Says what was corrected, where standard output is not ours.
 fn warn_of_notes(daemon: &Daemon) {
-    for entry in daemon.yard().list() {
+    for entry in daemon.devices().list() {
         for note in &entry.notes {
             tracing::warn!(device = entry.spec.name(), "{note}");
         }
@@ -393,9 +395,11 @@ fn announce_json(
     control: Option<&Path>,
     daemon: &Daemon,
 ) -> Result<(), Failure> {
-    let yard = daemon.yard();
-    let view = |entry: &Entry| DeviceView::new(entry, 0, yard.files().find_info(entry.spec.name()));
-    let devices: Vec<_> = yard.list().iter().map(view).collect();
+    let devices = daemon.devices();
+    let view = |entry: &DeviceEntry| {
+        DeviceView::new(entry, 0, devices.files().find_info(entry.spec.name()))
+    };
+    let devices: Vec<_> = devices.list().iter().map(view).collect();
     let nbd = addresses(daemon);
     let metrics = daemon.control().and_then(|control| control.metrics_address());
     let said = json!({
@@ -417,7 +421,7 @@ fn addresses(daemon: &Daemon) -> Vec<&str> {
 }
 
 fn status(daemon: &Daemon) -> String {
-    let devices = counted(daemon.yard().list().len() as u64, "device");
+    let devices = counted(daemon.devices().list().len() as u64, "device");
     format!("serving {devices} at {}", addresses(daemon).join(", "))
 }
 
@@ -432,28 +436,47 @@ fn notify(states: &[NotifyState<'_>]) {
 #[derive(Debug)]
 struct Pidfile(PathBuf);
 
+/// A file for the process id, which has its name when it is written.
+#[derive(Debug)]
+struct UnwrittenPidfile {
+    file: AtomicFile,
+    path: PathBuf,
+}
+
 impl Pidfile {
-    fn write(path: &Path) -> Result<Pidfile, Failure> {
-        let failed = |what: String| {
-            Failure::new(Code::Failed, format!("pidfile: cannot write {}: {what}", path.display()))
-        };
-        let written = owner_only::make_options().open(path).and_then(|mut file| {
+    /// Checks that the file can be written, before anything else is made.
+    fn prepare(path: &Path) -> Result<UnwrittenPidfile, Failure> {
+        let failed = |error| pidfile_failure(path, &error);
+        if path.try_exists().map_err(failed)? {
+            let mut file = std::fs::File::open(path).map_err(failed)?;
             let mut found = String::new();
             // A process id has at most 10 digits; what is longer is not one.
-            let read = (&file).take(12).read_to_string(&mut found);
+            let read = (&mut file).take(12).read_to_string(&mut found);
             let is_ours = found.trim_end().bytes().all(|byte| byte.is_ascii_digit());
             if read.is_err() || !is_ours {
                 let what = "the file holds something else than a process id; remove it";
-                return Err(io::Error::other(what));
+                return Err(failed(io::Error::other(what)));
             }
-            owner_only::narrow(&file)?;
-            file.set_len(0)?;
-            file.rewind()?;
-            file.write_all(format!("{}\n", std::process::id()).as_bytes())
-        });
-        written.map_err(|error| failed(error.to_string()))?;
-        Ok(Pidfile(path.to_owned()))
+        }
+        let file = AtomicFile::create(path, Replace::Any, &[]).map_err(failed)?;
+        Ok(UnwrittenPidfile { file, path: path.to_owned() })
     }
+}
+
+impl UnwrittenPidfile {
+    fn write(self) -> Result<Pidfile, Failure> {
+        let UnwrittenPidfile { file, path } = self;
+        let written = file
+            .file()
+            .write_all(format!("{}\n", std::process::id()).as_bytes())
+            .and_then(|()| file.commit());
+        written.map_err(|error| pidfile_failure(&path, &error))?;
+        Ok(Pidfile(path))
+    }
+}
+
+fn pidfile_failure(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(Code::Failed, format!("pidfile: cannot write {}: {error}", path.display()))
 }
 
 impl Drop for Pidfile {

@@ -9,10 +9,10 @@ mod stream;
 
 use std::io::Write;
 
-use blockyard_volume::VolumeError;
+use blockyard_store::is_pool;
+use blockyard_store::mirror::locations;
+use blockyard_volume::PoolVerifier;
 use blockyard_volume::admin::check_new;
-use blockyard_volume::device::is_pool;
-use blockyard_volume::store::mirror::places;
 use blockyard_yard::error::YardError;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::Table;
@@ -24,8 +24,8 @@ use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 use crate::serve::raise_files;
 
-use pool::{Make, Pool};
-use progress::Progress;
+use pool::{Make, PoolAccess};
+use progress::ProgressLine;
 
 pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), Failure> {
     let nothing = VolumeRequest::default;
@@ -42,7 +42,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
                 check_new(&args.at.name, args.size, block_bytes, reserved).map_err(refused)?;
             }
             let make = Make::IfMissing { consent: args.force };
-            work_in(Pool::find(&args.at.pool, make)?, &args.at, "create", request, out)
+            work_in(PoolAccess::find(&args.at.pool, make)?, &args.at, "create", request, out)
         }
         VolumeCommand::List(args) => list(args, out),
         VolumeCommand::Show(args) => show(args, out),
@@ -69,16 +69,16 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
 
 fn attach(args: &VolumeAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
     raise_files();
-    let mut progress = Progress::new("compared");
+    let mut progress = ProgressLine::new("compared");
     let mut tell = |done, total| progress.tell(done, Some(total));
-    let attached = places::attach(&args.pool, &args.empty, args.force, &mut tell);
+    let attached = locations::attach(&args.pool, &args.empty, args.force, &PoolVerifier, &mut tell);
     drop(progress);
     attached.map_err(refused)?;
     let (pool, empty) = (args.pool.display().to_string(), args.empty.display().to_string());
     if args.json {
         return print_json(&json!({ "pool": pool, "copy": empty }), out);
     }
-    Ok(writeln!(out, "{empty}: the second copy of {pool}, and equal to it")?)
+    Ok(writeln!(out, "attached {empty} to {pool} as its second copy")?)
 }
 
 /// What a pool that this process opens has refused.
@@ -86,16 +86,7 @@ fn refused(error: impl Into<YardError>) -> Failure {
     let error = error.into();
     let code = match &error {
         YardError::Argument { .. } => Code::Usage,
-        YardError::Volume(VolumeError::NoSuchVolume { .. } | VolumeError::NoPool { .. }) => {
-            Code::NoSuchDevice
-        }
-        YardError::Volume(VolumeError::Format(error)) if !error.is_of_newer() => Code::Damaged,
-        YardError::Volume(
-            VolumeError::Exists { .. }
-            | VolumeError::Busy { .. }
-            | VolumeError::InUse { .. }
-            | VolumeError::Copies(_),
-        ) => Code::Refused,
+        YardError::Volume(error) => Code::of_pool(error),
         _ => Code::Failed,
     };
     Failure::new(code, error)
@@ -107,11 +98,11 @@ fn work(
     request: VolumeRequest,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    work_in(Pool::find(&at.pool, Make::Never)?, at, verb, request, out)
+    work_in(PoolAccess::find(&at.pool, Make::Never)?, at, verb, request, out)
 }
 
 fn work_in(
-    pool: Pool,
+    pool: PoolAccess,
     at: &VolumeAt,
     verb: &str,
     request: VolumeRequest,
@@ -122,12 +113,12 @@ fn work_in(
     if at.pool.talk.json {
         return print_json(&done, out);
     }
-    let VolumeDone { name, done } = done;
-    Ok(writeln!(out, "{name}: {done}")?)
+    let VolumeDone { done, .. } = done;
+    Ok(writeln!(out, "{done}")?)
 }
 
 fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let (volumes, bad) = Pool::list(args)?;
+    let (volumes, bad) = PoolAccess::list(args)?;
     for copy in &bad {
         eprintln!("blockyard: {}", shown(copy));
     }
@@ -166,7 +157,7 @@ fn print_rows(rows: &[(&str, String)], out: &mut impl Write) -> Result<(), Failu
 }
 
 fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let pool = Pool::find(&args.pool, Make::Never)?;
+    let pool = PoolAccess::find(&args.pool, Make::Never)?;
     let Some(name) = &args.name else { return show_pool(args, &pool.view()?, out) };
     let volume = pool.volumes(Some(name))?.into_iter().next();
     let volume = volume.ok_or_else(|| Failure::new(Code::Failed, "the yard named no volume"))?;

@@ -91,7 +91,7 @@ fn print_verdict(verdict: &VerdictView, out: &mut impl Write) -> Result<(), Fail
 
 fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
     let client = client(&args.talk);
-    let range = Range::of(&client, args)?;
+    let range = ZoneRange::of(&client, args)?;
     let mut from = range.offset.unwrap_or(0);
     let end = range.length.and_then(|length| from.checked_add(length));
     let mut left = args.count.unwrap_or(u64::MAX);
@@ -122,7 +122,7 @@ fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
 fn manage(verb: &str, args: &ZoneChangeArgs, out: &mut impl Write) -> Result<(), Failure> {
     let ZoneChangeArgs { zones: args, force } = args;
     let client = client(&args.talk);
-    let range = Range::of(&client, args)?;
+    let range = ZoneRange::of(&client, args)?;
     let (from, count) = (range.offset, range.zone_count(args));
     let mut request = ZoneRequest { from, count, force: *force };
     let mut zones = 0;
@@ -152,16 +152,16 @@ fn in_options(error: ClientError) -> Failure {
 }
 
 /// A range of zones, in sectors.
-struct Range {
+struct ZoneRange {
     offset: Option<u64>,
     length: Option<u64>,
     /// Length of a zone; 0 where nothing needs it.
     zone_sectors: u64,
 }
 
-impl Range {
+impl ZoneRange {
     /// The range that the options name; what is given in zones, and a length, needs the device's.
-    fn of(client: &Client, args: &ZoneArgs) -> Result<Range, Failure> {
+    fn of(client: &Client, args: &ZoneArgs) -> Result<ZoneRange, Failure> {
         let in_zones = |distance: Option<Distance>| matches!(distance, Some(Distance::Zones(_)));
         let zone_sectors = match in_zones(args.offset) || args.length.is_some() {
             true => zone_sectors(client, &args.device)?,
@@ -178,7 +178,7 @@ impl Range {
         };
         let (offset, length) =
             (sectors("--offset", args.offset)?, sectors("--length", args.length)?);
-        Ok(Range { offset, length, zone_sectors })
+        Ok(ZoneRange { offset, length, zone_sectors })
     }
 
     /// The length in zones, if there is one. A shorter last zone counts as one, as for blkzone.

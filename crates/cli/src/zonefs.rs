@@ -56,7 +56,7 @@ pub(crate) fn format(args: &MkzonefsArgs, out: &mut impl Write) -> Result<(), Fa
         Named::Served(name) => client(&args.talk).format_zonefs(&name, &request)?,
         Named::Own(spec) => {
             let daemon = own(&spec)?;
-            daemon.yard().format_zonefs(spec.name(), &request).map_err(refused)?
+            daemon.devices().format_zonefs(spec.name(), &request).map_err(refused)?
         }
     };
     if args.talk.json {
@@ -95,7 +95,8 @@ fn mount(args: &ZonefsMountArgs, out: &mut impl Write) -> Result<(), Failure> {
     match named(&args.device)? {
         Named::Served(name) => {
             // The daemon's directory is not this process's.
-            let request = MountRequest { dir: dir.display().to_string(), options };
+            let request =
+                MountRequest { dir: dir.display().to_string(), options, force: args.force };
             let view = client(&args.talk).mount_zonefs(&name, &request)?;
             print_mounted(args, &view, out)
         }
@@ -107,7 +108,7 @@ fn mount(args: &ZonefsMountArgs, out: &mut impl Write) -> Result<(), Failure> {
                 // A daemon that no longer listens is ending already.
                 let _ = events.send(Event::Unmounted);
             };
-            let view = daemon.yard().mount_zonefs(spec.name(), &dir, checked, ended);
+            let view = daemon.devices().mount_zonefs(spec.name(), &dir, checked, args.force, ended);
             print_mounted(args, &view.map_err(refused)?, out)?;
             out.flush()?;
             daemon.next_event();
@@ -125,7 +126,7 @@ fn print_mounted(
     if args.talk.json {
         return print_json(view, out);
     }
-    Ok(writeln!(out, "{} at {} ({})", view.device, view.dir, view.options)?)
+    Ok(writeln!(out, "mounted {} at {} ({})", view.device, view.dir, view.options)?)
 }
 
 fn unmount(args: &ZonefsUnmountArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -133,7 +134,7 @@ fn unmount(args: &ZonefsUnmountArgs, out: &mut impl Write) -> Result<(), Failure
     if args.talk.json {
         return print_json(&view, out);
     }
-    Ok(writeln!(out, "{}: unmounted from {}", view.device, view.dir)?)
+    Ok(writeln!(out, "unmounted {} from {}", view.device, view.dir)?)
 }
 
 fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {

@@ -1,8 +1,9 @@
-//! A bio: one I/O as its submitter sees it. One cache line of plain data.
+//! A bio: one I/O as its submitter sees it, one cache line of plain data; and its completion.
 
 use std::fmt;
 use std::ops::BitOr;
 
+use crate::status::Status;
 use crate::units::Sector;
 
 /// What a bio asks for. Names as in Linux (`REQ_OP_*`).
@@ -289,4 +290,16 @@ impl Bio {
     pub const fn end(&self) -> Sector {
         Sector(self.sector.0 + self.sectors)
     }
+}
+
+/// The end of one bio. Every pushed bio gets exactly one, on the channel that pushed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The user data of the bio.
+    pub user_data: u64,
+    /// For a zone append that succeeded: the first sector of the data. Otherwise the sector of the
+    /// bio, or 0 if its operation ignores the sector.
+    pub sector: Sector,
+    /// The status of the bio.
+    pub status: Status,
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::bio::Completion;
 use crate::bio::{Bio, BufRef, Flags, Op, RegionId};
 use crate::channel::Channel;
-use crate::completion::Completion;
 use crate::device::Due;
 use crate::region::Region;
 use crate::status::Status;

@@ -4,10 +4,10 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use blockyard_sync::zone_gate::Caller;
+pub use blockyard_sync::zone_gate::Waker;
 
+use crate::bio::Completion;
 use crate::bio::{Bio, BufRef, Op, RegionId};
-use crate::completion::Completion;
 use crate::device::Due;
 use crate::region::Region;
 use crate::status::Status;
@@ -16,17 +16,13 @@ use crate::units::Sector;
 mod bare;
 mod check;
 mod flush;
-pub(crate) mod merge;
-mod plug;
 mod slots;
 mod split;
 mod stack;
 mod stats;
-mod tags;
 
 pub use bare::Bare;
-pub use merge::MergeRules;
-pub use stack::{ChannelConfig, Floors, Stack};
+pub use stack::{ChannelConfig, Stack};
 pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};
 
 /// One thread's interface to a device: register memory, push bios, submit them, reap completions.
@@ -62,7 +58,13 @@ pub trait Channel: Send {
     /// splitting, and if nothing else of the channel is in flight. The statistics count the bio
     /// without a latency; a caller that measures the latency reports it by
     /// [`Channel::note_latency`].
-    fn carry(&mut self, op: Op, sector: Sector, sectors: u64, buf: BufRef) -> Option<Status> {
+    fn execute_inline(
+        &mut self,
+        op: Op,
+        sector: Sector,
+        sectors: u64,
+        buf: BufRef,
+    ) -> Option<Status> {
         let _ = (op, sector, sectors, buf);
         None
     }
@@ -86,8 +88,8 @@ pub trait Channel: Send {
     /// Registers a waker. Another channel's thread calls it when a zone write that waits here may
     /// continue. For callers that also wait for other events; without a waker, `due` says when to
     /// reap.
-    fn call(&mut self, caller: Caller) {
-        let _ = caller;
+    fn set_waker(&mut self, waker: Waker) {
+        let _ = waker;
     }
 
     /// A descriptor that becomes readable when another thread has completed something for this

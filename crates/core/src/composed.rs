@@ -1,78 +1,68 @@
-//! A [`Disk`] of any device under any scheduler, where static composition ends.
+//! A [`Disk`] of any device, where static composition ends.
 #![allow(clippy::disallowed_types)] // The registry of channels is control plane.
 
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::channel::{Caller, Channel, ChannelConfig, ChannelStats, Floors, Stack, Stats};
+use crate::bio::Completion;
+use crate::channel::{Channel, ChannelConfig, ChannelStats, Stack, Stats, Waker};
 use crate::clock::{Clock, Monotonic};
-use crate::completion::Completion;
 use crate::device::{Device, DeviceError, DeviceQueue, Due, Extent};
 use crate::disk::Disk;
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::region::Region;
-use crate::sched::Scheduler;
-use crate::sched::shared::SchedulerControl;
+use crate::sched::control::SchedulerControl;
 use crate::status::Status;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
 use crate::zone::gate::{Gate, GateView, Gates, Ungated};
 use crate::{Bio, BufRef, Op, RegionId};
 
-/// A named device under a scheduler and, if zone writes need ordering, a zone write plug.
-pub struct Composed<D, S, C = Monotonic, W = Ungated> {
+/// A named device and, if zone writes need ordering, a zone write plug.
+pub struct Composed<D, C = Monotonic, W = Ungated> {
     name: String,
     kind: &'static str,
     device: D,
     limits: Limits,
     config: ChannelConfig,
-    /// Makes the scheduler of a channel; the argument is the channel's depth in bios.
-    scheduler: fn(usize) -> S,
     gates: W,
     clock: C,
     registry: Arc<Registry>,
 }
 
-impl<D: Device, S: Scheduler> Composed<D, S> {
-    /// `device` under the name `name`. Each channel has its own scheduler.
-    pub fn new(
-        name: String,
-        kind: &'static str,
-        device: D,
-        config: ChannelConfig,
-        scheduler: fn(usize) -> S,
-    ) -> Composed<D, S> {
-        Composed::with_clock(name, kind, device, config, scheduler, Monotonic)
+impl<D: Device> Composed<D> {
+    /// `device` under the name `name`.
+    pub fn new(name: String, kind: &'static str, device: D, config: ChannelConfig) -> Composed<D> {
+        Composed::with_clock(name, kind, device, config, Monotonic)
     }
 }
 
-impl<D: Device, S: Scheduler, C: Clock + Clone> Composed<D, S, C> {
+impl<D: Device, C: Clock + Clone> Composed<D, C> {
     /// A disk as by [`Composed::new`], with the caller's clock.
     pub fn with_clock(
         name: String,
         kind: &'static str,
         device: D,
         config: ChannelConfig,
-        scheduler: fn(usize) -> S,
         clock: C,
-    ) -> Composed<D, S, C> {
+    ) -> Composed<D, C> {
         let limits = device.limits().clone();
         let (gates, registry) = (Ungated, Arc::default());
-        Composed { name, kind, device, limits, config, scheduler, gates, clock, registry }
+        Composed { name, kind, device, limits, config, gates, clock, registry }
     }
 
     /// Returns the disk with a zone write plug.
-    pub fn with_gates<W: Gates>(self, gates: W) -> Composed<D, S, C, W> {
+    pub fn with_gates<W: Gates>(self, gates: W) -> Composed<D, C, W> {
         let limits = gates.limits(&self.limits);
-        let Composed { name, kind, device, config, scheduler, clock, registry, .. } = self;
-        Composed { name, kind, device, limits, config, scheduler, gates, clock, registry }
+        let Composed { name, kind, device, config, clock, registry, .. } = self;
+        Composed { name, kind, device, limits, config, gates, clock, registry }
     }
 }
 
-impl<D: Device, S: Scheduler, C: Clock + Clone, W: Gates> Composed<D, S, C, W> {
+impl<D: Device, C: Clock + Clone, W: Gates> Composed<D, C, W> {
     /// Returns the disk as read-only: every change fails.
     pub fn read_only(mut self) -> Self {
         self.limits.read_only = true;
@@ -88,30 +78,22 @@ impl<D: Device, S: Scheduler, C: Clock + Clone, W: Gates> Composed<D, S, C, W> {
     ///
     /// # Errors
     /// If the device is gone or can serve no more queues.
-    pub fn open_stack(&self) -> Result<Stack<S, D::Queue, C, W::Gate>, DeviceError> {
+    pub fn open_stack(&self) -> Result<Stack<D::Queue, C, W::Gate>, DeviceError> {
         self.stack(ChannelStats::new())
     }
 
-    fn stack(
-        &self,
-        stats: Arc<ChannelStats>,
-    ) -> Result<Stack<S, D::Queue, C, W::Gate>, DeviceError> {
+    fn stack(&self, stats: Arc<ChannelStats>) -> Result<Stack<D::Queue, C, W::Gate>, DeviceError> {
         // The first reading of a process checks in files whether the processor's counter is usable.
         self.clock.now();
-        let floors = Floors {
-            gate: self.gates.open(self.config.depth),
-            sched: (self.scheduler)(usize::from(self.config.depth)),
-            queue: self.device.open_queue()?,
-        };
+        let layers = (self.gates.open(self.config.depth), self.device.open_queue()?);
         let (config, geometry) = (self.config, self.device.geometry());
-        Ok(Stack::with_gate(config, geometry, &self.limits, floors, self.clock.clone(), stats))
+        Ok(Stack::with_gate(config, geometry, &self.limits, layers, self.clock.clone(), stats))
     }
 }
 
-impl<D, S, C, W> Disk for Composed<D, S, C, W>
+impl<D, C, W> Disk for Composed<D, C, W>
 where
     D: Device,
-    S: Scheduler,
     C: Clock + Clone + Sync,
     W: Gates,
 {
@@ -171,7 +153,7 @@ where
     }
 }
 
-impl<D, S, C, W> fmt::Debug for Composed<D, S, C, W> {
+impl<D, C, W> fmt::Debug for Composed<D, C, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Composed { name, kind, .. } = self;
         f.debug_struct("Composed").field("name", name).field("kind", kind).finish_non_exhaustive()
@@ -180,20 +162,20 @@ impl<D, S, C, W> fmt::Debug for Composed<D, S, C, W> {
 
 /// The counters of a disk's channels: those of the open channels, and the sum of the closed ones.
 #[derive(Debug, Default)]
-struct Registry(Mutex<Counters>);
+struct Registry(Mutex<ChannelCounters>);
 
 #[derive(Debug, Default)]
-struct Counters {
+struct ChannelCounters {
     closed: Stats,
     open: Vec<Arc<ChannelStats>>,
 }
 
 impl Registry {
-    fn enter(self: &Arc<Self>, stats: Arc<ChannelStats>) -> Entry {
+    fn enter(self: &Arc<Self>, stats: Arc<ChannelStats>) -> ChannelEntry {
         // A panic of another lock holder leaves the counters usable.
         let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         counters.open.push(Arc::clone(&stats));
-        Entry { registry: Arc::clone(self), stats }
+        ChannelEntry { registry: Arc::clone(self), stats }
     }
 
     fn sum(&self) -> Stats {
@@ -209,15 +191,15 @@ impl Registry {
 
 /// A channel's entry in the registry, until the channel is dropped.
 #[derive(Debug)]
-struct Entry {
+struct ChannelEntry {
     registry: Arc<Registry>,
     stats: Arc<ChannelStats>,
 }
 
-impl Drop for Entry {
+impl Drop for ChannelEntry {
     fn drop(&mut self) {
         let mut counters = self.registry.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Counters { closed, open } = &mut *counters;
+        let ChannelCounters { closed, open } = &mut *counters;
         if let Some(index) = open.iter().position(|stats| Arc::ptr_eq(stats, &self.stats)) {
             closed.add(&open.swap_remove(index));
         }
@@ -228,12 +210,12 @@ impl Drop for Entry {
 /// drops first, so that the entry includes its last completions. The alignment prevents false
 /// sharing: every I/O writes to the stack, and the adjacent memory may belong to another thread.
 #[repr(align(128))]
-struct Registered<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> {
-    stack: Stack<S, Q, C, G>,
-    _entry: Entry,
+struct Registered<Q: DeviceQueue, C: Clock, G: Gate> {
+    stack: Stack<Q, C, G>,
+    _entry: ChannelEntry,
 }
 
-impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Registered<S, Q, C, G> {
+impl<Q: DeviceQueue, C: Clock, G: Gate> Channel for Registered<Q, C, G> {
     fn register(&mut self, region: Arc<Region>) -> RegionId {
         self.stack.register(region)
     }
@@ -250,8 +232,14 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Registered<S, 
         self.stack.submit();
     }
 
-    fn carry(&mut self, op: Op, sector: Sector, sectors: u64, buf: BufRef) -> Option<Status> {
-        self.stack.carry(op, sector, sectors, buf)
+    fn execute_inline(
+        &mut self,
+        op: Op,
+        sector: Sector,
+        sectors: u64,
+        buf: BufRef,
+    ) -> Option<Status> {
+        self.stack.execute_inline(op, sector, sectors, buf)
     }
 
     fn note_latency(&mut self, op: Op, latency_ns: u64) {
@@ -270,8 +258,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Registered<S, 
         self.stack.due()
     }
 
-    fn call(&mut self, caller: Caller) {
-        self.stack.call(caller);
+    fn set_waker(&mut self, waker: Waker) {
+        self.stack.set_waker(waker);
     }
 
     fn descriptor(&mut self) -> Option<RawFd> {

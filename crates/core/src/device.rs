@@ -7,11 +7,11 @@ use crate::clock::Clock;
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
-use crate::request::{Batch, Done};
-use crate::sched::shared::SchedulerControl;
+use crate::request::{Batch, CompletionBatch};
+use crate::sched::control::SchedulerControl;
 use crate::status::Status;
 use crate::units::{Nanos, Sector};
-use crate::work::Single;
+use crate::work::InlineRequest;
 use crate::zone::ZoneInfo;
 
 /// The control plane of a device.
@@ -80,19 +80,19 @@ pub struct Extent {
 pub trait DeviceQueue: Send + 'static {
     /// Starts requests from the batch, in order. The channel offers requests that the queue leaves
     /// in the batch again later. The queue puts completions into `done` and calls nothing back.
-    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done);
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch);
 
     /// Executes a read or a write inline and returns its status, if `start` would complete it at
     /// once anyway. Returns `None` if the request has to come through `start`. Called only while
     /// nothing of the channel is in flight.
     #[inline]
-    fn carry(&mut self, single: Single) -> Option<Status> {
+    fn execute_inline(&mut self, single: InlineRequest) -> Option<Status> {
         let _ = single;
         None
     }
 
     /// Moves requests that have completed into `done`.
-    fn poll(&mut self, now: Nanos, done: &mut Done);
+    fn poll(&mut self, now: Nanos, done: &mut CompletionBatch);
 
     /// How many more requests the queue would start now.
     fn room(&self) -> usize;
@@ -137,7 +137,7 @@ pub trait DeviceQueue: Send + 'static {
 
     /// Completes requests that only wait for a point in time, because no thread waits for them any
     /// more. A queue that delays no request does nothing.
-    fn abort(&mut self, done: &mut Done) {
+    fn abort(&mut self, done: &mut CompletionBatch) {
         let _ = done;
     }
 }

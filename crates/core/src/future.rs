@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use crate::bio::Bio;
+use crate::bio::Completion;
 use crate::channel::Channel;
-use crate::completion::Completion;
 
 /// A channel that executes bios as futures.
 pub struct Io {
@@ -21,14 +21,14 @@ pub struct Io {
 
 struct State {
     channel: Box<dyn Channel>,
-    slots: Vec<Slot>,
+    slots: Vec<FutureSlot>,
     free: Vec<usize>,
     done: Vec<Completion>,
     /// The wakers of futures that found the channel full.
     full: Vec<Waker>,
 }
 
-enum Slot {
+enum FutureSlot {
     Free,
     /// In flight. With `wanted` false the future was dropped, and the result is discarded.
     Waiting {
@@ -97,12 +97,12 @@ impl State {
     /// Records a completion; returns the waker of its future.
     fn settle(&mut self, end: &Completion) -> Option<Waker> {
         let index = end.user_data as usize;
-        let slot = std::mem::replace(&mut self.slots[index], Slot::Free);
-        let Slot::Waiting { waker, wanted, user_data } = slot else {
+        let slot = std::mem::replace(&mut self.slots[index], FutureSlot::Free);
+        let FutureSlot::Waiting { waker, wanted, user_data } = slot else {
             unreachable!("a bio completes once, and its slot waits for it")
         };
         if wanted {
-            self.slots[index] = Slot::Done(Completion { user_data, ..*end });
+            self.slots[index] = FutureSlot::Done(Completion { user_data, ..*end });
         } else {
             self.free.push(index);
         }
@@ -126,7 +126,7 @@ impl Future for Run {
         let state = &mut *state;
         let Some(index) = this.slot else {
             let index = state.free.pop().unwrap_or_else(|| {
-                state.slots.push(Slot::Free);
+                state.slots.push(FutureSlot::Free);
                 state.slots.len() - 1
             });
             if state.channel.push(&[this.bio.with_user_data(index as u64)]) == 0 {
@@ -135,23 +135,23 @@ impl Future for Run {
                 return Poll::Pending;
             }
             let (waker, user_data) = (Some(context.waker().clone()), this.bio.user_data);
-            state.slots[index] = Slot::Waiting { waker, wanted: true, user_data };
+            state.slots[index] = FutureSlot::Waiting { waker, wanted: true, user_data };
             this.slot = Some(index);
             return Poll::Pending;
         };
         match &mut state.slots[index] {
-            Slot::Done(end) => {
+            FutureSlot::Done(end) => {
                 let end = *end;
-                state.slots[index] = Slot::Free;
+                state.slots[index] = FutureSlot::Free;
                 state.free.push(index);
                 this.slot = None;
                 Poll::Ready(end)
             }
-            Slot::Waiting { waker, .. } => {
+            FutureSlot::Waiting { waker, .. } => {
                 *waker = Some(context.waker().clone());
                 Poll::Pending
             }
-            Slot::Free => unreachable!("a polled future holds its slot"),
+            FutureSlot::Free => unreachable!("a polled future holds its slot"),
         }
     }
 }
@@ -161,9 +161,9 @@ impl Drop for Run {
         let Some(index) = self.slot else { return };
         let mut state = self.state.borrow_mut();
         match &mut state.slots[index] {
-            Slot::Waiting { waker, wanted, .. } => (*waker, *wanted) = (None, false),
+            FutureSlot::Waiting { waker, wanted, .. } => (*waker, *wanted) = (None, false),
             slot => {
-                *slot = Slot::Free;
+                *slot = FutureSlot::Free;
                 state.free.push(index);
             }
         }

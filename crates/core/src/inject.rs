@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_zone_fault_is_a_sector_that_a_minus_takes_back() {
+    fn zone_fault_parses_sector_and_minus_repairs() {
         assert_eq!(parse_zone_fault("7"), Some((Sector(7), ZoneFault::Break)));
         assert_eq!(parse_zone_fault(" -7\n"), Some((Sector(7), ZoneFault::Repair)));
         for value in ["", "-", "+7", "--7", "- 7", "x", "7-8", "99999999999999999999"] {

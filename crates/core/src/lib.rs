@@ -3,7 +3,7 @@
 //! ```text
 //! exporter ─ push ▸ channel: check ▸ split ▸ plug (merge) ▸ zone write plug ▸ channel tag ▸ device
 //! exporter ◂ reap ─ channel ◂ completion batch ◂ tag freed ◂ zone write plug released ◂──────┘
-//! device = [fault injector] ▸ [scheduler: submit rings ▸ mq-deadline ▸ device tag] ▸ device queue
+//! device = [scheduler: submit rings ▸ mq-deadline ▸ device tag] ▸ [fault injector] ▸ device queue
 //! ```
 //!
 //! A part in brackets wraps the device and passes requests through while it is not in use.
@@ -15,8 +15,8 @@
 pub mod bio;
 pub mod blocking;
 pub mod channel;
+pub mod claim;
 pub mod clock;
-pub mod completion;
 pub mod composed;
 pub mod device;
 pub mod disk;
@@ -30,15 +30,15 @@ pub mod pieces;
 pub mod region;
 pub mod request;
 mod ring;
+pub mod rmw;
 pub mod sched;
 pub mod status;
 pub mod units;
 pub mod work;
 pub mod zone;
 
-pub use bio::{Bio, BufRef, Flags, Op, Prio, RegionId};
+pub use bio::{Bio, BufRef, Completion, Flags, Op, Prio, RegionId};
 pub use channel::Channel;
-pub use completion::Completion;
 pub use composed::Composed;
 pub use device::{Device, DeviceError, DeviceQueue, Due, Extent};
 pub use disk::Disk;
@@ -46,7 +46,7 @@ pub use geometry::{Geometry, ZoneGeometry};
 pub use limits::Limits;
 pub use pieces::Pieces;
 pub use region::Region;
-pub use request::{Batch, Done, Segment, Started};
+pub use request::{Batch, CompletionBatch, Segment, Started};
 pub use status::Status;
 pub use units::{Nanos, SECTOR_BYTES, SECTOR_SHIFT, Sector, Tag, ZoneNo};
-pub use work::{Single, Work};
+pub use work::{InlineRequest, Work};

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_made_before_the_modes_were_fixed_is_narrowed() {
+    fn directory_with_wide_mode_is_narrowed() {
         let place = std::env::temp_dir().join(format!("blockyard-narrow-{}", std::process::id()));
         let (above, inner) = (place.clone(), place.join("pool"));
         create_dir_all(&inner).unwrap();

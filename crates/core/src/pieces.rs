@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_in_order_whatever_the_pieces() {
+    fn bytes_are_in_order_for_any_piece_lengths() {
         let mut memory: Vec<u8> = (0..60).collect();
         let base = memory.as_mut_ptr();
         let piece = |at: usize, len_bytes| {

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_back_and_ranges_are_checked() {
+    fn bytes_round_trip_and_ranges_are_checked() {
         let region = Region::alloc(8192);
         region.write(4090, b"across");
         let mut back = [0; 6];
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_memory_lives_as_long_as_its_region() {
+    fn foreign_memory_outlives_its_region() {
         let owner = Arc::new(());
         let mut memory = vec![7u8; 512].into_boxed_slice();
         let base = NonNull::new(memory.as_mut_ptr()).unwrap();

@@ -1,7 +1,7 @@
 //! A request: what a plug makes of bios, and what a device starts and completes.
 //!
 //! ```text
-//! plug ─ Request ▸ scheduler ─ Request ▸ tags ─ Batch of Started ▸ device ─ Done ▸ channel
+//! plug ─ Request ▸ tags ─ Batch of Started ▸ device ─ CompletionBatch ▸ channel
 //! ```
 //!
 //! A request is one bio or several merged bios. The bios stay in the channel's slots
@@ -14,14 +14,14 @@
 #![allow(unsafe_code)]
 
 mod batch;
-mod done;
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
-pub use batch::Batch;
-pub use done::Done;
+pub use batch::{Batch, CompletionBatch};
 
 use crate::bio::{Bio, Flags, Op, Prio};
+use crate::limits::Limits;
 use crate::status::Status;
 use crate::units::{Nanos, Sector, Tag};
 
@@ -50,7 +50,7 @@ pub(crate) struct Slot {
     /// For a parent: the number of pieces that are not complete yet.
     pub(crate) pieces: u16,
     /// The completion target of the request, if it passes through a shared scheduler.
-    home: u16,
+    target: u16,
     /// The number of this slot.
     pub(crate) index: u16,
     /// The slot of the bio that this one is a piece of, or `SLOT_NONE`.
@@ -96,7 +96,7 @@ impl Slot {
             sector: Sector(0),
             sectors: 0,
             pieces: 0,
-            home: 0,
+            target: 0,
             index,
             parent: SLOT_NONE,
             tag: TAG_NONE,
@@ -259,14 +259,14 @@ impl Request {
 
     /// The completion target.
     #[inline]
-    pub(crate) fn home(&self) -> u16 {
-        self.slot().home
+    pub(crate) fn completion_target(&self) -> u16 {
+        self.slot().target
     }
 
     /// Sets the completion target.
     #[inline]
-    pub(crate) fn set_home(&mut self, home: u16) {
-        self.slot_mut().home = home;
+    pub(crate) fn set_completion_target(&mut self, target: u16) {
+        self.slot_mut().target = target;
     }
 
     /// Replaces the tag; returns the old one.
@@ -288,21 +288,21 @@ impl Request {
 
     /// Converts the request into a completed one with its present status.
     #[inline]
-    pub(crate) fn into_ended(self) -> Ended {
-        Ended(self)
+    pub(crate) fn into_completed(self) -> CompletedRequest {
+        CompletedRequest(self)
     }
 
     /// Completes the request with a status.
     #[inline]
-    pub(crate) fn end_with(mut self, status: Status) -> Ended {
+    pub(crate) fn end_with(mut self, status: Status) -> CompletedRequest {
         self.slot_mut().status = status;
-        Ended(self)
+        CompletedRequest(self)
     }
 
     /// Returns the request unexecuted; the channel offers it again bio by bio.
-    pub(crate) fn give_back(mut self) -> Ended {
+    pub(crate) fn return_unexecuted(mut self) -> CompletedRequest {
         self.slot_mut().stage = Stage::Returned;
-        Ended(self)
+        CompletedRequest(self)
     }
 
     /// Splits the chain after one of its bios. Returns the request up to that bio, and the rest, if
@@ -399,7 +399,8 @@ pub struct Segment {
     pub len_bytes: usize,
 }
 
-/// A started request: a token for the duty to complete it exactly once, through [`Done`].
+/// A started request: a token for the duty to complete it exactly once, through
+/// [`CompletionBatch`].
 #[derive(Debug)]
 pub struct Started(Request);
 
@@ -505,9 +506,9 @@ impl Iterator for Segments<'_> {
 /// A completed request on its way to its channel.
 #[derive(Debug)]
 #[must_use = "its bios wait for their completions"]
-pub struct Ended(Request);
+pub struct CompletedRequest(Request);
 
-impl Ended {
+impl CompletedRequest {
     /// The operation.
     #[inline]
     pub fn op(&self) -> Op {
@@ -560,7 +561,7 @@ impl Ended {
 
     /// The request that returned unexecuted, without a tag.
     pub(crate) fn into_undone(self) -> Request {
-        let Ended(mut request) = self;
+        let CompletedRequest(mut request) = self;
         let slot = request.slot_mut();
         (slot.stage, slot.tag) = (Stage::Plain, TAG_NONE);
         request
@@ -573,7 +574,7 @@ impl Ended {
 
     /// Turns the write back into the append, without a tag: the caller has freed the tag.
     pub(crate) fn append_again(self) -> Request {
-        let Ended(mut request) = self;
+        let CompletedRequest(mut request) = self;
         let slot = request.slot_mut();
         (slot.op, slot.sector, slot.tag) = (Op::ZoneAppend, slot.bio.sector, TAG_NONE);
         request
@@ -583,5 +584,66 @@ impl Ended {
     #[inline]
     pub fn sector(&self) -> Sector {
         self.0.sector()
+    }
+}
+
+/// A bio with one of these flags is never merged, as with Linux's `REQ_NOMERGE_FLAGS`.
+const NEVER_MERGED: Flags = Flags::NOMERGE;
+
+/// Bounds of a merged request.
+#[derive(Clone, Copy, Debug)]
+pub struct MergeRules {
+    sectors_max: u64,
+    discard_sectors_max: u64,
+    segments_max: u16,
+    /// The bits of a sector that identify its chunk: all bits from the chunk size up; 0 without
+    /// chunks.
+    chunk_mask: u64,
+}
+
+impl MergeRules {
+    /// The rules for a device with these limits.
+    pub fn new(limits: &Limits) -> MergeRules {
+        MergeRules {
+            sectors_max: limits.sectors_max,
+            discard_sectors_max: limits.discard_sectors_max,
+            segments_max: limits.segments_max,
+            chunk_mask: limits.chunk_mask(),
+        }
+    }
+
+    /// Whether the request may be merged in front of one that was pushed earlier. A write in a zone
+    /// may not: pushed out of order, it would fail at the write pointer, and merging must not hide
+    /// that. Linux refuses the same merge (block/blk-merge.c, `bio_attempt_front_merge`).
+    #[inline]
+    pub(crate) fn front(self, request: &Request) -> bool {
+        request.op() != Op::Write || self.chunk_mask == 0
+    }
+
+    /// Whether `first` and `second` may be merged. The caller checks that they are adjacent.
+    #[inline]
+    pub(crate) fn allow(self, first: &Request, second: &Request) -> bool {
+        first.op() == second.op()
+            && first.prio() == second.prio()
+            && !(first.flags() | second.flags()).intersects(NEVER_MERGED | Flags::FUA)
+            && self.fits(
+                first.op(),
+                first.sector()..second.end(),
+                first.segments() + second.segments(),
+            )
+    }
+
+    /// Whether the device accepts this range and segment count in one merged request.
+    #[inline]
+    pub fn fits(self, op: Op, range: Range<Sector>, segments: u16) -> bool {
+        let sectors_max = match op {
+            Op::Read | Op::Write => self.sectors_max,
+            Op::Discard => self.discard_sectors_max,
+            // Appends are never merged, because each append returns its own sector.
+            _ => return false,
+        };
+        range.end - range.start <= sectors_max
+            && segments <= self.segments_max
+            && (range.start.0 ^ (range.end.0 - 1)) & self.chunk_mask == 0
     }
 }

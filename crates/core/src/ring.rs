@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "bounded")]
-    fn a_full_ring_takes_no_more() {
+    fn push_to_full_ring_panics() {
         let mut ring = Ring::with_capacity(2);
         (0..3).for_each(|n| ring.push_back(n));
     }

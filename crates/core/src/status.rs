@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_and_names_come_back() {
+    fn bytes_and_names_round_trip() {
         for (index, status) in Status::ALL.iter().enumerate() {
             assert_eq!(*status as usize, index);
             assert_eq!(Status::from_u8(index as u8), Some(*status));

@@ -76,19 +76,19 @@ impl Work for Started {
 /// A read or a write without flags that is executed inline: it has no tag and no slot, and it needs
 /// no completion.
 #[derive(Clone, Copy, Debug)]
-pub struct Single {
+pub struct InlineRequest {
     op: Op,
     sector: Sector,
     sectors: u64,
     data: Segment,
 }
 
-impl Single {
+impl InlineRequest {
     /// A bio without flags. The data stays at `data` until the bio has been executed.
     #[inline]
-    pub fn new(op: Op, sector: Sector, sectors: u64, data: NonNull<u8>) -> Single {
+    pub fn new(op: Op, sector: Sector, sectors: u64, data: NonNull<u8>) -> InlineRequest {
         let len_bytes = Sector(sectors).bytes() as usize;
-        Single { op, sector, sectors, data: Segment { data, len_bytes } }
+        InlineRequest { op, sector, sectors, data: Segment { data, len_bytes } }
     }
 
     /// The address of the data.
@@ -98,7 +98,7 @@ impl Single {
     }
 }
 
-impl Work for Single {
+impl Work for InlineRequest {
     type Segments<'a> = Once<Segment>;
 
     #[inline]

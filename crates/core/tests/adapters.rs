@@ -12,7 +12,7 @@ use blockyard_core::*;
 use common::*;
 
 #[test]
-fn the_blocking_adapter_reads_what_it_wrote() {
+fn blocking_adapter_reads_its_own_writes() {
     let mut recorder = Recorder::new();
     recorder.late = true;
     let disk = composed(recorder);
@@ -27,7 +27,7 @@ fn the_blocking_adapter_reads_what_it_wrote() {
 }
 
 #[test]
-fn the_blocking_adapter_gives_up_and_does_not_take_an_old_answer_for_a_new_one() {
+fn blocking_adapter_times_out_and_ignores_late_completion() {
     let mut recorder = Recorder::new();
     recorder.bad = Some(0);
     let disk = composed_of(Delayed::new(recorder, 1 << 40), 64, Still::default());
@@ -39,7 +39,7 @@ fn the_blocking_adapter_gives_up_and_does_not_take_an_old_answer_for_a_new_one()
 }
 
 #[test]
-fn futures_end_when_their_bios_do() {
+fn futures_resolve_when_bios_complete() {
     let mut recorder = Recorder::new();
     recorder.late = true;
     let disk = composed_of(recorder, 4, Still::default());

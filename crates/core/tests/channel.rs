@@ -13,39 +13,43 @@ use blockyard_core::*;
 use common::*;
 
 #[test]
-fn data_come_back_through_merged_and_split_requests() {
+fn data_round_trips_through_merged_and_split_requests() {
     let recorder = Recorder::new();
     let disk = composed(recorder);
-    let mut rig = Rig::new(&disk);
+    let mut fixture = Fixture::new(&disk);
     let pattern: Vec<u8> = (0..128u32 << 10).map(|n| (n * 7 + n / 511) as u8).collect();
-    rig.region.write(0, &pattern);
+    fixture.region.write(0, &pattern);
     // 32 writes of 4 KiB, which merge, and one read of 128 KiB, which is split.
     let writes: Vec<Bio> =
-        (0..32).map(|n| Bio::write(Sector(n * 8), 8, rig.buf(n * 4096))).collect();
-    assert!(rig.statuses(&writes).iter().all(|status| status.is_ok()));
-    assert!(rig.statuses(&[Bio::read(Sector(0), 256, rig.buf(128 << 10))])[0].is_ok());
+        (0..32).map(|n| Bio::write(Sector(n * 8), 8, fixture.buf(n * 4096))).collect();
+    assert!(fixture.statuses(&writes).iter().all(|status| status.is_ok()));
+    assert!(fixture.statuses(&[Bio::read(Sector(0), 256, fixture.buf(128 << 10))])[0].is_ok());
     let mut back = vec![0; pattern.len()];
-    rig.region.read(128 << 10, &mut back);
+    fixture.region.read(128 << 10, &mut back);
     assert!(back == pattern);
 }
 
 #[test]
-fn neighbours_merge_behind_and_before_within_the_limits() {
+fn neighbours_merge_at_both_ends_within_limits() {
     let recorder = Recorder::new();
     let log = Arc::clone(&recorder.log);
     let disk = composed(recorder);
-    let mut rig = Rig::new(&disk);
-    let buf = rig.buf(0);
+    let mut fixture = Fixture::new(&disk);
+    let buf = fixture.buf(0);
     let write = |sector, sectors| Bio::write(Sector(sector), sectors, buf);
     // Back merge, front merge, back merge; then a distant bio; then one whose flags forbid merging.
-    rig.run(&[write(16, 8), write(24, 8), write(8, 8), write(32, 8), write(100, 8)]);
+    fixture.run(&[write(16, 8), write(24, 8), write(8, 8), write(32, 8), write(100, 8)]);
     assert_eq!(log_of(&log), [(Op::Write, 8, 32, false), (Op::Write, 100, 8, false)]);
-    rig.run(&[write(0, 8), write(8, 8).with_flags(Flags::NOMERGE), write(16, 8)]);
+    fixture.run(&[write(0, 8), write(8, 8).with_flags(Flags::NOMERGE), write(16, 8)]);
     assert_eq!(log_of(&log).len(), 3);
-    rig.run(&[write(0, 8), write(8, 8).with_prio(Prio::RealTime), Bio::read(Sector(16), 8, buf)]);
+    fixture.run(&[
+        write(0, 8),
+        write(8, 8).with_prio(Prio::RealTime),
+        Bio::read(Sector(16), 8, buf),
+    ]);
     assert_eq!(log_of(&log).len(), 3);
     // One request holds at most 64 sectors.
-    rig.run(&[write(0, 40), write(40, 24), write(64, 8)]);
+    fixture.run(&[write(0, 40), write(40, 24), write(64, 8)]);
     assert_eq!(log_of(&log), [(Op::Write, 0, 64, false), (Op::Write, 64, 8, false)]);
     assert_eq!(disk.stats().op(Op::Write).merges, 4);
 }
@@ -56,65 +60,65 @@ fn chunk_boundaries_split_and_are_not_merged_across() {
     recorder.limits.chunk_sectors = 32;
     let log = Arc::clone(&recorder.log);
     let disk = composed(recorder);
-    let mut rig = Rig::new(&disk);
-    let buf = rig.buf(0);
-    rig.run(&[Bio::read(Sector(24), 50, buf)]);
+    let mut fixture = Fixture::new(&disk);
+    let buf = fixture.buf(0);
+    fixture.run(&[Bio::read(Sector(24), 50, buf)]);
     let pieces = [(24, 8), (32, 32), (64, 10)];
     assert_eq!(log_of(&log), pieces.map(|(at, len)| (Op::Read, at, len, false)));
-    rig.run(&[Bio::write(Sector(24), 8, buf), Bio::write(Sector(32), 8, buf)]);
+    fixture.run(&[Bio::write(Sector(24), 8, buf), Bio::write(Sector(32), 8, buf)]);
     assert_eq!(log_of(&log).len(), 2);
 }
 
 #[test]
-fn a_bio_of_more_pieces_than_slots_completes_once() {
+fn bio_with_more_pieces_than_slots_completes_once() {
     let mut recorder = Recorder::new();
     recorder.limits.sectors_max = 8;
     recorder.late = true;
     let disk = composed_of(recorder, 4, Still::default());
-    let mut rig = Rig::new(&disk);
+    let mut fixture = Fixture::new(&disk);
     let pattern: Vec<u8> = (0..100u32 << 9).map(|n| (n % 253) as u8).collect();
-    rig.region.write(0, &pattern);
-    let (out, back) = (rig.buf(0), rig.buf(100 << 9));
+    fixture.region.write(0, &pattern);
+    let (out, back) = (fixture.buf(0), fixture.buf(100 << 9));
     let bios = [Bio::write(Sector(0), 100, out), Bio::read(Sector(0), 100, back)];
-    assert!(rig.run(&bios[..1])[0].status.is_ok());
-    assert!(rig.run(&bios[1..])[0].status.is_ok());
+    assert!(fixture.run(&bios[..1])[0].status.is_ok());
+    assert!(fixture.run(&bios[1..])[0].status.is_ok());
     let mut read = vec![0; pattern.len()];
-    rig.region.read(100 << 9, &mut read);
+    fixture.region.read(100 << 9, &mut read);
     assert!(read == pattern);
 }
 
 #[test]
-fn one_bad_bio_fails_alone_whatever_it_was_merged_with() {
+fn failing_bio_fails_alone_after_merge() {
     let mut recorder = Recorder::new();
     recorder.bad = Some(20);
     let log = Arc::clone(&recorder.log);
     let disk = composed(recorder);
-    let mut rig = Rig::new(&disk);
-    let buf = rig.buf(0);
+    let mut fixture = Fixture::new(&disk);
+    let buf = fixture.buf(0);
     let bios: Vec<Bio> = (0..5).map(|n| Bio::write(Sector(n * 8), 8, buf)).collect();
     let expected = [Status::Ok, Status::Ok, Status::Medium, Status::Ok, Status::Ok];
-    assert_eq!(rig.statuses(&bios), expected);
+    assert_eq!(fixture.statuses(&bios), expected);
     // The bios are offered again one by one and in order.
     let starts: Vec<u64> = log_of(&log).iter().map(|entry| entry.1).collect();
     assert_eq!(starts, [0, 8, 16, 24, 32]);
 }
 
 #[test]
-fn what_a_device_leaves_is_offered_again_in_order() {
+fn unstarted_requests_are_offered_again_in_order() {
     let mut recorder = Recorder::new();
     recorder.starts_max = 2;
     let log = Arc::clone(&recorder.log);
     let disk = composed(recorder);
-    let mut rig = Rig::new(&disk);
-    let buf = rig.buf(0);
+    let mut fixture = Fixture::new(&disk);
+    let buf = fixture.buf(0);
     let bios: Vec<Bio> = (0..40).map(|n| Bio::read(Sector(n * 16), 8, buf)).collect();
-    assert!(rig.statuses(&bios).iter().all(|status| status.is_ok()));
+    assert!(fixture.statuses(&bios).iter().all(|status| status.is_ok()));
     let starts: Vec<u64> = log_of(&log).iter().map(|entry| entry.1).collect();
     assert_eq!(starts, (0..40).map(|n| n * 16).collect::<Vec<_>>());
 }
 
 #[test]
-fn flush_sequences_are_what_the_cache_needs() {
+fn flush_sequences_match_cache_capabilities() {
     use Op::{Flush, Write};
     let buf = BufRef { region: RegionId(0), offset: 0 };
     let write = |flags| Bio::write(Sector(8), 8, buf).with_flags(flags);
@@ -143,8 +147,8 @@ fn flush_sequences_are_what_the_cache_needs() {
             let limits = recorder.limits.clone();
             let device = Recorder { late, limits, log: Arc::clone(&log), ..Recorder::new() };
             let disk = composed(device);
-            let mut rig = Rig::new(&disk);
-            assert_eq!(rig.statuses(&[bio]), [Status::Ok]);
+            let mut fixture = Fixture::new(&disk);
+            assert_eq!(fixture.statuses(&[bio]), [Status::Ok]);
             assert_eq!(log_of(&log), expected, "{bio:?}");
         }
     }
@@ -153,7 +157,7 @@ fn flush_sequences_are_what_the_cache_needs() {
 /// Regression: each piece of a split bio had a flush of its own before it, and the first pieces
 /// were in flight before the last flush had completed.
 #[test]
-fn a_split_bio_has_one_flush_sequence() {
+fn split_bio_has_one_flush_sequence() {
     use Op::{Flush, Write};
     type Row = (Op, u64, u64, bool);
     let both = Flags::PREFLUSH | Flags::FUA;
@@ -185,10 +189,10 @@ fn a_split_bio_has_one_flush_sequence() {
                 ..Recorder::new()
             };
             let disk = composed_of(recorder, depth, Still::default());
-            let mut rig = Rig::new(&disk);
-            let write = Bio::write(Sector(0), 160, rig.buf(0)).with_flags(flags);
-            let next = Bio::write(Sector(512), 8, rig.buf(0));
-            assert_eq!(rig.statuses(&[write, next]), [Status::Ok; 2]);
+            let mut fixture = Fixture::new(&disk);
+            let write = Bio::write(Sector(0), 160, fixture.buf(0)).with_flags(flags);
+            let next = Bio::write(Sector(512), 8, fixture.buf(0));
+            assert_eq!(fixture.statuses(&[write, next]), [Status::Ok; 2]);
             let found: Vec<Row> =
                 log_of(&log).into_iter().filter(|row| *row != (Write, 512, 8, false)).collect();
             assert_eq!(found, parts.concat(), "{flags:?}, late {late}, depth {depth}");
@@ -199,7 +203,7 @@ fn a_split_bio_has_one_flush_sequence() {
 /// No piece of a split bio starts before the flush that it waits for has completed, and none starts
 /// if the flush fails.
 #[test]
-fn pieces_wait_for_the_flush_before_them() {
+fn pieces_wait_for_preflush() {
     for status in [Status::Ok, Status::IoErr] {
         let mut recorder = Recorder::cached(true);
         recorder.late = true;
@@ -210,30 +214,30 @@ fn pieces_wait_for_the_flush_before_them() {
             let rule = Rule { op, start: Sector(0), sectors: 8, status, chance: 1, times: Some(1) };
             disk.inject(&Injection::AddRule(rule)).unwrap();
         }
-        let mut rig = Rig::new(&disk);
-        let write = Bio::write(Sector(0), 160, rig.buf(0)).with_flags(Flags::PREFLUSH);
-        assert_eq!(rig.channel.push(&[write, write]), 1, "the next one waits for the pieces");
-        rig.channel.submit();
+        let mut fixture = Fixture::new(&disk);
+        let write = Bio::write(Sector(0), 160, fixture.buf(0)).with_flags(Flags::PREFLUSH);
+        assert_eq!(fixture.channel.push(&[write, write]), 1, "the next one waits for the pieces");
+        fixture.channel.submit();
         let started: Vec<Op> = log_of(&log).iter().map(|row| row.0).collect();
         assert_eq!(started, if status.is_ok() { vec![Op::Flush] } else { vec![] });
         let mut done = Vec::new();
-        while rig.channel.reap(&mut done) == 0 {}
+        while fixture.channel.reap(&mut done) == 0 {}
         assert_eq!(done[0].status, status);
         assert_eq!(log_of(&log).len(), if status.is_ok() { 3 } else { 0 });
         // The channel still works.
-        assert_eq!(rig.statuses(&[write]), [Status::Ok]);
+        assert_eq!(fixture.statuses(&[write]), [Status::Ok]);
     }
 }
 
 #[test]
-fn bios_that_make_no_sense_complete_with_what_is_wrong() {
+fn invalid_bios_complete_with_their_status() {
     let mut recorder = Recorder::new();
     recorder.geometry.logical_block_bytes = 4096;
     recorder.limits.discard_sectors_max = 0;
     let log = Arc::clone(&recorder.log);
     let disk = composed(recorder);
-    let mut rig = Rig::new(&disk);
-    let buf = rig.buf(0);
+    let mut fixture = Fixture::new(&disk);
+    let buf = fixture.buf(0);
     let cases = [
         (Bio::read(Sector(0), 0, buf), Status::Inval),
         (Bio::read(Sector(4), 8, buf), Status::Inval),
@@ -242,29 +246,29 @@ fn bios_that_make_no_sense_complete_with_what_is_wrong() {
         (Bio::read(Sector(SECTORS - 8), 16, buf), Status::IoErr),
         (Bio::read(Sector(u64::MAX - 7), 8, buf), Status::IoErr),
         (Bio::read(Sector(0), 8, BufRef { region: RegionId(9), offset: 0 }), Status::Inval),
-        (Bio::read(Sector(0), 8, rig.buf((256 << 10) - 4095)), Status::Inval),
-        (Bio::read(Sector(0), 8, rig.buf(u64::MAX)), Status::Inval),
+        (Bio::read(Sector(0), 8, fixture.buf((256 << 10) - 4095)), Status::Inval),
+        (Bio::read(Sector(0), 8, fixture.buf(u64::MAX)), Status::Inval),
         (Bio::new(Op::Discard, Sector(0), 8), Status::NotSupp),
         (Bio::append(Sector(0), 8, buf), Status::NotSupp),
         (Bio::new(Op::ZoneReset, Sector(0), 0), Status::NotSupp),
         (Bio::new(Op::ZoneResetAll, Sector(0), 0), Status::NotSupp),
     ];
     for (bio, status) in cases {
-        assert_eq!(rig.statuses(&[bio]), [status], "{bio:?}");
+        assert_eq!(fixture.statuses(&[bio]), [status], "{bio:?}");
     }
     assert!(log_of(&log).is_empty(), "none of them came to the device");
     assert_eq!(disk.stats().op(Op::Read).errors, 9);
 }
 
 #[test]
-fn what_an_operation_ignores_may_be_anything() {
+fn ignored_fields_may_have_any_value() {
     let disk = composed(Recorder::cached(true));
-    let mut rig = Rig::new(&disk);
+    let mut fixture = Fixture::new(&disk);
     let garbage = Bio::new(Op::Flush, Sector(u64::MAX), u64::MAX);
-    let refused = Bio::read(Sector(u64::MAX - 7), u64::MAX - 7, rig.buf(0));
-    let write = Bio::write(Sector(0), 8, rig.buf(0));
+    let refused = Bio::read(Sector(u64::MAX - 7), u64::MAX - 7, fixture.buf(0));
+    let write = Bio::write(Sector(0), 8, fixture.buf(0));
     let bios = [garbage, garbage, write, refused, refused, garbage];
-    let statuses = rig.statuses(&bios);
+    let statuses = fixture.statuses(&bios);
     use Status::{IoErr, Ok};
     assert_eq!(statuses, [Ok, Ok, Ok, IoErr, IoErr, Ok]);
     let stats = disk.stats();

@@ -8,30 +8,29 @@ use std::sync::Arc;
 use blockyard_core::channel::{ChannelConfig, Stats};
 use blockyard_core::clock::Clock;
 use blockyard_core::middleware::Delayed;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::*;
 
 use common::*;
 
 #[test]
-fn a_full_channel_takes_less_and_a_region_in_use_stays() {
+fn full_channel_accepts_fewer_bios_and_region_in_use_stays() {
     let mut recorder = Recorder::new();
     recorder.late = true;
     let disk = composed_of(recorder, 8, Still::default());
-    let mut rig = Rig::new(&disk);
-    let bios: Vec<Bio> = (0..12).map(|n| Bio::read(Sector(n * 16), 8, rig.buf(0))).collect();
-    assert_eq!(rig.channel.push(&bios), 8);
-    rig.channel.submit();
-    assert_eq!(rig.channel.push(&bios), 0);
-    assert!(!rig.channel.unregister(rig.id));
+    let mut fixture = Fixture::new(&disk);
+    let bios: Vec<Bio> = (0..12).map(|n| Bio::read(Sector(n * 16), 8, fixture.buf(0))).collect();
+    assert_eq!(fixture.channel.push(&bios), 8);
+    fixture.channel.submit();
+    assert_eq!(fixture.channel.push(&bios), 0);
+    assert!(!fixture.channel.unregister(fixture.id));
     let mut done = Vec::new();
-    assert_eq!(rig.channel.reap(&mut done), 8);
-    assert_eq!(rig.channel.due(), Due::Never);
-    assert!(rig.channel.unregister(rig.id));
-    assert!(!rig.channel.unregister(rig.id));
-    assert_eq!(rig.channel.push(&bios), 8);
-    rig.channel.submit();
-    assert_eq!(rig.channel.reap(&mut done), 8);
+    assert_eq!(fixture.channel.reap(&mut done), 8);
+    assert_eq!(fixture.channel.due(), Due::Never);
+    assert!(fixture.channel.unregister(fixture.id));
+    assert!(!fixture.channel.unregister(fixture.id));
+    assert_eq!(fixture.channel.push(&bios), 8);
+    fixture.channel.submit();
+    assert_eq!(fixture.channel.reap(&mut done), 8);
     assert!(done[8..].iter().all(|end| end.status == Status::Inval));
 }
 
@@ -39,38 +38,38 @@ fn a_full_channel_takes_less_and_a_region_in_use_stays() {
 fn statistics_outlive_their_channel() {
     let disk = composed(Recorder::new());
     let count = |stats: &Stats| (stats.op(Op::Read).ops, stats.op(Op::Read).sectors);
-    let mut rig = Rig::new(&disk);
-    let buf = rig.buf(0);
-    rig.run(&[Bio::read(Sector(0), 8, buf), Bio::read(Sector(64), 16, buf)]);
+    let mut fixture = Fixture::new(&disk);
+    let buf = fixture.buf(0);
+    fixture.run(&[Bio::read(Sector(0), 8, buf), Bio::read(Sector(64), 16, buf)]);
     assert_eq!(count(&disk.stats()), (2, 24));
     assert_eq!(disk.stats().channels, 1);
-    drop(rig);
+    drop(fixture);
     assert_eq!(count(&disk.stats()), (2, 24));
     assert_eq!(disk.stats().channels, 0);
     assert_eq!(disk.stats().read_latency.iter().sum::<u64>(), 2);
 }
 
 #[test]
-fn a_dropped_channel_has_done_what_was_started() {
+fn dropped_channel_completes_started_requests() {
     let mut recorder = Recorder::new();
     recorder.late = true;
     let log = Arc::clone(&recorder.log);
     let disk = composed(recorder);
-    let mut rig = Rig::new(&disk);
-    let bios: Vec<Bio> = (0..20).map(|n| Bio::read(Sector(n * 16), 8, rig.buf(0))).collect();
-    assert_eq!(rig.channel.push(&bios), 20);
-    rig.channel.submit();
-    drop(rig);
+    let mut fixture = Fixture::new(&disk);
+    let bios: Vec<Bio> = (0..20).map(|n| Bio::read(Sector(n * 16), 8, fixture.buf(0))).collect();
+    assert_eq!(fixture.channel.push(&bios), 20);
+    fixture.channel.submit();
+    drop(fixture);
     assert_eq!(log_of(&log).len(), 16, "as many as there are tags");
 }
 
 /// Regression: a request that was put back forever, or that a device had lost, once kept its
 /// channel from closing. The drop waited for all submitted requests, however long they took.
 #[test]
-fn a_channel_ends_whatever_its_device_does() {
+fn channel_drop_ends_with_any_device() {
     struct Endless(usize);
     impl DeviceQueue for Endless {
-        fn start(&mut self, _now: Nanos, batch: &mut Batch, _done: &mut Done) {
+        fn start(&mut self, _now: Nanos, batch: &mut Batch, _done: &mut CompletionBatch) {
             // Keeps one request without ever completing it, and puts all others back.
             if self.0 == 0
                 && let Some(started) = batch.next()
@@ -79,7 +78,7 @@ fn a_channel_ends_whatever_its_device_does() {
                 self.0 = 1;
             }
         }
-        fn poll(&mut self, _now: Nanos, _done: &mut Done) {}
+        fn poll(&mut self, _now: Nanos, _done: &mut CompletionBatch) {}
         fn room(&self) -> usize {
             4
         }
@@ -92,7 +91,6 @@ fn a_channel_ends_whatever_its_device_does() {
         ChannelConfig::default(),
         &recorder.geometry,
         &recorder.limits,
-        NoneScheduler::new(256),
         Endless(0),
         Still::default(),
         channel::ChannelStats::new(),
@@ -106,30 +104,30 @@ fn a_channel_ends_whatever_its_device_does() {
 
     let clock = Still::default();
     let disk = composed_of(Delayed::new(Recorder::new(), u64::MAX / 2), 64, clock.clone());
-    let mut rig = Rig::new(&disk);
-    assert_eq!(rig.channel.push(&[Bio::read(Sector(0), 8, rig.buf(0))]), 1);
-    rig.channel.submit();
-    drop(rig);
+    let mut fixture = Fixture::new(&disk);
+    assert_eq!(fixture.channel.push(&[Bio::read(Sector(0), 8, fixture.buf(0))]), 1);
+    fixture.channel.submit();
+    drop(fixture);
     // The later parts of a flush sequence are not started either.
     let disk = composed_of(Delayed::new(Recorder::cached(false), 1 << 60), 64, clock.clone());
-    let mut rig = Rig::new(&disk);
-    let write = Bio::write(Sector(0), 8, rig.buf(0)).with_flags(Flags::PREFLUSH | Flags::FUA);
-    assert_eq!(rig.channel.push(&[write]), 1);
-    rig.channel.submit();
-    drop(rig);
+    let mut fixture = Fixture::new(&disk);
+    let write = Bio::write(Sector(0), 8, fixture.buf(0)).with_flags(Flags::PREFLUSH | Flags::FUA);
+    assert_eq!(fixture.channel.push(&[write]), 1);
+    fixture.channel.submit();
+    drop(fixture);
     assert_eq!(clock.now(), Nanos(0), "nobody slept until it would have been due");
 }
 
 #[cfg(debug_assertions)]
 #[test]
 #[should_panic(expected = "request dropped without a completion")]
-fn a_started_request_that_is_dropped_is_noticed() {
+fn dropped_started_request_panics() {
     struct Forgetful;
     impl DeviceQueue for Forgetful {
-        fn start(&mut self, _now: Nanos, batch: &mut Batch, _done: &mut Done) {
+        fn start(&mut self, _now: Nanos, batch: &mut Batch, _done: &mut CompletionBatch) {
             drop(batch.next());
         }
-        fn poll(&mut self, _now: Nanos, _done: &mut Done) {}
+        fn poll(&mut self, _now: Nanos, _done: &mut CompletionBatch) {}
         fn room(&self) -> usize {
             1
         }
@@ -142,7 +140,6 @@ fn a_started_request_that_is_dropped_is_noticed() {
         ChannelConfig::default(),
         &recorder.geometry,
         &recorder.limits,
-        NoneScheduler::new(4),
         Forgetful,
         Still::default(),
         channel::ChannelStats::new(),

@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use blockyard_core::channel::{Channel, ChannelConfig, Stack};
 use blockyard_core::clock::Monotonic;
-use blockyard_core::sched::NoneScheduler;
-use blockyard_core::zone::gate::{Plugged, ZoneGates};
-use blockyard_core::zone::{Erase, Transfer, WordZones, ZoneInfo, ZoneLayout, ZoneOp, ZoneSet};
+use blockyard_core::zone::gate::{ZoneWritePlug, ZoneWritePlugs};
+use blockyard_core::zone::{AtomicZoneSet, Erase, Transfer, ZoneInfo, ZoneLayout, ZoneOp, ZoneSet};
 use blockyard_core::*;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicU64, Ordering};
@@ -60,16 +59,16 @@ impl Erase for Medium {
 struct Disk {
     geometry: Geometry,
     limits: Limits,
-    zones: Arc<WordZones>,
+    zones: Arc<AtomicZoneSet>,
     medium: Medium,
     fails: bool,
 }
 
 struct Queue {
-    zones: Arc<WordZones>,
+    zones: Arc<AtomicZoneSet>,
     medium: Medium,
     fails: bool,
-    held: Done,
+    held: CompletionBatch,
 }
 
 impl Disk {
@@ -92,7 +91,7 @@ impl Disk {
                 zones: Some(zones),
             },
             limits: Limits { chunk_sectors: ZONE_SECTORS, ..Limits::unlimited(8) },
-            zones: Arc::new(WordZones::new(layout).unwrap()),
+            zones: Arc::new(AtomicZoneSet::new(layout).unwrap()),
             medium,
             fails,
         })
@@ -112,7 +111,7 @@ impl Device for Disk {
 
     fn open_queue(&self) -> Result<Queue, DeviceError> {
         let (zones, medium) = (Arc::clone(&self.zones), self.medium.clone());
-        Ok(Queue { zones, medium, fails: self.fails, held: Done::with_capacity(8) })
+        Ok(Queue { zones, medium, fails: self.fails, held: CompletionBatch::with_capacity(8) })
     }
 
     fn report_zones(
@@ -157,7 +156,7 @@ impl Queue {
 }
 
 impl DeviceQueue for Queue {
-    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut Done) {
+    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         while let Some(started) = batch.next() {
             let status = self.carry_out(&started);
             let late = thread_rng().gen_range(0..2) == 0;
@@ -166,7 +165,7 @@ impl DeviceQueue for Queue {
         }
     }
 
-    fn poll(&mut self, _now: Nanos, done: &mut Done) {
+    fn poll(&mut self, _now: Nanos, done: &mut CompletionBatch) {
         while done.take_from(&mut self.held) {}
     }
 
@@ -179,29 +178,29 @@ impl DeviceQueue for Queue {
     }
 }
 
-type Gated = Composed<Arc<Disk>, NoneScheduler, Monotonic, ZoneGates<Disk>>;
+type Gated = Composed<Arc<Disk>, Monotonic, ZoneWritePlugs<Disk>>;
 
 fn gated(device: &Arc<Disk>) -> Arc<Gated> {
-    let gates = ZoneGates::new(Arc::clone(device)).unwrap().unwrap();
+    let gates = ZoneWritePlugs::new(Arc::clone(device)).unwrap().unwrap();
     let (name, depth) = ("chance".to_owned(), ChannelConfig { depth: 8 });
-    let disk = Composed::new(name, "test", Arc::clone(device), depth, NoneScheduler::new);
+    let disk = Composed::new(name, "test", Arc::clone(device), depth);
     Arc::new(disk.with_gates(gates))
 }
 
 /// A channel with a buffer for stamps.
-struct Door {
-    channel: Stack<NoneScheduler, Queue, Monotonic, Plugged<Disk>>,
+struct Client {
+    channel: Stack<Queue, Monotonic, ZoneWritePlug<Disk>>,
     region: Arc<Region>,
     buf: BufRef,
     done: Vec<Completion>,
 }
 
-impl Door {
-    fn new(disk: &Gated) -> Door {
+impl Client {
+    fn new(disk: &Gated) -> Client {
         let mut channel = disk.open_stack().unwrap();
         let region = Region::alloc(4096);
         let buf = BufRef { region: channel.register(Arc::clone(&region)), offset: 0 };
-        Door { channel, region, buf, done: Vec::new() }
+        Client { channel, region, buf, done: Vec::new() }
     }
 
     fn all(&mut self) -> Vec<Completion> {
@@ -238,15 +237,15 @@ fn draw(body: impl Fn() + Send + Sync + Clone + 'static) {
 }
 
 /// At the end the channel still works: an append fails at most once because of an outdated pointer.
-fn goes_on(device: &Disk, door: &mut Door) {
+fn goes_on(device: &Disk, client: &mut Client) {
     for zone in 0..ZONES {
         let info = device.zones.info(ZoneNo(zone));
         if info.wp.0 + 2 >= info.start.0 + ZONE_SECTORS {
             continue;
         }
-        let append = Bio::append(info.start, 1, door.buf);
-        let first = door.run(append);
-        let second = door.run(append);
+        let append = Bio::append(info.start, 1, client.buf);
+        let first = client.run(append);
+        let second = client.run(append);
         // An external writer may have written as much as the append, so that its data was taken for
         // the append's.
         assert!(first.status.is_ok() || first.status == Status::IoErr, "{first:?}");
@@ -263,11 +262,11 @@ fn appends(channels: u64, fails: bool, outside: u64) {
     for number in 1..=channels {
         let (disk, medium) = (Arc::clone(&disk), device.medium.clone());
         threads.push(thread::spawn(move || {
-            let mut door = Door::new(&disk);
+            let mut client = Client::new(&disk);
             let mut landed = Vec::new();
             for round in 0..2 {
                 let stamp = number << 8 | round << 1;
-                for (end, stamp) in door.append_two(round % 2, [stamp, stamp | 1]) {
+                for (end, stamp) in client.append_two(round % 2, [stamp, stamp | 1]) {
                     if end.status.is_ok() {
                         assert_eq!(medium.at(end.sector.0), stamp, "at {}", end.sector);
                         landed.push((end.sector.0, stamp));
@@ -289,7 +288,7 @@ fn appends(channels: u64, fails: bool, outside: u64) {
         assert_eq!(device.medium.at(sector), stamp, "at {sector}, in the end");
     }
     if !fails {
-        goes_on(&device, &mut Door::new(&disk));
+        goes_on(&device, &mut Client::new(&disk));
     }
 }
 
@@ -304,12 +303,12 @@ fn three_channels_append_and_some_fail() {
 }
 
 #[test]
-fn two_channels_append_and_somebody_outside() {
+fn two_channels_append_with_outside_writes() {
     draw(|| appends(2, false, 2));
 }
 
 #[test]
-fn three_channels_append_and_everything_goes_wrong() {
+fn three_channels_append_with_all_faults() {
     draw(|| appends(3, true, 2));
 }
 
@@ -323,11 +322,11 @@ fn resets(outside: bool) {
     for number in 1..=2 {
         let (disk, device) = (Arc::clone(&disk), Arc::clone(&device));
         threads.push(thread::spawn(move || {
-            let mut door = Door::new(&disk);
+            let mut client = Client::new(&disk);
             for round in 0..3 {
                 let erasures = device.zones.erasures(ZoneNo(0));
                 let stamp = number << 8 | round << 1;
-                for (end, stamp) in door.append_two(0, [stamp, stamp | 1]) {
+                for (end, stamp) in client.append_two(0, [stamp, stamp | 1]) {
                     let found = device.medium.at(end.sector.0);
                     let emptied = device.zones.erasures(ZoneNo(0)) != erasures;
                     assert!(!end.status.is_ok() || found == stamp || emptied, "{end:?}");
@@ -339,29 +338,29 @@ fn resets(outside: bool) {
     if outside {
         device.zones.manage(ZoneNo(0), ZoneOp::Reset, &mut device.medium.clone()).unwrap();
     } else {
-        let mut door = Door::new(&disk);
+        let mut client = Client::new(&disk);
         let reset = Bio::new(Op::ZoneReset, Sector(0), 0);
-        assert_eq!(door.run(reset).status, Status::Ok);
+        assert_eq!(client.run(reset).status, Status::Ok);
         let all = Bio::new(Op::ZoneResetAll, Sector(0), 0);
-        assert_eq!(door.run(all).status, Status::Ok);
+        assert_eq!(client.run(all).status, Status::Ok);
     }
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    goes_on(&device, &mut Door::new(&disk));
+    goes_on(&device, &mut Client::new(&disk));
 }
 
 #[test]
-fn channels_append_beside_resets() {
+fn channels_append_during_resets() {
     draw(|| resets(false));
 }
 
 #[test]
-fn channels_append_beside_a_reset_from_outside() {
+fn channels_append_during_outside_reset() {
     draw(|| resets(true));
 }
 
 /// Channels open and close while other channels wait for them: no channel waits forever.
 #[test]
-fn channels_come_and_go() {
+fn channels_open_and_close_during_appends() {
     draw(|| {
         let device = Disk::new(false);
         let disk = gated(&device);
@@ -369,18 +368,18 @@ fn channels_come_and_go() {
             .map(|number| {
                 let disk = Arc::clone(&disk);
                 thread::spawn(move || {
-                    let mut door = Door::new(&disk);
-                    let append = Bio::append(Sector(0), 1, door.buf);
-                    assert_eq!(door.channel.push(&[append, append]), 2);
-                    door.channel.submit();
+                    let mut client = Client::new(&disk);
+                    let append = Bio::append(Sector(0), 1, client.buf);
+                    assert_eq!(client.channel.push(&[append, append]), 2);
+                    client.channel.submit();
                     // Half of the channels are dropped with requests in flight.
                     if number % 2 == 0 {
-                        assert!(door.all().iter().all(|end| end.status.is_ok()));
+                        assert!(client.all().iter().all(|end| end.status.is_ok()));
                     }
                 })
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        goes_on(&device, &mut Door::new(&disk));
+        goes_on(&device, &mut Client::new(&disk));
     });
 }

@@ -13,21 +13,21 @@ use blockyard_core::*;
 use common::*;
 
 #[test]
-fn delayed_completions_come_when_their_time_has_come() {
+fn delayed_completions_come_when_due() {
     let clock = Still::default();
     let disk = composed_of(Delayed::new(Recorder::new(), 1_000_000), 64, clock.clone());
-    let mut rig = Rig::new(&disk);
-    assert_eq!(rig.channel.push(&[Bio::read(Sector(0), 8, rig.buf(0))]), 1);
-    rig.channel.submit();
+    let mut fixture = Fixture::new(&disk);
+    assert_eq!(fixture.channel.push(&[Bio::read(Sector(0), 8, fixture.buf(0))]), 1);
+    fixture.channel.submit();
     let mut done = Vec::new();
-    assert_eq!(rig.channel.reap(&mut done), 0);
-    assert_eq!(rig.channel.due(), Due::At(Nanos(1_000_000)));
+    assert_eq!(fixture.channel.reap(&mut done), 0);
+    assert_eq!(fixture.channel.due(), Due::At(Nanos(1_000_000)));
     clock.sleep_until(Nanos(999_999));
-    assert_eq!(rig.channel.reap(&mut done), 0);
-    rig.channel.wait(None);
-    assert_eq!(rig.channel.reap(&mut done), 1);
+    assert_eq!(fixture.channel.reap(&mut done), 0);
+    fixture.channel.wait(None);
+    assert_eq!(fixture.channel.reap(&mut done), 1);
     assert_eq!(clock.now(), Nanos(1_000_000));
-    assert_eq!(rig.channel.due(), Due::Never);
+    assert_eq!(fixture.channel.due(), Due::Never);
 }
 
 fn rule(op: Option<Op>, start: u64, sectors: u64) -> Rule {
@@ -35,28 +35,28 @@ fn rule(op: Option<Op>, start: u64, sectors: u64) -> Rule {
 }
 
 #[test]
-fn injected_faults_take_bios_and_not_their_neighbours() {
+fn injected_fault_fails_only_matching_bios() {
     let recorder = Recorder::new();
     let log = Arc::clone(&recorder.log);
     let disk = composed(Faulty::new(recorder, 1));
-    let mut rig = Rig::new(&disk);
-    let buf = rig.buf(0);
+    let mut fixture = Fixture::new(&disk);
+    let buf = fixture.buf(0);
     let once = Rule { times: Some(1), ..rule(Some(Op::Write), 8, 8) };
     disk.inject(&Injection::AddRule(once)).unwrap();
     let bios: Vec<Bio> = (0..3).map(|n| Bio::write(Sector(n * 8), 8, buf)).collect();
-    assert_eq!(rig.statuses(&bios), [Status::Ok, Status::Medium, Status::Ok]);
+    assert_eq!(fixture.statuses(&bios), [Status::Ok, Status::Medium, Status::Ok]);
     assert_eq!(disk.device().strikes(), [1]);
     let starts: Vec<u64> = log_of(&log).iter().map(|entry| entry.1).collect();
     assert_eq!(starts, [0, 16], "the failed one never came to the device");
-    assert_eq!(rig.statuses(&bios), [Status::Ok; 3], "once means once");
+    assert_eq!(fixture.statuses(&bios), [Status::Ok; 3], "once means once");
     // The newest rule wins, and a rule for reads does not affect writes.
     disk.inject(&Injection::AddRule(rule(None, 0, SECTORS))).unwrap();
     let newest = Rule { status: Status::NoSpc, ..rule(Some(Op::Read), 0, 1) };
     disk.inject(&Injection::AddRule(newest)).unwrap();
     let mixed = [Bio::read(Sector(0), 8, buf), Bio::write(Sector(0), 8, buf)];
-    assert_eq!(rig.statuses(&mixed), [Status::NoSpc, Status::Medium]);
+    assert_eq!(fixture.statuses(&mixed), [Status::NoSpc, Status::Medium]);
     disk.inject(&Injection::RemoveRules).unwrap();
-    assert_eq!(rig.statuses(&mixed), [Status::Ok; 2]);
+    assert_eq!(fixture.statuses(&mixed), [Status::Ok; 2]);
     let unknown = Injection::Device { name: "fire".into(), value: "1".into() };
     assert!(disk.inject(&unknown).unwrap_err().to_string().contains("`fire`"));
 }
@@ -81,11 +81,11 @@ fn a_trace_has_a_line_for_each_request_issued_and_completed() {
     let sink = Shared::default();
     let trace = Trace::new(Box::new(sink.clone()));
     let disk = composed(Traced::new(Recorder::cached(false), trace));
-    let mut rig = Rig::new(&disk);
-    let buf = rig.buf(0);
-    rig.run(&[Bio::write(Sector(8), 8, buf).with_flags(Flags::FUA)]);
-    rig.run(&[Bio::read(Sector(0), 16, buf)]);
-    drop(rig);
+    let mut fixture = Fixture::new(&disk);
+    let buf = fixture.buf(0);
+    fixture.run(&[Bio::write(Sector(8), 8, buf).with_flags(Flags::FUA)]);
+    fixture.run(&[Bio::read(Sector(0), 16, buf)]);
+    drop(fixture);
     let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
     let events: Vec<(String, String)> = text
         .lines()

@@ -11,13 +11,12 @@ use std::time::Duration;
 
 use blockyard_core::channel::{Channel, ChannelConfig};
 use blockyard_core::clock::Clock;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::sched::deadline::Tunable;
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{
-    Batch, Bio, BufRef, Composed, Device, DeviceError, DeviceQueue, Disk as _, Done, Due, Flags,
-    Geometry, Limits, Nanos, Op, Prio, Region, Sector, Status, ZoneGeometry,
+    Batch, Bio, BufRef, CompletionBatch, Composed, Device, DeviceError, DeviceQueue, Disk as _,
+    Due, Flags, Geometry, Limits, Nanos, Op, Prio, Region, Sector, Status, ZoneGeometry,
 };
 
 const SECTORS: u64 = 1 << 20;
@@ -92,7 +91,7 @@ impl Device for Disk {
 
     fn open_queue(&self) -> Result<Queue, DeviceError> {
         let depth = self.limits.queue_depth.into();
-        Ok(Queue { depth, held: Done::with_capacity(depth), log: Arc::clone(&self.log) })
+        Ok(Queue { depth, held: CompletionBatch::with_capacity(depth), log: Arc::clone(&self.log) })
     }
 
     fn report_zones(&self, _: Sector, _: usize, _: &mut Vec<ZoneInfo>) -> Result<(), DeviceError> {
@@ -102,12 +101,12 @@ impl Device for Disk {
 
 struct Queue {
     depth: usize,
-    held: Done,
+    held: CompletionBatch,
     log: Arc<Log>,
 }
 
 impl DeviceQueue for Queue {
-    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut Done) {
+    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         let log = Arc::clone(&self.log);
         if batch.is_empty() || log.leaves.swap(false, Ordering::SeqCst) {
             return;
@@ -136,7 +135,7 @@ impl DeviceQueue for Queue {
         log.in_hand.fetch_sub(count, Ordering::SeqCst);
     }
 
-    fn poll(&mut self, _now: Nanos, done: &mut Done) {
+    fn poll(&mut self, _now: Nanos, done: &mut CompletionBatch) {
         while done.take_from(&mut self.held) {}
     }
 
@@ -177,14 +176,14 @@ impl Clock for Ticks {
     }
 }
 
-struct Bench {
-    disk: Composed<Scheduled<Disk>, NoneScheduler, Ticks>,
+struct Fixture {
+    disk: Composed<Scheduled<Disk>, Ticks>,
     log: Arc<Log>,
     sleeps: Mutex<Receiver<()>>,
 }
 
-impl Bench {
-    fn new(depth: u16, processors: usize, zones: Option<ZoneGeometry>) -> Bench {
+impl Fixture {
+    fn new(depth: u16, processors: usize, zones: Option<ZoneGeometry>) -> Fixture {
         let geometry = Geometry {
             sectors: SECTORS,
             logical_block_bytes: 512,
@@ -197,8 +196,8 @@ impl Bench {
         let (name, config) = ("at-once".to_owned(), ChannelConfig { depth: 512 });
         let (now, (sender, sleeps)) = (Arc::new(AtomicUsize::new(1)), channel());
         let clock = Ticks { now, sleeps: sender };
-        let disk = Composed::with_clock(name, "test", device, config, NoneScheduler::new, clock);
-        Bench { disk, log, sleeps: Mutex::new(sleeps) }
+        let disk = Composed::with_clock(name, "test", device, config, clock);
+        Fixture { disk, log, sleeps: Mutex::new(sleeps) }
     }
 
     fn set(&self, tunable: Tunable, value: i64) {
@@ -232,16 +231,16 @@ struct User {
 }
 
 impl User {
-    fn new(bench: &Bench) -> User {
-        let mut channel = bench.disk.open().unwrap();
+    fn new(fixture: &Fixture) -> User {
+        let mut channel = fixture.disk.open().unwrap();
         let region = channel.register(Region::alloc(4096));
         let buf = BufRef { region, offset: 0 };
         User { channel, buf, prio: Prio::BestEffort, flags: Flags::NONE }
     }
 
     /// A user that has completed a request, and so has noticed the scheduler.
-    fn at_work(bench: &Bench) -> User {
-        let mut user = User::new(bench);
+    fn at_work(fixture: &Fixture) -> User {
+        let mut user = User::new(fixture);
         user.submit(Op::Read, [0]);
         assert_eq!(user.finish(), [0]);
         user
@@ -289,63 +288,63 @@ fn apart(from: u64, count: u64, touch: bool) -> Vec<u64> {
 /// while all other threads still find tags. A tag is useless to a request that waits after 31
 /// others of its thread. This holds on the fast path and after a dispatch.
 #[test]
-fn as_many_threads_as_processors_have_something_at_the_device() {
+fn every_processor_has_requests_at_the_device() {
     for touch in [false, true] {
-        let bench = Bench::new(128, 8, None);
+        let fixture = Fixture::new(128, 8, None);
         let nest = Nest::default();
         for number in 1..8 {
-            let (mut user, nest) = (User::new(&bench), Arc::clone(&nest));
-            bench.log.meanwhile(move || {
+            let (mut user, nest) = (User::new(&fixture), Arc::clone(&nest));
+            fixture.log.meanwhile(move || {
                 user.submit(Op::Read, apart(number * 1000, 32, touch));
                 nest.lock().unwrap().push(user);
             });
         }
-        let mut user = User::new(&bench);
+        let mut user = User::new(&fixture);
         user.submit(Op::Read, apart(0, 32, touch));
-        assert_eq!(bench.log.nested_max.load(Ordering::SeqCst), 8, "touching: {touch}");
+        assert_eq!(fixture.log.nested_max.load(Ordering::SeqCst), 8, "touching: {touch}");
         assert_eq!(user.finish().len(), 32);
         for mut user in nest.lock().unwrap().drain(..) {
             assert_eq!(user.finish().len(), 32);
         }
-        bench.is_quiet();
+        fixture.is_quiet();
     }
 }
 
 /// A thread that takes its maximum, and leaves more requests that could start, wakes another thread
 /// before it starts its own. Otherwise that thread would sleep until the first one has finished.
 #[test]
-fn who_has_its_hands_full_wakes_another() {
-    let bench = Bench::new(128, 8, None);
-    let (mut user, mut sleeper) = (User::new(&bench), User::at_work(&bench));
-    bench.log.blocked.store(true, Ordering::SeqCst);
+fn busy_thread_wakes_another() {
+    let fixture = Fixture::new(128, 8, None);
+    let (mut user, mut sleeper) = (User::new(&fixture), User::at_work(&fixture));
+    fixture.log.blocked.store(true, Ordering::SeqCst);
     sleeper.submit(Op::Read, [7]);
     let thread = std::thread::spawn(move || sleeper.finish());
-    bench.sleeps.lock().unwrap().recv().unwrap();
-    bench.log.blocked.store(false, Ordering::SeqCst);
+    fixture.sleeps.lock().unwrap().recv().unwrap();
+    fixture.log.blocked.store(false, Ordering::SeqCst);
     let (started, other) = channel();
-    bench.log.meanwhile(move || started.send(()).unwrap());
-    bench.log.meanwhile(move || {
+    fixture.log.meanwhile(move || started.send(()).unwrap());
+    fixture.log.meanwhile(move || {
         let woken = other.recv_timeout(Duration::from_secs(20));
         assert!(woken.is_ok(), "nobody was woken, though there are tags and requests");
     });
     user.submit(Op::Read, apart(1000, 64, true));
     assert_eq!(thread.join().unwrap(), [7]);
     assert_eq!(user.finish().len(), 64);
-    bench.is_quiet();
+    fixture.is_quiet();
 }
 
 /// Threads use the fast path and the order concurrently: never more requests are in flight than
 /// tags.
 #[test]
-fn all_together_have_no_more_than_the_tags() {
+fn requests_in_flight_never_exceed_tags() {
     const THREADS: u64 = 8;
     for (depth, processors) in [(8, 1), (16, 2), (30, 8)] {
-        let bench = Bench::new(depth, processors, None);
+        let fixture = Fixture::new(depth, processors, None);
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
-                let bench = &bench;
+                let fixture = &fixture;
                 scope.spawn(move || {
-                    let mut user = User::new(bench);
+                    let mut user = User::new(fixture);
                     for round in 0..200 {
                         let from = (round * THREADS + thread) * 100;
                         let op = if (round + thread) % 3 == 0 { Op::Write } else { Op::Read };
@@ -355,48 +354,48 @@ fn all_together_have_no_more_than_the_tags() {
                 });
             }
         });
-        bench.is_quiet();
+        fixture.is_quiet();
     }
 }
 
 /// A queue in which a delay fault was armed between two polls holds requests. With them it holds
 /// the tags that passed requests would need if the device does not start them.
 #[test]
-fn what_a_queue_holds_back_leaves_no_room_to_pass_on() {
-    let bench = Bench::new(64, 2, None);
-    let mut user = User::new(&bench);
-    bench.log.holds.store(true, Ordering::SeqCst);
+fn delayed_requests_leave_no_room_to_bypass() {
+    let fixture = Fixture::new(64, 2, None);
+    let mut user = User::new(&fixture);
+    fixture.log.holds.store(true, Ordering::SeqCst);
     user.submit(Op::Read, apart(0, 16, true));
-    bench.log.holds.store(false, Ordering::SeqCst);
-    bench.log.leaves.store(true, Ordering::SeqCst);
+    fixture.log.holds.store(false, Ordering::SeqCst);
+    fixture.log.leaves.store(true, Ordering::SeqCst);
     user.submit(Op::Read, apart(1000, 16, false));
     assert_eq!(user.finish().len(), 32);
-    bench.is_quiet();
+    fixture.is_quiet();
 }
 
 /// A delay fault is armed while a batch takes the fast path. Between two parts of the batch the
 /// queue has started waiting requests of another channel, and holds them.
 #[test]
-fn what_a_queue_begins_to_hold_back_ends_passing_on() {
-    let bench = Bench::new(64, 2, None);
-    let (mut user, mut other) = (User::new(&bench), User::new(&bench));
-    bench.log.blocked.store(true, Ordering::SeqCst);
+fn delay_of_requests_ends_bypass() {
+    let fixture = Fixture::new(64, 2, None);
+    let (mut user, mut other) = (User::new(&fixture), User::new(&fixture));
+    fixture.log.blocked.store(true, Ordering::SeqCst);
     other.submit(Op::Read, apart(0, 16, false));
-    bench.log.blocked.store(false, Ordering::SeqCst);
-    bench.log.holds.store(true, Ordering::SeqCst);
-    let log = Arc::clone(&bench.log);
-    bench.log.meanwhile(move || log.holds.store(false, Ordering::SeqCst));
-    bench.log.meanwhile(|| {});
+    fixture.log.blocked.store(false, Ordering::SeqCst);
+    fixture.log.holds.store(true, Ordering::SeqCst);
+    let log = Arc::clone(&fixture.log);
+    fixture.log.meanwhile(move || log.holds.store(false, Ordering::SeqCst));
+    fixture.log.meanwhile(|| {});
     user.submit(Op::Read, apart(1000, 200, false));
     assert_eq!(user.finish().len(), 200);
     assert_eq!(other.finish().len(), 16);
-    bench.is_quiet();
+    fixture.is_quiet();
 }
 
 /// Two writes to a zone keep the order of their submission, with writes to other zones between
 /// them.
 #[test]
-fn writes_of_one_zone_do_not_pass_on_together() {
+fn two_writes_of_one_zone_do_not_bypass() {
     let zones = ZoneGeometry {
         zone_sectors: ZONE_SECTORS,
         zone_capacity_sectors: ZONE_SECTORS,
@@ -405,42 +404,42 @@ fn writes_of_one_zone_do_not_pass_on_together() {
         open_max: 0,
         active_max: 0,
     };
-    let bench = Bench::new(64, 2, Some(zones));
-    let mut user = User::new(&bench);
+    let fixture = Fixture::new(64, 2, Some(zones));
+    let mut user = User::new(&fixture);
     user.submit(Op::Write, [80, 5, 70]);
-    assert_eq!(bench.log.sectors(), [5, 80, 70]);
+    assert_eq!(fixture.log.sectors(), [5, 80, 70]);
     user.submit(Op::Write, [300, 200, 100]);
-    assert_eq!(bench.log.sectors(), [100, 200, 300], "one a zone");
+    assert_eq!(fixture.log.sectors(), [100, 200, 300], "one a zone");
     user.submit(Op::Read, [310, 305]);
-    assert_eq!(bench.log.sectors(), [305, 310], "reads have no order");
+    assert_eq!(fixture.log.sectors(), [305, 310], "reads have no order");
     assert_eq!(user.finish().len(), 8);
 }
 
 /// Adjacent requests are merged, wherever they are in the batch; those that must not be merged take
 /// the fast path.
 #[test]
-fn what_merges_does_not_pass_on_alone() {
-    let bench = Bench::new(64, 2, None);
-    let mut user = User::new(&bench);
+fn mergeable_requests_do_not_bypass() {
+    let fixture = Fixture::new(64, 2, None);
+    let mut user = User::new(&fixture);
     user.submit(Op::Read, [10, 30, 11]);
-    assert_eq!(bench.log.begun(), [(10, 2), (30, 1)]);
+    assert_eq!(fixture.log.begun(), [(10, 2), (30, 1)]);
     user.submit(Op::Write, [11, 30, 10]);
-    assert_eq!(bench.log.begun(), [(10, 2), (30, 1)]);
+    assert_eq!(fixture.log.begun(), [(10, 2), (30, 1)]);
     user.flags = Flags::NOMERGE;
     user.submit(Op::Read, [50, 70, 51]);
-    assert_eq!(bench.log.begun(), [(50, 1), (51, 1), (70, 1)]);
+    assert_eq!(fixture.log.begun(), [(50, 1), (51, 1), (70, 1)]);
     assert_eq!(user.finish().len(), 9);
 }
 
 /// At most `async_depth` writes are in flight, over all channels and on both paths.
 #[test]
 fn async_depth_bounds_the_writes_of_all_channels() {
-    let bench = Bench::new(64, 2, None);
-    bench.set(Tunable::AsyncDepth, 2);
-    let (mut user, nest) = (User::new(&bench), Nest::default());
+    let fixture = Fixture::new(64, 2, None);
+    fixture.set(Tunable::AsyncDepth, 2);
+    let (mut user, nest) = (User::new(&fixture), Nest::default());
     for (number, writes) in [(1, 4), (2, 2), (3, 1), (4, 1)] {
-        let (mut other, nest) = (User::new(&bench), Arc::clone(&nest));
-        bench.log.meanwhile(move || {
+        let (mut other, nest) = (User::new(&fixture), Arc::clone(&nest));
+        fixture.log.meanwhile(move || {
             other.submit(Op::Write, apart(1000 * number, writes, false));
             nest.lock().unwrap().push(other);
         });
@@ -452,97 +451,97 @@ fn async_depth_bounds_the_writes_of_all_channels() {
     for mut other in nest.lock().unwrap().drain(..) {
         other.finish();
     }
-    assert_eq!(bench.log.begun().len(), 14);
-    assert_eq!(bench.log.writes_max.load(Ordering::SeqCst), 2);
-    bench.is_quiet();
+    assert_eq!(fixture.log.begun().len(), 14);
+    assert_eq!(fixture.log.writes_max.load(Ordering::SeqCst), 2);
+    fixture.is_quiet();
 }
 
 /// A lower class waits for requests in flight of a higher class, also for those of the fast path.
 #[test]
-fn a_lower_class_waits_for_what_a_higher_one_passed_on() {
-    let bench = Bench::new(64, 2, None);
-    let (mut first, mut other) = (User::new(&bench), User::new(&bench));
+fn lower_class_waits_for_bypassed_higher_class() {
+    let fixture = Fixture::new(64, 2, None);
+    let (mut first, mut other) = (User::new(&fixture), User::new(&fixture));
     first.prio = Prio::RealTime;
     let nest = Nest::default();
     let kept = Arc::clone(&nest);
-    bench.log.meanwhile(move || {
+    fixture.log.meanwhile(move || {
         other.submit(Op::Read, [5]);
         kept.lock().unwrap().push(other);
     });
     first.submit(Op::Read, [10]);
     assert_eq!(first.finish(), [10]);
-    assert_eq!(*bench.log.events.lock().unwrap(), [(10, 1), (10, 0), (5, 1), (5, 0)]);
+    assert_eq!(*fixture.log.events.lock().unwrap(), [(10, 1), (10, 0), (5, 1), (5, 0)]);
     assert_eq!(nest.lock().unwrap()[0].finish(), [5]);
-    bench.is_quiet();
+    fixture.is_quiet();
 }
 
 /// A higher class does not wait for a lower one, and requests that the device left go before all
 /// others.
 #[test]
-fn what_was_left_goes_before_a_lower_class() {
-    let bench = Bench::new(64, 2, None);
-    let (mut first, mut lower) = (User::new(&bench), User::new(&bench));
+fn unstarted_request_precedes_lower_class() {
+    let fixture = Fixture::new(64, 2, None);
+    let (mut first, mut lower) = (User::new(&fixture), User::new(&fixture));
     (first.prio, lower.prio) = (Prio::RealTime, Prio::Idle);
-    bench.log.leaves.store(true, Ordering::SeqCst);
+    fixture.log.leaves.store(true, Ordering::SeqCst);
     let nest = Nest::default();
     let kept = Arc::clone(&nest);
-    bench.log.meanwhile(move || {
+    fixture.log.meanwhile(move || {
         lower.submit(Op::Read, [5]);
         kept.lock().unwrap().push(lower);
     });
     first.submit(Op::Read, [30, 10]);
-    assert_eq!(bench.log.begun(), [(10, 1), (30, 1), (5, 1)]);
+    assert_eq!(fixture.log.begun(), [(10, 1), (30, 1), (5, 1)]);
     assert_eq!(first.finish(), [10, 30]);
     assert_eq!(nest.lock().unwrap()[0].finish(), [5]);
-    bench.is_quiet();
+    fixture.is_quiet();
 }
 
 /// Of the sweeps of several channels, the one used last defines where the order continues.
 #[test]
-fn the_order_goes_on_where_the_latest_of_several_sweeps_stands() {
+fn order_continues_at_latest_revoked_sweep() {
     for is_first_latest in [false, true] {
-        let bench = Bench::new(64, 2, None);
-        let (mut first, mut second) = (User::new(&bench), User::new(&bench));
+        let fixture = Fixture::new(64, 2, None);
+        let (mut first, mut second) = (User::new(&fixture), User::new(&fixture));
         first.submit(Op::Read, [20]);
         second.submit(Op::Read, [100]);
         if is_first_latest {
             first.submit(Op::Read, [50]);
         }
-        bench.log.begun();
-        bench.look();
+        fixture.log.begun();
+        fixture.look();
         first.submit(Op::Read, [40, 60, 150]);
         let want = if is_first_latest { [60, 150, 40] } else { [150, 40, 60] };
-        assert_eq!(bench.log.sectors(), want, "the first was the latest: {is_first_latest}");
+        assert_eq!(fixture.log.sectors(), want, "the first was the latest: {is_first_latest}");
         first.finish();
         second.finish();
-        bench.is_quiet();
+        fixture.is_quiet();
     }
 }
 
 /// A thread that finds many requests left by others starts a bounded number of them. Later requests
 /// that could take the fast path do not overtake those that wait.
 #[test]
-fn a_thread_runs_its_budget_and_nobody_overtakes_what_waits() {
-    let bench = Bench::new(64, 2, None);
-    bench.set(Tunable::AsyncDepth, 1);
-    let mut flood: Vec<User> = (0..4).map(|_| User::at_work(&bench)).collect();
-    bench.log.begun();
-    bench.log.blocked.store(true, Ordering::SeqCst);
+fn thread_stops_at_budget_and_waiting_requests_keep_order() {
+    let fixture = Fixture::new(64, 2, None);
+    fixture.set(Tunable::AsyncDepth, 1);
+    let mut flood: Vec<User> = (0..4).map(|_| User::at_work(&fixture)).collect();
+    fixture.log.begun();
+    fixture.log.blocked.store(true, Ordering::SeqCst);
     for (number, user) in (0..).zip(&mut flood) {
         user.submit(Op::Write, apart(number * 10_000, 100, false));
     }
-    bench.log.blocked.store(false, Ordering::SeqCst);
+    fixture.log.blocked.store(false, Ordering::SeqCst);
     let mut done = Vec::new();
     flood[0].channel.reap(&mut done);
-    assert_eq!(bench.log.begun().len(), 256, "somebody else's turn");
-    let mut late = User::new(&bench);
+    assert_eq!(fixture.log.begun().len(), 256, "somebody else's turn");
+    let mut late = User::new(&fixture);
     late.submit(Op::Write, [500_000]);
     late.finish();
     let mut ends = done.len();
     for user in &mut flood {
         ends += user.finish().len();
     }
-    let begun = bench.log.sectors();
+    let begun = fixture.log.sectors();
     assert_eq!((ends, begun.len(), begun.last()), (400, 145, Some(&500_000)));
-    bench.is_quiet();
+    fixture.is_quiet();
 }

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use blockyard_core::channel::{Channel, ChannelConfig};
 use blockyard_core::clock::Clock;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::sched::deadline::{Counters, Tunable};
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::ZoneInfo;
@@ -94,7 +93,7 @@ impl Device for Disk {
     }
 
     fn open_queue(&self) -> Result<Queue, DeviceError> {
-        let held = Done::with_capacity(self.habits.depth.into());
+        let held = CompletionBatch::with_capacity(self.habits.depth.into());
         Ok(Queue { medium: Arc::clone(&self.medium), habits: self.habits, held })
     }
 
@@ -106,15 +105,15 @@ impl Device for Disk {
 struct Queue {
     medium: Arc<Vec<AtomicU64>>,
     habits: Habits,
-    held: Done,
+    held: CompletionBatch,
 }
 
 impl DeviceQueue for Queue {
-    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut Done) {
+    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         while let Some(started) = batch.next() {
             let mood = if self.habits.moody { thread_rng().gen_range(0..6) } else { 9 };
             if mood == 0 && (self.habits.immediate || !self.held.is_empty()) {
-                return batch.put_back(started);
+                return batch.requeue(started);
             }
             if mood == 1 && started.is_merged() {
                 return batch.break_up(started);
@@ -136,7 +135,7 @@ impl DeviceQueue for Queue {
         }
     }
 
-    fn poll(&mut self, _now: Nanos, done: &mut Done) {
+    fn poll(&mut self, _now: Nanos, done: &mut CompletionBatch) {
         for _ in 0..thread_rng().gen_range(0..=self.held.len()) {
             done.take_from(&mut self.held);
         }
@@ -155,14 +154,14 @@ impl DeviceQueue for Queue {
     }
 }
 
-type Shared = Composed<Scheduled<Disk>, NoneScheduler, Ticks>;
+type Shared = Composed<Scheduled<Disk>, Ticks>;
 
 fn shared(habits: Habits) -> Arc<Shared> {
     let device = Scheduled::new(Disk::new(habits), true).unwrap();
     let clock = Ticks(Arc::new(AtomicU64::new(1)));
     let config = ChannelConfig { depth: 8 };
     let name = "chance".to_owned();
-    Arc::new(Composed::with_clock(name, "test", device, config, NoneScheduler::new, clock))
+    Arc::new(Composed::with_clock(name, "test", device, config, clock))
 }
 
 /// Default maximum number of bios in a round.
@@ -259,7 +258,7 @@ fn eight_submitters() {
 }
 
 #[test]
-fn eight_submitters_on_a_moody_device() {
+fn eight_submitters_on_device_that_leaves_requests() {
     draw(300, || submitters(Habits { moody: true, ..AT_ONCE }, 8, 3));
     draw(300, || submitters(Habits { moody: true, ..AT_ONCE_DEEP }, 8, 3));
     draw(300, || submitters(Habits { moody: true, ..LATER }, 8, 3));
@@ -282,7 +281,7 @@ fn thirty_two_submitters() {
 
 /// Submit rings, the order and the refused requests fill up, with a device of one tag.
 #[test]
-fn six_submitters_of_more_than_there_is_room_for() {
+fn six_submitters_beyond_capacity() {
     for habits in [Habits { depth: 1, ..AT_ONCE }, Habits { depth: 1, ..LATER }] {
         draw(200, move || writers(&shared(habits), 6, 2, MANY));
     }
@@ -305,7 +304,7 @@ fn five_submitters_whose_writes_are_throttled() {
 
 /// The scheduler is switched off and on, tuned and observed under load.
 #[test]
-fn four_submitters_and_somebody_at_the_controls() {
+fn four_submitters_with_control_plane_changes() {
     for habits in [AT_ONCE, AT_ONCE_DEEP, LATER] {
         draw(300, move || {
             let disk = shared(habits);

@@ -12,112 +12,32 @@
 // The macros of gungraun make modules without documentation.
 #![allow(missing_docs)]
 
+mod common;
+
 use std::hint::black_box;
 use std::sync::Arc;
 
-use blockyard_core::channel::{Channel, ChannelConfig, MergeRules};
+use blockyard_core::channel::ChannelConfig;
 use blockyard_core::composed::Composed;
-use blockyard_core::disk::Disk;
-use blockyard_core::region::Region;
-use blockyard_core::sched::NoneScheduler;
+use blockyard_core::request::MergeRules;
 use blockyard_core::sched::deadline::{Deadline, DeadlineConfig, Item, Kind, Tunables};
-use blockyard_core::zone::gate::ZoneGates;
-use blockyard_core::{Bio, BufRef, Completion, Flags, Limits, Nanos, Op, Prio, RegionId, Sector};
+use blockyard_core::zone::gate::ZoneWritePlugs;
+use blockyard_core::{Bio, BufRef, Flags, Limits, Nanos, Op, Prio, Sector};
 use blockyard_null::{Null, NullConfig};
+use common::{BATCH, BATCHES, Load, SECTORS, apart, drive, flat, gate, load, load_on, reads};
 use gungraun::prelude::*;
-use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
-
-/// Bios that are pushed, submitted and reaped together.
-const BATCH: u64 = 32;
-/// Batches of one bench: enough to average out the cost of the first.
-const BATCHES: u64 = 64;
-/// Sectors of a bio: 4 KiB.
-const SECTORS: u64 = 8;
-/// Tolerance above the recorded count, in percent.
-const SLACK_PERCENT: u64 = 5;
-
-/// The recorded counts: a name and instructions per I/O in each line.
-const RECORDED: &str = include_str!("instructions.txt");
-
-/// The limit for a bench: the recorded count plus the tolerance.
-fn gate(name: &str) -> LibraryBenchmarkConfig {
-    let line = RECORDED.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    let recorded: Option<u64> = line.and_then(|count| count.trim().parse().ok());
-    let recorded = recorded.unwrap_or_else(|| panic!("instructions.txt has no line for {name}"));
-    let limit = recorded * BATCH * BATCHES * (100 + SLACK_PERCENT) / 100;
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit)]);
-    let mut config = LibraryBenchmarkConfig::default();
-    config.tool(callgrind);
-    config
-}
-
-/// A channel and the bios to push through it.
-struct Load {
-    channel: Box<dyn Channel>,
-    bios: Vec<Bio>,
-    done: Vec<Completion>,
-}
-
-/// The set-up before the measured part: opens the disk and runs a first batch.
-fn load(config: NullConfig, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
-    let null = Null::open(config).expect("the configuration fits");
-    let depth = ChannelConfig::default();
-    let disk = Composed::new("n".to_owned(), "null", null, depth, NoneScheduler::new);
-    load_on(&disk, bio)
-}
 
 /// The set-up with a zone write plug in the path.
 fn gated(config: NullConfig, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
     let null = Null::open(config).expect("the configuration fits");
-    let gates = ZoneGates::new(Arc::clone(&null)).expect("there is memory for few zones");
+    let gates = ZoneWritePlugs::new(Arc::clone(&null)).expect("there is memory for few zones");
     let depth = ChannelConfig::default();
-    let disk = Composed::new("n".to_owned(), "null", null, depth, NoneScheduler::new);
+    let disk = Composed::new("n".to_owned(), "null", null, depth);
     load_on(&disk.with_gates(gates.expect("the device is zoned")), bio)
-}
-
-fn load_on(disk: &dyn Disk, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
-    let mut channel = disk.open().expect("a fresh disk can be opened");
-    let region = Region::alloc((BATCH * SECTORS * 512) as usize);
-    let region_id: RegionId = channel.register(Arc::clone(&region));
-    let bio = |index: u64| {
-        let buf = BufRef { region: region_id, offset: index % BATCH * SECTORS * 512 };
-        bio(index, buf).with_user_data(index)
-    };
-    let bios = (0..(BATCHES + 1) * BATCH).map(bio).collect();
-    let mut load = Load { channel, bios, done: Vec::with_capacity(BATCH as usize) };
-    let measured = load.bios.split_off(BATCH as usize);
-    drive(&mut load);
-    load.bios = measured;
-    load
-}
-
-fn drive(load: &mut Load) {
-    for batch in load.bios.chunks(BATCH as usize) {
-        load.done.clear();
-        assert_eq!(load.channel.push(batch), batch.len());
-        load.channel.submit();
-        assert_eq!(load.channel.reap(&mut load.done), batch.len());
-        black_box(&load.done);
-    }
-    assert!(load.done.iter().all(|completion| completion.status.is_ok()));
-}
-
-fn flat(memory_backed: bool) -> NullConfig {
-    NullConfig { size: 64 << 20, bs: 4096, memory_backed, ..NullConfig::default() }
 }
 
 fn zoned() -> NullConfig {
     NullConfig { zoned: true, zone_size: 1 << 20, zone_max_open: 0, ..flat(false) }
-}
-
-/// Sectors of blocks that are not adjacent, so that nothing merges.
-fn apart(index: u64) -> Sector {
-    Sector(index * 2 * SECTORS)
-}
-
-fn reads() -> Load {
-    load(flat(false), |index, buf| Bio::read(apart(index), SECTORS, buf))
 }
 
 fn backed_reads() -> Load {

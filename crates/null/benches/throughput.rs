@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use blockyard_core::channel::{Channel, ChannelConfig};
 use blockyard_core::composed::Composed;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::{Bio, BufRef, Device, Disk, Op, Region, RegionId, SECTOR_BYTES, Sector};
 use blockyard_null::{Null, NullConfig};
@@ -186,7 +185,7 @@ fn scheduled_disk(config: NullConfig, active: bool) -> Box<dyn Disk> {
 
 fn disk<D: Device>(device: D) -> Box<dyn Disk> {
     let (name, config) = ("bench".to_owned(), ChannelConfig::default());
-    Box::new(Composed::new(name, "null", device, config, NoneScheduler::new))
+    Box::new(Composed::new(name, "null", device, config))
 }
 
 fn measure(name: &str, config: NullConfig, op: Op, zones: u64) {

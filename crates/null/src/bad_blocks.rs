@@ -5,7 +5,7 @@ pub(crate) const RANGES_MAX: usize = 512;
 
 /// A range of bad sectors; `end` is exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
+pub(crate) struct BadRange {
     pub(crate) start: u64,
     pub(crate) end: u64,
 }
@@ -13,7 +13,7 @@ pub(crate) struct Range {
 /// Bad sectors. Does not allocate after creation.
 #[derive(Debug)]
 pub(crate) struct BadBlocks {
-    ranges: Vec<Range>,
+    ranges: Vec<BadRange>,
 }
 
 impl Default for BadBlocks {
@@ -29,13 +29,13 @@ impl BadBlocks {
     }
 
     /// The first bad range that overlaps the sectors from `start` up to, not including, `end`.
-    pub(crate) fn first_in(&self, start: u64, end: u64) -> Option<Range> {
+    pub(crate) fn first_in(&self, start: u64, end: u64) -> Option<BadRange> {
         let index = self.ranges.partition_point(|range| range.end <= start);
         self.ranges.get(index).copied().filter(|range| range.start < end)
     }
 
     /// Adds a range; `false` if the list is full.
-    pub(crate) fn add(&mut self, added: Range) -> bool {
+    pub(crate) fn add(&mut self, added: BadRange) -> bool {
         // Adjacent ranges are merged too.
         let first = self.ranges.partition_point(|range| range.end < added.start);
         let after = self.ranges.partition_point(|range| range.start <= added.end);
@@ -46,7 +46,7 @@ impl BadBlocks {
             self.ranges.insert(first, added);
             return true;
         }
-        let merged = Range {
+        let merged = BadRange {
             start: added.start.min(self.ranges[first].start),
             end: added.end.max(self.ranges[after - 1].end),
         };
@@ -56,15 +56,15 @@ impl BadBlocks {
     }
 
     /// Removes a range; `false` if that would split one and the list is full.
-    pub(crate) fn remove(&mut self, removed: Range) -> bool {
+    pub(crate) fn remove(&mut self, removed: BadRange) -> bool {
         let first = self.ranges.partition_point(|range| range.end <= removed.start);
         let after = self.ranges.partition_point(|range| range.start < removed.end);
         if first >= after {
             return true;
         }
-        let before = Range { start: self.ranges[first].start, end: removed.start };
-        let behind = Range { start: removed.end, end: self.ranges[after - 1].end };
-        let keeps = |range: Range| range.start < range.end;
+        let before = BadRange { start: self.ranges[first].start, end: removed.start };
+        let behind = BadRange { start: removed.end, end: self.ranges[after - 1].end };
+        let keeps = |range: BadRange| range.start < range.end;
         let kept = usize::from(keeps(before)) + usize::from(keeps(behind));
         if self.ranges.len() - (after - first) + kept > RANGES_MAX {
             return false;
@@ -81,7 +81,7 @@ impl BadBlocks {
 }
 
 /// Parses `+START-END` or `-START-END`, END inclusive. Returns whether to add, and the range.
-pub(crate) fn parse(text: &str) -> Result<(bool, Range), String> {
+pub(crate) fn parse(text: &str) -> Result<(bool, BadRange), String> {
     let wanted = || "`+START-END` to add or `-START-END` to clear, END inclusive".to_owned();
     let (add, rest) = match text.trim().split_at_checked(1) {
         Some(("+", rest)) => (true, rest),
@@ -92,7 +92,7 @@ pub(crate) fn parse(text: &str) -> Result<(bool, Range), String> {
     let start: u64 = start.parse().map_err(|_| wanted())?;
     let last: u64 = last.parse().map_err(|_| wanted())?;
     let end = last.checked_add(1).ok_or_else(wanted)?;
-    if start < end { Ok((add, Range { start, end })) } else { Err(wanted()) }
+    if start < end { Ok((add, BadRange { start, end })) } else { Err(wanted()) }
 }
 
 #[cfg(test)]
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agrees_with_a_plain_vector() {
+    fn matches_vector_model() {
         let mut list = BadBlocks::default();
         let mut plain = [false; 200];
         let mut random = 0x2545_f491_4f6c_dd1du64;
@@ -112,7 +112,7 @@ mod tests {
         };
         for _ in 0..5000 {
             let start = next(190);
-            let range = Range { start, end: start + 1 + next(10) };
+            let range = BadRange { start, end: start + 1 + next(10) };
             let add = next(2) == 0;
             assert!(if add { list.add(range) } else { list.remove(range) });
             plain[start as usize..range.end as usize].fill(add);
@@ -128,18 +128,18 @@ mod tests {
     fn the_list_is_bounded() {
         let mut list = BadBlocks::default();
         for index in 0..RANGES_MAX as u64 {
-            assert!(list.add(Range { start: index * 10, end: index * 10 + 5 }));
+            assert!(list.add(BadRange { start: index * 10, end: index * 10 + 5 }));
         }
-        assert!(!list.add(Range { start: 7, end: 8 }));
-        assert!(!list.remove(Range { start: 2, end: 3 }));
-        assert!(list.remove(Range { start: 0, end: 3 }));
-        assert!(list.add(Range { start: 5, end: 11 }));
+        assert!(!list.add(BadRange { start: 7, end: 8 }));
+        assert!(!list.remove(BadRange { start: 2, end: 3 }));
+        assert!(list.remove(BadRange { start: 0, end: 3 }));
+        assert!(list.add(BadRange { start: 5, end: 11 }));
     }
 
     #[test]
-    fn texts_are_checked() {
-        assert_eq!(parse("+8-15"), Ok((true, Range { start: 8, end: 16 })));
-        assert_eq!(parse("-0-0\n"), Ok((false, Range { start: 0, end: 1 })));
+    fn invalid_texts_are_refused() {
+        assert_eq!(parse("+8-15"), Ok((true, BadRange { start: 8, end: 16 })));
+        assert_eq!(parse("-0-0\n"), Ok((false, BadRange { start: 0, end: 1 })));
         for bad in ["", "8-15", "+8", "+15-8", "+a-b", "+0-18446744073709551615", "+-1-2", "é"] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -22,20 +22,20 @@ const PARTS_MAX: u64 = 16;
 /// The volatile write cache of a device.
 #[derive(Debug)]
 pub(crate) struct WriteCache {
-    parts: Box<[SleepLock<Part, { ranks::CACHE }>]>,
+    parts: Box<[SleepLock<CacheShard, { ranks::CACHE }>]>,
 }
 
 /// A cache slot: a page number, and a mask of the sectors that are newer than the storage's. A mask
 /// of 0 means that the slot is free.
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct CacheSlot {
     page: u64,
     newer: u8,
 }
 
 #[derive(Debug)]
-struct Part {
-    slots: Box<[Slot]>,
+struct CacheShard {
+    slots: Box<[CacheSlot]>,
     /// A page of memory per slot.
     memory: Box<[u8]>,
     /// Slot of each cached page. Has twice the needed capacity, so that it never grows.
@@ -70,11 +70,11 @@ impl WriteCache {
         let pages = len_bytes / PAGE_BYTES;
         let count = pages.clamp(1, PARTS_MAX);
         let slots = (pages / count).max(1) as usize;
-        let part = |_| Some(SleepLock::new(Part::new(slots)?));
+        let part = |_| Some(SleepLock::new(CacheShard::new(slots)?));
         Some(WriteCache { parts: (0..count).map(part).collect::<Option<_>>()? })
     }
 
-    fn with_part<R>(&self, at: u64, f: impl FnOnce(&mut Part) -> R) -> R {
+    fn with_part<R>(&self, at: u64, f: impl FnOnce(&mut CacheShard) -> R) -> R {
         let part = at / PAGE_BYTES % self.parts.len() as u64;
         self.parts[part as usize].with(f)
     }
@@ -165,7 +165,12 @@ impl WriteCache {
 
     /// Calls `f` for the cached pages of a long range, under their parts' locks. Iterates over
     /// pages or over slots, whichever are fewer.
-    fn for_each_cached(&self, at: u64, len_bytes: u64, mut f: impl FnMut(&mut Part, u64, u64)) {
+    fn for_each_cached(
+        &self,
+        at: u64,
+        len_bytes: u64,
+        mut f: impl FnMut(&mut CacheShard, u64, u64),
+    ) {
         let slots: usize = self.parts.iter().map(|part| part.with(|part| part.slots.len())).sum();
         if len_bytes / PAGE_BYTES <= slots as u64 {
             for_each_page(at, len_bytes, |next, len| {
@@ -177,7 +182,7 @@ impl WriteCache {
         for part in &self.parts {
             part.with(|part| {
                 for slot in 0..part.slots.len() {
-                    let Slot { page, newer } = part.slots[slot];
+                    let CacheSlot { page, newer } = part.slots[slot];
                     let start = (page * PAGE_BYTES).max(at);
                     let stop = ((page + 1) * PAGE_BYTES).min(end);
                     if newer != 0 && start < stop {
@@ -234,14 +239,14 @@ fn zeros(len: usize) -> Option<Box<[u8]>> {
     Some(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, len)) })
 }
 
-impl Part {
-    fn new(slots: usize) -> Option<Part> {
+impl CacheShard {
+    fn new(slots: usize) -> Option<CacheShard> {
         let mut by_page = HashMap::new();
         by_page.try_reserve(2 * slots).ok()?;
         let mut free = filled(slots, 0)?;
         free.iter_mut().zip((0..slots).rev()).for_each(|(free, slot)| *free = slot);
-        Some(Part {
-            slots: filled(slots, Slot::default())?.into_boxed_slice(),
+        Some(CacheShard {
+            slots: filled(slots, CacheSlot::default())?.into_boxed_slice(),
             memory: zeros(slots * PAGE_BYTES as usize)?,
             by_page,
             free,
@@ -264,14 +269,14 @@ impl Part {
             self.hand = (self.hand + 1) % self.slots.len();
         }
         let slot = self.free.pop().expect("every slot is free or cached, and one was freed");
-        self.slots[slot] = Slot { page, newer: 0 };
+        self.slots[slot] = CacheSlot { page, newer: 0 };
         self.by_page.insert(page, slot);
         slot
     }
 
     /// Moves the newer sectors of a slot to the storage and frees the slot.
     fn write_back(&mut self, slot: usize, storage: &Storage) {
-        let Slot { page, newer } = self.slots[slot];
+        let CacheSlot { page, newer } = self.slots[slot];
         for sector in (0..8).filter(|sector| newer >> sector & 1 != 0) {
             let offset = sector * SECTOR_BYTES;
             // SAFETY: the sector lies in the slot's page.
@@ -341,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_invisible_until_the_power_fails() {
+    fn cache_is_transparent_until_power_cut() {
         let storage = Storage::new(LEN).unwrap();
         let cache = WriteCache::new(5 * PAGE_BYTES).unwrap();
         let mut plain = vec![0u8; LEN as usize];
@@ -381,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn forgetting_a_long_range_spares_what_is_outside() {
+    fn discard_of_long_range_keeps_other_pages() {
         let storage = Storage::new(LEN).unwrap();
         let cache = WriteCache::new(4 * PAGE_BYTES).unwrap();
         for page in [0, 1, 62, 63] {
@@ -397,7 +402,7 @@ mod tests {
     /// Block status must not report cached data as a hole: a write between the two steps of a
     /// discard keeps its mark.
     #[test]
-    fn what_is_cached_is_marked_after_a_discard() {
+    fn cached_pages_are_marked_after_discard() {
         let storage = Storage::new(LEN).unwrap();
         let cache = WriteCache::new(4 * PAGE_BYTES).unwrap();
         for (at, len) in [(0, LEN), (PAGE_BYTES, 2 * PAGE_BYTES)] {

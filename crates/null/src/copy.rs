@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_what_it_is_told_and_nothing_beside() {
+    fn copies_exactly_the_requested_bytes() {
         let source: Vec<u8> = (0..3 * PAGE).map(|at| (at * 31 % 251) as u8).collect();
         let nowhere = std::ptr::null();
         for copier in [Copier::new(), Copier { wide: false }] {

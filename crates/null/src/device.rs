@@ -1,25 +1,18 @@
 //! The device: created from a configuration, with reports and with faults injected at run time.
-#![allow(clippy::disallowed_types)] // The next hardware queue and injected faults: control plane.
+#![allow(clippy::disallowed_types)] // Injected faults are control plane.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_core::inject::{Injection, ZoneFault, parse_zone_fault};
-use blockyard_core::zone::{WordZones, ZoneCond, ZoneInfo, ZoneLayout, ZoneSet};
+use blockyard_core::zone::{AtomicZoneSet, ZoneCond, ZoneInfo, ZoneSet};
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, Sector, ZoneNo};
-use blockyard_sync::tag_budget::TagBudget;
-use blockyard_sync::token_bucket::TokenBucket;
 
 use crate::config::NullConfig;
-use crate::data::Data;
 use crate::error::NullError;
-use crate::faults::Faults;
 use crate::queue::NullQueue;
-use crate::shape::Shape;
+use crate::shared::Shared;
 use crate::transfer::Eraser;
-
-/// Refills of the bandwidth limit per second, as in null_blk.
-const TICKS_PER_SECOND: u64 = 50;
 
 /// A null device. `Z` guards its zones.
 ///
@@ -33,40 +26,11 @@ const TICKS_PER_SECOND: u64 = 50;
 /// | `zone_readonly`, `zone_offline` | `SECTOR`, `-SECTOR` | breaks the zone; repairs it, emptied |
 /// | `timeout`, `requeue` | a [`crate::FaultAttr`], or empty for never | as null_blk's |
 /// | `power_cut` | empty | loses the data in the write cache; zones keep their write pointers |
-pub struct Null<Z: ZoneSet = WordZones> {
+pub struct Null<Z: ZoneSet = AtomicZoneSet> {
     shared: Arc<Shared<Z>>,
     notes: Vec<String>,
     /// Serializes faults that change the condition of a zone.
     zone_faults: Mutex<()>,
-}
-
-/// State that the device and its queues share. Every I/O reads it, so it has cache lines of its
-/// own: writes of other data cannot invalidate them.
-#[repr(align(128))]
-pub(crate) struct Shared<Z> {
-    pub(crate) geometry: Geometry,
-    pub(crate) limits: Limits,
-    pub(crate) config: NullConfig,
-    pub(crate) zones: Option<Z>,
-    pub(crate) data: Option<Data>,
-    pub(crate) faults: Faults,
-    pub(crate) bandwidth: Option<TokenBucket>,
-    /// The hardware queues that channels share; empty if each channel has its own.
-    pub(crate) queues: Box<[TagBudget]>,
-    next_queue: Mutex<usize>,
-}
-
-impl<Z> Shared<Z> {
-    /// The hardware queue for the next channel, as an index into `queues`.
-    fn next_queue(&self) -> Option<usize> {
-        if self.queues.is_empty() {
-            return None;
-        }
-        let mut next = self.next_queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let queue = *next;
-        *next = (queue + 1) % self.queues.len();
-        Some(queue)
-    }
 }
 
 impl Null {
@@ -85,35 +49,7 @@ impl<Z: ZoneSet> Null<Z> {
     /// # Errors
     /// As [`Null::open`].
     pub fn open_with(config: NullConfig) -> Result<Null<Z>, NullError> {
-        let Shape { geometry, limits, config, notes } = Shape::new(&config)?;
-        let make_zones = |zones| {
-            let (sectors, full, data) = (geometry.sectors, config.zone_full, config.memory_backed);
-            Z::new(ZoneLayout { zones, sectors, full, data })
-                .map_err(|_| NullError::no_memory("zone_size", config.zone_size))
-        };
-        let zones = geometry.zones.clone().map(make_zones).transpose()?;
-        let data = match config.memory_backed {
-            true => Some(Data::new(config.size, config.cache_size)?),
-            false => None,
-        };
-        let bandwidth = (config.mbps > 0).then(|| {
-            let bytes_per_tick = (u64::from(config.mbps) << 20) / TICKS_PER_SECOND;
-            TokenBucket::new(bytes_per_tick, 1_000_000_000 / TICKS_PER_SECOND)
-        });
-        let depth = u32::from(config.hw_queue_depth);
-        let queues =
-            (0..config.submit_queues.unwrap_or(0)).map(|_| TagBudget::new(depth)).collect();
-        let shared = Shared {
-            faults: Faults::new(&config, geometry.block_sectors())?,
-            geometry,
-            limits,
-            config,
-            zones,
-            data,
-            bandwidth,
-            queues,
-            next_queue: Mutex::new(0),
-        };
+        let (shared, notes) = Shared::new(&config)?;
         Ok(Null { shared: Arc::new(shared), notes, zone_faults: Mutex::new(()) })
     }
 

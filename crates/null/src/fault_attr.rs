@@ -57,7 +57,7 @@ impl FaultState {
 
     /// Whether the fault triggers now. Calls `random` only if the result depends on it. The order
     /// of the checks is that of Linux's `should_fail`.
-    pub(crate) fn strikes(&mut self, random: impl FnOnce() -> u64) -> bool {
+    pub(crate) fn fires(&mut self, random: impl FnOnce() -> u64) -> bool {
         let attr = &mut self.attr;
         if attr.probability == 0 || attr.times == 0 {
             return false;
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_come_back_and_bad_ones_are_refused() {
+    fn texts_round_trip_and_invalid_ones_are_refused() {
         let attr: FaultAttr = "1, 100,0 ,-1".parse().unwrap();
         assert_eq!(attr, FaultAttr { interval: 1, probability: 100, space: 0, times: -1 });
         assert_eq!(attr.to_string().parse(), Ok(attr));
@@ -101,10 +101,10 @@ mod tests {
     fn space_interval_and_times_are_obeyed() {
         let attr = FaultAttr { interval: 3, probability: 100, space: 2, times: 2 };
         let mut state = FaultState::new(attr);
-        let struck: Vec<usize> = (0..20).filter(|_| state.strikes(|| 0)).collect();
+        let struck: Vec<usize> = (0..20).filter(|_| state.fires(|| 0)).collect();
         assert_eq!(struck, [4, 7]);
         let mut state = FaultState::new(FaultAttr { interval: 1, probability: 30, ..attr });
-        assert!(!state.strikes(|| 0) && !state.strikes(|| 0), "space comes first");
-        assert!(!state.strikes(|| 30) && state.strikes(|| 29));
+        assert!(!state.fires(|| 0) && !state.fires(|| 0), "space comes first");
+        assert!(!state.fires(|| 30) && state.fires(|| 29));
     }
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_core::Sector;
 use blockyard_sync::lock::Lock;
-use blockyard_sync::published::{Published, Reader};
 use blockyard_sync::rank::ranks;
+use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
 use blockyard_sync::spin_lock::SpinLock;
 
 use crate::bad_blocks::{self, BadBlocks, RANGES_MAX};
@@ -37,7 +37,7 @@ impl Armed {
 /// The faults of a device.
 #[derive(Debug)]
 pub(crate) struct Faults {
-    armed: Arc<Published<Armed>>,
+    armed: Arc<RcuCell<Armed>>,
     state: SpinLock<State, { ranks::FAULTS }>,
     change: Mutex<()>,
     /// Partial I/O ends at the start of a block of this size.
@@ -56,7 +56,7 @@ struct State {
 
 /// A fault that applies to a whole request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Strike {
+pub(crate) enum FaultHit {
     /// The request will time out.
     Timeout,
     /// The request is requeued unstarted.
@@ -74,7 +74,7 @@ impl Faults {
             random: SEED,
         };
         let faults = Faults {
-            armed: Arc::new(Published::new(Armed::default())),
+            armed: Arc::new(RcuCell::new(Armed::default())),
             state: SpinLock::new(state),
             change: Mutex::new(()),
             block_sectors,
@@ -89,8 +89,8 @@ impl Faults {
     }
 
     /// A queue's view of the armed faults.
-    pub(crate) fn watch(&self) -> Reader<Armed> {
-        Reader::new(&self.armed)
+    pub(crate) fn watch(&self) -> RcuReader<Armed> {
+        RcuReader::new(&self.armed)
     }
 
     fn change(
@@ -185,7 +185,7 @@ impl Faults {
     }
 
     /// Which fault, if any, applies to the next request.
-    pub(crate) fn strike(&self) -> Option<Strike> {
+    pub(crate) fn hit(&self) -> Option<FaultHit> {
         self.state.with(|state| {
             let State { timeout, requeue, random, .. } = state;
             let mut next = || {
@@ -194,11 +194,11 @@ impl Faults {
                 *random ^= *random << 17;
                 *random
             };
-            if timeout.as_mut().is_some_and(|fault| fault.strikes(&mut next)) {
-                return Some(Strike::Timeout);
+            if timeout.as_mut().is_some_and(|fault| fault.fires(&mut next)) {
+                return Some(FaultHit::Timeout);
             }
-            let requeues = requeue.as_mut().is_some_and(|fault| fault.strikes(&mut next));
-            requeues.then_some(Strike::Requeue)
+            let requeues = requeue.as_mut().is_some_and(|fault| fault.fires(&mut next));
+            requeues.then_some(FaultHit::Requeue)
         })
     }
 
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queues_see_what_is_armed() {
+    fn queues_see_armed_faults() {
         let config = NullConfig { badblocks: "+8-15, +32-39".to_owned(), ..NullConfig::default() };
         let faults = Faults::new(&config, 8).unwrap();
         let mut watch = faults.watch();

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! The type parameter of [`Null`] determines how zones are guarded: a [`ZoneSet`], by default
-//! [`WordZones`].
+//! [`AtomicZoneSet`].
 //!
-//! [`WordZones`]: blockyard_core::zone::WordZones
+//! [`AtomicZoneSet`]: blockyard_core::zone::AtomicZoneSet
 //! [`ZoneSet`]: blockyard_core::zone::ZoneSet
 
 mod bad_blocks;
@@ -25,6 +25,7 @@ mod fault_attr;
 mod faults;
 mod queue;
 mod shape;
+mod shared;
 mod storage;
 mod transfer;
 

@@ -8,17 +8,18 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use blockyard_core::zone::{WordZones, ZoneSet};
+use blockyard_core::zone::{AtomicZoneSet, ZoneSet};
 use blockyard_core::{
-    Batch, DeviceQueue, Done, Due, Nanos, SECTOR_SHIFT, Single, Started, Status, Work,
+    Batch, CompletionBatch, DeviceQueue, Due, InlineRequest, Nanos, SECTOR_SHIFT, Started, Status,
+    Work,
 };
-use blockyard_sync::published::Reader;
-use blockyard_sync::tag_budget::TagBudget;
+use blockyard_sync::rcu_cell::RcuReader;
+use blockyard_sync::tag_semaphore::TagSemaphore;
 
 use crate::config::IrqMode;
-use crate::device::Shared;
-use crate::faults::{Armed, Strike};
-use crate::transfer::{Outcome, reads_at};
+use crate::faults::{Armed, FaultHit};
+use crate::shared::Shared;
+use crate::transfer::{TransferOutcome, reads_at};
 
 /// Time in nanoseconds after which a queue asks again for a tag that other channels hold.
 const TAG_RETRY_NS: u64 = 50_000;
@@ -29,21 +30,21 @@ const SHARE_RETRY_NS: u64 = 10_000_000;
 /// Time in nanoseconds after which a requeued request is offered again.
 const REQUEUE_NS: u64 = 1_000_000;
 
-/// What happened to a request.
+/// The result of starting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Went {
-    /// It is complete, and its tag is free again.
-    Out,
-    /// It completes later and keeps its tag until then.
-    On,
-    /// It was put back into the batch, which ends the batch.
-    Back,
+enum StartResult {
+    /// The request is complete, and its tag is free again.
+    Completed,
+    /// The request completes later and keeps its tag until then.
+    InFlight,
+    /// The request is back in the batch, and the device starts no further request of it.
+    NotStarted,
 }
 
 /// The part of a null device that one channel owns.
-pub struct NullQueue<Z: ZoneSet = WordZones> {
+pub struct NullQueue<Z: ZoneSet = AtomicZoneSet> {
     shared: Arc<Shared<Z>>,
-    armed: Reader<Armed>,
+    armed: RcuReader<Armed>,
     /// Only an armed fault prevents the fast path of this queue.
     short: bool,
     /// A read or a write only has to complete: there are neither zones nor memory.
@@ -53,7 +54,7 @@ pub struct NullQueue<Z: ZoneSet = WordZones> {
     hardware: Option<usize>,
     /// Executed requests that complete later, oldest first; the next field has their completion
     /// times.
-    held: Done,
+    held: CompletionBatch,
     held_until: VecDeque<Nanos>,
     /// Requests that will time out, oldest first.
     timing_out: VecDeque<(Nanos, Started)>,
@@ -78,7 +79,7 @@ impl<Z: ZoneSet> NullQueue<Z> {
             idle: shared.zones.is_none() && shared.data.is_none(),
             depth,
             hardware,
-            held: Done::with_capacity(depth),
+            held: CompletionBatch::with_capacity(depth),
             held_until: VecDeque::with_capacity(depth),
             timing_out: VecDeque::with_capacity(depth),
             retry_at: None,
@@ -94,7 +95,13 @@ impl<Z: ZoneSet> NullQueue<Z> {
     /// Starts requests one by one, with all checks. The tag of a request that completed serves the
     /// next one; the remaining tags are returned at the end.
     #[cold]
-    fn start_carefully(&mut self, now: Nanos, armed: Armed, batch: &mut Batch, done: &mut Done) {
+    fn start_carefully(
+        &mut self,
+        now: Nanos,
+        armed: Armed,
+        batch: &mut Batch,
+        done: &mut CompletionBatch,
+    ) {
         if now < self.resume_at {
             self.retry_at = Some(self.resume_at);
             return;
@@ -112,9 +119,9 @@ impl<Z: ZoneSet> NullQueue<Z> {
             }
             let Some(started) = batch.next() else { break };
             match self.start_one(now, armed, started, batch, done) {
-                Went::Out => {}
-                Went::On => tags -= 1,
-                Went::Back => break,
+                StartResult::Completed => {}
+                StartResult::InFlight => tags -= 1,
+                StartResult::NotStarted => break,
             }
         }
         self.give_tags(tags);
@@ -129,7 +136,7 @@ impl<Z: ZoneSet> NullQueue<Z> {
     }
 
     /// How many more tags of a shared hardware queue this channel may take.
-    fn share_left(&self, queue: &TagBudget) -> usize {
+    fn share_left(&self, queue: &TagSemaphore) -> usize {
         (queue.share() as usize).saturating_sub(self.in_flight())
     }
 
@@ -153,62 +160,62 @@ impl<Z: ZoneSet> NullQueue<Z> {
         armed: Armed,
         started: Started,
         batch: &mut Batch,
-        done: &mut Done,
-    ) -> Went {
+        done: &mut CompletionBatch,
+    ) -> StartResult {
         if armed.any() && started.is_merged() {
             batch.break_up(started);
-            return Went::Back;
+            return StartResult::NotStarted;
         }
         let bytes = if started.op().has_data() { started.sectors() << SECTOR_SHIFT } else { 0 };
         let bandwidth = self.shared.bandwidth.as_ref().filter(|_| bytes > 0);
         if let Some(bandwidth) = bandwidth
             && let Err(at) = bandwidth.take(now.0, bytes)
         {
-            batch.put_back(started);
+            batch.requeue(started);
             self.retry_at = Some(Nanos(at));
-            return Went::Back;
+            return StartResult::NotStarted;
         }
         let strikes = armed.timeout || armed.requeue;
-        match if strikes { self.shared.faults.strike() } else { None } {
+        match if strikes { self.shared.faults.hit() } else { None } {
             None => {}
-            Some(Strike::Timeout) => {
+            Some(FaultHit::Timeout) => {
                 let wait_ns = self.shared.config.request_timeout_ms * 1_000_000;
                 self.timing_out.push_back((now + wait_ns, started));
-                return Went::On;
+                return StartResult::InFlight;
             }
-            Some(Strike::Requeue) => {
+            Some(FaultHit::Requeue) => {
                 if let Some(bandwidth) = bandwidth {
                     bandwidth.give_back(bytes);
                 }
-                batch.put_back(started);
+                batch.requeue(started);
                 self.resume_at = now + REQUEUE_NS;
                 self.retry_at = Some(self.resume_at);
-                return Went::Back;
+                return StartResult::NotStarted;
             }
         }
         let faults = armed.badblocks.then_some(&self.shared.faults);
-        let outcome = self.shared.carry_out(&started, faults, None);
-        if outcome == Outcome::BreakUp {
+        let outcome = self.shared.execute(&started, faults, None);
+        if outcome == TransferOutcome::BreakUp {
             if let Some(bandwidth) = bandwidth {
                 bandwidth.give_back(bytes);
             }
             batch.break_up(started);
-            return Went::Back;
+            return StartResult::NotStarted;
         }
-        if armed.badblocks && outcome == Outcome::Done(Status::IoErr) {
+        if armed.badblocks && outcome == TransferOutcome::Done(Status::IoErr) {
             self.shared.faults.disarm_spent();
         }
         let until = match self.shared.config.irqmode {
             IrqMode::None => {
                 complete(started, outcome, done);
-                return Went::Out;
+                return StartResult::Completed;
             }
             IrqMode::Softirq => Nanos(0),
             IrqMode::Timer => now + self.shared.config.completion_nsec,
         };
         complete(started, outcome, &mut self.held);
         self.held_until.push_back(until);
-        Went::On
+        StartResult::InFlight
     }
 
     /// Returns tags to the shared hardware queue.
@@ -220,17 +227,17 @@ impl<Z: ZoneSet> NullQueue<Z> {
 }
 
 #[inline]
-fn complete(started: Started, outcome: Outcome, done: &mut Done) {
+fn complete(started: Started, outcome: TransferOutcome, done: &mut CompletionBatch) {
     match outcome {
-        Outcome::Done(status) => done.complete(started, status),
-        Outcome::Landed(at) => done.complete_append(started, at),
-        Outcome::BreakUp => unreachable!("the caller breaks it up"),
+        TransferOutcome::Done(status) => done.complete(started, status),
+        TransferOutcome::Landed(at) => done.complete_append(started, at),
+        TransferOutcome::BreakUp => unreachable!("the caller breaks it up"),
     }
 }
 
 impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
     #[inline]
-    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         self.retry_at = None;
         let armed = **self.armed.get();
         if !self.short || armed.any() {
@@ -240,16 +247,16 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
         while let Some(started) = batch.next() {
             // Prefetch for the request after the next: memory is slower than one copy.
             let soon = if has_data { reads_at(batch.get(1)) } else { None };
-            match self.shared.carry_out(&started, None, soon) {
-                Outcome::Done(status) => done.complete(started, status),
-                Outcome::Landed(at) => done.complete_append(started, at),
-                Outcome::BreakUp => return batch.break_up(started),
+            match self.shared.execute(&started, None, soon) {
+                TransferOutcome::Done(status) => done.complete(started, status),
+                TransferOutcome::Landed(at) => done.complete_append(started, at),
+                TransferOutcome::BreakUp => return batch.break_up(started),
             }
         }
     }
 
     #[inline]
-    fn carry(&mut self, single: Single) -> Option<Status> {
+    fn execute_inline(&mut self, single: InlineRequest) -> Option<Status> {
         if !self.short || self.armed.unchanged()?.any() {
             return None;
         }
@@ -258,11 +265,11 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
         }
         let (op, sector, sectors, data) =
             (single.op(), single.sector(), single.sectors(), single.data());
-        Some(self.shared.carry_single(op, sector, sectors, data))
+        Some(self.shared.execute_inline(op, sector, sectors, data))
     }
 
     #[inline]
-    fn poll(&mut self, now: Nanos, done: &mut Done) {
+    fn poll(&mut self, now: Nanos, done: &mut CompletionBatch) {
         if self.in_flight() == 0 {
             return;
         }
@@ -301,7 +308,7 @@ impl<Z: ZoneSet> DeviceQueue for NullQueue<Z> {
         self.short && !self.armed.get().any()
     }
 
-    fn abort(&mut self, done: &mut Done) {
+    fn abort(&mut self, done: &mut CompletionBatch) {
         let before = self.in_flight();
         self.held_until.clear();
         while done.take_from(&mut self.held) {}

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn runts_and_append_limits() {
+    fn last_short_zone_and_append_limits() {
         let shape = Shape::new(&NullConfig { size: (64 << 20) + 8192, ..zoned() }).unwrap();
         let zones = shape.geometry.zones.unwrap();
         assert_eq!(zones.zone_count, 65);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn fua_counts_only_with_a_cache() {
+    fn fua_needs_a_write_cache() {
         let config = NullConfig { memory_backed: true, ..NullConfig::default() };
         let limits = Shape::new(&config).unwrap().limits;
         assert!(!limits.write_cache && !limits.fua);

@@ -30,7 +30,7 @@ const HUGE_SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 /// A run of bytes of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct ByteRun {
     pub(crate) len_bytes: u64,
     /// Whether the run was written; if not, it is zeros and takes no memory.
     pub(crate) written: bool,
@@ -160,7 +160,7 @@ impl Storage {
         let end = at + len_bytes as u64;
         let mut next = at;
         while next < end {
-            let Run { len_bytes: run, written } = self.run(next, end);
+            let ByteRun { len_bytes: run, written } = self.run(next, end);
             let from = self.address(next, run);
             // SAFETY: the run lies between `at` and `end`, so both sides are valid by `read`'s
             // contract.
@@ -178,11 +178,11 @@ impl Storage {
 
     /// The run of one kind that starts at `at` and ends at or before `end`; `end` is above `at` and
     /// on the device.
-    pub(crate) fn run(&self, at: u64, end: u64) -> Run {
+    pub(crate) fn run(&self, at: u64, end: u64) -> ByteRun {
         let page = at / PAGE_BYTES;
         let (written, pages) = self.written.run(page, end.div_ceil(PAGE_BYTES));
         let run_end = ((page + pages) * PAGE_BYTES).min(end);
-        Run { len_bytes: run_end - at, written }
+        ByteRun { len_bytes: run_end - at, written }
     }
 
     /// Copies to the device.
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_a_plain_vector() {
+    fn matches_vector_model() {
         const LEN: u64 = 40 * PAGE_BYTES + 1024;
         let storage = Storage::new(LEN).unwrap();
         let mut plain = vec![0u8; LEN as usize];
@@ -369,7 +369,7 @@ mod tests {
         }
         assert_eq!(read(&storage, 0, LEN as usize), plain);
         storage.zero(0, LEN, false);
-        assert_eq!(storage.run(0, LEN), Run { len_bytes: LEN, written: false });
+        assert_eq!(storage.run(0, LEN), ByteRun { len_bytes: LEN, written: false });
     }
 
     /// Number of resident pages in a range.
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_setting_in_brackets_holds() {
+    fn selected_huge_page_setting_is_read() {
         assert!(gives_unasked("[always] madvise never\n"));
         for setting in ["always [madvise] never\n", "always madvise [never]\n", "always\n", ""] {
             assert!(!gives_unasked(setting), "{setting}");
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_change_no_byte() {
+    fn huge_pages_keep_data() {
         // Both policies are tested, whatever this system's is.
         for unasked in [false, true] {
             let storage = Storage::map(3 * HUGE_BYTES + PAGE_BYTES, unasked).unwrap();
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_terabytes_cost_what_was_written() {
+    fn sparse_ten_terabytes_use_memory_for_written_pages_only() {
         const LEN: u64 = 10 << 40;
         let before = resident_pages();
         let storage = Storage::new(LEN).unwrap();
@@ -445,7 +445,7 @@ mod tests {
             write(&storage, part * (LEN / 64), &[7; 4096]);
         }
         assert_eq!(read(&storage, LEN - 4096, 4096), [0; 4096]);
-        let hole = Run { len_bytes: LEN / 64 - 4096, written: false };
+        let hole = ByteRun { len_bytes: LEN / 64 - 4096, written: false };
         assert_eq!(storage.run(4096, LEN), hole);
         // One page of data, and one or two each of page tables and bitmap; other tests run
         // concurrently.

@@ -3,15 +3,15 @@
 use std::ptr::NonNull;
 
 use blockyard_core::zone::{Erase, Transfer, ZoneOp, ZoneSet};
-use blockyard_core::{Flags, Op, Sector, Single, Started, Status, Work, ZoneNo};
+use blockyard_core::{Flags, InlineRequest, Op, Sector, Started, Status, Work, ZoneNo};
 
 use crate::data::Data;
-use crate::device::Shared;
 use crate::faults::Faults;
+use crate::shared::Shared;
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum TransferOutcome {
     /// With this status.
     Done(Status),
     /// As an append to this sector.
@@ -120,20 +120,22 @@ impl<Z: ZoneSet> Shared<Z> {
     /// Executes a request. `faults` is set while bad blocks are armed. `soon` is the sector of a
     /// later read, for a prefetch.
     #[inline]
-    pub(crate) fn carry_out(
+    pub(crate) fn execute(
         &self,
         work: &impl Work,
         faults: Option<&Faults>,
         soon: Option<Sector>,
-    ) -> Outcome {
+    ) -> TransferOutcome {
         let outcome = match work.op() {
-            Op::Read => Outcome::Done(self.read(work, faults, soon)),
-            Op::Write => Outcome::Done(self.write(work, faults)),
+            Op::Read => TransferOutcome::Done(self.read(work, faults, soon)),
+            Op::Write => TransferOutcome::Done(self.write(work, faults)),
             Op::ZoneAppend => self.append(work, faults),
-            _ => Outcome::Done(self.carry_out_rare(work, faults)),
+            _ => TransferOutcome::Done(self.execute_rare(work, faults)),
         };
         match outcome {
-            Outcome::Done(status) if !status.is_ok() && work.is_merged() => Outcome::BreakUp,
+            TransferOutcome::Done(status) if !status.is_ok() && work.is_merged() => {
+                TransferOutcome::BreakUp
+            }
             outcome => outcome,
         }
     }
@@ -142,17 +144,19 @@ impl<Z: ZoneSet> Shared<Z> {
     // Not inlined, with its arguments in registers: keeps the caller's fast path, without zones and
     // memory, short.
     #[inline(never)]
-    pub(crate) fn carry_single(
+    pub(crate) fn execute_inline(
         &self,
         op: Op,
         sector: Sector,
         sectors: u64,
         data: NonNull<u8>,
     ) -> Status {
-        let single = Single::new(op, sector, sectors, data);
-        match self.carry_out(&single, None, None) {
-            Outcome::Done(status) => status,
-            Outcome::Landed(_) | Outcome::BreakUp => unreachable!("no append, and nothing merged"),
+        let single = InlineRequest::new(op, sector, sectors, data);
+        match self.execute(&single, None, None) {
+            TransferOutcome::Done(status) => status,
+            TransferOutcome::Landed(_) | TransferOutcome::BreakUp => {
+                unreachable!("no append, and nothing merged")
+            }
         }
     }
 
@@ -220,19 +224,19 @@ impl<Z: ZoneSet> Shared<Z> {
     }
 
     #[inline]
-    fn append(&self, work: &impl Work, faults: Option<&Faults>) -> Outcome {
+    fn append(&self, work: &impl Work, faults: Option<&Faults>) -> TransferOutcome {
         let mut transfer = Outbound { work, data: self.data.as_ref(), faults };
         let zone = self.zone_of(work);
         let (Some(zones), Some(zone)) = (&self.zones, zone) else {
-            return Outcome::Done(Status::NotSupp);
+            return TransferOutcome::Done(Status::NotSupp);
         };
         match zones.append(zone, work.sectors(), &mut transfer) {
-            Ok(at) => Outcome::Landed(at),
-            Err(status) => Outcome::Done(status),
+            Ok(at) => TransferOutcome::Landed(at),
+            Err(status) => TransferOutcome::Done(status),
         }
     }
 
-    fn carry_out_rare(&self, work: &impl Work, faults: Option<&Faults>) -> Status {
+    fn execute_rare(&self, work: &impl Work, faults: Option<&Faults>) -> Status {
         let op = match work.op() {
             Op::Flush => {
                 if let Some(data) = &self.data {
@@ -251,7 +255,7 @@ impl<Z: ZoneSet> Shared<Z> {
             Op::ZoneOpen => ZoneOp::Open,
             Op::ZoneClose => ZoneOp::Close,
             Op::ZoneFinish => ZoneOp::Finish,
-            Op::Read | Op::Write | Op::ZoneAppend => unreachable!("carried out by `carry_out`"),
+            Op::Read | Op::Write | Op::ZoneAppend => unreachable!("handled by `execute`"),
         };
         let (Some(zones), Some(geometry)) = (&self.zones, &self.geometry.zones) else {
             return Status::NotSupp;

@@ -1,7 +1,7 @@
 //! The device contract on null devices of every kind, plain and wrapped.
 
 use blockyard_null::{IrqMode, Null, NullConfig};
-use blockyard_sim::contract;
+use blockyard_testing::contract;
 
 /// 8 MiB of 4 KiB blocks, requests of at most 64 KiB.
 fn flat() -> NullConfig {
@@ -125,7 +125,7 @@ fn gated(name: &str, config: NullConfig) {
 }
 
 #[test]
-fn behind_a_gate() {
+fn with_zone_write_plug() {
     gated("zones", NullConfig { memory_backed: true, ..zoned() });
     gated("zones with limits", limited());
     gated("softirq, zones", NullConfig { irqmode: IrqMode::Softirq, ..limited() });

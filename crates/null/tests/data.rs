@@ -6,7 +6,7 @@ mod common;
 use blockyard_core::zone::ZoneCond;
 use blockyard_core::*;
 use blockyard_null::NullConfig;
-use common::{REGION_BYTES, Rig};
+use common::{Fixture, REGION_BYTES};
 
 fn memory(size: u64) -> NullConfig {
     NullConfig { size, memory_backed: true, discard: true, ..NullConfig::default() }
@@ -21,8 +21,8 @@ const DATA: (bool, bool) = (true, false);
 const NOTHING: (bool, bool) = (false, false);
 
 /// Length and kind of the extent at a sector.
-fn extent(rig: &Rig, from: u64, sectors: u64) -> (u64, (bool, bool)) {
-    let extent = rig.disk.extent(Sector(from), sectors);
+fn extent(fixture: &Fixture, from: u64, sectors: u64) -> (u64, (bool, bool)) {
+    let extent = fixture.disk.extent(Sector(from), sectors);
     (extent.sectors, (extent.allocated, extent.zero))
 }
 
@@ -33,154 +33,154 @@ fn resident_bytes() -> u64 {
 }
 
 #[test]
-fn data_come_back_and_holes_are_zeros() {
-    let mut rig = Rig::new(memory(1 << 20));
-    assert!(rig.holds(0, 2048, 0));
-    assert_eq!(rig.write(3, 10, 0xab), Status::Ok);
-    assert!(rig.holds(0, 3, 0) && rig.holds(3, 10, 0xab) && rig.holds(13, 2035, 0));
-    assert_eq!(extent(&rig, 0, 2048), (16, DATA));
-    assert_eq!(extent(&rig, 16, 2048), (2032, HOLE));
-    assert_eq!(rig.op(Op::Read, 2047, 2), Status::IoErr, "beyond the device");
+fn data_round_trips_and_holes_read_as_zeros() {
+    let mut fixture = Fixture::new(memory(1 << 20));
+    assert!(fixture.holds(0, 2048, 0));
+    assert_eq!(fixture.write(3, 10, 0xab), Status::Ok);
+    assert!(fixture.holds(0, 3, 0) && fixture.holds(3, 10, 0xab) && fixture.holds(13, 2035, 0));
+    assert_eq!(extent(&fixture, 0, 2048), (16, DATA));
+    assert_eq!(extent(&fixture, 16, 2048), (2032, HOLE));
+    assert_eq!(fixture.op(Op::Read, 2047, 2), Status::IoErr, "beyond the device");
 }
 
 #[test]
 fn discard_and_write_zeroes_free_whole_pages() {
-    let mut rig = Rig::new(memory(1 << 20));
-    assert_eq!(rig.write(0, 64, 1), Status::Ok);
-    assert_eq!(rig.op(Op::Discard, 4, 32), Status::Ok);
-    assert!(rig.holds(0, 4, 1) && rig.holds(4, 32, 0) && rig.holds(36, 28, 1));
-    assert_eq!((extent(&rig, 0, 64), extent(&rig, 8, 64)), ((8, DATA), (24, HOLE)));
-    assert_eq!(rig.op(Op::WriteZeroes, 32, 32), Status::Ok);
-    assert_eq!(extent(&rig, 32, 32), (32, HOLE));
+    let mut fixture = Fixture::new(memory(1 << 20));
+    assert_eq!(fixture.write(0, 64, 1), Status::Ok);
+    assert_eq!(fixture.op(Op::Discard, 4, 32), Status::Ok);
+    assert!(fixture.holds(0, 4, 1) && fixture.holds(4, 32, 0) && fixture.holds(36, 28, 1));
+    assert_eq!((extent(&fixture, 0, 64), extent(&fixture, 8, 64)), ((8, DATA), (24, HOLE)));
+    assert_eq!(fixture.op(Op::WriteZeroes, 32, 32), Status::Ok);
+    assert_eq!(extent(&fixture, 32, 32), (32, HOLE));
     let keep = Bio::new(Op::WriteZeroes, Sector(0), 64).with_flags(Flags::NOUNMAP);
-    assert_eq!(rig.one(keep).status, Status::Ok);
-    assert!(rig.holds(0, 64, 0));
-    assert_eq!(extent(&rig, 0, 2048), (64, DATA));
+    assert_eq!(fixture.one(keep).status, Status::Ok);
+    assert!(fixture.holds(0, 64, 0));
+    assert_eq!(extent(&fixture, 0, 2048), (64, DATA));
 }
 
 #[test]
-fn ten_terabytes_cost_what_was_written_and_resets_give_it_back() {
+fn sparse_ten_terabytes_free_memory_on_reset() {
     let before = resident_bytes();
-    let mut rig = Rig::new(zoned(10 << 40, 256 << 20));
+    let mut fixture = Fixture::new(zoned(10 << 40, 256 << 20));
     const ZONE: u64 = (256 << 20) / 512;
-    let zones = rig.disk.geometry().zones.clone().unwrap().zone_count;
+    let zones = fixture.disk.geometry().zones.clone().unwrap().zone_count;
     assert_eq!(zones, 40960);
     for zone in (0..40960).step_by(640) {
-        assert_eq!(rig.append(zone * ZONE, 8, 7).status, Status::Ok);
-        assert!(rig.holds(zone * ZONE, 8, 7));
-        assert!(rig.holds(zone * ZONE + 8, 8, 0xff));
+        assert_eq!(fixture.append(zone * ZONE, 8, 7).status, Status::Ok);
+        assert!(fixture.holds(zone * ZONE, 8, 7));
+        assert!(fixture.holds(zone * ZONE + 8, 8, 0xff));
     }
     let sparse = resident_bytes().saturating_sub(before);
     assert!(sparse < 64 << 20, "64 blocks cost {sparse} bytes");
     let chunk = (REGION_BYTES / 512) as u64;
     for part in 0..128 {
-        assert_eq!(rig.write(ZONE + part * chunk, chunk, 9), Status::Ok);
+        assert_eq!(fixture.write(ZONE + part * chunk, chunk, 9), Status::Ok);
     }
     let full = resident_bytes();
     assert!(full.saturating_sub(before) >= 128 << 20, "128 MiB were written");
-    assert_eq!(rig.op(Op::ZoneReset, ZONE, 0), Status::Ok);
+    assert_eq!(fixture.op(Op::ZoneReset, ZONE, 0), Status::Ok);
     // Other tests run concurrently; they need far less than what was freed.
     let freed = full.saturating_sub(resident_bytes());
     assert!(freed > 96 << 20, "a reset freed {freed} bytes");
-    assert!(rig.holds(ZONE, 8, 0xff));
+    assert!(fixture.holds(ZONE, 8, 0xff));
 }
 
 #[test]
-fn zones_read_as_ones_above_and_zeros_below_the_write_pointer() {
-    let mut rig = Rig::new(NullConfig { zone_nr_conv: 1, ..zoned(8 << 20, 1 << 20) });
-    assert!(rig.holds(0, 2048, 0), "a conventional zone has no write pointer");
-    assert_eq!(rig.write(2048, 8, 3), Status::Ok);
-    let data = rig.read(2048, 16).unwrap();
+fn unwritten_zone_sectors_read_as_ones_above_write_pointer() {
+    let mut fixture = Fixture::new(NullConfig { zone_nr_conv: 1, ..zoned(8 << 20, 1 << 20) });
+    assert!(fixture.holds(0, 2048, 0), "a conventional zone has no write pointer");
+    assert_eq!(fixture.write(2048, 8, 3), Status::Ok);
+    let data = fixture.read(2048, 16).unwrap();
     assert!(data[..4096].iter().all(|&byte| byte == 3));
     assert!(data[4096..].iter().all(|&byte| byte == 0xff));
-    assert_eq!(extent(&rig, 2048, 2048), (8, DATA));
-    assert_eq!(extent(&rig, 2056, 4096), (2040, NOTHING));
-    assert_eq!(rig.op(Op::ZoneFinish, 2048, 0), Status::Ok);
-    assert!(rig.holds(2056, 2040, 0), "finished: all of it is data");
-    assert_eq!(extent(&rig, 2056, 4096), (2040, HOLE));
-    assert_eq!(rig.op(Op::WriteZeroes, 4096, 16), Status::Ok);
-    assert_eq!(rig.zone(4096).wp, Sector(4112), "write-zeroes obeys the write pointer");
-    assert_eq!(rig.op(Op::WriteZeroes, 4096, 16), Status::IoErr);
+    assert_eq!(extent(&fixture, 2048, 2048), (8, DATA));
+    assert_eq!(extent(&fixture, 2056, 4096), (2040, NOTHING));
+    assert_eq!(fixture.op(Op::ZoneFinish, 2048, 0), Status::Ok);
+    assert!(fixture.holds(2056, 2040, 0), "finished: all of it is data");
+    assert_eq!(extent(&fixture, 2056, 4096), (2040, HOLE));
+    assert_eq!(fixture.op(Op::WriteZeroes, 4096, 16), Status::Ok);
+    assert_eq!(fixture.zone(4096).wp, Sector(4112), "write-zeroes obeys the write pointer");
+    assert_eq!(fixture.op(Op::WriteZeroes, 4096, 16), Status::IoErr);
 }
 
 #[test]
 fn broken_zones_keep_or_lose_their_data_as_in_null_blk() {
     let limited = NullConfig { zone_max_open: 1, zone_max_active: 1, ..zoned(8 << 20, 1 << 20) };
-    let mut rig = Rig::new(limited);
-    assert_eq!(rig.write(0, 8, 3), Status::Ok);
-    assert_eq!(rig.write(2048, 8, 3), Status::ZoneActiveResource);
-    rig.inject("zone_readonly", "7").unwrap();
-    assert!(rig.holds(0, 8, 3) && rig.holds(8, 8, 0));
-    assert_eq!(rig.zone(0).wp, Sector::NONE);
-    assert_eq!(rig.write(2048, 8, 3), Status::Ok, "its resources were given back");
-    rig.inject("zone_offline", "0").unwrap();
-    assert_eq!(rig.read(0, 8), Err(Status::IoErr));
-    assert_eq!(extent(&rig, 0, 2048), (2048, NOTHING));
-    rig.inject("zone_offline", "-2047").unwrap();
-    assert!(rig.holds(0, 8, 0xff), "a repaired zone is empty");
+    let mut fixture = Fixture::new(limited);
+    assert_eq!(fixture.write(0, 8, 3), Status::Ok);
+    assert_eq!(fixture.write(2048, 8, 3), Status::ZoneActiveResource);
+    fixture.inject("zone_readonly", "7").unwrap();
+    assert!(fixture.holds(0, 8, 3) && fixture.holds(8, 8, 0));
+    assert_eq!(fixture.zone(0).wp, Sector::NONE);
+    assert_eq!(fixture.write(2048, 8, 3), Status::Ok, "its resources were given back");
+    fixture.inject("zone_offline", "0").unwrap();
+    assert_eq!(fixture.read(0, 8), Err(Status::IoErr));
+    assert_eq!(extent(&fixture, 0, 2048), (2048, NOTHING));
+    fixture.inject("zone_offline", "-2047").unwrap();
+    assert!(fixture.holds(0, 8, 0xff), "a repaired zone is empty");
     for (name, value) in [("zone_offline", "16384"), ("zone_readonly", "x"), ("no_such", "1")] {
-        assert!(rig.inject(name, value).is_err(), "{name} {value}");
+        assert!(fixture.inject(name, value).is_err(), "{name} {value}");
     }
-    let plain = Rig::new(memory(1 << 20));
+    let plain = Fixture::new(memory(1 << 20));
     assert!(plain.inject("zone_readonly", "0").is_err(), "no zones");
     let conventional = NullConfig { zone_nr_conv: 1, ..zoned(8 << 20, 1 << 20) };
-    assert!(Rig::new(conventional).inject("zone_offline", "5").is_err());
+    assert!(Fixture::new(conventional).inject("zone_offline", "5").is_err());
 }
 
 /// Regression: a script that made a zone read-only before each run found it writable in every
 /// second run. `zone_readonly=SECTOR` on a read-only zone emptied it, and its data were lost.
 #[test]
-fn a_zone_fault_given_twice_is_the_fault_given_once() {
-    let mut rig = Rig::new(zoned(8 << 20, 1 << 20));
-    assert_eq!(rig.write(0, 8, 3), Status::Ok);
+fn repeated_zone_fault_is_idempotent() {
+    let mut fixture = Fixture::new(zoned(8 << 20, 1 << 20));
+    assert_eq!(fixture.write(0, 8, 3), Status::Ok);
     for (name, cond) in [("zone_readonly", ZoneCond::ReadOnly), ("zone_offline", ZoneCond::Offline)]
     {
         for value in ["0", "7", "2047"] {
-            rig.inject(name, value).unwrap();
-            assert_eq!(rig.zone(0).cond, cond, "{name}={value}");
+            fixture.inject(name, value).unwrap();
+            assert_eq!(fixture.zone(0).cond, cond, "{name}={value}");
         }
     }
     // A repair applies only to the fault that it names: a zone with another fault, or with none,
     // stays as it is.
-    rig.inject("zone_readonly", "-0").unwrap();
-    assert_eq!(rig.zone(0).cond, ZoneCond::Offline);
-    rig.inject("zone_offline", "-0").unwrap();
-    assert_eq!(rig.zone(0).cond, ZoneCond::Empty);
-    assert_eq!(rig.write(0, 8, 4), Status::Ok);
+    fixture.inject("zone_readonly", "-0").unwrap();
+    assert_eq!(fixture.zone(0).cond, ZoneCond::Offline);
+    fixture.inject("zone_offline", "-0").unwrap();
+    assert_eq!(fixture.zone(0).cond, ZoneCond::Empty);
+    assert_eq!(fixture.write(0, 8, 4), Status::Ok);
     for name in ["zone_readonly", "zone_offline"] {
-        rig.inject(name, "-0").unwrap();
-        assert!(rig.holds(0, 8, 4), "{name}");
+        fixture.inject(name, "-0").unwrap();
+        assert!(fixture.holds(0, 8, 4), "{name}");
     }
 }
 
 #[test]
-fn a_power_cut_loses_what_was_not_flushed() {
+fn power_cut_loses_unflushed_data() {
     let cached = NullConfig { cache_size: 64 << 10, ..memory(1 << 20) };
-    let mut rig = Rig::new(cached.clone());
-    assert!(rig.disk.limits().write_cache && rig.disk.limits().fua);
-    assert_eq!(rig.write(0, 8, 1), Status::Ok);
-    assert_eq!(rig.op(Op::Flush, 0, 0), Status::Ok);
-    assert_eq!(rig.write(0, 4, 2), Status::Ok);
-    rig.region.write(0, &[3; 512]);
-    let fua = Bio::write(Sector(5), 1, rig.buf(0)).with_flags(Flags::FUA);
-    assert_eq!(rig.one(fua).status, Status::Ok);
-    assert!(rig.holds(0, 4, 2) && rig.holds(5, 1, 3), "reads see the cache");
-    rig.inject("power_cut", "").unwrap();
-    assert!(rig.holds(0, 5, 1) && rig.holds(5, 1, 3) && rig.holds(6, 2, 1));
+    let mut fixture = Fixture::new(cached.clone());
+    assert!(fixture.disk.limits().write_cache && fixture.disk.limits().fua);
+    assert_eq!(fixture.write(0, 8, 1), Status::Ok);
+    assert_eq!(fixture.op(Op::Flush, 0, 0), Status::Ok);
+    assert_eq!(fixture.write(0, 4, 2), Status::Ok);
+    fixture.region.write(0, &[3; 512]);
+    let fua = Bio::write(Sector(5), 1, fixture.buf(0)).with_flags(Flags::FUA);
+    assert_eq!(fixture.one(fua).status, Status::Ok);
+    assert!(fixture.holds(0, 4, 2) && fixture.holds(5, 1, 3), "reads see the cache");
+    fixture.inject("power_cut", "").unwrap();
+    assert!(fixture.holds(0, 5, 1) && fixture.holds(5, 1, 3) && fixture.holds(6, 2, 1));
     // More than the cache holds: the oldest pages are written back.
     for sector in (0..1024).step_by(8) {
-        assert_eq!(rig.write(sector, 8, 4), Status::Ok);
+        assert_eq!(fixture.write(sector, 8, 4), Status::Ok);
     }
-    assert!(rig.holds(0, 1024, 4));
-    rig.inject("power_cut", "").unwrap();
-    assert!(rig.holds(0, 512, 4));
-    let kept = rig.read(0, 1024).unwrap().iter().filter(|&&byte| byte == 4).count();
+    assert!(fixture.holds(0, 1024, 4));
+    fixture.inject("power_cut", "").unwrap();
+    assert!(fixture.holds(0, 512, 4));
+    let kept = fixture.read(0, 1024).unwrap().iter().filter(|&&byte| byte == 4).count();
     assert!(kept < 1024 * 512, "something was lost");
-    assert_eq!(rig.write(0, 64, 5), Status::Ok);
-    assert_eq!(rig.op(Op::Discard, 8, 8), Status::Ok);
-    assert!(rig.holds(8, 8, 0), "a discard goes past the cache");
+    assert_eq!(fixture.write(0, 64, 5), Status::Ok);
+    assert_eq!(fixture.op(Op::Discard, 8, 8), Status::Ok);
+    assert!(fixture.holds(8, 8, 0), "a discard goes past the cache");
 
-    let mut plain = Rig::new(NullConfig { fua: false, ..cached });
+    let mut plain = Fixture::new(NullConfig { fua: false, ..cached });
     assert!(plain.disk.limits().write_cache && !plain.disk.limits().fua);
     plain.region.write(0, &[6; 512]);
     let fua = Bio::write(Sector(5), 1, plain.buf(0)).with_flags(Flags::FUA);
@@ -191,12 +191,12 @@ fn a_power_cut_loses_what_was_not_flushed() {
 
 #[test]
 fn without_memory_nothing_is_copied() {
-    let mut rig = Rig::new(NullConfig { size: 1 << 20, ..NullConfig::default() });
-    assert_eq!(rig.write(0, 8, 9), Status::Ok);
-    assert!(rig.holds(0, 8, 0x55), "the buffer is as it was");
-    assert_eq!(extent(&rig, 0, 2048), (2048, NOTHING));
-    assert_eq!(rig.op(Op::Discard, 0, 8), Status::NotSupp);
-    assert_eq!(rig.op(Op::WriteZeroes, 0, 8), Status::Ok);
-    assert_eq!(rig.op(Op::ZoneReset, 0, 0), Status::NotSupp);
-    assert_eq!(rig.op(Op::ZoneAppend, 0, 8), Status::NotSupp);
+    let mut fixture = Fixture::new(NullConfig { size: 1 << 20, ..NullConfig::default() });
+    assert_eq!(fixture.write(0, 8, 9), Status::Ok);
+    assert!(fixture.holds(0, 8, 0x55), "the buffer is as it was");
+    assert_eq!(extent(&fixture, 0, 2048), (2048, NOTHING));
+    assert_eq!(fixture.op(Op::Discard, 0, 8), Status::NotSupp);
+    assert_eq!(fixture.op(Op::WriteZeroes, 0, 8), Status::Ok);
+    assert_eq!(fixture.op(Op::ZoneReset, 0, 0), Status::NotSupp);
+    assert_eq!(fixture.op(Op::ZoneAppend, 0, 8), Status::NotSupp);
 }

@@ -6,13 +6,12 @@ mod common;
 use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::sched::shared::Scheduled;
-use blockyard_core::zone::gate::ZoneGates;
+use blockyard_core::zone::gate::ZoneWritePlugs;
 use blockyard_core::*;
 use blockyard_null::{IrqMode, NullConfig};
-use blockyard_sim::allocations::Counting;
-use common::Rig;
+use blockyard_testing::allocations::Counting;
+use common::Fixture;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -25,11 +24,11 @@ const BATCH: usize = 32;
 /// The last two kinds succeed on every device, so that an allocation on a success path is found.
 fn allocations(config: NullConfig, gated: bool) -> u64 {
     let (zoned, all_good) = (config.zoned, config.badblocks.is_empty());
-    let rig = if gated { gated_rig(config) } else { Rig::new(config) };
-    allocations_on(rig, zoned, all_good)
+    let fixture = if gated { gated_rig(config) } else { Fixture::new(config) };
+    allocations_on(fixture, zoned, all_good)
 }
 
-fn allocations_on(mut rig: Rig, zoned: bool, all_good: bool) -> u64 {
+fn allocations_on(mut fixture: Fixture, zoned: bool, all_good: bool) -> u64 {
     let mut bios = Vec::with_capacity(BATCH);
     let mut out = Vec::with_capacity(BATCH);
     let mut before = 0;
@@ -40,7 +39,7 @@ fn allocations_on(mut rig: Rig, zoned: bool, all_good: bool) -> u64 {
         for kind in 0..9 {
             bios.clear();
             for index in 0..BATCH as u64 {
-                let buf = BufRef { region: rig.id, offset: index * 4096 };
+                let buf = BufRef { region: fixture.id, offset: index * 4096 };
                 let zone = Sector((index + round) % 32 * ZONE);
                 bios.push(match kind {
                     0 => Bio::read(Sector((index * 7919 + round * 31) % 8000 * 8), 8, buf),
@@ -67,12 +66,12 @@ fn allocations_on(mut rig: Rig, zoned: bool, all_good: bool) -> u64 {
                     _ => Bio::read(Sector((2000 + index * 64) % 60_000), 64, buf),
                 });
             }
-            assert_eq!(rig.channel.push(&bios), BATCH);
-            rig.channel.submit();
+            assert_eq!(fixture.channel.push(&bios), BATCH);
+            fixture.channel.submit();
             out.clear();
             while out.len() < BATCH {
-                rig.channel.reap(&mut out);
-                rig.channel.wait(None);
+                fixture.channel.reap(&mut out);
+                fixture.channel.wait(None);
             }
             let good = out.iter().all(|completion| completion.status.is_ok());
             assert!(good || !(6..8).contains(&kind) || !all_good, "kind {kind}, round {round}");
@@ -81,42 +80,42 @@ fn allocations_on(mut rig: Rig, zoned: bool, all_good: bool) -> u64 {
     Counting::made() - before
 }
 
-/// A rig whose channel goes through a zone write plug.
-fn gated_rig(config: NullConfig) -> Rig {
-    let mut rig = Rig::new(config);
+/// A fixture whose channel goes through a zone write plug.
+fn gated_rig(config: NullConfig) -> Fixture {
+    let mut fixture = Fixture::new(config);
     let (name, depth) = ("gated".to_owned(), ChannelConfig::default());
-    let device = Arc::clone(rig.disk.device());
-    let gates = ZoneGates::new(Arc::clone(&device)).unwrap().unwrap();
-    let clock = rig.clock.clone();
-    let disk = Composed::with_clock(name, "null", device, depth, NoneScheduler::new, clock);
-    rig.channel = disk.with_gates(gates).open().unwrap();
-    rig.id = rig.channel.register(Arc::clone(&rig.region));
-    rig
+    let device = Arc::clone(fixture.disk.device());
+    let gates = ZoneWritePlugs::new(Arc::clone(&device)).unwrap().unwrap();
+    let clock = fixture.clock.clone();
+    let disk = Composed::with_clock(name, "null", device, depth, clock);
+    fixture.channel = disk.with_gates(gates).open().unwrap();
+    fixture.id = fixture.channel.register(Arc::clone(&fixture.region));
+    fixture
 }
 
-/// A rig whose channel shares a scheduler with an idle one.
-fn scheduled_rig(config: NullConfig) -> Rig {
-    let mut rig = Rig::new(config);
+/// A fixture whose channel shares a scheduler with an idle one.
+fn scheduled_rig(config: NullConfig) -> Fixture {
+    let mut fixture = Fixture::new(config);
     let (name, depth) = ("scheduled".to_owned(), ChannelConfig::default());
-    let device = Scheduled::new(Arc::clone(rig.disk.device()), true).unwrap();
-    let clock = rig.clock.clone();
-    let disk = Composed::with_clock(name, "null", device, depth, NoneScheduler::new, clock);
-    rig.channel = disk.open().unwrap();
-    rig.id = rig.channel.register(Arc::clone(&rig.region));
-    rig
+    let device = Scheduled::new(Arc::clone(fixture.disk.device()), true).unwrap();
+    let clock = fixture.clock.clone();
+    let disk = Composed::with_clock(name, "null", device, depth, clock);
+    fixture.channel = disk.open().unwrap();
+    fixture.id = fixture.channel.register(Arc::clone(&fixture.region));
+    fixture
 }
 
-/// A rig with a scheduler and the zone write plug that a zoned device needs.
-fn gated_and_scheduled_rig(config: NullConfig) -> Rig {
-    let mut rig = Rig::new(config);
+/// A fixture with a scheduler and the zone write plug that a zoned device needs.
+fn gated_and_scheduled_rig(config: NullConfig) -> Fixture {
+    let mut fixture = Fixture::new(config);
     let (name, depth) = ("both".to_owned(), ChannelConfig::default());
-    let device = Arc::new(Scheduled::new(Arc::clone(rig.disk.device()), true).unwrap());
-    let gates = ZoneGates::new(Arc::clone(&device)).unwrap().unwrap();
-    let clock = rig.clock.clone();
-    let disk = Composed::with_clock(name, "null", device, depth, NoneScheduler::new, clock);
-    rig.channel = disk.with_gates(gates).open().unwrap();
-    rig.id = rig.channel.register(Arc::clone(&rig.region));
-    rig
+    let device = Arc::new(Scheduled::new(Arc::clone(fixture.disk.device()), true).unwrap());
+    let gates = ZoneWritePlugs::new(Arc::clone(&device)).unwrap().unwrap();
+    let clock = fixture.clock.clone();
+    let disk = Composed::with_clock(name, "null", device, depth, clock);
+    fixture.channel = disk.with_gates(gates).open().unwrap();
+    fixture.id = fixture.channel.register(Arc::clone(&fixture.region));
+    fixture
 }
 
 #[test]

@@ -7,15 +7,14 @@ use blockyard_core::channel::ChannelConfig;
 use blockyard_core::clock::Clock;
 use blockyard_core::inject::Injection;
 use blockyard_core::middleware::{Delayed, Faulty};
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::sched::deadline::{Direction, Tunable};
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::{
     Bio, BufRef, Composed, Device, Disk, Nanos, Op, Prio, Region, Sector, Status,
 };
 use blockyard_null::{IrqMode, Null, NullConfig};
-use blockyard_sim::clock::ManualClock;
-use blockyard_sim::contract::{self, Subject};
+use blockyard_testing::clock::ManualClock;
+use blockyard_testing::contract::{self, Subject};
 
 /// 8 MiB without memory or zones.
 fn flat() -> NullConfig {
@@ -146,7 +145,7 @@ impl Writer {
 /// sequential 4 KiB writes, each with one in flight. Here a request that waits for the only tag can
 /// be merged, whichever channel it came from.
 #[test]
-fn what_waits_merges_over_all_channels() {
+fn waiting_requests_merge_across_channels() {
     const WRITERS: u64 = 64;
     const ROUNDS: u64 = 8;
     for streams in [1, 4] {
@@ -158,8 +157,8 @@ fn what_waits_merges_over_all_channels() {
         };
         let device = Scheduled::new(Delayed::new(null(&config), 1_000_000), true).unwrap();
         let (name, depth) = ("merging".to_owned(), ChannelConfig { depth: 4 });
-        let (make, clock) = (NoneScheduler::new, ManualClock::new());
-        let disk = Composed::with_clock(name, "null", device, depth, make, clock);
+        let clock = ManualClock::new();
+        let disk = Composed::with_clock(name, "null", device, depth, clock);
         let mut writers: Vec<Writer> = (0..WRITERS).map(|_| Writer::new(&disk)).collect();
         // Each stream is a part of the device; its writers take turns for the next block.
         let sector = |round: u64, writer: u64| {
@@ -188,7 +187,7 @@ fn what_waits_merges_over_all_channels() {
 
 /// Threads on the real clock: every thread that sleeps is woken, and none is left.
 #[test]
-fn threads_that_sleep_are_woken() {
+fn sleeping_threads_are_woken() {
     const THREADS: u64 = 16;
     const ROUNDS: u64 = 200;
     let devices = [
@@ -199,7 +198,7 @@ fn threads_that_sleep_are_woken() {
     for config in devices {
         let device = Scheduled::new(null(&config), true).unwrap();
         let (name, depth) = ("woken".to_owned(), ChannelConfig { depth: 4 });
-        let disk = Composed::new(name, "null", device, depth, NoneScheduler::new);
+        let disk = Composed::new(name, "null", device, depth);
         let start = Barrier::new(THREADS as usize);
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
@@ -232,7 +231,7 @@ fn threads_that_sleep_are_woken() {
 /// A fault makes a request time out and is removed before the timeout: the device completes at once
 /// again, and the request still ends.
 #[test]
-fn a_fault_that_is_taken_back_leaves_nothing_behind() {
+fn removed_fault_leaves_no_request_in_flight() {
     let inject = |disk: &dyn Disk, value: &str| {
         let (name, value) = ("timeout".to_owned(), value.to_owned());
         disk.inject(&Injection::Device { name, value }).unwrap();
@@ -241,8 +240,7 @@ fn a_fault_that_is_taken_back_leaves_nothing_behind() {
         let device = Scheduled::new(null(&flat()), true).unwrap();
         let (name, depth) = ("timeout".to_owned(), ChannelConfig { depth: 4 });
         let clock = ManualClock::new();
-        let make = NoneScheduler::new;
-        let disk = Composed::with_clock(name, "null", device, depth, make, clock.clone());
+        let disk = Composed::with_clock(name, "null", device, depth, clock.clone());
         let mut writer = Writer::new(&disk);
         inject(&disk, "1,100,0,1");
         writer.write(0);
@@ -265,7 +263,7 @@ fn a_fault_that_is_taken_back_leaves_nothing_behind() {
 
 /// More requests than a submit ring has entries, which all complete at once.
 #[test]
-fn a_device_of_many_tags_takes_and_gives_them_all() {
+fn device_with_many_tags_uses_all_of_them() {
     const COUNT: u64 = 3000;
     let deep = NullConfig {
         irqmode: IrqMode::Timer,
@@ -277,7 +275,7 @@ fn a_device_of_many_tags_takes_and_gives_them_all() {
     let device = Scheduled::new(null(&deep), true).unwrap();
     let (name, depth) = ("deep".to_owned(), ChannelConfig { depth: 4096 });
     let clock = ManualClock::new();
-    let disk = Composed::with_clock(name, "null", device, depth, NoneScheduler::new, clock);
+    let disk = Composed::with_clock(name, "null", device, depth, clock);
     let mut channel = disk.open().unwrap();
     let region = channel.register(Region::alloc(4096));
     let buf = BufRef { region, offset: 0 };
@@ -298,13 +296,13 @@ fn a_device_of_many_tags_takes_and_gives_them_all() {
 /// Far more writes than `async_depth` admits to the queue wait outside it and in the submit ring;
 /// all are executed.
 #[test]
-fn writes_beyond_the_async_depth_have_their_turn() {
+fn writes_beyond_async_depth_are_served() {
     const COUNT: u64 = 900;
     let config = NullConfig { irqmode: IrqMode::Timer, size: 64 << 20, ..flat() };
     let device = Scheduled::new(null(&config), true).unwrap();
     let (name, depth) = ("async".to_owned(), ChannelConfig { depth: 1024 });
     let clock = ManualClock::new();
-    let disk = Composed::with_clock(name, "null", device, depth, NoneScheduler::new, clock);
+    let disk = Composed::with_clock(name, "null", device, depth, clock);
     let control = disk.device().scheduler().unwrap();
     let mut tunables = control.tunables();
     tunables.set(Tunable::AsyncDepth, 1).unwrap();
@@ -330,7 +328,7 @@ fn writes_beyond_the_async_depth_have_their_turn() {
 /// Dropping a channel does not wait for requests that only a timer holds back: they are dropped
 /// with it.
 #[test]
-fn a_channel_that_goes_does_not_wait_for_a_timer() {
+fn dropped_channel_does_not_wait_for_timer() {
     let hour = NullConfig {
         irqmode: IrqMode::Timer,
         completion_nsec: 3_600_000_000_000,
@@ -339,7 +337,7 @@ fn a_channel_that_goes_does_not_wait_for_a_timer() {
     };
     let device = Scheduled::new(null(&hour), true).unwrap();
     let (name, depth) = ("hour".to_owned(), ChannelConfig { depth: 4 });
-    let disk = Composed::new(name, "null", device, depth, NoneScheduler::new);
+    let disk = Composed::new(name, "null", device, depth);
     for _ in 0..2 {
         let mut writer = Writer::new(&disk);
         writer.write(0);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use blockyard_core::zone::ZoneCond;
 use blockyard_core::*;
 use blockyard_null::NullConfig;
-use common::Rig;
+use common::Fixture;
 
 #[test]
 fn eight_threads_append_to_one_zone() {
@@ -21,8 +21,8 @@ fn eight_threads_append_to_one_zone() {
         memory_backed: true,
         ..NullConfig::default()
     };
-    let mut rig = Rig::new(config);
-    let append = |mut rig: Rig, thread: u64| {
+    let mut fixture = Fixture::new(config);
+    let append = |mut fixture: Fixture, thread: u64| {
         // Each block contains its thread and number; lengths are 1, 2 and 3 blocks.
         let mut landed = Vec::new();
         for first in (0..APPENDS).step_by(16) {
@@ -32,14 +32,14 @@ fn eight_threads_append_to_one_zone() {
                     let sectors = 1 + (index + thread) % 3;
                     for part in 0..sectors {
                         let stamp = [thread, index, part].map(u64::to_le_bytes).concat();
-                        rig.region.write(offset + part * 512, &stamp);
+                        fixture.region.write(offset + part * 512, &stamp);
                     }
-                    let bio = Bio::append(Sector(0), sectors, rig.buf(offset));
+                    let bio = Bio::append(Sector(0), sectors, fixture.buf(offset));
                     offset += sectors * 512;
                     bio
                 })
                 .collect();
-            for (done, index) in rig.all(&bios).iter().zip(first..) {
+            for (done, index) in fixture.all(&bios).iter().zip(first..) {
                 assert_eq!(done.status, Status::Ok);
                 landed.push((done.sector.0, 1 + (index + thread) % 3, thread, index));
             }
@@ -49,8 +49,8 @@ fn eight_threads_append_to_one_zone() {
     let mut landed: Vec<(u64, u64, u64, u64)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let rig = rig.another();
-                scope.spawn(move || append(rig, thread))
+                let fixture = fixture.another();
+                scope.spawn(move || append(fixture, thread))
             })
             .collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
@@ -59,7 +59,7 @@ fn eight_threads_append_to_one_zone() {
     let mut next = 0;
     for &(sector, sectors, thread, index) in &landed {
         assert_eq!(sector, next, "no gap and no overlap");
-        let data = rig.read(sector, sectors).unwrap();
+        let data = fixture.read(sector, sectors).unwrap();
         for part in 0..sectors {
             let stamp = [thread, index, part].map(u64::to_le_bytes).concat();
             assert_eq!(data[(part * 512) as usize..][..24], stamp, "at {sector}");
@@ -67,7 +67,7 @@ fn eight_threads_append_to_one_zone() {
         next += sectors;
     }
     assert_eq!(landed.len() as u64, THREADS * APPENDS);
-    assert_eq!(rig.zone(0).wp, Sector(next));
+    assert_eq!(fixture.zone(0).wp, Sector(next));
 }
 
 /// The test in which null_blk of every kernel from 6.1 to 7.2 leaks zone resources: four threads,
@@ -85,28 +85,28 @@ fn writers_leak_nothing(memory_backed: bool, cycles: u64) {
         memory_backed,
         ..NullConfig::default()
     };
-    let mut rig = Rig::new(config);
+    let mut fixture = Fixture::new(config);
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let mut rig = rig.another();
+            let mut fixture = fixture.another();
             scope.spawn(move || {
                 for cycle in 0..cycles {
                     let start = (thread * 4 + cycle % 4) * ZONE;
                     for half in [start, start + ZONE / 2] {
-                        assert_eq!(rig.op(Op::Write, half, ZONE / 2), Status::Ok);
+                        assert_eq!(fixture.op(Op::Write, half, ZONE / 2), Status::Ok);
                     }
-                    assert_eq!(rig.op(Op::ZoneReset, start, 0), Status::Ok);
+                    assert_eq!(fixture.op(Op::ZoneReset, start, 0), Status::Ok);
                 }
             });
         }
     });
-    let counts = rig.disk.device().zones().unwrap().counts().unwrap();
+    let counts = fixture.disk.device().zones().unwrap().counts().unwrap();
     assert_eq!((counts.open, counts.explicit, counts.active), (0, 0, 0));
-    assert_eq!(rig.op(Op::ZoneResetAll, 0, 0), Status::Ok);
+    assert_eq!(fixture.op(Op::ZoneResetAll, 0, 0), Status::Ok);
     for zone in 0..6 {
-        assert_eq!(rig.op(Op::Write, zone * ZONE, 8), Status::Ok);
+        assert_eq!(fixture.op(Op::Write, zone * ZONE, 8), Status::Ok);
     }
-    assert_eq!(rig.op(Op::Write, 6 * ZONE, 8), Status::ZoneActiveResource);
+    assert_eq!(fixture.op(Op::Write, 6 * ZONE, 8), Status::ZoneActiveResource);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn writers_leak_nothing_with_memory() {
 /// All operations concurrently on few zones with tight limits: in the end the counters match the
 /// zones.
 #[test]
-fn counts_agree_with_the_zones_after_a_storm() {
+fn resource_counts_match_zones_after_concurrent_operations() {
     const ZONE: u64 = 64;
     const ZONES: u64 = 6;
     let config = NullConfig {
@@ -133,7 +133,7 @@ fn counts_agree_with_the_zones_after_a_storm() {
         zone_max_active: 4,
         ..NullConfig::default()
     };
-    let rig = Rig::new(config);
+    let fixture = Fixture::new(config);
     let ops = [
         Op::ZoneAppend,
         Op::ZoneOpen,
@@ -143,10 +143,10 @@ fn counts_agree_with_the_zones_after_a_storm() {
         Op::ZoneAppend,
     ];
     let seed = 0x51ed_2701_u64;
-    let device = Arc::clone(rig.disk.device());
+    let device = Arc::clone(fixture.disk.device());
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let mut rig = rig.another();
+            let mut fixture = fixture.another();
             let device = Arc::clone(&device);
             scope.spawn(move || {
                 let mut random = seed + thread;
@@ -156,14 +156,14 @@ fn counts_agree_with_the_zones_after_a_storm() {
                     random ^= random << 17;
                     let (zone, op) = (random % ZONES, ops[(random >> 20) as usize % ops.len()]);
                     let sectors = if op == Op::ZoneAppend { 1 + (random >> 40) % 24 } else { 0 };
-                    let status = rig.op(op, zone * ZONE, sectors);
+                    let status = fixture.op(op, zone * ZONE, sectors);
                     let counts = device.zones().unwrap().counts().unwrap();
                     assert!(counts.open <= 2 && counts.active <= 4, "seed {seed:#x}: {counts:?}");
                     if step % 8192 == 0 {
-                        rig.inject("zone_offline", &(zone * ZONE).to_string()).unwrap();
+                        fixture.inject("zone_offline", &(zone * ZONE).to_string()).unwrap();
                     } else if step % 4096 == 0 {
                         let repair =
-                            |zone| rig.inject("zone_offline", &format!("-{}", zone * ZONE));
+                            |zone| fixture.inject("zone_offline", &format!("-{}", zone * ZONE));
                         assert!((0..ZONES).all(|zone| repair(zone).is_ok()));
                     }
                     let known = [
@@ -177,7 +177,7 @@ fn counts_agree_with_the_zones_after_a_storm() {
             });
         }
     });
-    let conds: Vec<ZoneCond> = (0..ZONES).map(|zone| rig.cond(zone * ZONE)).collect();
+    let conds: Vec<ZoneCond> = (0..ZONES).map(|zone| fixture.cond(zone * ZONE)).collect();
     let count =
         |wanted: &[ZoneCond]| conds.iter().filter(|cond| wanted.contains(cond)).count() as u32;
     let explicit = count(&[ZoneCond::ExplicitOpen]);
@@ -190,7 +190,7 @@ fn counts_agree_with_the_zones_after_a_storm() {
 
 /// A read concurrent with a reset returns the old data or what an empty zone reads as, never zeros.
 #[test]
-fn readers_beside_a_reset_see_no_zeros() {
+fn readers_during_reset_see_no_zeros() {
     const SECTORS: u64 = 512;
     let config = NullConfig {
         size: 4 << 20,
@@ -199,24 +199,24 @@ fn readers_beside_a_reset_see_no_zeros() {
         memory_backed: true,
         ..NullConfig::default()
     };
-    let mut rig = Rig::new(config);
+    let mut fixture = Fixture::new(config);
     for _ in 0..200 {
-        assert_eq!(rig.write(0, SECTORS, 0xaa), Status::Ok);
+        assert_eq!(fixture.write(0, SECTORS, 0xaa), Status::Ok);
         let start = std::sync::Barrier::new(3);
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                let (mut rig, start) = (rig.another(), &start);
+                let (mut fixture, start) = (fixture.another(), &start);
                 scope.spawn(move || {
                     start.wait();
                     while {
-                        let data = rig.read(0, SECTORS).unwrap();
+                        let data = fixture.read(0, SECTORS).unwrap();
                         assert!(data.iter().all(|byte| [0xaa, 0xff].contains(byte)));
                         data[0] != 0xff
                     } {}
                 });
             }
             start.wait();
-            assert_eq!(rig.op(Op::ZoneReset, 0, 0), Status::Ok);
+            assert_eq!(fixture.op(Op::ZoneReset, 0, 0), Status::Ok);
         });
     }
 }

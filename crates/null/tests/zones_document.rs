@@ -8,7 +8,7 @@ mod document;
 use blockyard_core::zone::ZoneCond;
 use blockyard_core::{Op, Status};
 use blockyard_null::NullConfig;
-use common::Rig;
+use common::Fixture;
 
 /// Zone size in sectors; `CAPACITY` is the writable part.
 const ZONE: u64 = 512;
@@ -29,58 +29,60 @@ fn config(memory_backed: bool) -> NullConfig {
 }
 
 /// Brings the zone at `start` into a condition, with or without data in it.
-fn bring(rig: &mut Rig, start: u64, cond: ZoneCond, written: bool) {
+fn bring(fixture: &mut Fixture, start: u64, cond: ZoneCond, written: bool) {
     let bad = format!("{}-{}", start, start);
     match cond {
         ZoneCond::NotWp | ZoneCond::Empty => {}
         ZoneCond::ImplicitOpen if !written => {
             // A write that fails on bad blocks leaves the zone open.
-            rig.inject("badblocks", &format!("+{bad}")).unwrap();
-            assert_eq!(rig.write(start, 8, 1), Status::IoErr);
-            rig.inject("badblocks", &format!("-{bad}")).unwrap();
+            fixture.inject("badblocks", &format!("+{bad}")).unwrap();
+            assert_eq!(fixture.write(start, 8, 1), Status::IoErr);
+            fixture.inject("badblocks", &format!("-{bad}")).unwrap();
         }
-        ZoneCond::ExplicitOpen => assert_eq!(rig.op(Op::ZoneOpen, start, 0), Status::Ok),
+        ZoneCond::ExplicitOpen => assert_eq!(fixture.op(Op::ZoneOpen, start, 0), Status::Ok),
         _ => {}
     }
     if written && !matches!(cond, ZoneCond::NotWp | ZoneCond::Empty) {
-        assert_eq!(rig.write(start, PART, 1), Status::Ok);
+        assert_eq!(fixture.write(start, PART, 1), Status::Ok);
     }
     match cond {
-        ZoneCond::Closed => assert_eq!(rig.op(Op::ZoneClose, start, 0), Status::Ok),
-        ZoneCond::Full => assert_eq!(rig.op(Op::ZoneFinish, start, 0), Status::Ok),
-        ZoneCond::ReadOnly => rig.inject("zone_readonly", &start.to_string()).unwrap(),
-        ZoneCond::Offline => rig.inject("zone_offline", &start.to_string()).unwrap(),
+        ZoneCond::Closed => assert_eq!(fixture.op(Op::ZoneClose, start, 0), Status::Ok),
+        ZoneCond::Full => assert_eq!(fixture.op(Op::ZoneFinish, start, 0), Status::Ok),
+        ZoneCond::ReadOnly => fixture.inject("zone_readonly", &start.to_string()).unwrap(),
+        ZoneCond::Offline => fixture.inject("zone_offline", &start.to_string()).unwrap(),
         _ => {}
     }
-    assert_eq!(rig.cond(start), cond);
+    assert_eq!(fixture.cond(start), cond);
 }
 
 /// Executes a row of the first table on the zone at `start`.
-fn carry_out(rig: &mut Rig, row: &str, start: u64) -> Status {
-    let info = rig.zone(start);
+fn execute(fixture: &mut Fixture, row: &str, start: u64) -> Status {
+    let info = fixture.zone(start);
     let end = start + info.capacity_sectors;
     let wp =
         if info.wp.0 <= end && info.cond != ZoneCond::NotWp { info.wp.0 } else { start + PART };
     match row {
-        "read below the write pointer" => rig.op(Op::Read, start, 8),
-        "read above the write pointer" => rig.op(Op::Read, end - 8, 8),
-        "write" => rig.op(Op::Write, wp, 8),
-        "write up to capacity" => rig.op(Op::Write, wp, end - wp),
+        "read below the write pointer" => fixture.op(Op::Read, start, 8),
+        "read above the write pointer" => fixture.op(Op::Read, end - 8, 8),
+        "write" => fixture.op(Op::Write, wp, 8),
+        "write up to capacity" => fixture.op(Op::Write, wp, end - wp),
         // A conventional zone ends at the next zone: the part of the write in that zone is refused.
-        "write past capacity" => rig.op(Op::Write, wp, end - wp + 8),
-        "write below the write pointer" if wp == start => rig.op(Op::Write, end - 16, 8),
-        "write below the write pointer" => rig.op(Op::Write, wp - 8, 8),
-        "write above the write pointer" => rig.op(Op::Write, wp + 8, 8),
-        "write-zeroes" => rig.op(Op::WriteZeroes, wp, 8),
-        "append" => rig.op(Op::ZoneAppend, start, 8),
-        "append up to capacity" => rig.op(Op::ZoneAppend, start, end - wp),
-        "append past capacity" => rig.op(Op::ZoneAppend, start, end - wp + 8),
-        "discard" => rig.op(Op::Discard, start, 8),
-        "open" => rig.op(Op::ZoneOpen, start, 0),
-        "close, something written" | "close, nothing written" => rig.op(Op::ZoneClose, start, 0),
-        "finish" => rig.op(Op::ZoneFinish, start, 0),
-        "reset" => rig.op(Op::ZoneReset, start, 0),
-        "reset all" => rig.op(Op::ZoneResetAll, 0, 0),
+        "write past capacity" => fixture.op(Op::Write, wp, end - wp + 8),
+        "write below the write pointer" if wp == start => fixture.op(Op::Write, end - 16, 8),
+        "write below the write pointer" => fixture.op(Op::Write, wp - 8, 8),
+        "write above the write pointer" => fixture.op(Op::Write, wp + 8, 8),
+        "write-zeroes" => fixture.op(Op::WriteZeroes, wp, 8),
+        "append" => fixture.op(Op::ZoneAppend, start, 8),
+        "append up to capacity" => fixture.op(Op::ZoneAppend, start, end - wp),
+        "append past capacity" => fixture.op(Op::ZoneAppend, start, end - wp + 8),
+        "discard" => fixture.op(Op::Discard, start, 8),
+        "open" => fixture.op(Op::ZoneOpen, start, 0),
+        "close, something written" | "close, nothing written" => {
+            fixture.op(Op::ZoneClose, start, 0)
+        }
+        "finish" => fixture.op(Op::ZoneFinish, start, 0),
+        "reset" => fixture.op(Op::ZoneReset, start, 0),
+        "reset all" => fixture.op(Op::ZoneResetAll, 0, 0),
         other => panic!("docs/zones.md has a row that this test does not know: {other}"),
     }
 }
@@ -94,14 +96,18 @@ fn check_conditions(memory_backed: bool) {
             // A conventional zone has no unwritable part; what follows is another zone.
             continue;
         }
-        let mut rig = Rig::new(config(memory_backed));
-        bring(&mut rig, start, cond, row != "close, nothing written");
-        let before = rig.zone(start);
-        let status = carry_out(&mut rig, row, start);
-        let found = if status.is_ok() { rig.cond(start).name() } else { status.name() };
+        let mut fixture = Fixture::new(config(memory_backed));
+        bring(&mut fixture, start, cond, row != "close, nothing written");
+        let before = fixture.zone(start);
+        let status = execute(&mut fixture, row, start);
+        let found = if status.is_ok() { fixture.cond(start).name() } else { status.name() };
         assert_eq!(found, cell, "{row} in {column}, memory_backed {memory_backed}");
         if !status.is_ok() {
-            assert_eq!(rig.zone(start), before, "{row} in {column} failed and changed the zone");
+            assert_eq!(
+                fixture.zone(start),
+                before,
+                "{row} in {column} failed and changed the zone"
+            );
         }
     }
 }
@@ -118,7 +124,7 @@ fn conditions_with_memory() {
 
 /// Brings zone 1 and its neighbours into the state of a table row. Returns the zones that are then
 /// implicitly open, oldest first; `None` if the case is impossible.
-fn bring_case(rig: &mut Rig, case: &str, cond: ZoneCond) -> Option<Vec<u64>> {
+fn bring_case(fixture: &mut Fixture, case: &str, cond: ZoneCond) -> Option<Vec<u64>> {
     use ZoneCond::{Closed, ExplicitOpen, ImplicitOpen};
     let (zone, others) = (ZONE, [2 * ZONE, 3 * ZONE, 4 * ZONE]);
     let open = matches!(cond, ImplicitOpen | ExplicitOpen);
@@ -137,13 +143,13 @@ fn bring_case(rig: &mut Rig, case: &str, cond: ZoneCond) -> Option<Vec<u64>> {
     if impossible {
         return None;
     }
-    bring(rig, zone, cond, true);
+    bring(fixture, zone, cond, true);
     // If zone 1 is open, it counts as one of the two open zones.
     let states = &states[usize::from(open)..];
     for (&start, &state) in others.iter().zip(states) {
-        bring(rig, start, state, true);
+        bring(fixture, start, state, true);
     }
-    Some(others.into_iter().filter(|&start| rig.cond(start) == ImplicitOpen).collect())
+    Some(others.into_iter().filter(|&start| fixture.cond(start) == ImplicitOpen).collect())
 }
 
 #[test]
@@ -153,14 +159,14 @@ fn limits() {
         let (op, case) = row.split_once(", ").unwrap();
         let cond = ZoneCond::ALL.into_iter().find(|cond| cond.name() == column).unwrap();
         let limited = NullConfig { zone_max_open: 2, zone_max_active: 3, ..config(true) };
-        let mut rig = Rig::new(limited);
-        let Some(open) = bring_case(&mut rig, case, cond) else {
+        let mut fixture = Fixture::new(limited);
+        let Some(open) = bring_case(&mut fixture, case, cond) else {
             assert_eq!(cell, "-", "{row}, {column}");
             continue;
         };
-        let status = carry_out(&mut rig, op, ZONE);
+        let status = execute(&mut fixture, op, ZONE);
         let closed: Vec<u64> =
-            open.iter().copied().filter(|&start| rig.cond(start) == ZoneCond::Closed).collect();
+            open.iter().copied().filter(|&start| fixture.cond(start) == ZoneCond::Closed).collect();
         let found = match (status, &closed[..]) {
             (Status::Ok, []) => "OK",
             (Status::Ok, [only]) if *only == open[0] => "OK, one closed",

@@ -13,7 +13,6 @@ use std::fs;
 use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, BufRef, Channel, Composed, Disk, Op, Region, RegionId, Sector};
 use blockyard_ram::codec::{Decoder, Encoder, packed_bytes_max};
 use blockyard_ram::{Codec, CodecConfig, Ram, RamConfig};
@@ -75,8 +74,7 @@ impl Device {
         let dedup = std::env::var_os("DEDUP").is_some();
         let ram = Ram::open(RamConfig { size, compact: 3, dedup, ..RamConfig::default() }).unwrap();
         let depth = ChannelConfig::default();
-        let disk =
-            Composed::new("r".to_owned(), "ram", Arc::clone(&ram), depth, NoneScheduler::new);
+        let disk = Composed::new("r".to_owned(), "ram", Arc::clone(&ram), depth);
         let mut channel = disk.open().unwrap();
         let bytes = Region::alloc(data.len());
         bytes.write(0, data);
@@ -107,7 +105,7 @@ impl Device {
         let write = BufRef { region: self.source, offset: source };
         let read = BufRef { region: self.buffer, offset: 0 };
         let buf = if op == Op::Write { write } else { read };
-        let done = self.channel.carry(op, Sector(at / 512), BLOCK as u64 / 512, buf);
+        let done = self.channel.execute_inline(op, Sector(at / 512), BLOCK as u64 / 512, buf);
         assert!(done.is_some_and(|status| status.is_ok()));
     }
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use blockyard_ram::codec::{Decoder, packed_bytes_max};
 use blockyard_ram::{Access, Algo, Codec, CodecConfig, New, Pool, PoolConfig, Store};
-use blockyard_sync::entry_words::{Entries, Word};
+use blockyard_sync::block_table::{BlockTable, Word};
 
 const BLOCK: usize = 4096;
 /// Bytes of each kind of data.
@@ -226,7 +226,7 @@ fn measure(name: &str, data: &[u8], random: &mut fastrand::Rng) {
     let blocks = data.len() / BLOCK;
     let mut bench = Bench::new();
     let pool = Pool::new(&PoolConfig::new(data.len() as u64, BLOCK)).unwrap();
-    let store = Store::new(Entries::new(blocks as u64).unwrap(), pool);
+    let store = Store::new(BlockTable::new(blocks as u64).unwrap(), pool);
     let mut access = store.access().unwrap();
     println!("{name}: {blocks} blocks");
     let before = cpu_ns();

@@ -2,21 +2,20 @@
 //! block states. A worker runs concurrently with the channels; if a client changes a block first,
 //! the worker gives that block up.
 
-mod keep;
 mod recompress;
-mod unfinished;
+mod save;
 mod writeback;
 
-use blockyard_sync::entry_words::{AGE_MAX, Kind, Word};
+use blockyard_sync::block_table::{AGE_MAX, Kind, Word};
 
 use crate::blocks::Blocks;
 use crate::error::RamError;
 use crate::pool::Compacted;
 
-pub use keep::{SaveError, Saved, Trained};
+pub use crate::stats::WrittenBack;
+pub use blockyard_os::Replace;
 pub use recompress::Recompressed;
-pub use unfinished::Replace;
-pub use writeback::WrittenBack;
+pub use save::{SaveError, Saved, Trained};
 
 /// Post-processing treats object sizes within the same 64 bytes as equal, as zram does.
 const BUCKET_BYTES: usize = 64;
@@ -195,9 +194,9 @@ impl Blocks {
 
     /// Compacts the pool and returns the freed pages to the system.
     pub(crate) fn compact(&self) -> Result<Compacted, RamError> {
-        let mut hand = self.hand()?;
-        let done = hand.access.compact(|| false);
-        hand.access.reclaim();
+        let mut workspace = self.workspace()?;
+        let done = workspace.access.compact(|| false);
+        workspace.access.reclaim();
         Ok(done)
     }
 }

@@ -5,17 +5,17 @@
 //! ```
 //!
 //! The file has no allocation map: the table of words and the readers' pins say which places are
-//! taken. A writeback reads both before it allocates ([`Room`]). So a client's write frees the old
-//! place without any work. After the device is closed, the contents of the file mean nothing.
+//! taken. A writeback reads both before it allocates ([`FreeSpace`]). So a client's write frees the
+//! old place without any work. After the device is closed, the contents of the file mean nothing.
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use blockyard_sync::entry_words::{PLACE_BYTES, PLACES_MAX};
-use blockyard_sync::published::Published;
-use blockyard_sync::ration::Ration;
+use blockyard_sync::block_table::{PLACE_BYTES, PLACES_MAX};
+use blockyard_sync::quota::Quota;
+use blockyard_sync::rcu_cell::RcuCell;
 
 use crate::error::RamError;
 
@@ -34,12 +34,12 @@ pub(crate) struct Backing {
     file: File,
     path: PathBuf,
     /// Injected fault: how many further reads and writes fail.
-    failing: Published<Ration>,
+    failing: RcuCell<Quota>,
     /// Injected fault: how many further syncs fail after the kernel has accepted the write, as when
     /// the disk below the page cache rejects it.
-    failing_late: Published<Ration>,
+    failing_late: RcuCell<Quota>,
     /// Injected fault: how many further writes fail half way because the file system is full.
-    full: Published<Ration>,
+    full: RcuCell<Quota>,
 }
 
 impl Backing {
@@ -76,7 +76,7 @@ impl Backing {
         narrowed.map_err(refused("cannot be made its owner's alone"))?;
         file.set_len(HEAD_BYTES).map_err(refused("cannot be emptied"))?;
         file.write_all_at(&MAGIC, 0).map_err(refused("cannot be written"))?;
-        let none = || Published::new(Ration::new(0));
+        let none = || RcuCell::new(Quota::new(0));
         let (failing, failing_late, full) = (none(), none(), none());
         Ok(Backing { file, path: path.to_owned(), failing, failing_late, full })
     }
@@ -109,28 +109,28 @@ impl Backing {
 
     /// Injected fault: the next `times` reads and writes fail with EIO, as on a dying disk.
     pub(crate) fn fail(&self, times: u64) {
-        self.failing.update(|_| Ration::new(times));
+        self.failing.update(|_| Quota::new(times));
     }
 
     /// Injected fault: the next `times` batches fail with EIO after the kernel has accepted the
     /// writes.
     pub(crate) fn fail_late(&self, times: u64) {
-        self.failing_late.update(|_| Ration::new(times));
+        self.failing_late.update(|_| Quota::new(times));
     }
 
     /// Injected fault: the next `times` writes fail with ENOSPC, as on a full file system.
     pub(crate) fn fill_up(&self, times: u64) {
-        self.full.update(|_| Ration::new(times));
+        self.full.update(|_| Quota::new(times));
     }
 }
 
-fn strike(failing: &Published<Ration>, errno: i32) -> io::Result<()> {
+fn strike(failing: &RcuCell<Quota>, errno: i32) -> io::Result<()> {
     if failing.get().take() { Err(io::Error::from_raw_os_error(errno)) } else { Ok(()) }
 }
 
 /// The free space of the file.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct FreeSpace {
     /// Byte ranges of the file that are taken, sorted, with no two adjacent.
     taken: Vec<(u64, u64)>,
     /// Index in `taken` of the range after the gap to search next.
@@ -139,16 +139,16 @@ pub(crate) struct Room {
     at: u64,
 }
 
-impl Room {
+impl FreeSpace {
     /// The space that the given places and lengths leave free.
-    pub(crate) fn beside(taken: impl Iterator<Item = (u64, usize)>) -> Room {
+    pub(crate) fn beside(taken: impl Iterator<Item = (u64, usize)>) -> FreeSpace {
         let range = |(place, len): (u64, usize)| {
             let at = place * PLACE_BYTES;
             (at, (at + len as u64).next_multiple_of(GRAIN_BYTES))
         };
         let mut taken: Vec<(u64, u64)> = taken.map(range).collect();
         taken.sort_unstable();
-        Room { taken, next: 0, at: HEAD_BYTES }
+        FreeSpace { taken, next: 0, at: HEAD_BYTES }
     }
 
     /// Allocates a place of `len` bytes. Gaps are used in ascending order, each once: a gap that is
@@ -175,10 +175,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_do_not_overlap_what_is_taken() {
+    fn free_places_do_not_overlap_used_ones() {
         let head = HEAD_BYTES / PLACE_BYTES;
         let taken = [(head + 400, 100), (head, 10), (head + 4, 60), (head + 12, 1)];
-        let mut room = Room::beside(taken.into_iter());
+        let mut room = FreeSpace::beside(taken.into_iter());
         let mut all: Vec<(u64, u64)> = taken.map(|(place, len)| (place * 16, len as u64)).to_vec();
         for len in [64, 1, 4096, 2000, 4096, 65] {
             let place = room.take(len).unwrap();
@@ -189,11 +189,11 @@ mod tests {
         for pair in all.windows(2) {
             assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{all:?}");
         }
-        assert_eq!(Room::beside(std::iter::empty()).take(1), Some(head));
+        assert_eq!(FreeSpace::beside(std::iter::empty()).take(1), Some(head));
     }
 
     #[test]
-    fn a_file_of_somebody_elses_is_left_alone() {
+    fn foreign_file_is_not_touched() {
         let name = format!("blockyard-backing-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::write(&path, "precious").unwrap();

@@ -2,49 +2,49 @@
 //!
 //! ```text
 //! read     pin ▸ word ▸ decompress from the pool into the reader's buffer
-//! write    buffer ▸ hand ▸ same-filled? ▸ compress ▸ pool ▸ exchange the word ▸ retire the old one
-//! part     pin ▸ word ▸ hand, patched ▸ compress ▸ pool ▸ exchange; repeat if another write won
+//! write    buffer ▸ workspace ▸ same-filled? ▸ compress ▸ pool ▸ exchange ▸ retire the old object
+//! part     pin ▸ word ▸ workspace, patched ▸ compress ▸ pool ▸ exchange; repeat if it fails
 //! ```
 //!
-//! No function here takes a lock. Each thread works with a [`Hand`] of its own: its buffers, its
-//! access to the store, and its counters.
+//! No function here takes a lock. Each thread works with a [`Workspace`] of its own: its buffers,
+//! its access to the store, and its counters.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use blockyard_core::{Extent, Status};
-use blockyard_sync::entry_words::{Entries, Kind, Word};
-use blockyard_sync::hints::Hints;
+use blockyard_sync::block_table::{BlockTable, Kind, Word};
+use blockyard_sync::dedup_hints::DedupHints;
 
 use crate::config::RamConfig;
-use crate::counters::{Count, Counters, Sum, Tally};
+use crate::counters::{Count, CounterHandle, CounterRegistry, Sum};
 use crate::error::RamError;
 use crate::form::{Form, Packer, Unpacker, is_zero, word_of};
 use crate::pool::{NoSpace, Pool, PoolConfig, PoolError};
 use crate::store::{Access, New, Store};
 
 /// What the hints leave of the memory limit for the pool; `None` if there is no limit.
-fn pool_limit(mem_limit: u64, hints: Option<&Hints>) -> Option<u64> {
-    let hints = hints.map_or(0, Hints::len_bytes);
+fn pool_limit(mem_limit: u64, hints: Option<&DedupHints>) -> Option<u64> {
+    let hints = hints.map_or(0, DedupHints::len_bytes);
     (mem_limit > 0).then(|| mem_limit.saturating_sub(hints))
 }
 
 /// Maximum number of threads that work on one device at once: channels and background workers.
-const HANDS_MAX: u32 = 1024;
+const WORKSPACES_MAX: u32 = 1024;
 
 /// The blocks of a device.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub(crate) form: Form,
     pub(crate) store: Arc<Store>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Arc<CounterRegistry>,
     /// Finds equal blocks; `None` unless the device deduplicates.
-    pub(crate) hints: Option<Hints>,
+    pub(crate) hints: Option<DedupHints>,
 }
 
 /// Per-thread working state: buffers, store access and counters of one channel or worker.
 #[derive(Debug)]
-pub(crate) struct Hand {
+pub(crate) struct Workspace {
     pub(crate) access: Access,
     pub(crate) unpacker: Unpacker,
     /// A decompressed block.
@@ -54,10 +54,10 @@ pub(crate) struct Hand {
     /// Another decompressed block to compare with; empty without deduplication.
     pub(crate) other: Box<[u8]>,
     pub(crate) packer: Packer,
-    pub(crate) tally: Tally,
+    pub(crate) tally: CounterHandle,
 }
 
-impl Hand {
+impl Workspace {
     /// The buffer from which [`Blocks::write`] stores a block; the caller fills it.
     #[inline]
     pub(crate) fn block(&mut self) -> &mut [u8] {
@@ -75,19 +75,19 @@ impl Blocks {
     /// Creates the blocks of a device, none of them written.
     pub(crate) fn new(config: &RamConfig) -> Result<Blocks, RamError> {
         let form = Form::new(config)?;
-        let entries = Entries::new(config.block_count())
+        let entries = BlockTable::new(config.block_count())
             .map_err(|_| RamError::no_memory("size", config.size))?;
         let hints = match config.hint_slots() {
             0 => None,
             slots => {
                 let refused = || RamError::no_memory("dedup", "1");
-                Some(Hints::new(slots).ok_or_else(refused)?)
+                Some(DedupHints::new(slots).ok_or_else(refused)?)
             }
         };
         let pool = PoolConfig {
             limit_bytes: pool_limit(config.mem_limit, hints.as_ref()),
             counted: config.dedup,
-            seats_max: HANDS_MAX,
+            slots_max: WORKSPACES_MAX,
             ..PoolConfig::new(config.size, form.stored_bytes_max())
         };
         let pool = Pool::new(&pool).map_err(|error| match error {
@@ -100,9 +100,9 @@ impl Blocks {
     }
 
     /// Creates the working state for one thread.
-    pub(crate) fn hand(&self) -> Result<Hand, RamError> {
+    pub(crate) fn workspace(&self) -> Result<Workspace, RamError> {
         let block = || vec![0; self.form.unit].into_boxed_slice();
-        Ok(Hand {
+        Ok(Workspace {
             access: self.access()?,
             unpacker: self.form.unpacker()?,
             plain: block(),
@@ -115,7 +115,7 @@ impl Blocks {
 
     /// Access to the stored contents only, for a thread that neither compresses nor decompresses.
     pub(crate) fn access(&self) -> Result<Access, RamError> {
-        self.store.access().ok_or(RamError::Crowded { max: HANDS_MAX })
+        self.store.access().ok_or(RamError::Crowded { max: WORKSPACES_MAX })
     }
 
     /// Size of a block in bytes.
@@ -126,7 +126,7 @@ impl Blocks {
 
     /// Memory that the deduplication hints take, in bytes.
     pub(crate) fn hints_bytes(&self) -> u64 {
-        self.hints.as_ref().map_or(0, Hints::len_bytes)
+        self.hints.as_ref().map_or(0, DedupHints::len_bytes)
     }
 
     /// Sets the memory limit in bytes, deduplication hints included; 0 means no limit.
@@ -150,8 +150,13 @@ impl Blocks {
     /// `into` must be valid for reads and writes of a block. Other threads or processes may access
     /// these bytes concurrently, as they may any buffer under I/O.
     #[inline]
-    pub(crate) unsafe fn read(&self, hand: &mut Hand, block: u64, into: *mut u8) -> Status {
-        let Hand { access, unpacker, tally, .. } = hand;
+    pub(crate) unsafe fn read(
+        &self,
+        workspace: &mut Workspace,
+        block: u64,
+        into: *mut u8,
+    ) -> Status {
+        let Workspace { access, unpacker, tally, .. } = workspace;
         let read = access.read(block, |word, stored| {
             // SAFETY: this function's own contract.
             unsafe { self.form.unpack(unpacker, word, stored, into) }
@@ -160,27 +165,31 @@ impl Blocks {
         read.err().unwrap_or(Status::Ok)
     }
 
-    /// Reads a block into `hand.plain` and returns it.
-    pub(crate) fn read_here<'h>(&self, hand: &'h mut Hand, block: u64) -> Result<&'h [u8], Status> {
-        let into = hand.plain.as_mut_ptr();
+    /// Reads a block into `workspace.plain` and returns it.
+    pub(crate) fn read_here<'h>(
+        &self,
+        workspace: &'h mut Workspace,
+        block: u64,
+    ) -> Result<&'h [u8], Status> {
+        let into = workspace.plain.as_mut_ptr();
         // SAFETY: `plain` is a block long and only this thread uses it.
-        let done = unsafe { self.read(hand, block, into) };
-        if done.is_ok() { Ok(&hand.plain) } else { Err(done) }
+        let done = unsafe { self.read(workspace, block, into) };
+        if done.is_ok() { Ok(&workspace.plain) } else { Err(done) }
     }
 
-    /// Stores the block in `hand.plain`. If there is no memory, the old contents stay.
+    /// Stores the block in `workspace.plain`. If there is no memory, the old contents stay.
     #[inline]
-    pub(crate) fn write(&self, hand: &mut Hand, block: u64) -> Status {
+    pub(crate) fn write(&self, workspace: &mut Workspace, block: u64) -> Status {
         match &self.hints {
-            None => self.write_alone(hand, block),
-            Some(hints) => self.write_once(hints, hand, block),
+            None => self.write_alone(workspace, block),
+            Some(hints) => self.write_once(hints, workspace, block),
         }
     }
 
-    /// Stores the block in `hand.plain` without searching for an equal one.
+    /// Stores the block in `workspace.plain` without searching for an equal one.
     #[inline]
-    pub(crate) fn write_alone(&self, hand: &mut Hand, block: u64) -> Status {
-        let Hand { access, plain, packer, tally, .. } = hand;
+    pub(crate) fn write_alone(&self, workspace: &mut Workspace, block: u64) -> Status {
+        let Workspace { access, plain, packer, tally, .. } = workspace;
         self.store.fetch_to_replace(block);
         let new = packer.pack(&self.form, plain);
         let Ok(old) = access.replace(block, new) else { return Status::NoSpc };
@@ -188,9 +197,15 @@ impl Blocks {
         Status::Ok
     }
 
-    /// Replaces `len` bytes of a block from `offset` on by the bytes in `hand.patch`.
-    pub(crate) fn patch(&self, hand: &mut Hand, block: u64, offset: usize, len: usize) -> Status {
-        let Hand { access, unpacker, plain, patch, packer, tally, .. } = hand;
+    /// Replaces `len` bytes of a block from `offset` on by the bytes in `workspace.patch`.
+    pub(crate) fn patch(
+        &self,
+        workspace: &mut Workspace,
+        block: u64,
+        offset: usize,
+        len: usize,
+    ) -> Status {
+        let Workspace { access, unpacker, plain, patch, packer, tally, .. } = workspace;
         let (mut turns, mut made) = (0u64, Word::NOTHING);
         let changed = access.update(block, |word, stored, maker| {
             turns += 1;
@@ -212,15 +227,15 @@ impl Blocks {
     }
 
     /// Frees a block, which then reads as zeros.
-    pub(crate) fn discard(&self, hand: &mut Hand, block: u64) {
+    pub(crate) fn discard(&self, workspace: &mut Workspace, block: u64) {
         if self.store.word(block).kind() == Kind::Nothing {
             return;
         }
         let nothing = New::Word(Word::NOTHING);
-        let old = hand.access.replace(block, nothing).expect("nothing takes no memory");
+        let old = workspace.access.replace(block, nothing).expect("nothing takes no memory");
         if old.kind() != Kind::Nothing {
-            self.form.replaced(&hand.tally, old, Word::NOTHING);
-            hand.tally.add(Count::NotifyFree, 1);
+            self.form.replaced(&workspace.tally, old, Word::NOTHING);
+            workspace.tally.add(Count::NotifyFree, 1);
         }
     }
 

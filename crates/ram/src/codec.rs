@@ -20,13 +20,15 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::error::RamError;
-use crate::snapshot::DICTIONARY_BYTES_MAX;
+use crate::error::{Damaged, RamError};
 
 #[cfg(feature = "c-codecs")]
 use lz4_c as lz4;
 #[cfg(not(feature = "c-codecs"))]
 use lz4_rust as lz4;
+
+/// Maximum size of a dictionary in bytes.
+pub(crate) const DICTIONARY_BYTES_MAX: usize = 1 << 20;
 
 /// A compression algorithm, by the name that zram uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,10 +114,6 @@ pub struct Codec {
     #[cfg(feature = "c-codecs")]
     dictionary: Option<zstd_c::Dictionary>,
 }
-
-/// The bytes do not decompress to a block: a bit flipped, or another codec wrote them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Damaged;
 
 /// The names of the level and dictionary parameters that belong to an algorithm parameter.
 fn beside(algo: &str) -> (&'static str, &'static str) {
@@ -398,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_comes_back() {
+    fn compressed_blocks_round_trip() {
         for config in configs() {
             let codec = Codec::new(&config, "algo").unwrap();
             for unit in [4096, 16_384, 65_536] {
@@ -444,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused_by_name() {
+    fn conflicting_parameters_are_refused_by_name() {
         let with = |algo, level| CodecConfig { algo, level, dictionary: None };
         let refused = |config| Codec::new(&config, "algo").unwrap_err();
         assert_eq!(refused(with(Algo::Lz4, Some(0))).field(), "level");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use blockyard_core::{Geometry, Limits, SECTOR_BYTES};
-use blockyard_sync::hints::Hints;
+use blockyard_sync::dedup_hints::DedupHints;
 
 use crate::codec::{Codec, CodecConfig};
 use crate::error::RamError;
@@ -123,7 +123,7 @@ impl RamConfig {
 
     /// Memory that the hints take, in bytes; it counts towards the memory limit.
     pub(crate) fn hints_bytes(&self) -> u64 {
-        if self.dedup { Hints::bytes_for(self.hint_slots()) } else { 0 }
+        if self.dedup { DedupHints::bytes_for(self.hint_slots()) } else { 0 }
     }
 
     pub(crate) fn check_compact(percent: u8) -> Result<(), RamError> {

@@ -1,10 +1,10 @@
 //! Counters of a device, by zram's names.
 //!
-//! Each thread that works on blocks has a [`Tally`] of its own, so counting writes to no cache line
-//! that another thread writes; zram pays two to four shared atomics per write for the same numbers.
-//! One thread may store a block and another free it: the one's tally goes up and the other's down.
-//! So a single tally means nothing; only the sum is right.
-#![allow(clippy::disallowed_types)] // The list of tallies is control plane.
+//! Each thread that works on blocks has a [`CounterHandle`] of its own, so counting writes to no
+//! cache line that another thread writes; zram pays two to four shared atomics per write for the
+//! same numbers. One thread may store a block and another free it: the counters of the one go up
+//! and those of the other down. So the counters of one thread mean nothing; only the sum is right.
+#![allow(clippy::disallowed_types)] // The registry is control plane.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,12 +49,12 @@ const COUNTS: usize = Count::PatchRetries as usize + 1;
 struct Tallied([Counter; COUNTS]);
 
 /// A thread's handle on its counters, which stay in the registry until it is dropped.
-pub(crate) struct Tally {
+pub(crate) struct CounterHandle {
     counts: Arc<Tallied>,
-    registry: Arc<Counters>,
+    registry: Arc<CounterRegistry>,
 }
 
-impl Tally {
+impl CounterHandle {
     /// Adds `n`; a two's-complement negative `n` subtracts, since the counters wrap.
     #[inline]
     pub(crate) fn add(&self, what: Count, n: u64) {
@@ -62,7 +62,7 @@ impl Tally {
     }
 }
 
-impl Drop for Tally {
+impl Drop for CounterHandle {
     fn drop(&mut self) {
         let mut tallies = self.registry.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Tallies { closed, open } = &mut *tallies;
@@ -72,7 +72,7 @@ impl Drop for Tally {
     }
 }
 
-impl fmt::Debug for Tally {
+impl fmt::Debug for CounterHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Tally").field(&self.counts.0).finish()
     }
@@ -80,7 +80,7 @@ impl fmt::Debug for Tally {
 
 /// All tallies of a device: those of live threads, and the sum of the closed ones.
 #[derive(Debug, Default)]
-pub(crate) struct Counters(Mutex<Tallies>);
+pub(crate) struct CounterRegistry(Mutex<Tallies>);
 
 #[derive(Debug, Default)]
 struct Tallies {
@@ -106,13 +106,13 @@ impl Sum {
     }
 }
 
-impl Counters {
+impl CounterRegistry {
     /// Creates a tally for one thread.
-    pub(crate) fn open(self: &Arc<Self>) -> Tally {
+    pub(crate) fn open(self: &Arc<Self>) -> CounterHandle {
         let counts = Arc::new(Tallied::default());
         let mut tallies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         tallies.open.push(Arc::clone(&counts));
-        Tally { counts, registry: Arc::clone(self) }
+        CounterHandle { counts, registry: Arc::clone(self) }
     }
 
     /// The sum over all threads now.
@@ -131,8 +131,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_thread_adds_another_takes_off() {
-        let counters = Arc::new(Counters::default());
+    fn sum_is_right_if_another_thread_subtracts() {
+        let counters = Arc::new(CounterRegistry::default());
         let (one, two) = (counters.open(), counters.open());
         one.add(Count::Stored, 5);
         two.add(Count::Stored, 3u64.wrapping_neg());

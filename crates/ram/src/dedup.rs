@@ -1,8 +1,9 @@
 //! Deduplication: equal blocks are stored once if the device is configured so.
 //!
 //! A write of a whole block computes a key of its bytes and looks up where equal blocks may be
-//! ([`Hints`]). It compares its bytes with those stored there. If they are equal, the block shares
-//! that object ([`crate::pool`]) and nothing is compressed or stored. A key alone never decides.
+//! ([`DedupHints`]). It compares its bytes with those stored there. If they are equal, the block
+//! shares that object ([`crate::pool`]) and nothing is compressed or stored. A key alone never
+//! decides.
 //!
 //! A hint names a block and not an object, so it stays valid when the object moves or is
 //! recompressed. Another hint may overwrite it, and it becomes useless when its block is written;
@@ -11,9 +12,9 @@
 //! part of a block.
 
 use blockyard_core::Status;
-use blockyard_sync::hints::Hints;
+use blockyard_sync::dedup_hints::DedupHints;
 
-use crate::blocks::{Blocks, Hand};
+use crate::blocks::{Blocks, Workspace};
 use crate::fill::repeated_word;
 
 /// A hash of a block, under which its hint is stored: equal blocks have equal keys.
@@ -26,25 +27,36 @@ pub(crate) fn key(plain: &[u8]) -> u64 {
 }
 
 impl Blocks {
-    /// Stores the block in `hand.plain`, or shares an equal one.
-    pub(crate) fn write_once(&self, hints: &Hints, hand: &mut Hand, block: u64) -> Status {
-        if repeated_word(&hand.plain).is_some() {
-            return self.write_alone(hand, block);
+    /// Stores the block in `workspace.plain`, or shares an equal one.
+    pub(crate) fn write_once(
+        &self,
+        hints: &DedupHints,
+        workspace: &mut Workspace,
+        block: u64,
+    ) -> Status {
+        if repeated_word(&workspace.plain).is_some() {
+            return self.write_alone(workspace, block);
         }
-        let key = key(&hand.plain);
-        if self.share(hints, hand, block, key) {
+        let key = key(&workspace.plain);
+        if self.share(hints, workspace, block, key) {
             return Status::Ok;
         }
-        let status = self.write_alone(hand, block);
+        let status = self.write_alone(workspace, block);
         if status.is_ok() {
             hints.note(key, block);
         }
         status
     }
 
-    /// Makes the block refer to an object that equals `hand.plain`, if a hint leads to one.
-    pub(crate) fn share(&self, hints: &Hints, hand: &mut Hand, block: u64, key: u64) -> bool {
-        let Hand { access, unpacker, plain, other, tally, .. } = hand;
+    /// Makes the block refer to an object that equals `workspace.plain`, if a hint leads to one.
+    pub(crate) fn share(
+        &self,
+        hints: &DedupHints,
+        workspace: &mut Workspace,
+        block: u64,
+        key: u64,
+    ) -> bool {
+        let Workspace { access, unpacker, plain, other, tally, .. } = workspace;
         for of in hints.find(key) {
             let mut differs = false;
             let shared = access.share(block, of, |word, stored| {

@@ -104,7 +104,7 @@ impl Ram {
     /// # Errors
     /// If the maximum number of channels and workers is in use.
     pub fn compact(&self) -> Result<Compacted, RamError> {
-        let _turn = self.turn();
+        let _alone = self.exclusive();
         self.shared.blocks.compact()
     }
 
@@ -136,7 +136,7 @@ impl Ram {
     /// ended.
     pub fn compact_in_background(&self) {
         if let Some(compactor) = &*self.compactor() {
-            compactor.turn();
+            compactor.run_round();
         }
     }
 
@@ -193,7 +193,7 @@ impl Ram {
     /// # Errors
     /// If the device has no recompression algorithm, or there is no working memory.
     pub fn recompress(&self, selection: &Selection) -> Result<Recompressed, RamError> {
-        let _turn = self.turn();
+        let _alone = self.exclusive();
         self.shared.blocks.recompress(selection)
     }
 
@@ -208,7 +208,7 @@ impl Ram {
         selection: &Selection,
         limit_bytes: u64,
     ) -> Result<WrittenBack, RamError> {
-        let _turn = self.turn();
+        let _alone = self.exclusive();
         self.shared.blocks.write_back(selection, limit_bytes)
     }
 
@@ -218,7 +218,7 @@ impl Ram {
     /// # Errors
     /// If the file cannot be written or must not be replaced, or a block cannot be read.
     pub fn save(&self, path: &Path, replace: Replace) -> Result<Saved, RamError> {
-        let _turn = self.turn();
+        let _alone = self.exclusive();
         self.shared.blocks.save(&self.shared.config, path, replace)
     }
 
@@ -228,7 +228,7 @@ impl Ram {
     /// # Errors
     /// If the stream cannot be written, or a block cannot be read.
     pub fn save_to(&self, out: impl Write) -> Result<u64, SaveError> {
-        let _turn = self.turn();
+        let _alone = self.exclusive();
         self.shared.blocks.save_to(&self.shared.config, out)
     }
 
@@ -301,7 +301,7 @@ impl Ram {
     }
 
     /// Locks out other background workers: each scans the table first and relies on running alone.
-    fn turn(&self) -> MutexGuard<'_, ()> {
+    fn exclusive(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -356,8 +356,8 @@ impl Device for Ram {
     }
 
     fn open_queue(&self) -> Result<RamQueue, DeviceError> {
-        let hand = self.shared.blocks.hand()?;
-        Ok(RamQueue::new(Arc::clone(&self.shared), hand))
+        let workspace = self.shared.blocks.workspace()?;
+        Ok(RamQueue::new(Arc::clone(&self.shared), workspace))
     }
 
     fn report_zones(

@@ -4,8 +4,7 @@ use std::io;
 
 use blockyard_core::{DeviceError, Status};
 
-use crate::background::WrittenBack;
-use crate::snapshot::SnapshotError;
+use crate::stats::WrittenBack;
 
 /// Why creating a RAM disk or an operation on it failed.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +40,7 @@ pub enum RamError {
         source: io::Error,
     },
     /// The maximum number of channels and workers is in use.
-    #[error("{max} channels are open, and no more will do; close one first")]
+    #[error("cannot open a channel: {max} channels, the most allowed, are open; close one first")]
     Crowded {
         /// The maximum.
         max: u32,
@@ -157,3 +156,47 @@ impl From<RamError> for DeviceError {
         }
     }
 }
+
+/// Why a file is not a valid snapshot, or cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// An I/O error.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The file is not a snapshot.
+    #[error("it is no snapshot of a RAM disk")]
+    Other,
+    /// The snapshot has an unknown version.
+    #[error("it is a snapshot of version {found}; this program reads version {reads}")]
+    Version {
+        /// Version of the snapshot.
+        found: u32,
+        /// Version that this program reads.
+        reads: u32,
+    },
+    /// The file ends too early.
+    #[error("it is cut off after {records} blocks")]
+    Short {
+        /// Number of complete blocks.
+        records: u64,
+    },
+    /// The checksum of a block is right, but its bytes do not decompress.
+    #[error("it is damaged: block {block} does not decompress")]
+    Undecodable {
+        /// The block number.
+        block: u64,
+    },
+    /// A checksum or a field is wrong.
+    #[error("it is damaged: {what}, after {records} blocks")]
+    Damaged {
+        /// What is wrong.
+        what: &'static str,
+        /// Number of complete blocks.
+        records: u64,
+    },
+}
+
+/// The bytes do not decompress to a block: a bit flipped, or another codec wrote them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damaged;

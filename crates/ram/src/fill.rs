@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_filled_is_recognised() {
+    fn filled_memory_is_recognised_as_same_filled() {
         for word in [0, u64::MAX, 1, 0x0101_0101_0101_0101, 0x1234_5678_1234_5678, 0xdead << 40] {
             for len in [512, 4096, 65_536] {
                 let block = filled(word, len);

@@ -13,12 +13,12 @@
 #![allow(unsafe_code)]
 
 use blockyard_core::Status;
-use blockyard_sync::entry_words::{Kind, OBJECT_BYTES_MAX, Word};
+use blockyard_sync::block_table::{Kind, OBJECT_BYTES_MAX, Word};
 
 use crate::backing::Backing;
 use crate::codec::{Algo, Codec, Decoder, Encoder, packed_bytes_max};
 use crate::config::{RECOMPRESS_FIELDS, RamConfig};
-use crate::counters::{Count, Tally};
+use crate::counters::{Count, CounterHandle};
 use crate::error::RamError;
 use crate::fill::{fill, repeated_word};
 use crate::store::New;
@@ -250,7 +250,7 @@ impl Form {
 
     /// Adds what a word stands for to the counters, or subtracts it.
     #[inline]
-    fn count(&self, tally: &Tally, word: Word, by: u64) {
+    fn count(&self, tally: &CounterHandle, word: Word, by: u64) {
         match word.kind() {
             Kind::Nothing => return,
             Kind::Same => tally.add(Count::Same, by),
@@ -268,7 +268,7 @@ impl Form {
 
     /// Updates the counters after contents replaced those of a word.
     #[inline]
-    pub(crate) fn replaced(&self, tally: &Tally, old: Word, new: Word) {
+    pub(crate) fn replaced(&self, tally: &CounterHandle, old: Word, new: Word) {
         self.count(tally, old, LESS);
         self.count(tally, new, MORE);
         if new.kind() == Kind::Object && self.is_raw(new) {
@@ -280,7 +280,7 @@ impl Form {
 impl Unpacker {
     /// Adds the reads of the backing file to the counters.
     #[inline]
-    pub(crate) fn settle(&mut self, tally: &Tally) {
+    pub(crate) fn settle(&mut self, tally: &CounterHandle) {
         if self.fetches > 0 {
             tally.add(Count::BackedReads, std::mem::take(&mut self.fetches));
         }

@@ -1,19 +1,19 @@
 //! A compressed RAM disk: what zram does, in user space.
 //!
 //! The contents of a block are an *object*: compressed and never changed in place. One word per
-//! block ([`Entries`]) says where the object lies. A write makes a new object and exchanges the
+//! block ([`BlockTable`]) says where the object lies. A write makes a new object and exchanges the
 //! word. A read pins the object and decompresses it where it lies, so a reader never blocks another
 //! thread.
 //!
 //! ```text
-//! RamQueue ▸ blocks ▸ Codec ▸ Store: Entries (a word each) ▸ Pool (objects, back to back)
+//! RamQueue ▸ blocks ▸ Codec ▸ Store: BlockTable (a word each) ▸ Pool (objects, back to back)
 //! ```
 //!
 //! [`Pool`] allocates the objects. [`Store`] joins pool and words and enforces who may free which
 //! object, so that code above it needs no unsafe. [`Codec`] compresses blocks. [`Ram`] is the
 //! device. docs/ram.md is the manual.
 //!
-//! [`Entries`]: blockyard_sync::entry_words::Entries
+//! [`BlockTable`]: blockyard_sync::block_table::BlockTable
 
 pub mod background;
 mod backing;
@@ -25,11 +25,10 @@ mod counters;
 mod dedup;
 mod device;
 mod error;
-mod fetch;
 pub mod fill;
 mod form;
-pub mod parts;
 pub mod pool;
+mod prefetch;
 mod queue;
 pub mod snapshot;
 mod stats;
@@ -46,6 +45,6 @@ pub use error::RamError;
 pub use pool::{
     Cache, Compacted, Load, NoSpace, Object, Pool, PoolConfig, PoolError, SizeClass, Usage,
 };
-pub use queue::RamQueue;
+pub use queue::{BlockPart, RamQueue, split_at_blocks};
 pub use stats::{BdStat, DebugStat, DedupStat, IoStat, MmStat, RamStats};
-pub use store::{Access, Made, Maker, New, Store, Taken};
+pub use store::{Access, Made, Maker, New, ReplacedContents, Store};

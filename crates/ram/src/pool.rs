@@ -37,7 +37,6 @@ mod config;
 mod holes;
 mod layout;
 mod memory;
-mod object;
 mod shard;
 mod shares;
 mod table;
@@ -47,22 +46,22 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use blockyard_sync::hazard_pointers::{HazardGuard, HazardPointers, Pinned};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::pad::Padded;
-use blockyard_sync::pins::{Guard, Pinned, Pins};
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
-use blockyard_sync::turn_lock::TurnLock;
+use blockyard_sync::ticket_lock::TicketLock;
 
-use arena::{Arena, Purpose};
-use compact::Room;
-use layout::{Layout, PAGE_UNITS};
+use arena::{Arena, PagePurpose};
+use compact::CompactionState;
+use layout::{Layout, PAGE_UNITS, UNIT_BYTES};
 use memory::{Memory, PAGE_BYTES};
 use shard::{Failing, Ground, Reach, Shard};
 
 pub use compact::Compacted;
 pub use config::{PoolConfig, PoolError};
-pub use object::Object;
+pub use layout::Object;
 pub use usage::{Load, SizeClass, Usage};
 
 /// Length of a shard's list of retired objects, in addition to twice the number of slots.
@@ -86,10 +85,10 @@ pub struct Pool {
     shards: Box<[Padded<SleepLock<Shard, { ranks::SHARD }>>]>,
     arena: Arena,
     /// Serializes compaction: a thread holds it for one pass.
-    compacting: TurnLock<Room, { ranks::COMPACTION }>,
+    compacting: TicketLock<CompactionState, { ranks::COMPACTION }>,
     memory: Memory,
     layout: Layout,
-    pins: Arc<Pins>,
+    pins: Arc<HazardPointers>,
 }
 
 impl Pool {
@@ -102,7 +101,7 @@ impl Pool {
         let bytes = layout.len_bytes();
         let memory = Memory::reserve(bytes as usize)
             .map_err(|errno| PoolError::Addresses { bytes, errno })?;
-        let retired_max = RETIRED + 2 * config.seats_max as usize;
+        let retired_max = RETIRED + 2 * config.slots_max as usize;
         let shard = |number| {
             let shard = Shard::new(number, layout, retired_max);
             let shard = shard.map_err(|errno| PoolError::Addresses { bytes, errno })?;
@@ -114,15 +113,15 @@ impl Pool {
                 config.limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64),
                 u64::from(layout.segment_units() / PAGE_UNITS),
             ),
-            compacting: TurnLock::new(Room::default()),
+            compacting: TicketLock::new(CompactionState::default()),
             memory,
             layout,
-            pins: Pins::new(config.seats_max),
+            pins: HazardPointers::new(config.slots_max),
         }))
     }
 
     /// The hazard pointers with which readers pin objects of this pool.
-    pub fn pins(&self) -> &Arc<Pins> {
+    pub fn pins(&self) -> &Arc<HazardPointers> {
         &self.pins
     }
 
@@ -132,7 +131,7 @@ impl Pool {
             shard: self.arena.next_shard(self.layout.shards()),
             other: None,
             pool: Arc::clone(self),
-            scratch: Scratch::new(self.pins.seats_max()),
+            scratch: Scratch::new(self.pins.slots_max()),
         }
     }
 
@@ -156,7 +155,7 @@ impl Pool {
     /// `guard` pins the object: it comes from entries whose words refer to this pool's objects, and
     /// from a slot of this pool's [`Pool::pins`].
     #[inline]
-    pub unsafe fn bytes<'g>(&'g self, object: Object, guard: &'g Guard<'_>) -> &'g [u8] {
+    pub unsafe fn bytes<'g>(&'g self, object: Object, guard: &'g HazardGuard<'_>) -> &'g [u8] {
         debug_assert_eq!(guard.word().reference(), object.word().reference());
         // SAFETY: the object was written before its word was published; it is pinned for `'g`.
         unsafe {
@@ -205,7 +204,7 @@ impl Pool {
         (free >= u64::from(self.layout.segment_units())).then_some(other)
     }
 
-    fn ground(&self, purpose: Purpose) -> Ground<'_> {
+    fn ground(&self, purpose: PagePurpose) -> Ground<'_> {
         Ground { memory: &self.memory, arena: &self.arena, purpose }
     }
 
@@ -222,7 +221,7 @@ impl Pool {
                 };
                 // Without the shard's lock: the call takes some hundred microseconds.
                 self.memory.gather(self.layout.segment_start(number, first));
-                shard.with(|shard| shard.end_gathering(self.ground(Purpose::Write)));
+                shard.with(|shard| shard.end_gathering(self.ground(PagePurpose::Write)));
                 count += 1;
             }
         }
@@ -244,7 +243,7 @@ impl Pool {
                 } else if self.layout.shard(object.place()) == number as u32 {
                     // SAFETY: a retired object is in no word, this one is not pinned, and it leaves
                     // the list.
-                    unsafe { shard.give(object, self.ground(Purpose::Write)) };
+                    unsafe { shard.give(object, self.ground(PagePurpose::Write)) };
                 } else {
                     foreign.push(object);
                 }
@@ -268,7 +267,7 @@ impl Pool {
             self.shards[number as usize].with(|shard| {
                 for &object in group {
                     // SAFETY: this is the object's shard, and the rest is the caller's contract.
-                    unsafe { shard.give(object, self.ground(Purpose::Write)) };
+                    unsafe { shard.give(object, self.ground(PagePurpose::Write)) };
                 }
             });
         }
@@ -284,9 +283,9 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(seats_max: usize) -> Scratch {
-        let foreign = Vec::with_capacity(RETIRED + 2 * seats_max);
-        Scratch { pinned: Pinned::with_capacity(seats_max), foreign }
+    fn new(slots_max: usize) -> Scratch {
+        let foreign = Vec::with_capacity(RETIRED + 2 * slots_max);
+        Scratch { pinned: Pinned::with_capacity(slots_max), foreign }
     }
 }
 
@@ -311,7 +310,7 @@ struct Other {
 
 /// The result of asking another shard for space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum FoundSpace {
     Place(u64),
     /// The shard has no hole that fits.
     Nothing,
@@ -335,7 +334,7 @@ impl Cache {
     /// If `bytes` is empty or longer than the largest object.
     #[inline]
     pub fn alloc(&mut self, bytes: &[u8]) -> Result<Object, NoSpace> {
-        self.alloc_in(self.shard, bytes, Purpose::Write)
+        self.alloc_in(self.shard, bytes, PagePurpose::Write)
     }
 
     /// Stores bytes that replace a larger object. This may use a part of the space that the limit
@@ -347,11 +346,16 @@ impl Cache {
     /// # Panics
     /// As for [`Cache::alloc`].
     pub fn alloc_smaller(&mut self, bytes: &[u8]) -> Result<Object, NoSpace> {
-        self.alloc_in(self.shard, bytes, Purpose::Shrink)
+        self.alloc_in(self.shard, bytes, PagePurpose::Shrink)
     }
 
     #[inline]
-    fn alloc_in(&mut self, shard: u32, bytes: &[u8], purpose: Purpose) -> Result<Object, NoSpace> {
+    fn alloc_in(
+        &mut self,
+        shard: u32,
+        bytes: &[u8],
+        purpose: PagePurpose,
+    ) -> Result<Object, NoSpace> {
         let pool = &*self.pool;
         let units = pool.layout.units_of(bytes.len());
         assert!((1..=pool.layout.units_max).contains(&units), "{} bytes", bytes.len());
@@ -362,7 +366,7 @@ impl Cache {
                 return Err(NoSpace);
             }
             // Compaction moves objects within their shard.
-            let reach = if purpose == Purpose::Move { Reach::Fresh } else { Reach::Begun };
+            let reach = if purpose == PagePurpose::Move { Reach::Fresh } else { Reach::Begun };
             Ok(shard.alloc(bytes.len(), reach, pool.ground(purpose)))
         })?;
         let place = match place {
@@ -384,36 +388,41 @@ impl Cache {
     /// Finds space when the shard's open segment is full: a hole of another shard that has many, or
     /// a new segment.
     #[inline(never)]
-    fn alloc_beyond(&mut self, len_bytes: usize, purpose: Purpose) -> Option<u64> {
-        if purpose == Purpose::Move {
+    fn alloc_beyond(&mut self, len_bytes: usize, purpose: PagePurpose) -> Option<u64> {
+        if purpose == PagePurpose::Move {
             return None;
         }
         // Recompression is not urgent, and must not take a page that it does not need: it waits.
-        let waits = purpose == Purpose::Shrink;
+        let waits = purpose == PagePurpose::Shrink;
         let mut found = self.alloc_in_other(len_bytes, purpose, waits);
-        if found == Found::Nothing {
+        if found == FoundSpace::Nothing {
             let units = self.pool.layout.units_of(len_bytes);
             self.other = self.pool.freest_but(self.shard, units);
             found = self.alloc_in_other(len_bytes, purpose, waits);
         }
-        if let Found::Place(place) = found {
+        if let FoundSpace::Place(place) = found {
             return Some(place);
         }
         let pool = &*self.pool;
         let shard = &pool.shards[self.shard as usize];
         let place = shard.with(|shard| shard.alloc(len_bytes, Reach::Fresh, pool.ground(purpose)));
-        if place.is_none() && found == Found::Taken {
+        if place.is_none() && found == FoundSpace::Taken {
             // The limit is reached: waiting for one shard costs less than searching all of them.
             found = self.alloc_in_other(len_bytes, purpose, true);
         }
-        if let Found::Place(place) = found { Some(place) } else { place }
+        if let FoundSpace::Place(place) = found { Some(place) } else { place }
     }
 
     /// Takes a hole of the other shard. Unless `waits` is set, it waits for that shard's lock only
     /// while much of the shard is free. If all data lie in one shard, channels that overwrite them
     /// thus move them to their own shards. So they do not contend for that one lock all the time.
-    fn alloc_in_other(&mut self, len_bytes: usize, purpose: Purpose, waits: bool) -> Found {
-        let Some(other) = &mut self.other else { return Found::Nothing };
+    fn alloc_in_other(
+        &mut self,
+        len_bytes: usize,
+        purpose: PagePurpose,
+        waits: bool,
+    ) -> FoundSpace {
+        let Some(other) = &mut self.other else { return FoundSpace::Nothing };
         let pool = &*self.pool;
         let alloc = |shard: &mut Shard| {
             let place = shard.alloc(len_bytes, Reach::Holes, pool.ground(purpose));
@@ -423,16 +432,16 @@ impl Cache {
         let (place, has_much) = match shard.try_with(alloc) {
             Ok(found) => found,
             Err(alloc) if waits || other.has_much => shard.with(alloc),
-            Err(_) => return Found::Taken,
+            Err(_) => return FoundSpace::Taken,
         };
         other.has_much = has_much;
-        place.map_or(Found::Nothing, Found::Place)
+        place.map_or(FoundSpace::Nothing, FoundSpace::Place)
     }
 
     /// Finds space when the shard has none left: frees all retired objects that it can, and asks
     /// all shards.
     #[cold]
-    fn alloc_anywhere(&mut self, len_bytes: usize, purpose: Purpose) -> Result<u64, NoSpace> {
+    fn alloc_anywhere(&mut self, len_bytes: usize, purpose: PagePurpose) -> Result<u64, NoSpace> {
         self.reclaim_all();
         let pool = &*self.pool;
         let shards = pool.shards.len();
@@ -464,7 +473,7 @@ impl Cache {
     #[inline]
     pub unsafe fn retire(&mut self, object: Object) {
         let pool = &*self.pool;
-        let full = RETIRED + 2 * pool.pins.seats_used();
+        let full = RETIRED + 2 * pool.pins.slots_used();
         let number = self.shard as usize;
         let is_full = pool.shards[number].with(|shard| {
             shard.retired.push(object);
@@ -480,6 +489,73 @@ impl Cache {
         for number in 0..self.pool.shards.len() {
             self.pool.reclaim(number, &mut self.scratch);
         }
+    }
+}
+
+impl Pool {
+    /// The memory usage now.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        let mut units = 0;
+        for shard in &self.shards {
+            shard.with(|shard| {
+                let tally = shard.tally();
+                usage.objects += tally.objects;
+                usage.stored_bytes += tally.stored_bytes;
+                units += tally.units;
+                usage.duplicate_bytes += tally.duplicate_bytes;
+                usage.free_bytes += shard.free_units() * UNIT_BYTES as u64;
+                let retired = shard.retired.iter().map(|object| object.len_bytes() as u64);
+                usage.retired_bytes += retired.sum::<u64>();
+            });
+        }
+        usage.grain_bytes = units * UNIT_BYTES as u64 - usage.stored_bytes;
+        let pages = self.arena.look();
+        usage.used_bytes = pages.used * PAGE_BYTES as u64;
+        usage.used_bytes_max = pages.used_max * PAGE_BYTES as u64;
+        usage.limit_bytes = pages.limit.map(|limit| limit * PAGE_BYTES as u64);
+        usage.pages_compacted = pages.compacted;
+        usage
+    }
+
+    /// The number of objects in each size class that has any.
+    pub fn size_classes(&self) -> Vec<SizeClass> {
+        let mut objects = vec![0u64; self.layout.units_max as usize + 1];
+        for shard in &self.shards {
+            shard.with(|shard| {
+                for (sum, &live) in objects.iter_mut().zip(shard.live()) {
+                    *sum += u64::from(live);
+                }
+            });
+        }
+        let classes = (0u32..).zip(objects).filter(|&(_, objects)| objects > 0);
+        classes
+            .map(|(units, objects)| SizeClass { bytes: self.layout.largest(units), objects })
+            .collect()
+    }
+
+    /// How full the pool is; cheap enough to call often: a few instructions per shard.
+    pub fn load(&self) -> Load {
+        let mut load = Load::default();
+        for shard in &self.shards {
+            let tally = shard.with(|shard| shard.tally());
+            load.stored_bytes += tally.stored_bytes;
+            load.placed_bytes += tally.placed_bytes;
+        }
+        load.used_bytes = self.arena.look().used * PAGE_BYTES as u64;
+        load
+    }
+
+    /// Resets the maximum of pages in use to the current number.
+    pub fn reset_used_max(&self) {
+        self.arena.change(|pages| pages.used_max = pages.used);
+    }
+
+    /// Sets the limit, or removes it. If more is in use already, it stays, and no more is
+    /// allocated.
+    pub fn set_limit(&self, limit_bytes: Option<u64>) {
+        let limit = limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64);
+        self.arena.change(|pages| pages.limit = limit);
     }
 }
 
@@ -549,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn another_shard_that_somebody_is_at_is_left_alone() {
+    fn locked_shard_of_another_channel_is_skipped() {
         let (_, full, mut cache) = with_holes(2);
         let own = cache.shard;
         assert_eq!(shard_of_next(&mut cache), full);
@@ -562,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_somebody_is_at_is_not_asked_what_it_has() {
+    fn locked_shard_is_not_searched_for_holes() {
         let (_, full, mut cache) = with_holes(16);
         let own = cache.shard;
         assert_eq!(shard_of_next_beside(full, &mut cache, LONG), own);
@@ -589,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_smaller_waits_for_another_shard() {
+    fn shrinking_write_waits_for_another_shard() {
         let (_, full, mut cache) = with_holes(2);
         assert_eq!(shard_of_next(&mut cache), full);
         let smaller = |cache: &mut Cache| {

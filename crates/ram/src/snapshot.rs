@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 use crc32fast::Hasher;
 
-use crate::codec::{Algo, CodecConfig};
+use crate::codec::{Algo, CodecConfig, DICTIONARY_BYTES_MAX};
+pub use crate::error::SnapshotError;
 
 /// The first bytes of a snapshot.
 pub const MAGIC: [u8; 8] = *b"BLKYDRAM";
@@ -28,8 +29,6 @@ const FRONT_BYTES: usize = 16;
 const RECORD_BYTES: usize = 16;
 /// Maximum number of codecs of a device.
 pub(crate) const CODECS_MAX: usize = 4;
-/// Maximum size of a dictionary in bytes.
-pub(crate) const DICTIONARY_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of a header: four codecs with dictionaries.
 const HEADER_BYTES_MAX: usize = 64 + CODECS_MAX * (16 + DICTIONARY_BYTES_MAX);
 /// Largest block size, and so the maximum length of stored bytes.
@@ -68,51 +67,13 @@ pub enum Stored {
 
 /// The record of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record<'a> {
+pub struct BlockRecord<'a> {
     /// Block number.
     pub block: u64,
     /// How the bytes encode the block.
     pub stored: Stored,
     /// The stored bytes.
     pub bytes: &'a [u8],
-}
-
-/// Why a file is not a valid snapshot, or cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SnapshotError {
-    /// An I/O error.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    /// The file is not a snapshot.
-    #[error("it is no snapshot of a RAM disk")]
-    Other,
-    /// The snapshot has an unknown version.
-    #[error("it is a snapshot of version {found}; this program reads version {VERSION}")]
-    Version {
-        /// Version of the snapshot.
-        found: u32,
-    },
-    /// The file ends too early.
-    #[error("it is cut off after {records} blocks")]
-    Short {
-        /// Number of complete blocks.
-        records: u64,
-    },
-    /// The checksum of a block is right, but its bytes do not decompress.
-    #[error("it is damaged: block {block} does not decompress")]
-    Undecodable {
-        /// The block number.
-        block: u64,
-    },
-    /// A checksum or a field is wrong.
-    #[error("it is damaged: {what}, after {records} blocks")]
-    Damaged {
-        /// What is wrong.
-        what: &'static str,
-        /// Number of complete blocks.
-        records: u64,
-    },
 }
 
 /// Writes a snapshot.
@@ -153,7 +114,7 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn record(&mut self, record: Record<'_>) -> io::Result<()> {
+    pub fn record(&mut self, record: BlockRecord<'_>) -> io::Result<()> {
         let (kind, codec) = match record.stored {
             Stored::Same => (1, 0),
             Stored::Raw => (2, 0),
@@ -248,7 +209,7 @@ impl<R: Read> Reader<R> {
         let front = |at: &mut usize| number(&bytes, at).map_or(0, u32::from_le_bytes);
         let (version, len) = (front(&mut at), front(&mut at) as usize);
         if version != VERSION {
-            return Err(SnapshotError::Version { found: version });
+            return Err(SnapshotError::Version { found: version, reads: VERSION });
         }
         if len > HEADER_BYTES_MAX {
             return Err(damaged("the header's length makes no sense"));
@@ -273,7 +234,7 @@ impl<R: Read> Reader<R> {
     ///
     /// # Errors
     /// If the file is damaged or cut off, or cannot be read.
-    pub fn next_record(&mut self) -> Result<Option<Record<'_>>, SnapshotError> {
+    pub fn next_record(&mut self) -> Result<Option<BlockRecord<'_>>, SnapshotError> {
         let records = self.records;
         let damaged = |what| SnapshotError::Damaged { what, records };
         let mut front = [0; RECORD_BYTES];
@@ -309,7 +270,7 @@ impl<R: Read> Reader<R> {
         }
         self.next = block + 1;
         self.records += 1;
-        Ok(Some(Record { block, stored, bytes: &self.bytes }))
+        Ok(Some(BlockRecord { block, stored, bytes: &self.bytes }))
     }
 
     /// Checks that the end record has the right count and that nothing follows it.
@@ -352,7 +313,7 @@ mod tests {
             (9, Stored::Packed(0), &raw[..100]),
             (255, Stored::Packed(1), &raw[..1]),
         ] {
-            writer.record(Record { block, stored, bytes }).unwrap();
+            writer.record(BlockRecord { block, stored, bytes }).unwrap();
         }
         (header, writer.finish().unwrap())
     }

@@ -117,6 +117,25 @@ impl fmt::Display for DebugStat {
     }
 }
 
+/// What a writeback did, and which selected blocks it skipped, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrittenBack {
+    /// Blocks that this writeback moved to the backing file.
+    pub blocks: u64,
+    /// Bytes that these blocks take in the file. Their memory is freed unless other blocks share
+    /// it.
+    pub bytes: u64,
+    /// Blocks that a client was writing.
+    pub skipped_written: u64,
+    /// Blocks that a client accessed after the selection, so that they are no longer idle or no
+    /// longer match it.
+    pub skipped_used: u64,
+    /// Blocks longer than the rest of the limit.
+    pub skipped_limit: u64,
+    /// Blocks for which the file has no free place: it has 2^40 bytes at most.
+    pub skipped_no_place: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,16 +13,16 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use blockyard_sync::entry_words::{Entries, Kind, Word};
-use blockyard_sync::pins::{Guard, Seat};
+use blockyard_sync::block_table::{BlockTable, Kind, Word};
+use blockyard_sync::hazard_pointers::{HazardGuard, HazardSlot};
 
-use crate::fetch::fetch;
 use crate::pool::{Cache, Compacted, NoSpace, Object, Pool};
+use crate::prefetch::prefetch;
 
 /// The contents of a device's blocks.
 #[derive(Debug)]
 pub struct Store {
-    entries: Entries,
+    entries: BlockTable,
     pool: Arc<Pool>,
 }
 
@@ -38,14 +38,14 @@ pub enum New<'b> {
 
 /// The previous contents of a block that a background worker replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct ReplacedContents {
     /// The previous word.
     pub word: Word,
     /// Whether replacing it freed its object: no other word refers to the object.
     pub frees: bool,
 }
 
-impl Taken {
+impl ReplacedContents {
     /// Stored bytes that were freed.
     pub fn freed_bytes(&self) -> i64 {
         if self.frees { self.word.len_bytes() as i64 } else { 0 }
@@ -54,7 +54,7 @@ impl Taken {
 
 impl Store {
     /// Creates a store in which all blocks are empty.
-    pub fn new(entries: Entries, pool: Arc<Pool>) -> Arc<Store> {
+    pub fn new(entries: BlockTable, pool: Arc<Pool>) -> Arc<Store> {
         Arc::new(Store { entries, pool })
     }
 
@@ -96,7 +96,7 @@ impl Store {
     /// Prefetches a block's word for a thread that writes the block next.
     #[inline]
     pub fn fetch_word(&self, block: u64) {
-        fetch(self.entries.address(block), size_of::<Word>());
+        prefetch(self.entries.address(block), size_of::<Word>());
     }
 
     /// Prefetches the object that a block's word refers to, for a thread that replaces it after
@@ -119,7 +119,7 @@ impl Store {
 
     /// Creates the access of one channel or worker; `None` if the maximum number of them exists.
     pub fn access(self: &Arc<Store>) -> Option<Access> {
-        let seat = self.pool.pins().seat()?;
+        let seat = self.pool.pins().slot()?;
         Some(Access { cache: self.pool.cache(), store: Arc::clone(self), seat })
     }
 }
@@ -128,7 +128,7 @@ impl Store {
 #[derive(Debug)]
 pub struct Access {
     store: Arc<Store>,
-    seat: Seat,
+    seat: HazardSlot,
     cache: Cache,
 }
 
@@ -137,7 +137,7 @@ pub struct Access {
 /// # Safety
 /// The guard comes from the store's entries and a hazard-pointer slot of its pool.
 #[inline]
-unsafe fn pinned<'g>(store: &'g Store, guard: &'g Guard<'_>) -> &'g [u8] {
+unsafe fn pinned<'g>(store: &'g Store, guard: &'g HazardGuard<'_>) -> &'g [u8] {
     // SAFETY: the guard pins what its word refers to, by this function's contract.
     Object::of(guard.word()).map_or(&[], |object| unsafe { store.pool.bytes(object, guard) })
 }
@@ -243,7 +243,7 @@ impl Access {
         &mut self,
         block: u64,
         f: impl for<'m> FnOnce(Word, &[u8], Maker<'m>) -> Result<Option<Made<'m>>, E>,
-    ) -> Result<Option<Taken>, E> {
+    ) -> Result<Option<ReplacedContents>, E> {
         let store = &*self.store;
         let guard = self.seat.pin(&store.entries, block);
         let old = guard.word();
@@ -256,7 +256,7 @@ impl Access {
         let exchanged = store.entries.exchange(block, old, word).is_ok();
         drop(guard);
         if exchanged {
-            return Ok(Some(Taken { word: old, frees: self.retire(old) }));
+            return Ok(Some(ReplacedContents { word: old, frees: self.retire(old) }));
         }
         drop_made(&mut self.cache, word);
         Ok(None)
@@ -383,7 +383,7 @@ impl Access {
         block: u64,
         of: u64,
         same: impl FnOnce((Word, &[u8]), (Word, &[u8])) -> bool,
-    ) -> Option<(Taken, Word)> {
+    ) -> Option<(ReplacedContents, Word)> {
         let store = &*self.store;
         let joined = {
             let guard = self.seat.pin(&store.entries, of);
@@ -404,7 +404,7 @@ impl Access {
             && store.entries.exchange(block, old, new).is_ok();
         drop(guard);
         if done {
-            return Some((Taken { word: old, frees: self.retire(old) }, new));
+            return Some((ReplacedContents { word: old, frees: self.retire(old) }, new));
         }
         // SAFETY: the part was taken above, and no word received it.
         unsafe { self.cache.give_up(object) };

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, BufRef, Channel, Composed, Disk, Op, Region, RegionId, Sector, Status};
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig};
 
@@ -40,7 +39,7 @@ fn writes(config: RamConfig, rounds: usize, seed: u64) {
     let unit = config.unit as usize;
     let ram = Ram::open(config).unwrap();
     let depth = ChannelConfig::default();
-    let disk = Composed::new("r".to_owned(), "ram", ram, depth, NoneScheduler::new);
+    let disk = Composed::new("r".to_owned(), "ram", ram, depth);
     let mut channel = disk.open().unwrap();
     let (buffer, found) = (Region::alloc(unit), Region::alloc(unit));
     let (from, into) =
@@ -91,7 +90,7 @@ fn config(unit: u32, algo: Algo) -> RamConfig {
 }
 
 #[test]
-fn lz4_stores_what_nobody_changes_as_it_is() {
+fn lz4_keeps_bytes_that_the_client_does_not_change() {
     writes(config(4096, Algo::Lz4), 20_000, 1);
     writes(config(65_536, Algo::Lz4), 2000, 2);
     writes(RamConfig { dedup: true, ..config(4096, Algo::Lz4) }, 2000, 3);
@@ -100,6 +99,6 @@ fn lz4_stores_what_nobody_changes_as_it_is() {
 
 #[cfg(feature = "c-codecs")]
 #[test]
-fn so_does_zstd() {
+fn zstd_keeps_bytes_that_the_client_does_not_change() {
     writes(config(4096, Algo::Zstd), 2000, 5);
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Disk, Flags, Sector};
 use blockyard_ram::{Ram, RamConfig};
 
@@ -23,7 +22,7 @@ fn block(rng: &mut fastrand::Rng) -> Vec<u8> {
 
 fn io(ram: &Arc<Ram>) -> Io {
     let (name, depth) = ("r".to_owned(), ChannelConfig::default());
-    let disk = Composed::new(name, "ram", Arc::clone(ram), depth, NoneScheduler::new);
+    let disk = Composed::new(name, "ram", Arc::clone(ram), depth);
     Io::new(disk.open().unwrap(), 1 << 20)
 }
 
@@ -59,7 +58,7 @@ fn compare(io: &mut Io, wanted: &[Vec<u8>]) {
 }
 
 #[test]
-fn what_overwriting_has_left_is_won_back() {
+fn space_lost_by_overwriting_is_compacted() {
     let config = || RamConfig { size: SIZE, ..RamConfig::default() };
     let never = Ram::open(RamConfig { compact: 0, ..config() }).unwrap();
     let (mut untouched, wanted) = overwritten(&never);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 #[cfg(feature = "c-codecs")]
 use blockyard_ram::{Algo, CodecConfig};
 use blockyard_ram::{Ram, RamConfig};
-use blockyard_sim::contract;
+use blockyard_testing::contract;
 
 /// 8 MiB of 4 KiB blocks.
 fn plain() -> RamConfig {

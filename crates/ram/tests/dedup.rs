@@ -8,7 +8,6 @@ use std::sync::Arc;
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::Injection;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Composed, Device, Disk, Flags, Op, Sector, Status};
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, Selection, Which};
 
@@ -27,7 +26,7 @@ fn open(config: RamConfig) -> Arc<Ram> {
 
 fn io(ram: &Arc<Ram>) -> Io {
     let (name, depth) = ("r".to_owned(), ChannelConfig::default());
-    let disk = Composed::new(name, "ram", Arc::clone(ram), depth, NoneScheduler::new);
+    let disk = Composed::new(name, "ram", Arc::clone(ram), depth);
     Io::new(disk.open().unwrap(), 1 << 20)
 }
 
@@ -138,7 +137,7 @@ fn a_write_of_a_part_leaves_the_others_alone() {
 }
 
 #[test]
-fn compaction_moves_what_is_shared_for_all() {
+fn compaction_moves_a_shared_object_for_all_its_blocks() {
     let ram = open(plain());
     let mut io = io(&ram);
     for block in 0..BLOCKS {
@@ -161,7 +160,7 @@ fn compaction_moves_what_is_shared_for_all() {
 
 #[cfg(feature = "c-codecs")]
 #[test]
-fn recompression_keeps_what_is_shared_shared() {
+fn recompression_keeps_shared_objects_shared() {
     let zstd = CodecConfig { algo: Algo::Zstd, level: Some(3), dictionary: None };
     let ram = open(RamConfig { recompress: vec![zstd], ..plain() });
     let mut io = io(&ram);
@@ -188,7 +187,7 @@ fn recompression_keeps_what_is_shared_shared() {
 /// a second object for the selected ones, which took more memory, and reported it as a saving.
 #[cfg(feature = "c-codecs")]
 #[test]
-fn what_others_still_share_is_left_alone() {
+fn partly_selected_shared_object_is_not_recompressed() {
     let zstd = CodecConfig { algo: Algo::Zstd, level: Some(3), dictionary: None };
     let ram = open(RamConfig { recompress: vec![zstd], ..plain() });
     let mut io = io(&ram);
@@ -265,7 +264,7 @@ fn writeback_save_and_load_keep_contents() {
 /// A full pool accepts blocks that it already stores, and the limit includes the memory of the
 /// hints.
 #[test]
-fn a_full_one_takes_what_it_has() {
+fn full_device_accepts_blocks_that_it_holds_already() {
     let limit = 1 << 20;
     let ram = open(RamConfig { mem_limit: limit, ..plain() });
     let mut io = io(&ram);

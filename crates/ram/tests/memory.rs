@@ -5,7 +5,6 @@
 
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Composed, Disk, Flags, Op, Sector};
 use blockyard_ram::{Ram, RamConfig};
 
@@ -22,14 +21,14 @@ fn resident() -> i64 {
 }
 
 #[test]
-fn what_is_taken_and_given_back_is_the_systems() {
+fn freed_memory_returns_to_the_system() {
     let mut rng = fastrand::Rng::with_seed(5);
     let mut noise = vec![0; CHUNK];
     // Without huge pages and with them.
     for compact in [0, 3] {
         let ram = Ram::open(RamConfig { size: SIZE, compact, ..RamConfig::default() }).unwrap();
         let channels = ChannelConfig::default();
-        let disk = Composed::new("r".to_owned(), "ram", ram.clone(), channels, NoneScheduler::new);
+        let disk = Composed::new("r".to_owned(), "ram", ram.clone(), channels);
         let mut io = Io::new(disk.open().unwrap(), CHUNK);
         io.write(Sector(0), &[1; CHUNK], Flags::NONE).unwrap();
         let before = resident();

@@ -14,11 +14,10 @@ use blockyard_core::bio::{Bio, Flags, Op};
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::device::Device;
 use blockyard_core::inject::Injection;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Disk, Region, Sector, Status};
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError, Selection, Which};
-use blockyard_sim::refusing::Refusing;
-use blockyard_sim::seed::Seed;
+use blockyard_testing::refusing::Refusing;
+use blockyard_testing::seed::Seed;
 
 /// Size of the device in bytes.
 const SIZE: u64 = 2 << 20;
@@ -46,7 +45,7 @@ struct Refused {
 }
 
 /// A device and a model of its contents.
-struct Rig {
+struct Fixture {
     ram: Arc<Ram>,
     beside: Refusing,
     bs: u64,
@@ -58,7 +57,7 @@ struct Rig {
 
 fn disk(ram: &Arc<Ram>) -> impl Disk + use<> {
     let (name, depth) = ("r".to_owned(), ChannelConfig::default());
-    Composed::new(name, "ram", Arc::clone(ram), depth, NoneScheduler::new)
+    Composed::new(name, "ram", Arc::clone(ram), depth)
 }
 
 fn inject(ram: &Ram, name: &str, value: u64) {
@@ -66,12 +65,12 @@ fn inject(ram: &Ram, name: &str, value: u64) {
     ram.inject(&fault).unwrap();
 }
 
-impl Rig {
-    fn new(config: RamConfig) -> Rig {
+impl Fixture {
+    fn new(config: RamConfig) -> Fixture {
         let (unit, bs) = (u64::from(config.unit), u64::from(config.bs));
         let ram = Ram::open(config).unwrap();
         let beside = Refusing::new(&disk(&ram), unit, LEN_MAX).unwrap();
-        Rig { ram, beside, bs, unit, armed: false, refused: Refused::default() }
+        Fixture { ram, beside, bs, unit, armed: false, refused: Refused::default() }
     }
 
     /// Makes the next one or more operations on the backing file fail.
@@ -209,32 +208,32 @@ fn drive(name: &str, config: RamConfig, trouble: Trouble) -> Refused {
     let limit = config.mem_limit;
     // If the file fails, write blocks back often, so that reads reach it.
     let rests = if trouble.file_fails { 8 } else { 40 };
-    let mut rig = Rig::new(config);
-    inject(&rig.ram, "nospc", trouble.one_in.into());
+    let mut fixture = Fixture::new(config);
+    inject(&fixture.ram, "nospc", trouble.one_in.into());
     for _ in 0..2500 {
-        let longest = if rng.u32(0..8) == 0 { LEN_MAX } else { 4 * rig.unit };
-        let len = rig.bs * rng.u64(1..=longest.min(LEN_MAX) / rig.bs);
-        let at = rig.bs * rng.u64(0..=(SIZE - len) / rig.bs);
+        let longest = if rng.u32(0..8) == 0 { LEN_MAX } else { 4 * fixture.unit };
+        let len = fixture.bs * rng.u64(1..=longest.min(LEN_MAX) / fixture.bs);
+        let at = fixture.bs * rng.u64(0..=(SIZE - len) / fixture.bs);
         if trouble.file_fails && rng.u32(0..30) == 0 {
-            rig.arm(&mut rng);
+            fixture.arm(&mut rng);
         }
         if rng.u32(0..rests) == 0 {
-            rig.work(&mut rng);
+            fixture.work(&mut rng);
         }
         match rng.u32(0..10) {
-            0 => rig.change(Op::Discard, Flags::NONE, at, &vec![0; len as usize]),
-            1 => rig.change(Op::WriteZeroes, Flags::NONE, at, &vec![0; len as usize]),
-            2 => rig.change(Op::WriteZeroes, Flags::NOUNMAP, at, &vec![0; len as usize]),
-            3..6 => rig.read(at, len),
+            0 => fixture.change(Op::Discard, Flags::NONE, at, &vec![0; len as usize]),
+            1 => fixture.change(Op::WriteZeroes, Flags::NONE, at, &vec![0; len as usize]),
+            2 => fixture.change(Op::WriteZeroes, Flags::NOUNMAP, at, &vec![0; len as usize]),
+            3..6 => fixture.read(at, len),
             _ => {
                 let data = data(&mut rng, len);
-                rig.change(Op::Write, Flags::NONE, at, &data);
+                fixture.change(Op::Write, Flags::NONE, at, &data);
             }
         }
-        let used = rig.ram.stats().mm;
+        let used = fixture.ram.stats().mm;
         assert!(limit == 0 || used.mem_used_total <= limit, "{used:?}");
     }
-    rig.end()
+    fixture.end()
 }
 
 /// Without injected faults, nothing fails.
@@ -304,7 +303,7 @@ fn worked_on(file: &File, unit: u32) -> RamConfig {
 
 /// Recompression and writeback among reads and writes, with little memory and with failures.
 #[test]
-fn what_is_worked_on_meanwhile() {
+fn recompression_and_writeback_match_the_model() {
     let file = File::new("model");
     endless("worked on", worked_on(&file, 4096));
     endless("worked on, 64k", worked_on(&file, 65_536));
@@ -329,7 +328,7 @@ fn a_backing_file_that_fails_and_is_full() {
 
 /// A merged request that fails is retried bio by bio, and each bio that fails then is counted once.
 #[test]
-fn what_was_merged_and_fails_is_counted_once() {
+fn failed_merged_request_is_counted_once() {
     let ram = Ram::open(RamConfig { mem_limit: 64 << 10, compact: 0, ..plain() }).unwrap();
     let mut channel = disk(&ram).open().unwrap();
     let region = Region::alloc(LEN_MAX as usize);

@@ -5,10 +5,9 @@
 use std::sync::Arc;
 
 use blockyard_core::channel::{Channel, ChannelConfig};
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, BufRef, Composed, Disk, Op, Region, Sector};
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig};
-use blockyard_sim::allocations::Counting;
+use blockyard_testing::allocations::Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -23,7 +22,7 @@ fn allocations(config: RamConfig) -> u64 {
     let sectors = u64::from(config.bs) / 512;
     let ram = Ram::open(config).expect("the configuration fits");
     let depth = ChannelConfig::default();
-    let disk = Composed::new("r".to_owned(), "ram", ram, depth, NoneScheduler::new);
+    let disk = Composed::new("r".to_owned(), "ram", ram, depth);
     let mut channel = disk.open().expect("a fresh device opens");
     let region = Region::alloc(BATCH * ROOM as usize);
     let id = channel.register(Arc::clone(&region));

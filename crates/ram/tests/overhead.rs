@@ -9,7 +9,6 @@ use std::path::Path;
 
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Disk, Flags, Sector};
 use blockyard_ram::{Ram, RamConfig};
 
@@ -81,7 +80,7 @@ fn check(name: &str, data: &[u8], rng: &mut fastrand::Rng) {
     let ram = Ram::open(config).unwrap();
     let disk_of = ram.clone();
     let channels = ChannelConfig::default();
-    let disk = Composed::new("r".to_owned(), "ram", disk_of, channels, NoneScheduler::new);
+    let disk = Composed::new("r".to_owned(), "ram", disk_of, channels);
     let mut io = Io::new(disk.open().unwrap(), 64 << 10);
     let lost = || {
         let mm = ram.stats().mm;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use blockyard_ram::{Access, New, Pool, PoolConfig, Store};
-use blockyard_sync::entry_words::{Entries, Kind, PLACE_BYTES, Word};
+use blockyard_sync::block_table::{BlockTable, Kind, PLACE_BYTES, Word};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
@@ -22,10 +22,10 @@ fn store() -> Arc<Store> {
 fn store_of(blocks: u64, counted: bool) -> Arc<Store> {
     let mut config = PoolConfig::new(blocks * 256, 256);
     config.counted = counted;
-    config.seats_max = 9;
+    config.slots_max = 9;
     config.shards = NonZeroU32::new(2);
     config.segment_bytes = Some(SEGMENT);
-    Store::new(Entries::new(blocks).unwrap(), Pool::new(&config).unwrap())
+    Store::new(BlockTable::new(blocks).unwrap(), Pool::new(&config).unwrap())
 }
 
 /// Runs a body under both of shuttle's random schedulers.

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Disk, Flags, Sector};
 use blockyard_ram::{Ram, RamConfig};
 
@@ -155,7 +154,7 @@ fn image(folder: &Folder) -> Vec<u8> {
 fn ours(data: &[u8]) -> Arc<Ram> {
     let ram = Ram::open(RamConfig { size: data.len() as u64, ..RamConfig::default() }).unwrap();
     let (name, depth) = ("r".to_owned(), ChannelConfig::default());
-    let disk = Composed::new(name, "ram", Arc::clone(&ram), depth, NoneScheduler::new);
+    let disk = Composed::new(name, "ram", Arc::clone(&ram), depth);
     let mut io = Io::new(disk.open().unwrap(), 1 << 20);
     for (number, chunk) in data.chunks(64 << 10).enumerate() {
         io.write(Sector(number as u64 * 128), chunk, Flags::NONE).unwrap();

@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_pointed_at() {
+    fn unknown_field_is_reported_by_its_pointer() {
         let refused = |cdb: &[u8]| match Command::parse(cdb) {
             Err(CdbError::Refused(sense)) => sense,
             other => panic!("{other:?}"),

@@ -11,7 +11,7 @@ use crate::config::DiskConfig;
 
 /// The kind of zone at a place of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ZonePart {
     /// A zone with random writes.
     Conventional,
     /// A zone that is written at its write pointer.
@@ -22,11 +22,11 @@ pub enum Part {
 
 /// A zone of any kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ZonePlace {
     /// The slot of the zone.
     pub slot: u32,
     /// The kind of the zone.
-    pub part: Part,
+    pub part: ZonePart,
     /// The first sector.
     pub start: Sector,
     /// The end: the first sector after the zone.
@@ -86,26 +86,26 @@ impl Layout {
 
     /// The conventional or sequential zone of a slot.
     #[inline]
-    pub fn first(&self, slot: u32) -> Place {
+    pub fn first(&self, slot: u32) -> ZonePlace {
         let start = Sector(u64::from(slot) << self.zone_shift);
         let slot_end = Sector((start.0 + self.slot_sectors()).min(self.sectors));
         if self.is_conventional(slot) {
-            return Place { slot, part: Part::Conventional, start, end: slot_end };
+            return ZonePlace { slot, part: ZonePart::Conventional, start, end: slot_end };
         }
         let end = slot_end.min(start + self.sequential_sectors);
-        Place { slot, part: Part::Sequential, start, end }
+        ZonePlace { slot, part: ZonePart::Sequential, start, end }
     }
 
     /// The gap zone of a slot, if it has one.
-    pub fn gap(&self, slot: u32) -> Option<Place> {
+    pub fn gap(&self, slot: u32) -> Option<ZonePlace> {
         let start = self.first(slot).end;
         let end = Sector(((u64::from(slot) + 1) << self.zone_shift).min(self.sectors));
-        (start < end).then_some(Place { slot, part: Part::Gap, start, end })
+        (start < end).then_some(ZonePlace { slot, part: ZonePart::Gap, start, end })
     }
 
     /// The zone that contains a sector.
     #[inline]
-    pub fn place_of(&self, sector: Sector) -> Place {
+    pub fn place_of(&self, sector: Sector) -> ZonePlace {
         let slot = (sector.0 >> self.zone_shift) as u32;
         let first = self.first(slot);
         if sector < first.end {
@@ -117,7 +117,7 @@ impl Layout {
     /// An empty sequential zone at a slot.
     #[inline]
     pub fn sequential(&self, slot: u32) -> Zone {
-        let Place { start, end, .. } = self.first(slot);
+        let ZonePlace { start, end, .. } = self.first(slot);
         Zone::sequential(start, end - start, end - start)
     }
 }
@@ -148,7 +148,7 @@ mod tests {
                     for at in [place.start, Sector(place.end.0 - 1)] {
                         assert_eq!(layout.place_of(at), place);
                     }
-                    gaps += u32::from(place.part == Part::Gap);
+                    gaps += u32::from(place.part == ZonePart::Gap);
                     next = place.end;
                 }
             }

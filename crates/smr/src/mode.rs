@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_not_is_refused() {
+    fn unsupported_mode_page_is_refused() {
         let config = DiskConfig::default();
         let refused = |request| sense(&config, Form::Six, request).unwrap_err();
         let saved = ModeRequest { control: PageControl::Saved, ..PLAIN };

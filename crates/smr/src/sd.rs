@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! SdQueue ─ Command (bytes) ▸ ScsiTransport ▸ disk
-//! SdQueue ◂─ Verdict ◂─ status, sense data ◂─┘
+//! SdQueue ◂─ SenseDecision ◂─ status, sense data ◂─┘
 //! ```
 //!
 //! The driver knows a disk only by what the disk reports; the transport hides whether the disk is
@@ -16,10 +16,10 @@ mod error;
 pub mod pages;
 mod probe;
 mod queue;
-mod verdict;
-mod walk;
+mod sense_decision;
+mod zone_scan;
 
 pub use device::Sd;
 pub use error::SdError;
 pub use queue::SdQueue;
-pub use verdict::{Verdict, of_sense, verdict};
+pub use sense_decision::{SenseDecision, decide, decide_by_sense};

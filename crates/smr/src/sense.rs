@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printed_values_parse_back() {
         let senses = [
             Sense::NO_SENSE,
             Sense::UNALIGNED_WRITE.at(0x1_2345_6789_abcd),

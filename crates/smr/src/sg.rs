@@ -37,7 +37,7 @@ const WRITE_SAME_TIMEOUT_MS: c_uint = 120_000;
 
 /// `struct sg_io_hdr`.
 #[repr(C)]
-struct Header {
+struct SgIoHdr {
     interface_id: c_int,
     dxfer_direction: c_int,
     cmd_len: u8,
@@ -63,7 +63,7 @@ struct Header {
 }
 
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Header>() == 88, "the kernel's size of the header");
+const _: () = assert!(size_of::<SgIoHdr>() == 88, "the kernel's size of the header");
 
 /// Why a file cannot be used as a drive.
 #[derive(Debug, thiserror::Error)]
@@ -162,13 +162,13 @@ fn timeout_ms(cdb: &[u8]) -> c_uint {
 }
 
 /// The header for a command. Its pointers point to the arguments.
-fn header(cdb: &[u8], data: &mut Data<'_>, sense: &mut [u8; SENSE_LEN]) -> Header {
+fn header(cdb: &[u8], data: &mut Data<'_>, sense: &mut [u8; SENSE_LEN]) -> SgIoHdr {
     let (direction, pointer, len) = match data {
         Data::None => (DXFER_NONE, std::ptr::null_mut(), 0),
         Data::In(bytes) => (DXFER_FROM_DEVICE, bytes.as_mut_ptr(), bytes.len()),
         Data::Out(bytes) => (DXFER_TO_DEVICE, bytes.as_ptr().cast_mut(), bytes.len()),
     };
-    Header {
+    SgIoHdr {
         interface_id: c_int::from(b'S'),
         dxfer_direction: direction,
         cmd_len: cdb.len() as u8,
@@ -195,7 +195,7 @@ fn header(cdb: &[u8], data: &mut Data<'_>, sense: &mut [u8; SENSE_LEN]) -> Heade
 }
 
 /// Interprets the fields of a header that the kernel fills in.
-fn ended(header: &Header, sense: &[u8; SENSE_LEN]) -> Result<Outcome, TransportError> {
+fn ended(header: &SgIoHdr, sense: &[u8; SENSE_LEN]) -> Result<Outcome, TransportError> {
     /// The driver status for available sense data, in the low four bits.
     const DRIVER_SENSE: c_ushort = 0x08;
     const DRIVER_TIMEOUT: c_ushort = 0x06;
@@ -265,7 +265,7 @@ mod tests {
 
     /// Fills in a header as the kernel would, and returns its interpretation.
     fn end(
-        fill: impl FnOnce(&mut Header, &mut [u8; SENSE_LEN]),
+        fill: impl FnOnce(&mut SgIoHdr, &mut [u8; SENSE_LEN]),
     ) -> Result<Outcome, TransportError> {
         let (mut bytes, mut sense) = ([0; 512], [0; SENSE_LEN]);
         let mut other = [0; SENSE_LEN];
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_moved_is_not_counted() {
+    fn untransferred_bytes_are_not_counted() {
         assert_eq!(end(|_, _| {}).unwrap(), Outcome::good(512));
         assert_eq!(end(|header, _| header.resid = 12).unwrap(), Outcome::good(500));
         assert_eq!(end(|header, _| header.resid = -5).unwrap(), Outcome::good(512));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_drive_is_said() {
+    fn path_that_is_no_drive_is_refused_by_name() {
         let error = |path: &str| Sg::open(Path::new(path)).unwrap_err().to_string();
         assert!(error("/no/such/drive").contains("cannot be opened"));
         assert!(error("/proc/self/status").contains("is no device"));

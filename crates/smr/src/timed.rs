@@ -11,7 +11,7 @@ use blockyard_core::{DeviceError, Nanos};
 
 use crate::cdb::{Blocks, Command};
 use crate::config::DiskConfig;
-use crate::timing::{Access, DriveTimes, Timing};
+use crate::timing::{AccessKind, DriveTimes, Timing};
 use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
 
 /// A transport whose completions are delayed by a model of a drive.
@@ -39,7 +39,7 @@ impl<T: ScsiTransport> Timed<T> {
     }
 
     /// The access that a command makes: its kind, first byte and length.
-    fn access(&self, cdb: &[u8]) -> (Access, u64, u64) {
+    fn access(&self, cdb: &[u8]) -> (AccessKind, u64, u64) {
         let range = |blocks: Blocks| {
             // A range beyond the medium is refused before the arm moves.
             let offset = blocks.lba.saturating_mul(self.block_bytes);
@@ -48,17 +48,17 @@ impl<T: ScsiTransport> Timed<T> {
         let write = |blocks, fua| {
             let (offset, len) = range(blocks);
             let conventional = offset < self.conventional_end;
-            (Access::Write { fua, conventional }, offset, len)
+            (AccessKind::Write { fua, conventional }, offset, len)
         };
         match Command::parse(cdb) {
             Ok(Command::Read { blocks, .. }) => {
                 let (offset, len) = range(blocks);
-                (Access::Read, offset, len)
+                (AccessKind::Read, offset, len)
             }
             Ok(Command::Write { blocks, fua, .. }) => write(blocks, fua),
             Ok(Command::WriteSame { blocks, .. }) => write(blocks, false),
-            Ok(Command::SynchronizeCache { .. }) => (Access::Flush, 0, 0),
-            _ => (Access::Other, 0, 0),
+            Ok(Command::SynchronizeCache { .. }) => (AccessKind::Flush, 0, 0),
+            _ => (AccessKind::Other, 0, 0),
         }
     }
 }

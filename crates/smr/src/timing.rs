@@ -79,7 +79,7 @@ impl DriveTimes {
 
 /// The kind of access of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum AccessKind {
     /// A read.
     Read,
     /// A write.
@@ -150,18 +150,18 @@ impl Timing {
 
     /// When a command that arrives at `now_ns` completes. Arrival times must not decrease; one that
     /// does is treated as the last one.
-    pub fn done_at(&mut self, access: Access, offset: u64, len: u64, now_ns: u64) -> u64 {
+    pub fn done_at(&mut self, access: AccessKind, offset: u64, len: u64, now_ns: u64) -> u64 {
         let now = now_ns.max(self.last_ns);
         self.tidy(now);
         self.last_ns = now;
         let start = now + self.times.command_ns;
         match access {
-            Access::Read => self.read(offset, len, start),
-            Access::Write { fua, conventional } => {
+            AccessKind::Read => self.read(offset, len, start),
+            AccessKind::Write { fua, conventional } => {
                 self.write(fua, conventional, offset, len, start)
             }
-            Access::Flush => self.drained(start),
-            Access::Other => start,
+            AccessKind::Flush => self.drained(start),
+            AccessKind::Other => start,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The state of a disk's zones: one atomic word each, exchanged by the rules of ZBC.
 //!
-//! `blockyard_core::zone::zbc` decides the new state of a zone and `blockyard_sync::zone_words`
+//! `blockyard_core::zone::zbc` decides the new state of a zone and `blockyard_sync::atomic_zones`
 //! exchanges its word, so commands to different zones share no lock. A lock protects the number of
 //! open zones; without a limit it is never taken.
 
@@ -9,8 +9,8 @@ use std::io;
 use blockyard_core::inject::ZoneFault;
 use blockyard_core::zone::{Zone, ZoneCond, ZoneInfo, ZoneOp, holding_of, zbc};
 use blockyard_core::{SECTOR_SHIFT, Sector};
+use blockyard_sync::atomic_zones::{AtomicZones, Change, UNREADABLE, ZoneView};
 use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
-use blockyard_sync::zone_words::{Change, UNREADABLE, ZoneView, ZoneWords};
 use zbc::Refusal;
 
 use crate::config::{DiskConfig, DiskError};
@@ -20,7 +20,7 @@ use crate::media::{Media, ZoneRecord};
 /// The zones of a disk that have a state.
 #[derive(Debug)]
 pub(crate) struct Zones {
-    words: ZoneWords<ZoneCond>,
+    words: AtomicZones<ZoneCond>,
     layout: Layout,
     physical_sectors: u64,
 }
@@ -88,7 +88,7 @@ impl Zones {
             });
         }
         let limits = ZoneLimits { open_max: config.zone_max_open, active_max: 0 };
-        let words = ZoneWords::new(views.into_iter(), limits, true)
+        let words = AtomicZones::new(views.into_iter(), limits, true)
             .map_err(|_| DiskError::Memory { zones: slots })?;
         Ok(Zones { words, layout, physical_sectors })
     }
@@ -268,7 +268,7 @@ impl Zones {
         }
     }
 
-    /// How often the zone was emptied; see [`ZoneWords::erasures`].
+    /// How often the zone was emptied; see [`AtomicZones::erasures`].
     #[inline]
     pub(crate) fn erasures(&self, slot: u32) -> u64 {
         self.words.erasures(slot)

@@ -6,12 +6,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use blockyard_sim::contract;
-use blockyard_sim::model::Rules;
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::{CacheMode, Files, MediaGeometry, Memory, Options};
+use blockyard_smr::media::{CacheMode, Files, MediaGeometry, MemoryMedium, Options};
 use blockyard_smr::sd::Sd;
+use blockyard_testing::contract;
+use blockyard_testing::model::ZoneRules;
 
 /// 16 zones of 512 KiB, two of them conventional, no limit on open zones.
 fn zoned() -> DiskConfig {
@@ -32,14 +32,14 @@ fn limited() -> DiskConfig {
     DiskConfig { zone_max_open: 3, ..zoned() }
 }
 
-fn open(config: &DiskConfig) -> Sd<Disk<Memory>> {
-    let memory = Memory::new(config.size, config.zone_size).expect("there is memory");
+fn open(config: &DiskConfig) -> Sd<Disk<MemoryMedium>> {
+    let memory = MemoryMedium::new(config.size, config.zone_size).expect("there is memory");
     let disk = Disk::open(config.clone(), memory).expect("the configuration fits");
     Sd::open(disk).expect("the emulated disk can be driven")
 }
 
 fn suite(name: &str, config: DiskConfig) {
-    contract::run_wrapped_by(Rules::Zbc, name, true, move || open(&config));
+    contract::run_wrapped_by(ZoneRules::Zbc, name, true, move || open(&config));
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn appends_that_become_writes() {
         ("smr, 512e", DiskConfig { physical_block: 4096, ..zoned() }),
         ("smr, gaps", DiskConfig { zone_capacity: 384 << 10, ..limited() }),
     ] {
-        contract::run_gated_by(Rules::Zbc, name, true, move || open(&config));
+        contract::run_gated_by(ZoneRules::Zbc, name, true, move || open(&config));
     }
 }
 
@@ -122,7 +122,7 @@ fn suite_in_files(name: &str, config: DiskConfig, cache: CacheMode) {
     let scratch = Scratch(std::env::temp_dir().join(scratch));
     let folder = scratch.0.clone();
     let make = move || open_files(&config, cache, &folder);
-    contract::run(&contract::Subject::plain(name, true, make).with_rules(Rules::Zbc));
+    contract::run(&contract::Subject::plain(name, true, make).with_rules(ZoneRules::Zbc));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::{Blocks, Command, Form, OperationFilter, ZoneAction};
 use blockyard_smr::config::DiskError;
-use blockyard_smr::media::{Media, Memory, ZoneRecord};
+use blockyard_smr::media::{Media, MemoryMedium, ZoneRecord};
 use blockyard_smr::sense::Sense;
 use blockyard_smr::transport::{Data, TransportError};
 use blockyard_smr::{Disk, DiskConfig, ScsiTransport};
@@ -28,7 +28,7 @@ struct Log {
 /// A medium in memory that logs its calls and fails on request.
 #[derive(Debug)]
 struct Watched {
-    memory: Memory,
+    memory: MemoryMedium,
     log: Mutex<Log>,
 }
 
@@ -108,7 +108,7 @@ fn config(change: impl FnOnce(&mut DiskConfig)) -> DiskConfig {
 }
 
 fn open_with(config: DiskConfig, records: Vec<ZoneRecord>) -> Result<Disk<Watched>, DiskError> {
-    let memory = Memory::new(config.size, config.zone_size).unwrap();
+    let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
     let log = Mutex::new(Log { records, ..Log::default() });
     Disk::open(config, Watched { memory, log })
 }
@@ -225,7 +225,7 @@ fn a_broken_zone_says_how() {
 }
 
 #[test]
-fn what_must_be_durable_is_when_the_command_ends() {
+fn fua_write_is_durable_when_its_command_completes() {
     let cached = disk(|_| {});
     assert_eq!(write(&cached, 2 * ZONE, 8), Ok(()));
     assert_eq!(cached.media().asked(), ["write 131072+4096", "zone 2 implicit-open 8 0"]);
@@ -247,7 +247,7 @@ fn what_must_be_durable_is_when_the_command_ends() {
 }
 
 #[test]
-fn a_medium_that_fails_is_told_of() {
+fn medium_errors_are_reported_with_sense_data() {
     let disk = disk(|_| {});
     let at = 2 * ZONE;
     disk.media().fail(Some("write"));
@@ -266,7 +266,7 @@ fn a_medium_that_fails_is_told_of() {
 /// A write that fails on the medium still moves the write pointer and changes the condition. The
 /// medium records that, and the disk has the same state when it is opened again.
 #[test]
-fn a_failed_write_moves_the_write_pointer_for_good() {
+fn failed_write_moves_the_write_pointer_permanently() {
     let disk = disk(|_| {});
     let at = 2 * ZONE;
     let state = |disk: &Disk<Watched>| (disk.zone(2).cond, disk.zone(2).wp.0 - at);

@@ -8,21 +8,20 @@ use std::sync::{Arc, Mutex};
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::clock::Clock;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Composed, Disk as _, Flags, Nanos, Op, Sector, Status};
-use blockyard_sim::clock::ManualClock;
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sd::Sd;
 use blockyard_smr::sense::{ScsiStatus, Sense, SenseKey};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
+use blockyard_testing::clock::ManualClock;
 
 type Ended = Result<Outcome, TransportError>;
 
 /// A transport that returns injected results instead of the disk's.
 struct Unwell {
-    disk: Disk<Memory>,
+    disk: Disk<MemoryMedium>,
     /// Results that replace the disk's for reads and writes, the last one first.
     instead: Arc<Mutex<Vec<Ended>>>,
     /// Duration of each command in nanoseconds.
@@ -48,33 +47,26 @@ impl ScsiTransport for Unwell {
     }
 }
 
-struct Rig {
+struct Fixture {
     io: Io,
     clock: ManualClock,
     instead: Arc<Mutex<Vec<Ended>>>,
 }
 
-fn rig(takes_ns: u64) -> Rig {
+fn fixture(takes_ns: u64) -> Fixture {
     let config =
         DiskConfig { size: 16 << 20, zone_size: 1 << 20, zone_nr_conv: 2, ..DiskConfig::default() };
-    let memory = Memory::new(config.size, config.zone_size).unwrap();
+    let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
     let instead = Arc::new(Mutex::new(Vec::new()));
     let disk = Disk::open(config, memory).unwrap();
     let sd = Sd::open(Unwell { disk, instead: Arc::clone(&instead), takes_ns }).unwrap();
     let clock = ManualClock::new();
     let config = ChannelConfig { depth: 64 };
-    let disk = Composed::with_clock(
-        "unwell".to_owned(),
-        "smr",
-        sd,
-        config,
-        NoneScheduler::new,
-        clock.clone(),
-    );
-    Rig { io: Io::new(disk.open().unwrap(), 1 << 20), clock, instead }
+    let disk = Composed::with_clock("unwell".to_owned(), "smr", sd, config, clock.clone());
+    Fixture { io: Io::new(disk.open().unwrap(), 1 << 20), clock, instead }
 }
 
-impl Rig {
+impl Fixture {
     fn next(&self, ended: impl IntoIterator<Item = Ended>) {
         self.instead.lock().unwrap().extend(ended);
     }
@@ -92,67 +84,67 @@ fn check(key: SenseKey, asc: u8, ascq: u8) -> Ended {
 }
 
 #[test]
-fn what_comes_between_is_passed_over_but_not_for_ever() {
-    let mut rig = rig(0);
-    rig.next([check(SenseKey::UnitAttention, 0x29, 0), check(SenseKey::AbortedCommand, 0, 0)]);
-    assert_eq!(rig.write(), Status::Ok);
-    rig.next((0..20).map(|_| check(SenseKey::UnitAttention, 0x29, 0)));
-    assert_eq!(rig.write(), Status::IoErr);
-    assert!(rig.instead.lock().unwrap().len() > 10, "it was not tried for ever");
+fn unit_attentions_are_retried_a_bounded_number_of_times() {
+    let mut fixture = fixture(0);
+    fixture.next([check(SenseKey::UnitAttention, 0x29, 0), check(SenseKey::AbortedCommand, 0, 0)]);
+    assert_eq!(fixture.write(), Status::Ok);
+    fixture.next((0..20).map(|_| check(SenseKey::UnitAttention, 0x29, 0)));
+    assert_eq!(fixture.write(), Status::IoErr);
+    assert!(fixture.instead.lock().unwrap().len() > 10, "it was not tried for ever");
 }
 
 #[test]
-fn a_busy_disk_is_asked_again_later() {
-    let mut rig = rig(0);
+fn busy_disk_is_retried_later() {
+    let mut fixture = fixture(0);
     let busy = || Ok(Outcome { status: ScsiStatus::Busy, sense: None, transferred: 0 });
-    rig.next((0..7).map(|_| busy()));
-    let before = rig.clock.now();
-    assert_eq!(rig.write(), Status::Ok);
-    assert!(rig.clock.now().since(before) >= 7_000_000, "each time is some milliseconds later");
+    fixture.next((0..7).map(|_| busy()));
+    let before = fixture.clock.now();
+    assert_eq!(fixture.write(), Status::Ok);
+    assert!(fixture.clock.now().since(before) >= 7_000_000, "each time is some milliseconds later");
     let mut back = [0; 4096];
-    rig.io.read(Sector(0), &mut back).unwrap();
+    fixture.io.read(Sector(0), &mut back).unwrap();
     assert_eq!(back, [7; 4096]);
     // For a host, "becoming ready" has the same effect.
-    rig.next([check(SenseKey::NotReady, 0x04, 0x01)]);
-    assert_eq!(rig.write(), Status::Ok);
-    rig.next((0..20_000).map(|_| busy()));
-    assert_eq!(rig.write(), Status::DevResource);
+    fixture.next([check(SenseKey::NotReady, 0x04, 0x01)]);
+    assert_eq!(fixture.write(), Status::Ok);
+    fixture.next((0..20_000).map(|_| busy()));
+    assert_eq!(fixture.write(), Status::DevResource);
 }
 
 #[test]
 fn a_link_that_fails_gives_its_own_statuses() {
-    let mut rig = rig(0);
+    let mut fixture = fixture(0);
     for (error, status) in [
         (TransportError::Gone, Status::Offline),
         (TransportError::Timeout, Status::Timeout),
         (TransportError::Link { host: 7, driver: 0 }, Status::Transport),
         (TransportError::Io(std::io::Error::from_raw_os_error(libc::EPERM)), Status::IoErr),
     ] {
-        rig.next([Err(error)]);
-        assert_eq!(rig.write(), status);
+        fixture.next([Err(error)]);
+        assert_eq!(fixture.write(), status);
     }
-    assert_eq!(rig.write(), Status::Ok);
+    assert_eq!(fixture.write(), Status::Ok);
 }
 
 #[test]
 fn data_that_did_not_come_are_not_given_out() {
-    let mut rig = rig(0);
-    assert_eq!(rig.write(), Status::Ok);
-    rig.next([Ok(Outcome::good(512))]);
-    assert_eq!(rig.io.read(Sector(0), &mut [0; 4096]), Err(Status::IoErr));
-    rig.next([Ok(Outcome::good(512))]);
-    assert_eq!(rig.write(), Status::IoErr);
-    rig.next([check(SenseKey::MediumError, 0x11, 0)]);
-    assert_eq!(rig.io.read(Sector(0), &mut [0; 4096]), Err(Status::Medium));
+    let mut fixture = fixture(0);
+    assert_eq!(fixture.write(), Status::Ok);
+    fixture.next([Ok(Outcome::good(512))]);
+    assert_eq!(fixture.io.read(Sector(0), &mut [0; 4096]), Err(Status::IoErr));
+    fixture.next([Ok(Outcome::good(512))]);
+    assert_eq!(fixture.write(), Status::IoErr);
+    fixture.next([check(SenseKey::MediumError, 0x11, 0)]);
+    assert_eq!(fixture.io.read(Sector(0), &mut [0; 4096]), Err(Status::Medium));
 }
 
 #[test]
 fn a_disk_with_a_model_of_time_completes_when_it_would() {
-    let mut rig = rig(5_000_000);
+    let mut fixture = fixture(5_000_000);
     for ops in 1..=4 {
-        assert_eq!(rig.write(), Status::Ok);
-        assert!(rig.clock.now() >= Nanos(ops * 5_000_000));
+        assert_eq!(fixture.write(), Status::Ok);
+        assert!(fixture.clock.now() >= Nanos(ops * 5_000_000));
     }
-    assert_eq!(rig.io.run(Bio::new(Op::ZoneReset, Sector(2 * 2048), 0)), Ok(Sector(2 * 2048)));
-    assert!(rig.clock.now() >= Nanos(25_000_000));
+    assert_eq!(fixture.io.run(Bio::new(Op::ZoneReset, Sector(2 * 2048), 0)), Ok(Sector(2 * 2048)));
+    assert!(fixture.clock.now() >= Nanos(25_000_000));
 }

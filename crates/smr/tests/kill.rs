@@ -259,7 +259,7 @@ fn two_processes_do_not_share_a_disk() {
 }
 
 #[test]
-fn what_is_closed_in_order_is_found_so_and_costs_little() {
+fn clean_close_is_recognised_and_takes_little_space() {
     use std::os::unix::fs::MetadataExt;
     let scratch = Scratch::new("kill-closed");
     let mut options = options(CacheMode::Volatile { bytes: 1 << 20 });

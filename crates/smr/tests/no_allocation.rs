@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used)] // Test code.
 
 use blockyard_core::{Device, Sector};
-use blockyard_sim::allocations::Counting;
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sd::Sd;
+use blockyard_testing::allocations::Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -16,7 +16,7 @@ static ALLOCATOR: Counting = Counting;
 fn a_report_of_one_zone_allocates_nothing() {
     let (size, zone_size) = (64 << 20, 1 << 20);
     let config = DiskConfig { size, zone_size, zone_nr_conv: 4, ..DiskConfig::default() };
-    let memory = Memory::new(config.size, config.zone_size).unwrap();
+    let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
     let sd = Sd::open(Disk::open(config, memory).unwrap()).unwrap();
     let mut zones = Vec::with_capacity(1);
     let before = Counting::made();

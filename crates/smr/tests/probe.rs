@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex};
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::Injection;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::zone::{ZoneCond, ZoneType};
 use blockyard_core::{Bio, Composed, Device, DeviceError, Disk as _, Op, Sector, Status};
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sd::Sd;
 use blockyard_smr::sense::{ScsiStatus, Sense, SenseKey};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
@@ -22,7 +21,7 @@ type Change = Box<dyn Fn(&[u8], &mut [u8]) + Send + Sync>;
 
 /// A transport that modifies responses and may return other outcomes first.
 struct Changed {
-    disk: Disk<Memory>,
+    disk: Disk<MemoryMedium>,
     change: Change,
     /// Outcomes that replace the disk's, the last one first.
     before: Mutex<Vec<Outcome>>,
@@ -30,7 +29,8 @@ struct Changed {
 
 impl ScsiTransport for Changed {
     fn execute(&self, cdb: &[u8], data: Data<'_>) -> Result<Outcome, TransportError> {
-        if let Some(outcome) = self.before.lock().unwrap().pop() {
+        let before = self.before.lock().unwrap().pop();
+        if let Some(outcome) = before {
             return Ok(outcome);
         }
         match data {
@@ -54,8 +54,8 @@ fn config() -> DiskConfig {
     }
 }
 
-fn disk(config: DiskConfig) -> Disk<Memory> {
-    let memory = Memory::new(config.size, config.zone_size).unwrap();
+fn disk(config: DiskConfig) -> Disk<MemoryMedium> {
+    let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
     Disk::open(config, memory).unwrap()
 }
 
@@ -101,7 +101,7 @@ fn a_report_has_every_zone_though_many_do_not_fit_one_answer() {
 }
 
 /// A transport with a limit of 4096 bytes per command.
-struct Narrow(Disk<Memory>);
+struct Narrow(Disk<MemoryMedium>);
 
 impl ScsiTransport for Narrow {
     fn execute(&self, cdb: &[u8], data: Data<'_>) -> Result<Outcome, TransportError> {
@@ -220,7 +220,7 @@ fn a_discard_that_is_a_write_is_not_for_sequential_zones() {
     let sd = Arc::new(sd.unwrap());
     assert!(sd.limits().discard_sectors_max > 0);
     let (device, depth) = (Arc::clone(&sd), ChannelConfig::default());
-    let disk = Composed::new("sd".to_owned(), "smr", device, depth, NoneScheduler::new);
+    let disk = Composed::new("sd".to_owned(), "smr", device, depth);
     let mut io = Io::new(disk.open().unwrap(), 1 << 20);
     let mut discard = |sector| io.run(Bio::new(Op::Discard, Sector(sector), 8)).map(drop);
     assert_eq!(discard(0), Ok(()));
@@ -246,7 +246,7 @@ fn answers_that_are_changed_anywhere_do_no_harm() {
             }
         }
     }
-    let seed = blockyard_sim::seed::Seed::from_env();
+    let seed = blockyard_testing::seed::Seed::from_env();
     let _watch = seed.watch("answers that are changed anywhere");
     SEED.store(seed.0 << 20, Ordering::Relaxed);
     let mut driven = 0;
@@ -262,7 +262,7 @@ fn answers_that_are_changed_anywhere_do_no_harm() {
 }
 
 #[test]
-fn what_the_transport_cannot_inject_is_said() {
+fn unsupported_injection_is_refused() {
     let sd = Sd::open(changed(|_, _| {})).unwrap();
     let fault = Injection::Device { name: "badblocks".to_owned(), value: "0".to_owned() };
     assert!(matches!(sd.inject(&fault), Err(DeviceError::NoSuchFault { .. })));

@@ -5,20 +5,19 @@
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::clock::Clock;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Composed, Disk as _, Flags, Sector};
-use blockyard_sim::clock::ManualClock;
-use blockyard_sim::contract;
-use blockyard_sim::model::Rules;
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sd::Sd;
 use blockyard_smr::timed::Timed;
 use blockyard_smr::timing::DriveTimes;
+use blockyard_testing::clock::ManualClock;
+use blockyard_testing::contract;
+use blockyard_testing::model::ZoneRules;
 
-fn open(config: &DiskConfig) -> Sd<Timed<Disk<Memory>>> {
-    let memory = Memory::new(config.size, config.zone_size).unwrap();
+fn open(config: &DiskConfig) -> Sd<Timed<Disk<MemoryMedium>>> {
+    let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
     let disk = Disk::open(config.clone(), memory).unwrap();
     Sd::open(Timed::new(disk, config, DriveTimes::HC620)).unwrap()
 }
@@ -34,28 +33,28 @@ fn the_contract_holds_in_slow_motion() {
         ..DiskConfig::default()
     };
     let name = "smr, timed";
-    contract::run_wrapped_by(Rules::Zbc, name, true, {
+    contract::run_wrapped_by(ZoneRules::Zbc, name, true, {
         let config = config.clone();
         move || open(&config)
     });
-    contract::run_gated_by(Rules::Zbc, name, true, move || open(&config));
+    contract::run_gated_by(ZoneRules::Zbc, name, true, move || open(&config));
 }
 
-struct Rig {
+struct Fixture {
     io: Io,
     clock: ManualClock,
 }
 
-fn rig(write_cache: bool) -> Rig {
+fn fixture(write_cache: bool) -> Fixture {
     let config = DiskConfig { zone_nr_conv: 524, write_cache, ..DiskConfig::default() };
     let clock = ManualClock::new();
     let (name, depth) = ("timed".to_owned(), ChannelConfig { depth: 64 });
     let sd = open(&config);
-    let disk = Composed::with_clock(name, "smr", sd, depth, NoneScheduler::new, clock.clone());
-    Rig { io: Io::new(disk.open().unwrap(), 1 << 20), clock }
+    let disk = Composed::with_clock(name, "smr", sd, depth, clock.clone());
+    Fixture { io: Io::new(disk.open().unwrap(), 1 << 20), clock }
 }
 
-impl Rig {
+impl Fixture {
     /// The duration of an operation in milliseconds.
     fn takes_ms(&mut self, run: impl FnOnce(&mut Io)) -> u64 {
         let before = self.clock.now();
@@ -66,9 +65,9 @@ impl Rig {
 
 #[test]
 fn reads_in_order_run_at_the_rate_of_the_medium_and_others_seek() {
-    let mut rig = rig(true);
+    let mut fixture = fixture(true);
     let mut data = vec![0; 1 << 20];
-    let in_order = rig.takes_ms(|io| {
+    let in_order = fixture.takes_ms(|io| {
         for mib in 0..233 {
             io.read(Sector(mib << 11), &mut data).unwrap();
         }
@@ -76,7 +75,7 @@ fn reads_in_order_run_at_the_rate_of_the_medium_and_others_seek() {
     // 233 MiB at 233 MB/s.
     assert!((1000..1100).contains(&in_order), "{in_order} ms");
     let mut rng = fastrand::Rng::with_seed(1);
-    let scattered = rig.takes_ms(|io| {
+    let scattered = fixture.takes_ms(|io| {
         for _ in 0..200 {
             io.read(Sector(rng.u64(..14 << 31) & !7), &mut data[..4096]).unwrap();
         }
@@ -86,7 +85,7 @@ fn reads_in_order_run_at_the_rate_of_the_medium_and_others_seek() {
 }
 
 #[test]
-fn a_write_cache_hides_what_a_flush_shows() {
+fn write_cache_moves_the_time_of_writes_to_the_flush() {
     let data = vec![7; 1 << 20];
     let zone = |number: u64| Sector((524 + number) << 19);
     let write = |io: &mut Io| {
@@ -94,10 +93,10 @@ fn a_write_cache_hides_what_a_flush_shows() {
             io.write(zone(number * 200), &data, Flags::NONE).unwrap();
         }
     };
-    let mut cached = rig(true);
+    let mut cached = fixture(true);
     let hidden = cached.takes_ms(write);
     let shown = cached.takes_ms(|io| io.run(Bio::flush()).map(drop).unwrap());
-    let through = rig(false).takes_ms(write);
+    let through = fixture(false).takes_ms(write);
     assert!(hidden < 200, "{hidden} ms");
     assert!(shown > 300 && through > 500, "flush {shown} ms, uncached {through} ms");
 }

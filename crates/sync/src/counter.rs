@@ -1,4 +1,4 @@
-//! Room: counters with one writer.
+//! Primitive: counters with one writer.
 //!
 //! Protects   a channel's statistics.
 //! Why        a channel counts every I/O; a reader (metrics, `stats`) reads now and then.
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_lies_in_its_bucket() {
+    fn every_value_lies_in_its_histogram_bucket() {
         let values = (0..4096).chain((12..64).flat_map(|power| {
             let base = 1u64 << power;
             [base - 1, base, base + 1, base + base / 16, base + base / 2]

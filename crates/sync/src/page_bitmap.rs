@@ -1,4 +1,4 @@
-//! Room: the bitmap of pages that hold data.
+//! Primitive: the bitmap of pages that hold data.
 //!
 //! Protects   the information that a page was never written: a bit per page.
 //! Why        a device of terabytes holds memory only for written pages, and reports the rest as
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agrees_with_a_plain_vector() {
+    fn matches_vector_model() {
         let pages = 3 * CHUNK_PAGES + 77;
         let map = PageBitmap::new(pages).unwrap();
         let mut plain = vec![false; pages as usize];
@@ -212,12 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn a_map_that_no_memory_can_hold_is_refused() {
+    fn bitmap_larger_than_memory_is_refused() {
         assert!(PageBitmap::new(u64::MAX >> 4).is_none());
     }
 
     #[test]
-    fn a_huge_map_is_one_hole() {
+    fn huge_empty_bitmap_is_one_run() {
         let pages = 10 << 40 >> 12;
         let map = PageBitmap::new(pages).unwrap();
         assert_eq!(map.run(0, pages), (false, pages));
@@ -236,7 +236,7 @@ mod model {
     use loom::sync::Arc;
 
     #[test]
-    fn whoever_sees_the_bit_sees_the_data_and_no_bit_is_lost() {
+    fn set_bit_implies_visible_data() {
         loom::model(|| {
             let map = Arc::new(PageBitmap::new(128).unwrap());
             let data = Arc::new(AtomicU32::new(0));
@@ -256,7 +256,7 @@ mod model {
     }
 
     #[test]
-    fn clearing_neighbours_loses_nothing() {
+    fn concurrent_clear_of_neighbours_keeps_bits() {
         loom::model(|| {
             let map = Arc::new(PageBitmap::new(64).unwrap());
             map.set(1);
@@ -271,7 +271,7 @@ mod model {
     /// A write and a concurrent discard of the same page: either may win, but a page without its
     /// bit holds no data.
     #[test]
-    fn no_data_lie_under_a_clear_bit() {
+    fn clear_bit_implies_no_data() {
         loom::model(|| {
             let map = Arc::new(PageBitmap::new(64).unwrap());
             let data = Arc::new(AtomicU32::new(1));

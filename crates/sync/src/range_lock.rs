@@ -1,4 +1,4 @@
-//! Room: the range lock.
+//! Primitive: the range lock.
 //!
 //! Protects   ranges of blocks: each block has one writer or any number of readers at a time.
 //! Why        workers that know nothing of one another must execute overlapping requests one after
@@ -27,14 +27,14 @@ pub enum Use {
 }
 
 #[derive(Debug)]
-struct Place {
+struct Holder {
     number: u64,
     range: Range<u64>,
     used: Use,
 }
 
-impl Place {
-    fn bars(&self, other: &Place) -> bool {
+impl Holder {
+    fn bars(&self, other: &Holder) -> bool {
         let both_read = self.used == Use::Read && other.used == Use::Read;
         let overlap = self.range.start < other.range.end && other.range.start < self.range.end;
         overlap && !both_read
@@ -42,14 +42,14 @@ impl Place {
 }
 
 #[derive(Debug, Default)]
-struct List {
+struct HolderList {
     next: u64,
-    places: Vec<Place>,
+    places: Vec<Holder>,
     /// Number of waiting threads.
     waiting: usize,
 }
 
-impl List {
+impl HolderList {
     fn may_go(&self, number: u64) -> bool {
         let own = self.places.iter().position(|place| place.number == number);
         own.is_none_or(|own| !self.places[..own].iter().any(|it| it.bars(&self.places[own])))
@@ -59,13 +59,13 @@ impl List {
 /// A fair lock for ranges of blocks.
 #[derive(Debug)]
 pub struct RangeLock {
-    list: Mutex<List>,
+    list: Mutex<HolderList>,
     freed: Condvar,
 }
 
 impl Default for RangeLock {
     fn default() -> RangeLock {
-        RangeLock { list: Mutex::new(List::default()), freed: Condvar::new() }
+        RangeLock { list: Mutex::new(HolderList::default()), freed: Condvar::new() }
     }
 }
 
@@ -78,7 +78,7 @@ pub struct Guard<'a> {
 }
 
 impl RangeLock {
-    fn list(&self) -> MutexGuard<'_, List> {
+    fn list(&self) -> MutexGuard<'_, HolderList> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -87,7 +87,7 @@ impl RangeLock {
         let mut list = self.list();
         let number = list.next;
         list.next += 1;
-        list.places.push(Place { number, range, used });
+        list.places.push(Holder { number, range, used });
         while !list.may_go(number) {
             list.waiting += 1;
             list = self.freed.wait(list).unwrap_or_else(PoisonError::into_inner);
@@ -114,8 +114,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_overlaps_waits_and_nobody_overtakes() {
-        let place = |number, range, used| Place { number, range, used };
+    fn only_overlapping_requests_wait_in_order() {
+        let place = |number, range, used| Holder { number, range, used };
         let places = vec![
             place(0, 0..10, Use::Read),
             place(1, 5..7, Use::Read),
@@ -123,7 +123,7 @@ mod tests {
             place(3, 12..13, Use::Write),
             place(4, 8..10, Use::Read),
         ];
-        let mut list = List { places, ..List::default() };
+        let mut list = HolderList { places, ..HolderList::default() };
         let goes: Vec<bool> = (0..5).map(|number| list.may_go(number)).collect();
         assert_eq!(goes, [true, true, false, true, false]);
         list.places.remove(0);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_per_block_is_never_seen_half_changed() {
+    fn overlapping_writers_lose_no_update() {
         let (lock, cells) = (RangeLock::default(), [(); 8].map(|()| Mutex::new(0_u64)));
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
@@ -158,12 +158,12 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::cell::RoomCell;
+    use crate::sync_cell::SyncCell;
     use loom::sync::Arc;
 
     struct Shared {
         lock: RangeLock,
-        blocks: [RoomCell<u32>; 2],
+        blocks: [SyncCell<u32>; 2],
     }
 
     // SAFETY: only the thread that holds a range accesses its cells; loom checks that.
@@ -184,11 +184,11 @@ mod model {
 
     /// Loom's waits have no timeout, so that a lost wakeup is a deadlock.
     #[test]
-    fn writers_of_a_block_are_there_one_after_the_other() {
+    fn writers_of_one_block_exclude_each_other() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
-            let blocks = [RoomCell::new(0), RoomCell::new(0)];
+            let blocks = [SyncCell::new(0), SyncCell::new(0)];
             let shared = Arc::new(Shared { lock: RangeLock::default(), blocks });
             let threads = [0..2, 1..2].map(|range| {
                 let shared = Arc::clone(&shared);
@@ -201,7 +201,7 @@ mod model {
     }
 
     #[test]
-    fn readers_share_and_a_writer_comes_in_between() {
+    fn readers_share_and_writer_excludes() {
         loom::model(|| {
             let lock = Arc::new(RangeLock::default());
             let other = Arc::clone(&lock);

@@ -6,7 +6,7 @@
 /// Ranks of locks, lowest first. The table in docs/locks.md is this list.
 pub mod ranks {
     /// The devices of a serving thread of a FUSE mount.
-    pub const SEAT: u8 = 2;
+    pub const FUSE_HANDLES: u8 = 2;
     /// The queues of the zone write plug.
     pub const GATE: u8 = 5;
     /// A zone's lock.
@@ -36,7 +36,7 @@ pub mod ranks {
     /// Buffers that a pool of volumes keeps for reuse.
     pub const SHELF: u8 = 76;
     /// Publishing in a shared submit ring. No lock is taken under it.
-    pub const LANE: u8 = 80;
+    pub const SUBMIT_RING: u8 = 80;
 }
 
 /// Proof that a lock of a rank is held. It costs nothing in release builds.
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_rise() {
+    fn locks_are_taken_in_rising_rank() {
         let outer = Held::note(ranks::ZONE);
         drop(Held::note(ranks::RESOURCES));
         drop(Held::note(ranks::CACHE));
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "rank 10 taken under a lock of rank 10")]
-    fn two_zones_are_never_held_together() {
+    fn second_lock_of_equal_rank_panics() {
         let _one = Held::note(ranks::ZONE);
         let _two = Held::note(ranks::ZONE);
     }

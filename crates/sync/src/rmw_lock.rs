@@ -1,4 +1,4 @@
-//! Room: the read-modify-write lock.
+//! Primitive: the read-modify-write lock.
 //!
 //! Protects   the blocks of a device from a lost update: the read-modify-write of one writer must
 //!            not write back contents that another writer has replaced.
@@ -38,7 +38,7 @@ use crate::pad::Padded;
 
 /// A request in the queue.
 #[derive(Debug)]
-struct Place {
+struct QueuedRange {
     number: u64,
     writer: u64,
     range: Range<u64>,
@@ -49,8 +49,8 @@ struct Queue {
     /// The number of the next request and of the next writer.
     next: u64,
     /// The requests, oldest first.
-    places: Vec<Place>,
-    writers: Vec<(u64, Arc<[Slot]>, Arc<AtomicUsize>)>,
+    places: Vec<QueuedRange>,
+    writers: Vec<(u64, Arc<[WriteSlot]>, Arc<AtomicUsize>)>,
 }
 
 impl Queue {
@@ -66,7 +66,7 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 
 /// A write of whole blocks; in flight if its end is not 0.
 #[derive(Debug)]
-struct Slot {
+struct WriteSlot {
     start: AtomicU64,
     end: AtomicU64,
 }
@@ -92,8 +92,8 @@ impl RmwLock {
 
     /// A writer with `slots` slots, for one thread.
     pub fn writer(self: &Arc<RmwLock>, slots: usize) -> Writer {
-        let slot = || Slot { start: AtomicU64::new(0), end: AtomicU64::new(0) };
-        let slots: Arc<[Slot]> = (0..slots).map(|_| slot()).collect();
+        let slot = || WriteSlot { start: AtomicU64::new(0), end: AtomicU64::new(0) };
+        let slots: Arc<[WriteSlot]> = (0..slots).map(|_| slot()).collect();
         let used = Arc::new(AtomicUsize::new(0));
         let mut queue = self.queue();
         let number = queue.number();
@@ -114,7 +114,7 @@ pub struct Turn(u64);
 pub struct Writer {
     lock: Arc<RmwLock>,
     number: u64,
-    slots: Arc<[Slot]>,
+    slots: Arc<[WriteSlot]>,
     /// All slots that were ever used are below this number.
     used: Arc<AtomicUsize>,
 }
@@ -205,7 +205,7 @@ impl Writer {
 
     fn enqueue(&self, queue: &mut Queue, range: Range<u64>) -> Turn {
         let number = queue.number();
-        queue.places.push(Place { number, writer: self.number, range });
+        queue.places.push(QueuedRange { number, writer: self.number, range });
         // Relaxed: the mutex orders the threads that change it, and the fence in `is_turn` orders
         // the others.
         self.lock.count.0.fetch_add(1, Ordering::Relaxed);
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_modify_write_waits_for_writes_in_flight_of_its_blocks_only() {
+    fn read_modify_write_waits_only_for_overlapping_writes() {
         let lock = Arc::new(RmwLock::default());
         let (mut one, mut other) = (lock.writer(4), lock.writer(4));
         assert!(one.try_start(0, 0..8) && one.try_start(3, 16..24));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_overtakes_an_earlier_request_of_the_same_block() {
+    fn requests_of_one_block_keep_order() {
         let lock = Arc::new(RmwLock::default());
         let mut writer = lock.writer(2);
         let first = writer.enter(0..8);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_goes_leaves_nothing() {
+    fn dropped_writer_releases_slots_and_requests() {
         let lock = Arc::new(RmwLock::default());
         let (mut one, mut other) = (lock.writer(1), lock.writer(1));
         let _ = one.enter(0..8);
@@ -331,12 +331,12 @@ mod tests {
 mod model {
     use super::*;
     use crate::atomics::spin_hint;
-    use crate::cell::RoomCell;
+    use crate::sync_cell::SyncCell;
 
     /// A block; loom checks that no other thread accesses it during a write.
     struct Shared {
         lock: Arc<RmwLock>,
-        block: RoomCell<u32>,
+        block: SyncCell<u32>,
     }
 
     // SAFETY: only the thread whose request may run accesses the cell; loom checks that.
@@ -384,12 +384,12 @@ mod model {
         model.check(move || {
             let lock = Arc::new(RmwLock::default());
             let (one, other) = (lock.writer(1), lock.writer(1));
-            run(Arc::new(Shared { lock, block: RoomCell::new(0) }), one, other);
+            run(Arc::new(Shared { lock, block: SyncCell::new(0) }), one, other);
         });
     }
 
     #[test]
-    fn a_write_of_whole_blocks_is_never_inside_a_read_modify_write() {
+    fn whole_block_write_excludes_read_modify_write() {
         check(|shared, one, other| {
             let there = Arc::clone(&shared);
             let thread = loom::thread::spawn(move || there.modify(one));
@@ -401,7 +401,7 @@ mod model {
     }
 
     #[test]
-    fn a_slot_that_is_used_again_still_excludes() {
+    fn reused_slot_still_excludes() {
         check(|shared, one, mut other| {
             let there = Arc::clone(&shared);
             let thread = loom::thread::spawn(move || there.modify(one));
@@ -413,7 +413,7 @@ mod model {
     }
 
     #[test]
-    fn two_read_modify_writes_follow_each_other() {
+    fn two_read_modify_writes_exclude_each_other() {
         check(|shared, one, other| {
             let there = Arc::clone(&shared);
             let thread = loom::thread::spawn(move || there.modify(one));

@@ -1,4 +1,4 @@
-//! Room: the sleeping lock.
+//! Primitive: the sleeping lock.
 //!
 //! Protects   a value with long critical sections: a zone while its data is copied or freed, a part
 //!            of the write cache.
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_leaves_the_lock_usable() {
+    fn lock_is_usable_after_panic() {
         let lock = SleepLock::<u64, 1>::new(7);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             lock.with(|_| panic!("inside the section"));
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_tries_does_not_wait() {
+    fn try_lock_does_not_wait() {
         let lock = SleepLock::<u64, 1>::new(0);
         lock.with(|_| {
             std::thread::scope(|scope| {
@@ -82,7 +82,7 @@ mod model {
     use loom::sync::Arc;
 
     #[test]
-    fn sections_exclude_each_other() {
+    fn critical_sections_exclude_each_other() {
         loom::model(|| {
             let lock = Arc::new(SleepLock::<u32, 1>::new(0));
             let other = Arc::clone(&lock);

@@ -1,4 +1,4 @@
-//! Room: the spinning lock.
+//! Primitive: the spinning lock.
 //!
 //! Protects   a value with critical sections of a few instructions: a zone without data, counters.
 //! Why        a sleeping lock costs a system call as soon as two threads contend, which is more
@@ -13,9 +13,9 @@
 #![allow(unsafe_code)]
 
 use crate::atomics::{AtomicBool, Ordering, spin_hint, yield_now};
-use crate::cell::RoomCell;
 use crate::lock::Lock;
 use crate::rank::Held;
+use crate::sync_cell::SyncCell;
 
 /// Reads of a held lock before the waiter yields the CPU.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
@@ -24,7 +24,7 @@ const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 #[derive(Debug)]
 pub struct SpinLock<T, const RANK: u8> {
     held: AtomicBool,
-    value: RoomCell<T>,
+    value: SyncCell<T>,
 }
 
 // SAFETY: only the holder of the lock accesses the value, one thread at a time.
@@ -65,7 +65,7 @@ impl<T, const RANK: u8> SpinLock<T, RANK> {
 
 impl<T: Send, const RANK: u8> Lock<T> for SpinLock<T, RANK> {
     fn new(value: T) -> SpinLock<T, RANK> {
-        SpinLock { held: AtomicBool::new(false), value: RoomCell::new(value) }
+        SpinLock { held: AtomicBool::new(false), value: SyncCell::new(value) }
     }
 
     #[inline]
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn four_threads_lose_no_count_and_a_panic_unlocks() {
+    fn four_threads_lose_no_update_and_panic_unlocks() {
         let lock = SpinLock::<u64, 1>::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_tries_does_not_wait() {
+    fn try_lock_does_not_wait() {
         let lock = SpinLock::<u64, 1>::new(0);
         lock.with(|_| {
             std::thread::scope(|scope| {
@@ -129,7 +129,7 @@ mod model {
     use loom::sync::Arc;
 
     #[test]
-    fn sections_exclude_each_other() {
+    fn critical_sections_exclude_each_other() {
         loom::model(|| {
             let lock = Arc::new(SpinLock::<u32, 1>::new(0));
             let other = Arc::clone(&lock);
@@ -141,7 +141,7 @@ mod model {
     }
 
     #[test]
-    fn a_section_that_was_only_tried_excludes_too() {
+    fn try_lock_excludes_lock() {
         loom::model(|| {
             let lock = Arc::new(SpinLock::<u32, 1>::new(0));
             let other = Arc::clone(&lock);

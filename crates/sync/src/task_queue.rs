@@ -1,4 +1,4 @@
-//! Room: the task queue.
+//! Primitive: the task queue.
 //!
 //! Protects   tasks that wait for a worker, in order.
 //! Why        several threads keep a store busy whose calls block; a thread with work hands it over
@@ -18,10 +18,10 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use crate::atomics::{Condvar, Mutex, MutexGuard};
-use crate::cell::RoomCell;
+use crate::sync_cell::SyncCell;
 
 /// A list entry, which the caller supplies with its task.
-pub struct Entry<T>(RoomCell<Inside<T>>);
+pub struct Entry<T>(SyncCell<Inside<T>>);
 
 struct Inside<T> {
     task: Option<T>,
@@ -35,7 +35,7 @@ unsafe impl<T: Send> Sync for Entry<T> {}
 
 impl<T> Default for Entry<T> {
     fn default() -> Entry<T> {
-        Entry(RoomCell::new(Inside { task: None, next: None }))
+        Entry(SyncCell::new(Inside { task: None, next: None }))
     }
 }
 
@@ -46,7 +46,7 @@ impl<T> fmt::Debug for Entry<T> {
 }
 
 #[derive(Debug)]
-struct List<T> {
+struct TaskList<T> {
     first: Option<Arc<Entry<T>>>,
     last: Option<Arc<Entry<T>>>,
     /// Number of waiting workers.
@@ -57,19 +57,19 @@ struct List<T> {
 /// A queue of tasks for worker threads.
 #[derive(Debug)]
 pub struct TaskQueue<T> {
-    list: Mutex<List<T>>,
+    list: Mutex<TaskList<T>>,
     more: Condvar,
 }
 
 impl<T> Default for TaskQueue<T> {
     fn default() -> TaskQueue<T> {
-        let list = List { first: None, last: None, idle: 0, closed: false };
+        let list = TaskList { first: None, last: None, idle: 0, closed: false };
         TaskQueue { list: Mutex::new(list), more: Condvar::new() }
     }
 }
 
 impl<T> TaskQueue<T> {
-    fn list(&self) -> MutexGuard<'_, List<T>> {
+    fn list(&self) -> MutexGuard<'_, TaskList<T>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_come_in_order_and_entries_are_used_again() {
+    fn tasks_run_in_order_and_entries_are_reused() {
         let queue = TaskQueue::default();
         let entries = [(); 3].map(|()| Arc::new(Entry::default()));
         for round in 0..5 {
@@ -151,14 +151,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "waits once")]
-    fn an_entry_that_waits_is_not_free() {
+    fn reused_pending_entry_panics() {
         let (queue, entry) = (TaskQueue::default(), Arc::new(Entry::default()));
         queue.dispatch(&entry, 1);
         queue.dispatch(&entry, 2);
     }
 
     #[test]
-    fn four_workers_take_each_task_once() {
+    fn four_workers_run_each_task_once() {
         let queue = TaskQueue::default();
         let sum = std::thread::scope(|scope| {
             let work = || std::iter::from_fn(|| queue.take()).sum::<u64>();
@@ -180,7 +180,7 @@ mod model {
     /// Two threads add tasks, two workers take them, and the queue closes. Loom's waits have no
     /// timeout, so that a lost wakeup is a deadlock.
     #[test]
-    fn each_task_is_taken_once_and_workers_end() {
+    fn each_task_runs_once_and_workers_stop() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| {

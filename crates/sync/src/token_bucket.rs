@@ -1,4 +1,4 @@
-//! Room: the token bucket, a bandwidth limit.
+//! Primitive: the token bucket, a bandwidth limit.
 //!
 //! Protects   the bytes that may still be transferred in this tick.
 //! Why        all queues of a device share one limit (null_blk's `mbps`).
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mean_is_the_limit_whatever_the_request_size() {
+    fn mean_rate_equals_limit_for_any_request_size() {
         for bytes in [1, 100, 1000, 4096, 1 << 20] {
             let bucket = TokenBucket::new(1000, 20);
             let (mut now, mut passed) = (0, 0);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_saves_no_more_than_a_tick() {
+    fn idle_time_accumulates_one_tick_at_most() {
         let bucket = TokenBucket::new(1000, 20);
         assert_eq!(bucket.take(20_000_000, 1000), Ok(()));
         assert_eq!(bucket.take(20_000_000, 1), Err(20_000_020));

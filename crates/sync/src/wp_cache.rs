@@ -1,4 +1,4 @@
-//! Room: the write pointer cache, for a device that does not report where it wrote.
+//! Primitive: the write pointer cache, for a device that does not report where it wrote.
 //!
 //! Protects   the known write pointer of each zone, as an offset in sectors.
 //! Why        a zone append on a device without it becomes a write, and a write needs its sector.
@@ -112,12 +112,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_of_52156_zones_takes_208624_bytes() {
+    fn cache_takes_four_bytes_a_zone() {
         assert_eq!(WpCache::new(52156).unwrap().len_bytes(), 208_624);
     }
 
     #[test]
-    fn what_is_put_is_taken_unless_something_came_in_between() {
+    fn cached_pointer_is_returned_unless_invalidated() {
         let cache = WpCache::new(2).unwrap();
         assert_eq!(cache.take(0), None);
         cache.put(0, Some(8));
@@ -174,7 +174,7 @@ mod model {
     /// After appends concurrent with an external reset, the entry is unknown or right, and the next
     /// append succeeds.
     #[test]
-    fn what_is_known_in_the_end_is_right() {
+    fn cached_pointer_is_right_after_concurrent_changes() {
         loom::model(|| {
             let cache = Arc::new(WpCache::new(1).unwrap());
             let zone = Arc::new(Zone::default());
@@ -199,7 +199,7 @@ mod model {
 
     /// A write by an external writer, for example another host.
     #[test]
-    fn an_outside_write_costs_one_failure_at_most() {
+    fn outside_write_costs_at_most_one_failed_append() {
         loom::model(|| {
             let cache = Arc::new(WpCache::new(1).unwrap());
             let zone = Arc::new(Zone::default());

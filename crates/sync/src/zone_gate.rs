@@ -1,4 +1,4 @@
-//! Room: the ticket queues of the zone write plug.
+//! Primitive: the ticket queues of the zone write plug.
 //!
 //! Protects   for each zone that is being written: which channel may write, and which tickets wait,
 //!            in the order of arrival.
@@ -26,11 +26,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::atomics::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
-pub use crate::bell::Caller;
-use crate::cell::RoomCell;
+pub use crate::event_count::Waker;
 use crate::lock::Lock;
 use crate::pad::Padded;
 use crate::rank::ranks;
+use crate::sync_cell::SyncCell;
 
 /// The lock of a bucket in a model, where a spinning lock would add too many interleavings.
 #[cfg(loom)]
@@ -58,7 +58,7 @@ struct Bucket {
 }
 
 // SAFETY: the pointers are followed only under the bucket's lock. They lead to tickets that do not
-// move until they have been removed under that lock (`Seat::drop`).
+// move until they have been removed under that lock (`ChannelTickets::drop`).
 unsafe impl Send for Bucket {}
 
 /// A ticket: a place in the queue of at most one zone at a time.
@@ -66,7 +66,7 @@ unsafe impl Send for Bucket {}
 struct Ticket {
     inbox: Arc<Inbox>,
     number: u16,
-    links: RoomCell<Links>,
+    links: SyncCell<Links>,
 }
 
 // SAFETY: `links` is accessed only under the lock of the zone's bucket; the rest never changes.
@@ -103,9 +103,9 @@ struct Inbox {
     /// Whether the inbox holds tickets: a hint, so that an empty inbox costs a load.
     full: AtomicBool,
     numbers: Mutex<Vec<u16>>,
-    bell: Condvar,
+    posted: Condvar,
     /// Called without the lock, after the notification. Set before a ticket enters a queue.
-    caller: OnceLock<Caller>,
+    waker: OnceLock<Waker>,
 }
 
 impl Inbox {
@@ -119,9 +119,9 @@ impl Inbox {
         // Release: pairs with the Acquire in `take`.
         self.full.store(true, Ordering::Release);
         drop(numbers);
-        self.bell.notify_one();
-        if let Some(caller) = self.caller.get() {
-            caller.call();
+        self.posted.notify_one();
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
         }
     }
 
@@ -141,7 +141,7 @@ impl Inbox {
     fn sleep(&self, at_most: Duration) {
         let numbers = self.numbers();
         if numbers.is_empty() {
-            drop(self.bell.wait_timeout(numbers, at_most));
+            drop(self.posted.wait_timeout(numbers, at_most));
         }
     }
 }
@@ -218,6 +218,7 @@ impl Bucket {
     ///
     /// # Safety
     /// `ticket` is the first of a zone of this bucket, and the caller holds the bucket's lock.
+    #[inline]
     unsafe fn pop(&mut self, ticket: NonNull<Ticket>) -> Option<NonNull<Ticket>> {
         // SAFETY: by this function's contract; the tickets after the first one are alive, too.
         unsafe {
@@ -255,7 +256,7 @@ impl Bucket {
 
 /// A channel's tickets and its inbox. It belongs to one thread at a time.
 #[derive(Debug)]
-pub struct Seat {
+pub struct ChannelTickets {
     gate: Arc<ZoneGate>,
     tickets: Arc<[Ticket]>,
     /// The zone of each ticket, or `NO_ZONE`.
@@ -263,21 +264,21 @@ pub struct Seat {
     inbox: Arc<Inbox>,
 }
 
-impl Seat {
+impl ChannelTickets {
     /// Allocates `tickets` tickets for a channel.
-    pub fn new(gate: &Arc<ZoneGate>, tickets: u16) -> Seat {
+    pub fn new(gate: &Arc<ZoneGate>, tickets: u16) -> ChannelTickets {
         let inbox = Arc::new(Inbox {
             full: AtomicBool::new(false),
             numbers: Mutex::new(Vec::with_capacity(tickets.into())),
-            bell: Condvar::new(),
-            caller: OnceLock::new(),
+            posted: Condvar::new(),
+            waker: OnceLock::new(),
         });
         let ticket = |number| Ticket {
             inbox: Arc::clone(&inbox),
             number,
-            links: RoomCell::new(Links { zone: NO_ZONE, next: None, last: None, chain: None }),
+            links: SyncCell::new(Links { zone: NO_ZONE, next: None, last: None, chain: None }),
         };
-        Seat {
+        ChannelTickets {
             gate: Arc::clone(gate),
             tickets: (0..tickets).map(ticket).collect(),
             zones: vec![NO_ZONE; tickets.into()].into_boxed_slice(),
@@ -350,8 +351,8 @@ impl Seat {
 
     /// Sets a waker that is called whenever a ticket is granted; returns `false` if one was set
     /// before.
-    pub fn call(&mut self, caller: Caller) -> bool {
-        self.inbox.caller.set(caller).is_ok()
+    pub fn set_waker(&mut self, waker: Waker) -> bool {
+        self.inbox.waker.set(waker).is_ok()
     }
 
     /// Sleeps until a ticket may have been granted, for `at_most` at most.
@@ -396,7 +397,7 @@ unsafe fn heir(ticket: NonNull<Ticket>) -> (Arc<Inbox>, u16) {
 }
 
 /// Removes all tickets, so that no ticket waits for a channel that is gone.
-impl Drop for Seat {
+impl Drop for ChannelTickets {
     fn drop(&mut self) {
         for number in 0..self.tickets.len() {
             self.withdraw(number as u16);
@@ -408,14 +409,14 @@ impl Drop for Seat {
 mod tests {
     use super::*;
 
-    fn seats<const N: usize>() -> (Arc<ZoneGate>, [Seat; N]) {
+    fn seats<const N: usize>() -> (Arc<ZoneGate>, [ChannelTickets; N]) {
         let gate = ZoneGate::new(1000);
-        let seats = [(); N].map(|()| Seat::new(&gate, 4));
+        let seats = [(); N].map(|()| ChannelTickets::new(&gate, 4));
         (gate, seats)
     }
 
     #[test]
-    fn turns_come_in_the_order_of_arrival_and_the_last_is_added_to() {
+    fn tickets_are_granted_in_order_and_last_one_is_extended() {
         let (_gate, [mut a, mut b]) = seats();
         assert_eq!(a.enter(7, 0), Entered::First);
         assert_eq!(a.enter(7, 1), Entered::Joined(0));
@@ -436,11 +437,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_called_hears_of_each_turn_that_another_seat_hands_over() {
+    fn waker_is_called_for_each_ticket_of_another_channel() {
         let (_gate, [mut a, mut b]) = seats();
         let (tell, told) = std::sync::mpsc::channel();
-        assert!(b.call(Caller::new(move || tell.send(()).unwrap())));
-        assert!(!b.call(Caller::new(|| ())), "somebody is called already");
+        assert!(b.set_waker(Waker::new(move || tell.send(()).unwrap())));
+        assert!(!b.set_waker(Waker::new(|| ())), "somebody is called already");
         for _ in 0..2 {
             assert_eq!(a.enter(7, 0), Entered::First);
             assert_eq!(b.enter(7, 0), Entered::Behind);
@@ -454,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn zones_of_a_bucket_do_not_meet() {
+    fn zones_of_one_bucket_are_independent() {
         let (_gate, [mut a, mut b]) = seats();
         for (ticket, zone) in [3, 3 + 256, 3 + 512].into_iter().enumerate() {
             assert_eq!(a.enter(zone, ticket as u16), Entered::First);
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_that_goes_leaves_no_gap() {
+    fn dropped_channel_leaves_queue_intact() {
         let (_gate, [mut a, mut b, mut c]) = seats();
         assert_eq!(a.enter(1, 0), Entered::First);
         assert_eq!(b.enter(1, 0), Entered::Behind);
@@ -486,13 +487,13 @@ mod tests {
     }
 
     #[test]
-    fn four_threads_take_turns_and_none_is_forgotten() {
+    fn four_threads_all_get_their_tickets() {
         let (gate, []) = seats();
         let inside = crate::atomics::AtomicU32::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let mut seat = Seat::new(&gate, 2);
+                    let mut seat = ChannelTickets::new(&gate, 2);
                     for round in 0..2000 {
                         let zone = round % 3;
                         if seat.enter(zone, 0) == Entered::Behind {
@@ -515,7 +516,7 @@ mod tests {
 mod model {
     use super::*;
 
-    fn turn(seat: &mut Seat, inside: &RoomCell<u32>) {
+    fn turn(seat: &mut ChannelTickets, inside: &SyncCell<u32>) {
         if seat.enter(0, 0) == Entered::Behind {
             while seat.granted().is_none() {
                 seat.sleep(Duration::from_secs(60));
@@ -526,7 +527,7 @@ mod model {
         assert_eq!(seat.leave(0), None);
     }
 
-    struct Shared(RoomCell<u32>);
+    struct Shared(SyncCell<u32>);
     // SAFETY: only the holder of the granted ticket accesses it; loom checks it.
     unsafe impl Sync for Shared {}
     // SAFETY: as for `Sync`.
@@ -534,19 +535,19 @@ mod model {
 
     /// Granted tickets exclude each other, and each is passed on.
     #[test]
-    fn turns_exclude_each_other_and_nobody_is_left_asleep() {
+    fn tickets_exclude_each_other_and_wake_all() {
         loom::model(|| {
             let gate = ZoneGate::new(1);
-            let inside = Arc::new(Shared(RoomCell::new(0)));
+            let inside = Arc::new(Shared(SyncCell::new(0)));
             let other = {
                 let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
                 loom::thread::spawn(move || {
-                    let mut seat = Seat::new(&gate, 1);
+                    let mut seat = ChannelTickets::new(&gate, 1);
                     turn(&mut seat, &inside.0);
                     turn(&mut seat, &inside.0);
                 })
             };
-            turn(&mut Seat::new(&gate, 1), &inside.0);
+            turn(&mut ChannelTickets::new(&gate, 1), &inside.0);
             other.join().unwrap();
             // SAFETY: the other thread has ended.
             assert_eq!(unsafe { inside.0.with_mut(|count| *count) }, 3);
@@ -555,12 +556,12 @@ mod model {
 
     /// A channel is dropped while it waits, concurrently with the channel that grants it the zone.
     #[test]
-    fn a_seat_that_goes_hands_on_what_it_was_given() {
+    fn dropped_channel_hands_over_granted_tickets() {
         loom::model(|| {
             let gate = ZoneGate::new(1);
-            let mut first = Seat::new(&gate, 1);
-            let mut goes = Seat::new(&gate, 1);
-            let mut last = Seat::new(&gate, 1);
+            let mut first = ChannelTickets::new(&gate, 1);
+            let mut goes = ChannelTickets::new(&gate, 1);
+            let mut last = ChannelTickets::new(&gate, 1);
             assert_eq!(first.enter(0, 0), Entered::First);
             assert_eq!(goes.enter(0, 0), Entered::Behind);
             assert_eq!(last.enter(0, 0), Entered::Behind);

@@ -1,4 +1,4 @@
-//! Room: open and active zones.
+//! Primitive: open and active zones.
 //!
 //! Protects   the numbers of open and active zones, and the list of implicitly open ones, oldest
 //!            first.
@@ -12,9 +12,9 @@
 //! Cost       about 5 ns for a change.
 //! Before     one lock, always taken.
 //!
-//! The holding of a zone changes only under this lock ([`crate::zone_words`]), so zones and counts
-//! always agree. This prevents leaks: the kernel's null_blk closes a victim without the victim's
-//! lock, and loses the resources of a zone that becomes full at that moment.
+//! The holding of a zone changes only under this lock ([`crate::atomic_zones`]), so zones and
+//! counts always agree. This prevents leaks: the kernel's null_blk closes a victim without the
+//! victim's lock, and loses the resources of a zone that becomes full at that moment.
 
 use std::collections::TryReserveError;
 
@@ -66,7 +66,7 @@ pub struct ZoneLimits {
 
 /// Why a zone may not hold more resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ResourceError {
     /// All open zones are explicitly open: none may be closed.
     OpenLimit,
     /// Too many zones are active.
@@ -164,18 +164,18 @@ impl Accounts {
         limits: ZoneLimits,
         from: Holding,
         to: Holding,
-    ) -> Result<Option<u32>, Refusal> {
+    ) -> Result<Option<u32>, ResourceError> {
         let ZoneLimits { open_max, active_max } = limits;
         let ZoneCounts { open, active, .. } = self.counts;
         let becomes_active = !from.is_active() && to.is_active();
         let becomes_open = !from.is_open() && to.is_open();
         if becomes_active && active_max != 0 && active >= active_max {
-            return Err(Refusal::ActiveLimit);
+            return Err(ResourceError::ActiveLimit);
         }
         if !becomes_open || open_max == 0 || open < open_max {
             return Ok(None);
         }
-        self.oldest().map(Some).ok_or(Refusal::OpenLimit)
+        self.oldest().map(Some).ok_or(ResourceError::OpenLimit)
     }
 
     /// Records that a zone holds `to` instead of `from`. The caller has checked that it may.
@@ -230,7 +230,7 @@ mod tests {
     use Holding::{Closed, Explicit, Implicit, Nothing};
 
     #[test]
-    fn the_oldest_gives_way() {
+    fn oldest_open_zone_is_the_victim() {
         let limits = ZoneLimits { open_max: 2, active_max: 3 };
         let mut accounts = Accounts::new(4, limits).unwrap();
         for zone in [1, 0] {
@@ -241,15 +241,15 @@ mod tests {
         accounts.change(1, Implicit, Closed);
         accounts.change(2, Nothing, Explicit);
         assert_eq!(accounts.counts(), ZoneCounts { open: 2, explicit: 1, active: 3 });
-        assert_eq!(accounts.permit(limits, Nothing, Implicit), Err(Refusal::ActiveLimit));
+        assert_eq!(accounts.permit(limits, Nothing, Implicit), Err(ResourceError::ActiveLimit));
         // A closed zone is already active and needs only an open resource.
         assert_eq!(accounts.permit(limits, Closed, Implicit), Ok(Some(0)));
         accounts.change(0, Implicit, Explicit);
-        assert_eq!(accounts.permit(limits, Closed, Implicit), Err(Refusal::OpenLimit));
+        assert_eq!(accounts.permit(limits, Closed, Implicit), Err(ResourceError::OpenLimit));
     }
 
     #[test]
-    fn the_list_keeps_the_order_of_opening() {
+    fn open_list_keeps_order_of_opening() {
         let mut accounts = Accounts::new(8, ZoneLimits { open_max: 8, active_max: 0 }).unwrap();
         for zone in [5, 2, 7, 0] {
             accounts.change(zone, Nothing, Implicit);

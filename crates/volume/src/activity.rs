@@ -1,14 +1,8 @@
-//! Counters of a pool since it was opened, and its space: for metrics and for `show`.
+//! Counters of a pool since it was opened: for metrics and for `show`.
 
 use blockyard_sync::counter::{Counter, Histogram};
 
-use crate::error::VolumeError;
-use crate::pool::Pool;
 use crate::record::{Body, Record};
-use crate::running::Running;
-use crate::segments::RESERVE;
-use crate::store::Directory;
-use crate::store::mirror::CopyStatus;
 
 /// Counters of a pool. Only the committer increments them, except where a field says otherwise.
 #[derive(Debug, Default)]
@@ -46,7 +40,7 @@ impl Meters {
         for record in records {
             match (&record.body, &record.volume) {
                 (Body::Write(payload), Some(volume)) => {
-                    let block = u64::from(volume.traits.block_bytes);
+                    let block = u64::from(volume.meta.block_bytes);
                     self.data_bytes.add(payload.blocks().len() as u64 * block);
                     self.stored_bytes.add(payload.bytes().len() as u64);
                 }
@@ -103,6 +97,28 @@ impl Meters {
     pub(crate) fn checkpointed(&self) {
         self.checkpoints.add(1);
     }
+
+    /// The counters now.
+    pub(crate) fn activity(&self) -> Activity {
+        Activity {
+            groups: self.groups.get(),
+            group_sizes: self.group_sizes.counts().collect(),
+            log_bytes: self.log_bytes.get(),
+            data_bytes: self.data_bytes.get(),
+            stored_bytes: self.stored_bytes.get(),
+            moved_bytes: self.moved_bytes.get(),
+            syncs: self.syncs.get(),
+            checkpoints: self.checkpoints.get(),
+            number: self.number.get(),
+            recorded: self.recorded.get(),
+            recovered_bytes: self.recovered_bytes.get(),
+            page_bytes: self.page_bytes.get(),
+            cold_bytes: self.cold_bytes.get(),
+            cleaned: self.cleaned.get(),
+            waits: self.waits.get(),
+            searches: self.searches.get(),
+        }
+    }
 }
 
 /// Counters of a pool since it was opened.
@@ -140,82 +156,4 @@ pub struct Activity {
     pub waits: u64,
     /// How often the pool searched for space because a write had found none.
     pub searches: u64,
-}
-
-/// The state of a pool, for `show` and metrics.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolStatus {
-    /// Length of a segment in bytes.
-    pub segment_bytes: u64,
-    /// Number of segments, without those that gave their space back to the file system.
-    pub segments: u64,
-    /// Free segments, including those that the next checkpoint frees.
-    pub segments_free: u64,
-    /// Segments that only checkpoints and cleaning may take.
-    pub segments_reserved: u64,
-    /// Free bytes of the file system or disk that holds the pool, into which the pool can grow.
-    pub outside_free_bytes: u64,
-    /// Bytes of live blocks, plus twice the bytes of map pages.
-    pub used_bytes: u64,
-    /// Bytes that can still be written, including those for which the pool can grow, without
-    /// reserves.
-    pub available_bytes: u64,
-    /// Number of volumes and snapshots.
-    pub volumes: u64,
-    /// A write or a sync failed: the pool accepts no more writes (it is latched).
-    pub poisoned: bool,
-    /// The state of each copy, if the pool has two.
-    pub copies: Vec<CopyStatus>,
-    /// Counters since the pool was opened.
-    pub activity: Activity,
-}
-
-impl<D: Directory> Pool<D> {
-    /// The counters of this pool since it was opened.
-    pub fn activity(&self) -> Activity {
-        let meters = self.meters();
-        Activity {
-            groups: meters.groups.get(),
-            group_sizes: meters.group_sizes.counts().collect(),
-            log_bytes: meters.log_bytes.get(),
-            data_bytes: meters.data_bytes.get(),
-            stored_bytes: meters.stored_bytes.get(),
-            moved_bytes: meters.moved_bytes.get(),
-            syncs: meters.syncs.get(),
-            checkpoints: meters.checkpoints.get(),
-            number: meters.number.get(),
-            recorded: meters.recorded.get(),
-            recovered_bytes: meters.recovered_bytes.get(),
-            page_bytes: meters.page_bytes.get(),
-            cold_bytes: meters.cold_bytes.get(),
-            cleaned: meters.cleaned.get(),
-            waits: meters.waits.get(),
-            searches: meters.searches.get(),
-        }
-    }
-}
-
-impl Running {
-    /// The state of this pool.
-    ///
-    /// # Errors
-    /// If the system does not report the free space.
-    pub fn status(&self) -> Result<PoolStatus, VolumeError> {
-        let pool = self.pool();
-        let counts = pool.counts();
-        let (used_bytes, available_bytes) = pool.segments().used_and_left_bytes();
-        Ok(PoolStatus {
-            segment_bytes: pool.segments().bytes().into(),
-            segments: (counts.all - counts.hollow) as u64,
-            segments_free: (counts.free + counts.idle) as u64,
-            segments_reserved: RESERVE as u64,
-            outside_free_bytes: pool.segments().directory().free_bytes()?,
-            used_bytes,
-            available_bytes,
-            volumes: pool.list().len() as u64,
-            poisoned: pool.is_poisoned(),
-            copies: pool.segments().directory().status(),
-            activity: pool.activity(),
-        })
-    }
 }

@@ -17,7 +17,7 @@ const THREADS_BYTES: u64 = 2 << 30;
 ///
 /// # Errors
 /// If the limit leaves too little.
-pub(crate) fn check(options: &Options) -> Result<(), VolumeError> {
+pub fn check(options: &Options) -> Result<(), VolumeError> {
     match getrlimit(Resource::As).current {
         Some(limit) => enough(limit, used_bytes().unwrap_or(0), options),
         None => Ok(()),

@@ -2,55 +2,14 @@
 //! volumes by name. Each is a record in the log, ordered among the writes, and durable when it is
 //! answered.
 
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::catalogue::{Change, VolumeMeta};
+
 use crate::config::{BLOCK_BYTES, SIZE_MAX};
 use crate::error::VolumeError;
-use crate::format::catalogue::{
-    Change, NAME_MAX, Traits, VOLUME_NAME_MAX, is_name, is_volume_name,
-};
+use crate::names::{invalid, new_volume_name, snapshot_name, volume_name};
 use crate::pool::ON_ITS_WAY;
 use crate::running::Running;
-use crate::store::Directory;
-
-pub(crate) fn invalid<T>(field: &'static str, value: &str, wanted: &str) -> Result<T, VolumeError> {
-    let (value, wanted) = (value.to_owned(), wanted.to_owned());
-    Err(VolumeError::Invalid { field, value, wanted })
-}
-
-/// Refuses what cannot be the name of an existing volume. Volumes that an earlier version made may
-/// have names that are not valid as device names.
-pub(crate) fn volume_name(name: &str) -> Result<(), VolumeError> {
-    match is_name(name) && !name.contains('@') {
-        true => Ok(()),
-        false => invalid("name", name, &volume_name_wanted()),
-    }
-}
-
-/// Refuses what cannot be the name of a new volume, which must also be valid as a device name.
-pub(crate) fn new_volume_name(name: &str) -> Result<(), VolumeError> {
-    match is_volume_name(name) {
-        true => Ok(()),
-        false => invalid("name", name, &volume_name_wanted()),
-    }
-}
-
-/// The rule for the name of a volume, for error messages.
-pub(crate) fn volume_name_wanted() -> String {
-    format!(
-        "1 to {VOLUME_NAME_MAX} letters, digits, `-`, `_` and `.`, the first a letter or a digit"
-    )
-}
-
-/// Splits a snapshot's name into volume and snapshot.
-pub(crate) fn snapshot_name(name: &str) -> Result<(&str, &str), VolumeError> {
-    let wanted = format!(
-        "VOLUME@SNAPSHOT of at most {NAME_MAX} characters, SNAPSHOT of letters, digits, `-`, `_`, \
-         `.`, `:` and `+`, the first neither `-` nor `.`"
-    );
-    match name.split_once('@').filter(|_| is_name(name)) {
-        Some(parts) => Ok(parts),
-        None => invalid("name", name, &wanted),
-    }
-}
 
 /// Checks the parameters of a volume that is to be made, as far as that needs no pool, so that a
 /// refused `create` leaves nothing on disk, not even a pool. `block_bytes` 0 stands for 16 KiB.
@@ -94,20 +53,24 @@ fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
     }
 }
 
-impl<D: Directory> Running<D> {
-    fn traits(&self, name: &str) -> Result<Traits, VolumeError> {
+impl<D: SegmentStore> Running<D> {
+    fn meta(&self, name: &str) -> Result<VolumeMeta, VolumeError> {
         // Return a copy and drop the reference at once: a volume that is referenced is in use.
-        Ok(self.pool().find(name)?.traits.clone())
+        Ok(self.pool().find(name)?.meta.clone())
     }
 
     /// Draws a random identity for a snapshot.
     fn fresh_guid(&self) -> Result<u64, VolumeError> {
         let id = self.pool().segments().directory().fresh_id();
         let id = id.map_err(VolumeError::io("cannot draw an identity"))?;
-        Ok(crate::bytes::u64_at(&id, 0).max(1))
+        Ok(blockyard_volume_format::bytes::u64_at(&id, 0).max(1))
     }
 
-    pub(crate) fn is_free(&self, name: &str) -> Result<(), VolumeError> {
+    /// Refuses a name that is taken.
+    ///
+    /// # Errors
+    /// If a volume or snapshot has this name.
+    pub fn is_free(&self, name: &str) -> Result<(), VolumeError> {
         match self.pool().find(name) {
             Ok(_) => Err(VolumeError::Exists { name: name.to_owned() }),
             Err(_) => Ok(()),
@@ -138,7 +101,7 @@ impl<D: Directory> Running<D> {
         self.is_free(name)?;
         let (blocks, name) = (blocks(size, block_bytes)?, name.to_owned());
         self.may_reserve(reserved_bytes, size, 0)?;
-        let traits = Traits {
+        let meta = VolumeMeta {
             id: 0,
             name,
             is_snapshot: false,
@@ -148,7 +111,7 @@ impl<D: Directory> Running<D> {
             guid: 0,
             reserved_bytes,
         };
-        self.pool().change(&traits.name.clone(), Change::Create(traits))
+        self.pool().change(&meta.name.clone(), Change::Create(meta))
     }
 
     /// Makes a snapshot `VOLUME@SNAPSHOT` of all writes that were answered before.
@@ -156,22 +119,26 @@ impl<D: Directory> Running<D> {
     /// # Errors
     /// If the name is taken, or there is no such volume.
     pub fn snapshot(&self, name: &str) -> Result<(), VolumeError> {
-        let origin = self.traits(snapshot_name(name)?.0)?;
+        let origin = self.meta(snapshot_name(name)?.0)?;
         self.is_free(name)?;
         let (name_of, guid) = (name.to_owned(), self.fresh_guid()?);
-        let traits = Traits { name: name_of, is_snapshot: true, origin: origin.id, guid, ..origin };
-        self.pool().change(name, Change::Copy(traits))
+        let meta =
+            VolumeMeta { name: name_of, is_snapshot: true, origin: origin.id, guid, ..origin };
+        self.pool().change(name, Change::Copy(meta))
     }
 
     /// Makes a hidden snapshot of a volume, which the next opening destroys, and returns its name.
-    pub(crate) fn snapshot_unseen(&self, volume: &str) -> Result<String, VolumeError> {
+    ///
+    /// # Errors
+    /// If there is no such volume, or no space for the snapshot.
+    pub fn snapshot_unseen(&self, volume: &str) -> Result<String, VolumeError> {
         volume_name(volume)?;
-        let (origin, guid) = (self.traits(volume)?, self.fresh_guid()?);
+        let (origin, guid) = (self.meta(volume)?, self.fresh_guid()?);
         // The name of a volume that is being received has one of these marks; this one has two.
         let name = format!("{ON_ITS_WAY}{ON_ITS_WAY}{guid:016x}");
         let named = name.clone();
-        let traits = Traits { name, is_snapshot: true, origin: origin.id, guid, ..origin };
-        self.pool().change(volume, Change::Copy(traits))?;
+        let meta = VolumeMeta { name, is_snapshot: true, origin: origin.id, guid, ..origin };
+        self.pool().change(volume, Change::Copy(meta))?;
         Ok(named)
     }
 
@@ -182,11 +149,11 @@ impl<D: Directory> Running<D> {
     pub fn clone_of(&self, snapshot: &str, name: &str) -> Result<(), VolumeError> {
         snapshot_name(snapshot)?;
         new_volume_name(name)?;
-        let origin = self.traits(snapshot)?;
+        let origin = self.meta(snapshot)?;
         self.is_free(name)?;
         let (name, guid) = (name.to_owned(), 0);
-        let traits = Traits { name, is_snapshot: false, origin: origin.id, guid, ..origin };
-        self.pool().change(&traits.name.clone(), Change::Copy(traits))
+        let meta = VolumeMeta { name, is_snapshot: false, origin: origin.id, guid, ..origin };
+        self.pool().change(&meta.name.clone(), Change::Copy(meta))
     }
 
     /// Restores a volume to the contents of one of its snapshots. The volume must not be in use.
@@ -195,12 +162,12 @@ impl<D: Directory> Running<D> {
     /// If there is no such snapshot, its length or block size differs, or the volume is in use.
     pub fn rollback(&self, snapshot: &str) -> Result<(), VolumeError> {
         let name = snapshot_name(snapshot)?.0;
-        let to = self.traits(snapshot)?;
-        let before = self.traits(name)?;
+        let to = self.meta(snapshot)?;
+        let before = self.meta(name)?;
         let _held = self.hold(&before)?;
         // Before the hold, another thread could have resized the volume or given its name to
         // another one.
-        let volume = self.traits(name)?;
+        let volume = self.meta(name)?;
         if volume.id != before.id {
             return Err(VolumeError::NoSuchVolume { name: name.to_owned() });
         }
@@ -223,7 +190,7 @@ impl<D: Directory> Running<D> {
     /// If the length is invalid, or the volume is in use.
     pub fn resize(&self, name: &str, size: u64) -> Result<(), VolumeError> {
         volume_name(name)?;
-        let volume = self.traits(name)?;
+        let volume = self.meta(name)?;
         let blocks = blocks(size, volume.block_bytes)?;
         let _held = self.hold(&volume)?;
         let gone = volume.blocks.saturating_sub(blocks);
@@ -248,11 +215,11 @@ impl<D: Directory> Running<D> {
             // The blocks of a volume without a reservation were not counted exactly.
             let is_exact = bytes == 0 || live.reserved_bytes() > 0;
             if !is_exact {
-                self.pool().segments().count_owned(&live.map, 0, live.traits.blocks);
+                self.pool().segments().count_owned(&live.map, 0, live.meta.blocks);
             }
             let owned = if is_exact { live.owned() } else { live.map.owned() };
-            let owned = owned.saturating_mul(live.traits.block_bytes.into());
-            (live.traits.id, live.traits.size_bytes(), live.reserved_bytes().max(owned))
+            let owned = owned.saturating_mul(live.meta.block_bytes.into());
+            (live.meta.id, live.meta.size_bytes(), live.reserved_bytes().max(owned))
         };
         self.may_reserve(bytes, size, has)?;
         self.pool().change(name, Change::Reserve { id, bytes })
@@ -284,7 +251,7 @@ impl<D: Directory> Running<D> {
     /// # Errors
     /// If there is no such volume or snapshot, or it is in use.
     pub fn destroy(&self, name: &str) -> Result<(), VolumeError> {
-        let volume = self.traits(name)?;
+        let volume = self.meta(name)?;
         // A snapshot that is made after this check is refused, or makes the committer refuse this
         // change.
         let prefix = format!("{name}@");
@@ -294,5 +261,23 @@ impl<D: Directory> Running<D> {
         }
         let _held = self.hold(&volume)?;
         self.pool().change(name, Change::Destroy { id: volume.id })
+    }
+
+    /// Removes volumes that were received incompletely, and snapshots that were made only to be
+    /// sent.
+    pub(crate) fn forget_all(&self) {
+        let volumes = self.pool().volumes();
+        let names = volumes.by_id.values().map(|live| live.meta.name.clone());
+        let names: Vec<_> = names.filter(|name| name.starts_with(ON_ITS_WAY)).collect();
+        drop(volumes);
+        names.iter().for_each(|name| self.forget(name));
+    }
+
+    /// Removes a hidden volume or snapshot.
+    pub fn forget(&self, name: &str) {
+        let Ok(id) = self.pool().find(name).map(|live| live.meta.id) else { return };
+        if let Err(error) = self.pool().change(name, Change::Destroy { id }) {
+            tracing::warn!("cannot remove `{name}` before the next opening of the pool: {error}");
+        }
     }
 }

@@ -3,23 +3,24 @@
 
 use std::sync::Arc;
 
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::entry::Entry;
+use blockyard_volume_format::{FAN, NODE_BLOCKS};
+
 use crate::error::VolumeError;
-use crate::format::entry::Entry;
-use crate::format::{FAN, NODE_BLOCKS};
-use crate::map::{Away, Leaf, Map, Page, Span, Tally};
-use crate::record::Live;
+use crate::map::{Leaf, Map, NotResident, Page, Span, Tally};
+use crate::record::OpenVolume;
 use crate::segments::Segments;
-use crate::store::Directory;
 
 /// Applies changes of the log to the maps, and counts live data per segment.
-pub(crate) struct Apply<'a, D: Directory> {
+pub(crate) struct Apply<'a, D: SegmentStore> {
     segments: &'a Segments<D>,
     /// Birth epoch of leaves that are made from now on.
     now: u32,
     tally: Tally,
 }
 
-impl<'a, D: Directory> Apply<'a, D> {
+impl<'a, D: SegmentStore> Apply<'a, D> {
     /// Starts changes of maps when `copies` copies of maps have been made.
     pub(crate) fn new(segments: &'a Segments<D>, copies: u32) -> Apply<'a, D> {
         let now = copies.saturating_add(1);
@@ -50,7 +51,7 @@ impl<'a, D: Directory> Apply<'a, D> {
     /// If a page cannot be read.
     pub(crate) fn write(
         &mut self,
-        live: &Live,
+        live: &OpenVolume,
         first: u64,
         entries: &[Entry],
     ) -> Result<(), VolumeError> {
@@ -66,7 +67,7 @@ impl<'a, D: Directory> Apply<'a, D> {
     /// As [`Apply::write`].
     pub(crate) fn land(
         &mut self,
-        live: &Live,
+        live: &OpenVolume,
         first: u64,
         entries: &[Entry],
         serial: u64,
@@ -86,7 +87,12 @@ impl<'a, D: Directory> Apply<'a, D> {
     ///
     /// # Errors
     /// If a page cannot be read.
-    pub(crate) fn zero(&mut self, live: &Live, first: u64, blocks: u64) -> Result<(), VolumeError> {
+    pub(crate) fn zero(
+        &mut self,
+        live: &OpenVolume,
+        first: u64,
+        blocks: u64,
+    ) -> Result<(), VolumeError> {
         let now = self.now;
         // Cleared blocks count towards the volume's reservation again, so the number that it owned
         // must be exact. The client's thread has counted them already, except in an opening.
@@ -106,27 +112,27 @@ impl<'a, D: Directory> Apply<'a, D> {
 
     /// Counts exactly the blocks that a volume with a reservation owns, which was an estimate
     /// before.
-    pub(crate) fn count_owned(&self, live: &Live) {
+    pub(crate) fn count_owned(&self, live: &OpenVolume) {
         self.segments.count_owned(&live.map, 0, live.map.span_count() as u64 * NODE_BLOCKS);
         live.own(live.map.owned());
     }
 
     /// Accounts for a map that is no longer needed: its blocks may be shared, so they become
     /// unknown bytes.
-    pub(crate) fn forget(&mut self, live: &Live) {
+    pub(crate) fn forget(&mut self, live: &OpenVolume) {
         self.tally.unknown(live.map.leaf_count() * leaf_bytes(live));
     }
 
     fn span(
         &mut self,
-        live: &Live,
+        live: &OpenVolume,
         number: usize,
-        mut change: impl FnMut(&mut Span, &mut Tally) -> Result<(), Away>,
+        mut change: impl FnMut(&mut Span, &mut Tally) -> Result<(), NotResident>,
     ) -> Result<(), VolumeError> {
         loop {
             match live.map.with(number, |span| change(span, &mut self.tally)) {
                 Ok(()) => return Ok(()),
-                Err(Away(leaf)) => {
+                Err(NotResident(leaf)) => {
                     if let Err(error) = self.segments.load(&leaf) {
                         self.lose(live, number, &leaf, error)?;
                     }
@@ -139,7 +145,7 @@ impl<'a, D: Directory> Apply<'a, D> {
     /// entries there, and the other blocks of the leaf are lost.
     fn lose(
         &mut self,
-        live: &Live,
+        live: &OpenVolume,
         number: usize,
         leaf: &Arc<Leaf>,
         error: VolumeError,
@@ -151,7 +157,7 @@ impl<'a, D: Directory> Apply<'a, D> {
             let at = leaves.find(|(_, it)| Arc::ptr_eq(it, leaf)).map(|(at, _)| at);
             (at, span.owns(leaf))
         });
-        let (name, first) = (&live.traits.name, first_block(number, at.unwrap_or(0)));
+        let (name, first) = (&live.meta.name, first_block(number, at.unwrap_or(0)));
         tracing::error!("{name}: {FAN} blocks from {first} on are lost: {error}");
         let fresh = leaf.fresh_count();
         self.tally.unknown(leaf_bytes(live));
@@ -177,12 +183,12 @@ pub(crate) fn first_block(span: usize, leaf: usize) -> u64 {
 }
 
 /// The most bytes that the blocks of a leaf can take.
-fn leaf_bytes(live: &Live) -> u64 {
-    FAN as u64 * u64::from(live.traits.block_bytes)
+fn leaf_bytes(live: &OpenVolume) -> u64 {
+    FAN as u64 * u64::from(live.meta.block_bytes)
 }
 
 /// Publishes the counts when the changes end.
-impl<D: Directory> Drop for Apply<'_, D> {
+impl<D: SegmentStore> Drop for Apply<'_, D> {
     fn drop(&mut self) {
         self.segments.end_changes(&self.tally);
     }

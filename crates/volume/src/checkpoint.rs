@@ -4,153 +4,40 @@
 //! A checkpoint writes maps as they were at one moment, concurrently with writes; see
 //! [`crate::map::page`].
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::ptr;
 use std::sync::{Arc, PoisonError};
 
-use crate::buffer::Buffer;
-use crate::bytes::crc;
+use blockyard_store::buffer::Buffer;
+use blockyard_store::{SegmentStore, StoreFile};
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::catalogue::{self, Listed};
+use blockyard_volume_format::entry::{Codec, ENTRY_BYTES, Entry};
+use blockyard_volume_format::superblock::{
+    FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock,
+};
+use blockyard_volume_format::{FAN, PAGE_BYTES};
+
 use crate::error::VolumeError;
-use crate::format::catalogue::{self, Listed, Traits, Whole};
-use crate::format::entry::{Codec, ENTRY_BYTES, Entry};
-use crate::format::superblock::{FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
-use crate::format::{FAN, PAGE_BYTES};
-use crate::map::{self, Leaf, Node};
+use crate::frozen::{Frozen, Marks};
+use crate::map::{Leaf, Node};
 use crate::pool::Pool;
 use crate::roots::{self, Contents, Roots};
-use crate::segments::{Segments, Want};
-use crate::store::{Directory, StoreFile};
-use crate::thread::give_way;
+use crate::segments::{AllocationClass, Segments};
+use crate::thread::yield_if_due;
 
 /// Most bytes of pages per write.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// What the catalogue records about the blocks that a map shares with others.
-#[derive(Clone, Copy, Debug)]
-pub struct Copied {
-    /// The number of the volume from which all maps of the family come.
-    pub family: u32,
-    /// The number of copies of maps that had been made when this map was last copied.
-    pub last: u32,
-    /// A lower bound of the blocks that only this map has.
-    pub owned: u64,
-}
-
-/// The maps of a pool at one moment, and the end of the log then.
-#[derive(Debug)]
-pub struct Frozen {
-    /// Segments that were taken in this round or later are not examined.
-    pub round: u64,
-    /// The end of the log.
-    pub log: LogPlace,
-    /// The state of the pool as a whole, for the catalogue.
-    pub whole: Whole,
-    /// The volumes and snapshots with their maps.
-    pub volumes: Vec<(Traits, Copied, Arc<map::Frozen>)>,
-}
-
-impl Frozen {
-    /// Drops the maps, and yields the CPU between nodes, because pages without another owner are
-    /// freed here.
-    pub(crate) fn let_go(self) {
-        let maps = self.volumes.into_iter().filter_map(|(.., map)| Arc::into_inner(map));
-        for node in maps.flatten() {
-            give_way();
-            drop(node);
-        }
-    }
-}
-
-/// The bytes of each segment that are referenced.
-#[derive(Clone, Debug, Default)]
-pub struct Marks {
-    bytes: Vec<u64>,
-    segment_bytes: u64,
-}
-
-impl Marks {
-    /// No references yet, in segments of this length.
-    pub fn new(segment_bytes: u32) -> Marks {
-        Marks { bytes: Vec::new(), segment_bytes: segment_bytes.into() }
-    }
-
-    /// Adds the page or block that an entry names.
-    pub fn entry(&mut self, entry: &Entry) {
-        if !entry.is_hole() {
-            self.segment((entry.address() / self.segment_bytes) as u32, entry.stored_bytes());
-        }
-    }
-
-    /// Adds a block, unless it was lost.
-    pub fn block(&mut self, entry: &Entry) {
-        if !entry.is_lost() {
-            self.entry(entry);
-        }
-    }
-
-    /// Adds bytes of a segment.
-    pub fn segment(&mut self, number: u32, bytes: u32) {
-        let number = number as usize;
-        if number >= self.bytes.len() {
-            self.bytes.resize(number + 1, 0);
-        }
-        self.bytes[number] += u64::from(bytes);
-    }
-
-    /// Referenced bytes of a segment.
-    pub fn live_bytes(&self, number: u32) -> u64 {
-        self.bytes.get(number as usize).copied().unwrap_or(0)
-    }
-
-    /// Referenced bytes of all segments, by segment number.
-    pub fn into_bytes(self) -> Vec<u64> {
-        self.bytes
-    }
-
-    /// Whether any byte of a segment is referenced.
-    pub fn is_needed(&self, number: u32) -> bool {
-        self.live_bytes(number) > 0
-    }
-
-    /// Adds the live bytes of blocks, given for each segment.
-    pub fn blocks(&mut self, live: &[u64]) {
-        for (number, bytes) in live.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
-            if number >= self.bytes.len() {
-                self.bytes.resize(number + 1, 0);
-            }
-            self.bytes[number] += bytes;
-        }
-    }
-
-    /// Adds the pages of maps and returns their number. A shared page is counted once.
-    pub fn pages<'a>(&mut self, maps: impl Iterator<Item = &'a map::Frozen>) -> u64 {
-        let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
-        for node in maps.flatten().flatten() {
-            if !nodes.insert(ptr::from_ref::<Node>(node)) {
-                continue;
-            }
-            give_way();
-            node.home().iter().for_each(|home| self.entry(home));
-            for (_, leaf) in node.leaves() {
-                if leaves.insert(ptr::from_ref::<Leaf>(leaf)) {
-                    leaf.home().iter().for_each(|home| self.entry(home));
-                }
-            }
-        }
-        (nodes.len() + leaves.len()) as u64
-    }
-}
-
 /// The part of the pool's identity by which its groups are distinguished from those of other pools.
-pub(crate) fn pool_mark<D: Directory>(pool: &Pool<D>) -> u64 {
+pub(crate) fn pool_mark<D: SegmentStore>(pool: &Pool<D>) -> u64 {
     let superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
     mark_of(&superblock)
 }
 
 /// The mark of the pool to which a superblock belongs, see [`pool_mark`].
 pub(crate) fn mark_of(superblock: &Superblock) -> u64 {
-    crate::bytes::u64_at(&superblock.id, 0)
+    blockyard_volume_format::bytes::u64_at(&superblock.id, 0)
 }
 
 /// Why a checkpoint was not made.
@@ -167,7 +54,7 @@ impl From<io::Error> for Refused {
 
 /// Makes a checkpoint of maps whose blocks are durable. Returns the references from it, or `None`
 /// if it failed.
-pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
+pub fn run<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
     let mut written = write(pool, frozen);
     // Giving up the checkpoint before the last one frees space.
     if matches!(written, Err(Refused::NoSpace)) && repeat(pool) {
@@ -198,7 +85,7 @@ pub fn run<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
 /// Writes the last checkpoint's superblock to the other slot too, where space is short. That frees
 /// what only the checkpoint before needs. Returns whether it freed anything. No checkpoint may be
 /// in progress.
-pub fn repeat<D: Directory>(pool: &Pool<D>) -> bool {
+pub fn repeat<D: SegmentStore>(pool: &Pool<D>) -> bool {
     let frees = pool.segments().counts().idle > 0;
     if pool.is_poisoned() || (!frees && pool.segments().is_for_one()) {
         return false;
@@ -208,12 +95,12 @@ pub fn repeat<D: Directory>(pool: &Pool<D>) -> bool {
 
 /// Writes a superblock that states, for the last checkpoint, that groups up to `durable` are
 /// durable. Returns whether it is durable. No other thread may be writing a checkpoint.
-pub(crate) fn state_durable<D: Directory>(pool: &Pool<D>, durable: u64) -> bool {
+pub(crate) fn state_durable<D: SegmentStore>(pool: &Pool<D>, durable: u64) -> bool {
     !pool.is_poisoned() && write_again(pool, durable)
 }
 
 /// Writes the last checkpoint's superblock to the other slot.
-fn write_again<D: Directory>(pool: &Pool<D>, durable: u64) -> bool {
+fn write_again<D: SegmentStore>(pool: &Pool<D>, durable: u64) -> bool {
     let mut superblock = pool.superblock.lock().unwrap_or_else(PoisonError::into_inner);
     let sequence = superblock.sequence.saturating_add(1);
     let durable = superblock.durable.max(durable);
@@ -227,7 +114,7 @@ fn write_again<D: Directory>(pool: &Pool<D>, durable: u64) -> bool {
     true
 }
 
-fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused> {
+fn write<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused> {
     let place = pool.page_place();
     let mut pages = Pages::new(pool);
     let (top, bytes) = match write_pages(frozen, &mut pages) {
@@ -275,15 +162,15 @@ fn write<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> Result<Marks, Refused
 }
 
 /// Writes the changed pages and the catalogue. Returns the top page of the catalogue and its bytes.
-fn write_pages<D: Directory>(
+fn write_pages<D: SegmentStore>(
     frozen: &Frozen,
     pages: &mut Pages<'_, D>,
 ) -> Result<(Entry, Vec<u8>), Refused> {
     let mut listed = Vec::with_capacity(frozen.volumes.len());
-    for (traits, copied, nodes) in &frozen.volumes {
+    for (meta, copied, nodes) in &frozen.volumes {
         let roots = nodes.chunks(FAN).map(|nodes| pages.root(nodes));
         listed.push(Listed {
-            traits: traits.clone(),
+            meta: meta.clone(),
             family: copied.family,
             copied: copied.last,
             owned: copied.owned,
@@ -310,7 +197,7 @@ pub(crate) enum Epochs {
 ///
 /// # Errors
 /// If the I/O fails, or another process has opened the pool, or an older superblock was restored.
-pub(crate) fn write_superblock<D: Directory>(
+pub(crate) fn write_superblock<D: SegmentStore>(
     segments: &Segments<D>,
     superblock: &Superblock,
     epochs: Epochs,
@@ -318,11 +205,23 @@ pub(crate) fn write_superblock<D: Directory>(
     segments.directory().look()?;
     let file = segments.directory().open(FILE)?.ok_or(io::ErrorKind::NotFound)?;
     is_owned(&file, epochs)?;
-    let memory = crate::buffer::Memory::new(SLOT_BYTES as u64);
+    let memory = blockyard_store::buffer::Memory::new(SLOT_BYTES as u64);
     let mut bytes = memory.take_beyond(SLOT_BYTES);
     superblock.print(&mut bytes);
     file.write_at(superblock.slot(), &[&bytes])?;
     file.sync()
+}
+
+/// Checks that no other process has opened the pool since this one, whose epoch is `epoch`.
+///
+/// # Errors
+/// If another process has opened the pool, or an older superblock was restored.
+pub(crate) fn check_owner<D: SegmentStore>(segments: &Segments<D>, epoch: u64) -> io::Result<()> {
+    match segments.directory().open(FILE) {
+        Ok(Some(file)) => is_owned(&file, Epochs::Of(epoch)),
+        // Other errors do not prove that another process has it.
+        _ => Ok(()),
+    }
 }
 
 /// Checks the epochs of the slots of each copy; a slot that cannot be read is ignored. The locks
@@ -330,7 +229,7 @@ pub(crate) fn write_superblock<D: Directory>(
 /// was restored.
 fn is_owned<F: StoreFile>(file: &F, wanted: Epochs) -> io::Result<()> {
     let whole = SLOTS as usize * SLOT_BYTES;
-    let mut bytes = crate::buffer::Memory::new(whole as u64).take_beyond(whole);
+    let mut bytes = blockyard_store::buffer::Memory::new(whole as u64).take_beyond(whole);
     for copy in file.copies().numbers() {
         if file.read_copy(copy, 0, &mut bytes).is_err() {
             continue;
@@ -354,7 +253,7 @@ fn is_owned<F: StoreFile>(file: &F, wanted: Epochs) -> io::Result<()> {
 }
 
 /// Writes pages into segments of their own, sequentially.
-struct Pages<'a, D: Directory> {
+struct Pages<'a, D: SegmentStore> {
     pool: &'a Pool<D>,
     segment: Option<u32>,
     /// Offset in the segment at which the buffer will be written.
@@ -376,7 +275,7 @@ struct Pages<'a, D: Directory> {
 /// reused.
 type Homes<T> = HashMap<*const T, (Arc<T>, Entry)>;
 
-impl<'a, D: Directory> Pages<'a, D> {
+impl<'a, D: SegmentStore> Pages<'a, D> {
     fn new(pool: &'a Pool<D>) -> Pages<'a, D> {
         let buffer = pool.memory().take_beyond(WRITE_BYTES);
         let place = pool.page_place();
@@ -419,7 +318,8 @@ impl<'a, D: Directory> Pages<'a, D> {
         let bytes = self.pool.segments().bytes() as usize;
         if self.segment.is_none() || self.offset as usize + self.filled + len > bytes {
             self.flush()?;
-            let segment = self.pool.segments().take(Want::Checkpoint).ok_or(Refused::NoSpace)?;
+            let segment =
+                self.pool.segments().take(AllocationClass::Checkpoint).ok_or(Refused::NoSpace)?;
             self.taken.push(segment);
             self.segment = Some(segment);
             self.offset = 0;
@@ -438,7 +338,7 @@ impl<'a, D: Directory> Pages<'a, D> {
             self.flush()?;
         }
         self.room(PAGE_BYTES)?;
-        give_way();
+        yield_if_due();
         let address = self.next();
         let bytes = &mut self.buffer[self.filled..self.filled + PAGE_BYTES];
         print(bytes);
@@ -523,7 +423,7 @@ impl<'a, D: Directory> Pages<'a, D> {
         let mut leaves: Vec<&(Arc<Leaf>, Entry)> = self.leaves.values().collect();
         leaves.sort_unstable_by_key(|(_, home)| home.address());
         for (leaf, home) in leaves {
-            give_way();
+            yield_if_due();
             leaf.settle(*home);
             // The leaf can be evicted from now on.
             self.pool.segments().leaves().keep(leaf);

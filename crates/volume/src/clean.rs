@@ -12,10 +12,10 @@
 //! writes and paces them, see [`pace`].
 
 mod cold;
-mod count;
-mod pace;
+mod liveness_scan;
 mod pages;
 mod policy;
+pub(crate) mod state;
 mod summary;
 mod victim;
 
@@ -23,20 +23,21 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_sync::mailbox::{Mailbox, Owner};
+use blockyard_store::SegmentStore;
+use blockyard_sync::completion_queue::{CompletionQueue, Receiver};
+use blockyard_volume_format::entry::Entry;
+use blockyard_volume_format::group::DESCRIPTOR_BYTES;
 
-use crate::checkpoint::{self, Frozen, Marks};
-use crate::format::entry::Entry;
-use crate::format::group::DESCRIPTOR_BYTES;
+use crate::checkpoint;
+use crate::frozen::{Frozen, Marks};
 use crate::pool::Pool;
-use crate::record::{Body, Move, Moved, Record, Reply, Return};
-use crate::segments::{Segments, Want};
-use crate::store::Directory;
+use crate::record::{Body, Move, Record, Relocation, Reply, ReplyTo};
+use crate::segments::{AllocationClass, Segments};
+use crate::thread;
 
-pub(crate) use cold::Cold;
-pub(crate) use pace::{Pace, Phase};
 use policy::{Choice, choose, has_pages};
 pub(crate) use policy::{is_scarce, round_bytes};
+use state::Phase;
 use summary::Block;
 use victim::{Piece, Victim};
 
@@ -65,24 +66,24 @@ pub(crate) enum Cleaning {
 const NEEDED: usize = 4;
 
 /// The way in which the cleaner hands its moves to the log.
-trait Carrier {
+trait RelocationSink {
     /// Begins a move. The move before it must have ended.
-    fn begin(&mut self, moved: Moved);
+    fn begin(&mut self, moved: Relocation);
 
     /// Waits for the move that was begun. Returns whether it is durable, and everything before it.
     fn end(&mut self) -> bool;
 }
 
 /// Hands moves to the committer from another thread, as records.
-struct Beside<'a, D: Directory> {
+struct Background<'a, D: SegmentStore> {
     pool: &'a Pool<D>,
-    replies: Owner<Reply>,
+    replies: Receiver<Reply>,
     is_owed: bool,
 }
 
-impl<D: Directory> Carrier for Beside<'_, D> {
-    fn begin(&mut self, moved: Moved) {
-        let reply = Return::new(self.replies.mailbox(), 0);
+impl<D: SegmentStore> RelocationSink for Background<'_, D> {
+    fn begin(&mut self, moved: Relocation) {
+        let reply = ReplyTo::new(self.replies.completion_queue(), 0);
         self.pool.send(Record::of(Body::Move(Arc::new(moved)), Some(reply)));
         self.is_owed = true;
     }
@@ -99,9 +100,8 @@ impl<D: Directory> Carrier for Beside<'_, D> {
                 None if self.is_alone() => return false,
                 None => {
                     let is_any = || self.replies.is_any();
-                    let directory = self.pool.segments().directory();
-                    directory.until(&|| is_any() || self.is_alone());
-                    self.replies.mailbox().bell().sleep(LOOK, is_any);
+                    thread::wait_until(&|| is_any() || self.is_alone());
+                    self.replies.completion_queue().event_count().sleep(LOOK, is_any);
                 }
             }
         }
@@ -109,21 +109,21 @@ impl<D: Directory> Carrier for Beside<'_, D> {
     }
 }
 
-impl<D: Directory> Beside<'_, D> {
+impl<D: SegmentStore> Background<'_, D> {
     /// Whether the committer will not reply now.
     fn is_alone(&self) -> bool {
-        self.pool.is_hurried() || !self.pool.is_running()
+        self.pool.is_checkpoint_urgent() || !self.pool.is_running()
     }
 }
 
 /// Carries out moves on the committer's own thread.
-struct Itself<F> {
+struct Inline<F> {
     carry: F,
     is_done: bool,
 }
 
-impl<F: FnMut(Moved) -> bool> Carrier for Itself<F> {
-    fn begin(&mut self, moved: Moved) {
+impl<F: FnMut(Relocation) -> bool> RelocationSink for Inline<F> {
+    fn begin(&mut self, moved: Relocation) {
         self.is_done = (self.carry)(moved);
     }
 
@@ -134,11 +134,11 @@ impl<F: FnMut(Moved) -> bool> Carrier for Itself<F> {
 
 /// Cleans after a checkpoint, on a thread other than the committer's. Continues as long as space is
 /// short or may soon be, and returns when another checkpoint is due.
-pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) {
+pub(crate) fn beside<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) {
     // Two places: the reply to a move that was given up may still arrive.
-    let carrier = Beside { pool, replies: Mailbox::open(2), is_owed: false };
-    let mut cleaner = Cleaner::new(pool, frozen, marks, carrier);
-    cleaner.count_again();
+    let sink = Background { pool, replies: CompletionQueue::open(2), is_owed: false };
+    let mut cleaner = Cleaner::new(pool, frozen, marks, sink);
+    cleaner.scan_liveness();
     loop {
         pool.set_phase(Phase::Cleans);
         let goes_on = cleaner.run(usize::MAX);
@@ -149,39 +149,39 @@ pub(crate) fn beside<D: Directory>(pool: &Pool<D>, frozen: &Frozen, marks: &Mark
         // A request that the committer makes after this point ends the sleep below.
         let mut asked = pool.pace().asked();
         while !policy::is_scarce(pool) {
-            if pool.is_hurried() || pool.is_poisoned() {
+            if pool.is_checkpoint_urgent() || pool.is_poisoned() {
                 return;
             }
-            pool.segments().directory().until(&|| pool.pace().asked() != asked);
+            thread::wait_until(&|| pool.pace().asked() != asked);
             asked = pool.pace().sleep(LOOK_IDLE, asked);
         }
     }
 }
 
-/// Cleans after a checkpoint on the committer's own thread: passes each move to `carry`, until
-/// nothing is left to move or `carry` returns false.
-pub(crate) fn each<D: Directory>(
+/// Cleans after a checkpoint on the committer's own thread: passes each move to `execute_inline`,
+/// until nothing is left to move or `execute_inline` returns false.
+pub(crate) fn each<D: SegmentStore>(
     pool: &Pool<D>,
     frozen: &Frozen,
     marks: &Marks,
     cleaning: Cleaning,
-    carry: impl FnMut(Moved) -> bool,
+    carry: impl FnMut(Relocation) -> bool,
 ) {
     let (counts, most) = match cleaning {
         Cleaning::Nothing => return,
         Cleaning::Due => (true, usize::MAX),
         Cleaning::Needed { counts } => (counts, NEEDED),
     };
-    let mut cleaner = Cleaner::new(pool, frozen, marks, Itself { carry, is_done: true });
+    let mut cleaner = Cleaner::new(pool, frozen, marks, Inline { carry, is_done: true });
     if counts {
-        cleaner.count_again();
+        cleaner.scan_liveness();
     }
     cleaner.run(most);
 }
 
 /// The moves of the next record.
 #[derive(Default)]
-struct Pile {
+struct PendingRelocations {
     moves: Vec<Move>,
     bytes: u64,
     /// The most map pages that these moves change.
@@ -190,7 +190,7 @@ struct Pile {
     into: BTreeSet<u32>,
 }
 
-impl Pile {
+impl PendingRelocations {
     /// Adds blocks that were written to segment `into`, with their new places.
     fn add(&mut self, piece: &Piece<'_>, into: u32, places: Vec<Entry>) {
         let moves = piece.blocks.iter().zip(places).map(|(block, to)| {
@@ -205,15 +205,15 @@ impl Pile {
 }
 
 /// Empties segments after one checkpoint.
-struct Cleaner<'a, D: Directory, C> {
+struct Cleaner<'a, D: SegmentStore, C> {
     pool: &'a Pool<D>,
     frozen: &'a Frozen,
     marks: &'a Marks,
-    carrier: C,
+    sink: C,
     /// Number of checkpoints that had begun when cleaning started.
     round: u64,
     victim: Victim,
-    pile: Pile,
+    pile: PendingRelocations,
     /// Most map pages that the record handed over last changes.
     handed: u64,
     /// Segments that were examined since this checkpoint.
@@ -225,16 +225,16 @@ struct Cleaner<'a, D: Directory, C> {
     emptied: Vec<u32>,
 }
 
-impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
-    fn new(pool: &'a Pool<D>, frozen: &'a Frozen, marks: &'a Marks, carrier: C) -> Self {
+impl<'a, D: SegmentStore, C: RelocationSink> Cleaner<'a, D, C> {
+    fn new(pool: &'a Pool<D>, frozen: &'a Frozen, marks: &'a Marks, sink: C) -> Self {
         Cleaner {
             pool,
             frozen,
             marks,
-            carrier,
+            sink,
             round: pool.segments().round(),
             victim: Victim::default(),
-            pile: Pile::default(),
+            pile: PendingRelocations::default(),
             handed: 0,
             seen: BTreeSet::new(),
             emptying: Vec::new(),
@@ -244,9 +244,9 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
 
     /// Does a liveness scan, if that is worth its cost. Leaves that cannot be read are given up, so
     /// that the next scan is complete.
-    fn count_again(&mut self) {
+    fn scan_liveness(&mut self) {
         let bearable = policy::bearable_unknown(self.pool, self.frozen);
-        let mut lost = count::again(self.pool, self.frozen, bearable).into_iter();
+        let mut lost = liveness_scan::again(self.pool, self.frozen, bearable).into_iter();
         if lost.all(|lost| self.hand(lost)) {
             self.end();
         }
@@ -279,7 +279,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
                 left -= 1;
                 self.seen.insert(victim);
                 // A checkpoint that is due has priority.
-                if self.pool.is_hurried() || !self.empty(victim) {
+                if self.pool.is_checkpoint_urgent() || !self.empty(victim) {
                     self.finish();
                     return false;
                 }
@@ -304,13 +304,13 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         pages.is_empty() || {
             let spans = pages::bring(self.pool, self.frozen, &pages);
             let round = self.round;
-            self.hand(Moved { pages, spans, page_count, round, ..Moved::default() })
+            self.hand(Relocation { pages, spans, page_count, round, ..Relocation::default() })
         }
     }
 
     /// Hands over a record after the one before has ended. Returns false if one of them is not
     /// durable.
-    fn hand(&mut self, moved: Moved) -> bool {
+    fn hand(&mut self, moved: Relocation) -> bool {
         if !self.end() {
             return false;
         }
@@ -320,7 +320,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
             self.emptying.drain(..).partition(|number| segments.live_bytes(*number) == 0);
         (self.emptied, self.emptying) = (emptied, emptying);
         self.handed = moved.page_count;
-        self.carrier.begin(moved);
+        self.sink.begin(moved);
         // When very few segments are free, wait for each record before the next.
         !policy::is_close(self.pool) || self.end()
     }
@@ -328,7 +328,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
     /// Waits for the record handed over last, and returns whether it is durable. If not, nothing is
     /// known to be durable, and no segment is freed.
     fn end(&mut self) -> bool {
-        let is_ended = self.carrier.end();
+        let is_ended = self.sink.end();
         if !is_ended {
             self.emptied.clear();
         }
@@ -347,20 +347,21 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         if self.pile.moves.is_empty() {
             return true;
         }
-        let Pile { moves, pages: page_count, into, .. } = std::mem::take(&mut self.pile);
+        let PendingRelocations { moves, pages: page_count, into, .. } =
+            std::mem::take(&mut self.pile);
         for segment in into {
             if let Err(error) = self.pool.segments().sync(segment) {
                 self.pool.poison(&format!("blocks could not be moved: {error}"));
                 return false;
             }
         }
-        self.hand(Moved { moves, page_count, round: self.round, ..Moved::default() })
+        self.hand(Relocation { moves, page_count, round: self.round, ..Relocation::default() })
     }
 
     /// Waits for all records, frees the segments that are then empty, and returns whether all
     /// succeeded.
     fn finish(&mut self) -> bool {
-        if self.pool.is_hurried() || !self.hand_pile() || !self.end() {
+        if self.pool.is_checkpoint_urgent() || !self.hand_pile() || !self.end() {
             return false;
         }
         self.release();
@@ -368,7 +369,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         if self.emptying.is_empty() {
             return true;
         }
-        let nothing = Moved { round: self.round, ..Moved::default() };
+        let nothing = Relocation { round: self.round, ..Relocation::default() };
         let ended = self.hand(nothing) && self.end();
         if ended {
             self.release();
@@ -397,7 +398,7 @@ impl<'a, D: Directory, C: Carrier> Cleaner<'a, D, C> {
         let Some((found, bytes)) = self.found(number) else { return true };
         let mut left = &found[..];
         while !left.is_empty() {
-            if pool.is_poisoned() || pool.is_hurried() {
+            if pool.is_poisoned() || pool.is_checkpoint_urgent() {
                 return false;
             }
             let taken = self.pile.pages + self.handed;
@@ -452,7 +453,7 @@ const LOOKS: usize = 16;
 
 /// The live blocks of a segment, as `find` returns them, and their bytes; `None` if the segment's
 /// live count is higher. `find` also returns whether all pages could be read.
-fn look<D: Directory>(
+fn look<D: SegmentStore>(
     segments: &Segments<D>,
     number: u32,
     find: impl Fn() -> (Vec<Block>, bool),
@@ -473,7 +474,7 @@ fn look<D: Directory>(
             // A block of it was not found or is not live. The segment could not become free, so it
             // is quarantined until the next liveness scan.
             Some(live) => {
-                if segments.spoil(number) && !is_read {
+                if segments.quarantine(number) && !is_read {
                     // The liveness scan gives up pages that cannot be read.
                     segments.doubt(live);
                 }
@@ -487,11 +488,11 @@ fn look<D: Directory>(
 
 /// Most pages that a batch of moves may change, if it takes at most one segment for blocks and one
 /// for the log. `None` if not even one fits, or no segment is left for pages.
-fn pages_left<D: Directory>(pool: &Pool<D>) -> Option<u64> {
+fn pages_left<D: SegmentStore>(pool: &Pool<D>) -> Option<u64> {
     let segments = pool.segments();
     let taken = if victim::open_room(pool).is_some() { 1 } else { 2 };
-    segments.pages_left(Want::Move, taken + 1)?;
-    segments.pages_left(Want::Move, taken)
+    segments.pages_left(AllocationClass::Move, taken + 1)?;
+    segments.pages_left(AllocationClass::Move, taken)
 }
 
 #[cfg(test)]
@@ -499,9 +500,9 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::hand::{BLOCK, FULL, Hand};
     use crate::map::Tally;
     use crate::options::Options;
+    use crate::stepped_pool::{BLOCK, FULL, SteppedPool};
 
     /// Segments of a pool that runs out of space in these tests.
     const SHORT: usize = 37;
@@ -510,7 +511,7 @@ mod tests {
     /// others.
     #[test]
     fn what_is_promised_is_not_there_for_others() {
-        let mut hand = Hand::new("promised");
+        let mut hand = SteppedPool::new("promised");
         for number in 0..14 {
             hand.write(number * FULL, FULL);
         }
@@ -524,7 +525,7 @@ mod tests {
     /// Several threads read leaves; the count must equal that of one thread.
     #[test]
     fn leaves_that_are_not_in_memory_are_counted_too() {
-        let mut hand = Hand::new("counted");
+        let mut hand = SteppedPool::new("counted");
         hand.take("w", 100 * 256);
         for leaf in 0..100 {
             hand.write(leaf * 256, 1);
@@ -541,7 +542,7 @@ mod tests {
         let (live, _) = hand.pool.segments().live();
         hand.pool.segments().doubt(1);
         let frozen = hand.committer.freeze();
-        assert!(count::again(&hand.pool, &frozen, 0).is_empty());
+        assert!(liveness_scan::again(&hand.pool, &frozen, 0).is_empty());
         assert_eq!(hand.pool.segments().live(), (live, 0));
         assert!(away().all(|leaf| !leaf.is_here()), "nobody keeps them");
     }
@@ -550,7 +551,7 @@ mod tests {
     /// taken for empty and overwritten.
     #[test]
     fn a_count_that_was_too_small_is_put_right() {
-        let mut hand = Hand::new("too-small");
+        let mut hand = SteppedPool::new("too-small");
         for number in 0..3 {
             hand.write(number * FULL, FULL);
         }
@@ -568,7 +569,7 @@ mod tests {
         hand.write(3 * FULL, FULL);
         hand.discard(FULL, 4);
         let (now, _) = segments.live();
-        assert!(count::again(&pool, &frozen, 0).is_empty());
+        assert!(liveness_scan::again(&pool, &frozen, 0).is_empty());
         let (found, _) = segments.live();
         assert_eq!((found[number as usize], segments.raised()), (FULL * BLOCK, 1));
         let others = |live: &[u64]| {
@@ -580,7 +581,7 @@ mod tests {
         assert_eq!(segments.free() + 2, free, "it is not to be had, and one was written");
         let frozen = hand.committer.freeze();
         segments.doubt(1);
-        assert!(count::again(&pool, &frozen, 0).is_empty());
+        assert!(liveness_scan::again(&pool, &frozen, 0).is_empty());
         assert_eq!(segments.live().0, found);
     }
 
@@ -588,7 +589,7 @@ mod tests {
     /// was searched again after each checkpoint, without effect.
     #[test]
     fn what_is_written_meanwhile_keeps_no_segment_from_being_told() {
-        let mut hand = Hand::new("looks");
+        let mut hand = SteppedPool::new("looks");
         hand.write(0, 4);
         let (segments, number) = (hand.pool.segments(), hand.segment(0));
         let find = || {
@@ -597,7 +598,7 @@ mod tests {
             (Vec::new(), true)
         };
         assert!(look(segments, number, find).is_none());
-        assert_eq!(segments.counts().spoiled, 1);
+        assert_eq!(segments.counts().quarantined, 1);
         segments.begin_changes();
         assert_eq!(segments.told_bytes(number), None);
         segments.end_changes(&Tally::new(segments.bytes()));
@@ -608,33 +609,34 @@ mod tests {
     /// locked.
     #[test]
     fn who_moves_does_not_wait_for_a_committer_that_is_gone() {
-        let hand = Hand::new("gone");
-        let mut carrier = Beside { pool: &hand.pool, replies: Mailbox::open(2), is_owed: false };
-        carrier.begin(Moved::default());
-        assert!(!hand.pool.is_running() && !carrier.end());
+        let hand = SteppedPool::new("gone");
+        let mut sink =
+            Background { pool: &hand.pool, replies: CompletionQueue::open(2), is_owed: false };
+        sink.begin(Relocation::default());
+        assert!(!hand.pool.is_running() && !sink.end());
     }
 
     /// Regression: cleaning without need halved the speed of a client with long writes.
     #[test]
     fn nothing_is_cleaned_while_there_is_room() {
-        let chosen = |hand: &mut Hand| {
+        let chosen = |hand: &mut SteppedPool| {
             let (frozen, marks) = hand.checkpoint();
             let choice = choose(&hand.pool, &frozen, &marks, &BTreeSet::new());
             assert!(!choice.for_space && !is_scarce(&hand.pool));
             choice.victims.len()
         };
         // Each pass leaves one block of each group live.
-        let write = |hand: &mut Hand, times: std::ops::Range<u64>| {
+        let write = |hand: &mut SteppedPool, times: std::ops::Range<u64>| {
             for (time, number) in times.flat_map(|time| (0..14).map(move |it| (time, it))) {
                 hand.write(number * FULL + time, FULL - time);
             }
         };
         // The pool cannot grow: all its segments exist.
-        let mut hand = Hand::of("room", 100, 100);
+        let mut hand = SteppedPool::of("room", 100, 100);
         write(&mut hand, 0..5);
         assert_eq!(chosen(&mut hand), 0, "four fifths of what is used are garbage");
         // The pool can grow.
-        let mut hand = Hand::of("grows", 100, 1000);
+        let mut hand = SteppedPool::of("grows", 100, 1000);
         write(&mut hand, 0..1);
         (0..10).for_each(|number| hand.write(number * FULL + 1, FULL - 1));
         assert_eq!(chosen(&mut hand), 0, "not half of it is");
@@ -649,7 +651,7 @@ mod tests {
     fn what_is_made_ahead_is_no_room_to_leave_garbage_for() {
         for checkpoint_bytes in [16 << 10, 64 << 10, 120 << 10] {
             let options = Options { checkpoint_bytes, segments_max: 1000, ..Options::default() };
-            let mut hand = Hand::by("ahead", 10, options);
+            let mut hand = SteppedPool::by("ahead", 10, options);
             let pool = Arc::clone(&hand.pool);
             // Prevents cleaning until the pool is full of garbage.
             pool.set_hurried(true);
@@ -660,7 +662,7 @@ mod tests {
             let (frozen, marks) = hand.checkpoint();
             let segments = pool.segments();
             while segments.free() > segments.reserved() {
-                assert!(segments.take(Want::Checkpoint).is_some());
+                assert!(segments.take(AllocationClass::Checkpoint).is_some());
             }
             pool.set_running(true);
             pool.prepare(0);
@@ -678,7 +680,7 @@ mod tests {
     /// data.
     #[test]
     fn a_segment_into_which_blocks_are_on_their_way_is_not_empty() {
-        let hand = RefCell::new(Hand::of("on-its-way", SHORT, SHORT));
+        let hand = RefCell::new(SteppedPool::of("on-its-way", SHORT, SHORT));
         let pool = Arc::clone(&hand.borrow().pool);
         let carry = |moved| hand.borrow_mut().committer.move_blocks(moved);
         let segment = |block| hand.borrow().segment(block);
@@ -694,7 +696,7 @@ mod tests {
         hand.borrow_mut().write(0, 10);
         let (frozen, marks) = hand.borrow_mut().checkpoint();
         let mut cleaner =
-            Cleaner::new(&pool, &frozen, &marks, Itself { carry: &carry, is_done: true });
+            Cleaner::new(&pool, &frozen, &marks, Inline { carry: &carry, is_done: true });
         assert!(cleaner.empty(segment(10)) && cleaner.finish());
         let into = segment(10);
         assert_eq!(cold(), Some(into));
@@ -705,7 +707,7 @@ mod tests {
         let (frozen, marks) = hand.borrow_mut().checkpoint();
         // The blocks of the second segment fill the cold segment.
         let mut cleaner =
-            Cleaner::new(&pool, &frozen, &marks, Itself { carry: &carry, is_done: true });
+            Cleaner::new(&pool, &frozen, &marks, Inline { carry: &carry, is_done: true });
         assert!(cleaner.empty(segment(FULL + 3)));
         assert_eq!(pool.segments().live_bytes(into), 0, "nothing was handed on");
         assert_ne!(cold(), Some(into), "it is not full");

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use blockyard_store::log_writer::Payload;
+use blockyard_volume_format::BLOCK_BYTES_MAX;
+use blockyard_volume_format::entry::Codec;
+
 use crate::config::Compression;
-use crate::format::BLOCK_BYTES_MAX;
-use crate::format::entry::Codec;
 
 /// Length of the header of a compressed block, which contains the compressed length in bytes.
 const LEN_BYTES: usize = 4;
@@ -74,6 +76,12 @@ impl fmt::Debug for Packer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Packer").field("compression", &self.compression).finish_non_exhaustive()
     }
+}
+
+/// Reads a block of a payload, decompressed, into `block`.
+pub(crate) fn unpack(payload: &Payload, index: u32, block: &mut [u8]) {
+    let whole = decode(payload.blocks()[index as usize].codec, payload.stored(index), block);
+    assert!(whole, "what was compressed here comes back");
 }
 
 /// Decodes a stored block into `block`. Returns `false` if the stored bytes are invalid.

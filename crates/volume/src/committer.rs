@@ -10,14 +10,14 @@
 //! keep the disk busy. After a short one, the next group starts when the first is written, before
 //! its records are answered, so that the disk has work meanwhile.
 
-mod count;
-mod flight;
-mod group;
+mod awaiting_scan;
+mod batch;
 mod idle;
-mod pace;
+mod in_flight;
 mod publish;
-mod search;
 mod space;
+mod space_waiters;
+mod throttle;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -25,26 +25,29 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
-use blockyard_sync::mailbox::Owner;
+use blockyard_store::tasks::CommitWriter;
+use blockyard_store::{Commit, SegmentStore, WriteBatch};
+use blockyard_sync::completion_queue::Receiver;
+use blockyard_volume_format::catalogue::{CHANGE_BYTES_MAX, CatalogueImage};
+use blockyard_volume_format::group as format;
+use blockyard_volume_format::superblock::SEGMENT_NONE;
 
-use crate::checkpoint::{self, Copied, Frozen};
-use crate::clean::{self, Cleaning, Phase};
-use crate::format::catalogue::{CHANGE_BYTES_MAX, Whole};
-use crate::format::group as format;
-use crate::format::superblock::SEGMENT_NONE;
+use crate::checkpoint;
+use crate::clean::state::LivenessScan;
+use crate::clean::state::Phase;
+use crate::clean::{self, Cleaning};
+use crate::frozen::{Copied, Frozen};
 use crate::log::LogEnd;
-use crate::pool::{Pool, Recount};
-use crate::record::{Body, Moved, Record};
-use crate::segments::Want;
-use crate::store::tasks::Chosen;
-use crate::store::{Commit, Directory, Parcel};
+use crate::pool::Pool;
+use crate::record::{Body, Record, Relocation};
+use crate::segments::AllocationClass;
 use crate::thread::{self, Thread};
 
-use flight::Flight;
-use group::{Group, may_follow};
+use batch::{LogBatch, may_follow};
 use idle::QUIET;
-use publish::Names;
-use search::{Room, Search};
+use in_flight::InFlightBatch;
+use publish::WakeList;
+use space_waiters::{SpaceFound, SpaceWaiters};
 
 /// Longest group in bytes, unless a single write is longer. One large write is as fast as several,
 /// and faster on a disk with high latency.
@@ -71,6 +74,9 @@ const LOOKS: u32 = 60;
 /// Most segments that give their space back together.
 const GIVEN_MAX: usize = 32;
 
+/// Segments without live data for which an idle pool writes a checkpoint.
+const DEAD_MIN: usize = 8;
+
 /// An idle pool starts a liveness scan if its unknown bytes exceed 1 / `UNKNOWN_PART` of its used
 /// bytes, or a segment.
 const UNKNOWN_PART: u64 = 32;
@@ -82,7 +88,7 @@ const SEARCH_LOOK: Duration = Duration::from_millis(2);
 const ROOM_TRIES: usize = 64;
 
 /// After a failed search for space, refuse this number of groups without searching again.
-const VAIN_MAX: u32 = 16;
+const ENOSPC_BACKOFF_MAX: u32 = 16;
 
 /// After a failed checkpoint, wait for 1 / `TRY_PART` of the usual log between checkpoints before
 /// trying again.
@@ -100,23 +106,23 @@ pub enum Turn {
 }
 
 /// The committer of a pool: its queues, the groups in flight, and the end of the log.
-pub struct Committer<D: Directory> {
+pub struct Committer<D: SegmentStore> {
     pool: Arc<Pool<D>>,
     /// Distinguishes the groups of this pool from those of another.
     mark: u64,
-    mail: Owner<Record>,
-    /// Records taken out of the mailbox that did not go into the last group.
+    mail: Receiver<Record>,
+    /// Records taken out of the completion queue that did not go into the last group.
     held: VecDeque<Record>,
     /// Number of next records that get a group each.
     singly: usize,
-    group: Group,
+    group: LogBatch,
     /// Made by the thread that runs the committer; only that thread uses it.
-    lane: Option<Chosen<D::File, D::Lane>>,
+    log_writer: Option<CommitWriter<D::File, D::LogWriter>>,
     /// Groups in flight, oldest first.
-    flights: VecDeque<Flight>,
-    /// Empty groups and parcels, kept for reuse.
-    groups: Vec<Group>,
-    parcels: Vec<Parcel>,
+    in_flight: VecDeque<InFlightBatch>,
+    /// Empty groups and write batches, kept for reuse.
+    groups: Vec<LogBatch>,
+    write_batches: Vec<WriteBatch>,
     log: LogEnd,
     /// Segments with groups that have landed but are not durable.
     unsynced: BTreeSet<u32>,
@@ -136,18 +142,18 @@ pub struct Committer<D: Directory> {
     /// Bytes that writes have used of those that cleaning freed for them.
     spent: u64,
     /// Number of further groups that are refused without a search, because the last search failed.
-    in_vain: u32,
-    search: Search,
+    enospc_backoff: u32,
+    search: SpaceWaiters,
     /// Changes of the catalogue that wait for a liveness scan, and how often one was begun for
     /// them.
-    uncounted: VecDeque<Record>,
+    awaiting_scan: VecDeque<Record>,
     count_tries: u32,
     head_bytes_max: usize,
     /// Volumes with a write that was answered and then found no space: their next flush returns the
     /// error.
     lost: BTreeSet<u32>,
-    /// Mailboxes whose owners are to be woken.
-    names: Names,
+    /// Completion queues whose owners are to be woken.
+    wake_list: WakeList,
     /// The pool is being closed: no further records are accepted.
     stopping: bool,
     /// The last group at the last check, and the last group when an idle pool started a scan.
@@ -159,8 +165,8 @@ pub struct Committer<D: Directory> {
     looks: u32,
 }
 
-impl<D: Directory> Committer<D> {
-    pub(crate) fn new(pool: Arc<Pool<D>>, mail: Owner<Record>, log: LogEnd) -> Committer<D> {
+impl<D: SegmentStore> Committer<D> {
+    pub(crate) fn new(pool: Arc<Pool<D>>, mail: Receiver<Record>, log: LogEnd) -> Committer<D> {
         let head = format::head_bytes(format::DESCRIPTORS_MAX, pool.align()) as usize;
         Committer {
             mark: checkpoint::pool_mark(&pool),
@@ -169,11 +175,11 @@ impl<D: Directory> Committer<D> {
             mail,
             held: VecDeque::new(),
             singly: 0,
-            group: Group::default(),
-            lane: None,
-            flights: VecDeque::new(),
+            group: LogBatch::default(),
+            log_writer: None,
+            in_flight: VecDeque::new(),
             groups: Vec::new(),
-            parcels: Vec::new(),
+            write_batches: Vec::new(),
             log,
             unsynced: BTreeSet::new(),
             unsynced_bytes: 0,
@@ -187,12 +193,12 @@ impl<D: Directory> Committer<D> {
             checkpoint: None,
             cleaning_since: None,
             spent: 0,
-            in_vain: 0,
-            search: Search::default(),
-            uncounted: VecDeque::new(),
+            enospc_backoff: 0,
+            search: SpaceWaiters::default(),
+            awaiting_scan: VecDeque::new(),
             count_tries: 0,
             lost: BTreeSet::new(),
-            names: Names::new(),
+            wake_list: WakeList::new(),
             stopping: false,
             seen: 0,
             counted_at: None,
@@ -203,7 +209,7 @@ impl<D: Directory> Committer<D> {
 
     /// Runs until the pool is closed.
     pub fn run(&mut self) {
-        self.lane();
+        self.log_writer();
         // The time at which the oldest group that is not durable was first seen.
         let mut loose: Option<Instant> = None;
         let mut looked = Instant::now();
@@ -218,15 +224,15 @@ impl<D: Directory> Committer<D> {
                 // The thread that stopped the pool has panicked.
                 Turn::Idle if self.stopping => return,
                 Turn::Idle => {
-                    let bell = self.mail.mailbox().bell();
-                    let looks = self.search.is_on || !self.uncounted.is_empty();
+                    let event_count = self.mail.completion_queue().event_count();
+                    let looks = self.search.is_on || !self.awaiting_scan.is_empty();
                     let is_waiting = self.unsynced.is_empty() && !self.is_recorded();
                     let most = match (looks, is_waiting) {
                         (true, _) => SEARCH_LOOK,
                         (false, true) => QUIET,
                         (false, false) => SETTLE,
                     };
-                    bell.sleep(most, || self.mail.is_any());
+                    event_count.sleep(most, || self.mail.is_any());
                     if self.mail.is_any() || self.search.is_on {
                         self.settle_late(&mut loose);
                     } else {
@@ -263,6 +269,14 @@ impl<D: Directory> Committer<D> {
         }
         let last = self.log.last();
         let is_idle = std::mem::replace(&mut self.seen, last) == last;
+        // The locks do not keep out a process that reaches the pool by another name or from another
+        // host. Its first write is a superblock with an epoch of its own.
+        if !is_idle
+            && let Err(error) = checkpoint::check_owner(self.pool.segments(), self.log.epoch)
+        {
+            self.pool.poison(&error.to_string());
+            return;
+        }
         self.count_if_idle(is_idle);
         self.least_free = self.least_free.min(self.pool.segments().free());
         self.looks += 1;
@@ -276,6 +290,19 @@ impl<D: Directory> Committer<D> {
             self.pool.give_back(surplus);
         } else if self.pool.segments().may_try_again() {
             self.pool.try_again();
+        } else if is_idle {
+            self.free_dead_segments();
+        }
+    }
+
+    /// Starts a checkpoint if many segments have no live data, as after a large discard: they are
+    /// free, and their space can be given back, after the second checkpoint from then on. A busy
+    /// pool writes checkpoints anyway.
+    fn free_dead_segments(&mut self) {
+        let is_busy = self.checkpoint.as_ref().is_some_and(|thread| !thread.is_ended());
+        if !is_busy && self.pool.segments().dead() >= DEAD_MIN {
+            self.join();
+            self.start_checkpoint();
         }
     }
 
@@ -290,14 +317,14 @@ impl<D: Directory> Committer<D> {
             return;
         }
         self.counted_at = Some(self.log.last());
-        if self.pool.wanted_count().is_none() {
-            self.pool.want_count(Some(segments.round() + 1));
+        if self.pool.wanted_scan().is_none() {
+            self.pool.want_scan(Some(segments.round() + 1));
         }
     }
 
     /// Syncs all groups, including those that no client asked to be durable.
     pub fn settle(&mut self) {
-        self.land_all();
+        self.complete_all();
         if !self.pool.is_poisoned() {
             self.sync();
         }
@@ -306,28 +333,28 @@ impl<D: Directory> Committer<D> {
     /// Writes one group, or waits for a group in flight.
     pub fn turn(&mut self) -> Turn {
         self.end_search();
-        self.count_for_them();
-        self.hold_back();
-        if !self.flights.is_empty() {
-            if !self.may_overlap() {
-                if !self.may_relay() || !self.relay() {
-                    self.land();
+        self.resume_after_scan();
+        self.throttle();
+        if !self.in_flight.is_empty() {
+            if !self.may_pipeline() {
+                if !self.may_submit_early() || !self.submit_next_early() {
+                    self.complete_oldest();
                 }
                 return Turn::Worked;
             }
             self.gather();
-            if !self.may_go_behind() {
+            if !self.can_pipeline() {
                 self.wait();
                 return Turn::Worked;
             }
         } else {
             self.gather();
         }
-        if self.group.records.is_empty() && self.uncounted.is_empty() {
+        if self.group.records.is_empty() && self.awaiting_scan.is_empty() {
             return Turn::Idle;
         }
         if self.group.records.is_empty() {
-            self.count_for_them();
+            self.resume_after_scan();
             let waits = self.held.is_empty() && self.pool.is_running();
             return if waits { Turn::Idle } else { Turn::Worked };
         }
@@ -338,28 +365,28 @@ impl<D: Directory> Committer<D> {
     fn carry_out(&mut self) -> Turn {
         let (stop, wants_checkpoint) = (self.group.stop, self.group.checkpoint);
         match self.finds_room() {
-            Room::Found => {}
-            Room::None => {
+            SpaceFound::Found => {}
+            SpaceFound::None => {
                 self.part();
                 return Turn::Worked;
             }
-            Room::Later => return Turn::Worked,
+            SpaceFound::Later => return Turn::Worked,
         }
         match self.commit() {
             // Its records are answered when it lands.
             None if !wants_checkpoint => {
-                if !self.may_overlap() && !self.may_relay() {
-                    self.land();
+                if !self.may_pipeline() && !self.may_submit_early() {
+                    self.complete_oldest();
                 }
             }
             status => {
-                let status = status.unwrap_or_else(|| self.land_alone());
-                self.group.unchecked = wants_checkpoint && !self.look_after(true);
+                let status = status.unwrap_or_else(|| self.complete_alone());
+                self.group.unchecked = wants_checkpoint && !self.run_maintenance(true);
                 let failed = wants_checkpoint && status.is_ok() && self.pool.is_poisoned();
                 self.answer(if failed { Status::IoErr } else { status });
             }
         }
-        self.look_after(false);
+        self.run_maintenance(false);
         if stop {
             self.close();
             return Turn::Stopped;
@@ -367,12 +394,12 @@ impl<D: Directory> Committer<D> {
         Turn::Worked
     }
 
-    /// Takes records out of the mailbox until the group is full.
+    /// Takes records out of the completion queue until the group is full.
     fn gather(&mut self) {
         let align = self.pool.align();
         let bytes_max = GROUP_BYTES_MAX.min(self.pool.segments().bytes() / SEGMENT_GROUPS);
-        let alone = self.flights.is_empty();
-        let changes_under_way = self.is_change_under_way();
+        let alone = self.in_flight.is_empty();
+        let changes_under_way = self.is_change_in_flight();
         let options = self.pool.options();
         let records_max = match options.commit {
             _ if self.singly > 0 => 1,
@@ -381,7 +408,7 @@ impl<D: Directory> Committer<D> {
         };
         while self.group.records.len() < records_max && !self.group.closed {
             let Some(record) = self.next() else { return };
-            let Some(record) = self.keep_uncounted(record) else { continue };
+            let Some(record) = self.keep_awaiting_scan(record) else { continue };
             let group = &mut self.group;
             let (count, bytes) = match &record.body {
                 Body::Write(payload) => (payload.blocks().len(), payload.bytes().len() as u32),
@@ -414,11 +441,11 @@ impl<D: Directory> Committer<D> {
     /// Begins to write the group. Returns the group's status, or `None` if it is in flight now.
     fn commit(&mut self) -> Option<Status> {
         if self.pool.is_poisoned() {
-            self.land_all();
+            self.complete_all();
             return Some(Status::IoErr);
         }
         if self.group.descriptors.is_empty() {
-            self.land_all();
+            self.complete_all();
             // A flush is answered by its sync, even if another record of its group is refused.
             if (self.group.durable && !self.sync()) || self.pool.is_poisoned() {
                 return Some(Status::IoErr);
@@ -433,10 +460,10 @@ impl<D: Directory> Committer<D> {
         match self.write() {
             Ok(()) => None,
             Err(status) => {
-                self.land_all();
+                self.complete_all();
                 // Records that only wait for earlier writes must not fail because of this one.
                 let synced = !self.group.durable || self.sync();
-                self.unpublish();
+                self.abort();
                 Some(if synced { status } else { Status::IoErr })
             }
         }
@@ -456,7 +483,7 @@ impl<D: Directory> Committer<D> {
     /// Syncs all written groups and returns whether they are durable. A failed sync is never
     /// retried. No group may be in flight.
     fn sync(&mut self) -> bool {
-        debug_assert!(self.flights.is_empty(), "what is on its way would not be durable");
+        debug_assert!(self.in_flight.is_empty(), "what is on its way would not be durable");
         if !self.sync_segments() {
             return false;
         }
@@ -466,19 +493,19 @@ impl<D: Directory> Committer<D> {
 
     /// Answers all records of the group and empties it.
     fn answer(&mut self, status: Status) {
-        publish::answer(&self.pool, &mut self.group, status, &mut self.lost, &mut self.names);
+        publish::answer(&self.pool, &mut self.group, status, &mut self.lost, &mut self.wake_list);
         self.wake();
         self.group.clear();
     }
 
     /// Wakes the owners of records that were answered.
     fn wake(&mut self) {
-        self.names.drain(..).for_each(|name| _ = name.bell().ring());
+        self.wake_list.drain(..).for_each(|name| _ = name.event_count().notify());
     }
 
     /// Begins a checkpoint if one is due, and updates whether space is low. With `at_once` the
     /// checkpoint is made on this thread. Returns whether it is durable.
-    fn look_after(&mut self, at_once: bool) -> bool {
+    fn run_maintenance(&mut self, at_once: bool) -> bool {
         if self.checkpoint.as_ref().is_some_and(Thread::is_ended) {
             self.join();
         }
@@ -488,7 +515,7 @@ impl<D: Directory> Committer<D> {
         let round_bytes = clean::round_bytes(&self.pool, is_cleaned);
         let dirty = self.pool.segments().dirty_bytes() >= dirty_max;
         let is_long = self.since_checkpoint >= round_bytes.max(self.next_try);
-        let much = dirty || is_long || self.pool.segments().is_soiled();
+        let much = dirty || is_long || self.pool.segments().is_dirty_limit_near();
         if self.pool.is_poisoned() {
             return false;
         }
@@ -503,8 +530,11 @@ impl<D: Directory> Committer<D> {
         let is_overdue = |from| dirty || self.since_checkpoint >= from + round_bytes;
         let overdue = self.cleaning_since.is_some_and(is_overdue);
         if much && self.checkpoint.is_none() {
-            self.checkpoint_beside();
-        } else if overdue && !self.pool.is_hurried() && self.pool.recount() != Recount::Again {
+            self.start_checkpoint();
+        } else if overdue
+            && !self.pool.is_checkpoint_urgent()
+            && self.pool.recount() != LivenessScan::Again
+        {
             // Cleaning after the last checkpoint had its time. A scan that was interrupted before
             // may complete.
             self.pool.set_hurried(true);
@@ -514,13 +544,13 @@ impl<D: Directory> Committer<D> {
         self.pool.prepare(0);
         // Writes that are answered early are only in memory, and must find space in existing files.
         // Segments that could still be made do not count, because the file system may be full.
-        let free = self.pool.segments().free_for(Want::Write);
+        let free = self.pool.segments().free_for(AllocationClass::Write);
         let next = usize::from(self.log.place.next != SEGMENT_NONE);
         let bytes = (free + next) as u64 * u64::from(self.pool.segments().bytes());
         let wanted = self.pool.early_bytes();
         let left = self.pool.segments().left_bytes();
         let is_tight = bytes.min(left) < wanted || self.pool.promises_all_but(wanted);
-        self.pool.set_tight(is_tight || self.is_overrun());
+        self.pool.set_low_space(is_tight || self.is_overrun());
         true
     }
 
@@ -536,7 +566,7 @@ impl<D: Directory> Committer<D> {
             let (family, last, owned) = (live.family, live.map.copied(), live.owned());
             let copied = Copied { family, last, owned };
             // A snapshot's map does not change.
-            let map = match live.traits.is_snapshot {
+            let map = match live.meta.is_snapshot {
                 true => live.map.whole(),
                 false => Arc::new(live.map.freeze()),
             };
@@ -544,20 +574,20 @@ impl<D: Directory> Committer<D> {
         });
         let (live, unknown_bytes) = self.pool.segments().live();
         let (next_id, copies) = (volumes.next_id, volumes.copies);
-        let whole = Whole { next_id, copies, live, unknown_bytes };
+        let whole = CatalogueImage { next_id, copies, live, unknown_bytes };
         Frozen { round, log: self.log.place, whole, volumes: maps.collect() }
     }
 
     /// Makes a checkpoint on this thread, then cleans. Returns whether the checkpoint is durable.
     fn checkpoint_now(&mut self, cleaning: Cleaning) -> bool {
         // The checkpoint must follow all groups that it refers to.
-        self.land_all();
+        self.complete_all();
         if self.pool.is_poisoned() || !self.sync() {
             return false;
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
         let Some(marks) = checkpoint::run(&pool, &frozen) else {
-            self.put_off();
+            self.defer_checkpoint();
             return false;
         };
         clean::each(&pool, &frozen, &marks, cleaning, |moved| self.move_blocks(moved));
@@ -566,7 +596,7 @@ impl<D: Directory> Committer<D> {
 
     /// Writes and publishes a group of moves durably. Returns false if there was no space or it
     /// failed. No other group may be in flight.
-    pub(crate) fn move_blocks(&mut self, moved: Moved) -> bool {
+    pub(crate) fn move_blocks(&mut self, moved: Relocation) -> bool {
         let others = std::mem::take(&mut self.group);
         let align = self.pool.align();
         let record = Record::of(Body::Move(Arc::new(moved)), None);
@@ -577,27 +607,28 @@ impl<D: Directory> Committer<D> {
                 true
             }
             true => false,
-            false => self.is_admitted() && self.append().is_ok() && self.land_alone().is_ok(),
+            false => self.is_admitted() && self.append().is_ok() && self.complete_alone().is_ok(),
         };
         self.group = others;
         is_written
     }
 
     /// Makes a checkpoint concurrently with writes, if the pool runs threads.
-    fn checkpoint_beside(&mut self) {
+    fn start_checkpoint(&mut self) {
         if !self.pool.is_running() {
             self.checkpoint_now(Cleaning::Due);
             return;
         }
-        self.land_all();
+        self.complete_all();
         if self.pool.is_poisoned() || !self.sync() {
             return;
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
         let run = move || {
             let of = Arc::downgrade(&pool);
-            let is_waited_for = |pool: Arc<Pool<D>>| pool.is_hurried() || clean::is_scarce(&pool);
-            thread::be_patient(move || of.upgrade().is_none_or(is_waited_for));
+            let is_waited_for =
+                |pool: Arc<Pool<D>>| pool.is_checkpoint_urgent() || clean::is_scarce(&pool);
+            thread::set_yielding(move || of.upgrade().is_none_or(is_waited_for));
             if let Some(marks) = checkpoint::run(&pool, &frozen) {
                 pool.set_cleaning(true);
                 clean::beside(&pool, &frozen, &marks);
@@ -608,20 +639,19 @@ impl<D: Directory> Committer<D> {
         self.pool.set_cleaning(false);
         self.pool.set_phase(Phase::Writes);
         self.cleaning_since = None;
-        let directory = self.pool.segments().directory();
-        match Thread::start(directory, "volume-checkpoint", run) {
+        match Thread::start("volume-checkpoint", run) {
             Ok(thread) => self.checkpoint = Some(thread),
             Err(error) => {
                 tracing::warn!("no thread for a checkpoint: {error}");
                 self.pool.set_phase(Phase::Rests);
                 self.pool.segments().end_round(false);
-                self.put_off();
+                self.defer_checkpoint();
             }
         }
     }
 
     /// Notes that the last checkpoint failed: the log after the one before it keeps its length.
-    fn put_off(&mut self) {
+    fn defer_checkpoint(&mut self) {
         self.since_checkpoint += std::mem::take(&mut self.frozen_bytes);
         self.next_try = self.since_checkpoint + self.pool.options().checkpoint_bytes / TRY_PART;
     }
@@ -631,19 +661,19 @@ impl<D: Directory> Committer<D> {
     fn join(&mut self) {
         let Some(thread) = self.checkpoint.take() else { return };
         self.pool.set_hurried(true);
-        if !thread.join(self.pool.segments().directory()) {
+        if !thread.join() {
             self.pool.poison("a checkpoint has panicked");
         }
         self.pool.set_hurried(false);
         if !self.pool.is_cleaning() {
-            self.put_off();
+            self.defer_checkpoint();
         }
     }
 
     /// Closes the pool: makes everything durable with a last checkpoint, so that the next opening
     /// has nothing to replay.
     fn close(&mut self) {
-        self.land_all();
+        self.complete_all();
         self.join();
         self.pool.end_preparing();
         let is_behind = self.since_checkpoint > 0 || !self.unsynced.is_empty();
@@ -656,7 +686,7 @@ impl<D: Directory> Committer<D> {
     }
 }
 
-impl<D: Directory> fmt::Debug for Committer<D> {
+impl<D: SegmentStore> fmt::Debug for Committer<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Committer").field("log", &self.log).finish_non_exhaustive()
     }

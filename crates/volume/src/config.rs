@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::admin::volume_name_wanted;
+use blockyard_store::{Commit, Places, StoreKind};
+use blockyard_volume_format::catalogue::is_name;
+
 use crate::error::VolumeError;
-use crate::format::catalogue::is_name;
-use crate::store::mirror::places::Places;
-use crate::store::{Commit, StoreKind};
+use crate::names::volume_name_wanted;
 
 /// How blocks are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

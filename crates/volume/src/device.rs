@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
+use blockyard_store::{PoolBacking, SegmentStore, StoreKind};
+use blockyard_volume_format::NODE_BLOCKS;
+use blockyard_volume_format::catalogue::VolumeMeta;
 
 use crate::admin::check_new;
 use crate::config::{SyncMode, VolumeConfig};
-use crate::door::Door;
 use crate::error::VolumeError;
-use crate::format::NODE_BLOCKS;
-use crate::format::catalogue::Traits;
-use crate::map::{Away, Found, Map};
+use crate::handle::VolumeHandle;
+use crate::map::{Lookup, Map, NotResident};
 use crate::options::Options;
 use crate::queue::{RECORDS, VolumeQueue};
 use crate::rates::Rates;
-use crate::record::Live;
+use crate::record::OpenVolume;
 use crate::running::Running;
-use crate::store::{Backing, Directory, StoreKind};
 
 /// Longest read or write, in bytes. A write of this length is atomic.
 const LEN_MAX: u64 = 1 << 20;
@@ -31,17 +31,17 @@ pub(crate) const DEPTH: u16 = 64;
 const RUN_MAX: u32 = 1 << 14;
 
 /// A durable volume.
-pub struct Volume<D: Directory = Backing> {
+pub struct Volume<D: SegmentStore = PoolBacking> {
     shared: Arc<Shared<D>>,
 }
 
 /// State shared by the device and its queues.
-pub(crate) struct Shared<D: Directory> {
+pub(crate) struct Shared<D: SegmentStore> {
     pub(crate) config: VolumeConfig,
     pub(crate) geometry: Geometry,
     pub(crate) limits: Limits,
     pub(crate) rates: Rates,
-    pub(crate) live: Arc<Live>,
+    pub(crate) live: Arc<OpenVolume>,
     /// Declared after `live`, and so dropped after it: a thread that finds the volume closed may
     /// change it.
     _taken: Taken<D>,
@@ -49,12 +49,12 @@ pub(crate) struct Shared<D: Directory> {
 }
 
 /// Marks a volume as an open device until it is dropped.
-struct Taken<D: Directory> {
+struct Taken<D: SegmentStore> {
     running: Arc<Running<D>>,
     id: u32,
 }
 
-impl<D: Directory> Drop for Taken<D> {
+impl<D: SegmentStore> Drop for Taken<D> {
     fn drop(&mut self) {
         self.running.put(self.id);
     }
@@ -93,7 +93,7 @@ impl Volume {
     }
 }
 
-impl<D: Directory> Volume<D> {
+impl<D: SegmentStore> Volume<D> {
     /// Opens a volume of a pool that is already open. The path in `config` is ignored.
     ///
     /// # Errors
@@ -105,17 +105,17 @@ impl<D: Directory> Volume<D> {
         config.check()?;
         let live = loop {
             let live = find_or_make(&running, &config)?;
-            if !running.take(live.traits.id) {
+            if !running.take(live.meta.id) {
                 let why = "a device of this process already".to_owned();
                 return Err(VolumeError::Busy { name: config.name.clone(), why });
             }
             // Another thread may have removed or changed the volume before it was taken.
             match running.pool().find(&config.name) {
                 Ok(now) if Arc::ptr_eq(&now, &live) => break live,
-                _ => running.put(live.traits.id),
+                _ => running.put(live.meta.id),
             }
         };
-        let Traits { id, block_bytes, blocks, .. } = live.traits;
+        let VolumeMeta { id, block_bytes, blocks, .. } = live.meta;
         let _taken = Taken { running: Arc::clone(&running), id };
         let sectors = blocks * u64::from(block_bytes) / SECTOR_BYTES;
         let geometry = Geometry {
@@ -193,10 +193,10 @@ fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
     }
 }
 
-fn find_or_make<D: Directory>(
+fn find_or_make<D: SegmentStore>(
     running: &Running<D>,
     config: &VolumeConfig,
-) -> Result<Arc<Live>, VolumeError> {
+) -> Result<Arc<OpenVolume>, VolumeError> {
     let pool = running.pool();
     let live = match pool.find(&config.name) {
         Ok(live) => live,
@@ -206,7 +206,7 @@ fn find_or_make<D: Directory>(
             pool.find(&config.name)?
         }
     };
-    let Traits { block_bytes, blocks, .. } = live.traits;
+    let VolumeMeta { block_bytes, blocks, .. } = live.meta;
     let size = blocks * u64::from(block_bytes);
     let differs = |field, value: u64, has: u64| {
         let wanted = format!("{has}, which `{}` has", config.name);
@@ -224,15 +224,7 @@ fn find_or_make<D: Directory>(
     Ok(live)
 }
 
-/// Whether a directory or a disk holds a pool.
-///
-/// # Errors
-/// As [`crate::store::is_pool`].
-pub fn is_pool(path: &Path) -> Result<bool, VolumeError> {
-    crate::store::is_pool(path)
-}
-
-impl<D: Directory> Device for Volume<D> {
+impl<D: SegmentStore> Device for Volume<D> {
     type Queue = VolumeQueue<D>;
 
     fn geometry(&self) -> &Geometry {
@@ -245,8 +237,8 @@ impl<D: Directory> Device for Volume<D> {
 
     fn open_queue(&self) -> Result<VolumeQueue<D>, DeviceError> {
         let Shared { live, running, config, .. } = &*self.shared;
-        let door = Door::open(running.pool(), Arc::clone(live), config.compress, RECORDS);
-        Ok(VolumeQueue::new(Arc::clone(&self.shared), door))
+        let handle = VolumeHandle::open(running.pool(), Arc::clone(live), config.compress, RECORDS);
+        Ok(VolumeQueue::new(Arc::clone(&self.shared), handle))
     }
 
     fn report_zones(
@@ -269,17 +261,18 @@ impl<D: Directory> Device for Volume<D> {
         if from.0 >= geometry.sectors {
             return Extent { sectors, allocated: false, zero: false };
         }
-        let unit = u64::from(live.traits.block_bytes) / SECTOR_BYTES;
+        let unit = u64::from(live.meta.block_bytes) / SECTOR_BYTES;
         let (first, after) = (from.0 / unit, (from.0 + sectors).div_ceil(unit));
         let (span, block) = Map::place(first);
         let most = (after - first).min(NODE_BLOCKS - u64::from(block)) as u32;
-        while let Some(Away(leaf)) = live.map.with(span, |span| span.away(block, block + 1)) {
+        while let Some(NotResident(leaf)) = live.map.with(span, |span| span.away(block, block + 1))
+        {
             if self.shared.running.pool().segments().load(&leaf).is_err() {
                 break;
             }
         }
         let (run, is_hole) = live.map.with(span, |span| {
-            let is_hole = |block| matches!(span.find(block), Found::Zero | Found::Cleared { .. });
+            let is_hole = |block| matches!(span.find(block), Lookup::Zero | Lookup::Cleared { .. });
             let first = is_hole(block);
             let same = (block..block + most.min(RUN_MAX)).take_while(|at| is_hole(*at) == first);
             (same.count() as u64, first)
@@ -289,7 +282,7 @@ impl<D: Directory> Device for Volume<D> {
     }
 }
 
-impl<D: Directory> fmt::Debug for Volume<D> {
+impl<D: SegmentStore> fmt::Debug for Volume<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Volume").field("config", &self.shared.config).finish_non_exhaustive()
     }

@@ -1,8 +1,9 @@
 //! The end of the log: where the next group goes.
 
-use crate::format::superblock::{LogPlace, SEGMENT_NONE};
-use crate::segments::{Segments, Want};
-use crate::store::Directory;
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::superblock::{LogPlace, SEGMENT_NONE};
+
+use crate::segments::{AllocationClass, Segments};
 
 /// The end of the log. Invariant: `next` is the segment that the last group names, or one taken
 /// since. A group or a superblock names each segment in which the log continues.
@@ -19,11 +20,11 @@ pub(crate) struct LogEnd {
 impl LogEnd {
     /// Finds a place for a group of `len` bytes, and takes the next segment if none is named yet.
     /// `None` if there is no place: then a checkpoint must name a new segment for the log.
-    pub(crate) fn reserve<D: Directory>(
+    pub(crate) fn reserve<D: SegmentStore>(
         &mut self,
         len: u32,
         segments: &Segments<D>,
-        want: Want,
+        want: AllocationClass,
     ) -> Option<u64> {
         if len > segments.bytes() {
             return None;
@@ -43,13 +44,13 @@ impl LogEnd {
     }
 
     /// Whether a group of `len` bytes can be placed.
-    pub(crate) fn has_room<D: Directory>(&self, len: u32, segments: &Segments<D>) -> bool {
+    pub(crate) fn has_room<D: SegmentStore>(&self, len: u32, segments: &Segments<D>) -> bool {
         len <= segments.bytes() - self.place.offset || self.place.next != SEGMENT_NONE
     }
 
     /// The number of segments that a group of `len` bytes takes, such that the log can continue
     /// after it; `None` if the group cannot be placed.
-    pub(crate) fn takes<D: Directory>(&self, len: u32, segments: &Segments<D>) -> Option<usize> {
+    pub(crate) fn takes<D: SegmentStore>(&self, len: u32, segments: &Segments<D>) -> Option<usize> {
         if len > segments.bytes() {
             return None;
         }

@@ -4,9 +4,9 @@
 //! A span is a node of the map with the pending writes of its blocks: 65,536 blocks, which is 1 GiB
 //! of 16 KiB blocks. The lock is held to look blocks up and to enter new ones, never during I/O.
 //! Under one hold of the lock, a client's thread enters the blocks of a write as *pending* and
-//! posts its record to the committer's mailbox, so that both have the same order. The committer
-//! enters blocks into the tree when they are in the log, in log order. So the tree always equals
-//! what a recovery would find.
+//! posts its record to the committer's completion queue, so that both have the same order. The
+//! committer enters blocks into the tree when they are in the log, in log order. So the tree always
+//! equals what a recovery would find.
 
 pub mod cache;
 pub mod page;
@@ -16,22 +16,21 @@ pub mod tally;
 use std::fmt;
 use std::sync::Arc;
 
+use blockyard_store::log_writer::Payload;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
+use blockyard_volume_format::entry::Entry;
+use blockyard_volume_format::{FAN, NODE_BLOCKS};
 
 pub use cache::Cache;
-pub use page::{Leaf, Node, Page, Stamp};
+pub use page::{Generation, Leaf, Node, Page};
 pub use pending::{Coming, Pending, What};
 pub use tally::Tally;
 
-use crate::format::entry::Entry;
-use crate::format::{FAN, NODE_BLOCKS};
-use crate::record::Payload;
-
 /// What the map says of a block.
 #[derive(Clone, Debug)]
-pub enum Found {
+pub enum Lookup {
     /// The block is zeros.
     Zero,
     /// The block is pending: block `index` of a write that is not in the log yet.
@@ -55,21 +54,21 @@ pub enum Found {
     /// The block is stored at this entry.
     Disk(Entry),
     /// The leaf that names the block must be read first.
-    Away(Arc<Leaf>),
+    NotResident(Arc<Leaf>),
 }
 
 /// A leaf that is not in memory and must be read first.
 #[derive(Clone, Debug)]
-pub struct Away(pub Arc<Leaf>);
+pub struct NotResident(pub Arc<Leaf>);
 
-impl Found {
+impl Lookup {
     /// Whether two lookups found the same contents, written by the same write.
-    pub fn is_same(&self, other: &Found) -> bool {
+    pub fn is_same(&self, other: &Lookup) -> bool {
         match (self, other) {
-            (Found::Zero, Found::Zero) => true,
-            (Found::Memory { serial: a, .. }, Found::Memory { serial: b, .. })
-            | (Found::Cleared { serial: a, .. }, Found::Cleared { serial: b, .. }) => a == b,
-            (Found::Disk(a), Found::Disk(b)) => a == b,
+            (Lookup::Zero, Lookup::Zero) => true,
+            (Lookup::Memory { serial: a, .. }, Lookup::Memory { serial: b, .. })
+            | (Lookup::Cleared { serial: a, .. }, Lookup::Cleared { serial: b, .. }) => a == b,
+            (Lookup::Disk(a), Lookup::Disk(b)) => a == b,
             _ => false,
         }
     }
@@ -77,8 +76,8 @@ impl Found {
     /// The number of the pending write, if it may still be refused.
     pub fn unsettled(&self) -> Option<u64> {
         match self {
-            Found::Memory { serial, may_fail: true, .. }
-            | Found::Cleared { serial, may_fail: true } => Some(*serial),
+            Lookup::Memory { serial, may_fail: true, .. }
+            | Lookup::Cleared { serial, may_fail: true } => Some(*serial),
             _ => None,
         }
     }
@@ -98,18 +97,18 @@ pub struct Span {
 
 impl Span {
     /// Looks up a block, pending writes first.
-    pub fn find(&self, block: u32) -> Found {
+    pub fn find(&self, block: u32) -> Lookup {
         match self.pending.at(block) {
             Some(Coming { serial, what: What::Zero, may_fail }) => {
-                Found::Cleared { serial, may_fail }
+                Lookup::Cleared { serial, may_fail }
             }
             Some(Coming { serial, what: What::Data { payload, index }, may_fail }) => {
-                Found::Memory { payload, index, serial, may_fail }
+                Lookup::Memory { payload, index, serial, may_fail }
             }
             None => match self.entry(block) {
-                Ok(Entry::HOLE) => Found::Zero,
-                Ok(entry) => Found::Disk(entry),
-                Err(Away(leaf)) => Found::Away(leaf),
+                Ok(Entry::HOLE) => Lookup::Zero,
+                Ok(entry) => Lookup::Disk(entry),
+                Err(NotResident(leaf)) => Lookup::NotResident(leaf),
             },
         }
     }
@@ -118,18 +117,18 @@ impl Span {
     ///
     /// # Errors
     /// If the leaf is not in memory.
-    pub fn entry(&self, block: u32) -> Result<Entry, Away> {
+    pub fn entry(&self, block: u32) -> Result<Entry, NotResident> {
         let leaf = self.node.as_ref().and_then(|node| node.leaf(block as usize / FAN));
         let Some(leaf) = leaf else { return Ok(Entry::HOLE) };
-        leaf.entry(block as usize % FAN).ok_or_else(|| Away(Arc::clone(leaf)))
+        leaf.entry(block as usize % FAN).ok_or_else(|| NotResident(Arc::clone(leaf)))
     }
 
     /// The first leaf of a range of blocks that is not in memory.
-    pub fn away(&self, first: u32, end: u32) -> Option<Away> {
+    pub fn away(&self, first: u32, end: u32) -> Option<NotResident> {
         let node = self.node.as_ref()?;
         let leaves = first as usize / FAN..(end as usize).div_ceil(FAN);
         let mut leaves = leaves.filter_map(|at| node.leaf(at));
-        leaves.find(|leaf| !leaf.is_here()).map(|leaf| Away(Arc::clone(leaf)))
+        leaves.find(|leaf| !leaf.is_here()).map(|leaf| NotResident(Arc::clone(leaf)))
     }
 
     /// The leaves owned by this map that a range covers completely, and whose number of fresh
@@ -172,8 +171,8 @@ impl Span {
         self.pending.restore(first, end, coming);
     }
 
-    fn stamp(&self, now: u32, round: u64) -> Stamp {
-        Stamp { copied: self.copied, now, round }
+    fn stamp(&self, now: u32, round: u64) -> Generation {
+        Generation { copied: self.copied, now, round }
     }
 
     /// Enters blocks from `first` on into the tree, after they were written to the log. `now` is
@@ -187,7 +186,7 @@ impl Span {
         entries: &[Entry],
         now: u32,
         tally: &mut Tally,
-    ) -> Result<(), Away> {
+    ) -> Result<(), NotResident> {
         let stamp = self.stamp(now, tally.round);
         let (mut block, mut entries) = (first as usize, entries);
         while !entries.is_empty() {
@@ -208,18 +207,25 @@ impl Span {
         Ok(())
     }
 
-    fn leaf_mut(&mut self, at: usize, stamp: Stamp, tally: &mut Tally) -> Result<&mut Leaf, Away> {
+    fn leaf_mut(
+        &mut self,
+        at: usize,
+        stamp: Generation,
+        tally: &mut Tally,
+    ) -> Result<&mut Leaf, NotResident> {
         // Check this first, so that nothing changes if the leaf is missing.
         if let Some(leaf) = self.node.as_ref().and_then(|node| node.leaf(at))
             && !leaf.is_here()
         {
-            return Err(Away(Arc::clone(leaf)));
+            return Err(NotResident(Arc::clone(leaf)));
         }
         let node = node_mut(&mut self.node, tally);
         match node.own(at, stamp) {
             Some(is_news) => tally.dirtied += u64::from(is_news),
             // The cache evicted the leaf since the first check.
-            None => return Err(Away(node.leaf(at).cloned().expect("a new one is in memory"))),
+            None => {
+                return Err(NotResident(node.leaf(at).cloned().expect("a new one is in memory")));
+            }
         }
         Ok(node.owned(at))
     }
@@ -228,7 +234,13 @@ impl Span {
     ///
     /// # Errors
     /// As [`Span::set`].
-    pub fn clear(&mut self, first: u32, end: u32, now: u32, tally: &mut Tally) -> Result<(), Away> {
+    pub fn clear(
+        &mut self,
+        first: u32,
+        end: u32,
+        now: u32,
+        tally: &mut Tally,
+    ) -> Result<(), NotResident> {
         let stamp = self.stamp(now, tally.round);
         let is_whole = first == 0 && u64::from(end) == NODE_BLOCKS;
         let mut block = first as usize;
@@ -428,7 +440,7 @@ impl fmt::Debug for Map {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::entry::Codec;
+    use blockyard_volume_format::entry::Codec;
 
     fn entry(number: u64) -> Entry {
         Entry::new(number * 4096, 4096, Codec::Raw, number)
@@ -525,7 +537,7 @@ mod tests {
         leaf.settle(entry(9));
         while leaf.evict() != page::Evicted::Gone {}
         map.with(0, |span| {
-            assert!(matches!(span.find(6), Found::Away(_)) && span.away(0, 300).is_some());
+            assert!(matches!(span.find(6), Lookup::NotResident(_)) && span.away(0, 300).is_some());
             assert!(span.away(256, 300).is_none());
             let mut tally = Tally::new(1 << 20);
             assert!(span.set(5, &[entry(2)], 1, &mut tally).is_err());
@@ -562,10 +574,10 @@ mod tests {
         map.with(0, |span| {
             set(span, 5, entry(1));
             let serial = span.begin(4, 6, What::Zero, false);
-            assert!(matches!(span.find(5), Found::Cleared { .. }));
+            assert!(matches!(span.find(5), Lookup::Cleared { .. }));
             clear(span, 4, 6);
             span.retire(4, 6, serial);
-            assert!(matches!(span.find(5), Found::Zero) && span.is_settled());
+            assert!(matches!(span.find(5), Lookup::Zero) && span.is_settled());
         });
     }
 }

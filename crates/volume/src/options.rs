@@ -1,7 +1,8 @@
 //! Limits and modes of an open pool. Tests make the limits small, measurements vary the modes.
 
+use blockyard_store::{Commit, StoreKind};
+
 use crate::segments::MAP_CACHE_BYTES;
-use crate::store::{Commit, StoreKind};
 
 /// Limits and modes of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub struct Options {
     pub checkpoint_bytes: u64,
     /// A sync is made after this many bytes that no client asked to be durable.
     pub sync_bytes: u64,
-    /// Most records in the committer's mailbox.
+    /// Most records in the committer's completion queue.
     pub records_max: u32,
     /// Another group is started while one is in flight only if that one has at least this many
     /// bytes, or the lane takes short groups.

@@ -14,23 +14,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
-use blockyard_sync::mailbox::{Mailbox, Owner};
-use blockyard_sync::published::{Published, Reader};
-use blockyard_sync::tag_budget::TagBudget;
+use blockyard_store::SegmentStore;
+use blockyard_store::buffer::Memory;
+use blockyard_sync::completion_queue::{CompletionQueue, Receiver};
+use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
+use blockyard_sync::tag_semaphore::TagSemaphore;
+use blockyard_volume_format::catalogue::{Change, VOLUMES_MAX, VolumeMeta};
+use blockyard_volume_format::superblock::Superblock;
 
-use crate::activity::Meters;
-use crate::buffer::Memory;
-use crate::clean::{Cold, Pace, Phase};
-use crate::committer::Committer;
+use crate::activity::{Activity, Meters};
+use crate::clean::state::{ColdWriter, LivenessScan, Phase, Throttle};
 use crate::error::VolumeError;
-use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
-use crate::format::superblock::{LogPlace, SEGMENT_NONE, Superblock};
 use crate::options::Options;
-use crate::record::{Body, Live, Record, Reply, Return};
-use crate::recovery;
+use crate::record::{Body, OpenVolume, Record, Reply, ReplyTo};
 use crate::roots::Roots;
 use crate::segments::{Counts, Segments};
-use crate::store::Directory;
 use crate::thread::Thread;
 
 pub use volumes::Volumes;
@@ -38,9 +36,9 @@ pub use volumes::Volumes;
 /// First character of the name of a hidden volume or snapshot: a volume that is being received and
 /// is not complete, or a snapshot that was made only to be sent. No other name begins with it.
 /// Clients do not see these volumes, and an opening removes them.
-pub(crate) const ON_ITS_WAY: char = '%';
+pub const ON_ITS_WAY: char = '%';
 
-/// Records of the control plane that may be in the committer's mailbox at once.
+/// Records of the control plane that may be in the committer's completion queue at once.
 const OWN_RECORDS: u32 = 64;
 
 /// Threads of the control plane that may wait for the committer at once. The remaining places are
@@ -54,48 +52,31 @@ const TURN_LOOK: Duration = Duration::from_millis(1);
 /// refused. A thread that uses it only briefly may be preempted for this long while it does.
 const LOOKED_AT_MAX: Duration = Duration::from_secs(2);
 
-/// Segments that are kept ready, so that the committer takes an existing one and does not make it.
-const READY: usize = 6;
-
 /// Free segments up to this multiple of those that are kept ready are not given back.
 const KEPT: usize = 2;
 
-/// Segments that are kept ready in addition to those that writes leave free.
-const BEYOND: usize = 3;
+/// Fewest segments that are kept ready in addition to those that writes leave free.
+const BEYOND_MIN: usize = 3;
 
 /// Longest sleep of a control-plane thread before it checks again.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// State of the liveness scan, which finds how many of the unknown bytes are live: see
-/// [`crate::clean`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Recount {
-    /// No scan runs.
-    None,
-    /// A scan runs for the first time.
-    First,
-    /// The scan was interrupted, because a checkpoint was due.
-    Broken,
-    /// A scan runs for the second time, and a due checkpoint waits for it.
-    Again,
-}
-
 /// A pool.
-pub struct Pool<D: Directory> {
+pub struct Pool<D: SegmentStore> {
     options: Options,
     segments: Segments<D>,
     memory: Arc<Memory>,
-    mail: Arc<Mailbox<Record>>,
-    admitted: TagBudget,
-    asking: TagBudget,
-    poisoned: Arc<Published<bool>>,
-    tight: Arc<Published<bool>>,
-    running: Arc<Published<bool>>,
-    hurried: Arc<Published<bool>>,
-    cleaning: Arc<Published<bool>>,
-    recount: Arc<Published<Recount>>,
-    wanted: Arc<Published<Option<u64>>>,
-    pace: Pace,
+    mail: Arc<CompletionQueue<Record>>,
+    admitted: TagSemaphore,
+    asking: TagSemaphore,
+    poisoned: Arc<RcuCell<bool>>,
+    low_space: Arc<RcuCell<bool>>,
+    running: Arc<RcuCell<bool>>,
+    checkpoint_urgent: Arc<RcuCell<bool>>,
+    cleaning: Arc<RcuCell<bool>>,
+    recount: Arc<RcuCell<LivenessScan>>,
+    wanted: Arc<RcuCell<Option<u64>>>,
+    pace: Throttle,
     volumes: Mutex<Volumes>,
     /// The superblock that was written last.
     pub(crate) superblock: Mutex<Superblock>,
@@ -104,68 +85,57 @@ pub struct Pool<D: Directory> {
     /// Roots of maps and pages of the catalogue that the last checkpoint has.
     roots: Mutex<Roots>,
     /// Where cleaning writes the next blocks that it moves.
-    cold: Mutex<Option<Cold>>,
+    cold: Mutex<Option<ColdWriter>>,
     meters: Meters,
     /// The thread that makes segments before they are needed.
     maker: Mutex<Option<Thread>>,
-    /// Mailboxes of the volume handles that are being closed.
-    leaving: Mutex<Vec<Arc<Mailbox<Reply>>>>,
+    /// Completion queues of the volume handles that are being closed.
+    leaving: Mutex<Vec<Arc<CompletionQueue<Reply>>>>,
 }
 
-impl<D: Directory> Pool<D> {
-    /// Opens the pool of a directory, or creates one. The caller runs the returned committer.
-    ///
-    /// # Errors
-    /// If the pool contains something that cannot be read, or the system refuses a write.
-    pub fn open(
-        directory: D,
+impl<D: SegmentStore> Pool<D> {
+    /// A pool that was opened. `mail` gets the committer's records, and `pages` says where the next
+    /// checkpoint writes its pages.
+    pub(crate) fn new(
         options: Options,
-    ) -> Result<(Arc<Pool<D>>, Committer<D>), VolumeError> {
-        let (mut recovered, segments) = recovery::open(directory, &options)?;
-        recovered.volumes.gone.clear();
-        let mail: Owner<Record> = Mailbox::open(options.records_max as usize);
-        let superblock = recovered.superblock;
-        segments.set_upper(recovered.roots.count());
-        segments.set_pages(recovered.page_count);
-        // Open the segments that will be written to. The others are opened when they are used.
-        let LogPlace { segment, next, .. } = recovered.log.place;
-        let pages = recovered.page_place.map(|(segment, _)| segment);
-        for number in [segment, next].into_iter().filter(|it| *it != SEGMENT_NONE).chain(pages) {
-            let failed = VolumeError::io(format!("cannot open segment {number}"));
-            segments.pin(number).map_err(failed)?;
-        }
-        let rest = |(_, offset): (u32, u32)| superblock.segment_bytes - offset;
-        segments.set_rest(recovered.page_place.map_or(0, rest));
+        segments: Segments<D>,
+        mail: &Receiver<Record>,
+        superblock: Superblock,
+        volumes: Volumes,
+        pages: Option<(u32, u32)>,
+        roots: Roots,
+    ) -> Pool<D> {
         let (align, segment_bytes) = (superblock.align, superblock.segment_bytes);
-        let pool = Pool {
+        Pool {
             options: Options { align, segment_bytes, ..options },
             segments,
             memory: Memory::new(options.memory_bytes),
-            mail: Arc::clone(mail.mailbox()),
-            admitted: TagBudget::new(options.records_max - OWN_RECORDS),
-            asking: TagBudget::new(ASKING_MAX),
-            poisoned: Arc::new(Published::new(false)),
+            mail: Arc::clone(mail.completion_queue()),
+            admitted: TagSemaphore::new(options.records_max - OWN_RECORDS),
+            asking: TagSemaphore::new(ASKING_MAX),
+            poisoned: Arc::new(RcuCell::new(false)),
             // True until the free space has been measured.
-            tight: Arc::new(Published::new(true)),
-            running: Arc::new(Published::new(false)),
-            hurried: Arc::new(Published::new(false)),
-            cleaning: Arc::new(Published::new(false)),
-            recount: Arc::new(Published::new(Recount::None)),
-            wanted: Arc::new(Published::new(None)),
-            pace: Pace::default(),
-            volumes: Mutex::new(recovered.volumes),
+            low_space: Arc::new(RcuCell::new(true)),
+            running: Arc::new(RcuCell::new(false)),
+            checkpoint_urgent: Arc::new(RcuCell::new(false)),
+            cleaning: Arc::new(RcuCell::new(false)),
+            recount: Arc::new(RcuCell::new(LivenessScan::None)),
+            wanted: Arc::new(RcuCell::new(None)),
+            pace: Throttle::default(),
+            volumes: Mutex::new(volumes),
             superblock: Mutex::new(superblock),
-            pages: Mutex::new(recovered.page_place),
-            roots: Mutex::new(recovered.roots),
+            pages: Mutex::new(pages),
+            roots: Mutex::new(roots),
             cold: Mutex::new(None),
             meters: Meters::default(),
             maker: Mutex::new(None),
             leaving: Mutex::default(),
-        };
-        pool.meters.recovered(recovered.log.found_bytes);
-        let pool = Arc::new(pool);
-        let committer = Committer::new(Arc::clone(&pool), mail, recovered.log);
-        Ok((pool, committer))
+        }
+    }
+
+    /// The counters of this pool since it was opened.
+    pub fn activity(&self) -> Activity {
+        self.meters.activity()
     }
 
     /// The counters of the committer.
@@ -193,24 +163,24 @@ impl<D: Directory> Pool<D> {
         &self.memory
     }
 
-    /// The committer's mailbox.
-    pub(crate) fn mail(&self) -> &Mailbox<Record> {
+    /// The committer's completion queue.
+    pub(crate) fn mail(&self) -> &CompletionQueue<Record> {
         &self.mail
     }
 
     /// Sends a record to the committer and wakes it.
     pub(crate) fn send(&self, record: Record) {
         self.mail.post([record].into_iter());
-        self.mail.bell().ring();
+        self.mail.event_count().notify();
     }
 
-    /// Reserves a place in the committer's mailbox, if one is free.
+    /// Reserves a place in the committer's completion queue, if one is free.
     #[inline]
     pub(crate) fn admit(&self) -> bool {
         self.admitted.take(1) == 1
     }
 
-    /// Reserves `count` places in the committer's mailbox, or none.
+    /// Reserves `count` places in the committer's completion queue, or none.
     pub(crate) fn admit_all(&self, count: u32) -> bool {
         let got = self.admitted.take(count);
         if got < count {
@@ -231,8 +201,8 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Whether the pool is latched: a write or a sync has failed, so nothing more is written.
-    pub fn poisoned(&self) -> Reader<bool> {
-        Reader::new(&self.poisoned)
+    pub fn poisoned(&self) -> RcuReader<bool> {
+        RcuReader::new(&self.poisoned)
     }
 
     /// Whether the pool is latched now; see [`Pool::poisoned`].
@@ -264,8 +234,8 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Whether space is so short that no write is answered before it is in the log.
-    pub(crate) fn tight(&self) -> Reader<bool> {
-        Reader::new(&self.tight)
+    pub(crate) fn low_space(&self) -> RcuReader<bool> {
+        RcuReader::new(&self.low_space)
     }
 
     /// Bytes that must fit into the segments while writes are answered before they are in the log:
@@ -275,9 +245,9 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Sets whether space is short.
-    pub(crate) fn set_tight(&self, tight: bool) {
-        if *self.tight.get() != tight {
-            self.tight.update(|_| tight);
+    pub(crate) fn set_low_space(&self, low_space: bool) {
+        if *self.low_space.get() != low_space {
+            self.low_space.update(|_| low_space);
         }
     }
 
@@ -287,18 +257,18 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Whether the committer waits for the checkpoint that is running.
-    pub(crate) fn is_hurried(&self) -> bool {
-        *self.hurried.get()
+    pub(crate) fn is_checkpoint_urgent(&self) -> bool {
+        *self.checkpoint_urgent.get()
     }
 
     /// Sets whether the committer waits for the checkpoint that is running.
-    pub(crate) fn set_hurried(&self, hurried: bool) {
-        self.hurried.update(|_| hurried);
+    pub(crate) fn set_hurried(&self, checkpoint_urgent: bool) {
+        self.checkpoint_urgent.update(|_| checkpoint_urgent);
         self.pace.ask();
     }
 
     /// The throttle of writes while space is short.
-    pub(crate) fn pace(&self) -> &Pace {
+    pub(crate) fn pace(&self) -> &Throttle {
         &self.pace
     }
 
@@ -306,7 +276,7 @@ impl<D: Directory> Pool<D> {
     /// may be able to continue.
     pub(crate) fn set_phase(&self, phase: Phase) {
         self.pace.set(phase);
-        self.mail.bell().ring();
+        self.mail.event_count().notify();
     }
 
     /// Whether the newest checkpoint is durable and segments are being cleaned after it.
@@ -320,34 +290,34 @@ impl<D: Directory> Pool<D> {
     }
 
     /// State of the liveness scan.
-    pub(crate) fn recount(&self) -> Recount {
+    pub(crate) fn recount(&self) -> LivenessScan {
         *self.recount.get()
     }
 
     /// Sets the state of the liveness scan.
-    pub(crate) fn set_recount(&self, recount: Recount) {
+    pub(crate) fn set_recount(&self, recount: LivenessScan) {
         self.recount.update(|_| recount);
     }
 
     /// The checkpoint after which a liveness scan is requested, because an operation waits for it.
     /// A scan after a later checkpoint serves as well.
-    pub(crate) fn wanted_count(&self) -> Option<u64> {
+    pub fn wanted_scan(&self) -> Option<u64> {
         *self.wanted.get()
     }
 
     /// Sets the checkpoint after which a liveness scan is requested.
-    pub(crate) fn want_count(&self, round: Option<u64>) {
-        if self.wanted_count() != round {
+    pub(crate) fn want_scan(&self, round: Option<u64>) {
+        if self.wanted_scan() != round {
             self.wanted.update(|_| round);
         }
     }
 
     /// Requests a liveness scan after the next checkpoint, even if there are no unknown bytes.
-    pub(crate) fn want_count_anyhow(&self) {
+    pub fn want_count_anyhow(&self) {
         self.segments.doubt(1);
         let round = self.segments.round() + 1;
         self.wanted.update(|wanted| (*wanted).max(Some(round)));
-        self.mail.bell().ring();
+        self.mail.event_count().notify();
     }
 
     /// Notes that a liveness scan after checkpoint `round` has ended. This ends all requests for
@@ -362,19 +332,29 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Starts a thread that makes segments if fewer than `needed`, or fewer than the pool keeps,
-    /// are ready. Making a segment takes as long as writing it.
+    /// are ready. Making a segment takes as long as writing it. Before the first write of a block
+    /// the pool keeps none, so that a pool without data is small.
     pub(crate) fn prepare(self: &Arc<Self>, needed: usize) {
-        let ready = self.ready().max(needed);
-        let bytes = self.early_bytes();
+        let (ready, bytes) = match self.segments.has_blocks() {
+            true => (self.ready().max(needed), self.early_bytes()),
+            false => (needed, 0),
+        };
         if !self.is_running() || !self.segments.wants_more(ready, bytes) {
             return;
         }
         self.make(move |segments| segments.prepare(ready, bytes));
     }
 
-    /// How many segments are kept ready.
+    /// How many segments are kept ready: the reserve and [`Pool::beyond`].
     fn ready(&self) -> usize {
-        READY.max(self.segments.reserved() + BEYOND)
+        self.segments.reserved() + self.beyond()
+    }
+
+    /// How many segments are kept ready for writes in addition to the reserve: at least
+    /// [`Pool::early_bytes`], because with fewer no write is acknowledged before it is in the log.
+    pub(crate) fn beyond(&self) -> usize {
+        let segments = self.early_bytes().div_ceil(self.segments.bytes().into());
+        BEYOND_MIN.max(segments as usize)
     }
 
     /// How many free segments may be given back, if at least `least_free` have been free for a
@@ -409,7 +389,7 @@ impl<D: Directory> Pool<D> {
                 what(&pool.segments);
             }
         };
-        match Thread::start(self.segments.directory(), "volume-segments", make) {
+        match Thread::start("volume-segments", make) {
             Ok(thread) => *maker = Some(thread),
             Err(error) => {
                 tracing::warn!("no thread to make segments: {error}");
@@ -428,7 +408,7 @@ impl<D: Directory> Pool<D> {
     /// Waits for the thread that makes segments.
     pub(crate) fn end_preparing(&self) {
         let maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if maker.is_some_and(|thread| !thread.join(self.segments.directory())) {
+        if maker.is_some_and(|thread| !thread.join()) {
             self.poison("making a segment has panicked");
         }
     }
@@ -456,17 +436,17 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Where cleaning writes the next blocks that it moves.
-    pub(crate) fn cold(&self) -> Option<Cold> {
+    pub(crate) fn cold(&self) -> Option<ColdWriter> {
         *self.cold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets where cleaning writes the next blocks that it moves.
-    pub(crate) fn set_cold(&self, cold: Option<Cold>) {
+    pub(crate) fn set_cold(&self, cold: Option<ColdWriter>) {
         *self.cold.lock().unwrap_or_else(PoisonError::into_inner) = cold;
     }
 
     /// Locks the table of volumes and snapshots.
-    pub(crate) fn volumes(&self) -> MutexGuard<'_, Volumes> {
+    pub fn volumes(&self) -> MutexGuard<'_, Volumes> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -474,13 +454,13 @@ impl<D: Directory> Pool<D> {
     ///
     /// # Errors
     /// If the pool has none of this name.
-    pub fn find(&self, name: &str) -> Result<Arc<Live>, VolumeError> {
+    pub fn find(&self, name: &str) -> Result<Arc<OpenVolume>, VolumeError> {
         let found = self.volumes().find(name).cloned();
         found.ok_or_else(|| VolumeError::NoSuchVolume { name: name.to_owned() })
     }
 
     /// The volumes and snapshots of the pool, without hidden ones.
-    pub fn list(&self) -> Vec<Traits> {
+    pub fn list(&self) -> Vec<VolumeMeta> {
         self.volumes().list()
     }
 
@@ -490,32 +470,32 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Asks the committer for a change of the catalogue. The answer arrives in the returned
-    /// mailbox.
-    pub fn ask(&self, change: Change) -> Owner<Reply> {
+    /// completion queue.
+    pub fn ask(&self, change: Change) -> Receiver<Reply> {
         self.ask_for(Body::Catalogue(change))
     }
 
-    /// Sends `body` to the committer. The answer arrives in the returned mailbox.
-    pub fn ask_for(&self, body: Body) -> Owner<Reply> {
-        let owner = Mailbox::open(1);
-        let reply = Return::new(owner.mailbox(), 0);
+    /// Sends `body` to the committer. The answer arrives in the returned completion queue.
+    pub fn ask_for(&self, body: Body) -> Receiver<Reply> {
+        let owner = CompletionQueue::open(1);
+        let reply = ReplyTo::new(owner.completion_queue(), 0);
         self.send(Record::of(body, Some(reply)));
         owner
     }
 
     /// Waits until all writes that were acknowledged are in the maps, and durable. Another thread
     /// runs the committer. Errors are ignored here: the clients of the failed writes get them.
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         _ = self.demand(Body::Flush);
     }
 
     /// Waits for a checkpoint and returns its status.
-    pub(crate) fn checkpoint(&self) -> Status {
+    pub fn checkpoint(&self) -> Status {
         self.demand(Body::Checkpoint)
     }
 
     /// Sends `body` to the committer and waits for the answer. At most [`ASKING_MAX`] threads do so
-    /// at once, so the mailbox has a place for each.
+    /// at once, so the completion queue has a place for each.
     fn demand(&self, body: Body) -> Status {
         while self.asking.take(1) == 0 {
             std::thread::sleep(TURN_LOOK);
@@ -526,14 +506,14 @@ impl<D: Directory> Pool<D> {
     }
 
     /// Waits for an answer of the committer, which another thread runs.
-    pub fn wait(&self, mut owner: Owner<Reply>) -> Status {
+    pub fn wait(&self, mut owner: Receiver<Reply>) -> Status {
         loop {
             let is_running = self.is_running();
             match owner.take() {
                 Some(reply) => return reply.status,
                 // No thread is left that could answer.
                 None if !is_running => return Status::IoErr,
-                None => owner.mailbox().bell().sleep(LOOK, || owner.is_any()),
+                None => owner.completion_queue().event_count().sleep(LOOK, || owner.is_any()),
             }
         }
     }
@@ -544,7 +524,7 @@ impl<D: Directory> Pool<D> {
     /// The reason why the catalogue was not changed.
     pub fn change(&self, name: &str, change: Change) -> Result<(), VolumeError> {
         let made = match &change {
-            Change::Create(traits) | Change::Copy(traits) => Some(traits.name.clone()),
+            Change::Create(meta) | Change::Copy(meta) => Some(meta.name.clone()),
             _ => None,
         };
         let name = name.to_owned();
@@ -587,7 +567,7 @@ impl<D: Directory> Pool<D> {
     }
 }
 
-impl<D: Directory> fmt::Debug for Pool<D> {
+impl<D: SegmentStore> fmt::Debug for Pool<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool").field("segments", &self.segments).finish_non_exhaustive()
     }
@@ -595,13 +575,13 @@ impl<D: Directory> fmt::Debug for Pool<D> {
 
 #[cfg(test)]
 mod tests {
-    use crate::hand::Hand;
+    use crate::stepped_pool::SteppedPool;
 
     /// Regression: a thread that had just failed to make a segment was taken for one that tries
     /// again. No thread tried, and a write was refused although there was space by then.
     #[test]
     fn who_is_there_already_does_not_try_again() {
-        let hand = Hand::new("tries");
+        let hand = SteppedPool::new("tries");
         let (end, ends) = std::sync::mpsc::channel::<()>();
         assert!(hand.pool.make(move |_| _ = ends.recv()));
         assert!(!hand.pool.try_again() && hand.pool.is_preparing());

@@ -13,17 +13,18 @@ use std::time::Duration;
 
 use blockyard_core::clock::Clock;
 use blockyard_core::{
-    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, Pieces, SECTOR_SHIFT, Started, Status, Work,
+    Batch, CompletionBatch, DeviceQueue, Due, Flags, Nanos, Op, Pieces, SECTOR_SHIFT, Started,
+    Status, Work,
 };
+use blockyard_store::{EventFd, PoolBacking, SegmentStore};
 
 use crate::config::SyncMode;
 use crate::device::{DEPTH, Shared};
-use crate::door::{Door, NOBODY, Outcome};
-use crate::store::{Backing, Directory, Doorbell};
+use crate::handle::{NOBODY, Outcome, VolumeHandle};
 
 use reading::Reading;
 
-/// Most records that a queue has in the committer's mailbox.
+/// Most records that a queue has in the committer's completion queue.
 pub(crate) const RECORDS: usize = 128;
 
 /// Most records that a request needs: zeros in two spans, and a partial block at each end.
@@ -46,17 +47,17 @@ struct Waiting {
 }
 
 /// The device queue that one channel has of a volume.
-pub struct VolumeQueue<D: Directory = Backing> {
+pub struct VolumeQueue<D: SegmentStore = PoolBacking> {
     /// Dropped before `shared`, which marks the volume as served: the handle waits for its records.
-    door: Door<D>,
+    handle: VolumeHandle<D>,
     shared: Arc<Shared<D>>,
     /// Made by the first read.
     reading: Option<Reading<D>>,
     /// The eventfd that the committer rings while the owner sleeps, and that finished reads ring.
-    doorbell: Option<Doorbell>,
-    /// The owner's event loop polls the doorbell.
+    event_fd: Option<EventFd>,
+    /// The owner's event loop polls the eventfd.
     listens: bool,
-    /// The owner has slept, so the doorbell may have been rung.
+    /// The owner has slept, so the eventfd may have been rung.
     dozed: bool,
     waiting: Vec<Waiting>,
     free: Vec<u32>,
@@ -69,14 +70,14 @@ pub struct VolumeQueue<D: Directory = Backing> {
     look_at: Nanos,
 }
 
-impl<D: Directory> VolumeQueue<D> {
-    pub(crate) fn new(shared: Arc<Shared<D>>, door: Door<D>) -> VolumeQueue<D> {
+impl<D: SegmentStore> VolumeQueue<D> {
+    pub(crate) fn new(shared: Arc<Shared<D>>, handle: VolumeHandle<D>) -> VolumeQueue<D> {
         let empty = || Waiting { started: None, left: 0, status: Status::Ok };
         VolumeQueue {
-            door,
+            handle,
             shared,
             reading: None,
-            doorbell: None,
+            event_fd: None,
             listens: false,
             dozed: false,
             waiting: (0..DEPTH).map(|_| empty()).collect(),
@@ -104,43 +105,48 @@ impl<D: Directory> VolumeQueue<D> {
         }
     }
 
-    /// The doorbell, made at the first use; none if the system refuses it.
-    fn doorbell(&mut self) -> Option<&Doorbell> {
-        if self.doorbell.is_none()
-            && let Ok(doorbell) = Doorbell::new()
+    /// The eventfd, made at the first use; none if the system refuses it.
+    fn event_fd(&mut self) -> Option<&EventFd> {
+        if self.event_fd.is_none()
+            && let Ok(event_fd) = EventFd::new()
         {
-            self.door.mailbox().bell().call(doorbell.caller());
-            self.doorbell = Some(doorbell);
+            self.handle.completion_queue().event_count().set_waker(event_fd.waker());
+            self.event_fd = Some(event_fd);
         }
-        self.doorbell.as_ref()
+        self.event_fd.as_ref()
     }
 
-    fn reading(&mut self) -> (&mut Reading<D>, &mut Door<D>) {
+    fn reading(&mut self) -> (&mut Reading<D>, &mut VolumeHandle<D>) {
         if self.reading.is_none() {
-            self.doorbell();
+            self.event_fd();
         }
-        let VolumeQueue { reading, door, doorbell, .. } = self;
-        let directory = door.pool().segments();
-        let make = || Reading::new(directory.directory().reads(doorbell.as_ref()));
+        let VolumeQueue { reading, handle, event_fd, .. } = self;
+        let directory = handle.pool().segments();
+        let make = || Reading::new(directory.directory().reads(event_fd.as_ref()));
         let reading = reading.get_or_insert_with(make);
-        (reading, door)
+        (reading, handle)
     }
 
     /// Reads synchronously.
     fn read_now(&mut self, work: &impl Work) -> Status {
         let len = (work.sectors() << SECTOR_SHIFT) as usize;
         let mut into = Pieces::new(work.segments());
-        self.door.read(work.sector().bytes(), len, |bytes| into.write(bytes))
+        self.handle.read(work.sector().bytes(), len, |bytes| into.write(bytes))
     }
 
     /// Starts a read. Returns the request if no slot is free.
-    fn read(&mut self, started: Started, now: Nanos, done: &mut Done) -> Option<Started> {
+    fn read(
+        &mut self,
+        started: Started,
+        now: Nanos,
+        done: &mut CompletionBatch,
+    ) -> Option<Started> {
         if self.in_flight() == 0 {
             self.since = now;
         }
         let Some(slot) = self.free.pop() else { return Some(started) };
-        let (reading, door) = self.reading();
-        let (left, status) = reading.begin(door, &started, slot);
+        let (reading, handle) = self.reading();
+        let (left, status) = reading.begin(handle, &started, slot);
         if left == 0 {
             self.free.push(slot);
             done.complete(started, status);
@@ -151,8 +157,8 @@ impl<D: Directory> VolumeQueue<D> {
     }
 
     /// Takes finished reads. Returns whether there were any.
-    fn take_reads(&mut self, done: &mut Done) -> bool {
-        let VolumeQueue { reading: Some(reading), door, waiting, free, .. } = self else {
+    fn take_reads(&mut self, done: &mut CompletionBatch) -> bool {
+        let VolumeQueue { reading: Some(reading), handle, waiting, free, .. } = self else {
             return false;
         };
         let mut found = false;
@@ -160,7 +166,7 @@ impl<D: Directory> VolumeQueue<D> {
             found = true;
             let waits = &mut waiting[ended.slot as usize];
             let Some(started) = waits.started.take() else { continue };
-            let status = reading.finish(door, &ended, &started);
+            let status = reading.finish(handle, &ended, &started);
             if !status.is_ok() {
                 waits.status = status;
             }
@@ -177,19 +183,19 @@ impl<D: Directory> VolumeQueue<D> {
         found
     }
 
-    /// Ends the sleep: resets the bell and the doorbell.
+    /// Ends the sleep: resets the eventcount and the eventfd.
     fn rise(&mut self) {
         if std::mem::take(&mut self.dozed)
-            && let Some(doorbell) = &self.doorbell
+            && let Some(event_fd) = &self.event_fd
         {
-            self.door.mailbox().bell().rise();
-            doorbell.hush();
+            self.handle.completion_queue().event_count().rise();
+            event_fd.hush();
         }
     }
 
     /// Whether `poll` would find an answer or a finished read.
     fn is_any(&mut self) -> bool {
-        self.door.is_any() || self.reading.as_mut().is_some_and(Reading::is_any)
+        self.handle.is_any() || self.reading.as_mut().is_some_and(Reading::is_any)
     }
 
     /// Sends the record of a write. Returns the number of records, and the outcome.
@@ -200,7 +206,7 @@ impl<D: Directory> VolumeQueue<D> {
             pieces.skip(from);
             pieces.read(into);
         };
-        let outcome = self.door.write(work.sector().bytes(), len, &fill, token, durable);
+        let outcome = self.handle.write(work.sector().bytes(), len, &fill, token, durable);
         (u32::from(outcome == Outcome::Taken), outcome)
     }
 
@@ -208,28 +214,28 @@ impl<D: Directory> VolumeQueue<D> {
     /// partial block at each end.
     fn zero(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
         // Reserve all places first: a record that was sent cannot be taken back.
-        if !self.door.reserve(RECORDS_EACH as u32) {
+        if !self.handle.reserve(RECORDS_EACH as u32) {
             return (0, Outcome::Full);
         }
         let sent = self.zero_parts(work, token, durable);
-        self.door.release();
+        self.handle.release();
         sent
     }
 
     fn zero_parts(&mut self, work: &impl Work, token: u32, durable: bool) -> (u32, Outcome) {
-        let size = u64::from(self.shared.live.traits.block_bytes);
-        let span = crate::format::NODE_BLOCKS * size;
+        let size = u64::from(self.shared.live.meta.block_bytes);
+        let span = blockyard_volume_format::NODE_BLOCKS * size;
         let (mut at, end) = (work.sector().bytes(), work.end().bytes());
         let mut sent = 0;
         while at < end {
             let block_end = (at / size + 1) * size;
             let (to, outcome) = if at.is_multiple_of(size) && end >= block_end {
                 let to = (end - end % size).min((at / span + 1) * span);
-                (to, self.door.zero(at, to - at, token, durable))
+                (to, self.handle.zero(at, to - at, token, durable))
             } else {
                 let to = block_end.min(end);
                 let fill = |_: usize, into: &mut [u8]| into.fill(0);
-                (to, self.door.write(at, (to - at) as usize, &fill, token, durable))
+                (to, self.handle.write(at, (to - at) as usize, &fill, token, durable))
             };
             if outcome != Outcome::Taken {
                 return (sent, outcome);
@@ -242,12 +248,17 @@ impl<D: Directory> VolumeQueue<D> {
 
     /// Whether a request begins and ends at block boundaries of the volume.
     fn is_whole_blocks(&self, work: &impl Work) -> bool {
-        let size = u64::from(self.shared.live.traits.block_bytes);
+        let size = u64::from(self.shared.live.meta.block_bytes);
         work.sector().bytes().is_multiple_of(size) && work.end().bytes().is_multiple_of(size)
     }
 
     /// Starts a request that changes data. Returns the request if there is no memory for it now.
-    fn change(&mut self, started: Started, now: Nanos, done: &mut Done) -> Option<Started> {
+    fn change(
+        &mut self,
+        started: Started,
+        now: Nanos,
+        done: &mut CompletionBatch,
+    ) -> Option<Started> {
         if self.in_flight() == 0 {
             self.since = now;
         }
@@ -255,7 +266,7 @@ impl<D: Directory> VolumeQueue<D> {
         // Zeros that cover partial blocks become several records, which are accepted together or
         // not at all. An early answer could be possible for some of them and refused for others.
         let is_one = started.op() == Op::Write || self.is_whole_blocks(&started);
-        let mut early = !durable && is_one && self.door.may_answer_early();
+        let mut early = !durable && is_one && self.handle.may_answer_early();
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => return Some(started),
@@ -273,7 +284,7 @@ impl<D: Directory> VolumeQueue<D> {
             Op::Discard | Op::WriteZeroes => self.zero(&started, token, durable),
             Op::Flush if self.sync() == SyncMode::Disabled => (0, Outcome::Ended(Status::Ok)),
             Op::Flush => {
-                let outcome = self.door.flush(slot);
+                let outcome = self.handle.flush(slot);
                 (u32::from(outcome == Outcome::Taken), outcome)
             }
             _ => (0, Outcome::Ended(Status::NotSupp)),
@@ -305,17 +316,17 @@ impl<D: Directory> VolumeQueue<D> {
     }
 }
 
-impl<D: Directory> DeviceQueue for VolumeQueue<D> {
-    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+impl<D: SegmentStore> DeviceQueue for VolumeQueue<D> {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         self.blocked = false;
-        self.door.hold();
+        self.handle.hold();
         while let Some(started) = batch.next() {
             let bytes = limited_bytes(&started);
             if let Some(bytes) = bytes
                 && let Err(at) = self.shared.rates.take(now.0, bytes)
             {
                 self.limited = Some(Nanos(at));
-                batch.put_back(started);
+                batch.requeue(started);
                 break;
             }
             if started.op() == Op::Read && started.is_merged() {
@@ -331,7 +342,7 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
             }
             let left = if started.op() == Op::Read {
                 self.read(started, now, done)
-            } else if self.door.out() + RECORDS_EACH > RECORDS {
+            } else if self.handle.out() + RECORDS_EACH > RECORDS {
                 Some(started)
             } else {
                 self.change(started, now, done)
@@ -339,11 +350,11 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
             if let Some(started) = left {
                 bytes.inspect(|bytes| self.shared.rates.give_back(*bytes));
                 self.blocked = true;
-                batch.put_back(started);
+                batch.requeue(started);
                 break;
             }
         }
-        self.door.release_all();
+        self.handle.release_all();
         if let Some(reading) = &mut self.reading {
             reading.submit();
             self.take_reads(done);
@@ -351,10 +362,10 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
         self.plan(now);
     }
 
-    fn poll(&mut self, now: Nanos, done: &mut Done) {
+    fn poll(&mut self, now: Nanos, done: &mut CompletionBatch) {
         self.rise();
         let mut found = self.take_reads(done);
-        while let Some(reply) = self.door.take() {
+        while let Some(reply) = self.handle.take() {
             found = true;
             let Some(waiting) = self.waiting.get_mut(reply.token as usize) else { continue };
             if !reply.status.is_ok() {
@@ -382,7 +393,7 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
     }
 
     fn due(&self) -> Due {
-        if self.door.is_any() {
+        if self.handle.is_any() {
             return Due::At(Nanos(0));
         }
         let looks = self.blocked || !self.listens;
@@ -409,20 +420,20 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
         };
         let reads = self.reading.as_ref().map_or(0, Reading::under_way);
         if reads == 0 {
-            self.door.mailbox().bell().sleep(longest, || self.door.is_any());
-        } else if self.door.out() == 0
+            self.handle.completion_queue().event_count().sleep(longest, || self.handle.is_any());
+        } else if self.handle.out() == 0
             && let Some(reading) = &mut self.reading
         {
             reading.sleep(longest);
         } else if self.may_sleep()
-            && let Some(doorbell) = &self.doorbell
+            && let Some(event_fd) = &self.event_fd
         {
-            doorbell.wait(longest);
+            event_fd.wait(longest);
         }
     }
 
     fn descriptor(&mut self) -> Option<RawFd> {
-        let descriptor = self.doorbell().map(AsRawFd::as_raw_fd);
+        let descriptor = self.event_fd().map(AsRawFd::as_raw_fd);
         self.listens = descriptor.is_some();
         descriptor
     }
@@ -432,7 +443,7 @@ impl<D: Directory> DeviceQueue for VolumeQueue<D> {
             return false;
         }
         self.dozed = true;
-        self.door.mailbox().bell().doze(|| self.door.is_any())
+        self.handle.completion_queue().event_count().doze(|| self.handle.is_any())
     }
 }
 
@@ -441,7 +452,7 @@ fn limited_bytes(work: &impl Work) -> Option<u64> {
     matches!(work.op(), Op::Read | Op::Write).then(|| work.sectors() << SECTOR_SHIFT)
 }
 
-impl<D: Directory> fmt::Debug for VolumeQueue<D> {
+impl<D: SegmentStore> fmt::Debug for VolumeQueue<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VolumeQueue").field("in_flight", &self.in_flight()).finish_non_exhaustive()
     }

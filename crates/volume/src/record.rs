@@ -5,20 +5,19 @@ use std::fmt;
 use std::sync::Arc;
 
 use blockyard_core::Status;
+use blockyard_store::log_writer::Payload;
+use blockyard_sync::completion_queue::CompletionQueue;
 use blockyard_sync::counter::Counter;
-use blockyard_sync::mailbox::Mailbox;
+use blockyard_volume_format::catalogue::{Change, VolumeMeta};
+use blockyard_volume_format::entry::Entry;
 
-use crate::buffer::Buffer;
-use crate::codec;
-use crate::format::catalogue::{Change, Traits};
-use crate::format::entry::{Codec, Entry};
 use crate::map::{Coming, Map, What};
 
 /// A volume or snapshot that is open in its pool.
 #[derive(Debug)]
-pub struct Live {
+pub struct OpenVolume {
     /// Attributes of the volume: name, size, origin and so on.
-    pub traits: Traits,
+    pub meta: VolumeMeta,
     /// The number of the volume from which it, and all that share blocks with it, descend.
     pub family: u32,
     /// The block map.
@@ -30,18 +29,23 @@ pub struct Live {
     reserved: Counter,
 }
 
-impl Live {
+impl OpenVolume {
     /// A volume or snapshot that owns no block.
-    pub(crate) fn new(traits: Traits, family: u32, map: Map) -> Live {
-        let live =
-            Live { traits, family, map, owned: Counter::default(), reserved: Counter::default() };
-        live.reserved.add(live.traits.reserved_bytes);
+    pub(crate) fn new(meta: VolumeMeta, family: u32, map: Map) -> OpenVolume {
+        let live = OpenVolume {
+            meta,
+            family,
+            map,
+            owned: Counter::default(),
+            reserved: Counter::default(),
+        };
+        live.reserved.add(live.meta.reserved_bytes);
         live
     }
 
     /// The current attributes.
-    pub fn listed(&self) -> Traits {
-        Traits { reserved_bytes: self.reserved_bytes(), ..self.traits.clone() }
+    pub fn listed(&self) -> VolumeMeta {
+        VolumeMeta { reserved_bytes: self.reserved_bytes(), ..self.meta.clone() }
     }
 
     /// The reservation in bytes, before compression.
@@ -77,55 +81,6 @@ impl Live {
     }
 }
 
-/// How a block is stored in a payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stored {
-    /// Offset in the payload, in bytes.
-    pub offset: u32,
-    /// Length with padding, in bytes.
-    pub len: u32,
-    /// The codec.
-    pub codec: Codec,
-    /// The checksum of the stored bytes.
-    pub crc: u64,
-}
-
-/// The blocks of a write, as they go into the log.
-#[derive(Debug)]
-pub struct Payload {
-    buffer: Buffer,
-    blocks: Vec<Stored>,
-}
-
-impl Payload {
-    /// A payload of blocks that are contiguous in a buffer.
-    pub fn new(buffer: Buffer, blocks: Vec<Stored>) -> Payload {
-        Payload { buffer, blocks }
-    }
-
-    /// All stored bytes.
-    pub fn bytes(&self) -> &[u8] {
-        &self.buffer
-    }
-
-    /// How each block is stored.
-    pub fn blocks(&self) -> &[Stored] {
-        &self.blocks
-    }
-
-    /// The stored bytes of a block.
-    pub fn stored(&self, index: u32) -> &[u8] {
-        let Stored { offset, len, .. } = self.blocks[index as usize];
-        &self.buffer[offset as usize..][..len as usize]
-    }
-
-    /// Reads a block, decompressed, into `block`.
-    pub fn read(&self, index: u32, block: &mut [u8]) {
-        let whole = codec::decode(self.blocks[index as usize].codec, self.stored(index), block);
-        assert!(whole, "what was compressed here comes back");
-    }
-}
-
 /// A block that cleaning has moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
@@ -141,7 +96,7 @@ pub struct Move {
 
 /// Blocks that cleaning has moved out of sparsely filled segments.
 #[derive(Debug, Default)]
-pub struct Moved {
+pub struct Relocation {
     /// The moved blocks.
     pub moves: Vec<Move>,
     /// Segments whose map pages are to be written again elsewhere.
@@ -164,7 +119,7 @@ pub enum Body {
     /// Set this number of blocks to zero.
     Zero(u32),
     /// Update the maps for moved blocks.
-    Move(Arc<Moved>),
+    Move(Arc<Relocation>),
     /// Change the catalogue.
     Catalogue(Change),
     /// Make everything before it durable.
@@ -180,7 +135,7 @@ pub struct Record {
     /// What the committer is to do.
     pub body: Body,
     /// The volume, for records that change blocks.
-    pub volume: Option<Arc<Live>>,
+    pub volume: Option<Arc<OpenVolume>>,
     /// The first block.
     pub first: u64,
     /// The serial number of this write in its span.
@@ -194,12 +149,12 @@ pub struct Record {
     /// A liveness scan was already made for this record.
     pub(crate) is_counted: bool,
     /// Where the answer goes.
-    pub reply: Option<Return>,
+    pub reply: Option<ReplyTo>,
 }
 
 impl Record {
     /// A record without blocks.
-    pub fn of(body: Body, reply: Option<Return>) -> Record {
+    pub fn of(body: Body, reply: Option<ReplyTo>) -> Record {
         let (volume, copied, is_counted) = (None, [None, None], false);
         Record { body, volume, first: 0, serial: 0, copied, durable: true, is_counted, reply }
     }
@@ -265,26 +220,26 @@ impl fmt::Debug for Record {
 
 /// The return path of one answer. An answer is always sent: dropping this without one answers with
 /// an I/O error, because a client waits.
-pub struct Return {
-    to: Arc<Mailbox<Reply>>,
+pub struct ReplyTo {
+    to: Arc<CompletionQueue<Reply>>,
     token: u32,
     is_answered: bool,
 }
 
-impl Return {
+impl ReplyTo {
     /// An answer to `to`, for the operation `token`.
-    pub fn new(to: &Arc<Mailbox<Reply>>, token: u32) -> Return {
-        Return { to: Arc::clone(to), token, is_answered: false }
+    pub fn new(to: &Arc<CompletionQueue<Reply>>, token: u32) -> ReplyTo {
+        ReplyTo { to: Arc::clone(to), token, is_answered: false }
     }
 
-    /// Whether the answer goes into this mailbox.
-    pub(crate) fn is_to(&self, mailbox: &Arc<Mailbox<Reply>>) -> bool {
-        Arc::ptr_eq(&self.to, mailbox)
+    /// Whether the answer goes into this completion queue.
+    pub(crate) fn is_to(&self, completion_queue: &Arc<CompletionQueue<Reply>>) -> bool {
+        Arc::ptr_eq(&self.to, completion_queue)
     }
 
-    /// Puts the answer into the mailbox and returns the mailbox. The caller wakes the mailbox's
-    /// owner.
-    pub fn answer(&mut self, status: Status) -> &Arc<Mailbox<Reply>> {
+    /// Puts the answer into the completion queue and returns the completion queue. The caller wakes
+    /// the completion queue's owner.
+    pub fn answer(&mut self, status: Status) -> &Arc<CompletionQueue<Reply>> {
         if !std::mem::replace(&mut self.is_answered, true) {
             self.to.post([Reply { token: self.token, status }].into_iter());
         }
@@ -293,10 +248,10 @@ impl Return {
 }
 
 /// Answers with an error after a panic, or when the pool's thread is gone.
-impl Drop for Return {
+impl Drop for ReplyTo {
     fn drop(&mut self) {
         if !self.is_answered {
-            self.answer(Status::IoErr).bell().ring();
+            self.answer(Status::IoErr).event_count().notify();
         }
     }
 }

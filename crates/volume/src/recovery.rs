@@ -8,12 +8,12 @@
 //! Of groups that are known to have been durable, the heads are enough; see [`heads`]. The others,
 //! a few at the end, are read completely and made durable.
 
-mod bring;
-pub(crate) mod crew;
-mod end;
 mod groups;
-mod heads;
+mod header_scan;
 mod load;
+mod log_tail;
+mod prefetch;
+pub(crate) mod workers;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -22,16 +22,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Scope;
 
-use crate::apply::Apply;
-use crate::buffer::{ALIGN, Buffer, Memory};
-use crate::checkpoint::{Epochs, Marks, write_superblock};
-use crate::error::{FormatError, VolumeError};
-use crate::format::catalogue::Change;
-use crate::format::entry::{Codec, Entry};
-use crate::format::group::{Descriptor, Kind};
-use crate::format::superblock::{
+use blockyard_store::buffer::{ALIGN, Buffer, Memory};
+use blockyard_store::disk::{SEGMENT_BYTES_MIN, SEGMENTS_WANTED, shorter};
+use blockyard_store::{COPIES_MAX, Layout, SegmentStore, StoreFile};
+use blockyard_volume_format::FormatError;
+use blockyard_volume_format::catalogue::Change;
+use blockyard_volume_format::entry::{Codec, Entry};
+use blockyard_volume_format::group::{Descriptor, Kind};
+use blockyard_volume_format::superblock::{
     self, FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock,
 };
+
+use crate::apply::Apply;
+use crate::checkpoint::{Epochs, write_superblock};
+use crate::error::VolumeError;
+use crate::frozen::Marks;
 use crate::log::LogEnd;
 use crate::map::Frozen;
 use crate::options::Options;
@@ -40,19 +45,27 @@ use crate::record::Move;
 use crate::relocate;
 use crate::roots::Roots;
 use crate::segments::Segments;
-use crate::store::disk::shorter;
-use crate::store::{COPIES_MAX, Directory, Division, StoreFile};
 
-use crew::Crew;
-use end::End;
 use groups::{Group, Part, Piece};
-use heads::Heads;
+use header_scan::HeaderScan;
+use log_tail::LogTail;
+use workers::Workers;
 
 /// Length of one read-ahead of the log, in bytes.
 const AHEAD_BYTES: usize = 8 << 20;
 
 /// Segments of a new pool.
 const FIRST_SEGMENTS: usize = 3;
+
+/// Number of segments that a new directory pool should have room for: with room for fewer, its
+/// segments are shorter, down to [`DIRECTORY_SEGMENT_BYTES`]. More segments would make the usage
+/// table, which each checkpoint writes, longer than 256 KiB.
+const DIRECTORY_SEGMENTS_WANTED: u64 = 65_536;
+
+/// Length of the segments of a new directory pool, in bytes, unless its file system has very much
+/// or very little room. A new pool with a volume has eight segments. Shorter segments waste more
+/// space at their end: writes of 1 MiB fill three quarters of a segment of 4 MiB.
+const DIRECTORY_SEGMENT_BYTES: u32 = 16 << 20;
 
 /// The state of a pool after recovery.
 pub(crate) struct Recovered {
@@ -67,10 +80,12 @@ pub(crate) struct Recovered {
 }
 
 /// The state of a pool that was opened for reading only.
-pub(crate) struct Looked<D: Directory> {
+pub(crate) struct Looked<D: SegmentStore> {
     pub(crate) volumes: Volumes,
     /// How many groups the log has after the checkpoint.
     pub(crate) groups: u64,
+    /// How many intact groups follow the end of the log.
+    pub(crate) unused_groups: usize,
     /// Addresses of the last groups, which are not known to be durable. The power may have been cut
     /// while they were written, so each copy may have any part of them. The next opening writes
     /// them again to all copies.
@@ -79,7 +94,7 @@ pub(crate) struct Looked<D: Directory> {
 }
 
 /// Opens the pool of a directory, or creates one.
-pub(crate) fn open<D: Directory>(
+pub(crate) fn open<D: SegmentStore>(
     directory: D,
     options: &Options,
 ) -> Result<(Recovered, Segments<D>), VolumeError> {
@@ -90,20 +105,20 @@ pub(crate) fn open<D: Directory>(
     Ok((recovered, segments))
 }
 
-fn segments<D: Directory>(
+fn segments<D: SegmentStore>(
     directory: D,
     superblock: &Superblock,
     options: &Options,
 ) -> Result<Segments<D>, VolumeError> {
     let Superblock { align, segment_bytes, .. } = *superblock;
-    directory.divide(Division { align, segment_bytes }, false)?;
+    directory.divide(Layout { align, segment_bytes }, false)?;
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
     Ok(segments.with_map_cache(options.map_cache_bytes))
 }
 
 /// Reads a pool without changing it: the volumes, the number of groups in the log after the
 /// checkpoint, and the segments.
-pub(crate) fn look<D: Directory>(
+pub(crate) fn look<D: SegmentStore>(
     directory: D,
     options: &Options,
 ) -> Result<Looked<D>, VolumeError> {
@@ -113,15 +128,16 @@ pub(crate) fn look<D: Directory>(
     let mut recovery = Recovery::loaded(&segments, &slots)?;
     recovery.replay()?;
     let groups = recovery.place.number.saturating_sub(recovery.superblock.log.number);
+    let unused_groups = recovery.unused_groups;
     let volumes = std::mem::take(&mut recovery.volumes);
     let place = |(_, address, bytes): &(u64, u64, Part)| *address..*address + bytes.len() as u64;
     let loose = recovery.loose.iter().map(place).collect();
     drop(recovery);
-    Ok(Looked { volumes, groups, loose, segments })
+    Ok(Looked { volumes, groups, unused_groups, loose, segments })
 }
 
 /// The superblocks that can be read, the newest first; empty if there is no pool.
-fn slots<D: Directory>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
+fn slots<D: SegmentStore>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
     let title = directory.title();
     let doing = |what: &str| VolumeError::io(format!("{what} `{title}/{FILE}`"));
     let file = directory.open(FILE).map_err(|error| doing("cannot open")(error))?;
@@ -153,22 +169,30 @@ fn slots<D: Directory>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
 /// An epoch for this opening: later than all before, by 1 and a random number below 2^32. If two
 /// processes opened one state, which the locks prevent, their epochs would differ, and each would
 /// notice by the superblock.
-fn fresh_epoch<D: Directory>(directory: &D, last: u64) -> Result<u64, VolumeError> {
+fn fresh_epoch<D: SegmentStore>(directory: &D, last: u64) -> Result<u64, VolumeError> {
     let id = directory.fresh_id().map_err(VolumeError::io("cannot draw an epoch"))?;
-    let step = crate::bytes::u32_at(&id, 0);
+    let step = blockyard_volume_format::bytes::u32_at(&id, 0);
     Ok(last.saturating_add(1).saturating_add(step.into()))
 }
 
+/// Returns the segment length of a new directory pool whose file system has `room` free bytes. For
+/// a disk, whose room is unlimited here, [`SegmentStore::divide`] chooses the length.
+fn in_directory(segment_bytes: u32, room: u64) -> u32 {
+    let (wanted, least) = (DIRECTORY_SEGMENTS_WANTED, DIRECTORY_SEGMENT_BYTES);
+    let segment_bytes = shorter(segment_bytes, room, wanted, least);
+    shorter(segment_bytes, room, SEGMENTS_WANTED, SEGMENT_BYTES_MIN)
+}
+
 /// Creates a pool.
-fn make<D: Directory>(
+fn make<D: SegmentStore>(
     directory: D,
     options: &Options,
 ) -> Result<(Recovered, Segments<D>), VolumeError> {
     let title = directory.title();
     let Options { align, segment_bytes, .. } = *options;
-    let segment_bytes = shorter(segment_bytes, directory.outside_bytes());
-    let division = directory.divide(Division { align, segment_bytes }, true)?;
-    let Division { align, segment_bytes } = directory.divide(division, false)?;
+    let segment_bytes = in_directory(segment_bytes, directory.outside_bytes());
+    let division = directory.divide(Layout { align, segment_bytes }, true)?;
+    let Layout { align, segment_bytes } = directory.divide(division, false)?;
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
     let segments = segments.with_map_cache(options.map_cache_bytes);
     let directory = segments.directory();
@@ -228,7 +252,7 @@ fn make<D: Directory>(
 }
 
 /// The state of a recovery in progress.
-struct Recovery<'a, D: Directory> {
+struct Recovery<'a, D: SegmentStore> {
     segments: &'a Segments<D>,
     superblock: Superblock,
     /// The latest epoch of the superblocks that were found.
@@ -255,9 +279,11 @@ struct Recovery<'a, D: Directory> {
     loose: VecDeque<(u64, u64, Part)>,
     /// Bytes of the groups that were found.
     found_bytes: u64,
+    /// How many intact groups follow the end of the log.
+    unused_groups: usize,
 }
 
-impl<'a, D: Directory> Recovery<'a, D> {
+impl<'a, D: SegmentStore> Recovery<'a, D> {
     fn new(segments: &'a Segments<D>, superblock: Superblock) -> Recovery<'a, D> {
         Recovery {
             segments,
@@ -277,6 +303,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
             ahead: Default::default(),
             loose: VecDeque::new(),
             found_bytes: 0,
+            unused_groups: 0,
         }
     }
 
@@ -366,7 +393,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
     where
         'a: 'scope,
     {
-        let crew = Crew::new(scope);
+        let crew = Workers::new(scope);
         self.replay_durable(&crew)?;
         while let Some(group) = self.look_for_next()? {
             self.take(group, &crew)?;
@@ -376,19 +403,29 @@ impl<'a, D: Directory> Recovery<'a, D> {
             self.segments.want((segment != SEGMENT_NONE).then_some(segment as usize))?;
         }
         let (segments, superblock, place) = (self.segments, &self.superblock, self.place);
-        self.copies().numbers().try_for_each(|copy| {
-            let missing = End { segments, superblock, place, copy };
-            missing.check(self.durable, self.epoch)
-        })
+        for copy in self.copies().numbers() {
+            let missing = LogTail { segments, superblock, place, copy };
+            self.unused_groups = self.unused_groups.max(missing.check(self.durable, self.epoch)?);
+        }
+        if self.unused_groups > 0 {
+            let (title, number) = (self.segments.directory().title(), self.place.number);
+            tracing::warn!(
+                "{title}: the log ends before group {number}, but {} later groups are intact: the \
+                 power was cut while they were written, or group {number} is damaged; writes in \
+                 these groups are lost",
+                self.unused_groups
+            );
+        }
+        Ok(())
     }
 
     /// Replays the groups of the log that are known to have been durable.
-    fn replay_durable<'scope>(&mut self, crew: &Crew<'scope, '_>) -> Result<(), VolumeError>
+    fn replay_durable<'scope>(&mut self, crew: &Workers<'scope, '_>) -> Result<(), VolumeError>
     where
         'a: 'scope,
     {
         self.durable = self.durable.max(self.superblock.durable);
-        let mut heads = Heads::new(crew, self.segments, &self.superblock);
+        let mut heads = HeaderScan::new(crew, self.segments, &self.superblock);
         let (mut end, mut epoch) = (self.place, self.epoch);
         // The group up to which later heads of this chain state that all groups were durable. The
         // superblock does not say of which chain, and there may be heads that an opening has cut
@@ -429,7 +466,7 @@ impl<'a, D: Directory> Recovery<'a, D> {
     }
 
     /// Applies a group, and moves the end of the log past it.
-    fn take<'scope>(&mut self, group: Group, crew: &Crew<'scope, '_>) -> Result<(), VolumeError>
+    fn take<'scope>(&mut self, group: Group, crew: &Workers<'scope, '_>) -> Result<(), VolumeError>
     where
         'a: 'scope,
     {
@@ -486,10 +523,10 @@ impl<'a, D: Directory> Recovery<'a, D> {
                 let live = live.ok_or_else(|| impossible("volume", volume.into()))?;
                 let blocks = if kind == Kind::Zero { u64::from(len) } else { 1 };
                 let end = block.checked_add(blocks).ok_or_else(|| impossible("block", block))?;
-                if end > live.traits.blocks {
+                if end > live.meta.blocks {
                     return Err(impossible("block", block));
                 }
-                if kind == Kind::Data && codec == Codec::Raw && stored != live.traits.block_bytes {
+                if kind == Kind::Data && codec == Codec::Raw && stored != live.meta.block_bytes {
                     return Err(impossible("length of a block", stored.into()));
                 }
                 if kind == Kind::Zero {
@@ -514,12 +551,37 @@ impl<'a, D: Directory> Recovery<'a, D> {
         };
         let bytes: usize = self.loose.iter().map(|(.., bytes)| bytes.len()).sum();
         match bytes >= AHEAD_BYTES {
-            true => std::thread::scope(|it| Crew::new(it).each(self.loose.iter(), write))?,
+            true => std::thread::scope(|it| Workers::new(it).each(self.loose.iter(), write))?,
             false => self.loose.iter().try_for_each(write)?,
         }
         let touched = self.loose.iter().map(|(_, address, _)| segments.split(*address).0);
         let touched: BTreeSet<u32> = touched.collect();
         let mut synced = touched.into_iter().map(|segment| segments.sync(segment));
         synced.try_for_each(|synced| synced.map_err(|error| failed()(error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_of_a_new_pool_are_as_long_as_its_room_makes_worth_it() {
+        const MIB: u32 = 1 << 20;
+        let default = Options::default().segment_bytes;
+        for (room, wanted) in [
+            (0, 4 * MIB),
+            (300 << 20, 4 * MIB),
+            (600 << 20, 8 * MIB),
+            (1 << 30, 16 * MIB),
+            (1 << 40, 16 * MIB),
+            ((2 << 40) - 1, 16 * MIB),
+            (2 << 40, 32 * MIB),
+            (u64::MAX, 32 * MIB),
+        ] {
+            assert_eq!(in_directory(default, room), wanted, "{room}");
+            // Shorter ones that were asked for stay.
+            assert_eq!(in_directory(MIB, room), MIB, "{room}");
+        }
     }
 }

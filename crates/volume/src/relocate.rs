@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
 
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::FAN;
+use blockyard_volume_format::entry::Entry;
+
 use crate::apply::Apply;
 use crate::error::VolumeError;
-use crate::format::FAN;
-use crate::format::entry::Entry;
 use crate::map::{Leaf, Map, Node, Page, Tally};
 use crate::pool::Volumes;
 use crate::record::Move;
-use crate::store::Directory;
 
 /// Spans of the maps of a family: the number of the family and of the span.
 pub(crate) type Spans = BTreeSet<(u32, usize)>;
@@ -33,7 +34,7 @@ struct Changed {
 ///
 /// # Errors
 /// If a leaf could not be read: its blocks stay where they were. A lost leaf is not an error.
-pub(crate) fn blocks<D: Directory>(
+pub(crate) fn blocks<D: SegmentStore>(
     volumes: &Volumes,
     moves: &[Move],
     maps: &mut Apply<'_, D>,
@@ -117,7 +118,7 @@ fn moved(
 /// Drops the home of each page that lies where `is_left` says, so that the next checkpoint writes
 /// it again. Only `spans` have such pages. A page that cannot be read stays, unless it has rotted
 /// and is in `lost`.
-pub(crate) fn pages<D: Directory>(
+pub(crate) fn pages<D: SegmentStore>(
     volumes: &Volumes,
     spans: &Spans,
     is_left: impl Fn(Entry) -> bool,
@@ -171,7 +172,7 @@ pub(crate) fn pages<D: Directory>(
 fn count_owned(volumes: &Volumes, spans: &Spans) {
     let families: BTreeSet<u32> = spans.iter().map(|(family, _)| *family).collect();
     // A snapshot owns nothing.
-    let owners = volumes.by_id.values().filter(|live| !live.traits.is_snapshot);
+    let owners = volumes.by_id.values().filter(|live| !live.meta.is_snapshot);
     for live in owners.filter(|live| families.contains(&live.family)) {
         live.own(live.map.owned());
     }

@@ -7,12 +7,13 @@
 
 use std::collections::HashMap;
 
-use crate::checkpoint::Marks;
-use crate::error::{FormatError, VolumeError};
-use crate::format::entry::{ENTRY_BYTES, Entry};
-use crate::format::{FAN, PAGE_BYTES};
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::entry::{ENTRY_BYTES, Entry};
+use blockyard_volume_format::{FAN, FormatError, PAGE_BYTES};
+
+use crate::error::VolumeError;
+use crate::frozen::Marks;
 use crate::segments::Segments;
-use crate::store::Directory;
 
 /// The contents of such a page.
 pub(crate) type Contents = Box<[u8]>;
@@ -70,7 +71,7 @@ impl Roots {
     }
 
     /// Reads a page and adds it.
-    pub(crate) fn read<D: Directory>(
+    pub(crate) fn read<D: SegmentStore>(
         &mut self,
         segments: &Segments<D>,
         home: Entry,
@@ -86,7 +87,7 @@ impl Roots {
     }
 
     /// Reads `len` bytes below the top page of their tree.
-    pub(crate) fn read_tree<D: Directory>(
+    pub(crate) fn read_tree<D: SegmentStore>(
         &mut self,
         segments: &Segments<D>,
         top: Entry,

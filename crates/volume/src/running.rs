@@ -9,14 +9,15 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use blockyard_store::{Places, PoolBacking, Purpose, SegmentStore, StoreError};
+use blockyard_volume_format::catalogue::VolumeMeta;
+
 use crate::address_space;
 use crate::error::VolumeError;
-use crate::format::catalogue::Traits;
 use crate::options::Options;
 use crate::pool::Pool;
 use crate::record::{Body, Record};
-use crate::store::mirror::places::Places;
-use crate::store::{Backing, Directory};
+use crate::verify::PoolVerifier;
 
 /// The pools of this process, by path.
 static POOLS: LazyLock<Mutex<HashMap<PathBuf, Place>>> = LazyLock::new(Mutex::default);
@@ -80,7 +81,7 @@ const PANICS_MAX: usize = 3;
 
 /// An open pool with its committer's thread.
 #[derive(Debug)]
-pub struct Running<D: Directory = Backing> {
+pub struct Running<D: SegmentStore = PoolBacking> {
     pool: Arc<Pool<D>>,
     thread: Option<JoinHandle<()>>,
     /// Numbers of the volumes that are served as devices or held for a change.
@@ -126,16 +127,17 @@ impl Running {
             drop(pools);
             std::thread::sleep(CLOSE_LOOK);
         };
+        let purpose = if options.consent { Purpose::Overwrite } else { Purpose::Use };
         let taken = loop {
-            match given.take(&options) {
+            match given.take(purpose, options.store) {
                 // This process is still closing the pool.
-                Err(VolumeError::InUse { holder, .. })
-                    if holder.pid == Some(std::process::id()) && Instant::now() < until => {}
+                Err(StoreError::InUse { lock_owner, .. })
+                    if lock_owner.pid == Some(std::process::id()) && Instant::now() < until => {}
                 taken => break taken?,
             }
             std::thread::sleep(CLOSE_LOOK);
         };
-        let directory = taken.put_together(given.degraded)?;
+        let directory = taken.put_together(given.degraded, &PoolVerifier)?;
         let running = Running::start(directory, options)?;
         if !running.pool.segments().directory().is_direct() {
             let path = running.path().display();
@@ -162,11 +164,12 @@ impl Running {
     /// # Errors
     /// If the system refuses to write it to the lock file.
     pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
-        self.pool.segments().directory().announce(control)
+        self.pool.segments().directory().announce(control)?;
+        Ok(())
     }
 }
 
-impl<D: Directory> Running<D> {
+impl<D: SegmentStore> Running<D> {
     /// Opens a pool on a directory of any kind, which only the caller uses.
     ///
     /// # Errors
@@ -212,12 +215,12 @@ impl<D: Directory> Running<D> {
     ///
     /// # Errors
     /// If the volume is served as a device, or is being changed.
-    pub(crate) fn hold(&self, traits: &Traits) -> Result<Held<'_, D>, VolumeError> {
-        if self.take(traits.id) {
-            return Ok(Held { running: self, id: traits.id });
+    pub fn hold(&self, meta: &VolumeMeta) -> Result<Held<'_, D>, VolumeError> {
+        if self.take(meta.id) {
+            return Ok(Held { running: self, id: meta.id });
         }
         let why = "in use; close it first".to_owned();
-        Err(VolumeError::Busy { name: traits.name.clone(), why })
+        Err(VolumeError::Busy { name: meta.name.clone(), why })
     }
 
     /// Marks a volume as no longer served.
@@ -227,19 +230,19 @@ impl<D: Directory> Running<D> {
 }
 
 /// Keeps a volume from being served as a device.
-pub(crate) struct Held<'a, D: Directory> {
+pub struct Held<'a, D: SegmentStore> {
     running: &'a Running<D>,
     id: u32,
 }
 
-impl<D: Directory> Drop for Held<'_, D> {
+impl<D: SegmentStore> Drop for Held<'_, D> {
     fn drop(&mut self) {
         self.running.put(self.id);
     }
 }
 
 /// Closes the pool: makes everything durable, and unlocks the directory for other processes.
-impl<D: Directory> Drop for Running<D> {
+impl<D: SegmentStore> Drop for Running<D> {
     fn drop(&mut self) {
         self.pool.send(Record::of(Body::Stop, None));
         if let Some(thread) = self.thread.take()

@@ -16,29 +16,28 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blockyard_store::{Pin, SegmentStore, StoreFile, is_short};
 use blockyard_sync::counter::Counter;
-use blockyard_sync::published::{Published, Reader};
+use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
+use blockyard_volume_format::entry::{ADDRESS_END, Entry};
+use blockyard_volume_format::{FormatError, PAGE_BYTES, segment_name};
 
-use crate::error::{FormatError, VolumeError};
-use crate::format::PAGE_BYTES;
-use crate::format::entry::{ADDRESS_END, Entry};
+use crate::error::VolumeError;
 use crate::map::{Cache, Leaf, Map, Page, Tally};
-use crate::repairs::Repairs;
-use crate::store::descriptors::is_short;
-use crate::store::{Directory, Pin, StoreFile};
+use crate::repairs::{LogLimit, Repairs};
 
 pub(crate) use table::RESERVE;
-pub use table::{Counts, Want};
+pub use table::{AllocationClass, Counts};
 use table::{State, Table};
 
 /// The files, by number.
 pub type Files<F> = Vec<Arc<F>>;
 
 /// The segments of a pool.
-pub struct Segments<D: Directory> {
+pub struct Segments<D: SegmentStore> {
     directory: D,
     bytes: u32,
-    files: Arc<Published<Files<D::File>>>,
+    files: Arc<RcuCell<Files<D::File>>>,
     table: Mutex<Table>,
     /// Keeps the segments open that are being written, so that they keep their descriptors until
     /// they are durable.
@@ -48,6 +47,8 @@ pub struct Segments<D: Directory> {
     /// Map leaves that are in memory.
     leaves: Cache,
     repairs: Repairs,
+    /// Reads of damaged blocks.
+    unreadable: LogLimit,
     /// Incremented when the committer begins to change maps, and again when it has updated the
     /// usage table. Only the committer does so. An odd value means that a change is in progress.
     changes: Counter,
@@ -56,22 +57,18 @@ pub struct Segments<D: Directory> {
 /// See [`Segments::progress`].
 pub(crate) type Progress = (usize, usize, Vec<u64>);
 
-/// The file name of a segment.
-pub(crate) fn name(number: usize) -> String {
-    format!("segment-{number:08x}")
-}
-
 /// Refuses a directory in which a segment is missing before others: the later ones would be treated
 /// as new.
-fn no_gap<D: Directory>(directory: &D, count: usize) -> Result<(), VolumeError> {
+fn no_gap<D: SegmentStore>(directory: &D, count: usize) -> Result<(), VolumeError> {
     let title = directory.title();
     let names = directory.names().map_err(VolumeError::io(format!("cannot list `{title}`")))?;
     let number = |name: &String| usize::from_str_radix(name.strip_prefix("segment-")?, 16).ok();
     match names.iter().filter_map(number).filter(|number| *number >= count).min() {
         None => Ok(()),
         Some(behind) => {
-            let (missing, behind) = (name(count), name(behind));
-            let error = io::Error::other(format!("it is missing, and `{behind}` is there"));
+            let (missing, behind) = (segment_name(count), segment_name(behind));
+            let error =
+                io::Error::other(format!("it is missing, and the later segment `{behind}` exists"));
             Err(VolumeError::io(format!("cannot open `{title}/{missing}`"))(error))
         }
     }
@@ -83,7 +80,7 @@ const OPENED_FIRST: usize = 1024;
 /// Default memory for clean map leaves, in bytes.
 pub const MAP_CACHE_BYTES: u64 = 128 << 20;
 
-impl<D: Directory> Segments<D> {
+impl<D: SegmentStore> Segments<D> {
     /// Sets the memory for map leaves, in bytes.
     #[must_use]
     pub fn with_map_cache(self, bytes: u64) -> Segments<D> {
@@ -191,16 +188,22 @@ impl<D: Directory> Segments<D> {
     }
 
     /// Counts a group in flight that changes at most `pages` pages and has `bytes` bytes of blocks.
-    pub(crate) fn take_off(&self, pages: u64, bytes: u32) {
-        let coming = &mut self.table().coming;
-        *coming = (coming.0 + pages, coming.1 + u64::from(bytes));
+    pub(crate) fn begin_in_flight(&self, pages: u64, bytes: u32) {
+        let in_flight = &mut self.table().in_flight;
+        *in_flight = (in_flight.0 + pages, in_flight.1 + u64::from(bytes));
     }
 
     /// Ends the accounting of a group in flight: its changes are now in the usage table, by
     /// [`Segments::tally`].
-    pub(crate) fn touch_down(&self, pages: u64, bytes: u32) {
-        let coming = &mut self.table().coming;
-        *coming = (coming.0 - pages, coming.1 - u64::from(bytes));
+    pub(crate) fn end_in_flight(&self, pages: u64, bytes: u32) {
+        let in_flight = &mut self.table().in_flight;
+        *in_flight = (in_flight.0 - pages, in_flight.1 - u64::from(bytes));
+    }
+
+    /// Whether any block is live or on its way into the log.
+    pub(crate) fn has_blocks(&self) -> bool {
+        let table = self.table();
+        table.counted + table.in_flight.1 > 0
     }
 
     /// Bytes of the map pages that have changed since the last checkpoint began.
@@ -251,7 +254,7 @@ impl<D: Directory> Segments<D> {
         }
         let mut table = self.table();
         // Segments that could not be emptied before may be empty now.
-        table.spoiled.clear();
+        table.quarantined.clear();
         table.unknown_bytes = table.unknown_bytes.saturating_sub(unknown_bytes);
         let len = table.live.len().max(counted.len().min(table.states.len()));
         table.live.resize(len, 0);
@@ -265,7 +268,7 @@ impl<D: Directory> Segments<D> {
     }
 
     /// In how many segments the table had too little live data, as found since the opening.
-    pub(crate) fn raised(&self) -> usize {
+    pub fn raised(&self) -> usize {
         self.table().raised
     }
 
@@ -279,7 +282,7 @@ impl<D: Directory> Segments<D> {
         let count_max = count_max.min(directory.segments_max());
         let mut files = Vec::new();
         while files.len() < count_max {
-            let name = name(files.len());
+            let name = segment_name(files.len());
             let doing = || VolumeError::io(format!("cannot open `{}/{name}`", directory.title()));
             let Some(file) = directory.open(&name).map_err(|error| doing()(error))? else { break };
             if file.len().map_err(|error| doing()(error))? < u64::from(bytes) {
@@ -297,12 +300,22 @@ impl<D: Directory> Segments<D> {
         }
         no_gap(&directory, files.len())?;
         let table = Table::new(files.len(), count_max, bytes);
-        let (files, making) = (Arc::new(Published::new(files)), Mutex::new(()));
+        let (files, making) = (Arc::new(RcuCell::new(files)), Mutex::new(()));
         let (table, leaves) = (Mutex::new(table), Cache::new(MAP_CACHE_BYTES));
-        let (changes, repairs) = (Counter::default(), Repairs::default());
+        let (changes, repairs, unreadable) = Default::default();
         let pins = Mutex::default();
-        let segments =
-            Segments { directory, bytes, files, table, pins, making, leaves, repairs, changes };
+        let segments = Segments {
+            directory,
+            bytes,
+            files,
+            table,
+            pins,
+            making,
+            leaves,
+            repairs,
+            unreadable,
+            changes,
+        };
         segments.look_outside();
         Ok(segments)
     }
@@ -348,13 +361,18 @@ impl<D: Directory> Segments<D> {
         }
     }
 
+    /// The log lines about reads of damaged blocks.
+    pub(crate) fn unreadable(&self) -> &LogLimit {
+        &self.unreadable
+    }
+
     /// Logs the repairs that are not in the log yet.
-    pub(crate) fn log_repairs(&self) {
+    pub fn log_repairs(&self) {
         self.repairs.log_rest(&self.directory.title());
     }
 
     /// Bytes of blocks and of map pages that are in use.
-    pub(crate) fn stored_bytes(&self) -> u64 {
+    pub fn stored_bytes(&self) -> u64 {
         let table = self.table();
         table.counted + table.pages * PAGE_BYTES as u64
     }
@@ -363,7 +381,7 @@ impl<D: Directory> Segments<D> {
     pub fn counts(&self) -> Counts {
         let table = self.table();
         let (free, idle, hollow) = (table.free, table.idle, table.hollow);
-        Counts { all: table.states.len(), free, idle, hollow, spoiled: table.spoiled.len() }
+        Counts { all: table.states.len(), free, idle, hollow, quarantined: table.quarantined.len() }
     }
 
     /// A value that changes when space is gained: the free and idle segments, and the live bytes of
@@ -373,43 +391,48 @@ impl<D: Directory> Segments<D> {
         (counts.free, counts.idle, self.live().0)
     }
 
+    /// How many segments have no live data, and are free after the next checkpoints.
+    pub(crate) fn dead(&self) -> usize {
+        self.table().dead()
+    }
+
     /// How many segments are free.
     pub fn free(&self) -> usize {
         self.table().free
     }
 
     /// How many segments are free beyond the reserve of this allocation class.
-    pub fn free_for(&self, want: Want) -> usize {
+    pub fn free_for(&self, want: AllocationClass) -> usize {
         let table = self.table();
         table.free.saturating_sub(table.left_by(want, 0))
     }
 
     /// How many segments must be free so that writes continue when a checkpoint begins.
-    pub fn beside(&self) -> usize {
-        self.table().beside()
+    pub fn kept_for_checkpoint(&self) -> usize {
+        self.table().kept_for_checkpoint()
     }
 
     /// Bytes of the existing segments minus the live bytes.
     pub fn spare_bytes(&self) -> u64 {
         let table = self.table();
-        (table.there() as u64 * u64::from(self.bytes)).saturating_sub(table.counted)
+        (table.existing_segments() as u64 * u64::from(self.bytes)).saturating_sub(table.counted)
     }
 
     /// How many segments must be free so that writes continue.
     pub fn reserved(&self) -> usize {
-        self.table().left_by(Want::Write, 0)
+        self.table().left_by(AllocationClass::Write, 0)
     }
 
     /// Whether this allocation class may change `pages` pages and take `segments` segments, of
     /// those that are free now.
-    pub fn has(&self, want: Want, pages: u64, segments: usize) -> bool {
+    pub fn has(&self, want: AllocationClass, pages: u64, segments: usize) -> bool {
         let table = self.table();
         table.free >= table.left_by(want, pages) + segments
     }
 
     /// How many more pages this class may change if it takes `taken` segments; `None` if it may not
     /// take these.
-    pub fn pages_left(&self, want: Want, taken: usize) -> Option<u64> {
+    pub fn pages_left(&self, want: AllocationClass, taken: usize) -> Option<u64> {
         self.table().pages_left(want, taken)
     }
 
@@ -434,8 +457,8 @@ impl<D: Directory> Segments<D> {
     }
 
     /// A reader of the files, for a thread that reads often.
-    pub fn reader(&self) -> Reader<Files<D::File>> {
-        Reader::new(&self.files)
+    pub fn reader(&self) -> RcuReader<Files<D::File>> {
+        RcuReader::new(&self.files)
     }
 
     /// Begins a checkpoint and returns its number. Segments that are taken from now on are not
@@ -525,8 +548,8 @@ impl<D: Directory> Segments<D> {
 
     /// Excludes a segment with damaged data from cleaning until it is free. Returns whether it was
     /// not excluded before.
-    pub fn spoil(&self, number: u32) -> bool {
-        self.table().spoiled.insert(number)
+    pub fn quarantine(&self, number: u32) -> bool {
+        self.table().quarantined.insert(number)
     }
 
     /// Segments in use that were taken before this round and are not excluded for damage.
@@ -536,7 +559,7 @@ impl<D: Directory> Segments<D> {
         let table = self.table();
         let used = (0..).zip(&table.states).filter(|(_, state)| is_used(state));
         let used = used.map(|(number, _)| number);
-        used.filter(|number| !table.spoiled.contains(number)).collect()
+        used.filter(|number| !table.quarantined.contains(number)).collect()
     }
 
     /// Frees all segments that are not needed. At an opening, when both slots stand for one
@@ -631,11 +654,11 @@ impl<D: Directory> Segments<D> {
     }
 }
 
-impl<D: Directory> fmt::Debug for Segments<D> {
+impl<D: SegmentStore> fmt::Debug for Segments<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let table = self.table();
         let counted = (table.counted, table.unknown_bytes, table.pages, table.upper);
-        let kept = (table.left_by(Want::Move, 0), table.dirtied, table.rest);
+        let kept = (table.left_by(AllocationClass::Move, 0), table.dirtied, table.rest);
         let mut fields = f.debug_struct("Segments");
         fields.field("counted", &counted).field("kept", &kept).field("full", &table.full);
         fields.finish_non_exhaustive()
@@ -647,7 +670,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-    use crate::store::RealDirectory;
+    use blockyard_store::PoolStore;
 
     /// Regression: a pool kept the space of every segment that it ever had, even if all data in it
     /// were gone.
@@ -656,21 +679,24 @@ mod tests {
         let path = std::env::temp_dir().join(format!("blockyard-given-{}", std::process::id()));
         // Left by a killed process that had this number.
         _ = std::fs::remove_dir_all(&path);
-        let open = || Segments::open(RealDirectory::take(&path).unwrap(), 1 << 20, 12).unwrap();
+        let open = || Segments::open(PoolStore::take(&path).unwrap(), 1 << 20, 12).unwrap();
         let space = || {
             let files = std::fs::read_dir(&path).unwrap();
             files.map(|it| it.unwrap().metadata().unwrap().blocks() * 512).sum::<u64>() >> 20
         };
         let segments = open();
         segments.prepare(12, 0);
-        let used = segments.take(Want::Checkpoint).unwrap();
+        let used = segments.take(AllocationClass::Checkpoint).unwrap();
         assert_eq!((segments.counts().all, space()), (12, 12));
         segments.give_back(7);
         let counts = segments.counts();
         assert_eq!((counts.all, counts.free, counts.hollow, space()), (12, 4, 7, 5));
         // Hollow segments are as available as those that are not made yet.
         assert_eq!(segments.available(), 4 + 7);
-        assert!(!segments.has(Want::Checkpoint, 0, 5) && segments.may(Want::Checkpoint, 0, 5));
+        assert!(
+            !segments.has(AllocationClass::Checkpoint, 0, 5)
+                && segments.may(AllocationClass::Checkpoint, 0, 5)
+        );
         assert_eq!((segments.counts().hollow, space()), (6, 6));
         drop(segments);
         // An opening finds which of the unneeded segments have no space.
@@ -678,7 +704,8 @@ mod tests {
         segments.free_all_but(|number| number == used);
         let counts = segments.counts();
         assert_eq!((counts.all, counts.free, counts.hollow), (12, 5, 6));
-        let taken: Vec<u32> = std::iter::from_fn(|| segments.take(Want::Checkpoint)).collect();
+        let taken: Vec<u32> =
+            std::iter::from_fn(|| segments.take(AllocationClass::Checkpoint)).collect();
         assert_eq!((taken.len(), space()), (11, 12));
         drop(segments);
         std::fs::remove_dir_all(&path).unwrap();
@@ -689,12 +716,12 @@ mod tests {
     #[test]
     fn who_makes_segments_at_once_gets_different_ones() {
         let path = std::env::temp_dir().join(format!("blockyard-segments-{}", std::process::id()));
-        let open = || Segments::open(RealDirectory::take(&path).unwrap(), 64 << 10, 64).unwrap();
+        let open = || Segments::open(PoolStore::take(&path).unwrap(), 64 << 10, 64).unwrap();
         let segments = open();
         let take = |byte: u8, want| {
             let mut taken = Vec::new();
             while let Some(number) = segments.take(want) {
-                let mut bytes = crate::buffer::Memory::new(4096).take_beyond(4096);
+                let mut bytes = blockyard_store::buffer::Memory::new(4096).take_beyond(4096);
                 bytes.fill(byte);
                 segments.write(segments.address(number, 0), &[&bytes]).unwrap();
                 taken.push((number, byte));
@@ -702,7 +729,11 @@ mod tests {
             taken
         };
         let all: Vec<(u32, u8)> = std::thread::scope(|scope| {
-            let threads = [(1, Want::Write), (2, Want::Checkpoint), (3, Want::Checkpoint)];
+            let threads = [
+                (1, AllocationClass::Write),
+                (2, AllocationClass::Checkpoint),
+                (3, AllocationClass::Checkpoint),
+            ];
             let take = &take;
             let threads = threads.map(|(byte, want)| scope.spawn(move || take(byte, want)));
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
@@ -711,14 +742,14 @@ mod tests {
         drop(segments);
         let segments = open();
         for (number, byte) in all {
-            let mut bytes = crate::buffer::Memory::new(4096).take_beyond(4096);
+            let mut bytes = blockyard_store::buffer::Memory::new(4096).take_beyond(4096);
             let address = segments.address(number, 0);
             segments.read(&segments.files(), address, &mut bytes).unwrap();
             assert!(bytes.iter().all(|it| *it == byte), "segment {number}");
         }
         drop(segments);
-        std::fs::remove_file(path.join(name(9))).unwrap();
-        let error = Segments::open(RealDirectory::take(&path).unwrap(), 64 << 10, 64);
+        std::fs::remove_file(path.join(segment_name(9))).unwrap();
+        let error = Segments::open(PoolStore::take(&path).unwrap(), 64 << 10, 64);
         let error = error.unwrap_err().to_string();
         assert!(error.contains("segment-00000009") && error.contains("missing"), "{error}");
         std::fs::remove_dir_all(&path).unwrap();

@@ -1,6 +1,6 @@
 //! Maintenance threads of a pool, which run concurrently with its committer: they write
-//! checkpoints, clean, and make segments. A simulated disk may decide which of them runs when, see
-//! [`Directory::beside`].
+//! checkpoints, clean, and make segments. A test may decide which of them runs when; see
+//! [`set_schedule`].
 
 use std::cell::RefCell;
 use std::io;
@@ -8,10 +8,8 @@ use std::sync::Arc;
 use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use blockyard_sync::published::Published;
+use blockyard_sync::rcu_cell::RcuCell;
 use rustix::time::{ClockId, clock_gettime};
-
-use crate::store::Directory;
 
 /// How long such a thread works before it yields the CPU, while other threads may wait for it.
 const AT_ONCE: Duration = Duration::from_micros(200);
@@ -71,15 +69,45 @@ impl<W: Fn() -> bool> Turn<W> {
     }
 }
 
+/// The work of a thread.
+pub type Work = Box<dyn FnOnce() + Send>;
+
+/// Runs the threads of a pool one at a time, in an order of its choice.
+pub trait Schedule: Send + Sync {
+    /// Wraps the work of a new thread, before the thread exists.
+    fn wrap(&self, work: Work) -> Work;
+
+    /// Called by a thread before it waits for a condition: the thread sleeps, or blocks, when this
+    /// returns.
+    fn wait_until(&self, is_true: &dyn Fn() -> bool);
+}
+
+thread_local! {
+    /// The schedule of this thread. Only tests set one.
+    static SCHEDULE: RefCell<Option<Arc<dyn Schedule>>> = const { RefCell::new(None) };
+}
+
+/// Gives this thread, and the maintenance threads that it starts, a schedule.
+pub fn set_schedule(schedule: Arc<dyn Schedule>) {
+    SCHEDULE.set(Some(schedule));
+}
+
+/// Tells the schedule, if there is one, that this thread is about to wait for a condition.
+pub(crate) fn wait_until(is_true: &dyn Fn() -> bool) {
+    if let Some(schedule) = SCHEDULE.with_borrow(Option::clone) {
+        schedule.wait_until(is_true);
+    }
+}
+
 /// Makes this thread yield the CPU from now on, unless another thread waits for it.
-pub(crate) fn be_patient(is_waited_for: impl Fn() -> bool + 'static) {
+pub(crate) fn set_yielding(is_waited_for: impl Fn() -> bool + 'static) {
     TURN.set(Some(Turn::new(Box::new(is_waited_for))));
 }
 
 /// Yields the CPU if this thread was made to do so and has worked for long. Otherwise the system
 /// may let the committer, and all writes with it, wait for a time slice of 3 or 4 ms. Each loop
 /// over a map calls it, while it holds no lock that another thread needs.
-pub(crate) fn give_way() {
+pub(crate) fn yield_if_due() {
     TURN.with_borrow_mut(|turn| _ = turn.as_mut().map(Turn::end));
 }
 
@@ -87,11 +115,11 @@ pub(crate) fn give_way() {
 #[derive(Debug)]
 pub(crate) struct Thread {
     thread: JoinHandle<()>,
-    is_ended: Arc<Published<bool>>,
+    is_ended: Arc<RcuCell<bool>>,
 }
 
 /// Marks a thread as ended, also after a panic.
-struct End(Arc<Published<bool>>);
+struct End(Arc<RcuCell<bool>>);
 
 impl Drop for End {
     fn drop(&mut self) {
@@ -104,17 +132,20 @@ impl Thread {
     ///
     /// # Errors
     /// If the system refuses it.
-    pub(crate) fn start<D: Directory>(
-        directory: &D,
-        name: &str,
-        work: impl FnOnce() + Send + 'static,
-    ) -> io::Result<Thread> {
-        let is_ended = Arc::new(Published::new(false));
+    pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+        let is_ended = Arc::new(RcuCell::new(false));
         let end = End(Arc::clone(&is_ended));
-        let work = directory.beside(Box::new(move || {
+        let mut work: Work = Box::new(move || {
             let _end = end;
             work();
-        }));
+        });
+        if let Some(schedule) = SCHEDULE.with_borrow(Option::clone) {
+            let wrapped = schedule.wrap(work);
+            work = Box::new(move || {
+                set_schedule(schedule);
+                wrapped();
+            });
+        }
         let thread = Builder::new().name(name.to_owned()).spawn(work)?;
         Ok(Thread { thread, is_ended })
     }
@@ -125,8 +156,8 @@ impl Thread {
     }
 
     /// Waits for the end of the thread. Returns whether it ended without a panic.
-    pub(crate) fn join<D: Directory>(self, directory: &D) -> bool {
-        directory.until(&|| self.is_ended());
+    pub(crate) fn join(self) -> bool {
+        wait_until(&|| self.is_ended());
         self.thread.join().is_ok()
     }
 }

@@ -5,24 +5,133 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::buffer::{Buffer, Memory};
-use crate::bytes::crc;
-use crate::check::{Damage, Report};
+use blockyard_store::buffer::{Buffer, Memory};
+use blockyard_store::mirror::{CopyStatus, Verified, VerifyPool};
+use blockyard_store::{Copies, SegmentStore, StoreFile};
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::catalogue::VolumeMeta;
+use blockyard_volume_format::entry::{Entry, STORED_MAX};
+use blockyard_volume_format::{BLOCK_BYTES_MAX, FAN, FormatError, NODE_BLOCKS, PAGE_BYTES, UNIT};
+
 use crate::codec;
-use crate::error::FormatError;
-use crate::format::entry::{Entry, STORED_MAX};
-use crate::format::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, PAGE_BYTES, UNIT};
+use crate::error::VolumeError;
 use crate::map::page::parse_node;
-use crate::map::{Found, Frozen, Map, Page};
-use crate::record::Live;
+use crate::map::{Frozen, Lookup, Map, Page};
+use crate::options::Options;
+use crate::record::OpenVolume;
+use crate::recovery::{self, Looked};
 use crate::segments::{Files, Segments, read_spare};
-use crate::store::{Directory, StoreFile};
 
 /// Most damaged blocks that the report lists individually.
 const TOLD_MAX: usize = 1000;
 
 /// Most damaged blocks that are logged individually; the others are only in the report.
 const LOGGED_MAX: usize = 20;
+
+/// A block that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// One of the volumes or snapshots that contain the block.
+    pub volume: String,
+    /// The number of the block in that volume; for a damaged map page, the first block that the
+    /// page maps.
+    pub block: u64,
+    /// The address in the pool, in bytes.
+    pub address: u64,
+    /// A description of the damage.
+    pub what: String,
+}
+
+/// The result of verifying a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Number of volumes and snapshots.
+    pub volumes: u64,
+    /// Blocks that are stored; a shared block is counted once.
+    pub blocks: u64,
+    /// Bytes of these blocks, as stored.
+    pub stored_bytes: u64,
+    /// Groups in the log after the checkpoint; 0 for a pool that is in use, whose log is not read.
+    pub groups: u64,
+    /// Blocks and pages that are damaged in at least one copy.
+    pub damaged: u64,
+    /// Blocks and pages that were damaged in one of two copies and were repaired from the other.
+    pub repaired: u64,
+    /// How many blocks of the last groups of the log reached only one of two copies before a kill
+    /// or a power cut. They are not damaged: the next opening writes them to the other copy.
+    pub behind: u64,
+    /// Intact groups after the end of the log. The power was cut while they were written, or the
+    /// group before them is damaged: the next opening does not use them.
+    pub unused_groups: u64,
+    /// The state of each copy, if the pool has two.
+    pub copies: Vec<CopyStatus>,
+    /// The first damaged blocks and pages, described.
+    pub damage: Vec<Damage>,
+}
+
+/// Verifies the pool in any [`SegmentStore`]. With `mends`, a block that is damaged in one copy and
+/// intact in another is rewritten. References to segments from `segments_max` on are refused.
+/// `goes_on` gets the number of bytes that were verified and returns whether to continue.
+///
+/// # Errors
+/// If the pool is too damaged to be opened, and [`VolumeError::Stopped`] if `goes_on` ends it.
+pub fn verify<D: SegmentStore>(
+    directory: Copies<D>,
+    mends: bool,
+    segments_max: usize,
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<Report, VolumeError> {
+    let options = Options::default();
+    let segments_max = segments_max.min(options.segments_max);
+    let options = Options { segments_max, ..options };
+    let Looked { volumes, groups, unused_groups, loose, segments } =
+        recovery::look(directory, &options)?;
+    let mut verifier = Verifier::new(&segments, mends).with_loose(loose);
+    for live in volumes.by_id.values() {
+        let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(live)));
+        if !verifier.volume(live.meta.block_bytes, &frozen, &now, goes_on) {
+            return Err(VolumeError::Stopped);
+        }
+    }
+    if !mends {
+        verifier.counts();
+    }
+    let volumes = volumes.by_id.len() as u64;
+    let copies = segments.directory().status();
+    let unused_groups = unused_groups as u64;
+    Ok(Report { volumes, groups, unused_groups, copies, ..verifier.report })
+}
+
+/// Lists the volumes and snapshots of a pool that is not open, and the state of its copies if it
+/// has two. Changes nothing.
+///
+/// # Errors
+/// If the pool is too damaged to be opened.
+pub fn list_closed<D: SegmentStore>(
+    directory: Copies<D>,
+) -> Result<(Vec<VolumeMeta>, Vec<CopyStatus>), VolumeError> {
+    let found = recovery::look(directory, &Options::default())?;
+    Ok((found.volumes.list(), found.segments.directory().status()))
+}
+
+/// Verifies a pool when its copies are assembled: the engine's half of a resync.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PoolVerifier;
+
+impl VerifyPool for PoolVerifier {
+    type Error = VolumeError;
+
+    fn verify<D: SegmentStore>(
+        &self,
+        copies: Copies<D>,
+        segments_max: usize,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Verified, VolumeError> {
+        let Report { repaired, damaged, .. } =
+            verify(copies, true, segments_max, &mut |_| goes_on())?;
+        Ok(Verified { repaired, damaged })
+    }
+}
 
 /// Verified addresses, so that shared data are read once. One bit per unit.
 #[derive(Debug, Default)]
@@ -52,7 +161,7 @@ struct Named {
 }
 
 /// Verifies the data of volumes.
-pub(crate) struct Verifier<'a, D: Directory> {
+pub struct Verifier<'a, D: SegmentStore> {
     segments: &'a Segments<D>,
     stored: Buffer,
     plain: Buffer,
@@ -70,15 +179,17 @@ pub(crate) struct Verifier<'a, D: Directory> {
     named: BTreeMap<u32, Named>,
     /// Upper bound of the live bytes of each segment at the times when volumes were examined.
     before: Vec<u64>,
-    pub(crate) report: Report,
+    /// What was found so far.
+    pub report: Report,
 }
 
 /// Finds the current state of a volume, if it exists. The caller does not keep a reference all the
 /// time, because a volume that is referred to cannot be changed.
-pub(crate) type Now<'a> = dyn Fn() -> Option<Arc<Live>> + 'a;
+pub type Now<'a> = dyn Fn() -> Option<Arc<OpenVolume>> + 'a;
 
-impl<'a, D: Directory> Verifier<'a, D> {
-    pub(crate) fn new(segments: &'a Segments<D>, mends: bool) -> Verifier<'a, D> {
+impl<'a, D: SegmentStore> Verifier<'a, D> {
+    /// A verifier of a pool's data. With `mends`, it repairs one copy from the other.
+    pub fn new(segments: &'a Segments<D>, mends: bool) -> Verifier<'a, D> {
         let memory = Memory::new(1 << 20);
         Verifier {
             segments,
@@ -96,14 +207,14 @@ impl<'a, D: Directory> Verifier<'a, D> {
     }
 
     /// Sets the addresses of groups that may have reached one copy only, which is not damage.
-    pub(crate) fn with_loose(self, loose: Vec<Range<u64>>) -> Verifier<'a, D> {
+    pub fn with_loose(self, loose: Vec<Range<u64>>) -> Verifier<'a, D> {
         Verifier { loose, ..self }
     }
 
     /// Verifies a volume or snapshot by its map, except for data that earlier ones share. `now`
     /// finds its current state, unless it was removed. After each leaf, `goes_on` is called with
     /// the bytes verified, and returns whether to continue. Returns whether it did so to the end.
-    pub(crate) fn volume(
+    pub fn volume(
         &mut self,
         block_bytes: u32,
         frozen: &Frozen,
@@ -171,7 +282,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
 
     /// The volume, if it still has this block there. The block may have moved, or been overwritten,
     /// since the map was read.
-    fn still(&self, now: &Now<'_>, block: u64, entry: &Entry) -> Option<Arc<Live>> {
+    fn still(&self, now: &Now<'_>, block: u64, entry: &Entry) -> Option<Arc<OpenVolume>> {
         let live = now()?;
         let (span, at) = Map::place(block);
         if span >= live.map.span_count() {
@@ -179,8 +290,8 @@ impl<'a, D: Directory> Verifier<'a, D> {
         }
         let found = live.map.with(span, |span| span.find(at));
         let is_there = match found {
-            Found::Disk(now) => now == *entry,
-            Found::Away(leaf) => {
+            Lookup::Disk(now) => now == *entry,
+            Lookup::NotResident(leaf) => {
                 let page = self.segments.page(&leaf);
                 page.is_ok_and(|page| page.entries()[at as usize % FAN] == *entry)
             }
@@ -193,7 +304,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
     fn name(&mut self, now: &Now<'_>, block: u64, entry: &Entry) {
         let (segment, address) = (self.segments.split(entry.address()).0, entry.address());
         let named = self.named.entry(segment).or_insert_with(|| {
-            let volume = now().map_or_else(String::new, |live| live.traits.name.clone());
+            let volume = now().map_or_else(String::new, |live| live.meta.name.clone());
             Named { bytes: 0, volume, block, address }
         });
         named.bytes += u64::from(entry.stored_bytes());
@@ -201,7 +312,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
 
     /// Compares the blocks that maps refer to with the usage table, while neither changes. A
     /// segment for which the table has too little could be taken for empty and overwritten.
-    pub(crate) fn counts(&mut self) {
+    pub fn counts(&mut self) {
         for (segment, named) in std::mem::take(&mut self.named) {
             let Named { bytes, volume, block, address } = named;
             let counted = self.segments.live_bytes(segment);
@@ -218,7 +329,7 @@ impl<'a, D: Directory> Verifier<'a, D> {
     /// Whether the usage table may have too little for a segment, while maps change. A block that
     /// was found in a map may be garbage by now, but it was live when the scrub began, unless it
     /// was written later.
-    pub(crate) fn is_too_little_counted(&self) -> bool {
+    pub fn is_too_little_counted(&self) -> bool {
         self.named.iter().any(|(segment, named)| {
             let before = self.before.get(*segment as usize).copied().unwrap_or(0);
             self.segments.live_bytes(*segment).max(before) < named.bytes
@@ -250,8 +361,8 @@ impl<'a, D: Directory> Verifier<'a, D> {
         true
     }
 
-    fn tell(&mut self, live: &Live, block: u64, entry: &Entry, what: String) {
-        self.note(live.traits.name.clone(), block, entry.address(), what);
+    fn tell(&mut self, live: &OpenVolume, block: u64, entry: &Entry, what: String) {
+        self.note(live.meta.name.clone(), block, entry.address(), what);
     }
 
     fn note(&mut self, volume: String, block: u64, address: u64, what: String) {
@@ -301,12 +412,12 @@ impl<'a, D: Directory> Verifier<'a, D> {
         if read.is_err() || crc(bytes) != entry.crc() {
             return self.in_use(bad, &files, segment);
         }
-        match file.mend(offset, bytes) {
-            Ok(mended @ 1..) => {
-                self.report.mended += mended as u64;
+        match file.repair(offset, bytes) {
+            Ok(repaired @ 1..) => {
+                self.report.repaired += repaired as u64;
                 let what = self.in_use(bad, &files, segment).unwrap_or_default();
                 tracing::debug!("at {} of the pool: mended: {what}", entry.address());
-                self.segments.repaired(mended, entry.address());
+                self.segments.repaired(repaired, entry.address());
                 None
             }
             // A reader has repaired the data, they have moved or are being written, or the copy has
@@ -346,10 +457,10 @@ impl<'a, D: Directory> Verifier<'a, D> {
         let files = self.segments.files();
         let bytes = &mut self.stored[..entry.stored_bytes() as usize];
         let is_whole = |bytes: &[u8]| crc(bytes) == entry.crc();
-        let mended = read_spare(&**files.get(segment as usize)?, offset, bytes, &is_whole)?;
-        self.report.mended += u64::from(mended);
-        self.segments.repaired(usize::from(mended), entry.address());
-        mended.then_some(())
+        let repaired = read_spare(&**files.get(segment as usize)?, offset, bytes, &is_whole)?;
+        self.report.repaired += u64::from(repaired);
+        self.segments.repaired(usize::from(repaired), entry.address());
+        repaired.then_some(())
     }
 
     /// Describes the damage of the data at an entry in one copy.
@@ -388,11 +499,11 @@ enum What {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hand::Hand;
+    use crate::stepped_pool::SteppedPool;
 
     #[test]
     fn a_segment_of_which_too_little_counts_is_told() {
-        let mut hand = Hand::new("verify");
+        let mut hand = SteppedPool::new("verify");
         hand.write(3, 4);
         hand.checkpoint();
         let live = hand.pool.find("v").unwrap();
@@ -400,7 +511,7 @@ mod tests {
         let verify = || {
             let mut verifier = Verifier::new(segments, false);
             let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(&live)));
-            assert!(verifier.volume(live.traits.block_bytes, &frozen, &now, &mut |_| true));
+            assert!(verifier.volume(live.meta.block_bytes, &frozen, &now, &mut |_| true));
             verifier.counts();
             verifier.report.damage
         };
@@ -419,7 +530,7 @@ mod tests {
     /// Regression: each scrub of a pool in use caused a liveness scan.
     #[test]
     fn what_has_gone_since_a_scrub_began_is_no_count_that_is_too_small() {
-        let mut hand = Hand::new("verify-gone");
+        let mut hand = SteppedPool::new("verify-gone");
         hand.write(3, 4);
         hand.checkpoint();
         let (pool, live) = (Arc::clone(&hand.pool), hand.pool.find("v").unwrap());
@@ -427,7 +538,7 @@ mod tests {
         let begin = || {
             let mut verifier = Verifier::new(segments, true);
             let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(&live)));
-            assert!(verifier.volume(live.traits.block_bytes, &frozen, &now, &mut |_| true));
+            assert!(verifier.volume(live.meta.block_bytes, &frozen, &now, &mut |_| true));
             verifier
         };
         let verifier = begin();

@@ -1,7 +1,7 @@
 //! Snapshots, clones, roll-back, resizing, `destroy` and `check`, on real files.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
+mod handle;
 mod place;
 
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use blockyard_core::{Flags, Sector};
-use blockyard_volume::check::check;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
+use blockyard_volume_admin::check::check;
 
-use door::door;
+use handle::handle;
 use place::Place;
 
 fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
@@ -29,12 +29,12 @@ fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
 }
 
 fn write(volume: &Arc<Volume>, at: u64, byte: u8) {
-    door(volume).write(Sector(at / 512), &[byte; 65_536], Flags::NONE).unwrap();
+    handle(volume).write(Sector(at / 512), &[byte; 65_536], Flags::NONE).unwrap();
 }
 
 fn byte(volume: &Arc<Volume>, at: u64) -> u8 {
     let mut found = [0; 65_536];
-    door(volume).read(Sector(at / 512), &mut found).unwrap();
+    handle(volume).read(Sector(at / 512), &mut found).unwrap();
     assert!(found.iter().all(|byte| *byte == found[0]));
     found[0]
 }
@@ -121,7 +121,7 @@ fn a_check_finds_a_changed_bit_and_names_its_block() {
     assert!(damage.what.starts_with("`block` is damaged: its checksum is 0x"), "{damage:?}");
     let volume = open(&path, "v0", 0);
     let mut found = [0; 4096];
-    assert!(door(&volume).read(Sector((4 << 20) / 512), &mut found).is_err(), "never data");
+    assert!(handle(&volume).read(Sector((4 << 20) / 512), &mut found).is_err(), "never data");
     assert_eq!(byte(&volume, 5 << 20), 6);
 }
 
@@ -143,7 +143,7 @@ fn a_volume_that_was_just_closed_can_be_changed() {
         });
         for round in 0..100 {
             let volume = open(path, "v0", 0);
-            let mut io = door(&volume);
+            let mut io = handle(&volume);
             drop(volume);
             io.write(Sector(0), &[1; 65_536], Flags::NONE).unwrap();
             drop(io);

@@ -7,8 +7,8 @@ mod place;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
-use blockyard_sim::contract;
-use blockyard_volume::store::{Commit, StoreKind};
+use blockyard_store::{Commit, StoreKind};
+use blockyard_testing::contract;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 
 use place::Place;

@@ -2,7 +2,7 @@
 //! return errors; nothing may panic.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
+mod handle;
 mod place;
 
 use std::os::unix::fs::FileExt;
@@ -10,15 +10,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Sector, Status};
-use blockyard_volume::bytes::{crc, u64_at};
-use blockyard_volume::check::check;
-use blockyard_volume::format::catalogue;
-use blockyard_volume::format::entry::{Codec, Entry};
-use blockyard_volume::format::group::{self, Descriptor, Head, Kind};
-use blockyard_volume::format::superblock::{SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig};
+use blockyard_volume_admin::check::check;
+use blockyard_volume_format::bytes::{crc, u64_at};
+use blockyard_volume_format::catalogue;
+use blockyard_volume_format::entry::{Codec, Entry};
+use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume_format::superblock::{SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
 
-use door::door;
+use handle::handle;
 use place::Place;
 
 const PAGE: usize = 4096;
@@ -54,7 +54,7 @@ fn a_stored_block_that_is_too_short_is_an_error() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-map");
     let path = place.path().join("pool");
     let volume = open(&path, 16 << 20, 4096);
-    door(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();
+    handle(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();
     drop(volume);
     // Change the catalogue such that the volume's blocks are longer.
     let mut changed = 0;
@@ -68,7 +68,7 @@ fn a_stored_block_that_is_too_short_is_an_error() {
         // The catalogue fits into one page, which is the top of its tree.
         let mut page = read(&segment, address % bytes, PAGE);
         let (whole, mut listed) = catalogue::parse(&page[..len]).unwrap();
-        listed.iter_mut().for_each(|it| it.traits.block_bytes = 16 << 10);
+        listed.iter_mut().for_each(|it| it.meta.block_bytes = 16 << 10);
         let printed = catalogue::print(&whole, &listed);
         assert_eq!(printed.len(), len);
         page[..len].copy_from_slice(&printed);
@@ -86,10 +86,10 @@ fn a_stored_block_that_is_too_short_is_an_error() {
     let volume = open(&path, 0, 0);
     let mut found = [0; PAGE];
     for block in [3, 0, 1] {
-        let error = door(&volume).read(Sector(block * 8), &mut found).unwrap_err();
+        let error = handle(&volume).read(Sector(block * 8), &mut found).unwrap_err();
         assert_eq!(error, Status::Protection, "block {block}");
     }
-    door(&volume).read(Sector(32), &mut found).unwrap();
+    handle(&volume).read(Sector(32), &mut found).unwrap();
     assert_eq!(found, [0; PAGE]);
 }
 
@@ -99,7 +99,7 @@ fn a_group_with_a_block_that_is_too_short_is_refused() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-log");
     let path = place.path().join("pool");
     let volume = open(&path, 16 << 20, 16 << 10);
-    door(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();
+    handle(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();
     drop(volume);
     let all = superblocks(&path);
     let (_, newest) = *all.iter().max_by_key(|(_, it)| it.sequence).unwrap();

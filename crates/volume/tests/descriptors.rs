@@ -1,7 +1,7 @@
 //! Pools with few file descriptors left. Each case is a process of its own, with its own limit.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
+mod handle;
 mod place;
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use blockyard_core::{Flags, Sector, Status};
 use blockyard_volume::{Options, Volume, VolumeConfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use door::door;
+use handle::handle;
 use place::Place;
 
 /// The environment variable with the pool's directory, set in a process that runs one case.
@@ -60,7 +60,7 @@ fn page(number: u64) -> Vec<u8> {
 }
 
 fn fill(volume: &Arc<Volume>, pages: std::ops::Range<u64>) -> Result<(), Status> {
-    let mut io = door(volume);
+    let mut io = handle(volume);
     // A write as long as a segment would not fit, so it is divided.
     let last = pages.end - 1;
     pages.into_iter().try_for_each(|number| {
@@ -74,7 +74,7 @@ fn fill(volume: &Arc<Volume>, pages: std::ops::Range<u64>) -> Result<(), Status>
 }
 
 fn verify(volume: &Arc<Volume>, pages: impl Iterator<Item = u64>) {
-    let mut io = door(volume);
+    let mut io = handle(volume);
     let mut bytes = vec![0; 64 << 10];
     for number in pages {
         for (at, part) in bytes.chunks_mut(16 << 10).enumerate() {

@@ -2,7 +2,7 @@
 //! is free for others after its devices are closed.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
+mod handle;
 mod place;
 
 use std::path::{Path, PathBuf};
@@ -10,11 +10,12 @@ use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
 use blockyard_core::{Bio, Flags, Op, Sector, Status};
-use blockyard_volume::check::check;
-use blockyard_volume::format::superblock::{BYTES, FILE, SLOT_BYTES};
-use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig, bytes};
+use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
+use blockyard_volume_admin::check::check;
+use blockyard_volume_format::bytes;
+use blockyard_volume_format::superblock::{BYTES, FILE, SLOT_BYTES};
 
-use door::door;
+use handle::handle;
 use place::Place;
 
 fn place(name: &str) -> Place {
@@ -40,7 +41,7 @@ fn what_is_written_is_there_when_it_is_opened_again() {
     let mut model = vec![0_u8; 64 << 20];
     for round in 0..4 {
         let volume = Volume::open(config(place.path().join("pool"))).unwrap();
-        let mut io = door(&volume);
+        let mut io = handle(&volume);
         let mut found = vec![0; 1 << 20];
         for (at, wanted) in (0..).zip(model.chunks(1 << 20)) {
             io.read(Sector(at * 2048), &mut found).unwrap();
@@ -146,7 +147,7 @@ fn zeros_with_two_edges_need_no_memory_for_both() {
     let config = VolumeConfig { volblocksize: 64 << 10, ..config(path) };
     let options = Options { memory_bytes: 192 << 10, ..Options::default() };
     let volume = Volume::open_with(config, options).unwrap();
-    let mut io = door(&volume);
+    let mut io = handle(&volume);
     let (block, mut found) = (64_usize << 10, vec![0; 64 << 10]);
     for op in [Op::Discard, Op::WriteZeroes] {
         (0..4).for_each(|at| io.write(Sector(at * 128), &vec![7; block], Flags::NONE).unwrap());
@@ -184,12 +185,12 @@ fn a_small_pool_takes_any_amount_of_writes() {
     let write = |io: &mut Io, at: u64, byte: u8, flags| {
         io.write(Sector(at / 512), &[byte; 16 << 10], flags).unwrap();
     };
-    let mut io = door(&volume);
+    let mut io = handle(&volume);
     (0..size / 16_384).for_each(|block| write(&mut io, block * 16_384, 255, Flags::NONE));
     drop(io);
     volume.running().snapshot("v0@full").unwrap();
     let work = |thread: u64| {
-        let (mut io, mut random) = (door(&volume), fastrand::Rng::with_seed(thread));
+        let (mut io, mut random) = (handle(&volume), fastrand::Rng::with_seed(thread));
         let mut model = vec![255; (size / 16_384 / threads) as usize];
         for round in 0..2000_u32 {
             let block = random.usize(..model.len());
@@ -206,7 +207,7 @@ fn a_small_pool_takes_any_amount_of_writes() {
         all.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let look = |volume: &Arc<Volume>| {
-        let (mut io, mut found) = (door(volume), vec![0; 16 << 10]);
+        let (mut io, mut found) = (handle(volume), vec![0; 16 << 10]);
         for block in 0..size / 16_384 {
             io.read(Sector(block * 32), &mut found).unwrap();
             let byte = models[(block % threads) as usize][(block / threads) as usize];
@@ -222,7 +223,7 @@ fn a_small_pool_takes_any_amount_of_writes() {
     look(&Volume::open_with(config.clone(), options).unwrap());
     let twin = VolumeConfig { name: "twin".to_owned(), ..config };
     let twin = Volume::open_with(twin, options).unwrap();
-    let (mut io, mut found) = (door(&twin), vec![0; 16 << 10]);
+    let (mut io, mut found) = (handle(&twin), vec![0; 16 << 10]);
     for block in 0..size / 16_384 {
         io.read(Sector(block * 32), &mut found).unwrap();
         assert!(found.iter().all(|it| *it == 255), "block {block} of the snapshot");
@@ -245,14 +246,14 @@ fn zstd_and_lz4_live_side_by_side() {
     };
     for (round, compress) in ways.into_iter().enumerate() {
         let volume = Volume::open(VolumeConfig { compress, ..config(path.clone()) }).unwrap();
-        let mut io = door(&volume);
+        let mut io = handle(&volume);
         for at in 0..30 {
             io.write(Sector((round * 30 + at) as u64 * 32), &block(round, at), Flags::NONE)
                 .unwrap();
         }
     }
     let volume = Volume::open(config(path.clone())).unwrap();
-    let (mut io, mut found) = (door(&volume), vec![0; 16 << 10]);
+    let (mut io, mut found) = (handle(&volume), vec![0; 16 << 10]);
     for round in 0..ways.len() {
         for at in 0..30 {
             io.read(Sector((round * 30 + at) as u64 * 32), &mut found).unwrap();
@@ -273,7 +274,7 @@ fn a_damaged_page_of_the_map_is_named_and_the_rest_is_there() {
     let options = Options { segment_bytes: 1 << 20, ..Options::default() };
     let (near, far) = (Sector(5 * 8), Sector((10 * 256 + 7) * 8));
     let volume = Volume::open_with(config.clone(), options).unwrap();
-    let mut io = door(&volume);
+    let mut io = handle(&volume);
     io.write(near, &[1; 4096], Flags::NONE).unwrap();
     io.write(far, &[2; 4096], Flags::NONE).unwrap();
     drop((io, volume));
@@ -297,7 +298,7 @@ fn a_damaged_page_of_the_map_is_named_and_the_rest_is_there() {
     }
     assert_eq!(damaged, 1);
     let volume = Volume::open_with(config.clone(), options).unwrap();
-    let (mut io, mut found) = (door(&volume), vec![0; 4096]);
+    let (mut io, mut found) = (handle(&volume), vec![0; 4096]);
     io.read(near, &mut found).unwrap();
     assert_eq!(found, [1; 4096]);
     assert_eq!(io.read(far, &mut found), Err(Status::Protection));

@@ -2,7 +2,7 @@
 //! lengths, refusals, discards, two copies.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
+mod handle;
 mod loop_device;
 mod place;
 
@@ -11,17 +11,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockyard_core::{Bio, Flags, Op, Sector, Status};
-use blockyard_sim::contract;
-use blockyard_volume::check::check;
-use blockyard_volume::device::is_pool;
+use blockyard_store::mirror::locations::attach;
+use blockyard_store::{Places, StoreError, StoreKind, is_pool};
+use blockyard_testing::contract;
 use blockyard_volume::record::Body;
-use blockyard_volume::store::StoreKind;
-use blockyard_volume::store::mirror::places::attach;
 use blockyard_volume::{
-    Compression, Options, Places, Running, SyncMode, Volume, VolumeConfig, VolumeError,
+    Compression, Options, PoolVerifier, Running, SyncMode, Volume, VolumeConfig, VolumeError,
 };
+use blockyard_volume_admin::check::check;
 
-use door::door;
+use handle::handle;
 use loop_device::{LoopDevice, run};
 use place::Place;
 
@@ -98,7 +97,7 @@ fn the_contract_on_two_disks() {
 
 /// Writes each MiB with contents of its own, and returns how many fitted.
 fn fill(volume: &Arc<Volume>, count: u64) -> u64 {
-    let mut io = door(volume);
+    let mut io = handle(volume);
     let mut bytes = vec![0; MIB as usize];
     let refused = (0..count).find(|number| {
         fastrand::Rng::with_seed(*number).fill(&mut bytes);
@@ -108,7 +107,7 @@ fn fill(volume: &Arc<Volume>, count: u64) -> u64 {
 }
 
 fn verify(volume: &Arc<Volume>, count: u64) {
-    let mut io = door(volume);
+    let mut io = handle(volume);
     let (mut bytes, mut found) = (vec![0; MIB as usize], vec![0; MIB as usize]);
     for number in 0..count {
         fastrand::Rng::with_seed(number).fill(&mut bytes);
@@ -165,7 +164,7 @@ fn what_nobody_needs_is_discarded() {
     let allocated = || std::fs::metadata(&image).unwrap().blocks() * 512;
     let full = allocated();
     assert!(full >= 160 * MIB, "{full} bytes");
-    door(&volume).run(Bio::new(Op::Discard, Sector(0), 256 * MIB / 512)).unwrap();
+    handle(&volume).run(Bio::new(Op::Discard, Sector(0), 256 * MIB / 512)).unwrap();
     checkpoints(&running, 4);
     let left = allocated();
     assert!(left < full / 3, "{left} of {full} bytes are still there");
@@ -346,7 +345,7 @@ fn two_disks_have_two_copies() {
     drop(file);
     let volume = Volume::open(pair(first.path(), second.path())).unwrap();
     verify(&volume, 20);
-    assert!(volume.running().status().unwrap().copies.iter().any(|copy| copy.mended > 0));
+    assert!(volume.running().status().unwrap().copies.iter().any(|copy| copy.repaired > 0));
     assert_eq!(good(&volume), 2);
     drop(volume);
     // One disk is lost, and comes back after more was written.
@@ -389,7 +388,7 @@ fn a_second_disk_is_attached() {
     assert_eq!(fill(&volume, 10), 10);
     drop(volume);
     let no = |other: &Path, consent| {
-        attach(&first, other, consent, &mut |_, _| {}).unwrap_err().to_string()
+        attach(&first, other, consent, &PoolVerifier, &mut |_, _| {}).unwrap_err().to_string()
     };
     let directory = place.path().join("directory");
     std::fs::create_dir(&directory).unwrap();
@@ -411,7 +410,7 @@ fn a_second_disk_is_attached() {
     for consent in [false, true] {
         assert!(no(&pool, consent).contains("it holds a pool"));
     }
-    attach(&first, &second, true, &mut |_, _| {}).unwrap();
+    attach(&first, &second, true, &PoolVerifier, &mut |_, _| {}).unwrap();
     assert!(no(&pool, true).contains("has a second copy"));
     let volume = Volume::open(config(&second, "v0", 0)).unwrap();
     assert_eq!(good(&volume), 2);
@@ -425,10 +424,10 @@ fn a_second_disk_is_attached() {
     drop(running);
     // A third disk replaces the lost one.
     let third = image("third", 200 * MIB);
-    attach(&second, &third, false, &mut |_, _| {}).unwrap();
+    attach(&second, &third, false, &PoolVerifier, &mut |_, _| {}).unwrap();
     let volume = Volume::open(pair(&second, &third)).unwrap();
     assert_eq!(good(&volume), 2);
     verify(&volume, 20);
-    let error = attach(&second, &third, false, &mut |_, _| {}).unwrap_err();
-    assert!(matches!(error, VolumeError::InUse { .. }), "{error}");
+    let error = attach(&second, &third, false, &PoolVerifier, &mut |_, _| {}).unwrap_err();
+    assert!(matches!(error, VolumeError::Store(StoreError::InUse { .. })), "{error}");
 }

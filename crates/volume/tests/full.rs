@@ -2,7 +2,7 @@
 //! discard frees space, and cleaning keeps up.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
+mod handle;
 mod place;
 
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ use blockyard_core::{Bio, BufRef, Flags, Op, Region, Sector, Status};
 use blockyard_volume::activity::Activity;
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
 
-use door::door;
+use handle::handle;
 use place::Place;
 
 const BLOCK: usize = 64 << 10;
@@ -73,7 +73,7 @@ fn flush(io: &mut Io) {
 }
 
 fn look(volume: &Arc<Volume>, model: &[u8]) {
-    let (mut io, mut found) = (door(volume), vec![0; BLOCK]);
+    let (mut io, mut found) = (handle(volume), vec![0; BLOCK]);
     for (block, byte) in (0..).zip(model) {
         io.read(Sector(block * BLOCK as u64 / 512), &mut found).unwrap();
         assert!(found.iter().all(|it| it == byte), "block {block}: expected {byte}");
@@ -87,7 +87,7 @@ fn fill_and_discard(directory: &Path) {
     let mut model = vec![0_u8; BLOCKS as usize];
     let mut random = fastrand::Rng::with_seed(5);
     for round in 0..2 {
-        let mut io = door(&volume);
+        let mut io = handle(&volume);
         let mut refused = 0;
         while refused < 400 {
             let (block, byte) = (random.u64(..BLOCKS), random.u8(1..));
@@ -108,7 +108,7 @@ fn fill_and_discard(directory: &Path) {
         drop((io, volume));
         volume = open(directory);
         look(&volume, &model);
-        let mut io = door(&volume);
+        let mut io = handle(&volume);
         let half = BLOCKS / 2;
         io.run(Bio::new(Op::Discard, Sector(0), half * BLOCK as u64 / 512)).unwrap();
         flush(&mut io);
@@ -158,7 +158,7 @@ fn a_pool_whose_file_system_others_fill_is_not_too_full_to_be_cleaned() {
     run("mount", &["-t", "tmpfs", "-o", "size=96m", "tmpfs", at.to_str().unwrap()]);
     let _mounted = Mounted(&at);
     let volume = open(&at.join("pool"));
-    let mut io = door(&volume);
+    let mut io = handle(&volume);
     let mut random = fastrand::Rng::with_seed(6);
     let mut order: Vec<u64> = (0..BLOCKS).collect();
     random.shuffle(&mut order);
@@ -204,7 +204,7 @@ fn a_pool_whose_file_system_others_fill_is_not_too_full_to_be_cleaned() {
 /// Writes one block at each place, 32 in flight; each write of a place has another byte.
 fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut [u8]) {
     const DEPTH: usize = 32;
-    let mut channel = door::channel(volume);
+    let mut channel = handle::channel(volume);
     let buffers = (0..=255).map(|byte| {
         let region = Region::alloc(4096);
         region.write(0, &[byte; 4096]);
@@ -270,7 +270,7 @@ fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
     assert!(hundredths < 525, "{found}");
     // Emptied segments became free without a checkpoint for every few of them.
     assert!(cleaned > 8 * checkpoints, "{found}");
-    let (mut io, mut found) = (door(&volume), vec![0; 4096]);
+    let (mut io, mut found) = (handle(&volume), vec![0; 4096]);
     for (block, byte) in (0..).zip(&model) {
         io.read(Sector(block * 8), &mut found).unwrap();
         assert!(found.iter().all(|it| it == byte), "block {block}");
@@ -299,13 +299,13 @@ fn a_reservation_is_kept_for_its_volume() {
     assert!(error.starts_with("invalid reservation `62914560`"), "{error}");
     let error = running.reserve("own", 65 << 20).unwrap_err().to_string();
     assert!(error.contains("the size at most"), "{error}");
-    let mut io = door(&other);
+    let mut io = handle(&other);
     let taken = (0..1024).take_while(|block| write(&mut io, *block, 1).is_ok()).count() as u64;
     flush(&mut io);
     assert!((100..(62 - 24) << 4).contains(&taken), "{taken} blocks");
     // All of the reservation can be written, and overwritten.
     drop(io);
-    let mut io = door(&own);
+    let mut io = handle(&own);
     for block in (0..24 << 4).chain(0..16) {
         let status = write(&mut io, block, 2);
         assert_eq!(status, Ok(()), "block {block}: {:?}", running.pool().counts());
@@ -316,15 +316,15 @@ fn a_reservation_is_kept_for_its_volume() {
     assert!(error.contains("space"), "{error}");
     running.reserve("own", 0).unwrap();
     drop(io);
-    let mut io = door(&other);
+    let mut io = handle(&other);
     io.run(Bio::new(Op::Discard, Sector(0), (16 << 20) / 512)).unwrap();
     flush(&mut io);
     running.snapshot("own@full").unwrap();
     let list = running.pool().list();
-    assert!(list.iter().all(|traits| traits.reserved_bytes == 0), "{list:?}");
+    assert!(list.iter().all(|meta| meta.reserved_bytes == 0), "{list:?}");
     running.destroy("own@full").unwrap();
     drop(io);
-    let mut io = door(&other);
+    let mut io = handle(&other);
     io.run(Bio::new(Op::Discard, Sector(0), size / 512)).unwrap();
     let mut found = vec![0; BLOCK];
     io.read(Sector(0), &mut found).unwrap();
@@ -350,7 +350,7 @@ fn what_a_snapshot_has_kept_may_be_promised_again() {
     let bytes = running.pool().unpromised_bytes() / 2 - (1 << 20);
     let blocks = bytes / BLOCK as u64;
     running.reserve("own", blocks * BLOCK as u64).unwrap();
-    let mut io = door(&own);
+    let mut io = handle(&own);
     for block in 0..blocks {
         assert_eq!(write(&mut io, block, 1), Ok(()));
     }

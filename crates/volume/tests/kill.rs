@@ -6,7 +6,7 @@
 //! every page must be intact.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
+mod handle;
 mod loop_device;
 mod place;
 
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use blockyard_core::{Flags, Sector};
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
 
-use door::door;
+use handle::handle;
 use loop_device::LoopDevice;
 use place::Place;
 
@@ -70,7 +70,7 @@ fn victim() {
         for thread in 0..THREADS {
             let (volume, say) = (&volume, &say);
             scope.spawn(move || {
-                let mut io = door(volume);
+                let mut io = handle(volume);
                 let mut random = fastrand::Rng::with_seed(from + thread);
                 let mut unflushed = Vec::new();
                 for write in from.. {
@@ -152,7 +152,7 @@ fn kills(directory: &Path, seed: u64) {
         }
         child.wait().unwrap();
         let volume = open(directory);
-        let mut io = door(&volume);
+        let mut io = handle(&volume);
         let mut found = vec![0; PAGE];
         for number in 0..PAGES {
             io.read(Sector(number * 8), &mut found).unwrap();

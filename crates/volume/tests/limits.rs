@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use blockyard_core::channel::{Channel, ChannelConfig, ChannelStats, Stack};
 use blockyard_core::clock::Clock;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, BufRef, Device, Due, Op, Region, Sector};
-use blockyard_sim::clock::ManualClock;
+use blockyard_testing::clock::ManualClock;
 use blockyard_volume::{Options, Volume, VolumeConfig};
 
 use place::Place;
@@ -43,10 +42,9 @@ fn time_ns(volume: &Arc<Volume>, op: Op, each: u64) -> u64 {
     let clock = ManualClock::new();
     let mut channels = [0, 1].map(|side| {
         let config = ChannelConfig::default();
-        let sched = NoneScheduler::new(usize::from(config.depth));
         let (queue, stats) = (volume.open_queue().unwrap(), ChannelStats::new());
         let (geometry, limits) = (volume.geometry(), volume.limits());
-        let mut channel = Stack::new(config, geometry, limits, sched, queue, clock.clone(), stats);
+        let mut channel = Stack::new(config, geometry, limits, queue, clock.clone(), stats);
         let region = channel.register(Region::alloc(LEN as usize));
         // With the descriptor, the channel needs no polling: its due time depends on the limits
         // alone.

@@ -4,7 +4,7 @@
 //! The test is a program of its own, because it counts the bytes that the process reads.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
+mod handle;
 mod place;
 
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use blockyard_core::{Bio, Flags, Op, Sector};
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig};
 
-use door::door;
+use handle::handle;
 use place::Place;
 
 /// The environment variable with the victim's directory.
@@ -75,7 +75,7 @@ fn steps() -> Vec<Step> {
 fn victim(directory: &Path) {
     let pool = open(directory);
     pool.create("v0", SIZE as u64, 4096).unwrap();
-    let mut io = door(&volume(&pool, "v0"));
+    let mut io = handle(&volume(&pool, "v0"));
     for (number, step) in steps().into_iter().enumerate() {
         match step {
             Step::Write { at, len, byte, durable } => {
@@ -141,7 +141,7 @@ fn a_long_log_is_there_after_a_kill_and_little_of_it_is_read() {
         if clone != *name {
             pool.clone_of(name, &clone).unwrap();
         }
-        let mut io = door(&volume(&pool, &clone));
+        let mut io = handle(&volume(&pool, &clone));
         let mut found = vec![0; 1 << 20];
         for (at, wanted) in (0..).zip(wanted.chunks(1 << 20)) {
             io.read(Sector(at * 2048), &mut found).unwrap();

@@ -2,7 +2,7 @@
 //! a stale copy is never used as current.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod door;
+mod handle;
 mod place;
 
 use std::fs;
@@ -11,13 +11,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Sector};
-use blockyard_volume::check::check;
-use blockyard_volume::error::CopiesError;
-use blockyard_volume::store::mirror::places::attach;
-use blockyard_volume::store::{Commit, Directory, RealDirectory, StoreKind};
-use blockyard_volume::{Compression, Options, Places, Running, Volume, VolumeConfig, VolumeError};
+use blockyard_store::mirror::locations::attach;
+use blockyard_store::{
+    Commit, CopiesError, Places, PoolStore, SegmentStore, StoreError, StoreKind,
+};
+use blockyard_volume::{
+    Compression, Options, PoolVerifier, Running, Volume, VolumeConfig, VolumeError,
+};
+use blockyard_volume_admin::check::check;
+use blockyard_volume_admin::scrub::scrub;
 
-use door::door;
+use handle::handle;
 use place::Place;
 
 const SIZE: usize = 16 << 20;
@@ -46,7 +50,7 @@ fn open(first: &Path, second: &Path) -> Arc<Volume> {
 
 fn refused(config: VolumeConfig) -> CopiesError {
     match Volume::open_with(config, options()) {
-        Err(VolumeError::Copies(error)) => error,
+        Err(VolumeError::Store(StoreError::Copies(error))) => error,
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("it was opened"),
     }
@@ -54,7 +58,7 @@ fn refused(config: VolumeConfig) -> CopiesError {
 
 /// Writes at random places, and to the model.
 fn write(volume: &Arc<Volume>, model: &mut [u8], random: &mut fastrand::Rng) {
-    let mut io = door(volume);
+    let mut io = handle(volume);
     for _ in 0..100 {
         let len = 4096 * random.usize(1..=32);
         let at = random.usize(..=(model.len() - len) / 4096) * 4096;
@@ -67,7 +71,7 @@ fn write(volume: &Arc<Volume>, model: &mut [u8], random: &mut fastrand::Rng) {
 }
 
 fn read(volume: &Arc<Volume>, model: &[u8]) {
-    let mut io = door(volume);
+    let mut io = handle(volume);
     let mut found = vec![0; 1 << 20];
     for (at, wanted) in (0..).zip(model.chunks(1 << 20)) {
         io.read(Sector(at * 2048), &mut found).unwrap();
@@ -76,7 +80,7 @@ fn read(volume: &Arc<Volume>, model: &[u8]) {
 }
 
 /// Changes a byte of each 4 KiB of all segments, except where all bytes are zero.
-fn spoil(directory: &Path) {
+fn quarantine(directory: &Path) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.file_name().unwrap().to_str().unwrap().starts_with("segment-") {
@@ -110,21 +114,24 @@ fn either_copy_heals_the_other_one() {
     write(&volume, &mut model, &mut random);
     drop(volume);
     assert!(segments(&first) == segments(&second));
-    for spoiled in [&first, &second] {
-        spoil(spoiled);
+    for quarantined in [&first, &second] {
+        quarantine(quarantined);
         let found = check(&first, &mut |_| {}).unwrap();
         assert!(found.damaged > 100, "{}", found.damaged);
-        let named = format!("{}: ", spoiled.display());
+        let named = format!("{}: ", quarantined.display());
         assert!(found.damage.iter().all(|it| it.what.starts_with(&named)), "{:?}", found.damage[0]);
         let volume = open(&first, &second);
         read(&volume, &model);
-        let report = volume.running().scrub(0, &mut |_, _| true).unwrap();
+        let report = scrub(volume.running(), 0, &mut |_, _| true).unwrap();
         assert_eq!(report.damaged, 0);
         // Reads use the first copy; only a scrub reads the second.
         let status = volume.running().status().unwrap().copies;
         assert_eq!(status.iter().map(|it| it.is_good).collect::<Vec<_>>(), [true, true]);
-        let mended = status.iter().find(|it| it.path == spoiled.display().to_string()).unwrap();
-        assert!(mended.mended > 100 && (spoiled == &first || report.mended > 100), "{mended:?}");
+        let mended = status.iter().find(|it| it.path == quarantined.display().to_string()).unwrap();
+        assert!(
+            mended.repaired > 100 && (quarantined == &first || report.repaired > 100),
+            "{mended:?}"
+        );
         drop(volume);
         assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
     }
@@ -189,15 +196,15 @@ fn a_copy_that_comes_back_is_made_equal() {
 fn spoil_what_both_have(directory: &Path, other: &Path) {
     for (name, bytes) in segments(directory) {
         let path = directory.join(&name);
-        let mut spoiled = bytes.clone();
+        let mut quarantined = bytes.clone();
         let Ok(same) = fs::read(other.join(&name)) else { continue };
-        let units = spoiled.chunks_mut(4096).zip(same.chunks(4096));
+        let units = quarantined.chunks_mut(4096).zip(same.chunks(4096));
         for (unit, _) in units.filter(|(unit, same)| unit == same && unit.iter().any(|it| *it > 0))
         {
             unit[200] ^= 0x55;
         }
         if name.to_str().unwrap().starts_with("segment-") {
-            fs::write(path, spoiled).unwrap();
+            fs::write(path, quarantined).unwrap();
         }
     }
 }
@@ -217,7 +224,7 @@ fn what_has_rotted_is_mended_before_the_other_copy_is_made_equal() {
     let degraded = VolumeConfig { degraded: true, ..config(&first, &second) };
     let volume = Volume::open_with(degraded, options()).unwrap();
     let data = vec![7; 64 << 10];
-    door(&volume).write(Sector(0), &data, Flags::FUA).unwrap();
+    handle(&volume).write(Sector(0), &data, Flags::FUA).unwrap();
     model[..data.len()].copy_from_slice(&data);
     drop(volume);
     spoil_what_both_have(&first, &away);
@@ -226,7 +233,7 @@ fn what_has_rotted_is_mended_before_the_other_copy_is_made_equal() {
     let volume = open(&first, &second);
     read(&volume, &model);
     let status = volume.running().status().unwrap().copies;
-    assert!(status.iter().all(|it| it.is_good) && status[0].mended > 100, "{status:?}");
+    assert!(status.iter().all(|it| it.is_good) && status[0].repaired > 100, "{status:?}");
     drop(volume);
     assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
     assert_eq!(check(&second, &mut |_| {}).unwrap().damaged, 0);
@@ -238,7 +245,7 @@ fn what_has_rotted_is_mended_before_the_other_copy_is_made_equal() {
     write(&volume, &mut model, &mut random);
     drop(volume);
     fs::rename(&away, &second).unwrap();
-    spoil(&first);
+    quarantine(&first);
     let before = segments(&second);
     let error = Volume::open_with(config(&first, &second), options()).map(drop).unwrap_err();
     assert!(segments(&second) == before, "{error}");
@@ -256,10 +263,10 @@ fn a_copy_that_is_of_no_use_is_locked_with_the_other_one() {
     assert!(matches!(error, CopiesError::Missing { .. }), "{error}");
     let degraded = VolumeConfig { degraded: true, ..config(&first, &second) };
     let volume = Volume::open_with(degraded, options()).unwrap();
-    let error = RealDirectory::take(&second).unwrap_err();
-    assert!(matches!(error, VolumeError::InUse { .. }), "{error}");
+    let error = PoolStore::take(&second).unwrap_err();
+    assert!(matches!(error, StoreError::InUse { .. }), "{error}");
     drop(volume);
-    drop(RealDirectory::take(&second).unwrap());
+    drop(PoolStore::take(&second).unwrap());
 }
 
 /// A copy's directory is removed, or its label is damaged, while the pool is in use.
@@ -313,17 +320,22 @@ fn a_second_copy_is_attached_and_then_found() {
     assert!(error.to_string().contains("blockyard volume attach"), "{error}");
     fs::create_dir_all(&second).unwrap();
     fs::write(second.join("of somebody"), "").unwrap();
-    let error = attach(&first, &second, false, &mut |_, _| {}).unwrap_err().to_string();
+    let error =
+        attach(&first, &second, false, &PoolVerifier, &mut |_, _| {}).unwrap_err().to_string();
     assert!(error.contains("of somebody"), "{error}");
     fs::remove_file(second.join("of somebody")).unwrap();
     let mut told = Vec::new();
-    attach(&first, &second, false, &mut |done, total| told.push((done, total))).unwrap();
+    attach(&first, &second, false, &PoolVerifier, &mut |done, total| told.push((done, total)))
+        .unwrap();
     assert!(told.is_sorted() && told.len() > 2, "{told:?}");
     let (done, total) = told.pop().unwrap();
     assert!(done == total && total > SIZE as u64, "{done} of {total}");
     fs::create_dir(path("c")).unwrap();
-    let error = attach(&first, &path("c"), false, &mut |_, _| {}).unwrap_err();
-    assert!(matches!(error, VolumeError::Copies(CopiesError::Paired { .. })), "{error}");
+    let error = attach(&first, &path("c"), false, &PoolVerifier, &mut |_, _| {}).unwrap_err();
+    assert!(
+        matches!(error, VolumeError::Store(StoreError::Copies(CopiesError::Paired { .. }))),
+        "{error}"
+    );
     // Either path is sufficient.
     let volume = Volume::open_with(one, options()).unwrap();
     read(&volume, &model);
@@ -335,7 +347,7 @@ fn a_second_copy_is_attached_and_then_found() {
     fs::rename(&first, path("old")).unwrap();
     let alone = Places { degraded: true, ..Places::of(&second) };
     drop(Running::open_places(&alone, options()).unwrap());
-    attach(&second, &path("c"), false, &mut |_, _| {}).unwrap();
+    attach(&second, &path("c"), false, &PoolVerifier, &mut |_, _| {}).unwrap();
     let volume = open(&path("c"), &second);
     read(&volume, &model);
     drop(volume);
@@ -396,7 +408,7 @@ fn many_writers_by_each_way() {
             for thread in 0..8_u64 {
                 let volume = &volume;
                 scope.spawn(move || {
-                    let mut io = door(volume);
+                    let mut io = handle(volume);
                     for round in 0..50_u64 {
                         let len = if round % 10 == 0 { 512 << 10 } else { 4096 };
                         let data = vec![(thread * 31 + round) as u8; len];

@@ -5,11 +5,11 @@
 use std::io;
 use std::sync::Arc;
 
-use blockyard_sim::allocations::Counting;
-use blockyard_sync::bell::Bell;
-use blockyard_volume::buffer::Memory;
-use blockyard_volume::store::tasks::Tasks;
-use blockyard_volume::store::{Durability, Lane, Parcel, StoreFile};
+use blockyard_store::buffer::Memory;
+use blockyard_store::tasks::Tasks;
+use blockyard_store::{Durability, LogWriter, StoreFile, WriteBatch};
+use blockyard_sync::event_count::EventCount;
+use blockyard_testing::allocations::Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -45,25 +45,25 @@ const ROUNDS: [usize; 3] = [1, WORKERS as usize, 3];
 #[test]
 fn workers_are_handed_parcels_without_memory() {
     let mut tasks: Tasks<Sink> = Tasks::start(WORKERS).unwrap();
-    let (file, bell, memory) = (Arc::new(Sink), Bell::new(), Memory::new(1 << 20));
-    let mut parcels: Vec<Parcel> = Vec::with_capacity(WORKERS.into());
+    let (file, event_count, memory) = (Arc::new(Sink), EventCount::new(), Memory::new(1 << 20));
+    let mut write_batches: Vec<WriteBatch> = Vec::with_capacity(WORKERS.into());
     for _ in 0..WORKERS {
-        let mut parcel = Parcel::new(memory.take_beyond(4096));
-        parcel.head(4096).fill(1);
-        parcels.push(parcel);
+        let mut write_batch = WriteBatch::new(memory.take_beyond(4096));
+        write_batch.head(4096).fill(1);
+        write_batches.push(write_batch);
     }
     // Count from the first parcel on.
     let before = Counting::made();
     for count in ROUNDS.into_iter().cycle().take(100) {
         for at in 0..count as u64 {
-            let parcel = parcels.pop().unwrap();
-            tasks.begin(&file, at * 4096, parcel, Durability::Itself);
+            let write_batch = write_batches.pop().unwrap();
+            tasks.begin(&file, at * 4096, write_batch, Durability::Itself);
         }
         for _ in 0..count {
-            while !tasks.wait(&bell, &|| false) {}
-            let (parcel, result) = tasks.end().unwrap();
+            while !tasks.wait(&event_count, &|| false) {}
+            let (write_batch, result) = tasks.end().unwrap();
             assert!(result.is_ok());
-            parcels.push(parcel.unwrap());
+            write_batches.push(write_batch.unwrap());
         }
     }
     assert_eq!(Counting::made() - before, 0, "allocations");

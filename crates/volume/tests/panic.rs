@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockyard_core::Status;
-use blockyard_volume::door::{Door, Outcome};
-use blockyard_volume::store::{
-    Blocking, BlockingReads, Directory, Doorbell, RealDirectory, RealFile, StoreFile,
+use blockyard_store::{
+    Blocking, BlockingReads, EventFd, PoolFile, PoolStore, SegmentStore, StoreFile,
 };
+use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::{Compression, Options, Running};
 
 use place::Place;
@@ -22,19 +22,19 @@ use place::Place;
 /// armed.
 #[derive(Debug)]
 struct Trap {
-    inner: RealDirectory,
+    inner: PoolStore,
     armed: Arc<AtomicBool>,
     looks: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
 struct TrapFile {
-    inner: RealFile,
+    inner: PoolFile,
     armed: Arc<AtomicBool>,
 }
 
 impl Trap {
-    fn file(&self, inner: RealFile) -> TrapFile {
+    fn file(&self, inner: PoolFile) -> TrapFile {
         TrapFile { inner, armed: Arc::clone(&self.armed) }
     }
 }
@@ -58,20 +58,20 @@ impl StoreFile for TrapFile {
     }
 }
 
-impl Directory for Trap {
+impl SegmentStore for Trap {
     type File = TrapFile;
-    type Lane = Blocking;
+    type LogWriter = Blocking;
     type Reads = BlockingReads;
 
     fn title(&self) -> String {
         self.inner.title()
     }
 
-    fn lane(&self, _: Option<&Arc<TrapFile>>) -> Blocking {
+    fn log_writer(&self, _: Option<&Arc<TrapFile>>) -> Blocking {
         Blocking::default()
     }
 
-    fn reads(&self, _: Option<&Doorbell>) -> BlockingReads {
+    fn reads(&self, _: Option<&EventFd>) -> BlockingReads {
         BlockingReads::default()
     }
 
@@ -117,7 +117,7 @@ fn open(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>) {
 /// Opens a pool, with both flags of its [`Trap`].
 fn open_both(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>, Arc<AtomicBool>) {
     let (armed, looks) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
-    let inner = RealDirectory::take(path).unwrap();
+    let inner = PoolStore::take(path).unwrap();
     let trap = Trap { inner, armed: Arc::clone(&armed), looks: Arc::clone(&looks) };
     let options = Options { segment_bytes: 1 << 20, segments_max: 16, ..Options::default() };
     (Running::start(trap, options).unwrap(), armed, looks)
@@ -126,16 +126,19 @@ fn open_both(path: &Path) -> (Arc<Running<Trap>>, Arc<AtomicBool>, Arc<AtomicBoo
 /// Writes a block durably.
 fn write(running: &Running<Trap>, block: u64) -> Status {
     let live = running.pool().find("v").unwrap();
-    let mut door = Door::open(running.pool(), live, Compression::None, 4);
-    match door.write(block * 4096, 4096, &|_, bytes| bytes.fill(7), 1, true) {
+    let mut handle = VolumeHandle::open(running.pool(), live, Compression::None, 4);
+    match handle.write(block * 4096, 4096, &|_, bytes| bytes.fill(7), 1, true) {
         Outcome::Taken => {}
         Outcome::Full => panic!("an empty pool has room"),
         Outcome::Ended(status) => return status,
     }
     loop {
-        match door.take() {
+        match handle.take() {
             Some(reply) => return reply.status,
-            None => door.mailbox().bell().sleep(Duration::from_secs(1), || door.is_any()),
+            None => handle
+                .completion_queue()
+                .event_count()
+                .sleep(Duration::from_secs(1), || handle.is_any()),
         }
     }
 }

@@ -15,15 +15,18 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockyard_core::DeviceError;
-use blockyard_export::nbd::{MemoryBudget, MemoryUse, Server};
+use blockyard_nbd::{MemoryBudget, MemoryUse, Server};
+use blockyard_store::StoreError;
 use blockyard_volume::VolumeError;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::api_paths::ApiPaths;
+use crate::cleanup_registry::CleanupRegistry;
+use crate::devices::Devices;
+use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::inject;
-use crate::litter::Litter;
 use crate::metrics;
 use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequest, RamView};
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
@@ -32,7 +35,6 @@ use crate::view::{
     InjectRequest, MountRequest, MountView, NbdMemoryView, RootView, StatsView, VersionView,
     ZoneDone, ZoneRequest, ZonesView,
 };
-use crate::yard::{Entry, Yard};
 use crate::zonefs;
 use crate::zones::{self, Verb};
 
@@ -58,9 +60,9 @@ const DRAIN_MS_MAX: u64 = 60_000;
 #[derive(Default)]
 pub struct Control {
     /// The devices.
-    pub yard: Arc<Yard>,
+    pub devices: Arc<Devices>,
     /// The files that an immediate exit must remove.
-    pub litter: Arc<Litter>,
+    pub cleanup: Arc<CleanupRegistry>,
     /// The paths that a request may name.
     pub paths: ApiPaths,
     /// The memory budget of NBD connections.
@@ -70,7 +72,7 @@ pub struct Control {
 }
 
 type Shared = State<Arc<Control>>;
-type Answer<T> = Result<axum::Json<T>, Refusal>;
+type Answer<T> = Result<axum::Json<T>, ErrorResponse>;
 
 /// Every path of the control socket, as `GET /v1` lists them.
 pub const PATHS: [&str; 27] = [
@@ -145,35 +147,36 @@ pub fn metrics_routes(control: Arc<Control>) -> Router {
 }
 
 /// An error response.
-pub struct Refusal(StatusCode, ErrorView);
+pub struct ErrorResponse(StatusCode, ErrorView);
 
-impl Refusal {
-    fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Refusal {
+impl ErrorResponse {
+    fn new(status: StatusCode, code: &str, message: impl Into<String>) -> ErrorResponse {
         let (code, message) = (code.to_owned(), message.into());
-        Refusal(status, ErrorView { code, field: None, value: None, message })
+        ErrorResponse(status, ErrorView { code, field: None, value: None, message })
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
-        let Refusal(status, error) = self;
+        let ErrorResponse(status, error) = self;
         (status, axum::Json(ErrorBody { error })).into_response()
     }
 }
 
-impl From<YardError> for Refusal {
-    fn from(error: YardError) -> Refusal {
+impl From<YardError> for ErrorResponse {
+    fn from(error: YardError) -> ErrorResponse {
         let status = match &error {
             YardError::NoSuchDevice { .. }
             | YardError::NoSuchPool { .. }
-            | YardError::Volume(VolumeError::NoSuchVolume { .. } | VolumeError::NoPool { .. }) => {
-                StatusCode::NOT_FOUND
-            }
+            | YardError::Volume(
+                VolumeError::NoSuchVolume { .. } | VolumeError::Store(StoreError::NoPool { .. }),
+            ) => StatusCode::NOT_FOUND,
             YardError::Taken { .. }
             | YardError::Full { .. }
             | YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::ZonesUsed { .. }
+            | YardError::MountUsed { .. }
             | YardError::Volume(_)
             | YardError::Export(_)
             | YardError::File(_)
@@ -193,7 +196,7 @@ impl From<YardError> for Refusal {
         let (field, value) = error.blame();
         let view =
             ErrorView { code: error.code().to_owned(), field, value, message: error.to_string() };
-        Refusal(status, view)
+        ErrorResponse(status, view)
     }
 }
 
@@ -207,10 +210,10 @@ async fn blocking<T: Send + 'static>(
 /// Runs work whose result is no JSON on a blocking thread.
 async fn waited_for<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, YardError> + Send + 'static,
-) -> Result<T, Refusal> {
+) -> Result<T, ErrorResponse> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => Ok(result?),
-        Err(_) => Err(Refusal::new(
+        Err(_) => Err(ErrorResponse::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "internal",
             "the request failed inside the daemon; its log says where",
@@ -219,7 +222,7 @@ async fn waited_for<T: Send + 'static>(
 }
 
 /// Reads a JSON body.
-fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
+fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, ErrorResponse> {
     let body = body.map_err(|rejection| {
         let message = match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => {
@@ -227,7 +230,7 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
             }
             _ => "cannot read the body".to_owned(),
         };
-        Refusal::new(rejection.status(), "bad_body", message)
+        ErrorResponse::new(rejection.status(), "bad_body", message)
     })?;
     request::read_body(&body).map_err(|error| malformed("bad_body", error))
 }
@@ -235,24 +238,24 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
 /// The pairs of a query, or why they cannot be read.
 type Asked = Result<Query<Vec<(String, String)>>, QueryRejection>;
 
-fn query<T: DeserializeOwned>(query: Asked) -> Result<T, Refusal> {
+fn query<T: DeserializeOwned>(query: Asked) -> Result<T, ErrorResponse> {
     let Ok(Query(pairs)) = query else {
         let message = "the query is not KEY=VALUE&KEY=VALUE with percent-encoding";
-        return Err(Refusal::new(StatusCode::BAD_REQUEST, "bad_query", message));
+        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, "bad_query", message));
     };
     request::read_query(&pairs).map_err(|error| malformed("bad_query", error))
 }
 
-fn malformed(code: &str, error: RequestError) -> Refusal {
+fn malformed(code: &str, error: RequestError) -> ErrorResponse {
     let (code, message) = (code.to_owned(), error.to_string());
     let RequestError { field, value, .. } = error;
-    Refusal(StatusCode::BAD_REQUEST, ErrorView { code, field, value, message })
+    ErrorResponse(StatusCode::BAD_REQUEST, ErrorView { code, field, value, message })
 }
 
-fn path<T>(path: Result<Path<T>, PathRejection>) -> Result<T, Refusal> {
+fn path<T>(path: Result<Path<T>, PathRejection>) -> Result<T, ErrorResponse> {
     path.map(|Path(value)| value).map_err(|_| {
         let message = "the path has a part that is not percent-encoded UTF-8";
-        Refusal::new(StatusCode::BAD_REQUEST, "bad_path", message)
+        ErrorResponse::new(StatusCode::BAD_REQUEST, "bad_path", message)
     })
 }
 
@@ -272,44 +275,44 @@ async fn version() -> axum::Json<VersionView> {
     })
 }
 
-fn view(yard: &Yard, entry: &Entry) -> DeviceView {
-    let exports = yard.exports().list();
+fn view(devices: &Devices, entry: &DeviceEntry) -> DeviceView {
+    let exports = devices.exports().list();
     let export = exports.iter().find(|export| export.name == entry.spec.name());
     let clients = export.map_or(0, |export| export.clients as u64);
-    DeviceView::new(entry, clients, yard.files().find_info(entry.spec.name()))
+    DeviceView::new(entry, clients, devices.files().find_info(entry.spec.name()))
 }
 
 async fn list(State(control): Shared) -> Answer<Vec<DeviceView>> {
-    let exports = control.yard.exports().list();
+    let exports = control.devices.exports().list();
     let clients = |name: &str| {
         let export = exports.iter().find(|export| export.name == name);
         export.map_or(0, |export| export.clients as u64)
     };
-    let devices = control.yard.list();
+    let devices = control.devices.list();
     let views = devices.iter().map(|entry| {
         let name = entry.spec.name();
-        DeviceView::new(entry, clients(name), control.yard.files().find_info(name))
+        DeviceView::new(entry, clients(name), control.devices.files().find_info(name))
     });
     Ok(axum::Json(views.collect()))
 }
 
 async fn show(State(control): Shared, name: Name) -> Answer<DeviceView> {
     let name = path(name)?;
-    Ok(axum::Json(view(&control.yard, &control.yard.find(&name)?)))
+    Ok(axum::Json(view(&control.devices, &control.devices.find(&name)?)))
 }
 
 async fn add(
     State(control): Shared,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, axum::Json<DeviceView>), Refusal> {
+) -> Result<(StatusCode, axum::Json<DeviceView>), ErrorResponse> {
     let AddRequest { uri } = read(body)?;
     let made = blocking(move || {
         let spec = crate::uri::parse(&uri)?;
-        let is_open = |pool: &str| control.yard.pool(Some(pool)).is_ok();
+        let is_open = |pool: &str| control.devices.pool(Some(pool)).is_ok();
         control.paths.check_device(&spec, is_open)?;
-        let entry = control.yard.add(spec)?;
+        let entry = control.devices.add(spec)?;
         tracing::info!(device = entry.spec.name(), uri = %entry.spec, "device added");
-        Ok(view(&control.yard, &entry))
+        Ok(view(&control.devices, &entry))
     });
     Ok((StatusCode::CREATED, made.await?))
 }
@@ -333,7 +336,7 @@ async fn remove(State(control): Shared, name: Name, asked: Asked) -> Answer<Devi
         .into());
     }
     blocking(move || {
-        let before = view(&control.yard, &control.yard.find(&name)?);
+        let before = view(&control.devices, &control.devices.find(&name)?);
         let DeviceView { clients, opens, .. } = before;
         if clients + opens > 0 && !asked.force {
             let connections = all_connections(&control).into_iter();
@@ -341,10 +344,10 @@ async fn remove(State(control): Shared, name: Name, asked: Asked) -> Answer<Devi
             let peers = connections.filter(is_its).map(|it| it.peer).collect();
             return Err(YardError::Busy { name, clients, peers, opens });
         }
-        if let Some(dir) = control.yard.zonefs_place(&name).filter(|_| !asked.force) {
+        if let Some(dir) = control.devices.zonefs_place(&name).filter(|_| !asked.force) {
             return Err(YardError::Mounted { name, dir: Some(dir) });
         }
-        control.yard.remove(&name, Duration::from_millis(drain_ms))?;
+        control.devices.remove(&name, Duration::from_millis(drain_ms))?;
         tracing::info!(device = name, "device removed");
         Ok(before)
     })
@@ -361,7 +364,7 @@ struct ReportQuery {
 async fn report(State(control): Shared, name: Name, asked: Asked) -> Answer<ZonesView> {
     let (name, asked): (String, ReportQuery) = (path(name)?, query(asked)?);
     let ReportQuery { from, count } = asked;
-    let entry = control.yard.find(&name)?;
+    let entry = control.devices.find(&name)?;
     let count = count.unwrap_or(zones::REPORT_MAX);
     Ok(axum::Json(zones::report(entry.disk.as_ref(), from, count)?))
 }
@@ -374,12 +377,12 @@ async fn manage(
     let (name, verb) = path(names)?;
     let request: ZoneRequest = read(body)?;
     let verb = Verb::from_word(&verb)?;
-    let entry = control.yard.find(&name)?;
+    let entry = control.devices.find(&name)?;
     let place = entry.begin_work()?;
     blocking(move || {
         let _place = place;
         if entry.disk.geometry().zones.is_some() {
-            control.yard.may_change_zones(entry.spec.name(), request.force)?;
+            control.devices.may_change_zones(entry.spec.name(), request.force)?;
         }
         zones::manage(entry.disk.as_ref(), verb, &request)
     })
@@ -392,10 +395,10 @@ async fn format_zonefs(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<FormatView> {
     let (name, request): (String, FormatRequest) = (path(name)?, read(body)?);
-    let place = control.yard.find(&name)?.begin_work()?;
+    let place = control.devices.find(&name)?.begin_work()?;
     blocking(move || {
         let _place = place;
-        let view = control.yard.format_zonefs(&name, &request)?;
+        let view = control.devices.format_zonefs(&name, &request)?;
         tracing::info!(device = name, uuid = view.uuid, "zonefs made");
         Ok(view)
     })
@@ -410,10 +413,10 @@ async fn mount_zonefs(
     let (name, request): (String, MountRequest) = (path(name)?, read(body)?);
     let options = zonefs::read_mount_options(&request.options)?;
     let dir = control.paths.check("dir", std::path::Path::new(&request.dir))?;
-    let place = control.yard.find(&name)?.begin_work()?;
+    let place = control.devices.find(&name)?.begin_work()?;
     blocking(move || {
         let _place = place;
-        let view = control.yard.mount_zonefs(&name, &dir, options, || {})?;
+        let view = control.devices.mount_zonefs(&name, &dir, options, request.force, || {})?;
         tracing::info!(device = name, dir = view.dir, "zonefs mounted");
         Ok(view)
     })
@@ -422,10 +425,10 @@ async fn mount_zonefs(
 
 async fn unmount_zonefs(State(control): Shared, name: Name) -> Answer<MountView> {
     let name = path(name)?;
-    let place = control.yard.find(&name)?.begin_work()?;
+    let place = control.devices.find(&name)?.begin_work()?;
     blocking(move || {
         let _place = place;
-        let view = control.yard.unmount_zonefs(&name)?;
+        let view = control.devices.unmount_zonefs(&name)?;
         tracing::info!(device = name, dir = view.dir, "zonefs unmounted");
         Ok(view)
     })
@@ -433,24 +436,24 @@ async fn unmount_zonefs(State(control): Shared, name: Name) -> Answer<MountView>
 }
 
 async fn zonefs_mounts(State(control): Shared) -> Answer<Vec<MountView>> {
-    Ok(axum::Json(control.yard.zonefs_mounts()))
+    Ok(axum::Json(control.devices.zonefs_mounts()))
 }
 
 async fn stats(State(control): Shared) -> Answer<Vec<StatsView>> {
-    Ok(axum::Json(control.yard.list().iter().map(StatsView::new).collect()))
+    Ok(axum::Json(control.devices.list().iter().map(StatsView::new).collect()))
 }
 
 async fn stats_of(State(control): Shared, name: Name) -> Answer<StatsView> {
     let name = path(name)?;
-    Ok(axum::Json(StatsView::new(&control.yard.find(&name)?)))
+    Ok(axum::Json(StatsView::new(&control.devices.find(&name)?)))
 }
 
 async fn ram_stats(State(control): Shared, name: Name) -> Answer<RamView> {
-    Ok(axum::Json(ram::view(&control.yard.find(&path(name)?)?)?))
+    Ok(axum::Json(ram::view(&control.devices.find(&path(name)?)?)?))
 }
 
 async fn scheduler(State(control): Shared, name: Name) -> Answer<SchedulerView> {
-    let entry = control.yard.find(&path(name)?)?;
+    let entry = control.devices.find(&path(name)?)?;
     // This waits for the thread that is dispatching.
     blocking(move || Ok(SchedulerView::new(entry.disk.as_ref()))).await
 }
@@ -461,7 +464,7 @@ async fn set_scheduler(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<SchedulerView> {
     let (name, request): (String, SchedulerRequest) = (path(name)?, read(body)?);
-    let entry = control.yard.find(&name)?;
+    let entry = control.devices.find(&name)?;
     let place = entry.begin_work()?;
     blocking(move || {
         let _place = place;
@@ -479,7 +482,7 @@ async fn ram_work(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<RamDone> {
     let ((name, verb), request): (_, RamRequest) = (path(names)?, read(body)?);
-    let entry = control.yard.find(&name)?;
+    let entry = control.devices.find(&name)?;
     let place = entry.begin_work()?;
     blocking(move || {
         let _place = place;
@@ -495,9 +498,9 @@ async fn ram_work(
 async fn ram_content(
     State(control): Shared,
     names: Result<Path<(String, String)>, PathRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     let (name, what) = path(names)?;
-    let entry = control.yard.find(&name)?;
+    let entry = control.devices.find(&name)?;
     let ram = Arc::clone(ram::ram_of(&entry)?);
     let place = entry.begin_work()?;
     let content = [(header::CONTENT_TYPE, "application/octet-stream")];
@@ -530,13 +533,13 @@ async fn ram_content(
 
 async fn ram_blocks(State(control): Shared, name: Name, asked: Asked) -> Answer<BlocksView> {
     let (name, asked): (String, BlocksQuery) = (path(name)?, query(asked)?);
-    let entry = control.yard.find(&name)?;
+    let entry = control.devices.find(&name)?;
     // Reads a table that may not be in memory yet.
     blocking(move || ram::blocks(&entry, &asked)).await
 }
 
 async fn ram_histograms(State(control): Shared, name: Name) -> Answer<HistogramsView> {
-    let entry = control.yard.find(&path(name)?)?;
+    let entry = control.devices.find(&path(name)?)?;
     // Reads a table of many words.
     blocking(move || ram::histograms(&entry)).await
 }
@@ -545,10 +548,10 @@ async fn inject_fault(
     State(control): Shared,
     name: Name,
     body: Result<Bytes, BytesRejection>,
-) -> Result<StatusCode, Refusal> {
+) -> Result<StatusCode, ErrorResponse> {
     let (name, InjectRequest { fault }) = (path(name)?, read(body)?);
     let injection = inject::parse(&fault).map_err(YardError::from)?;
-    let entry = control.yard.find(&name)?;
+    let entry = control.devices.find(&name)?;
     let place = entry.begin_work()?;
     let done = blocking(move || {
         let _place = place;
@@ -594,21 +597,21 @@ async fn connections(State(control): Shared) -> axum::Json<Vec<ConnectionView>> 
     axum::Json(all_connections(&control))
 }
 
-async fn metrics(State(control): Shared) -> Result<Response, Refusal> {
+async fn metrics(State(control): Shared) -> Result<Response, ErrorResponse> {
     // This reads every scheduler, and waits for threads that are dispatching.
     let text = waited_for(move || {
         let connections = all_connections(&control).len() as u64;
-        Ok(metrics::encode(&control.yard, connections, memory_use(&control)))
+        Ok(metrics::encode(&control.devices, connections, memory_use(&control)))
     });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.await?).into_response())
 }
 
-async fn no_such_path() -> Refusal {
+async fn no_such_path() -> ErrorResponse {
     let message = "there is nothing here; docs/control-api.md lists the paths";
-    Refusal::new(StatusCode::NOT_FOUND, "no_such_path", message)
+    ErrorResponse::new(StatusCode::NOT_FOUND, "no_such_path", message)
 }
 
-async fn no_such_method() -> Refusal {
+async fn no_such_method() -> ErrorResponse {
     let message = "this path has no such method; docs/control-api.md lists them";
-    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+    ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }

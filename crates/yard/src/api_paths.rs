@@ -67,7 +67,9 @@ impl ApiPaths {
         };
         Err(refused(format!(
             "a path that the yard allows: {allowed}; `serve --api-directory DIR`, or \
-             api_directories in [serve], allows more"
+             api_directories in [serve], allows paths below DIR, this one with `serve \
+             --api-directory {}`",
+            directory_of(&resolved).display()
         )))
     }
 
@@ -92,6 +94,12 @@ impl ApiPaths {
         }
         Ok(())
     }
+}
+
+/// The directory that has to be allowed for a path: the path itself, or the first above it that
+/// exists.
+fn directory_of(path: &Path) -> &Path {
+    path.ancestors().find(|above| above.is_dir()).unwrap_or(path)
 }
 
 /// Resolves the links of a path as far as it exists; the rest is appended.
@@ -135,6 +143,8 @@ mod tests {
         let none = ApiPaths::default();
         let error = none.check("file", &inside.join("x")).unwrap_err().to_string();
         assert!(error.contains("may name no path; `serve --api-directory DIR`"), "{error}");
+        let exact = format!("`serve --api-directory {}`", inside.display());
+        assert!(error.ends_with(&exact), "{error}");
         let paths = ApiPaths::default();
         paths.allow(std::slice::from_ref(&inside)).unwrap();
         for good in ["x", "a/b/c", ""] {

@@ -1,14 +1,14 @@
 //! The client side of the control API: HTTP/1.1 over the control socket, one request at a time.
-//!
-//! It uses blocking calls and no runtime, so that a command starts at once.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use axum::http::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::paths;
 use crate::ram::{BlocksView, HistogramsView, RamDone, RamRequest};
 use crate::scheduler::{SchedulerRequest, SchedulerView};
 use crate::uri::encode;
@@ -19,13 +19,11 @@ use crate::view::{
 };
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
 
-mod answer;
-mod patience;
+mod connection;
 
-pub use answer::Answer;
-pub use patience::Notice;
+pub use connection::{Answer, Notice};
 
-use patience::{Line, Patience};
+use connection::{Connection, Timeout};
 
 /// The longest response that is read, in bytes.
 const ANSWER_MAX: u64 = 64 << 20;
@@ -85,6 +83,9 @@ pub enum ClientError {
         /// The reason for which it is invalid.
         what: String,
     },
+    /// The request cannot be sent, or the data to send cannot be read.
+    #[error("cannot send the request: {0}")]
+    Unsent(io::Error),
     /// The daemon refused the request.
     #[error("{}", .0.message)]
     Refused(ErrorView),
@@ -162,7 +163,7 @@ impl Client {
     /// # Errors
     /// If the yard cannot be reached or refuses.
     pub fn add(&self, uri: &str) -> Result<DeviceView, ClientError> {
-        self.json("POST", "/v1/devices", &AddRequest { uri: uri.to_owned() })
+        self.json(Method::POST, "/v1/devices", &AddRequest { uri: uri.to_owned() })
     }
 
     /// Removes a device; with `force` even if clients use it.
@@ -171,7 +172,7 @@ impl Client {
     /// If the yard cannot be reached or refuses.
     pub fn remove(&self, name: &str, force: bool) -> Result<DeviceView, ClientError> {
         let query = if force { "?force=true" } else { "" };
-        self.parse(self.exchange("DELETE", &device_path(name, query), b"")?)
+        self.parse(self.exchange(Method::DELETE, &device_path(name, query), Vec::new())?)
     }
 
     /// A page of a device's zones.
@@ -192,7 +193,7 @@ impl Client {
         verb: &str,
         request: &ZoneRequest,
     ) -> Result<ZoneDone, ClientError> {
-        self.json("POST", &device_path(name, &format!("/zones/{verb}")), request)
+        self.json(Method::POST, &device_path(name, &format!("/zones/{verb}")), request)
     }
 
     /// Statistics of all devices.
@@ -228,7 +229,7 @@ impl Client {
         name: &str,
         request: &SchedulerRequest,
     ) -> Result<SchedulerView, ClientError> {
-        self.json("POST", &device_path(name, "/scheduler"), request)
+        self.json(Method::POST, &device_path(name, "/scheduler"), request)
     }
 
     /// The memory for the buffers of all NBD connections.
@@ -259,7 +260,7 @@ impl Client {
     ) -> Result<RamDone, ClientError> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
         let path = device_path(name, &format!("/ram/{verb}"));
-        self.parse(self.exchange_within(TIMEOUT_LONG, "POST", &path, &body)?)
+        self.parse(self.exchange_within(TIMEOUT_LONG, Method::POST, &path, body)?)
     }
 
     /// A page of a RAM disk's blocks.
@@ -305,7 +306,7 @@ impl Client {
             // In a query string a plus means a space.
             path += &format!("{mark}{key}={}", encode(value).replace('+', "%2B"));
         }
-        self.parse(self.exchange_within(TIMEOUT_LONG, "GET", &path, b"")?)
+        self.parse(self.exchange_within(TIMEOUT_LONG, Method::GET, &path, Vec::new())?)
     }
 
     /// Executes an operation on a volume of a pool that the yard has open.
@@ -315,7 +316,7 @@ impl Client {
     pub fn volume(&self, verb: &str, request: &VolumeRequest) -> Result<VolumeDone, ClientError> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
         let path = format!("/v1/volumes/{}", encode(verb).replace('/', "%2F"));
-        self.parse(self.exchange("POST", &path, &body)?)
+        self.parse(self.exchange(Method::POST, &path, body)?)
     }
 
     /// The stream of a snapshot.
@@ -339,7 +340,7 @@ impl Client {
     /// # Errors
     /// If the yard cannot be reached or refuses.
     pub fn ram_content(&self, name: &str, what: &str) -> Result<Answer, ClientError> {
-        self.stream_of("GET", &device_path(name, &format!("/ram/{what}")), b"")
+        self.stream_of(Method::GET, &device_path(name, &format!("/ram/{what}")), Vec::new())
     }
 
     /// Scrubs a pool: lines of JSON, each a [`crate::volumes::ScrubLine`].
@@ -363,21 +364,8 @@ impl Client {
     ) -> Result<ReceivedView, ClientError> {
         let part = |text: &str| encode(text).replace('+', "%2B");
         let path = format!("/v1/volumes/receive?pool={}&name={}", part(pool), part(name));
-        let mut stream = self.connect(TIMEOUT_LONG)?;
-        let head = self.head("POST", &path, "Transfer-Encoding: chunked");
-        let sent = stream.write_all(head.as_bytes());
-        let sent = sent.and_then(|()| answer::pass_on(input, &mut stream, progress));
-        if sent.is_err() {
-            // The yard waits for no more bytes. An error means that it has disconnected.
-            let _ = stream.end();
-        }
-        let answer = match (Answer::read(stream), sent) {
-            // An early refusal is the result, even if the yard did not read the whole stream.
-            (Ok(answer), _) => answer,
-            (Err(_), Err(error)) => return Err(self.nonsense(error.to_string())),
-            (Err(source), Ok(())) => return Err(self.broken(source)),
-        };
-        self.parse(self.whole(answer)?)
+        let connection = self.connect(TIMEOUT_LONG)?;
+        self.parse(self.whole(connection.send_stream(&path, input, progress))?)
     }
 
     /// Injects a fault.
@@ -387,7 +375,7 @@ impl Client {
     pub fn inject(&self, name: &str, fault: &str) -> Result<(), ClientError> {
         let body = serde_json::to_vec(&InjectRequest { fault: fault.to_owned() })
             .expect("a text is always JSON");
-        self.exchange("POST", &device_path(name, "/inject"), &body).map(drop)
+        self.exchange(Method::POST, &device_path(name, "/inject"), body).map(drop)
     }
 
     /// Makes a zonefs on a device.
@@ -399,7 +387,7 @@ impl Client {
         name: &str,
         request: &FormatRequest,
     ) -> Result<FormatView, ClientError> {
-        self.json("POST", &device_path(name, "/mkzonefs"), request)
+        self.json(Method::POST, &device_path(name, "/mkzonefs"), request)
     }
 
     /// Mounts a device's zonefs, in the daemon, at a directory that the daemon sees.
@@ -411,7 +399,7 @@ impl Client {
         name: &str,
         request: &MountRequest,
     ) -> Result<MountView, ClientError> {
-        self.json("POST", &device_path(name, "/zonefs"), request)
+        self.json(Method::POST, &device_path(name, "/zonefs"), request)
     }
 
     /// Unmounts a device's zonefs.
@@ -419,7 +407,7 @@ impl Client {
     /// # Errors
     /// If the yard cannot be reached or refuses.
     pub fn unmount_zonefs(&self, name: &str) -> Result<MountView, ClientError> {
-        self.parse(self.exchange("DELETE", &device_path(name, "/zonefs"), b"")?)
+        self.parse(self.exchange(Method::DELETE, &device_path(name, "/zonefs"), Vec::new())?)
     }
 
     /// Every zonefs that is mounted.
@@ -435,123 +423,48 @@ impl Client {
     /// # Errors
     /// If the yard cannot be reached.
     pub fn metrics(&self) -> Result<String, ClientError> {
-        let body = self.exchange("GET", "/metrics", b"")?;
+        let body = self.exchange(Method::GET, "/metrics", Vec::new())?;
         String::from_utf8(body).map_err(|error| self.nonsense(error.to_string()))
     }
 
     /// Connects; the timeout is `longest`, unless the caller has set one.
-    fn connect(&self, longest: Duration) -> Result<Line, ClientError> {
-        let patience = Patience {
+    fn connect(&self, longest: Duration) -> Result<Connection, ClientError> {
+        let refused = |source| ClientError::Socket { path: self.path.clone(), source };
+        paths::check_control_socket(&self.path).map_err(refused)?;
+        let timeout = Timeout {
             path: self.path.clone(),
             silence_max: self.timeout.unwrap_or(longest),
             notice: self.notice,
         };
-        Line::connect(patience).map_err(|source| self.unanswered(source))
-    }
-
-    /// The error for a missing response.
-    fn unanswered(&self, source: io::Error) -> ClientError {
-        match self.timeout {
-            Some(timeout) if patience::is_timeout(&source) => {
-                ClientError::TimedOut { path: self.path.clone(), seconds: timeout.as_secs() }
-            }
-            _ => self.unreachable(source),
-        }
-    }
-
-    fn head(&self, method: &str, path: &str, body: &str) -> String {
-        format!(
-            "{method} {path} HTTP/1.1\r\nHost: blockyard\r\nConnection: close\r\n\
-             Content-Type: application/json\r\n{body}\r\n\r\n"
-        )
+        Connection::open(timeout).map_err(|source| self.unanswered(source))
     }
 
     /// Sends a request whose response is read while it arrives.
     fn stream(&self, path: &str, request: &impl Serialize) -> Result<Answer, ClientError> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
-        self.stream_of("POST", path, &body)
+        self.stream_of(Method::POST, path, body)
     }
 
-    fn stream_of(&self, method: &str, path: &str, body: &[u8]) -> Result<Answer, ClientError> {
-        let mut stream = self.connect(TIMEOUT_LONG)?;
-        let head = self.head(method, path, &format!("Content-Length: {}", body.len()));
-        let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-        sent.map_err(|source| self.unanswered(source))?;
-        let answer = Answer::read(stream).map_err(|source| self.broken(source))?;
-        if answer.is_success() {
-            return Ok(answer);
-        }
-        self.whole(answer).map(|_| unreachable!("an answer that is no success is an error"))
-    }
-
-    /// Reads the whole body of a successful response.
-    fn whole(&self, mut answer: Answer) -> Result<Vec<u8>, ClientError> {
-        let mut body = Vec::new();
-        let read = answer.by_ref().take(ANSWER_MAX).read_to_end(&mut body);
-        read.map_err(|source| self.broken(source))?;
-        if answer.is_success() {
-            return Ok(body);
-        }
-        match serde_json::from_slice(&body) {
-            Ok(ErrorBody { error }) => Err(ClientError::Refused(error)),
-            Err(_) => {
-                let status = answer.status();
-                Err(self.nonsense(format!("status {status} without an explanation")))
-            }
-        }
+    fn stream_of(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Answer, ClientError> {
+        self.accept(self.connect(TIMEOUT_LONG)?.send(method, path, body))
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.parse(self.exchange("GET", path, b"")?)
+        self.parse(self.exchange(Method::GET, path, Vec::new())?)
     }
 
     fn json<T: DeserializeOwned>(
         &self,
-        method: &str,
+        method: Method,
         path: &str,
         request: &impl Serialize,
     ) -> Result<T, ClientError> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
-        self.parse(self.exchange(method, path, &body)?)
-    }
-
-    fn parse<T: DeserializeOwned>(&self, body: Vec<u8>) -> Result<T, ClientError> {
-        serde_json::from_slice(&body).map_err(|error| self.nonsense(error.to_string()))
-    }
-
-    /// The error for a failed connection.
-    fn unreachable(&self, source: io::Error) -> ClientError {
-        let path = self.path.clone();
-        let is_silence = matches!(
-            source.kind(),
-            io::ErrorKind::NotFound
-                | io::ErrorKind::NotADirectory
-                | io::ErrorKind::ConnectionRefused
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::BrokenPipe
-                | io::ErrorKind::WouldBlock
-                | io::ErrorKind::TimedOut
-        );
-        match is_silence {
-            true => ClientError::Unreachable { path, source },
-            false => ClientError::Socket { path, source },
-        }
-    }
-
-    /// The error for a response that ended early.
-    fn broken(&self, source: io::Error) -> ClientError {
-        match patience::is_timeout(&source) {
-            true => self.unanswered(source),
-            false => self.nonsense(source.to_string()),
-        }
-    }
-
-    fn nonsense(&self, what: impl Into<String>) -> ClientError {
-        ClientError::Nonsense { path: self.path.clone(), what: what.into() }
+        self.parse(self.exchange(method, path, body)?)
     }
 
     /// Sends one request; returns the body of a successful response.
-    fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>, ClientError> {
+    fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Vec<u8>, ClientError> {
         self.exchange_within(TIMEOUT, method, path, body)
     }
 
@@ -559,55 +472,77 @@ impl Client {
     fn exchange_within(
         &self,
         timeout: Duration,
-        method: &str,
+        method: Method,
         path: &str,
-        body: &[u8],
+        body: Vec<u8>,
     ) -> Result<Vec<u8>, ClientError> {
-        let mut stream = self.connect(timeout)?;
-        // The connection carries one request, and its end is the end of the response.
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: blockyard\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
-        let mut answer = Vec::new();
-        let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-        // An early refusal may arrive before the request is sent; then the response is the result.
-        let read = stream.take(ANSWER_MAX).read_to_end(&mut answer);
-        if answer.is_empty() {
-            sent.and(read.map(drop)).map_err(|source| self.unanswered(source))?;
+        self.whole(self.connect(timeout)?.send(method, path, body))
+    }
+
+    /// Returns a successful response, or the reason for which the daemon refused.
+    fn accept(&self, answer: io::Result<Answer>) -> Result<Answer, ClientError> {
+        let answer = answer.map_err(|source| self.failed(source))?;
+        if answer.is_success() {
+            return Ok(answer);
         }
-        let (status, body) = self.split(&answer)?;
-        if (200..300).contains(&status) {
-            return Ok(body.to_vec());
-        }
-        match serde_json::from_slice(body) {
+        let status = answer.status();
+        match serde_json::from_slice(&self.read(answer)?) {
             Ok(ErrorBody { error }) => Err(ClientError::Refused(error)),
             Err(_) => Err(self.nonsense(format!("status {status} without an explanation"))),
         }
     }
 
-    /// The status and body of a response.
-    fn split<'a>(&self, answer: &'a [u8]) -> Result<(u16, &'a [u8]), ClientError> {
-        let mut headers = [httparse::EMPTY_HEADER; 32];
-        let mut head = httparse::Response::new(&mut headers);
-        let end = match head.parse(answer) {
-            Ok(httparse::Status::Complete(end)) => end,
-            Ok(httparse::Status::Partial) => return Err(self.nonsense("it ends too early")),
-            Err(error) => return Err(self.nonsense(error.to_string())),
-        };
-        let status = head.code.unwrap_or(0);
-        let body = &answer[end..];
-        let length = head
-            .headers
-            .iter()
-            .find(|header| header.name.eq_ignore_ascii_case("content-length"))
-            .and_then(|header| std::str::from_utf8(header.value).ok()?.parse::<usize>().ok());
-        match length {
-            Some(length) if length != body.len() => Err(self.nonsense("it ends too early")),
-            None if !body.is_empty() => Err(self.nonsense("its length is not given")),
-            _ => Ok((status, body)),
+    /// The whole body of a successful response.
+    fn whole(&self, answer: io::Result<Answer>) -> Result<Vec<u8>, ClientError> {
+        self.read(self.accept(answer)?)
+    }
+
+    fn read(&self, answer: Answer) -> Result<Vec<u8>, ClientError> {
+        let mut body = Vec::new();
+        let read = answer.take(ANSWER_MAX + 1).read_to_end(&mut body);
+        match read.map_err(|source| self.failed(source))? as u64 {
+            0..=ANSWER_MAX => Ok(body),
+            _ => Err(self.nonsense(format!("it has more than {ANSWER_MAX} bytes"))),
         }
+    }
+
+    fn parse<T: DeserializeOwned>(&self, body: Vec<u8>) -> Result<T, ClientError> {
+        serde_json::from_slice(&body).map_err(|error| self.nonsense(error.to_string()))
+    }
+
+    /// The error for a request without a valid response.
+    fn failed(&self, source: io::Error) -> ClientError {
+        match source.kind() {
+            io::ErrorKind::InvalidInput => ClientError::Unsent(source),
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+                self.nonsense(source.to_string())
+            }
+            _ => self.unanswered(source),
+        }
+    }
+
+    /// The error for a missing response.
+    fn unanswered(&self, source: io::Error) -> ClientError {
+        let path = self.path.clone();
+        match (source.kind(), self.timeout) {
+            (io::ErrorKind::TimedOut, Some(timeout)) => {
+                ClientError::TimedOut { path, seconds: timeout.as_secs() }
+            }
+            (
+                io::ErrorKind::NotFound
+                | io::ErrorKind::NotADirectory
+                | io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::TimedOut,
+                _,
+            ) => ClientError::Unreachable { path, source },
+            _ => ClientError::Socket { path, source },
+        }
+    }
+
+    fn nonsense(&self, what: impl Into<String>) -> ClientError {
+        ClientError::Nonsense { path: self.path.clone(), what: what.into() }
     }
 }
 

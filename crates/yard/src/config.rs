@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use blockyard_export::nbd::{Endpoint, UnixPlace};
+use blockyard_nbd::{Endpoint, UnixPlace};
 
 use crate::spec::DeviceSpec;
 

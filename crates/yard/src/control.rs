@@ -8,13 +8,13 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockyard_export::nbd::{Endpoint, ListenError, UnixPlace, listen_tcp, listen_unix};
+use blockyard_nbd::{Endpoint, ListenError, UnixPlace, listen_tcp, listen_unix};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::api::{self, Control};
+use crate::cleanup_registry::CleanupRegistry;
 use crate::http::{self, CLIENTS_MAX, Waits};
-use crate::litter::Litter;
 
 /// The number of threads for requests that wait for a device or for its clients: as many as both
 /// classes of clients can send at the control socket and at one metrics listener, so that no
@@ -68,10 +68,13 @@ fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> ControlError {
     move |source| ControlError::System { what, source }
 }
 
-/// The running control plane. Dropping it stops it and removes its sockets.
+/// The control plane. Its sockets listen; requests are answered from [`ControlServer::run`] on, and
+/// wait until then. Dropping it stops it and removes its sockets.
 #[derive(Debug)]
 pub struct ControlServer {
     stop: watch::Sender<bool>,
+    /// Runs the listeners; `None` once the thread has it.
+    runtime: Option<tokio::runtime::Runtime>,
     thread: Option<JoinHandle<()>>,
     sockets: Vec<PathBuf>,
     metrics: Option<String>,
@@ -90,16 +93,15 @@ fn probe_descriptors() -> io::Result<()> {
 }
 
 impl ControlServer {
-    /// Starts the control plane: the API on a unix socket at `place` if there is one, metrics at
-    /// `metrics`. Sends signals and the end of standard input as [`Event`]s.
+    /// Listens for the API on a unix socket at `place` if there is one, and for metrics at
+    /// `metrics`.
     ///
     /// # Errors
-    /// If a socket cannot be bound, or the system refuses a thread.
-    pub fn start(
+    /// If a socket cannot be bound.
+    pub fn bind(
         control: Arc<Control>,
         place: Option<&UnixPlace>,
         metrics: Option<&Endpoint>,
-        events: Sender<Event>,
     ) -> Result<ControlServer, ControlError> {
         probe_descriptors().map_err(system("control: starting a runtime"))?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -108,27 +110,41 @@ impl ControlServer {
             .thread_name("control-work")
             .build()
             .map_err(system("control: starting a runtime"))?;
-        let litter = Arc::clone(&control.litter);
-        let (stop, mut stopped) = watch::channel(false);
-        let mut server = ControlServer { stop, thread: None, sockets: Vec::new(), metrics: None };
+        let (stop, stopped) = watch::channel(false);
+        let (thread, sockets) = (None, Vec::new());
+        let mut server = ControlServer { stop, runtime: None, thread, sockets, metrics: None };
         {
             let _inside = runtime.enter();
             if let Some(place) = place {
                 let routes = api::routes(Arc::clone(&control));
-                let waits = Waits::default();
-                tokio::spawn(http::serve(
-                    server.bind(place, &control)?,
-                    routes,
-                    waits,
-                    stopped.clone(),
-                ));
+                let listener = server.listen(place, &control)?;
+                tokio::spawn(http::serve(listener, routes, Waits::default(), stopped.clone()));
             }
             if let Some(place) = metrics {
-                server.serve_metrics(place, control, stopped.clone())?;
+                server.serve_metrics(place, control, stopped)?;
             }
-            watch_signals(events, litter).map_err(system("control: catching signals"))?;
+        }
+        server.runtime = Some(runtime);
+        Ok(server)
+    }
+
+    /// Starts answering requests. Sends signals as [`Event`]s; on a second signal, ends the process
+    /// and removes what `cleanup` names.
+    ///
+    /// # Errors
+    /// If signals cannot be caught, or the system refuses a thread.
+    pub fn run(
+        &mut self,
+        events: Sender<Event>,
+        cleanup: Arc<CleanupRegistry>,
+    ) -> Result<(), ControlError> {
+        let Some(runtime) = self.runtime.take() else { return Ok(()) };
+        {
+            let _inside = runtime.enter();
+            watch_signals(events, cleanup).map_err(system("control: catching signals"))?;
             spawn_watchdog();
         }
+        let mut stopped = self.stop.subscribe();
         let thread = std::thread::Builder::new()
             .name("control".to_owned())
             .spawn(move || {
@@ -138,8 +154,8 @@ impl ControlServer {
                 runtime.shutdown_timeout(Duration::from_secs(2));
             })
             .map_err(system("control: starting a thread"))?;
-        server.thread = Some(thread);
-        Ok(server)
+        self.thread = Some(thread);
+        Ok(())
     }
 
     fn serve_metrics(
@@ -150,7 +166,7 @@ impl ControlServer {
     ) -> Result<(), ControlError> {
         match place {
             Endpoint::Unix(unix) => {
-                let listener = self.bind(unix, &control)?;
+                let listener = self.listen(unix, &control)?;
                 let (routes, waits) = (api::metrics_routes(control), Waits::default());
                 tokio::spawn(http::serve(listener, routes, waits, stopped));
                 self.metrics = Some(format!("unix:{}", unix.path.display()));
@@ -179,14 +195,14 @@ impl ControlServer {
     }
 
     /// Listens at a path, which is removed when the server is dropped.
-    fn bind(
+    fn listen(
         &mut self,
         place: &UnixPlace,
         control: &Control,
     ) -> Result<tokio::net::UnixListener, ControlError> {
         let listener = bind_unix(place)?;
         let path = &place.path;
-        control.litter.add(path);
+        control.cleanup.add(path);
         self.sockets.push(path.to_owned());
         let refused = system(format!("control: {}", path.display()));
         tokio::net::UnixListener::from_std(listener).map_err(refused)
@@ -222,7 +238,7 @@ fn bind_unix(place: &UnixPlace) -> Result<UnixListener, ControlError> {
 
 /// Sends the first signal as an event. A second one ends the process at once, after removing the
 /// registered files.
-fn watch_signals(events: Sender<Event>, litter: Arc<Litter>) -> io::Result<()> {
+fn watch_signals(events: Sender<Event>, cleanup: Arc<CleanupRegistry>) -> io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
@@ -236,7 +252,7 @@ fn watch_signals(events: Sender<Event>, litter: Arc<Litter>) -> io::Result<()> {
             };
             // A daemon without a receiver is ending already.
             if seen || events.send(Event::Signal(name)).is_err() {
-                litter.remove();
+                cleanup.remove();
                 std::process::exit(128 + number);
             }
             seen = true;

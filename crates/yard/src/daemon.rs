@@ -7,20 +7,21 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockyard_export::fuse::{Mount, MountError, MountOptions};
-pub use blockyard_export::nbd::ServerError;
-use blockyard_export::nbd::{
-    Endpoint, Exports, MemoryBudget, Server, ServerOptions, TlsConfig, TlsMode, UnixPlace,
+use blockyard_fuse::{Mount, MountError, MountOptions};
+pub use blockyard_nbd::ServerError;
+use blockyard_nbd::{
+    BoundServer, Endpoint, Exports, MemoryBudget, Server, ServerOptions, TlsConfig, TlsMode,
+    UnixPlace,
 };
 
 use crate::activation;
 use crate::api::Control;
+use crate::cleanup_registry::CleanupRegistry;
 use crate::config;
 use crate::control::{ControlError, ControlServer, Event};
+use crate::devices::Devices;
 use crate::error::YardError;
-use crate::litter::Litter;
 use crate::spec::DeviceSpec;
-use crate::yard::Yard;
 
 /// How long clients may take to disconnect when the daemon ends.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -71,7 +72,7 @@ pub enum DaemonError {
     Control(#[from] ControlError),
     /// An NBD endpoint cannot be bound.
     #[error("nbd: {0}; --nbd names another place")]
-    Place(blockyard_export::nbd::ListenError),
+    Place(blockyard_nbd::ListenError),
     /// The NBD server cannot be configured.
     #[error("nbd: {0}")]
     Nbd(ServerError),
@@ -91,13 +92,13 @@ pub enum DaemonError {
 
 /// A running daemon. Dropping it ends it, in order.
 pub struct Daemon {
-    yard: Arc<Yard>,
+    devices: Arc<Devices>,
     control: Option<ControlServer>,
     servers: Vec<Arc<Server>>,
     /// The memory budget of all servers' connections.
     memory: Arc<MemoryBudget>,
     mount: Option<Mount>,
-    litter: Arc<Litter>,
+    cleanup: Arc<CleanupRegistry>,
     /// The thread that waits for the client on standard input.
     stdio: Option<JoinHandle<()>>,
     events: Receiver<Event>,
@@ -105,56 +106,68 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the devices and serves them. When this returns, clients can connect.
+    /// Binds all endpoints, opens the devices and serves them. When this returns, clients can
+    /// connect; a client that connects earlier waits.
     ///
     /// # Errors
-    /// If a device cannot be opened or an endpoint cannot be bound; no file remains then.
+    /// If an endpoint cannot be bound, before a device is made; or if a device cannot be opened.
     pub fn start(options: &DaemonOptions) -> Result<Daemon, DaemonError> {
         if options.nbd.iter().filter(|place| **place == Endpoint::Stdio).count() > 1 {
             return Err(DaemonError::StdioTwice);
         }
         let control = Arc::new(Control::default());
         control.paths.allow(&options.api_directories).map_err(DaemonError::ApiDirectory)?;
-        let yard = Arc::clone(&control.yard);
+        let devices = Arc::clone(&control.devices);
         if let Some(place) = &options.control {
-            yard.set_control(&place.path);
-        }
-        for spec in &options.devices {
-            let failed = |source| DaemonError::Device { name: spec.name().to_owned(), source };
-            yard.add(spec.clone()).map_err(failed)?;
+            devices.set_control(&place.path);
         }
         let (sender, events) = channel();
-        let plane = ControlServer::start(
-            Arc::clone(&control),
-            options.control.as_ref(),
-            options.metrics.as_ref(),
-            sender.clone(),
-        )?;
+        let (place, metrics) = (options.control.as_ref(), options.metrics.as_ref());
+        let plane = ControlServer::bind(Arc::clone(&control), place, metrics)?;
         let memory = match options.nbd_memory {
             Some(bytes) => MemoryBudget::new(bytes),
             None => MemoryBudget::for_memory(crate::memory::available_bytes()),
         };
         // It is still empty: only the daemon sets it.
         let _ = control.memory.set(Arc::clone(&memory));
-        let litter = Arc::clone(&control.litter);
+        let cleanup = Arc::clone(&control.cleanup);
         let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
         let (control, shared) = (control_server, control);
         let mount = None;
         let mut daemon =
-            Daemon { yard, control, servers, memory, mount, litter, stdio, events, sender };
+            Daemon { devices, control, servers, memory, mount, cleanup, stdio, events, sender };
         if let Some(dir) = &options.fuse {
             daemon.mount(dir, options.fuse_allow_other)?;
         }
+        let mut bound = Vec::new();
         for endpoint in &options.nbd {
-            daemon.serve(endpoint, &options.tls)?;
+            let server = daemon.bind_by(&options.tls, |exports, options| {
+                Server::bind(exports, endpoint.clone(), options)
+            })?;
+            if let Endpoint::Unix(place) = endpoint {
+                daemon.cleanup.add(&place.path);
+            }
+            bound.push((server, *endpoint == Endpoint::Stdio));
         }
         if options.activated {
             for socket in activation::sockets().map_err(DaemonError::Activation)? {
-                daemon.serve_by(&options.tls, |exports, options| {
-                    Server::adopt(exports, socket, options)
-                })?;
+                let adopt = |exports, options| Server::adopt(exports, socket, options);
+                bound.push((daemon.bind_by(&options.tls, adopt)?, false));
             }
         }
+        for spec in &options.devices {
+            let failed = |source| DaemonError::Device { name: spec.name().to_owned(), source };
+            daemon.devices.add(spec.clone()).map_err(failed)?;
+        }
+        let (sender, cleanup) = (daemon.sender(), Arc::clone(&daemon.cleanup));
+        daemon
+            .control
+            .iter_mut()
+            .try_for_each(|plane| plane.run(sender.clone(), Arc::clone(&cleanup)))?;
+        for (server, is_stdio) in bound {
+            daemon.serve(server, is_stdio, &options.tls)?;
+        }
+        warn_of_open_control(options);
         let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
         // It is still empty: only this function sets it.
         let _ = shared.servers.set(servers);
@@ -163,62 +176,58 @@ impl Daemon {
 
     fn mount(&mut self, dir: &Path, allow_other: bool) -> Result<(), DaemonError> {
         let options = MountOptions { allow_other, ..MountOptions::default() };
-        let mount = Mount::start(Arc::clone(self.yard.files()), dir, &options)?;
+        let mount = Mount::start(Arc::clone(self.devices.files()), dir, &options)?;
         let (dir, transport) = (mount.dir().display(), mount.transport().name());
         tracing::info!(%dir, threads = options.threads, transport, "files mounted");
-        self.litter.add_mount(mount.dir());
+        self.cleanup.add_mount(mount.dir());
         self.mount = Some(mount);
         Ok(())
     }
 
-    fn serve(&mut self, endpoint: &Endpoint, tls: &config::TlsSettings) -> Result<(), DaemonError> {
-        let server = self
-            .serve_by(tls, |exports, options| Server::start(exports, endpoint.clone(), options))?;
-        match endpoint {
-            Endpoint::Unix(place) => self.litter.add(&place.path),
-            Endpoint::Stdio => {
-                let sender = self.sender.clone();
-                let wait = move || {
-                    server.wait();
-                    // A daemon without a receiver is ending already.
-                    let _ = sender.send(Event::StdioDone);
-                };
-                let thread = std::thread::Builder::new().name("stdio-wait".to_owned()).spawn(wait);
-                self.stdio = Some(thread.map_err(DaemonError::Thread)?);
-            }
-            Endpoint::Tcp { .. } => {}
-        }
-        Ok(())
-    }
-
-    /// Starts the NBD servers by `start`.
-    fn serve_by(
-        &mut self,
+    /// Binds the sockets of an NBD server by `bind`.
+    fn bind_by(
+        &self,
         tls: &config::TlsSettings,
-        start: impl FnOnce(Arc<Exports>, ServerOptions) -> Result<Server, ServerError>,
-    ) -> Result<Arc<Server>, DaemonError> {
+        bind: impl FnOnce(Arc<Exports>, ServerOptions) -> Result<BoundServer, ServerError>,
+    ) -> Result<BoundServer, DaemonError> {
         let options = ServerOptions {
             drain_timeout: DRAIN,
             tls: tls_config(tls),
             memory: Arc::clone(&self.memory),
             ..ServerOptions::default()
         };
-        let server = start(Arc::clone(self.yard.exports()), options);
-        let server = Arc::new(server.map_err(|error| match error {
-            ServerError::Listen(error) => DaemonError::Place(error),
-            other => DaemonError::Nbd(other),
-        })?);
+        bind(Arc::clone(self.devices.exports()), options).map_err(nbd_failure)
+    }
+
+    /// Starts an NBD server. The daemon ends when the client on standard input has left.
+    fn serve(
+        &mut self,
+        server: BoundServer,
+        is_stdio: bool,
+        tls: &config::TlsSettings,
+    ) -> Result<(), DaemonError> {
+        let server = Arc::new(server.start().map_err(nbd_failure)?);
         for address in server.local_addrs() {
             tracing::info!(address, "serving NBD");
             warn_of_reach(address, tls);
         }
         self.servers.push(Arc::clone(&server));
-        Ok(server)
+        if is_stdio {
+            let sender = self.sender.clone();
+            let wait = move || {
+                server.wait();
+                // A daemon without a receiver is ending already.
+                let _ = sender.send(Event::StdioDone);
+            };
+            let thread = std::thread::Builder::new().name("stdio-wait".to_owned()).spawn(wait);
+            self.stdio = Some(thread.map_err(DaemonError::Thread)?);
+        }
+        Ok(())
     }
 
     /// The devices.
-    pub fn yard(&self) -> &Arc<Yard> {
-        &self.yard
+    pub fn devices(&self) -> &Arc<Devices> {
+        &self.devices
     }
 
     /// The NBD servers, in the order of the options.
@@ -242,8 +251,8 @@ impl Daemon {
     }
 
     /// The registry of files that an immediate exit must remove.
-    pub fn litter(&self) -> &Litter {
-        &self.litter
+    pub fn cleanup(&self) -> &CleanupRegistry {
+        &self.cleanup
     }
 
     /// A sender for events from other threads.
@@ -272,9 +281,9 @@ impl Drop for Daemon {
             mount.stop(DRAIN);
         }
         self.servers.drain(..).for_each(|server| server.stop());
-        for entry in self.yard.list() {
+        for entry in self.devices.list() {
             // A request may have removed the device just now.
-            let _ = self.yard.remove(entry.spec.name(), DRAIN);
+            let _ = self.devices.remove(entry.spec.name(), DRAIN);
         }
         if let Some(stdio) = self.stdio.take() {
             // A panic of the thread was reported when it happened.
@@ -284,22 +293,52 @@ impl Drop for Daemon {
     }
 }
 
-/// Warns about an endpoint that lets other users connect without authentication. The owner has
-/// named the group of a socket, so the group counts as an allow list.
+fn nbd_failure(error: ServerError) -> DaemonError {
+    match error {
+        ServerError::Listen(error) => DaemonError::Place(error),
+        other => DaemonError::Nbd(other),
+    }
+}
+
+/// Warns about an NBD endpoint that lets other users connect without authentication.
 fn warn_of_reach(address: &str, tls: &config::TlsSettings) {
-    let is_open = match address.strip_prefix("unix:") {
-        // A socket made by systemd may have no path that is visible here.
-        Some(path) => std::fs::symlink_metadata(path).is_ok_and(|found| found.mode() & 0o002 != 0),
-        None => address.starts_with("tcp:"),
-    };
-    if !is_open || (tls.mode == config::TlsMode::Require && tls.verify_peer) {
+    if !is_open(address) || (tls.mode == config::TlsMode::Require && tls.verify_peer) {
         return;
     }
     tracing::warn!(
         address,
         "any client that reaches this address can read and write every device: clients show no \
-         certificate; use a unix socket, or TLS with mode require and verify_peer"
+         certificate; use a unix socket of mode 0600, or TLS with mode require and verify_peer"
     );
+}
+
+/// Warns about a control socket, or an address for metrics, that lets other users connect.
+fn warn_of_open_control(options: &DaemonOptions) {
+    let control = options.control.as_ref().map(|place| format!("unix:{}", place.path.display()));
+    if let Some(address) = control.filter(|address| is_open(address)) {
+        tracing::warn!(
+            address,
+            "every user can connect to the control socket, and add, change and remove devices; \
+             use mode=0600, or mode=0660 with a group"
+        );
+    }
+    let metrics = options.metrics.as_ref().map(Endpoint::to_string);
+    if let Some(address) = metrics.filter(|address| is_open(address)) {
+        tracing::warn!(address, "any client that reaches this address can read the metrics");
+    }
+}
+
+/// Whether users other than the owner can connect to an address. The owner has named the group of a
+/// socket, so members of the group do not count.
+fn is_open(address: &str) -> bool {
+    match address.strip_prefix("unix:") {
+        // A socket made by systemd may have no path that is visible here.
+        Some(path) => {
+            let path = path.split_once('?').map_or(path, |(path, _)| path);
+            std::fs::symlink_metadata(path).is_ok_and(|found| found.mode() & 0o002 != 0)
+        }
+        None => address.starts_with("tcp:"),
+    }
 }
 
 fn tls_config(tls: &config::TlsSettings) -> TlsConfig {

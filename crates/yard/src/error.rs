@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 
 use blockyard_core::{DeviceError, Status};
-use blockyard_export::fuse::FileError;
-use blockyard_export::nbd::ExportError;
+use blockyard_fuse::FileError;
+use blockyard_nbd::ExportError;
 use blockyard_ram::RamError;
+use blockyard_store::StoreError;
 use blockyard_volume::VolumeError;
 use blockyard_zonefs::{MountError, ZoneFsError};
 
 use crate::inject::InjectError;
-use crate::param::{Kind, ParamError, shown};
+use crate::param::{DeviceKind, ParamError, shown};
 use crate::spec::NameError;
-use crate::stack::StackError;
 use crate::uri::UriError;
 
 /// A count with its noun: `1 zone`, `2 zones`.
@@ -38,6 +38,43 @@ fn opened(opens: u64) -> String {
     }
 }
 
+/// The reason for which a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StackError {
+    /// A parameter conflicts with the others.
+    #[error("invalid {field} `{value}`: expected {wanted}")]
+    Invalid {
+        /// The parameter.
+        field: &'static str,
+        /// The given value.
+        value: String,
+        /// What is expected.
+        wanted: String,
+    },
+    /// The system refused an operation.
+    #[error("{message}")]
+    Refused {
+        /// The parameter that needs the operation.
+        field: &'static str,
+        /// The operation and the error.
+        message: String,
+    },
+    /// The pool of a volume cannot be opened.
+    #[error(transparent)]
+    Volume(VolumeError),
+}
+
+impl StackError {
+    /// The invalid parameter.
+    pub fn field(&self) -> &'static str {
+        match self {
+            StackError::Invalid { field, .. } | StackError::Refused { field, .. } => field,
+            StackError::Volume(error) => error.field(),
+        }
+    }
+}
+
 /// The reason for which the yard refused a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -57,7 +94,9 @@ pub enum YardError {
         name: String,
     },
     /// There are too many devices.
-    #[error("there are {max} devices already, and no more will do; remove one first")]
+    #[error(
+        "cannot add a device: {max} devices, the most allowed, exist already; remove one first"
+    )]
     Full {
         /// The greatest number of devices.
         max: usize,
@@ -102,6 +141,21 @@ pub enum YardError {
         opened(*opens)
     )]
     ZonesUsed {
+        /// The device.
+        name: String,
+        /// The number of clients.
+        clients: u64,
+        /// How many times its file is open.
+        opens: u64,
+    },
+    /// Clients use the device, and a mounted file system needs it for itself.
+    #[error(
+        "cannot mount `{name}`: it has {}{}; disconnect and close first, or use `--force` \
+         (`\"force\": true`)",
+        counted(*clients, "NBD client"),
+        opened(*opens)
+    )]
+    MountUsed {
         /// The device.
         name: String,
         /// The number of clients.
@@ -250,10 +304,17 @@ impl From<RamError> for YardError {
     }
 }
 
+impl From<StoreError> for YardError {
+    fn from(error: StoreError) -> YardError {
+        VolumeError::from(error).into()
+    }
+}
+
 impl From<VolumeError> for YardError {
     fn from(error: VolumeError) -> YardError {
         match error {
-            VolumeError::Invalid { field, value, wanted } => {
+            VolumeError::Invalid { field, value, wanted }
+            | VolumeError::Store(StoreError::Invalid { field, value, wanted }) => {
                 YardError::Argument { field, value, wanted }
             }
             other => YardError::Volume(other),
@@ -264,13 +325,13 @@ impl From<VolumeError> for YardError {
 impl YardError {
     /// The error for an unknown device `name`; `known` are the names of all devices.
     pub fn no_such_device<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> YardError {
-        let advice = crate::nearest::suggestion(name, known);
+        let advice = crate::suggestion::suggestion(name, known);
         YardError::NoSuchDevice { name: shown(name), advice }
     }
 
     /// The error for an unknown fault of the device `name`.
-    pub fn no_such_fault(name: &str, kind: &Kind, fault: &str) -> YardError {
-        let advice = crate::nearest::suggestion(fault, kind.faults.iter().copied());
+    pub fn no_such_fault(name: &str, kind: &DeviceKind, fault: &str) -> YardError {
+        let advice = crate::suggestion::suggestion(fault, kind.faults.iter().copied());
         let (fault, known) = (shown(fault), kind.faults.join(", "));
         YardError::NoSuchFault { name: name.to_owned(), fault, known, advice }
     }
@@ -284,10 +345,12 @@ impl YardError {
             YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::ZonesUsed { .. }
-            | YardError::Volume(VolumeError::Busy { .. } | VolumeError::InUse { .. }) => "busy",
-            YardError::NoSuchPool { .. } | YardError::Volume(VolumeError::NoPool { .. }) => {
-                "no_such_pool"
-            }
+            | YardError::MountUsed { .. }
+            | YardError::Volume(
+                VolumeError::Busy { .. } | VolumeError::Store(StoreError::InUse { .. }),
+            ) => "busy",
+            YardError::NoSuchPool { .. }
+            | YardError::Volume(VolumeError::Store(StoreError::NoPool { .. })) => "no_such_pool",
             YardError::Volume(VolumeError::NoSuchVolume { .. }) => "no_such_volume",
             YardError::Volume(VolumeError::Exists { .. }) => "taken",
             YardError::Volume(VolumeError::NoSpace) => "no_space",
@@ -310,7 +373,7 @@ impl YardError {
             YardError::Device(DeviceError::OutOfRange { .. }) => "out_of_range",
             YardError::Device(DeviceError::Gone) => "gone",
             YardError::Device(DeviceError::Os { .. })
-            | YardError::Stack(StackError::Refused { .. }) => "refused",
+            | YardError::Stack(StackError::Refused { .. } | StackError::Volume(_)) => "refused",
             YardError::Export(_) | YardError::File(_) => "export_failed",
             YardError::Uri(_)
             | YardError::Stack(_)
@@ -332,6 +395,7 @@ impl YardError {
             | YardError::Busy { name, .. }
             | YardError::Used { name, .. }
             | YardError::ZonesUsed { name, .. }
+            | YardError::MountUsed { name, .. }
             | YardError::Volume(
                 VolumeError::NoSuchVolume { name }
                 | VolumeError::Exists { name }
@@ -352,6 +416,7 @@ impl YardError {
             | YardError::Argument { field, value, .. }
             | YardError::Device(DeviceError::Invalid { field, value, .. }) => (field, value),
             YardError::Stack(StackError::Refused { field, .. }) => (field, ""),
+            YardError::Stack(StackError::Volume(error)) => (error.field(), ""),
             YardError::Inject(InjectError { field, value, .. }) => (field, value),
             YardError::NoSuchFault { fault, .. }
             | YardError::Device(DeviceError::NoSuchFault { fault }) => ("fault", fault),

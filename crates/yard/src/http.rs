@@ -84,7 +84,7 @@ impl Peer for TcpStream {
 
 /// A client that is connected.
 #[derive(Debug)]
-struct Client {
+struct OpenConnection {
     task: AbortHandle,
     /// Whether a request of the client is in progress.
     busy: Arc<AtomicBool>,
@@ -92,9 +92,9 @@ struct Client {
 
 /// The clients of one class, the oldest first.
 #[derive(Debug, Default)]
-struct Clients(Vec<Client>);
+struct ConnectionClass(Vec<OpenConnection>);
 
-impl Clients {
+impl ConnectionClass {
     /// Makes room for one more; `false` if each client has a request in progress.
     fn make_room(&mut self) -> bool {
         self.0.retain(|client| !client.task.is_finished());
@@ -117,7 +117,7 @@ pub(crate) async fn serve<L>(
     L: Listener,
     L::Io: Peer,
 {
-    let [mut owners, mut others] = [Clients::default(), Clients::default()];
+    let [mut owners, mut others] = [ConnectionClass::default(), ConnectionClass::default()];
     loop {
         let io = tokio::select! {
             (io, _) = listener.accept() => io,
@@ -135,14 +135,14 @@ pub(crate) async fn serve<L>(
             continue;
         }
         let busy = Arc::new(AtomicBool::new(false));
-        let io = Patient::new(io, stall);
+        let io = StallTimeout::new(io, stall);
         let conversation = converse(io, routes.clone(), waits, Arc::clone(&busy));
-        class.0.push(Client { task: tokio::spawn(conversation).abort_handle(), busy });
+        class.0.push(OpenConnection { task: tokio::spawn(conversation).abort_handle(), busy });
     }
 }
 
 /// Answers the requests of one client.
-async fn converse<I>(io: Patient<I>, routes: Router, waits: Waits, busy: Arc<AtomicBool>)
+async fn converse<I>(io: StallTimeout<I>, routes: Router, waits: Waits, busy: Arc<AtomicBool>)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -155,7 +155,7 @@ where
         let answer = routes.call(request);
         async move {
             let answer = answer.await?;
-            let answer = answer.map(|body| Answer { body, _under_way: under_way });
+            let answer = answer.map(|body| TrackedBody { body, _under_way: under_way });
             Ok::<_, std::convert::Infallible>(answer)
         }
     });
@@ -185,12 +185,12 @@ impl Drop for UnderWay {
 }
 
 /// The body of a response; the request is in progress until it is sent.
-struct Answer {
+struct TrackedBody {
     body: Body,
     _under_way: UnderWay,
 }
 
-impl HttpBody for Answer {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -257,16 +257,16 @@ fn timed_out() -> io::Error {
 }
 
 /// A connection whose client must read what is sent to it.
-struct Patient<I> {
+struct StallTimeout<I> {
     io: I,
     stall_max: Duration,
     /// The timeout, which runs while the client reads nothing.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl<I> Patient<I> {
-    fn new(io: I, stall_max: Duration) -> Patient<I> {
-        Patient { io, stall_max, stalled: None }
+impl<I> StallTimeout<I> {
+    fn new(io: I, stall_max: Duration) -> StallTimeout<I> {
+        StallTimeout { io, stall_max, stalled: None }
     }
 
     /// Returns the result of a write, or an error after the timeout.
@@ -285,7 +285,7 @@ impl<I> Patient<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Patient<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for StallTimeout<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -295,7 +295,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Patient<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Patient<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for StallTimeout<I> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -4,8 +4,8 @@
 use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::{Op, Sector, Status};
 
-use crate::nearest::suggestion;
 use crate::param::shown;
+use crate::suggestion::suggestion;
 
 /// The longest text, in bytes.
 pub const LEN_MAX: usize = 1024;

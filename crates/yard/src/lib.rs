@@ -4,17 +4,18 @@
 pub mod activation;
 pub mod api;
 pub mod api_paths;
+pub mod cleanup_registry;
 pub mod client;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod devices;
+pub mod entry;
 pub mod error;
 mod http;
 pub mod inject;
-pub mod litter;
 pub mod memory;
 pub mod metrics;
-pub mod nearest;
 pub mod param;
 pub mod paths;
 pub mod ram;
@@ -22,15 +23,13 @@ pub mod scheduler;
 pub mod size;
 pub mod spec;
 pub mod stack;
+pub mod suggestion;
 pub mod table;
 pub mod uri;
 pub mod view;
 pub mod volumes;
-pub mod yard;
 pub mod zone_check;
 pub mod zonefs;
 pub mod zones;
 
-pub use blockyard_export::nbd::{
-    AllowLists, LIMIT_BYTES_MIN as NBD_MEMORY_MIN, UnixPlace, endpoint,
-};
+pub use blockyard_nbd::{AllowLists, LIMIT_BYTES_MIN as NBD_MEMORY_MIN, UnixPlace, endpoint};

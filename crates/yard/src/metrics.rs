@@ -9,18 +9,19 @@ use blockyard_core::channel::Stats;
 use blockyard_core::sched::deadline::{Counters, Stats as Scheduled};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{Op, SECTOR_BYTES, Sector};
-use blockyard_export::nbd::MemoryUse;
+use blockyard_nbd::MemoryUse;
 use blockyard_sync::counter::bucket_floor;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use crate::devices::Devices;
+use crate::entry::DeviceEntry;
 use crate::param::SCHEDULERS;
 use crate::ram::{HistogramsView, RamView, SizeView};
 use crate::scheduler;
 use crate::volumes::PoolView;
-use crate::yard::{Entry, Yard};
 
 /// The number of zones that are read at once to count them.
 const ZONES_PAGE: usize = 4096;
@@ -33,14 +34,14 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 
 /// All metrics of a yard; `connections` is its number of NBD connections, `memory` their use of
 /// memory.
-pub fn encode(yard: &Yard, connections: u64, memory: MemoryUse) -> String {
+pub fn encode(devices: &Devices, connections: u64, memory: MemoryUse) -> String {
     let mut registry = Registry::with_prefix("blockyard");
-    let pools = yard.pool_views();
-    let sample = Sample {
+    let pools = devices.pool_views();
+    let sample = MetricsSample {
         connections,
         memory,
         pools,
-        devices: yard.list().into_iter().map(Row::new).collect(),
+        devices: devices.list().into_iter().map(DeviceSample::new).collect(),
     };
     registry.register_collector(Box::new(sample));
     let mut text = String::new();
@@ -51,16 +52,16 @@ pub fn encode(yard: &Yard, connections: u64, memory: MemoryUse) -> String {
 
 /// All values at one moment.
 #[derive(Debug)]
-struct Sample {
+struct MetricsSample {
     connections: u64,
     memory: MemoryUse,
     pools: Vec<PoolView>,
-    devices: Vec<Row>,
+    devices: Vec<DeviceSample>,
 }
 
 /// The values of one device.
-struct Row {
-    entry: Entry,
+struct DeviceSample {
+    entry: DeviceEntry,
     stats: Stats,
     scheduled: Scheduled,
     zones: Vec<(ZoneCond, u64)>,
@@ -70,14 +71,14 @@ struct Row {
     ages: Vec<u64>,
 }
 
-impl fmt::Debug for Row {
+impl fmt::Debug for DeviceSample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Row").field("device", &self.name()).finish_non_exhaustive()
     }
 }
 
-impl Row {
-    fn new(entry: Entry) -> Row {
+impl DeviceSample {
+    fn new(entry: DeviceEntry) -> DeviceSample {
         let (stats, zones) = (entry.disk.stats(), count_zones(&entry));
         let scheduled = entry.disk.scheduler().map(|control| control.stats());
         let ram = RamView::of(&entry);
@@ -85,7 +86,15 @@ impl Row {
             let histograms = HistogramsView::new(ram);
             (histograms.coarse(ram.config().unit.into()), histograms.ages)
         });
-        Row { entry, stats, scheduled: scheduled.unwrap_or_default(), zones, ram, sizes, ages }
+        DeviceSample {
+            entry,
+            stats,
+            scheduled: scheduled.unwrap_or_default(),
+            zones,
+            ram,
+            sizes,
+            ages,
+        }
     }
 
     fn name(&self) -> &str {
@@ -93,7 +102,7 @@ impl Row {
     }
 }
 
-fn count_zones(entry: &Entry) -> Vec<(ZoneCond, u64)> {
+fn count_zones(entry: &DeviceEntry) -> Vec<(ZoneCond, u64)> {
     if entry.disk.geometry().zones.is_none() {
         return Vec::new();
     }
@@ -113,10 +122,10 @@ fn count_zones(entry: &Entry) -> Vec<(ZoneCond, u64)> {
     counts.to_vec()
 }
 
-type Counts = fn(&Stats, Op) -> u64;
+type CountOf = fn(&Stats, Op) -> u64;
 
 /// Counters per device and operation: name, help, and how to read the value.
-const PER_OP: [(&str, &str, Counts); 4] = [
+const PER_OP: [(&str, &str, CountOf); 4] = [
     ("device_ops", "Bios completed, failed ones included", |stats, op| stats.op(op).ops),
     ("device_bytes", "Bytes of the bios that succeeded", |stats, op| {
         stats.op(op).sectors * SECTOR_BYTES
@@ -125,7 +134,7 @@ const PER_OP: [(&str, &str, Counts); 4] = [
     ("device_merges", "Bios merged into another's request", |stats, op| stats.op(op).merges),
 ];
 
-type Gauge = fn(&Row) -> u64;
+type Gauge = fn(&DeviceSample) -> u64;
 
 /// Gauges per device.
 const PER_DEVICE: [(&str, &str, Gauge); 2] = [
@@ -162,16 +171,16 @@ const PER_CLASS: [(&str, &str, Ordered); 5] = [
     ("scheduler_expired", "Requests that it sent when they were overdue", |counts| counts.expired),
 ];
 
-type Latency = fn(&Stats) -> &[u64];
+type LatencyOf = fn(&Stats) -> &[u64];
 
 /// Latency histograms per device, by the class of the operation.
-const LATENCIES: [(&str, Latency); 3] = [
+const LATENCIES: [(&str, LatencyOf); 3] = [
     ("read", |stats| &stats.read_latency),
     ("write", |stats| &stats.write_latency),
     ("other", |stats| &stats.other_latency),
 ];
 
-impl Collector for Sample {
+impl Collector for MetricsSample {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for (name, help, count) in PER_OP {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -220,7 +229,7 @@ impl Collector for Sample {
     }
 }
 
-impl Sample {
+impl MetricsSample {
     fn encode_memory(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let MemoryUse { limit_bytes, used_bytes, waits, refused, .. } = self.memory;
         let gauges = [
@@ -370,28 +379,28 @@ mod tests {
     use super::*;
     use crate::paths::TempDir;
 
-    fn yard() -> (Arc<Yard>, TempDir) {
-        let (yard, temp) = (Yard::new(), TempDir::new().unwrap());
+    fn devices() -> (Arc<Devices>, TempDir) {
+        let (devices, temp) = (Devices::new(), TempDir::new().unwrap());
         let volume = format!("volume:///v?size=1G&path={}", temp.path().join("pool").display());
         for uri in [
             "null:///plain?size=1G",
             "null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=2",
             volume.as_str(),
         ] {
-            yard.add(crate::uri::parse(uri).unwrap()).unwrap();
+            devices.add(crate::uri::parse(uri).unwrap()).unwrap();
         }
-        (yard, temp)
+        (devices, temp)
     }
 
     #[test]
     fn every_sample_has_a_type_and_the_text_ends_as_it_must() {
-        let (yard, temp) = yard();
-        let entry = yard.find("plain").unwrap();
+        let (devices, temp) = devices();
+        let entry = devices.find("plain").unwrap();
         let mut io = Io::new(entry.disk.open().unwrap(), 4096);
         for _ in 0..3 {
             io.read(Sector(8), &mut [0; 4096]).unwrap();
         }
-        let text = encode(&yard, 2, MemoryUse::default());
+        let text = encode(&devices, 2, MemoryUse::default());
         let pool = temp.path().canonicalize().unwrap().join("pool");
         let volumes = format!("blockyard_pool_volumes{{pool=\"{}\"}} 1", pool.display());
         assert!(text.ends_with("# EOF\n"), "{text}");
@@ -431,19 +440,19 @@ mod tests {
     /// The bug: counts were gauges, so a program that adds up rates took a restart for a decrease.
     #[test]
     fn statistics_of_ram_disks_are_counters_where_they_only_grow() {
-        let yard = Yard::new();
-        yard.add(crate::uri::parse("ram:///r?size=1M").unwrap()).unwrap();
-        let mut io = Io::new(yard.find("r").unwrap().disk.open().unwrap(), 4096);
+        let devices = Devices::new();
+        devices.add(crate::uri::parse("ram:///r?size=1M").unwrap()).unwrap();
+        let mut io = Io::new(devices.find("r").unwrap().disk.open().unwrap(), 4096);
         io.write(Sector(0), &[7; 4096], blockyard_core::Flags::NONE).unwrap();
         io.run(blockyard_core::Bio::new(Op::Discard, Sector(0), 8)).unwrap();
-        let text = encode(&yard, 0, MemoryUse::default());
+        let text = encode(&devices, 0, MemoryUse::default());
         let value = |family: &str, group: &str, stat: &str| {
             let line = format!("{family}{{device=\"r\",group=\"{group}\",stat=\"{stat}\"}} ");
             text.lines().find_map(|have| have.strip_prefix(&line)?.parse::<u64>().ok())
         };
         assert_eq!(value("blockyard_ram_events_total", "io_stat", "notify_free"), Some(1));
         assert_eq!(value("blockyard_ram", "own", "table_bytes"), Some(2048));
-        let (mut events, row) = (0, Row::new(yard.find("r").unwrap()));
+        let (mut events, row) = (0, DeviceSample::new(devices.find("r").unwrap()));
         for (group, fields) in row.ram.unwrap().groups() {
             for (stat, _) in fields {
                 let event = value("blockyard_ram_events_total", group, stat);

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use crate::nearest::suggestion;
 use crate::size::{self, Bytes};
+use crate::suggestion::suggestion;
 
 mod table;
 
@@ -18,7 +18,7 @@ const SYNONYMS: &[(&str, &str)] = &[("deadline", "mq-deadline")];
 
 /// A kind of device.
 #[derive(Debug)]
-pub struct Kind {
+pub struct DeviceKind {
     /// The kind's name: the scheme of the URI, and `kind` in TOML.
     pub name: &'static str,
     /// A description in one line.
@@ -37,7 +37,7 @@ pub struct Param {
     /// The parameter's name in URIs and in TOML.
     pub name: &'static str,
     /// The form of its values.
-    pub form: Form,
+    pub form: ValueForm,
     /// The default value, in the form of a URI.
     pub default: &'static str,
     /// The effect, in one line.
@@ -46,7 +46,7 @@ pub struct Param {
 
 /// The form of a parameter's values. Bounds are inclusive.
 #[derive(Clone, Copy, Debug)]
-pub enum Form {
+pub enum ValueForm {
     /// Bytes, with suffixes.
     Size {
         /// Least, in bytes.
@@ -136,9 +136,9 @@ pub enum ParamError {
     },
 }
 
-impl Kind {
+impl DeviceKind {
     /// The kind with this name.
-    pub fn find(name: &str) -> Option<&'static Kind> {
+    pub fn find(name: &str) -> Option<&'static DeviceKind> {
         KINDS.iter().find(|kind| kind.name == name)
     }
 
@@ -168,7 +168,7 @@ impl Kind {
 impl Param {
     /// Whether its value is the path of a file, directory or device.
     pub fn is_path(&self) -> bool {
-        matches!(self.form, Form::Path { .. })
+        matches!(self.form, ValueForm::Path { .. })
     }
 
     /// Parses a value in the form of a URI.
@@ -177,23 +177,23 @@ impl Param {
     /// If the text does not have the parameter's form, or is out of its bounds.
     pub fn parse(&self, text: &str) -> Result<Value, ParamError> {
         let value = match self.form {
-            Form::Size { .. } | Form::Sizes(_) => size::parse(text).ok().map(Value::Size),
-            Form::Count { .. } => {
+            ValueForm::Size { .. } | ValueForm::Sizes(_) => size::parse(text).ok().map(Value::Size),
+            ValueForm::Count { .. } => {
                 let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
                 plain.then(|| text.parse().ok().map(Value::Count)).flatten()
             }
-            Form::Int { .. } => int(text).map(Value::Int),
-            Form::Millis { .. } => millis(text).map(Value::Count),
-            Form::Switch => switch(text).map(Value::Switch),
-            Form::Choice(words) => {
+            ValueForm::Int { .. } => int(text).map(Value::Int),
+            ValueForm::Millis { .. } => millis(text).map(Value::Count),
+            ValueForm::Switch => switch(text).map(Value::Switch),
+            ValueForm::Choice(words) => {
                 let synonym = SYNONYMS.iter().find(|(other, _)| *other == text);
                 let text = synonym.map_or(text, |(_, word)| word);
                 let is_meant =
                     |(index, word): (usize, &&str)| *word == text || index.to_string() == text;
                 words.iter().enumerate().position(is_meant).map(Value::Choice)
             }
-            Form::Text { .. } => Some(Value::Text(text.to_owned())),
-            Form::Path { .. } => expand_home(text).map(Value::Text),
+            ValueForm::Text { .. } => Some(Value::Text(text.to_owned())),
+            ValueForm::Path { .. } => expand_home(text).map(Value::Text),
         };
         value.filter(|value| self.fits(value)).ok_or_else(|| self.refuse(text))
     }
@@ -201,15 +201,16 @@ impl Param {
     /// Whether a value has the parameter's form and is within its bounds.
     pub fn fits(&self, value: &Value) -> bool {
         match (self.form, value) {
-            (Form::Size { min, max }, Value::Size(value))
-            | (Form::Count { min, max } | Form::Millis { min, max }, Value::Count(value)) => {
-                (min..=max).contains(value)
-            }
-            (Form::Sizes(sizes), Value::Size(value)) => sizes.contains(value),
-            (Form::Int { min, max }, Value::Int(value)) => (min..=max).contains(value),
-            (Form::Switch, Value::Switch(_)) => true,
-            (Form::Choice(words), Value::Choice(index)) => *index < words.len(),
-            (Form::Text { len_max } | Form::Path { len_max }, Value::Text(text)) => {
+            (ValueForm::Size { min, max }, Value::Size(value))
+            | (
+                ValueForm::Count { min, max } | ValueForm::Millis { min, max },
+                Value::Count(value),
+            ) => (min..=max).contains(value),
+            (ValueForm::Sizes(sizes), Value::Size(value)) => sizes.contains(value),
+            (ValueForm::Int { min, max }, Value::Int(value)) => (min..=max).contains(value),
+            (ValueForm::Switch, Value::Switch(_)) => true,
+            (ValueForm::Choice(words), Value::Choice(index)) => *index < words.len(),
+            (ValueForm::Text { len_max } | ValueForm::Path { len_max }, Value::Text(text)) => {
                 text.len() <= len_max && !text.chars().any(char::is_control)
             }
             _ => false,
@@ -224,27 +225,27 @@ impl Param {
     /// What is expected, as the end of a sentence.
     pub fn wanted(&self) -> String {
         match self.form {
-            Form::Size { min, max } => {
+            ValueForm::Size { min, max } => {
                 format!("expected {} from {} to {}", size::WANTED, Bytes(min), Bytes(max))
             }
-            Form::Sizes(sizes) => {
+            ValueForm::Sizes(sizes) => {
                 let sizes: Vec<_> = sizes.iter().map(u64::to_string).collect();
                 format!("expected one of {}", sizes.join(", "))
             }
-            Form::Count { min, max: u64::MAX } => format!("expected a number from {min} on"),
-            Form::Count { min, max } => format!("expected a number from {min} to {max}"),
-            Form::Int { min, max } => format!("expected a number from {min} to {max}"),
-            Form::Millis { min, max } => {
+            ValueForm::Count { min, max: u64::MAX } => format!("expected a number from {min} on"),
+            ValueForm::Count { min, max } => format!("expected a number from {min} to {max}"),
+            ValueForm::Int { min, max } => format!("expected a number from {min} to {max}"),
+            ValueForm::Millis { min, max } => {
                 format!("expected milliseconds from {min} to {max}, e.g. 500, 500ms or 5s")
             }
-            Form::Switch => format!("expected {SWITCH_WORDS}"),
-            Form::Choice(words) => {
+            ValueForm::Switch => format!("expected {SWITCH_WORDS}"),
+            ValueForm::Choice(words) => {
                 format!("expected one of {}, or its number from 0 on", words.join(", "))
             }
-            Form::Text { len_max } => {
+            ValueForm::Text { len_max } => {
                 format!("expected at most {len_max} bytes of text without control characters")
             }
-            Form::Path { len_max } => format!(
+            ValueForm::Path { len_max } => format!(
                 "expected a path of at most {len_max} bytes without control characters; `~/` at \
                  its beginning is $HOME, and `~USER` is not supported: write the whole path, or \
                  `./~USER` for a directory of that name"
@@ -255,13 +256,13 @@ impl Param {
     /// A word for the form, as in `size=SIZE`.
     pub fn placeholder(&self) -> String {
         match self.form {
-            Form::Size { .. } | Form::Sizes(_) => "SIZE".to_owned(),
-            Form::Count { .. } | Form::Int { .. } => "N".to_owned(),
-            Form::Millis { .. } => "MS".to_owned(),
-            Form::Switch => "0|1".to_owned(),
-            Form::Choice(words) => words.join("|"),
-            Form::Text { .. } => "TEXT".to_owned(),
-            Form::Path { .. } => "PATH".to_owned(),
+            ValueForm::Size { .. } | ValueForm::Sizes(_) => "SIZE".to_owned(),
+            ValueForm::Count { .. } | ValueForm::Int { .. } => "N".to_owned(),
+            ValueForm::Millis { .. } => "MS".to_owned(),
+            ValueForm::Switch => "0|1".to_owned(),
+            ValueForm::Choice(words) => words.join("|"),
+            ValueForm::Text { .. } => "TEXT".to_owned(),
+            ValueForm::Path { .. } => "PATH".to_owned(),
         }
     }
 
@@ -273,7 +274,7 @@ impl Param {
     /// Prints a value in the form of a URI, before percent-encoding.
     pub fn print(&self, value: &Value) -> String {
         match (self.form, value) {
-            (Form::Choice(words), Value::Choice(index)) => words[*index].to_owned(),
+            (ValueForm::Choice(words), Value::Choice(index)) => words[*index].to_owned(),
             (_, Value::Size(bytes)) => Bytes(*bytes).to_string(),
             (_, Value::Count(count)) => count.to_string(),
             (_, Value::Int(number)) => number.to_string(),
@@ -344,8 +345,8 @@ pub fn shown(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn null() -> &'static Kind {
-        Kind::find("null").unwrap()
+    fn null() -> &'static DeviceKind {
+        DeviceKind::find("null").unwrap()
     }
 
     #[test]
@@ -428,7 +429,8 @@ mod tests {
         let error = trace.parse("~other/x").unwrap_err().to_string();
         assert!(error.starts_with("invalid trace `~other/x`: expected a path"), "{error}");
         for kind in KINDS {
-            for param in kind.params().filter(|param| matches!(param.form, Form::Text { .. })) {
+            for param in kind.params().filter(|param| matches!(param.form, ValueForm::Text { .. }))
+            {
                 let is_path = ["path", "file", "folder", "directory", "/dev/"];
                 let is_path = is_path.into_iter().any(|word| param.doc.contains(word));
                 assert!(!is_path || param.name == "commit", "{} takes a path", param.name);

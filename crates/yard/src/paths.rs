@@ -75,6 +75,26 @@ fn choose(xdg: Option<OsString>, uid: u32, temp: &Path) -> RuntimeDir {
     }
 }
 
+/// Checks a control socket that a command connects to. In the directory for temporary files another
+/// user may have made this user's runtime directory, with a socket of their own in it.
+///
+/// # Errors
+/// If the socket is in such a directory, and another user can write to that.
+pub(crate) fn check_control_socket(socket: &Path) -> io::Result<()> {
+    check_socket_in(&runtime_dir(), socket)
+}
+
+fn check_socket_in(runtime: &RuntimeDir, socket: &Path) -> io::Result<()> {
+    if !runtime.last_resort || socket.parent() != Some(&runtime.path) {
+        return Ok(());
+    }
+    match check_private_dir(&runtime.path) {
+        // The connection reports that.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        checked => checked,
+    }
+}
+
 /// The control socket that the commands use by default.
 pub fn control_socket() -> PathBuf {
     match std::env::var_os(CONTROL_VARIABLE).filter(|path| !path.is_empty()) {
@@ -93,6 +113,14 @@ pub fn make_private_dir(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         result => return result,
     }
+    check_private_dir(path)
+}
+
+/// Checks that only this user can write to a directory.
+///
+/// # Errors
+/// If it does not exist, or belongs to another user, or other users may write to it.
+fn check_private_dir(path: &Path) -> io::Result<()> {
     let metadata = std::fs::symlink_metadata(path)?;
     let own = metadata.uid() == rustix::process::geteuid().as_raw();
     if !metadata.is_dir() || !own || metadata.mode() & 0o022 != 0 {
@@ -184,5 +212,26 @@ mod tests {
         std::fs::write(path.join("x"), "").unwrap();
         drop(temp);
         assert!(!path.exists());
+    }
+
+    /// The bug: a command sent its request to the socket of another user, who had made the runtime
+    /// directory of this user in the directory for temporary files.
+    #[test]
+    fn control_socket_in_a_directory_of_others_is_refused() {
+        let temp = TempDir::new().unwrap();
+        let path = temp.path().join("blockyard-1");
+        let socket = path.join(CONTROL_SOCKET);
+        let runtime = RuntimeDir { path: path.clone(), last_resort: true };
+        assert!(check_socket_in(&runtime, &socket).is_ok(), "there is no directory yet");
+        make_private_dir(&path).unwrap();
+        assert!(check_socket_in(&runtime, &socket).is_ok());
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = check_socket_in(&runtime, &socket).unwrap_err().to_string();
+        assert!(error.contains("only you can write to"), "{error}");
+        let named = Path::new("/elsewhere/control.sock");
+        assert!(check_socket_in(&runtime, named).is_ok(), "the user has named it");
+        let usual = RuntimeDir { last_resort: false, ..runtime };
+        assert!(check_socket_in(&usual, &socket).is_ok());
+        std::fs::remove_dir(&path).unwrap();
     }
 }

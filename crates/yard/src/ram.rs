@@ -11,11 +11,9 @@ use blockyard_ram::{BlockState, Ram, RamStats, Replace, Selection, Settings, Sta
 use serde::{Deserialize, Serialize};
 
 use crate::api_paths::ApiPaths;
+use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::param::shown;
-use crate::size::Bytes;
-use crate::spec::DeviceSpec;
-use crate::yard::Entry;
 
 pub use histograms::{HistogramsView, SizeView};
 
@@ -143,7 +141,7 @@ impl From<RamStats> for RamView {
 
 impl RamView {
     /// The present statistics of a device; `None` if it is no RAM disk.
-    pub fn of(entry: &Entry) -> Option<RamView> {
+    pub fn of(entry: &DeviceEntry) -> Option<RamView> {
         entry.ram.as_ref().map(|ram| ram.stats().into())
     }
 
@@ -166,26 +164,8 @@ impl RamView {
 ///
 /// # Errors
 /// If the device is no RAM disk.
-pub fn view(entry: &Entry) -> Result<RamView, YardError> {
+pub fn view(entry: &DeviceEntry) -> Result<RamView, YardError> {
     ram_of(entry).map(|ram| ram.stats().into())
-}
-
-/// A description of a RAM disk from its parameters, for people; `None` for other devices.
-pub(crate) fn described(spec: &DeviceSpec) -> Option<String> {
-    if spec.kind().name != "ram" {
-        return None;
-    }
-    let mut text = ", compressed by ".to_owned() + ["lz4", "lz4hc", "zstd"][spec.choice("algo")];
-    if spec.number("unit") != 4096 {
-        text += &format!(" in units of {}", Bytes(spec.number("unit")));
-    }
-    if spec.switch("dedup") {
-        text += ", equal blocks stored once";
-    }
-    if spec.number("mem_limit") != 0 {
-        text += &format!(", {} of memory at most", Bytes(spec.number("mem_limit")));
-    }
-    Some(text)
 }
 
 /// `POST /v1/devices/{name}/ram/{verb}`. A field that the verb does not use is refused.
@@ -273,7 +253,7 @@ pub const SAMPLES: &str = "blockyard-samples";
 pub const BLOCKS_MAX: usize = 4096;
 
 /// The RAM disk of a device.
-pub(crate) fn ram_of(entry: &Entry) -> Result<&Arc<Ram>, YardError> {
+pub(crate) fn ram_of(entry: &DeviceEntry) -> Result<&Arc<Ram>, YardError> {
     let name = || entry.spec.name().to_owned();
     entry.ram.as_ref().ok_or_else(|| YardError::NotRam { name: name() })
 }
@@ -350,7 +330,7 @@ const SETTINGS: [&str; 3] = ["mem_limit", "mem_used_max", "compact"];
 /// If the device is no RAM disk, the verb is unknown, it does not use a given field, the
 /// configuration does not allow the file, or the operation fails.
 pub fn work(
-    entry: &Entry,
+    entry: &DeviceEntry,
     verb: &str,
     request: &RamRequest,
     paths: &ApiPaths,
@@ -437,7 +417,7 @@ fn set(ram: &Ram, request: &RamRequest) -> Result<Vec<(&'static str, u64)>, Yard
 ///
 /// # Errors
 /// If the device is no RAM disk.
-pub fn histograms(entry: &Entry) -> Result<HistogramsView, YardError> {
+pub fn histograms(entry: &DeviceEntry) -> Result<HistogramsView, YardError> {
     ram_of(entry).map(|ram| HistogramsView::new(ram))
 }
 
@@ -445,7 +425,7 @@ pub fn histograms(entry: &Entry) -> Result<HistogramsView, YardError> {
 ///
 /// # Errors
 /// If the device is no RAM disk, the page is too long, or begins beyond the device.
-pub(crate) fn blocks(entry: &Entry, asked: &BlocksQuery) -> Result<BlocksView, YardError> {
+pub(crate) fn blocks(entry: &DeviceEntry, asked: &BlocksQuery) -> Result<BlocksView, YardError> {
     let count = asked.count.unwrap_or(BLOCKS_MAX);
     if !(1..=BLOCKS_MAX).contains(&count) {
         return Err(argument("count", count, format!("1 to {BLOCKS_MAX}")));

@@ -8,15 +8,15 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use blockyard_core::Disk;
+use blockyard_core::sched::control::SchedulerControl;
 use blockyard_core::sched::deadline::{Stats, Tunable, Tunables};
-use blockyard_core::sched::shared::{ORDER_CAPACITY, SchedulerControl};
+use blockyard_core::sched::shared::ORDER_CAPACITY;
 use serde::{Deserialize, Serialize};
 
-use crate::error::YardError;
-use crate::nearest::suggestion;
-use crate::param::{Kind, Param, SCHEDULERS, Value, shown};
+use crate::error::{StackError, YardError};
+use crate::param::{DeviceKind, Param, SCHEDULERS, Value, shown};
 use crate::spec::DeviceSpec;
-use crate::stack::StackError;
+use crate::suggestion::suggestion;
 use crate::uri::UriError;
 
 /// The parameter that names the scheduler.
@@ -239,7 +239,7 @@ pub(crate) fn begin(spec: &DeviceSpec, control: &dyn SchedulerControl) -> Result
 /// If a parameter is unknown, a value is invalid, or the disk has no such scheduler.
 pub fn change(
     disk: &dyn Disk,
-    device: &'static Kind,
+    device: &'static DeviceKind,
     request: &SchedulerRequest,
 ) -> Result<SchedulerView, YardError> {
     // The lock protects no value, so a panic of another holder does no harm.
@@ -275,12 +275,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::param::{COMMON, Form};
+    use crate::param::{COMMON, ValueForm};
     use crate::{stack, uri};
     use blockyard_core::zone::gate::GateMode;
     use std::sync::Arc;
 
-    fn disk(uri: &str) -> (&'static Kind, Arc<dyn Disk>) {
+    fn disk(uri: &str) -> (&'static DeviceKind, Arc<dyn Disk>) {
         let spec = uri::parse(uri).unwrap();
         (spec.kind(), stack::open(&spec).unwrap().disk)
     }
@@ -298,9 +298,11 @@ mod tests {
             let param = COMMON.iter().find(|param| param.name == tunable.name()).unwrap();
             let (least, most) = tunable.range();
             let bounds = match param.form {
-                Form::Millis { min, max } | Form::Count { min, max } => (min as i64, max as i64),
-                Form::Int { min, max } => (min.into(), max.into()),
-                Form::Switch => (0, 1),
+                ValueForm::Millis { min, max } | ValueForm::Count { min, max } => {
+                    (min as i64, max as i64)
+                }
+                ValueForm::Int { min, max } => (min.into(), max.into()),
+                ValueForm::Switch => (0, 1),
                 other => panic!("{tunable}: {other:?}"),
             };
             // 0 stands for the default, which is known only once there is a device.
@@ -376,7 +378,7 @@ mod tests {
         for asked in ["scheduler=mq-deadline", "gate=plug"] {
             let (kind, disk) = disk(&format!("{zoned}&{asked}"));
             change(&*disk, kind, &request([("scheduler", "mq-deadline")])).unwrap();
-            assert_eq!(disk.gate().map(|gate| gate.mode), Some(GateMode::Plug), "{asked}");
+            assert_eq!(disk.gate().map(|gate| gate.mode), Some(GateMode::ZoneWritePlug), "{asked}");
         }
         let spec = uri::parse(&format!("{zoned}&scheduler=mq-deadline&gate=pipeline")).unwrap();
         let error = stack::open(&spec).map(drop).unwrap_err().to_string();

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::param::{Kind, Param, ParamError, Value, shown};
+use crate::param::{DeviceKind, Param, ParamError, Value, shown};
 use crate::uri;
 
 /// Longest name of a device, in bytes.
@@ -39,7 +39,7 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
 /// The specification of a device.
 #[derive(Clone)]
 pub struct DeviceSpec {
-    kind: &'static Kind,
+    kind: &'static DeviceKind,
     name: String,
     values: BTreeMap<&'static str, Value>,
 }
@@ -49,13 +49,13 @@ impl DeviceSpec {
     ///
     /// # Errors
     /// If the name is invalid.
-    pub fn new(kind: &'static Kind, name: &str) -> Result<DeviceSpec, NameError> {
+    pub fn new(kind: &'static DeviceKind, name: &str) -> Result<DeviceSpec, NameError> {
         check_name(name)?;
         Ok(DeviceSpec { kind, name: name.to_owned(), values: BTreeMap::new() })
     }
 
     /// The kind of device.
-    pub fn kind(&self) -> &'static Kind {
+    pub fn kind(&self) -> &'static DeviceKind {
         self.kind
     }
 
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn what_is_not_given_has_its_default() {
-        let spec = DeviceSpec::new(Kind::find("null").unwrap(), "n0").unwrap();
+        let spec = DeviceSpec::new(DeviceKind::find("null").unwrap(), "n0").unwrap();
         assert_eq!(spec.number("size"), 250 << 30);
         assert!(!spec.switch("zoned"));
         assert_eq!(spec.choice("irqmode"), 0);

@@ -13,16 +13,16 @@ use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::sched::shared::Scheduled;
-use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneGates};
-use blockyard_core::zone::{WordZones, ZoneSet};
+use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneWritePlugs};
+use blockyard_core::zone::{AtomicZoneSet, ZoneSet};
 use blockyard_core::{Composed, Device, Disk, owner_only};
 use blockyard_null::{IrqMode, Null, NullConfig, NullError};
 use blockyard_ram::{Ram, RamConfig};
 use blockyard_volume::Running;
 
-use crate::param::Form;
+use crate::error::StackError;
+use crate::param::ValueForm;
 use crate::scheduler::{self, is_tunable};
 use crate::spec::DeviceSpec;
 
@@ -42,39 +42,6 @@ pub struct Made {
     pub ram: Option<Arc<Ram>>,
     /// The pool that the device is in, if it is a volume.
     pub pool: Option<Arc<Running>>,
-}
-
-/// The reason for which a device could not be opened.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StackError {
-    /// A parameter conflicts with the others.
-    #[error("invalid {field} `{value}`: expected {wanted}")]
-    Invalid {
-        /// The parameter.
-        field: &'static str,
-        /// The given value.
-        value: String,
-        /// What is expected.
-        wanted: String,
-    },
-    /// The system refused an operation.
-    #[error("{message}")]
-    Refused {
-        /// The parameter that needs the operation.
-        field: &'static str,
-        /// The operation and the error.
-        message: String,
-    },
-}
-
-impl StackError {
-    /// The invalid parameter.
-    pub fn field(&self) -> &'static str {
-        match self {
-            StackError::Invalid { field, .. } | StackError::Refused { field, .. } => field,
-        }
-    }
 }
 
 impl From<NullError> for StackError {
@@ -97,7 +64,7 @@ fn as_given(spec: &DeviceSpec, error: StackError) -> StackError {
 /// A size as it was given; `None` if the parameter is no size, or was not given.
 fn given_as(spec: &DeviceSpec, field: &str) -> Option<String> {
     let (param, given) = spec.given().find(|(param, _)| param.name == field)?;
-    matches!(param.form, Form::Size { .. }).then(|| param.print(given))
+    matches!(param.form, ValueForm::Size { .. }).then(|| param.print(given))
 }
 
 /// A note for each given parameter that has no effect without another one.
@@ -133,7 +100,7 @@ fn untuned(spec: &DeviceSpec) -> impl Iterator<Item = String> {
 /// # Errors
 /// If its parameters conflict, or the system refuses an operation that they need.
 pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
-    open_with_zones::<WordZones>(spec)
+    open_with_zones::<AtomicZoneSet>(spec)
 }
 
 /// Opens the device with zones of type `Z`, to compare ways of locking them.
@@ -174,7 +141,7 @@ pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
         "smr" => smr::check(spec)?,
         "ram" => ram::check(spec)?,
         "volume" => volume::check(spec)?,
-        _ => notes(spec, &*null::<WordZones>(spec)?),
+        _ => notes(spec, &*null::<AtomicZoneSet>(spec)?),
     };
     notes.extend(untuned(spec));
     Ok(notes)
@@ -272,7 +239,7 @@ fn gate_mode<D: Device>(spec: &DeviceSpec, device: &D) -> Result<GateMode, Stack
             wanted: format!("plug: {why}"),
         }),
         (0 | 1, None) => Ok(GateMode::Pipeline),
-        _ => Ok(GateMode::Plug),
+        _ => Ok(GateMode::ZoneWritePlug),
     }
 }
 
@@ -284,7 +251,7 @@ fn with_gate<D: Device>(
     if gate_mode(spec, &*device)? == GateMode::Pipeline {
         return Ok(composed(spec, device, Ungated, depth));
     }
-    let gates = ZoneGates::new(Arc::clone(&device)).map_err(|error| StackError::Refused {
+    let gates = ZoneWritePlugs::new(Arc::clone(&device)).map_err(|error| StackError::Refused {
         field: "zone_size",
         message: format!("zone_size: {error}"),
     })?;
@@ -304,7 +271,7 @@ fn composed<D: Device, W: Gates>(
 ) -> Arc<dyn Disk> {
     let (name, kind) = (spec.name().to_owned(), spec.kind().name);
     let config = ChannelConfig { depth: 2 * depth.clamp(128, 16_384) };
-    let disk = Composed::new(name, kind, device, config, NoneScheduler::new).with_gates(gates);
+    let disk = Composed::new(name, kind, device, config).with_gates(gates);
     if spec.switch("read_only") { Arc::new(disk.read_only()) } else { Arc::new(disk) }
 }
 
@@ -374,7 +341,7 @@ fn fault_attr(
 mod tests {
     use super::*;
     use crate::config::{TEMPLATE, parse};
-    use crate::param::{KINDS, Kind};
+    use crate::param::{DeviceKind, KINDS};
     use crate::paths::TempDir;
     use crate::uri;
     use blockyard_core::zone::gate::GateView;
@@ -387,7 +354,7 @@ mod tests {
     }
 
     /// A specification of each kind; a volume needs a pool and a size.
-    fn example(kind: &'static Kind, pool: &TempDir) -> DeviceSpec {
+    fn example(kind: &'static DeviceKind, pool: &TempDir) -> DeviceSpec {
         let mut spec = DeviceSpec::new(kind, "d").unwrap();
         if kind.name == "volume" {
             spec.set_text("path", &pool.path().display().to_string()).unwrap();
@@ -409,8 +376,8 @@ mod tests {
 
     #[test]
     fn the_table_has_the_defaults_of_the_device() {
-        let spec = DeviceSpec::new(Kind::find("null").unwrap(), "d").unwrap();
-        assert_eq!(null_config(&spec), Ok(NullConfig::default()));
+        let spec = DeviceSpec::new(DeviceKind::find("null").unwrap(), "d").unwrap();
+        assert_eq!(null_config(&spec).unwrap(), NullConfig::default());
     }
 
     #[test]
@@ -452,9 +419,9 @@ mod tests {
         assert_eq!(gate("zoned=0"), None);
         assert_eq!(gate(zoned), view(GateMode::Pipeline, false));
         assert_eq!(gate(&format!("{zoned}&gate=pipeline")), view(GateMode::Pipeline, false));
-        assert_eq!(gate(&format!("{zoned}&gate=plug")), view(GateMode::Plug, false));
+        assert_eq!(gate(&format!("{zoned}&gate=plug")), view(GateMode::ZoneWritePlug, false));
         let appendless = "zoned=1&zone_size=1M&zone_append_max_sectors=0";
-        assert_eq!(gate(appendless), view(GateMode::Plug, true));
+        assert_eq!(gate(appendless), view(GateMode::ZoneWritePlug, true));
         let error = refused(&format!("null:///d?size=1G&{appendless}&gate=pipeline"));
         assert!(error.starts_with("invalid gate `pipeline`: expected plug"), "{error}");
         let error = refused("null:///d?size=8P&zoned=1&zone_size=4T&zone_append_max_sectors=0");

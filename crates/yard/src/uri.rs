@@ -3,9 +3,9 @@
 
 use std::fmt::Write;
 
-use crate::nearest::suggestion;
-use crate::param::{KINDS, Kind, ParamError, shown};
+use crate::param::{DeviceKind, KINDS, ParamError, shown};
 use crate::spec::{DeviceSpec, NameError};
+use crate::suggestion::suggestion;
 
 /// The longest URI, in bytes.
 pub const LEN_MAX: usize = 8192;
@@ -104,8 +104,8 @@ pub fn parse(uri: &str) -> Result<DeviceSpec, UriError> {
 ///
 /// # Errors
 /// If there is none; the error names all kinds.
-pub fn find_kind(name: &str) -> Result<&'static Kind, UriError> {
-    Kind::find(name).ok_or_else(|| {
+pub fn find_kind(name: &str) -> Result<&'static DeviceKind, UriError> {
+    DeviceKind::find(name).ok_or_else(|| {
         let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
         let advice = suggestion(name, known.iter().copied());
         UriError::UnknownKind { kind: shown(name), known: known.join(", "), advice }
@@ -148,7 +148,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::param::Form;
+    use crate::param::ValueForm;
 
     #[test]
     fn a_whole_uri_is_read() {
@@ -206,21 +206,21 @@ mod tests {
     }
 
     /// A valid value of the form.
-    fn fitting(form: Form) -> BoxedStrategy<String> {
+    fn fitting(form: ValueForm) -> BoxedStrategy<String> {
         match form {
-            Form::Size { min, max } => {
+            ValueForm::Size { min, max } => {
                 (min..=max).prop_map(|n| crate::size::Bytes(n).to_string()).boxed()
             }
-            Form::Sizes(sizes) => {
+            ValueForm::Sizes(sizes) => {
                 proptest::sample::select(sizes).prop_map(|n| n.to_string()).boxed()
             }
-            Form::Count { min, max } | Form::Millis { min, max } => {
+            ValueForm::Count { min, max } | ValueForm::Millis { min, max } => {
                 (min..=max).prop_map(|n| n.to_string()).boxed()
             }
-            Form::Int { min, max } => (min..=max).prop_map(|n| n.to_string()).boxed(),
-            Form::Switch => prop_oneof![Just("0".to_owned()), Just("1".to_owned())].boxed(),
-            Form::Choice(words) => (0..words.len()).prop_map(|i| words[i].to_owned()).boxed(),
-            Form::Text { len_max } | Form::Path { len_max } => {
+            ValueForm::Int { min, max } => (min..=max).prop_map(|n| n.to_string()).boxed(),
+            ValueForm::Switch => prop_oneof![Just("0".to_owned()), Just("1".to_owned())].boxed(),
+            ValueForm::Choice(words) => (0..words.len()).prop_map(|i| words[i].to_owned()).boxed(),
+            ValueForm::Text { len_max } | ValueForm::Path { len_max } => {
                 "[^~\\p{C}]{0,20}".prop_filter("bounded", move |text| text.len() <= len_max).boxed()
             }
         }

@@ -4,14 +4,14 @@ use blockyard_core::channel::Stats;
 use blockyard_core::zone::gate::GateMode;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Op, Sector};
-use blockyard_export::fuse::FileInfo;
-use blockyard_export::nbd::MemoryUse;
+use blockyard_fuse::FileInfo;
+use blockyard_nbd::MemoryUse;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
 use serde::{Deserialize, Serialize};
 
+use crate::entry::{DeviceEntry, describe};
 use crate::ram::RamView;
 use crate::scheduler;
-use crate::yard::{Entry, describe};
 
 /// `GET /v1`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -122,7 +122,7 @@ pub struct LimitsView {
 
 impl DeviceView {
     /// A device with `clients` NBD clients, and with its file if there is one.
-    pub fn new(entry: &Entry, clients: u64, file: Option<FileInfo>) -> DeviceView {
+    pub fn new(entry: &DeviceEntry, clients: u64, file: Option<FileInfo>) -> DeviceView {
         let (disk, limits) = (entry.disk.as_ref(), entry.disk.limits());
         let (geometry, gate) = (disk.geometry(), disk.gate());
         DeviceView {
@@ -173,7 +173,7 @@ fn limit(sectors: u64) -> Option<u64> {
     Some(sectors).filter(|sectors| *sectors != u64::MAX)
 }
 
-fn age_ns(entry: &Entry) -> u64 {
+fn age_ns(entry: &DeviceEntry) -> u64 {
     u64::try_from(entry.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -285,7 +285,7 @@ pub struct StatsView {
 
 impl StatsView {
     /// The present statistics of a device.
-    pub fn new(entry: &Entry) -> StatsView {
+    pub fn new(entry: &DeviceEntry) -> StatsView {
         let stats: Stats = entry.disk.stats();
         let ops = Op::ALL.into_iter().filter_map(|op| {
             let row = stats.op(op);
@@ -521,6 +521,8 @@ pub struct MountRequest {
     pub dir: String,
     /// The options as for `-o`: `errors=`, `explicit-open`, `ro`, `allow_other`.
     pub options: String,
+    /// Mount it although clients use the device.
+    pub force: bool,
 }
 
 /// A zonefs that is mounted.

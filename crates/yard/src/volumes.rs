@@ -7,18 +7,20 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use blockyard_store::mirror::CopyStatus;
 use blockyard_sync::counter::bucket_floor;
-use blockyard_volume::check::{Damage, Report};
-use blockyard_volume::format::catalogue::Traits;
-use blockyard_volume::receive::Received;
-use blockyard_volume::store::mirror::CopyStatus;
+use blockyard_volume::verify::{Damage, Report};
 use blockyard_volume::{Running, VolumeError};
+use blockyard_volume_admin::receive::Received;
+use blockyard_volume_admin::usage;
+use blockyard_volume_format::catalogue::VolumeMeta;
 use serde::{Deserialize, Serialize};
 
+use crate::devices::Devices;
+use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::param::shown;
 use crate::size::Bytes;
-use crate::yard::{Entry, Yard};
 
 /// A volume or a snapshot.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -47,18 +49,18 @@ pub struct VolumeView {
 }
 
 impl VolumeView {
-    fn new(running: &Running, traits: &Traits) -> VolumeView {
-        VolumeView { in_use: running.is_taken(traits.id), ..VolumeView::idle(traits) }
+    fn new(running: &Running, meta: &VolumeMeta) -> VolumeView {
+        VolumeView { in_use: running.is_taken(meta.id), ..VolumeView::idle(meta) }
     }
 
     /// A volume of a pool without devices.
-    pub fn idle(traits: &Traits) -> VolumeView {
+    pub fn idle(meta: &VolumeMeta) -> VolumeView {
         VolumeView {
-            name: traits.name.clone(),
-            snapshot: traits.is_snapshot,
-            size_bytes: traits.size_bytes(),
-            volblocksize_bytes: traits.block_bytes,
-            reservation_bytes: traits.reserved_bytes,
+            name: meta.name.clone(),
+            snapshot: meta.is_snapshot,
+            size_bytes: meta.size_bytes(),
+            volblocksize_bytes: meta.block_bytes,
+            reservation_bytes: meta.reserved_bytes,
             in_use: false,
             stored_bytes: None,
             referenced_bytes: None,
@@ -67,7 +69,7 @@ impl VolumeView {
 
     /// All volumes and snapshots of a pool.
     pub fn list(running: &Running) -> Vec<VolumeView> {
-        running.pool().list().iter().map(|traits| VolumeView::new(running, traits)).collect()
+        running.pool().list().iter().map(|meta| VolumeView::new(running, meta)).collect()
     }
 
     /// One volume or snapshot, with its space usage.
@@ -75,11 +77,11 @@ impl VolumeView {
     /// # Errors
     /// If there is none of this name.
     pub fn one(running: &Running, name: &str) -> Result<VolumeView, VolumeError> {
-        let usage = running.usage(name)?;
+        let usage = usage::usage(running, name)?;
         Ok(VolumeView {
             stored_bytes: Some(usage.stored_bytes),
-            referenced_bytes: Some(usage.blocks * u64::from(usage.traits.block_bytes)),
-            ..VolumeView::new(running, &usage.traits)
+            referenced_bytes: Some(usage.blocks * u64::from(usage.meta.block_bytes)),
+            ..VolumeView::new(running, &usage.meta)
         })
     }
 }
@@ -100,7 +102,7 @@ pub struct CopyView {
 
 impl From<CopyStatus> for CopyView {
     fn from(status: CopyStatus) -> CopyView {
-        let CopyStatus { path, is_good: good, why, mended } = status;
+        let CopyStatus { path, is_good: good, why, repaired: mended } = status;
         CopyView { path, good, why, mended }
     }
 }
@@ -320,7 +322,7 @@ impl VolumeRequest {
     }
 }
 
-/// Executes a verb on a pool, open in a yard or in a command. Returns a few words about the result.
+/// Executes a verb on a pool, open in a yard or in a command. Returns a sentence about the result.
 ///
 /// # Errors
 /// If there is no such verb, it does not use a given field, or the pool refuses.
@@ -332,38 +334,38 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
             let block_bytes = request.volblocksize_bytes.unwrap_or(0);
             let reserved = request.reservation_bytes.unwrap_or(0);
             running.create_reserved(name, request.size()?, block_bytes, reserved)?;
-            Ok("created".to_owned())
+            Ok(format!("created {name}"))
         }
         "snapshot" => {
             running.snapshot(name)?;
-            Ok("made".to_owned())
+            Ok(format!("created snapshot {name}"))
         }
         "clone" => {
             let new = request.new.as_deref();
             let new = new.ok_or_else(|| argument("new", "nothing", "the new volume's name"))?;
             running.clone_of(name, new)?;
-            Ok(format!("{new} has its contents"))
+            Ok(format!("cloned {name} to {new}"))
         }
         "rollback" => {
             running.rollback(name)?;
-            Ok("its volume is as it was then".to_owned())
+            Ok(format!("rolled back to {name}"))
         }
         "resize" => {
             let mut done = Vec::new();
             if request.size_bytes.is_some() || request.reservation_bytes.is_none() {
                 let size = request.size()?;
                 running.resize(name, size)?;
-                done.push(format!("{} now", Bytes(size)));
+                done.push(format!("resized {name} to {}", Bytes(size)));
             }
             if let Some(bytes) = request.reservation_bytes {
                 running.reserve(name, bytes)?;
-                done.push(format!("{} are its own", Bytes(bytes)));
+                done.push(format!("reserved {} for {name}", Bytes(bytes)));
             }
             Ok(done.join(", "))
         }
         "destroy" => {
             running.destroy(name)?;
-            Ok("removed".to_owned())
+            Ok(format!("destroyed {name}"))
         }
         // The other verbs return a stream.
         _ => Err(argument("verb", shown(verb), "one that changes a volume")),
@@ -375,7 +377,7 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
 pub struct VolumeDone {
     /// The volume or snapshot.
     pub name: String,
-    /// A few words about the result, for people.
+    /// A sentence about the result, for people.
     pub done: String,
 }
 
@@ -441,6 +443,10 @@ pub struct ScrubView {
     /// writes them to the other copy.
     #[serde(default)]
     pub behind: u64,
+    /// The intact groups after the end of the log that a check found: the next opening does not use
+    /// them.
+    #[serde(default)]
+    pub unused_groups: u64,
     /// The copies that a check has read, if there are two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
@@ -469,8 +475,9 @@ impl From<Report> for ScrubView {
             stored_bytes,
             groups,
             damaged,
-            mended,
+            repaired: mended,
             behind,
+            unused_groups,
             copies,
             damage,
         } = report;
@@ -482,11 +489,22 @@ impl From<Report> for ScrubView {
         });
         let copies = copies.into_iter().map(CopyView::from).collect();
         let damage = damage.collect();
-        ScrubView { volumes, blocks, stored_bytes, groups, damaged, mended, behind, copies, damage }
+        ScrubView {
+            volumes,
+            blocks,
+            stored_bytes,
+            groups,
+            damaged,
+            mended,
+            behind,
+            unused_groups,
+            copies,
+            damage,
+        }
     }
 }
 
-impl Yard {
+impl Devices {
     /// The pools of this yard's devices, each once.
     pub fn pools(&self) -> Vec<Arc<Running>> {
         let mut pools: Vec<Arc<Running>> = Vec::new();
@@ -522,8 +540,8 @@ impl Yard {
     }
 
     /// The device of a pool's volume, if it is open as one.
-    fn device_of(&self, pool: &Arc<Running>, volume: &str) -> Option<Entry> {
-        let is_it = |entry: &Entry| {
+    fn device_of(&self, pool: &Arc<Running>, volume: &str) -> Option<DeviceEntry> {
+        let is_it = |entry: &DeviceEntry| {
             entry.spec.name() == volume
                 && entry.pool.as_ref().is_some_and(|other| Arc::ptr_eq(other, pool))
         };

@@ -5,23 +5,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use blockyard_core::claim::DiskClaim;
 use blockyard_zonefs::format::{Format, Formatted, check_label, format};
-use blockyard_zonefs::{FileKind, Mount, MountOptions, ZoneFs};
+use blockyard_zonefs::{FileKind, Hyphenated, Mount, MountOptions, ZoneFs};
 
+use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::view::{FormatRequest, FormatView, MountView};
-use crate::yard::Entry;
 
 /// The mounted file systems.
 #[derive(Default)]
 pub(crate) struct Mounts {
-    slots: Mutex<Vec<Slot>>,
+    slots: Mutex<Vec<MountSlot>>,
     /// Notified when a slot has become free.
     freed: Condvar,
 }
 
 /// A device whose file system is mounted, or is being made, mounted or unmounted.
-struct Slot {
+struct MountSlot {
     device: String,
     /// `None` while a file system is made, mounted or unmounted on it.
     mount: Option<Mount>,
@@ -37,7 +38,7 @@ struct Reserved<'m> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        let free = |slot: &Slot| slot.device != self.device || slot.mount.is_some();
+        let free = |slot: &MountSlot| slot.device != self.device || slot.mount.is_some();
         self.mounts.slots().retain(free);
         self.mounts.freed.notify_all();
     }
@@ -50,7 +51,7 @@ impl Mounts {
     /// If one is mounted on the device, the request is invalid, or the device refuses.
     pub(crate) fn format(
         &self,
-        entry: &Entry,
+        entry: &DeviceEntry,
         request: &FormatRequest,
     ) -> Result<FormatView, YardError> {
         let wanted = read_format(request)?;
@@ -59,14 +60,16 @@ impl Mounts {
         Ok(FormatView::new(entry.spec.name(), &made))
     }
 
-    /// Mounts the file system of the device that `find` returns.
+    /// Mounts the file system of the device that `find` returns and that `claim` claims.
     ///
     /// # Errors
-    /// If there is no such device, one is mounted on it, it has none, or the system refuses.
+    /// If there is no such device, one is mounted on it, clients use it, it has none, or the system
+    /// refuses.
     pub(crate) fn mount(
         &self,
         name: &str,
-        find: impl Fn() -> Result<Entry, YardError>,
+        find: impl Fn() -> Result<DeviceEntry, YardError>,
+        claim: impl FnOnce(&DeviceEntry) -> Result<DiskClaim, YardError>,
         dir: &Path,
         options: MountOptions,
         ended: impl FnOnce() + Send + Sync + 'static,
@@ -75,7 +78,13 @@ impl Mounts {
         // slot.
         find()?;
         let reserved = self.reserve(name)?;
-        let fs = ZoneFs::open(find()?.disk, options)?;
+        let entry = find()?;
+        let claim = claim(&entry)?;
+        let fs = ZoneFs::open(entry.disk, options)?;
+        let ended = move || {
+            drop(claim);
+            ended();
+        };
         let mount = Mount::new(fs, dir, Box::new(ended))?;
         let view = view(name, mount.fs(), mount.path());
         if self.put_back(name, mount) {
@@ -159,7 +168,7 @@ impl Mounts {
 
     /// All mounted file systems.
     pub(crate) fn list(&self) -> Vec<MountView> {
-        let mounted = |slot: &Slot| {
+        let mounted = |slot: &MountSlot| {
             let mount = slot.mount.as_ref()?;
             Some((slot.device.clone(), Arc::clone(mount.fs()), mount.path().to_owned()))
         };
@@ -172,7 +181,7 @@ impl Mounts {
         let mut slots = self.slots();
         let reserved = || Reserved { mounts: self, device: device.to_owned() };
         let Some(slot) = slots.iter_mut().find(|slot| slot.device == device) else {
-            slots.push(Slot { device: device.to_owned(), mount: None, going: false });
+            slots.push(MountSlot { device: device.to_owned(), mount: None, going: false });
             return Ok(reserved());
         };
         let refused = |dir| YardError::Mounted { name: device.to_owned(), dir };
@@ -191,7 +200,7 @@ impl Mounts {
     }
 
     /// The table, without mounts that another program has unmounted.
-    fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
+    fn slots(&self) -> MutexGuard<'_, Vec<MountSlot>> {
         // Every change is one call: a holder that panicked has left it consistent.
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         slots.retain(|slot| !slot.mount.as_ref().is_some_and(Mount::has_ended));
@@ -230,9 +239,11 @@ pub fn read_format(request: &FormatRequest) -> Result<Format, YardError> {
     let FormatRequest { force, label, uuid, options } = request;
     check_label(label)
         .map_err(|_| argument("label", label, "at most 64 bytes, none of them zero".to_owned()))?;
-    let uuid = uuid
-        .as_deref()
-        .map(|text| text.parse().map_err(|wanted: String| argument("uuid", text, wanted)));
+    let uuid = uuid.as_deref().map(|text| {
+        text.parse()
+            .map(Hyphenated::into_uuid)
+            .map_err(|_| argument("uuid", text, "32 hexadecimal digits, as 8-4-4-4-12".to_owned()))
+    });
     let options = options.parse().map_err(|error: blockyard_zonefs::options::OptionError| {
         argument("options", &error.option, error.wanted.to_owned())
     })?;

@@ -7,8 +7,8 @@ use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{Bio, Disk, Op, Sector, Status, ZoneGeometry};
 
 use crate::error::YardError;
-use crate::nearest::suggestion;
 use crate::param::shown;
+use crate::suggestion::suggestion;
 use crate::view::{ZoneDone, ZoneRequest, ZoneView, ZonesView};
 
 /// The most zones of one response.
@@ -80,7 +80,7 @@ pub fn report(disk: &dyn Disk, from: u64, count: usize) -> Result<ZonesView, Yar
 pub fn manage(disk: &dyn Disk, verb: Verb, request: &ZoneRequest) -> Result<ZoneDone, YardError> {
     let zones = zones_of(disk)?;
     let io = Io::new(disk.open()?, blockyard_core::SECTOR_BYTES as usize);
-    let mut work = Work { disk, zones, verb, io: io.with_timeout(DEADLINE) };
+    let mut work = ZoneWork { disk, zones, verb, io: io.with_timeout(DEADLINE) };
     let whole = request.from.unwrap_or(0) == 0 && request.count.is_none();
     if verb.op == Op::ZoneResetAll || (verb.op == Op::ZoneReset && whole) {
         if !whole {
@@ -105,14 +105,14 @@ pub fn manage(disk: &dyn Disk, verb: Verb, request: &ZoneRequest) -> Result<Zone
 }
 
 /// The execution of a verb on the zones of a device.
-struct Work<'d> {
+struct ZoneWork<'d> {
     disk: &'d dyn Disk,
     zones: &'d ZoneGeometry,
     verb: Verb,
     io: Io,
 }
 
-impl Work<'_> {
+impl ZoneWork<'_> {
     fn run(&mut self, op: Op, zone: u64, done: u64) -> Result<(), YardError> {
         let sector = zone * self.zones.zone_sectors;
         let Err(status) = self.io.run(Bio::new(op, Sector(sector), 0)) else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! The device contract on disks as the yard composes them: from a URI, with all layers, on the real
 //! clock.
 
-use blockyard_sim::contract::{self, Subject};
+use blockyard_testing::contract::{self, Subject};
 use blockyard_yard::{stack, uri};
 
 fn suite(text: &'static str) {

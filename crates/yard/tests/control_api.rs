@@ -8,9 +8,9 @@ use blockyard_yard::api::PATHS;
 use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::endpoint::Endpoint;
+use blockyard_yard::entry::WORK_MAX;
 use blockyard_yard::paths::TempDir;
 use blockyard_yard::view::{ErrorBody, RootView, ZoneRequest};
-use blockyard_yard::yard::WORK_MAX;
 use blockyard_yard::{uri, zones};
 
 /// A daemon for one test, and a client of it.

@@ -17,8 +17,8 @@ use blockyard_core::{
     Bio, BufRef, Channel, Completion, Disk, Flags, Op, Prio, Region, RegionId, SECTOR_BYTES,
     Sector, Status,
 };
-use blockyard_sim::seed::Seed;
-use blockyard_yard::param::Kind;
+use blockyard_testing::seed::Seed;
+use blockyard_yard::param::DeviceKind;
 use blockyard_yard::scheduler::{self, Given, SchedulerRequest, SchedulerView};
 use blockyard_yard::{stack, uri};
 use fastrand::Rng;
@@ -350,7 +350,7 @@ impl Submitter {
 /// Starts and stops submitters, and changes the scheduler meanwhile.
 struct Conductor {
     disk: Arc<dyn Disk>,
-    kind: &'static Kind,
+    kind: &'static DeviceKind,
     until: Instant,
     rng: Rng,
     free: Vec<Stripe>,

@@ -31,7 +31,7 @@ impl FileKind {
 
 /// A node of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Node {
+pub enum TreeNode {
     /// The root.
     Root,
     /// `cnv` or `seq`.

@@ -134,7 +134,4 @@ pub enum Problem {
         "the superblock cannot be read back; a device that keeps data (memory_backed=1) would do"
     )]
     Forgetful,
-    /// The system returned no random bytes.
-    #[error("making a UUID: {0}")]
-    Random(String),
 }

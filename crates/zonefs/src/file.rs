@@ -1,5 +1,4 @@
-//! A file: one zone, or several conventional zones. This file has appends and writes; `reading` has
-//! the reads.
+//! A file: one zone, or several conventional zones.
 //!
 //! A native append holds no exclusive lock: any number of threads append to one file concurrently,
 //! and the device returns where their data landed. Operations that need exclusive access
@@ -19,9 +18,9 @@ use blockyard_core::zone::ZoneCond;
 use blockyard_core::{Flags, Op, SECTOR_BYTES, Sector, Status};
 
 use crate::attributes::FileKind;
-use crate::door::{BUFFER_BYTES, Door};
 use crate::error::FileError;
 use crate::fs::ZoneFs;
+use crate::io_handle::{BUFFER_BYTES, IoHandle};
 use crate::layout::Shape;
 
 /// Bits of [`File::bits`].
@@ -201,7 +200,7 @@ impl File {
 
 /// The access for which a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum AccessMode {
     /// Reading.
     Read,
     /// Reading and writing.
@@ -219,11 +218,11 @@ pub(crate) struct Manner {
 
 /// An open file. Dropping it closes it.
 ///
-/// Threads share a `ZoneFile`, and each brings its own [`Door`].
+/// Threads share a `ZoneFile`, and each brings its own [`IoHandle`].
 pub struct ZoneFile {
     pub(crate) fs: Arc<ZoneFs>,
     pub(crate) file: Arc<File>,
-    pub(crate) access: Access,
+    pub(crate) access: AccessMode,
 }
 
 /// Why an I/O failed: refused before it reached the device, or failed by the device.
@@ -262,25 +261,25 @@ impl ZoneFile {
     /// # Errors
     /// [`FileError::NoRoom`] if the data do not fit, and then nothing changes;
     /// [`FileError::TooLong`] if they exceed [`ZoneFs::append_bytes_max`].
-    pub fn append(&self, door: &mut Door, data: &[u8]) -> Result<u64, FileError> {
+    pub fn append(&self, io: &mut IoHandle, data: &[u8]) -> Result<u64, FileError> {
         if data.len() > BUFFER_BYTES {
             return Err(FileError::TooLong { max: self.fs.append_bytes_max() });
         }
-        door.buffer().write(0, data);
-        self.append_buffer(door, data.len())
+        io.buffer().write(0, data);
+        self.append_buffer(io, data.len())
     }
 
-    /// Appends the first `len_bytes` of the door's buffer, as [`ZoneFile::append`] does.
+    /// Appends the first `len_bytes` of the handle's buffer, as [`ZoneFile::append`] does.
     ///
     /// # Errors
     /// As [`ZoneFile::append`].
-    pub fn append_buffer(&self, door: &mut Door, len_bytes: usize) -> Result<u64, FileError> {
-        self.append_part(door, len_bytes, false)
+    pub fn append_buffer(&self, io: &mut IoHandle, len_bytes: usize) -> Result<u64, FileError> {
+        self.append_part(io, len_bytes, false)
     }
 
     fn append_part(
         &self,
-        door: &mut Door,
+        io: &mut IoHandle,
         len_bytes: usize,
         durable: bool,
     ) -> Result<u64, FileError> {
@@ -300,16 +299,16 @@ impl ZoneFile {
             let _alone = (!native).then(|| self.file.in_order());
             let _in_flight = self.file.enter();
             truncations = self.file.truncations();
-            self.append_in_flight(door, None, len_bytes, durable)
+            self.append_in_flight(io, None, len_bytes, durable)
         };
         done.map_err(|failed| self.after_write(failed, len_bytes as u64, truncations))
     }
 
-    /// Appends the first `len_bytes` of the door's buffer. `known` is the offset at which they must
-    /// land, if no other thread appends.
+    /// Appends the first `len_bytes` of the handle's buffer. `known` is the offset at which they
+    /// must land, if no other thread appends.
     fn append_in_flight(
         &self,
-        door: &mut Door,
+        io: &mut IoHandle,
         known: Option<u64>,
         len_bytes: usize,
         durable: bool,
@@ -329,7 +328,7 @@ impl ZoneFile {
             false => (Op::Write, file.start + before / SECTOR_BYTES),
         };
         let flags = if durable { Flags::FUA } else { Flags::NONE };
-        let landed = door.transfer(op, sector, len / SECTOR_BYTES, 0, flags);
+        let landed = io.transfer(op, sector, len / SECTOR_BYTES, 0, flags);
         let landed = landed.map_err(Failed::ByDevice)?;
         let landed = if op == Op::Write { sector } else { landed };
         let inside = landed >= file.start;
@@ -347,13 +346,13 @@ impl ZoneFile {
     ///
     /// # Errors
     /// The first one that applies in the table of docs/zonefs.md.
-    pub fn write(&self, door: &mut Door, offset: u64, data: &[u8]) -> Result<usize, FileError> {
-        self.write_direct(door, offset, data, Manner::default())
+    pub fn write(&self, io: &mut IoHandle, offset: u64, data: &[u8]) -> Result<usize, FileError> {
+        self.write_direct(io, offset, data, Manner::default())
     }
 
     pub(crate) fn write_direct(
         &self,
-        door: &mut Door,
+        io: &mut IoHandle,
         offset: u64,
         data: &[u8],
         manner: Manner,
@@ -370,14 +369,14 @@ impl ZoneFile {
             // before or after the whole write.
             let _in_flight = self.file.enter();
             truncations = self.file.truncations();
-            self.write_in_flight(door, offset, data, manner)
+            self.write_in_flight(io, offset, data, manner)
         };
         end.map_err(|failed| self.after_write(failed, 0, truncations))
     }
 
     fn write_in_flight(
         &self,
-        door: &mut Door,
+        io: &mut IoHandle,
         offset: u64,
         data: &[u8],
         manner: Manner,
@@ -398,11 +397,11 @@ impl ZoneFile {
         let mut done = 0;
         for part in data[..len].chunks(piece) {
             let at = offset + done as u64;
-            door.buffer().write(0, part);
+            io.buffer().write(0, part);
             if sequential {
-                self.append_in_flight(door, Some(at), part.len(), manner.durable)?;
+                self.append_in_flight(io, Some(at), part.len(), manner.durable)?;
             } else {
-                self.write_anywhere(door, at, part.len(), manner.durable)?;
+                self.write_anywhere(io, at, part.len(), manner.durable)?;
             }
             done += part.len();
         }
@@ -412,7 +411,7 @@ impl ZoneFile {
     /// Writes the contents of the buffer to a conventional file.
     fn write_anywhere(
         &self,
-        door: &mut Door,
+        io: &mut IoHandle,
         offset: u64,
         len_bytes: usize,
         durable: bool,
@@ -421,13 +420,13 @@ impl ZoneFile {
         let sector = self.file.start + offset / SECTOR_BYTES;
         let flags = if durable { Flags::FUA } else { Flags::NONE };
         let sectors = len_bytes as u64 / SECTOR_BYTES;
-        door.transfer(Op::Write, sector, sectors, 0, flags).map(drop).map_err(Failed::ByDevice)
+        io.transfer(Op::Write, sector, sectors, 0, flags).map(drop).map_err(Failed::ByDevice)
     }
 
     /// Writes any bytes of a conventional file: reads the rest of partially written blocks first.
     pub(crate) fn write_buffered(
         &self,
-        door: &mut Door,
+        io: &mut IoHandle,
         offset: u64,
         data: &[u8],
         manner: Manner,
@@ -456,16 +455,16 @@ impl ZoneFile {
             let covered = (skip + part).next_multiple_of(block as usize);
             if skip != 0 || covered != skip + part {
                 // Only the first and the last block can be written partially.
-                self.fill(door, first, 0, block as usize)?;
+                self.fill(io, first, 0, block as usize)?;
                 if covered > block as usize {
                     let last = covered - block as usize;
-                    self.fill(door, first + last as u64, last, block as usize)?;
+                    self.fill(io, first + last as u64, last, block as usize)?;
                 }
             }
-            door.buffer().write(skip as u64, &data[done..done + part]);
+            io.buffer().write(skip as u64, &data[done..done + part]);
             let end = {
                 let _in_flight = self.file.enter();
-                self.write_anywhere(door, first, covered, manner.durable)
+                self.write_anywhere(io, first, covered, manner.durable)
             };
             // A conventional file is never truncated.
             end.map_err(|failed| self.after_write(failed, 0, 0))?;
@@ -478,13 +477,13 @@ impl ZoneFile {
     ///
     /// # Errors
     /// If the zone is read-only or offline, or the device fails.
-    pub fn sync(&self, door: &mut Door) -> Result<(), FileError> {
+    pub fn sync(&self, io: &mut IoHandle) -> Result<(), FileError> {
         if self.file.is(bit::IMMUTABLE) {
             return Err(FileError::Immutable);
         }
         let end = {
             let _in_flight = self.file.enter();
-            door.run(Op::Flush, Sector(0))
+            io.run(Op::Flush, Sector(0))
         };
         end.map_err(|status| {
             self.fs.recover(&self.file, true);
@@ -494,7 +493,7 @@ impl ZoneFile {
 
     /// Whether writes to the file are allowed.
     fn check_write(&self) -> Result<(), FileError> {
-        if self.access == Access::Read {
+        if self.access == AccessMode::Read {
             Err(FileError::NotOpenForThat)
         } else if self.file.is(bit::IMMUTABLE) {
             Err(FileError::Immutable)
@@ -529,5 +528,124 @@ impl std::fmt::Debug for ZoneFile {
             .field("size", &self.size())
             .field("access", &self.access)
             .finish_non_exhaustive()
+    }
+}
+
+impl ZoneFile {
+    /// Reads up to `into.len()` bytes at `offset` and returns their number; fewer at the end of the
+    /// file.
+    ///
+    /// # Errors
+    /// If the zone cannot be read or the device fails.
+    pub fn read(
+        &self,
+        io: &mut IoHandle,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, FileError> {
+        self.read_whole(io, offset, into, false)
+    }
+
+    /// Reads a consistent state of the file: a truncation comes before or after the whole read.
+    /// `whole` refuses a range that is not whole blocks.
+    fn read_whole(
+        &self,
+        io: &mut IoHandle,
+        offset: u64,
+        into: &mut [u8],
+        whole: bool,
+    ) -> Result<usize, FileError> {
+        let end = {
+            // Enter before reading the size, and leave after the last read.
+            let _in_flight = self.file.enter();
+            self.read_in_flight(io, offset, into, whole)
+        };
+        end.map_err(|failed| self.after_read(failed))
+    }
+
+    fn read_in_flight(
+        &self,
+        io: &mut IoHandle,
+        offset: u64,
+        into: &mut [u8],
+        whole: bool,
+    ) -> Result<usize, Failed> {
+        let len = self.readable()?.saturating_sub(offset).min(into.len() as u64) as usize;
+        let is_whole = self.fs.is_aligned(offset) && self.fs.is_aligned(len as u64);
+        if whole && len > 0 && !is_whole {
+            return Err(FileError::Unaligned.into());
+        }
+        let block = u64::from(self.fs.block_bytes());
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let first = at - at % block;
+            let skip = (at - first) as usize;
+            let part = (len - done).min(BUFFER_BYTES - skip);
+            self.fill_in_flight(io, first, 0, (skip + part).next_multiple_of(block as usize))?;
+            io.buffer().read(skip as u64, &mut into[done..done + part]);
+            done += part;
+        }
+        Ok(done)
+    }
+
+    /// Reads whole blocks only, as O_DIRECT requires.
+    pub(crate) fn read_direct(
+        &self,
+        io: &mut IoHandle,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, FileError> {
+        self.read_whole(io, offset, into, true)
+    }
+
+    /// Whether the file can be read: its zone is not offline, and was not read-only at the mount.
+    pub fn is_readable(&self) -> bool {
+        !self.file.is(bit::UNREADABLE)
+    }
+
+    /// The size, or an error if the file cannot be read.
+    fn readable(&self) -> Result<u64, FileError> {
+        if self.is_readable() { Ok(self.file.size()) } else { Err(FileError::Immutable) }
+    }
+
+    /// Reads whole blocks into the handle's buffer, from byte `at` of the buffer on.
+    pub(crate) fn fill(
+        &self,
+        io: &mut IoHandle,
+        offset: u64,
+        at: usize,
+        len_bytes: usize,
+    ) -> Result<(), FileError> {
+        let end = {
+            let _in_flight = self.file.enter();
+            self.fill_in_flight(io, offset, at, len_bytes)
+        };
+        end.map_err(|failed| self.after_read(failed))
+    }
+
+    /// Reads whole blocks into the handle's buffer; the caller has entered the passage.
+    fn fill_in_flight(
+        &self,
+        io: &mut IoHandle,
+        offset: u64,
+        at: usize,
+        len_bytes: usize,
+    ) -> Result<(), Failed> {
+        let sector = self.file.start + offset / SECTOR_BYTES;
+        let sectors = len_bytes as u64 / SECTOR_BYTES;
+        let end = io.transfer(Op::Read, sector, sectors, at, Flags::NONE);
+        end.map(drop).map_err(Failed::ByDevice)
+    }
+
+    /// Recovers from a failed read and returns its error.
+    fn after_read(&self, failed: Failed) -> FileError {
+        let error = match failed {
+            Failed::Refused(error) => return error,
+            Failed::Misplaced => FileError::Misplaced,
+            Failed::ByDevice(status) => FileError::Device(status),
+        };
+        self.fs.recover(&self.file, false);
+        error
     }
 }

@@ -3,13 +3,13 @@
 use blockyard_core::blocking::Io;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Bio, Disk, Flags, Op, SECTOR_BYTES, Sector, Status};
+use uuid::Uuid;
 
 use crate::attributes::FileKind;
 use crate::error::{Problem, ZoneFsError};
 use crate::layout;
 use crate::options::FormatOptions;
 use crate::superblock::{LABEL_BYTES, MAGIC, SUPERBLOCK_BYTES, Superblock};
-use crate::uuid::Uuid;
 
 /// Length of the start of a device that is checked for existing data before it is overwritten. File
 /// systems, volume managers and partition tables have their signatures there; btrfs's is the last,
@@ -83,7 +83,7 @@ pub fn format(disk: &dyn Disk, format: &Format) -> Result<Formatted, ZoneFsError
     if !format.force {
         look(&zones, &mut io).map_err(failed)?;
     }
-    let superblock = superblock(format).map_err(|error| failed(Problem::Random(error)))?;
+    let superblock = superblock(format);
     let zone_0_finished = write(disk, &mut io, &zones, &superblock).map_err(failed)?;
     Ok(Formatted {
         superblock,
@@ -93,15 +93,11 @@ pub fn format(disk: &dyn Disk, format: &Format) -> Result<Formatted, ZoneFsError
     })
 }
 
-fn superblock(format: &Format) -> Result<Superblock, String> {
-    let uuid = match format.uuid {
-        Some(uuid) => uuid,
-        None => Uuid::random().map_err(|error| error.to_string())?,
-    };
-    let mut superblock = Superblock::new(uuid);
+fn superblock(format: &Format) -> Superblock {
+    let mut superblock = Superblock::new(format.uuid.unwrap_or_else(Uuid::new_v4));
     superblock.label[..format.label.len()].copy_from_slice(format.label.as_bytes());
     let FormatOptions { aggregate_conventional, uid, gid, permissions } = format.options;
-    Ok(Superblock { aggregate_conventional, uid, gid, permissions, ..superblock })
+    Superblock { aggregate_conventional, uid, gid, permissions, ..superblock }
 }
 
 /// Refuses a device that holds data. Sectors above a write pointer hold none.

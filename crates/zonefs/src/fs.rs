@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use blockyard_core::zone::ZoneCond;
+use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{Disk, SECTOR_BYTES, Sector};
 
-use crate::attributes::{Attributes, FileKind, Node, Space, parse_name};
-use crate::door::{BUFFER_BYTES, Door};
+use crate::attributes::{Attributes, FileKind, Space, TreeNode, parse_name};
 use crate::error::{Problem, ZoneFsError};
-use crate::file::File;
-use crate::layout::{self, Shape};
-use crate::options::MountOptions;
+use crate::file::{File, bit};
+use crate::io_handle::{BUFFER_BYTES, IoHandle};
+use crate::layout::{self, Shape, worst, written};
+use crate::options::{MountOptions, OnError};
 use crate::remount::Remount;
 use crate::superblock::{PERMISSIONS, SUPERBLOCK_BYTES, Superblock};
 
@@ -61,8 +61,8 @@ pub struct ZoneFs {
     read_only: AtomicBool,
     /// Number of sequential files open for writing.
     writers: AtomicU32,
-    /// The door for zone operations, which are rare.
-    control: Mutex<Door>,
+    /// The handle for zone operations, which are rare.
+    control: Mutex<IoHandle>,
     opened: SystemTime,
     /// The mount to make read-only when the file system becomes read-only.
     mount: OnceLock<Arc<Remount>>,
@@ -78,9 +78,9 @@ impl ZoneFs {
         if disk.geometry().zones.is_none() {
             return Err(failed(Problem::NotZoned));
         }
-        let mut door = Door::open(disk.as_ref())?;
+        let mut io = IoHandle::open(disk.as_ref())?;
         let mut bytes = [0; SUPERBLOCK_BYTES];
-        let loaded = door.load(Sector(0), &mut bytes, "reading the superblock");
+        let loaded = io.load(Sector(0), &mut bytes, "reading the superblock");
         loaded.map_err(failed)?;
         let superblock = Superblock::decode(&bytes).map_err(|error| failed(error.into()))?;
         ZoneFs::open_with(disk, superblock, options)
@@ -114,7 +114,7 @@ impl ZoneFs {
         let native_append = append_bytes >= u64::from(block_bytes);
         let longest = if native_append { append_bytes } else { BUFFER_BYTES as u64 };
         let longest = longest.min(BUFFER_BYTES as u64) / u64::from(block_bytes);
-        let control = Mutex::new(Door::open(disk.as_ref())?);
+        let control = Mutex::new(IoHandle::open(disk.as_ref())?);
         let (uid, gid) = owner(&superblock);
         let directory = Directory { permissions: DIRECTORY_PERMISSIONS, uid: 0, gid: 0 };
         let permissions = superblock.permissions.unwrap_or(PERMISSIONS);
@@ -160,8 +160,8 @@ impl ZoneFs {
     ///
     /// # Errors
     /// If the device is gone or has no free channel.
-    pub fn door(&self) -> Result<Door, ZoneFsError> {
-        Door::open(self.disk.as_ref())
+    pub fn io_handle(&self) -> Result<IoHandle, ZoneFsError> {
+        IoHandle::open(self.disk.as_ref())
     }
 
     /// The device.
@@ -238,49 +238,49 @@ impl ZoneFs {
     }
 
     /// Looks up a name in a directory.
-    pub fn lookup(&self, parent: Node, name: &[u8]) -> Option<Node> {
+    pub fn lookup(&self, parent: TreeNode, name: &[u8]) -> Option<TreeNode> {
         match parent {
-            Node::Root => {
+            TreeNode::Root => {
                 let kind = self.directories().find(|kind| kind.directory().as_bytes() == name)?;
-                Some(Node::Directory(kind))
+                Some(TreeNode::Directory(kind))
             }
-            Node::Directory(kind) => {
+            TreeNode::Directory(kind) => {
                 let number = parse_name(name)?;
-                (number < self.file_count(kind)).then_some(Node::File(kind, number))
+                (number < self.file_count(kind)).then_some(TreeNode::File(kind, number))
             }
-            Node::File(..) => None,
+            TreeNode::File(..) => None,
         }
     }
 
     /// The node with an inode number.
-    pub fn node(&self, ino: u64) -> Option<Node> {
+    pub fn node(&self, ino: u64) -> Option<TreeNode> {
         let count = u64::from(self.zone_count);
         if ino == count {
-            return Some(Node::Root);
+            return Some(TreeNode::Root);
         }
         if ino > count {
             let kind = *FileKind::ALL.get((ino - count - 1) as usize)?;
-            return (self.file_count(kind) > 0).then_some(Node::Directory(kind));
+            return (self.file_count(kind) > 0).then_some(TreeNode::Directory(kind));
         }
         FileKind::ALL.into_iter().find_map(|kind| {
             let files = &self.files[kind.index()];
             let found = files.binary_search_by_key(&(ino as u32), |file| file.zone);
-            found.ok().map(|number| Node::File(kind, number as u32))
+            found.ok().map(|number| TreeNode::File(kind, number as u32))
         })
     }
 
     /// The attributes of a node.
-    pub fn attributes(&self, node: Node) -> Option<Attributes> {
+    pub fn attributes(&self, node: TreeNode) -> Option<Attributes> {
         let count = u64::from(self.zone_count);
         let (ino, size, links, place) = match node {
-            Node::File(kind, number) => {
+            TreeNode::File(kind, number) => {
                 return Some(self.file_attributes(self.file(kind, number)?));
             }
-            Node::Root => {
+            TreeNode::Root => {
                 let directories = self.directories().count() as u64;
                 (count, directories + 2, directories as u32, 0)
             }
-            Node::Directory(kind) => {
+            TreeNode::Directory(kind) => {
                 let ino = count + 1 + kind.index() as u64;
                 (ino, u64::from(self.file_count(kind)), 0, 1 + kind.index())
             }
@@ -343,9 +343,9 @@ impl ZoneFs {
         self.writers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The door for zone operations.
-    pub(crate) fn control(&self) -> MutexGuard<'_, Door> {
-        // After a panic during an operation the door is still usable: completions are matched by
+    /// The handle for zone operations.
+    pub(crate) fn control(&self) -> MutexGuard<'_, IoHandle> {
+        // After a panic during an operation the handle is still usable: completions are matched by
         // number.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -356,11 +356,11 @@ impl ZoneFs {
     }
 
     /// Changes a directory; does nothing for a file.
-    pub(crate) fn with_directory(&self, node: Node, change: impl FnOnce(&mut Directory)) {
+    pub(crate) fn with_directory(&self, node: TreeNode, change: impl FnOnce(&mut Directory)) {
         let place = match node {
-            Node::Root => 0,
-            Node::Directory(kind) => 1 + kind.index(),
-            Node::File(..) => return,
+            TreeNode::Root => 0,
+            TreeNode::Directory(kind) => 1 + kind.index(),
+            TreeNode::File(..) => return,
         };
         change(&mut self.directory_table()[place]);
     }
@@ -407,5 +407,123 @@ fn owner(superblock: &Superblock) -> (u32, u32) {
 impl std::fmt::Debug for ZoneFs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ZoneFs").field("device", &self.disk.name()).finish_non_exhaustive()
+    }
+}
+
+/// Recovery from device errors.
+///
+/// After an error, recovery reports the zone and adapts the file to it, as `errors=` specifies.
+/// That applies to a failed write, flush or zone operation, and to a failed read of a zone that has
+/// become read-only or offline.
+///
+/// | errors= | zone | size | file read | file write |
+/// | --- | --- | --- | --- | --- |
+/// | remount-ro | good | fixed, never grown | yes | no, in no file |
+/// | zone-ro | good | as is | yes | no |
+/// | zone-offline | good | 0 | no | no |
+/// | repair | good | fixed | yes | yes |
+/// | any but zone-offline | read-only | as is | yes | no |
+/// | zone-offline | read-only | 0 | no | no |
+/// | any | offline | 0 | no | no |
+impl ZoneFs {
+    /// Recovers a file after an error. `writing` says whether the failed operation was a change.
+    pub(crate) fn recover(&self, file: &File, writing: bool) {
+        let _alone = file.close_passage();
+        let _state = file.state();
+        self.recover_alone(file, writing);
+    }
+
+    /// Recovers a file; the caller has closed its passage and holds its state.
+    pub(crate) fn recover_alone(&self, file: &File, writing: bool) {
+        let Some((cond, in_zone)) = self.find_out(file) else {
+            self.warn(&format!("zone {} gives no report", file.zone));
+            return self.become_read_only("an error cannot be recovered from");
+        };
+        let size = file.size();
+        match cond {
+            ZoneCond::Offline => file.add_bits(bit::OFFLINE),
+            ZoneCond::ReadOnly => file.add_bits(bit::READ_ONLY),
+            _ => {}
+        }
+        if !file.is(bit::IMMUTABLE) && !writing && size == in_zone {
+            return;
+        }
+        if size != in_zone {
+            let zone = file.zone;
+            self.warn(&format!("inode {zone}: invalid size {size} (should be {in_zone})"));
+        }
+        let fixed = self.settle(file, size, in_zone);
+        self.update_permissions(file);
+        if file.is(bit::IMMUTABLE) {
+            // Such a zone needs no close.
+            file.set_zone_open(false);
+        }
+        if self.options().errors == OnError::RemountRo {
+            self.become_read_only("an error of the device, and errors=remount-ro");
+        }
+        file.set_size(fixed);
+    }
+
+    /// Sets the bits that the options require, and returns the new size of the file.
+    fn settle(&self, file: &File, size: u64, in_zone: u64) -> u64 {
+        let errors = self.options().errors;
+        if file.is(bit::OFFLINE) || errors == OnError::ZoneOffline {
+            self.warn(&format!("inode {}: read and write access disabled", file.zone));
+            file.add_bits(bit::OFFLINE);
+            0
+        } else if file.is(bit::READ_ONLY) || errors == OnError::ZoneRo {
+            self.warn(&format!("inode {}: write access disabled", file.zone));
+            file.add_bits(bit::READ_ONLY);
+            size
+        } else if errors == OnError::RemountRo {
+            // Data beyond the old size are undefined: they were never acknowledged.
+            in_zone.min(size)
+        } else {
+            in_zone
+        }
+    }
+
+    fn update_permissions(&self, file: &File) {
+        let mut looks = file.looks();
+        if file.is(bit::OFFLINE) {
+            looks.permissions &= !0o777;
+        } else if file.is(bit::READ_ONLY) {
+            looks.permissions &= !0o222;
+        }
+        if file.is(bit::IMMUTABLE) && looks.permissions & 0o777 == 0 {
+            file.add_bits(bit::UNREADABLE);
+        }
+    }
+
+    /// The condition of the file's zones, the worst of several, and their number of bytes. The
+    /// write pointer of a read-only zone is unknown: then the number is the file's size.
+    fn find_out(&self, file: &File) -> Option<(ZoneCond, u64)> {
+        let mut zones: Vec<ZoneInfo> = Vec::with_capacity(file.zones as usize);
+        self.disk().report_zones(file.start, file.zones as usize, &mut zones).ok()?;
+        let first = zones.first().filter(|first| first.start == file.start)?;
+        if zones.len() != file.zones as usize {
+            return None;
+        }
+        let cond = zones.iter().fold(first.cond, |cond, zone| worst(cond, zone.cond));
+        let in_zone = match (cond, file.kind) {
+            (ZoneCond::Offline, _) => 0,
+            (_, FileKind::Conventional) => file.capacity,
+            (ZoneCond::ReadOnly, _) => file.size(),
+            _ => written(first, file.capacity),
+        };
+        Some((cond, in_zone))
+    }
+
+    /// Whether an append of `wanted` bytes failed only because other appends took the space: the
+    /// zone is neither read-only nor offline, and has less space than that, or had until a
+    /// truncation after the failure. `truncations` is the number of truncations when the append
+    /// began.
+    pub(crate) fn has_no_room(&self, file: &File, wanted: u64, truncations: u64) -> bool {
+        let _alone = file.close_passage();
+        let well = |cond| !matches!(cond, ZoneCond::Offline | ZoneCond::ReadOnly);
+        self.find_out(file).is_some_and(|(cond, in_zone)| {
+            let full = in_zone + wanted > file.capacity || file.truncations() != truncations;
+            well(cond) && in_zone == file.size() && full
+        })
     }
 }

@@ -11,11 +11,15 @@
 //! - Writable handles of sequential files bypass the page cache, so they cannot be mapped shared.
 //!   Other handles use the page cache; the kernel drops their pages when size or time have changed.
 
+// A table of open files that only opens and closes change; an I/O only looks a handle up.
+#![allow(clippy::disallowed_types)]
+
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -25,15 +29,12 @@ use fuser::{
     TimeOrNow, WriteFlags,
 };
 
-use crate::attributes::{Attributes, FileKind, NAME_BYTES_MAX, Node, Space};
-use crate::door::{BUFFER_BYTES, Door};
+use crate::attributes::{Attributes, FileKind, NAME_BYTES_MAX, Space, TreeNode};
 use crate::error::FileError;
-use crate::file::{Access, Manner, ZoneFile};
+use crate::file::{AccessMode, Manner, ZoneFile};
 use crate::fs::ZoneFs;
-use crate::fuse::handles::Handles;
-use crate::manage::Change;
-
-mod handles;
+use crate::io_handle::{BUFFER_BYTES, IoHandle};
+use crate::manage::AttributeChange;
 
 /// The kernel must not cache anything: other users may change the device directly.
 const NO_TIME: Duration = Duration::ZERO;
@@ -42,34 +43,34 @@ const NO_TIME: Duration = Duration::ZERO;
 const BACKGROUND_MAX: u16 = 256;
 
 thread_local! {
-    /// This thread's door to the file system that it serves.
-    static DOOR: RefCell<Option<Door>> = const { RefCell::new(None) };
+    /// This thread's handle to the file system that it serves.
+    static IO_HANDLE: RefCell<Option<IoHandle>> = const { RefCell::new(None) };
     /// Buffer for data that are read.
     static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The server of one mount.
-pub(crate) struct Server {
+pub(crate) struct ZoneFsServer {
     fs: Arc<ZoneFs>,
     handles: Handles,
     /// Called after the mount has ended.
     ended: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-impl Server {
-    pub(crate) fn new(fs: Arc<ZoneFs>, ended: Box<dyn FnOnce() + Send + Sync>) -> Server {
-        Server { fs, handles: Handles::default(), ended: Some(ended) }
+impl ZoneFsServer {
+    pub(crate) fn new(fs: Arc<ZoneFs>, ended: Box<dyn FnOnce() + Send + Sync>) -> ZoneFsServer {
+        ZoneFsServer { fs, handles: Handles::default(), ended: Some(ended) }
     }
 
-    fn node(&self, id: INodeNo) -> Result<Node, Errno> {
+    fn node(&self, id: INodeNo) -> Result<TreeNode, Errno> {
         let node = match id {
-            INodeNo::ROOT => Some(Node::Root),
+            INodeNo::ROOT => Some(TreeNode::Root),
             INodeNo(id) => id.checked_sub(1).and_then(|ino| self.fs.node(ino)),
         };
         node.ok_or(Errno::ENOENT)
     }
 
-    fn attributes(&self, node: Node) -> Result<Attributes, Errno> {
+    fn attributes(&self, node: TreeNode) -> Result<Attributes, Errno> {
         self.fs.attributes(node).ok_or(Errno::ENOENT)
     }
 
@@ -84,16 +85,16 @@ impl Server {
     }
 
     fn open_node(&self, id: INodeNo, flags: OpenFlags) -> Result<(u64, FopenFlags), Errno> {
-        let Node::File(kind, number) = self.node(id)? else { return Err(Errno::EISDIR) };
+        let TreeNode::File(kind, number) = self.node(id)? else { return Err(Errno::EISDIR) };
         let access = match flags.0 & libc::O_ACCMODE {
-            libc::O_RDONLY => Access::Read,
-            _ => Access::Write,
+            libc::O_RDONLY => AccessMode::Read,
+            _ => AccessMode::Write,
         };
         let opened = self.fs.open_file(kind, number, access).ok_or(Errno::ENOENT)?;
         let opened = opened.map_err(errno)?;
         let past_the_cache = match kind {
             // For an unreadable file, the kernel's cache would report an empty file.
-            FileKind::Sequential => access == Access::Write || !opened.is_readable(),
+            FileKind::Sequential => access == AccessMode::Write || !opened.is_readable(),
             FileKind::Conventional => flags.0 & libc::O_DIRECT != 0,
         };
         let handle = self.handles.insert(opened);
@@ -107,22 +108,22 @@ impl Server {
         Ok((handle, how))
     }
 
-    /// Calls `work` with an open file and this thread's door.
+    /// Calls `work` with an open file and this thread's handle.
     fn with_file<T>(
         &self,
         handle: FileHandle,
-        work: impl FnOnce(&ZoneFile, &mut Door) -> Result<T, FileError>,
+        work: impl FnOnce(&ZoneFile, &mut IoHandle) -> Result<T, FileError>,
     ) -> Result<T, Errno> {
         let file = self.handles.get(handle.0).ok_or(Errno::EBADF)?;
-        DOOR.with_borrow_mut(|place| {
-            let door = match place {
-                Some(door) => door,
-                None => place.insert(self.fs.door().map_err(|error| {
+        IO_HANDLE.with_borrow_mut(|place| {
+            let io = match place {
+                Some(io) => io,
+                None => place.insert(self.fs.io_handle().map_err(|error| {
                     tracing::warn!("{error}");
                     Errno::EIO
                 })?),
             };
-            work(&file, door).map_err(errno)
+            work(&file, io).map_err(errno)
         })
     }
 
@@ -138,11 +139,11 @@ impl Server {
             append: flags & libc::O_APPEND != 0 && !cached,
             durable: flags & (libc::O_DSYNC | libc::O_SYNC) != 0,
         };
-        self.with_file(handle, |file, door| {
+        self.with_file(handle, |file, io| {
             let direct = flags & libc::O_DIRECT != 0 && !cached;
             let written = match direct {
-                true => file.write_direct(door, offset, data, manner),
-                false => file.write_buffered(door, offset, data, manner),
+                true => file.write_direct(io, offset, data, manner),
+                false => file.write_buffered(io, offset, data, manner),
             }?;
             file.touch();
             Ok(written as u32)
@@ -152,16 +153,16 @@ impl Server {
     fn change(
         &self,
         id: INodeNo,
-        change: Change,
+        change: AttributeChange,
         len_bytes: Option<u64>,
     ) -> Result<FileAttr, Errno> {
         let node = self.node(id)?;
         if let Some(len_bytes) = len_bytes {
-            let Node::File(kind, number) = node else { return Err(Errno::EISDIR) };
+            let TreeNode::File(kind, number) = node else { return Err(Errno::EISDIR) };
             let done = self.fs.truncate(kind, number, len_bytes).ok_or(Errno::ENOENT)?;
             done.map_err(errno)?;
         }
-        if change != Change::default() {
+        if change != AttributeChange::default() {
             self.fs.change(node, change).map_err(errno)?;
         }
         Ok(attr(&self.attributes(node)?))
@@ -169,7 +170,7 @@ impl Server {
 
     fn list(&self, id: INodeNo, offset: u64, reply: &mut ReplyDirectory) -> Result<(), Errno> {
         let node = self.node(id)?;
-        let root = self.attributes(Node::Root)?.ino;
+        let root = self.attributes(TreeNode::Root)?.ino;
         let own = self.attributes(node)?.ino;
         // A directory offset is the number of the next entry.
         let add = |reply: &mut ReplyDirectory, index: u64, ino: u64, kind, name: &str| {
@@ -181,26 +182,26 @@ impl Server {
             return Ok(());
         }
         match node {
-            Node::Root => {
+            TreeNode::Root => {
                 for (index, kind) in self.fs.directories().enumerate() {
-                    let ino = self.attributes(Node::Directory(kind))?.ino;
+                    let ino = self.attributes(TreeNode::Directory(kind))?.ino;
                     let name = kind.directory();
                     if add(reply, index as u64 + 2, ino, FileType::Directory, name) {
                         break;
                     }
                 }
             }
-            Node::Directory(kind) => {
+            TreeNode::Directory(kind) => {
                 let first = offset.saturating_sub(2);
                 for number in first..u64::from(self.fs.file_count(kind)) {
-                    let ino = self.attributes(Node::File(kind, number as u32))?.ino;
+                    let ino = self.attributes(TreeNode::File(kind, number as u32))?.ino;
                     let name = number.to_string();
                     if add(reply, number + 2, ino, FileType::RegularFile, &name) {
                         break;
                     }
                 }
             }
-            Node::File(..) => return Err(Errno::ENOTDIR),
+            TreeNode::File(..) => return Err(Errno::ENOTDIR),
         }
         Ok(())
     }
@@ -242,7 +243,7 @@ fn time(time: TimeOrNow) -> SystemTime {
     }
 }
 
-impl Filesystem for Server {
+impl Filesystem for ZoneFsServer {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         let wanted = [InitFlags::FUSE_PARALLEL_DIROPS, InitFlags::FUSE_AUTO_INVAL_DATA];
         for flag in wanted {
@@ -299,7 +300,7 @@ impl Filesystem for Server {
         let permissions = mode.map(|mode| (mode & 0o7777) as u16);
         // A truncation sets the time itself.
         let modified = modified.filter(|_| size.is_none()).map(time);
-        match self.change(id, Change { permissions, uid, gid, modified }, size) {
+        match self.change(id, AttributeChange { permissions, uid, gid, modified }, size) {
             Ok(attr) => reply.attr(&NO_TIME, &attr),
             Err(errno) => reply.error(errno),
         }
@@ -342,9 +343,9 @@ impl Filesystem for Server {
         BYTES.with_borrow_mut(|bytes| {
             bytes.resize((size as usize).max(bytes.len()), 0);
             let into = &mut bytes[..size as usize];
-            let read = self.with_file(handle, |file, door| match flags.0 & libc::O_DIRECT {
-                0 => file.read(door, offset, into),
-                _ => file.read_direct(door, offset, into),
+            let read = self.with_file(handle, |file, io| match flags.0 & libc::O_DIRECT {
+                0 => file.read(io, offset, into),
+                _ => file.read_direct(io, offset, into),
             });
             match read {
                 Ok(len) => reply.data(&bytes[..len]),
@@ -454,5 +455,43 @@ impl Filesystem for Server {
 
     fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
         reply.error(Errno::EPERM);
+    }
+}
+
+/// Open files by the handle number that the kernel uses.
+#[derive(Default)]
+struct Handles {
+    table: RwLock<HandleTable>,
+}
+
+#[derive(Default)]
+struct HandleTable {
+    next: u64,
+    open: HashMap<u64, Arc<ZoneFile>>,
+}
+
+impl Handles {
+    /// Adds a file and returns a number that was never used before.
+    fn insert(&self, file: ZoneFile) -> u64 {
+        let mut table = self.change();
+        table.next += 1;
+        let number = table.next;
+        table.open.insert(number, Arc::new(file));
+        number
+    }
+
+    fn get(&self, number: u64) -> Option<Arc<ZoneFile>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.open.get(&number).cloned()
+    }
+
+    /// Removes and returns a file. Dropping the last reference closes it, with the table unlocked.
+    fn remove(&self, number: u64) -> Option<Arc<ZoneFile>> {
+        self.change().open.remove(&number)
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, HandleTable> {
+        // Every change is one call, so a panic cannot leave the table inconsistent.
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn zone_0_is_no_file_and_the_others_are_one_each() {
+    fn zone_0_is_not_a_file_and_each_other_zone_is_one() {
         let [cnv, seq] = files(&zones(), false);
         assert_eq!(cnv.iter().map(|file| file.zone).collect::<Vec<_>>(), [1, 2, 6]);
         assert_eq!(cnv[0].capacity, 8 * 512);

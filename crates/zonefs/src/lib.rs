@@ -6,29 +6,27 @@
 //! the file system to all programs over FUSE, without zone support in the kernel.
 
 mod attributes;
-mod door;
 mod error;
 mod file;
 pub mod format;
 mod fs;
 mod fuse;
+mod io_handle;
 mod layout;
 mod manage;
 pub mod mount;
 pub mod options;
-mod reading;
-mod recovery;
 mod remount;
 pub mod superblock;
-pub mod uuid;
 
-pub use attributes::{Attributes, FileKind, Node, Space};
-pub use door::Door;
+pub use attributes::{Attributes, FileKind, Space, TreeNode};
 pub use error::{FileError, ZoneFsError};
-pub use file::{Access, ZoneFile};
+pub use file::{AccessMode, ZoneFile};
 pub use fs::{Resources, ZoneFs};
-pub use manage::Change;
+pub use io_handle::IoHandle;
+pub use manage::AttributeChange;
 pub use mount::{Mount, MountError};
 pub use options::{FormatOptions, MountOptions, OnError};
 pub use superblock::Superblock;
-pub use uuid::Uuid;
+/// A UUID, and its text of 32 hexadecimal digits with dashes.
+pub use uuid::{Uuid, fmt::Hyphenated};

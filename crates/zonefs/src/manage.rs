@@ -6,14 +6,14 @@ use std::time::SystemTime;
 
 use blockyard_core::{Op, Status};
 
-use crate::attributes::{FileKind, Node};
+use crate::attributes::{FileKind, TreeNode};
 use crate::error::FileError;
-use crate::file::{Access, File, Looks, ZoneFile, bit};
+use crate::file::{AccessMode, File, Looks, ZoneFile, bit};
 use crate::fs::ZoneFs;
 
 /// A change of permissions, owner or time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct AttributeChange {
     /// New permissions.
     pub permissions: Option<u16>,
     /// New owner.
@@ -34,7 +34,7 @@ impl ZoneFs {
         self: &Arc<ZoneFs>,
         kind: FileKind,
         number: u32,
-        access: Access,
+        access: AccessMode,
     ) -> Option<Result<ZoneFile, FileError>> {
         let file = Arc::clone(self.file(kind, number)?);
         Some(self.open_for(file, access))
@@ -43,9 +43,9 @@ impl ZoneFs {
     fn open_for(
         self: &Arc<ZoneFs>,
         file: Arc<File>,
-        access: Access,
+        access: AccessMode,
     ) -> Result<ZoneFile, FileError> {
-        if access == Access::Write {
+        if access == AccessMode::Write {
             if file.is(bit::IMMUTABLE) {
                 return Err(FileError::Immutable);
             }
@@ -132,7 +132,7 @@ impl ZoneFs {
     /// # Errors
     /// If the zone is read-only or offline, the file system is read-only, or the change would make
     /// a directory writable.
-    pub fn change(&self, node: Node, change: Change) -> Result<(), FileError> {
+    pub fn change(&self, node: TreeNode, change: AttributeChange) -> Result<(), FileError> {
         if self.is_read_only() {
             return Err(FileError::ReadOnly);
         }
@@ -141,7 +141,7 @@ impl ZoneFs {
             *uid = change.uid.unwrap_or(*uid);
             *gid = change.gid.unwrap_or(*gid);
         };
-        let Node::File(kind, number) = node else {
+        let TreeNode::File(kind, number) = node else {
             if change.permissions.is_some_and(|bits| bits & 0o222 != 0) {
                 return Err(FileError::Immutable);
             }
@@ -193,7 +193,8 @@ impl ZoneFs {
         if file.size() == len_bytes {
             return Ok(());
         }
-        if let Err(status) = self.control().run(op, file.start) {
+        let done = self.control().run(op, file.start);
+        if let Err(status) = done {
             self.recover_alone(file, true);
             return Err(FileError::Device(status));
         }
@@ -226,8 +227,8 @@ impl ZoneFile {
     /// As [`ZoneFs::truncate`].
     pub fn truncate(&self, len_bytes: u64) -> Result<(), FileError> {
         match self.access {
-            Access::Read => Err(FileError::NotOpenForThat),
-            Access::Write => self.fs.truncate_file(&self.file, len_bytes),
+            AccessMode::Read => Err(FileError::NotOpenForThat),
+            AccessMode::Write => self.fs.truncate_file(&self.file, len_bytes),
         }
     }
 
@@ -240,7 +241,7 @@ impl ZoneFile {
 
 impl Drop for ZoneFile {
     fn drop(&mut self) {
-        if self.access == Access::Write && self.file.kind == FileKind::Sequential {
+        if self.access == AccessMode::Write && self.file.kind == FileKind::Sequential {
             self.fs.end_writing(&self.file);
         }
     }

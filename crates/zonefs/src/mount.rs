@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockyard_mounts::{DeviceNumber, Mounted, detach, topmost, unmount_unused};
+use blockyard_os::{DeviceNumber, Mounted, detach, topmost, unmount_unused};
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 
 use crate::error::ZoneFsError;
 use crate::fs::ZoneFs;
-use crate::fuse::Server;
+use crate::fuse::ZoneFsServer;
 use crate::remount::Remount;
 
 /// Minimum number of threads that serve a mount, even on one CPU: a thread that waits for the
@@ -86,7 +86,7 @@ impl Mount {
     ) -> Result<Mount, MountError> {
         let path = check_directory(directory)?;
         let refused = |source| MountError::Refused { path: path.clone(), source };
-        let server = Server::new(Arc::clone(&fs), ended);
+        let server = ZoneFsServer::new(Arc::clone(&fs), ended);
         let session = Session::new(server, &path, &config(&fs)).map_err(refused)?;
         let session = Some(session.spawn().map_err(refused)?);
         let device = device_at(&path).map_err(refused)?;

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mount_options_come_back() {
+    fn printed_mount_options_parse_back() {
         let text = "rw,errors=zone-offline,explicit-open";
         assert_eq!(text.parse::<MountOptions>().unwrap().to_string(), text);
         assert_eq!("".parse(), Ok(MountOptions::default()));

@@ -13,7 +13,7 @@
 //! All fields are little-endian. The checksum is the reflected CRC-32 with an initial value of all
 //! ones and without the final inversion, over all 4096 bytes with the checksum field zero.
 
-use crate::uuid::Uuid;
+use uuid::Uuid;
 
 /// Length of the superblock in bytes.
 pub const SUPERBLOCK_BYTES: usize = 4096;
@@ -133,7 +133,7 @@ impl Superblock {
         }
         put(&mut bytes, at::MAGIC, MAGIC.to_le_bytes());
         put(&mut bytes, at::LABEL, self.label);
-        put(&mut bytes, at::UUID, self.uuid.0);
+        put(&mut bytes, at::UUID, self.uuid.into_bytes());
         put(&mut bytes, at::FEATURES, features.to_le_bytes());
         let checksum = checksum(&bytes);
         put(&mut bytes, at::CHECKSUM, checksum.to_le_bytes());
@@ -175,7 +175,7 @@ impl Superblock {
         let permissions = optional(feature::PERMISSIONS, at::PERMISSIONS);
         Ok(Superblock {
             label: get(bytes, at::LABEL),
-            uuid: Uuid(get(bytes, at::UUID)),
+            uuid: Uuid::from_bytes(get(bytes, at::UUID)),
             aggregate_conventional: features & feature::AGGREGATE_CONVENTIONAL != 0,
             uid,
             gid,
@@ -210,7 +210,21 @@ fn get<const N: usize>(bytes: &[u8; SUPERBLOCK_BYTES], offset: usize) -> [u8; N]
 
 #[cfg(test)]
 mod tests {
+    use uuid::fmt::Hyphenated;
+
     use super::*;
+
+    #[test]
+    fn uuid_text_is_32_digits_with_dashes() {
+        let text = "00112233-4455-6677-8899-aabbccddeeff";
+        assert_eq!(text.parse::<Hyphenated>().unwrap().to_string(), text);
+        let random = Uuid::new_v4();
+        assert_eq!(random.to_string().parse().map(Hyphenated::into_uuid), Ok(random));
+        let plain = "00112233445566778899aabbccddeeff";
+        for wrong in ["", "00112233", plain, &format!("{{{text}}}"), &format!("{text}0"), "é"] {
+            assert!(wrong.parse::<Hyphenated>().is_err(), "{wrong}");
+        }
+    }
 
     /// CRC-32 as the format's documentation defines it, bit by bit.
     fn plain_checksum(bytes: &[u8]) -> u32 {
@@ -226,7 +240,7 @@ mod tests {
         label[..4].copy_from_slice(b"logs");
         Superblock {
             label,
-            uuid: Uuid([0x11; 16]),
+            uuid: Uuid::from_bytes([0x11; 16]),
             aggregate_conventional: true,
             uid: Some(1000),
             gid: Some(100),
@@ -250,8 +264,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
-        let plain = Superblock::new(Uuid([7; 16]));
+    fn superblock_round_trips() {
+        let plain = Superblock::new(Uuid::from_bytes([7; 16]));
         for superblock in [full(), plain] {
             assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
         }
@@ -268,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_have_the_words_of_linux() {
+    fn errors_have_the_texts_of_linux() {
         let mut bytes = full().encode();
         bytes[8] ^= 1;
         let text = Superblock::decode(&bytes).unwrap_err().to_string();
@@ -284,8 +298,8 @@ mod tests {
     }
 
     #[test]
-    fn fields_without_their_feature_mean_nothing() {
-        let mut bytes = Superblock::new(Uuid([1; 16])).encode();
+    fn fields_without_their_feature_bit_are_ignored() {
+        let mut bytes = Superblock::new(Uuid::from_bytes([1; 16])).encode();
         bytes[at::UID] = 5;
         let checksum = checksum(&bytes);
         put(&mut bytes, at::CHECKSUM, checksum.to_le_bytes());

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use blockyard_core::blocking::Io;
 use blockyard_core::{Disk, Flags, Sector};
 use blockyard_null::NullConfig;
+use blockyard_testing::capability::Capability;
 use blockyard_zonefs::format::{Format, format};
 use blockyard_zonefs::{Mount, ZoneFs};
 use common::{CAPACITY, ZONE, break_zone, config, disk, formatted, pattern};
@@ -361,7 +362,7 @@ fn after(options: &str, fault: Option<&str>) -> (u64, u32, i32, i32, i32) {
 }
 
 #[test]
-fn errors_are_met_as_the_mount_was_told() {
+fn device_errors_on_a_mount_follow_the_errors_option() {
     use libc::{EPERM, EROFS};
     let (ro, off) = (Some("zone_readonly"), Some("zone_offline"));
     for (options, fault, wanted) in [
@@ -471,7 +472,7 @@ fn files_are_written_and_read_in_parallel() {
 }
 
 #[test]
-fn unmounting_keeps_the_files_and_waits_for_nobody() {
+fn unmount_keeps_the_files_and_does_not_wait_for_open_ones() {
     let device = formatted("d", config());
     let m = Mounted::new(&device, "");
     let data = pattern(5, 2 * BLOCK);
@@ -528,10 +529,9 @@ fn run(words: &[&str], dir: &Path) -> bool {
 }
 
 #[test]
-fn what_lies_below_the_mount_stays_mounted() {
+fn mount_below_the_mount_point_stays_mounted() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: only root mounts something to lie below");
-        return;
+        return Capability::Root.is_missing("only root mounts what lies below");
     }
     let device = formatted("d", config());
     let name = format!("blockyard-zonefs-below-{}", std::process::id());

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use blockyard_volume::format::catalogue::{NAME_MAX, VOLUME_NAME_MAX, is_name};
+use blockyard_volume_format::catalogue::{NAME_MAX, VOLUME_NAME_MAX, is_name};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::TalkArgs;

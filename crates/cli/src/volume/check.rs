@@ -3,12 +3,13 @@
 
 use std::io::{BufRead, BufReader, Write};
 
+use blockyard_store::StoreError;
 use blockyard_volume::VolumeError;
-use blockyard_volume::check::check;
+use blockyard_volume_admin::check::check;
 use blockyard_yard::volumes::{ScrubLine, ScrubView, VolumeRequest};
 
-use super::pool::{Make, Pool, text};
-use super::progress::Progress;
+use super::pool::{Make, PoolAccess, text};
+use super::progress::ProgressLine;
 use super::refused;
 use crate::args::{VolumePoolArgs, VolumeScrubArgs};
 use crate::devices::print_json;
@@ -16,15 +17,15 @@ use crate::failure::{Code, Failure};
 use crate::serve::raise_files;
 
 pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let mut progress = Progress::new("verified");
+    let mut progress = ProgressLine::new("verified");
     raise_files();
     let report = check(&args.pool, &mut |bytes| progress.tell(bytes, None));
     drop(progress);
     let report = report.map_err(|error| match error {
-        VolumeError::InUse { path, holder } => {
+        VolumeError::Store(StoreError::InUse { path, lock_owner }) => {
             let path = path.display();
             let text = format!(
-                "path: `{path}` is in use by {holder}; while it is, `blockyard volume scrub \
+                "path: `{path}` is in use by {lock_owner}; while it is, `blockyard volume scrub \
                  {path}` verifies the blocks, and a check has to wait"
             );
             Failure::new(Code::Refused, text)
@@ -35,16 +36,20 @@ pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Fai
 }
 
 pub(super) fn scrub(args: &VolumeScrubArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let mut progress = Progress::new("verified");
-    let report = match Pool::find(&args.pool, Make::Never)? {
-        Pool::Here(running) => {
-            let scrubbed = running.scrub(args.rate.unwrap_or(0), &mut |done, total| {
-                progress.tell(done, Some(total));
-                true
-            });
+    let mut progress = ProgressLine::new("verified");
+    let report = match PoolAccess::find(&args.pool, Make::Never)? {
+        PoolAccess::Here(running) => {
+            let scrubbed = blockyard_volume_admin::scrub::scrub(
+                &running,
+                args.rate.unwrap_or(0),
+                &mut |done, total| {
+                    progress.tell(done, Some(total));
+                    true
+                },
+            );
             scrubbed.map_err(refused)?.into()
         }
-        Pool::There(client, path) => {
+        PoolAccess::There(client, path) => {
             let pool = Some(text(&path)?);
             let request = VolumeRequest { pool, rate_bytes: args.rate, ..VolumeRequest::default() };
             follow(client.scrub(&request)?, &mut progress)?
@@ -55,7 +60,7 @@ pub(super) fn scrub(args: &VolumeScrubArgs, out: &mut impl Write) -> Result<(), 
 }
 
 /// Reads what a yard tells of a scrub, to its end.
-fn follow(answer: impl std::io::Read, progress: &mut Progress) -> Result<ScrubView, Failure> {
+fn follow(answer: impl std::io::Read, progress: &mut ProgressLine) -> Result<ScrubView, Failure> {
     let failed = |error: String| Failure::new(Code::Failed, format!("scrub: {error}"));
     for line in BufReader::new(answer).lines() {
         let line = line.map_err(|error| failed(error.to_string()))?;
@@ -79,6 +84,15 @@ fn print(args: &VolumePoolArgs, report: &ScrubView, out: &mut impl Write) -> Res
         for damage in &report.damage {
             let (volume, block, address) = (&damage.volume, damage.block, damage.address);
             writeln!(out, "{volume}: block {block}, at {address} of the pool: {}", damage.what)?;
+        }
+        if report.unused_groups > 0 {
+            writeln!(
+                out,
+                "{}: the log ends before {} intact groups: the power was cut while they were \
+                 written, or the group before them is damaged; the next open does not use them",
+                args.pool.display(),
+                report.unused_groups
+            )?;
         }
         if report.behind > 0 {
             writeln!(

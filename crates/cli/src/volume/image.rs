@@ -5,18 +5,18 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use blockyard_volume::VolumeError;
-use blockyard_volume::image::{Exported, Image, export as write_image};
+use blockyard_volume_admin::image::{Exported, Image, export as write_image};
 use blockyard_yard::size::Bytes;
 use serde_json::json;
 
-use super::pool::{Make, Pool};
-use super::progress::Progress;
+use super::pool::{Make, PoolAccess};
+use super::progress::ProgressLine;
 use super::refused;
-use super::stream::Source;
+use super::stream::StreamSource;
 use crate::args::{ImageFormat, VolumeExportArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
-use crate::written::{Replace, Written, file_failed};
+use crate::output_file::{OutputFile, Replace, file_failed};
 
 /// Why a qcow2 image is not written to a pipe.
 const NO_ORDER: &str =
@@ -32,9 +32,9 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
         let text = "export: standard output is a terminal; expected a pipe or a file";
         return Err(Failure::new(Code::Usage, text));
     }
-    let pool = Pool::find(&args.at.pool, Make::Never)?;
-    let mut source = Source::export(&pool, &args.at.name)?;
-    let mut progress = Progress::new("exported");
+    let pool = PoolAccess::find(&args.at.pool, Make::Never)?;
+    let mut source = StreamSource::export(&pool, &args.at.name)?;
+    let mut progress = ProgressLine::new("exported");
     let mut tell = |bytes, total| progress.tell(bytes, Some(total));
     if args.file.as_os_str() == "-" {
         let done = write_image(&mut source, Image::RawPipe(out), &mut tell);
@@ -54,8 +54,8 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
     }
     // A raw image is like any other file: whose it is cannot be told.
     let replace = Replace { force: args.force, magic: b"" };
-    let done = Written::create(&args.file, replace).and_then(|written| {
-        let mut file = &written.file;
+    let done = OutputFile::create(&args.file, replace).and_then(|output| {
+        let mut file = output.file();
         let kind = file.metadata().map_err(|error| file_failed(&args.file, &error))?.file_type();
         let image = match format {
             ImageFormat::Raw if kind.is_file() => Image::Raw(file),
@@ -68,7 +68,7 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
             VolumeError::Io { source, .. } => file_failed(&args.file, &source),
             error => refused(error),
         })?;
-        written.finish()?;
+        output.finish()?;
         Ok(exported)
     });
     drop(progress);
@@ -78,7 +78,7 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
     }
     let Exported { size_bytes, data_bytes } = exported;
     let (file, size, data) = (args.file.display(), Bytes(size_bytes), Bytes(data_bytes));
-    Ok(writeln!(out, "{file}: {} of {size}, {data} written", args.at.name)?)
+    Ok(writeln!(out, "exported {} to {file}: {size}, {data} written", args.at.name)?)
 }
 
 /// Endings of image formats that are not written.

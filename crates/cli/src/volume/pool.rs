@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockyard_volume::device::is_pool;
-use blockyard_volume::{Holder, Options, Places, Running, VolumeError};
+use blockyard_store::{LockOwner, Places, StoreError, is_pool, no_pool};
+use blockyard_volume::{Options, Running, VolumeError};
 use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::paths;
 use blockyard_yard::volumes::{self, CopyView, PoolView, VolumeDone, VolumeRequest, VolumeView};
 
 use super::refused;
-use crate::args::VolumePoolArgs;
-use crate::devices::client;
+use crate::args::{TalkArgs, VolumePoolArgs};
+use crate::devices::{client, client_of};
 use crate::failure::{Code, Failure};
 use crate::serve::raise_files;
 
@@ -25,48 +25,48 @@ pub(super) enum Make {
 }
 
 /// A pool.
-pub(super) enum Pool {
+pub(super) enum PoolAccess {
     /// It is open here.
     Here(Arc<Running>),
     /// A yard has it open: who can be asked, and the pool's directory there.
     There(Client, PathBuf),
 }
 
-impl Pool {
+impl PoolAccess {
     /// The pool that is named.
-    pub(super) fn find(args: &VolumePoolArgs, make: Make) -> Result<Pool, Failure> {
+    pub(super) fn find(args: &VolumePoolArgs, make: Make) -> Result<PoolAccess, Failure> {
         let path = &args.pool;
         // Who names a yard wants that one.
         if args.talk.control.as_ref().is_some_and(|path| !path.as_os_str().is_empty()) {
             let path = path.canonicalize().unwrap_or_else(|_| path.clone());
             return match has(&client(&args.talk), &path) {
-                Ok(true) => Ok(Pool::There(client(&args.talk), path)),
+                Ok(true) => Ok(PoolAccess::There(client(&args.talk), path)),
                 // It may be open nowhere.
-                Ok(false) | Err(Failure::Said(Code::Unreachable, _)) => {
-                    open(path, args.degraded, make)
-                }
+                Ok(false) | Err(Failure::Said(Code::Unreachable, _)) => open(args, path, make),
                 Err(error) => Err(error),
             };
         }
-        open(path.clone(), args.degraded, make)
+        open(args, path.clone(), make)
     }
 
     /// The volumes and snapshots of a pool; changes nothing. For a pool that is not in use, also
     /// the copies that were not read.
     pub(super) fn list(args: &VolumePoolArgs) -> Result<(Vec<VolumeView>, Vec<CopyView>), Failure> {
-        let in_use = |pool: Pool| Ok((pool.volumes(None)?, Vec::new()));
+        let in_use = |pool: PoolAccess| Ok((pool.volumes(None)?, Vec::new()));
         let names_yard = args.talk.control.as_ref().is_some_and(|it| !it.as_os_str().is_empty());
         if names_yard || !is_pool(&args.pool).map_err(refused)? {
-            return in_use(Pool::find(args, Make::Never)?);
+            return in_use(PoolAccess::find(args, Make::Never)?);
         }
         raise_files();
-        match blockyard_volume::check::list(&args.pool) {
+        match blockyard_volume_admin::check::list(&args.pool) {
             Ok((volumes, copies)) => {
                 let copies = copies.into_iter().map(CopyView::from);
                 let volumes = volumes.iter().map(VolumeView::idle).collect();
                 Ok((volumes, copies.filter(|copy| !copy.good).collect()))
             }
-            Err(VolumeError::InUse { path, holder }) => in_use(held(path, holder)?),
+            Err(VolumeError::Store(StoreError::InUse { path, lock_owner })) => {
+                in_use(held(&args.talk, path, lock_owner)?)
+            }
             Err(error) => Err(refused(error)),
         }
     }
@@ -74,11 +74,11 @@ impl Pool {
     /// Carries a verb out.
     pub(super) fn work(&self, verb: &str, request: VolumeRequest) -> Result<VolumeDone, Failure> {
         match self {
-            Pool::Here(running) => {
+            PoolAccess::Here(running) => {
                 let done = volumes::work(running, verb, &request).map_err(refused)?;
                 Ok(VolumeDone { name: request.name, done })
             }
-            Pool::There(client, path) => {
+            PoolAccess::There(client, path) => {
                 let request = VolumeRequest { pool: Some(text(path)?), ..request };
                 Ok(client.volume(verb, &request)?)
             }
@@ -88,8 +88,8 @@ impl Pool {
     /// The pool itself.
     pub(super) fn view(&self) -> Result<PoolView, Failure> {
         match self {
-            Pool::Here(running) => PoolView::new(running).map_err(refused),
-            Pool::There(client, path) => {
+            PoolAccess::Here(running) => PoolView::new(running).map_err(refused),
+            PoolAccess::There(client, path) => {
                 let pools = client.pools()?;
                 let is_it = |pool: &PoolView| {
                     let mut copies = pool.copies.iter().map(|copy| &copy.path);
@@ -107,11 +107,11 @@ impl Pool {
     /// The volumes and snapshots, or one of them with what it takes.
     pub(super) fn volumes(&self, name: Option<&str>) -> Result<Vec<VolumeView>, Failure> {
         match (self, name) {
-            (Pool::Here(running), None) => Ok(VolumeView::list(running)),
-            (Pool::Here(running), Some(name)) => {
+            (PoolAccess::Here(running), None) => Ok(VolumeView::list(running)),
+            (PoolAccess::Here(running), Some(name)) => {
                 Ok(vec![VolumeView::one(running, name).map_err(refused)?])
             }
-            (Pool::There(client, path), name) => Ok(client.volumes(Some(path), name)?),
+            (PoolAccess::There(client, path), name) => Ok(client.volumes(Some(path), name)?),
         }
     }
 }
@@ -134,36 +134,39 @@ fn has(client: &Client, path: &Path) -> Result<bool, Failure> {
 }
 
 /// Opens the pool of a directory, or finds the yard that has it open.
-fn open(path: PathBuf, degraded: bool, make: Make) -> Result<Pool, Failure> {
+fn open(args: &VolumePoolArgs, path: PathBuf, make: Make) -> Result<PoolAccess, Failure> {
     if make == Make::Never && !is_pool(&path).map_err(refused)? {
-        return Err(refused(VolumeError::NoPool { path }));
+        return Err(refused(no_pool(&path)));
     }
     // Each segment of a pool is an open file.
     raise_files();
     let consent = matches!(make, Make::IfMissing { consent: true });
-    let places = Places { degraded, ..Places::of(&path) };
+    let places = Places { degraded: args.degraded, ..Places::of(&path) };
     match Running::open_places(&places, Options { consent, ..Options::default() }) {
-        Ok(running) => Ok(Pool::Here(running)),
-        Err(VolumeError::InUse { path, holder }) => held(path, holder),
+        Ok(running) => Ok(PoolAccess::Here(running)),
+        Err(VolumeError::Store(StoreError::InUse { path, lock_owner })) => {
+            held(&args.talk, path, lock_owner)
+        }
         Err(error) => Err(refused(error)),
     }
 }
 
 /// The yard that has a pool open: the one that its lock names, or the usual one.
-fn held(path: PathBuf, holder: Holder) -> Result<Pool, Failure> {
+fn held(talk: &TalkArgs, path: PathBuf, lock_owner: LockOwner) -> Result<PoolAccess, Failure> {
     let path = path.canonicalize().unwrap_or(path);
     let usual = paths::control_socket();
     let mut why = String::new();
-    for control in holder.control.iter().chain([&usual]) {
-        let client = Client::new(control);
+    for control in lock_owner.control.iter().chain([&usual]) {
+        let client = client_of(control, talk);
         match client.volumes(Some(&path), None) {
-            Ok(_) => return Ok(Pool::There(client, path)),
+            Ok(_) => return Ok(PoolAccess::There(client, path)),
+            Err(error @ ClientError::TimedOut { .. }) => return Err(error.into()),
             Err(error @ ClientError::Socket { .. }) => why += &format!(" ({error})"),
             Err(_) => {}
         }
     }
     let text = format!(
-        "path: `{}` is in use by {holder}, which does not answer for it{why}; if it is a yard, \
+        "path: `{}` is in use by {lock_owner}, which does not answer for it{why}; if it is a yard, \
          name its control socket with --control PATH, else end it",
         path.display()
     );

@@ -9,17 +9,17 @@ use blockyard_yard::size::Bytes;
 const EACH: Duration = Duration::from_millis(200);
 
 /// A line on standard error that is written again and again. Nothing, if that is no terminal.
-pub(super) struct Progress {
+pub(super) struct ProgressLine {
     verb: &'static str,
     shows: bool,
     since: Instant,
     last: Option<Instant>,
 }
 
-impl Progress {
-    pub(super) fn new(verb: &'static str) -> Progress {
+impl ProgressLine {
+    pub(super) fn new(verb: &'static str) -> ProgressLine {
         let shows = std::io::stderr().is_terminal();
-        Progress { verb, shows, since: Instant::now(), last: None }
+        ProgressLine { verb, shows, since: Instant::now(), last: None }
     }
 
     /// Bytes done, and bytes in all where that is known.
@@ -40,7 +40,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         if self.last.is_some() {
             eprint!("\r\x1b[K");

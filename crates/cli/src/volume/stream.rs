@@ -6,66 +6,69 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use blockyard_volume::device::is_pool;
-use blockyard_volume::format::stream::MAGIC;
-use blockyard_volume::receive::begin_new;
-use blockyard_volume::send::{Sending, Sent};
-use blockyard_volume::store::Backing;
+use blockyard_store::{PoolBacking, is_pool};
 use blockyard_volume::{Running, VolumeError};
+use blockyard_volume_admin::receive::{begin_new, receive as receive_here};
+use blockyard_volume_admin::send::{Sending, Sent};
+use blockyard_volume_format::stream::MAGIC;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::volumes::{ReceivedView, VolumeRequest};
 use serde_json::json;
 
-use super::pool::{Make, Pool, text};
-use super::progress::Progress;
+use super::pool::{Make, PoolAccess, text};
+use super::progress::ProgressLine;
 use super::refused;
 use crate::args::{VolumeReceiveArgs, VolumeSendArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
-use crate::written::{Replace, Written, file_failed};
+use crate::output_file::{OutputFile, Replace, file_failed};
 
 /// Most bytes that are passed on at once.
 const PART_BYTES: usize = 256 << 10;
 
 /// A stream that is read, wherever it is made.
-pub(super) struct Source {
+pub(super) struct StreamSource {
     read: Box<dyn Read>,
     /// Makes it, where that is done here.
     thread: Option<JoinHandle<Result<Sent, VolumeError>>>,
 }
 
-impl Source {
+impl StreamSource {
     /// The stream of a snapshot.
-    pub(super) fn send(pool: &Pool, name: &str, from: Option<&str>) -> Result<Source, Failure> {
+    pub(super) fn send(
+        pool: &PoolAccess,
+        name: &str,
+        from: Option<&str>,
+    ) -> Result<StreamSource, Failure> {
         match pool {
-            Pool::There(client, path) => {
+            PoolAccess::There(client, path) => {
                 let request = VolumeRequest { from: from.map(str::to_owned), ..of(path, name)? };
-                Ok(Source { read: Box::new(client.send(&request)?), thread: None })
+                Ok(StreamSource { read: Box::new(client.send(&request)?), thread: None })
             }
-            Pool::Here(running) => {
-                Source::run(running, Sending::begin(running, name, from).map_err(refused)?)
+            PoolAccess::Here(running) => {
+                StreamSource::run(running, Sending::begin(running, name, from).map_err(refused)?)
             }
         }
     }
 
     /// The stream of a snapshot, or of a volume as it is at this moment.
-    pub(super) fn export(pool: &Pool, name: &str) -> Result<Source, Failure> {
+    pub(super) fn export(pool: &PoolAccess, name: &str) -> Result<StreamSource, Failure> {
         match pool {
-            Pool::There(client, path) => {
+            PoolAccess::There(client, path) => {
                 let read = client.export(&of(path, name)?)?;
-                Ok(Source { read: Box::new(read), thread: None })
+                Ok(StreamSource { read: Box::new(read), thread: None })
             }
-            Pool::Here(running) => {
+            PoolAccess::Here(running) => {
                 let sending = match name.contains('@') {
                     true => Sending::begin(running, name, None),
                     false => Sending::begin_now(running, name),
                 };
-                Source::run(running, sending.map_err(refused)?)
+                StreamSource::run(running, sending.map_err(refused)?)
             }
         }
     }
 
-    fn run(running: &Arc<Running>, sending: Sending<Backing>) -> Result<Source, Failure> {
+    fn run(running: &Arc<Running>, sending: Sending<PoolBacking>) -> Result<StreamSource, Failure> {
         let failed = |error: io::Error| Failure::new(Code::Failed, format!("a pipe: {error}"));
         let (read, mut write) = io::pipe().map_err(failed)?;
         let running = Arc::clone(running);
@@ -75,7 +78,7 @@ impl Source {
             sent
         };
         let thread = std::thread::Builder::new().name("volume-send".to_owned()).spawn(send);
-        Ok(Source { read: Box::new(read), thread: Some(thread.map_err(failed)?) })
+        Ok(StreamSource { read: Box::new(read), thread: Some(thread.map_err(failed)?) })
     }
 
     /// What has become of it: why it ended early counts for more than that it did.
@@ -91,7 +94,7 @@ impl Source {
     }
 }
 
-impl Read for Source {
+impl Read for StreamSource {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.read.read(into)
     }
@@ -108,20 +111,24 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
         let text = "send: standard output is a terminal; expected a pipe, a file, or --output FILE";
         return Err(Failure::new(Code::Usage, text));
     }
-    let pool = Pool::find(&args.at.pool, Make::Never)?;
-    let mut source = Source::send(&pool, &args.at.name, args.from.as_deref())?;
+    let pool = PoolAccess::find(&args.at.pool, Make::Never)?;
+    let mut source = StreamSource::send(&pool, &args.at.name, args.from.as_deref())?;
     let replace = Replace { force: args.force, magic: &MAGIC };
     let done = match &args.output {
-        None => copy(&mut source, out, Failure::from).map(|bytes| (None, bytes)),
-        Some(path) => Written::create(path, replace).and_then(|mut written| {
+        // A part of a stream is no backup, so a reader that leaves early is an error.
+        None => {
+            let failed = |error| Failure::new(Code::Failed, format!("standard output: {error}"));
+            copy(&mut source, out, failed).map(|bytes| (None, bytes))
+        }
+        Some(path) => OutputFile::create(path, replace).and_then(|output| {
             let failed = |error| file_failed(path, &error);
-            let bytes = copy(&mut source, &mut written.file, failed)?;
-            Ok((Some(written), bytes))
+            let bytes = copy(&mut source, &mut output.file(), failed)?;
+            Ok((Some(output), bytes))
         }),
     };
     // What ends early because it could not be sent is not whole.
-    let (written, bytes) = source.finish(done)?;
-    written.map_or(Ok(()), Written::finish)?;
+    let (output, bytes) = source.finish(done)?;
+    output.map_or(Ok(()), OutputFile::finish)?;
     if args.at.pool.talk.json {
         let said = json!({
             "name": args.at.name,
@@ -137,16 +144,16 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
     }
     match &args.output {
         None => Ok(()),
-        Some(path) => Ok(writeln!(out, "{}: {} written", path.display(), Bytes(bytes))?),
+        Some(path) => Ok(writeln!(out, "sent to {}: {}", path.display(), Bytes(bytes))?),
     }
 }
 
 fn copy(
-    source: &mut Source,
+    source: &mut StreamSource,
     out: &mut impl Write,
     failed: impl Fn(io::Error) -> Failure,
 ) -> Result<u64, Failure> {
-    let mut progress = Progress::new("sent");
+    let mut progress = ProgressLine::new("sent");
     let mut part = vec![0; PART_BYTES];
     let mut bytes = 0;
     loop {
@@ -179,7 +186,7 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
         }
         None => Box::new(io::stdin()),
     };
-    let (at, mut progress) = (&args.at, Progress::new("received"));
+    let (at, mut progress) = (&args.at, ProgressLine::new("received"));
     // A pool is made when it is known that there is something to receive.
     if !is_pool(&at.pool.pool).map_err(refused)? {
         let head = begin_new(&at.name, &mut input).map_err(refused)?;
@@ -187,11 +194,11 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
     }
     let mut tell = |bytes| progress.tell(bytes, total);
     // A pool may begin with what comes from another.
-    let received = match Pool::find(&at.pool, Make::IfMissing { consent: false })? {
-        Pool::Here(running) => {
-            running.receive(&at.name, &mut input, &mut tell).map_err(refused)?.into()
+    let received = match PoolAccess::find(&at.pool, Make::IfMissing { consent: false })? {
+        PoolAccess::Here(running) => {
+            receive_here(&running, &at.name, &mut input, &mut tell).map_err(refused)?.into()
         }
-        Pool::There(client, path) => {
+        PoolAccess::There(client, path) => {
             client.receive(&text(&path)?, &at.name, &mut input, &mut tell)?
         }
     };
@@ -201,5 +208,5 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
     }
     let ReceivedView { name, blocks, stream_bytes } = received;
     let bytes = Bytes(stream_bytes);
-    Ok(writeln!(out, "{name}: received, {blocks} blocks in {bytes}")?)
+    Ok(writeln!(out, "received {name}: {blocks} blocks, {bytes}")?)
 }

@@ -11,7 +11,7 @@ use super::slots::Slots;
 use crate::bio::Bio;
 use crate::device::{Device, DeviceError, DeviceQueue};
 use crate::region::Region;
-use crate::request::{Batch, Done, Request};
+use crate::request::{Batch, CompletionBatch, Request};
 use crate::status::Status;
 use crate::units::{Nanos, SECTOR_SHIFT, Tag};
 
@@ -21,7 +21,7 @@ pub struct Bare<Q: DeviceQueue> {
     rules: Rules,
     slots: Slots,
     batch: Batch,
-    done: Done,
+    done: CompletionBatch,
     region: Arc<Region>,
 }
 
@@ -39,7 +39,7 @@ impl<Q: DeviceQueue> Bare<Q> {
             rules: Rules::new(device.geometry(), device.limits()),
             slots: Slots::new(depth),
             batch: Batch::with_capacity(depth.into()),
-            done: Done::with_capacity(depth.into()),
+            done: CompletionBatch::with_capacity(depth.into()),
             region,
         })
     }

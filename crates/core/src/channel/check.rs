@@ -74,6 +74,7 @@ impl Rules {
     /// | the device has no such operation | `NOTSUPP` |
     /// | append: not at a zone's start, or longer than the append limit | `IOERR` |
     /// | zone operation: not at a zone's start, or beyond the device | `INVAL` |
+    #[inline]
     pub(super) fn check(&self, bio: &Bio) -> Result<(), Status> {
         if bio.op.is_write() && self.limits.read_only {
             return Err(Status::IoErr);
@@ -120,6 +121,7 @@ impl Rules {
 
     /// The number of sectors, from the start of the bio, that one request may hold. It is the whole
     /// bio unless the bio exceeds a limit or crosses a chunk boundary. An append is never split.
+    #[inline]
     pub(super) fn piece_sectors(&self, bio: &Bio) -> u64 {
         let sectors_max = match bio.op {
             Op::Read | Op::Write => self.limits.sectors_max,

@@ -13,7 +13,7 @@ use crate::units::Sector;
 
 /// The rest of a bio that is being split.
 #[derive(Debug)]
-pub(super) struct Rest {
+pub(super) struct Unsubmitted {
     /// The part that is not cut into pieces yet.
     pub(super) bio: Bio,
     /// Address of that part's data.
@@ -25,9 +25,9 @@ pub(super) struct Rest {
 }
 
 // SAFETY: `data` points into a region that the channel keeps, and is not dereferenced here.
-unsafe impl Send for Rest {}
+unsafe impl Send for Unsubmitted {}
 
-impl Rest {
+impl Unsubmitted {
     /// Cuts the first `sectors` off; returns the bio of the piece and the address of its data.
     pub(super) fn cut(&mut self, sectors: u64) -> (Bio, NonNull<u8>) {
         debug_assert!(sectors > 0 && sectors <= self.bio.sectors);

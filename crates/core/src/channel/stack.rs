@@ -6,9 +6,8 @@
 //! reap ◂── completion batch ◂ pieces, flush parts ◂ tag freed ◂ zone write plug released ◂──┘
 //! ```
 //!
-//! The FIFO is the channel's own [`Scheduler`], normally [`crate::sched::NoneScheduler`]: requests
-//! wait in it for a channel tag. A fault injector and the shared scheduler are not in this file;
-//! they wrap the device queue.
+//! Requests wait in the FIFO for a channel tag. A fault injector and the scheduler are not in this
+//! file: they wrap the device queue.
 //!
 //! A stack belongs to one thread. After `new` it allocates nothing, and it reads the clock once a
 //! batch.
@@ -17,37 +16,37 @@
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::check::{self, Rules};
 use super::flush::{self, Route};
-use super::plug::Plug;
-use super::slots::Slots;
-use super::split::{self, Rest};
+use super::slots::{Slots, Tags};
+use super::split::{self, Unsubmitted};
 use super::stats::{ChannelStats, NEVER_STARTED, Tally};
-use super::tags::Tags;
-use super::{Caller, Channel};
-use crate::bio::{Bio, BufRef, Op, RegionId};
+use super::{Channel, Waker};
+use crate::bio::Completion;
+use crate::bio::{Bio, BufRef, Flags, Op, RegionId};
 use crate::clock::{Clock, Monotonic};
-use crate::completion::Completion;
 use crate::device::{DeviceQueue, Due};
 use crate::geometry::Geometry;
 use crate::limits::Limits;
 use crate::region::Region;
-use crate::request::{Batch, Done, Ended, Request, SLOT_NONE, Slot, Stage};
-use crate::sched::Scheduler;
+use crate::request::{
+    Batch, CompletedRequest, CompletionBatch, MergeRules, Request, SLOT_NONE, Slot, Stage,
+};
+use crate::ring::Ring;
 use crate::status::Status;
 use crate::units::{Nanos, Sector};
-use crate::work::Single;
-use crate::zone::gate::{Gate, NoGate, Passage};
-
-mod gated;
-mod leftovers;
-mod waiting;
+use crate::work::InlineRequest;
+use crate::zone::gate::{Gate, GateQueues, NoGate};
 
 /// The interval, in nanoseconds, at which a channel that is being dropped polls for requests that
 /// only it waits for.
 const CLOSING_LOOK_NS: u64 = 10_000_000;
+
+/// Longest sleep while a write waits in the zone write plug. Other channels wake this one; the
+/// bound covers a wakeup that is missing.
+const GATE_SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// Bounds of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,31 +62,22 @@ impl Default for ChannelConfig {
     }
 }
 
-/// The layers of a channel that differ from device to device, from the top down.
-#[derive(Debug)]
-pub struct Floors<G, S, Q> {
-    /// The zone write plug: orders the writes of a zone.
-    pub gate: G,
-    /// Chooses the next request.
-    pub sched: S,
-    /// The channel's queue of the device.
-    pub queue: Q,
-}
-
-/// A channel over a zone write plug, a scheduler and a device queue.
-pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic, G: Gate = NoGate> {
+/// A channel over a zone write plug and a device queue.
+pub struct Stack<Q: DeviceQueue, C: Clock = Monotonic, G: Gate = NoGate> {
     queue: Q,
-    sched: S,
+    /// Requests that wait for a channel tag, first in, first out, as under Linux's scheduler
+    /// `none`.
+    waiting: Ring<Request>,
     gate: G,
-    passage: Passage,
+    queues: GateQueues,
     clock: C,
     rules: Rules,
     plug: Plug,
     slots: Slots,
     tags: Tags,
     batch: Batch,
-    done: Done,
-    rest: Option<Rest>,
+    done: CompletionBatch,
+    unsubmitted: Option<Unsubmitted>,
     in_flight: usize,
     regions: Vec<Option<Arc<Region>>>,
     stats: Arc<ChannelStats>,
@@ -97,7 +87,7 @@ pub struct Stack<S: Scheduler, Q: DeviceQueue, C: Clock = Monotonic, G: Gate = N
     closing: bool,
 }
 
-impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
+impl<Q: DeviceQueue, C: Clock> Stack<Q, C> {
     /// A channel of `config.depth` bios over a queue of a device with this geometry and these
     /// limits, without a zone write plug.
     ///
@@ -107,17 +97,15 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock> Stack<S, Q, C> {
         config: ChannelConfig,
         geometry: &Geometry,
         limits: &Limits,
-        sched: S,
         queue: Q,
         clock: C,
         stats: Arc<ChannelStats>,
-    ) -> Stack<S, Q, C> {
-        let floors = Floors { gate: NoGate, sched, queue };
-        Stack::with_gate(config, geometry, limits, floors, clock, stats)
+    ) -> Stack<Q, C> {
+        Stack::with_gate(config, geometry, limits, (NoGate, queue), clock, stats)
     }
 }
 
-impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
+impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
     /// A channel as by [`Stack::new`], with a zone write plug. The channel's user sees these
     /// limits.
     ///
@@ -127,26 +115,25 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         config: ChannelConfig,
         geometry: &Geometry,
         limits: &Limits,
-        floors: Floors<G, S, Q>,
+        (gate, queue): (G, Q),
         clock: C,
         stats: Arc<ChannelStats>,
-    ) -> Stack<S, Q, C, G> {
+    ) -> Stack<Q, C, G> {
         assert!((4..=32768).contains(&config.depth), "depth {} is out of range", config.depth);
         let depth = usize::from(config.depth);
-        let Floors { gate, sched, queue } = floors;
         Stack {
             queue,
-            sched,
+            waiting: Ring::with_capacity(depth),
             gate,
-            passage: Passage::new(if G::ACTIVE { depth } else { 0 }, Arc::clone(&stats)),
+            queues: GateQueues::new(if G::ACTIVE { depth } else { 0 }, Arc::clone(&stats)),
             clock,
             rules: Rules::new(geometry, limits),
             plug: Plug::new(depth, limits),
             slots: Slots::new(config.depth),
             tags: Tags::new(limits.queue_depth.clamp(1, config.depth)),
             batch: Batch::with_capacity(depth),
-            done: Done::with_capacity(depth),
-            rest: None,
+            done: CompletionBatch::with_capacity(depth),
+            unsubmitted: None,
             in_flight: 0,
             regions: Vec::new(),
             stats,
@@ -187,7 +174,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         if !status.is_ok() {
             // SAFETY: the slot stays taken until `reap` has seen the request.
             let request = unsafe { Request::of(slot) };
-            self.homeward().enter(request, status);
+            self.completions().enter(request, status);
         } else if self.rules.piece_sectors(bio) < bio.sectors {
             self.split(slot, bio, data);
         } else {
@@ -235,7 +222,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
                 // SAFETY: the slot was just taken and stays taken until `reap` has seen the
                 // request.
                 let request = unsafe { Request::of(slot) };
-                self.homeward().enter(request, Status::Ok);
+                self.completions().enter(request, Status::Ok);
             }
             Route::Sequence(stage) => {
                 // SAFETY: the slot was just taken and stays taken until `reap` has seen the
@@ -260,7 +247,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         parent.stage = stage;
         let waits = stage == Stage::PreFlush;
         let pieces = Bio { flags: flush::piece_flags(bio, limits), ..*bio };
-        self.rest = Some(Rest { bio: pieces, data, parent: parent.index, waits });
+        self.unsubmitted = Some(Unsubmitted { bio: pieces, data, parent: parent.index, waits });
         if waits {
             // SAFETY: the slot stays taken until the bio is complete, and no other request refers
             // to it until the flush has completed.
@@ -274,34 +261,38 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
     /// Cuts the bio that is being split into pieces, while slots are free.
     #[cold]
     fn cut_rest(&mut self) {
-        let Some(mut rest) = self.rest.take_if(|rest| !rest.waits) else { return };
-        let mut parent = self.slots.at(rest.parent);
-        while !rest.is_empty() {
+        let Some(mut unsubmitted) = self.unsubmitted.take_if(|unsubmitted| !unsubmitted.waits)
+        else {
+            return;
+        };
+        let mut parent = self.slots.at(unsubmitted.parent);
+        while !unsubmitted.is_empty() {
             if self.slots.room() == 0 {
-                self.rest = Some(rest);
+                self.unsubmitted = Some(unsubmitted);
                 return;
             }
-            let (bio, data) = rest.cut(self.rules.piece_sectors(&rest.bio));
+            let (bio, data) = unsubmitted.cut(self.rules.piece_sectors(&unsubmitted.bio));
             let mut slot = self.slots.take(&bio, data).expect("there is room");
             // SAFETY: this bio has taken both slots, and no request refers to either yet.
             unsafe {
-                slot.as_mut().parent = rest.parent;
+                slot.as_mut().parent = unsubmitted.parent;
                 parent.as_mut().pieces += 1;
             }
             self.route(slot, &bio);
         }
         // SAFETY: only slot numbers refer to the slot of a parent, never a request.
-        let complete = split::piece_done(unsafe { parent.as_mut() }, Status::Ok, rest.bio.sector);
+        let complete =
+            split::piece_done(unsafe { parent.as_mut() }, Status::Ok, unsubmitted.bio.sector);
         debug_assert!(!complete, "the last piece was cut just now");
     }
 
     /// Starts waiting requests while the device and the tags have capacity.
     #[inline]
     fn dispatch(&mut self, now: Nanos) {
-        while !self.sched.is_empty() {
+        while !self.waiting.is_empty() {
             let room = self.queue.room().min(self.tags.room());
             for _ in 0..room {
-                let Some(request) = self.sched.dispatch(now) else { break };
+                let Some(request) = self.waiting.pop_front() else { break };
                 let tag = self.tags.take().expect("room counts the free tags");
                 self.batch.start(request, tag);
             }
@@ -311,19 +302,15 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
     }
 
-    /// Submits the plugged requests, stamped with the time: passes them to the scheduler and starts
-    /// what the device accepts. If the scheduler is empty and only a FIFO, requests go to the
-    /// device directly, as in Linux.
+    /// Submits the plugged requests, stamped with the time, and starts what the device accepts. If
+    /// no request waits in the FIFO, they go to the device directly, as in Linux.
     #[inline]
     fn unplug(&mut self, now: Nanos) {
         if G::ACTIVE {
             return self.unplug_into_gate(now);
         }
-        let direct = if S::PASSES_ON && self.sched.is_empty() {
-            self.queue.room().min(self.tags.room())
-        } else {
-            0
-        };
+        let direct =
+            if self.waiting.is_empty() { self.queue.room().min(self.tags.room()) } else { 0 };
         let mut requests = self.plug.drain();
         for mut request in requests.by_ref().take(direct) {
             request.stamp(now);
@@ -332,7 +319,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
         for mut request in requests {
             request.stamp(now);
-            self.sched.insert(request, now);
+            self.waiting.push_back(request);
         }
         if self.batch.is_empty() || self.start(now) {
             self.dispatch(now);
@@ -347,15 +334,15 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         }
         self.queue.start(now, &mut self.batch, &mut self.done);
         if G::ACTIVE {
-            self.leave_gate(now);
+            self.leave_gate();
         }
-        self.batch.is_empty() || self.take_leftovers()
+        self.batch.is_empty() || self.requeue_unstarted()
     }
 
     /// Completes a request: frees its tag and completes each of its bios, or advances their
     /// sequences.
     #[inline]
-    fn finish(&mut self, ended: Ended, now: Nanos, out: &mut Vec<Completion>) {
+    fn finish(&mut self, ended: CompletedRequest, now: Nanos, out: &mut Vec<Completion>) {
         let tag = ended.tag();
         if let Some(tag) = tag {
             self.tags.put(tag);
@@ -370,9 +357,9 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
                 if tag.is_some() { now.since(slot_ref.submitted) } else { NEVER_STARTED };
             if slot_ref.stage != Stage::Plain || slot_ref.parent != SLOT_NONE {
                 if slot_ref.stage == Stage::Returned {
-                    return self.take_returned(ended);
+                    return self.requeue_returned(ended);
                 }
-                self.finish_rare(slot, (status, landed), now, latency_ns, out);
+                self.finish_rare(slot, (status, landed), latency_ns, out);
                 continue;
             }
             let append = slot_ref.bio.op == Op::ZoneAppend && status.is_ok();
@@ -387,7 +374,6 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         &mut self,
         mut slot: NonNull<Slot>,
         (status, landed): (Status, Sector),
-        now: Nanos,
         latency_ns: u64,
         out: &mut Vec<Completion>,
     ) {
@@ -395,20 +381,20 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         let slot_ref = unsafe { slot.as_mut() };
         let next = flush::after(slot_ref, status, landed, self.rules.limits());
         let next = next.filter(|_| !self.closing);
-        if let Some(rest) = self.rest.as_mut().filter(|rest| rest.waits)
-            && rest.parent == slot_ref.index
+        if let Some(unsubmitted) = self.unsubmitted.as_mut().filter(|unsubmitted| unsubmitted.waits)
+            && unsubmitted.parent == slot_ref.index
         {
             if let Some(stage) = next {
                 // The pieces are the next part of the sequence; `reap` cuts them now.
                 slot_ref.stage = stage;
-                rest.waits = false;
+                unsubmitted.waits = false;
                 return;
             }
             slot_ref.pieces = 0;
-            self.rest = None;
+            self.unsubmitted = None;
         }
         if let Some(stage) = next {
-            self.follow(slot, stage, now);
+            self.follow(slot, stage);
             return;
         }
         let sector = slot_ref.bio.sector;
@@ -425,20 +411,20 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
             let (status, sector) = (parent_ref.status, parent_ref.bio.sector);
             let next = flush::after(parent_ref, status, sector, self.rules.limits());
             match next.filter(|_| !self.closing) {
-                Some(stage) => self.follow(parent, stage, now),
+                Some(stage) => self.follow(parent, stage),
                 None => self.complete(parent, status, sector, latency_ns, out),
             }
         }
     }
 
     /// Submits the next part of a flush sequence.
-    fn follow(&mut self, slot: NonNull<Slot>, stage: Stage, now: Nanos) {
+    fn follow(&mut self, slot: NonNull<Slot>, stage: Stage) {
         // SAFETY: the slot stays taken, and only the next request of the sequence refers to it.
         let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
         if G::ACTIVE {
-            self.enter_gate(request, now);
+            self.enter_gate(request);
         } else {
-            self.sched.insert(request, now);
+            self.waiting.push_back(request);
         }
     }
 
@@ -462,9 +448,175 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Stack<S, Q, C, G> {
         self.slots.put(slot.index);
         self.in_flight -= 1;
     }
+
+    /// The completion batch above the zone write plug: requests that the channel has to complete.
+    #[inline(always)]
+    fn completions(&mut self) -> &mut CompletionBatch {
+        if G::ACTIVE { self.queues.completions() } else { &mut self.done }
+    }
+
+    /// Submits the plugged requests, stamped with the time, to the zone write plug and starts what
+    /// can start.
+    fn unplug_into_gate(&mut self, now: Nanos) {
+        for mut request in self.plug.drain() {
+            request.stamp(now);
+            self.gate.enter(request, &mut self.queues);
+        }
+        self.queue_forwarded();
+        self.dispatch(now);
+        while self.catch_up(now) {}
+    }
+
+    /// Lets the zone write plug do one slow step; returns whether it did one.
+    fn catch_up(&mut self, now: Nanos) -> bool {
+        let busy = self.gate.catch_up(&mut self.queues);
+        if busy {
+            self.queue_forwarded();
+            self.dispatch(now);
+        }
+        busy
+    }
+
+    /// Submits one request of a flush sequence to the zone write plug.
+    fn enter_gate(&mut self, request: Request) {
+        self.gate.enter(request, &mut self.queues);
+        self.queue_forwarded();
+    }
+
+    /// Passes the device's completions through the zone write plug, which may release waiting
+    /// writes.
+    fn leave_gate(&mut self) {
+        while let Some(ended) = self.done.take() {
+            if ended.is_returned() {
+                self.tags.put(ended.tag().expect("it was started"));
+                self.requeue_returned(ended);
+            } else {
+                self.gate.leave(ended, &mut self.queues);
+            }
+        }
+        while let Some(ended) = self.queues.next_again() {
+            if let Some(tag) = ended.tag() {
+                self.tags.put(tag);
+            }
+            self.gate.requeue(ended.append_again(), &mut self.queues);
+        }
+        self.queue_forwarded();
+    }
+
+    /// Handles the device's completions, and releases writes that waited for other channels.
+    fn poll_gate(&mut self, now: Nanos) {
+        self.gate.poll(now, &mut self.queues);
+        self.leave_gate();
+    }
+
+    /// Moves requests that the zone write plug has released to the FIFO.
+    fn queue_forwarded(&mut self) {
+        while let Some(request) = self.queues.next() {
+            self.waiting.push_back(request);
+        }
+    }
+
+    /// Returns the requests that the device did not start to the FIFO, in order. Returns
+    /// whether one of them was broken up, so that another start makes sense now.
+    #[cold]
+    fn requeue_unstarted(&mut self) -> bool {
+        let broken = self.batch.take_broken();
+        while let Some((request, tag)) = self.batch.take_unstarted() {
+            self.tags.put(tag);
+            if broken && self.batch.is_empty() {
+                self.requeue_bios(request);
+            } else {
+                self.waiting.push_front(request);
+            }
+        }
+        broken
+    }
+
+    /// Requeues the bios of a request that the device returned unexecuted. Its tag is free.
+    #[cold]
+    fn requeue_returned(&mut self, ended: CompletedRequest) {
+        self.requeue_bios(ended.into_undone());
+    }
+
+    /// Requeues the bios of a merged request one by one; they are never merged again.
+    fn requeue_bios(&mut self, request: Request) {
+        // Reverses the chain in place, because the request that is requeued last comes first.
+        let first = request.head();
+        let mut next = Some(first);
+        let mut reversed: Option<NonNull<Slot>> = None;
+        while let Some(mut slot) = next {
+            // SAFETY: the chain belongs to a request that only this function holds.
+            let slot_ref = unsafe { slot.as_mut() };
+            next = slot_ref.next;
+            slot_ref.next = reversed;
+            reversed = Some(slot);
+        }
+        while let Some(mut slot) = reversed {
+            let head = slot;
+            // SAFETY: only this function holds the chain; the slot's new request is the only one
+            // that refers to it.
+            let single = unsafe {
+                reversed = slot.as_mut().next.take();
+                slot.as_mut().bio.flags = slot.as_ref().bio.flags | Flags::NOMERGE;
+                Request::of(slot)
+            };
+            if G::ACTIVE && head != first {
+                // SAFETY: the first bio's slot belongs to this channel; only its number is read.
+                let index = unsafe { first.as_ref() }.index;
+                if let Some(single) = self.gate.broken(index, single) {
+                    self.waiting.push_front(single);
+                }
+            } else {
+                self.waiting.push_front(single);
+            }
+        }
+    }
+
+    /// When the layers below the zone write plug next have work to do.
+    fn due_below(&self) -> Due {
+        if !self.done.is_empty() || (G::ACTIVE && self.queues.has_completions()) {
+            return Due::At(Nanos(0));
+        }
+        let room = self.queue.room().min(self.tags.room());
+        if room > 0 && !self.waiting.is_empty() && self.queue.due() == Due::Never {
+            return Due::At(Nanos(0));
+        }
+        self.queue.due()
+    }
+
+    /// Sleeps while other threads hold requests of this channel.
+    #[cold]
+    fn wait_for_others(&mut self, deadline: Due) {
+        let is_complete = !self.done.is_empty() || (G::ACTIVE && self.queues.has_completions());
+        let goes = !self.waiting.is_empty() && self.queue.room().min(self.tags.room()) > 0;
+        if !is_complete && !goes {
+            let gate = if G::ACTIVE { self.gate.due() } else { Due::Never };
+            self.queue.sleep(gate.earlier(deadline), &self.clock);
+        }
+    }
+
+    /// Sleeps until `reap` would find a completion, or until the deadline.
+    fn sleep(&mut self, deadline: Option<Instant>) {
+        if self.queue.waits_for_others() {
+            let deadline = deadline.map_or(Due::Never, |at| Due::At(Monotonic::nanos_of(at)));
+            return self.wait_for_others(deadline);
+        }
+        if G::ACTIVE && self.gate.waits() && self.due_below() == Due::Never {
+            return self.gate.sleep(Monotonic::until(deadline, GATE_SLEEP_MAX));
+        }
+        let deadline = deadline.map_or(Due::Never, |at| Due::At(Monotonic::nanos_of(at)));
+        match self.due() {
+            Due::Never => {}
+            due => {
+                if let Due::At(at) = due.earlier(deadline) {
+                    self.clock.sleep_until(at);
+                }
+            }
+        }
+    }
 }
 
-impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C, G> {
+impl<Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<Q, C, G> {
     fn register(&mut self, region: Arc<Region>) -> RegionId {
         let free = self.regions.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -488,7 +640,7 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
     fn push(&mut self, bios: &[Bio]) -> usize {
         let mut taken = 0;
         for bio in bios {
-            if self.slots.room() == 0 || self.rest.is_some() {
+            if self.slots.room() == 0 || self.unsubmitted.is_some() {
                 break;
             }
             self.accept(bio);
@@ -505,17 +657,23 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
     }
 
     #[inline]
-    fn carry(&mut self, op: Op, sector: Sector, sectors: u64, buf: BufRef) -> Option<Status> {
-        // Requests in flight go first, and a scheduler that reorders must see every request.
-        if self.in_flight > 0 || !S::PASSES_ON || !self.rules.is_plain_range(op, sector, sectors) {
+    fn execute_inline(
+        &mut self,
+        op: Op,
+        sector: Sector,
+        sectors: u64,
+        buf: BufRef,
+    ) -> Option<Status> {
+        // Requests in flight go first.
+        if self.in_flight > 0 || !self.rules.is_plain_range(op, sector, sectors) {
             return None;
         }
-        if G::ACTIVE && !self.gate.may_carry(op, sector) {
+        if G::ACTIVE && !self.gate.may_execute_inline(op, sector) {
             return None;
         }
         let data = self.address(buf, sectors)?;
-        let status = self.queue.carry(Single::new(op, sector, sectors, data))?;
-        self.stats.carried(op, status.is_ok(), sectors);
+        let status = self.queue.execute_inline(InlineRequest::new(op, sector, sectors, data))?;
+        self.stats.executed_inline(op, status.is_ok(), sectors);
         Some(status)
     }
 
@@ -534,18 +692,18 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
             self.poll_gate(now);
         }
         loop {
-            while let Some(ended) = self.homeward().take() {
+            while let Some(ended) = self.completions().take() {
                 self.finish(ended, now, out);
             }
-            if self.rest.as_ref().is_some_and(|rest| !rest.waits) {
+            if self.unsubmitted.as_ref().is_some_and(|unsubmitted| !unsubmitted.waits) {
                 self.cut_rest();
                 self.unplug(now);
-            } else if !self.sched.is_empty() {
+            } else if !self.waiting.is_empty() {
                 self.dispatch(now);
             } else if !(G::ACTIVE && self.catch_up(now)) {
                 break;
             }
-            if self.homeward().is_empty() && !(G::ACTIVE && self.catch_up(now)) {
+            if self.completions().is_empty() && !(G::ACTIVE && self.catch_up(now)) {
                 break;
             }
         }
@@ -562,8 +720,8 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
         if G::ACTIVE { due.earlier(self.gate.due()) } else { due }
     }
 
-    fn call(&mut self, caller: Caller) {
-        self.gate.call(caller);
+    fn set_waker(&mut self, waker: Waker) {
+        self.gate.set_waker(waker);
     }
 
     fn descriptor(&mut self) -> Option<RawFd> {
@@ -581,15 +739,15 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<S, Q, C,
 
 /// Waits for the requests that the device has started, because they point to the slots and regions.
 /// Discards requests that were not started: their submitter no longer exists.
-impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Drop for Stack<S, Q, C, G> {
+impl<Q: DeviceQueue, C: Clock, G: Gate> Drop for Stack<Q, C, G> {
     fn drop(&mut self) {
         drop(self.plug.drain());
         self.gate.close();
-        self.rest = None;
+        self.unsubmitted = None;
         self.closing = true;
         let mut out = Vec::new();
         while self.tags.taken() > 0 {
-            while self.sched.dispatch(Nanos(0)).is_some() {}
+            while self.waiting.pop_front().is_some() {}
             self.queue.abort(&mut self.done);
             let ended = self.reap(&mut out);
             out.clear();
@@ -607,5 +765,57 @@ impl<S: Scheduler, Q: DeviceQueue, C: Clock, G: Gate> Drop for Stack<S, Q, C, G>
                 Due::Never => {}
             }
         }
+    }
+}
+
+// The plug collects pushed bios until `submit` and merges neighbours into one request. As in
+// Linux's plug, a bio is compared with the request that was added last, and joins its end (back
+// merge) or its start (front merge). A client can notice merging only by the speed. If a device
+// would fail a merged request because of some of its bios, the request is broken up again
+// ([`Batch::break_up`]).
+
+/// Requests that were pushed and not yet submitted, in order.
+#[derive(Debug)]
+struct Plug {
+    requests: Vec<Request>,
+    rules: MergeRules,
+}
+
+impl Plug {
+    /// An empty plug with space for `depth` requests.
+    fn new(depth: usize, limits: &Limits) -> Plug {
+        Plug { requests: Vec::with_capacity(depth), rules: MergeRules::new(limits) }
+    }
+
+    /// Whether the plug holds no request.
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Adds a request; returns whether it was merged into the previous request.
+    #[inline(always)]
+    fn add(&mut self, request: Request) -> bool {
+        if let Some(last) = self.requests.last_mut() {
+            if last.end() == request.sector() && self.rules.allow(last, &request) {
+                last.merge_back(request);
+                return true;
+            }
+            if request.end() == last.sector()
+                && self.rules.front(&request)
+                && self.rules.allow(&request, last)
+            {
+                last.merge_front(request);
+                return true;
+            }
+        }
+        self.requests.push(request);
+        false
+    }
+
+    /// Removes all requests, in order.
+    #[inline]
+    fn drain(&mut self) -> std::vec::Drain<'_, Request> {
+        self.requests.drain(..)
     }
 }

@@ -51,7 +51,7 @@ impl ChannelStats {
 
     /// Counts one bio that was executed inline.
     #[inline]
-    pub(crate) fn carried(&self, op: Op, ok: bool, sectors: u64) {
+    pub(crate) fn executed_inline(&self, op: Op, ok: bool, sectors: u64) {
         let index = op as usize;
         self.ops[index].add(1);
         if ok {

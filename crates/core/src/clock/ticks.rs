@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_counted_from_the_anchor_for_a_millisecond() {
+    fn counter_extends_anchor_for_one_millisecond() {
         let (anchor, at) = (anchored(), 1000 + TICKS_PER_MS);
         assert_eq!(anchor.read(at), Some(6_000_000));
         assert_eq!(anchor.read(at + 2500), Some(6_000_999), "rates are rounded down");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_is_ahead_waits_for_the_system_s() {
+    fn time_ahead_waits_for_system_clock() {
         let (mut anchor, mut ticks, mut system_ns) = (anchored(), 1000 + TICKS_PER_MS, 6_000_000);
         // The counter now runs faster by 1 in 1000 than before.
         let mut last = 0;
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_jumps_is_given_up() {
+    fn jumping_counter_is_rejected() {
         let (anchor, at) = (anchored(), 1000 + TICKS_PER_MS);
         for ticks in [at + 3 * TICKS_PER_MS, at - 5, at + TICKS_PER_MS / 4, at] {
             let (wrong, now) = anchor.renewed(ticks, 7_000_000);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_too_slow_to_compare_with_ends_it() {
+    fn slow_system_clock_disables_counter() {
         let mut anchor = anchored();
         for _ in 0..MISSES_MAX {
             anchor = anchor.missed();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_slept_begins_anew() {
+    fn anchor_is_renewed_after_sleep() {
         let (anchor, at) = (anchored(), 1000 + TICKS_PER_MS);
         let hour_ns = 3_600_000_000_000;
         // The counter is off by a millionth, as is the first rate.
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn readings_are_the_system_s_and_never_go_back() {
+    fn readings_match_system_clock_and_are_monotonic() {
         let mut last = 0;
         let until = system_ns() + 10 * SPAN_NS;
         while last < until {

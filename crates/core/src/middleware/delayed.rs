@@ -7,7 +7,7 @@ use super::forward_control_plane;
 use crate::clock::Clock;
 use crate::device::{Device, DeviceError, DeviceQueue, Due};
 use crate::inject::Injection;
-use crate::request::{Batch, Done};
+use crate::request::{Batch, CompletionBatch};
 use crate::units::Nanos;
 
 /// Delays every completion of `D` by a constant time.
@@ -34,7 +34,7 @@ impl<D: Device> Device for Delayed<D> {
         Ok(DelayedQueue {
             inner: self.inner.open_queue()?,
             delay_ns: self.delay_ns,
-            held: Done::with_capacity(depth),
+            held: CompletionBatch::with_capacity(depth),
             due: VecDeque::with_capacity(depth),
         })
     }
@@ -50,7 +50,7 @@ pub struct DelayedQueue<Q> {
     inner: Q,
     delay_ns: u64,
     /// Delayed completions, oldest first, and the due time of each; both have the same length.
-    held: Done,
+    held: CompletionBatch,
     due: VecDeque<Nanos>,
 }
 
@@ -64,12 +64,12 @@ impl<Q> DelayedQueue<Q> {
 }
 
 impl<Q: DeviceQueue> DeviceQueue for DelayedQueue<Q> {
-    fn start(&mut self, now: Nanos, batch: &mut Batch, _done: &mut Done) {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, _done: &mut CompletionBatch) {
         self.inner.start(now, batch, &mut self.held);
         self.note_new(now);
     }
 
-    fn poll(&mut self, now: Nanos, done: &mut Done) {
+    fn poll(&mut self, now: Nanos, done: &mut CompletionBatch) {
         self.inner.poll(now, &mut self.held);
         self.note_new(now);
         while self.due.front().is_some_and(|due| *due <= now) {
@@ -104,7 +104,7 @@ impl<Q: DeviceQueue> DeviceQueue for DelayedQueue<Q> {
         self.inner.sleep(held.earlier(until), clock);
     }
 
-    fn abort(&mut self, done: &mut Done) {
+    fn abort(&mut self, done: &mut CompletionBatch) {
         self.inner.abort(&mut self.held);
         self.due.clear();
         while done.take_from(&mut self.held) {}

@@ -8,23 +8,23 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use blockyard_sync::published::{Published, Reader};
-use blockyard_sync::ration::Ration;
+use blockyard_sync::quota::Quota;
+use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
 
 use super::forward_control_plane;
 use crate::clock::Clock;
 use crate::device::{Device, DeviceError, DeviceQueue, Due};
 use crate::inject::{Injection, Rule};
-use crate::request::{Batch, Done, Started};
+use crate::request::{Batch, CompletionBatch, Started};
 use crate::status::Status;
 use crate::units::Nanos;
-use crate::work::Single;
+use crate::work::InlineRequest;
 
 /// A rule and how often it may still fail a request.
 #[derive(Clone, Debug)]
 struct Armed {
     rule: Rule,
-    left: Arc<Ration>,
+    left: Arc<Quota>,
 }
 
 impl Armed {
@@ -50,16 +50,16 @@ pub const RULES_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct Faulty<D> {
     inner: D,
-    rules: Arc<Published<Vec<Armed>>>,
+    rules: Arc<RcuCell<Vec<Armed>>>,
     seed: u64,
     /// Counts queues, so that each has its own random sequence.
-    queues: Ration,
+    queues: Quota,
 }
 
 impl<D: Device> Faulty<D> {
     /// `inner` without rules. `seed` determines the random decisions.
     pub fn new(inner: D, seed: u64) -> Faulty<D> {
-        let (rules, queues) = (Arc::new(Published::new(Vec::new())), Ration::new(u64::MAX));
+        let (rules, queues) = (Arc::new(RcuCell::new(Vec::new())), Quota::new(u64::MAX));
         Faulty { inner, rules, seed, queues }
     }
 
@@ -78,7 +78,8 @@ impl<D: Device> Device for Faulty<D> {
         let depth = usize::from(self.limits().queue_depth);
         Ok(FaultyQueue {
             inner: self.inner.open_queue()?,
-            rules: Reader::new(&self.rules),
+            rules: RcuReader::new(&self.rules),
+            is_armed: false,
             passed: Batch::with_capacity(depth),
             chance: Chance::new(self.seed, self.queues.take_numbered().unwrap_or(0)),
         })
@@ -94,7 +95,7 @@ impl<D: Device> Device for Faulty<D> {
                         wanted: format!("at most {RULES_MAX} rules; `removeall` forgets them"),
                     });
                 }
-                let left = Arc::new(Ration::new(rule.times.unwrap_or(u64::MAX)));
+                let left = Arc::new(Quota::new(rule.times.unwrap_or(u64::MAX)));
                 let armed = Armed { rule: rule.clone(), left };
                 self.rules
                     .update(|rules| std::iter::once(armed).chain(rules.iter().cloned()).collect());
@@ -113,50 +114,75 @@ impl<D: Device> Device for Faulty<D> {
 #[derive(Debug)]
 pub struct FaultyQueue<Q> {
     inner: Q,
-    rules: Reader<Vec<Armed>>,
+    rules: RcuReader<Vec<Armed>>,
+    /// Whether there were rules at the last batch.
+    is_armed: bool,
     passed: Batch,
     chance: Chance,
 }
 
 /// The decision about a request.
-enum Verdict {
+enum FaultDecision {
     Pass,
     Fail(Status),
     BreakUp,
 }
 
 /// Decides about a request: the first rule that fails it wins.
-fn judge(rules: &[Armed], started: &Started, chance: &mut Chance) -> Verdict {
+fn judge(rules: &[Armed], started: &Started, chance: &mut Chance) -> FaultDecision {
     for armed in rules {
         if !armed.is_about(started) {
             continue;
         }
         if started.is_merged() {
-            return Verdict::BreakUp;
+            return FaultDecision::BreakUp;
         }
         if chance.one_in(armed.rule.chance) && armed.left.take() {
-            return Verdict::Fail(armed.rule.status);
+            return FaultDecision::Fail(armed.rule.status);
         }
     }
-    Verdict::Pass
+    FaultDecision::Pass
 }
 
 impl<Q: DeviceQueue> FaultyQueue<Q> {
+    /// Reads whether there are rules, and updates `is_armed`.
+    #[cold]
+    fn look_at_rules(&mut self) {
+        self.is_armed = !self.rules.get().is_empty();
+    }
+
+    /// Starts a batch after the rules have changed, or while there are rules.
+    #[inline(never)]
+    fn start_armed(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
+        self.look_at_rules();
+        if !self.is_armed {
+            return self.inner.start(now, batch, done);
+        }
+        let rules = Arc::clone(self.rules.get());
+        self.start_judged(&rules, now, batch, done);
+    }
+
     /// Starts a batch request by request, while there are rules. Requests before a failing request
     /// start before it completes, so the order is kept.
     #[cold]
-    fn start_judged(&mut self, rules: &[Armed], now: Nanos, batch: &mut Batch, done: &mut Done) {
+    fn start_judged(
+        &mut self,
+        rules: &[Armed],
+        now: Nanos,
+        batch: &mut Batch,
+        done: &mut CompletionBatch,
+    ) {
         let mut room = self.inner.room();
         while room > 0
             && let Some(started) = batch.next()
         {
             match judge(rules, &started, &mut self.chance) {
-                Verdict::Pass => {
+                FaultDecision::Pass => {
                     self.passed.push(started);
                     room -= 1;
                 }
-                Verdict::Fail(status) => done.complete(started, status),
-                Verdict::BreakUp => {
+                FaultDecision::Fail(status) => done.complete(started, status),
+                FaultDecision::BreakUp => {
                     batch.break_up(started);
                     break;
                 }
@@ -164,29 +190,34 @@ impl<Q: DeviceQueue> FaultyQueue<Q> {
         }
         if !self.passed.is_empty() {
             self.inner.start(now, &mut self.passed, done);
-            batch.take_back(&mut self.passed);
+            batch.requeue_all(&mut self.passed);
         }
     }
 }
 
 impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
     #[inline]
-    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
-        if self.rules.get().is_empty() {
-            return self.inner.start(now, batch, done);
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
+        if self.is_armed || self.rules.unchanged().is_none() {
+            return self.start_armed(now, batch, done);
         }
-        let rules = Arc::clone(self.rules.get());
-        self.start_judged(&rules, now, batch, done);
+        self.inner.start(now, batch, done);
     }
 
     #[inline]
-    fn carry(&mut self, single: Single) -> Option<Status> {
+    fn execute_inline(&mut self, single: InlineRequest) -> Option<Status> {
         // With rules, every request has to be compared with them in `start`.
-        if self.rules.unchanged()?.is_empty() { self.inner.carry(single) } else { None }
+        if self.is_armed || self.rules.unchanged().is_none() {
+            self.look_at_rules();
+            if self.is_armed {
+                return None;
+            }
+        }
+        self.inner.execute_inline(single)
     }
 
     #[inline]
-    fn poll(&mut self, now: Nanos, done: &mut Done) {
+    fn poll(&mut self, now: Nanos, done: &mut CompletionBatch) {
         self.inner.poll(now, done);
     }
 
@@ -222,7 +253,7 @@ impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
         self.inner.sleep(until, clock);
     }
 
-    fn abort(&mut self, done: &mut Done) {
+    fn abort(&mut self, done: &mut CompletionBatch) {
         self.inner.abort(done);
     }
 }

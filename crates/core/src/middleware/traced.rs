@@ -17,7 +17,7 @@ use crate::bio::{Flags, Op};
 use crate::clock::Clock;
 use crate::device::{Device, DeviceError, DeviceQueue, Due};
 use crate::inject::Injection;
-use crate::request::{Batch, Done, Started};
+use crate::request::{Batch, CompletionBatch, Started};
 use crate::units::Nanos;
 
 /// A queue writes its text to the trace when it reaches this length, in bytes.
@@ -153,7 +153,7 @@ impl Pen {
         let _ = writeln!(self.text, "{letters:>4} {sector} + {sectors} [tag {tag}]");
     }
 
-    fn completed(&mut self, now: Nanos, done: &Done, from: usize) {
+    fn completed(&mut self, now: Nanos, done: &CompletionBatch, from: usize) {
         for index in from..done.len() {
             let Some((op, tag, status)) = done.get(index) else { break };
             self.begin(now, 'C');
@@ -202,7 +202,7 @@ fn letters(op: Op, flags: Flags) -> String {
 }
 
 impl<Q: DeviceQueue> DeviceQueue for TracedQueue<Q> {
-    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         let mut room = self.inner.room();
         while room > 0
             && let Some(started) = batch.next()
@@ -213,11 +213,11 @@ impl<Q: DeviceQueue> DeviceQueue for TracedQueue<Q> {
         }
         let before = done.len();
         self.inner.start(now, &mut self.passed, done);
-        batch.take_back(&mut self.passed);
+        batch.requeue_all(&mut self.passed);
         self.pen.completed(now, done, before);
     }
 
-    fn poll(&mut self, now: Nanos, done: &mut Done) {
+    fn poll(&mut self, now: Nanos, done: &mut CompletionBatch) {
         let before = done.len();
         self.inner.poll(now, done);
         self.pen.completed(now, done, before);
@@ -253,7 +253,7 @@ impl<Q: DeviceQueue> DeviceQueue for TracedQueue<Q> {
         self.inner.sleep(until, clock);
     }
 
-    fn abort(&mut self, done: &mut Done) {
+    fn abort(&mut self, done: &mut CompletionBatch) {
         self.inner.abort(done);
     }
 }

@@ -1,8 +1,11 @@
-//! A batch: requests that a channel hands to a device, and those that the device leaves in it.
+//! The two batches between a channel and a device: requests on their way down, and those that the
+//! device leaves; completed requests on their way up.
 
-use super::{Request, Started, TAG_NONE};
+use super::{CompletedRequest, Request, Started, TAG_NONE};
+use crate::bio::Op;
 use crate::ring::Ring;
-use crate::units::Tag;
+use crate::status::Status;
+use crate::units::{Sector, Tag};
 
 /// Requests for a device, in order. Bounded by the channel's depth.
 #[derive(Debug)]
@@ -52,7 +55,7 @@ impl Batch {
     /// Puts a request back at the front. Requests that a device leaves in the batch count as not
     /// started; the channel offers them again later, in the same order.
     #[inline]
-    pub fn put_back(&mut self, started: Started) {
+    pub fn requeue(&mut self, started: Started) {
         self.requests.push_front(started);
     }
 
@@ -84,7 +87,7 @@ impl Batch {
 
     /// Moves the first `count` requests to the end of another batch.
     #[inline]
-    pub(crate) fn pass_on(&mut self, count: usize, to: &mut Batch) {
+    pub(crate) fn move_first(&mut self, count: usize, to: &mut Batch) {
         for _ in 0..count {
             if let Some(started) = self.next() {
                 to.push(started);
@@ -94,7 +97,7 @@ impl Batch {
 
     /// Takes the requests that another batch still holds and puts them at the front. For middleware
     /// that passed requests on in its own batch.
-    pub fn take_back(&mut self, left: &mut Batch) {
+    pub fn requeue_all(&mut self, left: &mut Batch) {
         if left.is_empty() {
             return;
         }
@@ -116,9 +119,88 @@ impl Batch {
     }
 
     /// Removes the last request from the batch, with the tag that it held.
-    pub(crate) fn unstart_last(&mut self) -> Option<(Request, Tag)> {
+    pub(crate) fn take_unstarted(&mut self) -> Option<(Request, Tag)> {
         let mut request = self.requests.pop_back()?.defuse();
         let tag = std::mem::replace(&mut request.slot_mut().tag, TAG_NONE);
         Some((request, Tag(tag)))
+    }
+}
+
+/// Completed requests on their way to the channel. Bounded by the channel's depth.
+#[derive(Debug)]
+pub struct CompletionBatch {
+    requests: Ring<CompletedRequest>,
+}
+
+impl CompletionBatch {
+    /// An empty batch with capacity for `depth` completions.
+    pub fn with_capacity(depth: usize) -> CompletionBatch {
+        CompletionBatch { requests: Ring::with_capacity(depth) }
+    }
+
+    /// Number of completions in the batch.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether the batch is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Completes a request.
+    #[inline]
+    pub fn complete(&mut self, started: Started, status: Status) {
+        self.enter(started.defuse(), status);
+    }
+
+    /// Completes a zone append whose data landed at `sector`.
+    #[inline]
+    pub fn complete_append(&mut self, started: Started, sector: Sector) {
+        debug_assert_eq!(started.op(), Op::ZoneAppend);
+        let mut request = started.defuse();
+        request.slot_mut().sector = sector;
+        self.enter(request, Status::Ok);
+    }
+
+    /// Completes a request, which need not have reached the device.
+    #[inline]
+    pub(crate) fn enter(&mut self, mut request: Request, status: Status) {
+        request.slot_mut().status = status;
+        self.requests.push_back(CompletedRequest(request));
+    }
+
+    /// Adds a completed request that was taken out of another batch.
+    #[inline]
+    pub(crate) fn put(&mut self, ended: CompletedRequest) {
+        self.requests.push_back(ended);
+    }
+
+    /// Takes the oldest completion.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<CompletedRequest> {
+        self.requests.pop_front()
+    }
+
+    /// Moves the oldest completion of `from` into this batch, for middleware that delays
+    /// completions. Returns `false` if `from` is empty.
+    #[inline]
+    pub fn take_from(&mut self, from: &mut CompletionBatch) -> bool {
+        match from.requests.pop_front() {
+            Some(ended) => {
+                self.requests.push_back(ended);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Operation, tag and status of the completion at `index`, oldest first, for middleware that
+    /// observes completions.
+    pub fn get(&self, index: usize) -> Option<(Op, Tag, Status)> {
+        let slot = self.requests.get(index)?.0.slot();
+        Some((slot.op, Tag(slot.tag), slot.status))
     }
 }

@@ -23,25 +23,23 @@ mod entries;
 mod insert;
 mod item;
 mod kind;
-mod lines;
 mod order;
-mod pass;
-mod stats;
+mod sweep;
 mod tunables;
+mod zone_lists;
 
 pub use item::Item;
-pub use kind::{CLASSES, Direction, Kind};
-pub use pass::Sweep;
-pub use stats::{Counters, Stats};
+pub use kind::{CLASSES, Counters, Direction, Kind, Stats};
+pub use sweep::Sweep;
 pub use tunables::{Tunable, TunableError, Tunables};
 
 use crate::bio::Prio;
-use crate::channel::MergeRules;
 use crate::geometry::ZoneGeometry;
+use crate::request::MergeRules;
 use entries::{Entries, List};
 use kind::{ROWS, row};
-use lines::Lines;
 use order::{Leaves, Order};
+use zone_lists::ZoneLists;
 
 /// Bounds and settings of a [`Deadline`].
 #[derive(Clone, Debug)]
@@ -60,7 +58,7 @@ pub struct DeadlineConfig {
 
 /// The requests of one class and direction.
 #[derive(Clone, Debug)]
-struct Row {
+struct ClassQueue {
     /// The requests by sector.
     order: Order,
     /// The requests by age.
@@ -75,10 +73,10 @@ struct Row {
 pub struct Deadline<T> {
     entries: Entries<T>,
     leaves: Leaves,
-    rows: [Row; ROWS],
+    rows: [ClassQueue; ROWS],
     at_head: List,
     /// The per-zone lists of a zoned device.
-    lines: Option<Lines>,
+    zone_lists: Option<ZoneLists>,
     rules: MergeRules,
     in_flight_max: usize,
     tunables: Tunables,
@@ -103,7 +101,7 @@ impl<T: Item> Deadline<T> {
     /// An empty order. This is the only place that allocates.
     pub fn new(config: DeadlineConfig) -> Deadline<T> {
         let places = config.capacity + config.in_flight_max;
-        let row = |_| Row {
+        let row = |_| ClassQueue {
             order: Order::new(places),
             fifo: List::EMPTY,
             latest: 0,
@@ -114,7 +112,7 @@ impl<T: Item> Deadline<T> {
             leaves: Leaves::new(places, ROWS),
             rows: std::array::from_fn(row),
             at_head: List::EMPTY,
-            lines: config.zones.map(Lines::new),
+            zone_lists: config.zones.map(ZoneLists::new),
             rules: config.rules,
             in_flight_max: config.in_flight_max,
             tunables: config.tunables,

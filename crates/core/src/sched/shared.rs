@@ -10,33 +10,32 @@
 //! ```
 //!
 //! [`Scheduled`] is a device that wraps a device, as middleware does: a channel over it is an
-//! ordinary channel, and the scheduler `none` bypasses all of this. A [`Front`] is the way in which
-//! requests enter and leave the order. The product uses [`Combiner`]; experiments compare other
-//! fronts with it.
+//! ordinary channel, and the scheduler `none` bypasses all of this. A [`SchedulerQueue`] is the way
+//! in which requests enter and leave the order. The product uses [`Dispatcher`]; experiments
+//! compare other scheduler queues with it.
 //!
 //! No thread waits for a lock here, and no request waits for a particular thread. Every thread that
 //! waits for a completion does the work that can be done. A thread that leaves work wakes a
 //! sleeping thread. docs/decisions/0016-shared-scheduler.md lists the invariants.
 
-mod combiner;
-mod engine;
-mod flights;
-mod homes;
+mod completion_router;
+mod dispatcher;
+mod in_flight;
 mod queue;
-mod queued;
 mod scheduled;
-mod sheaf;
+mod shared_queue;
+mod sorted_batch;
 
-use crate::channel::MergeRules;
 use crate::geometry::ZoneGeometry;
-use crate::sched::deadline::{Deadline, DeadlineConfig, Kind, Stats, Tunables};
+use crate::request::MergeRules;
+use crate::sched::deadline::{Deadline, DeadlineConfig, Kind, Tunables};
 use crate::units::Nanos;
 
-pub use combiner::Combiner;
+pub use dispatcher::Dispatcher;
+pub use in_flight::QueuedRequest;
 pub use queue::ScheduledQueue;
-pub use queued::Queued;
 pub use scheduled::Scheduled;
-pub use sheaf::Sheaf;
+pub use sorted_batch::SortedBatch;
 
 /// Maximum number of requests of one channel that wait in the scheduler or are in flight.
 pub const REQUESTS_MAX: u16 = 1024;
@@ -45,13 +44,13 @@ pub const REQUESTS_MAX: u16 = 1024;
 /// random interleavings.
 pub const ORDER_CAPACITY: usize = if cfg!(shuttle) { 8 } else { 2048 };
 
-/// What a front needs to know about its device.
+/// What a scheduler queue needs to know about its device.
 #[derive(Clone, Debug)]
-pub struct FrontConfig {
+pub struct SchedulerQueueConfig {
     /// Maximum number of requests in flight: the number of tags.
     pub depth: u16,
     /// Maximum number of requests that one thread takes at once, to execute one after the other.
-    pub hand: u16,
+    pub take_max: u16,
     /// Maximum number of requests in the order.
     pub capacity: usize,
     /// The merge rules of the device.
@@ -62,9 +61,9 @@ pub struct FrontConfig {
     pub tunables: Tunables,
 }
 
-impl FrontConfig {
+impl SchedulerQueueConfig {
     /// An empty order with these bounds.
-    pub fn order(&self) -> Deadline<Queued> {
+    pub fn order(&self) -> Deadline<QueuedRequest> {
         Deadline::new(DeadlineConfig {
             capacity: self.capacity,
             in_flight_max: usize::from(self.depth),
@@ -75,29 +74,29 @@ impl FrontConfig {
     }
 }
 
-/// What a [`Front::dispatch`] left undone.
+/// What a [`SchedulerQueue::dispatch`] left undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Nothing that can be done now.
     Nothing,
-    /// Work is left: the caller must call again or call [`Front::abandon`].
+    /// Work is left: the caller must call again or call [`SchedulerQueue::abandon`].
     Undone,
     /// The caller has its maximum, and other threads could start more, which has been announced.
     /// The caller wakes a sleeping thread before it starts its own requests.
     More,
 }
 
-/// The fate of a request that [`Front::dispatch`] returned; each request is reported once.
+/// The fate of a request that [`SchedulerQueue::dispatch`] returned; each request is reported once.
 #[derive(Clone, Copy, Debug)]
 pub enum Report {
     /// This number of requests of this kind have completed.
     Completed(Kind, u32),
     /// The device did not start the request, or its first part: it goes before all others. `None`
     /// if a dispatch returned it, else the number of the channel that passed it
-    /// ([`Front::passer`]).
-    Undone(Queued, Option<u16>),
+    /// ([`SchedulerQueue::bypass_id`]).
+    Undone(QueuedRequest, Option<u16>),
     /// The rest of a request that the device wants in parts: it also goes before all others.
-    Rest(Queued),
+    Remainder(QueuedRequest),
 }
 
 impl Report {
@@ -111,22 +110,22 @@ impl Report {
     }
 }
 
-/// The result of a successful [`Front::pass`].
+/// The result of a successful [`SchedulerQueue::bypass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passing {
-    /// Another request arrived meanwhile and waits for a [`Front::dispatch`].
+pub struct Bypass {
+    /// Another request arrived meanwhile and waits for a [`SchedulerQueue::dispatch`].
     pub is_called: bool,
 }
 
 /// Why requests cannot take the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotPassing {
+pub enum BypassRefusal {
     /// Another thread works on the order, or other threads hold all tags, and they run or wait for
     /// a CPU. The caller may try again soon.
     Busy,
     /// Waiting requests go first. The caller may try again after it has dispatched those; in any
-    /// case it must call [`Front::dispatch`].
-    Behind,
+    /// case it must call [`SchedulerQueue::dispatch`].
+    WaitingFirst,
     /// The requests must be inserted.
     Unfit,
 }
@@ -135,55 +134,55 @@ pub enum NotPassing {
 ///
 /// Each inserted request is returned by one dispatch, on any thread, and reported once. A request
 /// that is reported as undone is returned again.
-pub trait Front: Send + Sync + Sized + 'static {
+pub trait SchedulerQueue: Send + Sync + Sized + 'static {
     /// The name in measurements.
     const NAME: &'static str;
 
-    /// Whether [`Front::pass`] can succeed.
-    const PASSES: bool = false;
+    /// Whether [`SchedulerQueue::bypass`] can succeed.
+    const BYPASSES: bool = false;
 
     /// The state that a channel holds.
-    type Lane: Send + 'static;
+    type SubmitRing: Send + 'static;
 
-    /// Creates a front for a device.
-    fn new(config: &FrontConfig) -> Self;
+    /// Creates a scheduler queue for a device.
+    fn new(config: &SchedulerQueueConfig) -> Self;
 
     /// Creates the state of a new channel.
-    fn open(&self) -> Self::Lane;
+    fn open(&self) -> Self::SubmitRing;
 
     /// How many requests could be inserted now.
-    fn room(&self, lane: &Self::Lane) -> usize;
+    fn room(&self, ring: &Self::SubmitRing) -> usize;
 
     /// Inserts requests, from the first on, while there is space; returns their number.
-    fn insert(&self, lane: &mut Self::Lane, requests: &[Queued], now: Nanos) -> usize;
+    fn insert(&self, ring: &mut Self::SubmitRing, requests: &[QueuedRequest], now: Nanos) -> usize;
 
     /// The fast path: inserts requests and removes them again at once, all of them or none, if
-    /// nothing else waits. The caller then starts them in the order of the sheaf, and reports their
-    /// completion by [`Front::passed`]. It reports requests that the device does not start as
-    /// undone.
+    /// nothing else waits. The caller then starts them in the order of the sorted batch, and
+    /// reports their completion by [`SchedulerQueue::bypass_completed`]. It reports requests that
+    /// the device does not start as undone.
     ///
     /// # Errors
-    /// Why the requests cannot take the fast path. A front need not implement it.
-    fn pass(
+    /// Why the requests cannot take the fast path. A scheduler queue need not implement it.
+    fn bypass(
         &self,
-        lane: &mut Self::Lane,
-        sheaf: &mut Sheaf,
+        ring: &mut Self::SubmitRing,
+        sorted: &mut SortedBatch,
         now: Nanos,
-    ) -> Result<Passing, NotPassing> {
-        let _ = (lane, sheaf, now);
-        Err(NotPassing::Unfit)
+    ) -> Result<Bypass, BypassRefusal> {
+        let _ = (ring, sorted, now);
+        Err(BypassRefusal::Unfit)
     }
 
     /// Counts reads and writes that took the fast path as completed. Returns whether the caller has
-    /// to call [`Front::dispatch`], because another request may be able to go now.
-    fn passed(&self, lane: &mut Self::Lane, counts: [u32; 2]) -> bool {
-        let _ = (lane, counts);
+    /// to call [`SchedulerQueue::dispatch`], because another request may be able to go now.
+    fn bypass_completed(&self, ring: &mut Self::SubmitRing, counts: [u32; 2]) -> bool {
+        let _ = (ring, counts);
         false
     }
 
     /// The number by which a channel reports a passed request that was not started.
-    fn passer(&self, lane: &Self::Lane) -> u16 {
-        let _ = lane;
+    fn bypass_id(&self, ring: &Self::SubmitRing) -> u16 {
+        let _ = ring;
         0
     }
 
@@ -192,24 +191,24 @@ pub trait Front: Send + Sync + Sized + 'static {
     /// requests. Returns what is left undone.
     fn dispatch(
         &self,
-        lane: &mut Self::Lane,
+        ring: &mut Self::SubmitRing,
         now: Nanos,
         room: usize,
-        out: &mut Vec<Queued>,
+        out: &mut Vec<QueuedRequest>,
     ) -> Left;
 
     /// Reports the fate of requests that it returned; empties `reports`.
     fn report(&self, reports: &mut Vec<Report>);
 
-    /// Whether a thread has to call [`Front::dispatch`]: there is work, and perhaps no thread is
-    /// doing it. Has no side effects.
+    /// Whether a thread has to call [`SchedulerQueue::dispatch`]: there is work, and perhaps no
+    /// thread is doing it. Has no side effects.
     fn is_work(&self) -> bool;
 
     /// Makes a thread that is dispatching look for work once more before it stops; returns whether
     /// there is such a thread.
-    fn kick(&self) -> bool;
+    fn notify(&self) -> bool;
 
-    /// Announces that work is left, so that [`Front::is_work`] returns true until a thread
+    /// Announces that work is left, so that [`SchedulerQueue::is_work`] returns true until a thread
     /// dispatches.
     fn abandon(&self);
 
@@ -221,50 +220,5 @@ pub trait Front: Send + Sync + Sized + 'static {
 
     /// Calls `work` with the order, for the control plane. May wait for other threads, and may
     /// leave work undone.
-    fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<Queued>));
+    fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<QueuedRequest>));
 }
-
-/// The scheduler of a device, as the control plane sees it.
-pub trait SchedulerControl: Send + Sync {
-    /// The names that [`SchedulerControl::switch`] takes.
-    fn available(&self) -> &'static [&'static str];
-
-    /// The name of the active scheduler.
-    fn active(&self) -> &'static str;
-
-    /// Activates another scheduler; the previous one still serves the requests that wait in it.
-    ///
-    /// # Errors
-    /// If there is no scheduler of this name.
-    fn switch(&self, name: &str) -> Result<(), UnknownScheduler>;
-
-    /// The present tunables.
-    fn tunables(&self) -> Tunables;
-
-    /// Changes the tunables.
-    fn set(&self, tunables: Tunables);
-
-    /// The counters of requests so far.
-    fn stats(&self) -> Stats;
-
-    /// Number of requests that wait in the order.
-    fn waiting(&self) -> usize;
-
-    /// How many requests the device executes at once; its limits say how many a channel may submit.
-    fn depth(&self) -> u16;
-}
-
-/// There is no scheduler of this name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownScheduler {
-    /// The requested name.
-    pub name: String,
-}
-
-impl std::fmt::Display for UnknownScheduler {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "there is no scheduler `{}`: expected `none` or `mq-deadline`", self.name)
-    }
-}
-
-impl std::error::Error for UnknownScheduler {}

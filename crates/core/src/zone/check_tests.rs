@@ -233,7 +233,7 @@ fn limits() -> Vec<Case> {
 }
 
 #[test]
-fn each_target_refuses_in_its_own_words() {
+fn each_target_refuses_with_its_own_message() {
     for (name, device, wanted) in [kinds(), reports(), limits()].into_iter().flatten() {
         for (target, wanted) in Target::ALL.into_iter().zip(wanted) {
             let said = device.messages(target).join("; ");
@@ -266,7 +266,7 @@ fn a_zone_size_that_is_no_power_of_two_is_refused_by_all() {
 }
 
 #[test]
-fn a_refusal_says_who_and_what() {
+fn refusal_names_target_and_reason() {
     let device = Device::with(|device| device.report[5].capacity_sectors = 32);
     let verdict = device.check(Target::Linux612);
     assert!(!verdict.is_accepted());
@@ -276,7 +276,7 @@ fn a_refusal_says_who_and_what() {
 }
 
 #[test]
-fn what_is_accepted_may_need_a_word() {
+fn accepted_geometry_may_carry_a_note() {
     let notes = |device: &Device, target| device.check(target).notes;
     assert_eq!(notes(&good(), Target::Linux612), Vec::<String>::new());
     let device = Device::with(|device| device.zones().open_max = 8);

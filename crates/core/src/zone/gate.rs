@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! plug ─ enter ▸ zone write plug ─ pass ▸ scheduler ▸ channel tag ▸ device queue
-//! reap ◂─ tag freed ◂─ home ─ zone write plug ◂ leave ─ completion batch ◂─┘
+//! reap ◂─ tag freed ◂─ complete ─ zone write plug ◂ leave ─ completion batch ◂─┘
 //! ```
 //!
 //! A request that waits for its zone holds neither a tag nor a place in the scheduler; otherwise a
@@ -10,27 +10,27 @@
 //! device share state through its [`Gates`]. A device that keeps the order of its requests itself
 //! has [`NoGate`], which the compiler removes completely.
 
-mod plugged;
 mod pointers;
-mod turns;
+mod tickets;
+mod zone_write_plug;
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_sync::zone_gate::Caller;
+use blockyard_sync::zone_gate::Waker;
 
 use crate::bio::Op;
 use crate::channel::ChannelStats;
 use crate::device::Due;
 use crate::limits::Limits;
-use crate::request::{Done, Ended, Request};
+use crate::request::{CompletedRequest, CompletionBatch, Request};
 use crate::ring::Ring;
 use crate::status::Status;
 use crate::units::{Nanos, Sector};
 
-pub use plugged::{GateError, Plugged, ZoneGates};
+pub use zone_write_plug::{GateError, ZoneWritePlug, ZoneWritePlugs};
 
 /// How many changes of a zone may be in flight at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum GateMode {
     Pipeline,
     /// One, over all channels. The others wait without a tag, in order, and merge. As in Linux
     /// since 6.10 (zone write plugging).
-    Plug,
+    ZoneWritePlug,
 }
 
 impl GateMode {
@@ -48,7 +48,7 @@ impl GateMode {
     pub const fn name(self) -> &'static str {
         match self {
             GateMode::Pipeline => "pipeline",
-            GateMode::Plug => "plug",
+            GateMode::ZoneWritePlug => "plug",
         }
     }
 }
@@ -63,7 +63,7 @@ impl FromStr for GateMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<GateMode, String> {
-        let modes = [GateMode::Pipeline, GateMode::Plug];
+        let modes = [GateMode::Pipeline, GateMode::ZoneWritePlug];
         let found = modes.into_iter().find(|mode| mode.name() == text);
         found.ok_or_else(|| "`pipeline` or `plug`".to_owned())
     }
@@ -106,15 +106,15 @@ pub trait Gate: Send + 'static {
     const ACTIVE: bool = true;
 
     /// Takes a request that the channel submits.
-    fn enter(&mut self, request: Request, passage: &mut Passage);
+    fn enter(&mut self, request: Request, queues: &mut GateQueues);
 
     /// Takes a request that the device has completed and passes it to its channel. Each request
     /// that was passed on comes back here once, before its bios complete.
-    fn leave(&mut self, ended: Ended, passage: &mut Passage);
+    fn leave(&mut self, ended: CompletedRequest, queues: &mut GateQueues);
 
-    /// Takes an append back that [`Passage::again`] received.
-    fn take_back(&mut self, request: Request, passage: &mut Passage) {
-        self.enter(request, passage);
+    /// Takes an append back that [`GateQueues::again`] received.
+    fn requeue(&mut self, request: Request, queues: &mut GateQueues) {
+        self.enter(request, queues);
     }
 
     /// Takes a bio of a merged request that is broken up. The first bio, in slot `head`, replaces
@@ -126,13 +126,13 @@ pub trait Gate: Send + 'static {
     }
 
     /// Passes on requests whose zone other channels have released.
-    fn poll(&mut self, now: Nanos, passage: &mut Passage) {
-        let _ = (now, passage);
+    fn poll(&mut self, now: Nanos, queues: &mut GateQueues) {
+        let _ = (now, queues);
     }
 
     /// Does one slow step after everything else was started; returns whether there was one.
-    fn catch_up(&mut self, passage: &mut Passage) -> bool {
-        let _ = passage;
+    fn catch_up(&mut self, queues: &mut GateQueues) -> bool {
+        let _ = queues;
         false
     }
 
@@ -148,8 +148,8 @@ pub trait Gate: Send + 'static {
 
     /// Registers a waker that is called when another channel releases a zone; then no polling is
     /// needed.
-    fn call(&mut self, caller: Caller) {
-        let _ = caller;
+    fn set_waker(&mut self, waker: Waker) {
+        let _ = waker;
     }
 
     /// Sleeps until another channel releases a zone, for `at_most` at most. May return early.
@@ -158,7 +158,7 @@ pub trait Gate: Send + 'static {
     }
 
     /// Whether a bio may be executed inline, bypassing the gate.
-    fn may_carry(&self, op: Op, sector: Sector) -> bool {
+    fn may_execute_inline(&self, op: Op, sector: Sector) -> bool {
         let _ = sector;
         op == Op::Read
     }
@@ -169,47 +169,47 @@ pub trait Gate: Send + 'static {
 
 /// The output queues of a gate: down to the scheduler, and up to the channel.
 #[derive(Debug)]
-pub struct Passage {
-    passed: Ring<Request>,
-    again: Ring<Ended>,
-    home: Done,
+pub struct GateQueues {
+    forwarded: Ring<Request>,
+    again: Ring<CompletedRequest>,
+    completions: CompletionBatch,
     stats: Arc<ChannelStats>,
 }
 
-impl Passage {
+impl GateQueues {
     /// Queues for `depth` requests.
-    pub(crate) fn new(depth: usize, stats: Arc<ChannelStats>) -> Passage {
-        Passage {
-            passed: Ring::with_capacity(depth),
+    pub(crate) fn new(depth: usize, stats: Arc<ChannelStats>) -> GateQueues {
+        GateQueues {
+            forwarded: Ring::with_capacity(depth),
             again: Ring::with_capacity(depth),
-            home: Done::with_capacity(depth),
+            completions: CompletionBatch::with_capacity(depth),
             stats,
         }
     }
 
     /// Passes a request on to the scheduler.
     #[inline]
-    pub fn pass(&mut self, request: Request) {
-        self.passed.push_back(request);
+    pub fn forward(&mut self, request: Request) {
+        self.forwarded.push_back(request);
     }
 
     /// Completes a request that does not reach the device.
     pub fn refuse(&mut self, request: Request, status: Status) {
-        self.home.enter(request, status);
+        self.completions.enter(request, status);
     }
 
     /// Passes a request that the device has completed to the channel.
     #[inline]
-    pub fn home(&mut self, ended: Ended) {
-        self.home.put(ended);
+    pub fn complete(&mut self, ended: CompletedRequest) {
+        self.completions.put(ended);
     }
 
     /// Frees the tag of an append that was executed as a write; the append then enters again.
-    pub(crate) fn again(&mut self, ended: Ended) {
+    pub(crate) fn again(&mut self, ended: CompletedRequest) {
         self.again.push_back(ended);
     }
 
-    pub(crate) fn next_again(&mut self) -> Option<Ended> {
+    pub(crate) fn next_again(&mut self) -> Option<CompletedRequest> {
         self.again.pop_front()
     }
 
@@ -220,17 +220,17 @@ impl Passage {
 
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Request> {
-        self.passed.pop_front()
+        self.forwarded.pop_front()
     }
 
     #[inline]
-    pub(crate) fn homeward(&mut self) -> &mut Done {
-        &mut self.home
+    pub(crate) fn completions(&mut self) -> &mut CompletionBatch {
+        &mut self.completions
     }
 
     #[inline]
-    pub(crate) fn is_anybody_home(&self) -> bool {
-        !self.home.is_empty()
+    pub(crate) fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
     }
 }
 
@@ -241,15 +241,15 @@ pub struct NoGate;
 impl Gate for NoGate {
     const ACTIVE: bool = false;
 
-    fn enter(&mut self, request: Request, passage: &mut Passage) {
-        passage.pass(request);
+    fn enter(&mut self, request: Request, queues: &mut GateQueues) {
+        queues.forward(request);
     }
 
-    fn leave(&mut self, ended: Ended, passage: &mut Passage) {
-        passage.home(ended);
+    fn leave(&mut self, ended: CompletedRequest, queues: &mut GateQueues) {
+        queues.complete(ended);
     }
 
-    fn may_carry(&self, _op: Op, _sector: Sector) -> bool {
+    fn may_execute_inline(&self, _op: Op, _sector: Sector) -> bool {
         true
     }
 

@@ -5,8 +5,8 @@
 //! the same table for readers, with the cases that depend on the write pointer; a test compares the
 //! two.
 
-use blockyard_sync::zone_resources::{Holding, Refusal};
-use blockyard_sync::zone_words::Condition;
+use blockyard_sync::atomic_zones::Condition;
+use blockyard_sync::zone_resources::{Holding, ResourceError};
 
 use super::info::{ZoneCond, ZoneInfo, ZoneType};
 use crate::status::Status;
@@ -51,7 +51,7 @@ impl ZoneOp {
 
 /// The effect of an operation in a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rule {
+enum Effect {
     /// The operation fails with `IOERR`.
     Fail,
     /// The operation succeeds and does not change the condition.
@@ -65,12 +65,12 @@ enum Rule {
     ClosedOrEmpty,
 }
 
-use Rule::{ClosedOrEmpty, Fail, FullThroughOpen, Stay, To};
+use Effect::{ClosedOrEmpty, Fail, FullThroughOpen, Stay, To};
 use ZoneCond::{Empty, ExplicitOpen, Full, ImplicitOpen};
 
 /// A row per operation, a column per condition in the order of [`ZoneCond::ALL`].
 #[rustfmt::skip]
-const RULES: [[Rule; 8]; ZoneOp::ALL.len()] = [
+const RULES: [[Effect; 8]; ZoneOp::ALL.len()] = [
     // not-wp, empty, implicit-open, explicit-open, closed, full, read-only, offline
     /* read */
     [Stay, Stay, Stay, Stay, Stay, Stay, Stay, Fail],
@@ -201,7 +201,7 @@ impl Zone {
     }
 
     #[inline]
-    fn rule(&self, op: ZoneOp) -> Rule {
+    fn rule(&self, op: ZoneOp) -> Effect {
         RULES[op as usize][column(self.cond)]
     }
 
@@ -211,14 +211,14 @@ impl Zone {
     /// `IOERR` where the table in docs/zones.md says so.
     pub fn step(&self, op: ZoneOp) -> Result<Step, Status> {
         let to = match self.rule(op) {
-            Rule::Fail => return Err(Status::IoErr),
-            Rule::Stay => self.cond,
-            Rule::To(to) => to,
-            Rule::FullThroughOpen => {
+            Effect::Fail => return Err(Status::IoErr),
+            Effect::Stay => self.cond,
+            Effect::To(to) => to,
+            Effect::FullThroughOpen => {
                 return Ok(Step { through: Holding::Implicit, to: ZoneCond::Full });
             }
-            Rule::ClosedOrEmpty if self.wp == self.start => ZoneCond::Empty,
-            Rule::ClosedOrEmpty => ZoneCond::Closed,
+            Effect::ClosedOrEmpty if self.wp == self.start => ZoneCond::Empty,
+            Effect::ClosedOrEmpty => ZoneCond::Closed,
         };
         Ok(Step { through: holding_of(to), to })
     }
@@ -250,8 +250,8 @@ impl Zone {
     #[inline]
     fn step_data(&self, op: ZoneOp) -> Result<ZoneCond, Status> {
         match self.rule(op) {
-            Rule::Stay => Ok(self.cond),
-            Rule::To(to) => Ok(to),
+            Effect::Stay => Ok(self.cond),
+            Effect::To(to) => Ok(to),
             _ => Err(Status::IoErr),
         }
     }
@@ -270,7 +270,7 @@ impl Zone {
     pub fn readable_end(&self) -> Result<Sector, Status> {
         match self.rule(ZoneOp::Read) {
             // A read-only zone has no write pointer; all of it is data.
-            Rule::Stay => Ok(self.wp.min(self.end)),
+            Effect::Stay => Ok(self.wp.min(self.end)),
             _ => Err(Status::IoErr),
         }
     }
@@ -357,11 +357,11 @@ impl Condition for ZoneCond {
     }
 }
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Status {
+impl From<ResourceError> for Status {
+    fn from(refusal: ResourceError) -> Status {
         match refusal {
-            Refusal::OpenLimit => Status::ZoneOpenResource,
-            Refusal::ActiveLimit => Status::ZoneActiveResource,
+            ResourceError::OpenLimit => Status::ZoneOpenResource,
+            ResourceError::ActiveLimit => Status::ZoneActiveResource,
         }
     }
 }

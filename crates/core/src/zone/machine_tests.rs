@@ -84,7 +84,7 @@ fn carry_out(row: &str, zone: &mut Zone) -> Option<Status> {
 
 /// A cell is `IOERR`, or the condition afterwards, or `-` for an impossible case.
 #[test]
-fn the_document_is_the_machine() {
+fn document_matches_state_machine() {
     let table = document::table("What each operation does in each condition");
     let mut checked = 0;
     for ((row, column), cell) in &table {
@@ -129,7 +129,7 @@ fn every_pair_of_operation_and_condition_has_a_rule() {
 }
 
 #[test]
-fn the_write_pointer_is_where_null_blk_reports_it() {
+fn write_pointer_matches_null_blk_report() {
     let mut zone = Zone::sequential(START, SECTORS, CAPACITY);
     assert_eq!(written(&mut zone, Ok(ZoneCond::ImplicitOpen), CAPACITY), Status::Ok);
     assert_eq!((zone.cond, zone.wp), (ZoneCond::Full, START + CAPACITY));
@@ -146,7 +146,7 @@ fn the_write_pointer_is_where_null_blk_reports_it() {
 }
 
 #[test]
-fn absurd_lengths_do_not_overflow() {
+fn huge_lengths_do_not_overflow() {
     let zone = Zone::sequential(START, SECTORS, CAPACITY);
     assert_eq!(zone.step_write(START, u64::MAX), Err(Status::IoErr));
     assert_eq!(zone.step_append(u64::MAX), Err(Status::IoErr));

@@ -34,13 +34,13 @@ pub enum Refusal {
     OpenLimit,
 }
 
-impl From<zone_resources::Refusal> for Refusal {
-    fn from(refusal: zone_resources::Refusal) -> Refusal {
+impl From<zone_resources::ResourceError> for Refusal {
+    fn from(refusal: zone_resources::ResourceError) -> Refusal {
         match refusal {
-            zone_resources::Refusal::OpenLimit => Refusal::OpenLimit,
+            zone_resources::ResourceError::OpenLimit => Refusal::OpenLimit,
             // ZBC has no limit of active zones, so this refusal does not occur. If it did, the disk
             // would lack the same resources.
-            zone_resources::Refusal::ActiveLimit => Refusal::OpenLimit,
+            zone_resources::ResourceError::ActiveLimit => Refusal::OpenLimit,
         }
     }
 }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_refused_for_its_end_then_the_condition_then_the_place() {
+    fn write_refusal_checks_end_then_condition_then_pointer() {
         let write = |cond, at, sectors| step_write(&zone(cond), Sector(at), sectors);
         assert_eq!(write(ZoneCond::Closed, 36, 4), Ok(ZoneCond::ImplicitOpen));
         assert_eq!(write(ZoneCond::ExplicitOpen, 36, 12), Ok(ZoneCond::ExplicitOpen));

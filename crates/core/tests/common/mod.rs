@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::clock::Clock;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::*;
 
@@ -71,7 +70,7 @@ impl Device for Recorder {
             starts_max: self.starts_max,
             late: self.late,
             bad: self.bad,
-            held: Done::with_capacity(16),
+            held: CompletionBatch::with_capacity(16),
         })
     }
 
@@ -91,7 +90,7 @@ pub(crate) struct RecorderQueue {
     starts_max: usize,
     late: bool,
     bad: Option<u64>,
-    held: Done,
+    held: CompletionBatch,
 }
 
 impl RecorderQueue {
@@ -113,7 +112,7 @@ impl RecorderQueue {
 }
 
 impl DeviceQueue for RecorderQueue {
-    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut Done) {
+    fn start(&mut self, _now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         for _ in 0..self.starts_max {
             let Some(started) = batch.next() else { return };
             let range = started.sector().0..started.end().0;
@@ -132,7 +131,7 @@ impl DeviceQueue for RecorderQueue {
         }
     }
 
-    fn poll(&mut self, _now: Nanos, done: &mut Done) {
+    fn poll(&mut self, _now: Nanos, done: &mut CompletionBatch) {
         while done.take_from(&mut self.held) {}
     }
 
@@ -160,32 +159,28 @@ impl Clock for Still {
     }
 }
 
-pub(crate) fn composed<D: Device>(device: D) -> Composed<D, NoneScheduler, Still> {
+pub(crate) fn composed<D: Device>(device: D) -> Composed<D, Still> {
     composed_of(device, 64, Still::default())
 }
 
-pub(crate) fn composed_of<D: Device>(
-    device: D,
-    depth: u16,
-    clock: Still,
-) -> Composed<D, NoneScheduler, Still> {
+pub(crate) fn composed_of<D: Device>(device: D, depth: u16, clock: Still) -> Composed<D, Still> {
     let config = ChannelConfig { depth };
-    Composed::with_clock("test".into(), "test", device, config, NoneScheduler::new, clock)
+    Composed::with_clock("test".into(), "test", device, config, clock)
 }
 
 /// A channel with one region of 256 KiB.
-pub(crate) struct Rig {
+pub(crate) struct Fixture {
     pub(crate) channel: Box<dyn Channel>,
     pub(crate) region: Arc<Region>,
     pub(crate) id: RegionId,
 }
 
-impl Rig {
-    pub(crate) fn new(disk: &dyn Disk) -> Rig {
+impl Fixture {
+    pub(crate) fn new(disk: &dyn Disk) -> Fixture {
         let mut channel = disk.open().unwrap();
         let region = Region::alloc(256 << 10);
         let id = channel.register(Arc::clone(&region));
-        Rig { channel, region, id }
+        Fixture { channel, region, id }
     }
 
     pub(crate) fn buf(&self, offset: u64) -> BufRef {

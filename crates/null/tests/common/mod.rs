@@ -8,7 +8,6 @@ use blockyard_core::channel::ChannelConfig;
 use blockyard_core::clock::Clock;
 use blockyard_core::composed::Composed;
 use blockyard_core::inject::Injection;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::*;
 use blockyard_null::{Null, NullConfig};
@@ -27,13 +26,13 @@ impl Clock for SleepyClock {
     }
 }
 
-pub(crate) type TestDisk = Composed<Arc<Null>, NoneScheduler, SleepyClock>;
+pub(crate) type TestDisk = Composed<Arc<Null>, SleepyClock>;
 
-/// Size of a rig's region in bytes.
+/// Size of a fixture's region in bytes.
 pub(crate) const REGION_BYTES: usize = 1 << 20;
 
 /// A device and one channel to it.
-pub(crate) struct Rig {
+pub(crate) struct Fixture {
     pub(crate) disk: Arc<TestDisk>,
     pub(crate) clock: SleepyClock,
     pub(crate) channel: Box<dyn Channel>,
@@ -41,27 +40,26 @@ pub(crate) struct Rig {
     pub(crate) id: RegionId,
 }
 
-impl Rig {
-    pub(crate) fn new(config: NullConfig) -> Rig {
+impl Fixture {
+    pub(crate) fn new(config: NullConfig) -> Fixture {
         let clock = SleepyClock::default();
         let device = Null::open(config).unwrap();
         let name = "test".to_owned();
         let channels = ChannelConfig::default();
-        let disk =
-            Composed::with_clock(name, "null", device, channels, NoneScheduler::new, clock.clone());
-        Rig::on(Arc::new(disk), clock)
+        let disk = Composed::with_clock(name, "null", device, channels, clock.clone());
+        Fixture::on(Arc::new(disk), clock)
     }
 
-    pub(crate) fn on(disk: Arc<TestDisk>, clock: SleepyClock) -> Rig {
+    pub(crate) fn on(disk: Arc<TestDisk>, clock: SleepyClock) -> Fixture {
         let mut channel = disk.open().unwrap();
         let region = Region::alloc(REGION_BYTES);
         let id = channel.register(Arc::clone(&region));
-        Rig { disk, clock, channel, region, id }
+        Fixture { disk, clock, channel, region, id }
     }
 
     /// Another channel to the same device.
-    pub(crate) fn another(&self) -> Rig {
-        Rig::on(Arc::clone(&self.disk), self.clock.clone())
+    pub(crate) fn another(&self) -> Fixture {
+        Fixture::on(Arc::clone(&self.disk), self.clock.clone())
     }
 
     pub(crate) fn buf(&self, offset: u64) -> BufRef {

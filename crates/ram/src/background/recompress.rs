@@ -9,10 +9,10 @@
 use std::collections::HashMap;
 
 use blockyard_core::Status;
-use blockyard_sync::entry_words::Word;
+use blockyard_sync::block_table::Word;
 
 use super::{GRAIN_BYTES, Selection, Which};
-use crate::blocks::{Blocks, Hand};
+use crate::blocks::{Blocks, Workspace};
 use crate::error::RamError;
 use crate::form::{Packer, word_of};
 use crate::pool::NoSpace;
@@ -37,10 +37,10 @@ pub struct Recompressed {
 }
 
 /// A recompression in progress.
-struct Work<'b> {
+struct RecompressWork<'b> {
     blocks: &'b Blocks,
     selection: &'b Selection,
-    hand: Hand,
+    workspace: Workspace,
     /// The algorithms to try, lowest priority first.
     packers: Vec<Packer>,
     /// Whether `packers` has all recompression algorithms of the device.
@@ -75,10 +75,10 @@ impl Blocks {
         };
         let is_all = numbers.len() == count - 1;
         let packers = numbers.map(|number| self.form.packer(number)).collect::<Result<_, _>>()?;
-        let mut work = Work {
+        let mut work = RecompressWork {
             blocks: self,
             selection,
-            hand: self.hand()?,
+            workspace: self.workspace()?,
             packers,
             is_all,
             meant: None,
@@ -104,12 +104,12 @@ impl Blocks {
             }
             // There may be free space below the limit that is not usable here: compact first.
             let tried = work.done.tried;
-            if !work.hand.access.make_room() || !work.recompress(block) {
+            if !work.workspace.access.make_room() || !work.recompress(block) {
                 work.done.no_memory += 1;
             }
             work.done.tried = tried;
         }
-        work.hand.access.reclaim();
+        work.workspace.access.reclaim();
         // Negative if other blocks that share an object were not replaced.
         work.done.saved_bytes = u64::try_from(work.saved_bytes).unwrap_or(0);
         Ok(work.done)
@@ -140,7 +140,7 @@ impl Blocks {
     }
 }
 
-impl Work<'_> {
+impl RecompressWork<'_> {
     /// Whether some algorithm is left to try for a block with this word.
     fn tries(&self, word: Word) -> bool {
         let further = self.packers.iter().any(|packer| packer.codec() > word.codec());
@@ -156,17 +156,17 @@ impl Work<'_> {
             return false;
         }
         let Some(meant) = &self.meant else { return false };
-        let sharers = self.hand.access.sharers(block);
+        let sharers = self.workspace.access.sharers(block);
         let left = self.selection.blocks_max - self.done.replaced;
         sharers > left || meant.get(&word.place()).is_none_or(|meant| *meant < sharers)
     }
 
     /// Recompresses one block. Returns `false` if there was no memory for the smaller object.
     fn recompress(&mut self, block: u64) -> bool {
-        let Work { blocks, selection, hand, packers, saved_bytes, done, .. } = self;
+        let RecompressWork { blocks, selection, workspace, packers, saved_bytes, done, .. } = self;
         let form = &blocks.form;
         let (mut made, mut in_vain) = (Word::NOTHING, None);
-        let Hand { access, plain, unpacker, .. } = hand;
+        let Workspace { access, plain, unpacker, .. } = workspace;
         let replaced = access.remake(block, |word, stored, maker| {
             let further = |packer: &&mut Packer| packer.codec() > word.codec();
             let mut further = packers.iter_mut().filter(further).peekable();
@@ -189,7 +189,7 @@ impl Work<'_> {
         });
         match (replaced, in_vain) {
             (Ok(Some(old)), _) => {
-                form.replaced(&hand.tally, old.word, made);
+                form.replaced(&workspace.tally, old.word, made);
                 done.replaced += 1;
                 *saved_bytes += old.freed_bytes() - made.len_bytes() as i64;
                 if !old.frees && self.remade.try_reserve(1).is_ok() {
@@ -199,7 +199,7 @@ impl Work<'_> {
             (Ok(None), Some(word)) if word.is_huge() && self.is_all => {
                 // A client's write that came first has replaced the word; then the mark fails.
                 let mark = |word: Word| word.with_incompressible(true);
-                done.incompressible += u64::from(hand.access.mark(block, word, mark));
+                done.incompressible += u64::from(workspace.access.mark(block, word, mark));
             }
             (Ok(None), _) => {}
             (Err(Status::NoSpc), _) => return false,
@@ -215,7 +215,7 @@ impl Work<'_> {
         let Some(&of) = self.remade.get(&word.place()).filter(|_| word.is_shared()) else {
             return false;
         };
-        let Hand { access, plain, other, unpacker, tally, .. } = &mut self.hand;
+        let Workspace { access, plain, other, unpacker, tally, .. } = &mut self.workspace;
         let form = &self.blocks.form;
         let shared = access.share_remade(block, of, |(word, stored), (made, theirs)| {
             let same = made.codec() > word.codec() && made.len_bytes() < word.len_bytes();

@@ -7,38 +7,20 @@
 
 use std::io;
 
-use blockyard_sync::entry_words::{Kind, PLACE_BYTES, Word};
-use blockyard_sync::pins::Pinned;
+use blockyard_sync::block_table::{Kind, PLACE_BYTES, Word};
+use blockyard_sync::hazard_pointers::Pinned;
 
 use super::Selection;
-use crate::backing::{Backing, Room};
-use crate::blocks::{Blocks, Hand};
+use crate::backing::{Backing, FreeSpace};
+use crate::blocks::{Blocks, Workspace};
 use crate::counters::Count;
 use crate::error::RamError;
 use crate::form::said_bytes;
+use crate::stats::WrittenBack;
 use crate::store::New;
 
 /// Maximum bytes of a batch: written and synced together.
 const BATCH_BYTES: usize = 1 << 20;
-
-/// What a writeback did, and which selected blocks it skipped, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WrittenBack {
-    /// Blocks that this writeback moved to the backing file.
-    pub blocks: u64,
-    /// Bytes that these blocks take in the file. Their memory is freed unless other blocks share
-    /// it.
-    pub bytes: u64,
-    /// Blocks that a client was writing.
-    pub skipped_written: u64,
-    /// Blocks that a client accessed after the selection, so that they are no longer idle or no
-    /// longer match it.
-    pub skipped_used: u64,
-    /// Blocks longer than the rest of the limit.
-    pub skipped_limit: u64,
-    /// Blocks for which the file has no free place: it has 2^40 bytes at most.
-    pub skipped_no_place: u64,
-}
 
 /// Why a block stays in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +44,7 @@ impl WrittenBack {
 
 /// Blocks that are being written to the file.
 #[derive(Default)]
-struct Batch {
+struct WritebackBatch {
     blocks: Vec<Copied>,
     bytes: Vec<u8>,
 }
@@ -87,17 +69,17 @@ impl Blocks {
             let wanted = "a device that was made with backing=FILE";
             return Err(RamError::invalid("backing", "none", wanted));
         };
-        let (mut hand, mut room) = (self.hand()?, self.room());
-        let (mut done, mut batch) = (WrittenBack::default(), Batch::default());
+        let (mut workspace, mut room) = (self.workspace()?, self.room());
+        let (mut done, mut batch) = (WrittenBack::default(), WritebackBatch::default());
         let (mut planned, mut left) = (0, limit_bytes);
         for block in self.targets(selection)? {
             if planned >= selection.blocks_max {
                 break;
             }
             if batch.bytes.len() >= BATCH_BYTES {
-                self.commit(backing, &mut hand, &mut batch, &mut done)?;
+                self.commit(backing, &mut workspace, &mut batch, &mut done)?;
             }
-            match self.copy(&mut hand, block, selection, left, &mut room, &mut batch) {
+            match self.copy(&mut workspace, block, selection, left, &mut room, &mut batch) {
                 Ok(len) => {
                     planned += 1;
                     // The write wears the medium even if the block is not moved in the end.
@@ -106,8 +88,8 @@ impl Blocks {
                 Err(why) => done.skip(why),
             }
         }
-        self.commit(backing, &mut hand, &mut batch, &mut done)?;
-        hand.access.reclaim();
+        self.commit(backing, &mut workspace, &mut batch, &mut done)?;
+        workspace.access.reclaim();
         Ok(done)
     }
 
@@ -115,7 +97,8 @@ impl Blocks {
     fn room(&self) -> Places {
         let words = (0..self.store.blocks()).map(|block| self.store.word(block));
         let taken = words.filter(|word| word.kind() == Kind::Backing);
-        let room = Room::beside(taken.map(|word| (word.place(), self.form.stored_bytes(word))));
+        let room =
+            FreeSpace::beside(taken.map(|word| (word.place(), self.form.stored_bytes(word))));
         // Ordering: scan the pins after the words. A reader pins a place before it leaves its word.
         let mut pinned = Pinned::default();
         self.store.pool().pins().look(&mut pinned);
@@ -126,12 +109,12 @@ impl Blocks {
     /// Returns its length.
     fn copy(
         &self,
-        hand: &mut Hand,
+        workspace: &mut Workspace,
         block: u64,
         selection: &Selection,
         left: u64,
         room: &mut Places,
-        batch: &mut Batch,
+        batch: &mut WritebackBatch,
     ) -> Result<usize, Skip> {
         let word = self.store.word(block);
         if word.kind() != Kind::Object || word.is_locked() {
@@ -143,11 +126,11 @@ impl Blocks {
         if self.form.stored_bytes(word) as u64 > left {
             return Err(Skip::Limit);
         }
-        if !hand.access.mark(block, word, |word| word.with_under_writeback(true)) {
+        if !workspace.access.mark(block, word, |word| word.with_under_writeback(true)) {
             return Err(self.overtaken_by(block, word));
         }
         let at = batch.bytes.len();
-        let len = hand.access.peek(block, |word, stored| {
+        let len = workspace.access.peek(block, |word, stored| {
             let ours = word.is_under_writeback() && word.kind() == Kind::Object;
             ours.then(|| {
                 batch.bytes.extend_from_slice(stored);
@@ -157,7 +140,7 @@ impl Blocks {
         let Some(len) = len else { return Err(Skip::Written) };
         let Some(place) = room.take(len) else {
             batch.bytes.truncate(at);
-            self.unmark(hand, block);
+            self.unmark(workspace, block);
             return Err(Skip::NoPlace);
         };
         batch.blocks.push(Copied { block, place, at, len });
@@ -175,20 +158,20 @@ impl Blocks {
     fn commit(
         &self,
         backing: &Backing,
-        hand: &mut Hand,
-        batch: &mut Batch,
+        workspace: &mut Workspace,
+        batch: &mut WritebackBatch,
         done: &mut WrittenBack,
     ) -> Result<(), RamError> {
         if let Err(source) = batch.write(backing) {
             for copied in batch.blocks.drain(..) {
-                self.unmark(hand, copied.block);
+                self.unmark(workspace, copied.block);
             }
             let path = backing.path().display().to_string();
             return Err(RamError::WriteBack { path, done: *done, source });
         }
         for Copied { block, place, len, .. } in batch.blocks.drain(..) {
             let (mut made, mut was) = (Word::NOTHING, Word::NOTHING);
-            let shown = hand.access.remake(block, |word, stored, maker| {
+            let shown = workspace.access.remake(block, |word, stored, maker| {
                 was = word;
                 let ours = word.is_under_writeback() && word.kind() == Kind::Object;
                 if !ours || stored.len() != len {
@@ -199,15 +182,15 @@ impl Blocks {
                 maker.make(New::Word(made)).map(Some)
             });
             if let Some(old) = shown.expect("a place in the file takes no memory") {
-                self.form.replaced(&hand.tally, old.word, made);
-                hand.tally.add(Count::BackedWrites, 1);
+                self.form.replaced(&workspace.tally, old.word, made);
+                workspace.tally.add(Count::BackedWrites, 1);
                 done.blocks += 1;
                 done.bytes += len as u64;
             } else {
                 // The block stays in memory until the next writeback.
                 let is_ours = was.is_under_writeback() && was.kind() == Kind::Object;
                 done.skip(if is_ours { self.overtaken_by(block, was) } else { Skip::Written });
-                self.unmark(hand, block);
+                self.unmark(workspace, block);
             }
         }
         batch.bytes.clear();
@@ -216,18 +199,18 @@ impl Blocks {
 
     /// Clears the writeback mark, unless a write has cleared it. If a client is writing a part of
     /// the block, this waits for that write, which also clears the mark if it succeeds.
-    fn unmark(&self, hand: &mut Hand, block: u64) {
+    fn unmark(&self, workspace: &mut Workspace, block: u64) {
         loop {
             let word = self.store.settled_word(block);
             let unmark = |word: Word| word.with_under_writeback(false);
-            if !word.is_under_writeback() || hand.access.mark(block, word, unmark) {
+            if !word.is_under_writeback() || workspace.access.mark(block, word, unmark) {
                 return;
             }
         }
     }
 }
 
-impl Batch {
+impl WritebackBatch {
     /// Writes each contiguous run of the file with one write, then syncs the file.
     fn write(&self, backing: &Backing) -> io::Result<()> {
         let mut run: Vec<u8> = Vec::with_capacity(self.bytes.len());
@@ -257,7 +240,7 @@ impl Batch {
 
 /// Free space of the file that no reader has pinned.
 struct Places {
-    room: Room,
+    room: FreeSpace,
     pinned: Pinned,
     longest: usize,
 }
@@ -290,7 +273,7 @@ mod tests {
     /// Test fixture: blocks with a backing file. The first 16 blocks hold noise and have age 1.
     struct Bench {
         blocks: Blocks,
-        hand: Hand,
+        workspace: Workspace,
         path: PathBuf,
     }
 
@@ -301,31 +284,31 @@ mod tests {
             let backing = Some(path.clone());
             let config = RamConfig { size: 1 << 20, backing, ..RamConfig::default() };
             let blocks = Blocks::new(&config).unwrap();
-            let hand = blocks.hand().unwrap();
-            let mut bench = Bench { blocks, hand, path };
+            let workspace = blocks.workspace().unwrap();
+            let mut bench = Bench { blocks, workspace, path };
             (0..16).for_each(|block| bench.write(block));
             bench.blocks.grow_older();
             bench
         }
 
         fn write(&mut self, block: u64) {
-            fastrand::Rng::with_seed(block).fill(self.hand.block());
-            assert!(self.blocks.write(&mut self.hand, block).is_ok());
+            fastrand::Rng::with_seed(block).fill(self.workspace.block());
+            assert!(self.blocks.write(&mut self.workspace, block).is_ok());
         }
 
         /// Writes back two blocks; `meanwhile` runs after their copy and before the exchange of
         /// their words.
         fn write_back(&mut self, meanwhile: impl FnOnce(&mut Bench)) -> WrittenBack {
-            let (mut done, mut batch) = (WrittenBack::default(), Batch::default());
+            let (mut done, mut batch) = (WrittenBack::default(), WritebackBatch::default());
             let mut room = self.blocks.room();
             for block in [0, 1] {
                 let copied = self.copy(block, &IDLE, u64::MAX, &mut room, &mut batch);
                 assert_eq!(copied, Ok(BLOCK));
             }
             meanwhile(self);
-            let Bench { blocks, hand, .. } = self;
+            let Bench { blocks, workspace, .. } = self;
             let backing = blocks.form.backing.as_ref().unwrap();
-            blocks.commit(backing, hand, &mut batch, &mut done).unwrap();
+            blocks.commit(backing, workspace, &mut batch, &mut done).unwrap();
             done
         }
 
@@ -335,9 +318,9 @@ mod tests {
             selection: &Selection,
             left: u64,
             room: &mut Places,
-            batch: &mut Batch,
+            batch: &mut WritebackBatch,
         ) -> Result<usize, Skip> {
-            self.blocks.copy(&mut self.hand, block, selection, left, room, batch)
+            self.blocks.copy(&mut self.workspace, block, selection, left, room, batch)
         }
     }
 
@@ -363,14 +346,14 @@ mod tests {
         assert_eq!(done, WrittenBack { blocks: 1, bytes: 4096, skipped_written: 1, ..none });
         let mut bench = Bench::new("discarded");
         let done = bench.write_back(|bench| {
-            let Bench { blocks, hand, .. } = bench;
-            (0..2).for_each(|block| blocks.discard(hand, block));
+            let Bench { blocks, workspace, .. } = bench;
+            (0..2).for_each(|block| blocks.discard(workspace, block));
         });
         assert_eq!(done, WrittenBack { skipped_written: 2, ..none });
         // A block that was read still has the contents that were copied.
         let mut bench = Bench::new("read");
         let done = bench.write_back(|bench| {
-            assert_eq!(bench.blocks.read_here(&mut bench.hand, 1).map(<[u8]>::len), Ok(BLOCK));
+            assert_eq!(bench.blocks.read_here(&mut bench.workspace, 1).map(<[u8]>::len), Ok(BLOCK));
         });
         assert_eq!(done, WrittenBack { blocks: 2, bytes: 8192, ..none });
     }
@@ -378,10 +361,10 @@ mod tests {
     #[test]
     fn what_is_not_taken_has_a_reason() {
         let mut bench = Bench::new("reasons");
-        let (mut room, mut batch) = (bench.blocks.room(), Batch::default());
-        bench.blocks.read_here(&mut bench.hand, 3).unwrap();
-        let Bench { blocks, hand, .. } = &mut bench;
-        blocks.discard(hand, 4);
+        let (mut room, mut batch) = (bench.blocks.room(), WritebackBatch::default());
+        bench.blocks.read_here(&mut bench.workspace, 3).unwrap();
+        let Bench { blocks, workspace, .. } = &mut bench;
+        blocks.discard(workspace, 4);
         for (block, left, why) in
             [(3, u64::MAX, Skip::Used), (4, u64::MAX, Skip::Written), (5, 4095, Skip::Limit)]
         {
@@ -389,7 +372,7 @@ mod tests {
             assert_eq!(copied, Err(why), "block {block}");
         }
         // A file with no free place: even the last place is taken.
-        room.room = Room::beside(std::iter::once((256, 1 << 40)));
+        room.room = FreeSpace::beside(std::iter::once((256, 1 << 40)));
         let copied = bench.copy(6, &IDLE, u64::MAX, &mut room, &mut batch);
         assert_eq!(copied, Err(Skip::NoPlace));
         assert!(!bench.blocks.store.word(6).is_under_writeback());
@@ -405,7 +388,7 @@ mod tests {
     /// A slow reader has pinned a block's place in the file. Meanwhile the block is written, so
     /// that no word refers to the place, and other blocks are written back.
     #[test]
-    fn a_place_is_not_used_again_while_somebody_reads_it() {
+    fn place_is_not_reused_while_it_is_read() {
         let mut bench = Bench::new("place");
         assert_eq!(bench.write_back(|_| ()).blocks, 2);
         let taken = bench.blocks.store.word(0).place();
@@ -431,7 +414,7 @@ mod tests {
     fn a_reader_is_told_from_a_writer() {
         let mut bench = Bench::new("told");
         let was = bench.blocks.store.word(2);
-        bench.blocks.read_here(&mut bench.hand, 2).unwrap();
+        bench.blocks.read_here(&mut bench.workspace, 2).unwrap();
         assert_eq!(bench.blocks.overtaken_by(2, was), Skip::Used);
         bench.write(2);
         assert_eq!(bench.blocks.overtaken_by(2, was), Skip::Written);

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use super::Damaged;
+use crate::error::Damaged;
 
 // Links the library. It does not declare the functions for callers that bring their own state.
 use lz4_sys as _;

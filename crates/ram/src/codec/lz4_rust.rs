@@ -5,7 +5,7 @@ use std::fmt;
 
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into};
 
-use super::Damaged;
+use crate::error::Damaged;
 
 /// The fast compressor. It has no acceleration: only the C library implements levels.
 pub(super) struct Fast(Box<CompressTable>);

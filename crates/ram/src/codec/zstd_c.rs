@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use zstd_safe::{CCtx, CParameter, DCtx, DDict, WriteBuf};
 
-use super::{Codec, Damaged};
-use crate::error::RamError;
+use super::Codec;
+use crate::error::{Damaged, RamError};
 
 /// A dictionary for both directions. All decompressors share one digested form. Each compressor
 /// digests the dictionary itself, because the result depends on the block size.

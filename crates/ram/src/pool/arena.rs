@@ -11,7 +11,7 @@ const SEGMENTS_MIN: u64 = 32;
 
 /// The purpose of an allocation of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum PagePurpose {
     /// A client's write: must leave the whole reserve free.
     Write,
     /// An object that replaces a larger one: must leave half of the reserve free.
@@ -22,11 +22,11 @@ pub(super) enum Purpose {
 
 /// The number of pages in use, and its limit.
 #[derive(Debug)]
-pub(super) struct Arena(SleepLock<Pages, { ranks::ARENA }>);
+pub(super) struct Arena(SleepLock<ArenaPages, { ranks::ARENA }>);
 
 /// The state of an arena.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pages {
+pub(super) struct ArenaPages {
     pub(super) used: u64,
     /// Maximum of `used` since the last reset.
     pub(super) used_max: u64,
@@ -39,17 +39,17 @@ pub(super) struct Pages {
     next_shard: u32,
 }
 
-impl Pages {
+impl ArenaPages {
     /// Number of pages that may still be taken for this purpose.
-    pub(super) fn free(&self, purpose: Purpose) -> u64 {
+    pub(super) fn free(&self, purpose: PagePurpose) -> u64 {
         let Some(limit) = self.limit else { return u64::MAX };
         // Emptying a segment needs a segment's worth of space, even if the limit is small now. But
         // a limit of few segments is left to contents.
         let least = if limit >= SEGMENTS_MIN * self.segment { self.segment } else { 0 };
         let reserve = match purpose {
-            Purpose::Write => (limit / u64::from(RESERVE_PART)).max(least),
-            Purpose::Shrink => (limit / u64::from(2 * RESERVE_PART)).max(least),
-            Purpose::Move => 0,
+            PagePurpose::Write => (limit / u64::from(RESERVE_PART)).max(least),
+            PagePurpose::Shrink => (limit / u64::from(2 * RESERVE_PART)).max(least),
+            PagePurpose::Move => 0,
         };
         (limit - reserve).saturating_sub(self.used)
     }
@@ -58,12 +58,13 @@ impl Pages {
 impl Arena {
     /// Creates an arena with no pages in use; segments have `segment` pages.
     pub(super) fn new(limit: Option<u64>, segment: u64) -> Arena {
-        let pages = Pages { used: 0, used_max: 0, limit, segment, compacted: 0, next_shard: 0 };
+        let pages =
+            ArenaPages { used: 0, used_max: 0, limit, segment, compacted: 0, next_shard: 0 };
         Arena(SleepLock::new(pages))
     }
 
     /// Takes up to `wanted` pages, at least `needed`; `None` if the limit allows fewer.
-    pub(super) fn take(&self, needed: u32, wanted: u32, purpose: Purpose) -> Option<u32> {
+    pub(super) fn take(&self, needed: u32, wanted: u32, purpose: PagePurpose) -> Option<u32> {
         self.0.with(|pages| {
             let free = pages.free(purpose);
             if free < u64::from(needed) {
@@ -81,11 +82,11 @@ impl Arena {
         self.0.with(|pages| pages.used -= u64::from(count));
     }
 
-    pub(super) fn look(&self) -> Pages {
+    pub(super) fn look(&self) -> ArenaPages {
         self.0.with(|pages| *pages)
     }
 
-    pub(super) fn change<R>(&self, f: impl FnOnce(&mut Pages) -> R) -> R {
+    pub(super) fn change<R>(&self, f: impl FnOnce(&mut ArenaPages) -> R) -> R {
         self.0.with(f)
     }
 

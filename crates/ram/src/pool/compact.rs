@@ -15,11 +15,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use blockyard_sync::entry_words::Entries;
+use blockyard_sync::block_table::BlockTable;
+use blockyard_sync::hazard_pointers::{HazardGuard, HazardSlot};
 use blockyard_sync::lock::Lock;
-use blockyard_sync::pins::{Guard, Seat};
 
-use super::arena::{Pages, Purpose};
+use super::arena::{ArenaPages, PagePurpose};
 use super::config::RESERVE_PART;
 use super::layout::{Layout, PAGE_UNITS, UNIT_BYTES};
 use super::memory::PAGE_BYTES;
@@ -84,15 +84,15 @@ impl Bounds {
 
 /// State that writes which reach the limit share.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct CompactionState {
     /// Change counter and limit of the pool at the last compaction by a write.
     made_at: Option<(u64, Option<u64>)>,
 }
 
-impl Room {
+impl CompactionState {
     /// Whether another compaction is worth trying, for a pool of `blocks` words. A refused write
     /// changes nothing, so repeating it does not cause another pass.
-    fn is_due(&self, changed_bytes: u64, pages: &Pages, blocks: u64) -> bool {
+    fn is_due(&self, changed_bytes: u64, pages: &ArenaPages, blocks: u64) -> bool {
         let Some((then, limit)) = self.made_at else { return true };
         let least = blocks.min(pages.used * PAGE_BYTES as u64 / ROOM_CHANGED_PART);
         limit != pages.limit || changed_bytes.saturating_sub(then) >= least.max(1)
@@ -118,8 +118,8 @@ impl Cache {
     /// of [`Pool::pins`].
     pub unsafe fn compact(
         &mut self,
-        entries: &Entries,
-        seat: &mut Seat,
+        entries: &BlockTable,
+        seat: &mut HazardSlot,
         stop: impl FnMut() -> bool,
     ) -> Compacted {
         // SAFETY: by this function's contract.
@@ -132,8 +132,8 @@ impl Cache {
     /// As for [`Cache::compact`].
     pub unsafe fn compact_some(
         &mut self,
-        entries: &Entries,
-        seat: &mut Seat,
+        entries: &BlockTable,
+        seat: &mut HazardSlot,
         bytes_max: u64,
         stop: impl FnMut() -> bool,
     ) -> Compacted {
@@ -148,7 +148,7 @@ impl Cache {
     /// # Safety
     /// As for [`Cache::compact`].
     #[cold]
-    pub unsafe fn make_room(&mut self, entries: &Entries, seat: &mut Seat) -> bool {
+    pub unsafe fn make_room(&mut self, entries: &BlockTable, seat: &mut HazardSlot) -> bool {
         let mut done = Compacted::default();
         // SAFETY: by this function's contract.
         unsafe { self.make_some_room(entries, seat, &mut done) }
@@ -160,8 +160,8 @@ impl Cache {
     /// As for [`Cache::compact`].
     unsafe fn make_some_room(
         &mut self,
-        entries: &Entries,
-        seat: &mut Seat,
+        entries: &BlockTable,
+        seat: &mut HazardSlot,
         done: &mut Compacted,
     ) -> bool {
         let pool = Arc::clone(self.pool());
@@ -169,7 +169,7 @@ impl Cache {
             // Other threads also free space concurrently: check again before each pass.
             let over = pool.compacting.with(|room| {
                 let pages = pool.arena.look();
-                let left = if pages.limit.is_some() { pages.free(Purpose::Write) } else { 0 };
+                let left = if pages.limit.is_some() { pages.free(PagePurpose::Write) } else { 0 };
                 // Fewer free pages than the largest object needs are not enough: retrying would not
                 // help that object.
                 if left >= u64::from(pool.layout.units_max.div_ceil(PAGE_UNITS)) {
@@ -202,8 +202,8 @@ impl Cache {
     /// As for [`Cache::compact`].
     unsafe fn compact_until(
         &mut self,
-        entries: &Entries,
-        seat: &mut Seat,
+        entries: &BlockTable,
+        seat: &mut HazardSlot,
         bounds: Bounds,
         mut stop: impl FnMut() -> bool,
     ) -> Compacted {
@@ -228,8 +228,8 @@ impl Cache {
     /// As for [`Cache::compact`].
     unsafe fn pass(
         &mut self,
-        entries: &Entries,
-        seat: &mut Seat,
+        entries: &BlockTable,
+        seat: &mut HazardSlot,
         bounds: Bounds,
         done: &mut Compacted,
         stop: &mut impl FnMut() -> bool,
@@ -261,8 +261,8 @@ impl Cache {
     /// As for [`Cache::compact`].
     unsafe fn move_away(
         &mut self,
-        entries: &Entries,
-        seat: &mut Seat,
+        entries: &BlockTable,
+        seat: &mut HazardSlot,
         marks: &Marks,
         done: &mut Compacted,
         stop: &mut impl FnMut() -> bool,
@@ -322,9 +322,9 @@ impl Cache {
     /// to an object and is not marked as shared.
     unsafe fn move_one(
         &mut self,
-        entries: &Entries,
+        entries: &BlockTable,
         block: u64,
-        guard: Guard<'_>,
+        guard: HazardGuard<'_>,
     ) -> Result<u64, NoSpace> {
         let old = guard.word();
         let Some(object) = Object::of(old) else { return Ok(0) };
@@ -349,9 +349,9 @@ impl Cache {
     /// As for [`Cache::move_one`], except that the word is marked as shared.
     unsafe fn move_shared(
         &mut self,
-        entries: &Entries,
+        entries: &BlockTable,
         block: u64,
-        guard: Guard<'_>,
+        guard: HazardGuard<'_>,
         copies: &mut Copies,
     ) -> Result<u64, NoSpace> {
         let pool = Arc::clone(self.pool());
@@ -392,11 +392,11 @@ impl Cache {
     ///
     /// # Safety
     /// The guard pins the object.
-    unsafe fn copy(&mut self, object: Object, guard: &Guard<'_>) -> Result<Object, NoSpace> {
+    unsafe fn copy(&mut self, object: Object, guard: &HazardGuard<'_>) -> Result<Object, NoSpace> {
         let pool = Arc::clone(self.pool());
         // SAFETY: by this function's contract.
         let bytes = unsafe { pool.bytes(object, guard) };
-        self.alloc_in(pool.layout.shard(object.place()), bytes, Purpose::Move)
+        self.alloc_in(pool.layout.shard(object.place()), bytes, PagePurpose::Move)
     }
 }
 
@@ -452,7 +452,7 @@ impl Pool {
         let used = pages.used * u64::from(PAGE_UNITS);
         let segment_units = u64::from(self.layout.segment_units());
         // With a limit, at most what fits: a pass moves all objects before it frees any segment.
-        let room = pages.free(Purpose::Move).saturating_mul(u64::from(PAGE_UNITS));
+        let room = pages.free(PagePurpose::Move).saturating_mul(u64::from(PAGE_UNITS));
         let mut left = (used / PASS_PART).max(PASS_SEGMENTS * segment_units).min(room);
         left = left.min(bytes_max.div_ceil(UNIT_BYTES as u64));
         let mut first = true;
@@ -481,7 +481,7 @@ impl Pool {
                 marks.bits[mark / 64] |= 1 << (mark % 64);
             }
             if !own.is_empty() {
-                shard.with(|shard| shard.drain(&own, self.ground(Purpose::Move)));
+                shard.with(|shard| shard.drain(&own, self.ground(PagePurpose::Move)));
             }
         }
         marks
@@ -490,7 +490,7 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use blockyard_sync::entry_words::Word;
+    use blockyard_sync::block_table::Word;
 
     use super::*;
     use crate::pool::PoolConfig;
@@ -499,11 +499,11 @@ mod tests {
 
     /// Every second block is large and the others are small. The small ones are freed, and no large
     /// block fits in their holes.
-    fn holes_that_nothing_fits_in() -> (Entries, Cache, Seat) {
+    fn holes_that_nothing_fits_in() -> (BlockTable, Cache, HazardSlot) {
         let config = PoolConfig { segment_bytes: Some(64 << 10), ..PoolConfig::new(8 << 20, 4096) };
         let pool = Pool::new(&config).unwrap();
-        let entries = Entries::new(BLOCKS).unwrap();
-        let (mut cache, seat) = (pool.cache(), pool.pins().seat().unwrap());
+        let entries = BlockTable::new(BLOCKS).unwrap();
+        let (mut cache, seat) = (pool.cache(), pool.pins().slot().unwrap());
         for block in 0..BLOCKS {
             let bytes = [1; 3000];
             let object = cache.alloc(&bytes[..if block % 2 == 0 { 3000 } else { 1000 }]).unwrap();
@@ -517,7 +517,7 @@ mod tests {
         (entries, cache, seat)
     }
 
-    fn discard(entries: &Entries, cache: &mut Cache, block: u64) {
+    fn discard(entries: &BlockTable, cache: &mut Cache, block: u64) {
         let old = entries.replace(block, Word::NOTHING);
         // SAFETY: the word referred to the object and no longer does; nothing is shared here.
         unsafe { cache.retire(Object::of(old).unwrap()) };

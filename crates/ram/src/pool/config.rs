@@ -3,11 +3,10 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use blockyard_sync::entry_words::{OBJECT_BYTES_MAX, PLACES_MAX};
+use blockyard_sync::block_table::{OBJECT_BYTES_MAX, PLACES_MAX};
 
-use super::layout::{Layout, UNIT_BYTES};
+use super::layout::{COUNT_BYTES, Layout, UNIT_BYTES};
 use super::memory::{HUGE_BYTES, PAGE_BYTES};
-use super::shares;
 
 /// Bytes by which the largest object may exceed the length field of a word: a checksum.
 const TAIL_BYTES_MAX: usize = 4;
@@ -35,7 +34,7 @@ pub struct PoolConfig {
     /// Limit on the memory that the pool takes from the system, in bytes; rounded down to pages.
     pub limit_bytes: Option<u64>,
     /// Maximum number of channels and background workers at a time.
-    pub seats_max: u32,
+    pub slots_max: u32,
     /// Number of shards, rounded up to a power of two; `None` for one per CPU.
     pub shards: Option<NonZeroU32>,
     /// Segment size in bytes, rounded up to a power of two. `None` for 256 KiB, or less with a
@@ -52,7 +51,7 @@ impl PoolConfig {
             device_bytes,
             object_bytes_max: block_bytes,
             limit_bytes: None,
-            seats_max: 1024,
+            slots_max: 1024,
             shards: None,
             segment_bytes: None,
             counted: false,
@@ -68,7 +67,7 @@ impl PoolConfig {
         if !(1..=OBJECT_BYTES_MAX + TAIL_BYTES_MAX).contains(&object) {
             return Err(PoolError::ObjectBytes { bytes: object });
         }
-        let head = if self.counted { shares::COUNT_BYTES } else { 0 };
+        let head = if self.counted { COUNT_BYTES } else { 0 };
         let whole = object + head;
         // With a small limit, segments are small: one segment is half of the reserve for
         // compaction.

@@ -1,14 +1,13 @@
 //! Address layout of a pool. Stretches of segments are assigned to the shards in turn, so that a
 //! place alone identifies its shard. A stretch is as long as a huge page; in a small pool it is one
-//! segment.
+//! segment. Also [`Object`]: the place and the length of stored contents.
 
-use blockyard_sync::entry_words::OBJECT_BYTES_MAX;
+use blockyard_sync::block_table::{Kind, OBJECT_BYTES_MAX, Word};
 
 use super::memory::{HUGE_BYTES, PAGE_BYTES};
-use super::object::Object;
 
 /// Unit of places in bytes: the alignment of objects, and the step between size classes.
-pub(super) const UNIT_BYTES: usize = blockyard_sync::entry_words::PLACE_BYTES as usize;
+pub(super) const UNIT_BYTES: usize = blockyard_sync::block_table::PLACE_BYTES as usize;
 /// Units in a page.
 pub(super) const PAGE_UNITS: u32 = (PAGE_BYTES / UNIT_BYTES) as u32;
 
@@ -166,6 +165,49 @@ impl Layout {
     /// Address of a shard's segment in bytes.
     pub(super) fn segment_start(self, shard: u32, segment: u32) -> u64 {
         self.place(shard, segment << self.segment_shift) * UNIT_BYTES as u64
+    }
+}
+
+/// Size of a refcount in bytes.
+pub(super) const COUNT_BYTES: usize = size_of::<u32>();
+
+/// The place and length of a block's stored contents in the pool. It fits in a [`Word`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object {
+    place: u64,
+    len_bytes: u32,
+}
+
+impl Object {
+    /// A word's length field may be too small for the pool's longest object: the field's maximum
+    /// stands for that length.
+    pub(super) fn new(place: u64, len_bytes: usize) -> Object {
+        Object { place, len_bytes: len_bytes.min(OBJECT_BYTES_MAX) as u32 }
+    }
+
+    /// The object that a word refers to.
+    #[inline]
+    pub fn of(word: Word) -> Option<Object> {
+        let object = || Object { place: word.place(), len_bytes: word.len_bytes() as u32 };
+        (word.kind() == Kind::Object).then(object)
+    }
+
+    /// A word that refers to this object.
+    #[inline]
+    pub fn word(self) -> Word {
+        Word::object(self.place, self.len_bytes())
+    }
+
+    /// Place of the object, in units of 16 bytes.
+    #[inline]
+    pub fn place(self) -> u64 {
+        self.place
+    }
+
+    /// Length of the object as its word records it, without padding.
+    #[inline]
+    pub fn len_bytes(self) -> usize {
+        self.len_bytes as usize
     }
 }
 

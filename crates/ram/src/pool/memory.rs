@@ -7,7 +7,7 @@
 
 use std::ptr::NonNull;
 
-use crate::fetch::{fetch, fetch_to_write};
+use crate::prefetch::{prefetch, prefetch_to_write};
 
 /// Page size of the system.
 pub(super) const PAGE_BYTES: usize = 4096;
@@ -56,13 +56,13 @@ impl Memory {
     /// most of them. The contents do not matter, and a prefetch has no visible effect.
     #[inline]
     pub(super) fn fetch(&self, at: u64, len_bytes: usize) {
-        fetch(self.address(at, len_bytes), len_bytes);
+        prefetch(self.address(at, len_bytes), len_bytes);
     }
 
     /// Prefetches a range, or its first page, that is about to be written.
     #[inline]
     pub(super) fn fetch_to_write(&self, at: u64, len_bytes: usize) {
-        fetch_to_write(self.address(at, len_bytes), len_bytes.min(PAGE_BYTES));
+        prefetch_to_write(self.address(at, len_bytes), len_bytes.min(PAGE_BYTES));
     }
 
     /// An object's bytes.

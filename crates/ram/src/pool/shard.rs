@@ -6,11 +6,10 @@
 //! too small to use where it lies.
 #![allow(unsafe_code)]
 
-use super::arena::{Arena, Purpose};
+use super::arena::{Arena, PagePurpose};
 use super::holes::Holes;
-use super::layout::{Layout, PAGE_UNITS};
+use super::layout::{Layout, Object, PAGE_UNITS};
 use super::memory::Memory;
-use super::object::Object;
 use super::table::Table;
 
 /// Pages that a shard asks for at a time: one system call for about 15 objects of 2 KiB.
@@ -64,7 +63,7 @@ pub(super) struct Candidate {
 
 /// Counters of a shard.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ShardCounters {
     pub(super) objects: u64,
     /// Bytes of the objects.
     pub(super) stored_bytes: u64,
@@ -102,7 +101,7 @@ pub(super) struct Ground<'p> {
     pub(super) memory: &'p Memory,
     pub(super) arena: &'p Arena,
     /// The purpose for which pages are requested.
-    pub(super) purpose: Purpose,
+    pub(super) purpose: PagePurpose,
 }
 
 /// One of several equal parts of the pool. Accessed only under its lock.
@@ -121,7 +120,7 @@ pub(super) struct Shard {
     /// Objects of any shard that were retired through this one and not freed yet.
     pub(super) retired: Vec<Object>,
     pub(super) failing: Option<Failing>,
-    tally: Tally,
+    tally: ShardCounters,
     /// Number of objects by size in units.
     live: Box<[u32]>,
     /// The stretch for which a huge page is being requested. Its pages must not be returned
@@ -150,13 +149,13 @@ impl Shard {
             drained: Vec::new(),
             retired: Vec::with_capacity(retired_max),
             failing: None,
-            tally: Tally::default(),
+            tally: ShardCounters::default(),
             live: vec![0; layout.units_max as usize + 1].into_boxed_slice(),
             gathering: None,
         })
     }
 
-    pub(super) fn tally(&self) -> Tally {
+    pub(super) fn tally(&self) -> ShardCounters {
         self.tally
     }
 

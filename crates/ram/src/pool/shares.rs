@@ -18,15 +18,12 @@
 //! it exists.
 #![allow(unsafe_code)]
 
-use blockyard_sync::entry_words::{Entries, Word};
+use blockyard_sync::block_table::{BlockTable, Word};
+use blockyard_sync::hazard_pointers::HazardGuard;
 use blockyard_sync::lock::Lock;
-use blockyard_sync::pins::Guard;
 
-use super::layout::UNIT_BYTES;
+use super::layout::{COUNT_BYTES, UNIT_BYTES};
 use super::{Cache, Object, Pool};
-
-/// Size of a refcount in bytes.
-pub(super) const COUNT_BYTES: usize = size_of::<u32>();
 
 impl Pool {
     fn is_counted(&self) -> bool {
@@ -73,7 +70,7 @@ impl Pool {
     ///
     /// # Safety
     /// As for [`Pool::bytes`].
-    pub unsafe fn parts(&self, object: Object, _pinned: &Guard<'_>) -> u64 {
+    pub unsafe fn parts(&self, object: Object, _pinned: &HazardGuard<'_>) -> u64 {
         let shard = &self.shards[self.layout.shard(object.place()) as usize];
         // SAFETY: the object is pinned, and this is its shard's lock.
         shard.with(|_| u64::from(unsafe { self.count(object) }) + 1)
@@ -110,7 +107,12 @@ impl Pool {
     ///
     /// # Safety
     /// As for [`Pool::bytes`]; the guard pins the word of `block` in `entries`.
-    pub unsafe fn join(&self, entries: &Entries, block: u64, guard: &Guard<'_>) -> Option<Word> {
+    pub unsafe fn join(
+        &self,
+        entries: &BlockTable,
+        block: u64,
+        guard: &HazardGuard<'_>,
+    ) -> Option<Word> {
         let object = Object::of(guard.word()).filter(|_| self.is_counted())?;
         let shard = &self.shards[self.layout.shard(object.place()) as usize];
         shard.with(|shard| {

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_has_no_addresses_for_is_refused() {
+    fn pool_beyond_the_address_space_is_refused() {
         if cfg!(miri) {
             return;
         }

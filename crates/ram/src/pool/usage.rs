@@ -1,9 +1,5 @@
 //! Memory usage of a pool, for statistics.
 
-use blockyard_sync::lock::Lock;
-
-use super::Pool;
-use super::layout::UNIT_BYTES;
 use super::memory::PAGE_BYTES;
 
 /// Memory usage of a pool at a moment. While the pool is in use, the values agree only roughly.
@@ -68,71 +64,4 @@ pub struct SizeClass {
     pub bytes: usize,
     /// Number of objects in the class.
     pub objects: u64,
-}
-
-impl Pool {
-    /// The memory usage now.
-    pub fn usage(&self) -> Usage {
-        let mut usage = Usage::default();
-        let mut units = 0;
-        for shard in &self.shards {
-            shard.with(|shard| {
-                let tally = shard.tally();
-                usage.objects += tally.objects;
-                usage.stored_bytes += tally.stored_bytes;
-                units += tally.units;
-                usage.duplicate_bytes += tally.duplicate_bytes;
-                usage.free_bytes += shard.free_units() * UNIT_BYTES as u64;
-                let retired = shard.retired.iter().map(|object| object.len_bytes() as u64);
-                usage.retired_bytes += retired.sum::<u64>();
-            });
-        }
-        usage.grain_bytes = units * UNIT_BYTES as u64 - usage.stored_bytes;
-        let pages = self.arena.look();
-        usage.used_bytes = pages.used * PAGE_BYTES as u64;
-        usage.used_bytes_max = pages.used_max * PAGE_BYTES as u64;
-        usage.limit_bytes = pages.limit.map(|limit| limit * PAGE_BYTES as u64);
-        usage.pages_compacted = pages.compacted;
-        usage
-    }
-
-    /// The number of objects in each size class that has any.
-    pub fn size_classes(&self) -> Vec<SizeClass> {
-        let mut objects = vec![0u64; self.layout.units_max as usize + 1];
-        for shard in &self.shards {
-            shard.with(|shard| {
-                for (sum, &live) in objects.iter_mut().zip(shard.live()) {
-                    *sum += u64::from(live);
-                }
-            });
-        }
-        let classes = (0u32..).zip(objects).filter(|&(_, objects)| objects > 0);
-        classes
-            .map(|(units, objects)| SizeClass { bytes: self.layout.largest(units), objects })
-            .collect()
-    }
-
-    /// How full the pool is; cheap enough to call often: a few instructions per shard.
-    pub fn load(&self) -> Load {
-        let mut load = Load::default();
-        for shard in &self.shards {
-            let tally = shard.with(|shard| shard.tally());
-            load.stored_bytes += tally.stored_bytes;
-            load.placed_bytes += tally.placed_bytes;
-        }
-        load.used_bytes = self.arena.look().used * PAGE_BYTES as u64;
-        load
-    }
-
-    /// Resets the maximum of pages in use to the current number.
-    pub fn reset_used_max(&self) {
-        self.arena.change(|pages| pages.used_max = pages.used);
-    }
-
-    /// Sets the limit, or removes it. If more is in use already, it stays, and no more is
-    /// allocated.
-    pub fn set_limit(&self, limit_bytes: Option<u64>) {
-        let limit = limit_bytes.map(|bytes| bytes / PAGE_BYTES as u64);
-        self.arena.change(|pages| pages.limit = limit);
-    }
 }

@@ -13,9 +13,8 @@ use std::sync::Arc;
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::Injection;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Bio, Composed, Device, Disk, Flags, Op, Sector, Status};
-use blockyard_ram::snapshot::{Header, Record, Stored, Writer};
+use blockyard_ram::snapshot::{BlockRecord, Header, Stored, Writer};
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError, Selection, Which};
 
 const SIZE: u64 = 4 << 20;
@@ -58,7 +57,7 @@ fn zstd() -> CodecConfig {
 
 fn disk(ram: &Arc<Ram>) -> impl Disk + use<> {
     let (name, depth) = ("r".to_owned(), ChannelConfig::default());
-    Composed::new(name, "ram", Arc::clone(ram), depth, NoneScheduler::new)
+    Composed::new(name, "ram", Arc::clone(ram), depth)
 }
 
 fn io(ram: &Arc<Ram>) -> Io {
@@ -344,7 +343,7 @@ fn limits_change_while_the_device_is_used() {
 }
 
 #[test]
-fn workers_beside_channels_lose_nothing() {
+fn background_workers_concurrent_with_channels_lose_nothing() {
     let scratch = Scratch::new("beside");
     let recompress = if cfg!(feature = "c-codecs") { vec![zstd()] } else { Vec::new() };
     let backing = Some(scratch.file("backing"));

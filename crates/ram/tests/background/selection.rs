@@ -86,7 +86,7 @@ fn flagged(ram: &Ram, flag: u8) -> BTreeSet<u64> {
 }
 
 #[test]
-fn writeback_takes_what_is_meant_and_nothing_else() {
+fn writeback_takes_only_selected_blocks() {
     let (scratch, data) = (Scratch::new("meant-back"), mixed());
     let mut sizes = BTreeSet::new();
     for (number, selection) in selections().into_iter().enumerate() {
@@ -108,7 +108,7 @@ fn writeback_takes_what_is_meant_and_nothing_else() {
 }
 
 #[test]
-fn recompression_takes_what_is_meant_and_nothing_else() {
+fn recompression_takes_only_selected_blocks() {
     let (scratch, data) = (Scratch::new("meant-smaller"), mixed());
     for (number, selection) in selections().into_iter().enumerate() {
         let (ram, mut io) = prepared(&scratch, number, &data);

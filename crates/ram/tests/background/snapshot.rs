@@ -40,7 +40,7 @@ fn a_snapshot_is_loaded_as_it_was_saved() {
 }
 
 #[test]
-fn a_snapshot_that_will_not_do_is_refused_by_name() {
+fn invalid_snapshot_is_refused_with_its_path() {
     let scratch = Scratch::new("refused");
     let file = scratch.file("snapshot");
     let ram = Ram::open(plain()).unwrap();
@@ -75,7 +75,7 @@ fn a_snapshot_that_will_not_do_is_refused_by_name() {
     let header = Header { size: SIZE, unit: BLOCK as u32, codecs: vec![CodecConfig::default()] };
     let mut writer = Writer::new(Vec::new(), &header).unwrap();
     let bytes = &[0x11; 900];
-    writer.record(Record { block: 77, stored: Stored::Packed(0), bytes }).unwrap();
+    writer.record(BlockRecord { block: 77, stored: Stored::Packed(0), bytes }).unwrap();
     std::fs::write(&file, writer.finish().unwrap()).unwrap();
     for dedup in [false, true] {
         let text = refused(RamConfig { dedup, ..plain() }).to_string();
@@ -123,7 +123,7 @@ fn packed_blocks_that_are_hardly_shorter_are_loaded() {
         assert!((UNIT - 4..UNIT).contains(&packed.len()), "{}", packed.len());
         let header = Header { size: SIZE, unit: UNIT as u32, codecs: vec![CodecConfig::default()] };
         let mut writer = Writer::new(Vec::new(), &header).unwrap();
-        writer.record(Record { block: 5, stored: Stored::Packed(0), bytes: &packed }).unwrap();
+        writer.record(BlockRecord { block: 5, stored: Stored::Packed(0), bytes: &packed }).unwrap();
         std::fs::write(&file, writer.finish().unwrap()).unwrap();
         for checksum in [false, true] {
             let load = Some(file.clone());

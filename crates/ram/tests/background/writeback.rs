@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_is_written_back_is_read_from_there() {
+fn written_back_block_is_read_from_the_backing_file() {
     let scratch = Scratch::new("writeback");
     for checksum in [false, true] {
         let backing = Some(scratch.file("backing"));
@@ -130,7 +130,7 @@ fn a_failing_file_is_an_error_and_loses_nothing() {
 /// The kernel accepts the write, and the disk below the page cache rejects it. Blocks leave memory
 /// only after the sync, so a late error loses no data.
 #[test]
-fn what_the_disk_refuses_late_stays_in_memory() {
+fn block_stays_in_memory_if_the_backing_sync_fails() {
     let scratch = Scratch::new("late");
     let ram = Ram::open(RamConfig { backing: Some(scratch.file("backing")), ..plain() }).unwrap();
     let (mut io, data) = (io(&ram), contents());

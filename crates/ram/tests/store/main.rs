@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use blockyard_ram::{Access, New, NoSpace, Pool, PoolConfig, Store};
-use blockyard_sync::entry_words::{Entries, Kind, Word};
+use blockyard_sync::block_table::{BlockTable, Kind, Word};
 
 /// Largest object of the tests.
 const BLOCK: usize = if cfg!(miri) { 512 } else { 4096 };
@@ -19,10 +19,10 @@ const SCALE: u32 = if cfg!(miri) { 1 } else { 40 };
 
 fn store(blocks: u64, change: impl FnOnce(&mut PoolConfig)) -> Arc<Store> {
     let mut config = PoolConfig::new(blocks * BLOCK as u64, BLOCK);
-    config.seats_max = 16;
+    config.slots_max = 16;
     config.shards = NonZeroU32::new(2);
     change(&mut config);
-    Store::new(Entries::new(blocks).unwrap(), Pool::new(&config).unwrap())
+    Store::new(BlockTable::new(blocks).unwrap(), Pool::new(&config).unwrap())
 }
 
 /// Bytes that contain their block, writer number and length, and a checksum.
@@ -315,7 +315,7 @@ fn everybody_shares_at_once() {
 /// counters stay the same, and emptied pages go back to the system. Too long for Miri.
 #[cfg(not(miri))]
 #[test]
-fn what_is_filled_is_gathered_once() {
+fn full_pages_are_gathered_once() {
     let blocks = 4 * 512 + 100;
     let store = store(blocks, |config| config.shards = NonZeroU32::new(2));
     let (mut one, mut two) = (store.access().unwrap(), store.access().unwrap());
@@ -412,7 +412,7 @@ fn a_pass_that_is_stopped_leaves_its_holes() {
 /// that the device can close.
 #[cfg(not(miri))]
 #[test]
-fn a_long_table_is_asked_for_its_end_on_the_way() {
+fn compaction_of_a_long_table_checks_for_a_stop() {
     let store = store(1 << 18, |config| config.segment_bytes = Some(4 * BLOCK));
     let mut access = store.access().unwrap();
     for block in 0..60 {
@@ -453,7 +453,7 @@ fn a_reader_keeps_its_object_and_no_other() {
 
 #[test]
 fn as_many_channels_as_it_was_made_for() {
-    let store = store(10, |config| config.seats_max = 2);
+    let store = store(10, |config| config.slots_max = 2);
     let (one, two) = (store.access(), store.access());
     assert!(one.is_some() && two.is_some() && store.access().is_none());
     drop(one);

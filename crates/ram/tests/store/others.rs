@@ -36,7 +36,7 @@ fn written(blocks: u64) -> (Arc<Store>, Access) {
 
 /// Regression: a client that reconnected and overwrote its disk at random used twice the memory.
 #[test]
-fn what_another_channel_has_written_is_overwritten_where_it_lies() {
+fn overwriting_the_data_of_another_channel_takes_no_more_memory() {
     let blocks = if cfg!(miri) { 2000 } else { 8000 };
     let (store, mut other) = written(blocks);
     let before = store.pool().usage().used_bytes;
@@ -51,7 +51,7 @@ fn what_another_channel_has_written_is_overwritten_where_it_lies() {
 
 /// Regression: recompression of other channels' data used half as much memory again.
 #[test]
-fn what_becomes_smaller_takes_no_more_memory() {
+fn smaller_object_takes_no_more_memory() {
     let blocks = if cfg!(miri) { 2000 } else { 8000 };
     let (store, mut other) = written(blocks);
     let before = store.pool().usage().used_bytes;
@@ -68,7 +68,7 @@ fn what_becomes_smaller_takes_no_more_memory() {
 
 /// Regression: the shard with the most free space had only small holes, and hid all other shards.
 #[test]
-fn holes_that_fit_are_found_beside_many_that_do_not() {
+fn fitting_hole_is_found_among_many_that_do_not_fit() {
     let blocks = if cfg!(miri) { 1000 } else { 4000 };
     let (large, small) = (blocks / 4, 2 * blocks);
     let store = store(small + large, |config| {

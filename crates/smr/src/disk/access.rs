@@ -8,7 +8,7 @@ use blockyard_core::{SECTOR_SHIFT, Sector};
 
 use super::{Disk, Stop, room_for, sent};
 use crate::cdb::{Blocks, Form};
-use crate::layout::{Part, Place};
+use crate::layout::{ZonePart, ZonePlace};
 use crate::media::Media;
 use crate::opcodes;
 use crate::sense::Sense;
@@ -90,12 +90,12 @@ impl<M: Media> Disk<M> {
             let place = self.layout().place_of(at);
             // Conventional zones have no state: their part of a read needs only one access.
             let part_sectors = match place.part {
-                Part::Conventional => start + sectors - at,
+                ZonePart::Conventional => start + sectors - at,
                 _ => (start + sectors).min(place.end) - at,
             };
             let (part, after) = rest.split_at_mut(bytes_of(part_sectors) as usize);
             match place.part {
-                Part::Sequential => self.read_sequential(place, at, part)?,
+                ZonePart::Sequential => self.read_sequential(place, at, part)?,
                 _ => self.read_media(at, part)?,
             }
             rest = after;
@@ -110,13 +110,13 @@ impl<M: Media> Disk<M> {
         let mut place = first;
         loop {
             let at = self.lba(place.start.max(start));
-            if place.part == Part::Gap {
+            if place.part == ZonePart::Gap {
                 return Err(Sense::GAP_ZONE_ACCESS.at(at));
             }
             if place.part != first.part {
                 return Err(Sense::READ_BOUNDARY_VIOLATION.at(at));
             }
-            let again = place != first && place.part == Part::Sequential;
+            let again = place != first && place.part == ZonePart::Sequential;
             if again && !self.config.unrestricted_reads {
                 return Err(Sense::READ_BOUNDARY_VIOLATION.at(at));
             }
@@ -128,7 +128,7 @@ impl<M: Media> Disk<M> {
     }
 
     /// Reads from one sequential zone. Sectors above the write pointer read as zeros.
-    fn read_sequential(&self, place: Place, at: Sector, into: &mut [u8]) -> Result<(), Sense> {
+    fn read_sequential(&self, place: ZonePlace, at: Sector, into: &mut [u8]) -> Result<(), Sense> {
         let offline = || Sense::ZONE_IS_OFFLINE.at(self.lba(at));
         let erasures = self.zones.erasures(place.slot);
         let readable_end = self.zones.readable_end(place.slot).ok_or_else(offline)?;
@@ -217,8 +217,8 @@ impl<M: Media> Disk<M> {
         let at = self.lba(start);
         let place = self.layout().place_of(start);
         match place.part {
-            Part::Gap => Err(Sense::GAP_ZONE_ACCESS.at(at)),
-            Part::Conventional => {
+            ZonePart::Gap => Err(Sense::GAP_ZONE_ACCESS.at(at)),
+            ZonePart::Conventional => {
                 // Conventional zones are contiguous from the start of the disk.
                 let end = self.layout().first(self.layout().conventional_count()).start;
                 if start + sectors > end {
@@ -226,7 +226,7 @@ impl<M: Media> Disk<M> {
                 }
                 self.copy(start, sectors, content).map_err(|_| Sense::WRITE_ERROR.at(at))
             }
-            Part::Sequential => {
+            ZonePart::Sequential => {
                 let copy = || self.copy(start, sectors, content);
                 let (copied, state) = self
                     .zones
@@ -307,9 +307,9 @@ impl<M: Media> Disk<M> {
             let place = self.layout().place_of(at);
             let lba = self.lba(at);
             match place.part {
-                Part::Conventional => {}
-                Part::Gap => return Err(Sense::GAP_ZONE_ACCESS.at(lba)),
-                Part::Sequential => match self.zones.cond(place.slot) {
+                ZonePart::Conventional => {}
+                ZonePart::Gap => return Err(Sense::GAP_ZONE_ACCESS.at(lba)),
+                ZonePart::Sequential => match self.zones.cond(place.slot) {
                     ZoneCond::ReadOnly => return Err(Sense::ZONE_IS_READ_ONLY.at(lba)),
                     ZoneCond::Offline => return Err(Sense::ZONE_IS_OFFLINE.at(lba)),
                     _ => {}

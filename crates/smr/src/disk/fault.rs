@@ -9,7 +9,7 @@ use blockyard_core::inject::{Injection, ZoneFault, parse_zone_fault};
 use blockyard_core::zone::ZoneCond;
 
 use super::Disk;
-use crate::layout::Part;
+use crate::layout::ZonePart;
 use crate::media::Media;
 
 impl<M: Media> Disk<M> {
@@ -43,7 +43,7 @@ impl<M: Media> Disk<M> {
             return Err(DeviceError::OutOfRange { sector, sectors });
         }
         let place = self.layout().place_of(sector);
-        if place.part != Part::Sequential {
+        if place.part != ZonePart::Sequential {
             return Err(invalid("a sector of a sequential zone"));
         }
         let done = match fault {
@@ -61,10 +61,10 @@ impl<M: Media> Disk<M> {
 mod tests {
     use super::*;
     use crate::config::DiskConfig;
-    use crate::media::Memory;
+    use crate::media::MemoryMedium;
     use crate::transport::ScsiTransport;
 
-    fn inject(disk: &Disk<Memory>, name: &str, value: &str) -> Result<(), DeviceError> {
+    fn inject(disk: &Disk<MemoryMedium>, name: &str, value: &str) -> Result<(), DeviceError> {
         disk.inject(&Injection::Device { name: name.to_owned(), value: value.to_owned() })
     }
 
@@ -76,7 +76,7 @@ mod tests {
             zone_nr_conv: 1,
             ..DiskConfig::default()
         };
-        let memory = Memory::new(config.size, config.zone_size).unwrap();
+        let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
         let disk = Disk::open(config, memory).unwrap();
         for (name, cond) in
             [("zone_readonly", ZoneCond::ReadOnly), ("zone_offline", ZoneCond::Offline)]

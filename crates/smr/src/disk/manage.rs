@@ -6,7 +6,7 @@ use blockyard_core::zone::{ZoneCond, ZoneOp};
 use super::access::sense_of;
 use super::{Disk, Stop};
 use crate::cdb::ZoneAction;
-use crate::layout::Part;
+use crate::layout::ZonePart;
 use crate::media::Media;
 use crate::sense::Sense;
 use crate::transport::Outcome;
@@ -31,7 +31,7 @@ impl<M: Media> Disk<M> {
         }
         let start = Sector(zone_id << self.block_shift);
         let place = self.layout().place_of(start);
-        if place.start != start || place.part != Part::Sequential {
+        if place.start != start || place.part != ZonePart::Sequential {
             return Err(Sense::invalid_field(ZONE_ID, None).into());
         }
         self.change(place.slot, op_of(action), false)?;

@@ -4,7 +4,7 @@ use blockyard_core::Sector;
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 
 use super::{Disk, Stop, room_for_answer};
-use crate::layout::{Part, Place};
+use crate::layout::{ZonePart, ZonePlace};
 use crate::media::Media;
 use crate::sense::Sense;
 use crate::transport::{Data, Outcome};
@@ -47,14 +47,14 @@ impl Filter {
         })
     }
 
-    fn takes(self, part: Part, cond: ZoneCond) -> bool {
+    fn takes(self, part: ZonePart, cond: ZoneCond) -> bool {
         match self {
             Filter::All => true,
-            Filter::Cond(wanted) => part == Part::Sequential && cond == wanted,
+            Filter::Cond(wanted) => part == ZonePart::Sequential && cond == wanted,
             Filter::None => false,
-            Filter::NotGap => part != Part::Gap,
+            Filter::NotGap => part != ZonePart::Gap,
             // ZBC-2 4.5.3.2.9: conventional zones and gap zones.
-            Filter::NoWritePointer => part != Part::Sequential,
+            Filter::NoWritePointer => part != ZonePart::Sequential,
         }
     }
 }
@@ -83,7 +83,7 @@ impl<M: Media> Disk<M> {
         'slots: for slot in first.slot..self.layout().slots() {
             let zones = [Some(self.layout().first(slot)), self.layout().gap(slot)];
             for place in zones.into_iter().flatten().filter(|place| place.start >= first.start) {
-                let zone = (place.part != Part::Gap).then(|| self.zones.info(slot));
+                let zone = (place.part != ZonePart::Gap).then(|| self.zones.info(slot));
                 if !filter.takes(place.part, zone.map_or(ZoneCond::NotWp, |zone| zone.cond)) {
                     continue;
                 }
@@ -112,11 +112,11 @@ impl<M: Media> Disk<M> {
     }
 
     /// Prints a zone descriptor, ZBC-2 5.7.3. A gap zone has no state.
-    fn describe(&self, place: Place, zone: Option<ZoneInfo>, bytes: &mut [u8]) {
+    fn describe(&self, place: ZonePlace, zone: Option<ZoneInfo>, bytes: &mut [u8]) {
         let kind = match place.part {
-            Part::Conventional => 0x1,
-            Part::Sequential => 0x2,
-            Part::Gap => 0x5,
+            ZonePart::Conventional => 0x1,
+            ZonePart::Sequential => 0x2,
+            ZonePart::Gap => 0x5,
         };
         let cond = zone.map_or(ZoneCond::NotWp, |zone| zone.cond);
         let wp = match zone {

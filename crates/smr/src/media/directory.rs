@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::error::MediaError;
 use super::store::{Store, StoreFile};
 use super::superblock;
-use super::word::Id;
+use super::zone_word::Id;
 
 /// Name of the lock file.
 pub(crate) const LOCK: &str = "lock";
@@ -277,7 +277,7 @@ mod tests {
 
     /// Regression: a refused `smr:///s?backing=DIR` left a directory with a file `lock` in it.
     #[test]
-    fn what_makes_no_disk_leaves_nothing() {
+    fn failed_creation_leaves_no_files() {
         let path = place("nothing");
         drop(Directory::take(&path).unwrap());
         assert!(!path.exists());

@@ -28,11 +28,12 @@ use super::directory::Directory;
 use super::error::MediaError;
 use super::geometry::MediaGeometry;
 use super::live::Share;
-use super::log::{Log, Place};
+use super::log::{Log, LogPosition};
+use super::medium::Media;
 use super::overlay::{Overlay, ZonePlace};
 use super::store::{Store, StoreFile};
-use super::word::{pack, settled};
-use super::{Media, ZoneRecord};
+use super::zone_word::ZoneRecord;
+use super::zone_word::{pack, settled};
 
 /// What a kill of the process may lose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +123,7 @@ pub struct Files<S: Store = Directory> {
 }
 
 /// The part of a request that lies in one zone.
-struct Piece {
+struct FilePiece {
     zone: u32,
     /// Offset from the start of the zone, in bytes.
     offset: u64,
@@ -171,7 +172,7 @@ impl<S: Store> Files<S> {
     }
 
     /// Splits a request at zone boundaries.
-    fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + '_ {
+    fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = FilePiece> + '_ {
         let mut next = offset;
         let end = offset + len;
         std::iter::from_fn(move || {
@@ -181,7 +182,7 @@ impl<S: Store> Files<S> {
                 let from = next;
                 next = end.min(start + self.geometry.zone_bytes);
                 let place = |at: u64| usize::try_from(at - offset).unwrap_or(usize::MAX);
-                Piece { zone, offset: from - start, from: place(from), to: place(next) }
+                FilePiece { zone, offset: from - start, from: place(from), to: place(next) }
             })
         })
     }
@@ -283,7 +284,7 @@ impl<S: Store> Files<S> {
 
     /// Makes everything durable that was recorded before a place in the log. A thread that waits
     /// for another's sync usually finds that a single further sync covers all waiting threads.
-    fn sync_log(&self, place: Place) -> io::Result<()> {
+    fn sync_log(&self, place: LogPosition) -> io::Result<()> {
         let _syncing = locked(&self.syncing);
         self.check_whole()?;
         let log = locked(&self.log);
@@ -386,7 +387,7 @@ impl<S: Store> Drop for Files<S> {
 impl<S: Store> Media for Files<S> {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.check_range(offset, into.len() as u64)?;
-        for Piece { zone, offset, from, to } in self.pieces(offset, into.len() as u64) {
+        for FilePiece { zone, offset, from, to } in self.pieces(offset, into.len() as u64) {
             let (place, into) = (self.place(zone), &mut into[from..to]);
             match self.overlay_of(zone) {
                 None => place.file.read_at(place.start + offset, into)?,
@@ -399,7 +400,7 @@ impl<S: Store> Media for Files<S> {
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.check_range(offset, bytes.len() as u64)?;
         self.check_whole()?;
-        for Piece { zone, offset, from, to } in self.pieces(offset, bytes.len() as u64) {
+        for FilePiece { zone, offset, from, to } in self.pieces(offset, bytes.len() as u64) {
             let (place, bytes) = (self.place(zone), &bytes[from..to]);
             if let Some(overlay) = self.overlay_of(zone) {
                 overlay.write(place, offset, bytes)?;
@@ -421,7 +422,7 @@ impl<S: Store> Media for Files<S> {
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_range(offset, len)?;
         self.check_whole()?;
-        for Piece { zone, offset, from, to } in self.pieces(offset, len) {
+        for FilePiece { zone, offset, from, to } in self.pieces(offset, len) {
             let (place, len) = (self.place(zone), (to - from) as u64);
             match self.overlay_of(zone) {
                 None => {
@@ -508,7 +509,7 @@ impl<S: Store> Media for Files<S> {
         self.check_whole()?;
         let mut noted = Vec::new();
         // A data file has only distant zones, so a range of several zones needs several syncs.
-        for Piece { zone, .. } in self.pieces(offset, len) {
+        for FilePiece { zone, .. } in self.pieces(offset, len) {
             let data = self.data_of(zone);
             self.write_back(data, zone..=zone)?;
             if !self.geometry.is_conventional(zone) {

@@ -6,10 +6,10 @@
 //! durable when it was written. If one of those is invalid, the journal was damaged later, which is
 //! an error.
 
-use super::ZoneRecord;
 use super::error::FormatError;
 use super::geometry::MediaGeometry;
-use super::word::{crc, u32_at, u64_at, unpack};
+use super::zone_word::ZoneRecord;
+use super::zone_word::{crc, u32_at, u64_at, unpack};
 
 /// Name of the journal file.
 pub const FILE: &str = "journal";
@@ -19,7 +19,7 @@ pub const RECORD_BYTES: usize = 32;
 
 /// A journal record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct JournalRecord {
     /// Position of the record: the first one after a checkpoint is 0.
     pub index: u32,
     /// The preceding checkpoint.
@@ -32,7 +32,7 @@ pub struct Record {
     pub word: u64,
 }
 
-impl Record {
+impl JournalRecord {
     /// The bytes of the record.
     pub fn print(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
@@ -47,8 +47,8 @@ impl Record {
     }
 
     /// Parses a record; `None` if its checksum is wrong.
-    pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
-        let record = Record {
+    pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<JournalRecord> {
+        let record = JournalRecord {
             index: u32_at(bytes, 4),
             checkpoint: u64_at(bytes, 8),
             zone: u32_at(bytes, 16),
@@ -71,9 +71,10 @@ pub fn replay(
     let mut changes = Vec::new();
     let mut counting = true;
     for (place, chunk) in bytes.as_chunks::<RECORD_BYTES>().0.iter().enumerate() {
-        let record = Record::parse(chunk);
-        let counts =
-            |record: &Record| record.checkpoint == checkpoint && record.index as usize == place;
+        let record = JournalRecord::parse(chunk);
+        let counts = |record: &JournalRecord| {
+            record.checkpoint == checkpoint && record.index as usize == place
+        };
         match record {
             Some(record) if counting && counts(&record) => {
                 changes.push(state(&record, geometry)?);
@@ -90,8 +91,11 @@ pub fn replay(
 }
 
 /// The zone of a record, and its state.
-fn state(record: &Record, geometry: &MediaGeometry) -> Result<(u32, ZoneRecord), FormatError> {
-    let Record { zone, word, .. } = *record;
+fn state(
+    record: &JournalRecord,
+    geometry: &MediaGeometry,
+) -> Result<(u32, ZoneRecord), FormatError> {
+    let JournalRecord { zone, word, .. } = *record;
     let known = (zone < geometry.zone_count()).then(|| unpack(word, zone, geometry)).flatten();
     match known {
         Some(state) => Ok((zone, state)),
@@ -100,7 +104,11 @@ fn state(record: &Record, geometry: &MediaGeometry) -> Result<(u32, ZoneRecord),
 }
 
 /// Checks whether a record after the end shows that something durable was lost.
-fn check_nothing_lost(record: &Record, checkpoint: u64, count: usize) -> Result<(), FormatError> {
+fn check_nothing_lost(
+    record: &JournalRecord,
+    checkpoint: u64,
+    count: usize,
+) -> Result<(), FormatError> {
     if record.checkpoint > checkpoint {
         // A checkpoint is durable before its first record is written.
         let what = format!("the table of checkpoint {}", record.checkpoint);
@@ -125,12 +133,18 @@ mod tests {
         block_bytes: 512,
     };
 
-    fn record(index: u32, checkpoint: u64, durable: u32) -> Record {
-        Record { index, checkpoint, zone: 3 + index, durable, word: u64::from(index + 1) << 8 | 4 }
+    fn record(index: u32, checkpoint: u64, durable: u32) -> JournalRecord {
+        JournalRecord {
+            index,
+            checkpoint,
+            zone: 3 + index,
+            durable,
+            word: u64::from(index + 1) << 8 | 4,
+        }
     }
 
-    fn file(records: &[Record]) -> Vec<u8> {
-        records.iter().flat_map(Record::print).collect()
+    fn file(records: &[JournalRecord]) -> Vec<u8> {
+        records.iter().flat_map(JournalRecord::print).collect()
     }
 
     fn zones(bytes: &[u8], checkpoint: u64) -> Vec<u32> {
@@ -140,7 +154,7 @@ mod tests {
 
     #[test]
     fn records_count_until_one_does_not() {
-        let old = Record { zone: 9, ..record(2, 6, 2) };
+        let old = JournalRecord { zone: 9, ..record(2, 6, 2) };
         let bytes = file(&[record(0, 7, 0), record(1, 7, 0), old]);
         assert_eq!(zones(&bytes, 7), [3, 4]);
         assert_eq!(zones(&bytes[..33], 7), [3], "a record that was cut");
@@ -175,7 +189,7 @@ mod tests {
     #[test]
     fn what_counts_must_make_sense() {
         for (zone, word) in [(16, 0x104), (3, 0x100), (1, 0x104), (3, 2049 << 8 | 4)] {
-            let bytes = file(&[Record { zone, word, ..record(0, 7, 0) }]);
+            let bytes = file(&[JournalRecord { zone, word, ..record(0, 7, 0) }]);
             assert!(matches!(replay(&bytes, 7, &GEOMETRY), Err(FormatError::Zone { .. })));
         }
     }
@@ -186,7 +200,7 @@ mod tests {
         for bit in 0..RECORD_BYTES * 8 {
             let mut flipped = bytes;
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Record::parse(&flipped), None, "bit {bit}");
+            assert_eq!(JournalRecord::parse(&flipped), None, "bit {bit}");
         }
     }
 }

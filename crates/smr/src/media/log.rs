@@ -3,14 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
-use super::journal::{RECORD_BYTES, Record};
+use super::journal::{JournalRecord, RECORD_BYTES};
 use super::store::StoreFile;
 use super::tables;
-use super::word::Id;
+use super::zone_word::Id;
 
 /// A position in the log, to ask whether everything before it is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct LogPosition {
     checkpoint: u64,
     next: u32,
 }
@@ -60,7 +60,7 @@ impl<F: StoreFile> Log<F> {
         let first = self.next;
         for (index, (zone, word)) in (first..).zip(states) {
             let (checkpoint, durable) = (self.checkpoint, self.durable);
-            let record = Record { index, checkpoint, zone: *zone, durable, word: *word };
+            let record = JournalRecord { index, checkpoint, zone: *zone, durable, word: *word };
             bytes.extend(record.print());
             self.next = index + 1;
         }
@@ -68,17 +68,17 @@ impl<F: StoreFile> Log<F> {
     }
 
     /// The current end of the log.
-    pub(crate) fn place(&self) -> Place {
-        Place { checkpoint: self.checkpoint, next: self.next }
+    pub(crate) fn place(&self) -> LogPosition {
+        LogPosition { checkpoint: self.checkpoint, next: self.next }
     }
 
     /// Whether everything that was recorded before a place is durable.
-    pub(crate) fn is_durable(&self, place: Place) -> bool {
+    pub(crate) fn is_durable(&self, place: LogPosition) -> bool {
         self.checkpoint > place.checkpoint || self.durable >= place.next
     }
 
     /// Notes that the journal was synced after the log had reached a place.
-    pub(crate) fn synced(&mut self, place: Place) {
+    pub(crate) fn synced(&mut self, place: LogPosition) {
         if self.checkpoint == place.checkpoint {
             self.durable = self.durable.max(place.next);
         }

@@ -9,14 +9,15 @@
 use std::io;
 use std::ptr::NonNull;
 
-use super::{Media, ZoneRecord};
+use super::medium::Media;
+use super::zone_word::ZoneRecord;
 
 /// Granularity in which memory is freed.
 const PAGE_BYTES: u64 = 4096;
 
 /// A medium in memory; its contents are lost with the process.
 #[derive(Debug)]
-pub struct Memory {
+pub struct MemoryMedium {
     base: NonNull<u8>,
     /// Length of the disk in bytes.
     len: u64,
@@ -27,16 +28,16 @@ pub struct Memory {
 
 // SAFETY: the mapping is accessed only through raw pointers, as the head of this file describes;
 // the other fields are plain numbers.
-unsafe impl Send for Memory {}
+unsafe impl Send for MemoryMedium {}
 // SAFETY: as for Send.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for MemoryMedium {}
 
-impl Memory {
+impl MemoryMedium {
     /// Creates a medium of `len` zeros, with zones of `zone_bytes`.
     ///
     /// # Errors
     /// If the system refuses the mapping.
-    pub fn new(len: u64, zone_bytes: u64) -> io::Result<Memory> {
+    pub fn new(len: u64, zone_bytes: u64) -> io::Result<MemoryMedium> {
         let mapped = len.max(1).next_multiple_of(PAGE_BYTES);
         let mapped = usize::try_from(mapped).map_err(|_| io::ErrorKind::OutOfMemory)?;
         // SAFETY: an anonymous mapping at an address that the system chooses touches no other
@@ -59,7 +60,7 @@ impl Memory {
         // error, and the mapping works in any case.
         unsafe { libc::madvise(base, mapped, libc::MADV_NOHUGEPAGE) };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Memory { base, len, mapped, zone_bytes })
+        Ok(MemoryMedium { base, len, mapped, zone_bytes })
     }
 
     /// Address of the byte at `offset`; checks that `len` bytes from there lie on the disk.
@@ -85,14 +86,14 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for MemoryMedium {
     fn drop(&mut self) {
         // SAFETY: `new` created this mapping, and no borrow of it exists.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
 
-impl Media for Memory {
+impl Media for MemoryMedium {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let from = self.address(offset, into.len() as u64)?;
         // SAFETY: `address` checked the source. The destination slice is valid for its length,
@@ -155,7 +156,7 @@ mod tests {
 
     #[test]
     fn it_keeps_bytes_and_forgets_a_zone() {
-        let memory = Memory::new(10 << 40, 1 << 20).unwrap();
+        let memory = MemoryMedium::new(10 << 40, 1 << 20).unwrap();
         let at = (9 << 40) + 512;
         memory.write(at, &[7; 1024]).unwrap();
         let mut bytes = [1; 1536];
@@ -173,7 +174,7 @@ mod tests {
     #[test]
     fn zeros_agree_with_a_plain_vector() {
         const LEN: u64 = 10 * PAGE_BYTES + 1024;
-        let memory = Memory::new(LEN, 4 * PAGE_BYTES).unwrap();
+        let memory = MemoryMedium::new(LEN, 4 * PAGE_BYTES).unwrap();
         for start in (0..LEN).step_by(512) {
             for end in (start..=LEN).step_by(1536).chain([LEN]) {
                 memory.write(0, &[5; LEN as usize]).unwrap();

@@ -16,7 +16,7 @@ use super::store::StoreFile;
 const PAGE: u64 = 4096;
 
 /// Cached pages of one data file, by zone and page number. The last page of a zone may be shorter.
-type Pages = BTreeMap<(u32, u64), Box<[u8]>>;
+type CachedPages = BTreeMap<(u32, u64), Box<[u8]>>;
 
 /// The location of a zone in its data file.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub(crate) struct ZonePlace<'a, F> {
 /// The cached pages of one data file.
 #[derive(Debug)]
 pub(crate) struct Overlay {
-    pages: SleepLock<Pages, { ranks::CACHE }>,
+    pages: SleepLock<CachedPages, { ranks::CACHE }>,
     pages_max: usize,
 }
 
@@ -40,7 +40,7 @@ impl Overlay {
     /// Creates a cache of `bytes`, at least one page.
     pub(crate) fn new(bytes: u64) -> Overlay {
         let pages_max = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX).max(1);
-        Overlay { pages: SleepLock::new(Pages::new()), pages_max }
+        Overlay { pages: SleepLock::new(CachedPages::new()), pages_max }
     }
 
     /// Reads from an offset of the zone: cached pages from the cache, others from the file.

@@ -21,8 +21,9 @@ use super::log::Log;
 use super::overlay::Overlay;
 use super::store::{Store, StoreFile, load};
 use super::superblock::{JOURNAL_RECORDS_MAX, Superblock};
-use super::word::{pack, pristine};
-use super::{ZoneRecord, journal, live, superblock, tables};
+use super::zone_word::ZoneRecord;
+use super::zone_word::{pack, pristine};
+use super::{journal, live, superblock, tables};
 
 /// Name of the superblock until it is complete.
 const SUPERBLOCK_NEW: &str = "superblock.new";
@@ -280,6 +281,6 @@ impl<S: Store> Files<S> {
 }
 
 /// The identity of the disk.
-fn locked_id<F>(log: &mut Mutex<Log<F>>) -> super::word::Id {
+fn locked_id<F>(log: &mut Mutex<Log<F>>) -> super::zone_word::Id {
     log.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).id
 }

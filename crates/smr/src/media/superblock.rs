@@ -3,7 +3,7 @@
 
 use super::error::FormatError;
 use super::geometry::MediaGeometry;
-use super::word::{Id, VERSION, crc, id_at, u32_at, u64_at};
+use super::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at};
 
 /// Name of the superblock file.
 pub const FILE: &str = "superblock";
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printed_values_parse_back() {
         assert_eq!(Superblock::parse(&superblock().print()), Ok(superblock()));
     }
 

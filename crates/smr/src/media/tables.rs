@@ -1,11 +1,11 @@
 //! The full table of zones, in two slots: a checkpoint overwrites the older slot, so that the newer
 //! one and its journal stay valid until the checkpoint is durable.
 
-use super::ZoneRecord;
 use super::error::FormatError;
 use super::geometry::MediaGeometry;
 use super::superblock::check_head;
-use super::word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
+use super::zone_word::ZoneRecord;
+use super::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
 
 /// Name of the tables file.
 pub const FILE: &str = "tables";
@@ -23,7 +23,7 @@ const CLEAN: u32 = 1;
 
 /// A full table of zones.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct ZoneTable {
     /// Checkpoint number. Each is used once; the journal records that follow contain it.
     pub checkpoint: u64,
     /// Whether the disk was closed with this table.
@@ -64,7 +64,7 @@ pub fn print(id: &Id, checkpoint: u64, clean: bool, words: &[u64]) -> Vec<u8> {
 ///
 /// # Errors
 /// If they are not a table of this disk.
-pub fn parse(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<Table, FormatError> {
+pub fn parse(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<ZoneTable, FormatError> {
     let zones = geometry.zone_count();
     let len = HEAD + 8 * zones as usize;
     check_head(FILE, bytes, len, MAGIC)?;
@@ -88,14 +88,14 @@ pub fn parse(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<Table, F
         unpack(word, zone, geometry).ok_or(FormatError::Zone { file: FILE, zone, word })
     });
     let records = records.collect::<Result<Vec<_>, _>>()?;
-    Ok(Table { checkpoint, clean: flags & CLEAN != 0, records })
+    Ok(ZoneTable { checkpoint, clean: flags & CLEAN != 0, records })
 }
 
 /// The newer one of the two slots in the file.
 ///
 /// # Errors
 /// If both are invalid: the error of the slot that looks less like a torn write.
-pub fn newest(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<Table, FormatError> {
+pub fn newest(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<ZoneTable, FormatError> {
     let slot = |number: u64| {
         let start = usize::try_from(slot_of(number, geometry)).unwrap_or(usize::MAX);
         parse(bytes.get(start..).unwrap_or_default(), id, geometry)
@@ -112,7 +112,7 @@ pub fn newest(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<Table, 
 
 #[cfg(test)]
 mod tests {
-    use super::super::word::{pack, pristine};
+    use super::super::zone_word::{pack, pristine};
     use super::*;
     use blockyard_core::zone::ZoneCond;
 

@@ -12,7 +12,7 @@ use super::error::SdError;
 use super::pages::{Inquiry, ZONE_DESCRIPTOR_LEN, ZoneDescriptor, ZoneReport, zone_type};
 use super::probe::{Discard, Probed, execute, probe, report_bytes};
 use super::queue::SdQueue;
-use super::verdict::Verdict;
+use super::sense_decision::SenseDecision;
 use crate::transport::ScsiTransport;
 
 /// Length of a report of one zone: the header, the zone, and a gap zone after it.
@@ -137,13 +137,18 @@ impl<T: ScsiTransport> Shared<T> {
     ) -> Result<ZoneReport<'b>, DeviceError> {
         let len = u32::try_from(buffer.len()).expect("bounded by `report_bytes`");
         let command = command::report_zones(from.0 >> self.block_shift, len);
-        let (judged, ended) = execute(&self.transport, &command, buffer);
-        let transferred = match (judged, ended) {
-            (Verdict::Done, Ok(outcome)) => outcome.transferred.min(buffer.len()),
-            (Verdict::Failed(status) | Verdict::Retry(status) | Verdict::Later(status), _) => {
+        let (decision, ended) = execute(&self.transport, &command, buffer);
+        let transferred = match (decision, ended) {
+            (SenseDecision::Done, Ok(outcome)) => outcome.transferred.min(buffer.len()),
+            (
+                SenseDecision::Failed(status)
+                | SenseDecision::Retry(status)
+                | SenseDecision::Later(status),
+                _,
+            ) => {
                 return Err(DeviceError::Os { what: "REPORT ZONES", errno: status.errno() });
             }
-            (Verdict::Done, Err(_)) => return Err(bad_report()),
+            (SenseDecision::Done, Err(_)) => return Err(bad_report()),
         };
         ZoneReport::read(&buffer[..transferred]).ok_or_else(bad_report)
     }

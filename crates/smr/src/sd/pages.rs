@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_reads_as_zero() {
+    fn missing_bytes_read_as_zero() {
         assert_eq!(
             BlockLimits::read(&[0, 0xb0, 0, 12, 0, 0, 0, 0, 0, 1]).transfer_blocks_max,
             1 << 16

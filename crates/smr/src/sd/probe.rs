@@ -10,8 +10,8 @@ use super::pages::{
     BlockLimits, Caching, Capacity, Inquiry, Provisioning, ZONE_DESCRIPTOR_LEN, ZoneReport,
     ZonedCharacteristics, is_supported, vital_product_data,
 };
-use super::verdict::{Verdict, verdict};
-use super::walk::ZoneWalk;
+use super::sense_decision::{SenseDecision, decide};
+use super::zone_scan::ZoneScan;
 use crate::cdb::Command;
 use crate::sense::SenseKey;
 use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
@@ -138,15 +138,15 @@ pub(super) fn execute(
     transport: &impl ScsiTransport,
     command: &Command,
     into: &mut [u8],
-) -> (Verdict, Result<Outcome, TransportError>) {
+) -> (SenseDecision, Result<Outcome, TransportError>) {
     let cdb = command.print();
     let mut tries = 0;
     loop {
         let data = if into.is_empty() { Data::None } else { Data::In(&mut *into) };
         let ended = transport.execute(&cdb, data);
-        match verdict(&ended) {
-            Verdict::Retry(_) if tries < RETRIES_MAX => tries += 1,
-            judged => return (judged, ended),
+        match decide(&ended) {
+            SenseDecision::Retry(_) if tries < RETRIES_MAX => tries += 1,
+            decision => return (decision, ended),
         }
     }
 }
@@ -176,9 +176,9 @@ impl<T: ScsiTransport> Probe<'_, T> {
         let name = command.operation().name;
         let into = &mut self.buffer[..len];
         into.fill(0);
-        let (judged, ended) = execute(self.transport, command, into);
+        let (decision, ended) = execute(self.transport, command, into);
         let outcome = ended.map_err(|source| SdError::Transport { command: name, source })?;
-        if judged == Verdict::Done {
+        if decision == SenseDecision::Done {
             return Ok(Ok(outcome.transferred.min(len)));
         }
         let said = match outcome.sense {
@@ -219,12 +219,12 @@ impl<T: ScsiTransport> Probe<'_, T> {
         let block = capacity.block_bytes;
         if !block.is_power_of_two() || !(512..=4096).contains(&block) {
             return Err(SdError::unfit(format!(
-                "its blocks have {block} bytes; 512, 1024, 2048 and 4096 will do"
+                "its blocks have {block} bytes: expected 512, 1024, 2048 or 4096"
             )));
         }
         if capacity.physical_exponent > 8 {
             return Err(SdError::unfit(format!(
-                "its physical blocks have 2^{} logical ones; at most 2^8 will do",
+                "its physical blocks have 2^{} logical ones: expected at most 2^8",
                 capacity.physical_exponent
             )));
         }
@@ -270,10 +270,10 @@ impl<T: ScsiTransport> Probe<'_, T> {
         capacity: &Capacity,
         zoned: &ZonedCharacteristics,
     ) -> Result<(ZoneGeometry, u64), SdError> {
-        let mut walk = ZoneWalk::new(zoned);
+        let mut scan = ZoneScan::new(zoned);
         let mut lba_last = capacity.lba_last;
         loop {
-            let lba = walk.next_lba();
+            let lba = scan.next_lba();
             let len = self.buffer.len();
             let command = command::report_zones(lba, len as u32);
             let data = self.ask(&command, len)?;
@@ -294,12 +294,12 @@ impl<T: ScsiTransport> Probe<'_, T> {
                 SdError::unfit(format!("its last block would be number {lba_last}"))
             })?;
             for zone in report.zones() {
-                walk.step(&zone, blocks)?;
+                scan.step(&zone, blocks)?;
             }
-            if walk.next_lba() == blocks {
-                return Ok((walk.geometry()?, blocks));
+            if scan.next_lba() == blocks {
+                return Ok((scan.geometry()?, blocks));
             }
-            if walk.next_lba() == lba {
+            if scan.next_lba() == lba {
                 return Err(SdError::unfit(format!("missing zones from block {lba}")));
             }
         }

@@ -9,14 +9,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use blockyard_core::{
-    Batch, DeviceQueue, Done, Due, Flags, Nanos, Op, Sector, Single, Started, Status, Work,
+    Batch, CompletionBatch, DeviceQueue, Due, Flags, InlineRequest, Nanos, Op, Sector, Started,
+    Status, Work,
 };
 
 use super::buffer::Buffer;
 use super::command::{self, UNMAP_LIST_LEN};
 use super::device::Shared;
 use super::probe::{Discard, RETRIES_MAX};
-use super::verdict::{Verdict, verdict};
+use super::sense_decision::{SenseDecision, decide};
 use crate::cdb::{Blocks, Command, ZoneAction};
 use crate::transport::{Data, ScsiTransport};
 
@@ -31,7 +32,7 @@ pub struct SdQueue<T: ScsiTransport> {
     buffer: Buffer,
     /// Executed requests that complete later, oldest first; the next field has their completion
     /// times.
-    held: Done,
+    held: CompletionBatch,
     held_until: VecDeque<Nanos>,
     /// When to retry the requests left in the batch, because the disk was busy.
     retry_at: Option<Nanos>,
@@ -57,7 +58,7 @@ impl<T: ScsiTransport> SdQueue<T> {
         let depth = usize::from(shared.limits.queue_depth);
         SdQueue {
             buffer: Buffer::new(shared.request_bytes_max()),
-            held: Done::with_capacity(depth),
+            held: CompletionBatch::with_capacity(depth),
             held_until: VecDeque::with_capacity(depth),
             retry_at: None,
             busy: 0,
@@ -127,11 +128,11 @@ impl<T: ScsiTransport> SdQueue<T> {
             && work.segments().any(|segment| !segment.len_bytes.is_multiple_of(physical))
     }
 
-    /// Executes a request. Returns the verdict and the completion time.
-    fn carry_out(&mut self, now: Nanos, work: &impl Work) -> (Verdict, Nanos) {
+    /// Executes a request. Returns the decision and the completion time.
+    fn carry_out(&mut self, now: Nanos, work: &impl Work) -> (SenseDecision, Nanos) {
         let (command, payload) = match self.command(work) {
             Ok(command) => command,
-            Err(status) => return (Verdict::Failed(status), now),
+            Err(status) => return (SenseDecision::Failed(status), now),
         };
         let cdb = command.print();
         let len = Sector(work.sectors()).bytes() as usize;
@@ -152,7 +153,7 @@ impl<T: ScsiTransport> SdQueue<T> {
             Payload::List(_) => UNMAP_LIST_LEN,
         };
         let mut tries = 0;
-        let judged = loop {
+        let decision = loop {
             let bytes = self.buffer.bytes(data_len);
             let data = match payload {
                 Payload::None => Data::None,
@@ -160,24 +161,28 @@ impl<T: ScsiTransport> SdQueue<T> {
                 Payload::Out | Payload::Zeros | Payload::List(_) => Data::Out(bytes),
             };
             let ended = self.shared.transport.execute(&cdb, data);
-            match verdict(&ended) {
-                Verdict::Retry(_) if tries < RETRIES_MAX => tries += 1,
-                Verdict::Retry(status) => break Verdict::Failed(status),
-                Verdict::Done => {
+            match decide(&ended) {
+                SenseDecision::Retry(_) if tries < RETRIES_MAX => tries += 1,
+                SenseDecision::Retry(status) => break SenseDecision::Failed(status),
+                SenseDecision::Done => {
                     let whole = ended.is_ok_and(|outcome| outcome.transferred == data_len);
-                    break if whole { Verdict::Done } else { Verdict::Failed(Status::IoErr) };
+                    break if whole {
+                        SenseDecision::Done
+                    } else {
+                        SenseDecision::Failed(Status::IoErr)
+                    };
                 }
-                judged => break judged,
+                decision => break decision,
             }
         };
-        if judged == Verdict::Done && work.op() == Op::Read {
+        if decision == SenseDecision::Done && work.op() == Op::Read {
             self.buffer.scatter(work.segments());
         }
-        let due = match judged {
-            Verdict::Later(_) => now,
+        let due = match decision {
+            SenseDecision::Later(_) => now,
             _ => self.shared.transport.due(now, &cdb),
         };
-        (judged, due)
+        (decision, due)
     }
 
     /// Completes a request now or at its due time.
@@ -186,7 +191,7 @@ impl<T: ScsiTransport> SdQueue<T> {
         now: Nanos,
         due: Nanos,
         (started, status): (Started, Status),
-        done: &mut Done,
+        done: &mut CompletionBatch,
     ) {
         // Completions keep their order, since the disk executes one command at a time.
         let due = self.held_until.back().map_or(due, |&last| due.max(last));
@@ -200,7 +205,7 @@ impl<T: ScsiTransport> SdQueue<T> {
 }
 
 impl<T: ScsiTransport + 'static> DeviceQueue for SdQueue<T> {
-    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut Done) {
+    fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         if self.retry_at.is_some_and(|at| now < at) {
             return;
         }
@@ -211,35 +216,37 @@ impl<T: ScsiTransport + 'static> DeviceQueue for SdQueue<T> {
             if started.is_merged() && self.has_unaligned_pieces(&started) {
                 return batch.break_up(started);
             }
-            let (judged, due) = self.carry_out(now, &started);
-            let status = match judged {
-                Verdict::Done => Status::Ok,
-                Verdict::Later(_) if self.busy < BUSY_RETRIES_MAX => {
+            let (decision, due) = self.carry_out(now, &started);
+            let status = match decision {
+                SenseDecision::Done => Status::Ok,
+                SenseDecision::Later(_) if self.busy < BUSY_RETRIES_MAX => {
                     self.busy += 1;
                     self.retry_at = Some(now + BUSY_RETRY_NS);
-                    return batch.put_back(started);
+                    return batch.requeue(started);
                 }
                 // Retry bio by bio: some may succeed.
                 _ if started.is_merged() => return batch.break_up(started),
-                Verdict::Failed(status) | Verdict::Retry(status) | Verdict::Later(status) => status,
+                SenseDecision::Failed(status)
+                | SenseDecision::Retry(status)
+                | SenseDecision::Later(status) => status,
             };
             self.busy = 0;
             self.complete(now, due, (started, status), done);
         }
     }
 
-    fn carry(&mut self, single: Single) -> Option<Status> {
+    fn execute_inline(&mut self, single: InlineRequest) -> Option<Status> {
         if self.retry_at.is_some() || !self.shared.transport.is_immediate() {
             return None;
         }
         match self.carry_out(Nanos(0), &single).0 {
-            Verdict::Done => Some(Status::Ok),
-            Verdict::Failed(status) => Some(status),
-            Verdict::Retry(_) | Verdict::Later(_) => None,
+            SenseDecision::Done => Some(Status::Ok),
+            SenseDecision::Failed(status) => Some(status),
+            SenseDecision::Retry(_) | SenseDecision::Later(_) => None,
         }
     }
 
-    fn poll(&mut self, now: Nanos, done: &mut Done) {
+    fn poll(&mut self, now: Nanos, done: &mut CompletionBatch) {
         while self.held_until.front().is_some_and(|&until| until <= now) {
             self.held_until.pop_front();
             done.take_from(&mut self.held);
@@ -256,7 +263,7 @@ impl<T: ScsiTransport + 'static> DeviceQueue for SdQueue<T> {
         held.earlier(retry)
     }
 
-    fn abort(&mut self, done: &mut Done) {
+    fn abort(&mut self, done: &mut CompletionBatch) {
         self.held_until.clear();
         while done.take_from(&mut self.held) {}
     }

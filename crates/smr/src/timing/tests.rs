@@ -5,15 +5,15 @@ use super::*;
 /// Capacity of the 14 TB drive.
 const LEN: u64 = 14_000_519_643_136;
 const MS: u64 = 1_000_000;
-const WRITE: Access = Access::Write { fua: false, conventional: false };
-const RANDOM_WRITE: Access = Access::Write { fua: false, conventional: true };
+const WRITE: AccessKind = AccessKind::Write { fua: false, conventional: false };
+const RANDOM_WRITE: AccessKind = AccessKind::Write { fua: false, conventional: true };
 
 fn drive(times: DriveTimes) -> Timing {
     Timing::new(times, LEN)
 }
 
 /// Megabytes per second of a stream of commands, each sent when the previous one completes.
-fn stream(drive: &mut Timing, access: Access, from: u64, len: u64, count: u64) -> u64 {
+fn stream(drive: &mut Timing, access: AccessKind, from: u64, len: u64, count: u64) -> u64 {
     let mut now = drive.done_at(access, from, len, 0);
     let start = now;
     for index in 1..=count {
@@ -29,7 +29,7 @@ fn places(count: usize) -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn seeks_average_to_what_is_published() {
+fn average_seek_matches_the_published_time() {
     let drive = drive(DriveTimes::HC620);
     let places: Vec<u64> = places(40_000).collect();
     for (arm, published) in [(Arm::Reads, 7_400_000), (Arm::Writes, 8_200_000)] {
@@ -49,7 +49,7 @@ fn random_reads_are_as_many_as_seek_and_rotation_permit() {
     let mut drive = drive(DriveTimes::HC620);
     let mut now = 0;
     for place in places(20_000) {
-        now = drive.done_at(Access::Read, place, 4096, now);
+        now = drive.done_at(AccessKind::Read, place, 4096, now);
     }
     let average = now / 20_000;
     let expected = 7_400_000 + 8_333_333 / 2 + 50_000;
@@ -59,7 +59,7 @@ fn random_reads_are_as_many_as_seek_and_rotation_permit() {
 #[test]
 fn streams_run_at_the_rate_of_their_place() {
     for (from, want) in [(0, 233), (LEN / 2, 182), (LEN - (300 << 20), 110)] {
-        let reads = stream(&mut drive(DriveTimes::HC620), Access::Read, from, 1 << 20, 256);
+        let reads = stream(&mut drive(DriveTimes::HC620), AccessKind::Read, from, 1 << 20, 256);
         assert!(reads.abs_diff(want) <= 2, "reads at {from}: {reads} MB/s");
         let mut writing = drive(DriveTimes { write_buffer_bytes: 8 << 20, ..DriveTimes::HC620 });
         let writes = stream(&mut writing, WRITE, from, 1 << 20, 256);
@@ -86,10 +86,10 @@ fn the_buffer_takes_writes_until_it_is_full() {
     let rate = stream(&mut drive, WRITE, 1 << 20, 1 << 20, 1000);
     assert!((250..350).contains(&rate), "the buffer helps a little: {rate} MB/s");
     let now = drive.last_ns;
-    let flushed = drive.done_at(Access::Flush, 0, 0, now);
+    let flushed = drive.done_at(AccessKind::Flush, 0, 0, now);
     let left = flushed - now;
     assert!((1000 * MS..1200 * MS).contains(&left), "256 MB at 233 MB/s, not {left} ns");
-    assert_eq!(drive.done_at(Access::Flush, 0, 0, flushed), flushed + 50_000);
+    assert_eq!(drive.done_at(AccessKind::Flush, 0, 0, flushed), flushed + 50_000);
 }
 
 #[test]
@@ -99,10 +99,10 @@ fn a_read_does_not_wait_for_the_whole_buffer() {
     for index in 0..100 {
         now = drive.done_at(WRITE, index << 20, 1 << 20, now);
     }
-    let before = drive.done_at(Access::Flush, 0, 0, now);
-    let read = drive.done_at(Access::Read, LEN / 2, 4096, now);
+    let before = drive.done_at(AccessKind::Flush, 0, 0, now);
+    let read = drive.done_at(AccessKind::Read, LEN / 2, 4096, now);
     assert!(read - now < 40 * MS, "{}", read - now);
-    let after = drive.done_at(Access::Flush, 0, 0, now);
+    let after = drive.done_at(AccessKind::Flush, 0, 0, now);
     assert!(after > before && after - before < 40 * MS, "the writes are as much later");
 }
 
@@ -110,10 +110,10 @@ fn a_read_does_not_wait_for_the_whole_buffer() {
 fn a_forced_write_is_on_the_medium() {
     let mut drive = drive(DriveTimes::HC620);
     let buffered = drive.done_at(WRITE, LEN / 2, 1 << 20, 0);
-    let forced = Access::Write { fua: true, conventional: false };
+    let forced = AccessKind::Write { fua: true, conventional: false };
     let done = drive.done_at(forced, (LEN / 2) + (1 << 20), 4096, buffered);
     assert!(done - buffered > 8 * MS);
-    assert_eq!(drive.done_at(Access::Flush, 0, 0, done), done + 50_000);
+    assert_eq!(drive.done_at(AccessKind::Flush, 0, 0, done), done + 50_000);
 }
 
 /// Random small writes in the conventional zones go to one place first.
@@ -126,7 +126,7 @@ fn the_media_cache_gathers_random_writes() {
         for place in places(2000) {
             now = drive.done_at(RANDOM_WRITE, place % (524 << 28), 4096, now);
         }
-        drive.done_at(Access::Flush, 0, 0, now)
+        drive.done_at(AccessKind::Flush, 0, 0, now)
     };
     let (with, without) = (took(8 << 30), took(0));
     assert!(with * 50 < without, "{with} against {without}");
@@ -139,12 +139,12 @@ fn the_media_cache_empties_while_the_drive_is_idle() {
     for place in places(100) {
         now = drive.done_at(RANDOM_WRITE, place % (524 << 28), 4096, now);
     }
-    now = drive.done_at(Access::Flush, 0, 0, now);
+    now = drive.done_at(AccessKind::Flush, 0, 0, now);
     assert!(drive.cached_writes >= 99);
-    now = drive.done_at(Access::Other, 0, 0, now + 550 * MS);
+    now = drive.done_at(AccessKind::Other, 0, 0, now + 550 * MS);
     let left = drive.cached_writes;
     assert!((50..70).contains(&left), "each takes 12.4 ms: {left}");
-    drive.done_at(Access::Other, 0, 0, now + 5000 * MS);
+    drive.done_at(AccessKind::Other, 0, 0, now + 5000 * MS);
     assert_eq!((drive.cached_writes, drive.cached_bytes), (0, 0));
 }
 
@@ -157,12 +157,12 @@ fn the_same_commands_take_the_same_time_and_none_is_done_before_it_comes() {
         let mut all = Vec::new();
         for place in places(5000) {
             let access = match random.u8(..8) {
-                0 => Access::Flush,
-                1 => Access::Other,
+                0 => AccessKind::Flush,
+                1 => AccessKind::Other,
                 2 => RANDOM_WRITE,
-                3 => Access::Write { fua: true, conventional: random.bool() },
+                3 => AccessKind::Write { fua: true, conventional: random.bool() },
                 4 | 5 => WRITE,
-                _ => Access::Read,
+                _ => AccessKind::Read,
             };
             let len = 4096 << random.u32(..10);
             let done = drive.done_at(access, place.min(LEN - len), len, now);
@@ -179,8 +179,8 @@ fn the_same_commands_take_the_same_time_and_none_is_done_before_it_comes() {
 fn a_drive_of_one_rate_and_of_no_length_makes_no_trouble() {
     let times = DriveTimes { inner_rate: 233_000_000, ..DriveTimes::HC620 };
     let mut flat = drive(times);
-    let rate = stream(&mut flat, Access::Read, LEN - (300 << 20), 1 << 20, 256);
+    let rate = stream(&mut flat, AccessKind::Read, LEN - (300 << 20), 1 << 20, 256);
     assert!(rate.abs_diff(233) <= 2, "{rate}");
     let mut empty = Timing::new(DriveTimes::HC620, 0);
-    assert!(empty.done_at(Access::Read, 0, 0, 0) >= 50_000);
+    assert!(empty.done_at(AccessKind::Read, 0, 0, 0) >= 50_000);
 }

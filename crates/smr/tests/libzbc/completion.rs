@@ -4,28 +4,28 @@ use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::Command;
 use blockyard_smr::transport::Data;
 
-use crate::rig::{Case, FIRST, Rig};
+use crate::fixture::{Case, FIRST, Fixture};
 
 /// A report with a filter option must agree with the corresponding part of the full report.
-fn report_option(rig: &Rig, option: u8, takes: fn(u8) -> bool) {
-    let all = rig.report(0, 0, false).unwrap();
+fn report_option(fixture: &Fixture, option: u8, takes: fn(u8) -> bool) {
+    let all = fixture.report(0, 0, false).unwrap();
     let wanted: Vec<_> = all.into_iter().filter(|zone| takes(zone.kind)).collect();
-    assert_eq!(rig.report(0, option, false).unwrap(), wanted);
+    assert_eq!(fixture.report(0, option, false).unwrap(), wanted);
 }
 
 /// Reads and writes through one buffer, or as several commands. The transport has one contiguous
 /// buffer per command, so a vector is gathered first.
-fn write_vector(rig: &Rig, zone: u32) {
-    let start = rig.start(zone);
+fn write_vector(fixture: &Fixture, zone: u32) {
+    let start = fixture.start(zone);
     for piece in 0..4 {
-        assert_eq!(rig.write(start + piece * rig.physical(), rig.physical()), Ok(()));
+        assert_eq!(fixture.write(start + piece * fixture.physical(), fixture.physical()), Ok(()));
     }
 }
 
-fn read_vector(rig: &Rig, zone: u32) {
-    let start = rig.start(zone);
+fn read_vector(fixture: &Fixture, zone: u32) {
+    let start = fixture.start(zone);
     for piece in 0..4 {
-        assert_eq!(rig.read(start + piece * rig.physical(), rig.physical()), Ok(()));
+        assert_eq!(fixture.read(start + piece * fixture.physical(), fixture.physical()), Ok(()));
     }
 }
 
@@ -33,31 +33,33 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         number: "010",
         about: "REPORT ZONES",
-        run: |rig| {
-            let zones = rig.report(0, 0, false).unwrap();
+        run: |fixture| {
+            let zones = fixture.report(0, 0, false).unwrap();
             assert_eq!(zones[0].start, 0);
             assert!(zones.windows(2).all(|pair| pair[0].start + pair[0].blocks == pair[1].start));
             let last = zones.last().unwrap();
-            assert_eq!(last.start + last.blocks, rig.blocks());
+            assert_eq!(last.start + last.blocks, fixture.blocks());
         },
     },
     Case {
         number: "011",
         about: "REPORT ZONES, partial",
-        run: |rig| {
-            assert_eq!(rig.report(0, 0, true), rig.report(0, 0, false));
+        run: |fixture| {
+            assert_eq!(fixture.report(0, 0, true), fixture.report(0, 0, false));
             let mut room = [0xaa; 64 + 2 * 64];
-            for (partial, listed) in [(true, 2), (false, rig.report(0, 0, false).unwrap().len())] {
+            for (partial, listed) in
+                [(true, 2), (false, fixture.report(0, 0, false).unwrap().len())]
+            {
                 let allocation = room.len() as u32;
                 let command = Command::ReportZones { lba: 0, allocation, partial, option: 0 };
-                assert_eq!(rig.send(command, Data::In(&mut room)), Ok(192));
+                assert_eq!(fixture.send(command, Data::In(&mut room)), Ok(192));
                 assert_eq!(room[..4], (listed as u32 * 64).to_be_bytes());
             }
             // Space for no zone, for a part of the header, and for nothing.
             for allocation in [64, 63, 8, 0] {
                 for partial in [true, false] {
                     let command = Command::ReportZones { lba: 0, allocation, partial, option: 0 };
-                    let len = rig.send(command, Data::In(&mut room));
+                    let len = fixture.send(command, Data::In(&mut room));
                     assert_eq!(len, Ok(allocation.min(64) as usize));
                     if partial && allocation >= 8 {
                         assert_eq!(room[..4], [0; 4]);
@@ -69,121 +71,124 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         number: "012",
         about: "REPORT ZONES, option 10h: none recommends a reset",
-        run: |rig| assert_eq!(rig.report(0, 0x10, false), Ok(vec![])),
+        run: |fixture| assert_eq!(fixture.report(0, 0x10, false), Ok(vec![])),
     },
     Case {
         number: "013",
         about: "REPORT ZONES, option 11h: none is written out of sequence",
-        run: |rig| assert_eq!(rig.report(0, 0x11, false), Ok(vec![])),
+        run: |fixture| assert_eq!(fixture.report(0, 0x11, false), Ok(vec![])),
     },
     Case {
         number: "014",
         about: "REPORT ZONES, option 3Fh: zones without a write pointer",
-        run: |rig| {
-            report_option(rig, 0x3f, |kind| kind != 2);
-            report_option(rig, 0x3e, |kind| kind != 5);
+        run: |fixture| {
+            report_option(fixture, 0x3f, |kind| kind != 2);
+            report_option(fixture, 0x3e, |kind| kind != 5);
         },
     },
     Case {
         number: "015",
         about: "REPORT ZONES, from a block inside a zone",
-        run: |rig| {
-            let all = rig.report(0, 0, false).unwrap();
-            let inside = rig.report(rig.start(FIRST) + 1, 0, false).unwrap();
-            assert_eq!(inside[0], rig.zone(FIRST));
+        run: |fixture| {
+            let all = fixture.report(0, 0, false).unwrap();
+            let inside = fixture.report(fixture.start(FIRST) + 1, 0, false).unwrap();
+            assert_eq!(inside[0], fixture.zone(FIRST));
             assert!(all.ends_with(&inside));
-            let last = rig.report(rig.blocks() - 1, 0, false).unwrap();
+            let last = fixture.report(fixture.blocks() - 1, 0, false).unwrap();
             assert_eq!(last, all[all.len() - 1..]);
         },
     },
     Case {
         number: "020",
         about: "OPEN ZONE",
-        run: |rig| {
-            assert_eq!(rig.open(FIRST), Ok(()));
-            assert_eq!(rig.state(FIRST), (ZoneCond::ExplicitOpen, Some(0)));
+        run: |fixture| {
+            assert_eq!(fixture.open(FIRST), Ok(()));
+            assert_eq!(fixture.state(FIRST), (ZoneCond::ExplicitOpen, Some(0)));
         },
     },
     Case {
         number: "030",
         about: "CLOSE ZONE",
-        run: |rig| {
-            rig.begin(FIRST);
-            assert_eq!(rig.close(FIRST), Ok(()));
-            rig.is(FIRST, ZoneCond::Closed);
+        run: |fixture| {
+            fixture.begin(FIRST);
+            assert_eq!(fixture.close(FIRST), Ok(()));
+            fixture.is(FIRST, ZoneCond::Closed);
         },
     },
     Case {
         number: "040",
         about: "FINISH ZONE",
-        run: |rig| {
-            rig.begin(FIRST);
-            assert_eq!(rig.finish(FIRST), Ok(()));
-            rig.is(FIRST, ZoneCond::Full);
+        run: |fixture| {
+            fixture.begin(FIRST);
+            assert_eq!(fixture.finish(FIRST), Ok(()));
+            fixture.is(FIRST, ZoneCond::Full);
         },
     },
     Case {
         number: "050",
         about: "RESET WRITE POINTER",
-        run: |rig| {
-            rig.begin(FIRST);
-            assert_eq!(rig.reset(FIRST), Ok(()));
-            rig.is(FIRST, ZoneCond::Empty);
+        run: |fixture| {
+            fixture.begin(FIRST);
+            assert_eq!(fixture.reset(FIRST), Ok(()));
+            fixture.is(FIRST, ZoneCond::Empty);
         },
     },
     Case {
         number: "060",
         about: "READ, conventional zone",
-        run: |rig| assert_eq!(rig.read(rig.start(0), 1), Ok(())),
+        run: |fixture| assert_eq!(fixture.read(fixture.start(0), 1), Ok(())),
     },
     Case {
         number: "061",
         about: "READ, sequential zone",
-        run: |rig| {
-            rig.begin(FIRST);
-            assert_eq!(rig.read(rig.start(FIRST), rig.physical()), Ok(()));
+        run: |fixture| {
+            fixture.begin(FIRST);
+            assert_eq!(fixture.read(fixture.start(FIRST), fixture.physical()), Ok(()));
         },
     },
     Case {
         number: "062",
         about: "READ in pieces, conventional zone",
-        run: |rig| read_vector(rig, 1),
+        run: |fixture| read_vector(fixture, 1),
     },
     Case {
         number: "063",
         about: "READ in pieces, sequential zone",
-        run: |rig| {
-            write_vector(rig, FIRST);
-            read_vector(rig, FIRST);
+        run: |fixture| {
+            write_vector(fixture, FIRST);
+            read_vector(fixture, FIRST);
         },
     },
     Case {
         number: "070",
         about: "WRITE, conventional zone",
-        run: |rig| {
-            assert_eq!(rig.write(rig.start(0) + 1, 1), Ok(()));
-            rig.is(0, ZoneCond::NotWp);
+        run: |fixture| {
+            assert_eq!(fixture.write(fixture.start(0) + 1, 1), Ok(()));
+            fixture.is(0, ZoneCond::NotWp);
         },
     },
     Case {
         number: "071",
         about: "WRITE, sequential zone",
-        run: |rig| {
-            rig.begin(FIRST);
-            rig.is(FIRST, ZoneCond::ImplicitOpen);
+        run: |fixture| {
+            fixture.begin(FIRST);
+            fixture.is(FIRST, ZoneCond::ImplicitOpen);
         },
     },
     Case {
         number: "072",
         about: "WRITE in pieces, conventional zone",
-        run: |rig| write_vector(rig, 1),
+        run: |fixture| write_vector(fixture, 1),
     },
     Case {
         number: "073",
         about: "WRITE in pieces, sequential zone",
-        run: |rig| {
-            write_vector(rig, FIRST);
-            assert_eq!(rig.state(FIRST), (ZoneCond::ImplicitOpen, Some(4 * rig.physical())));
+        run: |fixture| {
+            write_vector(fixture, FIRST);
+            assert_eq!(
+                fixture.state(FIRST),
+                (ZoneCond::ImplicitOpen, Some(4 * fixture.physical()))
+            );
         },
     },
 ];

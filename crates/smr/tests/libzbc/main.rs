@@ -4,14 +4,14 @@
 #![allow(clippy::unwrap_used)] // A test that cannot continue panics.
 
 mod completion;
-mod rig;
+mod fixture;
 mod sense;
 mod state;
 
 use std::collections::BTreeSet;
 
 use blockyard_smr::DiskConfig;
-use rig::{Case, Rig};
+use fixture::{Case, Fixture};
 
 type Change = fn(&mut DiskConfig);
 
@@ -34,8 +34,8 @@ const GAPS: (&str, Change) = ("512e, gaps", |config| config.zone_capacity = 48 <
 fn run(section: &str, cases: &[Case], disks: &[(&str, Change)]) {
     for (disk, change) in disks {
         for Case { number, about, run } in cases {
-            let rig = Rig::new(change);
-            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&rig)));
+            let fixture = Fixture::new(change);
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&fixture)));
             assert!(ran.is_ok(), "{section}.{number} ({about}) fails on a disk with {disk}");
         }
     }
@@ -56,7 +56,7 @@ fn section_01_sense_data() {
 fn section_02_state_machine() {
     for (_, change) in DISKS.iter().chain([&GAPS]) {
         for actions in state::ACTIONS {
-            actions.run(|| Rig::new(change));
+            actions.run(|| Fixture::new(change));
         }
     }
     run("02", state::WRITES, DISKS);

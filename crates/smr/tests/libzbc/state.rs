@@ -8,7 +8,7 @@ use blockyard_smr::sense::Sense;
 use ZoneAction::{Close, Finish, Open, Reset};
 use ZoneCond::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen};
 
-use crate::rig::{Case, FIRST, Rig, refused};
+use crate::fixture::{Case, FIRST, Fixture, refused};
 
 /// An initial condition and how to reach it.
 #[derive(Clone, Copy, Debug)]
@@ -50,15 +50,15 @@ pub(crate) const ACTIONS: &[Actions] = &[
 ];
 
 impl Actions {
-    pub(crate) fn run(&self, rig: impl Fn() -> Rig) {
+    pub(crate) fn run(&self, fixture: impl Fn() -> Fixture) {
         for (action, after) in [Open, Close, Finish, Reset].into_iter().zip(self.after) {
-            let rig = rig();
+            let fixture = fixture();
             let number = self.first_number + action_index(action);
-            let written = self.begin.bring(&rig);
+            let written = self.begin.bring(&fixture);
             match self.all {
-                false => assert_eq!(rig.act(action, FIRST), Ok(()), "02.{number:03}"),
+                false => assert_eq!(fixture.act(action, FIRST), Ok(()), "02.{number:03}"),
                 // With ALL the zone ID is ignored.
-                true => assert_eq!(rig.zones(action, 7, true), Ok(()), "02.{number:03}"),
+                true => assert_eq!(fixture.zones(action, 7, true), Ok(()), "02.{number:03}"),
             }
             let wp = match after {
                 Empty => Some(0),
@@ -66,10 +66,10 @@ impl Actions {
                 _ => Some(written),
             };
             let what = format!("02.{number:03}: {action:?} after {:?}", self.begin);
-            assert_eq!(rig.state(FIRST), (after, wp), "{what}");
+            assert_eq!(fixture.state(FIRST), (after, wp), "{what}");
             // No other zone has changed.
             for zone in FIRST + 1..FIRST + 4 {
-                assert_eq!(rig.state(zone), (Empty, Some(0)), "{what}");
+                assert_eq!(fixture.state(zone), (Empty, Some(0)), "{what}");
             }
         }
     }
@@ -91,116 +91,119 @@ fn action_index(action: ZoneAction) -> u32 {
 
 impl Begin {
     /// Brings the first sequential zone into the condition; returns the number of written blocks.
-    fn bring(self, rig: &Rig) -> u64 {
+    fn bring(self, fixture: &Fixture) -> u64 {
         match self {
             Begin::Empty => return 0,
             Begin::EmptyThenOpened => {
-                assert_eq!(rig.open(FIRST), Ok(()));
+                assert_eq!(fixture.open(FIRST), Ok(()));
                 return 0;
             }
-            Begin::ImplicitlyOpen => rig.begin(FIRST),
+            Begin::ImplicitlyOpen => fixture.begin(FIRST),
             Begin::ImplicitlyThenExplicitlyOpen => {
-                rig.begin(FIRST);
-                assert_eq!(rig.open(FIRST), Ok(()));
+                fixture.begin(FIRST);
+                assert_eq!(fixture.open(FIRST), Ok(()));
             }
-            Begin::Closed => rig.begin_closed(FIRST),
-            Begin::Full => assert_eq!(rig.write(rig.start(FIRST), rig.len()), Ok(())),
+            Begin::Closed => fixture.begin_closed(FIRST),
+            Begin::Full => assert_eq!(fixture.write(fixture.start(FIRST), fixture.len()), Ok(())),
         }
-        rig.physical()
+        fixture.physical()
     }
 }
 
 /// Writes the rest of the first sequential zone, of which a physical block is written.
-fn write_rest(rig: &Rig) {
-    let written = rig.physical();
-    assert_eq!(rig.write(rig.start(FIRST) + written, rig.len() - written), Ok(()));
+fn write_rest(fixture: &Fixture) {
+    let written = fixture.physical();
+    assert_eq!(fixture.write(fixture.start(FIRST) + written, fixture.len() - written), Ok(()));
 }
 
-fn write_more(rig: &Rig, cond: ZoneCond) {
-    assert_eq!(rig.write(rig.start(FIRST) + rig.physical(), rig.physical()), Ok(()));
-    assert_eq!(rig.state(FIRST), (cond, Some(2 * rig.physical())));
+fn write_more(fixture: &Fixture, cond: ZoneCond) {
+    assert_eq!(
+        fixture.write(fixture.start(FIRST) + fixture.physical(), fixture.physical()),
+        Ok(())
+    );
+    assert_eq!(fixture.state(FIRST), (cond, Some(2 * fixture.physical())));
 }
 
 pub(crate) const WRITES: &[Case] = &[
     Case {
         number: "070",
         about: "WRITE, EMPTY to implicitly open",
-        run: |rig| {
-            rig.begin(FIRST);
-            rig.is(FIRST, ImplicitOpen);
+        run: |fixture| {
+            fixture.begin(FIRST);
+            fixture.is(FIRST, ImplicitOpen);
         },
     },
     Case {
         number: "071",
         about: "WRITE below the write pointer changes nothing",
-        run: |rig| {
-            rig.begin(FIRST);
-            let answer = rig.write(rig.start(FIRST), rig.physical());
+        run: |fixture| {
+            fixture.begin(FIRST);
+            let answer = fixture.write(fixture.start(FIRST), fixture.physical());
             assert_eq!(answer, refused(Sense::UNALIGNED_WRITE));
-            rig.is(FIRST, ImplicitOpen);
+            fixture.is(FIRST, ImplicitOpen);
         },
     },
     Case {
         number: "072",
         about: "WRITE, stays implicitly open",
-        run: |rig| {
-            rig.begin(FIRST);
-            write_more(rig, ImplicitOpen);
+        run: |fixture| {
+            fixture.begin(FIRST);
+            write_more(fixture, ImplicitOpen);
         },
     },
     Case {
         number: "073",
         about: "WRITE, implicitly open to FULL",
-        run: |rig| {
-            rig.begin(FIRST);
-            write_rest(rig);
-            rig.is(FIRST, Full);
+        run: |fixture| {
+            fixture.begin(FIRST);
+            write_rest(fixture);
+            fixture.is(FIRST, Full);
         },
     },
     Case {
         number: "074",
         about: "WRITE, CLOSED to implicitly open",
-        run: |rig| {
-            rig.begin_closed(FIRST);
-            write_more(rig, ImplicitOpen);
+        run: |fixture| {
+            fixture.begin_closed(FIRST);
+            write_more(fixture, ImplicitOpen);
         },
     },
     Case {
         number: "075",
         about: "WRITE, CLOSED to FULL",
-        run: |rig| {
-            rig.begin_closed(FIRST);
-            write_rest(rig);
-            rig.is(FIRST, Full);
+        run: |fixture| {
+            fixture.begin_closed(FIRST);
+            write_rest(fixture);
+            fixture.is(FIRST, Full);
         },
     },
     Case {
         number: "076",
         about: "WRITE, stays explicitly open",
-        run: |rig| {
-            rig.begin(FIRST);
-            assert_eq!(rig.open(FIRST), Ok(()));
-            write_more(rig, ExplicitOpen);
+        run: |fixture| {
+            fixture.begin(FIRST);
+            assert_eq!(fixture.open(FIRST), Ok(()));
+            write_more(fixture, ExplicitOpen);
         },
     },
     Case {
         number: "077",
         about: "WRITE, explicitly open to FULL",
-        run: |rig| {
-            rig.begin(FIRST);
-            assert_eq!(rig.open(FIRST), Ok(()));
-            write_rest(rig);
-            rig.is(FIRST, Full);
+        run: |fixture| {
+            fixture.begin(FIRST);
+            assert_eq!(fixture.open(FIRST), Ok(()));
+            write_rest(fixture);
+            fixture.is(FIRST, Full);
         },
     },
     Case {
         number: "078",
         about: "WRITE, FULL stays so",
-        run: |rig| {
-            assert_eq!(rig.finish(FIRST), Ok(()));
-            let answer = rig.write(rig.start(FIRST), rig.physical());
+        run: |fixture| {
+            assert_eq!(fixture.finish(FIRST), Ok(()));
+            let answer = fixture.write(fixture.start(FIRST), fixture.physical());
             assert_eq!(answer, refused(Sense::INVALID_FIELD_IN_CDB));
-            rig.is(FIRST, Full);
+            fixture.is(FIRST, Full);
         },
     },
 ];

@@ -7,17 +7,17 @@ use std::sync::Mutex;
 use std::thread;
 
 use blockyard_core::zone::ZoneCond;
-use blockyard_sim::seed::Seed;
 use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
-use blockyard_smr::media::{Media, Memory, ZoneRecord};
+use blockyard_smr::media::{Media, MemoryMedium, ZoneRecord};
 use blockyard_smr::transport::{Data, ScsiTransport};
 use blockyard_smr::{Disk, DiskConfig};
+use blockyard_testing::seed::Seed;
 
 use super::plain::{BLOCK, PHYSICAL};
 
 /// A medium in memory that keeps the latest record of each zone, as every medium must.
 struct Ledger {
-    memory: Memory,
+    memory: MemoryMedium,
     records: Mutex<Vec<ZoneRecord>>,
 }
 
@@ -77,7 +77,7 @@ fn the_latest_record_of_each_zone_is_its_state() {
         zone_max_open: 2,
         ..DiskConfig::default()
     };
-    let memory = Memory::new(config.size, config.zone_size).unwrap();
+    let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
     let records = Mutex::new(vec![ZoneRecord::EMPTY; ZONES as usize]);
     let disk = Disk::open(config, Ledger { memory, records }).unwrap();
     for round in 0..40 {

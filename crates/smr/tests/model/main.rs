@@ -7,11 +7,11 @@ mod plain;
 mod threads;
 
 use blockyard_core::zone::ZoneCond;
-use blockyard_sim::seed::Seed;
 use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::transport::{Data, ScsiTransport};
 use blockyard_smr::{Disk, DiskConfig};
+use blockyard_testing::seed::Seed;
 use fastrand::Rng;
 use plain::{Action, BLOCK, Code, Cond, PHYSICAL, Plain};
 
@@ -21,7 +21,7 @@ const LARGE: u64 = 96;
 const ZONE_BYTES: u64 = 64 << 10;
 
 /// A disk with conventional and sequential zones and a shorter last one.
-fn disk(zones: u64, conventional: u32, open_max: u32, unrestricted: bool) -> Disk<Memory> {
+fn disk(zones: u64, conventional: u32, open_max: u32, unrestricted: bool) -> Disk<MemoryMedium> {
     let config = DiskConfig {
         size: zones * ZONE_BYTES - (16 << 10),
         zone_size: ZONE_BYTES,
@@ -30,11 +30,11 @@ fn disk(zones: u64, conventional: u32, open_max: u32, unrestricted: bool) -> Dis
         unrestricted_reads: unrestricted,
         ..DiskConfig::default()
     };
-    let memory = Memory::new(config.size, config.zone_size).unwrap();
+    let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
     Disk::open(config, memory).unwrap()
 }
 
-fn model(disk: &Disk<Memory>) -> Plain {
+fn model(disk: &Disk<MemoryMedium>) -> Plain {
     let config = disk.config();
     Plain::new(
         config.size / BLOCK as u64,
@@ -45,7 +45,7 @@ fn model(disk: &Disk<Memory>) -> Plain {
     )
 }
 
-fn send(disk: &Disk<Memory>, command: Command, data: Data<'_>) -> Result<(), Code> {
+fn send(disk: &Disk<MemoryMedium>, command: Command, data: Data<'_>) -> Result<(), Code> {
     let outcome = disk.execute(&command.print(), data).unwrap();
     match outcome.sense {
         None => Ok(()),
@@ -53,19 +53,19 @@ fn send(disk: &Disk<Memory>, command: Command, data: Data<'_>) -> Result<(), Cod
     }
 }
 
-fn read(disk: &Disk<Memory>, form: Form, lba: u64, count: u64) -> Result<Vec<u8>, Code> {
+fn read(disk: &Disk<MemoryMedium>, form: Form, lba: u64, count: u64) -> Result<Vec<u8>, Code> {
     let mut room = vec![0xee; count as usize * BLOCK];
     let blocks = Blocks { lba, count: count as u32 };
     send(disk, Command::Read { form, blocks, fua: count == 3 }, Data::In(&mut room))?;
     Ok(room)
 }
 
-fn write(disk: &Disk<Memory>, form: Form, lba: u64, bytes: &[u8]) -> Result<(), Code> {
+fn write(disk: &Disk<MemoryMedium>, form: Form, lba: u64, bytes: &[u8]) -> Result<(), Code> {
     let blocks = Blocks { lba, count: (bytes.len() / BLOCK) as u32 };
     send(disk, Command::Write { form, blocks, fua: bytes.len() == BLOCK }, Data::Out(bytes))
 }
 
-fn write_same(disk: &Disk<Memory>, lba: u64, count: u64, byte: u8) -> Result<(), Code> {
+fn write_same(disk: &Disk<MemoryMedium>, lba: u64, count: u64, byte: u8) -> Result<(), Code> {
     let blocks = Blocks { lba, count: count as u32 };
     let no_data = byte == 0;
     let command = Command::WriteSame { form: Form::Sixteen, blocks, unmap: no_data, no_data };
@@ -73,7 +73,7 @@ fn write_same(disk: &Disk<Memory>, lba: u64, count: u64, byte: u8) -> Result<(),
     send(disk, command, if no_data { Data::None } else { Data::Out(&block) })
 }
 
-fn act(disk: &Disk<Memory>, action: Action, zone_id: u64, all: bool) -> Result<(), Code> {
+fn act(disk: &Disk<MemoryMedium>, action: Action, zone_id: u64, all: bool) -> Result<(), Code> {
     let action = match action {
         Action::Close => ZoneAction::Close,
         Action::Finish => ZoneAction::Finish,
@@ -96,7 +96,7 @@ fn cond_of(cond: ZoneCond) -> Cond {
 }
 
 /// Compares a zone's condition and write pointer.
-fn same_zone(disk: &Disk<Memory>, model: &Plain, zone: usize) {
+fn same_zone(disk: &Disk<MemoryMedium>, model: &Plain, zone: usize) {
     let found = disk.zone(zone as u32);
     let wanted = &model.zones[zone];
     assert_eq!(cond_of(found.cond), wanted.cond, "zone {zone}");
@@ -134,7 +134,7 @@ fn actions(rng: &mut Rng) -> Action {
 }
 
 /// Sends one random command to disk and model.
-fn step(rng: &mut Rng, disk: &Disk<Memory>, model: &mut Plain) {
+fn step(rng: &mut Rng, disk: &Disk<MemoryMedium>, model: &mut Plain) {
     let form = [Form::Ten, Form::Twelve, Form::Sixteen][rng.usize(..3)];
     match rng.u8(..32) {
         0..8 => {

@@ -3,10 +3,10 @@
 use std::thread;
 
 use blockyard_core::zone::ZoneCond;
-use blockyard_sim::seed::Seed;
 use blockyard_smr::Disk;
 use blockyard_smr::cdb::Form;
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
+use blockyard_testing::seed::Seed;
 use fastrand::Rng;
 
 use super::plain::{Action, BLOCK, Cond, PHYSICAL, Plain, UNALIGNED_WRITE};
@@ -17,7 +17,7 @@ const THREADS: u32 = 4;
 const ZONES: u32 = 3;
 
 /// A random command to one of a thread's zones and to its model, which has no limit on open zones.
-fn own_step(rng: &mut Rng, disk: &Disk<Memory>, model: &mut Plain, zone: usize, opens: bool) {
+fn own_step(rng: &mut Rng, disk: &Disk<MemoryMedium>, model: &mut Plain, zone: usize, opens: bool) {
     let (start, len) = (model.start(zone), model.len(zone));
     // The end of a full zone is the start of another thread's zone.
     let at = start + model.zones[zone].written.min(len - PHYSICAL);
@@ -51,7 +51,11 @@ fn own_step(rng: &mut Rng, disk: &Disk<Memory>, model: &mut Plain, zone: usize, 
 }
 
 /// Every thread works on its own zones; `exact` is called after each command.
-fn own_zones(open_max: u32, opens: bool, exact: impl Fn(&Disk<Memory>, &Plain, usize) + Sync) {
+fn own_zones(
+    open_max: u32,
+    opens: bool,
+    exact: impl Fn(&Disk<MemoryMedium>, &Plain, usize) + Sync,
+) {
     let seed = Seed::from_env();
     let _watch = seed.watch("own_zones");
     let disk = disk(u64::from(THREADS * (ZONES + 1)), THREADS, open_max, true);
@@ -154,7 +158,7 @@ fn threads_in_one_zone_write_each_block_once() {
 }
 
 #[test]
-fn a_read_beside_resets_finds_one_writing_or_zeros() {
+fn read_concurrent_with_resets_finds_one_write_or_zeros() {
     let disk = disk(3, 1, 0, true);
     let start = disk.zone(1).start.0;
     let count = 4 * PHYSICAL;
@@ -179,9 +183,9 @@ fn a_read_beside_resets_finds_one_writing_or_zeros() {
 }
 
 #[test]
-fn commands_for_all_zones_beside_writers_lose_no_open_zone() {
+fn all_zones_commands_concurrent_with_writers_lose_no_open_zone() {
     let seed = Seed::from_env();
-    let _watch = seed.watch("commands_for_all_zones_beside_writers_lose_no_open_zone");
+    let _watch = seed.watch("all_zones_commands_concurrent_with_writers_lose_no_open_zone");
     let disk = disk(12, 2, 3, true);
     thread::scope(|scope| {
         for number in 0..THREADS {

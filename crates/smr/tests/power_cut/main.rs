@@ -15,12 +15,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
 use blockyard_core::zone::ZoneCond;
-use blockyard_sim::directory::{Directory, Failing, Medium};
-use blockyard_sim::seed::Seed;
 use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
 use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, Options, ZoneRecord};
 use blockyard_smr::transport::Data;
 use blockyard_smr::{Disk, DiskConfig, ScsiTransport};
+use blockyard_testing::directory::{Failing, Medium, SimulatedDirectory};
+use blockyard_testing::seed::Seed;
 
 use history::{BLOCK, Done, Durable, History, Moment, Step, ZONE_BLOCKS};
 use simulated::{Liars, Simulated};
@@ -47,7 +47,7 @@ fn options(cache: CacheMode) -> Options {
     Options { cache, journal_records: 7, data_files: 2, ..Options::new(geometry) }
 }
 
-fn open(directory: &Directory, cache: CacheMode) -> Files<Simulated> {
+fn open(directory: &SimulatedDirectory, cache: CacheMode) -> Files<Simulated> {
     open_store(Simulated::new(directory), cache)
 }
 
@@ -92,7 +92,11 @@ fn steps(
 }
 
 /// Calls `check` with every directory that a power cut may leave, or with a random sample.
-fn each_cut(medium: &Medium, random: &mut fastrand::Rng, mut check: impl FnMut(Directory)) {
+fn each_cut(
+    medium: &Medium,
+    random: &mut fastrand::Rng,
+    mut check: impl FnMut(SimulatedDirectory),
+) {
     let choices = medium.choices();
     let all = choices.iter().try_fold(1usize, |product, count| product.checked_mul(*count));
     match all.filter(|all| *all <= EXHAUSTIVE_MAX) {
@@ -116,7 +120,7 @@ fn each_cut(medium: &Medium, random: &mut fastrand::Rng, mut check: impl FnMut(D
 }
 
 /// A hash of the contents of a directory.
-fn fingerprint(directory: &Directory) -> u64 {
+fn fingerprint(directory: &SimulatedDirectory) -> u64 {
     let mut hasher = DefaultHasher::new();
     for name in directory.names() {
         let file = directory.open(&name).expect("it has just been named");
@@ -135,7 +139,7 @@ fn cut_everywhere(cache: CacheMode, stream: u64, again: bool) {
 
 fn cut_everywhere_in(cache: CacheMode, stream: u64, again: bool, liars: Liars) {
     let seed = Seed::from_env();
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     drop(open(&directory, cache));
     directory.settle();
     let mut medium = directory.medium();
@@ -167,7 +171,7 @@ fn cut_everywhere_in(cache: CacheMode, stream: u64, again: bool, liars: Liars) {
 }
 
 /// Cuts the power after every operation of a recovery: the outcome is the same.
-fn cut_again(history: &History, moment: usize, found: &Directory, cache: CacheMode) {
+fn cut_again(history: &History, moment: usize, found: &SimulatedDirectory, cache: CacheMode) {
     let mut medium = found.medium();
     let first = open(found, cache);
     let zones = first.zones();
@@ -184,7 +188,7 @@ fn cut_again(history: &History, moment: usize, found: &Directory, cache: CacheMo
 
 /// Continues with a reopened disk: what is written and flushed now survives another power cut.
 /// `base` is what was durable when the disk was opened.
-fn go_on(files: Files<Simulated>, found: &Directory, mut base: Medium, cache: CacheMode) {
+fn go_on(files: Files<Simulated>, found: &SimulatedDirectory, mut base: Medium, cache: CacheMode) {
     let writable = |record: &ZoneRecord| !matches!(record.cond, ZoneCond::NotWp | ZoneCond::Full);
     let zones = files.zones();
     let Some(zone) = zones.iter().position(writable) else { return };
@@ -236,7 +240,7 @@ fn a_power_cut_under_several_threads_respects_the_flushes_of_each() {
     let _watch = seed.watch("a_power_cut_under_several_threads (and how they were scheduled)");
     for stream in 500..503 {
         let cache = CacheMode::Through;
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         drop(open(&directory, cache));
         directory.settle();
         let mut medium = directory.medium();
@@ -303,7 +307,7 @@ fn a_disk_without_syncs_does_not_pass() {
 #[test]
 fn a_reset_during_a_flush_is_not_undone_by_it() {
     for cache in [CacheMode::Through, CacheMode::Volatile { bytes: 4096 }] {
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         let mut medium = Medium::new();
         let store = Simulated::new(&directory);
         let files = Arc::new(open_store(store.clone(), cache));
@@ -341,7 +345,7 @@ fn a_reset_during_a_flush_is_not_undone_by_it() {
 #[test]
 fn a_flush_does_not_take_back_what_another_has_made_durable() {
     let cache = CacheMode::Volatile { bytes: 4096 };
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     let store = Simulated::new(&directory);
     let files = Arc::new(open_store(store.clone(), cache));
     let at = 3 * ZONE_BLOCKS * BLOCK;
@@ -365,7 +369,7 @@ fn a_flush_does_not_take_back_what_another_has_made_durable() {
 fn kill_everywhere(cache: CacheMode, stream: u64, durable: Durable) {
     let seed = Seed::from_env();
     let _watch = seed.watch("kill_everywhere");
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     drop(open(&directory, cache));
     directory.settle();
     let mut medium = directory.medium();
@@ -419,7 +423,7 @@ fn a_power_cut_while_a_disk_is_made_leaves_one_or_none() {
     let seed = Seed::from_env();
     let _watch = seed.watch("a_power_cut_while_a_disk_is_made_leaves_one_or_none");
     let mut random = seed.rng(50);
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     let mut medium = Medium::new();
     std::mem::forget(open(&directory, CacheMode::Through));
     for change in directory.changes() {
@@ -462,7 +466,7 @@ fn after_a_failed_write_no_flush_lies() {
 /// The punch of one zone fails, and another zone that was reset with it is written and flushed.
 #[test]
 fn a_failed_punch_costs_no_other_zone_its_data() {
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     let files = open(&directory, CacheMode::Through);
     let zone_bytes = ZONE_BLOCKS * BLOCK;
     let record = |erasures, written_sectors| {
@@ -511,7 +515,7 @@ fn finish_shows_nothing_from_before_a_reset() {
         zone_capacity_bytes: config.zone_size,
         ..options(CacheMode::Through).geometry
     };
-    let store = Simulated::new(&Directory::default());
+    let store = Simulated::new(&SimulatedDirectory::default());
     let files = Files::open_in(store.clone(), &Options::new(geometry)).unwrap();
     let disk = Arc::new(Disk::open(config, files).unwrap());
     let lba = 2 * (64 << 10) / BLOCK;
@@ -545,7 +549,7 @@ fn fail_in_a_workload(what: Failing, good: u64, all: bool) {
     let seed = Seed::from_env();
     let _watch = seed.watch(&format!("{what:?} fail after {good}"));
     for cache in [CacheMode::Through, CacheMode::Volatile { bytes: 4096 }] {
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         let store = Simulated::new(&directory);
         let files = open_store(store.clone(), cache);
         directory.settle();

@@ -6,9 +6,9 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use blockyard_sim::directory::{Directory, File, SECTOR};
 use blockyard_smr::media::store::{Store, StoreFile};
-use blockyard_smr::media::word::Id;
+use blockyard_smr::media::zone_word::Id;
+use blockyard_testing::directory::{File, SECTOR, SimulatedDirectory};
 
 use crate::history::Moment;
 
@@ -25,7 +25,7 @@ pub(crate) type Liars = &'static [&'static str];
 /// A simulated directory.
 #[derive(Clone)]
 pub(crate) struct Simulated {
-    directory: Directory,
+    directory: SimulatedDirectory,
     meanwhile: Meanwhile,
     liars: Liars,
     ticks: Arc<Mutex<u64>>,
@@ -39,12 +39,12 @@ pub(crate) struct SimulatedFile {
 }
 
 impl Simulated {
-    pub(crate) fn new(directory: &Directory) -> Simulated {
+    pub(crate) fn new(directory: &SimulatedDirectory) -> Simulated {
         Simulated::lying(directory, &[])
     }
 
     /// A directory with files whose syncs do nothing.
-    pub(crate) fn lying(directory: &Directory, liars: Liars) -> Simulated {
+    pub(crate) fn lying(directory: &SimulatedDirectory, liars: Liars) -> Simulated {
         let directory = directory.clone();
         Simulated { directory, meanwhile: Arc::default(), liars, ticks: Arc::default() }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::{env, fs, process, thread};
 
 use blockyard_smr::cdb::Command::Inquiry;
-use blockyard_smr::media::Memory;
+use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sense::SenseFormat;
 use blockyard_smr::transport::{Data, ScsiTransport};
 use blockyard_smr::{Disk, DiskConfig};
@@ -21,7 +21,7 @@ const DATA_BYTES_MAX: usize = 1 << 20;
 /// A disk that programs can open.
 pub(crate) struct Node {
     folder: PathBuf,
-    pub(crate) disk: Arc<Disk<Memory>>,
+    pub(crate) disk: Arc<Disk<MemoryMedium>>,
 }
 
 impl Node {
@@ -35,7 +35,7 @@ impl Node {
             ..DiskConfig::default()
         };
         change(&mut config);
-        let memory = Memory::new(config.size, config.zone_size).unwrap();
+        let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
         let disk = Arc::new(Disk::open(config, memory).unwrap());
         // Tests run in parallel in one process, each with a disk at a different address.
         let name = format!("blockyard-sg3-{}-{:p}", process::id(), Arc::as_ptr(&disk));
@@ -102,7 +102,7 @@ impl Drop for Node {
 }
 
 /// Executes the commands of a connection until it is closed.
-fn serve(disk: &Disk<Memory>, mut stream: UnixStream) {
+fn serve(disk: &Disk<MemoryMedium>, mut stream: UnixStream) {
     let mut head = [0; 12];
     while stream.read_exact(&mut head).is_ok() {
         let field = |at: usize| u32::from_ne_bytes(head[at..at + 4].try_into().unwrap()) as usize;

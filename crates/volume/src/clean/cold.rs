@@ -8,32 +8,19 @@
 
 use std::io;
 
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::entry::Entry;
+use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume_format::superblock::SEGMENT_NONE;
+
+use super::state::ColdWriter;
 use super::summary::Block;
-use crate::format::entry::Entry;
-use crate::format::group::{self, Descriptor, Head, Kind};
-use crate::format::superblock::SEGMENT_NONE;
 use crate::pool::Pool;
-use crate::segments::Want;
-use crate::store::Directory;
-
-/// The cold segment that is open, and where its next batch goes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cold {
-    pub(crate) segment: u32,
-    offset: u32,
-    number: u64,
-}
-
-impl Cold {
-    /// Bytes left in a segment of this length.
-    pub(super) fn room(&self, segment_bytes: u32) -> u32 {
-        segment_bytes - self.offset
-    }
-}
+use crate::segments::AllocationClass;
 
 /// Writes blocks whose bytes are consecutive in `bytes`. Returns the segment, which the caller must
 /// sync, and the blocks' new places, or `None` if there is no space.
-pub(super) fn write<D: Directory>(
+pub(super) fn write<D: SegmentStore>(
     pool: &Pool<D>,
     blocks: &[Block],
     bytes: &[u8],
@@ -44,8 +31,8 @@ pub(super) fn write<D: Directory>(
     let open = pool.cold().filter(|cold| len <= cold.room(segments.bytes()));
     let place = match open {
         Some(cold) => cold,
-        None => match segments.take(Want::Move) {
-            Some(segment) => Cold { segment, offset: 0, number: 1 },
+        None => match segments.take(AllocationClass::Move) {
+            Some(segment) => ColdWriter { segment, offset: 0, number: 1 },
             None => return Ok(None),
         },
     };
@@ -79,7 +66,7 @@ pub(super) fn write<D: Directory>(
     segments.write(address, &[&printed, bytes])?;
     pool.meters().cooled(u64::from(len));
     let (offset, number) = (place.offset + len, place.number + 1);
-    pool.set_cold(Some(Cold { offset, number, ..place }));
+    pool.set_cold(Some(ColdWriter { offset, number, ..place }));
     let mut at = address + u64::from(head_bytes);
     let entries = blocks.iter().map(|block| {
         let (len, codec) = (block.entry.stored_bytes(), block.entry.codec());

@@ -4,17 +4,18 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::checkpoint::Frozen;
-use crate::format::entry::Entry;
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::entry::Entry;
+
+use crate::frozen::Frozen;
 use crate::pool::Pool;
 use crate::relocate::Spans;
-use crate::segments::Want;
-use crate::store::Directory;
-use crate::thread::give_way;
+use crate::segments::AllocationClass;
+use crate::thread::yield_if_due;
 
 /// Selects the segments whose pages the next checkpoint has space to rewrite. Rewriting a segment
 /// takes its pages and each node that names one. Returns the segments and their number of pages.
-pub(super) fn that_fit<D: Directory>(
+pub(super) fn that_fit<D: SegmentStore>(
     pool: &Pool<D>,
     frozen: &Frozen,
     mut segments: Vec<u32>,
@@ -29,7 +30,7 @@ pub(super) fn that_fit<D: Directory>(
         if !nodes.insert(Arc::as_ptr(node)) {
             continue;
         }
-        give_way();
+        yield_if_due();
         let mut left: HashSet<u32> = node.home().map(segment).into_iter().collect();
         for (_, leaf) in node.leaves() {
             let Some(number) = leaf.home().map(segment) else { continue };
@@ -44,7 +45,7 @@ pub(super) fn that_fit<D: Directory>(
             counts.entry(number).and_modify(|count| *count += 1);
         }
     }
-    let most = pool.segments().pages_left(Want::Move, 0).unwrap_or(0);
+    let most = pool.segments().pages_left(AllocationClass::Move, 0).unwrap_or(0);
     let mut page_count = 0;
     segments.retain(|number| {
         let count = counts.get(number).copied().unwrap_or(0);
@@ -57,18 +58,18 @@ pub(super) fn that_fit<D: Directory>(
 
 /// Finds the spans that have pages in some segments, and reads their leaves into memory. The
 /// committer is about to give these pages up, and has no time to search or read.
-pub(super) fn bring<D: Directory>(pool: &Pool<D>, frozen: &Frozen, segments: &[u32]) -> Spans {
+pub(super) fn bring<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen, segments: &[u32]) -> Spans {
     let is_left = |home: Entry| segments.contains(&pool.segments().split(home.address()).0);
     let mut spans = Spans::new();
     for (_, copied, map) in &frozen.volumes {
         for (number, node) in map.iter().enumerate() {
             let Some(node) = node else { continue };
-            give_way();
+            yield_if_due();
             let left = node.leaves().filter(|(_, leaf)| leaf.home().is_some_and(is_left));
             let mut is_any = node.home().is_some_and(is_left);
             for (_, leaf) in left {
                 is_any = true;
-                if pool.is_running() && !pool.is_hurried() {
+                if pool.is_running() && !pool.is_checkpoint_urgent() {
                     // A leaf that cannot be read stays where it is; the error is reported when it
                     // is moved.
                     _ = pool.segments().load(leaf);

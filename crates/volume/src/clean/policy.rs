@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::checkpoint::{Frozen, Marks};
+use blockyard_store::SegmentStore;
+
+use crate::frozen::{Frozen, Marks};
 use crate::pool::Pool;
-use crate::segments::Want;
-use crate::store::Directory;
+use crate::segments::AllocationClass;
 
 /// Segments of garbage that a growing pool may have, in addition to one segment per segment of live
 /// data, before it is cleaned.
@@ -34,33 +35,33 @@ const ROUND_PART: u64 = 4;
 const CHOSEN: usize = 16;
 
 /// The number of segments that should be free while space is short.
-fn goal<D: Directory>(pool: &Pool<D>) -> usize {
+fn goal<D: SegmentStore>(pool: &Pool<D>) -> usize {
     let segments = pool.segments();
-    let slack = segments.beside() + SLACK + batches(pool);
+    let slack = segments.kept_for_checkpoint() + SLACK + batches(pool);
     let part = segments.files().len() / SLACK_PART;
     (segments.reserved() + part).min(slack).max(segments.reserved() + SLACK_MIN)
 }
 
 /// Bytes that one record moves; fewer in a small pool.
-fn whole_batch_bytes<D: Directory>(pool: &Pool<D>) -> u64 {
+fn whole_batch_bytes<D: SegmentStore>(pool: &Pool<D>) -> u64 {
     let bytes = u64::from(pool.segments().bytes());
     let part = pool.segments().files().len() as u64 * bytes / BATCH_PART;
     part.max(bytes).min(MOVE_BYTES)
 }
 
 /// The number of segments that two batches in flight fill.
-fn batches<D: Directory>(pool: &Pool<D>) -> usize {
+fn batches<D: SegmentStore>(pool: &Pool<D>) -> usize {
     (2 * whole_batch_bytes(pool)).div_ceil(pool.segments().bytes().into()) as usize
 }
 
 /// Whether so few segments are free that cleaning could not begin again if the moves in flight were
 /// given up. That happens when a checkpoint is urgent.
-pub(super) fn is_close<D: Directory>(pool: &Pool<D>) -> bool {
+pub(super) fn is_close<D: SegmentStore>(pool: &Pool<D>) -> bool {
     pool.segments().free() + 1 < pool.segments().reserved() + batches(pool)
 }
 
 /// Bytes that one record moves now.
-pub(super) fn batch_bytes<D: Directory>(pool: &Pool<D>) -> u64 {
+pub(super) fn batch_bytes<D: SegmentStore>(pool: &Pool<D>) -> u64 {
     match is_close(pool) {
         true => u64::from(pool.segments().bytes()) / 4,
         false => whole_batch_bytes(pool),
@@ -68,45 +69,46 @@ pub(super) fn batch_bytes<D: Directory>(pool: &Pool<D>) -> u64 {
 }
 
 /// Whether space is short.
-pub(crate) fn is_scarce<D: Directory>(pool: &Pool<D>) -> bool {
+pub(crate) fn is_scarce<D: SegmentStore>(pool: &Pool<D>) -> bool {
     pool.segments().available() < goal(pool)
 }
 
 /// Whether space may soon be short.
-pub(super) fn is_near<D: Directory>(pool: &Pool<D>) -> bool {
+pub(super) fn is_near<D: SegmentStore>(pool: &Pool<D>) -> bool {
     pool.segments().available() < 2 * goal(pool)
 }
 
 /// Whether the pool will not grow soon: it cannot grow, or the existing segments have space for the
-/// log of two checkpoints.
-fn is_roomy<D: Directory>(pool: &Pool<D>) -> bool {
+/// log of two checkpoints, and more than the segments that are made ahead.
+fn is_roomy<D: SegmentStore>(pool: &Pool<D>) -> bool {
     let segments = pool.segments();
-    let round = (pool.options().checkpoint_bytes / u64::from(segments.bytes())).max(2);
-    !segments.grows() || segments.free() as u64 >= segments.reserved() as u64 + 2 * round
+    let log = 2 * pool.options().checkpoint_bytes / u64::from(segments.bytes());
+    let wanted = log.max(pool.beyond() as u64 + 1);
+    !segments.grows() || segments.free() as u64 >= segments.reserved() as u64 + wanted
 }
 
 /// Whether enough segments are free, if `more` more become free.
-pub(super) fn is_enough<D: Directory>(pool: &Pool<D>, more: usize) -> bool {
+pub(super) fn is_enough<D: SegmentStore>(pool: &Pool<D>, more: usize) -> bool {
     pool.segments().available() + more > goal(pool)
 }
 
 /// Whether space is so short that writes are refused.
-fn is_dire<D: Directory>(pool: &Pool<D>) -> bool {
+fn is_dire<D: SegmentStore>(pool: &Pool<D>) -> bool {
     pool.segments().available() <= pool.segments().reserved()
 }
 
 /// The part of freed bytes that writes may use. It is smaller the fewer segments are free, so that
 /// their number grows.
-pub(super) fn share<D: Directory>(pool: &Pool<D>, bytes: u64) -> u64 {
+pub(super) fn share<D: SegmentStore>(pool: &Pool<D>, bytes: u64) -> u64 {
     let segments = pool.segments();
     let wanted = goal(pool).saturating_sub(segments.reserved()).max(1) as u64;
-    bytes * (segments.free_for(Want::Write) as u64).min(wanted) / wanted
+    bytes * (segments.free_for(AllocationClass::Write) as u64).min(wanted) / wanted
 }
 
 /// Most bytes of log until the next checkpoint. While space is short there are fewer, because the
 /// log after a checkpoint cannot be cleaned. Fewest while no thread cleans, because cleaning
 /// follows a checkpoint.
-pub(crate) fn round_bytes<D: Directory>(pool: &Pool<D>, is_cleaned: bool) -> u64 {
+pub(crate) fn round_bytes<D: SegmentStore>(pool: &Pool<D>, is_cleaned: bool) -> u64 {
     let (segments, most) = (pool.segments(), pool.options().checkpoint_bytes);
     if !is_scarce(pool) && !is_cleaned {
         return most;
@@ -122,14 +124,14 @@ pub(crate) fn round_bytes<D: Directory>(pool: &Pool<D>, is_cleaned: bool) -> u64
 /// How many unknown bytes (counted, but possibly not live) are tolerated before a liveness scan.
 /// None while segments are short: quarantined segments can be cleaned only after a scan. Next to
 /// none if so much is live that writes are refused, however many segments are free.
-pub(super) fn bearable_unknown<D: Directory>(pool: &Pool<D>, frozen: &Frozen) -> u64 {
+pub(super) fn bearable_unknown<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen) -> u64 {
     let counted: u64 = frozen.whole.live.iter().sum();
     let segments = pool.segments();
     match (is_dire(pool), is_scarce(pool)) {
-        _ if pool.wanted_count().is_some_and(|round| frozen.round >= round) => 0,
+        _ if pool.wanted_scan().is_some_and(|round| frozen.round >= round) => 0,
         (true, _) => 0,
         _ if pool.unpromised_bytes() < pool.early_bytes() => u64::from(segments.bytes()) / 2,
-        (_, true) if segments.counts().spoiled > 0 => 0,
+        (_, true) if segments.counts().quarantined > 0 => 0,
         (_, true) => counted / 32,
         _ => counted / 4,
     }
@@ -154,7 +156,7 @@ fn at(counts: &[u64], number: u32) -> u64 {
 
 /// Chooses the segments to clean next, except those in `seen`. While space is short: those with the
 /// least live data. Otherwise: as many as bring the garbage down to what a growing pool may have.
-pub(super) fn choose<D: Directory>(
+pub(super) fn choose<D: SegmentStore>(
     pool: &Pool<D>,
     frozen: &Frozen,
     marks: &Marks,

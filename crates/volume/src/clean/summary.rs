@@ -5,16 +5,17 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
 
+use blockyard_store::SegmentStore;
+use blockyard_store::buffer::Memory;
+use blockyard_volume_format::FAN;
+use blockyard_volume_format::entry::Entry;
+use blockyard_volume_format::group::{self, Kind};
+
 use crate::apply::first_block;
-use crate::buffer::Memory;
 use crate::error::VolumeError;
-use crate::format::FAN;
-use crate::format::entry::Entry;
-use crate::format::group::{self, Kind};
 use crate::map::{Leaf, Map, Node, Page};
 use crate::pool::Pool;
-use crate::store::Directory;
-use crate::thread::give_way;
+use crate::thread::yield_if_due;
 
 /// A block that is, or was, in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +34,7 @@ pub(super) struct Block {
 }
 
 /// The blocks that the group headers in a segment name; `image` is the segment as it was read.
-pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32, image: &[u8]) -> Vec<Block> {
+pub(super) fn named<D: SegmentStore>(pool: &Pool<D>, segment: u32, image: &[u8]) -> Vec<Block> {
     let (segments, align) = (pool.segments(), pool.align());
     let (files, mark) = (segments.files(), crate::checkpoint::pool_mark(pool));
     let families: HashMap<u32, u32> =
@@ -87,7 +88,7 @@ pub(super) fn named<D: Directory>(pool: &Pool<D>, segment: u32, image: &[u8]) ->
 
 /// The live blocks of `blocks` in the order of their addresses, each with its family. Also returns
 /// whether all pages that may name them could be read.
-pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> (Vec<Block>, bool) {
+pub(super) fn counting<D: SegmentStore>(pool: &Pool<D>, blocks: &[Block]) -> (Vec<Block>, bool) {
     let mut spans: BTreeMap<usize, BTreeMap<usize, Vec<&Block>>> = BTreeMap::new();
     for block in blocks {
         let (span, at) = Map::place(block.number);
@@ -99,7 +100,7 @@ pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> (Vec<B
         let round = pool.segments().round();
         let clean = nodes.iter().filter(|(_, node)| !node.is_dirty(round)).count() as u64;
         for (at, blocks) in leaves {
-            give_way();
+            yield_if_due();
             let pages = pages(pool, &nodes, (span, at), &blocks, &mut is_read);
             let has = |block: &Block, (family, page, _): &Found| {
                 let slot = (block.number % FAN as u64) as usize;
@@ -120,7 +121,7 @@ pub(super) fn counting<D: Directory>(pool: &Pool<D>, blocks: &[Block]) -> (Vec<B
 }
 
 /// The distinct nodes of a span in all maps, each with its family.
-fn nodes<D: Directory>(pool: &Pool<D>, span: usize) -> Vec<(u32, Arc<Node>)> {
+fn nodes<D: SegmentStore>(pool: &Pool<D>, span: usize) -> Vec<(u32, Arc<Node>)> {
     let (mut seen, mut nodes) = (HashSet::new(), Vec::new());
     for live in pool.volumes().by_id.values().filter(|live| span < live.map.span_count()) {
         if let Some(node) = live.map.with(span, |span| span.node().cloned())
@@ -137,7 +138,7 @@ type Found = (u32, Arc<Page>, bool);
 
 /// The contents of the leaves at one place that may name one of the blocks. A leaf that cannot be
 /// read is left out: its blocks are not moved.
-fn pages<D: Directory>(
+fn pages<D: SegmentStore>(
     pool: &Pool<D>,
     nodes: &[(u32, Arc<Node>)],
     (span, at): (usize, usize),
@@ -164,7 +165,7 @@ fn pages<D: Directory>(
 }
 
 /// Logs which blocks cannot be moved because the leaf that names them cannot be read.
-fn tell<D: Directory>(
+fn tell<D: SegmentStore>(
     pool: &Pool<D>,
     (family, span, at): (u32, usize, usize),
     error: &VolumeError,
@@ -174,7 +175,7 @@ fn tell<D: Directory>(
         .by_id
         .values()
         .find(|live| live.family == family)
-        .map_or_else(|| format!("family {family}"), |live| live.traits.name.clone());
+        .map_or_else(|| format!("family {family}"), |live| live.meta.name.clone());
     let first = first_block(span, at);
     tracing::error!("{name}: {FAN} blocks from {first} on are not moved: {error}");
 }

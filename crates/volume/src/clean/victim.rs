@@ -3,16 +3,17 @@
 
 use std::collections::HashSet;
 
+use blockyard_store::SegmentStore;
+use blockyard_store::buffer::Buffer;
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::entry::STORED_MAX;
+use blockyard_volume_format::group::head_bytes;
+use blockyard_volume_format::{FAN, NODE_BLOCKS};
+
 use super::summary::Block;
 use super::{MOVES_MAX, policy};
-use crate::buffer::Buffer;
-use crate::bytes::crc;
-use crate::format::entry::STORED_MAX;
-use crate::format::group::head_bytes;
-use crate::format::{FAN, NODE_BLOCKS};
 use crate::pool::Pool;
-use crate::store::Directory;
-use crate::thread::give_way;
+use crate::thread::yield_if_due;
 
 /// Length of a read or write, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
@@ -35,7 +36,7 @@ pub(super) struct Piece<'a> {
 }
 
 /// Most bytes of a piece: at least one block, and two pieces fit into a segment.
-fn piece_bytes<D: Directory>(pool: &Pool<D>) -> usize {
+fn piece_bytes<D: SegmentStore>(pool: &Pool<D>) -> usize {
     let segment = pool.segments().bytes() as usize;
     PIECE_BYTES.min(segment / 4).max(STORED_MAX as usize).min(segment / 2)
 }
@@ -43,7 +44,7 @@ fn piece_bytes<D: Directory>(pool: &Pool<D>) -> usize {
 /// Most bytes of a piece that goes to the open cold segment. The end of a segment is filled too,
 /// because cold segments are not cleaned before they contain garbage. `None` if next to nothing is
 /// left.
-pub(super) fn open_room<D: Directory>(pool: &Pool<D>) -> Option<usize> {
+pub(super) fn open_room<D: SegmentStore>(pool: &Pool<D>) -> Option<usize> {
     let most = piece_bytes(pool);
     let room = pool.cold()?.room(pool.segments().bytes()) as usize;
     let count = room / pool.align() as usize;
@@ -56,7 +57,7 @@ pub(super) fn open_room<D: Directory>(pool: &Pool<D>) -> Option<usize> {
 impl Victim {
     /// Reads a segment. Parts that cannot be read are zeros, and each block there is read again
     /// when it is needed.
-    pub(super) fn read<D: Directory>(&mut self, pool: &Pool<D>, number: u32) {
+    pub(super) fn read<D: SegmentStore>(&mut self, pool: &Pool<D>, number: u32) {
         let (segments, files) = (pool.segments(), pool.segments().files());
         let bytes = segments.bytes() as usize;
         let image = self.image.get_or_insert_with(|| pool.memory().take_beyond(bytes));
@@ -74,7 +75,7 @@ impl Victim {
 
     /// Takes the first blocks that change at most `most` pages. A damaged block stays where it is,
     /// and its segment is quarantined: otherwise cleaning would choose it again and again.
-    pub(super) fn piece<'a, D: Directory>(
+    pub(super) fn piece<'a, D: SegmentStore>(
         &self,
         pool: &Pool<D>,
         blocks: &'a [Block],
@@ -88,7 +89,7 @@ impl Victim {
         let (mut leaves, mut nodes) = (HashSet::new(), HashSet::new());
         let mut whole = Vec::new();
         for block in blocks {
-            give_way();
+            yield_if_due();
             let len = block.entry.stored_bytes() as usize;
             if (filled + len > size && done > 0) || whole.len() >= MOVES_MAX {
                 break;
@@ -116,7 +117,7 @@ impl Victim {
 
     /// Copies a block and returns whether it is intact. A block that is not intact in the image is
     /// read again, from any copy.
-    fn copy<D: Directory>(&self, pool: &Pool<D>, block: &Block, into: &mut [u8]) -> bool {
+    fn copy<D: SegmentStore>(&self, pool: &Pool<D>, block: &Block, into: &mut [u8]) -> bool {
         let (number, address) = (block.number, block.entry.address());
         let (segment, offset) = pool.segments().split(address);
         let is_whole = |bytes: &[u8]| crc(bytes) == block.entry.crc();
@@ -134,7 +135,7 @@ impl Victim {
             return true;
         }
         tracing::error!("block {number}, at {address} of the pool, is damaged: not moved");
-        if pool.segments().spoil(segment) {
+        if pool.segments().quarantine(segment) {
             tracing::warn!("segment {segment} keeps its damage, and is not cleaned any more");
         }
         false

@@ -7,16 +7,17 @@
 
 use std::time::Duration;
 
+use blockyard_store::SegmentStore;
+
 use super::Committer;
 use crate::checkpoint;
-use crate::store::Directory;
 
 /// Time without records after which the log counts as idle. A client that sends its next durable
 /// write when it has the answer to the last one leaves gaps a hundred times shorter. A disk that
 /// takes 10 ms for a durable write spends at most a tenth of its time on these groups.
 pub(super) const QUIET: Duration = Duration::from_millis(100);
 
-impl<D: Directory> Committer<D> {
+impl<D: SegmentStore> Committer<D> {
     /// Does the work of an idle pool: makes every group durable, and states that durably.
     pub fn rest(&mut self) {
         self.settle();
@@ -32,14 +33,14 @@ impl<D: Directory> Committer<D> {
     /// States durably that every group is durable. Writes at most one unit, and nothing if it is
     /// already stated.
     pub(super) fn record_durable(&mut self) {
-        let is_settled = self.flights.is_empty() && self.unsynced.is_empty();
+        let is_settled = self.in_flight.is_empty() && self.unsynced.is_empty();
         if self.is_recorded() || !is_settled || self.pool.is_poisoned() {
             return;
         }
         let others = std::mem::take(&mut self.group);
         self.group.durable = true;
         let has_place = self.finds_place();
-        let is_written = has_place && self.append().is_ok() && self.land_alone().is_ok();
+        let is_written = has_place && self.append().is_ok() && self.complete_alone().is_ok();
         self.group = others;
         // Only one thread at a time writes superblocks: if one does, a later call tries again.
         let is_busy = self.checkpoint.as_ref().is_some_and(|thread| !thread.is_ended());

@@ -5,29 +5,33 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blockyard_core::Status;
-use blockyard_sync::mailbox::Mailbox;
+use blockyard_store::SegmentStore;
+use blockyard_sync::completion_queue::CompletionQueue;
+use blockyard_volume_format::entry::Entry;
 
-use super::group::Group;
+use super::batch::LogBatch;
 use crate::apply::Apply;
 use crate::error::VolumeError;
-use crate::format::entry::Entry;
 use crate::pool::Pool;
 use crate::record::{Body, Reply};
 use crate::relocate;
-use crate::store::Directory;
 
-/// Mailboxes whose owners are to be woken.
-pub(super) type Names = Vec<Arc<Mailbox<Reply>>>;
+/// Completion queues whose owners are to be woken.
+pub(super) type WakeList = Vec<Arc<CompletionQueue<Reply>>>;
 
 /// Enters a group's blocks into the maps; `address` is that of the first block. If a map cannot be
 /// changed, the pool latches; opening it again reports the cause.
-pub(super) fn group<D: Directory>(pool: &Pool<D>, group: &Group, address: u64) {
+pub(super) fn group<D: SegmentStore>(pool: &Pool<D>, group: &LogBatch, address: u64) {
     if let Err(error) = put(pool, group, address) {
         pool.poison(&format!("a map cannot be changed: {error}"));
     }
 }
 
-fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<(), VolumeError> {
+fn put<D: SegmentStore>(
+    pool: &Pool<D>,
+    group: &LogBatch,
+    mut address: u64,
+) -> Result<(), VolumeError> {
     let align = pool.align();
     let copies = pool.volumes().copies;
     let mut maps = Apply::new(pool.segments(), copies);
@@ -73,16 +77,16 @@ fn put<D: Directory>(pool: &Pool<D>, group: &Group, mut address: u64) -> Result<
     Ok(())
 }
 
-/// Answers all records of the group, and collects the mailboxes to wake.
-pub(super) fn answer<D: Directory>(
+/// Answers all records of the group, and collects the completion queues to wake.
+pub(super) fn answer<D: SegmentStore>(
     pool: &Pool<D>,
-    group: &mut Group,
+    group: &mut LogBatch,
     status: Status,
     lost: &mut BTreeSet<u32>,
-    names: &mut Names,
+    wake_list: &mut WakeList,
 ) {
     for record in &mut group.records {
-        let volume = record.volume.as_ref().map(|volume| volume.traits.id);
+        let volume = record.volume.as_ref().map(|volume| volume.meta.id);
         let Some(reply) = &mut record.reply else {
             // This write was answered early. If it failed, the volume's next flush returns the
             // error.
@@ -108,8 +112,8 @@ pub(super) fn answer<D: Directory>(
             _ => status,
         };
         let to = reply.answer(status);
-        if names.last().is_none_or(|last| !Arc::ptr_eq(last, to)) {
-            names.push(Arc::clone(to));
+        if wake_list.last().is_none_or(|last| !Arc::ptr_eq(last, to)) {
+            wake_list.push(Arc::clone(to));
         }
     }
 }

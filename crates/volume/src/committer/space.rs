@@ -3,23 +3,24 @@
 //! Only writes that find no space are refused. Discards, flushes and acknowledged writes use the
 //! reserve that writes leave, see [`crate::segments`].
 
-use super::search::{Room, VAIN_TRIES};
-use super::{Committer, ROOM_TRIES, VAIN_MAX};
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::superblock::SEGMENT_NONE;
+
+use super::space_waiters::{SpaceFound, UNCHANGED_TRIES_MAX};
+use super::{Committer, ENOSPC_BACKOFF_MAX, ROOM_TRIES};
 use crate::checkpoint;
 use crate::clean::Cleaning;
-use crate::format::superblock::SEGMENT_NONE;
 use crate::record::Body;
-use crate::segments::Want;
-use crate::store::Directory;
+use crate::segments::AllocationClass;
 
-impl<D: Directory> Committer<D> {
+impl<D: SegmentStore> Committer<D> {
     /// The number of segments that the group takes; `None` if it cannot be placed.
     pub(super) fn taken(&self) -> Option<usize> {
         self.log.takes(self.group.len(self.pool.align()), self.pool.segments())
     }
 
-    fn want(&self) -> Want {
-        self.group.want.unwrap_or(Want::Free)
+    fn want(&self) -> AllocationClass {
+        self.group.want.unwrap_or(AllocationClass::Free)
     }
 
     /// Whether the group may be appended without using space reserved for others. Makes segments if
@@ -41,7 +42,7 @@ impl<D: Directory> Committer<D> {
     /// Whether a write leaves enough garbage for cleaning to progress, and other volumes their
     /// reservations. Acknowledged writes were checked before.
     pub(super) fn fits(&self) -> bool {
-        if self.group.want != Some(Want::Write) {
+        if self.group.want != Some(AllocationClass::Write) {
             return true;
         }
         self.pool.affords_writes(&self.group.records, self.group.payload_bytes.into())
@@ -51,28 +52,28 @@ impl<D: Directory> Committer<D> {
     /// itself is not written to the log.
     pub(super) fn keeps_enough(&self) -> bool {
         // A move has a group of its own. A flush together with a refused change is carried out.
-        let moves = self.group.want == Some(Want::Move);
-        !moves || self.pool.segments().has(Want::Move, self.group.pages, 0)
+        let moves = self.group.want == Some(AllocationClass::Move);
+        !moves || self.pool.segments().has(AllocationClass::Move, self.group.pages, 0)
     }
 
     /// Finds space for the group, if there is any.
-    pub(super) fn finds_room(&mut self) -> Room {
+    pub(super) fn finds_room(&mut self) -> SpaceFound {
         if self.group.descriptors.is_empty() || self.pool.is_poisoned() {
-            return Room::Found;
+            return SpaceFound::Found;
         }
         // Another thread makes the space that writes wait for, if the pool runs threads.
-        let beside = self.want() == Want::Write && self.pool.is_running();
+        let beside = self.want() == AllocationClass::Write && self.pool.is_running();
         self.group.admitted = if beside { self.finds_place() } else { self.is_admitted() };
         if self.group.admitted {
             self.found();
-            return Room::Found;
+            return SpaceFound::Found;
         }
         // A move is not searched for: after some checkpoints, other data could be at its new
         // places.
-        if self.group.want == Some(Want::Move) {
-            return Room::Found;
+        if self.group.want == Some(AllocationClass::Move) {
+            return SpaceFound::Found;
         }
-        self.land_all();
+        self.complete_all();
         // A log at its end can continue only where a checkpoint says, so no other group could be
         // written meanwhile.
         if beside && self.taken().is_some() {
@@ -80,7 +81,7 @@ impl<D: Directory> Committer<D> {
         }
         self.group.admitted = self.make_room();
         let is_there = self.group.admitted || self.group.records.len() == 1;
-        if is_there { Room::Found } else { Room::None }
+        if is_there { SpaceFound::Found } else { SpaceFound::None }
     }
 
     /// The number of segments that must be free so that the group is admitted, if only segments are
@@ -116,24 +117,24 @@ impl<D: Directory> Committer<D> {
     /// need, and cleans. If the log is at its end, it continues in a new segment.
     fn make_room(&mut self) -> bool {
         // After a failed search, search only now and then, unless the group must continue.
-        self.in_vain = self.in_vain.saturating_sub(1);
-        if self.in_vain > 0 && self.want() == Want::Write {
+        self.enospc_backoff = self.enospc_backoff.saturating_sub(1);
+        if self.enospc_backoff > 0 && self.want() == AllocationClass::Write {
             return false;
         }
         self.pool.meters().searched();
         self.join();
         self.pool.segments().try_again();
-        let (mut vain, mut state) = (0, self.pool.segments().progress());
+        let (mut unchanged, mut state) = (0, self.pool.segments().progress());
         for tried in 0..ROOM_TRIES {
             checkpoint::repeat(&self.pool);
             if self.is_admitted() {
-                self.in_vain = 0;
+                self.enospc_backoff = 0;
                 return true;
             }
             let now = self.pool.segments().progress();
-            vain = if tried > 0 && now == state { vain + 1 } else { 0 };
+            unchanged = if tried > 0 && now == state { unchanged + 1 } else { 0 };
             state = now;
-            if vain > VAIN_TRIES {
+            if unchanged > UNCHANGED_TRIES_MAX {
                 break;
             }
             let before = self.log.place;
@@ -145,7 +146,8 @@ impl<D: Directory> Committer<D> {
             }
             // A liveness scan walks all maps, which is worthwhile once; where clients wait for this
             // thread, only if nothing else helped.
-            let counts = if self.pool.is_running() { vain == VAIN_TRIES } else { tried == 0 };
+            let counts =
+                if self.pool.is_running() { unchanged == UNCHANGED_TRIES_MAX } else { tried == 0 };
             let cleaning = Cleaning::Needed { counts };
             if !self.checkpoint_now(cleaning) {
                 // Only cleaning after a checkpoint could have written to the new segment, and there
@@ -157,7 +159,7 @@ impl<D: Directory> Committer<D> {
         }
         checkpoint::repeat(&self.pool);
         let found = self.is_admitted();
-        self.in_vain = if found { 0 } else { VAIN_MAX };
+        self.enospc_backoff = if found { 0 } else { ENOSPC_BACKOFF_MAX };
         found
     }
 
@@ -165,6 +167,6 @@ impl<D: Directory> Committer<D> {
     fn new_place(&self) -> Option<u32> {
         let (len, segments) = (self.group.len(self.pool.align()), self.pool.segments());
         let ends = len <= segments.bytes() && !self.log.has_room(len, segments);
-        ends.then(|| segments.take(Want::Move)).flatten()
+        ends.then(|| segments.take(AllocationClass::Move)).flatten()
     }
 }

@@ -1,48 +1,48 @@
 //! Tests of the committer when other threads interfere, or an operation fails.
 
-use super::search::Room;
+use super::space_waiters::SpaceFound;
 use super::*;
-use crate::door::{NOBODY, Outcome};
-use crate::hand::{BLOCK, Hand};
+use crate::handle::{NOBODY, Outcome};
+use crate::stepped_pool::{BLOCK, FULL, SteppedPool};
 
 /// Regression: space was checked twice. If others took it between the two checks, a whole group was
 /// refused, with writes that had been answered.
 #[test]
 fn what_has_found_room_is_not_asked_again() {
-    let mut hand = Hand::new("admitted");
+    let mut hand = SteppedPool::new("admitted");
     hand.write(0, 1);
     for (block, token) in [(1, NOBODY), (2, 7)] {
-        let write = hand.door.write(block * BLOCK, 4096, &|_, into| into.fill(3), token, true);
+        let write = hand.handle.write(block * BLOCK, 4096, &|_, into| into.fill(3), token, true);
         assert_eq!(write, Outcome::Taken);
     }
-    let Hand { pool, committer, .. } = &mut hand;
+    let SteppedPool { pool, committer, .. } = &mut hand;
     committer.gather();
     assert_eq!(committer.group.records.len(), 2);
-    assert_eq!(committer.finds_room(), Room::Found);
+    assert_eq!(committer.finds_room(), SpaceFound::Found);
     let (pages, taken) = (committer.group.pages, committer.taken().unwrap());
-    while pool.segments().has(Want::Write, pages, taken) {
-        assert!(pool.segments().take(Want::Move).is_some());
+    while pool.segments().has(AllocationClass::Write, pages, taken) {
+        assert!(pool.segments().take(AllocationClass::Move).is_some());
     }
     assert_eq!(committer.commit(), None);
-    let status = committer.land_alone();
+    let status = committer.complete_alone();
     committer.answer(status);
-    assert_eq!(hand.door.take().map(|reply| reply.status), Some(Status::Ok));
-    assert_eq!(hand.door.flush(8), Outcome::Taken);
+    assert_eq!(hand.handle.take().map(|reply| reply.status), Some(Status::Ok));
+    assert_eq!(hand.handle.flush(8), Outcome::Taken);
     assert_eq!(hand.committer.turn(), Turn::Worked);
-    assert_eq!(hand.door.take().map(|reply| reply.status), Some(Status::Ok));
+    assert_eq!(hand.handle.take().map(|reply| reply.status), Some(Status::Ok));
 }
 
 /// Regression: after a failed checkpoint the log since the last one was reset to 0, so it could
 /// grow without bound.
 #[test]
 fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
-    let mut hand = Hand::new("put-off");
+    let mut hand = SteppedPool::new("put-off");
     hand.write(0, 4);
-    let Hand { pool, committer, .. } = &mut hand;
+    let SteppedPool { pool, committer, .. } = &mut hand;
     let before = committer.since_checkpoint;
     assert!(before > 4 * BLOCK);
     let mut taken = Vec::new();
-    while let Some(number) = pool.segments().take(Want::Checkpoint) {
+    while let Some(number) = pool.segments().take(AllocationClass::Checkpoint) {
         taken.push(number);
     }
     assert!(!committer.checkpoint_now(Cleaning::Nothing));
@@ -57,18 +57,18 @@ fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
 /// bound.
 #[test]
 fn writes_wait_for_a_count_behind_which_too_much_is_to_be_written() {
-    let mut hand = Hand::new("overrun");
+    let mut hand = SteppedPool::new("overrun");
     hand.write(0, 1);
-    let Hand { pool, committer, .. } = &mut hand;
+    let SteppedPool { pool, committer, .. } = &mut hand;
     let mut tally = crate::map::Tally::new(pool.segments().bytes());
     tally.dirtied = 2 * committer.dirty_max() / 4096;
-    pool.set_recount(Recount::Again);
-    assert!(!committer.is_held_back());
+    pool.set_recount(LivenessScan::Again);
+    assert!(!committer.is_throttled());
     pool.segments().tally(&tally);
-    assert!(committer.is_held_back());
-    pool.set_recount(Recount::First);
-    assert!(!committer.is_held_back(), "that is broken off");
-    pool.set_recount(Recount::Again);
+    assert!(committer.is_throttled());
+    pool.set_recount(LivenessScan::First);
+    assert!(!committer.is_throttled(), "that is broken off");
+    pool.set_recount(LivenessScan::Again);
     assert!(committer.is_overrun());
 }
 
@@ -76,17 +76,17 @@ fn writes_wait_for_a_count_behind_which_too_much_is_to_be_written() {
 /// write.
 #[test]
 fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
-    let mut hand = Hand::new("ended");
-    let Hand { pool, committer, .. } = &mut hand;
+    let mut hand = SteppedPool::new("ended");
+    let SteppedPool { pool, committer, .. } = &mut hand;
     let mut tally = crate::map::Tally::new(pool.segments().bytes());
     tally.dirtied = 2 * committer.dirty_max() / 4096;
     pool.segments().tally(&tally);
-    pool.set_recount(Recount::Again);
+    pool.set_recount(LivenessScan::Again);
     let (end, ends) = std::sync::mpsc::channel::<()>();
     let count = move || _ = ends.recv();
-    let thread = Thread::start(pool.segments().directory(), "volume-checkpoint", count).unwrap();
+    let thread = Thread::start("volume-checkpoint", count).unwrap();
     committer.checkpoint = Some(thread);
-    committer.hold_back();
+    committer.throttle();
     committer.end_search();
     assert!(committer.search.is_on);
     drop(end);
@@ -94,17 +94,17 @@ fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
         std::thread::park_timeout(Duration::from_millis(1));
     }
     committer.end_search();
-    assert!(!committer.search.is_on && !committer.is_held_back());
+    assert!(!committer.search.is_on && !committer.is_throttled());
 }
 
 /// If no segment has space for the empty group after the last one, a superblock states what is
 /// durable, but not while another thread writes one.
 #[test]
 fn a_full_pool_records_in_a_superblock_what_is_durable() {
-    let mut hand = Hand::new("recorded");
+    let mut hand = SteppedPool::new("recorded");
     hand.write(0, 1);
-    let Hand { pool, committer, .. } = &mut hand;
-    while pool.segments().take(Want::Checkpoint).is_some() {}
+    let SteppedPool { pool, committer, .. } = &mut hand;
+    while pool.segments().take(AllocationClass::Checkpoint).is_some() {}
     let stated = |pool: &Pool<_>| {
         let superblock = *pool.superblock.lock().unwrap();
         (superblock.sequence, superblock.durable)
@@ -112,7 +112,7 @@ fn a_full_pool_records_in_a_superblock_what_is_durable() {
     let (before, place) = (stated(pool), committer.log.place);
     let (end, ends) = std::sync::mpsc::channel::<()>();
     let write = move || _ = ends.recv();
-    let thread = Thread::start(pool.segments().directory(), "volume-checkpoint", write).unwrap();
+    let thread = Thread::start("volume-checkpoint", write).unwrap();
     committer.checkpoint = Some(thread);
     committer.rest();
     assert!(!committer.is_recorded() && stated(pool) == before);
@@ -133,7 +133,7 @@ fn a_full_pool_records_in_a_superblock_what_is_durable() {
 /// between them; an idle log gets one.
 #[test]
 fn only_an_idle_log_is_written_to() {
-    let mut hand = Hand::new("busy");
+    let mut hand = SteppedPool::new("busy");
     let before = hand.pool.activity();
     (0..5).for_each(|first| hand.write(first, 1));
     let busy = hand.pool.activity();
@@ -144,4 +144,21 @@ fn only_an_idle_log_is_written_to() {
     assert_eq!((idle.groups, idle.syncs), (busy.groups + 1, busy.syncs + 1));
     assert_eq!(idle.log_bytes, busy.log_bytes + BLOCK);
     assert_eq!((idle.number, idle.recorded), (busy.number + 1, busy.number + 1));
+}
+
+/// Regression: a pool never gave the space of a large discard back to its file system, because the
+/// segments without live data were not free before a checkpoint, and an idle pool wrote none.
+#[test]
+fn an_idle_pool_frees_segments_without_live_data() {
+    let mut pool = SteppedPool::new("dead-segments");
+    (0..14).for_each(|number| pool.write(number * FULL, FULL));
+    let full = pool.pool.segments().free();
+    pool.committer.free_dead_segments();
+    let still_full = pool.pool.segments().free();
+    assert!(still_full <= full, "{full}, {still_full}: all segments have live data");
+    pool.discard(0, 14 * FULL);
+    assert!(pool.pool.segments().dead() >= DEAD_MIN, "{:?}", pool.pool.counts());
+    (0..2).for_each(|_| pool.committer.free_dead_segments());
+    let (dead, free) = (pool.pool.segments().dead(), pool.pool.segments().free());
+    assert!(dead < DEAD_MIN && free >= full + DEAD_MIN, "{dead} dead, {full} free, then {free}");
 }

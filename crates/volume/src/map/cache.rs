@@ -9,8 +9,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use blockyard_volume_format::PAGE_BYTES;
+
 use super::page::{Evicted, Leaf};
-use crate::format::PAGE_BYTES;
 
 /// Leaves examined for eviction when one is added.
 const LOOKS: usize = 8;
@@ -62,7 +63,7 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::entry::{Codec, Entry};
+    use blockyard_volume_format::entry::{Codec, Entry};
 
     #[test]
     fn what_nobody_looks_at_goes_first() {

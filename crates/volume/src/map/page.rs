@@ -17,10 +17,9 @@ use std::sync::{Arc, OnceLock};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
-
-use crate::bytes::{put_u64, u64_at};
-use crate::format::entry::{ENTRY_BYTES, Entry};
-use crate::format::{FAN, PAGE_BYTES};
+use blockyard_volume_format::bytes::{put_u64, u64_at};
+use blockyard_volume_format::entry::{ENTRY_BYTES, Entry};
+use blockyard_volume_format::{FAN, PAGE_BYTES};
 
 const _: () = assert!(FAN * ENTRY_BYTES == PAGE_BYTES, "a page is full of entries");
 
@@ -296,7 +295,7 @@ impl Clone for Node {
 
 /// Decides whether a map owns a leaf that is to be changed.
 #[derive(Clone, Copy, Debug)]
-pub struct Stamp {
+pub struct Generation {
     /// The number of copies of maps that had been made when this map was last copied.
     pub copied: u32,
     /// The birth epoch of leaves made now.
@@ -305,7 +304,7 @@ pub struct Stamp {
     pub round: u64,
 }
 
-impl Stamp {
+impl Generation {
     /// Whether a leaf belongs to this map alone.
     pub fn owns(&self, leaf: &Leaf) -> bool {
         leaf.birth > self.copied
@@ -338,7 +337,7 @@ impl Node {
 
     /// Makes a leaf this map's own, copying it if needed, so that it can be changed. Returns
     /// whether that adds a page for the next checkpoint; `None` if the contents are not in memory.
-    pub(crate) fn own(&mut self, at: usize, stamp: Stamp) -> Option<bool> {
+    pub(crate) fn own(&mut self, at: usize, stamp: Generation) -> Option<bool> {
         let slot = self.slot(at);
         let (mut is_news, mut more) = (true, 0);
         match slot {
@@ -443,7 +442,7 @@ pub fn parse_node(page: &[u8]) -> Option<Vec<Option<(Entry, u32)>>> {
             }
             let birth = (word >> BIRTH_SHIFT) as u32 & BIRTH_MAX;
             let word = word & !(u64::from(BIRTH_MAX) << BIRTH_SHIFT);
-            let len = (PAGE_BYTES as u64 / crate::format::UNIT - 1) << BIRTH_SHIFT;
+            let len = (PAGE_BYTES as u64 / blockyard_volume_format::UNIT - 1) << BIRTH_SHIFT;
             let home = Entry::of_words(word | len, crc)?;
             (!home.is_hole()).then_some(Some((home, birth)))
         })
@@ -453,11 +452,11 @@ pub fn parse_node(page: &[u8]) -> Option<Vec<Option<(Entry, u32)>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::entry::Codec;
+    use blockyard_volume_format::entry::Codec;
 
-    const STAMP: Stamp = Stamp { copied: 0, now: 1, round: 1 };
+    const STAMP: Generation = Generation { copied: 0, now: 1, round: 1 };
 
-    fn put(node: &mut Node, at: usize, block: usize, entry: Entry, stamp: Stamp) {
+    fn put(node: &mut Node, at: usize, block: usize, entry: Entry, stamp: Generation) {
         node.own(at, stamp).unwrap();
         node.owned(at).change(|page| page.set(block, entry, true));
     }
@@ -484,7 +483,7 @@ mod tests {
         put(&mut node, 0, 7, entry, STAMP);
         assert!(node.leaf(0).unwrap().page().unwrap().is_fresh(7));
         let snapshot = node.clone();
-        put(&mut node, 0, 8, entry, Stamp { copied: 1, now: 2, round: 1 });
+        put(&mut node, 0, 8, entry, Generation { copied: 1, now: 2, round: 1 });
         let page = node.leaf(0).unwrap().page().unwrap();
         assert!(!page.is_fresh(7) && page.is_fresh(8));
         assert_eq!(node.leaf(0).unwrap().birth(), 2);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::record::Payload;
+use blockyard_store::log_writer::Payload;
 
 /// The new contents of a range.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::entry::Entry;
+use blockyard_volume_format::entry::Entry;
 
 /// Changes of the live counts, collected by one thread.
 #[derive(Clone, Debug)]

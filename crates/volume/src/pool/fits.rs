@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use blockyard_core::Status;
+use blockyard_volume_format::BLOCK_BYTES_MAX;
+use blockyard_volume_format::catalogue::{Change, LISTED_BYTES_MAX, VolumeMeta};
 
 use super::{ON_ITS_WAY, Volumes};
 use crate::config::SIZE_MAX;
-use crate::format::BLOCK_BYTES_MAX;
-use crate::format::catalogue::{Change, LISTED_BYTES_MAX, Traits};
-use crate::record::Live;
+use crate::record::OpenVolume;
 
 impl Volumes {
     /// Checks that volumes have valid lengths after a change, and that the catalogue stays short
@@ -17,37 +17,37 @@ impl Volumes {
     pub(super) fn fits(&self, change: &mut Change) -> Result<(), Status> {
         self.has_lengths(change)?;
         let more = match change {
-            Change::Create(traits) | Change::Copy(traits) => traits.clone(),
+            Change::Create(meta) | Change::Copy(meta) => meta.clone(),
             Change::Resize { id, blocks } => {
                 let live = self.by_id.get(id).ok_or(Status::Inval)?;
-                Traits { blocks: *blocks, ..live.traits.clone() }
+                VolumeMeta { blocks: *blocks, ..live.meta.clone() }
             }
             _ => return Ok(()),
         };
         // Never write a catalogue that is too long to be read.
-        let listed = self.by_id.values().map(|live| live.traits.listed_bytes());
+        let listed = self.by_id.values().map(|live| live.meta.listed_bytes());
         let listed = listed.sum::<u64>().saturating_add(more.listed_bytes());
         if listed <= LISTED_BYTES_MAX { Ok(()) } else { Err(Status::NoSpc) }
     }
 
     fn has_lengths(&self, change: &mut Change) -> Result<(), Status> {
         let (block_bytes, blocks) = match change {
-            Change::Create(traits) => (traits.block_bytes, traits.blocks),
-            Change::Copy(traits) => {
-                let origin = &self.by_id.get(&traits.origin).ok_or(Status::Inval)?.traits;
-                if traits.is_snapshot && !origin.name.starts_with(ON_ITS_WAY) {
-                    traits.blocks = origin.blocks;
+            Change::Create(meta) => (meta.block_bytes, meta.blocks),
+            Change::Copy(meta) => {
+                let origin = &self.by_id.get(&meta.origin).ok_or(Status::Inval)?.meta;
+                if meta.is_snapshot && !origin.name.starts_with(ON_ITS_WAY) {
+                    meta.blocks = origin.blocks;
                 }
-                (traits.block_bytes, traits.blocks)
+                (meta.block_bytes, meta.blocks)
             }
             Change::Resize { id, blocks } => {
                 let live = self.by_id.get(id).ok_or(Status::Inval)?;
-                (live.traits.block_bytes, *blocks)
+                (live.meta.block_bytes, *blocks)
             }
             Change::Destroy { id } => {
-                let name = &self.by_id.get(id).ok_or(Status::Inval)?.traits.name;
-                let is_of = |live: &Arc<Live>| {
-                    let rest = live.traits.name.strip_prefix(name.as_str());
+                let name = &self.by_id.get(id).ok_or(Status::Inval)?.meta.name;
+                let is_of = |live: &Arc<OpenVolume>| {
+                    let rest = live.meta.name.strip_prefix(name.as_str());
                     rest.is_some_and(|rest| rest.starts_with('@'))
                 };
                 let needed = self.by_id.values().any(is_of);

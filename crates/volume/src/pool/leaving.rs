@@ -4,25 +4,28 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use blockyard_sync::mailbox::Mailbox;
+use blockyard_store::SegmentStore;
+use blockyard_sync::completion_queue::CompletionQueue;
 
 use super::Pool;
 use crate::record::{Record, Reply};
-use crate::store::Directory;
 
-/// Marks the owner of a mailbox as closing, until this is dropped.
-pub(crate) struct Leaving<'a, D: Directory> {
+/// Marks the owner of a completion queue as closing, until this is dropped.
+pub(crate) struct Leaving<'a, D: SegmentStore> {
     pool: &'a Pool<D>,
-    mailbox: Arc<Mailbox<Reply>>,
+    completion_queue: Arc<CompletionQueue<Reply>>,
 }
 
-impl<D: Directory> Pool<D> {
-    /// Marks the owner of this mailbox as closing.
-    pub(crate) fn leave(&self, mailbox: &Arc<Mailbox<Reply>>) -> Leaving<'_, D> {
-        let mailbox = Arc::clone(mailbox);
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&mailbox));
-        self.mail.bell().ring();
-        Leaving { pool: self, mailbox }
+impl<D: SegmentStore> Pool<D> {
+    /// Marks the owner of this completion queue as closing.
+    pub(crate) fn leave(&self, completion_queue: &Arc<CompletionQueue<Reply>>) -> Leaving<'_, D> {
+        let completion_queue = Arc::clone(completion_queue);
+        self.leaving
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Arc::clone(&completion_queue));
+        self.mail.event_count().notify();
+        Leaving { pool: self, completion_queue }
     }
 
     /// Whether any volume handle is closing.
@@ -38,14 +41,14 @@ impl<D: Directory> Pool<D> {
     }
 }
 
-impl<D: Directory> Drop for Leaving<'_, D> {
+impl<D: SegmentStore> Drop for Leaving<'_, D> {
     fn drop(&mut self) {
         let mut leaving = self.pool.leaving.lock().unwrap_or_else(PoisonError::into_inner);
-        leaving.retain(|it| !Arc::ptr_eq(it, &self.mailbox));
+        leaving.retain(|it| !Arc::ptr_eq(it, &self.completion_queue));
     }
 }
 
-impl<D: Directory> fmt::Debug for Leaving<'_, D> {
+impl<D: SegmentStore> fmt::Debug for Leaving<'_, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leaving").finish_non_exhaustive()
     }

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use blockyard_core::Status;
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::catalogue::{Change, VOLUMES_MAX, VolumeMeta};
+use blockyard_volume_format::{FAN, FormatError, NODE_BLOCKS};
 
 use super::ON_ITS_WAY;
 use crate::apply::Apply;
-use crate::error::{FormatError, VolumeError};
-use crate::format::catalogue::{Change, Traits, VOLUMES_MAX};
-use crate::format::{FAN, NODE_BLOCKS};
+use crate::error::VolumeError;
 use crate::map::{Frozen, Map};
-use crate::record::Live;
-use crate::store::Directory;
+use crate::record::OpenVolume;
 
 /// The volumes and snapshots of a pool.
 #[derive(Debug, Default)]
@@ -22,24 +22,24 @@ pub struct Volumes {
     /// How many copies of maps have been made.
     pub copies: u32,
     /// The volumes and snapshots by number.
-    pub by_id: BTreeMap<u32, Arc<Live>>,
+    pub by_id: BTreeMap<u32, Arc<OpenVolume>>,
     /// Removed volumes whose maps still use memory. The thread that asked for the removal frees
     /// them, which may take long.
-    pub(crate) gone: Vec<Arc<Live>>,
+    pub(crate) gone: Vec<Arc<OpenVolume>>,
     /// Numbers of the volumes that have a reservation.
     pub(crate) reserving: BTreeSet<u32>,
 }
 
 impl Volumes {
     /// Finds a volume or snapshot by name.
-    pub fn find(&self, name: &str) -> Option<&Arc<Live>> {
-        self.by_id.values().find(|live| live.traits.name == name)
+    pub fn find(&self, name: &str) -> Option<&Arc<OpenVolume>> {
+        self.by_id.values().find(|live| live.meta.name == name)
     }
 
     /// The volumes and snapshots without the hidden ones (see [`ON_ITS_WAY`]).
-    pub(crate) fn list(&self) -> Vec<Traits> {
+    pub(crate) fn list(&self) -> Vec<VolumeMeta> {
         let live = self.by_id.values();
-        live.filter(|it| !it.traits.name.starts_with(ON_ITS_WAY)).map(|it| it.listed()).collect()
+        live.filter(|it| !it.meta.name.starts_with(ON_ITS_WAY)).map(|it| it.listed()).collect()
     }
 
     /// Completes a change and checks whether it can be applied.
@@ -63,14 +63,14 @@ impl Volumes {
         self.fits(change)?;
         let is_copy = matches!(change, Change::Copy(_));
         match change {
-            Change::Create(traits) | Change::Copy(traits) => {
+            Change::Create(meta) | Change::Copy(meta) => {
                 let is_full = self.by_id.len() >= VOLUMES_MAX || id == u32::MAX;
-                if self.find(&traits.name).is_some() || is_full {
+                if self.find(&meta.name).is_some() || is_full {
                     return Err(Status::Inval);
                 }
-                traits.id = id;
+                meta.id = id;
                 if is_copy {
-                    traits.reserved_bytes = 0;
+                    meta.reserved_bytes = 0;
                 }
             }
             Change::Destroy { id } | Change::Resize { id, .. } | Change::Rollback { id, .. } => {
@@ -82,7 +82,7 @@ impl Volumes {
             }
             Change::Reserve { id, bytes } => {
                 let live = self.by_id.get(id).ok_or(Status::Inval)?;
-                if live.traits.is_snapshot || *bytes > live.traits.size_bytes() {
+                if live.meta.is_snapshot || *bytes > live.meta.size_bytes() {
                     return Err(Status::Inval);
                 }
                 // Estimate the owned blocks from the pages in memory; nothing is read for it here.
@@ -93,7 +93,7 @@ impl Volumes {
             Change::Several(_) => return Err(Status::Inval),
         }
         match change {
-            Change::Copy(traits) if !self.by_id.contains_key(&traits.origin) => Err(Status::Inval),
+            Change::Copy(meta) if !self.by_id.contains_key(&meta.origin) => Err(Status::Inval),
             Change::Rollback { to, .. } if !self.by_id.contains_key(to) => Err(Status::Inval),
             _ => Ok(()),
         }
@@ -102,11 +102,11 @@ impl Volumes {
     /// Most pages of maps and of the catalogue that a change adds or modifies, not counting those
     /// that a checkpoint may write in any case.
     pub(crate) fn change_pages(&self, change: &Change) -> u64 {
-        let roots = |id: &u32| self.by_id.get(id).map_or(0, |live| live.traits.root_count());
+        let roots = |id: &u32| self.by_id.get(id).map_or(0, |live| live.meta.root_count());
         // The roots, the catalogue pages that name them, and those with the volume's own data.
         let listed = |roots: usize| (roots + roots.div_ceil(FAN)) as u64 + 2;
         match change {
-            Change::Create(traits) | Change::Copy(traits) => listed(traits.root_count()),
+            Change::Create(meta) | Change::Copy(meta) => listed(meta.root_count()),
             Change::Rollback { id, .. } => listed(roots(id)),
             // Also a partly used leaf and a partly used node.
             Change::Resize { id, blocks } => {
@@ -122,7 +122,7 @@ impl Volumes {
     ///
     /// # Errors
     /// If the change is impossible, which a checked one is not, or if a page cannot be read.
-    pub(crate) fn apply<D: Directory>(
+    pub(crate) fn apply<D: SegmentStore>(
         &mut self,
         change: &Change,
         maps: &mut Apply<'_, D>,
@@ -132,13 +132,13 @@ impl Volumes {
             change => self.change_pages(change),
         };
         match change {
-            Change::Create(traits) => {
-                self.put(traits, traits.id, vec![None; traits.node_count()], 0);
+            Change::Create(meta) => {
+                self.put(meta, meta.id, vec![None; meta.node_count()], 0);
             }
-            Change::Copy(traits) => {
-                let family = self.live(traits.origin)?.family;
-                let (nodes, copies) = self.copy(traits.origin, traits, maps)?;
-                self.put(traits, family, nodes, copies);
+            Change::Copy(meta) => {
+                let family = self.live(meta.origin)?.family;
+                let (nodes, copies) = self.copy(meta.origin, meta, maps)?;
+                self.put(meta, family, nodes, copies);
             }
             Change::Several(changes) => {
                 changes.iter().try_for_each(|change| self.apply(change, maps))?;
@@ -151,7 +151,7 @@ impl Volumes {
             }
             Change::Rollback { id, to } => {
                 let gone = Arc::clone(self.live(*id)?);
-                let (nodes, copies) = self.copy(*to, &gone.traits, maps)?;
+                let (nodes, copies) = self.copy(*to, &gone.meta, maps)?;
                 maps.forget(&gone);
                 self.put(&gone.listed(), gone.family, nodes, copies);
                 self.gone.push(gone);
@@ -165,15 +165,15 @@ impl Volumes {
             }
             Change::Resize { id, blocks } => {
                 let live = Arc::clone(self.live(*id)?);
-                let (old, mut traits) = (live.traits.blocks, live.listed());
+                let (old, mut meta) = (live.meta.blocks, live.listed());
                 if *blocks < old {
                     maps.zero(&live, *blocks, old - blocks)?;
                 }
                 let mut nodes = live.map.freeze();
-                traits.blocks = *blocks;
-                traits.reserved_bytes = traits.reserved_bytes.min(traits.size_bytes());
-                nodes.resize(traits.node_count(), None);
-                self.put(&traits, live.family, nodes, live.map.copied());
+                meta.blocks = *blocks;
+                meta.reserved_bytes = meta.reserved_bytes.min(meta.size_bytes());
+                nodes.resize(meta.node_count(), None);
+                self.put(&meta, live.family, nodes, live.map.copied());
                 self.live(*id)?.own(live.owned());
             }
         }
@@ -181,14 +181,14 @@ impl Volumes {
     }
 
     /// The volumes that have a reservation.
-    pub(crate) fn reserving(&self) -> impl Iterator<Item = &Live> {
+    pub(crate) fn reserving(&self) -> impl Iterator<Item = &OpenVolume> {
         self.reserving.iter().filter_map(|id| self.by_id.get(id).map(|live| &**live))
     }
 
     /// Sets the reservation of a volume in bytes.
     fn reserve(&mut self, id: u32, bytes: u64) -> Result<(), VolumeError> {
         let live = self.live(id)?;
-        live.reserve(bytes.min(live.traits.size_bytes()));
+        live.reserve(bytes.min(live.meta.size_bytes()));
         match bytes {
             0 => _ = self.reserving.remove(&id),
             _ => _ = self.reserving.insert(id),
@@ -197,8 +197,8 @@ impl Volumes {
     }
 
     /// Inserts a volume or snapshot that a checkpoint has.
-    pub(crate) fn insert(&mut self, live: Live) {
-        let (id, bytes) = (live.traits.id, live.reserved_bytes());
+    pub(crate) fn insert(&mut self, live: OpenVolume) {
+        let (id, bytes) = (live.meta.id, live.reserved_bytes());
         self.by_id.insert(id, Arc::new(live));
         if bytes > 0 {
             self.reserving.insert(id);
@@ -207,15 +207,15 @@ impl Volumes {
         }
     }
 
-    fn live(&self, id: u32) -> Result<&Arc<Live>, VolumeError> {
+    fn live(&self, id: u32) -> Result<&Arc<OpenVolume>, VolumeError> {
         self.by_id.get(&id).ok_or_else(|| no_volume(id))
     }
 
     /// Copies a map for a volume: returns its nodes, and the number of this copy.
-    fn copy<D: Directory>(
+    fn copy<D: SegmentStore>(
         &mut self,
         from: u32,
-        traits: &Traits,
+        meta: &VolumeMeta,
         maps: &mut Apply<'_, D>,
     ) -> Result<(Frozen, u32), VolumeError> {
         self.copies = self.copies.saturating_add(1);
@@ -223,13 +223,13 @@ impl Volumes {
         let origin = self.live(from)?;
         let mut nodes = origin.map.share(self.copies);
         origin.own(0);
-        nodes.resize(traits.node_count(), None);
+        nodes.resize(meta.node_count(), None);
         Ok((nodes, self.copies))
     }
 
-    fn put(&mut self, traits: &Traits, family: u32, nodes: Frozen, copied: u32) {
-        self.next_id = self.next_id.max(traits.id.saturating_add(1));
-        self.insert(Live::new(traits.clone(), family, Map::new(nodes, copied)));
+    fn put(&mut self, meta: &VolumeMeta, family: u32, nodes: Frozen, copied: u32) {
+        self.next_id = self.next_id.max(meta.id.saturating_add(1));
+        self.insert(OpenVolume::new(meta.clone(), family, Map::new(nodes, copied)));
     }
 }
 

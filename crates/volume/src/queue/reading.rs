@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_core::{Pieces, Started, Status};
+use blockyard_store::buffer::Buffer;
+use blockyard_store::{Reads, SegmentStore};
+use blockyard_volume_format::BLOCK_BYTES_MAX;
+use blockyard_volume_format::entry::Entry;
 
-use crate::buffer::Buffer;
-use crate::door::Door;
-use crate::format::BLOCK_BYTES_MAX;
-use crate::format::entry::Entry;
-use crate::map::Found;
-use crate::store::{Directory, Reads};
+use crate::handle::VolumeHandle;
+use crate::map::Lookup;
 
 /// A block of zeros.
 static ZEROS: [u8; BLOCK_BYTES_MAX as usize] = [0; BLOCK_BYTES_MAX as usize];
@@ -28,12 +28,12 @@ struct Row {
 
 /// The reads of one queue.
 #[derive(Debug)]
-pub(super) struct Reading<D: Directory> {
+pub(super) struct Reading<D: SegmentStore> {
     reads: D::Reads,
     /// Runs, by the token of their read.
     rows: Vec<Row>,
     free: Vec<u32>,
-    found: Vec<Found>,
+    found: Vec<Lookup>,
 }
 
 /// Copies `bytes` into the buffers of a request, starting at byte `at`.
@@ -51,7 +51,7 @@ fn window(started: &Started, size: u64, block: u64) -> (usize, std::ops::Range<u
     ((from - at) as usize, (from - start) as usize..(to - start) as usize)
 }
 
-impl<D: Directory> Reading<D> {
+impl<D: SegmentStore> Reading<D> {
     pub(super) fn new(reads: D::Reads) -> Reading<D> {
         Reading { reads, rows: Vec::new(), free: Vec::new(), found: Vec::new() }
     }
@@ -60,45 +60,45 @@ impl<D: Directory> Reading<D> {
     /// has failed already.
     pub(super) fn begin(
         &mut self,
-        door: &mut Door<D>,
+        handle: &mut VolumeHandle<D>,
         started: &Started,
         slot: u32,
     ) -> (u32, Status) {
-        let size = door.block_bytes() as u64;
+        let size = handle.block_bytes() as u64;
         let (mut block, end) =
             (started.sector().bytes() / size, started.end().bytes().div_ceil(size));
         let (mut rows, mut status) = (0, Status::Ok);
         let mut found = std::mem::take(&mut self.found);
         while block < end {
-            door.look_at(block, end - block, &mut found);
+            handle.look_at(block, end - block, &mut found);
             let mut next = 0;
             while next < found.len() {
                 let at = block + next as u64;
                 let (place, part) = window(started, size, at);
                 match &found[next] {
-                    Found::Zero | Found::Cleared { .. } => {
+                    Lookup::Zero | Lookup::Cleared { .. } => {
                         put_at(started, place, &ZEROS[part]);
                         next += 1;
                     }
-                    Found::Memory { payload, index, .. } => {
-                        let bytes = door.remember(payload, *index);
+                    Lookup::Memory { payload, index, .. } => {
+                        let bytes = handle.remember(payload, *index);
                         put_at(started, place, &bytes[part]);
                         next += 1;
                     }
                     // About one read in a thousand needs a map page from disk: read it
                     // synchronously.
-                    Found::Away(_) => {
-                        if let Err(error) = door.fetch_for(at) {
+                    Lookup::NotResident(_) => {
+                        if let Err(error) = handle.fetch_for(at) {
                             status = error;
                             next += 1;
                         } else {
-                            door.look_at(at, end - at, &mut found);
+                            handle.look_at(at, end - at, &mut found);
                             (block, next) = (at, 0);
                         }
                     }
-                    Found::Disk(_) => {
-                        let (count, bytes) = door.row(&found[next..]);
-                        self.begin_row(door, slot, at, &found[next..next + count], bytes);
+                    Lookup::Disk(_) => {
+                        let (count, bytes) = handle.row(&found[next..]);
+                        self.begin_row(handle, slot, at, &found[next..next + count], bytes);
                         rows += 1;
                         next += count;
                     }
@@ -113,10 +113,10 @@ impl<D: Directory> Reading<D> {
 
     fn begin_row(
         &mut self,
-        door: &mut Door<D>,
+        handle: &mut VolumeHandle<D>,
         slot: u32,
         first: u64,
-        found: &[Found],
+        found: &[Lookup],
         bytes: usize,
     ) {
         let number = self.free.pop().unwrap_or_else(|| {
@@ -127,16 +127,16 @@ impl<D: Directory> Reading<D> {
         (row.slot, row.first) = (slot, first);
         row.entries.clear();
         row.entries.extend(found.iter().filter_map(|found| match found {
-            Found::Disk(entry) => Some(*entry),
+            Lookup::Disk(entry) => Some(*entry),
             _ => None,
         }));
         // The memory in flight is bounded by the queue's requests and their length.
-        let buffer = door.pool().memory().take_beyond(bytes);
-        match door.place(&row.entries[0]) {
+        let buffer = handle.pool().memory().take_beyond(bytes);
+        match handle.place(&row.entries[0]) {
             Some((file, offset)) => self.reads.begin(number, &file, offset, buffer),
             // The segment has no such file. The second attempt in `finish` reports the damage.
             None => {
-                let missing = Arc::clone(&door.pool().segments().files()[0]);
+                let missing = Arc::clone(&handle.pool().segments().files()[0]);
                 self.reads.begin(number, &missing, u64::MAX >> 1, buffer);
             }
         }
@@ -158,12 +158,12 @@ impl<D: Directory> Reading<D> {
     /// Copies the data of a finished run into the request, and returns the status.
     pub(super) fn finish(
         &mut self,
-        door: &mut Door<D>,
+        handle: &mut VolumeHandle<D>,
         ended: &Ended,
         started: &Started,
     ) -> Status {
         let row = std::mem::take(&mut self.rows[ended.number as usize]);
-        let size = door.block_bytes() as u64;
+        let size = handle.block_bytes() as u64;
         let mut status = Status::Ok;
         let mut from = 0;
         for (block, entry) in (row.first..).zip(&row.entries) {
@@ -171,14 +171,14 @@ impl<D: Directory> Reading<D> {
             let (place, part) = window(started, size, block);
             let stored = ended.buffer.as_ref().map(|buffer| &buffer[from..from + len]);
             from += len;
-            if let Some(plain) = stored.and_then(|stored| door.unpack(entry, stored)) {
+            if let Some(plain) = stored.and_then(|stored| handle.unpack(entry, stored)) {
                 put_at(started, place, &plain[part]);
                 continue;
             }
             // The block may have moved meanwhile. If not, this read returns the error and logs it.
             let mut at = place;
             let bytes = started.sector().bytes() + place as u64;
-            let read = door.read(bytes, part.len(), |bytes| {
+            let read = handle.read(bytes, part.len(), |bytes| {
                 put_at(started, at, bytes);
                 at += bytes.len();
             });

@@ -3,14 +3,15 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use blockyard_store::buffer::Buffer;
+use blockyard_store::{GoodCopies, SegmentStore, StoreFile};
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume_format::superblock::{LogPlace, SEGMENT_NONE, Superblock};
+
 use super::{AHEAD_BYTES, Recovery};
-use crate::buffer::Buffer;
-use crate::bytes::crc;
 use crate::checkpoint::mark_of;
 use crate::error::VolumeError;
-use crate::format::group::{self, Descriptor, Head, Kind};
-use crate::format::superblock::{LogPlace, SEGMENT_NONE, Superblock};
-use crate::store::{Directory, GoodCopies, StoreFile};
 
 /// A group that was found.
 pub(super) struct Group {
@@ -63,7 +64,7 @@ fn is_older(group: &Group, other: &Group) -> bool {
     group.head.epoch < other.head.epoch
 }
 
-impl<D: Directory> Recovery<'_, D> {
+impl<D: SegmentStore> Recovery<'_, D> {
     /// The copies that hold all data now.
     pub(super) fn copies(&self) -> GoodCopies {
         self.segments.copies(&self.segments.files(), 0)
@@ -78,7 +79,7 @@ impl<D: Directory> Recovery<'_, D> {
             match self.next_in(copy) {
                 Ok(Some(group)) if found.as_ref().is_none_or(|it| is_older(it, &group)) => {
                     if copy != copies.first() {
-                        self.mend(&group)?;
+                        self.repair(&group)?;
                     }
                     found = Some(group);
                 }
@@ -98,14 +99,14 @@ impl<D: Directory> Recovery<'_, D> {
     }
 
     /// Writes a group over the copies that do not have it.
-    fn mend(&self, group: &Group) -> Result<(), VolumeError> {
+    fn repair(&self, group: &Group) -> Result<(), VolumeError> {
         let Group { segment, offset, bytes, .. } = group;
         let files = self.segments.files();
         let Some((file, bytes)) = files.get(*segment as usize).zip(bytes.as_ref()) else {
             return Ok(());
         };
         let doing = || VolumeError::io(format!("cannot mend segment {segment} offset {offset}"));
-        file.mend(u64::from(*offset), bytes).map(drop).map_err(|error| doing()(error))
+        file.repair(u64::from(*offset), bytes).map(drop).map_err(|error| doing()(error))
     }
 
     /// The next group in one copy.

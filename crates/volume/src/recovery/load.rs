@@ -4,18 +4,19 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::Recovery;
-use crate::bytes::crc;
-use crate::error::{FormatError, VolumeError};
-use crate::format::catalogue::{self, CATALOGUE_BYTES_MAX, Listed};
-use crate::format::entry::{ENTRY_BYTES, Entry};
-use crate::format::superblock::{FILE, Superblock};
-use crate::format::{FAN, PAGE_BYTES};
-use crate::map::{Frozen, Leaf, Map, Node, page};
-use crate::record::Live;
-use crate::store::Directory;
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::catalogue::{self, CATALOGUE_BYTES_MAX, Listed};
+use blockyard_volume_format::entry::{ENTRY_BYTES, Entry};
+use blockyard_volume_format::superblock::{FILE, Superblock};
+use blockyard_volume_format::{FAN, FormatError, PAGE_BYTES};
 
-impl<D: Directory> Recovery<'_, D> {
+use super::Recovery;
+use crate::error::VolumeError;
+use crate::map::{Frozen, Leaf, Map, Node, page};
+use crate::record::OpenVolume;
+
+impl<D: SegmentStore> Recovery<'_, D> {
     /// Reads the catalogue and the maps of the checkpoint.
     pub(super) fn load(&mut self) -> Result<(), VolumeError> {
         let Superblock { catalogue: place, catalogue_bytes: len, .. } = self.superblock;
@@ -40,15 +41,15 @@ impl<D: Directory> Recovery<'_, D> {
         // Snapshots share most of their nodes and leaves.
         let mut shared = Shared::default();
         let mut maps = Vec::with_capacity(listed.len());
-        for Listed { traits, family, copied, owned, roots } in listed {
-            if traits.block_bytes < self.superblock.align {
-                let (what, field, value) = ("catalogue", "block_bytes", traits.block_bytes.into());
+        for Listed { meta, family, copied, owned, roots } in listed {
+            if meta.block_bytes < self.superblock.align {
+                let (what, field, value) = ("catalogue", "block_bytes", meta.block_bytes.into());
                 let want = "the superblock's `align` at least";
                 return Err(FormatError::Field { what, field, value, want }.into());
             }
-            let frozen = self.nodes(&roots, traits.node_count(), &mut shared)?;
+            let frozen = self.nodes(&roots, meta.node_count(), &mut shared)?;
             maps.push(frozen.clone());
-            let live = Live::new(traits, family, Map::new(frozen, copied));
+            let live = OpenVolume::new(meta, family, Map::new(frozen, copied));
             live.own(owned);
             self.volumes.insert(live);
         }

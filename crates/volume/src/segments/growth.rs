@@ -9,11 +9,14 @@
 
 use std::sync::{Arc, PoisonError, TryLockError};
 
-use super::table::State;
-use super::{Segments, Want, name};
-use crate::store::{self, Directory};
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::segment_name;
 
-impl<D: Directory> Segments<D> {
+use super::table::State;
+use super::{AllocationClass, Segments};
+use crate::thread;
+
+impl<D: SegmentStore> Segments<D> {
     /// Measures how many more segments can be made.
     pub fn look_outside(&self) {
         let count = self.directory.outside_bytes() / u64::from(self.bytes);
@@ -30,25 +33,25 @@ impl<D: Directory> Segments<D> {
     /// of the file system than at the last measurement.
     pub fn left_bytes(&self) -> u64 {
         let table = self.table();
-        table.left_bytes(table.there() + table.more())
+        table.left_bytes(table.existing_segments() + table.more())
     }
 
     /// Bytes in use, with pages counted twice, and [`Segments::left_bytes`].
     pub fn used_and_left_bytes(&self) -> (u64, u64) {
         let table = self.table();
-        (table.used_bytes(), table.left_bytes(table.there() + table.more()))
+        (table.used_bytes(), table.left_bytes(table.existing_segments() + table.more()))
     }
 
     /// Whether this allocation class may change `pages` pages and take `segments` segments of
     /// existing files. Makes segments if there are too few.
-    pub fn may(&self, want: Want, pages: u64, segments: usize) -> bool {
+    pub fn may(&self, want: AllocationClass, pages: u64, segments: usize) -> bool {
         loop {
             let before = {
                 let table = self.table();
                 if table.free >= table.left_by(want, pages) + segments {
                     return true;
                 }
-                table.there()
+                table.existing_segments()
             };
             if !self.grow_from(before) {
                 return false;
@@ -58,7 +61,7 @@ impl<D: Directory> Segments<D> {
 
     /// How many segments must be free so that this class may change `pages` pages and take
     /// `segments`.
-    pub(crate) fn needed(&self, want: Want, pages: u64, segments: usize) -> usize {
+    pub(crate) fn needed(&self, want: AllocationClass, pages: u64, segments: usize) -> usize {
         self.table().left_by(want, pages) + segments
     }
 
@@ -68,13 +71,13 @@ impl<D: Directory> Segments<D> {
     }
 
     /// Whether the changed pages need most of the space that is left for them.
-    pub fn is_soiled(&self) -> bool {
+    pub fn is_dirty_limit_near(&self) -> bool {
         let table = self.table();
-        table.more() == 0 && table.is_soiled()
+        table.more() == 0 && table.is_dirty_limit_near()
     }
 
     /// Takes a free segment; makes one if none is free.
-    pub fn take(&self, want: Want) -> Option<u32> {
+    pub fn take(&self, want: AllocationClass) -> Option<u32> {
         loop {
             let before = {
                 let mut table = self.table();
@@ -83,7 +86,7 @@ impl<D: Directory> Segments<D> {
                         drop(table);
                         return self.pinned(number);
                     }
-                    None => table.there(),
+                    None => table.existing_segments(),
                 }
             };
             if !self.grow_from(before) {
@@ -120,13 +123,13 @@ impl<D: Directory> Segments<D> {
     /// `bytes` bytes, and more can be made.
     pub fn wants_more(&self, free: usize, bytes: u64) -> bool {
         let table = self.table();
-        let is_short = table.free < free || table.left_bytes(table.there()) < bytes;
+        let is_short = table.free < free || table.left_bytes(table.existing_segments()) < bytes;
         is_short && table.more() > 0
     }
 
     /// Makes one segment if there is space. Returns whether there is one more.
     pub fn grow(&self) -> bool {
-        let before = self.table().there();
+        let before = self.table().existing_segments();
         self.grow_from(before)
     }
 
@@ -134,11 +137,11 @@ impl<D: Directory> Segments<D> {
     /// done so since there were `before` segments.
     fn grow_from(&self, before: usize) -> bool {
         let is_held = || matches!(self.making.try_lock(), Err(TryLockError::WouldBlock));
-        self.directory.until(&|| !is_held());
+        thread::wait_until(&|| !is_held());
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         let (number, is_hollow) = {
             let table = self.table();
-            if table.there() > before {
+            if table.existing_segments() > before {
                 return true;
             }
             let hollow = table.states.iter().position(|state| *state == State::Hollow);
@@ -151,7 +154,7 @@ impl<D: Directory> Segments<D> {
         if is_hollow {
             return self.fill(number);
         }
-        match store::make(&self.directory, &name(number), u64::from(self.bytes)) {
+        match blockyard_store::make(&self.directory, &segment_name(number), u64::from(self.bytes)) {
             Ok(file) => {
                 let file = Arc::new(file);
                 self.files
@@ -191,7 +194,7 @@ impl<D: Directory> Segments<D> {
     /// space.
     pub(crate) fn left_there(&self) -> u64 {
         let table = self.table();
-        table.left_bytes(table.there())
+        table.left_bytes(table.existing_segments())
     }
 
     /// Gives the space of `count` free segments back to the file system. They are refilled before
@@ -214,7 +217,7 @@ impl<D: Directory> Segments<D> {
     pub fn may_try_again(&self) -> bool {
         self.look_outside();
         let table = self.table();
-        table.full && table.outside > 0 && table.there() < table.count_max
+        table.full && table.outside > 0 && table.existing_segments() < table.count_max
     }
 
     /// Tries again to make a segment after that has failed, if there may be space now. The space

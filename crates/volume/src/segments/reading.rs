@@ -1,21 +1,24 @@
 //! Reads from segments, from whichever copy has intact data.
 
 use std::io;
+use std::sync::Arc;
+
+use blockyard_store::buffer::{ALIGN, Buffer, Memory};
+use blockyard_store::{GoodCopies, SegmentStore, StoreFile};
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::entry::Entry;
+use blockyard_volume_format::{FormatError, PAGE_BYTES};
 
 use super::{Files, Segments};
-use crate::buffer::{ALIGN, Buffer, Memory};
-use crate::bytes::crc;
-use crate::error::{FormatError, VolumeError};
-use crate::format::PAGE_BYTES;
-use crate::format::entry::Entry;
-use crate::recovery::crew::Crew;
-use crate::store::{Directory, GoodCopies, StoreFile};
+use crate::error::VolumeError;
+use crate::map::{Leaf, Map, Page};
+use crate::recovery::workers::Workers;
 
 /// A long read is split into at most `PARTS` parts of at least `PART_BYTES` bytes.
 const PARTS: usize = 16;
 const PART_BYTES: usize = 256 << 10;
 
-impl<D: Directory> Segments<D> {
+impl<D: SegmentStore> Segments<D> {
     /// Reads a map page and verifies its checksum.
     ///
     /// # Errors
@@ -45,6 +48,31 @@ impl<D: Directory> Segments<D> {
             return Err(FormatError::Page { segment, offset, found, want: home.crc() }.into());
         }
         Ok(bytes)
+    }
+
+    /// The contents of a leaf, or of its current version. If the volume is written meanwhile, the
+    /// page of an older version may have been replaced by other data.
+    ///
+    /// # Errors
+    /// If the current version cannot be read.
+    pub fn page_now(
+        &self,
+        map: &Map,
+        (number, at): (usize, usize),
+        leaf: &Arc<Leaf>,
+    ) -> Result<Arc<Page>, VolumeError> {
+        let mut leaf = Arc::clone(leaf);
+        loop {
+            let error = match self.page(&leaf) {
+                Ok(page) => return Ok(page),
+                Err(error) => error,
+            };
+            match map.with(number, |span| span.node().and_then(|node| node.leaf(at).cloned())) {
+                Some(now) if Arc::ptr_eq(&now, &leaf) => return Err(error),
+                Some(now) => leaf = now,
+                None => return Ok(Arc::default()),
+            }
+        }
     }
 
     /// Whether a map page is permanently lost: it is damaged in every copy, and no copy is missing
@@ -110,7 +138,7 @@ impl<D: Directory> Segments<D> {
         std::thread::scope(|scope| {
             let parts = (address..).step_by(part_bytes).zip(into.chunks_mut(part_bytes));
             let read = move |(place, part)| self.read_copy(files, copy, place, part);
-            Crew::new(scope).all(parts, read)?.into_iter().collect()
+            Workers::new(scope).all(parts, read)?.into_iter().collect()
         })
     }
 
@@ -152,9 +180,9 @@ impl<D: Directory> Segments<D> {
         let Some(file) = files.get(segment as usize) else { return first.map(|()| 0) };
         if copies.count() < 2 {
             return match read_spare(&**file, offset, into, is_whole) {
-                Some(mended) => {
-                    self.repaired(usize::from(mended), address);
-                    Ok(usize::from(mended))
+                Some(repaired) => {
+                    self.repaired(usize::from(repaired), address);
+                    Ok(usize::from(repaired))
                 }
                 // Return the damaged data of the good copy, not those of the stale one.
                 None => first.and_then(|()| file.read_at(offset, into)).map(|()| 0),
@@ -164,12 +192,12 @@ impl<D: Directory> Segments<D> {
         for copy in copies.numbers() {
             let read = self.read_copy(files, copy, address, into);
             if read.is_ok() && is_whole(into) {
-                let mended = file.mend(offset, into).unwrap_or_else(|error| {
+                let repaired = file.repair(offset, into).unwrap_or_else(|error| {
                     tracing::error!("segment {segment} offset {offset} is not mended: {error}");
                     0
                 });
-                self.repaired(mended, address);
-                return Ok(mended);
+                self.repaired(repaired, address);
+                return Ok(repaired);
             }
             // Damaged data take precedence over a read error.
             last = last.or(read);
@@ -196,4 +224,48 @@ pub(crate) fn read_spare<F: StoreFile>(
         tracing::error!("what is damaged at {offset} is not mended: {error}");
     }
     Some(written.is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stepped_pool::SteppedPool;
+
+    /// Regression: a leaf that was replaced during the count was reported as damaged, because its
+    /// place had other data by then.
+    #[test]
+    fn a_page_that_has_gone_meanwhile_is_looked_for_where_it_is() {
+        let mut hand = SteppedPool::new("usage");
+        hand.write(0, 4);
+        hand.checkpoint();
+        let live = hand.pool.find("v").unwrap();
+        let leaf = || live.map.with(0, |span| span.node().unwrap().leaf(0).cloned().unwrap());
+        let old = leaf();
+        let segments = hand.pool.segments();
+        let (file, offset) = segments.place(old.home().unwrap().address()).unwrap();
+        let count = |leaf: &Arc<Leaf>| {
+            let page = segments.page_now(&live.map, (0, 0), leaf);
+            page.map(|page| page.entries().iter().filter(|entry| !entry.is_hole()).count())
+        };
+        let mut bytes = hand.pool.memory().take_beyond(4096);
+        bytes.fill(9);
+        while old.is_here() {
+            old.evict();
+        }
+        file.write_at(offset, &[&bytes]).unwrap();
+        assert!(count(&old).is_err(), "it is damaged");
+        let (now, mut page) = (Page::default(), Page::default());
+        page.set(
+            3,
+            blockyard_volume_format::entry::Entry::new(4096, 4096, Default::default(), 1),
+            false,
+        );
+        for (contents, blocks) in [(now, 0), (page, 1)] {
+            let now = Arc::new(Leaf::new(Arc::new(contents), 1));
+            let mut node = crate::map::Node::default();
+            node.put(0, now);
+            live.map.replace(0, Arc::new(node));
+            assert_eq!(count(&old).unwrap(), blocks);
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The state of each segment, and which operations may take free ones.
 //!
 //! The last free segments are not for writes. Each allocation class leaves some to the classes
-//! before it, see [`Want`]:
+//! before it, see [`AllocationClass`]:
 //!
 //! - Checkpoints: segments are *kept* for the next one, enough for every changed page, all roots
 //!   and the whole catalogue. The space after the pages of the last checkpoint is subtracted. More
@@ -27,7 +27,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::format::PAGE_BYTES;
+use blockyard_volume_format::PAGE_BYTES;
 
 /// Segments that cleaning may take of those that writes leave: blocks, log, pages, and a spare.
 const MOVING: usize = 4;
@@ -81,7 +81,7 @@ pub(super) struct Table {
     /// A segment could not be made: no more are made, whatever the measurement says.
     pub(super) full: bool,
     /// Segments with damaged data that cleaning would have to move.
-    pub(super) spoiled: BTreeSet<u32>,
+    pub(super) quarantined: BTreeSet<u32>,
     /// Upper bound of the live bytes of blocks in each segment.
     pub(super) live: Vec<u64>,
     /// The sum of `live`.
@@ -93,7 +93,7 @@ pub(super) struct Table {
     /// Pages changed since the last checkpoint began.
     pub(super) dirtied: u64,
     /// Most pages that groups in flight change, and the bytes of blocks in them.
-    pub(super) coming: (u64, u64),
+    pub(super) in_flight: (u64, u64),
     /// Pages that the last checkpoint needs.
     pub(super) pages: u64,
     /// Of `pages`, the map roots and catalogue pages.
@@ -121,13 +121,13 @@ impl Table {
             outside: usize::MAX,
             stand: (0, 0),
             full: false,
-            spoiled: BTreeSet::new(),
+            quarantined: BTreeSet::new(),
             live: vec![0; count],
             counted: 0,
             raised: 0,
             unknown_bytes: 0,
             dirtied: 0,
-            coming: (0, 0),
+            in_flight: (0, 0),
             pages: 0,
             upper: 0,
             rest: 0,
@@ -155,23 +155,32 @@ impl Table {
     }
 
     /// Whether the changed pages need so much space that writes will soon be refused.
-    pub(super) fn is_soiled(&self) -> bool {
-        self.dirtied >= self.pages_each && self.beside() > self.free
+    pub(super) fn is_dirty_limit_near(&self) -> bool {
+        self.dirtied >= self.pages_each && self.kept_for_checkpoint() > self.free
     }
 
     /// Takes a free segment, if the reserve of the other classes stays free.
-    pub(super) fn take(&mut self, want: Want) -> Option<u32> {
+    pub(super) fn take(&mut self, want: AllocationClass) -> Option<u32> {
         if self.free <= self.left_by(want, 0) {
             return None;
         }
         let number = self.states.iter().position(|state| *state == State::Free)?;
         self.states[number] = State::Used { round: self.round };
         self.free -= 1;
-        if want == Want::Checkpoint {
+        if want == AllocationClass::Checkpoint {
             self.under_way = self.under_way.saturating_sub(1);
         }
-        self.spoiled.remove(&(number as u32));
+        self.quarantined.remove(&(number as u32));
         Some(number as u32)
+    }
+
+    /// How many segments have no live data, and are free after the next checkpoints. Segments of
+    /// map pages have no live blocks either; there are at most twice as many as the pages fill.
+    pub(super) fn dead(&self) -> usize {
+        let used = self.states.iter().zip(&self.live);
+        let empty = used.filter(|(state, live)| matches!(state, State::Used { .. }) && **live == 0);
+        let of_pages = 2 * self.pages.div_ceil(self.pages_each) as usize + OPEN as usize;
+        (empty.count() + self.idle).saturating_sub(of_pages)
     }
 
     /// Changes the state of each segment.
@@ -249,13 +258,13 @@ impl Table {
     }
 
     /// Segments that occupy space in the file system.
-    pub(super) fn there(&self) -> usize {
+    pub(super) fn existing_segments(&self) -> usize {
         self.states.len() - self.hollow
     }
 
     /// Pages that the next checkpoint writes.
     fn to_write(&self) -> u64 {
-        self.dirtied + self.coming.0 + self.upper + UPPER_MORE
+        self.dirtied + self.in_flight.0 + self.upper + UPPER_MORE
     }
 
     /// Pages of the next checkpoint that do not fit into the open segment, if `more` pages are
@@ -272,23 +281,23 @@ impl Table {
 
     /// Segments that writes leave to other classes, and those that the next checkpoint may take in
     /// addition to those kept for it when it begins.
-    pub(super) fn beside(&self) -> usize {
-        self.left_by(Want::Write, 0) + self.kept(0)
+    pub(super) fn kept_for_checkpoint(&self) -> usize {
+        self.left_by(AllocationClass::Write, 0) + self.kept(0)
     }
 
     /// Segments that this class leaves free, if `more` pages are changed.
-    pub(super) fn left_by(&self, want: Want, more: u64) -> usize {
+    pub(super) fn left_by(&self, want: AllocationClass, more: u64) -> usize {
         match want {
-            Want::Checkpoint => 0,
-            Want::Move => self.kept(more),
-            Want::Free => self.kept(more) + MOVING,
-            Want::Write => self.kept(more) + RESERVE,
+            AllocationClass::Checkpoint => 0,
+            AllocationClass::Move => self.kept(more),
+            AllocationClass::Free => self.kept(more) + MOVING,
+            AllocationClass::Write => self.kept(more) + RESERVE,
         }
     }
 
     /// How many more pages this class may change if it takes `taken` segments; `None` if it may not
     /// take these.
-    pub(super) fn pages_left(&self, want: Want, taken: usize) -> Option<u64> {
+    pub(super) fn pages_left(&self, want: AllocationClass, taken: usize) -> Option<u64> {
         let spare = self.free.checked_sub(self.left_by(want, 0) + taken)? as u64;
         let beyond = self.beyond(0).div_ceil(self.pages_each);
         let have = (beyond + spare) * self.pages_each + self.rest;
@@ -298,13 +307,13 @@ impl Table {
     /// How many more segments can be made, as of the last measurement.
     pub(super) fn more(&self) -> usize {
         let most = if self.full { 0 } else { self.outside };
-        self.count_max.saturating_sub(self.there()).min(most)
+        self.count_max.saturating_sub(self.existing_segments()).min(most)
     }
 
     /// Bytes in use, with pages counted twice: a checkpoint writes new pages while the old ones
     /// stay.
     pub(super) fn used_bytes(&self) -> u64 {
-        self.counted + self.coming.1 + 2 * self.pages * PAGE_BYTES as u64
+        self.counted + self.in_flight.1 + 2 * self.pages * PAGE_BYTES as u64
     }
 
     /// How many bytes may be written in addition to the live data if there are `count` segments.
@@ -322,7 +331,7 @@ impl Table {
 /// Allocation classes: what space is needed for. Each class leaves a reserve to those before it, so
 /// operations that free space continue when writes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Want {
+pub enum AllocationClass {
     /// Pages of a checkpoint, for which enough is reserved.
     Checkpoint,
     /// Cleaning: the moved blocks, and their records in the log.
@@ -346,7 +355,7 @@ pub struct Counts {
     /// Segments that have given their space back to the file system.
     pub hollow: usize,
     /// Segments with damaged blocks, which are no longer cleaned.
-    pub spoiled: usize,
+    pub quarantined: usize,
 }
 
 #[cfg(test)]
@@ -365,15 +374,32 @@ mod tests {
         (table.dirtied, table.upper, table.rest) = (6, 3, 2);
         // Nine pages and two more: two fit into the open segment, the rest into three segments of
         // four pages.
-        assert_eq!(table.left_by(Want::Move, 0), 3);
-        assert_eq!(table.left_by(Want::Move, 3), 3);
-        assert_eq!(table.left_by(Want::Move, 4), 4);
-        for (want, left) in
-            [(Want::Write, 8), (Want::Free, 7), (Want::Move, 3), (Want::Checkpoint, 0)]
-        {
+        assert_eq!(table.left_by(AllocationClass::Move, 0), 3);
+        assert_eq!(table.left_by(AllocationClass::Move, 3), 3);
+        assert_eq!(table.left_by(AllocationClass::Move, 4), 4);
+        for (want, left) in [
+            (AllocationClass::Write, 8),
+            (AllocationClass::Free, 7),
+            (AllocationClass::Move, 3),
+            (AllocationClass::Checkpoint, 0),
+        ] {
             while table.take(want).is_some() {}
             assert_eq!(table.free, left, "{want:?}");
         }
+    }
+
+    #[test]
+    fn dead_segments_have_neither_live_blocks_nor_pages() {
+        let mut table = table(20);
+        while table.free > 4 {
+            table.take(AllocationClass::Checkpoint);
+        }
+        assert_eq!(table.dead(), 16 - OPEN as usize);
+        table.live[3] = 1;
+        assert_eq!(table.dead(), 15 - OPEN as usize);
+        // Five pages fill two segments of four.
+        table.pages = 5;
+        assert_eq!(table.dead(), 15 - OPEN as usize - 4);
     }
 
     #[test]
@@ -382,8 +408,8 @@ mod tests {
             let mut table = table(free);
             (table.dirtied, table.upper, table.rest) = (5, 2, rest);
             for taken in 0..4 {
-                let fits = |more| table.free >= table.left_by(Want::Move, more) + taken;
-                match table.pages_left(Want::Move, taken) {
+                let fits = |more| table.free >= table.left_by(AllocationClass::Move, more) + taken;
+                match table.pages_left(AllocationClass::Move, taken) {
                     Some(most) => assert!(fits(most) && !fits(most + 1), "{free} {rest} {taken}"),
                     None => assert!(!fits(0), "{free} {rest} {taken}"),
                 }
@@ -394,10 +420,10 @@ mod tests {
     #[test]
     fn what_is_emptied_is_free_where_no_log_is_read() {
         let mut table = table(4);
-        let old = table.take(Want::Checkpoint).unwrap();
+        let old = table.take(AllocationClass::Checkpoint).unwrap();
         let round = table.begin_round();
         table.end_round(true);
-        let new = table.take(Want::Checkpoint).unwrap();
+        let new = table.take(AllocationClass::Checkpoint).unwrap();
         table.stand_for(round);
         assert!(!table.release(old, State::Free), "the other superblock has an older log");
         table.stand_for_one();
@@ -413,13 +439,13 @@ mod tests {
     fn a_checkpoint_on_its_way_has_what_was_kept_for_it() {
         let mut table = table(12);
         table.dirtied = 6;
-        assert_eq!(table.left_by(Want::Move, 0), 2);
+        assert_eq!(table.left_by(AllocationClass::Move, 0), 2);
         table.begin_round();
         // Two for the running checkpoint, and one for the next one.
-        assert_eq!(table.left_by(Want::Move, 0), 3);
-        table.take(Want::Checkpoint);
-        assert_eq!(table.left_by(Want::Move, 0), 2);
+        assert_eq!(table.left_by(AllocationClass::Move, 0), 3);
+        table.take(AllocationClass::Checkpoint);
+        assert_eq!(table.left_by(AllocationClass::Move, 0), 2);
         table.end_round(false);
-        assert_eq!((table.dirtied, table.left_by(Want::Move, 0)), (6, 2));
+        assert_eq!((table.dirtied, table.left_by(AllocationClass::Move, 0)), (6, 2));
     }
 }

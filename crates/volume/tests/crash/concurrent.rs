@@ -6,13 +6,13 @@
 use std::collections::HashMap;
 
 use blockyard_core::Status;
-use blockyard_sim::directory::{Change, Directory, Medium};
-use blockyard_sim::seed::Seed;
+use blockyard_testing::directory::{Change, Medium, SimulatedDirectory};
+use blockyard_testing::seed::Seed;
 use blockyard_volume::Compression;
-use blockyard_volume::door::{NOBODY, Outcome};
+use blockyard_volume::handle::{NOBODY, Outcome};
 use blockyard_volume::record::Body;
 
-use crate::rig::{History, Rig, Shape, Step, format};
+use crate::fixture::{Fixture, History, Shape, Step, format};
 use crate::turns::Turns;
 use crate::{look, step};
 
@@ -71,15 +71,15 @@ impl Drop for Kill {
 
 /// Runs a random workload on a pool.
 fn run(random: &mut fastrand::Rng, shape: &Shape) -> Run {
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, shape);
     let medium = directory.medium();
     let turns = Turns::new(random.fork());
     let _kill = Kill(turns.clone());
-    let mut rig = Rig::beside(&directory, shape, &turns).unwrap();
+    let mut fixture = Fixture::beside(&directory, shape, &turns).unwrap();
     let count = random.usize(60..300);
     let mut snapshots = 0;
-    while rig.history.len() < count {
+    while fixture.history.len() < count {
         let mut next = step(random, shape);
         if next == Step::Snapshot {
             snapshots += 1;
@@ -91,34 +91,34 @@ fn run(random: &mut fastrand::Rng, shape: &Shape) -> Run {
         // around it.
         let is_snapshot = next == Step::Snapshot;
         if is_snapshot {
-            end(rig.go_on());
+            end(fixture.go_on());
         }
-        end(rig.begin(next));
+        end(fixture.begin(next));
         if is_snapshot {
-            end(rig.go_on());
+            end(fixture.go_on());
         }
         match random.u8(..16) {
-            0 => end(rig.go_on()),
-            1 => rig.committer.settle(),
+            0 => end(fixture.go_on()),
+            1 => fixture.committer.settle(),
             2..7 => turns.step(),
             turns => {
                 for _ in 7..turns.min(12) {
-                    rig.turn();
+                    fixture.turn();
                 }
             }
         }
-        end(rig.collect());
+        end(fixture.collect());
     }
-    end(rig.go_on());
+    end(fixture.go_on());
     if random.bool() {
-        let mut answer = rig.pool.ask_for(Body::Stop);
-        rig.run();
+        let mut answer = fixture.pool.ask_for(Body::Stop);
+        fixture.run();
         assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
     }
-    let done = rig.pool.activity();
+    let done = fixture.pool.activity();
     let (checkpoints, moved_bytes, cleaned) = (done.checkpoints, done.moved_bytes, done.cleaned);
-    rig.pool.set_running(false);
-    let (history, changes) = (rig.history.by_answers(), directory.changes());
+    fixture.pool.set_running(false);
+    let (history, changes) = (fixture.history.by_answers(), directory.changes());
     Run { history, changes, medium, checkpoints, moved_bytes, cleaned }
 }
 
@@ -218,7 +218,13 @@ enum Waits {
 
 impl Asked {
     /// Starts a random request.
-    fn ask(&mut self, rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, token: u32) {
+    fn ask(
+        &mut self,
+        fixture: &mut Fixture,
+        random: &mut fastrand::Rng,
+        shape: &Shape,
+        token: u32,
+    ) {
         let first = random.u64(..shape.blocks);
         let count = random.u64(1..=(shape.blocks - first).min(4));
         let size = u64::from(shape.block_bytes);
@@ -228,17 +234,17 @@ impl Asked {
             0 => {
                 let answered = self.answered.len();
                 self.waiting.insert(token, Waits::Flush { answered });
-                (rig.door.flush(token), None)
+                (fixture.handle.flush(token), None)
             }
-            1..4 => (rig.door.zero(at, len, token, durable), Some(0)),
+            1..4 => (fixture.handle.zero(at, len, token, durable), Some(0)),
             _ => {
-                let block = rig.bytes(token.into());
+                let block = fixture.bytes(token.into());
                 let fill = |_: usize, into: &mut [u8]| {
                     into.chunks_mut(block.len()).for_each(|part| part.copy_from_slice(&block));
                 };
-                let is_early = !durable && rig.door.may_answer_early();
+                let is_early = !durable && fixture.handle.may_answer_early();
                 let to = if is_early { NOBODY } else { token };
-                let outcome = rig.door.write(at, len as usize, &fill, to, durable);
+                let outcome = fixture.handle.write(at, len as usize, &fill, to, durable);
                 if is_early && outcome == Outcome::Taken {
                     self.early += 1;
                     self.answered.push(index);
@@ -308,15 +314,15 @@ fn fill_beside(stream: u64) -> (usize, usize) {
     (shape.spread, shape.blocks) = (false, random.u64(30..120));
     shape.options.segments_max = random.usize(14..26);
     shape.options.memory_bytes = 16 << 10;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
     let turns = Turns::new(random.fork());
     let _kill = Kill(turns.clone());
-    let mut rig = Rig::beside(&directory, &shape, &turns).unwrap();
+    let mut fixture = Fixture::beside(&directory, &shape, &turns).unwrap();
     let (mut asked, mut refused) = (Asked::default(), 0);
     for token in 1..random.u32(200..500) {
-        asked.ask(&mut rig, &mut random, &shape, token);
+        asked.ask(&mut fixture, &mut random, &shape, token);
         let turns_now = match random.u8(..8) {
             0 => usize::MAX,
             1..4 => {
@@ -326,8 +332,8 @@ fn fill_beside(stream: u64) -> (usize, usize) {
             some => some.into(),
         };
         for _ in 0..turns_now {
-            let goes_on = rig.turn();
-            while let Some(reply) = rig.door.take() {
+            let goes_on = fixture.turn();
+            while let Some(reply) = fixture.handle.take() {
                 refused += usize::from(!reply.status.is_ok());
                 asked.answer(reply.token, reply.status, directory.change_count());
             }
@@ -336,22 +342,22 @@ fn fill_beside(stream: u64) -> (usize, usize) {
             }
         }
     }
-    rig.run();
-    while let Some(reply) = rig.door.take() {
+    fixture.run();
+    while let Some(reply) = fixture.handle.take() {
         asked.answer(reply.token, reply.status, directory.change_count());
     }
     assert!(asked.waiting.is_empty(), "everything is answered");
-    rig.pool.set_running(false);
+    fixture.pool.set_running(false);
     let changes = directory.changes();
-    drop(rig);
+    drop(fixture);
     let every = changes.len() / MOMENTS + 1;
     for (moment, change) in (1..).zip(&changes) {
         medium.apply(change);
         if random.usize(..every) == 0 {
             for found in [medium.cut(|_, _| 0), medium.cut(|_, count| random.usize(..count))] {
-                let mut rig = Rig::open(&found, &shape);
-                asked.check(moment, &rig.contents().0);
-                rig.check_counts();
+                let mut fixture = Fixture::open(&found, &shape);
+                asked.check(moment, &fixture.contents().0);
+                fixture.check_counts();
             }
         }
     }

@@ -2,19 +2,20 @@
 //! that were written, or an error that names the place; other data stay readable.
 
 use blockyard_core::Status;
-use blockyard_sim::directory::Directory;
-use blockyard_sim::seed::Seed;
-use blockyard_volume::check::check_in;
-use blockyard_volume::door::Door;
-use blockyard_volume::format::catalogue::Change;
-use blockyard_volume::format::group;
+use blockyard_store::mirror::assemble::Terms;
+use blockyard_testing::directory::SimulatedDirectory;
+use blockyard_testing::seed::Seed;
+use blockyard_volume::handle::VolumeHandle;
 use blockyard_volume::record::Body;
-use blockyard_volume::store::mirror::assemble::Terms;
-use blockyard_volume::{Compression, FormatError, Running, VolumeError};
+use blockyard_volume::{Compression, Running, VolumeError};
+use blockyard_volume_admin::check::check_in;
+use blockyard_volume_admin::scrub::scrub;
+use blockyard_volume_format::catalogue::Change;
+use blockyard_volume_format::{FormatError, group};
 
-use crate::rig::{Rig, Shape, Step, USE, format};
+use crate::fixture::{Fixture, Shape, Step, USE, format};
 use crate::simulated::{Fault, Simulated};
-use crate::{rig, shape, work};
+use crate::{fixture, shape, work};
 
 /// Writes that the disk reports as done but loses or misdirects. A read returns old or new data of
 /// that block, or an error, and never other data.
@@ -26,28 +27,28 @@ fn what_is_lost_or_misdirected_is_never_served() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = shape(&mut random);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let store = Simulated::new(&directory);
-        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
         let number = random.u64(1..20);
         let lost = random.bool();
         store.fail(if lost { Fault::Lost(number) } else { Fault::Misdirected(number) });
         for _ in 0..20 {
             let first = random.u64(..shape.blocks);
             // A write of part of a block fails if the rest cannot be read.
-            _ = rig.take(Step::Write { first, count: 1, fua: random.bool() });
-            match rig::read(&mut rig.door, &shape) {
-                Ok(found) => rig.history.check(0, &(found, Vec::new())),
+            _ = fixture.take(Step::Write { first, count: 1, fua: random.bool() });
+            match fixture::read(&mut fixture.handle, &shape) {
+                Ok(found) => fixture.history.check(0, &(found, Vec::new())),
                 Err(status) => {
                     assert_eq!(status, Status::Protection);
                     refused += 1;
                 }
             }
         }
-        drop(rig);
+        drop(fixture);
         store.fail(Fault::None);
-        let opened = Rig::on(Simulated::new(&directory), &directory, &shape);
+        let opened = Fixture::on(Simulated::new(&directory), &directory, &shape);
         refused += usize::from(opened.is_err());
     }
     assert!(refused > 20, "the faults were felt: {refused}");
@@ -62,13 +63,13 @@ fn rot_is_found() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = shape(&mut random);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let mut rig = Rig::open(&directory, &shape);
-        work(&mut rig, &mut random, &shape, 20);
-        assert_eq!(rig.take(Step::Flush), Status::Ok);
-        let history = rig.history.clone();
-        drop(rig);
+        let mut fixture = Fixture::open(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 20);
+        assert_eq!(fixture.take(Step::Flush), Status::Ok);
+        let history = fixture.history.clone();
+        drop(fixture);
         let names = directory.names();
         let file = directory.open(&names[random.usize(..names.len())]).unwrap();
         for _ in 0..8 {
@@ -77,9 +78,9 @@ fn rot_is_found() {
             file.read_at(at, &mut byte).unwrap();
             file.write_at(at, &[byte[0] ^ 1 << random.u8(..8)]).unwrap();
         }
-        match Rig::on(Simulated::new(&directory), &directory, &shape) {
+        match Fixture::on(Simulated::new(&directory), &directory, &shape) {
             Err(_) => refused += 1,
-            Ok(mut rig) => match rig::read(&mut rig.door, &shape) {
+            Ok(mut fixture) => match fixture::read(&mut fixture.handle, &shape) {
                 Err(status) => {
                     assert_eq!(status, Status::Protection);
                     failed += 1;
@@ -102,15 +103,15 @@ fn what_is_read_elsewhere_is_never_served() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = shape(&mut random);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let store = Simulated::new(&directory);
-        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
-        work(&mut rig, &mut random, &shape, 20);
-        let (wanted, history) = (rig.contents(), rig.history.clone());
+        let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
+        work(&mut fixture, &mut random, &shape, 20);
+        let (wanted, history) = (fixture.contents(), fixture.history.clone());
         store.fail(Fault::MisdirectedReads(random.u64(1..4)));
         for _ in 0..4 {
-            match rig::read(&mut rig.door, &shape) {
+            match fixture::read(&mut fixture.handle, &shape) {
                 Ok(found) => assert_eq!(found, wanted.0),
                 Err(status) => {
                     assert_eq!(status, Status::Protection);
@@ -118,14 +119,14 @@ fn what_is_read_elsewhere_is_never_served() {
                 }
             }
         }
-        drop(rig);
+        drop(fixture);
         // An opening reads too: it fails, or finds a state that existed.
-        match Rig::on(store.clone(), &directory, &shape) {
+        match Fixture::on(store.clone(), &directory, &shape) {
             Err(_) => refused += 1,
-            Ok(mut rig) => {
+            Ok(mut fixture) => {
                 store.fail(Fault::None);
                 // The last group may be taken for missing.
-                history.check_volume(&rig::read(&mut rig.door, &shape).unwrap());
+                history.check_volume(&fixture::read(&mut fixture.handle, &shape).unwrap());
             }
         }
     }
@@ -133,7 +134,7 @@ fn what_is_read_elsewhere_is_never_served() {
 }
 
 /// The groups in the segments: file, offset, number.
-fn groups(directory: &Directory) -> Vec<(String, usize, u64)> {
+fn groups(directory: &SimulatedDirectory) -> Vec<(String, usize, u64)> {
     let mut found = Vec::new();
     for name in directory.names().into_iter().filter(|name| name.starts_with("segment-")) {
         let file = directory.open(&name).unwrap();
@@ -162,17 +163,17 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
         let mut random = seed.rng(stream);
         let mut shape = Shape::tiny();
         shape.options.checkpoint_bytes = 1 << 20;
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let medium = directory.medium();
-        let mut rig = Rig::open(&directory, &shape);
+        let mut fixture = Fixture::open(&directory, &shape);
         let count = random.u64(2..40);
         for round in 0..count {
             let step = Step::Write { first: round % 3, count: 1, fua: true };
-            assert_eq!(rig.take(step), Status::Ok);
+            assert_eq!(fixture.take(step), Status::Ok);
         }
-        let (history, wanted) = (rig.history.clone(), rig.contents());
-        drop((rig, medium));
+        let (history, wanted) = (fixture.history.clone(), fixture.contents());
+        drop((fixture, medium));
         let all = groups(&directory);
         let (name, offset, number) = &all[random.usize(..all.len())];
         let file = directory.open(name).unwrap();
@@ -183,18 +184,18 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
         file.read_at(at, &mut byte).unwrap();
         file.write_at(at, &[byte[0] ^ 1 << random.u8(..8)]).unwrap();
         let last = all.last().map_or(0, |it| it.2);
-        match Rig::on(Simulated::new(&directory), &directory, &shape) {
-            Ok(mut rig) if *number == last => {
-                history.check_volume(&rig::read(&mut rig.door, &shape).unwrap());
+        match Fixture::on(Simulated::new(&directory), &directory, &shape) {
+            Ok(mut fixture) if *number == last => {
+                history.check_volume(&fixture::read(&mut fixture.handle, &shape).unwrap());
             }
-            Ok(mut rig) => {
+            Ok(mut fixture) => {
                 assert!(place >= 512, "a head is missed");
                 let mut bytes = Vec::new();
                 for block in 0..3 {
                     bytes.clear();
                     let read = |part: &[u8]| bytes.extend_from_slice(part);
-                    match rig.door.read(block * 512, 512, read) {
-                        Status::Ok => assert_eq!(bytes, rig.bytes(wanted.0[block as usize])),
+                    match fixture.handle.read(block * 512, 512, read) {
+                        Status::Ok => assert_eq!(bytes, fixture.bytes(wanted.0[block as usize])),
                         status => {
                             assert_eq!(status, Status::Protection);
                             // The live data are in the last three groups.
@@ -226,14 +227,14 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
 fn what_only_the_superblock_says_was_durable_is_looked_at() {
     let mut shape = Shape::tiny();
     shape.options.checkpoint_bytes = 1 << 20;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
+    let mut fixture = Fixture::open(&directory, &shape);
     for first in [0, 1, 2] {
-        assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
+        assert_eq!(fixture.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
     }
-    drop(rig);
-    drop(Rig::open(&directory, &shape));
+    drop(fixture);
+    drop(Fixture::open(&directory, &shape));
     let (name, offset, number) = groups(&directory).pop().unwrap();
     let file = directory.open(&name).unwrap();
     let mut bytes = [0; 512];
@@ -242,7 +243,7 @@ fn what_only_the_superblock_says_was_durable_is_looked_at() {
     descriptors[0].crc ^= 1;
     group::print(&head, &descriptors, &mut bytes);
     file.write_at(offset as u64, &bytes).unwrap();
-    match Rig::on(Simulated::new(&directory), &directory, &shape).map(drop).unwrap_err() {
+    match Fixture::on(Simulated::new(&directory), &directory, &shape).map(drop).unwrap_err() {
         VolumeError::Format(FormatError::Log { number: missing, .. }) => {
             assert_eq!(missing, number);
         }
@@ -256,18 +257,18 @@ fn what_only_the_superblock_says_was_durable_is_looked_at() {
 fn a_rotten_change_of_the_catalogue_is_refused() {
     let mut shape = Shape::tiny();
     shape.options.checkpoint_bytes = 1 << 20;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
+    let mut fixture = Fixture::open(&directory, &shape);
     // The pool is killed: no checkpoint follows.
     let medium = directory.medium();
-    assert_eq!(rig.take(Step::Snapshot), Status::Ok);
+    assert_eq!(fixture.take(Step::Snapshot), Status::Ok);
     let (name, offset, number) = groups(&directory).pop().unwrap();
     for first in [0, 1, 2] {
-        assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
+        assert_eq!(fixture.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
     }
-    drop((rig, medium));
-    let opened = || Rig::on(Simulated::new(&directory), &directory, &shape);
+    drop((fixture, medium));
+    let opened = || Fixture::on(Simulated::new(&directory), &directory, &shape);
     assert_eq!(opened().unwrap().contents().1.len(), 1);
     let file = directory.open(&name).unwrap();
     file.write_at(offset as u64 + 512, &[0xff; 4]).unwrap();
@@ -285,12 +286,12 @@ fn a_rotten_change_of_the_catalogue_is_refused() {
 fn cleaning_leaves_damage_alone_and_goes_on() {
     let mut shape = Shape::tiny();
     (shape.blocks, shape.block_bytes) = (240, 1024);
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
+    let mut fixture = Fixture::open(&directory, &shape);
     let rest = (8..240).step_by(8).map(|first| (first, 8));
     for (first, count) in [(7, 1), (0, 7)].into_iter().chain(rest) {
-        assert_eq!(rig.take(Step::Write { first, count, fua: true }), Status::Ok);
+        assert_eq!(fixture.take(Step::Write { first, count, fua: true }), Status::Ok);
     }
     // The first write contained block 7, whose bytes are therefore the number 1.
     let wanted = 1_u64.to_le_bytes().repeat(64);
@@ -302,55 +303,62 @@ fn cleaning_leaves_damage_alone_and_goes_on() {
             file.write_at(at * 512, &[0xff]).unwrap();
         }
     }
-    let mut spoiled = 0;
+    let mut quarantined = 0;
     for round in 0..1500_u64 {
-        spoiled = rig.pool.counts().spoiled.max(spoiled);
+        quarantined = fixture.pool.counts().quarantined.max(quarantined);
         // One in eight blocks is never overwritten, block 7 among them.
         let first = round * 7 % 240;
         if first % 8 == 7 {
             continue;
         }
-        let status = rig.take(Step::Write { first, count: 1, fua: round % 4 == 0 });
-        assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+        let status = fixture.take(Step::Write { first, count: 1, fua: round % 4 == 0 });
+        assert_eq!(status, Status::Ok, "round {round}: {:?}", fixture.pool.counts());
     }
-    assert_eq!(spoiled, 1);
-    let mut read = |block: u64| rig.door.read(block * 1024, 1024, |_| {});
+    assert_eq!(quarantined, 1);
+    let mut read = |block: u64| fixture.handle.read(block * 1024, 1024, |_| {});
     assert_eq!(read(7), Status::Protection);
     assert!((0..240).filter(|block| *block != 7).all(|block| read(block).is_ok()));
 }
 
 /// A pool with a full volume whose map has three leaves, of which the cache holds one.
-pub(crate) fn three_leaves(directory: &Directory, segments_max: usize) -> (Rig, Shape) {
+pub(crate) fn three_leaves(
+    directory: &SimulatedDirectory,
+    segments_max: usize,
+) -> (Fixture, Shape) {
     three_leaves_in(directory, segments_max, false)
 }
 
 /// A pool like that of [`three_leaves`], in one copy or two.
-fn three_leaves_in(directory: &Directory, segments_max: usize, mirror: bool) -> (Rig, Shape) {
+fn three_leaves_in(
+    directory: &SimulatedDirectory,
+    segments_max: usize,
+    mirror: bool,
+) -> (Fixture, Shape) {
     let mut shape = Shape { mirror, blocks: 600, ..Shape::tiny() };
     shape.options.checkpoint_bytes = 256 << 10;
     shape.options.segments_max = segments_max;
     format(directory, &shape);
-    let mut rig = Rig::open(directory, &shape);
-    fill_three_leaves(&mut rig);
-    (rig, shape)
+    let mut fixture = Fixture::open(directory, &shape);
+    fill_three_leaves(&mut fixture);
+    (fixture, shape)
 }
 
 /// Writes all blocks of the volume.
-pub(crate) fn fill_three_leaves(rig: &mut Rig) {
+pub(crate) fn fill_three_leaves(fixture: &mut Fixture) {
     for first in (0..600).step_by(8) {
-        assert_eq!(rig.take(Step::Write { first, count: 8, fua: true }), Status::Ok);
+        assert_eq!(fixture.take(Step::Write { first, count: 8, fua: true }), Status::Ok);
     }
 }
 
 /// Makes a checkpoint.
-pub(crate) fn checkpoint(rig: &mut Rig) {
-    let mut answer = rig.pool.ask_for(Body::Checkpoint);
-    rig.run();
+pub(crate) fn checkpoint(fixture: &mut Fixture) {
+    let mut answer = fixture.pool.ask_for(Body::Checkpoint);
+    fixture.run();
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
 }
 
 /// Flips a bit near this offset.
-fn rot(directory: &Directory, name: &str, offset: u64) {
+fn rot(directory: &SimulatedDirectory, name: &str, offset: u64) {
     let file = directory.open(name).unwrap();
     let mut byte = [0];
     file.read_at(offset + 9, &mut byte).unwrap();
@@ -359,20 +367,25 @@ fn rot(directory: &Directory, name: &str, offset: u64) {
 
 /// Makes a checkpoint, then flips a bit of a leaf of the volume's map: in the files of one copy, or
 /// in all. Returns the leaf's address.
-pub(crate) fn rot_leaf(directory: &Directory, rig: &mut Rig, leaf: usize, side: &str) -> u64 {
-    checkpoint(rig);
+pub(crate) fn rot_leaf(
+    directory: &SimulatedDirectory,
+    fixture: &mut Fixture,
+    leaf: usize,
+    side: &str,
+) -> u64 {
+    checkpoint(fixture);
     // The read brings the leaf into memory.
-    assert!(rig.door.read(leaf as u64 * 256 * 512, 512, |_| {}).is_ok());
-    let nodes = rig.pool.find("v").unwrap().map.freeze();
+    assert!(fixture.handle.read(leaf as u64 * 256 * 512, 512, |_| {}).is_ok());
+    let nodes = fixture.pool.find("v").unwrap().map.freeze();
     let home = nodes[0].as_ref().unwrap().leaf(leaf).unwrap().home().unwrap();
-    let (segment, offset) = rig.pool.segments().split(home.address());
+    let (segment, offset) = fixture.pool.segments().split(home.address());
     rot(directory, &format!("{side}segment-{segment:08x}"), offset);
     home.address()
 }
 
 /// The blocks that cannot be read.
-pub(crate) fn lost(rig: &mut Rig) -> Vec<u64> {
-    let mut read = |block: &u64| rig.door.read(*block * 512, 512, |_| {});
+pub(crate) fn lost(fixture: &mut Fixture) -> Vec<u64> {
+    let mut read = |block: &u64| fixture.handle.read(*block * 512, 512, |_| {});
     let is_lost = |block: &u64| match read(block) {
         Status::Ok => false,
         status => {
@@ -387,26 +400,29 @@ pub(crate) fn lost(rig: &mut Rig) -> Vec<u64> {
 /// one leaf made the opening fail.
 #[test]
 fn a_write_behind_a_rotten_leaf_does_not_keep_a_pool_from_opening() {
-    let directory = Directory::default();
-    let (mut rig, shape) = three_leaves(&directory, 100);
-    rot_leaf(&directory, &mut rig, 1, "");
-    assert_eq!(rig.take(Step::Write { first: 300, count: 2, fua: true }), Status::Ok);
-    let wanted = rig.contents().0[300];
-    drop(rig);
+    let directory = SimulatedDirectory::default();
+    let (mut fixture, shape) = three_leaves(&directory, 100);
+    rot_leaf(&directory, &mut fixture, 1, "");
+    assert_eq!(fixture.take(Step::Write { first: 300, count: 2, fua: true }), Status::Ok);
+    let wanted = fixture.contents().0[300];
+    drop(fixture);
     let mut gone: Vec<u64> = (256..512).filter(|block| ![300, 301].contains(block)).collect();
     for round in 0..3 {
-        let mut rig = Rig::open(&directory, &shape);
-        assert_eq!(lost(&mut rig), gone, "round {round}");
-        let (new, mut found) = (rig.bytes(wanted), Vec::new());
-        assert!(rig.door.read(301 * 512, 512, |part| found.extend_from_slice(part)).is_ok());
+        let mut fixture = Fixture::open(&directory, &shape);
+        assert_eq!(lost(&mut fixture), gone, "round {round}");
+        let (new, mut found) = (fixture.bytes(wanted), Vec::new());
+        assert!(fixture.handle.read(301 * 512, 512, |part| found.extend_from_slice(part)).is_ok());
         assert!(found == new);
         // Blocks written there can be read again; discarded blocks are zeros.
         let first = gone[0];
-        assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
-        assert_eq!(rig.take(Step::Discard { first: first + 1, count: 1, fua: true }), Status::Ok);
+        assert_eq!(fixture.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
+        assert_eq!(
+            fixture.take(Step::Discard { first: first + 1, count: 1, fua: true }),
+            Status::Ok
+        );
         gone.drain(..2);
         if round == 1 {
-            checkpoint(&mut rig);
+            checkpoint(&mut fixture);
         }
     }
 }
@@ -415,28 +431,28 @@ fn a_write_behind_a_rotten_leaf_does_not_keep_a_pool_from_opening() {
 /// was never freed.
 #[test]
 fn space_comes_back_where_a_leaf_has_rotten() {
-    let directory = Directory::default();
-    let (mut rig, shape) = three_leaves(&directory, 75);
-    rot_leaf(&directory, &mut rig, 2, "");
-    drop(rig);
-    let mut rig = Rig::open(&directory, &shape);
+    let directory = SimulatedDirectory::default();
+    let (mut fixture, shape) = three_leaves(&directory, 75);
+    rot_leaf(&directory, &mut fixture, 2, "");
+    drop(fixture);
+    let mut fixture = Fixture::open(&directory, &shape);
     for round in 0..40 {
-        assert_eq!(rig.take(Step::Snapshot), Status::Ok, "round {round}: {:?}", rig.pool);
+        assert_eq!(fixture.take(Step::Snapshot), Status::Ok, "round {round}: {:?}", fixture.pool);
         for first in (0..512).step_by(8) {
-            let status = rig.take(Step::Write { first, count: 8, fua: false });
-            assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool);
+            let status = fixture.take(Step::Write { first, count: 8, fua: false });
+            assert_eq!(status, Status::Ok, "round {round}: {:?}", fixture.pool);
         }
-        let list = rig.pool.list();
-        let id = list.iter().find(|traits| traits.is_snapshot).unwrap().id;
-        let mut answer = rig.pool.ask(Change::Destroy { id });
-        rig.run();
+        let list = fixture.pool.list();
+        let id = list.iter().find(|meta| meta.is_snapshot).unwrap().id;
+        let mut answer = fixture.pool.ask(Change::Destroy { id });
+        fixture.run();
         assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
     }
-    assert_eq!(rig.pool.counts().spoiled, 0);
+    assert_eq!(fixture.pool.counts().quarantined, 0);
     let gone: Vec<u64> = (512..600).collect();
-    assert_eq!(lost(&mut rig), gone);
-    assert_eq!(rig.take(Step::Discard { first: 512, count: 88, fua: true }), Status::Ok);
-    assert!(lost(&mut rig).is_empty());
+    assert_eq!(lost(&mut fixture), gone);
+    assert_eq!(fixture.take(Step::Discard { first: 512, count: 88, fua: true }), Status::Ok);
+    assert!(lost(&mut fixture).is_empty());
 }
 
 /// Regression: a leaf's lost blocks have entries that name the leaf's old place. So `check` and the
@@ -444,21 +460,21 @@ fn space_comes_back_where_a_leaf_has_rotten() {
 #[test]
 fn what_lies_where_a_lost_page_was_is_looked_at() {
     for (mirror, wants_page) in [(false, false), (false, true), (true, false), (true, true)] {
-        let directory = Directory::default();
-        let (mut rig, shape) = three_leaves_in(&directory, 100, mirror);
+        let directory = SimulatedDirectory::default();
+        let (mut fixture, shape) = three_leaves_in(&directory, 100, mirror);
         let sides: &[&str] = if mirror { &["a/", "b/"] } else { &[""] };
         let mut place = 0;
         for side in sides {
-            place = rot_leaf(&directory, &mut rig, 1, side);
+            place = rot_leaf(&directory, &mut fixture, 1, side);
         }
         // An opening that finds a block of the leaf in the log replaces the leaf.
-        assert_eq!(rig.take(Step::Write { first: 300, count: 1, fua: true }), Status::Ok);
-        drop(rig);
-        let mut rig = Rig::open(&directory, &shape);
-        let is_there = |rig: &mut Rig| {
-            let node = rig.pool.find("v").unwrap().map.freeze()[0].clone().unwrap();
+        assert_eq!(fixture.take(Step::Write { first: 300, count: 1, fua: true }), Status::Ok);
+        drop(fixture);
+        let mut fixture = Fixture::open(&directory, &shape);
+        let is_there = |fixture: &mut Fixture| {
+            let node = fixture.pool.find("v").unwrap().map.freeze()[0].clone().unwrap();
             let leaf = node.leaf(2).unwrap();
-            let page = rig.pool.segments().page(leaf).unwrap();
+            let page = fixture.pool.segments().page(leaf).unwrap();
             let mut blocks = page.entries().iter().filter(|entry| !entry.is_hole());
             match wants_page {
                 true => leaf.home().is_some_and(|home| home.address() == place),
@@ -468,20 +484,20 @@ fn what_lies_where_a_lost_page_was_is_looked_at() {
         // Overwrite all other blocks repeatedly, in groups of different lengths.
         let is_used = (0..20_000_u64).any(|round| {
             let (first, count) = ([0, 512][round as usize % 2] + round / 2 % 80, 1 + round % 7);
-            assert_eq!(rig.take(Step::Write { first, count, fua: true }), Status::Ok);
+            assert_eq!(fixture.take(Step::Write { first, count, fua: true }), Status::Ok);
             if round.is_multiple_of(16 + round / 256 % 64) {
-                checkpoint(&mut rig);
+                checkpoint(&mut fixture);
             }
-            is_there(&mut rig)
+            is_there(&mut fixture)
         });
         assert!(is_used, "nothing came to lie at {place}: {mirror} {wants_page}");
-        checkpoint(&mut rig);
-        assert!(is_there(&mut rig));
-        let (segment, offset) = rig.pool.segments().split(place);
-        drop(rig);
+        checkpoint(&mut fixture);
+        assert!(is_there(&mut fixture));
+        let (segment, offset) = fixture.pool.segments().split(place);
+        drop(fixture);
         rot(&directory, &format!("{}segment-{segment:08x}", sides[0]), offset);
         let check = || {
-            let store = rig::store(&directory, &shape, Terms::Look).unwrap();
+            let store = fixture::store(&directory, &shape, Terms::Look).unwrap();
             let report = check_in(store, &mut |_| {}).unwrap();
             let lost = report.damage.iter().filter(|it| (256..512).contains(&it.block)).count();
             assert_eq!(lost, 255, "blocks of the lost page, each of them once");
@@ -491,10 +507,10 @@ fn what_lies_where_a_lost_page_was_is_looked_at() {
         };
         assert_eq!(check(), 1, "{mirror} {wants_page}");
         if mirror {
-            let store = rig::store(&directory, &shape, USE).unwrap();
+            let store = fixture::store(&directory, &shape, USE).unwrap();
             let running = Running::start(store, shape.options).unwrap();
-            let report = running.scrub(0, &mut |_, _| true).unwrap();
-            assert_eq!((report.damaged, report.mended), (255, 1));
+            let report = scrub(&running, 0, &mut |_, _| true).unwrap();
+            assert_eq!((report.damaged, report.repaired), (255, 1));
             drop(running);
             assert_eq!(check(), 0);
         }
@@ -511,19 +527,19 @@ fn a_lost_superblock_slot_loses_nothing() {
         let mut random = seed.rng(stream);
         let mut shape = shape(&mut random);
         shape.options.segments_max = random.usize(16..21);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let mut rig = Rig::open(&directory, &shape);
-        work(&mut rig, &mut random, &shape, 40);
-        assert!(rig.take(Step::Flush).is_ok());
-        let history = rig.history.clone();
-        let wanted = rig.contents();
-        drop(rig);
+        let mut fixture = Fixture::open(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 40);
+        assert!(fixture.take(Step::Flush).is_ok());
+        let history = fixture.history.clone();
+        let wanted = fixture.contents();
+        drop(fixture);
         let file = directory.open("superblock").unwrap();
         let slot = random.u64(..2) * 4096;
         file.write_at(slot, &[random.u8(..); 512]).unwrap();
-        let mut rig = Rig::open(&directory, &shape);
-        assert_eq!(rig.contents(), wanted);
+        let mut fixture = Fixture::open(&directory, &shape);
+        assert_eq!(fixture.contents(), wanted);
         history.check(usize::MAX, &wanted);
     }
 }
@@ -534,14 +550,14 @@ fn a_lost_superblock_slot_loses_nothing() {
 #[test]
 fn damage_is_told_while_pages_of_the_map_come_and_go() {
     let shape = Shape { blocks: 600, ..Shape::tiny() };
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
+    let mut fixture = Fixture::open(&directory, &shape);
     // In different leaves, of which the cache holds one.
     for first in [0, 300] {
-        assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
+        assert_eq!(fixture.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
     }
-    checkpoint(&mut rig);
+    checkpoint(&mut fixture);
     let block = 1_u64.to_le_bytes().repeat(512 / 8);
     for name in directory.names() {
         let file = directory.open(&name).unwrap();
@@ -551,18 +567,19 @@ fn damage_is_told_while_pages_of_the_map_come_and_go() {
             file.write_at(at as u64 * 512 + 100, &[9]).unwrap();
         }
     }
-    let open = || Door::open(&rig.pool, rig.pool.find("v").unwrap(), Compression::None, 1);
+    let open =
+        || VolumeHandle::open(&fixture.pool, fixture.pool.find("v").unwrap(), Compression::None, 1);
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let mut door = open();
+            let mut handle = open();
             while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
-                assert_eq!(door.read(300 * 512, 512, |_| {}), Status::Ok);
+                assert_eq!(handle.read(300 * 512, 512, |_| {}), Status::Ok);
             }
         });
-        let mut door = open();
+        let mut handle = open();
         for round in 0..5000 {
-            let status = door.read(0, 512, |_| {});
+            let status = handle.read(0, 512, |_| {});
             assert_eq!(status, Status::Protection, "round {round}");
         }
         drop(stop);

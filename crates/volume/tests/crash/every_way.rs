@@ -4,9 +4,9 @@
 use std::collections::HashSet;
 
 use blockyard_core::Status;
-use blockyard_sim::directory::{Directory, Medium};
+use blockyard_testing::directory::{Medium, SimulatedDirectory};
 
-use crate::rig::{Rig, Shape, Step, format};
+use crate::fixture::{Fixture, Shape, Step, format};
 use crate::{fingerprint, look};
 
 /// Most subsets at one moment.
@@ -30,7 +30,7 @@ fn step(number: usize) -> Step {
 }
 
 /// Calls `look` for each image that a cut at this moment can leave.
-fn each_subset(medium: &Medium, mut look: impl FnMut(Directory)) {
+fn each_subset(medium: &Medium, mut look: impl FnMut(SimulatedDirectory)) {
     let choices = medium.choices();
     let all = choices.iter().product::<usize>();
     assert!(all <= SUBSETS_MAX, "{all} subsets");
@@ -65,7 +65,7 @@ fn every_sequence(len: usize) -> usize {
     // Small segments, and a checkpoint every few groups.
     let mut shape = Shape::tiny();
     shape.options.checkpoint_bytes = 2 << 10;
-    let base = Directory::default();
+    let base = SimulatedDirectory::default();
     format(&base, &shape);
     let clean = base.medium();
     let all = std::env::var_os("BLOCKYARD_CRASH_ALL").is_some();
@@ -76,16 +76,16 @@ fn every_sequence(len: usize) -> usize {
         }
         let directory = clean.kill();
         let mut medium = directory.medium();
-        let mut rig = Rig::open(&directory, &shape);
+        let mut fixture = Fixture::open(&directory, &shape);
         let mut rest = sequence;
         let mut before = 0;
         for _ in 0..len {
             before = directory.change_count();
-            assert_eq!(rig.take(step(rest % STEPS)), Status::Ok);
+            assert_eq!(fixture.take(step(rest % STEPS)), Status::Ok);
             rest /= STEPS;
         }
-        let (history, changes) = (rig.history.clone(), directory.changes());
-        drop(rig);
+        let (history, changes) = (fixture.history.clone(), directory.changes());
+        drop(fixture);
         let mut seen = HashSet::new();
         for moment in 0..=changes.len() {
             if moment >= before {
@@ -95,7 +95,7 @@ fn every_sequence(len: usize) -> usize {
                         if images % WRITTEN_ON == 0 {
                             look(&history, moment, &found, &shape);
                         } else {
-                            history.check(moment, &Rig::open(&found, &shape).contents());
+                            history.check(moment, &Fixture::open(&found, &shape).contents());
                         }
                     }
                 });

@@ -2,14 +2,14 @@
 //! free space continue, and afterwards there is space.
 
 use blockyard_core::Status;
-use blockyard_sim::directory::Directory;
-use blockyard_sim::seed::Seed;
+use blockyard_testing::directory::SimulatedDirectory;
+use blockyard_testing::seed::Seed;
 use blockyard_volume::committer::Turn;
-use blockyard_volume::door::{Door, NOBODY, Outcome};
-use blockyard_volume::format::catalogue::{Change, Traits};
+use blockyard_volume::handle::{NOBODY, Outcome, VolumeHandle};
 use blockyard_volume::record::Body;
+use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 
-use crate::rig::{Blocks, Rig, Shape, Step, format, read};
+use crate::fixture::{Blocks, Fixture, Shape, Step, format, read};
 use crate::simulated::{Fault, Simulated};
 
 /// A shape whose segments have space for the pages of a checkpoint.
@@ -22,14 +22,14 @@ fn shape(segments_max: usize) -> Shape {
 }
 
 /// Starts a write of one block; returns whether it was answered before it was in the log.
-fn write_early(rig: &mut Rig, shape: &Shape, block: u64, number: u64) -> Option<bool> {
+fn write_early(fixture: &mut Fixture, shape: &Shape, block: u64, number: u64) -> Option<bool> {
     let size = shape.block_bytes as usize;
-    let early = rig.door.may_answer_early();
+    let early = fixture.handle.may_answer_early();
     let fill = |_: usize, into: &mut [u8]| {
         into.chunks_mut(8).for_each(|part| part.copy_from_slice(&number.to_le_bytes()));
     };
     let token = if early { NOBODY } else { number as u32 };
-    match rig.door.write(block * size as u64, size, &fill, token, false) {
+    match fixture.handle.write(block * size as u64, size, &fill, token, false) {
         Outcome::Taken => Some(early),
         Outcome::Full => None,
         Outcome::Ended(status) => panic!("{status}"),
@@ -49,11 +49,11 @@ fn nothing_that_was_answered_is_lost() {
         shape.block_bytes = [512, 1024, 2048][random.usize(..3)];
         shape.blocks = random.u64(300..600);
         shape.options.memory_bytes = 32 << 10;
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
         let store = Simulated::new(&directory);
-        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
         // The limit is sometimes the pool's, sometimes the file system's.
         if random.bool() {
             store.fail(Fault::Full(random.u64(8..24)));
@@ -70,7 +70,7 @@ fn nothing_that_was_answered_is_lost() {
                 if waiting.iter().any(|(_, it)| *it == block) {
                     continue;
                 }
-                match write_early(&mut rig, &shape, block, number) {
+                match write_early(&mut fixture, &shape, block, number) {
                     Some(true) => {
                         answered += 1;
                         model[block as usize] = number;
@@ -79,9 +79,9 @@ fn nothing_that_was_answered_is_lost() {
                     None => break,
                 }
             }
-            assert!(rig.door.flush(0) == Outcome::Taken);
-            rig.run();
-            while let Some(reply) = rig.door.take() {
+            assert!(fixture.handle.flush(0) == Outcome::Taken);
+            fixture.run();
+            while let Some(reply) = fixture.handle.take() {
                 if reply.token == 0 {
                     assert_eq!(reply.status, Status::Ok, "a flush: something was lost");
                     continue;
@@ -94,81 +94,85 @@ fn nothing_that_was_answered_is_lost() {
                     other => panic!("{other}"),
                 }
             }
-            assert_eq!(read(&mut rig.door, &shape).unwrap(), model);
+            assert_eq!(read(&mut fixture.handle, &shape).unwrap(), model);
         }
-        drop(rig);
+        drop(fixture);
         directory.changes().iter().for_each(|change| medium.apply(change));
         let found = medium.cut(|_, _| 0);
-        let mut rig = Rig::open(&found, &shape);
-        assert_eq!(read(&mut rig.door, &shape).unwrap(), model, "behind a cut");
+        let mut fixture = Fixture::open(&found, &shape);
+        assert_eq!(read(&mut fixture.handle, &shape).unwrap(), model, "behind a cut");
     }
     assert!(refused > 1000 && answered > 1000, "{refused} refused, {answered} answered early");
 }
 
 /// Writes random blocks until this number of bytes was refused.
-fn fill(rig: &mut Rig, shape: &Shape, random: &mut fastrand::Rng, bytes: u64) {
+fn fill(fixture: &mut Fixture, shape: &Shape, random: &mut fastrand::Rng, bytes: u64) {
     let (mut refused, mut steps) = (0, 0);
     while refused * u64::from(shape.block_bytes) < bytes {
         let first = random.u64(..shape.blocks);
-        match rig.take(Step::Write { first, count: 1, fua: random.bool() }) {
+        match fixture.take(Step::Write { first, count: 1, fua: random.bool() }) {
             Status::Ok if steps % shape.blocks == 0 => {
-                rig.take(Step::Snapshot);
+                fixture.take(Step::Snapshot);
             }
             Status::Ok => {}
             Status::NoSpc => refused += 1,
             other => panic!("{other}"),
         }
         steps += 1;
-        assert!(steps < 100_000, "it has no end: {:?}", rig.pool.counts());
+        assert!(steps < 100_000, "it has no end: {:?}", fixture.pool.counts());
     }
-    assert!(!rig.pool.is_poisoned());
+    assert!(!fixture.pool.is_poisoned());
 }
 
 /// Fills a pool, continues until ten segments of writes were refused, frees space, and checks that
 /// the pool works again. Then repeats this with the contents it has by then.
-fn wedge(shape: &Shape, seed: u64, make_room: impl Fn(&mut Rig)) {
+fn wedge(shape: &Shape, seed: u64, make_room: impl Fn(&mut Fixture)) {
     let mut random = fastrand::Rng::with_seed(seed);
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, shape);
-    let mut rig = Rig::open(&directory, shape);
+    let mut fixture = Fixture::open(&directory, shape);
     for _ in 0..2 {
-        fill(&mut rig, shape, &mut random, 10 * u64::from(shape.options.segment_bytes));
-        make_room(&mut rig);
+        fill(&mut fixture, shape, &mut random, 10 * u64::from(shape.options.segment_bytes));
+        make_room(&mut fixture);
         // The pool searches for space after a request that may have freed some, and otherwise only
         // now and then.
         let write = Step::Write { first: 0, count: 1, fua: true };
-        assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "{:?}", rig.pool.counts());
+        assert!(
+            (0..40).any(|_| fixture.take(write.clone()).is_ok()),
+            "{:?}",
+            fixture.pool.counts()
+        );
         for round in 0..50 {
             let first = random.u64(..8);
-            let status = rig.take(Step::Write { first, count: 1, fua: true });
-            assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+            let status = fixture.take(Step::Write { first, count: 1, fua: true });
+            assert_eq!(status, Status::Ok, "round {round}: {:?}", fixture.pool.counts());
         }
-        let contents = read(&mut rig.door, shape).unwrap();
-        drop(rig);
-        rig = Rig::open(&directory, shape);
-        assert_eq!(read(&mut rig.door, shape).unwrap(), contents);
+        let contents = read(&mut fixture.handle, shape).unwrap();
+        drop(fixture);
+        fixture = Fixture::open(&directory, shape);
+        assert_eq!(read(&mut fixture.handle, shape).unwrap(), contents);
     }
 }
 
 /// Discards everything, `part` blocks at a time.
-fn discard(rig: &mut Rig, blocks: u64, part: u64) {
+fn discard(fixture: &mut Fixture, blocks: u64, part: u64) {
     for first in (0..blocks).step_by(part as usize) {
         let count = part.min(blocks - first);
         assert_eq!(
-            rig.take(Step::Discard { first, count, fua: false }),
+            fixture.take(Step::Discard { first, count, fua: false }),
             Status::Ok,
             "{:?}",
-            rig.pool.counts()
+            fixture.pool.counts()
         );
     }
 }
 
-fn destroy_snapshots(rig: &mut Rig) {
-    for traits in rig.pool.list().into_iter().filter(|traits| traits.is_snapshot) {
-        let mut answer = rig.pool.ask(Change::Destroy { id: traits.id });
-        rig.run();
+fn destroy_snapshots(fixture: &mut Fixture) {
+    for meta in fixture.pool.list().into_iter().filter(|meta| meta.is_snapshot) {
+        let mut answer = fixture.pool.ask(Change::Destroy { id: meta.id });
+        fixture.run();
         let status = answer.take().map(|reply| reply.status);
-        assert_eq!(status, Some(Status::Ok), "{:?}", rig.pool.counts());
+        assert_eq!(status, Some(Status::Ok), "{:?}", fixture.pool.counts());
     }
 }
 
@@ -178,9 +182,9 @@ fn a_discard_makes_room_in_a_full_pool() {
     for (seed, segments_max) in [(1, 24), (2, 30)] {
         let mut shape = shape(segments_max);
         shape.blocks = segments_max as u64 * 16;
-        wedge(&shape, seed, |rig| {
-            discard(rig, shape.blocks, 16);
-            destroy_snapshots(rig);
+        wedge(&shape, seed, |fixture| {
+            discard(fixture, shape.blocks, 16);
+            destroy_snapshots(fixture);
         });
     }
 }
@@ -203,9 +207,9 @@ fn a_checkpoint_of_many_pages_finds_room_in_a_full_pool() {
         let mut shape = shape(segments_max);
         (shape.block_bytes, shape.blocks) = (512, 256 * 64);
         shape.options.checkpoint_bytes = 1 << 20;
-        wedge(&shape, seed, |rig| {
-            discard(rig, shape.blocks, 4096);
-            destroy_snapshots(rig);
+        wedge(&shape, seed, |fixture| {
+            discard(fixture, shape.blocks, 4096);
+            destroy_snapshots(fixture);
         });
     }
 }
@@ -235,28 +239,28 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
         shape.options.segment_bytes = 128 << 10;
         shape.options.checkpoint_bytes = 512 << 10;
         shape.blocks = count as u64 * 64;
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let store = Simulated::new(&directory);
         let bytes = count as u64 * u64::from(shape.options.segment_bytes) + (64 << 10);
         if matches!(end, End::Room) {
             store.limit(bytes);
         }
-        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
         let mut order: Vec<u64> = (0..shape.blocks).collect();
         random.shuffle(&mut order);
         let mut written = Vec::new();
         for (at, block) in order.into_iter().enumerate() {
             if !matches!(end, End::Room) {
                 // In a running pool a thread does this.
-                rig.pool.segments().prepare(1, 128 << 10);
+                fixture.pool.segments().prepare(1, 128 << 10);
             }
             if at == count * 32 && matches!(end, End::Others) {
                 store.limit(directory.bytes());
             } else if at == count * 32 && matches!(end, End::Quota) {
                 store.fail(Fault::Full(0));
             }
-            match rig.take(Step::Write { first: block, count: 1, fua: false }) {
+            match fixture.take(Step::Write { first: block, count: 1, fua: false }) {
                 Status::Ok => written.push(block),
                 Status::NoSpc => break,
                 other => panic!("{other}"),
@@ -265,12 +269,17 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
         }
         for block in written.drain(..4) {
             let step = Step::Discard { first: block, count: 1, fua: false };
-            assert_eq!(rig.take(step), Status::Ok, "{seed} {end:?}: {:?}", rig.pool.counts());
+            assert_eq!(
+                fixture.take(step),
+                Status::Ok,
+                "{seed} {end:?}: {:?}",
+                fixture.pool.counts()
+            );
         }
         for round in 0..2000 {
             let first = written[random.usize(..written.len())];
-            let status = rig.take(Step::Write { first, count: 1, fua: false });
-            let (counts, segments) = (rig.pool.counts(), rig.pool.segments());
+            let status = fixture.take(Step::Write { first, count: 1, fua: false });
+            let (counts, segments) = (fixture.pool.counts(), fixture.pool.segments());
             assert_eq!(status, Status::Ok, "{seed} {end:?}, {round}: {counts:?}, {segments:?}");
         }
     }
@@ -282,28 +291,28 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
 fn a_volume_does_not_grow_in_a_full_pool() {
     let mut shape = shape(24);
     shape.blocks = 600;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
-    let change = |rig: &mut Rig, change: Change| {
-        let mut answer = rig.pool.ask(change);
-        rig.run();
+    let mut fixture = Fixture::open(&directory, &shape);
+    let change = |fixture: &mut Fixture, change: Change| {
+        let mut answer = fixture.pool.ask(change);
+        fixture.run();
         answer.take().map(|reply| reply.status).unwrap()
     };
     let name = "w".to_owned();
-    let traits = Traits { name, blocks: 8, ..rig.pool.find("v").unwrap().traits.clone() };
-    assert_eq!(change(&mut rig, Change::Create(traits)), Status::Ok);
-    let id = rig.pool.find("w").unwrap().traits.id;
-    assert_eq!(change(&mut rig, Change::Resize { id, blocks: 16 }), Status::Ok);
-    fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(8), 64 << 10);
+    let meta = VolumeMeta { name, blocks: 8, ..fixture.pool.find("v").unwrap().meta.clone() };
+    assert_eq!(change(&mut fixture, Change::Create(meta)), Status::Ok);
+    let id = fixture.pool.find("w").unwrap().meta.id;
+    assert_eq!(change(&mut fixture, Change::Resize { id, blocks: 16 }), Status::Ok);
+    fill(&mut fixture, &shape, &mut fastrand::Rng::with_seed(8), 64 << 10);
     for round in 0..50 {
-        let status = change(&mut rig, Change::Resize { id, blocks: 17 + round });
-        assert_eq!(status, Status::NoSpc, "round {round}: {:?}", rig.pool.counts());
-        let status = change(&mut rig, Change::Reserve { id, bytes: 2048 });
-        assert_eq!(status, Status::NoSpc, "round {round}: {:?}", rig.pool.counts());
+        let status = change(&mut fixture, Change::Resize { id, blocks: 17 + round });
+        assert_eq!(status, Status::NoSpc, "round {round}: {:?}", fixture.pool.counts());
+        let status = change(&mut fixture, Change::Reserve { id, bytes: 2048 });
+        assert_eq!(status, Status::NoSpc, "round {round}: {:?}", fixture.pool.counts());
     }
-    assert_eq!(change(&mut rig, Change::Resize { id, blocks: 15 }), Status::Ok);
-    assert_eq!(change(&mut rig, Change::Reserve { id, bytes: 0 }), Status::Ok);
+    assert_eq!(change(&mut fixture, Change::Resize { id, blocks: 15 }), Status::Ok);
+    assert_eq!(change(&mut fixture, Change::Reserve { id, bytes: 0 }), Status::Ok);
 }
 
 /// A full pool accepts any number of discards, even if none of them frees space.
@@ -311,23 +320,23 @@ fn a_volume_does_not_grow_in_a_full_pool() {
 fn a_full_pool_takes_any_number_of_discards() {
     let mut shape = shape(24);
     shape.blocks = 600;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
-    assert_eq!(rig.take(Step::Discard { first: 0, count: 1, fua: false }), Status::Ok);
-    fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(3), 16 << 10);
+    let mut fixture = Fixture::open(&directory, &shape);
+    assert_eq!(fixture.take(Step::Discard { first: 0, count: 1, fua: false }), Status::Ok);
+    fill(&mut fixture, &shape, &mut fastrand::Rng::with_seed(3), 16 << 10);
     for round in 0..1000 {
         let first = round % 3;
-        let status = rig.take(Step::Discard { first, count: 1, fua: false });
-        assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+        let status = fixture.take(Step::Discard { first, count: 1, fua: false });
+        assert_eq!(status, Status::Ok, "round {round}: {:?}", fixture.pool.counts());
         if round % 10 == 0 {
-            assert_eq!(rig.take(Step::Flush), Status::Ok);
+            assert_eq!(fixture.take(Step::Flush), Status::Ok);
         }
     }
-    let contents = rig.contents();
-    rig.history.check(usize::MAX, &contents);
-    drop(rig);
-    assert_eq!(Rig::open(&directory, &shape).contents(), contents);
+    let contents = fixture.contents();
+    fixture.history.check(usize::MAX, &contents);
+    drop(fixture);
+    assert_eq!(Fixture::open(&directory, &shape).contents(), contents);
 }
 
 /// A full pool is killed and opened repeatedly: each opening finds the contents and accepts
@@ -338,29 +347,33 @@ fn a_full_pool_opens_any_number_of_times() {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut shape = shape(30);
         shape.blocks = 600;
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let mut rig = Rig::open(&directory, &shape);
-        fill(&mut rig, &shape, &mut random, 64 << 10);
+        let mut fixture = Fixture::open(&directory, &shape);
+        fill(&mut fixture, &shape, &mut random, 64 << 10);
         for round in 0..60 {
-            let contents = read(&mut rig.door, &shape).unwrap();
-            drop(rig);
-            rig = Rig::open(&directory, &shape);
-            let found = read(&mut rig.door, &shape).unwrap();
+            let contents = read(&mut fixture.handle, &shape).unwrap();
+            drop(fixture);
+            fixture = Fixture::open(&directory, &shape);
+            let found = read(&mut fixture.handle, &shape).unwrap();
             assert_eq!(found, contents, "seed {seed}, round {round}");
             for _ in 0..random.usize(..6) {
                 let first = random.u64(..shape.blocks);
-                let status = rig.take(Step::Write { first, count: 1, fua: random.bool() });
+                let status = fixture.take(Step::Write { first, count: 1, fua: random.bool() });
                 assert!(matches!(status, Status::Ok | Status::NoSpc), "{status}");
             }
             let discard = Step::Discard { first: random.u64(..shape.blocks), count: 1, fua: false };
-            let counts = rig.pool.counts();
-            assert_eq!(rig.take(discard), Status::Ok, "seed {seed}, round {round}: {counts:?}");
+            let counts = fixture.pool.counts();
+            assert_eq!(fixture.take(discard), Status::Ok, "seed {seed}, round {round}: {counts:?}");
         }
-        discard(&mut rig, shape.blocks, 16);
-        destroy_snapshots(&mut rig);
+        discard(&mut fixture, shape.blocks, 16);
+        destroy_snapshots(&mut fixture);
         let write = Step::Write { first: 0, count: 1, fua: true };
-        assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "{:?}", rig.pool.counts());
+        assert!(
+            (0..40).any(|_| fixture.take(write.clone()).is_ok()),
+            "{:?}",
+            fixture.pool.counts()
+        );
     }
 }
 
@@ -369,22 +382,22 @@ fn a_full_pool_opens_any_number_of_times() {
 fn a_write_without_space_is_refused_alone() {
     let mut shape = shape(24);
     shape.blocks = 600;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
-    fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(4), 16 << 10);
-    let blocks = |rig: &mut Rig, token: u32, count: u64| {
+    let mut fixture = Fixture::open(&directory, &shape);
+    fill(&mut fixture, &shape, &mut fastrand::Rng::with_seed(4), 16 << 10);
+    let blocks = |fixture: &mut Fixture, token: u32, count: u64| {
         let len = count as usize * 2048;
-        let outcome = rig.door.write(0, len, &|_, into: &mut [u8]| into.fill(7), token, true);
+        let outcome = fixture.handle.write(0, len, &|_, into: &mut [u8]| into.fill(7), token, true);
         assert!(outcome == Outcome::Taken);
     };
-    blocks(&mut rig, 1, 7);
-    assert!(rig.door.flush(2) == Outcome::Taken);
-    assert!(rig.door.zero(100 * 2048, 2048, 3, true) == Outcome::Taken);
-    blocks(&mut rig, 4, 7);
-    assert!(rig.door.zero(101 * 2048, 2048, 5, false) == Outcome::Taken);
-    rig.run();
-    let mut answers = std::iter::from_fn(|| rig.door.take()).collect::<Vec<_>>();
+    blocks(&mut fixture, 1, 7);
+    assert!(fixture.handle.flush(2) == Outcome::Taken);
+    assert!(fixture.handle.zero(100 * 2048, 2048, 3, true) == Outcome::Taken);
+    blocks(&mut fixture, 4, 7);
+    assert!(fixture.handle.zero(101 * 2048, 2048, 5, false) == Outcome::Taken);
+    fixture.run();
+    let mut answers = std::iter::from_fn(|| fixture.handle.take()).collect::<Vec<_>>();
     answers.sort_by_key(|reply| reply.token);
     let answers: Vec<_> = answers.iter().map(|reply| reply.status).collect();
     assert_eq!(answers[0], Status::NoSpc);
@@ -399,24 +412,24 @@ fn a_write_without_space_is_refused_alone() {
 fn a_flush_beside_a_change_that_is_refused_is_durable() {
     let mut shape = shape(24);
     shape.blocks = 600;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
-    let mut rig = Rig::open(&directory, &shape);
-    fill(&mut rig, &shape, &mut fastrand::Rng::with_seed(6), 16 << 10);
-    let contents = read(&mut rig.door, &shape).unwrap();
+    let mut fixture = Fixture::open(&directory, &shape);
+    fill(&mut fixture, &shape, &mut fastrand::Rng::with_seed(6), 16 << 10);
+    let contents = read(&mut fixture.handle, &shape).unwrap();
     let block = contents.iter().position(|number| *number != 0).unwrap();
     let discard = Step::Discard { first: block as u64, count: 1, fua: false };
-    assert_eq!(rig.take(discard), Status::Ok);
-    assert!(rig.door.flush(7) == Outcome::Taken);
-    let traits = rig.pool.find("v").unwrap().traits.clone();
-    let mut refused = rig.pool.ask(Change::Create(traits));
-    rig.run();
+    assert_eq!(fixture.take(discard), Status::Ok);
+    assert!(fixture.handle.flush(7) == Outcome::Taken);
+    let meta = fixture.pool.find("v").unwrap().meta.clone();
+    let mut refused = fixture.pool.ask(Change::Create(meta));
+    fixture.run();
     assert_eq!(refused.take().map(|reply| reply.status), Some(Status::Inval));
-    assert_eq!(rig.door.take().map(|reply| reply.status), Some(Status::Ok));
+    assert_eq!(fixture.handle.take().map(|reply| reply.status), Some(Status::Ok));
     directory.changes().iter().for_each(|change| medium.apply(change));
-    let mut rig = Rig::open(&medium.cut(|_, _| 0), &shape);
-    let found = read(&mut rig.door, &shape).unwrap();
+    let mut fixture = Fixture::open(&medium.cut(|_, _| 0), &shape);
+    let found = read(&mut fixture.handle, &shape).unwrap();
     assert_eq!((found[block], found.len()), (0, contents.len()));
 }
 
@@ -431,27 +444,31 @@ fn groups_on_their_way_leave_what_a_checkpoint_takes() {
         let options = &mut shape.options;
         (options.checkpoint_bytes, options.pipeline_bytes) = (1 << 20, 0);
         (options.group_records, options.memory_bytes) = (8, 1 << 20);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let mut rig = Rig::open(&directory, &shape);
+        let mut fixture = Fixture::open(&directory, &shape);
         for round in 0..20 {
             // One block of each leaf.
             let block = random.u64(..2);
             for leaf in 0..64 {
                 let first = leaf * 256 + block;
-                assert!(rig.begin(Step::Write { first, count: 1, fua: false }).is_ok());
+                assert!(fixture.begin(Step::Write { first, count: 1, fua: false }).is_ok());
             }
-            while rig.committer.turn() == Turn::Worked {
-                let segments = rig.pool.segments();
+            while fixture.committer.turn() == Turn::Worked {
+                let segments = fixture.pool.segments();
                 let (free, reserved) = (segments.free(), segments.reserved());
                 assert!(free >= reserved, "{segments_max}, {round}: {free}, {segments:?}");
             }
-            let status = rig.go_on();
+            let status = fixture.go_on();
             assert!(matches!(status, Status::Ok | Status::NoSpc), "{status}");
         }
-        discard(&mut rig, shape.blocks, 4096);
+        discard(&mut fixture, shape.blocks, 4096);
         let write = Step::Write { first: 0, count: 1, fua: true };
-        assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "{:?}", rig.pool.counts());
+        assert!(
+            (0..40).any(|_| fixture.take(write.clone()).is_ok()),
+            "{:?}",
+            fixture.pool.counts()
+        );
     }
 }
 
@@ -462,35 +479,35 @@ fn a_root_that_is_new_is_counted() {
     let mut shape = shape(400);
     (shape.blocks, shape.options.checkpoint_bytes) = (8, 4 << 20);
     shape.options.map_cache_bytes = 1 << 20;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
-    assert_eq!(rig.take(Step::Write { first: 0, count: 8, fua: true }), Status::Ok);
-    let live = rig.pool.find("v").unwrap().traits.clone();
+    let mut fixture = Fixture::open(&directory, &shape);
+    assert_eq!(fixture.take(Step::Write { first: 0, count: 8, fua: true }), Status::Ok);
+    let live = fixture.pool.find("v").unwrap().meta.clone();
     for number in 0..40 {
-        let traits = Traits { name: format!("clone-{number}"), origin: live.id, ..live.clone() };
-        let mut answer = rig.pool.ask(Change::Copy(traits));
-        rig.run();
+        let meta = VolumeMeta { name: format!("clone-{number}"), origin: live.id, ..live.clone() };
+        let mut answer = fixture.pool.ask(Change::Copy(meta));
+        fixture.run();
         assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
     }
-    let checkpoint = |rig: &mut Rig| {
-        let before = rig.pool.activity().page_bytes;
-        let mut answer = rig.pool.ask_for(Body::Checkpoint);
-        rig.run();
+    let checkpoint = |fixture: &mut Fixture| {
+        let before = fixture.pool.activity().page_bytes;
+        let mut answer = fixture.pool.ask_for(Body::Checkpoint);
+        fixture.run();
         assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
-        rig.pool.activity().page_bytes - before
+        fixture.pool.activity().page_bytes - before
     };
-    checkpoint(&mut rig);
+    checkpoint(&mut fixture);
     for number in 0..40 {
-        let clone = rig.pool.find(&format!("clone-{number}")).unwrap();
-        let mut door = Door::open(&rig.pool, clone, shape.compression, 1);
-        let outcome = door.write(0, 2048, &|_, into: &mut [u8]| into.fill(number), 0, true);
+        let clone = fixture.pool.find(&format!("clone-{number}")).unwrap();
+        let mut handle = VolumeHandle::open(&fixture.pool, clone, shape.compression, 1);
+        let outcome = handle.write(0, 2048, &|_, into: &mut [u8]| into.fill(number), 0, true);
         assert!(outcome == Outcome::Taken);
-        rig.run();
-        assert_eq!(door.take().map(|reply| reply.status), Some(Status::Ok));
+        fixture.run();
+        assert_eq!(handle.take().map(|reply| reply.status), Some(Status::Ok));
     }
-    let counted = rig.pool.segments().dirty_bytes();
-    let written = checkpoint(&mut rig);
+    let counted = fixture.pool.segments().dirty_bytes();
+    let written = checkpoint(&mut fixture);
     // The pages of the catalogue are not in the count.
     assert!((120 << 12..=counted + (8 << 12)).contains(&written), "{written} of {counted}");
 }
@@ -505,22 +522,26 @@ fn a_file_system_that_is_full_now_and_then_breaks_nothing() {
         let mut random = seed.rng(stream);
         let mut shape = crate::shape(&mut random);
         shape.options.segments_max = 39;
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let store = Simulated::new(&directory);
-        let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+        let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
         for _ in 0..20 {
             let full = random.bool();
             store.fail(if full { Fault::Full(random.u64(..4)) } else { Fault::None });
             let count = random.usize(1..30);
-            crate::work(&mut rig, &mut random, &shape, count);
-            let contents = rig.contents();
-            rig.history.check(usize::MAX, &contents);
+            crate::work(&mut fixture, &mut random, &shape, count);
+            let contents = fixture.contents();
+            fixture.history.check(usize::MAX, &contents);
         }
-        assert!(!rig.pool.is_poisoned());
+        assert!(!fixture.pool.is_poisoned());
         store.fail(Fault::None);
-        destroy_snapshots(&mut rig);
+        destroy_snapshots(&mut fixture);
         let write = Step::Write { first: 0, count: 1, fua: true };
-        assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "{:?}", rig.pool.counts());
+        assert!(
+            (0..40).any(|_| fixture.take(write.clone()).is_ok()),
+            "{:?}",
+            fixture.pool.counts()
+        );
     }
 }

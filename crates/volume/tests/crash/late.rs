@@ -2,10 +2,10 @@
 //! the pool. The lock prevents this on one host; between two hosts nothing does. Then the late
 //! group, which was never acknowledged, must be ignored, and existing data must stay.
 
-use blockyard_sim::directory::{Change, Directory};
-use blockyard_sim::seed::Seed;
+use blockyard_testing::directory::{Change, SimulatedDirectory};
+use blockyard_testing::seed::Seed;
 
-use crate::rig::{Rig, format};
+use crate::fixture::{Fixture, format};
 use crate::{look, shape, work};
 
 /// Whether this is the write of a group.
@@ -22,25 +22,25 @@ fn a_group_that_lands_late_is_passed_over() {
         let mut random = seed.rng(stream);
         let mut shape = shape(&mut random);
         shape.mirror = random.bool();
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
-        let mut rig = Rig::open(&directory, &shape);
-        work(&mut rig, &mut random, &shape, 25);
-        let (history, changes) = (rig.history.clone(), directory.changes());
-        drop(rig);
+        let mut fixture = Fixture::open(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 25);
+        let (history, changes) = (fixture.history.clone(), directory.changes());
+        drop(fixture);
         for (moment, change) in changes.iter().enumerate() {
             if is_group(change) {
                 let found = medium.kill();
                 let mut base = found.medium();
-                let mut rig = Rig::open(&found, &shape);
-                let contents = rig.contents();
+                let mut fixture = Fixture::open(&found, &shape);
+                let contents = fixture.contents();
                 history.check(moment, &contents);
-                drop(rig);
+                drop(fixture);
                 found.changes().iter().for_each(|change| base.apply(change));
                 base.apply(change);
                 let again = base.kill();
-                assert_eq!(Rig::open(&again, &shape).contents(), contents, "behind {moment}");
+                assert_eq!(Fixture::open(&again, &shape).contents(), contents, "behind {moment}");
                 // A group written in its place is valid.
                 look(&history, moment, &base.kill(), &shape);
                 late += 1;

@@ -2,10 +2,10 @@
 //! has many of them after the last checkpoint.
 
 use blockyard_core::Status;
-use blockyard_sim::directory::Directory;
-use blockyard_sim::seed::Seed;
+use blockyard_testing::directory::SimulatedDirectory;
+use blockyard_testing::seed::Seed;
 
-use crate::rig::{Rig, Shape, Step, format};
+use crate::fixture::{Fixture, Shape, Step, format};
 use crate::{look, work};
 
 /// The segment length, in bytes, from which an opening uses threads.
@@ -29,23 +29,23 @@ fn a_power_cut_below_a_log_of_long_segments_leaves_a_prefix_with_everything_dura
         options.checkpoint_bytes = random.u64(2 << 20..16 << 20);
         options.sync_bytes = random.u64(32 << 10..1 << 20);
         (shape.depth, options.pipeline_bytes) = (random.usize(1..4), random.u32(..64 << 10));
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
-        let mut rig = Rig::open(&directory, &shape);
+        let mut fixture = Fixture::open(&directory, &shape);
         // Phases of short groups, many of which fit into a read, and of long groups.
         for _ in 0..random.usize(4..10) {
             let count = random.usize(10..40);
-            work(&mut rig, &mut random, &shape, count);
+            work(&mut fixture, &mut random, &shape, count);
             for _ in 0..random.usize(..8) {
                 let first = random.u64(..shape.blocks - 4);
                 let step = Step::Write { first, count: 4, fua: random.bool() };
-                assert_eq!(rig.take(step), Status::Ok);
+                assert_eq!(fixture.take(step), Status::Ok);
             }
         }
-        let (history, changes) = (rig.history.clone(), directory.changes());
-        segments = segments.max(rig.pool.counts().all - rig.pool.counts().free);
-        drop(rig);
+        let (history, changes) = (fixture.history.clone(), directory.changes());
+        segments = segments.max(fixture.pool.counts().all - fixture.pool.counts().free);
+        drop(fixture);
         let every = changes.len() / MOMENTS + 1;
         for (moment, change) in (1..).zip(&changes) {
             medium.apply(change);

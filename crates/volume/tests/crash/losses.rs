@@ -7,15 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockyard_core::Status;
-use blockyard_sim::directory::Directory;
-use blockyard_sim::seed::Seed;
-use blockyard_volume::check::check_in;
-use blockyard_volume::door::{Door, Outcome};
-use blockyard_volume::store::mirror::assemble::Terms;
-use blockyard_volume::store::{Copies, Directory as _};
+use blockyard_store::mirror::assemble::Terms;
+use blockyard_store::{Copies, SegmentStore as _};
+use blockyard_testing::directory::SimulatedDirectory;
+use blockyard_testing::seed::Seed;
+use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::{Compression, Running};
+use blockyard_volume_admin::check::check_in;
+use blockyard_volume_admin::scrub::scrub;
 
-use crate::rig::{Rig, Shape, Step, Store, USE, assemble, format, pair};
+use crate::fixture::{Fixture, Shape, Step, Store, USE, assemble, format, pair};
 use crate::simulated::{Fault, Simulated};
 
 /// Number of losses in `make test`; `BLOCKYARD_LOSS_SEEDS` asks for more.
@@ -35,7 +36,7 @@ fn mirrored() -> Shape {
     Shape { mirror: true, block_bytes: 1024, blocks: BLOCKS, ..Shape::tiny() }
 }
 
-fn opened(directory: &Directory, shape: &Shape) -> (Store, [Simulated; 2]) {
+fn opened(directory: &SimulatedDirectory, shape: &Shape) -> (Store, [Simulated; 2]) {
     let pair = pair(directory, shape.depth);
     (assemble(pair.clone().map(Some), USE).unwrap(), pair)
 }
@@ -49,21 +50,21 @@ fn a_read_that_fails_while_its_copy_is_given_up_reads_the_other_copy() {
     for lost in 0..2 {
         for part in [false, true] {
             let shape = mirrored();
-            let directory = Directory::default();
+            let directory = SimulatedDirectory::default();
             format(&directory, &shape);
             let (store, pair) = opened(&directory, &shape);
-            let mut rig = Rig::of(store, &directory, &shape).unwrap();
+            let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
             for first in [0, BLOCKS / 2] {
-                assert!(rig.take(Step::Write { first, count: BLOCKS / 2, fua: true }).is_ok());
+                assert!(fixture.take(Step::Write { first, count: BLOCKS / 2, fua: true }).is_ok());
             }
-            let pool = Arc::clone(&rig.pool);
+            let pool = Arc::clone(&fixture.pool);
             pair[lost].on_failed_read(move || pool.segments().directory().look().unwrap());
             pair[lost].fail(Fault::Gone(0));
             if part {
-                assert_eq!(rig.take(Step::Part { block: 3, fua: true }), Status::Ok);
+                assert_eq!(fixture.take(Step::Part { block: 3, fua: true }), Status::Ok);
             }
-            let contents = rig.contents();
-            rig.history.check(usize::MAX, &contents);
+            let contents = fixture.contents();
+            fixture.history.check(usize::MAX, &contents);
         }
     }
 }
@@ -77,18 +78,18 @@ fn what_reached_one_copy_only_is_not_called_damaged() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = mirrored();
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
         let (store, _) = opened(&directory, &shape);
-        let mut rig = Rig::of(store, &directory, &shape).unwrap();
+        let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
         for _ in 0..random.usize(4..30) {
             let first = random.u64(..BLOCKS - 4);
             let step = Step::Write { first, count: random.u64(1..=4), fua: random.bool() };
-            assert!(rig.take(step).is_ok());
+            assert!(fixture.take(step).is_ok());
         }
         let changes = directory.changes();
-        drop(rig);
+        drop(fixture);
         let moment = random.usize(..=changes.len());
         changes[..moment].iter().for_each(|change| medium.apply(change));
         let found = medium.cut(|_, count| random.usize(..count));
@@ -97,7 +98,7 @@ fn what_reached_one_copy_only_is_not_called_damaged() {
         let before = look().unwrap();
         assert_eq!((before.damaged, &before.damage[..]), (0, &[][..]));
         behind += before.behind;
-        drop(Rig::open(&found, &shape));
+        drop(Fixture::open(&found, &shape));
         let after = look().unwrap();
         assert_eq!((after.damaged, after.behind), (0, 0), "an opening has made both equal");
     }
@@ -105,11 +106,14 @@ fn what_reached_one_copy_only_is_not_called_damaged() {
 }
 
 /// Waits for the only reply of a handle.
-fn answer(door: &mut Door<Store>) -> Status {
+fn answer(handle: &mut VolumeHandle<Store>) -> Status {
     loop {
-        match door.take() {
+        match handle.take() {
             Some(reply) => return reply.status,
-            None => door.mailbox().bell().sleep(Duration::from_millis(50), || door.is_any()),
+            None => handle
+                .completion_queue()
+                .event_count()
+                .sleep(Duration::from_millis(50), || handle.is_any()),
         }
     }
 }
@@ -117,20 +121,20 @@ fn answer(door: &mut Door<Store>) -> Status {
 /// Writes blocks and parts of blocks in one half of the volume, and reads all of them back.
 fn use_half(running: &Running<Store>, half: u64, mut random: fastrand::Rng) {
     let pool = running.pool();
-    let mut door = Door::open(pool, pool.find("v").unwrap(), Compression::None, 4);
+    let mut handle = VolumeHandle::open(pool, pool.find("v").unwrap(), Compression::None, 4);
     let mut model = vec![0_u8; 1024 * BLOCKS as usize / 2];
     let base = half * model.len() as u64;
     for number in 1..40 {
         let at = random.usize(..model.len() / 512) * 512;
         let len = (random.usize(1..=4) * 512).min(model.len() - at);
         let fill = |_: usize, into: &mut [u8]| into.fill(number);
-        while door.write(base + at as u64, len, &fill, 1, random.bool()) == Outcome::Full {
+        while handle.write(base + at as u64, len, &fill, 1, random.bool()) == Outcome::Full {
             std::thread::yield_now();
         }
-        assert_eq!(answer(&mut door), Status::Ok, "a write");
+        assert_eq!(answer(&mut handle), Status::Ok, "a write");
         model[at..at + len].fill(number);
         let mut found = Vec::new();
-        let read = door.read(base, model.len(), |part| found.extend_from_slice(part));
+        let read = handle.read(base, model.len(), |part| found.extend_from_slice(part));
         assert_eq!(read, Status::Ok, "a read");
         assert!(found == model, "another contents");
     }
@@ -141,7 +145,7 @@ fn lose(stream: u64) -> bool {
     let _watch = Seed::from_env().watch(&format!("stream {stream}"));
     let mut random = Seed::from_env().rng(stream);
     let shape = mirrored();
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let (store, pair) = opened(&directory, &shape);
     let running = Running::start(store, shape.options).unwrap();
@@ -157,7 +161,7 @@ fn lose(stream: u64) -> bool {
         ];
         let scrub = scope.spawn(move || {
             while !ended.load(Ordering::Relaxed) {
-                let report = running.scrub(0, &mut |_, _| true).unwrap();
+                let report = scrub(running, 0, &mut |_, _| true).unwrap();
                 assert_eq!(report.damage, [], "a scrub");
             }
         });

@@ -6,12 +6,12 @@
 //! the record is a moment at which the power may have been cut.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod beside;
 mod catalogue;
 mod concurrent;
 mod counts;
 mod damage;
 mod every_way;
+mod fixture;
 mod full;
 mod late;
 mod long;
@@ -19,22 +19,22 @@ mod losses;
 mod mirror;
 mod once;
 mod partly;
-mod promise;
-mod rig;
+mod reservation;
 mod rot;
 mod settle;
 mod simulated;
+mod threads;
 mod turns;
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use blockyard_core::Status;
-use blockyard_sim::directory::{Change, Directory, Failing, Medium};
-use blockyard_sim::seed::Seed;
+use blockyard_testing::directory::{Change, Failing, Medium, SimulatedDirectory};
+use blockyard_testing::seed::Seed;
 use blockyard_volume::{Compression, Options};
 
-use rig::{History, Rig, Shape, Step, format};
+use fixture::{Fixture, History, Shape, Step, format};
 use simulated::{Fault, Simulated};
 
 /// Number of seeds in `make test`; `BLOCKYARD_CRASH_SEEDS` asks for more.
@@ -87,30 +87,30 @@ fn step(random: &mut fastrand::Rng, shape: &Shape) -> Step {
 }
 
 /// Takes random steps, some of them concurrently.
-fn work(rig: &mut Rig, random: &mut fastrand::Rng, shape: &Shape, count: usize) {
+fn work(fixture: &mut Fixture, random: &mut fastrand::Rng, shape: &Shape, count: usize) {
     let mut begun = 0;
     while begun < count {
         let step = step(random, shape);
-        let status = rig.begin(step);
+        let status = fixture.begin(step);
         assert!(status.is_ok() || status == Status::Resource, "{status}");
         begun += 1;
         match random.u8(..6) {
             // The next step may then be in flight together with this group.
-            0 => _ = rig.committer.turn(),
+            0 => _ = fixture.committer.turn(),
             1 if status.is_ok() => {}
-            _ => go_on(rig),
+            _ => go_on(fixture),
         }
     }
-    go_on(rig);
+    go_on(fixture);
 }
 
-fn go_on(rig: &mut Rig) {
-    let status = rig.go_on();
+fn go_on(fixture: &mut Fixture) {
+    let status = fixture.go_on();
     assert!(status.is_ok() || status == Status::NoSpc, "{status}");
 }
 
 /// A hash of the contents of a directory.
-pub(crate) fn fingerprint(directory: &Directory) -> u64 {
+pub(crate) fn fingerprint(directory: &SimulatedDirectory) -> u64 {
     let mut hasher = DefaultHasher::new();
     for name in directory.names() {
         let file = directory.open(&name).unwrap();
@@ -123,14 +123,14 @@ pub(crate) fn fingerprint(directory: &Directory) -> u64 {
 
 /// Opens what a cut has left, checks it, and writes: what is made durable now must be there after
 /// another cut.
-fn look(history: &History, moment: usize, found: &Directory, shape: &Shape) {
+fn look(history: &History, moment: usize, found: &SimulatedDirectory, shape: &Shape) {
     let mut base = found.medium();
-    let mut rig = Rig::open(found, shape);
-    let contents = rig.contents();
+    let mut fixture = Fixture::open(found, shape);
+    let contents = fixture.contents();
     history.check(moment, &contents);
-    rig.check_counts();
+    fixture.check_counts();
     let last = shape.blocks - 1;
-    match rig.take(Step::Write { first: last, count: 1, fua: true }) {
+    match fixture.take(Step::Write { first: last, count: 1, fua: true }) {
         Status::Ok => {}
         Status::NoSpc => return,
         other => panic!("{other}"),
@@ -138,11 +138,11 @@ fn look(history: &History, moment: usize, found: &Directory, shape: &Shape) {
     found.changes().iter().for_each(|change| base.apply(change));
     let mut wanted = contents;
     wanted.0[last as usize] = 1;
-    rig.check_counts();
+    fixture.check_counts();
     let again = base.cut(|_, _| 0);
-    let mut rig = Rig::open(&again, shape);
-    assert_eq!(rig.contents(), wanted, "after one more cut");
-    rig.check_counts();
+    let mut fixture = Fixture::open(&again, shape);
+    assert_eq!(fixture.contents(), wanted, "after one more cut");
+    fixture.check_counts();
 }
 
 /// Regression: two syncs of one file were in flight on a system that reports an error to only one
@@ -155,27 +155,27 @@ fn where_an_error_is_told_once_one_group_is_under_way() {
         let tiny = Shape::tiny();
         let options = Options { pipeline_bytes: 0, ..tiny.options };
         let shape = Shape { depth, options, blocks: 40, ..tiny };
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let store = Simulated::new(&directory).with_depth(depth).telling_one();
-        let mut rig = Rig::on(store, &directory, &shape).unwrap();
-        work(&mut rig, &mut random, &shape, 200);
+        let mut fixture = Fixture::on(store, &directory, &shape).unwrap();
+        work(&mut fixture, &mut random, &shape, 200);
     }
 }
 
 fn cut_everywhere(stream: u64, fault: Fault) {
     let mut random = Seed::from_env().rng(stream);
     let shape = shape(&mut random);
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
     let store = Simulated::new(&directory).with_depth(shape.depth);
-    let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+    let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
     store.fail(fault);
     let count = random.usize(5..40);
-    work(&mut rig, &mut random, &shape, count);
-    let (history, changes) = (rig.history.clone(), directory.changes());
-    drop(rig);
+    work(&mut fixture, &mut random, &shape, count);
+    let (history, changes) = (fixture.history.clone(), directory.changes());
+    drop(fixture);
     each_moment(&mut medium, &changes, &mut random, |moment, found| {
         look(&history, moment, found, &shape);
     });
@@ -186,11 +186,11 @@ fn each_moment(
     medium: &mut Medium,
     changes: &[Change],
     random: &mut fastrand::Rng,
-    mut look: impl FnMut(usize, &Directory),
+    mut look: impl FnMut(usize, &SimulatedDirectory),
 ) {
     for moment in 0..=changes.len() {
         let mut seen = HashSet::new();
-        let mut check = |found: Directory| {
+        let mut check = |found: SimulatedDirectory| {
             if seen.insert(fingerprint(&found)) {
                 look(moment, &found);
             }
@@ -240,22 +240,26 @@ fn a_power_cut_during_recovery_changes_nothing() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = shape(&mut random);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium: Medium = directory.medium();
-        let mut rig = Rig::open(&directory, &shape);
-        work(&mut rig, &mut random, &shape, 25);
-        let (history, changes) = (rig.history.clone(), directory.changes());
-        drop(rig);
+        let mut fixture = Fixture::open(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 25);
+        let (history, changes) = (fixture.history.clone(), directory.changes());
+        drop(fixture);
         for moment in 0..=changes.len() {
             let found = medium.cut(|_, count| random.usize(..count));
             let mut under = found.medium();
-            let first = Rig::open(&found, &shape).contents();
+            let first = Fixture::open(&found, &shape).contents();
             history.check(moment, &first);
             for change in found.changes() {
                 under.apply(&change);
                 let again = under.cut(|_, count| random.usize(..count));
-                assert_eq!(Rig::open(&again, &shape).contents(), first, "cut behind {change:?}");
+                assert_eq!(
+                    Fixture::open(&again, &shape).contents(),
+                    first,
+                    "cut behind {change:?}"
+                );
             }
             if let Some(change) = changes.get(moment) {
                 medium.apply(change);
@@ -274,26 +278,32 @@ fn a_power_cut_behind_a_kill_loses_nothing_that_was_found() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = shape(&mut random);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium: Medium = directory.medium();
-        let mut rig = Rig::open(&directory, &shape);
-        work(&mut rig, &mut random, &shape, 25);
+        let mut fixture = Fixture::open(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 25);
         let changes = directory.changes();
-        drop(rig);
+        drop(fixture);
         for change in &changes {
             medium.apply(change);
             let found = medium.kill();
-            let mut rig = Rig::open(&found, &shape);
-            let mut wanted = rig.contents();
+            let mut fixture = Fixture::open(&found, &shape);
+            let mut wanted = fixture.contents();
             let last = shape.blocks - 1;
-            if random.bool() && rig.take(Step::Write { first: last, count: 1, fua: true }).is_ok() {
+            if random.bool()
+                && fixture.take(Step::Write { first: last, count: 1, fua: true }).is_ok()
+            {
                 wanted.0[last as usize] = 1;
             }
             let mut under = medium.clone();
             found.changes().iter().for_each(|change| under.apply(change));
             for again in [under.cut(|_, _| 0), under.cut(|_, count| random.usize(..count))] {
-                assert_eq!(Rig::open(&again, &shape).contents(), wanted, "cut behind {change:?}");
+                assert_eq!(
+                    Fixture::open(&again, &shape).contents(),
+                    wanted,
+                    "cut behind {change:?}"
+                );
             }
         }
     }
@@ -310,27 +320,27 @@ fn an_error_poisons_the_pool_and_opening_it_again_heals() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = shape(&mut random);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
-        let mut rig = Rig::open(&directory, &shape);
+        let mut fixture = Fixture::open(&directory, &shape);
         directory.fail_after(failing, random.u64(..12));
         let mut errors = 0;
         for _ in 0..40 {
-            let status = rig.take(step(&mut random, &shape));
+            let status = fixture.take(step(&mut random, &shape));
             assert!(matches!(status, Status::Ok | Status::IoErr | Status::NoSpc), "{status}");
             if errors > 0 {
                 assert_eq!(status, Status::IoErr, "poisoned");
             }
             errors += usize::from(status == Status::IoErr);
         }
-        assert!(errors > 0 && rig.pool.is_poisoned());
+        assert!(errors > 0 && fixture.pool.is_poisoned());
         directory.mend();
         // The kernel reported the error once; the next sync would succeed.
-        assert_eq!(rig.take(Step::Flush), Status::IoErr, "never tried again");
-        let (history, moment) = (rig.history.clone(), directory.change_count());
+        assert_eq!(fixture.take(Step::Flush), Status::IoErr, "never tried again");
+        let (history, moment) = (fixture.history.clone(), directory.change_count());
         directory.changes().iter().for_each(|change| medium.apply(change));
-        drop(rig);
+        drop(fixture);
         look(&history, moment, &medium.cut(|_, _| 0), &shape);
         look(&history, moment, &medium.kill(), &shape);
         look(&history, moment, &medium.cut(|_, count| random.usize(..count)), &shape);
@@ -342,31 +352,31 @@ fn an_error_poisons_the_pool_and_opening_it_again_heals() {
 fn no_space_is_an_error_of_that_write_alone() {
     let mut shape = Shape::tiny();
     shape.options.segments_max = 16;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
+    let mut fixture = Fixture::open(&directory, &shape);
     let mut refused = 0;
     // Snapshots keep overwritten blocks live until there is no space for more.
     for round in 0..400 {
-        let status = rig.take(Step::Write { first: round % 3, count: 1, fua: true });
+        let status = fixture.take(Step::Write { first: round % 3, count: 1, fua: true });
         match status {
             Status::Ok => {}
             Status::NoSpc => refused += 1,
             other => panic!("{other}"),
         }
         if refused == 0 && round % 4 == 3 {
-            rig.take(Step::Snapshot);
+            fixture.take(Step::Snapshot);
         }
-        let contents = rig.contents();
-        rig.history.check(usize::MAX, &contents);
+        let contents = fixture.contents();
+        fixture.history.check(usize::MAX, &contents);
     }
     assert!(refused > 0, "it has no end");
-    assert!(!rig.pool.is_poisoned());
-    assert_eq!(rig.take(Step::Flush), Status::Ok);
-    let history = rig.history.clone();
-    drop(rig);
-    let mut rig = Rig::open(&directory, &shape);
-    history.check(usize::MAX, &rig.contents());
+    assert!(!fixture.pool.is_poisoned());
+    assert_eq!(fixture.take(Step::Flush), Status::Ok);
+    let history = fixture.history.clone();
+    drop(fixture);
+    let mut fixture = Fixture::open(&directory, &shape);
+    history.check(usize::MAX, &fixture.contents());
 }
 
 /// Overwritten blocks are freed: a small pool accepts any amount of writes.
@@ -374,45 +384,45 @@ fn no_space_is_an_error_of_that_write_alone() {
 fn space_comes_back() {
     let mut shape = Shape::tiny();
     shape.options.segments_max = 16;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
+    let mut fixture = Fixture::open(&directory, &shape);
     for round in 0..2000 {
-        let status = rig.take(Step::Write { first: 0, count: 3, fua: round % 2 == 0 });
-        assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+        let status = fixture.take(Step::Write { first: 0, count: 3, fua: round % 2 == 0 });
+        assert_eq!(status, Status::Ok, "round {round}: {:?}", fixture.pool.counts());
     }
-    assert!(rig.pool.counts().all <= 16);
-    let contents = rig.contents();
-    drop(rig);
-    assert_eq!(Rig::open(&directory, &shape).contents(), contents);
+    assert!(fixture.pool.counts().all <= 16);
+    let contents = fixture.contents();
+    drop(fixture);
+    assert_eq!(Fixture::open(&directory, &shape).contents(), contents);
 }
 
 /// A file system that is full for a while: writes fail, and succeed when there is space again.
 #[test]
 fn a_full_file_system_is_no_end() {
     let shape = Shape::tiny();
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let store = Simulated::new(&directory);
-    let mut rig = Rig::on(store.clone(), &directory, &shape).unwrap();
+    let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
     store.fail(Fault::Full(2));
     let mut refused = false;
     for round in 0..200 {
-        let status = rig.take(Step::Write { first: round % 3, count: 1, fua: true });
+        let status = fixture.take(Step::Write { first: round % 3, count: 1, fua: true });
         refused = status == Status::NoSpc;
         if refused {
             break;
         }
         assert_eq!(status, Status::Ok);
-        rig.take(Step::Snapshot);
+        fixture.take(Step::Snapshot);
     }
     assert!(refused, "it was full");
     store.fail(Fault::None);
     // The pool searches for space again, but not for every write.
     let write = Step::Write { first: 0, count: 3, fua: true };
-    assert!((0..40).any(|_| rig.take(write.clone()).is_ok()), "there is room again");
-    let contents = rig.contents();
-    rig.history.check(usize::MAX, &contents);
+    assert!((0..40).any(|_| fixture.take(write.clone()).is_ok()), "there is room again");
+    let contents = fixture.contents();
+    fixture.history.check(usize::MAX, &contents);
 }
 
 /// Live blocks are scattered among garbage. Cleaning moves them, also those of snapshots, which
@@ -427,22 +437,22 @@ fn cleaning_makes_room_and_changes_nothing() {
         shape.blocks = 40;
         shape.block_bytes = 1024;
         shape.options.segments_max = 22;
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
-        let mut rig = Rig::open(&directory, &shape);
+        let mut fixture = Fixture::open(&directory, &shape);
         for first in [0, 10, 20, 30] {
-            assert_eq!(rig.take(Step::Write { first, count: 10, fua: true }), Status::Ok);
+            assert_eq!(fixture.take(Step::Write { first, count: 10, fua: true }), Status::Ok);
         }
-        assert_eq!(rig.take(Step::Snapshot), Status::Ok);
+        assert_eq!(fixture.take(Step::Snapshot), Status::Ok);
         for round in 0..600 {
             let first = random.u64(..shape.blocks);
-            let status = rig.take(Step::Write { first, count: 1, fua: round % 4 == 0 });
-            assert_eq!(status, Status::Ok, "round {round}: {:?}", rig.pool.counts());
+            let status = fixture.take(Step::Write { first, count: 1, fua: round % 4 == 0 });
+            assert_eq!(status, Status::Ok, "round {round}: {:?}", fixture.pool.counts());
         }
-        let (history, changes) = (rig.history.clone(), directory.changes());
-        history.check(usize::MAX, &rig.contents());
-        drop(rig);
+        let (history, changes) = (fixture.history.clone(), directory.changes());
+        history.check(usize::MAX, &fixture.contents());
+        drop(fixture);
         for (moment, change) in (1..).zip(&changes) {
             medium.apply(change);
             if moment % 16 == stream as usize % 16 {

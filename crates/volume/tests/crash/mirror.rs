@@ -4,15 +4,16 @@
 use std::collections::BTreeMap;
 
 use blockyard_core::Status;
-use blockyard_sim::directory::{Directory, Medium};
-use blockyard_sim::seed::Seed;
-use blockyard_volume::VolumeError;
-use blockyard_volume::error::CopiesError;
-use blockyard_volume::format::catalogue::Change;
-use blockyard_volume::store::mirror::assemble::Terms;
+use blockyard_store::mirror::Mirror;
+use blockyard_store::mirror::assemble::{Given, Terms};
+use blockyard_store::{CopiesError, StoreError};
+use blockyard_testing::directory::{Medium, SimulatedDirectory};
+use blockyard_testing::seed::Seed;
+use blockyard_volume::{PoolVerifier, VolumeError};
+use blockyard_volume_format::catalogue::Change;
 
 use crate::damage::{fill_three_leaves, lost, rot_leaf};
-use crate::rig::{Rig, Shape, Step, USE, assemble, format, pair};
+use crate::fixture::{Fixture, Shape, Step, USE, assemble, format, pair};
 use crate::simulated::{Fault, Simulated};
 use crate::{each_moment, look, shape, work};
 
@@ -23,20 +24,20 @@ fn mirrored(random: &mut fastrand::Rng) -> Shape {
 }
 
 /// Opens a pool of two copies; returns it with both copies.
-fn opened(directory: &Directory, shape: &Shape) -> (Rig, [Simulated; 2]) {
+fn opened(directory: &SimulatedDirectory, shape: &Shape) -> (Fixture, [Simulated; 2]) {
     let pair = pair(directory, shape.depth);
     let store = assemble(pair.clone().map(Some), USE).unwrap();
-    (Rig::of(store, directory, shape).unwrap(), pair)
+    (Fixture::of(store, directory, shape).unwrap(), pair)
 }
 
 /// The number of repairs, and which copies are good.
-fn status(rig: &Rig) -> (u64, [bool; 2]) {
-    let status = rig.pool.segments().directory().status();
-    (status.iter().map(|it| it.mended).sum(), [status[0].is_good, status[1].is_good])
+fn status(fixture: &Fixture) -> (u64, [bool; 2]) {
+    let status = fixture.pool.segments().directory().status();
+    (status.iter().map(|it| it.repaired).sum(), [status[0].is_good, status[1].is_good])
 }
 
 /// The files of one copy.
-fn files(directory: &Directory, side: &str) -> BTreeMap<String, Vec<u8>> {
+fn files(directory: &SimulatedDirectory, side: &str) -> BTreeMap<String, Vec<u8>> {
     let names = directory.names().into_iter().filter(|name| name.starts_with(side));
     let content = |name: String| {
         let file = directory.open(&name).unwrap();
@@ -48,7 +49,7 @@ fn files(directory: &Directory, side: &str) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Removes the files of one copy, and restores others in their place.
-fn replace(directory: &Directory, side: &str, by: &BTreeMap<String, Vec<u8>>) {
+fn replace(directory: &SimulatedDirectory, side: &str, by: &BTreeMap<String, Vec<u8>>) {
     directory.names().iter().filter(|it| it.starts_with(side)).for_each(|it| directory.remove(it));
     for (name, bytes) in by {
         directory.create(name, bytes.len() as u64, 512).write_at(0, bytes).unwrap();
@@ -61,18 +62,18 @@ fn replace(directory: &Directory, side: &str, by: &BTreeMap<String, Vec<u8>>) {
 fn cut_everywhere(stream: u64, fault: impl Fn(&mut fastrand::Rng) -> Fault) {
     let mut random = Seed::from_env().rng(stream);
     let shape = mirrored(&mut random);
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
-    let (mut rig, pair) = opened(&directory, &shape);
+    let (mut fixture, pair) = opened(&directory, &shape);
     pair[random.usize(..2)].fail(fault(&mut random));
     let count = random.usize(5..30);
-    work(&mut rig, &mut random, &shape, count);
-    assert!(!rig.pool.is_poisoned());
-    let contents = rig.contents();
-    rig.history.check(usize::MAX, &contents);
-    let (history, changes) = (rig.history.clone(), directory.changes());
-    drop(rig);
+    work(&mut fixture, &mut random, &shape, count);
+    assert!(!fixture.pool.is_poisoned());
+    let contents = fixture.contents();
+    fixture.history.check(usize::MAX, &contents);
+    let (history, changes) = (fixture.history.clone(), directory.changes());
+    drop(fixture);
     each_moment(&mut medium, &changes, &mut random, |moment, found| {
         look(&history, moment, found, &shape);
     });
@@ -104,30 +105,30 @@ fn a_copy_that_fails_is_given_up() {
 #[test]
 fn a_copy_that_is_given_up_is_not_asked_for_room() {
     let shape = Shape { mirror: true, ..Shape::tiny() };
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let [first, second] = pair(&directory, shape.depth);
     second.limit(0);
     let store = assemble([Some(first), Some(second.clone())], USE).unwrap();
-    let mut rig = Rig::of(store, &directory, &shape).unwrap();
+    let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
     let write = |round: u64| Step::Write { first: round % 3, count: 1, fua: true };
-    let is_full = |rig: &mut Rig| {
+    let is_full = |fixture: &mut Fixture| {
         (0..200).any(|round| {
-            let is_full = rig.take(write(round)) == Status::NoSpc;
-            rig.take(Step::Snapshot);
+            let is_full = fixture.take(write(round)) == Status::NoSpc;
+            fixture.take(Step::Snapshot);
             is_full
         })
     };
-    assert!(is_full(&mut rig), "one of them is full");
-    assert!((0..40).all(|round| rig.take(write(round)) == Status::NoSpc), "and stays so");
+    assert!(is_full(&mut fixture), "one of them is full");
+    assert!((0..40).all(|round| fixture.take(write(round)) == Status::NoSpc), "and stays so");
     second.fail(Fault::FailingSyncs(0));
-    assert_eq!(rig.take(Step::Flush), Status::Ok);
-    rig.take(Step::Discard { first: 0, count: 1, fua: false });
-    assert_eq!(rig.take(Step::Flush), Status::Ok);
-    assert_eq!(status(&rig).1, [true, false]);
-    assert!((0..40).any(|round| rig.take(write(round)).is_ok()), "the other one has room");
-    let contents = rig.contents();
-    rig.history.check(usize::MAX, &contents);
+    assert_eq!(fixture.take(Step::Flush), Status::Ok);
+    fixture.take(Step::Discard { first: 0, count: 1, fua: false });
+    assert_eq!(fixture.take(Step::Flush), Status::Ok);
+    assert_eq!(status(&fixture).1, [true, false]);
+    assert!((0..40).any(|round| fixture.take(write(round)).is_ok()), "the other one has room");
+    let contents = fixture.contents();
+    fixture.history.check(usize::MAX, &contents);
 }
 
 /// Cuts the power after every operation of an opening too: of one that recovers, and of one that
@@ -140,25 +141,29 @@ fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
         let mut random = seed.rng(stream);
         let mut shape = mirrored(&mut random);
         shape.options.segments_max = 16;
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
-        let (mut rig, pair) = opened(&directory, &shape);
-        work(&mut rig, &mut random, &shape, 8);
+        let (mut fixture, pair) = opened(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 8);
         if random.bool() {
             pair[random.usize(..2)].fail(Fault::FailingWrites(0));
         }
-        work(&mut rig, &mut random, &shape, 8);
-        let (history, changes) = (rig.history.clone(), directory.changes());
-        drop(rig);
-        let every = |moment: usize, found: &Directory, random: &mut fastrand::Rng| {
+        work(&mut fixture, &mut random, &shape, 8);
+        let (history, changes) = (fixture.history.clone(), directory.changes());
+        drop(fixture);
+        let every = |moment: usize, found: &SimulatedDirectory, random: &mut fastrand::Rng| {
             let mut under: Medium = found.medium();
-            let first = Rig::open(found, &shape).contents();
+            let first = Fixture::open(found, &shape).contents();
             history.check(moment, &first);
             for change in found.changes() {
                 under.apply(&change);
                 let again = under.cut(|_, count| random.usize(..count));
-                assert_eq!(Rig::open(&again, &shape).contents(), first, "cut behind {change:?}");
+                assert_eq!(
+                    Fixture::open(&again, &shape).contents(),
+                    first,
+                    "cut behind {change:?}"
+                );
             }
         };
         for (moment, change) in changes.iter().enumerate() {
@@ -172,6 +177,88 @@ fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
     }
 }
 
+/// Writes to two copies, of which one fails at some moment. Returns the disk with both, and the
+/// number of the stale one.
+fn with_a_stale_copy(shape: &Shape, random: &mut fastrand::Rng) -> (Fixture, usize) {
+    let directory = SimulatedDirectory::default();
+    format(&directory, shape);
+    let (mut fixture, pair) = opened(&directory, shape);
+    work(&mut fixture, random, shape, 8);
+    let stale = random.usize(..2);
+    pair[stale].fail(Fault::FailingWrites(0));
+    work(&mut fixture, random, shape, 8);
+    assert_eq!(fixture.take(Step::Flush), Status::Ok);
+    (fixture, stale)
+}
+
+/// Regression: an opening did not end when a copy died during its resync. One of the copies dies
+/// after every number of operations of an opening: the opening ends. It fails only if the copy died
+/// that had all data. When the copy is back, the pool has all data.
+#[test]
+fn a_copy_that_dies_while_one_is_resynced_stops_nothing() {
+    let seed = Seed::from_env();
+    for stream in 32_100..32_106 {
+        let _watch = seed.watch(&format!("stream {stream}"));
+        let mut random = seed.rng(stream);
+        let mut shape = mirrored(&mut random);
+        shape.options.segments_max = 16;
+        let (mut fixture, stale) = with_a_stale_copy(&shape, &mut random);
+        let wanted = fixture.contents();
+        assert!(!status(&fixture).1[stale], "no write has failed");
+        let medium = fixture.directory.medium();
+        drop(fixture);
+        for dead in 0..2 {
+            for operations in 0.. {
+                let directory = medium.cut(|_, _| 0);
+                let pair = pair(&directory, shape.depth);
+                pair[dead].fail(Fault::Gone(operations));
+                let opened = assemble(pair.clone().map(Some), USE)
+                    .and_then(|store| Fixture::of(store, &directory, &shape));
+                let has_died = pair[dead].operations() > operations;
+                match opened {
+                    Ok(mut fixture) => assert_eq!(fixture.contents(), wanted),
+                    Err(error) => assert!(dead != stale, "after {operations}: {error}"),
+                }
+                let mut fixture = Fixture::open(&directory, &shape);
+                assert_eq!(fixture.contents(), wanted, "copy {dead} after {operations}");
+                assert_eq!(status(&fixture).1, [true, true]);
+                if !has_died {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The disk that has all data returns zeros from some moment of a resync on. They do not replace
+/// what the stale copy has.
+#[test]
+fn zeros_of_a_dead_disk_do_not_replace_a_stale_copy() {
+    let mut random = Seed::from_env().rng(32_200);
+    let mut shape = mirrored(&mut random);
+    shape.options.segments_max = 16;
+    let (fixture, stale) = with_a_stale_copy(&shape, &mut random);
+    let directory = fixture.directory.clone();
+    drop(fixture);
+    let sides = ["a/", "b/"];
+    let pair = pair(&directory, shape.depth);
+    let given =
+        [0, 1].map(|at| Given { directory: Some(pair[at].clone()), path: ["a", "b"][at].into() });
+    let mut before = None;
+    let assembled = Mirror::assemble_telling(given, USE, &PoolVerifier, &mut |_, _| {
+        before.get_or_insert_with(|| files(&directory, sides[stale]));
+        for name in files(&directory, sides[1 - stale]).keys() {
+            let file = directory.open(name).unwrap();
+            file.write_at(0, &vec![0; file.len() as usize]).unwrap();
+        }
+    });
+    drop(assembled);
+    let before = before.expect("the resync has compared a file");
+    let after = files(&directory, sides[stale]);
+    let differ = before.iter().filter(|(name, bytes)| after.get(*name) != Some(bytes));
+    assert_eq!(differ.map(|(name, _)| name.as_str()).collect::<Vec<_>>(), [""; 0]);
+}
+
 /// One copy loses or misdirects writes, or misdirects or fails reads: a read always returns what
 /// was last written.
 #[test]
@@ -182,9 +269,9 @@ fn one_copy_that_lies_is_never_believed() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = mirrored(&mut random);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let (mut rig, pair) = opened(&directory, &shape);
+        let (mut fixture, pair) = opened(&directory, &shape);
         let side = random.usize(..2);
         let number = random.u64(1..20);
         let fault = match random.u8(..4) {
@@ -195,20 +282,20 @@ fn one_copy_that_lies_is_never_believed() {
         };
         pair[side].fail(fault);
         for _ in 0..6 {
-            work(&mut rig, &mut random, &shape, 4);
-            let contents = rig.contents();
-            rig.history.check(usize::MAX, &contents);
+            work(&mut fixture, &mut random, &shape, 4);
+            let contents = fixture.contents();
+            fixture.history.check(usize::MAX, &contents);
         }
-        assert!(!rig.pool.is_poisoned());
-        mended += status(&rig).0;
-        let (wanted, _) = (rig.contents(), rig.take(Step::Flush));
-        drop(rig);
+        assert!(!fixture.pool.is_poisoned());
+        mended += status(&fixture).0;
+        let (wanted, _) = (fixture.contents(), fixture.take(Step::Flush));
+        drop(fixture);
         // An opening reads the faulty copy too.
         let store = assemble(pair.clone().map(Some), USE).unwrap();
-        let mut rig = Rig::of(store, &directory, &shape).unwrap();
-        assert_eq!(rig.contents(), wanted, "{fault:?} of copy {side}");
-        mended += status(&rig).0;
-        drop(rig);
+        let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
+        assert_eq!(fixture.contents(), wanted, "{fault:?} of copy {side}");
+        mended += status(&fixture).0;
+        drop(fixture);
         pair[side].fail(Fault::None);
         assert_eq!(opened(&directory, &shape).0.contents(), wanted);
     }
@@ -225,13 +312,13 @@ fn rot_in_one_copy_is_put_right() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = mirrored(&mut random);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let (mut rig, _) = opened(&directory, &shape);
-        work(&mut rig, &mut random, &shape, 20);
-        assert_eq!(rig.take(Step::Flush), Status::Ok);
-        let wanted = rig.contents();
-        drop(rig);
+        let (mut fixture, _) = opened(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 20);
+        assert_eq!(fixture.take(Step::Flush), Status::Ok);
+        let wanted = fixture.contents();
+        drop(fixture);
         let names: Vec<String> = files(&directory, "a/").into_keys().collect();
         let name = names[random.usize(..names.len())].trim_start_matches("a/").to_owned();
         let len = directory.open(&format!("a/{name}")).unwrap().len();
@@ -247,10 +334,10 @@ fn rot_in_one_copy_is_put_right() {
                 file.read_at(*at, &mut byte).unwrap();
                 file.write_at(*at, &[byte[0] ^ bit]).unwrap();
             }
-            let (mut rig, _) = opened(&directory, &shape);
-            assert_eq!(rig.contents(), wanted, "{side}{name}");
+            let (mut fixture, _) = opened(&directory, &shape);
+            assert_eq!(fixture.contents(), wanted, "{side}{name}");
             if is_read {
-                mended += status(&rig).0;
+                mended += status(&fixture).0;
             }
         }
     }
@@ -265,41 +352,41 @@ fn a_leaf_that_another_copy_may_have_is_not_given_up() {
         let mut shape = Shape { mirror: true, blocks: 600, ..Shape::tiny() };
         shape.options.checkpoint_bytes = 256 << 10;
         shape.options.segments_max = 75;
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let (mut rig, _) = opened(&directory, &shape);
-        fill_three_leaves(&mut rig);
-        rot_leaf(&directory, &mut rig, 2, "a/");
-        drop(rig);
-        let (mut rig, pair) = opened(&directory, &shape);
+        let (mut fixture, _) = opened(&directory, &shape);
+        fill_three_leaves(&mut fixture);
+        rot_leaf(&directory, &mut fixture, 2, "a/");
+        drop(fixture);
+        let (mut fixture, pair) = opened(&directory, &shape);
         pair[1].fail(if is_away { Fault::FailingSyncs(0) } else { Fault::FailingReads(1) });
         // Snapshots and overwrites that would start a liveness scan if one were possible.
         for _ in 0..12 {
-            rig.take(Step::Snapshot);
+            fixture.take(Step::Snapshot);
             for first in (0..512).step_by(8) {
-                rig.take(Step::Write { first, count: 8, fua: false });
+                fixture.take(Step::Write { first, count: 8, fua: false });
             }
-            let list = rig.pool.list();
-            let Some(snapshot) = list.iter().find(|traits| traits.is_snapshot) else { break };
-            let mut answer = rig.pool.ask(Change::Destroy { id: snapshot.id });
-            rig.run();
+            let list = fixture.pool.list();
+            let Some(snapshot) = list.iter().find(|meta| meta.is_snapshot) else { break };
+            let mut answer = fixture.pool.ask(Change::Destroy { id: snapshot.id });
+            fixture.run();
             answer.take().unwrap();
         }
-        assert_eq!(status(&rig).1, [true, !is_away]);
+        assert_eq!(status(&fixture).1, [true, !is_away]);
         pair[1].fail(Fault::None);
         if is_away {
-            drop(rig);
-            (rig, _) = opened(&directory, &shape);
+            drop(fixture);
+            (fixture, _) = opened(&directory, &shape);
         }
-        assert!(lost(&mut rig).is_empty(), "it is in the other copy, away: {is_away}");
-        assert!(status(&rig).0 > 0, "and was mended");
+        assert!(lost(&mut fixture).is_empty(), "it is in the other copy, away: {is_away}");
+        assert!(status(&fixture).0 > 0, "and was mended");
     }
 }
 
 /// The error of assembling copies that must be refused.
-fn error(found: Result<crate::rig::Store, VolumeError>) -> CopiesError {
+fn error(found: Result<crate::fixture::Store, VolumeError>) -> CopiesError {
     match found {
-        Err(VolumeError::Copies(error)) => error,
+        Err(VolumeError::Store(StoreError::Copies(error))) => error,
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("it was opened"),
     }
@@ -315,12 +402,12 @@ fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = mirrored(&mut random);
-        let directory = Directory::default();
+        let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let (mut rig, _) = opened(&directory, &shape);
-        work(&mut rig, &mut random, &shape, 10);
-        assert_eq!(rig.take(Step::Flush), Status::Ok);
-        drop(rig);
+        let (mut fixture, _) = opened(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 10);
+        assert_eq!(fixture.take(Step::Flush), Status::Ok);
+        drop(fixture);
         let alone = random.usize(..2);
         let gone = ["a/", "b/"][1 - alone];
         let only = |which: usize| {
@@ -336,16 +423,17 @@ fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
         }
         // Open one copy alone, first with `degraded`, then without: its label now says that it is
         // good alone.
-        let mut rig =
-            Rig::of(assemble(only(alone), DEGRADED).unwrap(), &directory, &shape).unwrap();
-        work(&mut rig, &mut random, &shape, 10);
-        assert_eq!(rig.take(Step::Flush), Status::Ok);
-        drop(rig);
-        let mut rig = Rig::of(assemble(only(alone), USE).unwrap(), &directory, &shape).unwrap();
-        rig.take(Step::Write { first: 0, count: 1, fua: true });
-        let wanted = rig.contents();
-        assert_eq!(status(&rig).1, std::array::from_fn(|at| at == alone));
-        drop(rig);
+        let mut fixture =
+            Fixture::of(assemble(only(alone), DEGRADED).unwrap(), &directory, &shape).unwrap();
+        work(&mut fixture, &mut random, &shape, 10);
+        assert_eq!(fixture.take(Step::Flush), Status::Ok);
+        drop(fixture);
+        let mut fixture =
+            Fixture::of(assemble(only(alone), USE).unwrap(), &directory, &shape).unwrap();
+        fixture.take(Step::Write { first: 0, count: 1, fua: true });
+        let wanted = fixture.contents();
+        assert_eq!(status(&fixture).1, std::array::from_fn(|at| at == alone));
+        drop(fixture);
         // The stale copy does not open alone without `degraded`. If it was opened alone, it does
         // not open with the other one either.
         replace(&directory, gone, &old);
@@ -356,11 +444,11 @@ fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
         assert!(matches!(refused, CopiesError::Split { .. }), "{refused}");
         // The stale copy is resynced, and is then sufficient alone.
         replace(&directory, gone, &old);
-        let (mut rig, _) = opened(&directory, &shape);
-        assert_eq!((rig.contents(), status(&rig).1), (wanted.clone(), [true, true]));
-        drop(rig);
+        let (mut fixture, _) = opened(&directory, &shape);
+        assert_eq!((fixture.contents(), status(&fixture).1), (wanted.clone(), [true, true]));
+        drop(fixture);
         let store = assemble(only(1 - alone), DEGRADED).unwrap();
-        assert_eq!(Rig::of(store, &directory, &shape).unwrap().contents(), wanted);
+        assert_eq!(Fixture::of(store, &directory, &shape).unwrap().contents(), wanted);
     }
 }
 
@@ -369,26 +457,26 @@ fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
 fn a_copy_that_is_not_complete_is_refused_alone() {
     let mut random = Seed::from_env().rng(36_000);
     let shape = mirrored(&mut random);
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let (mut rig, pair_of) = opened(&directory, &shape);
+    let (mut fixture, pair_of) = opened(&directory, &shape);
     pair_of[1].fail(Fault::FailingWrites(0));
-    work(&mut rig, &mut random, &shape, 20);
-    assert_eq!(status(&rig).1, [true, false]);
-    let wanted = rig.contents();
-    drop(rig);
+    work(&mut fixture, &mut random, &shape, 20);
+    assert_eq!(status(&fixture).1, [true, false]);
+    let wanted = fixture.contents();
+    drop(fixture);
     directory.settle();
     let mut medium = directory.medium();
-    let mut rig = opened(&directory, &shape).0;
-    assert_eq!(rig.contents(), wanted);
-    drop(rig);
+    let mut fixture = opened(&directory, &shape).0;
+    assert_eq!(fixture.contents(), wanted);
+    drop(fixture);
     let mut refused = 0;
     for change in directory.changes() {
         medium.apply(&change);
         let found = medium.cut(|_, _| 0);
         let second = [None, Some(pair(&found, 1)[1].clone())];
         match assemble(second, DEGRADED) {
-            Err(VolumeError::Copies(CopiesError::Behind { .. })) => refused += 1,
+            Err(VolumeError::Store(StoreError::Copies(CopiesError::Behind { .. }))) => refused += 1,
             Err(error) => panic!("{error}"),
             Ok(_) => {}
         }

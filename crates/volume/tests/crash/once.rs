@@ -2,27 +2,27 @@
 //! finds everything.
 
 use blockyard_core::Status;
-use blockyard_sim::directory::Directory;
+use blockyard_testing::directory::SimulatedDirectory;
 
-use crate::rig::{Rig, Shape, Step, format};
+use crate::fixture::{Fixture, Shape, Step, format};
 use crate::simulated::{Fault, Simulated};
 
 /// A pool whose log is full of moves. Segments contain blocks of the first leaf, which are
 /// overwritten repeatedly, and one block each of other leaves, which stay live.
-fn moving(directory: &Directory) -> (Rig, Shape) {
+fn moving(directory: &SimulatedDirectory) -> (Fixture, Shape) {
     let mut shape = Shape { blocks: 600, ..Shape::tiny() };
     // A long log after the checkpoint, through segments that became free only after it.
     shape.options.checkpoint_bytes = 256 << 10;
     shape.options.segments_max = 60;
     format(directory, &shape);
-    let mut rig = Rig::open(directory, &shape);
+    let mut fixture = Fixture::open(directory, &shape);
     for group in 0..256 {
         let (moved, first) = (256 + group, group * 7 % 248);
         for (first, count) in [(moved, 1), (first, 7)] {
-            assert_eq!(rig.take(Step::Write { first, count, fua: true }), Status::Ok);
+            assert_eq!(fixture.take(Step::Write { first, count, fua: true }), Status::Ok);
         }
     }
-    (rig, shape)
+    (fixture, shape)
 }
 
 /// Regression: if a leaf could not be read during replay, recovery ignored the moves of its blocks
@@ -30,35 +30,35 @@ fn moving(directory: &Directory) -> (Rig, Shape) {
 /// permanently.
 #[test]
 fn a_page_that_cannot_be_read_once_loses_no_moves() {
-    let directory = Directory::default();
-    let (mut rig, shape) = moving(&directory);
+    let directory = SimulatedDirectory::default();
+    let (mut fixture, shape) = moving(&directory);
     let (mut refused, mut opened) = (0, 0);
     for round in 0..400_u64 {
         let step = Step::Write { first: round * 7 % 248, count: 7, fua: true };
-        assert_eq!(rig.take(step), Status::Ok);
+        assert_eq!(fixture.take(step), Status::Ok);
         if round % 8 > 0 {
             continue;
         }
-        let (wanted, medium) = (rig.contents(), directory.medium());
+        let (wanted, medium) = (fixture.contents(), directory.medium());
         for number in 1.. {
             // The state that a kill leaves.
             let directory = medium.cut(|_, _| 0);
             let store = Simulated::new(&directory);
             store.fail(Fault::FailingRead(number));
-            let found = Rig::on(store.clone(), &directory, &shape);
+            let found = Fixture::on(store.clone(), &directory, &shape);
             let is_felt = store.reads() >= number;
             store.fail(Fault::None);
-            let mut rig = match found {
-                Ok(rig) => {
+            let mut fixture = match found {
+                Ok(fixture) => {
                     opened += u64::from(is_felt);
-                    rig
+                    fixture
                 }
                 Err(error) => {
                     refused += u64::from(error.to_string().contains("page of the map"));
-                    Rig::open(&directory, &shape)
+                    Fixture::open(&directory, &shape)
                 }
             };
-            assert_eq!(rig.contents(), wanted, "round {round}: read {number} has failed");
+            assert_eq!(fixture.contents(), wanted, "round {round}: read {number} has failed");
             if !is_felt {
                 break;
             }

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use blockyard_core::Status;
-use blockyard_sim::directory::Directory;
-use blockyard_sim::seed::Seed;
-use blockyard_volume::door::{Door, NOBODY, Outcome};
+use blockyard_testing::directory::SimulatedDirectory;
+use blockyard_testing::seed::Seed;
+use blockyard_volume::handle::{NOBODY, Outcome, VolumeHandle};
 
-use crate::rig::{Rig, Shape, Store, format};
+use crate::fixture::{Fixture, Shape, Store, format};
 use crate::turns::Turns;
 
 /// Contents are compared in units of this length in bytes, each with a number.
@@ -36,9 +36,9 @@ fn after<'a>(units: u64, writes: impl Iterator<Item = &'a Begun>) -> Vec<u64> {
     units
 }
 
-fn read(door: &mut Door<Store>, units: u64) -> Vec<u64> {
+fn read(handle: &mut VolumeHandle<Store>, units: u64) -> Vec<u64> {
     let mut bytes = Vec::new();
-    let status = door.read(0, (units * UNIT) as usize, |part| bytes.extend_from_slice(part));
+    let status = handle.read(0, (units * UNIT) as usize, |part| bytes.extend_from_slice(part));
     assert_eq!(status, Status::Ok);
     let unit = |unit: &[u8]| {
         let number = u64::from_le_bytes(unit[..8].try_into().unwrap());
@@ -66,7 +66,7 @@ fn shape(random: &mut fastrand::Rng, block_bytes: u32) -> Shape {
 }
 
 struct Run {
-    rig: Rig,
+    fixture: Fixture,
     /// The writes that were not refused, in order.
     writes: BTreeMap<u64, Begun>,
     next: u64,
@@ -84,7 +84,7 @@ impl Run {
         let first = random.u64(..self.units);
         let most = if random.bool() { 1 } else { 6 * each };
         let count = random.u64(1..=most.min(self.units - first));
-        let early = random.bool() && self.rig.door.may_answer_early();
+        let early = random.bool() && self.fixture.handle.may_answer_early();
         let token = if early { NOBODY } else { number as u32 };
         let fill = |_: usize, into: &mut [u8]| {
             into.chunks_mut(8).for_each(|word| word.copy_from_slice(&number.to_le_bytes()));
@@ -97,11 +97,11 @@ impl Run {
             if !is_inside {
                 return;
             }
-            (self.rig.door.zero(at, count * size, token, false), begun)
+            (self.fixture.handle.zero(at, count * size, token, false), begun)
         } else {
             let len = (count * UNIT) as usize;
             let durable = !early && random.bool();
-            let outcome = self.rig.door.write(first * UNIT, len, &fill, token, durable);
+            let outcome = self.fixture.handle.write(first * UNIT, len, &fill, token, durable);
             (outcome, Begun { first, count, number })
         };
         match outcome {
@@ -113,7 +113,7 @@ impl Run {
 
     /// Takes the answers, and compares the volume with all writes that were not refused.
     fn look(&mut self) {
-        while let Some(reply) = self.rig.door.take() {
+        while let Some(reply) = self.fixture.handle.take() {
             match reply.status {
                 Status::Ok => self.done += 1,
                 Status::NoSpc => {
@@ -123,19 +123,22 @@ impl Run {
                 other => panic!("{other}"),
             }
         }
-        assert_eq!(read(&mut self.rig.door, self.units), after(self.units, self.writes.values()));
+        assert_eq!(
+            read(&mut self.fixture.handle, self.units),
+            after(self.units, self.writes.values())
+        );
     }
 }
 
 /// Fills the part of the volume that is not compared.
-fn fill(rig: &mut Rig, shape: &Shape) {
+fn fill(fixture: &mut Fixture, shape: &Shape) {
     let size = shape.block_bytes as usize;
     for block in units(shape) * UNIT / size as u64..shape.blocks {
         let ones = |_: usize, into: &mut [u8]| into.fill(1);
-        let begun = rig.door.write(block * size as u64, size, &ones, 1, false);
+        let begun = fixture.handle.write(block * size as u64, size, &ones, 1, false);
         assert!(begun == Outcome::Taken);
-        rig.run();
-        if rig.door.take().unwrap().status == Status::NoSpc {
+        fixture.run();
+        if fixture.handle.take().unwrap().status == Status::NoSpc {
             return;
         }
     }
@@ -145,41 +148,41 @@ fn run(stream: u64, block_bytes: u32) -> (u64, u64) {
     let _watch = Seed::from_env().watch(&format!("stream {stream}, blocks of {block_bytes}"));
     let mut random = Seed::from_env().rng(stream);
     let shape = shape(&mut random, block_bytes);
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
     let threads = random.bool().then(|| Turns::new(random.fork()));
-    let mut rig = match &threads {
-        Some(turns) => Rig::beside(&directory, &shape, turns).unwrap(),
-        None => Rig::open(&directory, &shape),
+    let mut fixture = match &threads {
+        Some(turns) => Fixture::beside(&directory, &shape, turns).unwrap(),
+        None => Fixture::open(&directory, &shape),
     };
-    fill(&mut rig, &shape);
+    fill(&mut fixture, &shape);
     let (units, writes) = (units(&shape), BTreeMap::new());
-    let mut run = Run { rig, writes, next: 2, units, refused: 0, done: 0 };
+    let mut run = Run { fixture, writes, next: 2, units, refused: 0, done: 0 };
     for _ in 0..40 {
         for _ in 0..random.usize(1..12) {
             run.begin(&mut random, &shape);
         }
         for _ in 0..random.usize(..4) {
-            run.rig.turn();
+            run.fixture.turn();
             run.look();
         }
     }
-    while run.rig.turn() {
+    while run.fixture.turn() {
         run.look();
     }
-    assert!(run.rig.door.flush(1) == Outcome::Taken);
-    run.rig.run();
+    assert!(run.fixture.handle.flush(1) == Outcome::Taken);
+    run.fixture.run();
     run.look();
     let wanted = after(units, run.writes.values());
-    run.rig.pool.set_running(false);
+    run.fixture.pool.set_running(false);
     let (refused, done) = (run.refused, run.done);
     drop(run);
     threads.iter().for_each(Turns::kill);
     directory.changes().iter().for_each(|change| medium.apply(change));
     for found in [medium.kill(), medium.cut(|_, _| 0)] {
-        let mut rig = Rig::open(&found, &shape);
-        assert_eq!(read(&mut rig.door, units), wanted, "opened again");
+        let mut fixture = Fixture::open(&found, &shape);
+        assert_eq!(read(&mut fixture.handle, units), wanted, "opened again");
     }
     (refused, done)
 }

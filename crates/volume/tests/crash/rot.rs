@@ -3,15 +3,15 @@
 //! names the damage, or each block is intact or an error. Two copies together have everything.
 
 use blockyard_core::Status;
-use blockyard_sim::directory::{Directory, Medium, SECTOR};
-use blockyard_sim::seed::Seed;
-use blockyard_volume::check::check_in;
-use blockyard_volume::format::group;
-use blockyard_volume::format::superblock::{self, SLOT_BYTES, Superblock};
-use blockyard_volume::store::mirror::assemble::Terms;
-use blockyard_volume::{FormatError, VolumeError};
+use blockyard_store::mirror::assemble::Terms;
+use blockyard_testing::directory::{Medium, SECTOR, SimulatedDirectory};
+use blockyard_testing::seed::Seed;
+use blockyard_volume::VolumeError;
+use blockyard_volume_admin::check::check_in;
+use blockyard_volume_format::superblock::{self, SLOT_BYTES, Superblock};
+use blockyard_volume_format::{FormatError, group};
 
-use crate::rig::{self, History, Rig, Shape, Step, USE, format};
+use crate::fixture::{self, Fixture, History, Shape, Step, USE, format};
 use crate::{fingerprint, shape, work};
 
 /// Number of groups at the end of the log in which every bit is flipped.
@@ -26,7 +26,7 @@ struct Range {
 }
 
 /// The bytes of a file.
-fn content(directory: &Directory, name: &str) -> Vec<u8> {
+fn content(directory: &SimulatedDirectory, name: &str) -> Vec<u8> {
     let file = directory.open(name).unwrap();
     let mut bytes = vec![0; file.len() as usize];
     file.read_at(0, &mut bytes).unwrap();
@@ -34,7 +34,7 @@ fn content(directory: &Directory, name: &str) -> Vec<u8> {
 }
 
 /// The last groups of the log, and the used parts of both superblock slots.
-fn last(directory: &Directory, count: usize) -> Vec<Range> {
+fn last(directory: &SimulatedDirectory, count: usize) -> Vec<Range> {
     let mut groups = Vec::new();
     let mut slots = Vec::new();
     for name in directory.names() {
@@ -69,10 +69,16 @@ struct Felt {
 
 /// Opens what a crash and rot have left. It must have at least `least` steps, or report the damage;
 /// two copies must have all of it.
-fn judge(found: &Directory, shape: &Shape, history: &History, least: usize, felt: &mut Felt) {
-    let store = rig::store(found, shape, USE);
-    let mut rig = match store.and_then(|store| Rig::of(store, found, shape)) {
-        Ok(rig) => rig,
+fn judge(
+    found: &SimulatedDirectory,
+    shape: &Shape,
+    history: &History,
+    least: usize,
+    felt: &mut Felt,
+) {
+    let store = fixture::store(found, shape, USE);
+    let mut fixture = match store.and_then(|store| Fixture::of(store, found, shape)) {
+        Ok(fixture) => fixture,
         Err(VolumeError::Format(error)) if !shape.mirror => {
             assert!(matches!(error, FormatError::Log { .. }), "{error}");
             felt.refused += 1;
@@ -80,9 +86,9 @@ fn judge(found: &Directory, shape: &Shape, history: &History, least: usize, felt
         }
         Err(error) => panic!("{error}"),
     };
-    let blocks = rig::read_each(&mut rig.door, shape);
-    let list = rig.pool.list().into_iter().filter(|traits| traits.is_snapshot);
-    let snapshots: Vec<String> = list.map(|traits| traits.name).collect();
+    let blocks = fixture::read_each(&mut fixture.handle, shape);
+    let list = fixture.pool.list().into_iter().filter(|meta| meta.is_snapshot);
+    let snapshots: Vec<String> = list.map(|meta| meta.name).collect();
     history.check_some(least, &blocks, &snapshots);
     let is_whole = blocks.iter().all(Option::is_some);
     assert!(is_whole || !shape.mirror, "two copies have everything: {blocks:?}");
@@ -90,18 +96,18 @@ fn judge(found: &Directory, shape: &Shape, history: &History, least: usize, felt
 }
 
 /// A small workload that matches a reported loss: writes without FUA, a flush, then idle.
-fn flushed(directory: &Directory, shape: &Shape) -> Rig {
+fn flushed(directory: &SimulatedDirectory, shape: &Shape) -> Fixture {
     format(directory, shape);
-    let mut rig = Rig::open(directory, shape);
+    let mut fixture = Fixture::open(directory, shape);
     for first in 0..shape.blocks {
-        assert_eq!(rig.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
+        assert_eq!(fixture.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
     }
-    rig.rest();
+    fixture.rest();
     for first in 0..shape.blocks {
-        assert_eq!(rig.take(Step::Write { first, count: 1, fua: false }), Status::Ok);
+        assert_eq!(fixture.take(Step::Write { first, count: 1, fua: false }), Status::Ok);
     }
-    assert_eq!(rig.take(Step::Flush), Status::Ok);
-    rig
+    assert_eq!(fixture.take(Step::Flush), Status::Ok);
+    fixture
 }
 
 fn few_blocks(mirror: bool) -> Shape {
@@ -131,16 +137,16 @@ fn each_rot(ranges: &[Range], every_bit: bool, mut what: impl FnMut(&Range, u64,
 /// a kill and after power cuts that also tear a write in flight.
 #[test]
 fn every_bit_of_the_last_groups() {
-    let (directory, shape) = (Directory::default(), few_blocks(false));
-    let mut rig = flushed(&directory, &shape);
-    rig.rest();
+    let (directory, shape) = (SimulatedDirectory::default(), few_blocks(false));
+    let mut fixture = flushed(&directory, &shape);
+    fixture.rest();
     let mut medium = directory.medium();
-    let (moment, recorded) = (directory.change_count(), rig.history.len());
-    assert_eq!(rig.history.recorded(moment), recorded, "an idle log records what is durable");
-    rig.rest();
+    let (moment, recorded) = (directory.change_count(), fixture.history.len());
+    assert_eq!(fixture.history.recorded(moment), recorded, "an idle log records what is durable");
+    fixture.rest();
     assert_eq!(directory.change_count(), moment, "and only once");
     // The header of one more group, its block, both, or neither.
-    assert_eq!(rig.take(Step::Write { first: 0, count: 1, fua: false }), Status::Ok);
+    assert_eq!(fixture.take(Step::Write { first: 0, count: 1, fua: false }), Status::Ok);
     directory.changes()[moment..].iter().for_each(|change| medium.apply(change));
     let mut images = vec![medium.kill()];
     assert_eq!(medium.choices(), [1, 2, 2], "the head and the block are not durable");
@@ -154,7 +160,7 @@ fn every_bit_of_the_last_groups() {
         each_rot(&ranges, number == 1, |range, at, len, bits| {
             let found = base.kill();
             assert!(found.rot(&range.name, at, len, bits));
-            judge(&found, &shape, &rig.history, recorded, &mut felt);
+            judge(&found, &shape, &fixture.history, recorded, &mut felt);
         });
     }
     assert!(felt.right > 0 && felt.errors > 0 && felt.refused > 0, "{felt:?}");
@@ -162,32 +168,32 @@ fn every_bit_of_the_last_groups() {
 
 #[test]
 fn two_copies_have_everything_whatever_rots_in_one() {
-    let (directory, shape) = (Directory::default(), few_blocks(true));
-    let rig = flushed(&directory, &shape);
+    let (directory, shape) = (SimulatedDirectory::default(), few_blocks(true));
+    let fixture = flushed(&directory, &shape);
     // The first image is from before the log was idle.
-    let (steps, mut images) = (rig.history.len(), vec![directory.medium()]);
-    let (mut rig, mut felt) = (rig, Felt::default());
-    rig.rest();
+    let (steps, mut images) = (fixture.history.len(), vec![directory.medium()]);
+    let (mut fixture, mut felt) = (fixture, Felt::default());
+    fixture.rest();
     images.push(directory.medium());
     for base in images {
         each_rot(&last(&base.kill(), 3), false, |range, at, len, bits| {
             let found = base.kill();
             assert!(found.rot(&range.name, at, len, bits));
-            judge(&found, &shape, &rig.history, steps, &mut felt);
+            judge(&found, &shape, &fixture.history, steps, &mut felt);
         });
     }
     assert!(felt.right > 0);
 }
 
 /// Closes a pool and damages the newest superblock.
-fn closed_and_lost(shape: &Shape) -> (Medium, Rig) {
-    let directory = Directory::default();
-    let mut rig = flushed(&directory, shape);
-    rig.close();
+fn closed_and_lost(shape: &Shape) -> (Medium, Fixture) {
+    let directory = SimulatedDirectory::default();
+    let mut fixture = flushed(&directory, shape);
+    fixture.close();
     let name = superblock::FILE;
     let newest = Superblock::newest(&content(&directory, name)).unwrap();
     assert!(directory.rot(name, newest.slot() + 20, 1, 1));
-    (directory.medium(), rig)
+    (directory.medium(), fixture)
 }
 
 /// Regression: only the superblock that a clean stop writes stated that the last groups are
@@ -195,27 +201,50 @@ fn closed_and_lost(shape: &Shape) -> (Medium, Rig) {
 #[test]
 fn after_a_clean_stop_the_older_superblock_is_enough() {
     let shape = few_blocks(false);
-    let (base, rig) = closed_and_lost(&shape);
-    let steps = rig.history.len();
+    let (base, fixture) = closed_and_lost(&shape);
+    let steps = fixture.history.len();
     let mut whole = Felt::default();
-    judge(&base.kill(), &shape, &rig.history, steps, &mut whole);
+    judge(&base.kill(), &shape, &fixture.history, steps, &mut whole);
     assert_eq!(whole.right, 1, "the log has everything");
     let mut felt = Felt::default();
     let groups = last(&base.kill(), LAST).into_iter().filter(|it| it.name != superblock::FILE);
     each_rot(&groups.collect::<Vec<_>>(), false, |range, at, len, bits| {
         let found = base.kill();
         assert!(found.rot(&range.name, at, len, bits));
-        judge(&found, &shape, &rig.history, steps, &mut felt);
+        judge(&found, &shape, &fixture.history, steps, &mut felt);
     });
     assert!(felt.right > 0 && felt.errors > 0 && felt.refused > 0, "{felt:?}");
+}
+
+/// Regression: a group rotted before its flush was recorded. The opening left out intact later
+/// groups, and neither the log nor `check` said so.
+#[test]
+fn check_counts_intact_groups_after_the_end_of_the_log() {
+    let (directory, shape) = (SimulatedDirectory::default(), few_blocks(false));
+    drop(flushed(&directory, &shape));
+    let base = directory.medium();
+    let unused = |found: &SimulatedDirectory| {
+        let store = fixture::store(found, &shape, Terms::Look).unwrap();
+        check_in(store, &mut |_| {}).map(|report| report.unused_groups)
+    };
+    assert_eq!(unused(&base.kill()).unwrap(), 0);
+    let groups = last(&base.kill(), LAST).into_iter().filter(|it| it.name != superblock::FILE);
+    let counts: Vec<u64> = groups
+        .filter_map(|range| {
+            let found = base.kill();
+            assert!(found.rot(&range.name, range.offset + 40, 1, 2));
+            unused(&found).ok()
+        })
+        .collect();
+    assert!(counts.contains(&0) && counts.iter().any(|count| *count > 0), "{counts:?}");
 }
 
 /// Regression: `check` reported such a pool as undamaged; it must report what an opening does.
 #[test]
 fn check_names_what_has_rotted_in_the_last_groups() {
-    let (directory, shape) = (Directory::default(), few_blocks(false));
-    let mut rig = flushed(&directory, &shape);
-    rig.rest();
+    let (directory, shape) = (SimulatedDirectory::default(), few_blocks(false));
+    let mut fixture = flushed(&directory, &shape);
+    fixture.rest();
     let base = directory.medium();
     let ranges = last(&base.kill(), LAST);
     // The last group is the empty one, which no group follows.
@@ -225,7 +254,7 @@ fn check_names_what_has_rotted_in_the_last_groups() {
         for (place, named) in [(range.offset + 40, 0), (range.offset + SECTOR as u64 + 9, 1)] {
             let found = base.kill();
             assert!(found.rot(&range.name, place, 1, 2));
-            let store = rig::store(&found, &shape, Terms::Look).unwrap();
+            let store = fixture::store(&found, &shape, Terms::Look).unwrap();
             match check_in(store, &mut |_| {}) {
                 Err(VolumeError::Format(FormatError::Log { segment, offset, .. })) => {
                     assert_eq!(format!("segment-{segment:08x}"), range.name);
@@ -244,10 +273,10 @@ fn check_names_what_has_rotted_in_the_last_groups() {
 /// as durable is several segments later.
 #[test]
 fn what_is_segments_further_on_is_found() {
-    let (directory, mut shape) = (Directory::default(), few_blocks(false));
+    let (directory, mut shape) = (SimulatedDirectory::default(), few_blocks(false));
     (shape.block_bytes, shape.blocks) = (2048, 40);
-    let mut rig = flushed(&directory, &shape);
-    rig.rest();
+    let mut fixture = flushed(&directory, &shape);
+    fixture.rest();
     let base = directory.medium();
     let groups: Vec<Range> = last(&base.kill(), shape.blocks as usize + 1);
     let data = groups.iter().filter(|it| it.len > 2048);
@@ -257,7 +286,7 @@ fn what_is_segments_further_on_is_found() {
         for place in [0, 8, 33, 57, 63, 511] {
             let found = base.kill();
             assert!(found.rot(&range.name, range.offset + place, 1, 16));
-            judge(&found, &shape, &rig.history, rig.history.len(), &mut felt);
+            judge(&found, &shape, &fixture.history, fixture.history.len(), &mut felt);
         }
     }
     assert_eq!(felt.right + felt.errors, 0, "{felt:?}");
@@ -269,20 +298,20 @@ fn rot_everywhere(stream: u64, mirror: bool, felt: &mut Felt) {
     // A group is at most half a segment long, as in production.
     let mut shape = Shape { mirror, ..shape(&mut random) };
     shape.block_bytes = shape.block_bytes.min(1024);
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let mut rig = Rig::open(&directory, &shape);
+    let mut fixture = Fixture::open(&directory, &shape);
     // The opening has stated that the volume exists.
     directory.settle();
     let mut medium = directory.medium();
     for _ in 0..random.usize(2..5) {
         let count = random.usize(2..8);
-        work(&mut rig, &mut random, &shape, count);
-        rig.rest();
+        work(&mut fixture, &mut random, &shape, count);
+        fixture.rest();
     }
-    work(&mut rig, &mut random, &shape, 3);
-    let (history, changes) = (rig.history.clone(), directory.changes());
-    drop(rig);
+    work(&mut fixture, &mut random, &shape, 3);
+    let (history, changes) = (fixture.history.clone(), directory.changes());
+    drop(fixture);
     for moment in 0..=changes.len() {
         let image = match random.u8(..3) {
             0 => medium.kill(),

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use blockyard_sim::directory::Directory;
+use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_volume::Running;
-use blockyard_volume::door::{Door, Outcome};
+use blockyard_volume::handle::{Outcome, VolumeHandle};
 
-use crate::rig::{Rig, Shape, Store, USE, format, store};
+use crate::fixture::{Fixture, Shape, Store, USE, format, store};
 
 /// Number of checks, and the time between two of them: two minutes together, where a second is
 /// promised, so that a busy machine does not fail the test.
@@ -18,15 +18,15 @@ const PAUSE: Duration = Duration::from_millis(20);
 const FIRST: u64 = 7;
 
 /// Writes a block without FUA and waits for the answer.
-fn write(door: &mut Door<Store>, block: u64, number: u64) {
+fn write(handle: &mut VolumeHandle<Store>, block: u64, number: u64) {
     let fill = |_: usize, into: &mut [u8]| {
         into.chunks_mut(8).for_each(|part| part.copy_from_slice(&number.to_le_bytes()));
     };
-    assert!(matches!(door.write(block * 512, 512, &fill, 0, false), Outcome::Taken));
+    assert!(matches!(handle.write(block * 512, 512, &fill, 0, false), Outcome::Taken));
     let reply = loop {
-        match door.take() {
+        match handle.take() {
             Some(reply) => break reply,
-            None => door.mailbox().bell().sleep(PAUSE, || door.is_any()),
+            None => handle.completion_queue().event_count().sleep(PAUSE, || handle.is_any()),
         }
     };
     assert!(reply.status.is_ok());
@@ -39,24 +39,24 @@ fn becomes_durable(busy: bool) {
     shape.options.segment_bytes = 1 << 20;
     shape.options.sync_bytes = 1 << 40;
     shape.options.checkpoint_bytes = 1 << 40;
-    let directory = Directory::default();
+    let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
     let pool = Running::start(store(&directory, &shape, USE).unwrap(), shape.options).unwrap();
     let live = pool.pool().find("v").unwrap();
-    let mut door = Door::open(pool.pool(), live, shape.compression, 64);
-    write(&mut door, 0, FIRST);
+    let mut handle = VolumeHandle::open(pool.pool(), live, shape.compression, 64);
+    write(&mut handle, 0, FIRST);
     let mut seen = 0;
     for _ in 0..LOOKS_MAX {
         let changes = directory.changes();
         changes[seen..].iter().for_each(|change| medium.apply(change));
         seen = changes.len();
         let found = medium.cut(|_, _| 0);
-        if Rig::open(&found, &shape).contents().0[0] == FIRST {
+        if Fixture::open(&found, &shape).contents().0[0] == FIRST {
             return;
         }
         if busy {
-            write(&mut door, 1, FIRST + 1);
+            write(&mut handle, 1, FIRST + 1);
         }
         std::thread::park_timeout(PAUSE);
     }

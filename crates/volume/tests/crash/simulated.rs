@@ -6,11 +6,11 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 
-use blockyard_sim::directory::{self, SECTOR};
-use blockyard_volume::store::lane::Ended;
-use blockyard_volume::store::{
-    BlockingReads, Directory, Doorbell, Durability, Lane, Parcel, StoreFile, Work,
+use blockyard_store::log_writer::Ended;
+use blockyard_store::{
+    BlockingReads, Durability, EventFd, LogWriter, SegmentStore, StoreFile, WriteBatch,
 };
+use blockyard_testing::directory::{self, SECTOR};
 
 use crate::turns::Turns;
 
@@ -40,7 +40,7 @@ pub(crate) enum Fault {
     FailingReads(u64),
     /// Only the read with this number fails.
     FailingRead(u64),
-    /// After this number of reads, writes and syncs the disk is gone: each operation fails.
+    /// After this number of operations the disk is gone: each operation fails.
     Gone(u64),
 }
 
@@ -85,10 +85,10 @@ impl Gate {
     }
 }
 
-/// A simulated directory that implements the pool's [`Directory`].
+/// A simulated directory that implements the pool's [`SegmentStore`].
 #[derive(Clone)]
 pub(crate) struct Simulated {
-    directory: directory::Directory,
+    directory: directory::SimulatedDirectory,
     /// Prefix of the file names. Two stores may share one directory, so that their operations have
     /// one order.
     prefix: &'static str,
@@ -100,7 +100,7 @@ pub(crate) struct Simulated {
     depth: usize,
     /// If two threads sync a file at once, only one of them gets an error.
     tells_one: bool,
-    /// Schedules the threads of the pool, one at a time.
+    /// Lets other threads of the pool run before each operation.
     turns: Option<Turns>,
     failed_read: FailedRead,
 }
@@ -161,26 +161,32 @@ impl fmt::Debug for SimulatedLane {
     }
 }
 
-impl Lane<SimulatedFile> for SimulatedLane {
+impl LogWriter<SimulatedFile> for SimulatedLane {
     fn depth(&self) -> usize {
         self.depth
     }
 
-    fn begin(&mut self, file: &Arc<SimulatedFile>, at: u64, parcel: Parcel, wanted: Durability) {
+    fn begin(
+        &mut self,
+        file: &Arc<SimulatedFile>,
+        at: u64,
+        write_batch: WriteBatch,
+        wanted: Durability,
+    ) {
         assert!(!self.tells_one || self.under_way.is_empty(), "the older one's error may be lost");
-        let parts: Vec<&[u8]> = parcel.slices().collect();
+        let parts: Vec<&[u8]> = write_batch.slices().collect();
         let result = file.write_at(at, &parts);
         // No more than a disk must make durable: groups in flight after this one may be lost.
         let wanted = match wanted {
             Durability::Nothing => Synced::Nothing,
-            Durability::Itself => Synced::Range(at, parcel.len() as u64),
+            Durability::Itself => Synced::Range(at, write_batch.len() as u64),
             Durability::File => Synced::Through(file.file.writes()),
         };
-        let ended = (Some(parcel), result);
+        let ended = (Some(write_batch), result);
         self.under_way.push_back(UnderWay { file: Arc::clone(file), ended, wanted });
     }
 
-    fn ripen(&mut self) -> bool {
+    fn wait_written(&mut self) -> bool {
         self.under_way.front_mut().is_none_or(UnderWay::sync)
     }
 
@@ -222,7 +228,7 @@ impl SimulatedFile {
 }
 
 impl Simulated {
-    pub(crate) fn new(directory: &directory::Directory) -> Simulated {
+    pub(crate) fn new(directory: &directory::SimulatedDirectory) -> Simulated {
         let (directory, state) = (directory.clone(), Arc::default());
         let (room, gate) = (Arc::default(), Arc::default());
         let (prefix, depth, tells_one, turns) = ("", 1, false, None);
@@ -249,7 +255,7 @@ impl Simulated {
         Simulated { tells_one: true, ..self }
     }
 
-    /// Lets `turns` schedule the threads.
+    /// Lets `turns` choose which thread runs next before each operation.
     pub(crate) fn with_turns(self, turns: &Turns) -> Simulated {
         Simulated { turns: Some(turns.clone()), ..self }
     }
@@ -286,6 +292,17 @@ impl Simulated {
         self.state.lock().unwrap().reads
     }
 
+    /// Number of operations since the fault was set.
+    pub(crate) fn operations(&self) -> u64 {
+        self.state.lock().unwrap().operations
+    }
+
+    /// Counts an operation on names. It fails if the disk is gone.
+    fn count_name(&self) -> io::Result<()> {
+        let is_gone = self.state.lock().unwrap().is_gone();
+        if is_gone { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) } // EIO
+    }
+
     /// Calls `hook` once, in the middle of the next read that fails.
     pub(crate) fn on_failed_read(&self, hook: impl Fn() + Send + Sync + 'static) {
         *self.failed_read.0.lock().unwrap() = Some(Box::new(hook));
@@ -309,33 +326,22 @@ impl fmt::Debug for SimulatedFile {
     }
 }
 
-impl Directory for Simulated {
+impl SegmentStore for Simulated {
     type File = SimulatedFile;
-    type Lane = SimulatedLane;
+    type LogWriter = SimulatedLane;
     type Reads = BlockingReads;
 
-    fn reads(&self, _: Option<&Doorbell>) -> BlockingReads {
+    fn reads(&self, _: Option<&EventFd>) -> BlockingReads {
         BlockingReads::default()
     }
 
-    fn lane(&self, _: Option<&Arc<SimulatedFile>>) -> SimulatedLane {
+    fn log_writer(&self, _: Option<&Arc<SimulatedFile>>) -> SimulatedLane {
         let Simulated { depth, tells_one, .. } = *self;
         SimulatedLane { depth, tells_one, under_way: VecDeque::new() }
     }
 
-    fn tells_everybody(&self) -> bool {
+    fn reports_sync_error_to_all(&self) -> bool {
         !self.tells_one
-    }
-
-    fn beside(&self, work: Work) -> Work {
-        match &self.turns {
-            Some(turns) => turns.beside(work),
-            None => work,
-        }
-    }
-
-    fn until(&self, is_so: &dyn Fn() -> bool) {
-        self.turns.iter().for_each(|turns| turns.until(is_so));
     }
 
     fn look(&self) -> io::Result<()> {
@@ -358,6 +364,7 @@ impl Directory for Simulated {
     fn create(&self, name: &str, len: u64) -> io::Result<SimulatedFile> {
         self.gate.pass();
         self.step();
+        self.count_name()?;
         let mut state = self.state.lock().unwrap();
         state.created += 1;
         let name_of = std::thread::current().name().unwrap_or_default().to_owned();
@@ -376,17 +383,20 @@ impl Directory for Simulated {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.step();
+        self.count_name()?;
         self.directory.rename(&self.name(from), &self.name(to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         self.step();
+        self.count_name()?;
         self.directory.remove(&self.name(name));
         Ok(())
     }
 
     fn sync_names(&self) -> io::Result<()> {
         self.step();
+        self.count_name()?;
         self.directory.sync_names();
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use blockyard_volume::store::Work;
+use blockyard_volume::thread::{Schedule, Work, set_schedule};
 
 /// The number of the thread that runs the committer and the client.
 const FIRST: usize = 0;
@@ -93,7 +93,9 @@ impl Turns {
         let (turn, asleep) = (FIRST, BTreeSet::new());
         let (begun, is_idle, is_killed) = (FIRST, false, false);
         let state = State { random, turn, live, asleep, begun, done: 0, is_idle, is_killed };
-        Turns(Arc::new(Inner { state: Mutex::new(state), changed: Condvar::new() }))
+        let turns = Turns(Arc::new(Inner { state: Mutex::new(state), changed: Condvar::new() }));
+        set_schedule(Arc::new(turns.clone()));
+        turns
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -137,29 +139,6 @@ impl Turns {
         }
     }
 
-    /// Lets other threads run until `is_so` holds.
-    pub(crate) fn until(&self, is_so: &dyn Fn() -> bool) {
-        let Some(me) = ME.get() else { return };
-        // Other threads may wait for what this one has done.
-        self.wake();
-        while !is_so() {
-            let mut state = self.state();
-            if state.is_killed {
-                self.pass(state, me, me);
-                return;
-            }
-            state.asleep.insert(me);
-            match state.draw(None).or(state.is_idle.then_some(FIRST)) {
-                Some(drawn) => self.pass(state, me, drawn),
-                None => {
-                    drop(state);
-                    panic!("all wait for each other");
-                }
-            }
-        }
-        self.wake();
-    }
-
     /// The committer has no work: lets other threads run. Returns whether any of them did anything.
     pub(crate) fn idle(&self) -> bool {
         let mut state = self.state();
@@ -178,8 +157,15 @@ impl Turns {
         self.state().wake();
     }
 
-    /// Wraps the work of a new thread, so that it runs under this scheduler.
-    pub(crate) fn beside(&self, work: Work) -> Work {
+    /// Kills the simulated process: none of its threads does anything further.
+    pub(crate) fn kill(&self) {
+        self.state().is_killed = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Schedule for Turns {
+    fn wrap(&self, work: Work) -> Work {
         let mut state = self.state();
         state.begun += 1;
         let (me, weight) = (state.begun, state.random.choice(WEIGHTS).unwrap());
@@ -204,9 +190,26 @@ impl Turns {
         })
     }
 
-    /// Kills the simulated process: none of its threads does anything further.
-    pub(crate) fn kill(&self) {
-        self.state().is_killed = true;
-        self.0.changed.notify_all();
+    /// Lets other threads run until the condition is true.
+    fn wait_until(&self, is_true: &dyn Fn() -> bool) {
+        let Some(me) = ME.get() else { return };
+        // Other threads may wait for what this one has done.
+        self.wake();
+        while !is_true() {
+            let mut state = self.state();
+            if state.is_killed {
+                self.pass(state, me, me);
+                return;
+            }
+            state.asleep.insert(me);
+            match state.draw(None).or(state.is_idle.then_some(FIRST)) {
+                Some(drawn) => self.pass(state, me, drawn),
+                None => {
+                    drop(state);
+                    panic!("all wait for each other");
+                }
+            }
+        }
+        self.wake();
     }
 }

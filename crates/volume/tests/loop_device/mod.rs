@@ -4,6 +4,17 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::ioctl::Setter;
+
+/// The ioctl that sets the parameters of a loop device (linux/loop.h).
+const LOOP_SET_STATUS64: rustix::ioctl::Opcode = 0x4c04;
+
+/// Length of `struct loop_info64` in bytes.
+const LOOP_INFO64_BYTES: usize = 232;
+
+/// Offset of the field `lo_sizelimit` in it.
+const LO_SIZELIMIT: usize = 32;
+
 /// A loop device, which is detached when dropped.
 pub struct LoopDevice {
     path: PathBuf,
@@ -36,6 +47,20 @@ impl LoopDevice {
             output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
         });
         LoopDevice { path: attached.expect("a loop device is free").trim().into() }
+    }
+
+    /// Sets the size of the device in bytes, at most that of its file; 0 for that. The contents of
+    /// the file stay. Reads and writes beyond the end fail.
+    #[allow(unsafe_code)]
+    pub fn limit(&self, bytes: u64) {
+        let device = std::fs::File::open(&self.path).unwrap();
+        let mut info = [0_u8; LOOP_INFO64_BYTES];
+        info[LO_SIZELIMIT..][..8].copy_from_slice(&bytes.to_ne_bytes());
+        // SAFETY: LOOP_SET_STATUS64 reads a `struct loop_info64`, which has this length.
+        unsafe {
+            let set = Setter::<LOOP_SET_STATUS64, [u8; LOOP_INFO64_BYTES]>::new(info);
+            rustix::ioctl::ioctl(&device, set).unwrap();
+        }
     }
 
     /// The path of the device.

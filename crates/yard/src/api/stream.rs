@@ -19,13 +19,13 @@ const PARTS: usize = 4;
 /// A response body, and the writer for its contents.
 pub(super) fn outgoing() -> (Body, Outgoing) {
     let (sender, receiver) = channel(PARTS);
-    (Body::new(Answer(receiver)), Outgoing { sender, part: Vec::new() })
+    (Body::new(StreamBody(receiver)), Outgoing { sender, part: Vec::new() })
 }
 
 /// A response body that another thread writes.
-struct Answer(Receiver<io::Result<Bytes>>);
+struct StreamBody(Receiver<io::Result<Bytes>>);
 
-impl HttpBody for Answer {
+impl HttpBody for StreamBody {
     type Data = Bytes;
     type Error = io::Error;
 

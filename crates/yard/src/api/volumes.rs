@@ -7,11 +7,13 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use blockyard_volume::send::Sending;
-use blockyard_volume::store::Backing;
+use blockyard_store::PoolBacking;
+use blockyard_volume_admin::receive::receive as receive_into;
+use blockyard_volume_admin::scrub::scrub as scrub_pool;
+use blockyard_volume_admin::send::Sending;
 
 use super::stream::{incoming, outgoing, pass_on};
-use super::{Answer, Asked, Name, Refusal, Shared, blocking, path, query, read};
+use super::{Answer, Asked, ErrorResponse, Name, Shared, blocking, path, query, read};
 use crate::error::YardError;
 use crate::volumes::{
     PoolView, ReceiveQuery, ReceivedView, ScrubLine, ScrubView, VolumeDone, VolumeRequest,
@@ -24,11 +26,11 @@ const TOLD_BYTES: u64 = 16 << 20;
 pub(super) async fn list(State(control): Shared, asked: Asked) -> Answer<Vec<VolumeView>> {
     let asked: VolumesQuery = query(asked)?;
     // This reads a whole map.
-    blocking(move || control.yard.volumes(&asked)).await
+    blocking(move || control.devices.volumes(&asked)).await
 }
 
 pub(super) async fn pools(State(control): Shared) -> Answer<Vec<PoolView>> {
-    blocking(move || Ok(control.yard.pool_views())).await
+    blocking(move || Ok(control.devices.pool_views())).await
 }
 
 pub(super) async fn work(
@@ -38,7 +40,7 @@ pub(super) async fn work(
 ) -> Answer<VolumeDone> {
     let (verb, request): (String, VolumeRequest) = (path(verb)?, read(body)?);
     blocking(move || {
-        let done = control.yard.work_on_volume(&verb, &request)?;
+        let done = control.devices.work_on_volume(&verb, &request)?;
         tracing::info!(volume = done.name, verb, "volume worked on");
         Ok(done)
     })
@@ -50,11 +52,11 @@ pub(super) async fn work(
 pub(super) async fn send(
     State(control): Shared,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     let request: VolumeRequest = read(body)?;
     let axum::Json(sending) = blocking(move || {
         request.check("send")?;
-        let pool = control.yard.pool(request.pool.as_deref())?;
+        let pool = control.devices.pool(request.pool.as_deref())?;
         Ok((Sending::begin(&pool, &request.name, request.from.as_deref())?, request.name))
     })
     .await?;
@@ -65,11 +67,11 @@ pub(super) async fn send(
 pub(super) async fn export(
     State(control): Shared,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     let request: VolumeRequest = read(body)?;
     let axum::Json(sending) = blocking(move || {
         request.check("export")?;
-        let (pool, name) = (control.yard.pool(request.pool.as_deref())?, request.name);
+        let (pool, name) = (control.devices.pool(request.pool.as_deref())?, request.name);
         let sending = match name.contains('@') {
             true => Sending::begin(&pool, &name, None),
             false => Sending::begin_now(&pool, &name),
@@ -81,7 +83,7 @@ pub(super) async fn export(
 }
 
 /// The response with a stream. The producing thread notices when the client disconnects.
-fn answered((sending, name): (Sending<Backing>, String)) -> Response {
+fn answered((sending, name): (Sending<PoolBacking>, String)) -> Response {
     let (answer, mut out) = outgoing();
     tokio::task::spawn_blocking(move || match sending.run(&mut out, &mut |_| {}) {
         Ok(sent) => tracing::info!(name, bytes = sent.bytes, "snapshot sent"),
@@ -102,8 +104,8 @@ pub(super) async fn receive(
     let ReceiveQuery { pool, name } = query::<ReceiveQuery>(asked)?;
     let (sender, mut input) = incoming();
     let received = blocking(move || {
-        let pool = control.yard.pool(pool.as_deref())?;
-        let received = pool.receive(&name, &mut input, &mut |_| {})?;
+        let pool = control.devices.pool(pool.as_deref())?;
+        let received = receive_into(&pool, &name, &mut input, &mut |_| {})?;
         tracing::info!(name = received.snapshot, bytes = received.bytes, "snapshot received");
         Ok(ReceivedView::from(received))
     });
@@ -115,12 +117,12 @@ pub(super) async fn receive(
 pub(super) async fn scrub(
     State(control): Shared,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     let request: VolumeRequest = read(body)?;
     let rate = request.rate_bytes.unwrap_or(0);
     let axum::Json(pool) = blocking(move || {
         request.check("scrub")?;
-        control.yard.pool(request.pool.as_deref())
+        control.devices.pool(request.pool.as_deref())
     })
     .await?;
     let (answer, mut out) = outgoing();
@@ -131,7 +133,7 @@ pub(super) async fn scrub(
             text.push(b'\n');
             out.write_all(&text).and_then(|()| out.flush()).is_ok()
         };
-        let scrubbed = pool.scrub(rate, &mut |verified_bytes, total_bytes| {
+        let scrubbed = scrub_pool(&pool, rate, &mut |verified_bytes, total_bytes| {
             let tell = verified_bytes >= told + TOLD_BYTES || told == 0;
             all = verified_bytes;
             if tell {
@@ -141,7 +143,7 @@ pub(super) async fn scrub(
         });
         match scrubbed {
             Ok(report) => {
-                let (damaged, mended) = (report.damaged, report.mended);
+                let (damaged, mended) = (report.damaged, report.repaired);
                 tracing::info!(pool = %pool.path().display(), damaged, mended, "scrubbed");
                 let report = Some(ScrubView::from(report));
                 // A client that has disconnected does not need it.
@@ -153,8 +155,8 @@ pub(super) async fn scrub(
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], answer).into_response())
 }
 
-impl From<blockyard_volume::VolumeError> for Refusal {
-    fn from(error: blockyard_volume::VolumeError) -> Refusal {
+impl From<blockyard_volume::VolumeError> for ErrorResponse {
+    fn from(error: blockyard_volume::VolumeError) -> ErrorResponse {
         YardError::from(error).into()
     }
 }

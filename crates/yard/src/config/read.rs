@@ -3,16 +3,18 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use blockyard_export::nbd::{Endpoint, LIMIT_BYTES_MIN, UnixPlace};
+use blockyard_nbd::{Endpoint, LIMIT_BYTES_MIN, UnixPlace};
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::{
     Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, NO_SOCKET, TlsMode, TlsPlaces,
 };
-use crate::nearest::nearest;
-use crate::param::{Form, Kind, Param, ParamError, SWITCH_WORDS, expand_home, shown, switch};
+use crate::param::{
+    DeviceKind, Param, ParamError, SWITCH_WORDS, ValueForm, expand_home, shown, switch,
+};
 use crate::spec::DeviceSpec;
+use crate::suggestion::nearest;
 use crate::uri::{self, find_kind};
 
 /// The most errors that are reported.
@@ -23,7 +25,7 @@ pub(super) const SERVE_KEYS: [&str; 7] =
     ["nbd", "control", "api_directories", "nbd_memory", "metrics", "fuse", "fuse_allow_other"];
 pub(super) const TLS_KEYS: [&str; 4] = ["mode", "certificates", "verify_peer", "allow"];
 
-type Value<'a> = Spanned<DeValue<'a>>;
+type TomlValue<'a> = Spanned<DeValue<'a>>;
 
 /// Parses a configuration.
 ///
@@ -35,7 +37,7 @@ pub fn parse(text: &str) -> Result<Config, Vec<ConfigError>> {
         let help = format!("at most {LEN_MAX} bytes are read");
         return Err(vec![ConfigError::at(text, 0..0, message, Some(help))]);
     }
-    let mut reader = Reader { text, errors: Vec::new() };
+    let mut reader = ConfigReader { text, errors: Vec::new() };
     let mut config = Config::default();
     match DeTable::parse(text) {
         Ok(document) => reader.document(document.get_ref(), &mut config),
@@ -44,18 +46,18 @@ pub fn parse(text: &str) -> Result<Config, Vec<ConfigError>> {
             reader.error(span, error.message().trim_end(), None);
         }
     }
-    let Reader { mut errors, .. } = reader;
+    let ConfigReader { mut errors, .. } = reader;
     errors.sort_by_key(|error| error.span.start);
     errors.truncate(ERRORS_MAX);
     if errors.is_empty() { Ok(config) } else { Err(errors) }
 }
 
-struct Reader<'t> {
+struct ConfigReader<'t> {
     text: &'t str,
     errors: Vec<ConfigError>,
 }
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     fn error(&mut self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
         // The number of collected errors is bounded too; the caller keeps the first by position.
         if self.errors.len() < ERRORS_MAX * 64 {
@@ -87,7 +89,7 @@ impl Reader<'_> {
         if config.devices.len() > DEVICES_MAX {
             let span = config.places[DEVICES_MAX].name.clone();
             let message = format!("{} devices are too many", config.devices.len());
-            self.error(span, message, Some(format!("at most {DEVICES_MAX} will do")));
+            self.error(span, message, Some(format!("expected at most {DEVICES_MAX}")));
         }
     }
 
@@ -95,7 +97,7 @@ impl Reader<'_> {
         for (key, value) in table {
             match key.get_ref().as_ref() {
                 "nbd" => {
-                    let items: Vec<&Value<'_>> = match value.get_ref() {
+                    let items: Vec<&TomlValue<'_>> = match value.get_ref() {
                         DeValue::Array(items) => items.iter().collect(),
                         DeValue::String(word) if word.as_ref() == NO_SOCKET => Vec::new(),
                         _ => vec![value],
@@ -154,13 +156,13 @@ impl Reader<'_> {
     }
 
     /// The subjects that may use each export.
-    fn allow(&mut self, value: &Value<'_>, config: &mut Config) {
+    fn allow(&mut self, value: &TomlValue<'_>, config: &mut Config) {
         let DeValue::Table(table) = value.get_ref() else {
             let help = Some("begin it with a line [tls.allow]".to_owned());
             return self.type_error(value.span(), "allow", value.get_ref(), "a table", help);
         };
         for (export, value) in table {
-            let subjects: Vec<&Value<'_>> = match value.get_ref() {
+            let subjects: Vec<&TomlValue<'_>> = match value.get_ref() {
                 DeValue::Array(items) => items.iter().collect(),
                 _ => vec![value],
             };
@@ -174,7 +176,7 @@ impl Reader<'_> {
         }
     }
 
-    fn device(&mut self, device: &Value<'_>, config: &mut Config) {
+    fn device(&mut self, device: &TomlValue<'_>, config: &mut Config) {
         let DeValue::Table(table) = device.get_ref() else {
             let help = Some("begin each device with a line [[device]]".to_owned());
             self.type_error(device.span(), "device", device.get_ref(), "a table", help);
@@ -229,7 +231,7 @@ impl Reader<'_> {
     }
 
     /// A device that is given by a URI, which must be its only key.
-    fn device_by_uri(&mut self, table: &DeTable<'_>, value: &Value<'_>, config: &mut Config) {
+    fn device_by_uri(&mut self, table: &DeTable<'_>, value: &TomlValue<'_>, config: &mut Config) {
         for key in table.keys().filter(|key| key.get_ref() != "uri") {
             let message = format!("invalid key `{}`: the table has a `uri`", shown(key.get_ref()));
             let help = "give the whole device by `uri`, or by `kind`, `name` and parameters";
@@ -246,33 +248,33 @@ impl Reader<'_> {
         }
     }
 
-    fn parameter(&mut self, param: &'static Param, value: &Value<'_>, spec: &mut DeviceSpec) {
+    fn parameter(&mut self, param: &'static Param, value: &TomlValue<'_>, spec: &mut DeviceSpec) {
         let text = match (param.form, value.get_ref()) {
             (
-                Form::Size { .. }
-                | Form::Sizes(_)
-                | Form::Millis { .. }
-                | Form::Choice(_)
-                | Form::Text { .. }
-                | Form::Path { .. },
+                ValueForm::Size { .. }
+                | ValueForm::Sizes(_)
+                | ValueForm::Millis { .. }
+                | ValueForm::Choice(_)
+                | ValueForm::Text { .. }
+                | ValueForm::Path { .. },
                 DeValue::String(text),
             ) => Some(text.to_string()),
             (
-                Form::Size { .. }
-                | Form::Sizes(_)
-                | Form::Count { .. }
-                | Form::Int { .. }
-                | Form::Millis { .. }
-                | Form::Choice(_),
+                ValueForm::Size { .. }
+                | ValueForm::Sizes(_)
+                | ValueForm::Count { .. }
+                | ValueForm::Int { .. }
+                | ValueForm::Millis { .. }
+                | ValueForm::Choice(_),
                 DeValue::Integer(number),
             ) => whole(number),
-            (Form::Switch, other) => switch_text(other),
+            (ValueForm::Switch, other) => switch_text(other),
             _ => None,
         };
         let Some(text) = text else {
             let wanted = toml_form(param.form);
             // For a switch the message is complete without help.
-            let help = (!matches!(param.form, Form::Switch))
+            let help = (!matches!(param.form, ValueForm::Switch))
                 .then(|| param.wanted().trim_start_matches("expected ").to_owned());
             return self.type_error(value.span(), param.name, value.get_ref(), wanted, help);
         };
@@ -293,7 +295,7 @@ impl Reader<'_> {
     /// A mandatory key of a device, with its position.
     fn needed<'v>(
         &mut self,
-        device: &Value<'_>,
+        device: &TomlValue<'_>,
         table: &'v DeTable<'_>,
         key: &str,
         example: &str,
@@ -310,7 +312,7 @@ impl Reader<'_> {
 
     /// An endpoint. Standard input belongs to the process that starts the server, so only the
     /// command line can name it.
-    fn place(&mut self, key: &str, value: &Value<'_>) -> Option<Endpoint> {
+    fn place(&mut self, key: &str, value: &TomlValue<'_>) -> Option<Endpoint> {
         let text = self.string(key, value)?;
         match text.parse() {
             Ok(Endpoint::Stdio) => {
@@ -327,7 +329,7 @@ impl Reader<'_> {
         }
     }
 
-    fn socket_place(&mut self, key: &str, value: &Value<'_>) -> Option<UnixPlace> {
+    fn socket_place(&mut self, key: &str, value: &TomlValue<'_>) -> Option<UnixPlace> {
         match UnixPlace::read(&self.path_text(key, value)?) {
             Ok(place) => Some(place),
             Err(what) => {
@@ -337,7 +339,7 @@ impl Reader<'_> {
         }
     }
 
-    fn nbd_memory(&mut self, value: &Value<'_>) -> Option<u64> {
+    fn nbd_memory(&mut self, value: &TomlValue<'_>) -> Option<u64> {
         let text = self.string("nbd_memory", value)?;
         let bytes = crate::size::parse(text).ok().filter(|bytes| *bytes >= LIMIT_BYTES_MIN);
         if bytes.is_none() {
@@ -348,7 +350,7 @@ impl Reader<'_> {
     }
 
     /// An array of absolute paths.
-    fn paths(&mut self, key: &str, value: &Value<'_>) -> Vec<PathBuf> {
+    fn paths(&mut self, key: &str, value: &TomlValue<'_>) -> Vec<PathBuf> {
         let DeValue::Array(items) = value.get_ref() else {
             self.type_error(value.span(), key, value.get_ref(), "an array of strings", None);
             return Vec::new();
@@ -367,12 +369,12 @@ impl Reader<'_> {
         paths
     }
 
-    fn path(&mut self, key: &str, value: &Value<'_>) -> Option<PathBuf> {
+    fn path(&mut self, key: &str, value: &TomlValue<'_>) -> Option<PathBuf> {
         self.path_text(key, value).map(PathBuf::from)
     }
 
     /// The text of a path; a leading `~/` is the home directory.
-    fn path_text(&mut self, key: &str, value: &Value<'_>) -> Option<String> {
+    fn path_text(&mut self, key: &str, value: &TomlValue<'_>) -> Option<String> {
         let text = self.string(key, value)?;
         let path = expand_home(text);
         if path.is_none() {
@@ -383,7 +385,7 @@ impl Reader<'_> {
         path
     }
 
-    fn switch(&mut self, key: &str, value: &Value<'_>) -> Option<bool> {
+    fn switch(&mut self, key: &str, value: &TomlValue<'_>) -> Option<bool> {
         let Some(text) = switch_text(value.get_ref()) else {
             self.type_error(value.span(), key, value.get_ref(), SWITCH_WORDS, None);
             return None;
@@ -396,7 +398,7 @@ impl Reader<'_> {
         on
     }
 
-    fn string<'v>(&mut self, key: &str, value: &'v Value<'_>) -> Option<&'v str> {
+    fn string<'v>(&mut self, key: &str, value: &'v TomlValue<'_>) -> Option<&'v str> {
         match value.get_ref() {
             DeValue::String(text) => Some(text),
             other => {
@@ -426,7 +428,7 @@ impl Reader<'_> {
         self.error(span, format!("{place} has no key `{}`", shown(key)), Some(help));
     }
 
-    fn unknown_parameter(&mut self, span: Range<usize>, kind: &Kind, error: &ParamError) {
+    fn unknown_parameter(&mut self, span: Range<usize>, kind: &DeviceKind, error: &ParamError) {
         let ParamError::UnknownKey { key, advice, .. } = error else { return };
         let advice = advice.trim_start_matches("; ");
         let help = match advice {
@@ -444,13 +446,13 @@ fn article(kind: &str) -> String {
 }
 
 /// The TOML type of a parameter.
-fn toml_form(form: Form) -> &'static str {
+fn toml_form(form: ValueForm) -> &'static str {
     match form {
-        Form::Size { .. } | Form::Sizes(_) => "a string or a number of bytes",
-        Form::Count { .. } | Form::Int { .. } => "a number without quotes",
-        Form::Millis { .. } => "a string or a number of milliseconds",
-        Form::Switch => SWITCH_WORDS,
-        Form::Choice(_) | Form::Text { .. } | Form::Path { .. } => "a string",
+        ValueForm::Size { .. } | ValueForm::Sizes(_) => "a string or a number of bytes",
+        ValueForm::Count { .. } | ValueForm::Int { .. } => "a number without quotes",
+        ValueForm::Millis { .. } => "a string or a number of milliseconds",
+        ValueForm::Switch => SWITCH_WORDS,
+        ValueForm::Choice(_) | ValueForm::Text { .. } | ValueForm::Path { .. } => "a string",
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{NO_SOCKET, TlsMode};
-use crate::param::{Form, KINDS, Kind, Param};
+use crate::param::{DeviceKind, KINDS, Param, ValueForm};
 use crate::spec::NAME_LEN_MAX;
 
 /// The JSON schema (draft 2020-12) of a configuration.
@@ -144,7 +144,7 @@ fn device_by_uri() -> Value {
     })
 }
 
-fn device(kind: &Kind) -> Value {
+fn device(kind: &DeviceKind) -> Value {
     let mut properties = Map::new();
     properties.insert("kind".to_owned(), json!({ "const": kind.name }));
     properties.insert(
@@ -170,48 +170,48 @@ fn device(kind: &Kind) -> Value {
 fn parameter(param: &Param) -> Value {
     const SIZE: &str = "^[0-9]+([bBsS]|[kKmMgGtTpPeE]([iI]?[bB])?)?$";
     let mut schema = match param.form {
-        Form::Sizes(sizes) => json!({
+        ValueForm::Sizes(sizes) => json!({
             "oneOf": [{ "type": "string", "pattern": SIZE }, { "enum": sizes }],
             "default": param.default,
         }),
-        Form::Size { min, max } => json!({
+        ValueForm::Size { min, max } => json!({
             "oneOf": [
                 { "type": "string", "pattern": SIZE },
                 { "type": "integer", "minimum": min, "maximum": max },
             ],
             "default": param.default,
         }),
-        Form::Count { min, max } => json!({
+        ValueForm::Count { min, max } => json!({
             "type": "integer",
             "minimum": min,
             "maximum": max,
             "default": param.default.parse::<u64>().expect("a test parses every default"),
         }),
-        Form::Int { min, max } => json!({
+        ValueForm::Int { min, max } => json!({
             "type": "integer",
             "minimum": min,
             "maximum": max,
             "default": param.default.parse::<i32>().expect("a test parses every default"),
         }),
-        Form::Millis { min, max } => json!({
+        ValueForm::Millis { min, max } => json!({
             "oneOf": [
                 { "type": "string", "pattern": "^[0-9]+(ms|s)?$" },
                 { "type": "integer", "minimum": min, "maximum": max },
             ],
             "default": param.default.parse::<u64>().expect("a test parses every default"),
         }),
-        Form::Switch => json!({
+        ValueForm::Switch => json!({
             "oneOf": switch(),
             "default": param.default == "1",
         }),
-        Form::Choice(words) => json!({
+        ValueForm::Choice(words) => json!({
             "oneOf": [
                 { "enum": words },
                 { "type": "integer", "minimum": 0, "maximum": words.len() - 1 },
             ],
             "default": param.default,
         }),
-        Form::Text { len_max } | Form::Path { len_max } => {
+        ValueForm::Text { len_max } | ValueForm::Path { len_max } => {
             json!({ "type": "string", "maxLength": len_max, "default": param.default })
         }
     };

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use blockyard_export::nbd::AllowLists;
+use blockyard_nbd::AllowLists;
 
 /// The TLS settings of NBD.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The table of parameters. Names and meanings of the null device's parameters are null_blk's.
 
-use super::{Form, Kind, Param};
+use super::{DeviceKind, Param, ValueForm};
 
 const KIB: u64 = 1 << 10;
 const PIB: u64 = 1 << 50;
@@ -8,58 +8,63 @@ const PIB: u64 = 1 << 50;
 /// Largest device, in bytes.
 const SIZE_MAX: u64 = 8 * PIB;
 
-const fn param(name: &'static str, form: Form, default: &'static str, doc: &'static str) -> Param {
+const fn param(
+    name: &'static str,
+    form: ValueForm,
+    default: &'static str,
+    doc: &'static str,
+) -> Param {
     Param { name, form, default, doc }
 }
 
-const fn size(min: u64, max: u64) -> Form {
-    Form::Size { min, max }
+const fn size(min: u64, max: u64) -> ValueForm {
+    ValueForm::Size { min, max }
 }
 
-const fn count(min: u64, max: u64) -> Form {
-    Form::Count { min, max }
+const fn count(min: u64, max: u64) -> ValueForm {
+    ValueForm::Count { min, max }
 }
 
-const fn text(len_max: usize) -> Form {
-    Form::Text { len_max }
+const fn text(len_max: usize) -> ValueForm {
+    ValueForm::Text { len_max }
 }
 
 /// A path of any length that Linux accepts.
-const PATH: Form = Form::Path { len_max: 4 * KIB as usize };
+const PATH: ValueForm = ValueForm::Path { len_max: 4 * KIB as usize };
 
 /// A non-negative `int` of Linux.
-const INT: Form = count(0, i32::MAX as u64);
+const INT: ValueForm = count(0, i32::MAX as u64);
 
 /// A non-negative `int` of milliseconds.
-const MILLIS: Form = Form::Millis { min: 0, max: i32::MAX as u64 };
+const MILLIS: ValueForm = ValueForm::Millis { min: 0, max: i32::MAX as u64 };
 
 /// The schedulers by Linux's names; the first is none.
 pub const SCHEDULERS: &[&str] = &["none", "mq-deadline"];
 
 /// Every kind of device.
-pub const KINDS: &[Kind] = &[
-    Kind {
+pub const KINDS: &[DeviceKind] = &[
+    DeviceKind {
         name: "null",
         doc: "null device, zoned or not, with or without memory; as Linux's null_blk",
         params: NULL,
         faults: NULL_FAULTS,
         hints: NULL_HINTS,
     },
-    Kind {
+    DeviceKind {
         name: "smr",
         doc: "host-managed SMR disk over SCSI (ZBC): emulated, in memory or in files, or real",
         params: SMR,
         faults: SMR_FAULTS,
         hints: SMR_HINTS,
     },
-    Kind {
+    DeviceKind {
         name: "ram",
         doc: "compressed RAM disk; as Linux's zram",
         params: RAM,
         faults: RAM_FAULTS,
         hints: RAM_HINTS,
     },
-    Kind {
+    DeviceKind {
         name: "volume",
         doc: "durable volume in a pool of files: thin, checksummed; as ZFS' zvol",
         params: VOLUME,
@@ -72,7 +77,7 @@ pub const KINDS: &[Kind] = &[
 pub const COMMON: &[Param] = &[
     param(
         "scheduler",
-        Form::Choice(SCHEDULERS),
+        ValueForm::Choice(SCHEDULERS),
         "none",
         "I/O scheduler, as in Linux; what follows down to prio_aging_expire is mq-deadline's",
     ),
@@ -80,11 +85,11 @@ pub const COMMON: &[Param] = &[
     param("write_expire", MILLIS, "5000", "when any other request is overdue, in milliseconds"),
     param(
         "writes_starved",
-        Form::Int { min: i32::MIN, max: i32::MAX },
+        ValueForm::Int { min: i32::MIN, max: i32::MAX },
         "2",
         "how often reads go before waiting writes",
     ),
-    param("front_merges", Form::Switch, "1", "merge what ends where a waiting request begins"),
+    param("front_merges", ValueForm::Switch, "1", "merge what ends where a waiting request begins"),
     param(
         "async_depth",
         INT,
@@ -100,14 +105,14 @@ pub const COMMON: &[Param] = &[
     ),
     param(
         "gate",
-        Form::Choice(&["auto", "pipeline", "plug"]),
+        ValueForm::Choice(&["auto", "pipeline", "plug"]),
         "auto",
         "changes of a zone in flight: plug: one, pipeline: many, auto: by what the device can do",
     ),
-    param("read_only", Form::Switch, "0", "refuse every change"),
+    param("read_only", ValueForm::Switch, "0", "refuse every change"),
     param(
         "min_block",
-        Form::Sizes(&[1, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536]),
+        ValueForm::Sizes(&[1, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536]),
         "1",
         "smallest block over NBD; above 1, a client that does not ask for block sizes is refused",
     ),
@@ -124,18 +129,18 @@ const NULL: &[Param] = &[
     param("size", size(512, SIZE_MAX), "250G", "capacity"),
     param(
         "bs",
-        Form::Sizes(&[512, 1024, 2048, 4096]),
+        ValueForm::Sizes(&[512, 1024, 2048, 4096]),
         "512",
         "logical block size: 512, 1k, 2k or 4k",
     ),
     param(
         "memory_backed",
-        Form::Switch,
+        ValueForm::Switch,
         "0",
         "keep what is written; without it reads give nothing",
     ),
-    param("discard", Form::Switch, "0", "take discards (memory-backed and not zoned only)"),
-    param("fua", Form::Switch, "1", "obey FUA itself where there is a cache"),
+    param("discard", ValueForm::Switch, "0", "take discards (memory-backed and not zoned only)"),
+    param("fua", ValueForm::Switch, "1", "obey FUA itself where there is a cache"),
     param("cache_size", size(0, PIB), "0", "volatile write cache, emptied by flush; 0: none"),
     param("max_sectors", count(0, 1 << 22), "0", "longest request in sectors; 0: no own limit"),
     param("mbps", count(0, 40_960), "0", "bandwidth limit in MiB a second; 0: none"),
@@ -143,12 +148,12 @@ const NULL: &[Param] = &[
     param("hw_queue_depth", count(1, 32_768), "64", "requests that one queue works on at once"),
     param(
         "irqmode",
-        Form::Choice(&["none", "softirq", "timer"]),
+        ValueForm::Choice(&["none", "softirq", "timer"]),
         "none",
         "complete inside submit, at the next poll, or after completion_nsec",
     ),
     param("completion_nsec", count(0, 3_600_000_000_000), "10000", "latency with irqmode=timer"),
-    param("zoned", Form::Switch, "0", "divide the device into zones"),
+    param("zoned", ValueForm::Switch, "0", "divide the device into zones"),
     param("zone_size", size(512, SIZE_MAX), "256M", "zone size: a power of two"),
     param("zone_capacity", size(0, SIZE_MAX), "0", "writable part of a zone; 0: all of it"),
     param("zone_nr_conv", count(0, u32::MAX as u64), "0", "conventional zones at the start"),
@@ -160,10 +165,10 @@ const NULL: &[Param] = &[
         "2147483647",
         "longest zone append in sectors; 0: none of its own, made of writes",
     ),
-    param("zone_full", Form::Switch, "0", "sequential zones start full"),
+    param("zone_full", ValueForm::Switch, "0", "sequential zones start full"),
     param("badblocks", text(KIB as usize), "", "bad sectors at start, e.g. +8-15,+64-64"),
-    param("badblocks_once", Form::Switch, "0", "a bad range is good again after one hit"),
-    param("badblocks_partial_io", Form::Switch, "0", "move what lies before the bad block"),
+    param("badblocks_once", ValueForm::Switch, "0", "a bad range is good again after one hit"),
+    param("badblocks_partial_io", ValueForm::Switch, "0", "move what lies before the bad block"),
     param("timeout", text(64), "", "requests that time out: interval,probability,space,times"),
     param(
         "request_timeout_ms",
@@ -176,10 +181,10 @@ const NULL: &[Param] = &[
 
 const SMR: &[Param] = &[
     param("size", size(4096, SIZE_MAX), "14T", "capacity"),
-    param("bs", Form::Sizes(&[512, 4096]), "512", "logical block size: 512 or 4k"),
+    param("bs", ValueForm::Sizes(&[512, 4096]), "512", "logical block size: 512 or 4k"),
     param(
         "physical_bs",
-        Form::Sizes(&[512, 4096]),
+        ValueForm::Sizes(&[512, 4096]),
         "4096",
         "writes to sequential zones are whole blocks of this size: 512 or 4k",
     ),
@@ -194,14 +199,14 @@ const SMR: &[Param] = &[
     param("zone_max_open", count(0, u32::MAX as u64), "128", "most open zones; 0: no limit"),
     param(
         "cache",
-        Form::Choice(&["host", "none", "volatile"]),
+        ValueForm::Choice(&["host", "none", "volatile"]),
         "host",
         "what a flush is for: the kernel's cache, nothing, or a cache that a kill loses",
     ),
     param("backing", PATH, "", "keep data in files of this folder; empty: in memory"),
     param(
         "timing",
-        Form::Switch,
+        ValueForm::Switch,
         "0",
         "take the time that a drive would: seeks, rotation, transfer",
     ),
@@ -231,17 +236,17 @@ const RAM: &[Param] = &[
     param("size", size(4096, 1 << 46), "4G", "capacity"),
     param(
         "bs",
-        Form::Sizes(&[512, 1024, 2048, 4096]),
+        ValueForm::Sizes(&[512, 1024, 2048, 4096]),
         "4096",
         "logical block size: 512, 1k, 2k or 4k",
     ),
     param(
         "unit",
-        Form::Sizes(&[4096, 8192, 16_384, 32_768, 65_536]),
+        ValueForm::Sizes(&[4096, 8192, 16_384, 32_768, 65_536]),
         "4096",
         "bytes compressed as one block: 4k, 8k, 16k, 32k or 64k; larger ones compress better",
     ),
-    param("algo", Form::Choice(&["lz4", "lz4hc", "zstd"]), "lz4", "how blocks are compressed"),
+    param("algo", ValueForm::Choice(&["lz4", "lz4hc", "zstd"]), "lz4", "how blocks are compressed"),
     param(
         "level",
         text(8),
@@ -251,7 +256,7 @@ const RAM: &[Param] = &[
     param("dict", PATH, "", "a zstd dictionary in a file, as `zstd --train` makes"),
     param(
         "recomp_algo",
-        Form::Choice(&["none", "lz4", "lz4hc", "zstd"]),
+        ValueForm::Choice(&["none", "lz4", "lz4hc", "zstd"]),
         "none",
         "algorithm of `blockyard ram recompress`",
     ),
@@ -259,7 +264,7 @@ const RAM: &[Param] = &[
     param("recomp_dict", PATH, "", "its dictionary, as for dict"),
     param(
         "recomp_algo2",
-        Form::Choice(&["none", "lz4", "lz4hc", "zstd"]),
+        ValueForm::Choice(&["none", "lz4", "lz4hc", "zstd"]),
         "none",
         "another such algorithm, tried where recomp_algo gains nothing, or with --priority 2",
     ),
@@ -267,14 +272,19 @@ const RAM: &[Param] = &[
     param("recomp_dict2", PATH, "", "its dictionary, as for dict"),
     param(
         "recomp_algo3",
-        Form::Choice(&["none", "lz4", "lz4hc", "zstd"]),
+        ValueForm::Choice(&["none", "lz4", "lz4hc", "zstd"]),
         "none",
         "and one more, tried last, or with --priority 3",
     ),
     param("recomp_level3", text(8), "", "its level, as for level"),
     param("recomp_dict3", PATH, "", "its dictionary, as for dict"),
-    param("dedup", Form::Switch, "0", "store equal blocks once"),
-    param("checksum", Form::Switch, "0", "a CRC-32 with each object; a changed bit is an error"),
+    param("dedup", ValueForm::Switch, "0", "store equal blocks once"),
+    param(
+        "checksum",
+        ValueForm::Switch,
+        "0",
+        "a CRC-32 with each object; a changed bit is an error",
+    ),
     param(
         "backing",
         PATH,
@@ -346,9 +356,9 @@ const VOLUME: &[Param] = &[
     ),
     param(
         "degraded",
-        Form::Switch,
+        ValueForm::Switch,
         "0",
-        "where one of two copies is not there, and may be newer, the other one will do",
+        "open a pool of two copies with one of them, although the missing one may be newer",
     ),
     param(
         "size",
@@ -358,14 +368,14 @@ const VOLUME: &[Param] = &[
     ),
     param(
         "volblocksize",
-        Form::Sizes(&[0, 4096, 8192, 16_384, 32_768, 65_536]),
+        ValueForm::Sizes(&[0, 4096, 8192, 16_384, 32_768, 65_536]),
         "0",
         "block size of a volume that is made: 4k to 64k; 0: what it has, or 16k",
     ),
-    param("compress", Form::Choice(VOLUME_COMPRESS), "lz4", "how blocks are compressed"),
+    param("compress", ValueForm::Choice(VOLUME_COMPRESS), "lz4", "how blocks are compressed"),
     param(
         "sync",
-        Form::Choice(&["standard", "always", "disabled"]),
+        ValueForm::Choice(&["standard", "always", "disabled"]),
         "standard",
         "durable is what asks to be, every write, or nothing by request",
     ),
@@ -393,7 +403,7 @@ const VOLUME: &[Param] = &[
     ),
     param(
         "store",
-        Form::Choice(&["auto", "uring", "threads"]),
+        ValueForm::Choice(&["auto", "uring", "threads"]),
         "auto",
         "by what the pool's files are read and written: io_uring where the system lets it, or as \
          the pool is open; io_uring; or calls that block",

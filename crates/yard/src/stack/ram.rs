@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError};
 
-use super::{Made, StackError, as_given, given_as, with_delay};
+use super::{Made, as_given, given_as, with_delay};
+use crate::error::StackError;
 use crate::spec::DeviceSpec;
 
 /// The longest dictionary: zstd trains none beyond 112 KiB by default, and blocks are 64 KiB.
@@ -132,7 +133,7 @@ fn number(spec: &DeviceSpec, field: &'static str) -> Result<Option<i32>, StackEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::param::Kind;
+    use crate::param::DeviceKind;
     use crate::uri;
 
     fn refusal(query: &str) -> String {
@@ -144,10 +145,10 @@ mod tests {
 
     #[test]
     fn the_table_has_the_defaults_of_the_device() {
-        let spec = DeviceSpec::new(Kind::find("ram").unwrap(), "r").unwrap();
-        assert_eq!(ram_config(&spec, read_dictionary), Ok(RamConfig::default()));
+        let spec = DeviceSpec::new(DeviceKind::find("ram").unwrap(), "r").unwrap();
+        assert_eq!(ram_config(&spec, read_dictionary).unwrap(), RamConfig::default());
         let Some(words) =
-            Kind::find("ram").unwrap().params.iter().find(|param| param.name == "algo")
+            DeviceKind::find("ram").unwrap().params.iter().find(|param| param.name == "algo")
         else {
             panic!("the table has no algo")
         };

@@ -4,14 +4,15 @@ use std::path::Path;
 
 use blockyard_smr::config::{DiskConfig, DiskError};
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, Memory, Options};
+use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, MemoryMedium, Options};
 use blockyard_smr::sd::{Sd, SdError};
 use blockyard_smr::sg::Sg;
 use blockyard_smr::timed::Timed;
 use blockyard_smr::timing::DriveTimes;
 use blockyard_smr::transport::ScsiTransport;
 
-use super::{Made, StackError, as_given, with_delay};
+use super::{Made, as_given, with_delay};
+use crate::error::StackError;
 use crate::spec::DeviceSpec;
 
 /// Indices of the choices of `cache`.
@@ -46,7 +47,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
         field: "size",
         message: format!("size: no memory for {} bytes: {error}", config.size),
     };
-    let memory = Memory::new(config.size, config.zone_size).map_err(refused)?;
+    let memory = MemoryMedium::new(config.size, config.zone_size).map_err(refused)?;
     on(spec, config, memory, notes)
 }
 

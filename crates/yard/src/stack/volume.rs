@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use blockyard_store::{Commit, StoreError, StoreKind};
 use blockyard_volume::config::ZSTD_LEVEL;
-use blockyard_volume::store::{Commit, StoreKind};
 use blockyard_volume::{Compression, SyncMode, Volume, VolumeConfig, VolumeError};
 
-use super::{Made, StackError, as_given, with_delay};
+use super::{Made, as_given, with_delay};
+use crate::error::StackError;
 use crate::paths;
 use crate::spec::DeviceSpec;
 
@@ -27,10 +28,11 @@ pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
 
 fn refused(spec: &DeviceSpec, error: VolumeError) -> StackError {
     let error = match error {
-        VolumeError::Invalid { field, value, wanted } => {
+        VolumeError::Invalid { field, value, wanted }
+        | VolumeError::Store(StoreError::Invalid { field, value, wanted }) => {
             StackError::Invalid { field, value, wanted }
         }
-        other => StackError::Refused { field: other.field(), message: other.to_string() },
+        other => StackError::Volume(other),
     };
     as_given(spec, error)
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::middleware::Faulty;
-use blockyard_core::sched::NoneScheduler;
 use blockyard_core::{Composed, Device, Disk, Op, Sector, Status};
 use blockyard_null::{Null, NullConfig};
 use blockyard_zonefs::format::{Format, format};
@@ -36,7 +35,7 @@ pub(crate) fn disk(name: &str, config: NullConfig) -> Arc<dyn Disk> {
     let device = Faulty::new(Null::open(config).unwrap(), 1);
     let depth = 2 * device.limits().queue_depth;
     let config = ChannelConfig { depth };
-    Arc::new(Composed::new(name.to_owned(), "null", device, config, NoneScheduler::new))
+    Arc::new(Composed::new(name.to_owned(), "null", device, config))
 }
 
 /// A device with this configuration and a file system.

@@ -207,10 +207,10 @@ impl<T: Item> Deadline<T> {
     fn first_of_zone(&self, choice: Choice) -> Choice {
         let entry = &self.entries[choice.place];
         if entry.in_line
-            && let Some(lines) = &self.lines
-            && let Some(zone) = lines.zone_of(entry.sector)
+            && let Some(zone_lists) = &self.zone_lists
+            && let Some(zone) = zone_lists.zone_of(entry.sector)
         {
-            let first = lines.first(zone);
+            let first = zone_lists.first(zone);
             if first != choice.place {
                 return Choice { place: first, swept: None };
             }
@@ -226,10 +226,10 @@ impl<T: Item> Deadline<T> {
         let (kind, sector, deadline, in_line) =
             (entry.kind, entry.sector, entry.deadline, entry.in_line);
         if in_line
-            && let Some(lines) = &mut self.lines
-            && let Some(zone) = lines.zone_of(sector)
+            && let Some(zone_lists) = &mut self.zone_lists
+            && let Some(zone) = zone_lists.zone_of(sector)
         {
-            lines.remove(&mut self.entries, zone, place);
+            zone_lists.remove(&mut self.entries, zone, place);
         }
         let row = &mut self.rows[kind.row()];
         match swept {

@@ -17,8 +17,8 @@ impl<T: Item> Deadline<T> {
     pub fn insert(&mut self, item: T, now: Nanos) -> Result<(), T> {
         let range = range_of(&item);
         if item.keeps_zone_order()
-            && let Some(lines) = &self.lines
-            && let Some(zone) = lines.zone_of(range.0)
+            && let Some(zone_lists) = &self.zone_lists
+            && let Some(zone) = zone_lists.zone_of(range.0)
         {
             return self.insert_into_zone(item, range, zone, now);
         }
@@ -56,7 +56,7 @@ impl<T: Item> Deadline<T> {
         now: Nanos,
         refused: &mut Vec<T>,
     ) {
-        if self.lines.is_none() {
+        if self.zone_lists.is_none() {
             for item in items {
                 let range = range_of(&item);
                 if let Err(item) = self.insert_free(item, range, now) {
@@ -236,8 +236,8 @@ impl<T: Item> Deadline<T> {
         now: Nanos,
     ) -> Result<(), T> {
         let kind = item.kind();
-        let lines = self.lines.as_mut().expect("the caller has seen them");
-        let last = lines.last(zone).unwrap_or(NONE);
+        let zone_lists = self.zone_lists.as_mut().expect("the caller has seen them");
+        let last = zone_lists.last(zone).unwrap_or(NONE);
         if last != NONE && self.entries[last].end == range.0 && self.entries[last].kind == kind {
             let waits = self.entries[last].item.as_ref().expect("it waits");
             if waits.joins(&item, self.rules) {
@@ -250,8 +250,8 @@ impl<T: Item> Deadline<T> {
         }
         let cursor = self.rows[kind.row()].order.behind(&self.leaves, range.0);
         let place = self.enter(item, kind, range, cursor, now);
-        if let Some(lines) = &mut self.lines {
-            lines.push(&mut self.entries, zone, place);
+        if let Some(zone_lists) = &mut self.zone_lists {
+            zone_lists.push(&mut self.entries, zone, place);
         }
         Ok(())
     }

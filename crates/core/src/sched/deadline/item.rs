@@ -4,7 +4,7 @@ use std::mem;
 
 use super::kind::Kind;
 use crate::bio::Op;
-use crate::channel::MergeRules;
+use crate::request::MergeRules;
 use crate::request::Request;
 use crate::units::Sector;
 

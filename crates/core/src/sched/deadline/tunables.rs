@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_each_range_are_taken_and_what_lies_outside_is_refused() {
+    fn range_bounds_are_accepted_and_values_outside_refused() {
         for tunable in Tunable::ALL {
             let (least, most) = tunable.range();
             let (least, most) = (i64::from(least), i64::from(most));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_read_whole_or_refused() {
+    fn text_with_trailing_characters_is_refused() {
         let mut tunables = Tunables::new(64);
         tunables.set_text("writes_starved", "-3").unwrap();
         assert_eq!(tunables.get(Tunable::WritesStarved), -3);

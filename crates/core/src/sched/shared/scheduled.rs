@@ -3,43 +3,43 @@
 use std::fmt;
 use std::sync::Arc;
 
-use blockyard_sync::published::Published;
-use blockyard_sync::role::Role;
-use blockyard_sync::watch::Watch;
+use blockyard_sync::combining_lock::CombiningLock;
+use blockyard_sync::poll_leader::PollLeader;
+use blockyard_sync::rcu_cell::RcuCell;
 
-use super::engine::Engine;
-use super::homes::Homes;
+use super::completion_router::CompletionRouter;
+use super::shared_queue::SharedQueue;
 use super::{
-    Combiner, Front, FrontConfig, ORDER_CAPACITY, REQUESTS_MAX, ScheduledQueue, SchedulerControl,
-    UnknownScheduler,
+    Dispatcher, ORDER_CAPACITY, REQUESTS_MAX, ScheduledQueue, SchedulerQueue, SchedulerQueueConfig,
 };
-use crate::channel::MergeRules;
 use crate::device::{Device, DeviceError, Extent};
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
+use crate::request::MergeRules;
+use crate::sched::control::{SchedulerControl, UnknownScheduler};
 use crate::sched::deadline::{Deadline, Stats, Tunables};
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
 
 /// Maximum number of requests that a thread takes at once, regardless of the device's depth: if the
 /// thread is preempted, they wait with it.
-const HAND_MAX: u16 = 32;
+const TAKE_MAX_LIMIT: u16 = 32;
 
 /// The names of the available schedulers.
 const AVAILABLE: [&str; 2] = ["none", "mq-deadline"];
 
 /// The state that a scheduled device and its channels share.
 pub(super) struct Shared<Q, F> {
-    pub(super) front: F,
-    pub(super) engine: Role<Engine<Q>>,
-    pub(super) homes: Homes,
-    pub(super) watch: Watch,
+    pub(super) scheduler_queue: F,
+    pub(super) shared_queue: CombiningLock<SharedQueue<Q>>,
+    pub(super) router: CompletionRouter,
+    pub(super) poll_leader: PollLeader,
     /// Whether the scheduler is active; otherwise requests bypass it.
-    pub(super) active: Arc<Published<bool>>,
+    pub(super) active: Arc<RcuCell<bool>>,
     pub(super) depth: u16,
     /// Maximum number of requests that a thread takes at once.
-    pub(super) hand: u16,
+    pub(super) take_max: u16,
     /// The merge rules of the device.
     pub(super) rules: MergeRules,
     /// Sectors of a zone; 0 without zones.
@@ -57,8 +57,8 @@ impl<Q, F> Shared<Q, F> {
 ///
 /// It keeps no order between requests of different threads, and a write to a zone may overtake
 /// another one. A zoned device therefore needs a zone write plug
-/// ([`crate::zone::gate::GateMode::Plug`]) above it.
-pub struct Scheduled<D: Device, F: Front = Combiner> {
+/// ([`crate::zone::gate::GateMode::ZoneWritePlug`]) above it.
+pub struct Scheduled<D: Device, F: SchedulerQueue = Dispatcher> {
     inner: D,
     limits: Limits,
     shared: Arc<Shared<D::Queue, F>>,
@@ -70,17 +70,17 @@ impl<D: Device> Scheduled<D> {
     /// # Errors
     /// If the device can serve no more queues.
     pub fn new(inner: D, active: bool) -> Result<Scheduled<D>, DeviceError> {
-        Scheduled::with_front(inner, active)
+        Scheduled::with_scheduler_queue(inner, active)
     }
 }
 
 /// How many requests a thread takes at once from a device with `depth` tags. A power of two, so
 /// small that twice as many threads as processors can have some: a preempted thread keeps the
 /// requests that it holds.
-fn hand_of(depth: u16, processors: usize) -> u16 {
-    let hand = usize::from(depth) / (2 * processors.max(1));
-    let hand = hand.clamp(1, HAND_MAX.into()) as u16;
-    1 << hand.ilog2()
+fn take_max_of(depth: u16, processors: usize) -> u16 {
+    let take_max = usize::from(depth) / (2 * processors.max(1));
+    let take_max = take_max.clamp(1, TAKE_MAX_LIMIT.into()) as u16;
+    1 << take_max.ilog2()
 }
 
 /// Processors that this process may use; two for tests with random interleavings.
@@ -88,16 +88,16 @@ fn processors() -> usize {
     if cfg!(shuttle) { 2 } else { std::thread::available_parallelism().map_or(1, usize::from) }
 }
 
-impl<D: Device, F: Front> Scheduled<D, F> {
-    /// A device with another front, for comparisons.
+impl<D: Device, F: SchedulerQueue> Scheduled<D, F> {
+    /// A device with another scheduler queue, for comparisons.
     ///
     /// # Errors
     /// If the device can serve no more queues.
-    pub fn with_front(inner: D, active: bool) -> Result<Scheduled<D, F>, DeviceError> {
+    pub fn with_scheduler_queue(inner: D, active: bool) -> Result<Scheduled<D, F>, DeviceError> {
         Scheduled::for_processors(inner, active, processors())
     }
 
-    /// A device with another front, tuned for a number of processors.
+    /// A device with another scheduler queue, tuned for a number of processors.
     ///
     /// # Errors
     /// If the device can serve no more queues.
@@ -107,22 +107,22 @@ impl<D: Device, F: Front> Scheduled<D, F> {
         processors: usize,
     ) -> Result<Scheduled<D, F>, DeviceError> {
         let depth = inner.limits().queue_depth.max(1);
-        let config = FrontConfig {
+        let config = SchedulerQueueConfig {
             depth,
-            hand: hand_of(depth, processors),
+            take_max: take_max_of(depth, processors),
             capacity: ORDER_CAPACITY,
             rules: MergeRules::new(inner.limits()),
             zones: inner.geometry().zones.clone(),
             tunables: Tunables::new(ORDER_CAPACITY as u32),
         };
         let shared = Shared {
-            front: F::new(&config),
-            engine: Role::new(Engine::new(inner.open_queue()?, depth)),
-            homes: Homes::new(),
-            watch: Watch::new(),
-            active: Arc::new(Published::new(active)),
+            scheduler_queue: F::new(&config),
+            shared_queue: CombiningLock::new(SharedQueue::new(inner.open_queue()?, depth)),
+            router: CompletionRouter::new(),
+            poll_leader: PollLeader::new(),
+            active: Arc::new(RcuCell::new(active)),
             depth,
-            hand: config.hand,
+            take_max: config.take_max,
             rules: config.rules,
             zone_sectors: config.zones.as_ref().map_or(0, |zones| zones.zone_sectors),
         };
@@ -137,13 +137,13 @@ impl<D: Device, F: Front> Scheduled<D, F> {
     }
 
     /// Calls `work` with the order, then wakes a thread for requests that arrived meanwhile.
-    fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<super::Queued>)) {
-        self.shared.front.with_order(work);
-        self.shared.homes.ring_one();
+    fn with_order(&self, work: &mut dyn FnMut(&mut Deadline<super::QueuedRequest>)) {
+        self.shared.scheduler_queue.with_order(work);
+        self.shared.router.notify_one();
     }
 }
 
-impl<D: Device, F: Front> Device for Scheduled<D, F> {
+impl<D: Device, F: SchedulerQueue> Device for Scheduled<D, F> {
     type Queue = ScheduledQueue<D::Queue, F>;
 
     fn geometry(&self) -> &Geometry {
@@ -156,12 +156,12 @@ impl<D: Device, F: Front> Device for Scheduled<D, F> {
 
     fn open_queue(&self) -> Result<Self::Queue, DeviceError> {
         let own = self.inner.open_queue()?;
-        let home =
-            self.shared.homes.open(self.shared.requests_max().into()).ok_or(DeviceError::Os {
+        let target =
+            self.shared.router.open(self.shared.requests_max().into()).ok_or(DeviceError::Os {
                 what: "opening one more channel under a scheduler, which takes 65536",
                 errno: 24, // EMFILE
             })?;
-        Ok(ScheduledQueue::new(Arc::clone(&self.shared), own, home))
+        Ok(ScheduledQueue::new(Arc::clone(&self.shared), own, target))
     }
 
     fn report_zones(
@@ -186,7 +186,7 @@ impl<D: Device, F: Front> Device for Scheduled<D, F> {
     }
 }
 
-impl<D: Device, F: Front> SchedulerControl for Scheduled<D, F> {
+impl<D: Device, F: SchedulerQueue> SchedulerControl for Scheduled<D, F> {
     fn available(&self) -> &'static [&'static str] {
         &AVAILABLE
     }
@@ -232,7 +232,7 @@ impl<D: Device, F: Front> SchedulerControl for Scheduled<D, F> {
     }
 }
 
-impl<D: Device, F: Front> fmt::Debug for Scheduled<D, F> {
+impl<D: Device, F: SchedulerQueue> fmt::Debug for Scheduled<D, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scheduled").field("scheduler", &self.active()).finish_non_exhaustive()
     }
@@ -243,8 +243,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn twice_as_many_threads_as_processors_have_something_in_hand() {
-        for (depth, processors, hand) in [
+    fn take_max_leaves_requests_for_twice_the_processors() {
+        for (depth, processors, take_max) in [
             (128, 1, 32),
             (128, 2, 32),
             (64, 2, 16),
@@ -258,7 +258,11 @@ mod tests {
             (3, 0, 1),
             (u16::MAX, 1, 32),
         ] {
-            assert_eq!(hand_of(depth, processors), hand, "{depth} tags, {processors} processors");
+            assert_eq!(
+                take_max_of(depth, processors),
+                take_max,
+                "{depth} tags, {processors} processors"
+            );
         }
     }
 }

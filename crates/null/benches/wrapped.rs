@@ -1,0 +1,63 @@
+//! Instructions per I/O that the wrappers of a device cost while none of them is in use: a fault
+//! injector without rules, and the scheduler `none`. Every device that the daemon serves has both,
+//! because they can be switched on at run time.
+//!
+//! A binary of its own, because the wrappers would change what the compiler inlines in the benches
+//! of `instructions.rs`. Both use the same gate.
+
+// The macros of gungraun make modules without documentation.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::hint::black_box;
+
+use blockyard_core::Bio;
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::composed::Composed;
+use blockyard_core::middleware::Faulty;
+use blockyard_core::sched::shared::Scheduled;
+use blockyard_null::Null;
+use common::{Load, SECTORS, apart, drive, flat, gate, load_on, reads, singly};
+use gungraun::prelude::*;
+
+fn wrapped_reads() -> Load {
+    let null = Null::open(flat(false)).expect("the configuration fits");
+    let scheduled = Scheduled::new(Faulty::new(null, 1), false).expect("a fresh device has queues");
+    let disk = Composed::new("n".to_owned(), "null", scheduled, ChannelConfig::default());
+    load_on(&disk, |index, buf| Bio::read(apart(index), SECTORS, buf))
+}
+
+fn single_reads() -> Load {
+    singly(reads())
+}
+
+fn wrapped_single_reads() -> Load {
+    singly(wrapped_reads())
+}
+
+// Reads in batches of 32, and one by one.
+#[library_benchmark]
+#[bench::plain_read(args = (), setup = reads, config = gate("plain_read"))]
+#[bench::wrapped_read(args = (), setup = wrapped_reads, config = gate("wrapped_read"))]
+#[bench::plain_single(args = (), setup = single_reads, config = gate("plain_single"))]
+#[bench::wrapped_single(args = (), setup = wrapped_single_reads, config = gate("wrapped_single"))]
+fn push_to_reap(mut load: Load) -> Load {
+    drive(&mut load);
+    load
+}
+
+// Reads that are executed inline.
+#[library_benchmark]
+#[bench::plain_inline(args = (), setup = reads, config = gate("plain_inline"))]
+#[bench::wrapped_inline(args = (), setup = wrapped_reads, config = gate("wrapped_inline"))]
+fn execute_inline(mut load: Load) -> Load {
+    for bio in &load.bios {
+        let Bio { op, sector, sectors, buf, .. } = *bio;
+        black_box(load.channel.execute_inline(op, sector, sectors, buf));
+    }
+    load
+}
+
+library_benchmark_group!(name = wrapped, benchmarks = [push_to_reap, execute_inline]);
+main!(library_benchmark_groups = wrapped);

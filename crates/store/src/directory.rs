@@ -1,0 +1,575 @@
+//! A directory as the storage of a pool, with a file for each segment. This process has it
+//! exclusively.
+//!
+//! The directory is held open, and names are looked up in the open directory. So it may be moved or
+//! renamed meanwhile, and its removal is noticed.
+//!
+//! Three things are locked, so that no deleted, renamed or restored file lets a second process in:
+//! the directory itself, its superblock, and the file `lock`, which also names the lock owner. A
+//! superblock that was removed or replaced meanwhile is noticed ([`DirectoryStore::look`]).
+//!
+//! A pool is made in an otherwise empty directory. If there are other files and no pool, not even
+//! the file `lock` is made.
+#![allow(clippy::disallowed_types)] // The superblock is opened once, and replaced when copies are.
+
+use std::fs::{File, TryLockError};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockyard_core::owner_only;
+use blockyard_volume_format::{label, segment_name, superblock};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::buffer::Memory;
+use crate::descriptors::{self, OnDemand, Use};
+use crate::error::StoreError;
+use crate::lock::Lock;
+use crate::lock_owner::LockOwner;
+use crate::{PoolFile, Purpose, StoreFile};
+
+/// The name of the lock file.
+const LOCK: &str = "lock";
+
+/// Names that an empty directory may have, in addition to the segments and the lock of an
+/// interrupted `create`: itself, what a file system brings along, and incomplete files.
+const EMPTY: [&str; 5] = [".", "..", "lost+found", "superblock.new", "copy.new"];
+
+/// The unit of `st_blocks` in bytes.
+const BLOCK_BYTES: u64 = 512;
+
+/// Zeros that are written at once, in bytes.
+const ZEROS: usize = 1 << 20;
+
+/// A directory that this process has exclusively.
+#[derive(Debug)]
+pub(crate) struct DirectoryStore {
+    /// The open directory, in which names are looked up.
+    open: Arc<File>,
+    direct: bool,
+    purpose: Purpose,
+    /// The directory, locked until this is dropped, or until the process dies and its last write
+    /// has reached the disk. `None` if the file system cannot lock a directory.
+    itself: Option<Arc<Lock>>,
+    /// The file `lock`, locked in the same way. `None` if there is none and the pool is only read,
+    /// or if the directory has other files.
+    lock: Option<Arc<Lock>>,
+    /// This process has made the file `lock`, and removes it if no pool is made.
+    has_made_lock: bool,
+    /// Whether this process writes the lock owner into the file `lock`, whose contents are not
+    /// those of another program.
+    signs: bool,
+    /// The superblock, locked in the same way, once there is one.
+    superblock: Mutex<Option<Lock>>,
+    /// A file of another program, if there is no pool.
+    foreign: Option<String>,
+}
+
+impl DirectoryStore {
+    /// Takes an existing directory exclusively.
+    pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<DirectoryStore, StoreError> {
+        let doing = |what: &str| format!("cannot {what} `{}`", path.display());
+        let in_use = || {
+            let lock_owner = LockOwner::read(&path.join(LOCK));
+            StoreError::InUse { path: path.to_owned(), lock_owner }
+        };
+        descriptors::keep_spares();
+        let open = Arc::new(File::open(path).map_err(StoreError::io(doing("open")))?);
+        let itself = at(&open, ".", OFlags::RDONLY | OFlags::DIRECTORY);
+        let itself = itself.map_err(StoreError::io(doing("open")))?;
+        let itself = Lock::take_if_able(itself).map_err(|_| in_use())?.map(Arc::new);
+        let foreign = match purpose {
+            Purpose::Look => None,
+            _ => foreign(&open).map_err(StoreError::io(doing("list")))?,
+        };
+        let (flags, what) = match purpose {
+            Purpose::Look => (OFlags::RDONLY, "read"),
+            _ => (OFlags::RDWR | OFlags::CREATE, "write to"),
+        };
+        let had_lock = rustix::fs::statat(&open, LOCK, AtFlags::empty()).is_ok();
+        let lock = match foreign.is_none().then(|| regular(&open, LOCK, flags)).transpose() {
+            Ok(lock) => lock,
+            Err(error) if purpose == Purpose::Look && error.kind() == io::ErrorKind::NotFound => {
+                None
+            }
+            Err(error) => return Err(StoreError::io(doing(what))(error)),
+        };
+        let has_made_lock = !had_lock && lock.is_some();
+        let lock = match lock.map(Lock::take).transpose() {
+            Ok(lock) => lock.map(Arc::new),
+            Err(TryLockError::WouldBlock) => return Err(in_use()),
+            Err(TryLockError::Error(error)) => return Err(StoreError::io(doing("lock"))(error)),
+        };
+        let direct = is_direct(&open, foreign.is_some());
+        let signs = purpose != Purpose::Look && lock.as_ref().is_some_and(|lock| is_ours(lock));
+        if purpose != Purpose::Look && lock.is_some() && !signs {
+            let shown = path.display();
+            tracing::warn!("{shown}/{LOCK} has bytes of another program, and keeps them");
+        }
+        let superblock = Mutex::default();
+        let folder = DirectoryStore {
+            open,
+            direct,
+            purpose,
+            itself,
+            lock,
+            has_made_lock,
+            signs,
+            superblock,
+            foreign,
+        };
+        if folder.foreign.is_none() {
+            match folder.lock_superblock() {
+                Err(TryLockError::WouldBlock) => return Err(in_use()),
+                // The file is opened again when it is read, which reports the error.
+                Ok(()) | Err(TryLockError::Error(_)) => {}
+            }
+        }
+        if folder.signs && folder.has_pool() {
+            narrow(path);
+        }
+        // The entry is informative only, and a pool on a full disk must open.
+        if let Err(error) = folder.hold(&LockOwner::this(None)) {
+            tracing::warn!("{}/{LOCK}: {error}", path.display());
+        }
+        Ok(folder)
+    }
+
+    /// The locks that this process holds while it has the directory.
+    pub(crate) fn locks(&self) -> Vec<Arc<Lock>> {
+        self.itself.iter().chain(&self.lock).cloned().collect()
+    }
+
+    fn superblock(&self) -> MutexGuard<'_, Option<Lock>> {
+        self.superblock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens and locks the current superblock, if there is one.
+    fn lock_superblock(&self) -> Result<(), TryLockError> {
+        let found = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty());
+        // Opening a pipe would block here. What is not a regular file is refused when it is read.
+        if !found.is_ok_and(|it| FileType::from_raw_mode(it.st_mode).is_file()) {
+            return Ok(());
+        }
+        let file = regular(&self.open, superblock::FILE, self.flags());
+        let file = file.map_err(TryLockError::Error)?;
+        *self.superblock() = Lock::take_if_able(file)?;
+        Ok(())
+    }
+
+    /// Whether the locked superblock still has its name.
+    ///
+    /// # Errors
+    /// If it was removed or replaced, or that cannot be found out.
+    fn is_superblock_same(&self) -> io::Result<bool> {
+        let guard = self.superblock();
+        let Some(locked) = &*guard else { return Ok(true) };
+        let (locked, named) = (
+            locked.metadata()?,
+            rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty())?,
+        );
+        Ok((locked.dev(), locked.ino()) == (named.st_dev, named.st_ino))
+    }
+
+    /// Whether the directory has a pool, or a copy of one.
+    fn has_pool(&self) -> bool {
+        let is_there = |file: &str| rustix::fs::statat(&self.open, file, AtFlags::empty()).is_ok();
+        is_there(superblock::FILE) || is_there(label::FILE)
+    }
+
+    /// Checks that a pool may be made here, where there is none.
+    pub(crate) fn claim(&self, path: &Path) -> Result<(), StoreError> {
+        let Some(foreign) = &self.foreign else {
+            narrow(path);
+            return Ok(());
+        };
+        let wanted = format!(
+            "an empty directory to make a pool in, for example one below it (one that is not there \
+             is made); it holds `{foreign}`"
+        );
+        Err(StoreError::Invalid { field: "path", value: path.display().to_string(), wanted })
+    }
+
+    /// Writes the lock owner's entry: the process, and its control socket.
+    pub(crate) fn hold(&self, lock_owner: &LockOwner) -> io::Result<()> {
+        match &self.lock {
+            Some(lock) if self.signs => lock_owner.write(lock),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether I/O bypasses the page cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Free bytes of the file system.
+    pub(crate) fn free_bytes(&self) -> io::Result<u64> {
+        let space = rustix::fs::fstatvfs(&self.open)?;
+        Ok(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+
+    /// Free bytes of the file system; `None` if the file system does not report its size.
+    pub(crate) fn outside_bytes(&self) -> Option<u64> {
+        let space = rustix::fs::fstatvfs(&self.open).ok().filter(|space| space.f_blocks > 0)?;
+        Some(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+
+    /// Checks that the pool in the directory was not removed and its superblock not replaced. Data
+    /// in removed files exist only as long as these are open.
+    pub(crate) fn look(&self) -> io::Result<()> {
+        let is_gone = |error: &io::Error| {
+            [Errno::NOENT, Errno::STALE]
+                .map(|it| Some(it.raw_os_error()))
+                .contains(&error.raw_os_error())
+        };
+        if let Err(error) = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty())
+            && is_gone(&error.into())
+        {
+            return Err(error.into());
+        }
+        match self.is_superblock_same() {
+            Ok(false) => Err(io::Error::other("another file has the name of its superblock")),
+            // Other errors do not prove that the pool is gone.
+            _ => Ok(()),
+        }
+    }
+
+    fn flags(&self) -> OFlags {
+        let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let access = if self.purpose == Purpose::Look { OFlags::RDONLY } else { OFlags::RDWR };
+        access | direct
+    }
+
+    /// Opens a file, if it exists.
+    ///
+    /// # Errors
+    /// Also if a pool was made here after the directory was taken with other files in it: then
+    /// nothing was locked.
+    pub(crate) fn open(&self, name: &str) -> io::Result<Option<PoolFile>> {
+        if name == superblock::FILE
+            && let Some(locked) = &*self.superblock()
+        {
+            return Ok(Some(PoolFile::sharing(locked.file())));
+        }
+        if let Some(number) = segment(name) {
+            return self.open_segment(name, number);
+        }
+        let begins = || [superblock::FILE, label::FILE].contains(&name);
+        match descriptors::with_room(Use::Read, || regular(&self.open, name, self.flags())) {
+            Ok(_)
+                if self.foreign.is_some()
+                    && begins()
+                    && at(&self.open, name, LOOKING).is_ok_and(is_pools) =>
+            {
+                Err(io::Error::other("a pool has been made here this moment; open it again"))
+            }
+            Ok(file) => Ok(Some(PoolFile::of(file))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A segment file, which is opened when it is needed.
+    fn open_segment(&self, name: &str, number: u32) -> io::Result<Option<PoolFile>> {
+        let found = match rustix::fs::statat(&self.open, name, AtFlags::empty()) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        if !FileType::from_raw_mode(found.st_mode).is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        if self.purpose != Purpose::Look && found.st_nlink > 1 {
+            let what = format!(
+                "segment `{name}` has {} names (hard links): writing it would change another copy \
+                 of the pool too; expected files of its own, as `cp -r` makes",
+                found.st_nlink
+            );
+            return Err(io::Error::other(what));
+        }
+        let (open, flags) = (Arc::clone(&self.open), self.flags());
+        let file = OnDemand::new(move || regular(&open, &segment_name(number as usize), flags));
+        let (len, blocks) = (found.st_size.cast_unsigned(), found.st_blocks.cast_unsigned());
+        Ok(Some(PoolFile::on_demand(file, number, len, blocks * BLOCK_BYTES < len)))
+    }
+
+    pub(crate) fn create(&self, name: &str, len: u64) -> io::Result<PoolFile> {
+        let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC;
+        let file = descriptors::with_room(Use::Write, || at(&self.open, name, flags))?;
+        if !reserve(&file, len)? {
+            file.set_len(len)?;
+        }
+        let file = PoolFile::of(file);
+        write_zeros(&file, len)?;
+        Ok(file)
+    }
+
+    /// Gives the space of a file back, and keeps its length.
+    pub(crate) fn give_back(&self, file: &PoolFile) -> io::Result<()> {
+        let (open, len) = (file.source().get(Use::Read)?, file.len()?);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open, flags, 0, len))?)
+    }
+
+    /// Allocates the space of a file again.
+    pub(crate) fn fill(&self, file: &PoolFile, len: u64) -> io::Result<()> {
+        let open = file.source().get(Use::Read)?;
+        reserve(&open, len)?;
+        write_zeros(file, len)?;
+        file.sync()
+    }
+
+    pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        rustix::fs::renameat(&self.open, from, &self.open, to)?;
+        if to == superblock::FILE {
+            self.lock_superblock().map_err(io::Error::from)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+        match rustix::fs::unlinkat(&self.open, name, AtFlags::empty()) {
+            Err(error) if error != Errno::NOENT => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn sync_names(&self) -> io::Result<()> {
+        self.open.sync_all()
+    }
+
+    pub(crate) fn names(&self) -> io::Result<Vec<String>> {
+        names(&self.open)
+    }
+}
+
+/// Clears the lock owner's entry, and removes the lock file if this process made it and no pool was
+/// made.
+impl Drop for DirectoryStore {
+    fn drop(&mut self) {
+        // An entry that remains is ignored once nothing is locked.
+        _ = self.hold(&LockOwner::default());
+        let is_there = |name| rustix::fs::statat(&self.open, name, AtFlags::empty()).is_ok();
+        if self.has_made_lock && ![superblock::FILE, label::FILE].into_iter().any(is_there) {
+            _ = self.remove(LOCK);
+        }
+    }
+}
+
+/// Removes the access rights of other users: a process that may open a segment reads every volume,
+/// and one that may open `lock` can keep the pool from being opened. A pool whose modes cannot be
+/// changed is served anyway.
+fn narrow(path: &Path) {
+    let shown = path.display();
+    match owner_only::narrow_directory(path) {
+        Ok(0) => {}
+        Ok(count) => tracing::warn!(
+            "{shown}: other users had access: set {count} modes to 0700 (directory) and 0600"
+        ),
+        Err(error) => tracing::warn!("{shown}: other users may have access: {error}"),
+    }
+}
+
+/// Reserves space for a file of this length. Returns whether the file system supports that. If not,
+/// the written zeros take the space.
+fn reserve(file: &File, len: u64) -> io::Result<bool> {
+    let empty = FallocateFlags::empty();
+    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, empty, 0, len)) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes zeros: otherwise the first write to an extent costs an entry in the file system's journal
+/// later.
+fn write_zeros(file: &PoolFile, len: u64) -> io::Result<()> {
+    let zeros = Memory::new(ZEROS as u64).take_beyond(ZEROS.min(len as usize));
+    let mut at = 0;
+    while at < len {
+        let part = zeros.len().min((len - at) as usize);
+        file.write_at(at, &[&zeros[..part]])?;
+        at += part as u64;
+    }
+    Ok(())
+}
+
+/// The segment number of a file name.
+fn segment(name: &str) -> Option<u32> {
+    let number = u32::from_str_radix(name.strip_prefix("segment-")?, 16).ok()?;
+    (segment_name(number as usize) == name).then_some(number)
+}
+
+fn names(open: &File) -> io::Result<Vec<String>> {
+    let entries = Dir::read_from(open)?;
+    let name = |entry: rustix::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    entries.map(|entry| Ok(name(entry?))).collect()
+}
+
+/// A file of another program in the directory; none if it has a pool, or a copy of one.
+fn foreign(open: &File) -> io::Result<Option<String>> {
+    let names = names(open)?;
+    let may_lock = at(open, LOCK, LOOKING).is_ok_and(|lock| is_ours(&lock));
+    let is_begun = |name: &str| {
+        let name = name.strip_suffix(".new").unwrap_or(name);
+        name.strip_prefix("segment-").is_some_and(|it| u32::from_str_radix(it, 16).is_ok())
+    };
+    let is_foreign = |name: &&String| match name.as_str() {
+        LOCK => !may_lock,
+        name => !EMPTY.contains(&name) && !is_begun(name),
+    };
+    let Some(foreign) = names.iter().filter(is_foreign).min() else { return Ok(None) };
+    // Damaged or unreadable files count as a pool: opening it reports the error.
+    let is_pool = [superblock::FILE, label::FILE].into_iter().any(|file| {
+        names.iter().any(|name| name == file)
+            && (names.iter().any(|name| name == LOCK) && may_lock
+                || at(open, file, LOOKING).map_or(true, is_pools))
+    });
+    Ok((!is_pool).then(|| foreign.clone()))
+}
+
+/// Whether a file, or its second slot, begins as a superblock or a label does.
+fn is_pools(file: File) -> bool {
+    let slots = [0, superblock::SLOT_BYTES as u64];
+    slots.into_iter().any(|slot| {
+        let mut mark = [0; 8];
+        let read = file.read_exact_at(&mut mark, slot);
+        let is_short = read.as_ref().is_err_and(|it| it.kind() == io::ErrorKind::UnexpectedEof);
+        !is_short && (read.is_err() || superblock::is_marked(&mark) || label::is_marked(&mark))
+    })
+}
+
+/// Whether an open lock file has contents that this program writes: nothing, the lock owner, or
+/// zeros after a power cut.
+fn is_ours(lock: &File) -> bool {
+    let mut text = Vec::new();
+    let read = lock.metadata().and_then(|it| match it.is_file() {
+        true => lock.take(LockOwner::LEN_MAX).read_to_end(&mut text),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    });
+    read.is_ok() && (text.iter().all(|byte| *byte == 0) || text.starts_with(b"pid "))
+}
+
+/// Flags to open a file for reading only, which does not block, whatever the file is.
+const LOOKING: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK);
+
+/// Whether files of a directory can be opened for direct I/O. Some memory file systems refuse it;
+/// nothing survives a power cut there anyway. If the directory has other files, an unnamed file is
+/// opened for the test, which leaves nothing.
+fn is_direct(open: &File, is_foreign: bool) -> bool {
+    let opened = match is_foreign {
+        false => at(open, LOCK, OFlags::RDONLY | OFlags::DIRECT),
+        true => at(open, ".", OFlags::RDWR | OFlags::TMPFILE | OFlags::DIRECT),
+    };
+    opened.is_ok()
+}
+
+/// Opens a regular file in a directory. The open does not block if the name is something else, such
+/// as a FIFO that no process writes to.
+fn regular(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let file = at(open, name, flags | OFlags::NONBLOCK)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    // With `O_NONBLOCK`, reads by io_uring would fail where they had to wait.
+    rustix::fs::fcntl_setfl(&file, flags & OFlags::DIRECT)?;
+    Ok(file)
+}
+
+/// Opens a name in a directory.
+fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let mode = Mode::from_raw_mode(owner_only::FILE_MODE);
+    let opened = || rustix::fs::openat(open.as_fd(), name, flags | OFlags::CLOEXEC, mode);
+    Ok(rustix::io::retry_on_intr(opened)?.into())
+}
+
+/// Makes a directory, and its missing parents.
+pub(crate) fn make(path: &Path) -> io::Result<()> {
+    let missing = path.ancestors().take_while(|path| !path.exists()).count();
+    owner_only::create_dir_all(path)?;
+    keep_names(path, missing.max(1))
+}
+
+/// Whether an error means that the directory cannot be synced by this user or on this file system.
+fn has_none(error: &io::Error) -> bool {
+    let kinds = [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidInput];
+    kinds.contains(&error.kind()) || error.raw_os_error() == Some(libc::EOPNOTSUPP)
+}
+
+/// Makes the name of `path` durable, and those of its parents, `count` in all: syncs the directory
+/// above each. The name may have been made just before, or before a power cut, so this is done also
+/// for names that this process did not make.
+pub(crate) fn keep_names(path: &Path, count: usize) -> io::Result<()> {
+    let path = path.canonicalize()?;
+    for above in path.ancestors().skip(1).take(count) {
+        match File::open(above).and_then(|above| above.sync_all()) {
+            // A process that may not read the directory has not made a file in it either, and some
+            // file systems cannot sync a directory.
+            Err(error) if has_none(&error) => {}
+            synced => synced?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
+mod tests {
+    use rustix::fs::{CWD, FileType};
+
+    use super::*;
+
+    /// Regression: a FIFO in the place of a segment blocked `volume check` until a process wrote to
+    /// it.
+    #[test]
+    fn a_fifo_in_the_place_of_a_file_is_refused_and_not_waited_for() {
+        let name = format!("blockyard-folder-fifo-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        for (name, purpose) in [("segment-00000000", Purpose::Look), (LOCK, Purpose::Look)] {
+            std::fs::write(path.join(superblock::FILE), b"BLKYVOL\n").unwrap();
+            let mode = Mode::RUSR | Mode::WUSR;
+            rustix::fs::mknodat(CWD, path.join(name), FileType::Fifo, mode, 0).unwrap();
+            let error = match DirectoryStore::take(&path, purpose) {
+                Ok(folder) => folder.open(name).unwrap_err().to_string(),
+                Err(error) => error.to_string(),
+            };
+            assert!(error.contains("not a regular file"), "{error}");
+            std::fs::remove_file(path.join(name)).unwrap();
+        }
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// Otherwise two processes would use the pool: its maker with the lock, and this one without.
+    #[test]
+    fn a_pool_that_is_made_after_a_directory_was_taken_is_not_opened() {
+        let name = format!("blockyard-folder-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        // Left by a killed process that had this number.
+        _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("notes"), "mine\n").unwrap();
+        let folder = DirectoryStore::take(&path, Purpose::Use).unwrap();
+        assert!(folder.lock.is_none());
+        for (file, mark) in [(superblock::FILE, b"BLKYVOL\n"), (label::FILE, b"BLKYCPY\n")] {
+            assert!(folder.open(file).unwrap().is_none());
+            // The owner of these contents is found when they are read.
+            std::fs::write(path.join(file), [b'x'; 8192]).unwrap();
+            assert!(folder.open(file).unwrap().is_some());
+            let mut begun = [0; 8192];
+            begun[4096..4104].copy_from_slice(mark);
+            std::fs::write(path.join(file), begun).unwrap();
+            let error = folder.open(file).unwrap_err().to_string();
+            assert_eq!(error, "a pool has been made here this moment; open it again");
+        }
+        drop(folder);
+        assert!(DirectoryStore::take(&path, Purpose::Use).unwrap().lock.is_some());
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

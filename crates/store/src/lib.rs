@@ -1,0 +1,474 @@
+//! Where pools keep their bytes: a directory, a disk, or two copies of either, read and written by
+//! io_uring or by blocking calls.
+//!
+//! [`SegmentStore`] is the interface between a pool and its storage: a directory and its files. It
+//! has few operations, so that a simulated directory can record each of them, cut the power after
+//! any, and return false data.
+//!
+//! Written data are visible at once. They are durable when `sync` of the file has returned, and a
+//! name is durable when [`SegmentStore::sync_names`] has. Until then a power cut may keep any part
+//! of them.
+
+pub mod buffer;
+pub mod copies;
+mod descriptors;
+mod directory;
+pub mod disk;
+mod error;
+mod file;
+mod lock;
+pub mod lock_owner;
+pub mod log_writer;
+pub mod mirror;
+mod pool_store;
+pub mod reads;
+mod ring;
+pub mod tasks;
+
+use std::fmt;
+use std::fs::{File, Metadata};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockyard_volume_format::{FormatError, segment_name, superblock};
+
+pub use copies::Copies;
+pub use descriptors::is_short;
+pub use error::{CopiesError, StoreError};
+pub use file::PoolFile;
+pub use lock_owner::LockOwner;
+pub use log_writer::{Blocking, Durability, LogWriter, WriteBatch};
+pub use mirror::locations::Places;
+pub use pool_store::{PoolLogWriter, PoolReads, PoolStore, Purpose};
+pub use reads::{BlockingReads, Reads};
+pub use ring::EventFd;
+
+/// How files are read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoreKind {
+    /// By io_uring if the system allows it to this process, else by blocking calls.
+    #[default]
+    Auto,
+    /// By io_uring.
+    Uring,
+    /// By blocking calls.
+    Threads,
+}
+
+impl fmt::Display for StoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StoreKind::Auto => "auto",
+            StoreKind::Uring => "uring",
+            StoreKind::Threads => "threads",
+        })
+    }
+}
+
+/// How writes become durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Commit {
+    /// Group commit: all waiting records are written together and synced once.
+    #[default]
+    Group,
+    /// This number of workers each write one request and sync for it.
+    TaskQueue(u16),
+}
+
+impl Commit {
+    /// Parses `group` or `taskq:N`.
+    pub fn parse(text: &str) -> Option<Commit> {
+        if text == "group" {
+            return Some(Commit::Group);
+        }
+        let workers = text.strip_prefix("taskq:")?.parse().ok()?;
+        (1..=tasks::WORKERS_MAX).contains(&workers).then_some(Commit::TaskQueue(workers))
+    }
+}
+
+impl fmt::Display for Commit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Commit::Group => f.write_str("group"),
+            Commit::TaskQueue(workers) => write!(f, "taskq:{workers}"),
+        }
+    }
+}
+
+/// The layout of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Alignment of everything on disk, in bytes.
+    pub align: u32,
+    /// Length of a segment in bytes.
+    pub segment_bytes: u32,
+}
+
+/// Whether a path names a pool: a directory with a superblock, or a disk with one.
+///
+/// # Errors
+/// If the system does not tell what the path names: a pool may be there.
+pub fn is_pool(path: &Path) -> Result<bool, StoreError> {
+    let superblock = path.join(superblock::FILE);
+    let look = || -> io::Result<bool> {
+        match found(path)? {
+            None => Ok(false),
+            Some(it) if it.is_dir() => Ok(found(&superblock)?.is_some_and(|it| it.is_file())),
+            Some(_) => disk::is_pool(path),
+        }
+    };
+    look().map_err(StoreError::io(format!("cannot look for a pool at `{}`", path.display())))
+}
+
+/// The error for a place without a pool. Segments without a superblock are a damaged pool.
+pub fn no_pool(path: &Path) -> StoreError {
+    let first = path.join(segment_name(0));
+    match found(&first) {
+        Ok(Some(_)) => FormatError::NoSuperblock { path: path.display().to_string() }.into(),
+        _ => StoreError::NoPool { path: path.to_owned() },
+    }
+}
+
+/// The metadata of a path; `None` only if the system says that nothing is there.
+pub(crate) fn found(path: &Path) -> io::Result<Option<Metadata>> {
+    match path.metadata() {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The canonical path of a pool: a directory, which is made if there is none, or a disk.
+///
+/// # Errors
+/// If the path cannot hold a pool.
+pub(crate) fn place(path: &Path) -> Result<PathBuf, StoreError> {
+    let doing = || StoreError::io(format!("cannot make `{}`", path.display()));
+    let wrong = |wanted: &str| {
+        let (value, wanted) = (path.display().to_string(), wanted.to_owned());
+        Err(StoreError::Invalid { field: "path", value, wanted })
+    };
+    match found(path).map_err(|error| doing()(error))? {
+        Some(it) if it.is_file() => {
+            directory::keep_names(path, 1).map_err(|error| doing()(error))?
+        }
+        Some(_) if disk::Disk::is_one(path) => {}
+        Some(it) if !it.is_dir() => return wrong("a directory, a block device or a file"),
+        // A file made in /dev would be gone after a reboot; the user meant a device.
+        None if path.starts_with("/dev") && !path.starts_with("/dev/shm") => {
+            return wrong("a block device that is there");
+        }
+        _ => directory::make(path).map_err(|error| doing()(error))?,
+    }
+    path.canonicalize().map_err(|error| doing()(error))
+}
+
+/// Most copies that a pool has.
+pub const COPIES_MAX: usize = 2;
+
+/// The copies of a file that held all data when [`StoreFile::copies`] was called. A copy keeps its
+/// number while the file is open. So a caller that tries one copy after another reaches each of
+/// them, even if another thread marks a copy as failed in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GoodCopies([bool; COPIES_MAX]);
+
+impl GoodCopies {
+    /// The only copy of a pool of one copy.
+    pub const ONE: GoodCopies = GoodCopies([true, false]);
+
+    /// Whether each copy held all data, by the number of the copy.
+    pub fn new(good: [bool; COPIES_MAX]) -> GoodCopies {
+        GoodCopies(good)
+    }
+
+    /// How many copies held all data.
+    pub fn count(self) -> usize {
+        self.0.iter().filter(|good| **good).count()
+    }
+
+    /// The numbers of the copies that held all data, in ascending order.
+    pub fn numbers(self) -> impl Iterator<Item = usize> {
+        (0..).zip(self.0).filter(|(_, good)| *good).map(|(number, _)| number)
+    }
+
+    /// The number of the copy that is read first; 0 if no copy is left.
+    #[inline]
+    pub fn first(self) -> usize {
+        usize::from(self.0 == [false, true])
+    }
+}
+
+/// A directory, or a disk that is divided into files.
+pub trait SegmentStore: fmt::Debug + Send + Sync + 'static {
+    /// An open file of the directory.
+    type File: StoreFile;
+    /// Writes log batches into the files.
+    type LogWriter: LogWriter<Self::File>;
+    /// Reads from the files.
+    type Reads: Reads<Self::File>;
+
+    /// The name in messages.
+    fn title(&self) -> String;
+
+    /// Whether every caller that syncs a file gets the error of a failed write. If only the first
+    /// caller gets it, two must not sync at once.
+    fn reports_sync_error_to_all(&self) -> bool {
+        true
+    }
+
+    /// Checks that a pool, or a copy of one, may be made here, where there is none.
+    ///
+    /// # Errors
+    /// If other data are in the place, or there is too little space.
+    fn claim(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Sets the layout of the pool, before a segment is opened. For a new pool (`is_new`), it is
+    /// called earlier to ask which layout is possible if `wanted` is desired.
+    ///
+    /// # Errors
+    /// If a pool of this layout is impossible here.
+    fn divide(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+        let _ = is_new;
+        Ok(wanted)
+    }
+
+    /// Most segments that there may be, as far as is known before making one fails.
+    fn segments_max(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Whether [`SegmentStore::discard`] has an effect.
+    fn discards(&self) -> bool {
+        false
+    }
+
+    /// Discards the contents of a file. Reads return arbitrary data until it is written.
+    fn discard(&self, file: &Self::File) {
+        let _ = file;
+    }
+
+    /// Gives the space of an unneeded file back to the file system. Reads return arbitrary data
+    /// until it is filled again.
+    ///
+    /// # Errors
+    /// If this is impossible here.
+    fn give_back(&self, file: &Self::File) -> io::Result<()> {
+        let _ = file;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Allocates the space of a file of this length again, as for a new file.
+    ///
+    /// # Errors
+    /// If there is no space.
+    fn fill(&self, file: &Self::File, len: u64) -> io::Result<()> {
+        let _ = (file, len);
+        Ok(())
+    }
+
+    /// Checks that the pool still has its place in the file system, so that data written from now
+    /// on can be found. The committer calls this periodically.
+    ///
+    /// # Errors
+    /// What was removed or replaced.
+    fn look(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Whether all copies are present, so that no missing copy may have data that are damaged in
+    /// the others.
+    fn has_all_copies(&self) -> bool {
+        true
+    }
+
+    /// The name in messages of the copy with this number, one of [`StoreFile::copies`].
+    fn copy_title(&self, copy: usize) -> String {
+        let _ = copy;
+        self.title()
+    }
+
+    /// Makes a log writer for the calling thread. It may write zeros to the beginning of `scratch`,
+    /// a free file, to measure the speed.
+    fn log_writer(&self, scratch: Option<&Arc<Self::File>>) -> Self::LogWriter;
+
+    /// Makes a reader for one thread at a time. Each read rings the eventfd when it ends, unless
+    /// it ended when it was started.
+    fn reads(&self, event_fd: Option<&EventFd>) -> Self::Reads;
+
+    /// Opens a file, if there is one of this name.
+    ///
+    /// # Errors
+    /// If the file exists and cannot be opened.
+    fn open(&self, name: &str) -> io::Result<Option<Self::File>>;
+
+    /// Makes a file of `len` written zeros, and replaces an existing one.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    fn create(&self, name: &str, len: u64) -> io::Result<Self::File>;
+
+    /// Renames a file, and replaces an existing one.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Removes a file, if there is one of this name.
+    ///
+    /// # Errors
+    /// If the file exists and cannot be removed.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Makes the names of all files durable.
+    ///
+    /// # Errors
+    /// If they may not be durable.
+    fn sync_names(&self) -> io::Result<()>;
+
+    /// The names of all files.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn names(&self) -> io::Result<Vec<String>>;
+
+    /// The names of the files that a copy of the pool needs; other names may be included.
+    ///
+    /// # Errors
+    /// As [`SegmentStore::names`].
+    fn needed(&self) -> io::Result<Vec<String>> {
+        self.names()
+    }
+
+    /// How many more bytes files may occupy, as far as is known.
+    fn outside_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// A new unique identity.
+    ///
+    /// # Errors
+    /// If the system gives no random bytes.
+    fn fresh_id(&self) -> io::Result<[u8; 16]>;
+}
+
+/// An open file of fixed length. Several threads use it at once.
+#[expect(clippy::len_without_is_empty, reason = "no file of a pool is empty")]
+pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
+    /// The length in bytes.
+    ///
+    /// # Errors
+    /// If the system does not tell it.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Reads. If the file is open for direct I/O, offset, length and memory must be aligned.
+    ///
+    /// # Errors
+    /// If the read fails, or the file ends before.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Writes the parts contiguously, within the file's length.
+    ///
+    /// # Errors
+    /// If some of the bytes may not have been written.
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()>;
+
+    /// Makes everything durable that was written before.
+    ///
+    /// # Errors
+    /// If some of it may not be durable. The caller does not sync again then.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Whether the file took less space than its length when it was opened: it may have given its
+    /// space back.
+    fn is_sparse(&self) -> bool {
+        false
+    }
+
+    /// Keeps the file open while the result is held, so that it can be written even if the process
+    /// has no descriptors left by then.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    fn pin(&self) -> io::Result<Pin> {
+        Ok(Pin::default())
+    }
+
+    /// The copies of the file that hold all data now.
+    fn copies(&self) -> GoodCopies {
+        GoodCopies::ONE
+    }
+
+    /// Reads the copy with a number of [`StoreFile::copies`]. A copy that was marked as failed
+    /// after that call is still read: its data may be stale, so the caller compares them with a
+    /// checksum.
+    ///
+    /// # Errors
+    /// As [`StoreFile::read_at`]; other copies are not tried.
+    fn read_copy(&self, copy: usize, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let _ = copy;
+        self.read_at(offset, into)
+    }
+
+    /// Reads a copy that does not hold all data. The data may be stale, so the caller verifies them
+    /// by a checksum.
+    ///
+    /// # Errors
+    /// As [`StoreFile::read_at`], or if there is no such copy.
+    fn read_spare(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let _ = (offset, into);
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    /// Writes `whole` over those copies that differ there, or cannot be read there, if one copy has
+    /// these bytes. A range that is being written is left alone. Returns how many copies were
+    /// durably repaired.
+    ///
+    /// # Errors
+    /// If no copy is left that is known to hold all data.
+    fn repair(&self, offset: u64, whole: &[u8]) -> io::Result<usize> {
+        let _ = (offset, whole);
+        Ok(0)
+    }
+}
+
+/// Keeps a file open, in each copy.
+#[derive(Debug, Default)]
+pub struct Pin(Vec<Arc<File>>);
+
+impl Pin {
+    pub(crate) fn of(file: Arc<File>) -> Pin {
+        Pin(vec![file])
+    }
+
+    /// Also keeps open what `other` keeps open.
+    pub(crate) fn join(&mut self, other: Pin) {
+        self.0.extend(other.0);
+    }
+}
+
+/// The storage of a served pool: a directory or a disk, or two copies with the same files.
+pub type PoolBacking = Copies<PoolStore>;
+
+/// Makes a file atomically: after a power cut it exists completely or not at all.
+pub fn make<D: SegmentStore>(directory: &D, name: &str, len: u64) -> io::Result<D::File> {
+    let new = format!("{name}.new");
+    let made = (|| {
+        let file = directory.create(&new, len)?;
+        file.sync()?;
+        directory.rename(&new, name)?;
+        directory.sync_names()?;
+        // Open it by its name, so that it has no descriptor until it is needed.
+        drop(file);
+        directory.open(name)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    })();
+    if made.is_err() {
+        // Free the space that the file takes.
+        _ = directory.remove(&new);
+    }
+    made
+}

@@ -1,0 +1,272 @@
+//! The log writer: writes log batches into files. One thread has it, the committer's.
+//!
+//! The log writer owns the memory of a write until the write has ended. So the system may read the
+//! memory at any time until then, and no thread has to wait meanwhile.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use blockyard_sync::event_count::{EventCount, Waker};
+use blockyard_volume_format::entry::Codec;
+
+use crate::StoreFile;
+use crate::buffer::{Buffer, Memory};
+
+/// How much must be durable when a write batch is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing.
+    Nothing,
+    /// The write batch. Everything that was written to its file before is durable already.
+    Itself,
+    /// The write batch, and everything that was written to its file before.
+    File,
+}
+
+/// How a block is stored in a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Offset in the payload, in bytes.
+    pub offset: u32,
+    /// Length with padding, in bytes.
+    pub len: u32,
+    /// The codec.
+    pub codec: Codec,
+    /// The checksum of the stored bytes.
+    pub crc: u64,
+}
+
+/// The blocks of a write, as they go into the log.
+#[derive(Debug)]
+pub struct Payload {
+    buffer: Buffer,
+    blocks: Vec<Stored>,
+}
+
+impl Payload {
+    /// A payload of blocks that are contiguous in a buffer.
+    pub fn new(buffer: Buffer, blocks: Vec<Stored>) -> Payload {
+        Payload { buffer, blocks }
+    }
+
+    /// All stored bytes.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// How each block is stored.
+    #[inline]
+    pub fn blocks(&self) -> &[Stored] {
+        &self.blocks
+    }
+
+    /// The stored bytes of a block.
+    #[inline]
+    pub fn stored(&self, index: u32) -> &[u8] {
+        let Stored { offset, len, .. } = self.blocks[index as usize];
+        &self.buffer[offset as usize..][..len as usize]
+    }
+}
+
+/// A part of a write batch.
+#[derive(Debug)]
+pub enum Part {
+    /// The blocks of a write.
+    Write(Arc<Payload>),
+    /// Other bytes.
+    Bytes(Buffer),
+}
+
+impl Part {
+    /// The bytes of the part.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Part::Write(payload) => payload.bytes(),
+            Part::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// A write batch: immutable parts that are written contiguously.
+#[derive(Debug)]
+pub struct WriteBatch {
+    /// The buffer of the head, of which the first `head_bytes` bytes are used.
+    head: Buffer,
+    head_bytes: usize,
+    parts: Vec<Part>,
+    range: Range<u64>,
+}
+
+impl WriteBatch {
+    /// An empty write batch with this buffer for its head.
+    pub fn new(head: Buffer) -> WriteBatch {
+        WriteBatch { head, head_bytes: 0, parts: Vec::new(), range: 0..0 }
+    }
+
+    /// Makes the write batch empty.
+    pub fn clear(&mut self) {
+        self.head_bytes = 0;
+        self.parts.clear();
+        self.range = 0..0;
+    }
+
+    /// The blocks that the write batch changes, if it is of a single request; else empty.
+    #[inline]
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// Sets the blocks that the write batch changes.
+    #[inline]
+    pub fn set_range(&mut self, range: Range<u64>) {
+        self.range = range;
+    }
+
+    /// The buffer of the head, of which the first `bytes` bytes will be used.
+    #[inline]
+    pub fn head(&mut self, bytes: usize) -> &mut [u8] {
+        self.head_bytes = bytes;
+        &mut self.head
+    }
+
+    /// Capacity of the head, in bytes.
+    #[inline]
+    pub fn head_bytes_max(&self) -> usize {
+        self.head.len()
+    }
+
+    /// Adds a part.
+    #[inline]
+    pub fn push(&mut self, part: Part) {
+        self.parts.push(part);
+    }
+
+    /// The parts of the write batch, without empty ones.
+    #[inline]
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        let head = &self.head[..self.head_bytes];
+        let all = std::iter::once(head).chain(self.parts.iter().map(Part::bytes));
+        all.filter(|part| !part.is_empty())
+    }
+
+    /// The length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.slices().map(<[u8]>::len).sum()
+    }
+
+    /// Copies the write batch into `twin`; blocks are copied by reference.
+    pub(crate) fn copy_into(&self, twin: &mut WriteBatch, memory: &Arc<Memory>) {
+        twin.clear();
+        if twin.head.len() < self.head_bytes {
+            twin.head = memory.take_beyond(self.head.len());
+        }
+        let head = twin.head(self.head_bytes);
+        head[..self.head_bytes].copy_from_slice(&self.head[..self.head_bytes]);
+        twin.range = self.range();
+        twin.parts.extend(self.parts.iter().map(|part| match part {
+            Part::Write(payload) => Part::Write(Arc::clone(payload)),
+            Part::Bytes(bytes) => {
+                let mut copy = memory.take_beyond(bytes.len());
+                copy.copy_from_slice(bytes);
+                Part::Bytes(copy)
+            }
+        }));
+    }
+
+    /// Whether the write batch has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A write batch that is no longer in flight, and the result. The write batch is missing if the
+/// system may still be reading it.
+pub type Ended = (Option<WriteBatch>, io::Result<()>);
+
+/// Writes write batches into files, in order.
+pub trait LogWriter<F>: fmt::Debug + Send + 'static {
+    /// How many write batches may be in flight at once.
+    fn depth(&self) -> usize;
+
+    /// Whether short write batches, too, should be in flight together.
+    fn takes_short(&self) -> bool {
+        false
+    }
+
+    /// Tells the log writer that another one writes the same write batches: each write batch must
+    /// be submitted immediately.
+    fn submit_at_once(&mut self) {}
+
+    /// Wakes the waiter of this eventcount also while it sleeps in [`LogWriter::wait`].
+    fn hear(&mut self, event_count: &EventCount) {
+        if let Some(waker) = self.waker() {
+            event_count.set_waker(waker);
+        }
+    }
+
+    /// The waker for that, if the log writer sleeps by other means than the eventcount.
+    fn waker(&self) -> Option<Waker> {
+        None
+    }
+
+    /// Starts to write a write batch, within the file's length.
+    fn begin(
+        &mut self,
+        file: &Arc<F>,
+        offset: u64,
+        write_batch: WriteBatch,
+        durability: Durability,
+    );
+
+    /// Sleeps until the oldest write batch has ended, or `is_there` is true. Returns whether the
+    /// oldest has ended. May return early.
+    fn wait(&mut self, event_count: &EventCount, is_there: &dyn Fn() -> bool) -> bool {
+        let _ = (event_count, is_there);
+        true
+    }
+
+    /// Waits until the oldest write batch has ended, without removing it. Returns whether it was
+    /// successful; `false` if that is not known before [`LogWriter::end`].
+    fn wait_written(&mut self) -> bool {
+        false
+    }
+
+    /// Waits until the oldest write batch has ended, and removes it; `None` if none is in flight.
+    /// After an error it is unknown which parts of it were written.
+    fn end(&mut self) -> Option<Ended>;
+}
+
+/// A log writer that writes synchronously.
+#[derive(Debug, Default)]
+pub struct Blocking(VecDeque<Ended>);
+
+impl<F: StoreFile> LogWriter<F> for Blocking {
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn begin(
+        &mut self,
+        file: &Arc<F>,
+        offset: u64,
+        write_batch: WriteBatch,
+        durability: Durability,
+    ) {
+        let parts: Vec<&[u8]> = write_batch.slices().collect();
+        let mut result = file.write_at(offset, &parts);
+        if result.is_ok() && durability != Durability::Nothing {
+            result = file.sync();
+        }
+        self.0.push_back((Some(write_batch), result));
+    }
+
+    fn end(&mut self) -> Option<Ended> {
+        self.0.pop_front()
+    }
+}

@@ -1,0 +1,430 @@
+//! A mirror: two directories with the same files. Everything is written to both, and read from one
+//! of them. Data that are damaged there are read from the other one and repaired.
+//!
+//! A copy that refuses a write or a sync is marked as *failed*: the other one records that durably
+//! in its label ([`blockyard_volume_format::label`]) before the write is answered, and the pool
+//! continues with it alone. So a stale copy is recognised when it comes back, and is never read as
+//! if it had everything; it is resynced first.
+//!
+//! | the labels say | at an opening |
+//! | --- | --- |
+//! | both: both have everything, of one generation | both are used |
+//! | one: only itself; the other: both, or not itself | the other one is stale: it is resynced |
+//! | each: only itself | both were written to, each without the other: refused |
+//! | one: only itself; the other is missing | opened with one |
+//! | one: both; the other is missing | the other may be newer: refused without consent |
+//! | one: not itself; the other is missing | refused |
+#![allow(clippy::disallowed_types)] // Copies rarely fail, and labels are rarely written.
+
+pub mod assemble;
+pub mod attach;
+mod file;
+pub mod locations;
+mod log_writer;
+mod reads;
+mod resync;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
+use blockyard_volume_format::label::{BYTES, FILE, Label, SLOT_BYTES, SLOTS};
+
+use crate::buffer::Memory;
+use crate::descriptors::is_short;
+use crate::{Copies, EventFd, LogWriter, SegmentStore, StoreError, StoreFile};
+
+pub use file::MirrorFile;
+pub use log_writer::MirrorLogWriter;
+pub use reads::MirrorReads;
+
+/// The status of a copy, for users.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyStatus {
+    /// The path of the copy.
+    pub path: String,
+    /// Whether the copy holds all data.
+    pub is_good: bool,
+    /// Why it does not.
+    pub why: Option<String>,
+    /// How often data of this copy were repaired from the other one.
+    pub repaired: u64,
+}
+
+/// What a verification of a pool has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Blocks and pages that were damaged in the good copy and were repaired from the stale one.
+    pub repaired: u64,
+    /// Blocks and pages that are damaged in both copies.
+    pub damaged: u64,
+}
+
+/// Verifies a pool by the checksums in its maps. Storage knows no maps: the caller that assembles
+/// copies passes this, and a resync calls it before it overwrites a stale copy.
+pub trait VerifyPool {
+    /// The caller's error.
+    type Error: From<StoreError> + fmt::Display;
+
+    /// Reads every block and page that the pool's maps refer to. Rewrites what is damaged in one
+    /// copy and intact in the other. References to segments from `segments_max` on are refused.
+    /// `goes_on` is called regularly, and returns whether to continue.
+    ///
+    /// # Errors
+    /// If the pool cannot be opened, or `goes_on` ends the verification.
+    fn verify<D: SegmentStore>(
+        &self,
+        copies: Copies<D>,
+        segments_max: usize,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Verified, Self::Error>;
+}
+
+/// One of the two copies.
+#[derive(Debug)]
+struct Side<D> {
+    /// `None` if the copy is missing.
+    directory: Option<D>,
+    title: String,
+    path: PathBuf,
+}
+
+/// State that changes rarely.
+#[derive(Debug)]
+struct State {
+    set: [u8; 16],
+    generation: u64,
+    /// Why a copy does not hold all data.
+    why: [Option<String>; 2],
+    repaired: [u64; 2],
+}
+
+/// State that a mirror and its files share.
+pub(super) struct Shared<D: SegmentStore> {
+    sides: Arc<[Side<D>; 2]>,
+    /// Which copies hold all data. Changed with `state` locked.
+    good: Arc<RcuCell<[bool; 2]>>,
+    /// A stale copy that is read if the other one is damaged.
+    spare: Option<usize>,
+    /// A copy that cannot be used, locked to keep other processes out.
+    aside: OnceLock<D>,
+    state: Mutex<State>,
+    /// Whether anything may be changed. A pool opened only for reading is left as it is.
+    writes: bool,
+    /// Memory for comparisons.
+    memory: Arc<Memory>,
+}
+
+impl<D: SegmentStore> Shared<D> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which copies hold all data.
+    fn good(&self) -> [bool; 2] {
+        *self.good.get()
+    }
+
+    /// The directories that hold all data, with their numbers.
+    fn good_ones(&self) -> impl Iterator<Item = (usize, &D)> {
+        let good = self.good();
+        let sides = (0..).zip(self.sides.iter()).filter(move |(number, _)| good[*number]);
+        sides.filter_map(|(number, side)| Some((number, side.directory.as_ref()?)))
+    }
+
+    /// Combines the results of an operation on each good copy. If at least one has succeeded, marks
+    /// those that have not as failed.
+    ///
+    /// # Errors
+    /// If none has succeeded.
+    fn settle(&self, results: [Option<io::Result<()>>; 2]) -> io::Result<()> {
+        if !results.iter().any(|result| matches!(result, Some(Ok(())))) {
+            let errors = results.into_iter().flatten().find_map(Result::err);
+            return Err(errors.unwrap_or_else(|| io::Error::other("no copy is left")));
+        }
+        for (number, result) in results.into_iter().enumerate() {
+            if let Some(Err(error)) = result {
+                self.mark_failed(number, &error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks a copy as failed. Returns when the other copy has recorded that durably.
+    ///
+    /// # Errors
+    /// If there is no other good copy, or it cannot record the failure.
+    #[cold]
+    fn mark_failed(&self, number: usize, why: &io::Error) -> io::Result<()> {
+        let mut state = self.state();
+        let good = self.good();
+        let other = 1 - number;
+        if !good[other] {
+            return Err(io::Error::new(why.kind(), why.to_string()));
+        }
+        if !good[number] {
+            return Ok(());
+        }
+        let (title, rest) = (&self.sides[number].title, &self.sides[other].title);
+        if self.writes {
+            state.generation = state.generation.saturating_add(1);
+            let alone = std::array::from_fn(|at| at == other);
+            self.note(other, &state, alone)?;
+        }
+        self.good.update(|_| std::array::from_fn(|at| at == other));
+        tracing::error!(
+            "{title}: {why}: this copy of the pool is given up; it goes on with `{rest}` alone. \
+             Open the pool again when `{title}` is good, and it is made equal"
+        );
+        state.why[number] = Some(why.to_string());
+        Ok(())
+    }
+
+    /// Writes the label of a copy.
+    fn note(&self, number: usize, state: &State, good: [bool; 2]) -> io::Result<()> {
+        let label = Label {
+            set: state.set,
+            number,
+            generation: state.generation,
+            good,
+            other: self.sides[1 - number].path.clone(),
+        };
+        let directory = self.sides[number].directory.as_ref();
+        write_label(directory.ok_or(io::ErrorKind::NotFound)?, &label)
+    }
+
+    /// Counts a repair in a copy.
+    fn repaired(&self, number: usize) {
+        self.state().repaired[number] += 1;
+    }
+}
+
+impl<D: SegmentStore> fmt::Debug for Shared<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sides = [&self.sides[0].title, &self.sides[1].title];
+        f.debug_struct("Mirror").field("sides", &sides).field("good", &self.good()).finish()
+    }
+}
+
+/// Writes a label, slot by slot; makes the file if there is none.
+fn write_label<D: SegmentStore>(directory: &D, label: &Label) -> io::Result<()> {
+    let mut bytes = Memory::new(BYTES as u64).take_beyond(BYTES);
+    for slot in bytes.chunks_mut(SLOT_BYTES) {
+        label.print(slot);
+    }
+    let write = |file: &D::File| {
+        (0..SLOTS).try_for_each(|slot| {
+            let at = slot * SLOT_BYTES;
+            file.write_at(at as u64, &[&bytes[at..at + SLOT_BYTES]])?;
+            file.sync()
+        })
+    };
+    if let Some(file) = directory.open(FILE)?
+        && file.len()? >= BYTES as u64
+    {
+        return write(&file);
+    }
+    let new = format!("{FILE}.new");
+    let file = directory.create(&new, BYTES as u64)?;
+    // A disk has no names: its label is complete when both slots are written.
+    write(&file)?;
+    directory.rename(&new, FILE)?;
+    directory.sync_names()
+}
+
+/// Two copies of a pool.
+#[derive(Debug)]
+pub struct Mirror<D: SegmentStore>(Arc<Shared<D>>);
+
+impl<D: SegmentStore> Mirror<D> {
+    /// The directories of the copies that are present, in the order in which they were named.
+    pub fn directories(&self) -> impl Iterator<Item = &D> {
+        self.0.sides.iter().filter_map(|side| side.directory.as_ref())
+    }
+
+    /// The directories of the copies that hold all data.
+    pub fn used(&self) -> impl Iterator<Item = &D> {
+        self.0.good_ones().map(|(_, directory)| directory)
+    }
+
+    /// The status of both copies.
+    pub fn status(&self) -> Vec<CopyStatus> {
+        let (state, good) = (self.0.state(), self.0.good());
+        let status = |(number, side): (usize, &Side<D>)| CopyStatus {
+            path: side.title.clone(),
+            is_good: good[number],
+            why: state.why[number].clone().filter(|_| !good[number]),
+            repaired: state.repaired[number],
+        };
+        self.0.sides.iter().enumerate().map(status).collect()
+    }
+
+    /// Applies an operation to each directory that holds all data.
+    fn each(&self, what: impl Fn(&D) -> io::Result<()>) -> io::Result<()> {
+        let mut results = [None, None];
+        for (number, directory) in self.0.good_ones() {
+            results[number] = Some(what(directory));
+        }
+        self.0.settle(results)
+    }
+
+    fn file(&self, name: &str, files: [Option<D::File>; 2]) -> MirrorFile<D> {
+        let name = name.strip_suffix(".new").unwrap_or(name);
+        MirrorFile::new(&self.0, name, files.map(|file| file.map(Arc::new)))
+    }
+}
+
+/// Whether an error says only that there is no space, or that no descriptor is left.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        || is_short(error)
+}
+
+impl<D: SegmentStore> SegmentStore for Mirror<D> {
+    type File = MirrorFile<D>;
+    type LogWriter = MirrorLogWriter<D>;
+    type Reads = MirrorReads<D>;
+
+    fn title(&self) -> String {
+        let good = self.0.good();
+        let titles = self.0.sides.iter().zip(good).filter(|(_, good)| *good);
+        titles.map(|(side, _)| side.title.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    fn copy_title(&self, copy: usize) -> String {
+        self.0.sides.get(copy).map_or_else(|| self.title(), |side| side.title.clone())
+    }
+
+    fn reports_sync_error_to_all(&self) -> bool {
+        self.0.good_ones().all(|(_, directory)| directory.reports_sync_error_to_all())
+    }
+
+    fn discards(&self) -> bool {
+        self.0.good_ones().any(|(_, directory)| directory.discards())
+    }
+
+    fn discard(&self, file: &MirrorFile<D>) {
+        for (number, directory) in self.0.good_ones().filter(|(_, it)| it.discards()) {
+            if let Some(file) = file.side(number) {
+                directory.discard(file);
+            }
+        }
+    }
+
+    /// A copy that cannot give its space back keeps it, which does not affect its data.
+    fn give_back(&self, file: &MirrorFile<D>) -> io::Result<()> {
+        let mut given = self
+            .0
+            .good_ones()
+            .filter_map(|(number, directory)| Some(directory.give_back(file.side(number)?)));
+        given.try_for_each(|given| given)
+    }
+
+    fn fill(&self, file: &MirrorFile<D>, len: u64) -> io::Result<()> {
+        let mut results = [None, None];
+        for (number, directory) in self.0.good_ones() {
+            let Some(side) = file.side(number) else { continue };
+            match directory.fill(side, len) {
+                Err(error) if is_full(&error) => return Err(error),
+                filled => results[number] = Some(filled),
+            }
+        }
+        self.0.settle(results)
+    }
+
+    fn look(&self) -> io::Result<()> {
+        self.each(SegmentStore::look)
+    }
+
+    fn has_all_copies(&self) -> bool {
+        self.0.good() == [true; 2]
+    }
+
+    fn log_writer(&self, scratch: Option<&Arc<MirrorFile<D>>>) -> MirrorLogWriter<D> {
+        let good = self.0.good();
+        let log_writers = std::array::from_fn(|number| {
+            let directory = self.0.sides[number].directory.as_ref().filter(|_| good[number])?;
+            let mut log_writer = directory.log_writer(scratch.and_then(|file| file.side(number)));
+            log_writer.submit_at_once();
+            Some(log_writer)
+        });
+        MirrorLogWriter::new(&self.0, log_writers)
+    }
+
+    fn reads(&self, event_fd: Option<&EventFd>) -> MirrorReads<D> {
+        let good = self.0.good();
+        let reads = std::array::from_fn(|number| {
+            let directory = self.0.sides[number].directory.as_ref().filter(|_| good[number])?;
+            Some(directory.reads(event_fd))
+        });
+        MirrorReads::new(RcuReader::new(&self.0.good), reads)
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<MirrorFile<D>>> {
+        let (mut files, mut results) = ([None, None], [None, None]);
+        for (number, directory) in self.0.good_ones() {
+            match directory.open(name) {
+                // A missing descriptor says nothing about the copy.
+                Err(error) if is_short(&error) => return Err(error),
+                opened => results[number] = Some(opened.map(|file| files[number] = file)),
+            }
+        }
+        self.0.settle(results)?;
+        if files.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        self.complete(name, &mut files)?;
+        if let Some(number) = self.0.spare
+            && let Some(directory) = &self.0.sides[number].directory
+        {
+            files[number] = directory.open(name).ok().flatten();
+        }
+        Ok(Some(self.file(name, files)))
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<MirrorFile<D>> {
+        let (mut files, mut results) = ([None, None], [None, None]);
+        for (number, directory) in self.0.good_ones() {
+            match directory.create(name, len) {
+                // The file is made in both copies or in none: a full copy has not failed.
+                Err(error) if is_full(&error) => {
+                    _ = self.remove(name);
+                    return Err(error);
+                }
+                made => results[number] = Some(made.map(|file| files[number] = Some(file))),
+            }
+        }
+        self.0.settle(results)?;
+        Ok(self.file(name, files))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.each(|directory| directory.rename(from, to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.each(|directory| directory.remove(name))
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.each(SegmentStore::sync_names)
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = BTreeSet::new();
+        let (mut results, good) = ([None, None], self.0.good_ones());
+        for (number, directory) in good {
+            results[number] = Some(directory.names().map(|found| names.extend(found)));
+        }
+        self.0.settle(results)?;
+        Ok(names.into_iter().collect())
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        let mut good = self.0.good_ones();
+        good.next().ok_or_else(|| io::Error::other("no copy is left"))?.1.fresh_id()
+    }
+}

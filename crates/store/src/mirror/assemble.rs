@@ -1,0 +1,412 @@
+//! Assembles two copies into a mirror: by their labels it determines whether they belong together,
+//! and whether one of them is stale.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use blockyard_sync::rcu_cell::RcuCell;
+use blockyard_volume_format::FormatError;
+use blockyard_volume_format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
+use blockyard_volume_format::superblock::{self, Superblock};
+
+use super::resync::Tell;
+use super::{Mirror, Shared, Side, State, VerifyPool, write_label};
+use crate::buffer::Memory;
+use crate::error::{CopiesError, StoreError};
+use crate::{SegmentStore, StoreFile};
+
+/// The purpose for which copies are assembled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terms {
+    /// To be used.
+    Use {
+        /// If one copy is missing, and may be the newer one, use the other one anyway.
+        degraded: bool,
+    },
+    /// To be read only; nothing is changed.
+    Look,
+}
+
+/// A copy that the user has named.
+#[derive(Debug)]
+pub struct Given<D> {
+    /// `None` if it is missing.
+    pub directory: Option<D>,
+    /// The path.
+    pub path: PathBuf,
+}
+
+/// Which copies hold all data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Both copies.
+    Both,
+    /// The copy of this number; the other one needs a resync.
+    Behind(usize),
+}
+
+/// Derives the verdict from the labels of copies 0 and 1; `None` if each was used without the
+/// other.
+fn judge(labels: [&Label; 2]) -> Option<Verdict> {
+    let [first, second] = labels;
+    let both = |label: &Label| label.is_good() && label.is_other_good();
+    if both(first) && both(second) && first.generation == second.generation {
+        return Some(Verdict::Both);
+    }
+    match (first.is_good(), second.is_good()) {
+        (false, false) => None,
+        (true, false) => Some(Verdict::Behind(0)),
+        (false, true) => Some(Verdict::Behind(1)),
+        // A copy that says that only it has everything must have the newer label. If the other
+        // label is newer, it must say that both have everything.
+        (true, true) => {
+            let newer = usize::from(second.generation > first.generation);
+            let differ = second.generation != first.generation;
+            (differ && labels[1 - newer].is_other_good()).then_some(Verdict::Behind(newer))
+        }
+    }
+}
+
+/// Reads the label of a copy, and whether both of its slots are good; `None` if it has none.
+pub(super) fn read_label<D: SegmentStore>(
+    directory: &D,
+) -> Result<Option<(Label, bool)>, StoreError> {
+    let doing = || StoreError::io(format!("cannot read `{}/{FILE}`", directory.title()));
+    let Some(file) = directory.open(FILE).map_err(|error| doing()(error))? else {
+        return Ok(None);
+    };
+    let len = (file.len().map_err(|error| doing()(error))? as usize).min(BYTES);
+    let mut bytes = Memory::new(BYTES as u64).take_beyond(len);
+    // Try twice: an unreadable label has the consequences of a lost copy.
+    let read = file.read_at(0, &mut bytes).or_else(|_| file.read_at(0, &mut bytes));
+    read.map_err(|error| doing()(error))?;
+    Ok(Some(Label::newest(&bytes)?))
+}
+
+pub(super) fn has_pool<D: SegmentStore>(directory: &D) -> Result<bool, StoreError> {
+    let doing = StoreError::io(format!("cannot look at `{}`", directory.title()));
+    Ok(directory.open(superblock::FILE).map_err(doing)?.is_some())
+}
+
+/// The newest superblock of a directory.
+///
+/// # Errors
+/// If no slot can be read.
+pub(super) fn newest<D: SegmentStore>(
+    directory: &D,
+    title: &str,
+) -> Result<Superblock, StoreError> {
+    let doing = || StoreError::io(format!("cannot read `{title}/{}`", superblock::FILE));
+    let no_pool = || CopiesError::NoPool { path: title.to_owned() };
+    let file = directory.open(superblock::FILE).map_err(|error| doing()(error))?;
+    let file = file.ok_or_else(no_pool)?;
+    let whole = superblock::SLOTS as usize * superblock::SLOT_BYTES;
+    let mut bytes = Memory::new(whole as u64).take_beyond(whole);
+    let read = superblock::read(&mut bytes, |into| file.read_at(0, into));
+    read.map_err(|error| doing()(error))?;
+    match Superblock::all(&bytes) {
+        Err(error @ FormatError::Version { .. }) => Err(error.into()),
+        found => Ok(*found.iter().flatten().next().ok_or_else(no_pool)?),
+    }
+}
+
+pub(super) fn failed(path: &Path) -> impl FnOnce(io::Error) -> StoreError + use<> {
+    StoreError::io(format!("cannot write `{}/{FILE}`", path.display()))
+}
+
+fn check_path(path: &Path) -> Result<(), StoreError> {
+    if path.as_os_str().len() <= PATH_BYTES_MAX {
+        return Ok(());
+    }
+    let wanted = format!("a path of {PATH_BYTES_MAX} bytes at most");
+    Err(StoreError::Invalid { field: "path2", value: path.display().to_string(), wanted })
+}
+
+impl<D: SegmentStore> Mirror<D> {
+    /// Assembles two copies, and resyncs a stale one, after `verifier` has repaired the good one
+    /// from it. In empty directories a new mirror is made.
+    ///
+    /// # Errors
+    /// If the copies do not belong together, or one is missing that may be the newer one.
+    pub fn assemble<V: VerifyPool>(
+        given: [Given<D>; 2],
+        terms: Terms,
+        verifier: &V,
+    ) -> Result<Mirror<D>, V::Error> {
+        Mirror::assemble_telling(given, terms, verifier, &mut |_, _| {})
+    }
+
+    /// Assembles two copies as [`Mirror::assemble`] does; `tell` is called with the progress of a
+    /// resync.
+    ///
+    /// # Errors
+    /// As [`Mirror::assemble`].
+    pub fn assemble_telling<V: VerifyPool>(
+        mut given: [Given<D>; 2],
+        terms: Terms,
+        verifier: &V,
+        tell: &mut Tell<'_>,
+    ) -> Result<Mirror<D>, V::Error> {
+        given.iter().try_for_each(|it| check_path(&it.path))?;
+        let titles: [String; 2] = std::array::from_fn(|at| given[at].path.display().to_string());
+        let (mut labels, mut unread, mut aside) = ([None, None], None, None);
+        for (label, given) in labels.iter_mut().zip(&mut given) {
+            match given.directory.as_ref().map_or(Ok(None), read_label) {
+                Ok(found) => *label = found,
+                Err(error @ StoreError::Format(FormatError::Version { .. })) => {
+                    return Err(error.into());
+                }
+                Err(error) => {
+                    // Treat it as missing, but keep it locked.
+                    tracing::error!("{error}");
+                    (aside, unread) = (given.directory.take(), Some(error));
+                }
+            }
+        }
+        if let Some(error) = unread
+            && labels == [None, None]
+        {
+            return Err(error.into());
+        }
+        let mirror = match labels {
+            [Some(first), Some(second)] => {
+                pair(given, [first, second], &titles, terms, verifier, tell)?
+            }
+            [None, None] => make(given, &titles, terms)?,
+            [Some(label), None] => one(given, 0, label, &titles, terms)?,
+            [None, Some(label)] => one(given, 1, label, &titles, terms)?,
+        };
+        aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
+        Ok(mirror)
+    }
+
+    fn new(given: [Given<D>; 2], label: &Label, good: [bool; 2], writes: bool) -> Mirror<D> {
+        let sides = given.map(|it| Side {
+            directory: it.directory,
+            title: it.path.display().to_string(),
+            path: it.path,
+        });
+        let why = std::array::from_fn(|at| {
+            let gone = if sides[at].directory.is_some() { "it is stale" } else { "missing" };
+            (!good[at]).then(|| gone.to_owned())
+        });
+        let (set, generation) = (label.set, label.generation);
+        Mirror(Arc::new(Shared {
+            sides: Arc::new(sides),
+            good: Arc::new(RcuCell::new(good)),
+            spare: None,
+            aside: OnceLock::new(),
+            state: Mutex::new(State { set, generation, why, repaired: [0, 0] }),
+            writes,
+            memory: Memory::new(4 << 20),
+        }))
+    }
+
+    /// Writes to both labels which copies are good.
+    fn note_both(&self, good: [bool; 2]) -> Result<(), StoreError> {
+        let shared = &self.0;
+        let state = shared.state();
+        for number in 0..2 {
+            let path = &shared.sides[number].path;
+            shared.note(number, &state, good).map_err(failed(path))?;
+        }
+        Ok(())
+    }
+}
+
+/// Assembles two copies that both have labels.
+fn pair<D: SegmentStore, V: VerifyPool>(
+    mut given: [Given<D>; 2],
+    labels: [(Label, bool); 2],
+    titles: &[String; 2],
+    terms: Terms,
+    verifier: &V,
+    tell: &mut Tell<'_>,
+) -> Result<Mirror<D>, V::Error> {
+    let [(first, first_whole), (second, second_whole)] = &labels;
+    let [first_title, second_title] = titles.clone();
+    if first.set != second.set {
+        let error = CopiesError::Foreign { first: first_title, second: second_title };
+        return Err(StoreError::from(error).into());
+    }
+    if first.number == second.number {
+        let number = first.number;
+        let error = CopiesError::Twice { first: first_title, second: second_title, number };
+        return Err(StoreError::from(error).into());
+    }
+    let mut ordered = [first, second];
+    if first.number == 1 {
+        given.reverse();
+        ordered.reverse();
+    }
+    let Some(verdict) = judge(ordered) else {
+        let error = CopiesError::Split { first: first_title, second: second_title };
+        return Err(StoreError::from(error).into());
+    };
+    let writes = terms != Terms::Look;
+    match verdict {
+        Verdict::Both => {
+            let had_one = ordered[0].generation > 1;
+            let directories = || given.iter().filter_map(|it| it.directory.as_ref());
+            let found = directories().map(has_pool).collect::<Result<Vec<bool>, _>>()?;
+            if had_one && !found.contains(&true) {
+                return Err(StoreError::from(CopiesError::NoPool { path: first_title }).into());
+            }
+            let moved = (0..2).any(|at| ordered[at].other != given[1 - at].path);
+            let mirror = Mirror::new(given, ordered[0], [true, true], writes);
+            if writes && (moved || !(*first_whole && *second_whole)) {
+                mirror.note_both([true, true])?;
+            }
+            Ok(mirror)
+        }
+        Verdict::Behind(fresh) => {
+            let good = std::array::from_fn(|at| at == fresh);
+            let mirror = Mirror::new(given, ordered[fresh], good, writes);
+            if writes {
+                mirror.resync(1 - fresh, verifier, tell)?;
+            }
+            Ok(mirror)
+        }
+    }
+}
+
+/// Assembles a pool of which one copy has a label, and the other is missing or empty.
+fn one<D: SegmentStore>(
+    mut given: [Given<D>; 2],
+    there: usize,
+    (label, _): (Label, bool),
+    titles: &[String; 2],
+    terms: Terms,
+) -> Result<Mirror<D>, StoreError> {
+    let (path, missing) = (titles[there].clone(), titles[1 - there].clone());
+    let directory = given[there].directory.as_ref().expect("it has a label");
+    let empty = given[1 - there].directory.as_ref();
+    if let Some(other) = empty
+        && has_pool(other)?
+    {
+        return Err(CopiesError::Single { path: missing, other: path }.into());
+    }
+    // The power was cut while both were made; they contain no data yet.
+    if empty.is_some() && !has_pool(directory)? && label.is_good() && label.is_other_good() {
+        return make(given, titles, terms);
+    }
+    if !label.is_good() {
+        return Err(CopiesError::Behind { path, missing }.into());
+    }
+    let consents = matches!(terms, Terms::Look | Terms::Use { degraded: true });
+    if label.is_other_good() && !consents {
+        return Err(CopiesError::Missing { path, missing }.into());
+    }
+    // An empty directory is not resynced here: `attach` does that on request.
+    let aside = given[1 - there].directory.take();
+    if there != label.number {
+        given.reverse();
+    }
+    let writes = terms != Terms::Look;
+    let good = std::array::from_fn(|at| at == label.number);
+    let mirror = Mirror::new(given, &label, good, writes);
+    if label.is_other_good() && !writes {
+        let why = "it cannot be looked at, and may have been written to without this one";
+        mirror.0.state().why[1 - label.number] = Some(why.to_owned());
+    }
+    aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
+    if writes {
+        let shared = &mirror.0;
+        let mut state = shared.state();
+        state.generation = state.generation.saturating_add(1);
+        let noted = shared.note(label.number, &state, good);
+        drop(state);
+        noted.map_err(failed(&shared.sides[label.number].path))?;
+        tracing::error!(
+            "{path}: the other copy of the pool, `{missing}`, is not there: the pool goes on with \
+             one copy. `blockyard volume attach {path} EMPTY` makes another one"
+        );
+    }
+    Ok(mirror)
+}
+
+/// Makes a mirror of two copies without labels.
+fn make<D: SegmentStore>(
+    given: [Given<D>; 2],
+    titles: &[String; 2],
+    terms: Terms,
+) -> Result<Mirror<D>, StoreError> {
+    for at in 0..2 {
+        let (path, other) = (titles[at].clone(), titles[1 - at].clone());
+        match &given[at].directory {
+            Some(directory) if has_pool(directory)? => {
+                return Err(CopiesError::Single { path, other }.into());
+            }
+            Some(_) => {}
+            None => return Err(CopiesError::Missing { path: other, missing: path }.into()),
+        }
+    }
+    if terms == Terms::Look {
+        return Err(StoreError::Invalid {
+            field: "path",
+            value: titles[0].clone(),
+            wanted: "the directory of a pool".to_owned(),
+        });
+    }
+    // Check that both places have no other data before anything is written to one.
+    for given in given.iter().filter_map(|it| it.directory.as_ref()) {
+        given.claim()?;
+    }
+    let doing = StoreError::io(format!("cannot make `{}/{FILE}`", titles[0]));
+    let directory = given[0].directory.as_ref().expect("it was looked at just now");
+    let set = directory.fresh_id().map_err(doing)?;
+    let other = given[1].path.clone();
+    let label = Label { set, number: 0, generation: 1, good: [true, true], other };
+    let mirror = Mirror::new(given, &label, [true, true], true);
+    mirror.note_both([true, true])?;
+    Ok(mirror)
+}
+
+/// Writes the label of a copy that has no data yet.
+pub(super) fn label_empty<D: SegmentStore>(
+    directory: &D,
+    label: &Label,
+    path: &Path,
+) -> Result<(), StoreError> {
+    write_label(directory, label).map_err(failed(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label(number: usize, generation: u64, good: [bool; 2]) -> Label {
+        Label { set: [1; 16], number, generation, good, other: PathBuf::new() }
+    }
+
+    #[test]
+    fn who_was_left_behind_is_known() {
+        const BOTH: [bool; 2] = [true, true];
+        const FIRST: [bool; 2] = [true, false];
+        const SECOND: [bool; 2] = [false, true];
+        for (first, second, want) in [
+            ((6, BOTH), (6, BOTH), Some(Verdict::Both)),
+            // The second copy has failed, or is being resynced.
+            ((7, FIRST), (6, BOTH), Some(Verdict::Behind(0))),
+            ((7, FIRST), (7, FIRST), Some(Verdict::Behind(0))),
+            ((8, BOTH), (7, FIRST), Some(Verdict::Behind(0))),
+            ((6, BOTH), (7, SECOND), Some(Verdict::Behind(1))),
+            // The power was cut when one of two labels was written.
+            ((7, BOTH), (6, BOTH), Some(Verdict::Behind(0))),
+            // Each was used without the other.
+            ((7, FIRST), (7, SECOND), None),
+            ((9, FIRST), (7, SECOND), None),
+            // Labels of three different copies.
+            ((6, FIRST), (6, BOTH), None),
+            ((6, BOTH), (6, SECOND), None),
+            // The label that says that both have everything is newer than the one that says that
+            // only one has.
+            ((6, FIRST), (8, BOTH), None),
+            ((6, SECOND), (8, FIRST), None),
+        ] {
+            let labels = [label(0, first.0, first.1), label(1, second.0, second.1)];
+            assert_eq!(judge([&labels[0], &labels[1]]), want, "{first:?} {second:?}");
+        }
+    }
+}

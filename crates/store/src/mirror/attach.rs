@@ -1,0 +1,133 @@
+//! Attaches a second copy to a pool that has one copy, or has lost the other one.
+
+use std::path::Path;
+
+use blockyard_volume_format::label::{FILE, Label};
+use blockyard_volume_format::superblock::Superblock;
+
+use super::assemble::{Given, Terms, has_pool, label_empty, newest, read_label};
+use super::resync::Tell;
+use super::{Mirror, VerifyPool};
+use crate::error::{CopiesError, StoreError};
+use crate::{Layout, SegmentStore};
+
+/// Names that an empty directory may have: itself, the lock made just now, and what a file system
+/// brings along.
+const EMPTY: [&str; 5] = [".", "..", "lock", "lost+found", "copy.new"];
+
+/// Makes an empty directory the second copy of a pool, and assembles both; see
+/// [`Mirror::assemble_telling`].
+///
+/// # Errors
+/// If the first place has no pool or two copies, the other one is not empty, or one cannot be
+/// written.
+pub fn attach<D: SegmentStore, V: VerifyPool>(
+    directory: D,
+    path: &Path,
+    empty: D,
+    other: &Path,
+    verifier: &V,
+    tell: &mut Tell<'_>,
+) -> Result<Mirror<D>, V::Error> {
+    let refused = |error| V::Error::from(StoreError::from(error));
+    let (title, other_title) = (path.display().to_string(), other.display().to_string());
+    let known = label_of(&directory, path)?;
+    // An interrupted resync of this copy may continue.
+    let begun = match (&known, read_label(&empty)?) {
+        (_, None) => false,
+        (Some(label), Some((it, _))) if it.set == label.set && !it.is_good() => true,
+        (_, Some(_)) => {
+            let what = format!("a copy (`{FILE}`)");
+            return Err(refused(CopiesError::NotEmpty { path: other_title, what }));
+        }
+    };
+    fits(&directory, &title, &empty, &other_title)?;
+    if !begun {
+        check_empty(&empty, &other_title)?;
+    }
+    empty.claim()?;
+    let (number, generation) =
+        known.as_ref().map_or((0, 1), |label| (label.number, label.generation.saturating_add(1)));
+    // Generations order the labels of two copies. With a new identity, a copy that belonged to the
+    // pool before is not recognised any more.
+    let set = match known.filter(|_| begun) {
+        Some(label) => label.set,
+        None => {
+            let doing = StoreError::io(format!("cannot write `{title}/{FILE}`"));
+            directory.fresh_id().map_err(doing)?
+        }
+    };
+    let good = std::array::from_fn(|at| at == number);
+    let label = Label { set, number, generation, good, other: other.to_owned() };
+    // Write the pool's label first: with the other order, a power cut in between would leave a copy
+    // of unknown state.
+    label_empty(&directory, &label, path)?;
+    let second = Label { number: 1 - number, other: path.to_owned(), ..label };
+    label_empty(&empty, &second, other)?;
+    let given = [
+        Given { directory: Some(directory), path: path.to_owned() },
+        Given { directory: Some(empty), path: other.to_owned() },
+    ];
+    let mirror = Mirror::assemble_telling(given, Terms::Use { degraded: false }, verifier, tell)?;
+    // An opening continues with one copy if a resync fails. Here the resync was requested, so its
+    // failure is an error.
+    match mirror.status().into_iter().find(|copy| !copy.is_good) {
+        None => Ok(mirror),
+        Some(copy) => {
+            let why = copy.why.unwrap_or_default();
+            Err(refused(CopiesError::NotEqual { path: copy.path, why }))
+        }
+    }
+}
+
+/// The label of a pool that may get a second copy; `None` if it never had one.
+fn label_of<D: SegmentStore>(directory: &D, path: &Path) -> Result<Option<Label>, StoreError> {
+    if !has_pool(directory)? {
+        return Err(StoreError::NoPool { path: path.to_owned() });
+    }
+    let Some((label, _)) = read_label(directory)? else { return Ok(None) };
+    let (path, other) = (path.display().to_string(), label.other.display().to_string());
+    if !label.is_good() {
+        return Err(CopiesError::Behind { path, missing: other }.into());
+    }
+    if label.is_other_good() {
+        return Err(CopiesError::Paired { path, other }.into());
+    }
+    Ok(Some(label))
+}
+
+/// Refuses a place that is not empty. Other data on a disk are found when it is claimed.
+fn check_empty<D: SegmentStore>(empty: &D, title: &str) -> Result<(), StoreError> {
+    let not_empty = |what: String| {
+        let path = title.to_owned();
+        Err(CopiesError::NotEmpty { path, what }.into())
+    };
+    if has_pool(empty)? {
+        return not_empty("a pool".to_owned());
+    }
+    let names = empty.names().map_err(StoreError::io(format!("cannot list `{title}`")))?;
+    match names.iter().find(|name| !EMPTY.contains(&name.as_str())) {
+        Some(name) => not_empty(format!("`{name}`")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a disk that has space for fewer segments than the pool has.
+fn fits<D: SegmentStore>(
+    directory: &D,
+    title: &str,
+    empty: &D,
+    other_title: &str,
+) -> Result<(), StoreError> {
+    let Superblock { align, segment_bytes, .. } = newest(directory, title)?;
+    let division = Layout { align, segment_bytes };
+    directory.divide(division, false)?;
+    empty.divide(division, false)?;
+    let (wanted, found) = (directory.segments_max(), empty.segments_max());
+    if found >= wanted {
+        return Ok(());
+    }
+    let value = format!("{other_title}, with room for {found} segments of {segment_bytes} bytes");
+    let wanted = format!("room for {wanted}, as `{title}` has: a disk that is as long");
+    Err(StoreError::Invalid { field: "path2", value, wanted })
+}

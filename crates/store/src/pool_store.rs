@@ -1,0 +1,466 @@
+//! The real storage of a pool: the files of a directory or the parts of a disk, accessed by
+//! io_uring or by blocking calls. They are opened for direct I/O if possible, so that there is no
+//! page cache between a sync and the disk.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_sync::event_count::{EventCount, Waker};
+
+use crate::buffer::Buffer;
+use crate::directory::DirectoryStore;
+use crate::disk::Disk;
+use crate::error::StoreError;
+use crate::lock::{self, Lock};
+use crate::lock_owner::LockOwner;
+use crate::log_writer::Ended;
+use crate::reads::Got;
+use crate::ring::reads::RingReads;
+use crate::ring::writes::UringLogWriter;
+use crate::ring::{self, EventFd};
+use crate::{
+    Blocking, BlockingReads, Durability, Layout, LogWriter, PoolFile, Reads, SegmentStore,
+    StoreKind, WriteBatch,
+};
+
+/// Where Linux generates random identities.
+const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
+
+/// A directory or a disk that this process has exclusively.
+#[derive(Debug)]
+pub struct PoolStore {
+    path: PathBuf,
+    location: PoolLocation,
+    uring: bool,
+}
+
+/// The purpose for which a directory or a disk is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be read only; nothing changes.
+    Look,
+    /// To hold a pool.
+    Use,
+    /// To hold a pool, even if a disk has other data, which are overwritten.
+    Overwrite,
+}
+
+/// The kind of place.
+#[derive(Debug)]
+enum PoolLocation {
+    DirectoryStore(DirectoryStore),
+    Disk(Disk),
+}
+
+impl PoolStore {
+    /// Locks a directory, which is made if it does not exist, or a disk.
+    ///
+    /// # Errors
+    /// If it cannot be made, or another process has it.
+    pub fn take(path: &Path) -> Result<PoolStore, StoreError> {
+        PoolStore::take_for(path, Purpose::Use)
+    }
+
+    /// Locks a directory or a disk for a purpose.
+    ///
+    /// # Errors
+    /// As [`PoolStore::take`].
+    pub fn take_for(path: &Path, purpose: Purpose) -> Result<PoolStore, StoreError> {
+        let path = match purpose {
+            Purpose::Look => path
+                .canonicalize()
+                .map_err(StoreError::io(format!("cannot look at `{}`", path.display())))?,
+            _ => super::place(path)?,
+        };
+        let location = lock::wait_for(|| {
+            Ok(match Disk::is_one(&path) {
+                true => PoolLocation::Disk(Disk::take(&path, purpose)?),
+                false => PoolLocation::DirectoryStore(DirectoryStore::take(&path, purpose)?),
+            })
+        })?;
+        Ok(PoolStore { path, location, uring: false })
+    }
+
+    /// The path of the directory or the disk.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The locks that this process holds while it has the place.
+    fn locks(&self) -> Vec<Arc<Lock>> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.locks(),
+            PoolLocation::Disk(disk) => vec![Arc::clone(disk.lock())],
+        }
+    }
+
+    /// Publishes the control socket of the daemon that has this pool open.
+    ///
+    /// # Errors
+    /// If the system refuses to write it down.
+    pub fn announce(&self, control: &Path) -> Result<(), StoreError> {
+        let lock_owner = LockOwner::this(Some(control));
+        let written = match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.hold(&lock_owner),
+            PoolLocation::Disk(disk) => disk.hold(&lock_owner),
+        };
+        written.map_err(StoreError::io(format!("cannot write to `{}`", self.path.display())))
+    }
+
+    /// Chooses how files are read and written. Without this call, blocking calls are used.
+    ///
+    /// # Errors
+    /// If the system refuses what `kind` requires.
+    pub fn with(mut self, kind: StoreKind) -> Result<PoolStore, StoreError> {
+        let probed = match kind {
+            StoreKind::Threads => return Ok(self),
+            StoreKind::Auto | StoreKind::Uring => ring::probe(),
+        };
+        let path = self.path.display();
+        match probed {
+            Ok(()) => self.uring = true,
+            Err(error) if kind == StoreKind::Auto => {
+                tracing::info!("{path}: io_uring is refused here ({error}): blocking calls");
+            }
+            Err(error) => {
+                let doing = format!("cannot use io_uring for `{path}` (`store=threads` does not)");
+                return Err(StoreError::io(doing)(error));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Whether files are read and written by io_uring.
+    pub fn is_uring(&self) -> bool {
+        self.uring
+    }
+
+    /// Whether I/O bypasses the page cache.
+    pub fn is_direct(&self) -> bool {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.is_direct(),
+            PoolLocation::Disk(disk) => disk.is_direct(),
+        }
+    }
+
+    /// Free bytes of the file system, into which the pool can grow.
+    ///
+    /// # Errors
+    /// If the system does not tell it.
+    pub fn free_bytes(&self) -> Result<u64, StoreError> {
+        let doing = format!("cannot look at `{}`", self.path.display());
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => {
+                folder.free_bytes().map_err(StoreError::io(doing))
+            }
+            // All of the disk is segments.
+            PoolLocation::Disk(_) => Ok(0),
+        }
+    }
+}
+
+impl SegmentStore for PoolStore {
+    type File = PoolFile;
+    type LogWriter = PoolLogWriter;
+    type Reads = PoolReads;
+
+    fn reads(&self, event_fd: Option<&EventFd>) -> PoolReads {
+        if self.uring
+            && let Some(event_fd) = event_fd
+        {
+            match RingReads::new(event_fd) {
+                Ok(reads) => return PoolReads::Ring(Box::new(reads)),
+                Err(error) => {
+                    let path = self.path.display();
+                    tracing::warn!("{path}: no ring for a queue ({error}): blocking calls");
+                }
+            }
+        }
+        PoolReads::Blocking(BlockingReads::default())
+    }
+
+    fn log_writer(&self, scratch: Option<&Arc<PoolFile>>) -> PoolLogWriter {
+        // On a disk with page cache, syncs of the shared descriptor must be serialised, which a
+        // ring does not do.
+        let is_apart =
+            matches!(&self.location, PoolLocation::DirectoryStore(_)) || self.is_direct();
+        if self.uring && is_apart {
+            let scratch = scratch.filter(|file| !file.is_behind_fuse());
+            match UringLogWriter::new(scratch, self.locks()) {
+                Ok(log_writer) => return PoolLogWriter::Ring(Box::new(log_writer)),
+                Err(error) => {
+                    let path = self.path.display();
+                    tracing::warn!("{path}: no ring for the log ({error}): blocking calls");
+                }
+            }
+        }
+        PoolLogWriter::Blocking(Blocking::default())
+    }
+
+    fn title(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// With direct I/O each write reports its own error. An error of the page cache is reported
+    /// once per open file description, which all users of a file share here.
+    fn reports_sync_error_to_all(&self) -> bool {
+        self.is_direct()
+    }
+
+    fn claim(&self) -> Result<(), StoreError> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.claim(&self.path),
+            PoolLocation::Disk(disk) => disk.claim(),
+        }
+    }
+
+    fn divide(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) if is_new => {
+                folder.claim(&self.path).map(|()| wanted)
+            }
+            PoolLocation::DirectoryStore(_) => Ok(wanted),
+            PoolLocation::Disk(disk) => disk.divide(wanted, is_new),
+        }
+    }
+
+    fn segments_max(&self) -> usize {
+        match &self.location {
+            PoolLocation::DirectoryStore(_) => usize::MAX,
+            PoolLocation::Disk(disk) => disk.segments_max(),
+        }
+    }
+
+    fn discards(&self) -> bool {
+        matches!(&self.location, PoolLocation::Disk(disk) if disk.discards())
+    }
+
+    fn discard(&self, file: &PoolFile) {
+        if let PoolLocation::Disk(disk) = &self.location {
+            disk.discard(file);
+        }
+    }
+
+    fn give_back(&self, file: &PoolFile) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.give_back(file),
+            // A disk uses discards instead.
+            PoolLocation::Disk(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn fill(&self, file: &PoolFile, len: u64) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.fill(file, len),
+            PoolLocation::Disk(_) => Ok(()),
+        }
+    }
+
+    fn look(&self) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.look(),
+            // A device that disappears returns errors by itself.
+            PoolLocation::Disk(_) => Ok(()),
+        }
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<PoolFile>> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.open(name),
+            PoolLocation::Disk(disk) => disk.open(name),
+        }
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<PoolFile> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.create(name, len),
+            PoolLocation::Disk(disk) => disk.create(name),
+        }
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.rename(from, to),
+            PoolLocation::Disk(disk) => {
+                disk.rename(to);
+                Ok(())
+            }
+        }
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.remove(name),
+            PoolLocation::Disk(_) => Ok(()),
+        }
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.sync_names(),
+            PoolLocation::Disk(_) => Ok(()),
+        }
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.names(),
+            // The parts of a disk have no names.
+            PoolLocation::Disk(_) => Ok(Vec::new()),
+        }
+    }
+
+    fn needed(&self) -> io::Result<Vec<String>> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.names(),
+            PoolLocation::Disk(disk) => Ok(disk.names()),
+        }
+    }
+
+    fn outside_bytes(&self) -> u64 {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.outside_bytes().unwrap_or(u64::MAX),
+            // A disk limits the number of segments instead.
+            PoolLocation::Disk(_) => u64::MAX,
+        }
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        let text = std::fs::read_to_string(FRESH_ID)?;
+        let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
+        match u128::from_str_radix(&digits, 16) {
+            Ok(number) if digits.len() == 32 => Ok(number.to_be_bytes()),
+            _ => Err(io::Error::other(format!("{FRESH_ID} says `{}`", text.trim()))),
+        }
+    }
+}
+
+/// The log writer of real files.
+#[derive(Debug)]
+pub enum PoolLogWriter {
+    /// By io_uring.
+    Ring(Box<UringLogWriter>),
+    /// By blocking calls.
+    Blocking(Blocking),
+}
+
+impl LogWriter<PoolFile> for PoolLogWriter {
+    #[inline]
+    fn depth(&self) -> usize {
+        match self {
+            PoolLogWriter::Ring(log_writer) => log_writer.depth(),
+            PoolLogWriter::Blocking(log_writer) => LogWriter::<PoolFile>::depth(log_writer),
+        }
+    }
+
+    fn submit_at_once(&mut self) {
+        if let PoolLogWriter::Ring(log_writer) = self {
+            log_writer.submit_at_once();
+        }
+    }
+
+    #[inline]
+    fn wait_written(&mut self) -> bool {
+        match self {
+            PoolLogWriter::Ring(log_writer) => log_writer.wait_written(),
+            PoolLogWriter::Blocking(_) => false,
+        }
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        match self {
+            PoolLogWriter::Ring(log_writer) => log_writer.waker(),
+            PoolLogWriter::Blocking(_) => None,
+        }
+    }
+
+    #[inline]
+    fn begin(
+        &mut self,
+        file: &Arc<PoolFile>,
+        at: u64,
+        write_batch: WriteBatch,
+        durability: Durability,
+    ) {
+        match self {
+            PoolLogWriter::Ring(log_writer) => log_writer.begin(file, at, write_batch, durability),
+            PoolLogWriter::Blocking(log_writer) => {
+                log_writer.begin(file, at, write_batch, durability)
+            }
+        }
+    }
+
+    #[inline]
+    fn wait(&mut self, event_count: &EventCount, is_there: &dyn Fn() -> bool) -> bool {
+        match self {
+            PoolLogWriter::Ring(log_writer) => log_writer.wait(event_count, is_there),
+            PoolLogWriter::Blocking(_) => true,
+        }
+    }
+
+    #[inline]
+    fn end(&mut self) -> Option<Ended> {
+        match self {
+            PoolLogWriter::Ring(log_writer) => log_writer.end(),
+            PoolLogWriter::Blocking(log_writer) => LogWriter::<PoolFile>::end(log_writer),
+        }
+    }
+}
+
+/// The reader of real files.
+#[derive(Debug)]
+pub enum PoolReads {
+    /// By io_uring.
+    Ring(Box<RingReads>),
+    /// By blocking calls.
+    Blocking(BlockingReads),
+}
+
+impl Reads<PoolFile> for PoolReads {
+    #[inline]
+    fn begin(&mut self, token: u32, file: &Arc<PoolFile>, offset: u64, buffer: Buffer) {
+        match self {
+            PoolReads::Ring(reads) => reads.begin(token, file, offset, buffer),
+            PoolReads::Blocking(reads) => reads.begin(token, file, offset, buffer),
+        }
+    }
+
+    #[inline]
+    fn submit(&mut self) {
+        if let PoolReads::Ring(reads) = self {
+            reads.submit();
+        }
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Got> {
+        match self {
+            PoolReads::Ring(reads) => reads.take(),
+            PoolReads::Blocking(reads) => Reads::<PoolFile>::take(reads),
+        }
+    }
+
+    #[inline]
+    fn is_any(&mut self) -> bool {
+        match self {
+            PoolReads::Ring(reads) => reads.is_any(),
+            PoolReads::Blocking(reads) => Reads::<PoolFile>::is_any(reads),
+        }
+    }
+
+    #[inline]
+    fn under_way(&self) -> usize {
+        match self {
+            PoolReads::Ring(reads) => reads.under_way(),
+            PoolReads::Blocking(reads) => Reads::<PoolFile>::under_way(reads),
+        }
+    }
+
+    fn sleep(&mut self, at_most: Duration) {
+        if let PoolReads::Ring(reads) = self {
+            reads.sleep(at_most);
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Reads by io_uring: many in flight per queue, submitted and reaped with few system calls.
+#![allow(unsafe_code)] // Submissions name memory by address.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode};
+
+use super::files::Files;
+use super::{EventFd, Owner, open};
+use crate::PoolFile;
+use crate::buffer::Buffer;
+use crate::descriptors::Use;
+use crate::reads::{Got, Reads};
+
+/// Submission entries of the ring.
+const ENTRIES: u32 = 128;
+
+/// Registered files of the ring.
+const FILES: u32 = 64;
+
+/// How often an interrupted read is submitted again.
+const INTERRUPTED_MAX: u32 = 100;
+
+/// A read in flight.
+struct Flight {
+    token: u32,
+    file: Arc<PoolFile>,
+    /// The descriptor, if the file is not registered: it stays open until the read has ended.
+    open: Option<Arc<File>>,
+    offset: u64,
+    buffer: Buffer,
+    /// Bytes that were read already.
+    filled: usize,
+    interrupted: u32,
+}
+
+/// The reads of one queue by io_uring.
+pub struct RingReads {
+    ring: IoUring,
+    files: Files,
+    /// Reads in flight, by the user data of their completions.
+    flights: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    /// Entries that were pushed and not submitted.
+    pushed: usize,
+    /// Finished reads that were not taken.
+    ended: VecDeque<Got>,
+    /// The ring has failed, and the kernel may still write to the buffers: memory in flight is
+    /// never freed.
+    lost: bool,
+}
+
+impl RingReads {
+    /// A ring for the calling thread; a finished read rings the eventfd.
+    ///
+    /// # Errors
+    /// If the system refuses it.
+    pub(crate) fn new(event_fd: &EventFd) -> io::Result<RingReads> {
+        let ring = open(ENTRIES, Owner::Anybody)?;
+        ring.submitter().register_eventfd(event_fd.raw())?;
+        Ok(RingReads {
+            // Reads of a dead process do no harm, so they need not hold the locks.
+            files: Files::new(&ring, FILES, Vec::new())?,
+            ring,
+            flights: Vec::new(),
+            free: Vec::new(),
+            pushed: 0,
+            ended: VecDeque::new(),
+            lost: false,
+        })
+    }
+
+    fn push(&mut self, entry: &Entry) -> io::Result<()> {
+        // SAFETY: the buffer that the entry points to lives in its flight, which is kept until its
+        // completion has come.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.ring.submitter().submit()?;
+        }
+        self.pushed += 1;
+        Ok(())
+    }
+
+    /// Submits the remaining bytes of a read.
+    fn fly(&mut self, mut flight: Flight) {
+        let known = self.files.known(&self.ring, &flight.file).and_then(|known| {
+            flight.open =
+                if known.is_none() { Some(flight.file.source().get(Use::Read)?) } else { None };
+            Ok(known)
+        });
+        let known = match known {
+            Ok(known) => known,
+            Err(error) => return self.end(flight, Err(error)),
+        };
+        let descriptor = Fd(flight.open.as_ref().map_or(-1, |open| open.as_raw_fd()));
+        let rest = &mut flight.buffer[flight.filled..];
+        let at = flight.file.place(flight.offset) + flight.filled as u64;
+        let (into, len) = (rest.as_mut_ptr(), rest.len() as u32);
+        let read = match known {
+            Some(number) => opcode::Read::new(number, into, len),
+            // The flight keeps the descriptor open.
+            None => opcode::Read::new(descriptor, into, len),
+        };
+        let read = read.offset(at);
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(None);
+            self.flights.len() as u32 - 1
+        });
+        match self.push(&read.build().user_data(slot.into())) {
+            Ok(()) => self.flights[slot as usize] = Some(flight),
+            Err(error) => {
+                self.free.push(slot);
+                self.end(flight, Err(error));
+            }
+        }
+    }
+
+    fn end(&mut self, flight: Flight, result: io::Result<()>) {
+        let Flight { token, buffer, .. } = flight;
+        self.ended.push_back(Got { token, buffer: Some(buffer), result });
+    }
+
+    /// Takes completions from the ring.
+    fn reap(&mut self) {
+        loop {
+            let Some(entry) = self.ring.completion().next() else { return };
+            let slot = entry.user_data() as u32;
+            let flight = self.flights.get_mut(slot as usize).and_then(Option::take);
+            let Some(mut flight) = flight else { continue };
+            self.free.push(slot);
+            match entry.result() {
+                bytes @ 1.. => {
+                    flight.filled += bytes as usize;
+                    if flight.filled >= flight.buffer.len() {
+                        self.end(flight, Ok(()));
+                    } else {
+                        self.fly(flight);
+                    }
+                }
+                0 => self.end(flight, Err(io::ErrorKind::UnexpectedEof.into())),
+                code if [-libc::EINTR, -libc::EAGAIN].contains(&code)
+                    && flight.interrupted < INTERRUPTED_MAX =>
+                {
+                    flight.interrupted += 1;
+                    self.fly(flight);
+                }
+                code => self.end(flight, Err(io::Error::from_raw_os_error(-code))),
+            }
+        }
+    }
+
+    /// Submits the pushed entries, and waits for `want` completions.
+    fn enter(&mut self, want: usize, at_most: Option<Duration>) {
+        let result = match at_most {
+            None => self.ring.submitter().submit_and_wait(want),
+            Some(at_most) => {
+                let time = Timespec::new().sec(at_most.as_secs()).nsec(at_most.subsec_nanos());
+                let args = SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(want, &args)
+            }
+        };
+        self.pushed = 0;
+        match result {
+            Ok(_) => {}
+            Err(error)
+                if error.kind() == io::ErrorKind::Interrupted
+                    || [Some(libc::ETIME), Some(libc::EBUSY), Some(libc::EAGAIN)]
+                        .contains(&error.raw_os_error()) => {}
+            Err(error) => self.lose(&error),
+        }
+    }
+
+    /// Marks the ring as failed. The kernel may still write to the buffers.
+    #[cold]
+    fn lose(&mut self, error: &io::Error) {
+        self.lost = true;
+        for (slot, flight) in (0..).zip(&mut self.flights) {
+            let Some(flight) = flight.take() else { continue };
+            self.free.push(slot);
+            let result = Err(io::Error::new(error.kind(), error.to_string()));
+            self.ended.push_back(Got { token: flight.token, buffer: None, result });
+            std::mem::forget(flight);
+        }
+    }
+}
+
+impl Reads<PoolFile> for RingReads {
+    fn begin(&mut self, token: u32, file: &Arc<PoolFile>, offset: u64, buffer: Buffer) {
+        if self.lost {
+            let result = Err(io::Error::other("the ring of this queue is lost"));
+            return self.ended.push_back(Got { token, buffer: Some(buffer), result });
+        }
+        let file = Arc::clone(file);
+        self.fly(Flight { token, file, open: None, offset, buffer, filled: 0, interrupted: 0 });
+    }
+
+    #[inline]
+    fn submit(&mut self) {
+        if self.pushed > 0 {
+            self.enter(0, None);
+        }
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Got> {
+        if self.ended.is_empty() {
+            self.is_any();
+        }
+        self.ended.pop_front()
+    }
+
+    #[inline]
+    fn is_any(&mut self) -> bool {
+        if self.ended.is_empty() && self.under_way() > 0 {
+            // The kernel posts deferred completions only when this thread enters it.
+            if self.ring.submission().taskrun() || self.pushed > 0 {
+                self.enter(0, None);
+            }
+            self.reap();
+        }
+        !self.ended.is_empty()
+    }
+
+    #[inline]
+    fn under_way(&self) -> usize {
+        self.flights.len() - self.free.len() + self.ended.len()
+    }
+
+    fn sleep(&mut self, at_most: Duration) {
+        if !self.is_any() && self.under_way() > 0 {
+            self.enter(1, Some(at_most));
+        }
+    }
+}
+
+/// Waits for the reads in flight: the kernel writes to their memory.
+impl Drop for RingReads {
+    fn drop(&mut self) {
+        while !self.lost && self.flights.iter().any(Option::is_some) {
+            self.enter(1, None);
+            self.reap();
+        }
+        self.files.leave(&self.ring, !self.lost);
+    }
+}
+
+impl fmt::Debug for RingReads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (under_way, ring) = (self.under_way(), self.ring.as_raw_fd());
+        f.debug_struct("RingReads").field("under_way", &under_way).field("ring", &ring).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Memory;
+    use blockyard_testing::capability::Capability;
+
+    /// Regression: a queue whose ring had failed believed that reads were in flight, and gave new
+    /// ones to the ring.
+    #[test]
+    fn a_ring_that_is_lost_answers_everything_with_an_error() {
+        if let Err(error) = super::super::probe() {
+            return Capability::Uring.is_missing(error);
+        }
+        let (memory, event_fd) = (Memory::new(1 << 20), EventFd::new().unwrap());
+        let mut reads = RingReads::new(&event_fd).unwrap();
+        let zero = Arc::new(PoolFile::of(std::fs::File::open("/dev/zero").unwrap()));
+        let begin = |reads: &mut RingReads, token| {
+            reads.begin(token, &zero, 0, memory.take_beyond(4096));
+        };
+        begin(&mut reads, 1);
+        begin(&mut reads, 2);
+        reads.lose(&io::ErrorKind::Other.into());
+        begin(&mut reads, 3);
+        for token in 1..=3 {
+            let got = reads.take().unwrap();
+            assert_eq!((got.token, got.result.is_err()), (token, true));
+        }
+        assert_eq!(reads.under_way(), 0);
+        assert!(reads.take().is_none());
+    }
+}

@@ -1,0 +1,84 @@
+//! What a test needs and a machine may lack. A test that cannot run fails, unless the environment
+//! variable `BLOCKYARD_TEST_SKIP` names what is missing: no test passes without having run, unless
+//! the variable asks for that.
+
+use std::env;
+use std::fmt::Display;
+
+/// The variable: names of capabilities, separated by commas.
+const SKIP: &str = "BLOCKYARD_TEST_SKIP";
+
+/// Something that a test needs and a machine may lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// The engine for fio: `make test` builds it and names it in `BLOCKYARD_FIO_ENGINE`.
+    Fio,
+    /// FUSE over io_uring: Linux 6.14 with CONFIG_FUSE_IO_URING, and root, who enables it.
+    FuseUring,
+    /// The rights of root.
+    Root,
+    /// The system calls of io_uring, which containers often refuse.
+    Uring,
+}
+
+const ALL: [Capability; 4] =
+    [Capability::Fio, Capability::FuseUring, Capability::Root, Capability::Uring];
+
+impl Capability {
+    /// The name in `BLOCKYARD_TEST_SKIP`.
+    fn name(self) -> &'static str {
+        match self {
+            Capability::Fio => "fio",
+            Capability::FuseUring => "fuse-uring",
+            Capability::Root => "root",
+            Capability::Uring => "uring",
+        }
+    }
+
+    /// Ends a test that lacks this capability because of `why`: the caller returns if this does.
+    ///
+    /// # Panics
+    /// Unless `BLOCKYARD_TEST_SKIP` names the capability; also if it names an unknown one.
+    #[track_caller]
+    pub fn is_missing(self, why: impl Display) {
+        let list = env::var(SKIP).unwrap_or_default();
+        let name = self.name();
+        match is_listed(&list, self) {
+            Ok(true) => eprintln!("skipped, because {SKIP} has `{name}`: {why}"),
+            Ok(false) => panic!("cannot run: {why}; {SKIP}={name} skips the tests that need it"),
+            Err(unknown) => panic!("{unknown}"),
+        }
+    }
+}
+
+/// Whether the list names the capability.
+///
+/// # Errors
+/// If the list names an unknown capability: the message.
+fn is_listed(list: &str, wanted: Capability) -> Result<bool, String> {
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let known = |name: &str| ALL.into_iter().find(|capability| capability.name() == name);
+    let found = names.map(|name| {
+        known(name).ok_or_else(|| {
+            let expected = ALL.map(Capability::name).join(", ");
+            format!("invalid {SKIP} `{name}`: expected some of {expected}, separated by commas")
+        })
+    });
+    Ok(found.collect::<Result<Vec<Capability>, String>>()?.contains(&wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_is_skipped_only_by_the_name_of_what_it_lacks() {
+        assert_eq!(is_listed("", Capability::Uring), Ok(false));
+        assert_eq!(is_listed("fio", Capability::Uring), Ok(false));
+        assert_eq!(is_listed("fio, uring", Capability::Uring), Ok(true));
+        let unknown = is_listed("fio,io_uring", Capability::Fio).unwrap_err();
+        let expected = "invalid BLOCKYARD_TEST_SKIP `io_uring`: expected some of fio, \
+                        fuse-uring, root, uring, separated by commas";
+        assert_eq!(unknown, expected);
+    }
+}

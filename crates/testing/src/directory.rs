@@ -1,0 +1,645 @@
+//! A simulated directory of files, which records every operation and can cut the power after each.
+//! What a program finds after the cut is any mixture of the data that were not synced.
+//!
+//! After a power cut, of operations that were not made durable:
+//! - each unit of a file (usually a sector) has any of its contents since the last sync of the
+//!   file, whatever its neighbours have: writes are torn and reordered, within a file and across
+//!   files;
+//! - of creations, renames and removals, the first ones are kept, up to any one of them, as in the
+//!   journal of a file system;
+//! - a file whose name is not durable is lost, including everything that was synced of it.
+//!
+//! A kill of the process, in contrast, keeps everything.
+//!
+//! After a crash, data may rot before they are read again: bits and sectors of files change at
+//! rest.
+#![allow(clippy::disallowed_types)] // The record of operations, in tests only.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Length of a sector in bytes: the unit that a disk writes atomically.
+pub const SECTOR: usize = 512;
+
+/// One operation that changed something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A file of zeros was made under a name.
+    Create {
+        /// The file's number: files are numbered in the order of creation.
+        file: usize,
+        /// The name.
+        name: String,
+        /// Length in bytes.
+        len: u64,
+        /// Unit that is written atomically, in bytes.
+        unit: usize,
+    },
+    /// Bytes were written.
+    Write {
+        /// The file.
+        file: usize,
+        /// The offset.
+        offset: u64,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// A range was set to zero.
+    Punch {
+        /// The file.
+        file: usize,
+        /// The offset.
+        offset: u64,
+        /// The length in bytes.
+        len: u64,
+    },
+    /// A file was synced.
+    Sync {
+        /// The file.
+        file: usize,
+    },
+    /// Only a range of a file was synced.
+    SyncRange {
+        /// The file.
+        file: usize,
+        /// The offset.
+        offset: u64,
+        /// The length in bytes.
+        len: u64,
+    },
+    /// A file was synced in its state after a given number of writes.
+    SyncThrough {
+        /// The file.
+        file: usize,
+        /// The number of writes.
+        writes: u64,
+    },
+    /// A file was renamed.
+    Rename {
+        /// The old name.
+        from: String,
+        /// The new name.
+        to: String,
+    },
+    /// A name was removed.
+    Remove {
+        /// The name.
+        name: String,
+    },
+    /// The names were synced.
+    SyncNames,
+}
+
+/// Kinds of operations that can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failing {
+    /// Writes to files, as on a full disk.
+    Writes,
+    /// Punches of holes.
+    Punches,
+    /// Syncs of files.
+    Syncs,
+}
+
+/// Names and the numbers of their files.
+type Names = BTreeMap<String, usize>;
+
+#[derive(Debug, Default)]
+struct State {
+    names: Names,
+    files: Vec<Vec<u8>>,
+    units: Vec<usize>,
+    /// Number of writes of each file.
+    writes: Vec<u64>,
+    changes: Vec<Change>,
+    /// Counts the runs of the kernel: a power cut begins a new one.
+    boot: u64,
+    ids: u64,
+    /// The kind of operation that is to fail, and how often it still succeeds.
+    failing: Option<(Failing, u64)>,
+}
+
+/// A simulated directory. Clones are the same directory.
+#[derive(Clone, Debug, Default)]
+pub struct SimulatedDirectory(Arc<Mutex<State>>);
+
+/// A file in a simulated directory.
+#[derive(Clone, Debug)]
+pub struct File {
+    directory: SimulatedDirectory,
+    number: usize,
+}
+
+impl SimulatedDirectory {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operations so far.
+    pub fn changes(&self) -> Vec<Change> {
+        self.state().changes.clone()
+    }
+
+    /// The number of operations so far.
+    pub fn change_count(&self) -> usize {
+        self.state().changes.len()
+    }
+
+    /// Clears the record of operations: the current state becomes the durable initial state.
+    pub fn settle(&self) {
+        self.state().changes.clear();
+    }
+
+    /// Makes syncs of files fail after `count` successful ones.
+    pub fn fail_syncs_after(&self, count: u64) {
+        self.fail_after(Failing::Syncs, count);
+    }
+
+    /// Makes operations of a kind fail after `count` successful ones. A failing operation changes
+    /// nothing. This replaces an earlier setting.
+    pub fn fail_after(&self, what: Failing, count: u64) {
+        self.state().failing = Some((what, count));
+    }
+
+    /// Makes all operations succeed again.
+    pub fn mend(&self) {
+        self.state().failing = None;
+    }
+
+    /// Counts an operation, and fails it if it is to fail.
+    fn count(&self, what: Failing) -> io::Result<()> {
+        if let Some((failing, left)) = &mut self.state().failing
+            && *failing == what
+        {
+            let text = format!("one of the {failing:?} fails, as told");
+            *left = left.checked_sub(1).ok_or_else(|| io::Error::other(text))?;
+        }
+        Ok(())
+    }
+
+    /// The current contents as a disk, all of it durable.
+    pub fn medium(&self) -> Medium {
+        let state = self.state();
+        let files = state.files.iter().zip(&state.units).zip(&state.writes);
+        let pages = |((bytes, unit), writes): ((&Vec<u8>, &usize), &u64)| FilePages {
+            writes: *writes,
+            ..FilePages::durable(bytes.clone(), *unit)
+        };
+        let files = files.map(pages).collect();
+        Medium {
+            names: state.names.clone(),
+            pending_names: Vec::new(),
+            files,
+            boot: state.boot,
+            ids: state.ids,
+        }
+    }
+
+    /// The total length of the files that have a name, in bytes.
+    pub fn bytes(&self) -> u64 {
+        let state = self.state();
+        state.names.values().map(|file| state.files[*file].len() as u64).sum()
+    }
+
+    /// The number of this run of the kernel.
+    pub fn boot(&self) -> u64 {
+        self.state().boot
+    }
+
+    /// A unique number.
+    pub fn fresh_id(&self) -> u64 {
+        let mut state = self.state();
+        state.ids += 1;
+        state.ids
+    }
+
+    /// Opens a file, if there is one of this name.
+    pub fn open(&self, name: &str) -> Option<File> {
+        let number = *self.state().names.get(name)?;
+        Some(File { directory: self.clone(), number })
+    }
+
+    /// Makes a file of zeros, whose units of `unit` bytes are written atomically: a sector, or less
+    /// for files that are too small to be torn otherwise.
+    pub fn create(&self, name: &str, len: u64, unit: usize) -> File {
+        let mut state = self.state();
+        let file = state.files.len();
+        state.files.push(vec![0; len as usize]);
+        state.units.push(unit);
+        state.writes.push(0);
+        state.names.insert(name.to_owned(), file);
+        state.changes.push(Change::Create { file, name: name.to_owned(), len, unit });
+        File { directory: self.clone(), number: file }
+    }
+
+    /// Renames a file.
+    ///
+    /// # Errors
+    /// If there is none of the old name.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut state = self.state();
+        let file = state.names.remove(from).ok_or(io::ErrorKind::NotFound)?;
+        state.names.insert(to.to_owned(), file);
+        state.changes.push(Change::Rename { from: from.to_owned(), to: to.to_owned() });
+        Ok(())
+    }
+
+    /// Removes a name, if it exists.
+    pub fn remove(&self, name: &str) {
+        let mut state = self.state();
+        if state.names.remove(name).is_some() {
+            state.changes.push(Change::Remove { name: name.to_owned() });
+        }
+    }
+
+    /// Makes the names durable.
+    pub fn sync_names(&self) {
+        self.state().changes.push(Change::SyncNames);
+    }
+
+    /// Simulates rot: flips the bits of `bits` in each byte of a range of a file. This is not an
+    /// operation, and the result is durable. Returns whether the range exists.
+    pub fn rot(&self, name: &str, offset: u64, len: usize, bits: u8) -> bool {
+        let mut state = self.state();
+        let Some(file) = state.names.get(name).copied() else { return false };
+        let start = offset as usize;
+        let bytes = start.checked_add(len).and_then(|end| state.files[file].get_mut(start..end));
+        bytes.into_iter().flatten().map(|byte| *byte ^= bits).count() > 0
+    }
+
+    /// The names of all files.
+    pub fn names(&self) -> Vec<String> {
+        self.state().names.keys().cloned().collect()
+    }
+}
+
+impl File {
+    /// Applies `f` to the bytes of a range.
+    fn range<R>(
+        &self,
+        offset: u64,
+        len: usize,
+        f: impl FnOnce(&mut [u8]) -> (R, Option<Change>),
+    ) -> io::Result<R> {
+        let mut state = self.directory.state();
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let end = start.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
+        let bytes = state.files[self.number].get_mut(start..end);
+        let (done, change) = f(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        state.writes[self.number] += u64::from(change.is_some());
+        state.changes.extend(change);
+        Ok(done)
+    }
+
+    /// Length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> u64 {
+        self.directory.state().files[self.number].len() as u64
+    }
+
+    /// Reads.
+    ///
+    /// # Errors
+    /// If the file ends before.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.range(offset, into.len(), |bytes| {
+            into.copy_from_slice(bytes);
+            ((), None)
+        })
+    }
+
+    /// Writes.
+    ///
+    /// # Errors
+    /// If the file ends before, or an injected failure is due.
+    pub fn write_at(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.directory.count(Failing::Writes)?;
+        self.range(offset, from.len(), |bytes| {
+            bytes.copy_from_slice(from);
+            let bytes = from.to_vec();
+            ((), Some(Change::Write { file: self.number, offset, bytes }))
+        })
+    }
+
+    /// The number of writes so far.
+    pub fn writes(&self) -> u64 {
+        self.directory.state().writes[self.number]
+    }
+
+    /// Sets a range to zero.
+    ///
+    /// # Errors
+    /// If the file ends before, or an injected failure is due.
+    pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.directory.count(Failing::Punches)?;
+        self.range(offset, len as usize, |bytes| {
+            bytes.fill(0);
+            ((), Some(Change::Punch { file: self.number, offset, len }))
+        })
+    }
+
+    /// Makes all writes durable.
+    ///
+    /// # Errors
+    /// If an injected failure is due. The writes are then dropped, but not from the page cache, and
+    /// the next sync succeeds, as on Linux.
+    pub fn sync(&self) -> io::Result<()> {
+        self.synced(Change::Sync { file: self.number })
+    }
+
+    /// Makes the writes to a range durable, as a write with `RWF_DSYNC` does with its own range.
+    ///
+    /// # Errors
+    /// As [`File::sync`].
+    pub fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.synced(Change::SyncRange { file: self.number, offset, len })
+    }
+
+    /// Makes the first `writes` writes of the file durable: later writes came too late for a sync
+    /// that had begun.
+    ///
+    /// # Errors
+    /// As [`File::sync`].
+    pub fn sync_through(&self, writes: u64) -> io::Result<()> {
+        self.synced(Change::SyncThrough { file: self.number, writes })
+    }
+
+    fn synced(&self, change: Change) -> io::Result<()> {
+        self.directory.count(Failing::Syncs)?;
+        self.directory.state().changes.push(change);
+        Ok(())
+    }
+}
+
+/// The units of a file: the durable contents, and every content since.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct FilePages {
+    unit: usize,
+    bytes: Vec<u8>,
+    /// The visible contents.
+    now: Vec<u8>,
+    /// The number of writes.
+    writes: u64,
+    /// For each unit, the contents since the last sync, oldest first, each with the number of its
+    /// write.
+    pending: BTreeMap<usize, Vec<(u64, Vec<u8>)>>,
+}
+
+impl FilePages {
+    fn durable(bytes: Vec<u8>, unit: usize) -> FilePages {
+        FilePages { unit, now: bytes.clone(), bytes, writes: 0, pending: BTreeMap::new() }
+    }
+
+    fn write(&mut self, offset: u64, len: usize, fill: impl Fn(usize) -> u8) {
+        let start = offset as usize;
+        self.writes += 1;
+        for at in 0..len {
+            self.now[start + at] = fill(at);
+        }
+        for number in start / self.unit..(start + len).div_ceil(self.unit) {
+            let range = number * self.unit..((number + 1) * self.unit).min(self.now.len());
+            let now = self.now[range.clone()].to_vec();
+            let versions = self.pending.entry(number).or_default();
+            let last = versions.last().map_or(&self.bytes[range], |(_, bytes)| bytes);
+            if last != now {
+                versions.push((self.writes, now));
+            }
+        }
+        self.pending.retain(|_, versions| !versions.is_empty());
+    }
+
+    fn sync(&mut self) {
+        self.bytes.clone_from(&self.now);
+        self.pending.clear();
+    }
+
+    /// Makes the contents of some units durable as they were after `writes` writes.
+    fn sync_units(&mut self, units: std::ops::Range<usize>, writes: u64) {
+        for (number, versions) in self.pending.range_mut(units) {
+            let old = versions.partition_point(|(write, _)| *write <= writes);
+            if let Some((_, last)) = versions.drain(..old).next_back() {
+                self.bytes[number * self.unit..][..last.len()].copy_from_slice(&last);
+            }
+        }
+        self.pending.retain(|_, versions| !versions.is_empty());
+    }
+}
+
+/// The disk below a directory: what is durable, and what may be.
+#[derive(Clone, Debug)]
+pub struct Medium {
+    names: Names,
+    pending_names: Vec<Names>,
+    files: Vec<FilePages>,
+    boot: u64,
+    ids: u64,
+}
+
+impl Medium {
+    /// An empty directory.
+    pub fn new() -> Medium {
+        SimulatedDirectory::default().medium()
+    }
+
+    /// The visible names.
+    fn names_now(&self) -> Names {
+        self.pending_names.last().unwrap_or(&self.names).clone()
+    }
+
+    /// Applies one operation.
+    pub fn apply(&mut self, change: &Change) {
+        let mut names = self.names_now();
+        match change {
+            Change::Create { file, name, len, unit } => {
+                assert_eq!(*file, self.files.len(), "files are counted by creation");
+                self.files.push(FilePages::durable(vec![0; *len as usize], *unit));
+                names.insert(name.clone(), *file);
+                self.pending_names.push(names);
+            }
+            Change::Write { file, offset, bytes } => {
+                self.files[*file].write(*offset, bytes.len(), |at| bytes[at]);
+            }
+            Change::Punch { file, offset, len } => {
+                self.files[*file].write(*offset, *len as usize, |_| 0);
+            }
+            Change::Sync { file } => self.files[*file].sync(),
+            Change::SyncRange { file, offset, len } => {
+                let file = &mut self.files[*file];
+                let (from, end) = (*offset as usize, (offset + len) as usize);
+                let units = from / file.unit..end.div_ceil(file.unit);
+                file.sync_units(units, file.writes);
+            }
+            Change::SyncThrough { file, writes } => {
+                self.files[*file].sync_units(0..usize::MAX, *writes);
+            }
+            Change::Rename { from, to } => {
+                let file = names.remove(from).expect("what was renamed was there");
+                names.insert(to.clone(), file);
+                self.pending_names.push(names);
+            }
+            Change::Remove { name } => {
+                names.remove(name);
+                self.pending_names.push(names);
+            }
+            Change::SyncNames => {
+                self.names = names;
+                self.pending_names.clear();
+            }
+        }
+    }
+
+    /// The number of choices of a power cut now: one for the names, then one for each unit with
+    /// contents that are not durable. 0 always means the durable version, the last choice the
+    /// visible one.
+    pub fn choices(&self) -> Vec<usize> {
+        let sectors = self.files.iter().flat_map(|file| file.pending.values());
+        let sectors = sectors.map(|versions| versions.len() + 1);
+        std::iter::once(self.pending_names.len() + 1).chain(sectors).collect()
+    }
+
+    /// Cuts the power, and returns what is left. `choose` is called for each of `choices`.
+    pub fn cut(&self, mut choose: impl FnMut(usize, usize) -> usize) -> SimulatedDirectory {
+        let mut asked = 0;
+        let mut next = |count: usize| {
+            asked += 1;
+            choose(asked - 1, count)
+        };
+        let names = match next(self.pending_names.len() + 1) {
+            0 => self.names.clone(),
+            kept => self.pending_names[kept - 1].clone(),
+        };
+        let mut files: Vec<Vec<u8>> = self.files.iter().map(|file| file.bytes.clone()).collect();
+        for (bytes, file) in files.iter_mut().zip(&self.files) {
+            for (number, versions) in &file.pending {
+                let kept = next(versions.len() + 1);
+                if kept > 0 {
+                    let (_, version) = &versions[kept - 1];
+                    bytes[number * file.unit..][..version.len()].copy_from_slice(version);
+                }
+            }
+        }
+        self.directory(names, files, self.boot + 1)
+    }
+
+    /// Kills the process: everything that it did is kept.
+    pub fn kill(&self) -> SimulatedDirectory {
+        let files = self.files.iter().map(|file| file.now.clone()).collect();
+        self.directory(self.names_now(), files, self.boot)
+    }
+
+    fn directory(&self, names: Names, files: Vec<Vec<u8>>, boot: u64) -> SimulatedDirectory {
+        let units = self.files.iter().map(|file| file.unit).collect();
+        let writes = self.files.iter().map(|file| file.writes).collect();
+        // The next process gets other numbers.
+        let ids = self.ids + 1_000_000;
+        let state = State { names, files, units, writes, boot, ids, ..State::default() };
+        SimulatedDirectory(Arc::new(Mutex::new(state)))
+    }
+}
+
+impl Default for Medium {
+    fn default() -> Medium {
+        Medium::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn medium(directory: &SimulatedDirectory) -> Medium {
+        let mut medium = Medium::new();
+        directory.changes().iter().for_each(|change| medium.apply(change));
+        medium
+    }
+
+    fn content(directory: &SimulatedDirectory, name: &str) -> Option<Vec<u8>> {
+        let file = directory.open(name)?;
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        Some(bytes)
+    }
+
+    #[test]
+    fn a_cut_keeps_what_was_synced_and_any_part_of_the_rest() {
+        let directory = SimulatedDirectory::default();
+        let file = directory.create("a", 1024, SECTOR);
+        directory.sync_names();
+        file.write_at(0, &[1; 1024]).unwrap();
+        file.sync().unwrap();
+        file.write_at(256, &[2; 512]).unwrap();
+        file.write_at(0, &[3; 4]).unwrap();
+        let medium = medium(&directory);
+        assert_eq!(medium.choices(), [1, 3, 2]);
+        let mut found = std::collections::BTreeSet::new();
+        for choice in 0..6 {
+            let kept = [0, choice % 3, choice / 3];
+            let after = medium.cut(|at, count| kept[at].min(count - 1));
+            assert_eq!(after.boot(), 1);
+            found.insert(content(&after, "a").unwrap());
+        }
+        assert_eq!(found.len(), 6);
+        assert!(found.contains(&vec![1; 1024]));
+        assert_eq!(content(&medium.kill(), "a"), content(&directory, "a"));
+    }
+
+    #[test]
+    fn a_file_without_a_durable_name_is_gone() {
+        let directory = SimulatedDirectory::default();
+        directory.create("new", 512, SECTOR).sync().unwrap();
+        directory.rename("new", "old").unwrap();
+        let medium = medium(&directory);
+        let names: Vec<_> = (0..3).map(|kept| medium.cut(|_, _| kept).names()).collect();
+        assert_eq!(names, [vec![], vec!["new".to_owned()], vec!["old".to_owned()]]);
+        directory.sync_names();
+        let medium = self::medium(&directory);
+        assert_eq!(medium.choices(), [1]);
+        assert_eq!(medium.cut(|_, _| 0).names(), ["old"]);
+    }
+
+    #[test]
+    fn a_sync_of_a_part_leaves_the_rest() {
+        let directory = SimulatedDirectory::default();
+        let file = directory.create("a", 2048, SECTOR);
+        directory.sync_names();
+        file.write_at(0, &[1; 1024]).unwrap();
+        let writes = file.writes();
+        file.write_at(512, &[2; 1024]).unwrap();
+        file.sync_range(1024, 512).unwrap();
+        let durable =
+            |directory: &SimulatedDirectory| content(&medium(directory).cut(|_, _| 0), "a");
+        let parts = |sectors: [u8; 4]| Some(sectors.map(|sector| [sector; 512]).concat());
+        assert_eq!(durable(&directory), parts([0, 0, 2, 0]));
+        file.sync_through(writes).unwrap();
+        assert_eq!(durable(&directory), parts([1, 1, 2, 0]));
+        assert_eq!(medium(&directory).choices(), [1, 2], "what came later may be there");
+        file.sync().unwrap();
+        assert_eq!(durable(&directory), parts([1, 2, 2, 0]));
+    }
+
+    #[test]
+    fn rot_changes_what_a_crash_has_left_and_is_no_operation() {
+        let directory = SimulatedDirectory::default();
+        let file = directory.create("a", 1024, SECTOR);
+        directory.sync_names();
+        file.write_at(0, &[1; 1024]).unwrap();
+        let (after, count) = (medium(&directory).kill(), directory.change_count());
+        assert!(after.rot("a", 700, 2, 4));
+        let found = content(&after, "a").unwrap();
+        assert_eq!(found, [&[1; 700][..], &[5; 2], &[1; 322]].concat());
+        assert_eq!(content(&after.medium().cut(|_, _| 0), "a"), Some(found), "it is durable");
+        assert_eq!((after.change_count(), directory.change_count()), (0, count));
+        assert!(!after.rot("a", 1023, 2, 1) && !after.rot("b", 0, 1, 1));
+    }
+
+    #[test]
+    fn a_sync_fails_when_it_is_told_to() {
+        let directory = SimulatedDirectory::default();
+        let file = directory.create("a", 512, SECTOR);
+        directory.fail_syncs_after(1);
+        assert!(file.sync().is_ok());
+        assert!(file.sync().is_err());
+        assert_eq!(directory.change_count(), 2);
+    }
+}

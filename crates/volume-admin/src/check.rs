@@ -1,0 +1,48 @@
+//! Verifies a pool that is not open, without changing it: superblock, catalogue, all map pages, the
+//! log after the checkpoint, and the bytes of every block. It also checks that each segment's live
+//! count is at least what the maps reference.
+
+use std::path::Path;
+
+use blockyard_store::mirror::CopyStatus;
+use blockyard_store::{Copies, Places, SegmentStore, is_pool, no_pool};
+use blockyard_volume::verify::{PoolVerifier, Report, list_closed, verify};
+use blockyard_volume::{Options, VolumeError, address_space};
+use blockyard_volume_format::catalogue::VolumeMeta;
+
+/// Verifies the pool in a directory, and its second copy. `progress` gets the number of bytes that
+/// were verified.
+///
+/// # Errors
+/// If there is no pool, another process has it open, or it is too damaged to be opened.
+pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, VolumeError> {
+    address_space::check(&Options::default())?;
+    if !is_pool(path)? {
+        return Err(no_pool(path).into());
+    }
+    check_in(Places::of(path).look(&PoolVerifier)?, progress)
+}
+
+/// Verifies the pool in any [`SegmentStore`], without changing it.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_in<D: SegmentStore>(
+    directory: Copies<D>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Report, VolumeError> {
+    verify(directory, false, usize::MAX, &mut |bytes| {
+        progress(bytes);
+        true
+    })
+}
+
+/// Lists the volumes and snapshots of a pool that is not open, without changing it, and the state
+/// of its copies if it has two.
+///
+/// # Errors
+/// As [`check`].
+pub fn list(path: &Path) -> Result<(Vec<VolumeMeta>, Vec<CopyStatus>), VolumeError> {
+    address_space::check(&Options::default())?;
+    list_closed(Places::of(path).look(&PoolVerifier)?)
+}

@@ -1,0 +1,14 @@
+//! Work on a pool of volumes other than I/O: sending and receiving snapshots, images, scrubbing,
+//! checking, and counting what a volume uses.
+//!
+//! This crate uses the public interface of the engine (`blockyard_volume`): an open pool
+//! ([`blockyard_volume::Running`]) with its maps and segments, or a closed one that it opens for
+//! reading only.
+
+mod changes;
+pub mod check;
+pub mod image;
+pub mod receive;
+pub mod scrub;
+pub mod send;
+pub mod usage;

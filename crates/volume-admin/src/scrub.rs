@@ -1,0 +1,115 @@
+//! Scrubbing: reads every block in use and compares it with its checksum, at a limited rate, so
+//! that damage is found before a client needs the block. With two copies it reads both, and repairs
+//! the damaged one from the other.
+
+use std::time::{Duration, Instant};
+
+use blockyard_store::SegmentStore;
+use blockyard_volume::verify::{Report, Verifier};
+use blockyard_volume::{Running, VolumeError};
+
+/// Longest sleep for the rate limit.
+const SLEEP_MAX: Duration = Duration::from_millis(500);
+
+/// Bytes that may be read at once, whatever the rate.
+const BURST_BYTES: u64 = 4 << 20;
+
+/// How often the thread checks whether the liveness scan has ended.
+const COUNT_LOOK: Duration = Duration::from_millis(5);
+
+/// A rate limit that is enforced by sleeping.
+struct Throttle {
+    bytes_per_second: u64,
+    /// Start of the measured interval, and the bytes read before it.
+    since: Instant,
+    from: u64,
+}
+
+impl Throttle {
+    /// Sleeps until `bytes` bytes may have been read in total.
+    fn keep(&mut self, bytes: u64) {
+        if self.bytes_per_second == 0 {
+            return;
+        }
+        let read = (bytes - self.from).saturating_sub(BURST_BYTES);
+        let due = Duration::from_secs_f64(read as f64 / self.bytes_per_second as f64);
+        let mut left = due.saturating_sub(self.since.elapsed());
+        // Do not catch up on time in which nothing was read.
+        if left.is_zero() && self.since.elapsed() > due + SLEEP_MAX {
+            (self.since, self.from) = (Instant::now(), bytes);
+        }
+        while !left.is_zero() {
+            std::thread::sleep(left.min(SLEEP_MAX));
+            left = due.saturating_sub(self.since.elapsed());
+        }
+    }
+}
+
+/// Reads every block of every volume and snapshot, shared blocks once, and the pages of the
+/// maps. Blocks that are written meanwhile may be left out. If the usage table has less live
+/// data for a segment than was found in it, a liveness scan corrects it. `rate` is in bytes per
+/// second; 0 is unlimited. `progress` is called with the bytes verified and the approximate
+/// total, and returns whether to continue; at the end the two are equal.
+///
+/// # Errors
+/// If `progress` stops the scrub.
+pub fn scrub<D: SegmentStore>(
+    running: &Running<D>,
+    rate: u64,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<Report, VolumeError> {
+    let pool = running.pool();
+    let mut pace = Throttle { bytes_per_second: rate, since: Instant::now(), from: 0 };
+    let (mut verifier, mut verified) = (Verifier::new(pool.segments(), true), 0);
+    pool.settle();
+    let total = pool.segments().stored_bytes();
+    let names: Vec<String> = pool.list().into_iter().map(|meta| meta.name).collect();
+    for name in &names {
+        // The volume may have been removed meanwhile, or made again.
+        let Ok(live) = pool.find(name) else { continue };
+        let (frozen, id, block_bytes) = (live.map.freeze(), live.meta.id, live.meta.block_bytes);
+        drop(live);
+        let now = || pool.volumes().by_id.get(&id).cloned();
+        let goes_on = verifier.volume(block_bytes, &frozen, &now, &mut |bytes| {
+            verified = bytes;
+            pace.keep(bytes);
+            progress(bytes, total.max(bytes))
+        });
+        if !goes_on {
+            return Err(VolumeError::Stopped);
+        }
+        verifier.report.volumes += 1;
+    }
+    if verifier.is_too_little_counted() {
+        scan_liveness(running, &mut || progress(verified, total.max(verified)))?;
+    }
+    pool.segments().log_repairs();
+    // Volumes removed meanwhile and free space were not read: everything in use was.
+    if !progress(verified, verified) {
+        return Err(VolumeError::Stopped);
+    }
+    Ok(verifier.report)
+}
+
+/// Requests a liveness scan, because the usage table has, or seems to have, too little for some
+/// segments. `goes_on` returns whether to continue.
+fn scan_liveness<D: SegmentStore>(
+    running: &Running<D>,
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<(), VolumeError> {
+    let pool = running.pool();
+    let raised = pool.segments().raised();
+    pool.want_count_anyhow();
+    while pool.wanted_scan().is_some() && pool.is_running() {
+        if !goes_on() {
+            return Err(VolumeError::Stopped);
+        }
+        std::thread::sleep(COUNT_LOOK);
+    }
+    // Write a checkpoint, so that the next opening has the corrected table too.
+    if pool.segments().raised() > raised && !pool.checkpoint().is_ok() {
+        let title = pool.segments().directory().title();
+        tracing::warn!("{title}: what was counted again is in no checkpoint yet");
+    }
+    Ok(())
+}

@@ -1,0 +1,500 @@
+//! The catalogue: the volumes and snapshots of a pool, each with the roots of its map. Every
+//! checkpoint contains it. Changes between two checkpoints are in the log, ordered with the writes.
+//!
+//! The catalogue is one string of bytes, stored in pages below a tree of pages. The part that
+//! changes at each checkpoint is at the end, so that most pages need not be rewritten.
+
+use std::collections::HashSet;
+
+use crate::bytes::Reader;
+use crate::entry::{ENTRY_BYTES, Entry};
+use crate::error::FormatError;
+use crate::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, UNIT};
+
+const WHAT: &str = "catalogue";
+const MAGIC: [u8; 8] = *b"BLKYCAT\n";
+
+/// Longest name, in bytes.
+pub const NAME_MAX: usize = 200;
+
+/// Longest name of a new volume, in bytes, equal to that of a device.
+pub const VOLUME_NAME_MAX: usize = 64;
+
+/// Most volumes and snapshots.
+pub const VOLUMES_MAX: usize = 1 << 20;
+
+/// Bytes that the catalogue has of a volume, without its name and its roots.
+const LISTED_FIXED_BYTES: usize = 54;
+
+/// Most blocks of a volume.
+pub const BLOCKS_MAX: u64 = 1 << 40;
+
+/// Longest catalogue that is read, in bytes.
+pub const CATALOGUE_BYTES_MAX: u64 = 1 << 30;
+
+/// Most bytes of the catalogue for all volumes and snapshots; the rest is for the segments.
+pub const LISTED_BYTES_MAX: u64 = CATALOGUE_BYTES_MAX / 2;
+
+/// Properties of a volume or snapshot, without its map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeMeta {
+    /// The number of the volume or snapshot, never reused.
+    pub id: u32,
+    /// The name; that of a snapshot contains `@`.
+    pub name: String,
+    /// Whether this is a snapshot, which never changes.
+    pub is_snapshot: bool,
+    /// The number of the volume or snapshot that it was copied from; 0: none.
+    pub origin: u32,
+    /// Length of a block in bytes.
+    pub block_bytes: u32,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// The identity of a snapshot, which `receive` preserves; 0: none.
+    pub guid: u64,
+    /// The reservation in bytes, before compression.
+    pub reserved_bytes: u64,
+}
+
+impl VolumeMeta {
+    /// The most nodes that the map has.
+    pub fn node_count(&self) -> usize {
+        self.blocks.div_ceil(NODE_BLOCKS) as usize
+    }
+
+    /// The most roots, which name nodes, that the map has.
+    pub fn root_count(&self) -> usize {
+        self.node_count().div_ceil(FAN)
+    }
+
+    /// The most bytes that the catalogue has of the volume.
+    pub fn listed_bytes(&self) -> u64 {
+        (LISTED_FIXED_BYTES + NAME_MAX + self.root_count() * ENTRY_BYTES) as u64
+    }
+
+    /// The capacity in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_bytes)
+    }
+
+    /// Appends the encoded properties.
+    pub fn print(&self, out: &mut Vec<u8>) {
+        out.extend(self.id.to_le_bytes());
+        out.extend(self.origin.to_le_bytes());
+        out.extend(self.block_bytes.to_le_bytes());
+        out.extend(self.blocks.to_le_bytes());
+        out.extend(self.guid.to_le_bytes());
+        out.extend(self.reserved_bytes.to_le_bytes());
+        out.push(u8::from(self.is_snapshot));
+        out.push(self.name.len() as u8);
+        out.extend(self.name.as_bytes());
+    }
+
+    /// Parses the properties.
+    ///
+    /// # Errors
+    /// If the bytes end too early, or a field has an invalid value.
+    pub fn parse(reader: &mut Reader<'_>) -> Result<VolumeMeta, FormatError> {
+        let meta = VolumeMeta::take(reader).ok_or(FormatError::Short { what: WHAT, len: 0 })?;
+        let impossible = |field, value, want| FormatError::Field { what: WHAT, field, value, want };
+        let VolumeMeta { block_bytes, blocks, .. } = meta;
+        if !block_bytes.is_power_of_two() || !(512..=BLOCK_BYTES_MAX).contains(&block_bytes) {
+            return Err(impossible("block_bytes", block_bytes.into(), "512 to 64k"));
+        }
+        if !(1..=BLOCKS_MAX).contains(&blocks) {
+            return Err(impossible("blocks", blocks, "1 to 2^40"));
+        }
+        if meta.id == 0 {
+            return Err(impossible("id", 0, "at least 1"));
+        }
+        if meta.reserved_bytes > meta.size_bytes() {
+            return Err(impossible("reserved_bytes", meta.reserved_bytes, "its size at most"));
+        }
+        Ok(meta)
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Option<VolumeMeta> {
+        let (id, origin, block_bytes) = (reader.u32()?, reader.u32()?, reader.u32()?);
+        let (blocks, guid, reserved_bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let is_snapshot = reader.u8()? == 1;
+        let len = reader.u8()? as usize;
+        let name = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
+        Some(VolumeMeta {
+            id,
+            name,
+            is_snapshot,
+            origin,
+            block_bytes,
+            blocks,
+            guid,
+            reserved_bytes,
+        })
+    }
+}
+
+/// Whether this is a valid name of a volume or snapshot in a pool: letters, digits, `-`, `_`, `.`,
+/// `:`, `+` and, for a snapshot, one `@`.
+///
+/// The name of a new volume must be valid for a device too: [`is_volume_name`].
+pub fn is_name(name: &str) -> bool {
+    let fits = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with(['.', '-'])
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:+".contains(&byte))
+    };
+    name.len() <= NAME_MAX && name.splitn(2, '@').all(fits)
+}
+
+/// Whether this is a valid name of a new volume, which is also the name of its device.
+pub fn is_volume_name(name: &str) -> bool {
+    name.len() <= VOLUME_NAME_MAX
+        && name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+/// A change of the catalogue, as it is recorded in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Makes a volume of zeros.
+    Create(VolumeMeta),
+    /// Makes a volume or snapshot with the current contents of its origin.
+    Copy(VolumeMeta),
+    /// Destroys a volume or snapshot.
+    Destroy {
+        /// The number of the volume or snapshot.
+        id: u32,
+    },
+    /// Restores a volume to the contents of a snapshot.
+    Rollback {
+        /// The number of the volume.
+        id: u32,
+        /// The number of the snapshot.
+        to: u32,
+    },
+    /// Changes the length of a volume.
+    Resize {
+        /// The number of the volume.
+        id: u32,
+        /// The new length in blocks.
+        blocks: u64,
+    },
+    /// Changes the reservation of a volume.
+    Reserve {
+        /// The number of the volume.
+        id: u32,
+        /// The new reservation in bytes, before compression.
+        bytes: u64,
+    },
+    /// Several changes in order, all or none. They cannot be nested.
+    Several(Vec<Change>),
+}
+
+/// Most changes of [`Change::Several`].
+const SEVERAL_MAX: usize = 8;
+
+/// Longest change, in bytes.
+pub const CHANGE_BYTES_MAX: usize = 2048;
+
+impl Change {
+    /// The encoded change.
+    pub fn print(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self {
+            Change::Create(meta) => {
+                out.push(1);
+                meta.print(&mut out);
+            }
+            Change::Copy(meta) => {
+                out.push(2);
+                meta.print(&mut out);
+            }
+            Change::Destroy { id } => {
+                out.push(3);
+                out.extend(id.to_le_bytes());
+            }
+            Change::Rollback { id, to } => {
+                out.push(4);
+                out.extend(id.to_le_bytes());
+                out.extend(to.to_le_bytes());
+            }
+            Change::Resize { id, blocks } => {
+                out.push(5);
+                out.extend(id.to_le_bytes());
+                out.extend(blocks.to_le_bytes());
+            }
+            Change::Reserve { id, bytes } => {
+                out.push(7);
+                out.extend(id.to_le_bytes());
+                out.extend(bytes.to_le_bytes());
+            }
+            Change::Several(changes) => {
+                out.extend([6, changes.len() as u8]);
+                for change in changes {
+                    let bytes = change.print();
+                    out.extend((bytes.len() as u16).to_le_bytes());
+                    out.extend(bytes);
+                }
+            }
+        }
+        out
+    }
+
+    /// Parses a change.
+    ///
+    /// # Errors
+    /// If the bytes end too early, or a field has an invalid value.
+    pub fn parse(bytes: &[u8]) -> Result<Change, FormatError> {
+        let mut reader = Reader::new(bytes);
+        let short =
+            || FormatError::Short { what: "change of the catalogue", len: bytes.len() as u64 };
+        match reader.u8().ok_or_else(short)? {
+            1 => Ok(Change::Create(VolumeMeta::parse(&mut reader)?)),
+            2 => Ok(Change::Copy(VolumeMeta::parse(&mut reader)?)),
+            3 => Ok(Change::Destroy { id: reader.u32().ok_or_else(short)? }),
+            4 => {
+                let (id, to) = (reader.u32(), reader.u32());
+                Ok(Change::Rollback { id: id.ok_or_else(short)?, to: to.ok_or_else(short)? })
+            }
+            5 => {
+                let (id, blocks) = (reader.u32(), reader.u64());
+                let blocks = blocks.ok_or_else(short)?;
+                if !(1..=BLOCKS_MAX).contains(&blocks) {
+                    let (what, field, want) = ("change of the catalogue", "blocks", "1 to 2^40");
+                    return Err(FormatError::Field { what, field, value: blocks, want });
+                }
+                Ok(Change::Resize { id: id.ok_or_else(short)?, blocks })
+            }
+            6 => {
+                let count = usize::from(reader.u8().ok_or_else(short)?);
+                let impossible = |value| {
+                    let (what, field) = ("change of the catalogue", "several");
+                    FormatError::Field { what, field, value, want: "1 to 8 changes" }
+                };
+                if !(1..=SEVERAL_MAX).contains(&count) {
+                    return Err(impossible(count as u64));
+                }
+                let mut changes = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let len = usize::from(reader.u16().ok_or_else(short)?);
+                    let bytes = reader.take(len).ok_or_else(short)?;
+                    if bytes.first() == Some(&6) {
+                        return Err(impossible(6));
+                    }
+                    changes.push(Change::parse(bytes)?);
+                }
+                Ok(Change::Several(changes))
+            }
+            7 => {
+                let (id, bytes) = (reader.u32(), reader.u64());
+                let (id, bytes) = (id.ok_or_else(short)?, bytes.ok_or_else(short)?);
+                Ok(Change::Reserve { id, bytes })
+            }
+            other => Err(FormatError::Field {
+                what: "change of the catalogue",
+                field: "kind",
+                value: other.into(),
+                want: "1 to 7",
+            }),
+        }
+    }
+}
+
+/// What the catalogue says of the pool as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CatalogueImage {
+    /// The number of the next volume.
+    pub next_id: u32,
+    /// Number of copies of maps made so far.
+    pub copies: u32,
+    /// Upper bound of the live bytes of blocks in each segment.
+    pub live: Vec<u64>,
+    /// Bytes included in `live` that may not be live any more.
+    pub unknown_bytes: u64,
+}
+
+/// Most segments that addresses can refer to.
+const SEGMENTS_MAX: u32 = 1 << 26;
+
+impl CatalogueImage {
+    fn print(&self, out: &mut Vec<u8>) {
+        out.extend(self.next_id.to_le_bytes());
+        out.extend(self.copies.to_le_bytes());
+        out.extend(self.unknown_bytes.to_le_bytes());
+        out.extend((self.live.len() as u32).to_le_bytes());
+        for bytes in &self.live {
+            out.extend(((bytes / UNIT) as u32).to_le_bytes());
+        }
+    }
+
+    fn parse(reader: &mut Reader<'_>) -> Option<CatalogueImage> {
+        let (next_id, copies) = (reader.u32()?, reader.u32()?);
+        let (unknown_bytes, count) = (reader.u64()?, reader.u32()?);
+        if count > SEGMENTS_MAX || reader.left() / 4 < count as usize {
+            return None;
+        }
+        let bytes = |_| Some(u64::from(reader.u32()?) * UNIT);
+        let live = (0..count).map(bytes).collect::<Option<_>>()?;
+        Some(CatalogueImage { next_id, copies, live, unknown_bytes })
+    }
+}
+
+/// A volume or snapshot with the roots of its map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The properties of the volume or snapshot.
+    pub meta: VolumeMeta,
+    /// The number of the volume from which it and all that share blocks with it come.
+    pub family: u32,
+    /// The number of copies of maps that had been made when its map was last copied.
+    pub copied: u32,
+    /// A lower bound of the blocks that only it has.
+    pub owned: u64,
+    /// The roots, as many as its length allows.
+    pub roots: Vec<Entry>,
+}
+
+/// Encodes a catalogue.
+pub fn print(whole: &CatalogueImage, volumes: &[Listed]) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.extend((volumes.len() as u32).to_le_bytes());
+    for Listed { meta, family, copied, owned, roots } in volumes {
+        meta.print(&mut out);
+        out.extend(family.to_le_bytes());
+        out.extend(copied.to_le_bytes());
+        out.extend(owned.to_le_bytes());
+        for root in roots {
+            let mut bytes = [0; ENTRY_BYTES];
+            root.print(&mut bytes);
+            out.extend(bytes);
+        }
+    }
+    whole.print(&mut out);
+    out
+}
+
+/// Parses a catalogue. Returns what it says of the pool, and its volumes and snapshots.
+///
+/// # Errors
+/// If the bytes end too early, or a field has an invalid value.
+pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError> {
+    let short = || FormatError::Short { what: WHAT, len: bytes.len() as u64 };
+    let mut reader = Reader::new(bytes);
+    if reader.take(8).ok_or_else(short)? != MAGIC {
+        return Err(FormatError::Magic { what: WHAT });
+    }
+    let count = reader.u32().ok_or_else(short)?;
+    if count as usize > VOLUMES_MAX {
+        let value = u64::from(count);
+        return Err(FormatError::Field { what: WHAT, field: "count", value, want: "2^20 at most" });
+    }
+    let mut volumes: Vec<Listed> = Vec::new();
+    for _ in 0..count {
+        let meta = VolumeMeta::parse(&mut reader)?;
+        let family = reader.u32().ok_or_else(short)?;
+        let copied = reader.u32().ok_or_else(short)?;
+        let owned = reader.u64().ok_or_else(short)?;
+        let count = meta.root_count();
+        // Bound the allocation by the bytes that exist.
+        if reader.left() / ENTRY_BYTES < count {
+            return Err(short());
+        }
+        let mut roots = Vec::with_capacity(count);
+        for _ in 0..count {
+            let entry = Entry::parse(reader.take(ENTRY_BYTES).ok_or_else(short)?);
+            roots.push(entry.ok_or(FormatError::Field {
+                what: WHAT,
+                field: "root",
+                value: meta.id.into(),
+                want: "a place on disk",
+            })?);
+        }
+        volumes.push(Listed { meta, family, copied, owned, roots });
+    }
+    let whole = CatalogueImage::parse(&mut reader).ok_or_else(short)?;
+    let mut ids = HashSet::new();
+    for Listed { meta: VolumeMeta { id, .. }, .. } in &volumes {
+        // Otherwise the next new volume would get the number of an existing one.
+        if *id >= whole.next_id || !ids.insert(*id) {
+            let (field, value) = ("id", u64::from(*id));
+            let want = "one of its own, below the next one";
+            return Err(FormatError::Field { what: WHAT, field, value, want });
+        }
+    }
+    Ok((whole, volumes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::Codec;
+
+    fn meta(id: u32, name: &str) -> VolumeMeta {
+        VolumeMeta {
+            id,
+            name: name.to_owned(),
+            is_snapshot: name.contains('@'),
+            origin: 0,
+            block_bytes: 4096,
+            blocks: 70_000 << 8,
+            guid: 5,
+            reserved_bytes: 1 << 20,
+        }
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        let roots = vec![Entry::new(4096, 4096, Codec::Raw, 3), Entry::HOLE];
+        let volumes = [(4, "v0"), (8, "v0@monday")].map(|(id, name)| Listed {
+            meta: meta(id, name),
+            family: 2,
+            copied: 3,
+            owned: 77,
+            roots: roots.clone(),
+        });
+        let live = vec![0, 4096, 1 << 30];
+        let whole = CatalogueImage { next_id: 9, copies: 7, live, unknown_bytes: 5 };
+        let bytes = print(&whole, &volumes);
+        assert_eq!(parse(&bytes), Ok((whole, volumes.to_vec())));
+        for len in 0..bytes.len() {
+            assert!(parse(&bytes[..len]).is_err(), "{len}");
+        }
+        for (next_id, second) in [(9, 4), (8, 8)] {
+            let (mut whole, mut volumes) = (CatalogueImage::default(), volumes.clone());
+            (whole.next_id, volumes[1].meta.id) = (next_id, second);
+            let wrong = parse(&print(&whole, &volumes)).unwrap_err();
+            assert!(matches!(wrong, FormatError::Field { field: "id", .. }), "{wrong}");
+        }
+        for change in [
+            Change::Create(meta(1, "a")),
+            Change::Copy(meta(2, "a@b")),
+            Change::Destroy { id: 3 },
+            Change::Rollback { id: 1, to: 2 },
+            Change::Resize { id: 1, blocks: 5 },
+            Change::Reserve { id: 1, bytes: 1 << 40 },
+            Change::Several(vec![Change::Create(meta(1, "a")), Change::Destroy { id: 3 }]),
+        ] {
+            assert_eq!(Change::parse(&change.print()), Ok(change));
+        }
+        assert!(Change::parse(&[]).is_err() && Change::parse(&[9]).is_err());
+        let nested = Change::Several(vec![Change::Several(vec![Change::Destroy { id: 3 }])]);
+        for wrong in [nested, Change::Several(vec![])] {
+            assert!(Change::parse(&wrong.print()).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_short_and_plain() {
+        for name in ["v0", "a-b_c.d", "v0@2026-11-21", "x:y", "v0@2026-11-23T10:00:00+01:00"] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["v0", "0", "a-b_c.d", &"x".repeat(VOLUME_NAME_MAX)] {
+            assert!(is_volume_name(name) && is_name(name), "{name}");
+        }
+        for name in ["", ".a", "-a", "_a", "a:b", "a+b", "a@b", "\u{e9}", &"x".repeat(65)] {
+            assert!(!is_volume_name(name), "{name}");
+        }
+        for name in ["", "@", "v0@", "@x", "a/b", ".hidden", "a b", "a@b@c", &"x".repeat(201)] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+}

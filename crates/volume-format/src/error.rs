@@ -1,0 +1,95 @@
+//! What is wrong with bytes that were read from a pool or a stream.
+
+/// What is wrong with bytes that were read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// The magic number is wrong.
+    #[error("`{what}` does not begin with the mark of one")]
+    Magic {
+        /// The kind of object that was read.
+        what: &'static str,
+    },
+    /// A place has segments of a pool, but no superblock.
+    #[error("`{path}` has segments of a pool, but no superblock that can be read")]
+    NoSuperblock {
+        /// The path of the place.
+        path: String,
+    },
+    /// The checksum is wrong.
+    #[error("`{what}` is damaged: its checksum is {found:#018x}, not {want:#018x}")]
+    Checksum {
+        /// The kind of object that was read.
+        what: &'static str,
+        /// The checksum of the bytes read.
+        found: u64,
+        /// The expected checksum.
+        want: u64,
+    },
+    /// The version is newer than this program knows.
+    #[error("`{what}` is of version {found}; this program knows version {known}")]
+    Version {
+        /// The kind of object that was read.
+        what: &'static str,
+        /// The version that was read.
+        found: u32,
+        /// The newest version that this program knows.
+        known: u32,
+    },
+    /// A field has an invalid value.
+    #[error("`{what}` has {field} = {value}; expected {want}")]
+    Field {
+        /// The kind of object that was read.
+        what: &'static str,
+        /// The field.
+        field: &'static str,
+        /// The value of the field.
+        value: u64,
+        /// What is expected instead.
+        want: &'static str,
+    },
+    /// A map page is damaged.
+    #[error(
+        "a page of the map, segment {segment} offset {offset}, is damaged: its checksum is \
+         {found:#018x}, not {want:#018x}"
+    )]
+    Page {
+        /// The segment.
+        segment: u32,
+        /// The offset in the segment, in bytes.
+        offset: u64,
+        /// The checksum of the bytes read.
+        found: u64,
+        /// The expected checksum.
+        want: u64,
+    },
+    /// A group that was durable is missing from the log.
+    #[error(
+        "the log is damaged: group {number} should be in segment {segment} at offset {offset}, \
+         and was durable; what is behind it cannot be read without it. Wanted the segments as they \
+         were written"
+    )]
+    Log {
+        /// The segment.
+        segment: u32,
+        /// The offset in the segment, in bytes.
+        offset: u32,
+        /// The number of the missing group.
+        number: u64,
+    },
+    /// The bytes end too early.
+    #[error("`{what}` ends after {len} bytes")]
+    Short {
+        /// The kind of object that was read.
+        what: &'static str,
+        /// The number of bytes that there are.
+        len: u64,
+    },
+}
+
+impl FormatError {
+    /// Whether a newer program wrote the bytes, so that they are not damaged.
+    pub fn is_of_newer(&self) -> bool {
+        matches!(self, FormatError::Version { .. })
+    }
+}

@@ -1,0 +1,286 @@
+//! The stream of `send` and `receive`: a header, records with blocks in order, and an end record.
+//! The checksum of each record includes that of the record before. So a stream that is truncated,
+//! damaged, or joined from two is detected at that record.
+
+use crate::BLOCK_BYTES_MAX;
+use crate::block_header::BlockHeader;
+use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
+use crate::catalogue::{BLOCKS_MAX, NAME_MAX};
+use crate::error::FormatError;
+
+/// The version of the stream that this program writes and reads.
+pub const VERSION: u32 = 1;
+
+/// Length of the header, in bytes.
+pub const HEAD_BYTES: usize = 512;
+
+/// Length of a record's header, which precedes its blocks, in bytes.
+pub const RECORD_BYTES: usize = 40;
+
+/// Longest payload of a record, in bytes.
+pub const PAYLOAD_MAX: usize = 1 << 20;
+
+const WHAT: &str = "stream";
+/// The magic number of a stream.
+pub const MAGIC: [u8; 8] = *b"BLKYSND\n";
+const SEAL: BlockHeader = BlockHeader { what: WHAT, magic: MAGIC, version: VERSION };
+const NAME: usize = 64;
+const BASE: usize = NAME + NAME_MAX;
+/// Offset of the end of the last field; the bytes after it are zero.
+const END: usize = BASE + NAME_MAX;
+
+/// The header of a stream, which describes the snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Length of a block in bytes.
+    pub block_bytes: u32,
+    /// Number of blocks of the snapshot.
+    pub blocks: u64,
+    /// The identity of the snapshot, which `receive` preserves.
+    pub guid: u64,
+    /// The name of the snapshot at the sender: VOLUME@SNAPSHOT.
+    pub name: String,
+    /// The snapshot on which an incremental stream builds: its identity, and its name at the
+    /// sender.
+    pub base: Option<(u64, String)>,
+}
+
+fn impossible(field: &'static str, value: u64, want: &'static str) -> FormatError {
+    FormatError::Field { what: WHAT, field, value, want }
+}
+
+impl Head {
+    /// Encodes the header.
+    ///
+    /// # Panics
+    /// If a name is too long; names come from the catalogue, which bounds them.
+    pub fn print(&self) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        put_u32(&mut bytes, 20, self.block_bytes);
+        put_u64(&mut bytes, 24, self.blocks);
+        put_u64(&mut bytes, 32, self.guid);
+        let (base, base_name) = self.base.as_ref().map_or((0, ""), |(guid, name)| (*guid, name));
+        put_u64(&mut bytes, 40, base);
+        for (length, at, name) in [(48, NAME, self.name.as_str()), (49, BASE, base_name)] {
+            assert!(name.len() <= NAME_MAX);
+            bytes[length] = name.len() as u8;
+            bytes[at..at + name.len()].copy_from_slice(name.as_bytes());
+        }
+        SEAL.put(&mut bytes);
+        bytes
+    }
+
+    /// Parses the header.
+    ///
+    /// # Errors
+    /// If the bytes are not a header that this program knows.
+    pub fn parse(bytes: &[u8; HEAD_BYTES]) -> Result<Head, FormatError> {
+        SEAL.check(bytes)?;
+        let (block_bytes, blocks) = (u32_at(bytes, 20), u64_at(bytes, 24));
+        if !block_bytes.is_power_of_two() || !(512..=BLOCK_BYTES_MAX).contains(&block_bytes) {
+            return Err(impossible("block_bytes", block_bytes.into(), "512 to 64k"));
+        }
+        if !(1..=BLOCKS_MAX).contains(&blocks) {
+            return Err(impossible("blocks", blocks, "1 to 2^40"));
+        }
+        let (guid, base) = (u64_at(bytes, 32), u64_at(bytes, 40));
+        if guid == 0 {
+            return Err(impossible("guid", guid, "an identity"));
+        }
+        let text = |length: usize, at: usize, field| {
+            let len = usize::from(bytes[length]);
+            let name = bytes[at..at + NAME_MAX].split_at_checked(len);
+            let name = name.filter(|(_, rest)| rest.iter().all(|byte| *byte == 0));
+            let name = name.and_then(|(name, _)| std::str::from_utf8(name).ok());
+            name.map(str::to_owned).ok_or_else(|| impossible(field, len as u64, "a name"))
+        };
+        let (name, base_name) = (text(48, NAME, "name")?, text(49, BASE, "base")?);
+        if bytes[50..NAME].iter().chain(&bytes[END..]).any(|byte| *byte != 0) {
+            return Err(impossible("a reserved byte", 1, "0"));
+        }
+        let base = (base != 0).then_some((base, base_name));
+        Ok(Head { block_bytes, blocks, guid, name, base })
+    }
+
+    /// The checksum of the header, on which the first record's checksum builds.
+    pub fn chain(bytes: &[u8; HEAD_BYTES]) -> u64 {
+        crc(bytes)
+    }
+}
+
+/// The kind of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// Blocks, whose contents follow.
+    Data = 1,
+    /// Blocks of zeros.
+    Zeros = 2,
+    /// The end of the stream.
+    End = 3,
+}
+
+/// The header of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The kind of the record.
+    pub kind: Kind,
+    /// Length of the payload that follows, in bytes.
+    pub len: u32,
+    /// The first block; in the end record, the length of the snapshot in blocks.
+    pub first: u64,
+    /// Number of blocks.
+    pub count: u64,
+    /// Number of the record, from 0.
+    pub number: u64,
+}
+
+impl Record {
+    /// Encodes the record header for `payload`. `chain` is the checksum of the stream header or
+    /// record before. Returns the record's checksum.
+    pub fn print(&self, chain: u64, payload: &[u8], bytes: &mut [u8; RECORD_BYTES]) -> u64 {
+        put_u32(bytes, 0, self.kind as u32);
+        put_u32(bytes, 4, self.len);
+        put_u64(bytes, 8, self.first);
+        put_u64(bytes, 16, self.count);
+        put_u64(bytes, 24, self.number);
+        let sum = Record::sum(chain, bytes, payload);
+        put_u64(bytes, 32, sum);
+        sum
+    }
+
+    /// The checksum of a record that follows one with the checksum `chain`.
+    fn sum(chain: u64, bytes: &[u8; RECORD_BYTES], payload: &[u8]) -> u64 {
+        let mut all = [0; 48];
+        all[..32].copy_from_slice(&bytes[..32]);
+        put_u64(&mut all, 32, chain);
+        put_u64(&mut all, 40, crc(payload));
+        crc(&all)
+    }
+
+    /// Parses the header of record `number`, whose blocks must not precede `from`. The payload is
+    /// not checked; see [`Record::verify`].
+    ///
+    /// # Errors
+    /// If a field is invalid at this position.
+    pub fn parse(
+        bytes: &[u8; RECORD_BYTES],
+        head: &Head,
+        number: u64,
+        from: u64,
+    ) -> Result<Record, FormatError> {
+        let kind = match u32_at(bytes, 0) {
+            1 => Kind::Data,
+            2 => Kind::Zeros,
+            3 => Kind::End,
+            other => return Err(impossible("kind", other.into(), "1, 2 or 3")),
+        };
+        let (len, first, count) = (u32_at(bytes, 4), u64_at(bytes, 8), u64_at(bytes, 16));
+        let record = Record { kind, len, first, count, number: u64_at(bytes, 24) };
+        if record.number != number {
+            return Err(impossible("number", record.number, "one more than the record before"));
+        }
+        let end = first.checked_add(count).filter(|end| *end <= head.blocks && first >= from);
+        let wanted_len = match kind {
+            Kind::Data => count.saturating_mul(head.block_bytes.into()),
+            Kind::Zeros | Kind::End => 0,
+        };
+        match kind {
+            Kind::End if (first, count) != (head.blocks, 0) => {
+                Err(impossible("first", first, "the end of the snapshot"))
+            }
+            _ if end.is_none() => {
+                Err(impossible("first", first, "blocks after those of the record before"))
+            }
+            Kind::Data | Kind::Zeros if count == 0 => Err(impossible("count", 0, "blocks")),
+            _ if u64::from(len) != wanted_len || wanted_len > PAYLOAD_MAX as u64 => {
+                Err(impossible("len", len.into(), "the length of its blocks, 1M at most"))
+            }
+            _ => Ok(record),
+        }
+    }
+
+    /// Verifies the checksum of a record and its payload; `chain` is the checksum of the stream
+    /// header or record before. Returns the record's checksum.
+    ///
+    /// # Errors
+    /// If the checksum is wrong.
+    pub fn verify(
+        bytes: &[u8; RECORD_BYTES],
+        chain: u64,
+        payload: &[u8],
+    ) -> Result<u64, FormatError> {
+        let (found, want) = (Record::sum(chain, bytes, payload), u64_at(bytes, 32));
+        match found == want {
+            true => Ok(found),
+            false => Err(FormatError::Checksum { what: WHAT, found, want }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head() -> Head {
+        let base = Some((7, "v0@monday".to_owned()));
+        Head { block_bytes: 16_384, blocks: 100, guid: 9, name: "v0@tuesday".to_owned(), base }
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        for head in [head(), Head { base: None, ..head() }] {
+            assert_eq!(Head::parse(&head.print()), Ok(head));
+        }
+        let mut bytes = [0; RECORD_BYTES];
+        let payload = [5; 32_768];
+        let record = Record { kind: Kind::Data, len: 32_768, first: 3, count: 2, number: 4 };
+        let chain = record.print(1, &payload, &mut bytes);
+        assert_eq!(Record::parse(&bytes, &head(), 4, 3), Ok(record));
+        assert_eq!(Record::verify(&bytes, 1, &payload), Ok(chain));
+        assert!(Record::verify(&bytes, 2, &payload).is_err(), "of another stream");
+        assert!(Record::verify(&bytes, 1, &payload[1..]).is_err());
+        assert!(Record::parse(&bytes, &head(), 5, 3).is_err(), "one is left out");
+        assert!(Record::parse(&bytes, &head(), 4, 4).is_err(), "it is behind");
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_head_is_noticed() {
+        let bytes = head().print();
+        for bit in 0..HEAD_BYTES * 8 {
+            let mut flipped = bytes;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Head::parse(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn what_is_impossible_is_refused() {
+        let parse = |record: Record| {
+            let mut bytes = [0; RECORD_BYTES];
+            record.print(0, &[], &mut bytes);
+            Record::parse(&bytes, &head(), 0, 10)
+        };
+        let zeros = Record { kind: Kind::Zeros, len: 0, first: 10, count: 90, number: 0 };
+        let end = Record { kind: Kind::End, first: 100, count: 0, ..zeros };
+        assert!(parse(zeros).is_ok() && parse(end).is_ok());
+        for wrong in [
+            Record { count: 91, ..zeros },
+            Record { count: u64::MAX, ..zeros },
+            Record { count: 0, ..zeros },
+            Record { first: 9, ..zeros },
+            Record { len: 1, ..zeros },
+            Record { first: 99, ..end },
+            Record { kind: Kind::Data, len: 16_384, count: 2, ..zeros },
+            Record { kind: Kind::Data, len: 65 * 16_384, count: 65, ..zeros },
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+        let newer = FormatError::Version { what: WHAT, found: 2, known: 1 };
+        let mut bytes = head().print();
+        put_u32(&mut bytes, 16, 2);
+        let crc = crc(&bytes[16..]);
+        put_u64(&mut bytes, 8, crc);
+        assert_eq!(Head::parse(&bytes), Err(newer));
+    }
+}

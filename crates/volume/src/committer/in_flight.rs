@@ -1,0 +1,348 @@
+//! Groups in flight: how they are started and how they land.
+
+use std::collections::VecDeque;
+
+use blockyard_core::Status;
+use blockyard_store::log_writer::Part;
+use blockyard_store::tasks::{CommitWriter, Tasks, blocks_of};
+use blockyard_store::{Commit, Durability, LogWriter, SegmentStore, StoreFile, WriteBatch};
+use blockyard_volume_format::group::{self as format, Head};
+
+use super::Committer;
+use super::batch::{LogBatch, may_follow};
+use super::publish;
+use crate::pool::Pool;
+use crate::record::{Body, Record};
+use crate::segments::AllocationClass;
+
+/// If at least this number of threads wait for a group, they are woken before its blocks are in the
+/// maps.
+const WAKE_EARLY_MIN: usize = 6;
+
+/// A group with at least this number of records takes so long to land that the next one starts
+/// before.
+const EARLY_RECORDS_MIN: usize = 4;
+
+/// A group in flight.
+pub(super) struct InFlightBatch {
+    group: LogBatch,
+    /// The group's number.
+    number: u64,
+    segment: u32,
+    /// The address of the group's first block.
+    address: u64,
+    len: u32,
+}
+
+/// Makes the log writer that the options ask for.
+fn choose<D: SegmentStore>(pool: &Pool<D>) -> CommitWriter<D::File, D::LogWriter> {
+    if let Commit::TaskQueue(workers) = pool.options().commit {
+        match Tasks::start(workers) {
+            Ok(tasks) => return CommitWriter::Tasks(tasks),
+            Err(error) => {
+                let title = pool.segments().directory().title();
+                tracing::error!("{title}: no {workers} workers ({error}): `commit=group` instead");
+            }
+        }
+    }
+    let scratch = pool.segments().scratch();
+    CommitWriter::Group(pool.segments().directory().log_writer(scratch.as_ref()))
+}
+
+impl<D: SegmentStore> Committer<D> {
+    /// The log writer, which the first call makes for the calling thread.
+    pub(super) fn log_writer(&mut self) -> &mut CommitWriter<D::File, D::LogWriter> {
+        let (pool, mail) = (&self.pool, self.mail.completion_queue());
+        self.log_writer.get_or_insert_with(|| {
+            let mut log_writer = choose(pool);
+            log_writer.hear(mail.event_count());
+            log_writer
+        })
+    }
+
+    /// Whether another group may be started while others are in flight.
+    pub(super) fn may_pipeline(&mut self) -> bool {
+        let Some(last) = self.in_flight.back() else { return true };
+        let is_long = last.len >= self.pool.options().pipeline_bytes;
+        let count = self.in_flight.len();
+        if !self.pool.segments().directory().reports_sync_error_to_all() {
+            return false;
+        }
+        let log_writer = self.log_writer();
+        (is_long || log_writer.takes_short()) && count < log_writer.depth()
+    }
+
+    /// Whether the next group may start when the only group in flight is written, before that one's
+    /// records are answered. Otherwise the disk would be idle meanwhile.
+    pub(super) fn may_submit_early(&mut self) -> bool {
+        let [batch] = self.in_flight.make_contiguous() else { return false };
+        batch.group.records.len() >= EARLY_RECORDS_MIN
+            && self.pool.segments().directory().reports_sync_error_to_all()
+            && self.log_writer().depth() > 1
+    }
+
+    /// Waits until the only group in flight is written, starts the next group, then lands the
+    /// first. Returns false if it did not. After a failed group no other is started.
+    pub(super) fn submit_next_early(&mut self) -> bool {
+        if !self.log_writer().wait_written() {
+            return false;
+        }
+        self.gather();
+        if !self.can_pipeline() {
+            return false;
+        }
+        let oldest =
+            |in_flight: &VecDeque<InFlightBatch>| in_flight.front().map(|batch| batch.number);
+        let written = oldest(&self.in_flight);
+        self.carry_out();
+        // After a long group, the next one may have started without landing it.
+        if oldest(&self.in_flight) == written {
+            self.complete_oldest();
+        }
+        true
+    }
+
+    /// Whether a change of the catalogue is in flight.
+    pub(super) fn is_change_in_flight(&self) -> bool {
+        self.in_flight.iter().any(|batch| batch.group.changes_catalogue)
+    }
+
+    /// Whether the group may be in flight together with the others. A sync covers only what was
+    /// written when it begins, so a durable group may follow only durable groups.
+    pub(super) fn can_pipeline(&self) -> bool {
+        let LogBatch { records, descriptors, durable, .. } = &self.group;
+        let len = self.group.len(self.pool.align());
+        let is_plain = !records.is_empty() && !descriptors.is_empty();
+        let much = self.unsynced_bytes + u64::from(len) >= self.pool.options().sync_bytes;
+        is_plain
+            && self.finds_place()
+            && !(much || *durable && self.in_flight.iter().any(|batch| !batch.group.durable))
+    }
+
+    /// Sleeps until the oldest group can land, or a record arrives that may go into a group after
+    /// it.
+    pub(super) fn wait(&mut self) {
+        let Self { log_writer, mail, held, group, .. } = self;
+        // A record that could not follow the groups in flight still cannot when others arrive.
+        let waits = group.records.is_empty() && held.is_empty();
+        let ended = match log_writer {
+            Some(log_writer) if waits => {
+                log_writer.wait(mail.completion_queue().event_count(), &|| mail.is_any())
+            }
+            _ => true,
+        };
+        if ended {
+            self.complete_oldest();
+            self.run_maintenance(false);
+        }
+    }
+
+    /// Begins to write the group at the end of the log.
+    pub(super) fn append(&mut self) -> Result<(), Status> {
+        let (pages, bytes) = (self.group.pages, self.group.payload_bytes);
+        self.pool.segments().begin_in_flight(pages, bytes);
+        let begun = self.begin();
+        if begun.is_err() {
+            self.pool.segments().end_in_flight(pages, bytes);
+        }
+        begun
+    }
+
+    fn begin(&mut self) -> Result<(), Status> {
+        let want = self.group.want.unwrap_or(AllocationClass::Free);
+        let align = self.pool.align();
+        let count = self.group.descriptors.len();
+        let head_bytes = format::head_bytes(count, align);
+        let len = head_bytes + self.group.payload_bytes;
+        let address = self.log.reserve(len, self.pool.segments(), want).ok_or(Status::NoSpc)?;
+        let segment = self.log.place.segment;
+        let durability = self.durability(segment)?;
+        let head = Head {
+            pool: self.mark,
+            epoch: self.log.epoch,
+            number: self.log.place.number,
+            chain: self.log.place.chain,
+            durable: self.log.durable,
+            next: self.log.place.next,
+            count: count as u32,
+            head_bytes,
+            payload_bytes: self.group.payload_bytes,
+        };
+        let mut write_batch = self.write_batches.pop().unwrap_or_else(|| {
+            WriteBatch::new(self.pool.memory().take_beyond(self.head_bytes_max))
+        });
+        let into = write_batch.head(head_bytes as usize);
+        let chain = format::print(&head, &self.group.descriptors, into);
+        self.group.pack(&mut write_batch);
+        let (file, offset) = self.pool.segments().place(address).map_err(|_| Status::NoSpc)?;
+        self.log_writer().begin(&file, offset, write_batch, durability);
+        let empty = self.groups.pop().unwrap_or_default();
+        let group = std::mem::replace(&mut self.group, empty);
+        let address = address + u64::from(head_bytes);
+        self.in_flight.push_back(InFlightBatch {
+            group,
+            number: head.number,
+            segment,
+            address,
+            len,
+        });
+        self.since_checkpoint += u64::from(len);
+        self.spent += if want == AllocationClass::Move { 0 } else { u64::from(len) };
+        self.log.advance(len, chain);
+        Ok(())
+    }
+
+    /// Determines what must become durable with the group. Syncs other segments now.
+    fn durability(&mut self, segment: u32) -> Result<Durability, Status> {
+        if !self.group.durable {
+            return Ok(Durability::Nothing);
+        }
+        let own = self.unsynced.remove(&segment);
+        if !self.sync_segments() {
+            return Err(Status::IoErr);
+        }
+        if own {
+            self.unsynced.insert(segment);
+            return Ok(Durability::File);
+        }
+        Ok(Durability::Itself)
+    }
+
+    /// Syncs the segments of groups that have landed; returns whether that succeeded. A failed sync
+    /// is never retried.
+    pub(super) fn sync_segments(&mut self) -> bool {
+        while let Some(segment) = self.unsynced.pop_first() {
+            let place = self.pool.segments().address(segment, 0);
+            let synced = self.pool.segments().place(place).and_then(|(file, _)| file.sync());
+            if let Err(error) = synced {
+                self.pool.poison(&format!("a sync of the log failed: {error}"));
+                return false;
+            }
+            self.pool.meters().synced();
+        }
+        self.unsynced_bytes = 0;
+        true
+    }
+
+    /// Waits for the oldest group and answers its records.
+    pub(super) fn complete_oldest(&mut self) {
+        let Some((mut group, status, address)) = self.finish_io() else { return };
+        // Records of an open volume can be answered as soon as they are in the log: until their
+        // blocks are in the map, readers find them among the pending writes. Other records rely on
+        // the maps.
+        let early = group.records.iter().all(|it| may_follow(it) && it.volume.is_some());
+        if !early {
+            self.publish(&group, status, address);
+        }
+        publish::answer(&self.pool, &mut group, status, &mut self.lost, &mut self.wake_list);
+        // Many woken threads have work to do while this thread publishes. If there were few, the
+        // first new write would arrive just as the next group starts, and the others would miss
+        // that group.
+        if self.wake_list.len() >= WAKE_EARLY_MIN {
+            self.wake();
+        }
+        if early {
+            self.publish(&group, status, address);
+        }
+        self.wake();
+        group.clear();
+        self.groups.push(group);
+    }
+
+    /// Waits until no group is in flight.
+    pub(super) fn complete_all(&mut self) {
+        while !self.in_flight.is_empty() {
+            self.complete_oldest();
+        }
+    }
+
+    /// Waits for the only group in flight, whose records become the current group again.
+    pub(super) fn complete_alone(&mut self) -> Status {
+        while self.in_flight.len() > 1 {
+            self.complete_oldest();
+        }
+        let Some((group, status, address)) = self.finish_io() else { return Status::Ok };
+        self.publish(&group, status, address);
+        let empty = std::mem::replace(&mut self.group, group);
+        self.groups.push(empty);
+        status
+    }
+
+    /// Enters the blocks of a group into the maps, if the group is in the log; `address` is that of
+    /// its first block. Ends the group's time in flight.
+    fn publish(&mut self, group: &LogBatch, status: Status, address: u64) {
+        if status.is_ok() {
+            publish::group(&self.pool, group, address);
+            if group.frees {
+                self.enospc_backoff = 0;
+            }
+        }
+        self.pool.segments().end_in_flight(group.pages, group.payload_bytes);
+    }
+
+    /// Waits for the oldest group. Returns the group, its status and the address of its first
+    /// block.
+    fn finish_io(&mut self) -> Option<(LogBatch, Status, u64)> {
+        let InFlightBatch { group, number, segment, address, len } = self.in_flight.pop_front()?;
+        let (write_batch, result) = self.log_writer().end().unwrap_or((None, Ok(())));
+        if let Some(mut write_batch) = write_batch {
+            write_batch.clear();
+            self.write_batches.push(write_batch);
+        }
+        if let Err(error) = result {
+            let what = if group.durable { "a write to the log or its sync" } else { "a write" };
+            self.pool.poison(&format!("{what} failed: {error}"));
+        }
+        // Groups after a failed one are not in the log either.
+        if self.pool.is_poisoned() {
+            return Some((group, Status::IoErr, address));
+        }
+        if group.durable {
+            self.unsynced.remove(&segment);
+            self.unsynced_bytes = 0;
+            self.log.durable = number;
+        } else {
+            self.unsynced.insert(segment);
+            self.unsynced_bytes += u64::from(len);
+        }
+        self.pool.meters().landed(&group.records, number, len, group.durable);
+        Some((group, Status::Ok, address))
+    }
+
+    /// Takes the blocks of a group that found no space out of memory, and refuses the waiting
+    /// writes that contain copies of them.
+    pub(super) fn abort(&mut self) {
+        if !self.pool.is_poisoned() {
+            let mut records = std::mem::take(&mut self.group.records);
+            self.refuse_copies(&mut records);
+            self.group.records = records;
+        }
+    }
+}
+
+impl LogBatch {
+    /// Puts the bytes that follow the header into a write batch.
+    fn pack(&mut self, write_batch: &mut WriteBatch) {
+        if let [Record { body, volume: Some(volume), first, .. }] = &self.records[..] {
+            let blocks = match body {
+                Body::Write(payload) => payload.blocks().len() as u64,
+                Body::Zero(blocks) => u64::from(*blocks),
+                _ => 0,
+            };
+            write_batch.set_range(blocks_of(volume.meta.id, *first, blocks));
+        }
+        let mut changes = self.changes.drain(..);
+        for record in &self.records {
+            match &record.body {
+                Body::Write(payload) => write_batch.push(Part::Write(payload.clone())),
+                Body::Catalogue(_) if record.durable => {
+                    changes
+                        .next()
+                        .into_iter()
+                        .for_each(|bytes| write_batch.push(Part::Bytes(bytes)));
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,596 @@
+//! A handle is one thread's handle to a volume: it reads and writes blocks. The layer above handles
+//! requests, the layer below records and map entries.
+//!
+//! A write of part of a block reads the rest of the block, and takes effect only if the block has
+//! not changed since; otherwise it starts again. So no range is ever locked.
+
+mod blocks;
+mod pages;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blockyard_core::Status;
+use blockyard_store::SegmentStore;
+use blockyard_store::buffer::Buffer;
+use blockyard_store::log_writer::{Payload, Stored};
+use blockyard_sync::completion_queue::{CompletionQueue, Receiver};
+use blockyard_sync::rcu_cell::RcuReader;
+use blockyard_volume_format::BLOCK_BYTES_MAX;
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::entry::{Codec, Entry};
+
+use crate::codec::{self, Packer};
+use crate::config::Compression;
+use crate::map::{Lookup, Map, What};
+use crate::pool::Pool;
+use crate::record::{Body, OpenVolume, Record, Reply, ReplyTo};
+use crate::segments::Files;
+
+/// Bytes per read.
+const SCRATCH_BYTES: usize = 256 << 10;
+
+/// Most blocks looked up while the map's lock is held.
+const LOOK_MAX: u64 = 64;
+
+/// Longest sleep of a handle that is being closed, until it checks for answers again.
+const LAST_LOOK: Duration = Duration::from_millis(50);
+
+/// The token of a write that is answered early: no request waits for the committer's reply.
+pub const NOBODY: u32 = u32::MAX;
+
+/// The first and last block of a write, if it covers only a part of them, as they were when the
+/// rest was read.
+type Edges = [Option<(u64, Lookup)>; 2];
+
+/// The result of starting a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The request is in flight; its token will be returned.
+    Taken,
+    /// The request cannot start now: there is no memory for it, or it would be answered early but
+    /// copies the rest of a block from a write that may still be refused.
+    Full,
+    /// The request has completed.
+    Ended(Status),
+}
+
+/// One thread's handle to a volume.
+pub struct VolumeHandle<D: SegmentStore> {
+    pool: Arc<Pool<D>>,
+    volume: Arc<OpenVolume>,
+    packer: Packer,
+    files: RcuReader<Files<D::File>>,
+    poisoned: RcuReader<bool>,
+    low_space: RcuReader<bool>,
+    replies: Receiver<Reply>,
+    /// Number of records without an answer.
+    out: usize,
+    /// While set, the committer is woken once for a whole batch.
+    holds: bool,
+    wakes: bool,
+    /// Places in the committer's completion queue that are reserved for the parts of the request
+    /// being started.
+    reserved: Option<u32>,
+    found: Vec<Lookup>,
+    /// Stored bytes as they are read.
+    stored: Buffer,
+    /// One uncompressed block.
+    plain: Buffer,
+    /// One block while it is compressed.
+    packing: Buffer,
+}
+
+impl<D: SegmentStore> VolumeHandle<D> {
+    /// Opens a handle with space for this number of records in flight.
+    pub fn open(
+        pool: &Arc<Pool<D>>,
+        volume: Arc<OpenVolume>,
+        compression: Compression,
+        records: usize,
+    ) -> VolumeHandle<D> {
+        VolumeHandle {
+            files: pool.segments().reader(),
+            poisoned: pool.poisoned(),
+            low_space: pool.low_space(),
+            replies: CompletionQueue::open(records),
+            out: 0,
+            holds: false,
+            wakes: false,
+            reserved: None,
+            found: Vec::with_capacity(LOOK_MAX as usize),
+            stored: pool.memory().take_beyond(SCRATCH_BYTES),
+            plain: pool.memory().take_beyond(BLOCK_BYTES_MAX as usize),
+            packing: pool.memory().take_beyond(codec::PACKED_MAX),
+            pool: Arc::clone(pool),
+            volume,
+            packer: Packer::new(compression),
+        }
+    }
+
+    /// Number of records without an answer.
+    pub fn out(&self) -> usize {
+        self.out
+    }
+
+    /// Takes an answer out of the completion queue.
+    pub fn take(&mut self) -> Option<Reply> {
+        let reply = self.replies.take()?;
+        self.pool.dismiss();
+        self.out -= 1;
+        Some(reply)
+    }
+
+    /// Whether an answer is waiting.
+    pub fn is_any(&self) -> bool {
+        self.replies.is_any()
+    }
+
+    /// The completion queue in which answers arrive.
+    pub fn completion_queue(&self) -> &Arc<CompletionQueue<Reply>> {
+        self.replies.completion_queue()
+    }
+
+    /// From now on [`VolumeHandle::release_all`] wakes the committer, rather than each record.
+    pub(crate) fn hold(&mut self) {
+        self.holds = true;
+    }
+
+    /// Wakes the committer if records were posted since [`VolumeHandle::hold`].
+    pub(crate) fn release_all(&mut self) {
+        self.holds = false;
+        if std::mem::take(&mut self.wakes) {
+            self.pool.mail().event_count().notify();
+        }
+    }
+
+    fn wake(&mut self) {
+        if self.holds {
+            self.wakes = true;
+        } else {
+            self.pool.mail().event_count().notify();
+        }
+    }
+
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.volume.meta.block_bytes as usize
+    }
+
+    fn reply(&self, token: u32) -> Option<ReplyTo> {
+        (token != NOBODY).then(|| ReplyTo::new(self.replies.completion_queue(), token))
+    }
+
+    /// Whether a write may be answered before it is in the log. Not while space is low: a later
+    /// lack of space could not be reported for that write.
+    pub fn may_answer_early(&mut self) -> bool {
+        !**self.low_space.get()
+    }
+
+    /// Reads a range of bytes, in order.
+    pub fn read(&mut self, at: u64, len: usize, mut sink: impl FnMut(&[u8])) -> Status {
+        let size = self.block_bytes() as u64;
+        let (mut at, end) = (at, at + len as u64);
+        while at < end {
+            let first = at / size;
+            let (span, from) = Map::place(first);
+            let most = (end.div_ceil(size) - first).min(LOOK_MAX);
+            let count = most.min(blockyard_volume_format::NODE_BLOCKS - u64::from(from));
+            let mut found = std::mem::take(&mut self.found);
+            self.volume.map.with(span, |span| {
+                found.extend((from..from + count as u32).map(|block| span.find(block)));
+            });
+            let mut next = 0;
+            let mut status = Status::Ok;
+            while next < found.len() && status.is_ok() {
+                let block = first + next as u64;
+                let window = |index: u64| {
+                    let (start, stop) = ((block + index) * size, (block + index + 1) * size);
+                    (at.max(start) - start) as usize..(end.min(stop) - start) as usize
+                };
+                match self.read_some(block, &found[next..], window, &mut sink) {
+                    Ok(count) => next += count,
+                    Err(error) => status = error,
+                }
+                at = at.max((first + next as u64) * size);
+            }
+            found.clear();
+            self.found = found;
+            if !status.is_ok() {
+                return status;
+            }
+        }
+        Status::Ok
+    }
+
+    /// Reads the first of the found blocks, and those after it that follow it on disk. Returns
+    /// their number.
+    fn read_some(
+        &mut self,
+        block: u64,
+        found: &[Lookup],
+        window: impl Fn(u64) -> std::ops::Range<usize>,
+        sink: &mut impl FnMut(&[u8]),
+    ) -> Result<usize, Status> {
+        let size = self.block_bytes();
+        let run = match &found[0] {
+            Lookup::Disk(entry) if entry.codec() == Codec::Raw => self.run(entry, &found[1..]),
+            _ => 1,
+        };
+        if run > 1
+            && let Lookup::Disk(entry) = &found[0]
+        {
+            let files = self.files.get();
+            let stored = &mut self.stored[..run * size];
+            let read = self.pool.segments().read(files, entry.address(), stored).is_ok();
+            let whole = |(bytes, found): (&[u8], &Lookup)| match found {
+                Lookup::Disk(entry) => crc(bytes) == entry.crc(),
+                _ => false,
+            };
+            if read && stored.chunks(size).zip(found).all(whole) {
+                for (index, bytes) in stored.chunks(size).enumerate() {
+                    sink(&bytes[window(index as u64)]);
+                }
+                return Ok(run);
+            }
+        }
+        self.load(block, found[0].clone())?;
+        sink(&self.plain[window(0)]);
+        Ok(1)
+    }
+
+    /// The number of uncompressed blocks, from the first on, that are consecutive on disk.
+    fn run(&self, first: &Entry, rest: &[Lookup]) -> usize {
+        let size = self.block_bytes() as u64;
+        let (segment, _) = self.pool.segments().split(first.address());
+        let follows = |(index, found): &(u64, &Lookup)| match found {
+            Lookup::Disk(entry) => {
+                let address = first.address() + index * size;
+                entry.codec() == Codec::Raw
+                    && entry.address() == address
+                    && self.pool.segments().split(address).0 == segment
+            }
+            _ => false,
+        };
+        let most = SCRATCH_BYTES / size as usize - 1;
+        1 + (1..).zip(rest).take(most).take_while(follows).count()
+    }
+
+    /// Reads a block into `plain` and returns what the map said of it. A block that is not intact
+    /// may have moved meanwhile: it is looked up again, until the map names the place that was
+    /// read.
+    fn load(&mut self, block: u64, mut found: Lookup) -> Result<Lookup, Status> {
+        let size = self.block_bytes();
+        let mut failed = None;
+        loop {
+            let entry = match &found {
+                Lookup::Zero | Lookup::Cleared { .. } => {
+                    self.plain[..size].fill(0);
+                    return Ok(found);
+                }
+                Lookup::Memory { payload, index, .. } => {
+                    codec::unpack(payload, *index, &mut self.plain[..size]);
+                    return Ok(found);
+                }
+                Lookup::Disk(entry) => *entry,
+                Lookup::NotResident(leaf) => {
+                    let fetched = self.fetch(leaf);
+                    let now = self.look(block);
+                    // Another page may name the block by now, and its old bytes may be gone from
+                    // the disk.
+                    let same = matches!(&now, Lookup::NotResident(now) if Arc::ptr_eq(now, leaf));
+                    if same {
+                        fetched?;
+                    }
+                    found = now;
+                    continue;
+                }
+            };
+            if let Some((known, error)) = failed.take()
+                && known == entry
+            {
+                return Err(self.is_bad(block, &entry, error));
+            }
+            let files = self.files.get();
+            let stored = &mut self.stored[..entry.stored_bytes() as usize];
+            let is_whole = |bytes: &[u8]| crc(bytes) == entry.crc();
+            let segments = self.pool.segments();
+            let read = segments.read_whole(files, entry.address(), stored, &is_whole);
+            if let Ok(1..) = read {
+                let (name, address) = (&self.volume.meta.name, entry.address());
+                tracing::debug!("{name}: block {block}, at {address} of the pool, was mended");
+            }
+            if read.is_ok() && is_whole(stored) {
+                let plain = &mut self.plain[..size];
+                if codec::decode(entry.codec(), stored, plain) {
+                    return Ok(found);
+                }
+            }
+            failed = Some((entry, read.err()));
+            found = self.look(block);
+        }
+    }
+
+    /// Logs that a block cannot be read, and returns the status: damaged, or a read error.
+    #[cold]
+    fn is_bad(&self, block: u64, entry: &Entry, error: Option<io::Error>) -> Status {
+        let (name, address) = (&self.volume.meta.name, entry.address());
+        let (what, status) = match error {
+            None => (", is damaged".to_owned(), Status::Protection),
+            Some(error) => (format!(": {error}"), Status::Medium),
+        };
+        match self.pool.segments().unreadable().due(1, Instant::now()) {
+            Some(1) => tracing::error!("{name}: block {block}, at {address} of the pool{what}"),
+            Some(count) => tracing::error!(
+                "{name}: block {block}, at {address} of the pool{what}; {count} reads of blocks \
+                 failed since the last line, and `blockyard volume scrub` lists the damage"
+            ),
+            None => tracing::debug!("{name}: block {block}, at {address} of the pool{what}"),
+        }
+        status
+    }
+
+    /// Reserves places for the records of one request, if there are enough. Until
+    /// [`VolumeHandle::release`] none of them is refused for lack of a place or of memory, so a
+    /// request in parts starts as a whole or not at all.
+    pub fn reserve(&mut self, records: u32) -> bool {
+        debug_assert!(self.reserved.is_none(), "one request is begun at a time");
+        let all = self.pool.admit_all(records);
+        if all {
+            self.reserved = Some(records);
+        }
+        all
+    }
+
+    /// Releases the reserved places that were not needed.
+    pub fn release(&mut self) {
+        self.pool.dismiss_all(self.reserved.take().unwrap_or(0));
+    }
+
+    fn admit(&mut self) -> bool {
+        match &mut self.reserved {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                true
+            }
+            _ => self.pool.admit(),
+        }
+    }
+
+    /// Memory for the blocks of a write. A part of a request that is already in flight gets it
+    /// regardless of the limit: it is one block.
+    fn memory(&self, len: usize) -> Option<Buffer> {
+        let memory = self.pool.memory();
+        memory.take(len).or_else(|| self.reserved.map(|_| memory.take_beyond(len)))
+    }
+
+    /// Writes a range of bytes in one span. `fill` writes the bytes from an offset on, block by
+    /// block; it may be called more than once.
+    pub fn write(
+        &mut self,
+        at: u64,
+        len: usize,
+        fill: &dyn Fn(usize, &mut [u8]),
+        token: u32,
+        durable: bool,
+    ) -> Outcome {
+        if **self.poisoned.get() {
+            return Outcome::Ended(Status::IoErr);
+        }
+        let size = self.block_bytes() as u64;
+        let (first, end) = (at / size, (at + len as u64).div_ceil(size));
+        let offset = (at % size) as usize;
+        if !self.admit() {
+            return Outcome::Full;
+        }
+        let outcome = self.attempt(first, end, offset, len, fill, token, durable);
+        if outcome != Outcome::Taken {
+            self.pool.dismiss();
+        }
+        outcome
+    }
+
+    /// Retries until no edge block changes during the attempt.
+    #[expect(clippy::too_many_arguments, reason = "the one loop of its caller")]
+    fn attempt(
+        &mut self,
+        first: u64,
+        end: u64,
+        offset: usize,
+        len: usize,
+        fill: &dyn Fn(usize, &mut [u8]),
+        token: u32,
+        durable: bool,
+    ) -> Outcome {
+        let size = self.block_bytes() as u64;
+        if let Err(status) = self.prefetch(first, end) {
+            return Outcome::Ended(status);
+        }
+        loop {
+            let Some(mut raw) = self.memory(((end - first) * size) as usize) else {
+                return Outcome::Full;
+            };
+            let mut edges = [None, None];
+            let mut partial = [(first, offset > 0), (end - 1, offset + len < raw.len())];
+            if end - first == 1 {
+                partial = [(first, partial[0].1 || partial[1].1), (first, false)];
+            }
+            for (edge, (block, _)) in edges.iter_mut().zip(partial).filter(|(_, it)| it.1) {
+                match self.load_now(block) {
+                    Ok(found) => *edge = Some((block, found)),
+                    Err(status) => return Outcome::Ended(status),
+                }
+                let at = ((block - first) * size) as usize;
+                raw[at..at + size as usize].copy_from_slice(&self.plain[..size as usize]);
+            }
+            let copied = [0, 1].map(|at| edges[at].as_ref().and_then(|(_, it)| it.unsettled()));
+            // A write that was answered could not be refused later together with the write that it
+            // copies from.
+            if token == NOBODY && copied != [None, None] {
+                return Outcome::Full;
+            }
+            let Some(payload) = self.seal(raw, offset..offset + len, fill) else {
+                return Outcome::Full;
+            };
+            let what = What::Data { payload: Arc::clone(&payload), index: 0 };
+            let body = Body::Write(payload);
+            if self.begin(first, end, what, body, (&edges, copied), token, durable) {
+                return Outcome::Taken;
+            }
+        }
+    }
+
+    fn load_now(&mut self, block: u64) -> Result<Lookup, Status> {
+        let found = self.look(block);
+        self.load(block, found)
+    }
+
+    /// Looks up a block in the map.
+    fn look(&self, block: u64) -> Lookup {
+        let (span, at) = Map::place(block);
+        self.volume.map.with(span, |span| span.find(at))
+    }
+
+    /// Fills a part of some blocks, compresses and checksums them. It handles one block after the
+    /// other, while the block is in the CPU's cache.
+    fn seal(
+        &mut self,
+        mut raw: Buffer,
+        part: std::ops::Range<usize>,
+        fill: &dyn Fn(usize, &mut [u8]),
+    ) -> Option<Arc<Payload>> {
+        let size = self.block_bytes();
+        let filled = |index: usize, block: &mut [u8]| {
+            let start = index * size;
+            let (from, to) = (part.start.max(start), part.end.min(start + size));
+            fill(from - part.start, &mut block[from - start..to - start]);
+        };
+        let mut blocks = Vec::with_capacity(raw.len() / size);
+        if self.packer.is_idle() {
+            for (index, block) in raw.chunks_mut(size).enumerate() {
+                filled(index, block);
+                let (offset, len) = ((index * size) as u32, size as u32);
+                blocks.push(Stored { offset, len, codec: Codec::Raw, crc: crc(block) });
+            }
+            return Some(Arc::new(Payload::new(raw, blocks)));
+        }
+        let align = self.pool.align() as usize;
+        let mut packed = self.memory(raw.len())?;
+        let mut at = 0;
+        for (index, block) in raw.chunks_mut(size).enumerate() {
+            filled(index, block);
+            let (codec, stored) = match self.packer.compress(block, &mut self.packing, align) {
+                Some((codec, len)) => (codec, &self.packing[..len]),
+                None => (Codec::Raw, &*block),
+            };
+            let (len, crc) = (stored.len(), crc(stored));
+            packed[at..at + len].copy_from_slice(stored);
+            blocks.push(Stored { offset: at as u32, len: len as u32, codec, crc });
+            at += len;
+        }
+        packed.truncate(at);
+        Some(Arc::new(Payload::new(packed, blocks)))
+    }
+
+    /// Makes a range of whole blocks in one span zeros.
+    pub fn zero(&mut self, at: u64, len: u64, token: u32, durable: bool) -> Outcome {
+        if **self.poisoned.get() {
+            return Outcome::Ended(Status::IoErr);
+        }
+        let size = self.block_bytes() as u64;
+        debug_assert!(at.is_multiple_of(size) && len.is_multiple_of(size));
+        let (first, end) = (at / size, (at + len) / size);
+        if let Err(status) = self.prefetch_edges(first, end) {
+            return Outcome::Ended(status);
+        }
+        if !self.admit() {
+            return Outcome::Full;
+        }
+        let body = Body::Zero((end - first) as u32);
+        let none = (&[None, None], [None, None]);
+        let begun = self.begin(first, end, What::Zero, body, none, token, durable);
+        debug_assert!(begun, "there is nothing that could have changed");
+        Outcome::Taken
+    }
+
+    /// Makes blocks visible to readers as pending, and posts their record to the committer, in the
+    /// same order; unless an edge block has changed since it was read. `copied` has the numbers of
+    /// the writes from which the edges were copied, if these may still be refused.
+    #[expect(clippy::too_many_arguments, reason = "one place, called by two")]
+    fn begin(
+        &mut self,
+        first: u64,
+        end: u64,
+        what: What,
+        body: Body,
+        (edges, copied): (&Edges, [Option<u64>; 2]),
+        token: u32,
+        durable: bool,
+    ) -> bool {
+        let (number, from) = Map::place(first);
+        let to = from + (end - first) as u32;
+        let pool = Arc::clone(&self.pool);
+        let mail = pool.mail();
+        let volume = Arc::clone(&self.volume);
+        let begun = self.volume.map.with(number, |span| {
+            let is_same =
+                |(block, found): &(u64, Lookup)| span.find(Map::place(*block).1).is_same(found);
+            if !edges.iter().flatten().all(is_same) {
+                return false;
+            }
+            let serial = span.begin(from, to, what, token != NOBODY);
+            let reply = self.reply(token);
+            let volume = Some(volume);
+            let other = Record::of(body, reply);
+            let record = Record { volume, first, serial, copied, durable, ..other };
+            mail.post([record].into_iter());
+            true
+        });
+        if begun {
+            self.out += usize::from(token != NOBODY);
+            self.wake();
+        }
+        begun
+    }
+
+    /// Makes all writes durable that were answered before.
+    pub fn flush(&mut self, token: u32) -> Outcome {
+        if **self.poisoned.get() {
+            return Outcome::Ended(Status::IoErr);
+        }
+        if !self.pool.admit() {
+            return Outcome::Full;
+        }
+        let volume = Some(Arc::clone(&self.volume));
+        let record = Record { volume, ..Record::of(Body::Flush, self.reply(token)) };
+        self.pool.mail().post([record].into_iter());
+        self.wake();
+        self.out += 1;
+        Outcome::Taken
+    }
+}
+
+/// Waits until the committer has answered all records of this handle, which frees their places in
+/// the completion queue for other handles. Writes that wait for space are refused.
+impl<D: SegmentStore> Drop for VolumeHandle<D> {
+    fn drop(&mut self) {
+        let pool = Arc::clone(&self.pool);
+        let _leaving = (self.out > 0).then(|| pool.leave(self.replies.completion_queue()));
+        while self.out > 0 && self.pool.is_running() {
+            if self.take().is_none() {
+                self.replies
+                    .completion_queue()
+                    .event_count()
+                    .sleep(LAST_LOOK, || self.replies.is_any());
+            }
+        }
+    }
+}
+
+impl<D: SegmentStore> fmt::Debug for VolumeHandle<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.volume.meta.name;
+        f.debug_struct("Door").field("volume", name).field("out", &self.out).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,268 @@
+//! A pool is made only in a directory that contains nothing else; other files are left unchanged.
+#![allow(clippy::unwrap_used)] // Test code.
+
+mod handle;
+mod place;
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use blockyard_core::{Flags, Sector};
+use blockyard_store::mirror::locations::attach;
+use blockyard_store::{Places, is_pool};
+use blockyard_volume::{Options, PoolVerifier, Running, Volume, VolumeConfig};
+use blockyard_volume_admin::check::check;
+
+use handle::handle;
+use place::Place;
+
+fn place(name: &str) -> Place {
+    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+}
+
+fn options() -> Options {
+    Options { segment_bytes: 4 << 20, ..Options::default() }
+}
+
+/// The files of a directory, with their contents.
+fn held(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(path).unwrap().map(Result::unwrap);
+    let held = |it: fs::DirEntry| (it.file_name().into_string().unwrap(), fs::read(it.path()));
+    entries.map(held).map(|(name, bytes)| (name, bytes.unwrap_or_default())).collect()
+}
+
+fn refused(opened: Result<std::sync::Arc<Running>, blockyard_volume::VolumeError>) -> String {
+    opened.unwrap_err().to_string()
+}
+
+/// Regression: a superblock that was truncated after its first slot was refused, although that slot
+/// is sufficient.
+#[test]
+fn a_superblock_that_is_cut_after_its_first_slot_is_read() {
+    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "superblock-cut");
+    let path = place.path().join("pool");
+    let options = Options { segment_bytes: 1 << 20, ..Options::default() };
+    for round in 0..3 {
+        drop(Running::open(&path, options).unwrap());
+        let file = std::fs::File::options().write(true).open(path.join("superblock")).unwrap();
+        file.set_len(4096 + round * 1000).unwrap();
+        check(&path, &mut |_| {}).unwrap();
+    }
+    let file = std::fs::File::options().write(true).open(path.join("superblock")).unwrap();
+    file.set_len(4095).unwrap();
+    let error = check(&path, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("ends after 4095 bytes"), "{error}");
+}
+
+/// Regression: a disk that answers EIO was reported as containing no pool.
+#[test]
+fn a_place_that_cannot_be_read_is_not_said_to_hold_no_pool() {
+    // A read of this file at offset 0, where nothing is mapped, fails with EIO.
+    let error = check(Path::new("/proc/self/mem"), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("Input/output error"), "{error}");
+}
+
+/// Regression: a pool was made among other files, and a file `lock` among them was truncated.
+#[test]
+fn a_directory_with_other_things_becomes_no_pool() {
+    let place = place("other-things");
+    let cases: [&[(&str, &str)]; 5] = [
+        &[("notes", "mine\n")],
+        &[("lock", "hi\n")],
+        &[("lock", ""), ("a", "1"), ("b", "2")],
+        &[("lock", "pid 1\n"), ("lock.new", "x"), ("segment-00000000", "")],
+        &[("copy.new", ""), ("segment-x", "mine\n")],
+    ];
+    for (case, name) in cases.into_iter().zip(["notes", "lock", "a", "lock.new", "segment-x"]) {
+        let path = place.fresh();
+        fs::create_dir(&path).unwrap();
+        for (name, text) in case {
+            fs::write(path.join(name), text).unwrap();
+        }
+        let before = held(&path);
+        for consent in [false, true] {
+            let error = refused(Running::open(&path, Options { consent, ..options() }));
+            let wanted = format!(
+                "invalid path `{}`: expected an empty directory to make a pool in, for example \
+                 one below it (one that is not there is made); it holds `{name}`",
+                path.display()
+            );
+            assert_eq!(error, wanted);
+            assert_eq!(held(&path), before);
+        }
+    }
+    // A foreign `superblock` is refused as invalid, and no other file is made.
+    let path = place.fresh();
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("superblock"), "somebody's".repeat(1000)).unwrap();
+    let before = held(&path);
+    let error = refused(Running::open(&path, options()));
+    assert!(error.contains("`superblock` does not begin with the mark of one"), "{error}");
+    assert_eq!(held(&path), before);
+}
+
+#[test]
+fn an_empty_directory_and_what_was_begun_there_become_a_pool() {
+    let place = place("begun");
+    let path = place.fresh();
+    fs::create_dir_all(path.join("lost+found")).unwrap();
+    drop(Running::open(&path, options()).unwrap());
+    let path = place.fresh();
+    fs::create_dir(&path).unwrap();
+    for name in ["segment-00000000.new", "superblock.new", "copy.new"] {
+        fs::write(path.join(name), "begun").unwrap();
+    }
+    // A power cut may leave zeros in `lock`.
+    fs::write(path.join("lock"), [0; 6]).unwrap();
+    drop(Running::open(&path, options()).unwrap());
+    assert!(is_pool(&path).unwrap());
+}
+
+/// Earlier versions made pools among other files, and files may have been added to a pool later.
+#[test]
+fn a_pool_that_is_there_opens_whatever_is_beside_it() {
+    let place = place("beside");
+    let path = place.fresh();
+    drop(Running::open(&path, options()).unwrap());
+    for lock in [Some("hi\n"), Some("pid 1\n"), None] {
+        fs::write(path.join("notes"), "mine\n").unwrap();
+        match lock {
+            Some(text) => fs::write(path.join("lock"), text).unwrap(),
+            None => fs::remove_file(path.join("lock")).unwrap(),
+        }
+        let running = Running::open(&path, options()).unwrap();
+        let said = fs::read_to_string(path.join("lock")).unwrap();
+        let ours = format!("pid {}\nstarted ", std::process::id());
+        if lock == Some("hi\n") {
+            assert_eq!(said, "hi\n");
+        } else {
+            assert!(said.starts_with(&ours), "{said}");
+        }
+        drop(running);
+        let left = fs::read_to_string(path.join("lock")).unwrap();
+        assert_eq!(left, if lock == Some("hi\n") { "hi\n" } else { "" });
+        assert_eq!(fs::read_to_string(path.join("notes")).unwrap(), "mine\n");
+    }
+}
+
+#[test]
+fn neither_copy_is_made_between_other_things() {
+    let place = place("copies");
+    let (first, second) = (place.fresh(), place.fresh());
+    fs::create_dir(&second).unwrap();
+    fs::write(second.join("lock"), "hi\n").unwrap();
+    let before = held(&second);
+    let both = Places { path2: Some(second.clone()), ..Places::of(&first) };
+    let error = refused(Running::open_places(&both, options()));
+    assert!(error.contains(&second.display().to_string()), "{error}");
+    assert!(error.contains("it holds `lock`") && !is_pool(&first).unwrap(), "{error}");
+    assert_eq!(held(&second), before);
+    drop(Running::open(&first, options()).unwrap());
+    let error =
+        attach(&first, &second, true, &PoolVerifier, &mut |_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("it holds `lock`"), "{error}");
+    assert_eq!(held(&second), before);
+    // The failed `attach` changed nothing: the pool still has one copy.
+    drop(Running::open(&first, options()).unwrap());
+    fs::remove_file(second.join("lock")).unwrap();
+    attach(&first, &second, false, &PoolVerifier, &mut |_, _| {}).unwrap();
+    fs::write(second.join("notes"), "mine\n").unwrap();
+    drop(Running::open_places(&both, options()).unwrap());
+}
+
+/// The permission bits of a file or directory.
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+/// Regression: files of pools had mode 0644 in directories of mode 0755. Any local user could read
+/// every volume, and could block the pool by locking `lock`.
+#[test]
+fn a_pool_that_other_users_could_read_is_its_owners_alone_after_an_opening() {
+    let place = place("modes");
+    let path = place.fresh();
+    drop(Running::open(&path, options()).unwrap());
+    let files = || fs::read_dir(&path).unwrap().map(|it| it.unwrap().path());
+    assert_eq!(mode(&path), 0o700);
+    for file in files() {
+        assert_eq!(mode(&file), 0o600, "{}", file.display());
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+    }
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    drop(Running::open(&path, options()).unwrap());
+    assert_eq!(mode(&path), 0o700);
+    for file in files() {
+        assert_eq!(mode(&file), 0o600, "{}", file.display());
+    }
+}
+
+/// Regression: a pool in a file used as a disk had the permissions that the umask of the file's
+/// creator left.
+#[test]
+fn a_file_that_becomes_a_disk_is_its_owners_alone() {
+    let place = place("disk-modes");
+    let path = place.fresh();
+    fs::File::create(&path).unwrap().set_len(128 << 20).unwrap();
+    for given in [0o644, 0o666] {
+        fs::set_permissions(&path, Permissions::from_mode(given)).unwrap();
+        drop(Running::open(&path, options()).unwrap());
+        assert_eq!(mode(&path), 0o600);
+    }
+}
+
+/// Regression: a user without permission for a pool was told that the directory contains no pool,
+/// and made another one. A place is empty only if the system says so. A symbolic link to itself
+/// fails for root too.
+#[test]
+fn a_place_that_cannot_be_looked_at_is_not_one_without_a_pool() {
+    let place = place("folder-no-look");
+    let link = place.path().join("link");
+    std::os::unix::fs::symlink("link", &link).unwrap();
+    assert!(!is_pool(&place.path().join("none")).unwrap());
+    for path in [link.clone(), link.join("pool")] {
+        let error = is_pool(&path).unwrap_err().to_string();
+        let wanted = format!("path: cannot look for a pool at `{}`: ", path.display());
+        assert!(error.starts_with(&wanted) && error.contains("(os error 40)"), "{error}");
+        let error = check(&path, &mut |_| {}).unwrap_err().to_string();
+        assert!(error.starts_with(&wanted), "{error}");
+    }
+}
+
+/// Bytes that the file system has allocated for the files of a directory.
+fn allocated(path: &Path) -> u64 {
+    let files = fs::read_dir(path).unwrap();
+    files.map(|it| it.unwrap().metadata().unwrap().blocks() * 512).sum()
+}
+
+/// Regression: a new pool with an empty volume wrote 13 segments of 32 MiB, 417 MiB, most of them
+/// for writes that might come.
+#[test]
+fn a_new_pool_allocates_little_until_its_first_write() {
+    const MIB: u64 = 1 << 20;
+    let place = place("new-pool");
+    let path = place.fresh();
+    let config = VolumeConfig { size: 64 * MIB, ..VolumeConfig::new(&path, "v0") };
+    let open = || Volume::open(config.clone()).unwrap();
+    let room = rustix::fs::statvfs(place.path()).unwrap();
+    let room = room.f_bavail * room.f_frsize;
+    let segment_bytes = {
+        let volume = open();
+        volume.running().status().unwrap().segment_bytes
+    };
+    // Closing the pool waits for the thread that makes segments.
+    let new = allocated(&path);
+    if room < 1 << 40 {
+        assert!(segment_bytes <= 16 * MIB && new <= 130 * MIB, "{new} bytes");
+    }
+    assert!(new <= 8 * segment_bytes + MIB, "{new} bytes, in segments of {segment_bytes}");
+    // Opening the pool again allocates nothing. The first write makes room for those after it.
+    drop(open());
+    assert_eq!(allocated(&path), new);
+    let volume = open();
+    handle(&volume).write(Sector(0), &[7; 4096], Flags::FUA).unwrap();
+    drop(volume);
+    let ready = allocated(&path) - new;
+    assert!(ready >= 80 * MIB, "{ready} bytes are ready for writes");
+}

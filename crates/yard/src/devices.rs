@@ -1,0 +1,412 @@
+//! The devices of one process, by name: opened, listed, exported and removed while in use.
+#![allow(clippy::disallowed_types)] // The table of devices is control plane.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use blockyard_core::claim::DiskClaim;
+use blockyard_core::rmw::SharedDisk;
+use blockyard_fuse::Files;
+use blockyard_nbd::{ExportOptions, Exports};
+use blockyard_zonefs::MountOptions;
+
+use crate::config::DEVICES_MAX;
+use crate::entry::{DeviceEntry, describe};
+use crate::error::{StackError, YardError};
+use crate::spec::DeviceSpec;
+use crate::stack;
+use crate::view::{FormatRequest, FormatView, MountView};
+use crate::zonefs::Mounts;
+
+/// The devices of one process.
+pub struct Devices {
+    table: Mutex<DeviceTable>,
+    exports: Arc<Exports>,
+    mounts: Mounts,
+    files: Arc<Files>,
+    /// The control socket of this yard, once it is known.
+    control: OnceLock<PathBuf>,
+}
+
+#[derive(Default)]
+struct DeviceTable {
+    /// In the order in which they were added.
+    entries: Vec<DeviceEntry>,
+    /// The names of devices that are being opened or removed, which no other request may use: a
+    /// device opens its files, and devices of one name often have the same files.
+    reserved: Vec<String>,
+}
+
+impl DeviceTable {
+    fn is_taken(&self, name: &str) -> bool {
+        self.entries.iter().any(|entry| entry.spec.name() == name)
+            || self.reserved.iter().any(|reserved| reserved == name)
+    }
+
+    fn unknown(&self, name: &str) -> YardError {
+        YardError::no_such_device(name, self.entries.iter().map(|entry| entry.spec.name()))
+    }
+}
+
+/// A reserved name. Dropping it releases the name; it must not be dropped while the lock is held.
+struct Reserved<'d> {
+    devices: &'d Devices,
+    name: String,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.devices.table().reserved.retain(|name| *name != self.name);
+    }
+}
+
+impl Default for Devices {
+    fn default() -> Devices {
+        Devices {
+            table: Mutex::default(),
+            exports: Exports::new(),
+            files: Files::new(),
+            mounts: Mounts::default(),
+            control: OnceLock::new(),
+        }
+    }
+}
+
+impl Devices {
+    /// No devices.
+    pub fn new() -> Arc<Devices> {
+        Arc::default()
+    }
+
+    /// The NBD exports: every device under its name.
+    pub fn exports(&self) -> &Arc<Exports> {
+        &self.exports
+    }
+
+    /// The block files: every device under its name.
+    pub fn files(&self) -> &Arc<Files> {
+        &self.files
+    }
+
+    /// Opens a device and exports it.
+    ///
+    /// # Errors
+    /// If the name is taken, there are too many devices, or the device cannot be opened.
+    pub fn add(&self, spec: DeviceSpec) -> Result<DeviceEntry, YardError> {
+        self.add_by(spec, stack::open)
+    }
+
+    /// Opens a device by `make` and exports it.
+    fn add_by(
+        &self,
+        spec: DeviceSpec,
+        make: impl FnOnce(&DeviceSpec) -> Result<stack::Made, StackError>,
+    ) -> Result<DeviceEntry, YardError> {
+        let _reserved = self.reserve(spec.name())?;
+        self.enter(spec, usize::MAX, make)
+    }
+
+    /// Opens a device whose name is reserved, and inserts it at this index of the list.
+    fn enter(
+        &self,
+        spec: DeviceSpec,
+        index: usize,
+        make: impl FnOnce(&DeviceSpec) -> Result<stack::Made, StackError>,
+    ) -> Result<DeviceEntry, YardError> {
+        // Outside the lock: it opens files, and requests that only read the list must not wait.
+        let made = make(&spec)?;
+        if let (Some(pool), Some(control)) = (&made.pool, self.control.get())
+            && let Err(error) = pool.announce(control)
+        {
+            tracing::warn!(device = spec.name(), "commands will not find the yard: {error}");
+        }
+        let options = ExportOptions {
+            read_only: made.disk.limits().read_only,
+            min_block_bytes: spec.number("min_block") as u32, // At most 64 KiB.
+            description: describe(&spec, made.disk.as_ref()),
+        };
+        // One lock for sub-block writes by any protocol.
+        let shared = SharedDisk::from(Arc::clone(&made.disk));
+        let claim = Arc::clone(&shared.claim);
+        self.exports.add(spec.name(), shared.clone(), options)?;
+        if let Err(error) = self.files.add(spec.name(), shared) {
+            // It was added just now, and no other request can remove it while its name is reserved.
+            let _ = self.exports.remove(spec.name(), Duration::ZERO);
+            return Err(error.into());
+        }
+        for note in &made.notes {
+            tracing::debug!(device = spec.name(), "{note}");
+        }
+        let entry = DeviceEntry::new(spec, made, claim);
+        let mut table = self.table();
+        let index = index.min(table.entries.len());
+        table.entries.insert(index, entry.clone());
+        Ok(entry)
+    }
+
+    /// Reserves the name of a device that is to be opened, and room in the list.
+    fn reserve(&self, name: &str) -> Result<Reserved<'_>, YardError> {
+        let mut table = self.table();
+        if table.is_taken(name) {
+            return Err(YardError::Taken { name: name.to_owned() });
+        }
+        if table.entries.len() + table.reserved.len() >= DEVICES_MAX {
+            return Err(YardError::Full { max: DEVICES_MAX });
+        }
+        table.reserved.push(name.to_owned());
+        Ok(Reserved { devices: self, name: name.to_owned() })
+    }
+
+    /// Removes a device. Its clients' requests in flight are answered and the clients disconnected;
+    /// those that take longer than `drain` are cut off.
+    ///
+    /// # Errors
+    /// If there is no such device.
+    pub fn remove(&self, name: &str, drain: Duration) -> Result<DeviceEntry, YardError> {
+        let (entry, _reserved) = {
+            let mut table = self.table();
+            let index = table.entries.iter().position(|entry| entry.spec.name() == name);
+            let index = index.ok_or_else(|| table.unknown(name))?;
+            table.reserved.push(name.to_owned());
+            (table.entries.remove(index), Reserved { devices: self, name: name.to_owned() })
+        };
+        // Outside the lock: it waits for clients. All waits share the time.
+        let deadline = Instant::now() + drain;
+        self.mounts.remove(name, drain);
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let exported = self.exports.remove(name, left());
+        self.files.remove(name, left())?;
+        exported?;
+        Ok(entry)
+    }
+
+    /// Stores the path of this yard's control socket, once; a later call changes nothing.
+    pub fn set_control(&self, control: &Path) {
+        let control = std::path::absolute(control).unwrap_or_else(|_| control.to_owned());
+        // It is empty, or has the same value.
+        let _ = self.control.set(control);
+    }
+
+    /// Removes an unused device, runs an operation that requires this, and opens the device again
+    /// with `spec`; with its old specification if the operation fails.
+    ///
+    /// # Errors
+    /// If there is no such device, clients use it, or the operation fails.
+    pub fn rework<T>(
+        &self,
+        spec: DeviceSpec,
+        work: impl FnOnce() -> Result<T, YardError>,
+    ) -> Result<T, YardError> {
+        let name = spec.name().to_owned();
+        self.is_idle(&name)?;
+        let (index, entry, _reserved) = {
+            let mut table = self.table();
+            let index = table.entries.iter().position(|entry| entry.spec.name() == name);
+            let index = index.ok_or_else(|| table.unknown(&name))?;
+            table.reserved.push(name.clone());
+            let entry = table.entries.remove(index);
+            (index, entry, Reserved { devices: self, name: name.clone() })
+        };
+        let before = entry.spec.clone();
+        drop(entry);
+        let exported = self.exports.remove(&name, Duration::ZERO);
+        self.files.remove(&name, Duration::ZERO)?;
+        exported?;
+        let done = work();
+        let spec = if done.is_ok() { spec } else { before };
+        self.enter(spec, index, stack::open)?;
+        done
+    }
+
+    /// Fails if a device is in use.
+    fn is_idle(&self, name: &str) -> Result<(), YardError> {
+        if let Some(dir) = self.zonefs_place(name) {
+            return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
+        }
+        match self.users(name) {
+            (0, 0) => Ok(()),
+            (clients, opens) => Err(YardError::Used { name: name.to_owned(), clients, opens }),
+        }
+    }
+
+    /// The number of a device's NBD clients, and how many times its file is open.
+    fn users(&self, name: &str) -> (u64, u64) {
+        let exports = self.exports.list();
+        let export = exports.iter().find(|export| export.name == name);
+        let clients = export.map_or(0, |export| export.clients as u64);
+        (clients, self.files.find_info(name).map_or(0, |info| info.opens))
+    }
+
+    /// Whether a command may change zones of a device in use. A mounted zonefs keeps the states of
+    /// its zones in memory, so `force` overrides clients and open files only.
+    ///
+    /// # Errors
+    /// If a zonefs is mounted on the device, or, without `force`, clients use it.
+    pub fn may_change_zones(&self, name: &str, force: bool) -> Result<(), YardError> {
+        if let Some(dir) = self.zonefs_place(name) {
+            return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
+        }
+        match self.users(name) {
+            (clients, opens) if clients + opens > 0 && !force => {
+                Err(YardError::ZonesUsed { name: name.to_owned(), clients, opens })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a zonefs on a device.
+    ///
+    /// # Errors
+    /// If there is no such device, it is mounted, the request is invalid, or the device refuses.
+    pub fn format_zonefs(
+        &self,
+        name: &str,
+        request: &FormatRequest,
+    ) -> Result<FormatView, YardError> {
+        let entry = self.find(name)?;
+        if entry.disk.geometry().zones.is_some() {
+            self.may_change_zones(name, request.force)?;
+        }
+        self.mounts.format(&entry, request)
+    }
+
+    /// Mounts the zonefs of a device. `ended` is called after it is unmounted. Until then NBD
+    /// clients are refused, and the block file cannot be opened for writing. `force` mounts a
+    /// device that clients use; they go on.
+    ///
+    /// # Errors
+    /// If there is no such device, it is mounted or has no zonefs, the system refuses, or, without
+    /// `force`, clients use it.
+    pub fn mount_zonefs(
+        &self,
+        name: &str,
+        dir: &Path,
+        options: MountOptions,
+        force: bool,
+        ended: impl FnOnce() + Send + Sync + 'static,
+    ) -> Result<MountView, YardError> {
+        let claim = |entry: &DeviceEntry| self.claim(entry, force);
+        self.mounts.mount(name, || self.find(name), claim, dir, options, ended)
+    }
+
+    /// Claims a device for a file system.
+    fn claim(&self, entry: &DeviceEntry, force: bool) -> Result<DiskClaim, YardError> {
+        let name = entry.spec.name().to_owned();
+        let Some(claim) = entry.claim.claim() else {
+            return Err(YardError::Mounted { name, dir: None });
+        };
+        // After the claim: a client that comes later is refused.
+        match self.users(&name) {
+            (clients, opens) if clients + opens > 0 && !force => {
+                Err(YardError::MountUsed { name, clients, opens })
+            }
+            _ => Ok(claim),
+        }
+    }
+
+    /// Unmounts the zonefs of a device.
+    ///
+    /// # Errors
+    /// If it is not mounted, or programs use it.
+    pub fn unmount_zonefs(&self, name: &str) -> Result<MountView, YardError> {
+        self.mounts.unmount(name)
+    }
+
+    /// The mount point of a device's zonefs.
+    pub fn zonefs_place(&self, name: &str) -> Option<PathBuf> {
+        self.mounts.place(name)
+    }
+
+    /// All mounted zonefs.
+    pub fn zonefs_mounts(&self) -> Vec<MountView> {
+        self.mounts.list()
+    }
+
+    /// The device of this name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn find(&self, name: &str) -> Result<DeviceEntry, YardError> {
+        let table = self.table();
+        let found = table.entries.iter().find(|entry| entry.spec.name() == name).cloned();
+        found.ok_or_else(|| table.unknown(name))
+    }
+
+    /// All devices, in the order in which they were added.
+    pub fn list(&self) -> Vec<DeviceEntry> {
+        self.table().entries.clone()
+    }
+
+    fn table(&self) -> MutexGuard<'_, DeviceTable> {
+        // Every change of a list is one call: a holder that panicked has left it consistent.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uri;
+
+    const DRAIN: Duration = Duration::from_secs(1);
+
+    fn spec(uri: &str) -> DeviceSpec {
+        uri::parse(uri).unwrap()
+    }
+
+    #[test]
+    fn devices_come_and_go() {
+        let devices = Devices::new();
+        devices.add(spec("null:///a?size=1G")).unwrap();
+        devices.add(spec("null:///b?size=1G")).unwrap();
+        let error = devices.add(spec("null:///a?size=2G")).map(drop).unwrap_err();
+        assert_eq!(error.code(), "taken");
+        devices.remove("a", DRAIN).unwrap();
+        let error = devices.remove("a", DRAIN).map(drop).unwrap_err();
+        assert_eq!(error.code(), "no_such_device");
+        let names: Vec<_> = devices.list().iter().map(|e| e.spec.name().to_owned()).collect();
+        assert_eq!(names, ["b"]);
+        assert_eq!(devices.exports().list().len(), 1);
+        devices.add(spec("null:///a?size=2G")).unwrap();
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_made_leaves_nothing() {
+        let devices = Devices::new();
+        let error = devices.add(spec("null:///a?zoned=1&zone_size=3M")).map(drop).unwrap_err();
+        assert_eq!(error.code(), "invalid");
+        assert_eq!(error.blame().0.as_deref(), Some("zone_size"));
+        assert!(devices.list().is_empty());
+        assert!(devices.exports().list().is_empty());
+    }
+
+    #[test]
+    fn a_name_is_taken_while_its_device_is_made() {
+        // The bug: two concurrent requests for one name both opened the device's files, and
+        // truncated a trace that the other was writing, before one of them was refused.
+        let devices = Devices::new();
+        let entry = devices.add_by(spec("null:///a?size=1G"), |made| {
+            let error = devices.add_by(spec("null:///a?size=2G"), |_| panic!("it is made twice"));
+            assert_eq!(error.map(drop).unwrap_err().code(), "taken");
+            assert_eq!(devices.find("a").map(drop).unwrap_err().code(), "no_such_device");
+            assert!(devices.add(spec("null:///b?size=1G")).is_ok());
+            stack::open(made)
+        });
+        assert!(entry.is_ok());
+        assert_eq!(devices.list().len(), 2);
+        // A failed request releases the name, and so does a removal.
+        let bad = spec("null:///c?zoned=1&zone_size=3M");
+        assert!(devices.add(bad).is_err() && devices.remove("a", DRAIN).is_ok());
+        assert!(devices.add(spec("null:///a?size=1G")).is_ok());
+        assert!(devices.add(spec("null:///c?size=1G")).is_ok());
+    }
+
+    #[test]
+    fn an_unknown_name_gets_the_nearest() {
+        let devices = Devices::new();
+        devices.add(spec("null:///zoned0?size=1G")).unwrap();
+        let error = devices.find("zoned1").map(drop).unwrap_err().to_string();
+        assert_eq!(error, "there is no device `zoned1`; did you mean `zoned0`?");
+    }
+}

@@ -1,0 +1,152 @@
+//! A device of the daemon: its specification, the open device, and a description for people.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use blockyard_core::Disk;
+use blockyard_core::claim::ClaimState;
+use blockyard_core::zone::gate::GateMode;
+use blockyard_ram::Ram;
+use blockyard_volume::Running;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error::YardError;
+use crate::scheduler;
+use crate::size::Bytes;
+use crate::spec::DeviceSpec;
+use crate::stack::{Made, pool_path};
+
+/// The most requests of the control API that wait for one device at once.
+pub const WORK_MAX: usize = 4;
+
+/// A device of the daemon.
+#[derive(Clone)]
+pub struct DeviceEntry {
+    /// The specification of the device.
+    pub spec: DeviceSpec,
+    /// The device.
+    pub disk: Arc<dyn Disk>,
+    /// Notes on parameters that were corrected when it was opened.
+    pub notes: Vec<String>,
+    /// The device as a RAM disk, if it is one.
+    pub ram: Option<Arc<Ram>>,
+    /// The pool that the device is in, if it is a volume.
+    pub pool: Option<Arc<Running>>,
+    /// The time at which it was opened.
+    pub since: Instant,
+    work: Arc<Semaphore>,
+    pub(crate) claim: Arc<ClaimState>,
+}
+
+impl DeviceEntry {
+    /// A device that was opened just now.
+    pub(crate) fn new(spec: DeviceSpec, made: Made, claim: Arc<ClaimState>) -> DeviceEntry {
+        let Made { disk, notes, ram, pool } = made;
+        let work = Arc::new(Semaphore::new(WORK_MAX));
+        DeviceEntry { spec, disk, notes, ram, pool, since: Instant::now(), work, claim }
+    }
+
+    /// A permit to wait for the device, held until it is dropped.
+    ///
+    /// # Errors
+    /// If [`WORK_MAX`] requests wait for it already.
+    pub fn begin_work(&self) -> Result<OwnedSemaphorePermit, YardError> {
+        Arc::clone(&self.work)
+            .try_acquire_owned()
+            .map_err(|_| YardError::Overloaded { name: self.spec.name().to_owned(), max: WORK_MAX })
+    }
+}
+
+/// A device in one line, for people.
+pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
+    let geometry = disk.geometry();
+    let mut text = format!("{} {}", disk.kind(), Bytes(geometry.len_bytes()));
+    if spec.kind().name == "null" {
+        let kept = spec.switch("memory_backed");
+        text += if kept { ", keeps data in memory" } else { ", keeps nothing" };
+    }
+    if spec.kind().name == "smr" {
+        text += &match (spec.text("device"), spec.text("backing")) {
+            (Some(device), _) => format!(", drives {device}"),
+            (None, Some(backing)) => format!(", keeps data in {backing}"),
+            (None, None) => ", keeps data in memory".to_owned(),
+        };
+    }
+    if spec.kind().name == "volume" {
+        text += &format!(", in {}", pool_path(spec).display());
+    }
+    if let Some(ram) = describe_ram(spec) {
+        text += &ram;
+    }
+    if geometry.logical_block_bytes != 512 {
+        text += &format!(", {} blocks", Bytes(geometry.logical_block_bytes.into()));
+    }
+    if let Some(zones) = &geometry.zones {
+        let sectors = |sectors: u64| Bytes(sectors * blockyard_core::SECTOR_BYTES);
+        text += &format!(", {} zones of {}", zones.zone_count, sectors(zones.zone_sectors));
+        if zones.zone_capacity_sectors != zones.zone_sectors {
+            text += &format!(" ({} writable)", sectors(zones.zone_capacity_sectors));
+        }
+        for (count, what) in [
+            (zones.conventional_count, "conventional"),
+            (zones.open_max, "open at most"),
+            (zones.active_max, "active at most"),
+        ] {
+            if count > 0 {
+                text += &format!(", {count} {what}");
+            }
+        }
+    }
+    if let Some(gate) = disk.gate() {
+        text += match gate.mode {
+            GateMode::Pipeline => "",
+            GateMode::ZoneWritePlug => ", one write of a zone at a time",
+        };
+        text += if gate.emulates_append { ", append emulated" } else { "" };
+    }
+    let scheduler = scheduler::active(disk);
+    if scheduler != "none" {
+        text += &format!(", {scheduler}");
+    }
+    if disk.limits().read_only {
+        text += ", read-only";
+    }
+    text
+}
+
+/// A description of a RAM disk from its parameters, for people; `None` for other devices.
+fn describe_ram(spec: &DeviceSpec) -> Option<String> {
+    if spec.kind().name != "ram" {
+        return None;
+    }
+    let mut text = ", compressed by ".to_owned() + ["lz4", "lz4hc", "zstd"][spec.choice("algo")];
+    if spec.number("unit") != 4096 {
+        text += &format!(" in units of {}", Bytes(spec.number("unit")));
+    }
+    if spec.switch("dedup") {
+        text += ", equal blocks stored once";
+    }
+    if spec.number("mem_limit") != 0 {
+        text += &format!(", {} of memory at most", Bytes(spec.number("mem_limit")));
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{stack, uri};
+
+    #[test]
+    fn a_device_is_described_in_a_line() {
+        let uri = "null:///z?size=1G&bs=4k&zoned=1&zone_size=64M&zone_capacity=48M&zone_nr_conv=2\
+                   &zone_max_open=3&zone_max_active=5";
+        let spec = uri::parse(uri).unwrap();
+        let made = stack::open(&spec).unwrap();
+        assert_eq!(
+            describe(&spec, made.disk.as_ref()),
+            "null 1G, keeps nothing, 4k blocks, 16 zones of 64M (48M writable), 2 conventional, \
+             3 open at most, 5 active at most"
+        );
+    }
+}

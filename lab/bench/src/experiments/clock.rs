@@ -1,0 +1,63 @@
+//! `clock`: the cost of reading the clock, and so the shortest time that the lab itself can
+//! measure.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use crate::error::LabError;
+use crate::experiment::{Cell, Comparison, Experiment, Variant, VariantRole, Workload};
+use crate::metric::Metric;
+use crate::sample::{Round, Sample};
+use crate::settings::Settings;
+
+/// The experiment's name on the command line.
+pub const NAME: &str = "clock";
+
+/// Builds the experiment.
+pub fn build(_settings: &Settings) -> Experiment {
+    Experiment {
+        name: NAME,
+        title: "the cost of looking at the clock",
+        about: "Two times anything the lab takes costs two looks at the clock. The wall clock is \
+                read in user space, a thread's CPU clock by a system call; both are asked in a \
+                loop, and the loop's time is divided by its rounds.",
+        published: Vec::new(),
+        variants: vec![
+            Variant { name: "wall", kind: VariantRole::Limit, about: "CLOCK_MONOTONIC" },
+            Variant { name: "thread", kind: VariantRole::Limit, about: "CLOCK_THREAD_CPUTIME_ID" },
+        ],
+        workloads: vec![Workload { name: "look", about: "one look after the other" }],
+        comparisons: vec![Comparison::new("wall", "thread", Metric::NS_PER_OP).cost()],
+        plots: vec![Metric::NS_PER_OP],
+        cells: vec![
+            Cell::new("wall", "look", 1, |round| {
+                looks(round, || {
+                    black_box(Instant::now());
+                })
+            }),
+            Cell::new("thread", "look", 1, |round| {
+                looks(round, || {
+                    black_box(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime));
+                })
+            }),
+        ],
+    }
+}
+
+fn looks(round: &Round<'_>, look: impl Fn()) -> Result<Sample, LabError> {
+    for duration in [round.warm_up, round.duration] {
+        let (start, mut count) = (Instant::now(), 0_u64);
+        while start.elapsed() < duration {
+            if round.stop.is_set() {
+                return Err(LabError::Interrupted);
+            }
+            (0..1000).for_each(|_| look());
+            count += 1000;
+        }
+        if duration == round.duration && count > 0 {
+            let ns = start.elapsed().as_nanos() as f64 / count as f64;
+            return Ok(Sample::of(Metric::NS_PER_OP, ns));
+        }
+    }
+    Err(LabError::failed("clock", "the duration is zero"))
+}

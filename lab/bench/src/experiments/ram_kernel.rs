@@ -1,0 +1,320 @@
+//! `ram-kernel`: our RAM disk compared with the running kernel's zram, with equal data and
+//! algorithm.
+//!
+//! Two drivers measure both: a loop of the lab's own ([`loops`]), and stock fio with one command
+//! line ([`by_fio`]). There are two kinds of data: the corpus, whose compression and decompression
+//! take most of the time on both sides, and fio's own data, which compress four times as fast. Then
+//! follow the command lines that were published for zram ([`lines`]).
+//!
+//! A zram device is made for each measurement and removed after it; a large one is made once for
+//! iozone's rows.
+
+mod by_fio;
+mod lines;
+mod loops;
+mod memory;
+
+use crate::experiment::{Comparison, Experiment, Published, Variant, VariantRole, Workload};
+use crate::experiments::ram_data::FillData;
+use crate::experiments::ram_lines::LINES;
+use crate::load::records::Does;
+use crate::metric::Metric;
+use crate::settings::Settings;
+
+/// The experiment's name on the command line.
+pub const NAME: &str = "ram-kernel";
+
+const ZRAM: &str = "zram";
+const ZRAM_URING: &str = "zram-io_uring";
+const OURS: &str = "blockyard";
+const OURS_DEEP: &str = "blockyard-32";
+/// The name of the variant that runs fio's lines without a device.
+pub const FIO_ALONE: &str = "fio-alone";
+
+/// The length of an I/O in bytes.
+const BLOCK_BYTES: u64 = 4096;
+/// The sizes of the devices, in bytes.
+const DEVICE_BYTES: u64 = 256 << 20;
+const DEVICE_BYTES_QUICK: u64 = 64 << 20;
+/// The compression ratio: stored bytes per byte of memory for compressed data.
+const RATIO: Metric = Metric::more("compression_ratio", "");
+/// The total memory, including the table.
+const MEMORY: Metric = Metric::less("memory", "B");
+/// The part of the memory that holds no compressed data.
+const OVERHEAD_PART: Metric = Metric::less("memory_overhead", "%");
+
+/// A measurement: driver, operation and data, and the least ratio that is the aim.
+struct AimedRow {
+    workload: Workload,
+    does: Does,
+    data: FillData,
+    /// Whether stock fio drives the row, instead of the lab's own loop.
+    by_fio: bool,
+}
+
+const fn row(
+    name: &'static str,
+    does: Does,
+    data: FillData,
+    by_fio: bool,
+    about: &'static str,
+) -> AimedRow {
+    AimedRow { workload: Workload { name, about }, does, data, by_fio }
+}
+
+static ROWS: [AimedRow; 10] = [
+    row(
+        "read",
+        Does::Read,
+        FillData::Corpus,
+        false,
+        "4 KiB reads anywhere, of the corpus, one at a time per job: pread on the kernel's device, \
+         the same on the spot on ours",
+    ),
+    row(
+        "fio-read",
+        Does::Read,
+        FillData::Corpus,
+        true,
+        "stock fio: --bs=4k --rw=randread, of the corpus",
+    ),
+    row("read-50", Does::Read, FillData::Half, false, "as `read`, of fio's bytes"),
+    row(
+        "fio-read-50",
+        Does::Read,
+        FillData::Half,
+        true,
+        "stock fio: --bs=4k --rw=randread, of bytes that it wrote with \
+         --buffer_compress_percentage=50",
+    ),
+    row(
+        "write",
+        Does::Write,
+        FillData::Corpus,
+        false,
+        "4 KiB writes anywhere, of the corpus, one at a time per job: pwrite and the same on the \
+         spot",
+    ),
+    row("write-50", Does::Write, FillData::Half, false, "as `write`, of fio's bytes"),
+    row(
+        "fio-write-50",
+        Does::Write,
+        FillData::Half,
+        true,
+        "stock fio: --bs=4k --rw=randwrite --buffer_compress_percentage=50",
+    ),
+    row(
+        "mixed",
+        Does::Either,
+        FillData::Corpus,
+        false,
+        "4 KiB reads and writes anywhere, equally often, of the corpus, one at a time per job",
+    ),
+    row("mixed-50", Does::Either, FillData::Half, false, "as `mixed`, of fio's bytes"),
+    row(
+        "fio-mixed-50",
+        Does::Either,
+        FillData::Half,
+        true,
+        "stock fio: --bs=4k --rw=randrw --buffer_compress_percentage=50",
+    ),
+];
+
+/// The value of fio's `--rw` for the operation, and the least ratio that is the aim.
+fn asked(does: Does) -> (&'static str, f64) {
+    match does {
+        Does::Read => ("--rw=randread", 2.5),
+        Does::Write => ("--rw=randwrite", 1.2),
+        Does::Either => ("--rw=randrw", 2.0),
+    }
+}
+
+const FULL: Workload = Workload {
+    name: "memory",
+    about: "a device that is full of the corpus: what it became, and what it takes with its table",
+};
+/// The compression ratio must be within 2 % of zram's.
+const AIM_RATIO: f64 = 0.98;
+const AIM_MEMORY: f64 = 1.0;
+
+const VARIANTS: [Variant; 5] = [
+    Variant {
+        name: ZRAM,
+        kind: VariantRole::Peer,
+        about: "the kernel's zram; by fio: psync, direct",
+    },
+    Variant {
+        name: ZRAM_URING,
+        kind: VariantRole::Peer,
+        about: "the same by fio's io_uring, 32 in flight per job; by the wall only",
+    },
+    Variant {
+        name: OURS,
+        kind: VariantRole::Product,
+        about: "our RAM disk in the process that uses it; by fio: our engine, depth 1",
+    },
+    Variant {
+        name: OURS_DEEP,
+        kind: VariantRole::Product,
+        about: "the same by our engine, 32 in flight per job, in batches of 8",
+    },
+    Variant {
+        name: FIO_ALONE,
+        kind: VariantRole::Limit,
+        about: "fio's own null engine: what the line costs without a device",
+    },
+];
+
+/// Builds the experiment.
+pub fn build(settings: &Settings) -> Experiment {
+    let jobs: &[u32] = if settings.quick { &[2] } else { &[1, 2, 4] };
+    let bytes = if settings.quick { DEVICE_BYTES_QUICK } else { DEVICE_BYTES };
+    let mut cells = Vec::new();
+    for row in &ROWS {
+        for &jobs in jobs {
+            match row.by_fio {
+                true => cells.extend(by_fio::cells(settings, row, jobs, bytes)),
+                false => cells.extend(loops::cells(settings, row, jobs, bytes)),
+            }
+        }
+    }
+    cells.extend(lines::cells(settings));
+    cells.extend(memory::cells(settings, bytes));
+    let listed = |workload: &Workload| cells.iter().any(|cell| cell.workload == workload.name);
+    let published_lines = LINES.iter().map(|line| line.workload);
+    let all = ROWS.iter().map(|row| row.workload).chain(published_lines).chain([FULL]);
+    let workloads: Vec<Workload> = all.filter(listed).collect();
+    Experiment {
+        name: NAME,
+        title: "our RAM disk compared with the kernel's zram",
+        about: "The same data, the same algorithm (lz4), the same size. The data are a corpus \
+                (pieces of /usr/bin, text, and noise that compresses by half), and, where the \
+                row's name ends in 50, what fio itself makes of \
+                --buffer_compress_percentage=50. Of the corpus, lz4 is most of what either \
+                side does, and it is the same on both, so it \
+                bounds the ratio; fio's data cost it a fourth. A zram device is made for each \
+                measurement and removed after it, which needs root; where it cannot be had its \
+                rows are missing, with the reason. CPU time is that of the threads that read and \
+                write, which is all there is: zram works in the thread that calls it, and ours in \
+                the process. Not so by io_uring, which carries the kernel's I/Os out on threads \
+                that fio does not count: those rows have none. The loop is the lab's own and costs \
+                next to nothing; fio's own cost is on both sides and is the row `fio-alone`: it \
+                makes every ratio smaller than that of the devices. fio reads what was filled in \
+                before; for writes it must fill a buffer before each, because in 3.33 a pattern \
+                has 512 bytes at most, which compress like nothing real. Clocks \
+                (`--gtod_reduce`) and the map of blocks are off. Then the lines that were \
+                published for zram's table, four jobs each: the fio line on 10 MiB, whose buffers \
+                are noise, once more with blocks that compress by half, and iozone's rows in fio's \
+                words, by read and write on the kernel's device but for pread and pwrite. Memory \
+                is what mm_stat says and the table: 16 bytes a page for zram, 8 for ours.",
+        published: published(&workloads),
+        variants: VARIANTS.into_iter().chain(lines::VARIANTS).collect(),
+        workloads,
+        comparisons: comparisons(),
+        plots: vec![Metric::IOS_PER_CPU_SECOND, Metric::IOPS, MEMORY],
+        cells,
+    }
+}
+
+fn comparisons() -> Vec<Comparison> {
+    let mut comparisons = Vec::new();
+    for row in &ROWS {
+        for metric in [Metric::IOS_PER_CPU_SECOND, Metric::IOPS] {
+            let comparison = Comparison::new(ZRAM, OURS, metric);
+            comparisons.push(comparison.under(row.workload.name).aim(asked(row.does).1));
+        }
+        if row.by_fio && row.data == FillData::Half {
+            let deep = Comparison::new(ZRAM_URING, OURS_DEEP, Metric::IOPS);
+            comparisons.push(deep.under(row.workload.name).aim(asked(row.does).1));
+        }
+    }
+    comparisons.extend(lines::comparisons());
+    comparisons.push(Comparison::new(ZRAM, OURS, MEMORY).under(FULL.name).aim(AIM_MEMORY));
+    comparisons.push(Comparison::new(ZRAM, OURS, RATIO).under(FULL.name).aim(AIM_RATIO));
+    comparisons
+}
+
+/// zram's figures at the time when the aims were set.
+fn published(workloads: &[Workload]) -> Vec<Published> {
+    const SOURCE: &str = "fio 3.33, 2 virtual processors (AMD Zen 5), Linux 6.18, loaded: the best \
+                          of 5, buffers that compress by half";
+    let row = |variant, workload, jobs, kilo_iops: f64| Published {
+        variant,
+        workload,
+        jobs,
+        metric: Metric::IOPS,
+        value: kilo_iops * 1000.0,
+        source: SOURCE,
+    };
+    let rows = [
+        row(ZRAM, "fio-read-50", 1, 360.0),
+        row(ZRAM, "fio-read-50", 2, 773.0),
+        row(ZRAM, "fio-write-50", 1, 210.0),
+        row(ZRAM, "fio-write-50", 2, 420.0),
+        row(ZRAM_URING, "fio-read-50", 1, 278.0),
+        row(ZRAM_URING, "fio-read-50", 2, 566.0),
+        row(ZRAM_URING, "fio-write-50", 1, 175.0),
+        row(ZRAM_URING, "fio-write-50", 2, 325.0),
+    ];
+    let listed = |row: &Published| workloads.iter().any(|workload| workload.name == row.workload);
+    rows.into_iter().chain(lines::published()).filter(listed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::by_fio::{By, Engine};
+    use super::*;
+    use crate::error::LabError;
+    use crate::experiment::Cell;
+    use crate::sample::{Round, Sample};
+    use crate::scratch::Scratch;
+    use crate::stop::Stop;
+
+    const SMALL: u64 = 16 << 20;
+
+    /// The kernel's rows need the privilege to make a device, as other tests of the project do.
+    #[test]
+    fn both_sides_are_measured_and_hold_the_same() {
+        let stop = Stop::new();
+        let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(5));
+        let round = Round { warm_up, duration, number: 0, seed: 3, stop: &stop };
+        let scratch = Scratch::new().unwrap();
+        let settings = Settings {
+            quick: true,
+            engine: None,
+            program: std::path::PathBuf::new(),
+            lab: "blockyard-lab".into(),
+            scratch: scratch.path().to_owned(),
+            processors: 2,
+        };
+        let measure =
+            |cell: &Cell| (cell.body)(&round).unwrap_or_else(|error| panic!("{cell:?}: {error}"));
+        for row in ROWS.iter().filter(|row| !row.by_fio) {
+            for cell in loops::cells(&settings, row, 2, SMALL) {
+                let sample = measure(&cell);
+                assert!(sample.values.iter().all(|value| value.1 > 0.0), "{cell:?}");
+            }
+        }
+        let value = |sample: &Sample, metric| {
+            sample.values.iter().find(|value| value.0 == metric).map(|value| value.1).unwrap()
+        };
+        let both = memory::cells(&settings, SMALL).each_ref().map(measure);
+        let [zrams, ours] = both.each_ref().map(|sample| value(sample, RATIO));
+        assert!((ours / zrams - 1.0).abs() < 0.02, "the same algorithm: {ours} and {zrams}");
+        let [zrams, ours] = both.each_ref().map(|sample| value(sample, MEMORY));
+        assert!(ours < zrams, "{ours} bytes and {zrams}");
+        let row = ROWS.iter().find(|row| row.by_fio && row.data == FillData::Half).unwrap();
+        let by = |by| by_fio::measure(&round, &settings, row, by, 1, SMALL);
+        let psync = by(By::Zram(Engine::Psync)).unwrap();
+        assert!(psync.values.iter().any(|value| value.0 == Metric::CPU_PER_IO));
+        let uring = by(By::Zram(Engine::Uring)).unwrap();
+        assert!(uring.values.iter().all(|value| value.0 != Metric::CPU_PER_IO), "{uring:?}");
+        assert!(by(By::Nothing).is_ok());
+        let error = by(By::Ours("--iodepth=1")).unwrap_err().to_string();
+        assert_eq!(error, "libblockyard_fio-*.so is missing; run `make fio`");
+        stop.set();
+        assert!(matches!(by(By::Zram(Engine::Psync)), Err(LabError::Interrupted)));
+    }
+}

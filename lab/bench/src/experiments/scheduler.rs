@@ -1,0 +1,201 @@
+//! `scheduler`: the cost of one scheduler that all submitters of a device share.
+
+use crate::baseline::{sched_buckets, sched_lanes, sched_lock};
+use crate::error::LabError;
+use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
+use crate::experiments::schedulers::{self, NONE, PRODUCT};
+use crate::load::{self, Load, Pattern};
+use crate::metric::Metric;
+use crate::sample::{Round, Sample};
+use crate::settings::Settings;
+
+/// The experiment's name on the command line.
+pub const NAME: &str = "scheduler";
+
+/// The device: without data, as in the published command line.
+const DEVICE: &str = "null:///s?size=250G&bs=512&hw_queue_depth=128";
+
+const ALONE: &str = "product-alone";
+/// The aim for the CPU time of a single submitter's I/O, in nanoseconds.
+const AIM_NS: f64 = 100.0;
+/// The queue depth of the single submitter that is the reference.
+const ALONE_DEPTH: usize = 128;
+
+const SHALLOW: &str = "depth-4";
+const DEEP: &str = "depth-128";
+
+const JOBS: [u32; 4] = [2, 8, 32, 72];
+const JOBS_DEEP: [u32; 5] = [1, 2, 8, 32, 72];
+const JOBS_QUICK: [u32; 2] = [1, 8];
+
+/// The workloads, each with its I/Os in flight per thread, and the numbers of threads.
+const WORKLOADS: [(Workload, usize, &[u32]); 2] = [
+    (Workload { name: SHALLOW, about: "4 KiB random reads, 4 at once per submitter" }, 4, &JOBS),
+    (
+        Workload { name: DEEP, about: "4 KiB random reads, 128 at once per submitter" },
+        128,
+        &JOBS_DEEP,
+    ),
+];
+
+/// Builds the experiment.
+pub fn build(settings: &Settings) -> Experiment {
+    let mut cells = Vec::new();
+    for (workload, depth, jobs) in WORKLOADS {
+        let jobs = if settings.quick { &JOBS_QUICK } else { jobs };
+        for &jobs in jobs {
+            cells.extend(at(settings, workload.name, depth, jobs));
+        }
+    }
+    Experiment {
+        name: NAME,
+        title: "one scheduler lock, buckets, submit rings with a combining lock, and leases",
+        about: "Threads read at random from a null device without data, as fast as they can, each \
+                through a channel of its own; all meet in the scheduler. Every variant but `none` \
+                has the same policy (mq-deadline), the same stack and the same load generator, in \
+                process, and differs in who may work on the policy when. A batch goes from push to \
+                reap before a thread makes the next. `product-alone` is the product with one \
+                submitter at depth 128, measured beside each cell: the total of many submitters \
+                is not to fall below it. `product-lanes` is the product without leases: what \
+                everybody pays while something waits. On few processors submitters take turns, \
+                and what a parking lock loses on many shows little there.",
+        published: published(),
+        variants: variants(),
+        workloads: WORKLOADS.map(|(workload, ..)| workload).to_vec(),
+        comparisons: comparisons(),
+        plots: vec![Metric::IOPS, Metric::CPU_PER_IO],
+        cells,
+    }
+}
+
+/// The cells of a workload with `jobs` threads.
+fn at(settings: &Settings, workload: &'static str, depth: usize, jobs: u32) -> Vec<Cell> {
+    let processors = settings.processors;
+    let cell = |label, variant, threads: u32, depth| {
+        let load = Load { pattern: Pattern::RandomRead, threads: threads as usize, depth };
+        let body = move |round: &Round<'_>| measure(round, variant, &load, processors);
+        Cell::new(label, workload, jobs, body)
+    };
+    let mut cells: Vec<Cell> =
+        schedulers::NAMES.map(|variant| cell(variant, variant, jobs, depth)).into();
+    cells.push(cell(sched_lanes::NAME, sched_lanes::NAME, jobs, depth));
+    if jobs as usize <= processors {
+        cells.insert(0, cell(sched_lock::QUEUED, sched_lock::QUEUED, jobs, depth));
+    }
+    if jobs > 1 {
+        cells.push(cell(ALONE, PRODUCT, 1, ALONE_DEPTH));
+    }
+    cells
+}
+
+fn measure(
+    round: &Round<'_>,
+    variant: &'static str,
+    load: &Load,
+    processors: usize,
+) -> Result<Sample, LabError> {
+    Ok(load::run(&*schedulers::open(variant, DEVICE)?, load, round)?.sample(processors))
+}
+
+fn variants() -> Vec<Variant> {
+    let mut variants = schedulers::variants();
+    variants.insert(
+        0,
+        Variant {
+            name: sched_lock::QUEUED,
+            kind: VariantRole::Before,
+            about: "mq-deadline behind one lock that spins and is handed over in the order of \
+                    arrival, as Linux's spin locks are: the published form. Where a waiting thread \
+                    can lose its processor it stops all behind it, which the kernel's cannot: so \
+                    only for as many jobs as there are processors",
+        },
+    );
+    variants.push(Variant {
+        name: sched_lanes::NAME,
+        kind: VariantRole::Product,
+        about: "the product without leases: all requests go through submit rings, combining lock \
+                and completion queue, as they do while a request of a lower class waits",
+    });
+    variants.push(Variant {
+        name: ALONE,
+        kind: VariantRole::Limit,
+        about: "the product with one submitter at depth 128, whatever the jobs of its row",
+    });
+    variants
+}
+
+fn comparisons() -> Vec<Comparison> {
+    let mut comparisons = vec![
+        Comparison::to("100 ns", AIM_NS, PRODUCT, Metric::CPU_PER_IO)
+            .under(DEEP)
+            .up_to_jobs(1)
+            .aim(1.0),
+        Comparison::new(ALONE, PRODUCT, Metric::IOPS).from_jobs(2).aim(1.0),
+    ];
+    for metric in [Metric::IOPS, Metric::CPU_PER_IO] {
+        let before = |name| Comparison::new(name, PRODUCT, metric).from_jobs(8);
+        let aimed = |comparison: Comparison, aim| match metric == Metric::IOPS {
+            true => comparison.aim(aim),
+            false => comparison,
+        };
+        comparisons.push(aimed(before(sched_lock::SPINNING), 3.0));
+        comparisons.push(aimed(before(sched_lock::PARKING), 1.2));
+        comparisons.push(before(sched_buckets::NAME));
+    }
+    for before in [sched_lock::SPINNING, sched_lock::PARKING, sched_buckets::NAME] {
+        comparisons.push(Comparison::new(before, sched_lanes::NAME, Metric::IOPS).from_jobs(8));
+    }
+    comparisons.push(Comparison::new(PRODUCT, sched_lanes::NAME, Metric::CPU_PER_IO).cost());
+    comparisons.push(Comparison::new(sched_lock::QUEUED, PRODUCT, Metric::IOPS).from_jobs(2));
+    comparisons.push(Comparison::new(NONE, PRODUCT, Metric::CPU_PER_IO).cost());
+    comparisons
+}
+
+fn published() -> Vec<Published> {
+    let poc = "Linux block layer, proof of concept of January 2024, single-queue device, 32-thread \
+               desktop, random reads";
+    let fio = "the published fio line on null_blk, Linux 6.7 (January 2024), about";
+    let row = |variant, workload, jobs, kilo_iops: f64, source| Published {
+        variant,
+        workload,
+        jobs,
+        metric: Metric::IOPS,
+        value: kilo_iops * 1000.0,
+        source,
+    };
+    vec![
+        row(sched_lock::SPINNING, DEEP, 1, 3090.0, poc),
+        row(sched_lock::SPINNING, SHALLOW, 32, 1313.0, poc),
+        row(sched_buckets::NAME, SHALLOW, 32, 2300.0, poc),
+        row(sched_lock::SPINNING, DEEP, 1, 1100.0, fio),
+        row(sched_lock::SPINNING, DEEP, 72, 150.0, fio),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::stop::Stop;
+
+    #[test]
+    fn every_variant_carries_many_submitters() {
+        let stop = Stop::new();
+        let (warm_up, duration) = (Duration::from_millis(1), Duration::from_millis(10));
+        let round = Round { warm_up, duration, number: 0, seed: 3, stop: &stop };
+        let none = std::path::PathBuf::new();
+        let settings = Settings {
+            quick: true,
+            engine: None,
+            program: none.clone(),
+            lab: "blockyard-lab".into(),
+            scratch: none,
+            processors: 2,
+        };
+        for cell in build(&settings).cells {
+            let sample = (cell.body)(&round).unwrap_or_else(|error| panic!("{cell:?}: {error}"));
+            assert!(sample.values.iter().all(|value| value.1 > 0.0), "{cell:?}");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! How a server is started, found and ended.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, Stdio};
+
+use crate::place::Place;
+use crate::run::{Run, bounded, finish, nbdsh, ok, python, run};
+use crate::yard::{BLOCKYARD, Yard, blockyard};
+
+const N0: &str = "null:///n0?size=1G";
+const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
+
+/// A client that holds a connection until its standard input ends.
+struct Holder {
+    child: Child,
+    stdin: ChildStdin,
+}
+
+impl Holder {
+    /// Connects, runs the script and keeps the connection.
+    fn connect(uri: &str, script: &str) -> Holder {
+        let script = format!("{script}\nprint('held', flush=True)\nimport sys; sys.stdin.read()");
+        let line = ["nbdsh", "--uri", uri, "--command", &script];
+        let mut command = bounded(&line);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "held\n");
+        Holder { child, stdin }
+    }
+
+    fn release(mut self) {
+        drop(self.stdin);
+        self.child.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_signal_ends_it_with_a_client_connected() {
+    for signal in ["TERM", "INT"] {
+        let mut yard = Yard::serve(&[MEM0]);
+        let holder = Holder::connect(&yard.uri("mem0"), "h.pwrite(b'x' * 4096, 0)");
+        yard.signal(signal);
+        let status = yard.end();
+        assert_eq!(status.code(), Some(0), "SIG{signal}: {:?}", status.signal());
+        for socket in ["nbd", "control"] {
+            assert!(!yard.place.path().join(socket).exists(), "SIG{signal} left {socket}");
+        }
+        holder.release();
+    }
+}
+
+#[test]
+fn what_was_in_flight_is_answered_before_the_end() {
+    // Each request takes 200 ms, so all of them are in flight when the signal comes.
+    let mut yard = Yard::serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=200000000"]);
+    let script = "
+import os
+done = []
+for i in range(8):
+    zeroes = nbd.Buffer.from_bytearray(bytearray(4096))
+    h.aio_pwrite(zeroes, i * 4096, lambda error: done.append(error.value) or 1)
+h.poll(0)
+os.kill(int(PID), 15)
+while h.aio_in_flight() > 0:
+    h.poll(-1)
+assert done == [0] * 8, done
+";
+    let script = script.replace("PID", &yard.pid().to_string());
+    nbdsh(&yard.uri("slow"), &script);
+    assert_eq!(yard.end().code(), Some(0));
+}
+
+#[test]
+fn a_temporary_socket_lives_as_long_as_the_command() {
+    let run = blockyard(&["serve", N0, "-U", "-", "--run", "nbdinfo --size \"$uri\""]).ok();
+    assert_eq!(run.out.lines().last(), Some("1073741824"), "{run}");
+}
+
+#[test]
+fn the_command_finds_the_yard_that_runs_it() {
+    let command = "blockyard list --json && test \"$exportname\" = n0 && test -S \"$unixsocket\"";
+    let command = command.replace("blockyard", BLOCKYARD);
+    let run = blockyard(&["serve", N0, "-U", "-", "--run", &command]).ok();
+    assert!(run.out.contains("\"n0\""), "{run}");
+}
+
+#[test]
+fn the_command_decides_the_exit_code() {
+    let run = blockyard(&["serve", N0, "-U", "-", "--run", "exit 3"]);
+    assert_eq!(run.code, Some(3), "{run}");
+}
+
+#[test]
+fn standard_input_and_output_are_one_connection() {
+    let script = "
+import nbd, sys
+h = nbd.NBD()
+h.set_export_name('mem0')
+h.connect_command([sys.argv[1], 'serve', sys.argv[2], '--nbd', 'stdio', '--control', sys.argv[3]])
+h.pwrite(b'x' * 4096, 4096)
+assert h.pread(4096, 4096) == b'x' * 4096
+assert h.get_size() == 64 << 20
+h.shutdown()
+";
+    let place = Place::new();
+    python(script, &[BLOCKYARD, MEM0, &place.file("control")]);
+}
+
+#[test]
+fn a_client_starts_it_and_hands_it_a_socket() {
+    // libnbd's brackets (`[ ... ]`) start a server by socket activation, as systemd does.
+    let place = Place::new();
+    let control = place.file("control");
+    let serve = [BLOCKYARD, "serve", N0, "--nbd", "stdio", "--control", &control];
+    let info = run(&[&["nbdinfo", "--json", "--", "["], &serve[..], &["]"]].concat()).ok().json();
+    assert_eq!(info["exports"][0]["export-size"], 1 << 30);
+}
+
+#[test]
+fn systemd_starts_it_when_a_client_comes() {
+    let place = Place::new();
+    let socket = place.file("activated");
+    let control = place.file("control");
+    let start = ["systemd-socket-activate", "--listen", &socket, BLOCKYARD, "serve", N0];
+    let line = [&start[..], &["--control", &control]].concat();
+    let mut command = bounded(&line);
+    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut errors = BufReader::new(child.stderr.take().unwrap()).lines();
+    // systemd-socket-activate prints this when the socket exists.
+    let listening = errors.any(|line| line.unwrap().contains("Listening on"));
+    assert!(listening, "systemd-socket-activate does not listen");
+    let uri = format!("nbd+unix:///n0?socket={socket}");
+    assert_eq!(ok(&["nbdinfo", "--size", &uri]).trim(), "1073741824");
+    // Not through `timeout`, which sends the signal twice: to its child and to its group.
+    ok(&["pkill", "-TERM", "--parent", &child.id().to_string()]);
+    let status = child.wait().unwrap();
+    assert!(status.success(), "{status}: {:?}", errors.collect::<Vec<_>>());
+}
+
+#[test]
+fn tcp_serves_as_a_socket_does() {
+    // The system picks a free port for an instant; another program could take it, so try again.
+    for _ in 0..8 {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let endpoint = format!("tcp:127.0.0.1:{port}");
+        let command = format!("nbdinfo --size nbd://127.0.0.1:{port}/n0");
+        let run = blockyard(&["serve", N0, "--nbd", &endpoint, "--run", &command]);
+        if run.err.contains("in use") {
+            continue;
+        }
+        assert_eq!(run.ok().out.lines().last(), Some("1073741824"));
+        return;
+    }
+    panic!("no port was free");
+}
+
+#[test]
+fn the_process_is_named_in_a_file() {
+    let place = Place::new();
+    let pidfile = place.file("pid");
+    let mut yard = Yard::serve_in(place, &[N0, "--pidfile", &pidfile]);
+    assert_eq!(fs::read_to_string(&pidfile).unwrap().trim(), yard.pid().to_string());
+    yard.signal("TERM");
+    assert_eq!(yard.end().code(), Some(0));
+    assert!(!fs::exists(&pidfile).unwrap(), "the file outlives the process");
+}
+
+#[test]
+fn it_goes_with_its_parent() {
+    let place = Place::new();
+    let serve = format!(
+        "{BLOCKYARD} serve {N0} --nbd unix:{} --control {} --exit-with-parent & read line",
+        place.file("nbd"),
+        place.file("control")
+    );
+    let mut command = bounded(&["sh", "-c", &serve]);
+    let mut shell = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut printed = BufReader::new(shell.stdout.take().unwrap());
+    // The server prints its first line when it serves.
+    let mut line = String::new();
+    printed.read_line(&mut line).unwrap();
+    assert!(!line.is_empty());
+    shell.stdin.take().unwrap().write_all(b"\n").unwrap();
+    // The pipe ends when neither the shell nor the server holds it.
+    printed.read_to_string(&mut line).unwrap();
+    shell.wait().unwrap();
+}
+
+#[test]
+fn a_second_server_does_not_take_the_socket_of_the_first() {
+    let yard = Yard::serve(&[MEM0]);
+    let endpoint = format!("unix:{}", yard.socket());
+    blockyard(&["serve", N0, "--nbd", &endpoint]).fails().says(&[&yard.socket()]);
+    yard.serves("mem0");
+}
+
+#[test]
+fn a_dead_servers_socket_is_no_obstacle() {
+    let mut yard = Yard::serve(&[MEM0]);
+    yard.signal("KILL");
+    yard.end();
+    assert!(yard.place.path().join("nbd").exists(), "a killed server cannot tidy up");
+    let endpoint = format!("unix:{}", yard.socket());
+    let command = "nbdinfo --size \"$uri\"";
+    let line = [BLOCKYARD, "serve", N0, "--nbd", &endpoint, "--run", command];
+    let run: Run = finish(&line, &mut bounded(&line)).ok();
+    assert_eq!(run.out.lines().last(), Some("1073741824"));
+}
