@@ -3,12 +3,14 @@
 //! Every wait for a client has a timeout. The clients of a listener are bounded in two classes:
 //! those of the daemon's own user and root, and all others; neither class takes connections from
 //! the other. If a class is full, the next client replaces the oldest one without a request in
-//! progress, so that silent connections never block a request.
+//! progress, so that silent connections never block a request. A request is in progress from the end
+//! of its body, or from its header if the body is a stream, to the end of its response. If each
+//! client has one, the next client gets status 503.
 #![allow(clippy::disallowed_types)] // Control plane: a flag that is set once a request.
 
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -28,6 +30,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep};
+
+use crate::view::{ErrorBody, ErrorView};
 
 /// The most clients of one listener at once, for each class.
 pub(crate) const CLIENTS_MAX: usize = 64;
@@ -59,6 +63,23 @@ impl Default for Waits {
         }
     }
 }
+
+/// The response to a client for which there is no room. Its body is an
+/// [`ErrorBody`](crate::view::ErrorBody).
+static OVERLOADED: LazyLock<String> = LazyLock::new(|| {
+    let error = ErrorView {
+        code: "overloaded".to_owned(),
+        field: None,
+        value: None,
+        message: format!("{CLIENTS_MAX} requests are in progress, which is the limit: try again"),
+    };
+    let body = serde_json::to_string(&ErrorBody { error }).expect("an error is plain data");
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+});
 
 /// The path whose body is a stream.
 const STREAM_PATH: &str = "/v1/volumes/receive";
@@ -130,8 +151,10 @@ pub(crate) async fn serve<L>(
         };
         if !class.make_room() {
             tracing::warn!(
-                "control: a client was turned away: {CLIENTS_MAX} requests are under way"
+                "control: a client was refused: {CLIENTS_MAX} requests are in progress, which is \
+                 the limit"
             );
+            refuse(io).await;
             continue;
         }
         let busy = Arc::new(AtomicBool::new(false));
@@ -148,14 +171,20 @@ where
 {
     let routes = TowerToHyperService::new(routes);
     let service = service_fn(move |request: Request<Incoming>| {
-        let under_way = UnderWay::begin(&busy);
+        let in_progress = InProgress(Arc::clone(&busy));
         let is_stream = request.uri().path() == STREAM_PATH;
         let wait = if is_stream { waits.stream } else { waits.body };
-        let request = request.map(|body| Body::new(TimedBody::new(body, wait, is_stream)));
+        if is_stream || request.body().is_end_stream() {
+            in_progress.begin();
+        }
+        let request =
+            request.map(|body| Body::new(TimedBody::new(body, wait, is_stream, Arc::clone(&busy))));
         let answer = routes.call(request);
         async move {
             let answer = answer.await?;
-            let answer = answer.map(|body| TrackedBody { body, _under_way: under_way });
+            // The route may have left the end of the body unread.
+            in_progress.begin();
+            let answer = answer.map(|body| TrackedBody { body, _in_progress: in_progress });
             Ok::<_, std::convert::Infallible>(answer)
         }
     });
@@ -166,18 +195,25 @@ where
     }
 }
 
-/// A request in progress. The client is busy until this is dropped.
-struct UnderWay(Arc<AtomicBool>);
+/// Sends [`OVERLOADED`] to a client, as far as the socket takes it at once.
+async fn refuse(mut io: impl AsyncWrite + Unpin) {
+    let _ = std::future::poll_fn(|context| {
+        Poll::Ready(Pin::new(&mut io).poll_write(context, OVERLOADED.as_bytes()))
+    })
+    .await;
+}
 
-impl UnderWay {
-    fn begin(busy: &Arc<AtomicBool>) -> UnderWay {
+/// A request. Once it has begun, its client is busy until this is dropped.
+struct InProgress(Arc<AtomicBool>);
+
+impl InProgress {
+    fn begin(&self) {
         // Relaxed: the flag publishes no data.
-        busy.store(true, Ordering::Relaxed);
-        UnderWay(Arc::clone(busy))
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for InProgress {
     fn drop(&mut self) {
         // Relaxed: as above.
         self.0.store(false, Ordering::Relaxed);
@@ -187,7 +223,7 @@ impl Drop for UnderWay {
 /// The body of a response; the request is in progress until it is sent.
 struct TrackedBody {
     body: Body,
-    _under_way: UnderWay,
+    _in_progress: InProgress,
 }
 
 impl HttpBody for TrackedBody {
@@ -217,11 +253,13 @@ struct TimedBody {
     wait: Duration,
     /// Whether each part restarts the timeout.
     is_stream: bool,
+    /// Whether the request is in progress, which it is from the end of this body.
+    busy: Arc<AtomicBool>,
 }
 
 impl TimedBody {
-    fn new(body: Incoming, wait: Duration, is_stream: bool) -> TimedBody {
-        TimedBody { body, timer: Box::pin(sleep(wait)), wait, is_stream }
+    fn new(body: Incoming, wait: Duration, is_stream: bool, busy: Arc<AtomicBool>) -> TimedBody {
+        TimedBody { body, timer: Box::pin(sleep(wait)), wait, is_stream, busy }
     }
 }
 
@@ -237,6 +275,10 @@ impl HttpBody for TimedBody {
             if self.is_stream {
                 let end = Instant::now() + self.wait;
                 self.timer.as_mut().reset(end);
+            }
+            if part.is_none() || self.body.is_end_stream() {
+                // Relaxed: as in `InProgress`.
+                self.busy.store(true, Ordering::Relaxed);
             }
             return Poll::Ready(part.map(|part| part.map_err(axum::Error::new)));
         }
@@ -324,6 +366,7 @@ mod tests {
     use std::thread::JoinHandle;
 
     use axum::routing::{get, post};
+    use blockyard_sync::atomics::AtomicUsize;
 
     use super::*;
     use crate::paths::TempDir;
@@ -338,6 +381,8 @@ mod tests {
         path: PathBuf,
         stop: watch::Sender<bool>,
         thread: Option<JoinHandle<()>>,
+        /// How many requests have reached the route that never answers.
+        waiting: Arc<AtomicUsize>,
         _temp: TempDir,
     }
 
@@ -347,10 +392,17 @@ mod tests {
             let path = temp.path().join("socket");
             let listener = UnixListener::bind(&path).unwrap();
             listener.set_nonblocking(true).unwrap();
+            let waiting = Arc::new(AtomicUsize::new(0));
+            let reached = Arc::clone(&waiting);
+            let wait = async move || {
+                reached.fetch_add(1, Ordering::Relaxed);
+                std::future::pending::<&str>().await
+            };
             let routes = Router::new()
                 .route("/", get(async || "here"))
                 .route("/big", get(async || vec![7_u8; BIG_BYTES]))
-                .route("/body", post(async |body: Bytes| body.len().to_string()));
+                .route("/body", post(async |body: Bytes| body.len().to_string()))
+                .route("/wait", get(wait));
             let (stop, stopped) = watch::channel(false);
             let serve = move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -360,7 +412,7 @@ mod tests {
                 });
             };
             let thread = Some(std::thread::spawn(serve));
-            Server { path, stop, thread, _temp: temp }
+            Server { path, stop, thread, waiting, _temp: temp }
         }
     }
 
@@ -392,6 +444,61 @@ mod tests {
         // The oldest was disconnected; the youngest are still connected.
         assert!(answer(silent.pop().unwrap()).ends_with("here"));
         assert_eq!(silent[0].read(&mut [0]).unwrap_or(0), 0, "the oldest is gone");
+    }
+
+    /// The bug: 64 requests whose bodies never ended blocked the control socket for 30 s.
+    #[test]
+    fn requests_with_incomplete_bodies_block_no_other_request() {
+        let server = Server::start(Waits::default());
+        let mut incomplete: Vec<_> = (0..2 * CLIENTS_MAX)
+            .map(|_| {
+                let mut client = connect(&server.path);
+                // The server may have disconnected the client already.
+                let _ = client
+                    .write_all(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nab");
+                client
+            })
+            .collect();
+        assert!(answer(connect(&server.path)).ends_with("here"));
+        assert_eq!(incomplete[0].read(&mut [0]).unwrap_or(0), 0, "the oldest is disconnected");
+        // The body of the youngest ends, and it is answered.
+        let mut youngest = incomplete.pop().unwrap();
+        youngest.write_all(b"cdefghi").unwrap();
+        let mut start = [0; 12];
+        youngest.read_exact(&mut start).unwrap();
+        assert_eq!(&start, b"HTTP/1.1 200");
+    }
+
+    #[test]
+    fn a_client_beyond_the_limit_gets_503_while_requests_are_in_progress() {
+        let server = Server::start(Waits::default());
+        let begun: Vec<_> = (0..CLIENTS_MAX)
+            .map(|_| {
+                let mut client = connect(&server.path);
+                client.write_all(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+                client
+            })
+            .collect();
+        while server.waiting.load(Ordering::Relaxed) < CLIENTS_MAX {
+            std::thread::yield_now();
+        }
+        let mut refused = String::new();
+        connect(&server.path).read_to_string(&mut refused).unwrap();
+        assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+        let body = refused.split_once("\r\n\r\n").unwrap().1;
+        let body: ErrorBody = serde_json::from_str(body).unwrap();
+        assert_eq!(body.error.code, "overloaded");
+        assert!(body.error.message.contains("64 requests are in progress"), "{refused}");
+        drop(begun);
+        loop {
+            let mut client = connect(&server.path);
+            let mut served = String::new();
+            let _ = client.write_all(REQUEST);
+            let _ = client.read_to_string(&mut served);
+            if served.ends_with("here") {
+                break;
+            }
+        }
     }
 
     #[test]
