@@ -147,6 +147,22 @@ fn a_pool_that_is_there_opens_whatever_is_beside_it() {
     }
 }
 
+/// Regression: a refused opening left empty directories.
+#[test]
+fn an_opening_that_refuses_its_second_path_removes_the_directories_that_it_made() {
+    let place = place("same");
+    let path = place.fresh();
+    let both = Places { path2: Some(path.clone()), ..Places::of(&path) };
+    let error = refused(Running::open_places(&both, options()));
+    assert!(error.contains("another place than `path`"), "{error}");
+    assert!(!path.exists());
+    // A directory that was there stays.
+    fs::create_dir(&path).unwrap();
+    let error = refused(Running::open_places(&both, options()));
+    assert!(error.contains("another place than `path`"), "{error}");
+    assert!(path.exists());
+}
+
 #[test]
 fn neither_copy_is_made_between_other_things() {
     let place = place("copies");

@@ -87,20 +87,17 @@ impl Places {
             Err(_) if is_fresh => crate::place(path),
             found => Ok(found.unwrap_or_else(|_| path.clone())),
         };
-        let (path, second) = (settled(&self.path)?, settled(&second)?);
-        for (field, path) in [("path", &path), ("path2", &second)] {
-            if path.exists() && !is_place(path)? {
-                let wanted = "a directory, a block device or a file".to_owned();
-                let value = path.display().to_string();
-                return Err(StoreError::Invalid { field, value, wanted });
-            }
+        let made: Vec<_> = [&self.path, &second].into_iter().filter(|it| !it.exists()).collect();
+        let both = settled(&self.path).and_then(|path| Ok((path, settled(&second)?)));
+        let checked = both.and_then(|(path, second)| {
+            check_both(&path, &second)?;
+            Ok(Places { path, path2: Some(second), degraded })
+        });
+        if checked.is_err() {
+            // Only an empty directory is removed.
+            made.into_iter().for_each(|path| _ = std::fs::remove_dir(path));
         }
-        same_kind(&path, &second)?;
-        if path == second {
-            let (value, wanted) = (second.display().to_string(), "another place than `path`");
-            return Err(StoreError::Invalid { field: "path2", value, wanted: wanted.to_owned() });
-        }
-        Ok(Places { path, path2: Some(second), degraded })
+        checked
     }
 
     /// Whether one of the places has a pool, or a copy of one, or that cannot be determined.
@@ -176,6 +173,23 @@ impl Places {
             }
         })
     }
+}
+
+/// Refuses paths that cannot be the two copies of one pool.
+fn check_both(path: &Path, second: &Path) -> Result<(), StoreError> {
+    for (field, path) in [("path", path), ("path2", second)] {
+        if path.exists() && !is_place(path)? {
+            let wanted = "a directory, a block device or a file".to_owned();
+            let value = path.display().to_string();
+            return Err(StoreError::Invalid { field, value, wanted });
+        }
+    }
+    same_kind(path, second)?;
+    if path == second {
+        let (value, wanted) = (second.display().to_string(), "another place than `path`");
+        return Err(StoreError::Invalid { field: "path2", value, wanted: wanted.to_owned() });
+    }
+    Ok(())
 }
 
 /// The other copy of a pool, as the label at `path` names it. The place is not locked, so the label
