@@ -138,7 +138,7 @@ fn a_mounted_file_system_has_its_device_to_itself() {
         yard.command(&["zonefs", "mount", "z", &mount]).fails().says(&["cannot mount `z`", says]);
     };
     let open = fs::File::options().write(true).open(&file).unwrap();
-    refused("its file is open");
+    refused("its block file is open");
     drop(open);
     let line = ["zonefs", "mount", "z", &mount].map(|word| format!("'{word}'")).join(", ");
     let script = format!(

@@ -63,7 +63,7 @@ fn a_device_whose_file_is_open_is_removed_by_force_only(way: &Way) {
     let file = fs::File::options().read(true).write(true).open(mounted.file("mem0")).unwrap();
     file.write_all_at(b"before", 0).unwrap();
     let refused = mounted.yard.command(&["remove", "mem0"]).fails();
-    assert!(refused.err.contains("its file is open"), "{refused}");
+    assert!(refused.err.contains("its block file is open"), "{refused}");
     mounted.yard.command(&["remove", "--force", "mem0"]).ok();
     let error = file.read_at(&mut [0; 6], 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(19), "{error}: expected ENODEV");

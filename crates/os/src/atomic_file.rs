@@ -120,7 +120,7 @@ fn check_replaced(target: &Path, replace: Replace, magic: &[u8]) -> io::Result<b
     let is_ours = !magic.is_empty() && file.read_exact_at(&mut start, 0).is_ok() && start == magic;
     match is_ours {
         true => Ok(false),
-        false => refused("it holds something that no such command has written; force replaces it"),
+        false => refused("it was not written by Blockyard; force replaces it"),
     }
 }
 
@@ -214,7 +214,7 @@ mod tests {
         let own = |into: &Path| AtomicFile::create(into, Replace::Own, &MAGIC);
         std::fs::write(&into, "root:x:0:0").unwrap();
         let refused = own(&into).unwrap_err().to_string();
-        assert!(refused.contains("no such command has written; force replaces it"), "{refused}");
+        assert!(refused.contains("not written by Blockyard; force replaces it"), "{refused}");
         assert_eq!(count(&folder), 1);
         assert_eq!(std::fs::read(&into).unwrap(), b"root:x:0:0");
         begin(&into).unwrap();

@@ -278,9 +278,9 @@ impl Disk {
         let room = len.saturating_sub(SEGMENTS_AT);
         let segment_bytes = shorter(wanted.segment_bytes, room, SEGMENTS_WANTED, SEGMENT_BYTES_MIN);
         if room / u64::from(segment_bytes) < SEGMENTS_MIN {
-            let value = format!("{shown}, which has {len} bytes");
+            let value = shown.to_string();
             let least = SEGMENTS_AT + SEGMENTS_MIN * u64::from(segment_bytes);
-            let wanted = format!("a disk of {least} bytes at least");
+            let wanted = format!("a disk of at least {least} bytes; it has {len}");
             return Err(StoreError::Invalid { field: "path", value, wanted });
         }
         Ok(Layout { align: wanted.align.max(self.sector_bytes), segment_bytes })

@@ -31,7 +31,7 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// Another process has the pool open.
-    #[error("path: `{}` is in use by {lock_owner}; expected a pool of its own", path.display())]
+    #[error("invalid path `{}`: it is in use by {lock_owner}; expected a pool that no other process has open", path.display())]
     InUse {
         /// The pool's directory.
         path: PathBuf,

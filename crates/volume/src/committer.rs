@@ -71,8 +71,9 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// back.
 const LOOKS: u32 = 60;
 
-/// Most segments that give their space back together.
-const GIVEN_MAX: usize = 32;
+/// Most segments that give their space back together, so that a thread is not busy with them for
+/// long: 32 GiB of segments of 32 MiB.
+const GIVEN_MAX: usize = 1024;
 
 /// Segments without live data for which an idle pool writes a checkpoint.
 const DEAD_MIN: usize = 8;

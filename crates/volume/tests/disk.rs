@@ -231,8 +231,7 @@ fn a_disk_that_will_not_do_is_refused_by_name() {
     let error = refused(small.path(), consent());
     let name = small.name();
     let wanted = format!(
-        "invalid path `{name}, which has 20971520 bytes`: expected a disk of 68157440 bytes at \
-         least"
+        "invalid path `{name}`: expected a disk of at least 68157440 bytes; it has 20971520"
     );
     assert_eq!(error, wanted);
 

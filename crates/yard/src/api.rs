@@ -511,10 +511,7 @@ async fn ram_content(
                 let _place = place;
                 match ram.save_to(&mut out) {
                     Ok(blocks) => tracing::info!(device = name, blocks, "RAM disk sent"),
-                    Err(error) => {
-                        tracing::error!(device = name, "sending ends: {error}");
-                        out.fail(std::io::Error::other(error));
-                    }
+                    Err(error) => out.fail(&name, std::io::Error::other(error)),
                 }
             });
             Ok((content, answer).into_response())

@@ -75,8 +75,20 @@ pub enum ClientError {
         /// The timeout, in seconds.
         seconds: u64,
     },
+    /// The daemon closed the connection before the response was complete.
+    #[error(
+        "the yard on {} closed the connection before it answered: {source}; it may have done what \
+         was asked",
+        path.display()
+    )]
+    Closed {
+        /// The path of the socket.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The daemon's response is invalid.
-    #[error("the yard on {} gave no answer that makes sense: {what}", path.display())]
+    #[error("the yard on {} sent an invalid response: {what}", path.display())]
     Nonsense {
         /// The path of the socket.
         path: PathBuf,
@@ -532,11 +544,12 @@ impl Client {
                 io::ErrorKind::NotFound
                 | io::ErrorKind::NotADirectory
                 | io::ErrorKind::ConnectionRefused
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::BrokenPipe
                 | io::ErrorKind::TimedOut,
                 _,
             ) => ClientError::Unreachable { path, source },
+            (io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe, _) => {
+                ClientError::Closed { path, source }
+            }
             _ => ClientError::Socket { path, source },
         }
     }

@@ -20,6 +20,22 @@ pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
+/// The clients that use a device, as the end of a sentence: `1 NBD client (ADDRESS) and its block
+/// file is open`.
+fn used(clients: u64, peers: &[String], opens: u64) -> String {
+    let clients = match clients {
+        0 => None,
+        count => Some(format!("it has {}{}", counted(count, "NBD client"), listed(peers))),
+    };
+    let opens = match opens {
+        0 => None,
+        1 => Some("its block file is open".to_owned()),
+        count => Some(format!("its block file is open {count} times")),
+    };
+    let parts: Vec<_> = clients.into_iter().chain(opens).collect();
+    parts.join(", and ")
+}
+
 /// The first few of the clients that use a device.
 fn listed(peers: &[String]) -> String {
     const SHOWN_MAX: usize = 3;
@@ -27,14 +43,6 @@ fn listed(peers: &[String]) -> String {
     match peers {
         [] => String::new(),
         peers => format!(" ({}{more})", peers[..peers.len().min(SHOWN_MAX)].join(", ")),
-    }
-}
-
-fn opened(opens: u64) -> String {
-    match opens {
-        0 => String::new(),
-        1 => ", and its file is open".to_owned(),
-        opens => format!(", and its file is open {opens} times"),
     }
 }
 
@@ -103,11 +111,9 @@ pub enum YardError {
     },
     /// Clients use the device.
     #[error(
-        "`{name}` has {}{}{}; nothing was changed: disconnect and close, and try again, or remove \
-         it at once with --force (`?force=true`), which disconnects them",
-        counted(*clients, "client"),
-        listed(peers),
-        opened(*opens)
+        "cannot remove `{name}`: {}; disconnect and close first, or use --force (`?force=true`), \
+         which disconnects them",
+        used(*clients, peers, *opens)
     )]
     Busy {
         /// The device.
@@ -121,9 +127,9 @@ pub enum YardError {
     },
     /// Clients use the device, and the operation would change its data while they read it.
     #[error(
-        "`{name}` has {}{}; disconnect and close first, for what they read would change under them",
-        counted(*clients, "client"),
-        opened(*opens)
+        "cannot change `{name}`: {}; disconnect and close first, because the data that they read \
+         would change",
+        used(*clients, &[], *opens)
     )]
     Used {
         /// The device.
@@ -135,10 +141,9 @@ pub enum YardError {
     },
     /// Clients use the device, and the operation would change its zones.
     #[error(
-        "cannot change zones of `{name}`: it has {}{}; disconnect and close first, or use \
-         `--force` (`\"force\": true`)",
-        counted(*clients, "NBD client"),
-        opened(*opens)
+        "cannot change zones of `{name}`: {}; disconnect and close first, or use --force \
+         (`\"force\": true`)",
+        used(*clients, &[], *opens)
     )]
     ZonesUsed {
         /// The device.
@@ -150,10 +155,9 @@ pub enum YardError {
     },
     /// Clients use the device, and a mounted file system needs it for itself.
     #[error(
-        "cannot mount `{name}`: it has {}{}; disconnect and close first, or use `--force` \
+        "cannot mount `{name}`: {}; disconnect and close first, or use --force \
          (`\"force\": true`)",
-        counted(*clients, "NBD client"),
-        opened(*opens)
+        used(*clients, &[], *opens)
     )]
     MountUsed {
         /// The device.

@@ -25,8 +25,8 @@ pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Fai
         VolumeError::Store(StoreError::InUse { path, lock_owner }) => {
             let path = path.display();
             let text = format!(
-                "path: `{path}` is in use by {lock_owner}; while it is, `blockyard volume scrub \
-                 {path}` verifies the blocks, and a check has to wait"
+                "invalid path `{path}`: it is in use by {lock_owner}; expected a pool that is not \
+                 open; `blockyard volume scrub {path}` verifies the blocks of an open pool"
             );
             Failure::new(Code::Refused, text)
         }

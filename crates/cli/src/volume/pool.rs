@@ -166,8 +166,8 @@ fn held(talk: &TalkArgs, path: PathBuf, lock_owner: LockOwner) -> Result<PoolAcc
         }
     }
     let text = format!(
-        "path: `{}` is in use by {lock_owner}, which does not answer for it{why}; if it is a yard, \
-         name its control socket with --control PATH, else end it",
+        "invalid path `{}`: it is in use by {lock_owner}, which does not answer for it{why}; if it \
+         is a yard, name its control socket with --control PATH, else stop it",
         path.display()
     );
     Err(Failure::new(Code::Refused, text))

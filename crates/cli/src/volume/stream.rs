@@ -144,7 +144,7 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
     }
     match &args.output {
         None => Ok(()),
-        Some(path) => Ok(writeln!(out, "sent to {}: {}", path.display(), Bytes(bytes))?),
+        Some(path) => Ok(writeln!(out, "sent {} to {}", Bytes(bytes), path.display())?),
     }
 }
 

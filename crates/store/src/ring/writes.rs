@@ -125,7 +125,7 @@ impl UringLogWriter {
             tracing::info!(
                 linked_us,
                 itself_us,
-                "4 KiB are durable soonest by {}",
+                "the fastest durable write of 4 KiB on this disk is {}",
                 match log_writer.way {
                     Way::Linked => "a write and a sync linked to it",
                     Way::Itself => "a write that is durable by itself",

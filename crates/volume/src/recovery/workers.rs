@@ -6,7 +6,7 @@ use std::cell::OnceCell;
 use std::fmt;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::{Builder, Scope};
 
 use crate::error::VolumeError;
@@ -46,7 +46,14 @@ impl<'scope, 'env> Workers<'scope, 'env> {
                 let builder = (self.builder)(number);
                 let started = builder.spawn_scoped(self.scope, move || work(&taken));
                 if let Err(error) = started {
-                    tracing::warn!("{count} threads read, and no more: {error}");
+                    // Each reader of a scan would say it again.
+                    static SAID: Once = Once::new();
+                    SAID.call_once(|| {
+                        tracing::warn!(
+                            "cannot start {THREADS} threads that read the log: {error}; it is read \
+                             with {count}, which is slower"
+                        );
+                    });
                     break;
                 }
                 count += 1;
@@ -107,7 +114,7 @@ fn work(jobs: &Mutex<Receiver<Job<'_>>>) {
 
 impl fmt::Debug for Workers<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Crew").finish_non_exhaustive()
+        f.debug_struct("Workers").finish_non_exhaustive()
     }
 }
 

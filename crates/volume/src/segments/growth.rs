@@ -205,7 +205,11 @@ impl<D: SegmentStore> Segments<D> {
             let Some(number) = self.table().hollow_out() else { return };
             let Some(file) = self.files.get().get(number as usize).cloned() else { return };
             if let Err(error) = self.directory.give_back(&file) {
-                tracing::info!("{}: no space is given back: {error}", self.directory.title());
+                // A file system without holes in files does not support it.
+                if error.kind() != std::io::ErrorKind::Unsupported {
+                    let title = self.directory.title();
+                    tracing::info!("{title}: cannot give free space back: {error}");
+                }
                 self.put_back(number);
                 return;
             }

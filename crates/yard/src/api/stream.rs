@@ -45,13 +45,18 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     fn send(&mut self, part: io::Result<Bytes>) -> io::Result<()> {
-        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the client has left");
+        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the client has disconnected");
         self.sender.blocking_send(part).map_err(gone)
     }
 
-    /// Aborts the response, so that the client does not take it for complete.
-    pub(super) fn fail(mut self, error: io::Error) {
-        // A client that has disconnected need not be told.
+    /// Aborts the response about `name`, so that the client does not take it for complete.
+    pub(super) fn fail(mut self, name: &str, error: io::Error) {
+        if self.sender.is_closed() {
+            tracing::info!("{name}: the client disconnected before the end of the stream");
+        } else {
+            tracing::error!("{name}: cannot send the rest of the stream: {error}");
+        }
+        // A client that has disconnected cannot be told.
         let _ = self.send(Err(error));
     }
 }

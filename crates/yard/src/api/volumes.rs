@@ -87,10 +87,7 @@ fn answered((sending, name): (Sending<PoolBacking>, String)) -> Response {
     let (answer, mut out) = outgoing();
     tokio::task::spawn_blocking(move || match sending.run(&mut out, &mut |_| {}) {
         Ok(sent) => tracing::info!(name, bytes = sent.bytes, "snapshot sent"),
-        Err(error) => {
-            tracing::error!(name, "sending ends: {error}");
-            out.fail(io::Error::other(error));
-        }
+        Err(error) => out.fail(&name, io::Error::other(error)),
     });
     ([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response()
 }
