@@ -31,7 +31,11 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// Another process has the pool open.
-    #[error("invalid path `{}`: it is in use by {lock_owner}; expected a pool that no other process has open", path.display())]
+    #[error(
+        "invalid path `{}`: it is in use by {lock_owner}; expected a pool that no other process \
+         has open",
+        path.display()
+    )]
     InUse {
         /// The pool's directory.
         path: PathBuf,

@@ -3,8 +3,8 @@
 //! Every wait for a client has a timeout. The clients of a listener are bounded in two classes:
 //! those of the daemon's own user and root, and all others; neither class takes connections from
 //! the other. If a class is full, the next client replaces the oldest one without a request in
-//! progress, so that silent connections never block a request. A request is in progress from the end
-//! of its body, or from its header if the body is a stream, to the end of its response. If each
+//! progress, so that silent connections never block a request. A request is in progress from the
+//! end of its body, or from its header if the body is a stream, to the end of its response. If each
 //! client has one, the next client gets status 503.
 #![allow(clippy::disallowed_types)] // Control plane: a flag that is set once a request.
 
