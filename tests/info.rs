@@ -6,7 +6,7 @@ use crate::yard::Yard;
 const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
 
 #[test]
-fn what_an_export_can_is_told() {
+fn an_export_announces_its_capabilities() {
     let yard = Yard::serve(&[MEM0]);
     let info = run(&["nbdinfo", "--json", &yard.uri("mem0")]).ok().json();
     assert_eq!(info["protocol"], "newstyle-fixed");
@@ -36,7 +36,7 @@ fn what_an_export_can_is_told() {
 }
 
 #[test]
-fn the_block_size_of_the_device_is_told_and_kept() {
+fn the_block_size_of_the_device_is_announced_and_enforced() {
     let yard = Yard::serve(&["null:///big?size=64M&bs=4k&memory_backed=1"]);
     let info = run(&["nbdinfo", "--json", &yard.uri("big")]).ok().json();
     assert_eq!(info["exports"][0]["block_size_minimum"], 4096);

@@ -70,7 +70,7 @@ fn loops() -> impl Iterator<Item = (String, String)> {
 
 /// Needs root, for mounts.
 #[test]
-fn what_a_killed_test_left_is_taken_away() {
+fn the_remains_of_a_killed_test_are_removed() {
     use crate::attach::{FileSystem, Loop};
     let all = env::temp_dir().canonicalize().unwrap();
     let path = all.join(format!("{PREFIX}left-{}", std::process::id()));

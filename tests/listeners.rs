@@ -54,7 +54,7 @@ fn a_signal_ends_it_with_a_client_connected() {
 }
 
 #[test]
-fn what_was_in_flight_is_answered_before_the_end() {
+fn requests_in_flight_are_answered_before_the_end() {
     // Each request takes 200 ms, so all of them are in flight when the signal comes.
     let mut yard = Yard::serve(&["null:///slow?size=1G&irqmode=timer&completion_nsec=200000000"]);
     let script = "

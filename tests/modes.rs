@@ -137,13 +137,13 @@ fn check(folder: &Path, owner: u32) {
 /// backing=` and traces 0666 and the NBD socket 0777. Any local user could read and write every
 /// volume.
 #[test]
-fn what_root_makes_with_an_open_umask_is_its_owners_alone() {
+fn files_made_by_root_with_umask_000_are_private() {
     everything_is_its_owners_alone(&[], own_user());
 }
 
 /// The test above as a user without privileges.
 #[test]
-fn what_a_user_makes_with_an_open_umask_is_its_owners_alone() {
+fn files_made_by_a_user_with_umask_000_are_private() {
     if own_user() != 0 {
         // The test above has already run as this user.
         return;

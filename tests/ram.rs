@@ -50,7 +50,7 @@ fn a_file_system_and_programs_come_back_as_they_were() {
 }
 
 #[test]
-fn what_is_trimmed_is_given_back() {
+fn discarded_memory_is_freed() {
     let yard = Yard::serve(&["ram:///r0?size=96M"]);
     let image = ext4_image(&yard.place);
     ok(&["nbdcopy", &image, &yard.uri("r0")]);

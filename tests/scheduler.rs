@@ -42,7 +42,7 @@ fn it_is_shown_tuned_and_switched() {
 }
 
 #[test]
-fn what_will_not_do_is_named_with_its_range_and_changes_nothing() {
+fn an_invalid_tunable_is_named_with_its_range_and_changes_nothing() {
     let yard = Yard::serve(&[MEM0]);
     let before = show(&yard);
     for (pair, words) in [
@@ -71,7 +71,7 @@ fn what_will_not_do_is_named_with_its_range_and_changes_nothing() {
 }
 
 #[test]
-fn what_clients_do_is_counted() {
+fn the_requests_of_clients_are_counted() {
     let yard = Yard::serve(&[MEM0]);
     nbdsh(&yard.uri("mem0"), "h.pwrite(bytes(8192), 0); h.pread(4096, 0); h.trim(4096, 8192)");
     let view = show(&yard);

@@ -53,7 +53,7 @@ fn a_shingled_zone_goes_through_its_conditions() {
 }
 
 #[test]
-fn what_the_disk_refuses_is_refused() {
+fn a_command_that_the_disk_refuses_fails() {
     let yard = Yard::serve(&[SMR]);
     // Not at the write pointer, and not a whole physical block of 4096 bytes.
     write(&yard, 5, 8, 8).fails();

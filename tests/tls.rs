@@ -75,7 +75,7 @@ fn qemu_talks_through_tls() {
 }
 
 #[test]
-fn who_does_not_speak_tls_is_refused_where_it_is_required() {
+fn a_client_without_tls_is_refused_where_tls_is_required() {
     let (yard, folder) = serve("require", &[]);
     run(&["nbdinfo", &yard.uri("mem0")]).fails();
     run(&["qemu-img", "info", &yard.uri("mem0")]).fails().says(&["TLS"]);

@@ -67,7 +67,7 @@ fn an_image_goes_in_and_comes_out() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn a_parameter_that_does_not_fit_is_refused_by_name() {
     let pool = Place::new();
     let socket = format!("unix:{}", pool.file("nbd"));
     let refused = |uri: &str| blockyard(&["serve", uri, "--nbd", &socket]).fails();

@@ -212,7 +212,7 @@ mod tests {
 
     /// Otherwise the target would not test the code after the checksums.
     #[test]
-    fn what_is_changed_gets_behind_the_checksums() {
+    fn a_mutation_passes_the_checksums() {
         assert!(read(sample()).is_ok() && open(sample()) == Some(Ok(())));
         let errors = |count: u64| {
             let files = (0..count).map(|seed| {

@@ -11,7 +11,7 @@ both_ways! {
     bytes_anywhere_come_back,
     writers_of_one_block_do_not_undo_each_other,
     holes_free_memory_and_read_as_zeros,
-    what_is_synced_survives_a_power_cut,
+    synced_data_survive_a_power_cut,
     a_zoned_device_is_written_at_its_write_pointers,
     a_devices_error_is_the_files,
     only_what_has_to_wait_takes_a_lane,
@@ -134,7 +134,7 @@ fails(errno.ENXIO, os.lseek, fd, 64 << 20, os.SEEK_DATA)
     run(&["fallocate", "--length", "1M", &file]).fails().says(&["not supported"]);
 }
 
-fn what_is_synced_survives_a_power_cut(way: &Way) {
+fn synced_data_survive_a_power_cut(way: &Way) {
     let device = "null:///cached?size=16M&memory_backed=1&cache_size=8M";
     let mounted = way.serve(&[device]);
     let file = mounted.file("cached");

@@ -15,7 +15,7 @@ const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
 
 both_ways! {
     a_user_mounts_through_fusermount3,
-    what_is_used_is_shown,
+    the_transport_in_use_is_shown,
     devices_are_files_while_they_are_there,
     a_device_whose_file_is_open_is_removed_by_force_only,
     a_device_that_hangs_can_be_removed,
@@ -23,7 +23,7 @@ both_ways! {
     a_signal_unmounts,
     a_signal_ends_a_mount_that_is_in_use,
     a_second_signal_leaves_nothing_mounted,
-    what_a_killed_server_left_is_taken_away,
+    the_mount_of_a_killed_server_is_removed,
 }
 
 fn names(mounted: &Mounted) -> Vec<String> {
@@ -128,7 +128,7 @@ assert len(ends) == 16, ends
     python(&mounted.file("slow"), &script);
 }
 
-fn what_is_used_is_shown(way: &Way) {
+fn the_transport_in_use_is_shown(way: &Way) {
     let mounted = way.serve(&[MEM0]);
     let shown = mounted.yard.command(&["show", "mem0", "--json"]).ok().json();
     assert_eq!(shown["file_transport"], way.name);
@@ -139,7 +139,7 @@ fn what_is_used_is_shown(way: &Way) {
 }
 
 #[test]
-fn what_others_mounted_there_since_stays() {
+fn a_later_mount_of_another_program_stays() {
     let mut mounted = Mounted::serve(&[MEM0]);
     run(&["umount", &mounted.dir]).ok();
     run(&["mount", "-t", "tmpfs", "none", &mounted.dir]).ok();
@@ -177,7 +177,7 @@ fn a_second_signal_leaves_nothing_mounted(way: &Way) {
     drop(device);
 }
 
-fn what_a_killed_server_left_is_taken_away(way: &Way) {
+fn the_mount_of_a_killed_server_is_removed(way: &Way) {
     let mut mounted = way.serve(&[MEM0]);
     mounted.yard.signal("KILL");
     mounted.yard.end();

@@ -657,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_synced_outlives_a_cut_and_of_the_rest_anything() {
+    fn synced_sectors_survive_a_cut_and_others_may_be_lost() {
         let (mut gone, mut torn, mut unnamed) = (0, 0, 0);
         for seed in 0..200 {
             let mut disk = Disk::new(seed);

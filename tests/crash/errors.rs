@@ -86,17 +86,17 @@ fn fails_once(seed: u64, fault: impl Fn(u64) -> Fault) {
 }
 
 #[test]
-fn a_sync_that_fails_is_told_and_never_tried_again() {
+fn a_failed_sync_is_reported_and_never_repeated() {
     seeds(FEW).for_each(|seed| fails_once(seed, Fault::Sync));
 }
 
 #[test]
-fn a_write_that_fails_is_told_and_nothing_is_written_behind_it() {
+fn a_failed_write_is_reported_and_nothing_is_written_after_it() {
     seeds(FEW).for_each(|seed| fails_once(seed, Fault::Write));
 }
 
 #[test]
-fn a_read_that_fails_is_told_and_nothing_else_is_lost() {
+fn a_failed_read_is_reported_and_nothing_else_is_lost() {
     let mounted = Mounted::new(1);
     let yard = serve(&mounted, "");
     let mut client = Client::connect(&yard.socket(), "v0").unwrap();

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_after_a_crash_is_told_from_what_may_not() {
+    fn the_history_accepts_valid_states_and_refuses_others() {
         let nothing = vec![0; PAGE];
         let (mut history, [a, b, c]) = written();
         history.check(&[&a[..], &nothing, &nothing].concat(), true);

@@ -62,7 +62,7 @@ impl Drop for Disk {
 }
 
 #[test]
-fn a_disk_that_nbdkit_breaks_is_told_and_loses_nothing() {
+fn errors_of_an_nbdkit_disk_are_reported_and_nothing_is_lost() {
     let disk = Disk::new();
     let device = Loop::attach(&disk.file());
     ok(&["mke2fs", "-q", "-t", "ext4", &device.0]);

@@ -136,7 +136,7 @@ fn a_file_system_that_is_unmounted_below_us_keeps_what_was_durable() {
 /// clients long before it needs another file: here the same few blocks are overwritten all the
 /// time.
 #[test]
-fn a_pool_that_is_removed_below_us_is_told() {
+fn the_removal_of_an_open_pool_is_reported() {
     let place = Place::new();
     let yard = serve(&place.file(""));
     let mut client = connect(&yard);

@@ -65,7 +65,7 @@ fn one_filename_is_one_device() {
 }
 
 #[test]
-fn options_come_behind_the_engine_and_are_known() {
+fn options_follow_the_engine_and_are_known() {
     let Some(engine) = engine() else { return };
     fio(&engine, &["--dve=null:///n", "--name=t"]).fails().says(&["unrecognized option"]);
     let external = format!("--ioengine=external:{engine}");

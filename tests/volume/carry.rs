@@ -183,7 +183,7 @@ fn a_stream_that_ends_early_replaces_nothing() {
 }
 
 #[test]
-fn a_full_file_system_is_told_and_loses_nothing() {
+fn a_full_file_system_is_reported_and_nothing_is_lost() {
     let place = Place::new();
     let small = small(&place, "200M");
     let path = format!("{}/pool", small.0);
@@ -249,7 +249,7 @@ fn small(place: &Place, size: &str) -> Unmount {
 
 /// The bug: refused commands left a pool of 385 MB, because it was made before they were checked.
 #[test]
-fn what_is_refused_makes_no_pool() {
+fn a_refused_command_makes_no_pool() {
     let place = Place::new();
     let pool = place.file("pool");
     let (garbage, device) = (place.file("garbage"), format!("volume:///v0?path={pool}"));

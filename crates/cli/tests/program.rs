@@ -569,7 +569,7 @@ fn a_silent_client_on_stdio_holds_up_no_end() {
 }
 
 #[test]
-fn sockets_of_systemd_are_served_and_systemd_is_told() {
+fn sockets_of_systemd_are_served_and_systemd_is_notified() {
     let dir = Dir::new("systemd");
     let notify = dir.0.join("notify");
     let told = UnixDatagram::bind(&notify).unwrap();
@@ -615,7 +615,7 @@ fn the_pidfile_is_there_while_the_yard_is_served() {
 }
 
 #[test]
-fn a_second_signal_leaves_nothing_behind() {
+fn a_second_signal_leaves_no_files() {
     let dir = Dir::new("second");
     let file = |name: &str| dir.0.join(name).to_str().unwrap().to_owned();
     let (socket, control, pidfile) = (file("nbd"), file("control"), file("pid"));

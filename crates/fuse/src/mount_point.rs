@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ours_are_told_by_their_source() {
+    fn our_mounts_are_recognised_by_their_source() {
         let mounted = |kind: &str, source: &str| Mounted {
             device: (0, 98),
             kind: kind.to_owned(),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_will_not_do_is_named() {
+    fn an_unsuitable_mount_point_is_named_in_the_error() {
         let base = std::env::temp_dir().join(format!("blockyard-point-{}", std::process::id()));
         std::fs::create_dir(&base).unwrap();
         let (file, full) = (base.join("file"), base.join("full"));

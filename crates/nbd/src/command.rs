@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_offered_is_refused() {
+    fn a_command_that_was_not_offered_is_refused() {
         let rules = ExportRules { flags: export_flag::HAS_FLAGS, contexts: false, ..rules() };
         for command in [command::TRIM, command::WRITE_ZEROES, command::BLOCK_STATUS] {
             let plan = rules.plan(&request(command, 0, 0, 4096));

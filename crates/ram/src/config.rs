@@ -165,7 +165,7 @@ mod tests {
     use crate::codec::Algo;
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name() {
+    fn a_parameter_that_does_not_fit_is_refused_by_name() {
         let good = RamConfig::default;
         let too_long = || CodecConfig {
             algo: if cfg!(feature = "c-codecs") { Algo::Zstd } else { Algo::Lz4 },

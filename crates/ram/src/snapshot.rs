@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_is_instead_is_said() {
+    fn a_file_that_is_no_snapshot_is_described() {
         assert_eq!(
             read(b"#!/bin/sh\n").unwrap_err().to_string(),
             "it is no snapshot of a RAM disk"

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn an_impossible_parameter_is_named() {
         let good = DiskConfig::default();
         assert_eq!(good.check(), Ok(()));
         let wrong = |change: fn(&mut DiskConfig)| {

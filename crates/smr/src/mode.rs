@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_told_and_cannot_be_changed() {
+    fn the_cache_setting_is_reported_and_read_only() {
         let of = |config: &DiskConfig, control| {
             let request = ModeRequest { without_blocks: true, page: CACHING, control, ..PLAIN };
             sense(config, Form::Six, request).unwrap()[4 + 2]

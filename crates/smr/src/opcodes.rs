@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_told_with_the_bits_that_it_looks_at() {
+    fn a_command_is_reported_with_its_cdb_usage_bits() {
         let config = DiskConfig::default();
         for operation in OPERATIONS {
             let filter = match operation.service_action {

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_told_by_the_granularity() {
+    fn gap_zones_are_recognised_by_the_granularity() {
         let config = DiskConfig { zone_capacity: 200 << 20, ..DiskConfig::default() };
         let bytes = page(&config, ZONED).unwrap();
         assert_eq!(bytes[23], 8);

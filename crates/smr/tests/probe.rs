@@ -172,7 +172,7 @@ fn disks_that_linux_does_not_drive_are_refused_with_the_reason() {
 }
 
 #[test]
-fn unit_attentions_are_passed_over_and_other_refusals_told() {
+fn unit_attentions_are_retried_and_other_errors_reported() {
     let attention = Outcome::check(Sense::new(SenseKey::UnitAttention, 0x29, 0x00));
     let transport = changed(|_, _| {});
     *transport.before.lock().unwrap() = vec![attention; 3];

@@ -212,7 +212,7 @@ mod tests {
     /// Regression: the checkpoint got the error, and the log then took for durable what had not
     /// been written.
     #[test]
-    fn all_who_sync_a_descriptor_are_told_of_an_error() {
+    fn all_threads_that_sync_a_descriptor_get_its_error() {
         let syncs = Syncs::default();
         assert!(syncs.sync(|| Ok(())).is_ok());
         assert!(syncs.sync(|| Err(io::ErrorKind::StorageFull.into())).is_err());
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_syncs_a_descriptor_beside_somebody_else() {
+    fn only_one_thread_syncs_a_descriptor_at_a_time() {
         let (syncs, under_way) = (Syncs::default(), Mutex::new(()));
         std::thread::scope(|scope| {
             for _ in 0..4 {

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_the_rest_is_passed_over() {
+    fn a_lock_owner_round_trips_and_unknown_lines_are_ignored() {
         let whole = LockOwner {
             pid: Some(71),
             control: Some("/run/yard/control.sock".into()),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_told_from_a_later_one_with_its_id() {
+    fn a_process_is_distinguished_from_a_later_one_with_its_id() {
         let mut child =
             std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let pid = child.id();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_ended_is_gone_also_while_nobody_has_asked_how() {
+    fn an_exited_process_is_gone_before_its_parent_waits_for_it() {
         assert!(!LockOwner::is_gone(std::process::id()));
         let mut child =
             std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();

@@ -394,7 +394,7 @@ mod model {
     /// A request uses a lease while another one arrives, finds no capacity and sleeps. The later of
     /// the two threads to look for work serves it.
     #[test]
-    fn waiter_behind_leased_operation_is_served() {
+    fn a_waiter_after_a_leased_operation_is_served() {
         loom::model(|| {
             let device = Arc::new(Device {
                 lock: CombiningLock::new(Books::default()),

@@ -634,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_fails_when_it_is_told_to() {
+    fn a_sync_fails_by_the_fault_plan() {
         let directory = SimulatedDirectory::default();
         let file = directory.create("a", 512, SECTOR);
         directory.fail_syncs_after(1);

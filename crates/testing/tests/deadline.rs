@@ -122,7 +122,7 @@ proptest! {
 
     /// The queue is mostly empty, so requests bypass the scheduler.
     #[test]
-    fn what_passes_on_goes_as_the_model_says(
+    fn requests_are_dispatched_as_the_model_predicts(
         zoned: bool,
         tuned in proptest::collection::vec(tune(), 0..3),
         steps in proptest::collection::vec(

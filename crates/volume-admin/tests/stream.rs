@@ -207,7 +207,7 @@ impl Read for Interrupted<'_> {
 }
 
 #[test]
-fn what_was_received_in_part_is_not_there() {
+fn a_partly_received_stream_leaves_no_volume() {
     let place = place("stream-part");
     let (here, there) = (pool(&place, "here"), pool(&place, "there"));
     here.create("v0", SIZE, 0).unwrap();

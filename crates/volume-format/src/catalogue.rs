@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printing_and_parsing_round_trip() {
         let roots = vec![Entry::new(4096, 4096, Codec::Raw, 3), Entry::HOLE];
         let volumes = [(4, "v0"), (8, "v0@monday")].map(|(id, name)| Listed {
             meta: meta(id, name),

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printing_and_parsing_round_trip() {
         let mut bytes = [0; ENTRY_BYTES];
         for (address, len) in [(0, 512), (512, 4096), (ADDRESS_END - 512, STORED_MAX)] {
             for codec in [Codec::Raw, Codec::Lz4, Codec::Zstd] {

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printing_and_parsing_round_trip() {
         for count in [0, 1, 13, 14, 20] {
             let (head, descriptors, bytes) = printed(count);
             let (read, _, parts) = parse(&bytes, 512).unwrap();

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printing_and_parsing_round_trip() {
         assert_eq!(Label::parse(&printed(7)), Ok(label(7)));
         assert!(!label(7).is_good() && label(7).is_other_good());
     }

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printing_and_parsing_round_trip() {
         for head in [head(), Head { base: None, ..head() }] {
             assert_eq!(Head::parse(&head.print()), Ok(head));
         }

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printing_and_parsing_round_trip() {
         assert_eq!(Superblock::parse(&printed(6)), Ok(superblock(6)));
     }
 

@@ -510,7 +510,7 @@ mod tests {
     /// Regression: no liveness scan was done when only a reservation left too little space for
     /// others.
     #[test]
-    fn what_is_promised_is_not_there_for_others() {
+    fn a_reservation_lowers_the_unknown_garbage_that_is_tolerated() {
         let mut hand = SteppedPool::new("promised");
         for number in 0..14 {
             hand.write(number * FULL, FULL);
@@ -588,7 +588,7 @@ mod tests {
     /// Regression: with constant writes, a segment whose live count was higher than what was found
     /// was searched again after each checkpoint, without effect.
     #[test]
-    fn what_is_written_meanwhile_keeps_no_segment_from_being_told() {
+    fn writes_during_a_search_do_not_hide_a_wrong_live_count() {
         let mut hand = SteppedPool::new("looks");
         hand.write(0, 4);
         let (segments, number) = (hand.pool.segments(), hand.segment(0));
@@ -608,7 +608,7 @@ mod tests {
     /// Regression: the cleaner waited for a committer that had panicked, and the pool stayed
     /// locked.
     #[test]
-    fn who_moves_does_not_wait_for_a_committer_that_is_gone() {
+    fn cleaning_does_not_wait_for_a_committer_that_has_ended() {
         let hand = SteppedPool::new("gone");
         let mut sink =
             Background { pool: &hand.pool, replies: CompletionQueue::open(2), is_owed: false };
@@ -648,7 +648,7 @@ mod tests {
     /// made ahead counted as enough space. A growing pool was cleaned only when it could grow no
     /// more.
     #[test]
-    fn what_is_made_ahead_is_no_room_to_leave_garbage_for() {
+    fn segments_made_ahead_do_not_count_as_space_for_garbage() {
         for checkpoint_bytes in [16 << 10, 64 << 10, 120 << 10] {
             let options = Options { checkpoint_bytes, segments_max: 1000, ..Options::default() };
             let mut hand = SteppedPool::by("ahead", 10, options);

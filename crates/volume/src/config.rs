@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_refused_by_field() {
+    fn a_parameter_that_does_not_fit_is_refused_by_field() {
         let good = VolumeConfig { size: 1 << 30, ..VolumeConfig::new("/pool", "v0") };
         assert!(good.check().is_ok());
         for (config, want) in [

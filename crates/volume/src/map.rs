@@ -511,7 +511,7 @@ mod tests {
     /// An overwritten block that a snapshot shares stays in the live count; one written after the
     /// snapshot does not.
     #[test]
-    fn what_others_may_need_still_counts() {
+    fn blocks_that_snapshots_may_share_stay_live() {
         let map = Map::new(vec![None], 0);
         map.with(0, |span| set(span, 5, entry(1)));
         let snapshot = Map::new(map.share(1), 1);
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_memory_is_asked_for() {
+    fn a_page_that_is_not_in_memory_is_requested() {
         let map = Map::new(vec![None], 0);
         let leaf = map.with(0, |span| {
             set(span, 5, entry(1));
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_hides_what_is_there() {
+    fn a_write_in_flight_hides_the_durable_block() {
         let map = Map::new(vec![None], 0);
         map.with(0, |span| {
             set(span, 5, entry(1));

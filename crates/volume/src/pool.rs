@@ -580,7 +580,7 @@ mod tests {
     /// Regression: a thread that had just failed to make a segment was taken for one that tries
     /// again. No thread tried, and a write was refused although there was space by then.
     #[test]
-    fn who_is_there_already_does_not_try_again() {
+    fn a_busy_preparation_thread_is_no_new_attempt_to_make_a_segment() {
         let hand = SteppedPool::new("tries");
         let (end, ends) = std::sync::mpsc::channel::<()>();
         assert!(hand.pool.make(move |_| _ = ends.recv()));

@@ -714,7 +714,7 @@ mod tests {
     /// Regression: two threads that needed a segment made the same file. One wrote zeros over the
     /// other's data, or replaced the file.
     #[test]
-    fn who_makes_segments_at_once_gets_different_ones() {
+    fn concurrent_growth_makes_different_segments() {
         let path = std::env::temp_dir().join(format!("blockyard-segments-{}", std::process::id()));
         let open = || Segments::open(PoolStore::take(&path).unwrap(), 64 << 10, 64).unwrap();
         let segments = open();

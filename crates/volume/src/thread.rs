@@ -178,7 +178,7 @@ mod tests {
     /// Regression: long loops of a checkpoint and of a liveness scan kept the committer off its CPU
     /// for a time slice.
     #[test]
-    fn who_has_worked_for_long_gives_way() {
+    fn a_thread_that_has_worked_a_full_slice_yields() {
         let mut turn = Turn::new(|| false);
         for _ in 0..3 {
             turn.len = Duration::from_secs(3600);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_slept_or_is_waited_for_does_not() {
+    fn a_thread_that_slept_or_is_waited_for_does_not_yield() {
         let waits = Cell::new(false);
         let mut turn = Turn::new(|| waits.get());
         // Time has passed, but the thread had only a small part of it.

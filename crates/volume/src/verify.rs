@@ -502,7 +502,7 @@ mod tests {
     use crate::stepped_pool::SteppedPool;
 
     #[test]
-    fn a_segment_of_which_too_little_counts_is_told() {
+    fn a_segment_with_too_small_a_usage_count_is_reported() {
         let mut hand = SteppedPool::new("verify");
         hand.write(3, 4);
         hand.checkpoint();
@@ -529,7 +529,7 @@ mod tests {
 
     /// Regression: each scrub of a pool in use caused a liveness scan.
     #[test]
-    fn what_has_gone_since_a_scrub_began_is_no_count_that_is_too_small() {
+    fn blocks_freed_during_a_scrub_are_no_usage_error() {
         let mut hand = SteppedPool::new("verify-gone");
         hand.write(3, 4);
         hand.checkpoint();

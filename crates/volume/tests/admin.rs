@@ -156,7 +156,7 @@ fn a_volume_that_was_just_closed_can_be_changed() {
 /// Regression: a roll-back compared lengths before a concurrent `resize` made the volume shorter.
 /// The volume then had data after its end, which appeared when it was made longer again.
 #[test]
-fn a_roll_back_beside_a_resize_leaves_nothing_behind_the_end() {
+fn a_rollback_concurrent_with_a_resize_leaves_no_data_after_the_end() {
     const LONG: u64 = 32 << 20;
     let (_place, path) = pool("roll-back-resize");
     let running = Running::open(&path, Options::default()).unwrap();

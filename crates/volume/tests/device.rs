@@ -35,7 +35,7 @@ fn config(path: PathBuf) -> VolumeConfig {
 }
 
 #[test]
-fn what_is_written_is_there_when_it_is_opened_again() {
+fn written_data_are_there_when_the_pool_is_opened_again() {
     let place = place("reopen");
     let mut random = fastrand::Rng::with_seed(3);
     let mut model = vec![0_u8; 64 << 20];
@@ -93,7 +93,7 @@ fn a_pool_belongs_to_one_process_and_a_volume_to_one_device() {
 }
 
 #[test]
-fn who_opens_a_pool_at_once_gets_the_same_one() {
+fn concurrent_openings_share_one_pool() {
     let place = place("at-once");
     let path = place.path().join("pool");
     for _ in 0..3 {

@@ -104,7 +104,7 @@ fn a_directory_with_other_things_becomes_no_pool() {
 }
 
 #[test]
-fn an_empty_directory_and_what_was_begun_there_become_a_pool() {
+fn an_empty_directory_or_an_interrupted_create_becomes_a_pool() {
     let place = place("begun");
     let path = place.fresh();
     fs::create_dir_all(path.join("lost+found")).unwrap();
@@ -122,7 +122,7 @@ fn an_empty_directory_and_what_was_begun_there_become_a_pool() {
 
 /// Earlier versions made pools among other files, and files may have been added to a pool later.
 #[test]
-fn a_pool_that_is_there_opens_whatever_is_beside_it() {
+fn an_existing_pool_opens_among_other_files() {
     let place = place("beside");
     let path = place.fresh();
     drop(Running::open(&path, options()).unwrap());
@@ -164,7 +164,7 @@ fn an_opening_that_refuses_its_second_path_removes_the_directories_that_it_made(
 }
 
 #[test]
-fn neither_copy_is_made_between_other_things() {
+fn neither_copy_is_made_among_other_files() {
     let place = place("copies");
     let (first, second) = (place.fresh(), place.fresh());
     fs::create_dir(&second).unwrap();

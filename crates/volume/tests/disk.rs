@@ -125,7 +125,7 @@ fn checkpoints(running: &Running, count: usize) {
 }
 
 #[test]
-fn what_is_written_is_there_again_and_a_longer_disk_is_used() {
+fn written_data_survive_and_a_longer_disk_is_used() {
     let place = place("longer");
     let image = place.path().join("image");
     let device = LoopDevice::new(&image, 128 * MIB, 512);
@@ -153,7 +153,7 @@ fn what_is_written_is_there_again_and_a_longer_disk_is_used() {
 }
 
 #[test]
-fn what_nobody_needs_is_discarded() {
+fn free_segments_are_discarded() {
     let place = place("discard");
     let image = place.path().join("image");
     let device = LoopDevice::new(&image, 512 * MIB, 4096);
@@ -178,7 +178,7 @@ fn consent() -> Options {
 }
 
 #[test]
-fn what_somebody_else_has_is_refused_and_left_alone() {
+fn a_disk_in_use_is_refused_and_unchanged() {
     let place = place("foreign");
     let device = LoopDevice::new(&place.path().join("image"), 128 * MIB, 512);
     run("mke2fs", &["-q", "-t", "ext4", device.name()]);
@@ -224,7 +224,7 @@ fn what_somebody_else_has_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_disk_that_will_not_do_is_refused_by_name() {
+fn an_unsuitable_disk_is_refused_by_name() {
     let place = place("unfit");
     let fresh = |bytes, sector| LoopDevice::new(&place.fresh(), bytes, sector);
     let small = fresh(20 * MIB, 512);

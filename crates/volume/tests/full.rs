@@ -244,7 +244,7 @@ fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut 
 /// flight are a tenth of a pool as small as this one, so the write amplification is 4.4 to 4.8.
 /// Regression: it was 12.6 in a smaller pool, with a checkpoint for every few segments.
 #[test]
-fn a_pool_that_is_four_fifths_full_is_cleaned_beside_the_writes() {
+fn a_pool_that_is_four_fifths_full_is_cleaned_during_writes() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "four-fifths");
     let path = place.path().join("pool");
     let segments = 320;
@@ -340,7 +340,7 @@ fn a_reservation_is_kept_for_its_volume() {
 /// Regression: space that only a destroyed snapshot had kept stayed counted as live as long as only
 /// a reservation needed it. The next snapshot was then refused permanently.
 #[test]
-fn what_a_snapshot_has_kept_may_be_promised_again() {
+fn space_that_a_destroyed_snapshot_held_can_be_reserved_again() {
     let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise-again");
     let path = place.path().join("pool");
     let own = config(&path, "own", 64 << 20, BLOCK as u32);

@@ -212,7 +212,7 @@ fn spoil_what_both_have(directory: &Path, other: &Path) {
 /// Regression: a resync copied rotten blocks of the good copy over the other copy, which still had
 /// them intact.
 #[test]
-fn what_has_rotted_is_mended_before_the_other_copy_is_made_equal() {
+fn damaged_blocks_are_repaired_before_the_other_copy_is_resynced() {
     let place = place("mirror-rot");
     let path = |name: &str| place.path().join(name);
     let (first, second, away) = (path("a"), path("b"), path("away"));
@@ -369,7 +369,7 @@ fn a_second_copy_is_attached_and_then_found() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused_by_field() {
+fn conflicting_parameters_are_refused_by_field() {
     let place = place("mirror-fields");
     let (first, second) = (place.path().join("a"), place.path().join("b"));
     let field = |config: VolumeConfig| match Volume::open_with(config, options()) {

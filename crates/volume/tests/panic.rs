@@ -146,7 +146,7 @@ fn write(running: &Running<Trap>, block: u64) -> Status {
 /// Regression: the group during which the committer panicked was dropped without answers. Its
 /// clients, and every thread that closed the volume, waited forever.
 #[test]
-fn who_waits_for_a_group_that_panics_is_told() {
+fn a_write_gets_an_error_if_its_group_panics() {
     let place = Place::new(&std::env::temp_dir(), "blockyard-volume-panic");
     let path = place.fresh();
     let (running, armed) = open(&path);
@@ -182,7 +182,7 @@ fn a_panic_while_a_pool_is_closed_does_not_keep_it_open() {
 /// Regression: after a few panics the committer thread ends permanently. A later request, such as a
 /// snapshot, waited forever.
 #[test]
-fn who_asks_a_thread_that_is_gone_is_told() {
+fn a_request_to_an_ended_thread_gets_an_error() {
     let place = Place::new(&std::env::temp_dir(), "blockyard-volume-panic-gone");
     let path = place.fresh();
     let (running, _, looks) = open_both(&path);

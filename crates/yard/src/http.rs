@@ -437,7 +437,7 @@ mod tests {
     /// The bug: 64 connections that sent nothing blocked `/metrics` and the control socket
     /// permanently.
     #[test]
-    fn silent_connections_keep_no_request_out() {
+    fn silent_connections_block_no_request() {
         let server = Server::start(Waits::default());
         let mut silent: Vec<_> = (0..3 * CLIENTS_MAX).map(|_| connect(&server.path)).collect();
         assert!(answer(connect(&server.path)).ends_with("here"));
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_stops_in_its_head_or_body_is_left() {
+    fn a_client_that_stalls_in_its_header_or_body_is_disconnected() {
         let starts: [&[u8]; 3] = [
             b"",
             b"GET / HTTP/1.1\r\nHost:",
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_takes_no_answer_is_left() {
+    fn a_client_that_reads_no_response_is_disconnected() {
         let short = Duration::from_millis(1);
         let waits = Waits { stall: short, owner_stall: short, ..Waits::default() };
         let server = Server::start(waits);

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn an_invalid_size_is_refused() {
         let cases = [
             ("", SizeError::Empty),
             ("  ", SizeError::Empty),
@@ -148,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_is_read_back(bytes: u64, shift in 0_u32..64) {
+        fn printing_and_parsing_round_trip(bytes: u64, shift in 0_u32..64) {
             let bytes = bytes >> shift << (shift / 2);
             prop_assert_eq!(parse(&Bytes(bytes).to_string()), Ok(bytes));
         }

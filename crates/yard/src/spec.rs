@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_has_its_default() {
+    fn a_missing_parameter_has_its_default() {
         let spec = DeviceSpec::new(DeviceKind::find("null").unwrap(), "n0").unwrap();
         assert_eq!(spec.number("size"), 250 << 30);
         assert!(!spec.switch("zoned"));

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused_by_field() {
+    fn conflicting_parameters_are_refused_by_field() {
         let error = refused("null:///d?zoned=1&zone_size=3M");
         assert!(error.starts_with("invalid zone_size `3M`"), "{error}");
         let error = refused("null:///d?timeout=1,2");
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_said() {
+    fn a_parameter_without_effect_is_reported() {
         for (query, want) in [
             ("zone_size=1M", "zone_size: ignored without zoned=1"),
             ("completion_nsec=5", "completion_nsec: ignored without irqmode=timer"),

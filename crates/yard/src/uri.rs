@@ -228,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_is_read_back(
+        fn printing_and_parsing_round_trip(
             name in "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
             picks in proptest::collection::vec(any::<proptest::sample::Index>(), 0..8),
             seed in any::<u64>(),

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_transport_cannot_say_is_refused() {
+    fn a_zone_that_the_transport_cannot_express_is_refused() {
         let uri = "null:///z?zoned=1&size=30M&zone_size=4M&zone_nr_conv=1";
         let said = messages(Target::Zns, uri).unwrap();
         assert_eq!(said.len(), 2, "{said:?}");

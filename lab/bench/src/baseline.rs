@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_will_not_do_is_named() {
+    fn an_unsuitable_value_is_named_in_the_error() {
         let refused = |name: &str, uri: &str| match open(name, &uri::parse(uri).unwrap()) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{name} was made of {uri}"),

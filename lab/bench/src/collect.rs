@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_client_limits_has_no_aim() {
+    fn a_row_that_the_client_limits_has_no_aim() {
         let (old, new) = (measured(&[900.0; 5]), measured(&[300.0; 5]));
         let results = collected(vec![measured(&[]), measured(&[]), old, new], false);
         assert_eq!((results.ratios[0].aim, results.ratios[0].aim_state), (None, None));
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_says_why() {
+    fn a_missing_result_says_why() {
         let mut failed = measured(&[1.0, 2.0]);
         failed.failed = Some(LabError::missing("fio", "install it"));
         let results = collected(vec![measured(&[]), measured(&[1.0]), measured(&[]), failed], true);

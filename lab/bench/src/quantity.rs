@@ -92,7 +92,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back_to_three_digits(
+        fn a_quantity_round_trips_to_three_digits(
             mantissa in 1.0..10.0_f64,
             exponent in 0..12,
             unit in prop::sample::select(vec!["ns", "1/s", "B/s", ""]),

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_experiment_names_is_there() {
+    fn the_parts_that_an_experiment_names_exist() {
         for (name, build) in experiments() {
             for quick in [false, true] {
                 let experiment = build(&settings(quick));

@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_indexed() {
+    fn a_result_file_is_read_and_indexed() {
         let directory = crate::scratch::Scratch::new().unwrap();
         let results = measured(0, true);
         let path = results.write(directory.path()).unwrap();

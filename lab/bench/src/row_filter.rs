@@ -82,7 +82,7 @@ mod tests {
     use crate::sample::Sample;
 
     #[test]
-    fn what_takes_nothing_is_answered_with_the_near_names() {
+    fn a_filter_without_match_suggests_similar_names() {
         let experiments = [crate::experiments::clock::build(&crate::Settings {
             quick: false,
             engine: None,
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_takes_all() {
+    fn a_missing_filter_takes_all_rows() {
         let only = |text: &str| text.parse::<RowFilter>().unwrap();
         let read = cell("one-lock", "read", 8);
         for text in ["one-lock/", "/read", "one-lock/read", "/", "*/read/8", "//8"] {

@@ -275,7 +275,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn what_is_written_arrives() {
+    fn written_data_arrive() {
         let scratch = Scratch::new().unwrap();
         let delay = Duration::from_micros(300);
         let slow = Slow::new(PoolStore::take(scratch.path()).unwrap(), delay);

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_falls_on_both_of_a_round_does_not_widen_the_interval() {
+    fn noise_common_to_a_round_does_not_widen_the_interval() {
         // The machine has half its speed in every other round; the ratio is 1.5 in all.
         let pairs: Vec<_> =
             [1.0, 0.5, 1.0, 0.5, 1.0].map(|speed| (100.0 * speed, 150.0 * speed)).to_vec();

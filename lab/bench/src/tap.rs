@@ -173,7 +173,7 @@ mod tests {
     use blockyard_null::{Null, NullConfig};
 
     #[test]
-    fn what_is_started_is_counted_and_written_down_once() {
+    fn a_started_request_is_counted_and_recorded_once() {
         let config = NullConfig { hw_queue_depth: 2, ..NullConfig::default() };
         let tapped = Arc::new(Tapped::in_order(Null::open(config).unwrap()));
         let device = Arc::clone(&tapped);

@@ -132,7 +132,7 @@ fn names_from_a_file_are_no_markup() {
 }
 
 #[test]
-fn what_the_page_carries_is_what_was_vendored() {
+fn the_page_contains_the_vendored_script() {
     let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
     let said = std::fs::read_to_string(assets.join("README.md")).unwrap();
     for file in ["uPlot-1.6.32.iife.min.js", "uPlot-1.6.32.min.css"] {
@@ -220,7 +220,7 @@ const LOOK: &str = "<script>(() => {\n\
 /// A report once had three faults. Error bars ended outside of the plot, and tables were cut at the
 /// right. The axis was in the legend as if it were a series.
 #[test]
-fn what_the_browser_draws_is_inside_and_means_what_it_says() {
+fn the_plots_fit_their_area_and_show_the_data() {
     let directory = blockyard_lab::scratch::Scratch::new().unwrap();
     let mut runs = sample();
     // Rounds that differ widely, as on a busy machine.

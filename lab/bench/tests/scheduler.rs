@@ -176,7 +176,7 @@ fn sequential_writes(name: &str, tags: u16, streams: u64) -> TapReading {
 
 /// With as many tags as submitters no request waits, and none merges under any scheduler.
 #[test]
-fn what_waits_merges_as_under_one_lock() {
+fn waiting_requests_merge_as_under_one_lock() {
     for (tags, streams, blocks_min) in
         [(64, 1, 1.0), (64, 4, 1.0), (8, 1, 4.0), (8, 4, 4.0), (1, 1, 16.0)]
     {
@@ -258,7 +258,7 @@ fn flood(bench: &mut Bench, next: &mut u64, count: usize) {
 
 /// An expired request is started within `fifo_batch` decisions, whatever its sector.
 #[test]
-fn what_has_expired_is_next_after_its_batch() {
+fn an_expired_request_is_dispatched_after_the_batch() {
     for name in SCHEDULED {
         let (mut bench, mut next) = (Bench::new(name, 4, 2), 1 << 20);
         flood(&mut bench, &mut next, 64);

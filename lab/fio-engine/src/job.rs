@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_ends_is_not_waited_for() {
+    fn an_endless_job_is_not_awaited() {
         let mut stuck = job(false);
         assert_eq!(stuck.reap(1, 4, |_, _, _| {}), Err(Broken));
         let mut stuck = job(false);

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_will_not_do_is_named() {
+    fn an_unsuitable_value_is_named_in_the_error() {
         for (dev, want) in [
             ("", "dev: is missing"),
             ("null//n0", "dev: `null//n0` cannot be read"),

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_taken_has_a_reason() {
+    fn a_block_that_writeback_skips_has_a_reason() {
         let mut bench = Bench::new("reasons");
         let (mut room, mut batch) = (bench.blocks.room(), WritebackBatch::default());
         bench.blocks.read_here(&mut bench.workspace, 3).unwrap();
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_is_told_from_a_writer() {
+    fn a_reader_is_distinguished_from_a_writer() {
         let mut bench = Bench::new("told");
         let was = bench.blocks.store.word(2);
         bench.blocks.read_here(&mut bench.workspace, 2).unwrap();

@@ -526,7 +526,7 @@ mod tests {
     /// Regression: each refused write walked the whole table, even if nothing had changed since the
     /// last.
     #[test]
-    fn what_is_refused_again_costs_no_other_pass() {
+    fn a_second_refusal_costs_no_other_pass() {
         let (entries, mut cache, mut seat) = holes_that_nothing_fits_in();
         let mut passes = |cache: &mut Cache| {
             let mut done = Compacted::default();

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_kept_is_not_found() {
+    fn a_hole_that_is_not_kept_is_not_found() {
         let mut holes = Holes::new(100, 1000).unwrap();
         for at in 0..100 {
             assert!(holes.push(at, 1 + at % 100) && holes.push(at + 100, 1 + at % 100));

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_impossible_is_named() {
+    fn an_impossible_geometry_is_named() {
         let refused = [
             (MediaGeometry { block_bytes: 520, ..geometry() }, "bs"),
             (MediaGeometry { bytes: 0, ..geometry() }, "size"),

@@ -166,7 +166,7 @@ mod tests {
     /// Sectors of a file reach the disk in any order: a record may be present and an earlier one
     /// missing.
     #[test]
-    fn what_follows_a_gap_does_not_count() {
+    fn records_after_a_gap_are_ignored() {
         let mut bytes = file(&[record(0, 7, 0), record(1, 7, 0), record(2, 7, 0)]);
         bytes[32..64].fill(0);
         assert_eq!(zones(&bytes, 7), [3]);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_must_make_sense() {
+    fn invalid_records_are_refused() {
         for (zone, word) in [(16, 0x104), (3, 0x100), (1, 0x104), (3, 2049 << 8 | 4)] {
             let bytes = file(&[JournalRecord { zone, word, ..record(0, 7, 0) }]);
             assert!(matches!(replay(&bytes, 7, &GEOMETRY), Err(FormatError::Zone { .. })));

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn an_impossible_state_is_refused() {
         let mut bytes = file();
         bytes[WORDS as usize + 8 * 3] = 0x77;
         let refused = parse(&bytes, &ID, &BOOT, &GEOMETRY, SHARE);

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_by_name() {
+    fn an_invalid_superblock_field_is_named() {
         let text = |bytes: &[u8]| Superblock::parse(bytes).unwrap_err().to_string();
         assert!(text(&forged(12, 2)).contains("version 2; this program knows version 1"));
         assert!(text(&forged(100, 1)).contains("a reserved byte = 1"));

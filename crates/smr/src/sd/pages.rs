@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caching_page_is_found_behind_block_descriptors() {
+    fn the_caching_page_is_found_after_block_descriptors() {
         let mut data = [0; 4 + 8 + 20];
         data[3] = 8;
         data[12] = 0x88;

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wiped_is_empty() {
+    fn a_wiped_disk_is_empty() {
         use std::os::unix::fs::FileExt;
         let disk = disk("two", |file| {
             file.write_all_at(b"XFSB", 0).unwrap();

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_left_behind_is_known() {
+    fn the_stale_copy_is_recognised() {
         const BOTH: [bool; 2] = [true, true];
         const FIRST: [bool; 2] = [true, false];
         const SECOND: [bool; 2] = [false, true];

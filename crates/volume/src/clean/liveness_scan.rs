@@ -296,7 +296,7 @@ mod tests {
     /// Regression: a change that wanted a scan at the moment at which another scan ended went on
     /// without one.
     #[test]
-    fn who_wants_a_later_count_waits_for_it() {
+    fn a_request_for_a_later_liveness_scan_waits_for_it() {
         const ROUNDS: u64 = 400_000;
         let mut hand = SteppedPool::new("wanted");
         let mut frozen = hand.committer.freeze();

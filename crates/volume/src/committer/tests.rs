@@ -8,7 +8,7 @@ use crate::stepped_pool::{BLOCK, FULL, SteppedPool};
 /// Regression: space was checked twice. If others took it between the two checks, a whole group was
 /// refused, with writes that had been answered.
 #[test]
-fn what_has_found_room_is_not_asked_again() {
+fn a_write_that_has_found_space_does_not_search_again() {
     let mut hand = SteppedPool::new("admitted");
     hand.write(0, 1);
     for (block, token) in [(1, NOBODY), (2, 7)] {
@@ -56,7 +56,7 @@ fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
 /// Regression: during a liveness scan that may not be interrupted, changed pages and log had no
 /// bound.
 #[test]
-fn writes_wait_for_a_count_behind_which_too_much_is_to_be_written() {
+fn writes_wait_for_a_liveness_scan_before_a_long_log() {
     let mut hand = SteppedPool::new("overrun");
     hand.write(0, 1);
     let SteppedPool { pool, committer, .. } = &mut hand;

@@ -66,7 +66,7 @@ mod tests {
     use blockyard_volume_format::entry::{Codec, Entry};
 
     #[test]
-    fn what_nobody_looks_at_goes_first() {
+    fn the_least_recently_used_page_is_evicted_first() {
         let cache = Cache::new(4 * PAGE_BYTES as u64);
         let leaf = |number: u64| {
             let leaf = Leaf::at(Entry::new(number * 4096, 4096, Codec::Raw, 1), 1);

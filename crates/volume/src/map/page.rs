@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_before_a_copy_is_not_fresh() {
+    fn a_page_is_fresh_only_for_its_generation() {
         let entry = Entry::new(8192, 4096, Codec::Raw, 1);
         let mut node = Node::default();
         put(&mut node, 0, 7, entry, STAMP);
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printing_and_parsing_round_trip() {
         let home = Entry::new(8192, 4096, Codec::Raw, 1);
         let mut page = Page::default();
         page.set(255, Entry::new(512, 1024, Codec::Lz4, 2), true);

@@ -134,7 +134,7 @@ mod tests {
     /// Regression: a thread that the system refused caused a panic of an opening or a liveness
     /// scan, and nothing more was written to the pool.
     #[test]
-    fn what_is_asked_is_done_by_as_many_threads_as_there_are() {
+    fn jobs_are_executed_by_the_threads_that_could_be_started() {
         assert!(refused().spawn(|| ()).is_err());
         let crews: [(usize, Spawn); 3] = [
             (0, |_| refused()),

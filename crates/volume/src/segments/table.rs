@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_emptied_is_free_where_no_log_is_read() {
+    fn an_emptied_segment_is_free_if_no_replay_reads_it() {
         let mut table = table(4);
         let old = table.take(AllocationClass::Checkpoint).unwrap();
         let round = table.begin_round();
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_on_its_way_has_what_was_kept_for_it() {
+    fn a_checkpoint_in_progress_has_its_reserve() {
         let mut table = table(12);
         table.dirtied = 6;
         assert_eq!(table.left_by(AllocationClass::Move, 0), 2);

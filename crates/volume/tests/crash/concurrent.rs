@@ -146,7 +146,7 @@ fn cut_beside(stream: u64) -> Run {
 }
 
 #[test]
-fn a_power_cut_beside_checkpoints_and_cleaning_leaves_a_prefix_with_everything_durable() {
+fn a_power_cut_during_checkpoints_and_cleaning_leaves_a_prefix_with_all_durable_writes() {
     let count = seeds();
     let runs = |streams: std::ops::Range<u64>| {
         streams.map(cut_beside).fold((0, 0, 0), |sum, run| {

@@ -20,7 +20,7 @@ use crate::{fixture, shape, work};
 /// Writes that the disk reports as done but loses or misdirects. A read returns old or new data of
 /// that block, or an error, and never other data.
 #[test]
-fn what_is_lost_or_misdirected_is_never_served() {
+fn lost_and_misdirected_writes_are_never_returned() {
     let seed = Seed::from_env();
     let mut refused = 0;
     for stream in 7000..7150 {
@@ -96,7 +96,7 @@ fn rot_is_found() {
 
 /// Reads that the disk misdirects: the checksum detects them.
 #[test]
-fn what_is_read_elsewhere_is_never_served() {
+fn misdirected_reads_are_never_returned() {
     let seed = Seed::from_env();
     let mut refused = 0;
     for stream in 7500..7600 {
@@ -224,7 +224,7 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
 /// that number, left from a log that an opening had truncated, was accepted without reading its
 /// torn block.
 #[test]
-fn what_only_the_superblock_says_was_durable_is_looked_at() {
+fn a_group_that_only_the_superblock_states_as_durable_is_verified() {
     let mut shape = Shape::tiny();
     shape.options.checkpoint_bytes = 1 << 20;
     let directory = SimulatedDirectory::default();
@@ -399,7 +399,7 @@ pub(crate) fn lost(fixture: &mut Fixture) -> Vec<u64> {
 /// Regression: a write changed a leaf that was in memory but had rotted on disk. After a crash this
 /// one leaf made the opening fail.
 #[test]
-fn a_write_behind_a_rotten_leaf_does_not_keep_a_pool_from_opening() {
+fn a_write_after_a_damaged_leaf_does_not_prevent_an_opening() {
     let directory = SimulatedDirectory::default();
     let (mut fixture, shape) = three_leaves(&directory, 100);
     rot_leaf(&directory, &mut fixture, 1, "");
@@ -458,7 +458,7 @@ fn space_comes_back_where_a_leaf_has_rotten() {
 /// Regression: a leaf's lost blocks have entries that name the leaf's old place. So `check` and the
 /// scrub took whatever lay there later as already verified, and skipped it.
 #[test]
-fn what_lies_where_a_lost_page_was_is_looked_at() {
+fn blocks_at_the_old_address_of_a_lost_page_are_verified() {
     for (mirror, wants_page) in [(false, false), (false, true), (true, false), (true, true)] {
         let directory = SimulatedDirectory::default();
         let (mut fixture, shape) = three_leaves_in(&directory, 100, mirror);
@@ -548,7 +548,7 @@ fn a_lost_superblock_slot_loses_nothing() {
 /// been evicted meanwhile, the block counted as moved, and after a few tries the read returned
 /// neither result.
 #[test]
-fn damage_is_told_while_pages_of_the_map_come_and_go() {
+fn damage_is_reported_while_map_pages_are_evicted() {
     let shape = Shape { blocks: 600, ..Shape::tiny() };
     let directory = SimulatedDirectory::default();
     format(&directory, &shape);

@@ -409,7 +409,7 @@ fn a_write_without_space_is_refused_alone() {
 /// Regression: in a full pool a flush in one group with a refused catalogue change was answered
 /// without a sync.
 #[test]
-fn a_flush_beside_a_change_that_is_refused_is_durable() {
+fn a_flush_concurrent_with_a_refused_change_is_durable() {
     let mut shape = shape(24);
     shape.blocks = 600;
     let directory = SimulatedDirectory::default();

@@ -72,7 +72,7 @@ fn a_read_that_fails_while_its_copy_is_given_up_reads_the_other_copy() {
 /// Regression: after a power cut `volume check` reported blocks of the last groups that had reached
 /// only one copy as damaged, and named the other copy's disk. A good disk would have been replaced.
 #[test]
-fn what_reached_one_copy_only_is_not_called_damaged() {
+fn blocks_that_reached_one_copy_only_are_not_reported_as_damaged() {
     let (mut behind, seed) = (0, Seed::from_env());
     for stream in 47_000..47_060 {
         let _watch = seed.watch(&format!("stream {stream}"));

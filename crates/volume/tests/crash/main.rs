@@ -149,7 +149,7 @@ fn look(history: &History, moment: usize, found: &SimulatedDirectory, shape: &Sh
 /// of them. The later sync got the error, and data that the earlier one had lost were acknowledged
 /// as durable.
 #[test]
-fn where_an_error_is_told_once_one_group_is_under_way() {
+fn a_single_group_is_in_flight_where_an_error_is_reported_once() {
     for depth in [1, 3] {
         let mut random = fastrand::Rng::with_seed(depth as u64);
         let tiny = Shape::tiny();
@@ -272,7 +272,7 @@ fn a_power_cut_during_recovery_changes_nothing() {
 /// them. The opening makes them durable before it relies on them, so a later power cut loses none
 /// of them.
 #[test]
-fn a_power_cut_behind_a_kill_loses_nothing_that_was_found() {
+fn a_power_cut_after_a_kill_loses_nothing_that_recovery_found() {
     let seed = Seed::from_env();
     for stream in 5100..5180 {
         let _watch = seed.watch(&format!("stream {stream}"));

@@ -396,7 +396,7 @@ fn error(found: Result<crate::fixture::Store, VolumeError>) -> CopiesError {
 /// `degraded`. The copy that comes back is resynced. If each copy was used alone, both are refused
 /// together.
 #[test]
-fn a_copy_that_was_left_behind_is_never_taken_for_fresh() {
+fn a_stale_copy_is_never_treated_as_current() {
     let seed = Seed::from_env();
     for stream in 35_000..35_040 {
         let _watch = seed.watch(&format!("stream {stream}"));

@@ -22,7 +22,7 @@ fn reserve(fixture: &mut Fixture, bytes: u64) {
 
 /// Regression: a discard of a whole leaf that was never read subtracted 256 owned blocks.
 #[test]
-fn what_a_volume_owns_is_counted_where_whole_leaves_go() {
+fn exclusive_space_is_exact_when_whole_leaves_are_discarded() {
     let seed = Seed::from_env();
     for stream in 9300..9330 {
         let _watch = seed.watch(&format!("stream {stream}"));
@@ -118,7 +118,7 @@ enum Way {
 /// Regression: owned blocks of a lost leaf were counted twice when they were written again, and
 /// shared blocks of the leaf were subtracted. The reservation was then too small or too large.
 #[test]
-fn what_a_volume_owns_is_counted_where_leaves_are_lost() {
+fn exclusive_space_is_exact_when_leaves_are_lost() {
     let ways = [Way::Counted, Way::Opened, Way::Written];
     for (way, is_shared) in ways.into_iter().flat_map(|way| [(way, false), (way, true)]) {
         let mut shape = Shape::tiny();

@@ -272,7 +272,7 @@ fn check_names_what_has_rotted_in_the_last_groups() {
 /// Regression: a damaged group in a full segment was not detected, because the group that states it
 /// as durable is several segments later.
 #[test]
-fn what_is_segments_further_on_is_found() {
+fn a_group_several_segments_later_is_found() {
     let (directory, mut shape) = (SimulatedDirectory::default(), few_blocks(false));
     (shape.block_bytes, shape.blocks) = (2048, 40);
     let mut fixture = flushed(&directory, &shape);
@@ -335,7 +335,7 @@ fn rot_everywhere(stream: u64, mirror: bool, felt: &mut Felt) {
 }
 
 #[test]
-fn what_was_recorded_is_never_lost_without_a_word() {
+fn recorded_groups_are_never_lost_silently() {
     let mut felt = Felt::default();
     for stream in 9000..9200 {
         let _watch = Seed::from_env().watch(&format!("stream {stream}"));

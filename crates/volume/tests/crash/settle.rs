@@ -64,7 +64,7 @@ fn becomes_durable(busy: bool) {
 }
 
 #[test]
-fn what_nobody_asks_for_is_durable_after_a_while() {
+fn writes_without_flush_become_durable_after_a_while() {
     becomes_durable(false);
 }
 

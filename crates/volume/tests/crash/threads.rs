@@ -141,7 +141,7 @@ fn nothing_waits_with_a_write_for_which_there_is_no_space() {
 /// Writes and discards of a block keep their order while the first one waits. The second write
 /// copies the other half of the block from the first, which is pending.
 #[test]
-fn what_overlaps_a_write_that_waits_waits_behind_it() {
+fn a_request_that_overlaps_a_waiting_write_waits_for_it() {
     let (store, running) = start(&shape(24));
     let (mut third, mut last) = (handle(&running), handle(&running));
     let (mut waiting, mut other, closed) = until_one_waits(&store, &running);
@@ -194,7 +194,7 @@ fn a_device_that_is_closed_does_not_wait_for_space() {
 
 /// Regression: writes that no client asked to be durable were not synced during a search for space.
 #[test]
-fn what_goes_on_beside_a_search_is_made_durable() {
+fn writes_during_a_search_for_space_become_durable() {
     let (store, running) = start(&shape(24));
     let (mut waiting, mut other, closed) = until_one_waits(&store, &running);
     discard(&mut other, 20, 1);

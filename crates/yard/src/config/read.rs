@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_template_comments_out_is_right_too() {
+    fn the_examples_in_comments_of_the_template_are_valid() {
         let keys = [
             "nbd",
             "control",

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_go_together_is_found() {
+    fn conflicting_settings_are_refused() {
         use TlsMode::{Off, On, Require};
         use TlsProblem::{NoCertificates, VerifiesNobody};
         let cases = [

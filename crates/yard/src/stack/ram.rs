@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused_by_field() {
+    fn conflicting_parameters_are_refused_by_field() {
         for (query, want) in [
             ("size=1000001k", "invalid size `1000001k`: expected a multiple of"),
             ("size=12k&unit=8k", "invalid size `12k`"),

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused_by_field() {
+    fn conflicting_parameters_are_refused_by_field() {
         for (query, want) in [
             ("zone_size=3M", "invalid zone_size `3M`"),
             ("bs=4k&physical_bs=512", "invalid physical_bs `512`"),

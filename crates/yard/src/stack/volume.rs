@@ -94,7 +94,7 @@ mod tests {
     use crate::uri;
 
     #[test]
-    fn what_does_not_go_together_is_refused_by_field() {
+    fn conflicting_parameters_are_refused_by_field() {
         let pool = TempDir::new().unwrap();
         let path = pool.path().join("pool");
         let odd = uri::parse("volume:///v?path=/p&size=100001k").unwrap();
@@ -128,7 +128,7 @@ mod tests {
     /// Connections sleep on the volume's descriptor, without which they would poll. Every layer
     /// above the volume must pass it on.
     #[test]
-    fn what_is_above_a_volume_has_its_descriptor() {
+    fn a_layer_above_a_volume_passes_its_descriptor_on() {
         let pool = TempDir::new().unwrap();
         let path = pool.path().join("pool");
         for query in ["", "&delay_nsec=1000", "&trace=/dev/null", "&scheduler=mq-deadline"] {

@@ -402,7 +402,7 @@ mod tests {
     /// again only after a millisecond.
     #[test]
     #[allow(unsafe_code)] // The channel's descriptor is only a number here.
-    fn who_sleeps_is_woken_by_the_workers() {
+    fn a_sleeping_submitter_is_woken_by_the_workers() {
         let path = std::env::temp_dir().join(format!("blockyard-taskq-{}", std::process::id()));
         // Left by a killed process that had this process's number.
         _ = std::fs::remove_dir_all(&path);

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_comes_first() {
+    fn the_requested_rows_come_first() {
         let given = Sample::of(Metric::IOPS, 1.0).with(Metric::IOS_PER_CPU_SECOND, 2.0);
         let want = [(Metric::IOS_PER_CPU_SECOND, 2.0), (Metric::IOPS, 1.0)];
         assert_eq!(sample(&given).values, want);

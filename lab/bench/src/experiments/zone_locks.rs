@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fio_drives_needs_its_engine() {
+    fn rows_that_fio_drives_need_its_engine() {
         let stop = Stop::new();
         let (warm_up, duration) = (Duration::ZERO, Duration::ZERO);
         let round = Round { warm_up, duration, number: 0, seed: 3, stop: &stop };

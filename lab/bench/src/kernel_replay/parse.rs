@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printing_and_parsing_round_trip() {
         let trace = sample();
         assert_eq!(super::trace(&trace.text()), Ok(trace));
     }

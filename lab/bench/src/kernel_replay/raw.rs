@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_is_refused_by_its_line() {
+    fn a_line_without_an_event_is_refused_by_its_number() {
         for (line, why) in [
             ("block_rq_insert: 7,1 FF 0 () 0 + 0 be,0,4 [fio]", "neither a read"),
             ("block_rq_insert: 7,1 R 4096 () 8 8 be,0,4 [fio]", "no `SECTOR + SECTORS`"),

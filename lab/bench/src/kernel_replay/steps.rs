@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_joins_gets_leave_to_join_as_often_as_the_kernel_let_it() {
+    fn a_merge_is_permitted_as_often_as_by_the_kernel() {
         use EventKind::{BackMerge, FrontMerge, Insert, Issue, Merge};
         // A bio that is appended to a request, which then also absorbs the request after it.
         let actions = steps_of(&[
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_inserted_again_or_goes_straight_to_the_driver() {
+    fn a_requeued_request_is_inserted_again_or_sent_to_the_driver() {
         use EventKind::{Complete, Insert, Issue, Requeue};
         let once = [event(Insert, 0, 8), event(Issue, 0, 8), event(Requeue, 0, 8)];
         let (insert, issue) = (Action::Insert(write(0, 8)), Action::Issue(write(0, 8)));

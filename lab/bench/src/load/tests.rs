@@ -84,7 +84,7 @@ fn a_sample_says_throughput_and_cpu_time() {
 }
 
 #[test]
-fn what_cannot_be_driven_is_refused() {
+fn an_impossible_load_is_refused() {
     let refused = |query: &str, pattern, threads| {
         let load = Load { pattern, threads, depth: 1 };
         run(&*disk(query), &load, &round(&Stop::new())).unwrap_err().to_string()

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_child_says_and_costs_is_kept() {
+    fn the_output_and_cpu_time_of_a_child_are_kept() {
         let script = "n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; echo out; echo err >&2";
         let ended = run(&["sh", "-c", script], LONG, &Stop::new()).unwrap();
         assert_eq!((ended.out.as_str(), ended.err.as_str()), ("out\n", "err\n"));

@@ -56,7 +56,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn what_is_written_is_read_and_an_end_is_an_error() {
+    fn written_data_are_read_and_a_short_read_is_an_error() {
         let scratch = Scratch::new().unwrap();
         let path = scratch.path().join("file");
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();

@@ -94,7 +94,7 @@ mod tests {
 
     /// Needs an installed fio, as the tests of command lines do.
     #[test]
-    fn what_fio_refuses_is_said() {
+    fn an_error_of_fio_is_reported() {
         let folder = Scratch::new().unwrap();
         assert_eq!(fitting(&[folder.path()]), Ok(None));
         fs::write(folder.path().join("libblockyard_fio-31.so"), "no library").unwrap();

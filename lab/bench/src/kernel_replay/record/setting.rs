@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_is_put_back() {
+    fn the_previous_setting_is_restored() {
         let scratch = Scratch::new().unwrap();
         let path = scratch.path().join("scheduler");
         fs::write(&path, "[none] mq-deadline\n").unwrap();
