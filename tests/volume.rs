@@ -237,7 +237,7 @@ fn a_second_copy_by_the_command_line() {
     // Without the other copy, either may be the newer one.
     let away = pool.file("away");
     std::fs::rename(&second, &away).unwrap();
-    let why = "not in use: it cannot be looked at, and may have been written to without this one";
+    let why = "failed: missing, and may be newer than the copy that is present";
     let list = volume(&["list", &first, "--json"]).ok();
     assert!(list.json()[0]["name"] == "v0" && list.err.contains(why), "{list}");
     let check = volume(&["check", &first]).fails();
@@ -246,10 +246,10 @@ fn a_second_copy_by_the_command_line() {
     // A copy that is used alone records that it is the newer one.
     volume(&["snapshot", &first, "v0@a", "--degraded"]).ok();
     let list = volume(&["list", &first]).ok();
-    assert!(list.err.contains(&format!("{second}: not in use: missing\n")), "{list}");
+    assert!(list.err.contains(&format!("{second}: failed: missing\n")), "{list}");
     std::fs::rename(&away, &second).unwrap();
     let list = volume(&["list", &second]).ok();
-    assert!(list.out.contains("v0@a") && list.err.contains("it is stale"), "{list}");
+    assert!(list.out.contains("v0@a") && list.err.contains(": stale: "), "{list}");
 }
 
 #[test]

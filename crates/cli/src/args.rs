@@ -39,7 +39,7 @@ Exit codes:
   0  done                            4  no yard answers on the control socket
   1  failed                          5  there is no such device, volume or pool
   2  a wrong option or device URI    6  the yard, or a device or zone of it, refused
-  7  `volume check` or `volume scrub` found damage, or a copy that is not in use; or a pool is so
+  7  `volume check` or `volume scrub` found damage, or a copy that is not good; or a pool is so
      damaged that it cannot be opened
   3  a wrong configuration file, or certificates that cannot be used
   `serve --run` exits as the command does

@@ -134,13 +134,13 @@ fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
     Ok(table.print(1, out)?)
 }
 
-/// How a copy of a pool is.
+/// The state of a copy of a pool.
 fn shown(copy: &CopyView) -> String {
-    let CopyView { path, good, why, mended } = copy;
-    match (good, why) {
-        (true, _) => format!("{path}: good, mended {mended} times"),
-        (false, Some(why)) => format!("{path}: not in use: {why}"),
-        (false, None) => format!("{path}: not in use"),
+    let CopyView { path, state, good, why, mended } = copy;
+    match why {
+        _ if *good => format!("{path}: {state}, repaired {mended} times"),
+        Some(why) => format!("{path}: {state}: {why}"),
+        None => format!("{path}: {state}"),
     }
 }
 

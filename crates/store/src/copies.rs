@@ -356,10 +356,10 @@ impl<D: SegmentStore> StoreFile for CopiesFile<D> {
         }
     }
 
-    fn read_spare(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read_resyncing(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         match self {
             CopiesFile::One(_) => Err(io::ErrorKind::NotFound.into()),
-            CopiesFile::Two(two) => two.read_spare(offset, into),
+            CopiesFile::Two(two) => two.read_resyncing(offset, into),
         }
     }
 

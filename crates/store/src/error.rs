@@ -145,7 +145,7 @@ pub enum CopiesError {
         "the copy at `{path}` is stale: it lacks the newest writes; \
          expected the copy at `{missing}`"
     )]
-    Behind {
+    Stale {
         /// The path of the copy that is present.
         path: String,
         /// The path of the missing copy.

@@ -419,7 +419,7 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// As [`StoreFile::read_at`], or if there is no such copy.
-    fn read_spare(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read_resyncing(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let _ = (offset, into);
         Err(io::ErrorKind::NotFound.into())
     }

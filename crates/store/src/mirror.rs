@@ -1,17 +1,50 @@
-//! A mirror: two directories with the same files. Everything is written to both, and read from one
-//! of them. Data that are damaged there are read from the other one and repaired.
+//! A mirror: two directories or disks with the same files. Every write goes to both, reads use one.
+//! Data that are damaged there are read from the other copy and repaired.
 //!
-//! A copy that refuses a write or a sync is marked as *failed*: the other one records that durably
-//! in its label ([`blockyard_volume_format::label`]) before the write is answered, and the pool
-//! continues with it alone. So a stale copy is recognised when it comes back, and is never read as
-//! if it had everything; it is resynced first.
+//! # States of a copy
 //!
-//! | the labels say | at an opening |
+//! | state | data | read | written |
+//! | --- | --- | --- | --- |
+//! | [`Good`](CopyState::Good) | every acknowledged write | by clients | by clients |
+//! | [`Stale`](CopyState::Stale) | lacks writes that the other copy has | never | never |
+//! | [`Resyncing`](CopyState::Resyncing) | partly equal to the good copy | where the good copy is damaged | by the resync |
+//! | [`Failed`](CopyState::Failed) | unknown: missing, or it refused I/O | never | never |
+//!
+//! ```text
+//!                                                 Shared::mark_failed
+//!             ┌─ assemble: labels agree ─▸ Good ──────────────────────▸ Failed
+//!             │                             ▴                            ▴  ▴
+//!   opening ──┤                             │ Mirror::end_resync         │  │
+//!             │                             │                            │  │
+//!             ├─ assemble: older ─▸ Stale ─▸ Resyncing ──────────────────┘  │
+//!             │                    Mirror::begin_resync  Mirror::fail_resync │
+//!             └─ assemble: missing, or its label cannot be read ────────────┘
+//! ```
+//!
+//! A copy leaves `Failed` only by another opening. It is then stale if it is present, because the
+//! other copy's label ([`blockyard_volume_format::label`]) says that only that one is good.
+//!
+//! # Invariants
+//!
+//! 1. At least one copy is good. If both refuse a write, the second one stays good, and the caller
+//!    gets the error.
+//! 2. Before a good copy becomes failed, the label of the other copy records durably that only that
+//!    one is good. The write that failed is answered afterwards. So the copy is recognised as stale
+//!    when it comes back.
+//! 3. A copy becomes good only at the end of a resync, when both have the same files and both
+//!    labels say so.
+//! 4. Clients read and write good copies only. A resync writes only to the copy that is resyncing.
+//! 5. After the assembly of a mirror that may be written, each copy is good or failed. A mirror
+//!    that is opened only for reading may have a stale copy.
+//!
+//! # Opening
+//!
+//! | the labels say | result |
 //! | --- | --- |
-//! | both: both have everything, of one generation | both are used |
+//! | both: both are good, of one generation | both are good |
 //! | one: only itself; the other: both, or not itself | the other one is stale: it is resynced |
 //! | each: only itself | both were written to, each without the other: refused |
-//! | one: only itself; the other is missing | opened with one |
+//! | one: only itself; the other is missing | opened with one; the other one is failed |
 //! | one: both; the other is missing | the other may be newer: refused without consent |
 //! | one: not itself; the other is missing | refused |
 #![allow(clippy::disallowed_types)] // Copies rarely fail, and labels are rarely written.
@@ -41,14 +74,52 @@ pub use file::MirrorFile;
 pub use log_writer::MirrorLogWriter;
 pub use reads::MirrorReads;
 
+/// The state of a copy; the head of this file has the diagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyState {
+    /// Holds every acknowledged write.
+    Good,
+    /// Lacks writes that the other copy has.
+    Stale,
+    /// A resync is making it equal to the other copy.
+    Resyncing,
+    /// Missing, or it refused I/O. It is not used until the pool is opened again.
+    Failed,
+}
+
+impl CopyState {
+    /// Whether the copy holds every acknowledged write.
+    #[inline]
+    pub fn is_good(self) -> bool {
+        self == CopyState::Good
+    }
+
+    /// Whether the diagram has this transition.
+    fn can_become(self, next: CopyState) -> bool {
+        use CopyState::{Failed, Good, Resyncing, Stale};
+        matches!((self, next), (Good | Resyncing, Failed) | (Stale, Resyncing) | (Resyncing, Good))
+    }
+}
+
+impl fmt::Display for CopyState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CopyState::Good => "good",
+            CopyState::Stale => "stale",
+            CopyState::Resyncing => "resyncing",
+            CopyState::Failed => "failed",
+        })
+    }
+}
+
 /// The status of a copy, for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyStatus {
     /// The path of the copy.
     pub path: String,
-    /// Whether the copy holds all data.
-    pub is_good: bool,
-    /// Why it does not.
+    /// The state.
+    pub state: CopyState,
+    /// Why the copy is not good.
     pub why: Option<String>,
     /// How often data of this copy were repaired from the other one.
     pub repaired: u64,
@@ -92,12 +163,12 @@ struct Side<D> {
     path: PathBuf,
 }
 
-/// State that changes rarely.
+/// What changes when a copy changes its state or is repaired.
 #[derive(Debug)]
-struct State {
+struct MirrorState {
     set: [u8; 16],
     generation: u64,
-    /// Why a copy does not hold all data.
+    /// Why each copy is not good.
     why: [Option<String>; 2],
     repaired: [u64; 2],
 }
@@ -105,13 +176,11 @@ struct State {
 /// State that a mirror and its files share.
 pub(super) struct Shared<D: SegmentStore> {
     sides: Arc<[Side<D>; 2]>,
-    /// Which copies hold all data. Changed with `state` locked.
-    good: Arc<RcuCell<[bool; 2]>>,
-    /// A stale copy that is read if the other one is damaged.
-    spare: Option<usize>,
+    /// The state of each copy. Changed with `state` locked.
+    copies: Arc<RcuCell<[CopyState; 2]>>,
     /// A copy that cannot be used, locked to keep other processes out.
     aside: OnceLock<D>,
-    state: Mutex<State>,
+    state: Mutex<MirrorState>,
     /// Whether anything may be changed. A pool opened only for reading is left as it is.
     writes: bool,
     /// Memory for comparisons.
@@ -119,20 +188,45 @@ pub(super) struct Shared<D: SegmentStore> {
 }
 
 impl<D: SegmentStore> Shared<D> {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MirrorState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which copies hold all data.
+    /// Which copies are good.
     fn good(&self) -> [bool; 2] {
-        *self.good.get()
+        self.copies.get().map(CopyState::is_good)
     }
 
-    /// The directories that hold all data, with their numbers.
+    /// The directories of the good copies, with their numbers.
     fn good_ones(&self) -> impl Iterator<Item = (usize, &D)> {
         let good = self.good();
         let sides = (0..).zip(self.sides.iter()).filter(move |(number, _)| good[*number]);
         sides.filter_map(|(number, side)| Some((number, side.directory.as_ref()?)))
+    }
+
+    /// The copy that is resyncing.
+    fn resyncing(&self) -> Option<usize> {
+        self.copies.get().iter().position(|copy| *copy == CopyState::Resyncing)
+    }
+
+    /// Changes the state of a copy.
+    fn set_copy(
+        &self,
+        state: &mut MirrorState,
+        number: usize,
+        next: CopyState,
+        why: Option<String>,
+    ) {
+        let mut copies = *self.copies.get();
+        debug_assert!(copies[1 - number].is_good(), "invariant 1: no copy is good");
+        debug_assert!(
+            copies[number].can_become(next),
+            "a {} copy cannot become {next} (invariant 3)",
+            copies[number]
+        );
+        copies[number] = next;
+        state.why[number] = why;
+        self.copies.update(|_| copies);
     }
 
     /// Combines the results of an operation on each good copy. If at least one has succeeded, marks
@@ -153,7 +247,7 @@ impl<D: SegmentStore> Shared<D> {
         Ok(())
     }
 
-    /// Marks a copy as failed. Returns when the other copy has recorded that durably.
+    /// Marks a copy as failed. Returns when the label of the other copy records that durably.
     ///
     /// # Errors
     /// If there is no other good copy, or it cannot record the failure.
@@ -162,29 +256,29 @@ impl<D: SegmentStore> Shared<D> {
         let mut state = self.state();
         let good = self.good();
         let other = 1 - number;
+        // Invariant 1: the last good copy stays good.
         if !good[other] {
             return Err(io::Error::new(why.kind(), why.to_string()));
         }
         if !good[number] {
             return Ok(());
         }
-        let (title, rest) = (&self.sides[number].title, &self.sides[other].title);
+        // Invariant 2: the label first.
         if self.writes {
             state.generation = state.generation.saturating_add(1);
-            let alone = std::array::from_fn(|at| at == other);
-            self.note(other, &state, alone)?;
+            self.record(&state, other, only(other))?;
         }
-        self.good.update(|_| std::array::from_fn(|at| at == other));
+        let (title, other_title) = (&self.sides[number].title, &self.sides[other].title);
         tracing::error!(
-            "{title}: {why}: this copy of the pool is given up; it goes on with `{rest}` alone. \
-             Open the pool again when `{title}` is good, and it is made equal"
+            "{title}: {why}: this copy of the pool has failed; the pool continues with \
+             `{other_title}` alone. When `{title}` works again, the next opening resyncs it"
         );
-        state.why[number] = Some(why.to_string());
+        self.set_copy(&mut state, number, CopyState::Failed, Some(why.to_string()));
         Ok(())
     }
 
-    /// Writes the label of a copy.
-    fn note(&self, number: usize, state: &State, good: [bool; 2]) -> io::Result<()> {
+    /// Writes durably to the label of a copy which copies are good.
+    fn record(&self, state: &MirrorState, number: usize, good: [bool; 2]) -> io::Result<()> {
         let label = Label {
             set: state.set,
             number,
@@ -205,8 +299,13 @@ impl<D: SegmentStore> Shared<D> {
 impl<D: SegmentStore> fmt::Debug for Shared<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sides = [&self.sides[0].title, &self.sides[1].title];
-        f.debug_struct("Mirror").field("sides", &sides).field("good", &self.good()).finish()
+        f.debug_struct("Mirror").field("sides", &sides).field("copies", &self.copies.get()).finish()
     }
+}
+
+/// The value of a label's `good` if only this copy is good.
+fn only(number: usize) -> [bool; 2] {
+    std::array::from_fn(|at| at == number)
 }
 
 /// Writes a label, slot by slot; makes the file if there is none.
@@ -245,24 +344,24 @@ impl<D: SegmentStore> Mirror<D> {
         self.0.sides.iter().filter_map(|side| side.directory.as_ref())
     }
 
-    /// The directories of the copies that hold all data.
+    /// The directories of the good copies.
     pub fn used(&self) -> impl Iterator<Item = &D> {
         self.0.good_ones().map(|(_, directory)| directory)
     }
 
     /// The status of both copies.
     pub fn status(&self) -> Vec<CopyStatus> {
-        let (state, good) = (self.0.state(), self.0.good());
+        let (state, copies) = (self.0.state(), self.0.copies.get());
         let status = |(number, side): (usize, &Side<D>)| CopyStatus {
             path: side.title.clone(),
-            is_good: good[number],
-            why: state.why[number].clone().filter(|_| !good[number]),
+            state: copies[number],
+            why: state.why[number].clone(),
             repaired: state.repaired[number],
         };
         self.0.sides.iter().enumerate().map(status).collect()
     }
 
-    /// Applies an operation to each directory that holds all data.
+    /// Applies an operation to the directory of each good copy.
     fn each(&self, what: impl Fn(&D) -> io::Result<()>) -> io::Result<()> {
         let mut results = [None, None];
         for (number, directory) in self.0.good_ones() {
@@ -360,7 +459,7 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
             let directory = self.0.sides[number].directory.as_ref().filter(|_| good[number])?;
             Some(directory.reads(event_fd))
         });
-        MirrorReads::new(RcuReader::new(&self.0.good), reads)
+        MirrorReads::new(RcuReader::new(&self.0.copies), reads)
     }
 
     fn open(&self, name: &str) -> io::Result<Option<MirrorFile<D>>> {
@@ -377,7 +476,7 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
             return Ok(None);
         }
         self.complete(name, &mut files)?;
-        if let Some(number) = self.0.spare
+        if let Some(number) = self.0.resyncing()
             && let Some(directory) = &self.0.sides[number].directory
         {
             files[number] = directory.open(name).ok().flatten();

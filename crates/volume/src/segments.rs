@@ -9,7 +9,7 @@ mod growth;
 mod reading;
 mod table;
 
-pub(crate) use reading::read_spare;
+pub(crate) use reading::read_resyncing;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -20,7 +20,7 @@ use crate::map::{Frozen, Lookup, Map, Page};
 use crate::options::Options;
 use crate::record::OpenVolume;
 use crate::recovery::{self, Looked};
-use crate::segments::{Files, Segments, read_spare};
+use crate::segments::{Files, Segments, read_resyncing};
 
 /// Most damaged blocks that the report lists individually.
 const TOLD_MAX: usize = 1000;
@@ -457,7 +457,7 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
         let files = self.segments.files();
         let bytes = &mut self.stored[..entry.stored_bytes() as usize];
         let is_whole = |bytes: &[u8]| crc(bytes) == entry.crc();
-        let repaired = read_spare(&**files.get(segment as usize)?, offset, bytes, &is_whole)?;
+        let repaired = read_resyncing(&**files.get(segment as usize)?, offset, bytes, &is_whole)?;
         self.report.repaired += u64::from(repaired);
         self.segments.repaired(usize::from(repaired), entry.address());
         repaired.then_some(())

@@ -311,7 +311,7 @@ fn pair(first: &Path, second: &Path) -> VolumeConfig {
 }
 
 fn good(volume: &Volume) -> usize {
-    volume.running().status().unwrap().copies.iter().filter(|copy| copy.is_good).count()
+    volume.running().status().unwrap().copies.iter().filter(|copy| copy.state.is_good()).count()
 }
 
 fn why(config: VolumeConfig) -> String {

@@ -120,7 +120,7 @@ fn lose(place: &Place, number: u64) {
         ends.into_iter().for_each(|end| end.unwrap());
     });
     let status = volume.running().status().unwrap();
-    let good: Vec<bool> = status.copies.iter().map(|copy| copy.is_good).collect();
+    let good: Vec<bool> = status.copies.iter().map(|copy| copy.state.is_good()).collect();
     assert!(!status.poisoned);
     assert_eq!(good, [!number.is_multiple_of(2), number.is_multiple_of(2)]);
 }
@@ -206,7 +206,7 @@ fn expect(volume: &Arc<Volume>, model: &[u8]) {
 }
 
 fn good(volume: &Volume) -> Vec<bool> {
-    volume.running().status().unwrap().copies.iter().map(|copy| copy.is_good).collect()
+    volume.running().status().unwrap().copies.iter().map(|copy| copy.state.is_good()).collect()
 }
 
 /// Makes disk 1 stale, opens the pool, and loses one of the disks after a random number of its

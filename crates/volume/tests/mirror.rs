@@ -126,7 +126,7 @@ fn either_copy_heals_the_other_one() {
         assert_eq!(report.damaged, 0);
         // Reads use the first copy; only a scrub reads the second.
         let status = volume.running().status().unwrap().copies;
-        assert_eq!(status.iter().map(|it| it.is_good).collect::<Vec<_>>(), [true, true]);
+        assert_eq!(status.iter().map(|it| it.state.is_good()).collect::<Vec<_>>(), [true, true]);
         let mended = status.iter().find(|it| it.path == quarantined.display().to_string()).unwrap();
         assert!(
             mended.repaired > 100 && (quarantined == &first || report.repaired > 100),
@@ -172,18 +172,18 @@ fn a_copy_that_comes_back_is_made_equal() {
     read(&volume, &model);
     write(&volume, &mut model, &mut random);
     let status = volume.running().status().unwrap().copies;
-    assert_eq!(status.iter().filter(|it| it.is_good).count(), 1, "{status:?}");
+    assert_eq!(status.iter().filter(|it| it.state.is_good()).count(), 1, "{status:?}");
     drop(volume);
     // The label of the first copy says by now that it is good alone.
     read(&open(&first, &second), &model);
     fs::rename(&away, &second).unwrap();
     assert_eq!(
-        check(&first, &mut |_| {}).unwrap().copies.iter().filter(|it| it.is_good).count(),
+        check(&first, &mut |_| {}).unwrap().copies.iter().filter(|it| it.state.is_good()).count(),
         1
     );
     let volume = open(&second, &first);
     read(&volume, &model);
-    assert!(volume.running().status().unwrap().copies.iter().all(|it| it.is_good));
+    assert!(volume.running().status().unwrap().copies.iter().all(|it| it.state.is_good()));
     drop(volume);
     assert!(segments(&first) == segments(&second));
     fs::remove_dir_all(&first).unwrap();
@@ -233,7 +233,7 @@ fn damaged_blocks_are_repaired_before_the_other_copy_is_resynced() {
     let volume = open(&first, &second);
     read(&volume, &model);
     let status = volume.running().status().unwrap().copies;
-    assert!(status.iter().all(|it| it.is_good) && status[0].repaired > 100, "{status:?}");
+    assert!(status.iter().all(|it| it.state.is_good()) && status[0].repaired > 100, "{status:?}");
     drop(volume);
     assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
     assert_eq!(check(&second, &mut |_| {}).unwrap().damaged, 0);
@@ -289,7 +289,7 @@ fn a_copy_that_goes_while_it_is_used_is_given_up() {
     volume.running().pool().segments().directory().look().unwrap();
     let status = volume.running().status().unwrap().copies;
     let gone = status.iter().find(|it| it.path == first.display().to_string()).unwrap();
-    assert!(!gone.is_good && gone.why.is_some(), "{status:?}");
+    assert!(!gone.state.is_good() && gone.why.is_some(), "{status:?}");
     write(&volume, &mut model, &mut random);
     read(&volume, &model);
     assert!(!volume.running().status().unwrap().poisoned);

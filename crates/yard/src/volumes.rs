@@ -91,7 +91,10 @@ impl VolumeView {
 pub struct CopyView {
     /// The copy's directory.
     pub path: String,
-    /// Whether it is complete and is written to.
+    /// The state: `good`, `stale`, `resyncing` or `failed`.
+    #[serde(default)]
+    pub state: String,
+    /// Whether the state is `good`.
     pub good: bool,
     /// The reason for which it is not good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,8 +105,8 @@ pub struct CopyView {
 
 impl From<CopyStatus> for CopyView {
     fn from(status: CopyStatus) -> CopyView {
-        let CopyStatus { path, is_good: good, why, repaired: mended } = status;
-        CopyView { path, good, why, mended }
+        let CopyStatus { path, state, why, repaired: mended } = status;
+        CopyView { path, state: state.to_string(), good: state.is_good(), why, mended }
     }
 }
 
@@ -216,7 +219,7 @@ impl PoolView {
             ("pool_segments_cleaned", "Segments that were emptied", self.segments_cleaned),
             ("pool_cleaning_waits", "Waits of writes for cleaning", self.cleaning_waits),
             ("pool_space_searches", "Times that space was looked for", self.space_searches),
-            ("pool_mended", "Pieces of a copy written again from the other one", mended),
+            ("pool_mended", "Repairs of a copy from the other one", mended),
         ]
     }
 
@@ -233,7 +236,7 @@ impl PoolView {
             ("pool_available_bytes", "Bytes that can still be written", self.available_bytes),
             ("pool_volumes", "Volumes and snapshots", self.volumes),
             ("pool_poisoned", "1 if nothing is written any more", self.poisoned.into()),
-            ("pool_copies_bad", "Copies that were given up or are missing", bad),
+            ("pool_copies_bad", "Copies that are stale, resyncing or failed", bad),
         ]
     }
 }

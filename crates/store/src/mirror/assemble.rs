@@ -10,8 +10,8 @@ use blockyard_volume_format::FormatError;
 use blockyard_volume_format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
 use blockyard_volume_format::superblock::{self, Superblock};
 
-use super::resync::Tell;
-use super::{Mirror, Shared, Side, State, VerifyPool, write_label};
+use super::resync::ResyncProgress;
+use super::{CopyState, Mirror, MirrorState, Shared, Side, VerifyPool, only, write_label};
 use crate::buffer::Memory;
 use crate::error::{CopiesError, StoreError};
 use crate::{SegmentStore, StoreFile};
@@ -37,13 +37,13 @@ pub struct Given<D> {
     pub path: PathBuf,
 }
 
-/// Which copies hold all data.
+/// Which copies are good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     /// Both copies.
     Both,
-    /// The copy of this number; the other one needs a resync.
-    Behind(usize),
+    /// The copy of this number; the other one is stale.
+    OneGood(usize),
 }
 
 /// Derives the verdict from the labels of copies 0 and 1; `None` if each was used without the
@@ -56,14 +56,14 @@ fn judge(labels: [&Label; 2]) -> Option<Verdict> {
     }
     match (first.is_good(), second.is_good()) {
         (false, false) => None,
-        (true, false) => Some(Verdict::Behind(0)),
-        (false, true) => Some(Verdict::Behind(1)),
+        (true, false) => Some(Verdict::OneGood(0)),
+        (false, true) => Some(Verdict::OneGood(1)),
         // A copy that says that only it has everything must have the newer label. If the other
         // label is newer, it must say that both have everything.
         (true, true) => {
             let newer = usize::from(second.generation > first.generation);
             let differ = second.generation != first.generation;
-            (differ && labels[1 - newer].is_other_good()).then_some(Verdict::Behind(newer))
+            (differ && labels[1 - newer].is_other_good()).then_some(Verdict::OneGood(newer))
         }
     }
 }
@@ -134,19 +134,19 @@ impl<D: SegmentStore> Mirror<D> {
         terms: Terms,
         verifier: &V,
     ) -> Result<Mirror<D>, V::Error> {
-        Mirror::assemble_telling(given, terms, verifier, &mut |_, _| {})
+        Mirror::assemble_with_progress(given, terms, verifier, &mut |_, _| {})
     }
 
-    /// Assembles two copies as [`Mirror::assemble`] does; `tell` is called with the progress of a
-    /// resync.
+    /// Assembles two copies as [`Mirror::assemble`] does; `progress` is called with the
+    /// bytes that a resync has compared and their total.
     ///
     /// # Errors
     /// As [`Mirror::assemble`].
-    pub fn assemble_telling<V: VerifyPool>(
+    pub fn assemble_with_progress<V: VerifyPool>(
         mut given: [Given<D>; 2],
         terms: Terms,
         verifier: &V,
-        tell: &mut Tell<'_>,
+        progress: &mut ResyncProgress<'_>,
     ) -> Result<Mirror<D>, V::Error> {
         given.iter().try_for_each(|it| check_path(&it.path))?;
         let titles: [String; 2] = std::array::from_fn(|at| given[at].path.display().to_string());
@@ -171,45 +171,58 @@ impl<D: SegmentStore> Mirror<D> {
         }
         let mirror = match labels {
             [Some(first), Some(second)] => {
-                pair(given, [first, second], &titles, terms, verifier, tell)?
+                pair(given, [first, second], &titles, terms, verifier, progress)?
             }
             [None, None] => make(given, &titles, terms)?,
             [Some(label), None] => one(given, 0, label, &titles, terms)?,
             [None, Some(label)] => one(given, 1, label, &titles, terms)?,
         };
         aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
+        let is_settled = |copy: &CopyState| matches!(copy, CopyState::Good | CopyState::Failed);
+        debug_assert!(
+            !mirror.0.writes || mirror.0.copies.get().iter().all(is_settled),
+            "invariant 5: {mirror:?}"
+        );
         Ok(mirror)
     }
 
+    /// A mirror of the copies that `good` names, and of another one that is stale, or failed if it
+    /// is missing.
     fn new(given: [Given<D>; 2], label: &Label, good: [bool; 2], writes: bool) -> Mirror<D> {
+        debug_assert_ne!(good, [false, false], "invariant 1: no copy is good");
         let sides = given.map(|it| Side {
             directory: it.directory,
             title: it.path.display().to_string(),
             path: it.path,
         });
-        let why = std::array::from_fn(|at| {
-            let gone = if sides[at].directory.is_some() { "it is stale" } else { "missing" };
-            (!good[at]).then(|| gone.to_owned())
+        let copies = std::array::from_fn(|at| match (good[at], &sides[at].directory) {
+            (true, _) => CopyState::Good,
+            (false, Some(_)) => CopyState::Stale,
+            (false, None) => CopyState::Failed,
+        });
+        let why = copies.map(|copy| match copy {
+            CopyState::Good | CopyState::Resyncing => None,
+            CopyState::Stale => Some("it lacks the newest writes".to_owned()),
+            CopyState::Failed => Some("missing".to_owned()),
         });
         let (set, generation) = (label.set, label.generation);
         Mirror(Arc::new(Shared {
             sides: Arc::new(sides),
-            good: Arc::new(RcuCell::new(good)),
-            spare: None,
+            copies: Arc::new(RcuCell::new(copies)),
             aside: OnceLock::new(),
-            state: Mutex::new(State { set, generation, why, repaired: [0, 0] }),
+            state: Mutex::new(MirrorState { set, generation, why, repaired: [0, 0] }),
             writes,
             memory: Memory::new(4 << 20),
         }))
     }
 
     /// Writes to both labels which copies are good.
-    fn note_both(&self, good: [bool; 2]) -> Result<(), StoreError> {
+    fn record_both(&self, good: [bool; 2]) -> Result<(), StoreError> {
         let shared = &self.0;
         let state = shared.state();
         for number in 0..2 {
             let path = &shared.sides[number].path;
-            shared.note(number, &state, good).map_err(failed(path))?;
+            shared.record(&state, number, good).map_err(failed(path))?;
         }
         Ok(())
     }
@@ -222,7 +235,7 @@ fn pair<D: SegmentStore, V: VerifyPool>(
     titles: &[String; 2],
     terms: Terms,
     verifier: &V,
-    tell: &mut Tell<'_>,
+    progress: &mut ResyncProgress<'_>,
 ) -> Result<Mirror<D>, V::Error> {
     let [(first, first_whole), (second, second_whole)] = &labels;
     let [first_title, second_title] = titles.clone();
@@ -256,15 +269,14 @@ fn pair<D: SegmentStore, V: VerifyPool>(
             let moved = (0..2).any(|at| ordered[at].other != given[1 - at].path);
             let mirror = Mirror::new(given, ordered[0], [true, true], writes);
             if writes && (moved || !(*first_whole && *second_whole)) {
-                mirror.note_both([true, true])?;
+                mirror.record_both([true, true])?;
             }
             Ok(mirror)
         }
-        Verdict::Behind(fresh) => {
-            let good = std::array::from_fn(|at| at == fresh);
-            let mirror = Mirror::new(given, ordered[fresh], good, writes);
+        Verdict::OneGood(good) => {
+            let mirror = Mirror::new(given, ordered[good], only(good), writes);
             if writes {
-                mirror.resync(1 - fresh, verifier, tell)?;
+                mirror.resync(1 - good, verifier, progress)?;
             }
             Ok(mirror)
         }
@@ -292,7 +304,7 @@ fn one<D: SegmentStore>(
         return make(given, titles, terms);
     }
     if !label.is_good() {
-        return Err(CopiesError::Behind { path, missing }.into());
+        return Err(CopiesError::Stale { path, missing }.into());
     }
     let consents = matches!(terms, Terms::Look | Terms::Use { degraded: true });
     if label.is_other_good() && !consents {
@@ -304,10 +316,10 @@ fn one<D: SegmentStore>(
         given.reverse();
     }
     let writes = terms != Terms::Look;
-    let good = std::array::from_fn(|at| at == label.number);
+    let good = only(label.number);
     let mirror = Mirror::new(given, &label, good, writes);
     if label.is_other_good() && !writes {
-        let why = "it cannot be looked at, and may have been written to without this one";
+        let why = "missing, and may be newer than the copy that is present";
         mirror.0.state().why[1 - label.number] = Some(why.to_owned());
     }
     aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
@@ -315,7 +327,7 @@ fn one<D: SegmentStore>(
         let shared = &mirror.0;
         let mut state = shared.state();
         state.generation = state.generation.saturating_add(1);
-        let noted = shared.note(label.number, &state, good);
+        let noted = shared.record(&state, label.number, good);
         drop(state);
         noted.map_err(failed(&shared.sides[label.number].path))?;
         tracing::error!(
@@ -359,7 +371,7 @@ fn make<D: SegmentStore>(
     let other = given[1].path.clone();
     let label = Label { set, number: 0, generation: 1, good: [true, true], other };
     let mirror = Mirror::new(given, &label, [true, true], true);
-    mirror.note_both([true, true])?;
+    mirror.record_both([true, true])?;
     Ok(mirror)
 }
 
@@ -388,12 +400,12 @@ mod tests {
         for (first, second, want) in [
             ((6, BOTH), (6, BOTH), Some(Verdict::Both)),
             // The second copy has failed, or is being resynced.
-            ((7, FIRST), (6, BOTH), Some(Verdict::Behind(0))),
-            ((7, FIRST), (7, FIRST), Some(Verdict::Behind(0))),
-            ((8, BOTH), (7, FIRST), Some(Verdict::Behind(0))),
-            ((6, BOTH), (7, SECOND), Some(Verdict::Behind(1))),
+            ((7, FIRST), (6, BOTH), Some(Verdict::OneGood(0))),
+            ((7, FIRST), (7, FIRST), Some(Verdict::OneGood(0))),
+            ((8, BOTH), (7, FIRST), Some(Verdict::OneGood(0))),
+            ((6, BOTH), (7, SECOND), Some(Verdict::OneGood(1))),
             // The power was cut when one of two labels was written.
-            ((7, BOTH), (6, BOTH), Some(Verdict::Behind(0))),
+            ((7, BOTH), (6, BOTH), Some(Verdict::OneGood(0))),
             // Each was used without the other.
             ((7, FIRST), (7, SECOND), None),
             ((9, FIRST), (7, SECOND), None),

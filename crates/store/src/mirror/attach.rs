@@ -6,8 +6,8 @@ use blockyard_volume_format::label::{FILE, Label};
 use blockyard_volume_format::superblock::Superblock;
 
 use super::assemble::{Given, Terms, has_pool, label_empty, newest, read_label};
-use super::resync::Tell;
-use super::{Mirror, VerifyPool};
+use super::resync::ResyncProgress;
+use super::{Mirror, VerifyPool, only};
 use crate::error::{CopiesError, StoreError};
 use crate::{Layout, SegmentStore};
 
@@ -16,7 +16,7 @@ use crate::{Layout, SegmentStore};
 const EMPTY: [&str; 5] = [".", "..", "lock", "lost+found", "copy.new"];
 
 /// Makes an empty directory the second copy of a pool, and assembles both; see
-/// [`Mirror::assemble_telling`].
+/// [`Mirror::assemble_with_progress`].
 ///
 /// # Errors
 /// If the first place has no pool or two copies, the other one is not empty, or one cannot be
@@ -27,7 +27,7 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
     empty: D,
     other: &Path,
     verifier: &V,
-    tell: &mut Tell<'_>,
+    progress: &mut ResyncProgress<'_>,
 ) -> Result<Mirror<D>, V::Error> {
     let refused = |error| V::Error::from(StoreError::from(error));
     let (title, other_title) = (path.display().to_string(), other.display().to_string());
@@ -57,7 +57,7 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
             directory.fresh_id().map_err(doing)?
         }
     };
-    let good = std::array::from_fn(|at| at == number);
+    let good = only(number);
     let label = Label { set, number, generation, good, other: other.to_owned() };
     // Write the pool's label first: with the other order, a power cut in between would leave a copy
     // of unknown state.
@@ -68,10 +68,11 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
         Given { directory: Some(directory), path: path.to_owned() },
         Given { directory: Some(empty), path: other.to_owned() },
     ];
-    let mirror = Mirror::assemble_telling(given, Terms::Use { degraded: false }, verifier, tell)?;
+    let mirror =
+        Mirror::assemble_with_progress(given, Terms::Use { degraded: false }, verifier, progress)?;
     // An opening continues with one copy if a resync fails. Here the resync was requested, so its
     // failure is an error.
-    match mirror.status().into_iter().find(|copy| !copy.is_good) {
+    match mirror.status().into_iter().find(|copy| !copy.state.is_good()) {
         None => Ok(mirror),
         Some(copy) => {
             let why = copy.why.unwrap_or_default();
@@ -88,7 +89,7 @@ fn label_of<D: SegmentStore>(directory: &D, path: &Path) -> Result<Option<Label>
     let Some((label, _)) = read_label(directory)? else { return Ok(None) };
     let (path, other) = (path.display().to_string(), label.other.display().to_string());
     if !label.is_good() {
-        return Err(CopiesError::Behind { path, missing: other }.into());
+        return Err(CopiesError::Stale { path, missing: other }.into());
     }
     if label.is_other_good() {
         return Err(CopiesError::Paired { path, other }.into());

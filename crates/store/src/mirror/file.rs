@@ -43,7 +43,7 @@ impl<D: SegmentStore> MirrorFile<D> {
         self.sides[number].as_ref()
     }
 
-    /// The files of the copies that hold all data, with their numbers.
+    /// The files of the good copies, with their numbers.
     pub(super) fn good(&self) -> impl Iterator<Item = (usize, &Arc<D::File>)> {
         let good = self.shared.good();
         let sides = self.sides.iter().enumerate().filter(move |(number, _)| good[*number]);
@@ -67,7 +67,7 @@ impl<D: SegmentStore> MirrorFile<D> {
         }
     }
 
-    /// Applies an operation to each copy that holds all data. If the process has no descriptors
+    /// Applies an operation to each good copy. If the process has no descriptors
     /// left, the operation fails before it touches a copy, so no copy is marked as failed.
     fn each(&self, what: impl Fn(&D::File) -> io::Result<()>) -> io::Result<()> {
         let _pin = self.pin()?;
@@ -143,9 +143,9 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         file.ok_or(io::ErrorKind::NotFound)?.read_at(offset, into)
     }
 
-    fn read_spare(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let spare = self.shared.spare.and_then(|number| self.sides[number].as_ref());
-        spare.ok_or(io::ErrorKind::NotFound)?.read_at(offset, into)
+    fn read_resyncing(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let file = self.shared.resyncing().and_then(|number| self.sides[number].as_ref());
+        file.ok_or(io::ErrorKind::NotFound)?.read_at(offset, into)
     }
 
     fn repair(&self, offset: u64, whole: &[u8]) -> io::Result<usize> {

@@ -9,7 +9,7 @@ use blockyard_volume_format::label::{BYTES, FILE, Label};
 
 use super::assemble::{Given, Terms, read_label};
 use super::attach;
-use super::resync::Tell;
+use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool};
 use crate::disk::{self, Disk};
 use crate::error::{CopiesError, StoreError};
@@ -244,8 +244,8 @@ fn same_kind(path: &Path, second: &Path) -> Result<(), StoreError> {
 }
 
 /// Makes an empty directory, or an empty disk, the second copy of a pool that is not open, and
-/// resyncs it. With `consent`, other data on the disk are overwritten. `tell` is called with the
-/// bytes compared and the total.
+/// resyncs it. With `consent`, other data on the disk are overwritten. `progress` is called with
+/// the bytes compared and the total.
 ///
 /// # Errors
 /// If another process has one of them open, or as [`attach::attach`].
@@ -254,7 +254,7 @@ pub fn attach<V: VerifyPool>(
     other: &Path,
     consent: bool,
     verifier: &V,
-    tell: &mut Tell<'_>,
+    progress: &mut ResyncProgress<'_>,
 ) -> Result<(), V::Error> {
     if !is_place(path)? {
         return Err(StoreError::NoPool { path: path.to_owned() }.into());
@@ -269,5 +269,5 @@ pub fn attach<V: VerifyPool>(
     let first = PoolStore::take(path)?;
     let second = PoolStore::take_for(other, purpose)?;
     let (path, other) = (first.path().to_owned(), second.path().to_owned());
-    attach::attach(first, &path, second, &other, verifier, tell).map(drop)
+    attach::attach(first, &path, second, &other, verifier, progress).map(drop)
 }

@@ -1,4 +1,4 @@
-//! Reads from the first copy that holds all data. The caller that finds damaged data reads again
+//! Reads from the first good copy. The caller that finds damaged data reads again
 //! from the other copy ([`crate::segments::Segments::read_whole`]).
 
 use std::fmt;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blockyard_sync::rcu_cell::RcuReader;
 
-use super::MirrorFile;
+use super::{CopyState, MirrorFile};
 use crate::SegmentStore;
 use crate::buffer::Buffer;
 use crate::reads::{Got, Reads};
@@ -19,15 +19,18 @@ const BOTH: Duration = Duration::from_millis(1);
 
 /// Reads from a mirror.
 pub struct MirrorReads<D: SegmentStore> {
-    good: RcuReader<[bool; 2]>,
+    copies: RcuReader<[CopyState; 2]>,
     reads: [Option<D::Reads>; 2],
     /// Reads that could not start.
     refused: Vec<Got>,
 }
 
 impl<D: SegmentStore> MirrorReads<D> {
-    pub(super) fn new(good: RcuReader<[bool; 2]>, reads: [Option<D::Reads>; 2]) -> MirrorReads<D> {
-        MirrorReads { good, reads, refused: Vec::new() }
+    pub(super) fn new(
+        copies: RcuReader<[CopyState; 2]>,
+        reads: [Option<D::Reads>; 2],
+    ) -> MirrorReads<D> {
+        MirrorReads { copies, reads, refused: Vec::new() }
     }
 
     fn each(&mut self) -> impl Iterator<Item = &mut D::Reads> {
@@ -37,8 +40,9 @@ impl<D: SegmentStore> MirrorReads<D> {
 
 impl<D: SegmentStore> Reads<MirrorFile<D>> for MirrorReads<D> {
     fn begin(&mut self, token: u32, file: &Arc<MirrorFile<D>>, offset: u64, buffer: Buffer) {
-        let good = **self.good.get();
-        let sides = self.reads.iter_mut().enumerate().filter(|(number, _)| good[*number]);
+        let copies = **self.copies.get();
+        let sides = self.reads.iter_mut().enumerate();
+        let sides = sides.filter(|(number, _)| copies[*number].is_good());
         let mut sides =
             sides.filter_map(|(number, reads)| Some((reads.as_mut()?, file.side(number)?)));
         match sides.next() {

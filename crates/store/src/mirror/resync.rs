@@ -2,14 +2,14 @@
 //! Data that are equal already are not written.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 
-use blockyard_sync::rcu_cell::RcuCell;
 use blockyard_volume_format::{label, segment_name, superblock};
 
 use super::assemble::{failed, has_pool, newest};
-use super::{Mirror, Shared, State, VerifyPool};
+use super::{CopyState, Mirror, Verified, VerifyPool, only};
 use crate::buffer::{ALIGN, Memory};
 use crate::error::StoreError;
 use crate::{Copies, Layout, SegmentStore, StoreFile};
@@ -20,8 +20,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Bytes between two log lines.
 const LOG_BYTES: u64 = 10 << 30;
 
-/// Progress callback: bytes compared, and bytes in total.
-pub(super) type Tell<'t> = dyn FnMut(u64, u64) + 't;
+/// ResyncProgress callback: bytes compared, and bytes in total.
+pub(super) type ResyncProgress<'t> = dyn FnMut(u64, u64) + 't;
 
 /// Whether a file belongs to the pool, and not to one copy alone.
 fn is_shared(name: &str) -> bool {
@@ -31,7 +31,7 @@ fn is_shared(name: &str) -> bool {
 /// Returns an error if the superblock of a directory cannot be read any more: its disk is gone, or
 /// returns other data than it has stored. A disk that has bad sectors elsewhere can still read the
 /// superblock.
-fn look_alive<D: SegmentStore>(directory: &D) -> io::Result<()> {
+fn check_alive<D: SegmentStore>(directory: &D) -> io::Result<()> {
     newest(directory, &directory.title()).map(drop).map_err(|error| match error {
         StoreError::Io { source, .. } => source,
         error => io::Error::new(io::ErrorKind::InvalidData, error.to_string()),
@@ -39,12 +39,12 @@ fn look_alive<D: SegmentStore>(directory: &D) -> io::Result<()> {
 }
 
 /// Makes the file `to` equal to `from`, of the same length. Returns the number of bytes written.
-/// Before a chunk is written, and if a whole chunk cannot be read, `look` checks the disk of
-/// `from`: a disk that fails must not replace the data of the other copy by what it returns.
-fn contents<F: StoreFile, T: StoreFile>(
+/// Before a chunk is written, and if a whole chunk cannot be read, `check` examines the disk
+/// of `from`: a disk that fails must not replace the data of the other copy by what it returns.
+fn copy_contents<F: StoreFile, T: StoreFile>(
     from: &F,
     to: &T,
-    look: &dyn Fn() -> io::Result<()>,
+    check: &dyn Fn() -> io::Result<()>,
 ) -> io::Result<u64> {
     let len = from.len()?;
     let memory = Memory::new(CHUNK_BYTES as u64);
@@ -56,12 +56,12 @@ fn contents<F: StoreFile, T: StoreFile>(
         let (want, have) = (&mut want[..part], &mut have[..part]);
         let unread = read_units(from, at, want);
         if unread.len() == want.len().div_ceil(ALIGN) {
-            look()?;
+            check()?;
         }
         // A chunk that cannot be read is written completely.
         let all = to.read_at(at, have).is_err();
         if all || want != have {
-            look()?;
+            check()?;
             // Write only the units that differ.
             for (index, unit) in want.chunks(ALIGN).enumerate() {
                 let place = index * ALIGN;
@@ -80,8 +80,8 @@ fn contents<F: StoreFile, T: StoreFile>(
     }
     if lost > 0 {
         tracing::error!(
-            "{lost} pieces of {ALIGN} bytes could not be read where everything should be; they are \
-             left as they are in the other copy, and whoever needs them sees by their checksums"
+            "{lost} units of {ALIGN} bytes of the good copy could not be read; the other copy \
+             keeps what it has there, and a reader recognises damage by the checksums"
         );
     }
     Ok(written)
@@ -103,15 +103,15 @@ fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
 }
 
 /// Makes a copy of a file atomically, under the same name.
-fn fresh<D: SegmentStore>(
+fn copy_file<D: SegmentStore>(
     from: &D::File,
     to: &D,
     name: &str,
-    look: &dyn Fn() -> io::Result<()>,
+    check: &dyn Fn() -> io::Result<()>,
 ) -> io::Result<D::File> {
     let new = format!("{name}.new");
     let file = to.create(&new, from.len()?)?;
-    contents(from, &file, look)?;
+    copy_contents(from, &file, check)?;
     file.sync()?;
     to.rename(&new, name)?;
     to.sync_names()?;
@@ -121,7 +121,12 @@ fn fresh<D: SegmentStore>(
 
 /// Makes all files of a directory equal to those of another one, except segments with number
 /// `segments` or above. Returns the number of bytes written.
-fn all<D: SegmentStore>(from: &D, to: &D, segments: usize, tell: &mut Tell<'_>) -> io::Result<u64> {
+fn copy_all<D: SegmentStore>(
+    from: &D,
+    to: &D,
+    segments: usize,
+    progress: &mut ResyncProgress<'_>,
+) -> io::Result<u64> {
     let end = segment_name(segments);
     let shared = |names: Vec<String>| -> BTreeSet<String> {
         let shared = names.into_iter().filter(|name| is_shared(name));
@@ -131,23 +136,25 @@ fn all<D: SegmentStore>(from: &D, to: &D, segments: usize, tell: &mut Tell<'_>) 
     let (mut written, mut compared, mut logged) = (0, 0, 0);
     let lengths = wanted.iter().map(|name| from.open(name)?.map_or(Ok(0), |file| file.len()));
     let total = lengths.sum::<io::Result<u64>>()?;
-    let look = || look_alive(from);
+    let check = || check_alive(from);
     for name in &wanted {
         let Some(source) = from.open(name)? else { continue };
         let len = source.len()?;
         match to.open(name)? {
-            Some(target) if target.len()? == len => written += contents(&source, &target, &look)?,
+            Some(target) if target.len()? == len => {
+                written += copy_contents(&source, &target, &check)?
+            }
             _ => {
-                fresh(&source, to, name, &look)?;
+                copy_file(&source, to, name, &check)?;
                 written += len;
             }
         }
         compared += len;
-        tell(compared, total);
+        progress(compared, total);
         if compared - logged >= LOG_BYTES {
             logged = compared;
             let (title, done, whole) = (to.title(), compared >> 30, total >> 30);
-            tracing::info!("{title}: {done} of {whole} GiB are equal");
+            tracing::info!("{title}: resync: {done} of {whole} GiB are equal");
         }
     }
     for name in there.difference(&wanted) {
@@ -184,9 +191,12 @@ impl<D: SegmentStore> Mirror<D> {
         };
         let Some(source) = &files[from] else { return Ok(()) };
         let title = &shared.sides[to].title;
-        match fresh(source, target, name, &|| look_alive(owner)) {
+        match copy_file(source, target, name, &|| check_alive(owner)) {
             Ok(file) => {
-                tracing::warn!("{title}/{name}: it was missing or cut, and is made again");
+                tracing::warn!(
+                    "{title}/{name}: the file was missing or too short; copied it from the other \
+                     copy"
+                );
                 shared.repaired(to);
                 files[to] = Some(file);
                 Ok(())
@@ -197,34 +207,29 @@ impl<D: SegmentStore> Mirror<D> {
 }
 
 impl<D: SegmentStore> Mirror<D> {
-    /// Resyncs the copy `number` from the other one, which holds all data. If it cannot be written,
-    /// the pool continues with the other one alone.
+    /// Resyncs the copy `number` from the other one. If it cannot be written, it becomes failed,
+    /// and the pool continues with the other one alone.
     pub(super) fn resync<V: VerifyPool>(
         &self,
         number: usize,
         verifier: &V,
-        tell: &mut Tell<'_>,
+        progress: &mut ResyncProgress<'_>,
     ) -> Result<(), V::Error> {
-        let shared = &self.0;
-        let from = 1 - number;
-        let (Some(source), Some(target)) =
-            (&shared.sides[from].directory, &shared.sides[number].directory)
-        else {
-            return Ok(());
-        };
-        let (title, rest) = (&shared.sides[number].title, &shared.sides[from].title);
+        let [source, target] = self.ends(number);
+        let sides = &self.0.sides;
+        let (title, source_title) = (&sides[number].title, &sides[1 - number].title);
         // Without a valid superblock, the source has lost its data.
-        let newest = newest(source, rest)?;
-        let division = Layout { align: newest.align, segment_bytes: newest.segment_bytes };
-        source.divide(division, false)?;
-        let alone = std::array::from_fn(|at| at == from);
-        tracing::warn!("{title}: this copy is stale; resyncing it from `{rest}`");
-        let divided = target.divide(division, false);
+        let newest = newest(source, source_title)?;
+        let layout = Layout { align: newest.align, segment_bytes: newest.segment_bytes };
+        source.divide(layout, false)?;
+        tracing::warn!("{title}: this copy is stale; resyncing it from `{source_title}`");
+        self.begin_resync(number);
+        let divided = target.divide(layout, false);
         let segments = source.segments_max().min(target.segments_max());
         let is_shorter = segments < source.segments_max();
         let mut ready = divided.map(drop).map_err(V::Error::from);
         if ready.is_ok() && (is_shorter || has_pool(target)?) {
-            let repaired = self.mend_from(number, segments, verifier);
+            let repaired = self.repair_source(number, segments, verifier);
             if is_shorter {
                 // There may be data beyond the end of the shorter copy.
                 ready = repaired;
@@ -232,97 +237,113 @@ impl<D: SegmentStore> Mirror<D> {
                 repaired?;
             }
         }
-        let made = (|| {
-            ready?;
-            // From here on the stale copy cannot be used without the other one.
-            shared
-                .note(number, &shared.state(), alone)
-                .map_err(failed(&shared.sides[number].path))?;
-            let doing = format!("cannot make `{title}` equal to `{rest}`");
-            let written = all(source, target, segments, tell).map_err(StoreError::io(doing))?;
-            Ok::<_, V::Error>(written)
-        })();
-        let written = match made {
+        let written = match ready.and_then(|()| Ok(self.copy(number, segments, progress)?)) {
             Ok(written) => written,
-            Err(error) => {
-                tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
-                shared.state().why[number] = Some(error.to_string());
-                // Whatever its label says by now, it does not hold all data.
-                return Ok(self.note_alone(from)?);
-            }
+            Err(error) => return Ok(self.fail_resync(number, &error)?),
         };
-        let mut state = shared.state();
-        state.generation = state.generation.saturating_add(1);
-        drop(state);
-        // First the label of the copy that holds all data: if only that is written, the other copy
-        // counts as stale again.
-        self.note_for(from, [true, true])?;
-        // The lock is free again before the result is examined: `note_alone` takes it.
-        let noted = shared.note(number, &shared.state(), [true, true]);
-        if let Err(error) = noted {
-            tracing::error!("{title}: {error}: the pool goes on with `{rest}` alone");
-            shared.state().why[number] = Some(error.to_string());
-            return Ok(self.note_alone(from)?);
+        // First the label of the source: if only that is written, the target counts as stale again.
+        self.advance(1 - number, [true, true])?;
+        if let Err(error) = self.end_resync(number) {
+            return Ok(self.fail_resync(number, &error)?);
         }
-        shared.good.update(|_| [true, true]);
-        shared.state().why[number] = None;
-        tracing::warn!("{title}: it is equal now; {written} bytes were written");
+        tracing::warn!("{title}: the resync is done; {written} bytes were written");
         Ok(())
     }
 
+    /// The source and the target of a resync of the copy `number`.
+    fn ends(&self, number: usize) -> [&D; 2] {
+        [1 - number, number].map(|at| {
+            let directory = self.0.sides[at].directory.as_ref();
+            directory.expect("a copy that is good, stale or resyncing is present")
+        })
+    }
+
+    fn begin_resync(&self, number: usize) {
+        self.0.set_copy(&mut self.0.state(), number, CopyState::Resyncing, None);
+    }
+
+    /// Records in the label of the copy `number` that both are good, as the label of the other one
+    /// does already (invariant 3).
+    fn end_resync(&self, number: usize) -> io::Result<()> {
+        let mut state = self.0.state();
+        self.0.record(&state, number, [true, true])?;
+        self.0.set_copy(&mut state, number, CopyState::Good, None);
+        Ok(())
+    }
+
+    /// Continues with the source alone, and records that in its label: whatever the label of the
+    /// copy `number` says by now, that one is not good.
+    fn fail_resync(&self, number: usize, why: &dyn fmt::Display) -> Result<(), StoreError> {
+        let sides = &self.0.sides;
+        let (title, source_title) = (&sides[number].title, &sides[1 - number].title);
+        tracing::error!(
+            "{title}: the resync has failed: {why}; the pool continues with `{source_title}` alone"
+        );
+        self.advance(1 - number, only(1 - number))?;
+        let why = Some(why.to_string());
+        self.0.set_copy(&mut self.0.state(), number, CopyState::Failed, why);
+        Ok(())
+    }
+
+    /// Copies the files of the source, except segments with number `segments` or above. Returns the
+    /// number of bytes written.
+    fn copy(
+        &self,
+        number: usize,
+        segments: usize,
+        progress: &mut ResyncProgress<'_>,
+    ) -> Result<u64, StoreError> {
+        debug_assert_eq!(self.0.resyncing(), Some(number), "invariant 4: the target of a resync");
+        let (shared, [source, target]) = (&self.0, self.ends(number));
+        let [title, source_title] = [number, 1 - number].map(|at| &shared.sides[at].title);
+        // From here on the target cannot be used without the source.
+        shared
+            .record(&shared.state(), number, only(1 - number))
+            .map_err(failed(&shared.sides[number].path))?;
+        let doing = format!("cannot resync `{title}` from `{source_title}`");
+        copy_all(source, target, segments, progress).map_err(StoreError::io(doing))
+    }
+
     /// Before the copy `number` is overwritten: reads everything from the good copy, and repairs
-    /// damaged blocks there from the stale one. Blocks that have rotted since both were equal may
-    /// still be intact in the stale copy. Each block or page is verified by its checksum. The pool
+    /// damaged blocks there from the one that is resyncing. Blocks that have rotted since both were
+    /// equal may still be intact there. Each block or page is verified by its checksum. The pool
     /// must be within the first `segments` segments.
     ///
     /// # Errors
-    /// If the pool on the good copy cannot be opened. The stale copy is unchanged then.
-    fn mend_from<V: VerifyPool>(
+    /// If the pool on the good copy cannot be opened. The other copy is unchanged then.
+    fn repair_source<V: VerifyPool>(
         &self,
         number: usize,
         segments: usize,
         verifier: &V,
     ) -> Result<(), V::Error> {
-        let Shared { sides, .. } = &*self.0;
-        let (title, rest) = (&sides[number].title, &sides[1 - number].title);
-        let State { set, generation, .. } = *self.0.state();
-        let state = State { set, generation, why: [None, None], repaired: [0, 0] };
-        let alone = Mirror(Arc::new(Shared {
-            sides: Arc::clone(sides),
-            good: Arc::new(RcuCell::new(std::array::from_fn(|at| at != number))),
-            spare: Some(number),
-            aside: OnceLock::new(),
-            state: Mutex::new(state),
-            writes: true,
-            memory: Memory::new(4 << 20),
-        }));
-        let source = sides[1 - number].directory.as_ref();
-        let mut gone = Ok(());
-        let found = verifier.verify(Copies::Two(alone), segments, &mut || {
-            gone = source.map_or(Ok(()), look_alive);
-            gone.is_ok()
-        });
-        gone.map_err(StoreError::io(format!("cannot read `{rest}` any more")))?;
-        let found = found.inspect_err(|error| {
-            tracing::error!("{rest}: {error}; nothing is done to the copy at `{title}`");
+        let shared = &self.0;
+        let (title, source_title) = (&shared.sides[number].title, &shared.sides[1 - number].title);
+        let [source, _] = self.ends(number);
+        let mut alive = Ok(());
+        let verified =
+            verifier.verify(Copies::Two(Mirror(Arc::clone(shared))), segments, &mut || {
+                alive = check_alive(source);
+                alive.is_ok()
+            });
+        alive.map_err(StoreError::io(format!("cannot read `{source_title}` any more")))?;
+        let Verified { repaired, damaged } = verified.inspect_err(|error| {
+            tracing::error!("{source_title}: {error}; the copy at `{title}` is left as it is");
         })?;
-        self.0.state().repaired[1 - number] += found.repaired;
-        if found.damaged > 0 {
-            let damaged = found.damaged;
-            tracing::error!("{rest}: {damaged} blocks or pages are damaged, and in `{title}` too");
+        shared.state().repaired[1 - number] += repaired;
+        if damaged > 0 {
+            tracing::error!(
+                "{source_title}: {damaged} blocks or pages are damaged, and in `{title}` too"
+            );
         }
         Ok(())
     }
 
-    fn note_alone(&self, number: usize) -> Result<(), StoreError> {
+    /// Increases the generation, and records durably in the label of the copy `number` which copies
+    /// are good.
+    fn advance(&self, number: usize, good: [bool; 2]) -> Result<(), StoreError> {
         let mut state = self.0.state();
         state.generation = state.generation.saturating_add(1);
-        drop(state);
-        self.note_for(number, std::array::from_fn(|at| at == number))
-    }
-
-    fn note_for(&self, number: usize, good: [bool; 2]) -> Result<(), StoreError> {
-        let path = &self.0.sides[number].path;
-        self.0.note(number, &self.0.state(), good).map_err(failed(path))
+        self.0.record(&state, number, good).map_err(failed(&self.0.sides[number].path))
     }
 }

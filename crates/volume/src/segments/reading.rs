@@ -179,7 +179,7 @@ impl<D: SegmentStore> Segments<D> {
         let (segment, offset) = self.split(address);
         let Some(file) = files.get(segment as usize) else { return first.map(|()| 0) };
         if copies.count() < 2 {
-            return match read_spare(&**file, offset, into, is_whole) {
+            return match read_resyncing(&**file, offset, into, is_whole) {
                 Some(repaired) => {
                     self.repaired(usize::from(repaired), address);
                     Ok(usize::from(repaired))
@@ -209,13 +209,13 @@ impl<D: SegmentStore> Segments<D> {
 /// Reads damaged data from a copy that does not hold all data. If they are intact there, writes
 /// them to the good copy. Returns whether the repair succeeded; none if the data are not intact
 /// there either.
-pub(crate) fn read_spare<F: StoreFile>(
+pub(crate) fn read_resyncing<F: StoreFile>(
     file: &F,
     offset: u64,
     into: &mut [u8],
     is_whole: &dyn Fn(&[u8]) -> bool,
 ) -> Option<bool> {
-    let read = file.read_spare(offset, into);
+    let read = file.read_resyncing(offset, into);
     if read.is_err() || !is_whole(into) {
         return None;
     }

@@ -173,7 +173,7 @@ fn lose(stream: u64) -> bool {
     assert!(!running.pool().is_poisoned());
     let copies = running.pool().segments().directory();
     let Copies::Two(_) = copies else { panic!("two copies") };
-    copies.status().iter().any(|copy| !copy.is_good)
+    copies.status().iter().any(|copy| !copy.state.is_good())
 }
 
 #[test]

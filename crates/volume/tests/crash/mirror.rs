@@ -33,7 +33,10 @@ fn opened(directory: &SimulatedDirectory, shape: &Shape) -> (Fixture, [Simulated
 /// The number of repairs, and which copies are good.
 fn status(fixture: &Fixture) -> (u64, [bool; 2]) {
     let status = fixture.pool.segments().directory().status();
-    (status.iter().map(|it| it.repaired).sum(), [status[0].is_good, status[1].is_good])
+    (
+        status.iter().map(|it| it.repaired).sum(),
+        [status[0].state.is_good(), status[1].state.is_good()],
+    )
 }
 
 /// The files of one copy.
@@ -245,7 +248,7 @@ fn zeros_of_a_dead_disk_do_not_replace_a_stale_copy() {
     let given =
         [0, 1].map(|at| Given { directory: Some(pair[at].clone()), path: ["a", "b"][at].into() });
     let mut before = None;
-    let assembled = Mirror::assemble_telling(given, USE, &PoolVerifier, &mut |_, _| {
+    let assembled = Mirror::assemble_with_progress(given, USE, &PoolVerifier, &mut |_, _| {
         before.get_or_insert_with(|| files(&directory, sides[stale]));
         for name in files(&directory, sides[1 - stale]).keys() {
             let file = directory.open(name).unwrap();
@@ -476,7 +479,7 @@ fn a_copy_that_is_not_complete_is_refused_alone() {
         let found = medium.cut(|_, _| 0);
         let second = [None, Some(pair(&found, 1)[1].clone())];
         match assemble(second, DEGRADED) {
-            Err(VolumeError::Store(StoreError::Copies(CopiesError::Behind { .. }))) => refused += 1,
+            Err(VolumeError::Store(StoreError::Copies(CopiesError::Stale { .. }))) => refused += 1,
             Err(error) => panic!("{error}"),
             Ok(_) => {}
         }
