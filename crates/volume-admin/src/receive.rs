@@ -12,7 +12,7 @@ use blockyard_volume::config::{Compression, SIZE_MAX};
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::map::{Leaf, Map};
 use blockyard_volume::names::{invalid, new_volume_name, snapshot_name, volume_name};
-use blockyard_volume::pool::{ON_ITS_WAY, Pool};
+use blockyard_volume::pool::{HIDDEN_PREFIX, Pool};
 use blockyard_volume::record::OpenVolume;
 use blockyard_volume::{Running, VolumeError};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
@@ -262,7 +262,7 @@ impl Place {
     }
 
     fn hidden(&self) -> String {
-        format!("{ON_ITS_WAY}{}", self.volume)
+        format!("{HIDDEN_PREFIX}{}", self.volume)
     }
 
     /// Creates the hidden volume and returns its name.
@@ -468,6 +468,6 @@ fn ended(status: Status) -> Result<(), VolumeError> {
     match status {
         Status::Ok => Ok(()),
         Status::NoSpc => Err(VolumeError::NoSpace),
-        _ => Err(VolumeError::Poisoned),
+        _ => Err(VolumeError::Latched),
     }
 }

@@ -99,8 +99,8 @@ fn scan_liveness<D: SegmentStore>(
 ) -> Result<(), VolumeError> {
     let pool = running.pool();
     let raised = pool.segments().raised();
-    pool.want_count_anyhow();
-    while pool.wanted_scan().is_some() && pool.is_running() {
+    pool.request_scan();
+    while pool.requested_scan().is_some() && pool.is_running() {
         if !goes_on() {
             return Err(VolumeError::Stopped);
         }

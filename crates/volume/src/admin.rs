@@ -8,7 +8,7 @@ use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 use crate::config::{BLOCK_BYTES, SIZE_MAX};
 use crate::error::VolumeError;
 use crate::names::{invalid, new_volume_name, snapshot_name, volume_name};
-use crate::pool::ON_ITS_WAY;
+use crate::pool::HIDDEN_PREFIX;
 use crate::running::Running;
 
 /// Checks the parameters of a volume that is to be made, as far as that needs no pool, so that a
@@ -135,7 +135,7 @@ impl<D: SegmentStore> Running<D> {
         volume_name(volume)?;
         let (origin, guid) = (self.meta(volume)?, self.fresh_guid()?);
         // The name of a volume that is being received has one of these marks; this one has two.
-        let name = format!("{ON_ITS_WAY}{ON_ITS_WAY}{guid:016x}");
+        let name = format!("{HIDDEN_PREFIX}{HIDDEN_PREFIX}{guid:016x}");
         let named = name.clone();
         let meta = VolumeMeta { name, is_snapshot: true, origin: origin.id, guid, ..origin };
         self.pool().change(volume, Change::Copy(meta))?;
@@ -268,7 +268,7 @@ impl<D: SegmentStore> Running<D> {
     pub(crate) fn forget_all(&self) {
         let volumes = self.pool().volumes();
         let names = volumes.by_id.values().map(|live| live.meta.name.clone());
-        let names: Vec<_> = names.filter(|name| name.starts_with(ON_ITS_WAY)).collect();
+        let names: Vec<_> = names.filter(|name| name.starts_with(HIDDEN_PREFIX)).collect();
         drop(volumes);
         names.iter().for_each(|name| self.forget(name));
     }

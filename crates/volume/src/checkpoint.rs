@@ -76,7 +76,8 @@ pub fn run<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
             None
         }
         Err(Refused::Io(error)) => {
-            pool.poison_by(&format!("a checkpoint could not be written: {error}"));
+            pool.latch_if_removed();
+            pool.latch(&format!("a checkpoint could not be written: {error}"));
             None
         }
     }
@@ -87,7 +88,7 @@ pub fn run<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen) -> Option<Marks> {
 /// in progress.
 pub fn repeat<D: SegmentStore>(pool: &Pool<D>) -> bool {
     let frees = pool.segments().counts().idle > 0;
-    if pool.is_poisoned() || (!frees && pool.segments().is_for_one()) {
+    if pool.is_latched() || (!frees && pool.segments().is_for_one()) {
         return false;
     }
     write_again(pool, 0) && frees
@@ -96,7 +97,7 @@ pub fn repeat<D: SegmentStore>(pool: &Pool<D>) -> bool {
 /// Writes a superblock that states, for the last checkpoint, that groups up to `durable` are
 /// durable. Returns whether it is durable. No other thread may be writing a checkpoint.
 pub(crate) fn state_durable<D: SegmentStore>(pool: &Pool<D>, durable: u64) -> bool {
-    !pool.is_poisoned() && write_again(pool, durable)
+    !pool.is_latched() && write_again(pool, durable)
 }
 
 /// Writes the last checkpoint's superblock to the other slot.
@@ -106,7 +107,7 @@ fn write_again<D: SegmentStore>(pool: &Pool<D>, durable: u64) -> bool {
     let durable = superblock.durable.max(durable);
     let next = Superblock { sequence, durable, ..*superblock };
     if let Err(error) = write_superblock(pool.segments(), &next, Epochs::Of(next.epoch)) {
-        pool.poison(&format!("a superblock could not be written: {error}"));
+        pool.latch(&format!("a superblock could not be written: {error}"));
         return false;
     }
     *superblock = next;

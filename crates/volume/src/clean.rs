@@ -9,13 +9,12 @@
 //!
 //! A segment is free as soon as the log states durably that it has no live blocks, without another
 //! checkpoint, see [`crate::segments`]. While space is short, cleaning runs concurrently with
-//! writes and paces them, see [`pace`].
+//! writes, which are throttled: see `committer/throttle.rs`.
 
 mod cold;
 mod liveness_scan;
 mod pages;
 mod policy;
-pub(crate) mod state;
 mod summary;
 mod victim;
 
@@ -30,6 +29,7 @@ use blockyard_volume_format::group::DESCRIPTOR_BYTES;
 
 use crate::checkpoint;
 use crate::frozen::{Frozen, Marks};
+use crate::maintenance::Stage;
 use crate::pool::Pool;
 use crate::record::{Body, Move, Record, Relocation, Reply, ReplyTo};
 use crate::segments::{AllocationClass, Segments};
@@ -37,16 +37,16 @@ use crate::thread;
 
 use policy::{Choice, choose, has_pages};
 pub(crate) use policy::{is_scarce, round_bytes};
-use state::Phase;
 use summary::Block;
 use victim::{Piece, Victim};
 
 /// Most blocks that one record moves.
 const MOVES_MAX: usize = 1024;
 
-/// Longest sleep until the cleaner checks again whether the committer answered or wants it to stop.
-const LOOK: Duration = Duration::from_millis(5);
-const LOOK_IDLE: Duration = Duration::from_secs(1);
+/// Longest sleeps until the cleaner checks again whether the committer has answered or wants it to
+/// end the round.
+const ANSWER_CHECK_INTERVAL: Duration = Duration::from_millis(5);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Which cleaning follows a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,10 @@ impl<D: SegmentStore> RelocationSink for Background<'_, D> {
                 None => {
                     let is_any = || self.replies.is_any();
                     thread::wait_until(&|| is_any() || self.is_alone());
-                    self.replies.completion_queue().event_count().sleep(LOOK, is_any);
+                    self.replies
+                        .completion_queue()
+                        .event_count()
+                        .sleep(ANSWER_CHECK_INTERVAL, is_any);
                 }
             }
         }
@@ -112,7 +115,7 @@ impl<D: SegmentStore> RelocationSink for Background<'_, D> {
 impl<D: SegmentStore> Background<'_, D> {
     /// Whether the committer will not reply now.
     fn is_alone(&self) -> bool {
-        self.pool.is_checkpoint_urgent() || !self.pool.is_running()
+        self.pool.maintenance().must_finish() || !self.pool.is_running()
     }
 }
 
@@ -134,26 +137,26 @@ impl<F: FnMut(Relocation) -> bool> RelocationSink for Inline<F> {
 
 /// Cleans after a checkpoint, on a thread other than the committer's. Continues as long as space is
 /// short or may soon be, and returns when another checkpoint is due.
-pub(crate) fn beside<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) {
+pub(crate) fn concurrent<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen, marks: &Marks) {
     // Two places: the reply to a move that was given up may still arrive.
     let sink = Background { pool, replies: CompletionQueue::open(2), is_owed: false };
     let mut cleaner = Cleaner::new(pool, frozen, marks, sink);
     cleaner.scan_liveness();
     loop {
-        pool.set_phase(Phase::Cleans);
-        let goes_on = cleaner.run(usize::MAX);
-        pool.set_phase(Phase::Rests);
-        if !goes_on || !policy::is_near(pool) {
+        pool.set_stage(Stage::Cleaning);
+        let may_continue = cleaner.run(usize::MAX);
+        pool.set_stage(Stage::Resting);
+        if !may_continue || !policy::is_near(pool) {
             return;
         }
-        // A request that the committer makes after this point ends the sleep below.
-        let mut asked = pool.pace().asked();
+        // A command that the committer sends after this point ends the sleep below.
+        let mut sent = pool.maintenance().sent();
         while !policy::is_scarce(pool) {
-            if pool.is_checkpoint_urgent() || pool.is_poisoned() {
+            if pool.maintenance().must_finish() || pool.is_latched() {
                 return;
             }
-            thread::wait_until(&|| pool.pace().asked() != asked);
-            asked = pool.pace().sleep(LOOK_IDLE, asked);
+            thread::wait_until(&|| pool.maintenance().sent() != sent);
+            sent = pool.maintenance().sleep(IDLE_CHECK_INTERVAL, sent);
         }
     }
 }
@@ -279,7 +282,7 @@ impl<'a, D: SegmentStore, C: RelocationSink> Cleaner<'a, D, C> {
                 left -= 1;
                 self.seen.insert(victim);
                 // A checkpoint that is due has priority.
-                if self.pool.is_checkpoint_urgent() || !self.empty(victim) {
+                if self.pool.maintenance().must_finish() || !self.empty(victim) {
                     self.finish();
                     return false;
                 }
@@ -351,7 +354,7 @@ impl<'a, D: SegmentStore, C: RelocationSink> Cleaner<'a, D, C> {
             std::mem::take(&mut self.pile);
         for segment in into {
             if let Err(error) = self.pool.segments().sync(segment) {
-                self.pool.poison(&format!("blocks could not be moved: {error}"));
+                self.pool.latch(&format!("blocks could not be moved: {error}"));
                 return false;
             }
         }
@@ -361,7 +364,7 @@ impl<'a, D: SegmentStore, C: RelocationSink> Cleaner<'a, D, C> {
     /// Waits for all records, frees the segments that are then empty, and returns whether all
     /// succeeded.
     fn finish(&mut self) -> bool {
-        if self.pool.is_checkpoint_urgent() || !self.hand_pile() || !self.end() {
+        if self.pool.maintenance().must_finish() || !self.hand_pile() || !self.end() {
             return false;
         }
         self.release();
@@ -398,7 +401,7 @@ impl<'a, D: SegmentStore, C: RelocationSink> Cleaner<'a, D, C> {
         let Some((found, bytes)) = self.found(number) else { return true };
         let mut left = &found[..];
         while !left.is_empty() {
-            if pool.is_poisoned() || pool.is_checkpoint_urgent() {
+            if pool.is_latched() || pool.maintenance().must_finish() {
                 return false;
             }
             let taken = self.pile.pages + self.handed;
@@ -425,7 +428,7 @@ impl<'a, D: SegmentStore, C: RelocationSink> Cleaner<'a, D, C> {
                 Ok(Some(written)) => written,
                 Ok(None) => return false,
                 Err(error) => {
-                    pool.poison(&format!("blocks could not be moved: {error}"));
+                    pool.latch(&format!("blocks could not be moved: {error}"));
                     return false;
                 }
             };
@@ -434,8 +437,8 @@ impl<'a, D: SegmentStore, C: RelocationSink> Cleaner<'a, D, C> {
             // count is too low, so it must not be chosen as a victim.
             self.seen.insert(into);
             self.pile.add(&piece, into, places);
-            let won = size.saturating_sub(bytes) * moved / bytes.max(1);
-            pool.pace().win(policy::share(pool, won));
+            let freed = size.saturating_sub(bytes) * moved / bytes.max(1);
+            pool.maintenance().add_freed_bytes(policy::share(pool, freed));
             let descriptors = (size as usize / 4 / DESCRIPTOR_BYTES).min(MOVES_MAX);
             let is_full = self.pile.moves.len() >= descriptors
                 || self.pile.bytes >= policy::batch_bytes(pool);
@@ -500,6 +503,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::maintenance::RoundCommand;
     use crate::map::Tally;
     use crate::options::Options;
     use crate::stepped_pool::{BLOCK, FULL, SteppedPool};
@@ -654,11 +658,11 @@ mod tests {
             let mut hand = SteppedPool::by("ahead", 10, options);
             let pool = Arc::clone(&hand.pool);
             // Prevents cleaning until the pool is full of garbage.
-            pool.set_hurried(true);
+            pool.maintenance().send(RoundCommand::Finish);
             for (time, number) in (0..5).flat_map(|time| (0..14).map(move |it| (time, it))) {
                 hand.write(number * FULL + time, FULL - time);
             }
-            pool.set_hurried(false);
+            pool.maintenance().withdraw_finish();
             let (frozen, marks) = hand.checkpoint();
             let segments = pool.segments();
             while segments.free() > segments.reserved() {

@@ -33,12 +33,11 @@ use blockyard_volume_format::group as format;
 use blockyard_volume_format::superblock::SEGMENT_NONE;
 
 use crate::checkpoint;
-use crate::clean::state::LivenessScan;
-use crate::clean::state::Phase;
 use crate::clean::{self, Cleaning};
 use crate::frozen::{Copied, Frozen};
 use crate::log::LogEnd;
-use crate::pool::Pool;
+use crate::maintenance::{LivenessScan, RoundCommand, Stage};
+use crate::pool::{Pool, WriteAck};
 use crate::record::{Body, Record, Relocation};
 use crate::segments::AllocationClass;
 use crate::thread::{self, Thread};
@@ -111,7 +110,7 @@ pub struct Committer<D: SegmentStore> {
     pool: Arc<Pool<D>>,
     /// Distinguishes the groups of this pool from those of another.
     mark: u64,
-    mail: Receiver<Record>,
+    records: Receiver<Record>,
     /// Records taken out of the completion queue that did not go into the last group.
     held: VecDeque<Record>,
     /// Number of next records that get a group each.
@@ -167,13 +166,13 @@ pub struct Committer<D: SegmentStore> {
 }
 
 impl<D: SegmentStore> Committer<D> {
-    pub(crate) fn new(pool: Arc<Pool<D>>, mail: Receiver<Record>, log: LogEnd) -> Committer<D> {
+    pub(crate) fn new(pool: Arc<Pool<D>>, records: Receiver<Record>, log: LogEnd) -> Committer<D> {
         let head = format::head_bytes(format::DESCRIPTORS_MAX, pool.align()) as usize;
         Committer {
             mark: checkpoint::pool_mark(&pool),
             head_bytes_max: head.min(pool.segments().bytes() as usize),
             pool,
-            mail,
+            records,
             held: VecDeque::new(),
             singly: 0,
             group: LogBatch::default(),
@@ -225,7 +224,7 @@ impl<D: SegmentStore> Committer<D> {
                 // The thread that stopped the pool has panicked.
                 Turn::Idle if self.stopping => return,
                 Turn::Idle => {
-                    let event_count = self.mail.completion_queue().event_count();
+                    let event_count = self.records.completion_queue().event_count();
                     let looks = self.search.is_on || !self.awaiting_scan.is_empty();
                     let is_waiting = self.unsynced.is_empty() && !self.is_recorded();
                     let most = match (looks, is_waiting) {
@@ -233,8 +232,8 @@ impl<D: SegmentStore> Committer<D> {
                         (false, true) => QUIET,
                         (false, false) => SETTLE,
                     };
-                    event_count.sleep(most, || self.mail.is_any());
-                    if self.mail.is_any() || self.search.is_on {
+                    event_count.sleep(most, || self.records.is_any());
+                    if self.records.is_any() || self.search.is_on {
                         self.settle_late(&mut loose);
                     } else {
                         if looks {
@@ -264,8 +263,8 @@ impl<D: SegmentStore> Committer<D> {
     /// surplus space back to the file system.
     fn look(&mut self) {
         self.pool.segments().look_outside();
-        self.pool.look();
-        if self.pool.is_poisoned() {
+        self.pool.latch_if_removed();
+        if self.pool.is_latched() {
             return;
         }
         let last = self.log.last();
@@ -275,7 +274,7 @@ impl<D: SegmentStore> Committer<D> {
         if !is_idle
             && let Err(error) = checkpoint::check_owner(self.pool.segments(), self.log.epoch)
         {
-            self.pool.poison(&error.to_string());
+            self.pool.latch(&error.to_string());
             return;
         }
         self.count_if_idle(is_idle);
@@ -288,7 +287,7 @@ impl<D: SegmentStore> Committer<D> {
         let least = std::mem::replace(&mut self.least_free, usize::MAX);
         let surplus = self.pool.surplus(least).min(GIVEN_MAX);
         if surplus > 0 {
-            self.pool.give_back(surplus);
+            self.pool.punch_holes(surplus);
         } else if self.pool.segments().may_try_again() {
             self.pool.try_again();
         } else if is_idle {
@@ -318,15 +317,15 @@ impl<D: SegmentStore> Committer<D> {
             return;
         }
         self.counted_at = Some(self.log.last());
-        if self.pool.wanted_scan().is_none() {
-            self.pool.want_scan(Some(segments.round() + 1));
+        if self.pool.requested_scan().is_none() {
+            self.pool.maintenance().send(RoundCommand::Scan { after: segments.round() + 1 });
         }
     }
 
     /// Syncs all groups, including those that no client asked to be durable.
     pub fn settle(&mut self) {
         self.complete_all();
-        if !self.pool.is_poisoned() {
+        if !self.pool.is_latched() {
             self.sync();
         }
     }
@@ -383,7 +382,7 @@ impl<D: SegmentStore> Committer<D> {
             status => {
                 let status = status.unwrap_or_else(|| self.complete_alone());
                 self.group.unchecked = wants_checkpoint && !self.run_maintenance(true);
-                let failed = wants_checkpoint && status.is_ok() && self.pool.is_poisoned();
+                let failed = wants_checkpoint && status.is_ok() && self.pool.is_latched();
                 self.answer(if failed { Status::IoErr } else { status });
             }
         }
@@ -441,14 +440,14 @@ impl<D: SegmentStore> Committer<D> {
 
     /// Begins to write the group. Returns the group's status, or `None` if it is in flight now.
     fn commit(&mut self) -> Option<Status> {
-        if self.pool.is_poisoned() {
+        if self.pool.is_latched() {
             self.complete_all();
             return Some(Status::IoErr);
         }
         if self.group.descriptors.is_empty() {
             self.complete_all();
             // A flush is answered by its sync, even if another record of its group is refused.
-            if (self.group.durable && !self.sync()) || self.pool.is_poisoned() {
+            if (self.group.durable && !self.sync()) || self.pool.is_latched() {
                 return Some(Status::IoErr);
             }
             if !self.keeps_enough() {
@@ -484,7 +483,7 @@ impl<D: SegmentStore> Committer<D> {
     /// Syncs all written groups and returns whether they are durable. A failed sync is never
     /// retried. No group may be in flight.
     fn sync(&mut self) -> bool {
-        debug_assert!(self.in_flight.is_empty(), "what is on its way would not be durable");
+        debug_assert!(self.in_flight.is_empty(), "a sync does not cover a group in flight");
         if !self.sync_segments() {
             return false;
         }
@@ -512,12 +511,12 @@ impl<D: SegmentStore> Committer<D> {
         }
         // Changed pages are only in memory, so their number is bounded too.
         let dirty_max = self.dirty_max();
-        let is_cleaned = self.checkpoint.is_some() && self.pool.is_cleaning();
+        let is_cleaned = self.checkpoint.is_some() && self.pool.maintenance().stage().is_durable();
         let round_bytes = clean::round_bytes(&self.pool, is_cleaned);
         let dirty = self.pool.segments().dirty_bytes() >= dirty_max;
         let is_long = self.since_checkpoint >= round_bytes.max(self.next_try);
         let much = dirty || is_long || self.pool.segments().is_dirty_limit_near();
-        if self.pool.is_poisoned() {
+        if self.pool.is_latched() {
             return false;
         }
         if at_once {
@@ -533,16 +532,22 @@ impl<D: SegmentStore> Committer<D> {
         if much && self.checkpoint.is_none() {
             self.start_checkpoint();
         } else if overdue
-            && !self.pool.is_checkpoint_urgent()
-            && self.pool.recount() != LivenessScan::Again
+            && !self.pool.maintenance().must_finish()
+            && self.pool.maintenance().scan() != LivenessScan::Second
         {
             // Cleaning after the last checkpoint had its time. A scan that was interrupted before
             // may complete.
-            self.pool.set_hurried(true);
+            self.pool.maintenance().send(RoundCommand::Finish);
         } else if is_cleaned && clean::is_scarce(&self.pool) {
-            self.pool.pace().ask();
+            self.pool.maintenance().send(RoundCommand::Clean);
         }
         self.pool.prepare(0);
+        self.update_write_ack();
+        true
+    }
+
+    /// Updates when writes are acknowledged that need not be durable.
+    fn update_write_ack(&self) {
         // Writes that are answered early are only in memory, and must find space in existing files.
         // Segments that could still be made do not count, because the file system may be full.
         let free = self.pool.segments().free_for(AllocationClass::Write);
@@ -550,9 +555,9 @@ impl<D: SegmentStore> Committer<D> {
         let bytes = (free + next) as u64 * u64::from(self.pool.segments().bytes());
         let wanted = self.pool.early_bytes();
         let left = self.pool.segments().left_bytes();
-        let is_tight = bytes.min(left) < wanted || self.pool.promises_all_but(wanted);
-        self.pool.set_low_space(is_tight || self.is_overrun());
-        true
+        let is_low = bytes.min(left) < wanted || self.pool.promises_all_but(wanted);
+        let is_in_log = is_low || self.is_overrun();
+        self.pool.set_write_ack(if is_in_log { WriteAck::InLog } else { WriteAck::InMemory });
     }
 
     /// The maps as they are now, with the end of the log.
@@ -583,7 +588,7 @@ impl<D: SegmentStore> Committer<D> {
     fn checkpoint_now(&mut self, cleaning: Cleaning) -> bool {
         // The checkpoint must follow all groups that it refers to.
         self.complete_all();
-        if self.pool.is_poisoned() || !self.sync() {
+        if self.pool.is_latched() || !self.sync() {
             return false;
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
@@ -621,30 +626,30 @@ impl<D: SegmentStore> Committer<D> {
             return;
         }
         self.complete_all();
-        if self.pool.is_poisoned() || !self.sync() {
+        if self.pool.is_latched() || !self.sync() {
             return;
         }
         let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
         let run = move || {
             let of = Arc::downgrade(&pool);
             let is_waited_for =
-                |pool: Arc<Pool<D>>| pool.is_checkpoint_urgent() || clean::is_scarce(&pool);
+                |pool: Arc<Pool<D>>| pool.maintenance().must_finish() || clean::is_scarce(&pool);
             thread::set_yielding(move || of.upgrade().is_none_or(is_waited_for));
-            if let Some(marks) = checkpoint::run(&pool, &frozen) {
-                pool.set_cleaning(true);
-                clean::beside(&pool, &frozen, &marks);
+            let marks = checkpoint::run(&pool, &frozen);
+            if let Some(marks) = &marks {
+                pool.set_stage(Stage::Scanning);
+                clean::concurrent(&pool, &frozen, marks);
             }
             frozen.let_go();
-            pool.set_phase(Phase::Rests);
+            pool.set_stage(if marks.is_some() { Stage::Resting } else { Stage::Idle });
         };
-        self.pool.set_cleaning(false);
-        self.pool.set_phase(Phase::Writes);
+        self.pool.set_stage(Stage::Writing);
         self.cleaning_since = None;
         match Thread::start("volume-checkpoint", run) {
             Ok(thread) => self.checkpoint = Some(thread),
             Err(error) => {
                 tracing::warn!("no thread for a checkpoint: {error}");
-                self.pool.set_phase(Phase::Rests);
+                self.pool.set_stage(Stage::Idle);
                 self.pool.segments().end_round(false);
                 self.defer_checkpoint();
             }
@@ -661,12 +666,12 @@ impl<D: SegmentStore> Committer<D> {
     /// asks it to stop.
     fn join(&mut self) {
         let Some(thread) = self.checkpoint.take() else { return };
-        self.pool.set_hurried(true);
+        self.pool.maintenance().send(RoundCommand::Finish);
         if !thread.join() {
-            self.pool.poison("a checkpoint has panicked");
+            self.pool.latch("a checkpoint has panicked");
         }
-        self.pool.set_hurried(false);
-        if !self.pool.is_cleaning() {
+        self.pool.maintenance().withdraw_finish();
+        if !self.pool.maintenance().stage().is_durable() {
             self.defer_checkpoint();
         }
     }
@@ -678,7 +683,7 @@ impl<D: SegmentStore> Committer<D> {
         self.join();
         self.pool.end_preparing();
         let is_behind = self.since_checkpoint > 0 || !self.unsynced.is_empty();
-        if !self.pool.is_poisoned() && (is_behind || !self.is_recorded()) {
+        if !self.pool.is_latched() && (is_behind || !self.is_recorded()) {
             // If the superblock written now is lost, an opening by the other slot relies on the
             // log.
             self.rest();

@@ -1,10 +1,34 @@
 //! Errors of the control plane: why a volume could not be opened, or an operation on it failed.
 
 use std::io;
+use std::sync::OnceLock;
 
 use blockyard_core::Status;
 use blockyard_store::StoreError;
 use blockyard_volume_format::FormatError;
+
+/// The first I/O error of a pool, with which the pool failed read-only. It is set once and stays
+/// until the pool is opened again: after a failed sync the system may have dropped the data, and a
+/// repeated one would report success.
+///
+/// The error of one mirror copy is not latched as long as the other copy is good. A shared
+/// descriptor repeats a failed sync to all its users by a state of its own (`store/src/file.rs`),
+/// because the system reports it only once.
+#[derive(Debug, Default)]
+pub struct ErrorLatch(OnceLock<String>);
+
+impl ErrorLatch {
+    /// Latches `cause`. Returns whether it is the first.
+    pub(crate) fn set(&self, cause: &str) -> bool {
+        self.0.set(cause.to_owned()).is_ok()
+    }
+
+    /// Whether an error was latched.
+    #[inline]
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.get().is_some()
+    }
+}
 
 /// Why a volume refused something.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +104,7 @@ pub enum VolumeError {
     NoSpace,
     /// A write or a sync failed: the pool is latched until it is opened again.
     #[error("the pool is read-only since a write or a sync failed; open it again")]
-    Poisoned,
+    Latched,
 }
 
 impl VolumeError {

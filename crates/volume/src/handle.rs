@@ -25,7 +25,7 @@ use blockyard_volume_format::entry::{Codec, Entry};
 use crate::codec::{self, Packer};
 use crate::config::Compression;
 use crate::map::{Lookup, Map, What};
-use crate::pool::Pool;
+use crate::pool::{Pool, WriteAck};
 use crate::record::{Body, OpenVolume, Record, Reply, ReplyTo};
 use crate::segments::Files;
 
@@ -63,8 +63,7 @@ pub struct VolumeHandle<D: SegmentStore> {
     volume: Arc<OpenVolume>,
     packer: Packer,
     files: RcuReader<Files<D::File>>,
-    poisoned: RcuReader<bool>,
-    low_space: RcuReader<bool>,
+    write_ack: RcuReader<WriteAck>,
     replies: Receiver<Reply>,
     /// Number of records without an answer.
     out: usize,
@@ -93,8 +92,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
     ) -> VolumeHandle<D> {
         VolumeHandle {
             files: pool.segments().reader(),
-            poisoned: pool.poisoned(),
-            low_space: pool.low_space(),
+            write_ack: pool.write_ack(),
             replies: CompletionQueue::open(records),
             out: 0,
             holds: false,
@@ -142,7 +140,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
     pub(crate) fn release_all(&mut self) {
         self.holds = false;
         if std::mem::take(&mut self.wakes) {
-            self.pool.mail().event_count().notify();
+            self.pool.records().event_count().notify();
         }
     }
 
@@ -150,7 +148,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         if self.holds {
             self.wakes = true;
         } else {
-            self.pool.mail().event_count().notify();
+            self.pool.records().event_count().notify();
         }
     }
 
@@ -165,7 +163,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
     /// Whether a write may be answered before it is in the log. Not while space is low: a later
     /// lack of space could not be reported for that write.
     pub fn may_answer_early(&mut self) -> bool {
-        !**self.low_space.get()
+        **self.write_ack.get() == WriteAck::InMemory
     }
 
     /// Reads a range of bytes, in order.
@@ -375,7 +373,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         token: u32,
         durable: bool,
     ) -> Outcome {
-        if **self.poisoned.get() {
+        if self.pool.is_latched() {
             return Outcome::Ended(Status::IoErr);
         }
         let size = self.block_bytes() as u64;
@@ -495,7 +493,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
 
     /// Makes a range of whole blocks in one span zeros.
     pub fn zero(&mut self, at: u64, len: u64, token: u32, durable: bool) -> Outcome {
-        if **self.poisoned.get() {
+        if self.pool.is_latched() {
             return Outcome::Ended(Status::IoErr);
         }
         let size = self.block_bytes() as u64;
@@ -531,7 +529,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         let (number, from) = Map::place(first);
         let to = from + (end - first) as u32;
         let pool = Arc::clone(&self.pool);
-        let mail = pool.mail();
+        let records = pool.records();
         let volume = Arc::clone(&self.volume);
         let begun = self.volume.map.with(number, |span| {
             let is_same =
@@ -544,7 +542,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
             let volume = Some(volume);
             let other = Record::of(body, reply);
             let record = Record { volume, first, serial, copied, durable, ..other };
-            mail.post([record].into_iter());
+            records.post([record].into_iter());
             true
         });
         if begun {
@@ -556,7 +554,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
 
     /// Makes all writes durable that were answered before.
     pub fn flush(&mut self, token: u32) -> Outcome {
-        if **self.poisoned.get() {
+        if self.pool.is_latched() {
             return Outcome::Ended(Status::IoErr);
         }
         if !self.pool.admit() {
@@ -564,7 +562,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         }
         let volume = Some(Arc::clone(&self.volume));
         let record = Record { volume, ..Record::of(Body::Flush, self.reply(token)) };
-        self.pool.mail().post([record].into_iter());
+        self.pool.records().post([record].into_iter());
         self.wake();
         self.out += 1;
         Outcome::Taken

@@ -24,6 +24,7 @@ pub mod error;
 pub mod frozen;
 pub mod handle;
 mod log;
+mod maintenance;
 pub mod map;
 pub mod names;
 mod open;

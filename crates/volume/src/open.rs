@@ -24,7 +24,7 @@ impl<D: SegmentStore> Pool<D> {
     ) -> Result<(Arc<Pool<D>>, Committer<D>), VolumeError> {
         let (mut recovered, segments) = recovery::open(directory, &options)?;
         recovered.volumes.gone.clear();
-        let mail: Receiver<Record> = CompletionQueue::open(options.records_max as usize);
+        let records: Receiver<Record> = CompletionQueue::open(options.records_max as usize);
         let superblock = recovered.superblock;
         segments.set_upper(recovered.roots.count());
         segments.set_pages(recovered.page_count);
@@ -38,10 +38,10 @@ impl<D: SegmentStore> Pool<D> {
         let rest = |(_, offset): (u32, u32)| superblock.segment_bytes - offset;
         segments.set_rest(recovered.page_place.map_or(0, rest));
         let Recovered { superblock, volumes, page_place, roots, log, .. } = recovered;
-        let pool = Pool::new(options, segments, &mail, superblock, volumes, page_place, roots);
+        let pool = Pool::new(options, segments, &records, superblock, volumes, page_place, roots);
         pool.meters().recovered(log.found_bytes);
         let pool = Arc::new(pool);
-        let committer = Committer::new(Arc::clone(&pool), mail, log);
+        let committer = Committer::new(Arc::clone(&pool), records, log);
         Ok((pool, committer))
     }
 }

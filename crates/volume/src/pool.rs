@@ -3,6 +3,18 @@
 //! All volumes of a pool share one log and one committer. So a snapshot has a defined position
 //! among the writes, and a clone shares blocks with its origin. Each log batch (group) contains the
 //! waiting records of all volumes.
+//!
+//! The states that all threads of a pool share, and the functions that change them:
+//!
+//! ```text
+//! ErrorLatch        not set ── Pool::latch, Pool::latch_if_removed ──▸ set, until the next opening
+//!
+//! CommitterThread   None ◂── Pool::set_running, of Running::start and of its end ──▸ Running
+//!
+//! WriteAck          InLog ◂── Committer::update_write_ack, by the free space ──▸ InMemory
+//!
+//! Maintenance       commands and report of the checkpoint thread: see `maintenance.rs`
+//! ```
 #![allow(clippy::disallowed_types)] // The table of volumes changes when one is made or removed.
 
 mod fits;
@@ -23,8 +35,8 @@ use blockyard_volume_format::catalogue::{Change, VOLUMES_MAX, VolumeMeta};
 use blockyard_volume_format::superblock::Superblock;
 
 use crate::activity::{Activity, Meters};
-use crate::clean::state::{ColdWriter, LivenessScan, Phase, Throttle};
-use crate::error::VolumeError;
+use crate::error::{ErrorLatch, VolumeError};
+use crate::maintenance::{ColdWriter, Maintenance, RoundCommand, Stage};
 use crate::options::Options;
 use crate::record::{Body, OpenVolume, Record, Reply, ReplyTo};
 use crate::roots::Roots;
@@ -34,49 +46,62 @@ use crate::thread::Thread;
 pub use volumes::Volumes;
 
 /// First character of the name of a hidden volume or snapshot: a volume that is being received and
-/// is not complete, or a snapshot that was made only to be sent. No other name begins with it.
+/// is not complete, or a snapshot that exists only while it is sent. No other name begins with it.
 /// Clients do not see these volumes, and an opening removes them.
-pub const ON_ITS_WAY: char = '%';
+pub const HIDDEN_PREFIX: char = '%';
 
-/// Records of the control plane that may be in the committer's completion queue at once.
+/// Records of the control plane that may be in the committer's record queue at once.
 const OWN_RECORDS: u32 = 64;
 
 /// Threads of the control plane that may wait for the committer at once. The remaining places are
 /// for records that have no thread of their own.
 const ASKING_MAX: u32 = OWN_RECORDS / 2;
 
-/// How often a thread that waits for other threads checks again.
-const TURN_LOOK: Duration = Duration::from_millis(1);
+/// How long a control-plane thread waits before it tries again what another thread prevents.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long a volume may be in use by a reader of its metadata before a change of the volume is
 /// refused. A thread that uses it only briefly may be preempted for this long while it does.
-const LOOKED_AT_MAX: Duration = Duration::from_secs(2);
+const IN_USE_MAX: Duration = Duration::from_secs(2);
 
-/// Free segments up to this multiple of those that are kept ready are not given back.
-const KEPT: usize = 2;
+/// Free segments up to this multiple of those that are kept ready keep their space.
+const SURPLUS_FACTOR: usize = 2;
 
 /// Fewest segments that are kept ready in addition to those that writes leave free.
 const BEYOND_MIN: usize = 3;
 
-/// Longest sleep of a control-plane thread before it checks again.
-const LOOK: Duration = Duration::from_millis(50);
+/// Longest sleep of a control-plane thread before it checks again whether the committer still runs.
+const ANSWER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The thread that runs the committer. Without one, the caller of [`crate::committer::Committer`]
+/// runs it step by step, and long operations run on the caller's thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CommitterThread {
+    None,
+    Running,
+}
+
+/// When a write is acknowledged that need not be durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteAck {
+    /// As soon as it is in memory.
+    InMemory,
+    /// When it is in the log, because space is low: a lack of space could not be reported later.
+    InLog,
+}
 
 /// A pool.
 pub struct Pool<D: SegmentStore> {
     options: Options,
     segments: Segments<D>,
     memory: Arc<Memory>,
-    mail: Arc<CompletionQueue<Record>>,
+    records: Arc<CompletionQueue<Record>>,
     admitted: TagSemaphore,
     asking: TagSemaphore,
-    poisoned: Arc<RcuCell<bool>>,
-    low_space: Arc<RcuCell<bool>>,
-    running: Arc<RcuCell<bool>>,
-    checkpoint_urgent: Arc<RcuCell<bool>>,
-    cleaning: Arc<RcuCell<bool>>,
-    recount: Arc<RcuCell<LivenessScan>>,
-    wanted: Arc<RcuCell<Option<u64>>>,
-    pace: Throttle,
+    latch: ErrorLatch,
+    write_ack: Arc<RcuCell<WriteAck>>,
+    committer: RcuCell<CommitterThread>,
+    maintenance: Maintenance,
     volumes: Mutex<Volumes>,
     /// The superblock that was written last.
     pub(crate) superblock: Mutex<Superblock>,
@@ -94,12 +119,12 @@ pub struct Pool<D: SegmentStore> {
 }
 
 impl<D: SegmentStore> Pool<D> {
-    /// A pool that was opened. `mail` gets the committer's records, and `pages` says where the next
-    /// checkpoint writes its pages.
+    /// A pool that was opened. `records` is the committer's record queue, and `pages` is where the
+    /// next checkpoint writes its pages.
     pub(crate) fn new(
         options: Options,
         segments: Segments<D>,
-        mail: &Receiver<Record>,
+        records: &Receiver<Record>,
         superblock: Superblock,
         volumes: Volumes,
         pages: Option<(u32, u32)>,
@@ -110,18 +135,14 @@ impl<D: SegmentStore> Pool<D> {
             options: Options { align, segment_bytes, ..options },
             segments,
             memory: Memory::new(options.memory_bytes),
-            mail: Arc::clone(mail.completion_queue()),
+            records: Arc::clone(records.completion_queue()),
             admitted: TagSemaphore::new(options.records_max - OWN_RECORDS),
             asking: TagSemaphore::new(ASKING_MAX),
-            poisoned: Arc::new(RcuCell::new(false)),
-            // True until the free space has been measured.
-            low_space: Arc::new(RcuCell::new(true)),
-            running: Arc::new(RcuCell::new(false)),
-            checkpoint_urgent: Arc::new(RcuCell::new(false)),
-            cleaning: Arc::new(RcuCell::new(false)),
-            recount: Arc::new(RcuCell::new(LivenessScan::None)),
-            wanted: Arc::new(RcuCell::new(None)),
-            pace: Throttle::default(),
+            latch: ErrorLatch::default(),
+            // Until the free space has been measured.
+            write_ack: Arc::new(RcuCell::new(WriteAck::InLog)),
+            committer: RcuCell::new(CommitterThread::None),
+            maintenance: Maintenance::default(),
             volumes: Mutex::new(volumes),
             superblock: Mutex::new(superblock),
             pages: Mutex::new(pages),
@@ -163,24 +184,24 @@ impl<D: SegmentStore> Pool<D> {
         &self.memory
     }
 
-    /// The committer's completion queue.
-    pub(crate) fn mail(&self) -> &CompletionQueue<Record> {
-        &self.mail
+    /// The committer's record queue.
+    pub(crate) fn records(&self) -> &CompletionQueue<Record> {
+        &self.records
     }
 
     /// Sends a record to the committer and wakes it.
     pub(crate) fn send(&self, record: Record) {
-        self.mail.post([record].into_iter());
-        self.mail.event_count().notify();
+        self.records.post([record].into_iter());
+        self.records.event_count().notify();
     }
 
-    /// Reserves a place in the committer's completion queue, if one is free.
+    /// Reserves a place in the committer's record queue, if one is free.
     #[inline]
     pub(crate) fn admit(&self) -> bool {
         self.admitted.take(1) == 1
     }
 
-    /// Reserves `count` places in the committer's completion queue, or none.
+    /// Reserves `count` places in the committer's record queue, or none.
     pub(crate) fn admit_all(&self, count: u32) -> bool {
         let got = self.admitted.take(count);
         if got < count {
@@ -201,41 +222,37 @@ impl<D: SegmentStore> Pool<D> {
     }
 
     /// Whether the pool is latched: a write or a sync has failed, so nothing more is written.
-    pub fn poisoned(&self) -> RcuReader<bool> {
-        RcuReader::new(&self.poisoned)
+    #[inline]
+    pub fn is_latched(&self) -> bool {
+        self.latch.is_set()
     }
 
-    /// Whether the pool is latched now; see [`Pool::poisoned`].
-    pub fn is_poisoned(&self) -> bool {
-        *self.poisoned.get()
-    }
-
-    /// Latches the pool: nothing more is written to it.
-    pub(crate) fn poison(&self, why: &str) {
-        if !self.is_poisoned() {
+    /// Latches the pool: nothing more is written to it. Logs `cause` if it is the first.
+    pub(crate) fn latch(&self, cause: &str) {
+        if self.latch.set(cause) {
             let title = self.segments.directory().title();
-            tracing::error!("{title}: {why}: read-only until it is opened again");
-            self.poisoned.update(|_| true);
+            tracing::error!("{title}: {cause}: read-only until it is opened again");
         }
     }
 
-    /// Latches the pool because of `why`, or because the pool was removed if it was.
-    pub(crate) fn poison_by(&self, why: &str) {
-        self.look();
-        self.poison(why);
-    }
-
-    /// Checks whether the pool is still in its place. If not, latches it, so that no more writes
+    /// Checks whether the pool was removed or replaced. If so, latches it, so that no more writes
     /// are acknowledged as durable.
-    pub(crate) fn look(&self) {
+    pub(crate) fn latch_if_removed(&self) {
         if let Err(error) = self.segments.directory().look() {
-            self.poison(&format!("it was removed or replaced while it was open ({error})"));
+            self.latch(&format!("it was removed or replaced while it was open ({error})"));
         }
     }
 
-    /// Whether space is so short that no write is answered before it is in the log.
-    pub(crate) fn low_space(&self) -> RcuReader<bool> {
-        RcuReader::new(&self.low_space)
+    /// When a write is acknowledged that need not be durable.
+    pub(crate) fn write_ack(&self) -> RcuReader<WriteAck> {
+        RcuReader::new(&self.write_ack)
+    }
+
+    /// Sets when a write is acknowledged that need not be durable.
+    pub(crate) fn set_write_ack(&self, write_ack: WriteAck) {
+        if *self.write_ack.get() != write_ack {
+            self.write_ack.update(|_| write_ack);
+        }
     }
 
     /// Bytes that must fit into the segments while writes are answered before they are in the log:
@@ -244,91 +261,39 @@ impl<D: SegmentStore> Pool<D> {
         self.options.memory_bytes + self.options.memory_bytes / 4
     }
 
-    /// Sets whether space is short.
-    pub(crate) fn set_low_space(&self, low_space: bool) {
-        if *self.low_space.get() != low_space {
-            self.low_space.update(|_| low_space);
-        }
-    }
-
     /// Whether a thread of its own runs the committer.
     pub fn is_running(&self) -> bool {
-        *self.running.get()
-    }
-
-    /// Whether the committer waits for the checkpoint that is running.
-    pub(crate) fn is_checkpoint_urgent(&self) -> bool {
-        *self.checkpoint_urgent.get()
-    }
-
-    /// Sets whether the committer waits for the checkpoint that is running.
-    pub(crate) fn set_hurried(&self, checkpoint_urgent: bool) {
-        self.checkpoint_urgent.update(|_| checkpoint_urgent);
-        self.pace.ask();
-    }
-
-    /// The throttle of writes while space is short.
-    pub(crate) fn pace(&self) -> &Throttle {
-        &self.pace
-    }
-
-    /// Sets what the checkpoint thread does now, and wakes the committer, because throttled writes
-    /// may be able to continue.
-    pub(crate) fn set_phase(&self, phase: Phase) {
-        self.pace.set(phase);
-        self.mail.event_count().notify();
-    }
-
-    /// Whether the newest checkpoint is durable and segments are being cleaned after it.
-    pub(crate) fn is_cleaning(&self) -> bool {
-        *self.cleaning.get()
-    }
-
-    /// Sets whether segments are being cleaned.
-    pub(crate) fn set_cleaning(&self, cleaning: bool) {
-        self.cleaning.update(|_| cleaning);
-    }
-
-    /// State of the liveness scan.
-    pub(crate) fn recount(&self) -> LivenessScan {
-        *self.recount.get()
-    }
-
-    /// Sets the state of the liveness scan.
-    pub(crate) fn set_recount(&self, recount: LivenessScan) {
-        self.recount.update(|_| recount);
-    }
-
-    /// The checkpoint after which a liveness scan is requested, because an operation waits for it.
-    /// A scan after a later checkpoint serves as well.
-    pub fn wanted_scan(&self) -> Option<u64> {
-        *self.wanted.get()
-    }
-
-    /// Sets the checkpoint after which a liveness scan is requested.
-    pub(crate) fn want_scan(&self, round: Option<u64>) {
-        if self.wanted_scan() != round {
-            self.wanted.update(|_| round);
-        }
-    }
-
-    /// Requests a liveness scan after the next checkpoint, even if there are no unknown bytes.
-    pub fn want_count_anyhow(&self) {
-        self.segments.doubt(1);
-        let round = self.segments.round() + 1;
-        self.wanted.update(|wanted| (*wanted).max(Some(round)));
-        self.mail.event_count().notify();
-    }
-
-    /// Notes that a liveness scan after checkpoint `round` has ended. This ends all requests for
-    /// it, but not those for a later checkpoint.
-    pub(crate) fn has_counted(&self, round: u64) {
-        self.wanted.update(|wanted| wanted.filter(|wanted| *wanted > round));
+        *self.committer.get() == CommitterThread::Running
     }
 
     /// Sets whether a thread runs the committer. If so, long operations run concurrently with it.
     pub fn set_running(&self, running: bool) {
-        self.running.update(|_| running);
+        let state = if running { CommitterThread::Running } else { CommitterThread::None };
+        self.committer.update(|_| state);
+    }
+
+    /// The commands to the checkpoint thread, and its report.
+    pub(crate) fn maintenance(&self) -> &Maintenance {
+        &self.maintenance
+    }
+
+    /// Sets what the checkpoint thread does now, and wakes the committer, because throttled writes
+    /// may be able to continue.
+    pub(crate) fn set_stage(&self, stage: Stage) {
+        self.maintenance.set_stage(stage);
+        self.records.event_count().notify();
+    }
+
+    /// The checkpoint after which a liveness scan is requested.
+    pub fn requested_scan(&self) -> Option<u64> {
+        self.maintenance.scan_after()
+    }
+
+    /// Requests a liveness scan after the next checkpoint, even if there are no unknown bytes.
+    pub fn request_scan(&self) {
+        self.segments.doubt(1);
+        self.maintenance.send(RoundCommand::Scan { after: self.segments.round() + 1 });
+        self.records.event_count().notify();
     }
 
     /// Starts a thread that makes segments if fewer than `needed`, or fewer than the pool keeps,
@@ -357,18 +322,19 @@ impl<D: SegmentStore> Pool<D> {
         BEYOND_MIN.max(segments as usize)
     }
 
-    /// How many free segments may be given back, if at least `least_free` have been free for a
+    /// How many free segments may lose their space, if at least `least_free` have been free for a
     /// while. The pool keeps twice the segments that are kept ready, and twice the bytes of
     /// [`Pool::early_bytes`], so a steady load never makes a segment again.
     pub(crate) fn surplus(&self, least_free: usize) -> usize {
-        let spare = self.segments.left_there().saturating_sub(KEPT as u64 * self.early_bytes());
+        let spare =
+            self.segments.left_there().saturating_sub(SURPLUS_FACTOR as u64 * self.early_bytes());
         let by_bytes = spare / u64::from(self.segments.bytes());
-        least_free.saturating_sub(KEPT * self.ready()).min(by_bytes as usize)
+        least_free.saturating_sub(SURPLUS_FACTOR * self.ready()).min(by_bytes as usize)
     }
 
-    /// Starts a thread that gives the space of `count` free segments back.
-    pub(crate) fn give_back(self: &Arc<Self>, count: usize) {
-        self.make(move |segments| segments.give_back(count));
+    /// Starts a thread that returns the space of `count` free segments to the file system.
+    pub(crate) fn punch_holes(self: &Arc<Self>, count: usize) {
+        self.make(move |segments| segments.punch_holes(count));
     }
 
     /// Starts a thread that tries to make a segment again after that has failed. Returns whether
@@ -378,7 +344,7 @@ impl<D: SegmentStore> Pool<D> {
     }
 
     /// Starts a thread that works on the segments, unless one runs. Returns whether it was started.
-    fn make(self: &Arc<Self>, what: impl FnOnce(&Segments<D>) + Send + 'static) -> bool {
+    fn make(self: &Arc<Self>, work: impl FnOnce(&Segments<D>) + Send + 'static) -> bool {
         let mut maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner);
         if maker.as_ref().is_some_and(|thread| !thread.is_ended()) {
             return false;
@@ -386,7 +352,7 @@ impl<D: SegmentStore> Pool<D> {
         let pool = Arc::downgrade(self);
         let make = move || {
             if let Some(pool) = pool.upgrade() {
-                what(&pool.segments);
+                work(&pool.segments);
             }
         };
         match Thread::start("volume-segments", make) {
@@ -409,7 +375,7 @@ impl<D: SegmentStore> Pool<D> {
     pub(crate) fn end_preparing(&self) {
         let maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner).take();
         if maker.is_some_and(|thread| !thread.join()) {
-            self.poison("making a segment has panicked");
+            self.latch("making a segment has panicked");
         }
     }
 
@@ -498,7 +464,7 @@ impl<D: SegmentStore> Pool<D> {
     /// at once, so the completion queue has a place for each.
     fn demand(&self, body: Body) -> Status {
         while self.asking.take(1) == 0 {
-            std::thread::sleep(TURN_LOOK);
+            std::thread::sleep(RETRY_INTERVAL);
         }
         let status = self.wait(self.ask_for(body));
         self.asking.give(1);
@@ -513,7 +479,10 @@ impl<D: SegmentStore> Pool<D> {
                 Some(reply) => return reply.status,
                 // No thread is left that could answer.
                 None if !is_running => return Status::IoErr,
-                None => owner.completion_queue().event_count().sleep(LOOK, || owner.is_any()),
+                None => owner
+                    .completion_queue()
+                    .event_count()
+                    .sleep(ANSWER_CHECK_INTERVAL, || owner.is_any()),
             }
         }
     }
@@ -528,14 +497,14 @@ impl<D: SegmentStore> Pool<D> {
             _ => None,
         };
         let name = name.to_owned();
-        let until = Instant::now() + LOOKED_AT_MAX;
+        let until = Instant::now() + IN_USE_MAX;
         let status = loop {
             let status = self.demand(Body::Catalogue(change.clone()));
             // The volume is not served as a device, but another thread may be reading its metadata.
             if status != Status::DevResource || Instant::now() >= until {
                 break status;
             }
-            std::thread::sleep(TURN_LOOK);
+            std::thread::sleep(RETRY_INTERVAL);
         };
         // Free the maps here: the committer would delay all writers, and the lock all threads that
         // need the table.
@@ -548,7 +517,7 @@ impl<D: SegmentStore> Pool<D> {
                 Err(VolumeError::Busy { name, why: "in use; close it first".to_owned() })
             }
             Status::Inval => Err(self.impossible(name, made)),
-            _ => Err(VolumeError::Poisoned),
+            _ => Err(VolumeError::Latched),
         }
     }
 

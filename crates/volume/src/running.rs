@@ -186,7 +186,7 @@ impl<D: SegmentStore> Running<D> {
                 if catch_unwind(AssertUnwindSafe(|| committer.run())).is_ok() {
                     return;
                 }
-                opened.poison("the thread of the log has panicked");
+                opened.latch("the thread of the log has panicked");
             }
             opened.set_running(false);
         };

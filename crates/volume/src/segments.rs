@@ -200,7 +200,7 @@ impl<D: SegmentStore> Segments<D> {
         *in_flight = (in_flight.0 - pages, in_flight.1 - u64::from(bytes));
     }
 
-    /// Whether any block is live or on its way into the log.
+    /// Whether any block is live, or in a group in flight.
     pub(crate) fn has_blocks(&self) -> bool {
         let table = self.table();
         table.counted + table.in_flight.1 > 0
@@ -688,7 +688,7 @@ mod tests {
         segments.prepare(12, 0);
         let used = segments.take(AllocationClass::Checkpoint).unwrap();
         assert_eq!((segments.counts().all, space()), (12, 12));
-        segments.give_back(7);
+        segments.punch_holes(7);
         let counts = segments.counts();
         assert_eq!((counts.all, counts.free, counts.hollow, space()), (12, 4, 7, 5));
         // Hollow segments are as available as those that are not made yet.

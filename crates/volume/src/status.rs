@@ -28,7 +28,7 @@ pub struct PoolStatus {
     /// Number of volumes and snapshots.
     pub volumes: u64,
     /// A write or a sync failed: the pool accepts no more writes (it is latched).
-    pub poisoned: bool,
+    pub latched: bool,
     /// The state of each copy, if the pool has two.
     pub copies: Vec<CopyStatus>,
     /// Counters since the pool was opened.
@@ -53,7 +53,7 @@ impl Running {
             used_bytes,
             available_bytes,
             volumes: pool.list().len() as u64,
-            poisoned: pool.is_poisoned(),
+            latched: pool.is_latched(),
             copies: pool.segments().directory().status(),
             activity: pool.activity(),
         })

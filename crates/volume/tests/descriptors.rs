@@ -112,7 +112,7 @@ fn a_pool_has_more_segments_than_the_process_descriptors() {
         // In an order that jumps between segments.
         verify(&volume, (0..800).map(|number| number * 13 % 800));
         assert!(open_descriptors() < LIMIT as usize / 2, "{}", open_descriptors());
-        assert!(!volume.running().pool().is_poisoned());
+        assert!(!volume.running().pool().is_latched());
     }
 }
 
@@ -164,7 +164,7 @@ fn a_pool_goes_on_where_no_descriptor_is_left() {
             Err(status) => panic!("round {round}: {status}"),
         }
         verify(&volume, 0..100);
-        assert!(!volume.running().pool().is_poisoned(), "round {round}");
+        assert!(!volume.running().pool().is_latched(), "round {round}");
     }
     drop(all);
     // Only some of the refused writes search for space.

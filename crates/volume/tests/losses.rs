@@ -121,7 +121,7 @@ fn lose(place: &Place, number: u64) {
     });
     let status = volume.running().status().unwrap();
     let good: Vec<bool> = status.copies.iter().map(|copy| copy.state.is_good()).collect();
-    assert!(!status.poisoned);
+    assert!(!status.latched);
     assert_eq!(good, [!number.is_multiple_of(2), number.is_multiple_of(2)]);
 }
 

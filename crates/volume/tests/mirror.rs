@@ -292,7 +292,7 @@ fn a_copy_that_goes_while_it_is_used_is_given_up() {
     assert!(!gone.state.is_good() && gone.why.is_some(), "{status:?}");
     write(&volume, &mut model, &mut random);
     read(&volume, &model);
-    assert!(!volume.running().status().unwrap().poisoned);
+    assert!(!volume.running().status().unwrap().latched);
     drop(volume);
     // The label of the remaining copy says that it is good alone.
     let volume = open(&first, &second);

@@ -1,7 +1,7 @@
 //! Only one process has a pool open, whatever is deleted, renamed or restored meanwhile.
 //!
 //! The test starts itself as the owner. The owner opens the pool, and for each line on its standard
-//! input writes a block durably and prints the result, or prints whether the pool is poisoned.
+//! input writes a block durably and prints the result, or prints whether the pool is latched.
 #![allow(clippy::unwrap_used)] // Test code.
 
 mod handle;
@@ -58,8 +58,8 @@ fn owner() {
     for (number, line) in std::io::stdin().lines().enumerate() {
         let line = line.unwrap();
         if line == "state" {
-            let is_poisoned = volume.running().status().unwrap().poisoned;
-            println!("owner: {}", if is_poisoned { "poisoned" } else { "running" });
+            let is_latched = volume.running().status().unwrap().latched;
+            println!("owner: {}", if is_latched { "latched" } else { "running" });
             continue;
         }
         let until_it_fails = line == "until it fails";
@@ -231,7 +231,7 @@ fn a_process_stops_if_another_host_opens_its_disk() {
     // One write makes no checkpoint due.
     assert_eq!(owner.tell("write"), "written");
     let states = std::iter::repeat_with(|| owner.tell("state")).take(STATES_MAX);
-    assert!(states.into_iter().any(|state| state == "poisoned"), "it goes on");
+    assert!(states.into_iter().any(|state| state == "latched"), "it goes on");
     drop(other);
     owner.end();
 }

@@ -154,7 +154,7 @@ fn a_write_gets_an_error_if_its_group_panics() {
     assert_eq!(write(&running, 0), Status::Ok);
     armed.store(true, Ordering::SeqCst);
     assert_eq!(write(&running, 1), Status::IoErr);
-    assert!(running.pool().is_poisoned());
+    assert!(running.pool().is_latched());
     assert_eq!(write(&running, 2), Status::IoErr);
     assert!(running.create("w", 1 << 20, 4096).is_err());
     drop(running);
@@ -192,7 +192,7 @@ fn a_request_to_an_ended_thread_gets_an_error() {
     while running.pool().is_running() {
         _ = running.reserve("v", 0);
     }
-    assert!(running.pool().is_poisoned());
+    assert!(running.pool().is_latched());
     assert!(running.snapshot("v@s").is_err());
     assert!(running.resize("v", 2 << 20).is_err());
     assert_eq!(write(&running, 0), Status::IoErr);

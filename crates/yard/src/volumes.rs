@@ -185,7 +185,7 @@ impl PoolView {
             outside_free_bytes: status.outside_free_bytes,
             used_bytes: status.used_bytes,
             available_bytes: status.available_bytes,
-            poisoned: status.poisoned,
+            poisoned: status.latched,
             log_group: activity.number,
             log_recorded: activity.recorded,
             groups: activity.groups,

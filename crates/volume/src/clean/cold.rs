@@ -13,8 +13,8 @@ use blockyard_volume_format::entry::Entry;
 use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
 use blockyard_volume_format::superblock::SEGMENT_NONE;
 
-use super::state::ColdWriter;
 use super::summary::Block;
+use crate::maintenance::ColdWriter;
 use crate::pool::Pool;
 use crate::segments::AllocationClass;
 

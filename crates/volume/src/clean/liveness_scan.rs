@@ -18,9 +18,9 @@ use blockyard_volume_format::FAN;
 use blockyard_volume_format::entry::Entry;
 
 use crate::apply::first_block;
-use crate::clean::state::LivenessScan;
 use crate::error::VolumeError;
 use crate::frozen::{Frozen, Marks};
+use crate::maintenance::LivenessScan;
 use crate::map::{self, Leaf, Node, Page};
 use crate::pool::Pool;
 use crate::record::Relocation;
@@ -43,7 +43,7 @@ enum Counted {
     /// Records that give up leaves that have rotted.
     Lost(Vec<Relocation>),
     /// The scan was interrupted by a checkpoint that is due.
-    Broken,
+    Interrupted,
 }
 
 /// Does a liveness scan if more than `bearable` bytes are unknown. Returns the records that give up
@@ -55,27 +55,29 @@ pub(super) fn again<D: SegmentStore>(
 ) -> Vec<Relocation> {
     let whole = &frozen.whole;
     if whole.unknown_bytes <= bearable {
-        pool.has_counted(frozen.round);
+        pool.maintenance().end_scan_requests(frozen.round);
         return Vec::new();
     }
     let segments = pool.segments();
-    let is_again = pool.recount() == LivenessScan::Broken;
-    pool.set_recount(if is_again { LivenessScan::Again } else { LivenessScan::First });
+    let is_second = pool.maintenance().scan() == LivenessScan::Interrupted;
+    let scan = if is_second { LivenessScan::Second } else { LivenessScan::First };
+    pool.maintenance().set_scan(scan);
     let counted_now = count(pool, frozen);
-    let is_broken = matches!(counted_now, Ok(Counted::Broken));
-    pool.set_recount(if is_broken { LivenessScan::Broken } else { LivenessScan::None });
+    let is_interrupted = matches!(counted_now, Ok(Counted::Interrupted));
+    let scan = if is_interrupted { LivenessScan::Interrupted } else { LivenessScan::Idle };
+    pool.maintenance().set_scan(scan);
     match counted_now {
         Ok(Counted::Exact(exact)) => {
             segments.recount(&exact, &whole.live, whole.unknown_bytes);
-            pool.has_counted(frozen.round);
+            pool.maintenance().end_scan_requests(frozen.round);
             Vec::new()
         }
         // Changes that wait for a scan wait for the next one.
         Ok(Counted::Lost(lost)) => lost,
-        Ok(Counted::Broken) => Vec::new(),
+        Ok(Counted::Interrupted) => Vec::new(),
         Err(error) => {
             tracing::warn!("{}: space is not counted: {error}", segments.directory().title());
-            pool.has_counted(frozen.round);
+            pool.maintenance().end_scan_requests(frozen.round);
             Vec::new()
         }
     }
@@ -138,8 +140,8 @@ fn count_by<'scope, D: SegmentStore>(
     for (number, nodes) in &spans {
         let at_once = (LEAVES_AT_ONCE / nodes.len().max(1)).clamp(1, AT_ONCE);
         for from in (0..FAN).step_by(at_once) {
-            if pool.is_checkpoint_urgent() {
-                return Ok(Counted::Broken);
+            if pool.maintenance().must_finish() {
+                return Ok(Counted::Interrupted);
             }
             let places: Vec<_> = (from..FAN.min(from + at_once))
                 .map(|at| (at, leaves(nodes, at)))
@@ -246,6 +248,7 @@ mod tests {
 
     use super::*;
     use crate::clean::{Cleaner, Inline};
+    use crate::maintenance::RoundCommand;
     use crate::stepped_pool::SteppedPool;
 
     /// Regression: each snapshot that contained a leaf was thought to need a page for each of its
@@ -272,7 +275,7 @@ mod tests {
         let count = |hand: &mut SteppedPool| {
             pool.segments().doubt(1);
             let (frozen, marks) = hand.checkpoint();
-            pool.want_scan(Some(frozen.round));
+            pool.maintenance().send(RoundCommand::Scan { after: frozen.round });
             let mut pages = Vec::new();
             let carry = |moved: Relocation| {
                 pages.push(moved.page_count);
@@ -310,13 +313,13 @@ mod tests {
             });
             let mut missed = 0;
             for round in 1..=ROUNDS {
-                pool.want_scan(Some(round));
+                pool.maintenance().send(RoundCommand::Scan { after: round });
                 // No scan has completed since the request.
-                missed += u64::from((0..8).any(|_| pool.wanted_scan() != Some(round)));
+                missed += u64::from((0..8).any(|_| pool.requested_scan() != Some(round)));
                 counted.add(1);
             }
             assert_eq!(missed, 0);
         });
-        assert_eq!(pool.wanted_scan(), None);
+        assert_eq!(pool.requested_scan(), None);
     }
 }

@@ -69,7 +69,7 @@ pub(super) fn bring<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen, segments: 
             let mut is_any = node.home().is_some_and(is_left);
             for (_, leaf) in left {
                 is_any = true;
-                if pool.is_running() && !pool.is_checkpoint_urgent() {
+                if pool.is_running() && !pool.maintenance().must_finish() {
                     // A leaf that cannot be read stays where it is; the error is reported when it
                     // is moved.
                     _ = pool.segments().load(leaf);

@@ -128,7 +128,7 @@ pub(super) fn bearable_unknown<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen)
     let counted: u64 = frozen.whole.live.iter().sum();
     let segments = pool.segments();
     match (is_dire(pool), is_scarce(pool)) {
-        _ if pool.wanted_scan().is_some_and(|round| frozen.round >= round) => 0,
+        _ if pool.requested_scan().is_some_and(|round| frozen.round >= round) => 0,
         (true, _) => 0,
         _ if pool.unpromised_bytes() < pool.early_bytes() => u64::from(segments.bytes()) / 2,
         (_, true) if segments.counts().quarantined > 0 => 0,

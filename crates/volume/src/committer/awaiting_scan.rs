@@ -5,8 +5,7 @@ use blockyard_store::SegmentStore;
 
 use super::Committer;
 use crate::clean::Cleaning;
-use crate::clean::state::LivenessScan;
-use crate::clean::state::Phase;
+use crate::maintenance::{RoundCommand, Stage};
 use crate::record::{Body, Record};
 use crate::thread::Thread;
 
@@ -30,7 +29,8 @@ impl<D: SegmentStore> Committer<D> {
             return Some(record);
         }
         record.is_counted = true;
-        self.pool.want_scan(Some(self.pool.segments().round() + 1));
+        let after = self.pool.segments().round() + 1;
+        self.pool.maintenance().send(RoundCommand::Scan { after });
         if self.awaiting_scan.is_empty() {
             self.count_tries = 0;
         }
@@ -41,17 +41,19 @@ impl<D: SegmentStore> Committer<D> {
     /// Starts a liveness scan for the records that wait for it and for other requests, or releases
     /// these records. The scan runs concurrently with writes if the pool runs threads.
     pub(super) fn resume_after_scan(&mut self) {
-        if self.awaiting_scan.is_empty() && self.pool.wanted_scan().is_none() {
+        if self.awaiting_scan.is_empty() && self.pool.requested_scan().is_none() {
             self.count_tries = 0;
             return;
         }
-        let gives_up = self.stopping || self.pool.is_poisoned() || self.count_tries >= TRIES;
-        if gives_up || self.pool.wanted_scan().is_none() {
-            if self.count_tries >= TRIES && self.pool.wanted_scan().is_some() {
+        let gives_up = self.stopping || self.pool.is_latched() || self.count_tries >= TRIES;
+        if gives_up || self.pool.requested_scan().is_none() {
+            if self.count_tries >= TRIES && self.pool.requested_scan().is_some() {
                 let title = self.pool.segments().directory().title();
-                tracing::warn!("{title}: blocks were to be counted, and {TRIES} times were not");
+                tracing::warn!("{title}: {TRIES} attempts at a liveness scan failed");
             }
-            self.pool.want_scan(None);
+            if gives_up {
+                self.pool.maintenance().end_scan_requests(u64::MAX);
+            }
             self.release_awaiting_scan();
             return;
         }
@@ -70,11 +72,11 @@ impl<D: SegmentStore> Committer<D> {
             }
             // The checkpoint thread scans only when it begins to clean.
             Some(_) => {
-                let pool = &self.pool;
-                let is_behind = pool.is_cleaning() && pool.pace().phase() != Phase::Writes;
-                let counts = [LivenessScan::First, LivenessScan::Again].contains(&pool.recount());
-                if is_behind && !counts && !pool.is_checkpoint_urgent() {
-                    pool.set_hurried(true);
+                let maintenance = self.pool.maintenance();
+                let has_scanned = matches!(maintenance.stage(), Stage::Cleaning | Stage::Resting);
+                let is_scanning = maintenance.scan().is_running();
+                if has_scanned && !is_scanning && !maintenance.must_finish() {
+                    maintenance.send(RoundCommand::Finish);
                 }
             }
         }

@@ -34,7 +34,7 @@ impl<D: SegmentStore> Committer<D> {
     /// already stated.
     pub(super) fn record_durable(&mut self) {
         let is_settled = self.in_flight.is_empty() && self.unsynced.is_empty();
-        if self.is_recorded() || !is_settled || self.pool.is_poisoned() {
+        if self.is_recorded() || !is_settled || self.pool.is_latched() {
             return;
         }
         let others = std::mem::take(&mut self.group);

@@ -52,10 +52,10 @@ fn choose<D: SegmentStore>(pool: &Pool<D>) -> CommitWriter<D::File, D::LogWriter
 impl<D: SegmentStore> Committer<D> {
     /// The log writer, which the first call makes for the calling thread.
     pub(super) fn log_writer(&mut self) -> &mut CommitWriter<D::File, D::LogWriter> {
-        let (pool, mail) = (&self.pool, self.mail.completion_queue());
+        let (pool, records) = (&self.pool, self.records.completion_queue());
         self.log_writer.get_or_insert_with(|| {
             let mut log_writer = choose(pool);
-            log_writer.hear(mail.event_count());
+            log_writer.hear(records.event_count());
             log_writer
         })
     }
@@ -122,12 +122,12 @@ impl<D: SegmentStore> Committer<D> {
     /// Sleeps until the oldest group can land, or a record arrives that may go into a group after
     /// it.
     pub(super) fn wait(&mut self) {
-        let Self { log_writer, mail, held, group, .. } = self;
+        let Self { log_writer, records, held, group, .. } = self;
         // A record that could not follow the groups in flight still cannot when others arrive.
         let waits = group.records.is_empty() && held.is_empty();
         let ended = match log_writer {
             Some(log_writer) if waits => {
-                log_writer.wait(mail.completion_queue().event_count(), &|| mail.is_any())
+                log_writer.wait(records.completion_queue().event_count(), &|| records.is_any())
             }
             _ => true,
         };
@@ -215,7 +215,7 @@ impl<D: SegmentStore> Committer<D> {
             let place = self.pool.segments().address(segment, 0);
             let synced = self.pool.segments().place(place).and_then(|(file, _)| file.sync());
             if let Err(error) = synced {
-                self.pool.poison(&format!("a sync of the log failed: {error}"));
+                self.pool.latch(&format!("a sync of the log failed: {error}"));
                 return false;
             }
             self.pool.meters().synced();
@@ -291,10 +291,10 @@ impl<D: SegmentStore> Committer<D> {
         }
         if let Err(error) = result {
             let what = if group.durable { "a write to the log or its sync" } else { "a write" };
-            self.pool.poison(&format!("{what} failed: {error}"));
+            self.pool.latch(&format!("{what} failed: {error}"));
         }
         // Groups after a failed one are not in the log either.
-        if self.pool.is_poisoned() {
+        if self.pool.is_latched() {
             return Some((group, Status::IoErr, address));
         }
         if group.durable {
@@ -312,7 +312,7 @@ impl<D: SegmentStore> Committer<D> {
     /// Takes the blocks of a group that found no space out of memory, and refuses the waiting
     /// writes that contain copies of them.
     pub(super) fn abort(&mut self) {
-        if !self.pool.is_poisoned() {
+        if !self.pool.is_latched() {
             let mut records = std::mem::take(&mut self.group.records);
             self.refuse_copies(&mut records);
             self.group.records = records;

@@ -23,7 +23,7 @@ pub(super) type WakeList = Vec<Arc<CompletionQueue<Reply>>>;
 /// changed, the pool latches; opening it again reports the cause.
 pub(super) fn group<D: SegmentStore>(pool: &Pool<D>, group: &LogBatch, address: u64) {
     if let Err(error) = put(pool, group, address) {
-        pool.poison(&format!("a map cannot be changed: {error}"));
+        pool.latch(&format!("a map cannot be changed: {error}"));
     }
 }
 

@@ -58,7 +58,7 @@ impl<D: SegmentStore> Committer<D> {
 
     /// Finds space for the group, if there is any.
     pub(super) fn finds_room(&mut self) -> SpaceFound {
-        if self.group.descriptors.is_empty() || self.pool.is_poisoned() {
+        if self.group.descriptors.is_empty() || self.pool.is_latched() {
             return SpaceFound::Found;
         }
         // Another thread makes the space that writes wait for, if the pool runs threads.

@@ -16,7 +16,6 @@ use blockyard_store::SegmentStore;
 use super::batch::{LogBatch, want};
 use super::{Committer, ENOSPC_BACKOFF_MAX, ROOM_TRIES, publish};
 use crate::checkpoint;
-use crate::clean::state::Phase;
 use crate::pool::Pool;
 use crate::record::{Body, Record};
 use crate::segments::{AllocationClass, Progress};
@@ -98,7 +97,7 @@ impl<D: SegmentStore> Committer<D> {
     /// The next record that need not wait for space.
     pub(super) fn next(&mut self) -> Option<Record> {
         loop {
-            let record = self.held.pop_front().or_else(|| self.mail.take())?;
+            let record = self.held.pop_front().or_else(|| self.records.take())?;
             self.stopping |= matches!(record.body, Body::Stop);
             if self.stopping && !self.awaiting_scan.is_empty() {
                 // The waiting changes precede the stop.
@@ -141,18 +140,18 @@ impl<D: SegmentStore> Committer<D> {
             (_, true) => !self.is_throttled(),
             _ => {
                 self.checkpoint.as_ref().is_none_or(Thread::is_ended)
-                    || self.pool.pace().phase() == Phase::Rests
+                    || self.pool.maintenance().stage().is_at_rest()
                     || has
             }
         };
-        if is_over || self.pool.is_poisoned() {
+        if is_over || self.pool.is_latched() {
             self.resume();
         }
     }
 
     /// Refuses waiting writes of handles that are being closed, because closing waits for them.
     fn refuse_left(&mut self) {
-        if !self.pool.is_any_leaving() || self.pool.is_poisoned() {
+        if !self.pool.is_any_leaving() || self.pool.is_latched() {
             return;
         }
         let is_left = |pool: &Pool<D>, record: &Record| {
@@ -163,7 +162,7 @@ impl<D: SegmentStore> Committer<D> {
         }
         // After this, groups in flight are in the maps and no longer only in memory.
         self.complete_all();
-        if self.pool.is_poisoned() {
+        if self.pool.is_latched() {
             return;
         }
         let waiting = std::mem::take(&mut self.search.waiting).into_iter();
@@ -186,7 +185,7 @@ impl<D: SegmentStore> Committer<D> {
             // completion queue or queues.
             let waiting = self.search.waiting.iter().chain(&self.held).chain(&self.group.records);
             record.take_back(waiting);
-            while let Some(record) = self.mail.take() {
+            while let Some(record) = self.records.take() {
                 self.held.push_back(record);
             }
             for queue in [&mut self.search.waiting, &mut self.held] {
@@ -234,7 +233,7 @@ impl<D: SegmentStore> Committer<D> {
         }
         // The last thread may still exist but be idle.
         let is_over = self.checkpoint.as_ref().is_none_or(Thread::is_ended);
-        if is_over || self.pool.pace().phase() == Phase::Rests {
+        if is_over || self.pool.maintenance().stage().is_at_rest() {
             self.join();
             if !self.search.is_retried && self.pool.segments().may_try_again() {
                 // A thread that failed to make a segment may still exist; it does not try again.
@@ -258,7 +257,7 @@ impl<D: SegmentStore> Committer<D> {
             self.search = SpaceWaiters::default();
             self.enospc_backoff = ENOSPC_BACKOFF_MAX;
             // No segment can be made in a directory that was removed, which is not missing space.
-            self.pool.look();
+            self.pool.latch_if_removed();
             return refused;
         }
         if search.tried == 0 {

@@ -62,13 +62,13 @@ fn writes_wait_for_a_liveness_scan_before_a_long_log() {
     let SteppedPool { pool, committer, .. } = &mut hand;
     let mut tally = crate::map::Tally::new(pool.segments().bytes());
     tally.dirtied = 2 * committer.dirty_max() / 4096;
-    pool.set_recount(LivenessScan::Again);
+    pool.maintenance().set_scan(LivenessScan::Second);
     assert!(!committer.is_throttled());
     pool.segments().tally(&tally);
     assert!(committer.is_throttled());
-    pool.set_recount(LivenessScan::First);
+    pool.maintenance().set_scan(LivenessScan::First);
     assert!(!committer.is_throttled(), "that is broken off");
-    pool.set_recount(LivenessScan::Again);
+    pool.maintenance().set_scan(LivenessScan::Second);
     assert!(committer.is_overrun());
 }
 
@@ -81,7 +81,7 @@ fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
     let mut tally = crate::map::Tally::new(pool.segments().bytes());
     tally.dirtied = 2 * committer.dirty_max() / 4096;
     pool.segments().tally(&tally);
-    pool.set_recount(LivenessScan::Again);
+    pool.maintenance().set_scan(LivenessScan::Second);
     let (end, ends) = std::sync::mpsc::channel::<()>();
     let count = move || _ = ends.recv();
     let thread = Thread::start("volume-checkpoint", count).unwrap();

@@ -5,8 +5,7 @@ use blockyard_store::SegmentStore;
 
 use super::{Committer, DIRTY_BYTES_MIN};
 use crate::clean;
-use crate::clean::state::LivenessScan;
-use crate::clean::state::Phase;
+use crate::maintenance::{LivenessScan, Stage};
 use crate::segments::AllocationClass;
 use crate::thread::Thread;
 
@@ -32,8 +31,8 @@ impl<D: SegmentStore> Committer<D> {
     pub(super) fn is_overrun(&self) -> bool {
         // A thread that has ended, for whatever reason, is joined soon.
         let is_over = self.checkpoint.as_ref().is_some_and(Thread::is_ended);
-        let waits = self.pool.recount() == LivenessScan::Again && !is_over;
-        if !waits || self.stopping || self.pool.is_poisoned() {
+        let waits = self.pool.maintenance().scan() == LivenessScan::Second && !is_over;
+        if !waits || self.stopping || self.pool.is_latched() {
             return false;
         }
         let log =
@@ -47,18 +46,19 @@ impl<D: SegmentStore> Committer<D> {
         if self.is_overrun() {
             return true;
         }
-        let (pool, pace) = (&self.pool, self.pool.pace());
-        let phase = pace.phase();
+        let (pool, maintenance) = (&self.pool, self.pool.maintenance());
+        let stage = maintenance.stage();
         let is_over = self.checkpoint.as_ref().is_none_or(Thread::is_ended);
-        let goes_on = is_over || self.stopping || pool.is_checkpoint_urgent() || pool.is_poisoned();
-        if goes_on || phase != Phase::Cleans || !clean::is_scarce(pool) {
-            self.spent = pace.won();
+        let never_waits =
+            is_over || self.stopping || maintenance.must_finish() || pool.is_latched();
+        if never_waits || stage != Stage::Cleaning || !clean::is_scarce(pool) {
+            self.spent = maintenance.freed_bytes();
         }
-        if goes_on || phase == Phase::Rests || !clean::is_scarce(pool) {
+        if never_waits || stage.is_at_rest() || !clean::is_scarce(pool) {
             return false;
         }
         let left = pool.segments().free_for(AllocationClass::Write);
-        left < LEFT_MIN || self.spent >= pace.won() + AHEAD_BYTES
+        left < LEFT_MIN || self.spent >= maintenance.freed_bytes() + AHEAD_BYTES
     }
 
     /// Makes writes wait if they must. Records that are in a group already continue.

@@ -6,7 +6,7 @@ use blockyard_core::Status;
 use blockyard_volume_format::BLOCK_BYTES_MAX;
 use blockyard_volume_format::catalogue::{Change, LISTED_BYTES_MAX, VolumeMeta};
 
-use super::{ON_ITS_WAY, Volumes};
+use super::{HIDDEN_PREFIX, Volumes};
 use crate::config::SIZE_MAX;
 use crate::record::OpenVolume;
 
@@ -35,7 +35,7 @@ impl Volumes {
             Change::Create(meta) => (meta.block_bytes, meta.blocks),
             Change::Copy(meta) => {
                 let origin = &self.by_id.get(&meta.origin).ok_or(Status::Inval)?.meta;
-                if meta.is_snapshot && !origin.name.starts_with(ON_ITS_WAY) {
+                if meta.is_snapshot && !origin.name.starts_with(HIDDEN_PREFIX) {
                     meta.blocks = origin.blocks;
                 }
                 (meta.block_bytes, meta.blocks)

@@ -24,7 +24,7 @@ impl<D: SegmentStore> Pool<D> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(Arc::clone(&completion_queue));
-        self.mail.event_count().notify();
+        self.records.event_count().notify();
         Leaving { pool: self, completion_queue }
     }
 

@@ -8,7 +8,7 @@ use blockyard_store::SegmentStore;
 use blockyard_volume_format::catalogue::{Change, VOLUMES_MAX, VolumeMeta};
 use blockyard_volume_format::{FAN, FormatError, NODE_BLOCKS};
 
-use super::ON_ITS_WAY;
+use super::HIDDEN_PREFIX;
 use crate::apply::Apply;
 use crate::error::VolumeError;
 use crate::map::{Frozen, Map};
@@ -36,10 +36,10 @@ impl Volumes {
         self.by_id.values().find(|live| live.meta.name == name)
     }
 
-    /// The volumes and snapshots without the hidden ones (see [`ON_ITS_WAY`]).
+    /// The volumes and snapshots without the hidden ones (see [`HIDDEN_PREFIX`]).
     pub(crate) fn list(&self) -> Vec<VolumeMeta> {
         let live = self.by_id.values();
-        live.filter(|it| !it.meta.name.starts_with(ON_ITS_WAY)).map(|it| it.listed()).collect()
+        live.filter(|it| !it.meta.name.starts_with(HIDDEN_PREFIX)).map(|it| it.listed()).collect()
     }
 
     /// Completes a change and checks whether it can be applied.

@@ -197,9 +197,9 @@ impl<D: SegmentStore> Segments<D> {
         table.left_bytes(table.existing_segments())
     }
 
-    /// Gives the space of `count` free segments back to the file system. They are refilled before
-    /// new segments are made.
-    pub fn give_back(&self, count: usize) {
+    /// Returns the space of `count` free segments to the file system: each file becomes a hole. The
+    /// holes are filled before new segments are made.
+    pub fn punch_holes(&self, count: usize) {
         for _ in 0..count {
             let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(number) = self.table().hollow_out() else { return };
@@ -208,7 +208,7 @@ impl<D: SegmentStore> Segments<D> {
                 // A file system without holes in files does not support it.
                 if error.kind() != std::io::ErrorKind::Unsupported {
                     let title = self.directory.title();
-                    tracing::info!("{title}: cannot give free space back: {error}");
+                    tracing::info!("{title}: cannot return free space to the file system: {error}");
                 }
                 self.put_back(number);
                 return;

@@ -476,7 +476,7 @@ impl Fixture {
         assert!(status.is_ok() || status == Status::NoSpc, "{status}");
         self.committer.rest();
         let activity = self.pool.activity();
-        if activity.recorded == activity.number && !self.pool.is_poisoned() {
+        if activity.recorded == activity.number && !self.pool.is_latched() {
             let now = self.directory.change_count();
             self.history.recorded.push((now, self.history.taken.len()));
         }

@@ -121,7 +121,7 @@ fn fill(fixture: &mut Fixture, shape: &Shape, random: &mut fastrand::Rng, bytes:
         steps += 1;
         assert!(steps < 100_000, "it has no end: {:?}", fixture.pool.counts());
     }
-    assert!(!fixture.pool.is_poisoned());
+    assert!(!fixture.pool.is_latched());
 }
 
 /// Fills a pool, continues until ten segments of writes were refused, frees space, and checks that
@@ -534,7 +534,7 @@ fn a_file_system_that_is_full_now_and_then_breaks_nothing() {
             let contents = fixture.contents();
             fixture.history.check(usize::MAX, &contents);
         }
-        assert!(!fixture.pool.is_poisoned());
+        assert!(!fixture.pool.is_latched());
         store.fail(Fault::None);
         destroy_snapshots(&mut fixture);
         let write = Step::Write { first: 0, count: 1, fua: true };

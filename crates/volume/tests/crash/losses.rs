@@ -170,7 +170,7 @@ fn lose(stream: u64) -> bool {
         scrub.join().unwrap();
         ends.into_iter().for_each(|end| end.unwrap());
     });
-    assert!(!running.pool().is_poisoned());
+    assert!(!running.pool().is_latched());
     let copies = running.pool().segments().directory();
     let Copies::Two(_) = copies else { panic!("two copies") };
     copies.status().iter().any(|copy| !copy.state.is_good())

@@ -313,7 +313,7 @@ fn a_power_cut_after_a_kill_loses_nothing_that_recovery_found() {
 /// next opening finds everything that was. The kernel dropped the unsynced data without another
 /// error.
 #[test]
-fn an_error_poisons_the_pool_and_opening_it_again_heals() {
+fn an_error_latches_the_pool_and_opening_it_again_heals() {
     let seed = Seed::from_env();
     for (stream, failing) in (6000..6150).zip([Failing::Syncs, Failing::Writes].into_iter().cycle())
     {
@@ -330,11 +330,11 @@ fn an_error_poisons_the_pool_and_opening_it_again_heals() {
             let status = fixture.take(step(&mut random, &shape));
             assert!(matches!(status, Status::Ok | Status::IoErr | Status::NoSpc), "{status}");
             if errors > 0 {
-                assert_eq!(status, Status::IoErr, "poisoned");
+                assert_eq!(status, Status::IoErr, "latched");
             }
             errors += usize::from(status == Status::IoErr);
         }
-        assert!(errors > 0 && fixture.pool.is_poisoned());
+        assert!(errors > 0 && fixture.pool.is_latched());
         directory.mend();
         // The kernel reported the error once; the next sync would succeed.
         assert_eq!(fixture.take(Step::Flush), Status::IoErr, "never tried again");
@@ -371,7 +371,7 @@ fn no_space_is_an_error_of_that_write_alone() {
         fixture.history.check(usize::MAX, &contents);
     }
     assert!(refused > 0, "it has no end");
-    assert!(!fixture.pool.is_poisoned());
+    assert!(!fixture.pool.is_latched());
     assert_eq!(fixture.take(Step::Flush), Status::Ok);
     let history = fixture.history.clone();
     drop(fixture);

@@ -72,7 +72,7 @@ fn cut_everywhere(stream: u64, fault: impl Fn(&mut fastrand::Rng) -> Fault) {
     pair[random.usize(..2)].fail(fault(&mut random));
     let count = random.usize(5..30);
     work(&mut fixture, &mut random, &shape, count);
-    assert!(!fixture.pool.is_poisoned());
+    assert!(!fixture.pool.is_latched());
     let contents = fixture.contents();
     fixture.history.check(usize::MAX, &contents);
     let (history, changes) = (fixture.history.clone(), directory.changes());
@@ -289,7 +289,7 @@ fn one_copy_that_lies_is_never_believed() {
             let contents = fixture.contents();
             fixture.history.check(usize::MAX, &contents);
         }
-        assert!(!fixture.pool.is_poisoned());
+        assert!(!fixture.pool.is_latched());
         mended += status(&fixture).0;
         let (wanted, _) = (fixture.contents(), fixture.take(Step::Flush));
         drop(fixture);
