@@ -31,7 +31,7 @@ pub(crate) struct Meters {
 impl Meters {
     /// Counts a group that was written to the log. `len` is the length in bytes including the
     /// header; `synced` says whether the group was synced.
-    pub(crate) fn landed(&self, records: &[Record], number: u64, len: u32, synced: bool) {
+    pub(crate) fn completed(&self, records: &[Record], number: u64, len: u32, synced: bool) {
         self.groups.add(1);
         self.group_sizes.add(len.into(), 1);
         self.log_bytes.add(len.into());
@@ -79,7 +79,7 @@ impl Meters {
     }
 
     /// Counts one time that writes are throttled until cleaning has freed space.
-    pub(crate) fn held_back(&self) {
+    pub(crate) fn throttled(&self) {
         self.waits.add(1);
     }
 

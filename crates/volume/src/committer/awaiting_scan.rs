@@ -1,22 +1,38 @@
 //! Catalogue changes that need more space than is known to be free wait for one liveness scan
 //! before they are refused, if unknown bytes could cover them. Nothing else waits.
 
+use std::collections::VecDeque;
+
 use blockyard_store::SegmentStore;
 
 use super::Committer;
 use crate::clean::Cleaning;
 use crate::maintenance::{RoundCommand, Stage};
 use crate::record::{Body, Record};
-use crate::thread::Thread;
 
 /// Most checkpoints made for one scan: a checkpoint may fail, or the scan may be interrupted.
 const TRIES: u32 = 4;
+
+/// Changes of the catalogue that wait for a liveness scan.
+#[derive(Default)]
+pub(super) struct ScanWaiters {
+    records: VecDeque<Record>,
+    /// Number of checkpoints that were begun for a scan since one was requested.
+    tries: u32,
+}
+
+impl ScanWaiters {
+    /// Whether no record waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+}
 
 impl<D: SegmentStore> Committer<D> {
     /// Whether a change must wait for a liveness scan.
     fn is_to_wait(&self, record: &Record) -> bool {
         match &record.body {
-            Body::Catalogue(change) if !record.is_counted && !self.stopping => {
+            Body::Catalogue(change) if !record.is_counted && !self.intake.is_stopping() => {
                 !self.pool.affords(change) && self.pool.may_afford(change)
             }
             _ => false,
@@ -31,23 +47,24 @@ impl<D: SegmentStore> Committer<D> {
         record.is_counted = true;
         let after = self.pool.segments().round() + 1;
         self.pool.maintenance().send(RoundCommand::Scan { after });
-        if self.awaiting_scan.is_empty() {
-            self.count_tries = 0;
+        if self.scan_waiters.is_empty() {
+            self.scan_waiters.tries = 0;
         }
-        self.awaiting_scan.push_back(record);
+        self.scan_waiters.records.push_back(record);
         None
     }
 
     /// Starts a liveness scan for the records that wait for it and for other requests, or releases
     /// these records. The scan runs concurrently with writes if the pool runs threads.
     pub(super) fn resume_after_scan(&mut self) {
-        if self.awaiting_scan.is_empty() && self.pool.requested_scan().is_none() {
-            self.count_tries = 0;
+        if self.scan_waiters.is_empty() && self.pool.requested_scan().is_none() {
+            self.scan_waiters.tries = 0;
             return;
         }
-        let gives_up = self.stopping || self.pool.is_latched() || self.count_tries >= TRIES;
+        let gives_up =
+            self.intake.is_stopping() || self.pool.is_latched() || self.scan_waiters.tries >= TRIES;
         if gives_up || self.pool.requested_scan().is_none() {
-            if self.count_tries >= TRIES && self.pool.requested_scan().is_some() {
+            if self.scan_waiters.tries >= TRIES && self.pool.requested_scan().is_some() {
                 let title = self.pool.segments().directory().title();
                 tracing::warn!("{title}: {TRIES} attempts at a liveness scan failed");
             }
@@ -58,34 +75,28 @@ impl<D: SegmentStore> Committer<D> {
             return;
         }
         if !self.pool.is_running() {
-            self.count_tries += 1;
+            self.scan_waiters.tries += 1;
             self.checkpoint_now(Cleaning::Needed { counts: true });
             return;
         }
-        if self.checkpoint.as_ref().is_some_and(Thread::is_ended) {
+        if self.round.has_ended() {
             self.join();
         }
-        match &self.checkpoint {
-            None => {
-                self.count_tries += 1;
-                self.start_checkpoint();
-            }
-            // The checkpoint thread scans only when it begins to clean.
-            Some(_) => {
-                let maintenance = self.pool.maintenance();
-                let has_scanned = matches!(maintenance.stage(), Stage::Cleaning | Stage::Resting);
-                let is_scanning = maintenance.scan().is_running();
-                if has_scanned && !is_scanning && !maintenance.must_finish() {
-                    maintenance.send(RoundCommand::Finish);
-                }
-            }
+        if self.round.is_none() {
+            self.scan_waiters.tries += 1;
+            self.start_checkpoint();
+            return;
+        }
+        // The checkpoint thread scans only when it begins to clean.
+        let maintenance = self.pool.maintenance();
+        let has_scanned = matches!(maintenance.stage(), Stage::Cleaning | Stage::Resting);
+        if has_scanned && !maintenance.scan().is_running() && !maintenance.must_finish() {
+            maintenance.send(RoundCommand::Finish);
         }
     }
 
     /// Releases the records that wait for a scan.
     pub(super) fn release_awaiting_scan(&mut self) {
-        while let Some(record) = self.awaiting_scan.pop_back() {
-            self.held.push_front(record);
-        }
+        self.intake.hold_all(self.scan_waiters.records.drain(..));
     }
 }

@@ -1,16 +1,21 @@
-//! Groups in flight: how they are started and how they land.
+//! Groups in flight: how they are begun, and how they complete.
+//!
+//! After a long group, more are begun while it is in flight, to keep the disk busy. After a short
+//! one, the next group is begun when the first is written, before the first one's records are
+//! answered.
 
 use std::collections::VecDeque;
 
 use blockyard_core::Status;
 use blockyard_store::log_writer::Part;
 use blockyard_store::tasks::{CommitWriter, Tasks, blocks_of};
-use blockyard_store::{Commit, Durability, LogWriter, SegmentStore, StoreFile, WriteBatch};
+use blockyard_store::{Commit, LogWriter, SegmentStore, WriteBatch};
 use blockyard_volume_format::group::{self as format, Head};
 
 use super::Committer;
 use super::batch::{LogBatch, may_follow};
 use super::publish;
+use crate::checkpoint;
 use crate::pool::Pool;
 use crate::record::{Body, Record};
 use crate::segments::AllocationClass;
@@ -19,8 +24,8 @@ use crate::segments::AllocationClass;
 /// maps.
 const WAKE_EARLY_MIN: usize = 6;
 
-/// A group with at least this number of records takes so long to land that the next one starts
-/// before.
+/// A group with at least this number of records takes so long to answer that the next one is begun
+/// before. `usize::MAX` switches that off, for a measurement of what it gains.
 const EARLY_RECORDS_MIN: usize = 4;
 
 /// A group in flight.
@@ -32,6 +37,55 @@ pub(super) struct InFlightBatch {
     /// The address of the group's first block.
     address: u64,
     len: u32,
+}
+
+/// The log writer and the groups that it writes.
+pub(super) struct Pipeline<D: SegmentStore> {
+    /// Made by the thread that runs the committer; only that thread uses it.
+    log_writer: Option<CommitWriter<D::File, D::LogWriter>>,
+    /// Groups in flight, oldest first.
+    batches: VecDeque<InFlightBatch>,
+    /// Empty groups and write batches, kept for reuse.
+    spare_groups: Vec<LogBatch>,
+    spare_write_batches: Vec<WriteBatch>,
+    /// Distinguishes the groups of this pool from those of another.
+    mark: u64,
+    /// Longest header of a group, in bytes.
+    pub(super) head_bytes_max: usize,
+}
+
+impl<D: SegmentStore> Pipeline<D> {
+    pub(super) fn new(pool: &Pool<D>) -> Pipeline<D> {
+        let head = format::head_bytes(format::DESCRIPTORS_MAX, pool.align()) as usize;
+        Pipeline {
+            log_writer: None,
+            batches: VecDeque::new(),
+            spare_groups: Vec::new(),
+            spare_write_batches: Vec::new(),
+            mark: checkpoint::pool_mark(pool),
+            head_bytes_max: head.min(pool.segments().bytes() as usize),
+        }
+    }
+
+    /// Whether no group is in flight.
+    pub(super) fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    /// The number of the oldest group in flight.
+    fn oldest(&self) -> Option<u64> {
+        self.batches.front().map(|batch| batch.number)
+    }
+
+    /// Whether every group in flight is durable when it completes.
+    fn are_all_durable(&self) -> bool {
+        self.batches.iter().all(|batch| batch.group.durable)
+    }
+
+    /// Whether a change of the catalogue is in flight.
+    pub(super) fn has_change(&self) -> bool {
+        self.batches.iter().any(|batch| batch.group.changes_catalogue)
+    }
 }
 
 /// Makes the log writer that the options ask for.
@@ -52,19 +106,19 @@ fn choose<D: SegmentStore>(pool: &Pool<D>) -> CommitWriter<D::File, D::LogWriter
 impl<D: SegmentStore> Committer<D> {
     /// The log writer, which the first call makes for the calling thread.
     pub(super) fn log_writer(&mut self) -> &mut CommitWriter<D::File, D::LogWriter> {
-        let (pool, records) = (&self.pool, self.records.completion_queue());
-        self.log_writer.get_or_insert_with(|| {
+        let (pool, queue) = (&self.pool, self.intake.queue().completion_queue());
+        self.pipeline.log_writer.get_or_insert_with(|| {
             let mut log_writer = choose(pool);
-            log_writer.hear(records.event_count());
+            log_writer.hear(queue.event_count());
             log_writer
         })
     }
 
-    /// Whether another group may be started while others are in flight.
+    /// Whether another group may be begun while others are in flight.
     pub(super) fn may_pipeline(&mut self) -> bool {
-        let Some(last) = self.in_flight.back() else { return true };
+        let Some(last) = self.pipeline.batches.back() else { return true };
         let is_long = last.len >= self.pool.options().pipeline_bytes;
-        let count = self.in_flight.len();
+        let count = self.pipeline.batches.len();
         if !self.pool.segments().directory().reports_sync_error_to_all() {
             return false;
         }
@@ -72,17 +126,17 @@ impl<D: SegmentStore> Committer<D> {
         (is_long || log_writer.takes_short()) && count < log_writer.depth()
     }
 
-    /// Whether the next group may start when the only group in flight is written, before that one's
-    /// records are answered. Otherwise the disk would be idle meanwhile.
+    /// Whether the next group may be begun when the only group in flight is written, before that
+    /// one's records are answered. Otherwise the disk would be idle meanwhile.
     pub(super) fn may_submit_early(&mut self) -> bool {
-        let [batch] = self.in_flight.make_contiguous() else { return false };
+        let [batch] = self.pipeline.batches.make_contiguous() else { return false };
         batch.group.records.len() >= EARLY_RECORDS_MIN
             && self.pool.segments().directory().reports_sync_error_to_all()
             && self.log_writer().depth() > 1
     }
 
-    /// Waits until the only group in flight is written, starts the next group, then lands the
-    /// first. Returns false if it did not. After a failed group no other is started.
+    /// Waits until the only group in flight is written, begins the next group, then completes the
+    /// first. Returns false if it did not. After a failed group no other is begun.
     pub(super) fn submit_next_early(&mut self) -> bool {
         if !self.log_writer().wait_written() {
             return false;
@@ -91,20 +145,13 @@ impl<D: SegmentStore> Committer<D> {
         if !self.can_pipeline() {
             return false;
         }
-        let oldest =
-            |in_flight: &VecDeque<InFlightBatch>| in_flight.front().map(|batch| batch.number);
-        let written = oldest(&self.in_flight);
-        self.carry_out();
-        // After a long group, the next one may have started without landing it.
-        if oldest(&self.in_flight) == written {
+        let written = self.pipeline.oldest();
+        self.execute_group();
+        // After a long group, the next one may have been begun without completing it.
+        if self.pipeline.oldest() == written {
             self.complete_oldest();
         }
         true
-    }
-
-    /// Whether a change of the catalogue is in flight.
-    pub(super) fn is_change_in_flight(&self) -> bool {
-        self.in_flight.iter().any(|batch| batch.group.changes_catalogue)
     }
 
     /// Whether the group may be in flight together with the others. A sync covers only what was
@@ -113,21 +160,22 @@ impl<D: SegmentStore> Committer<D> {
         let LogBatch { records, descriptors, durable, .. } = &self.group;
         let len = self.group.len(self.pool.align());
         let is_plain = !records.is_empty() && !descriptors.is_empty();
-        let much = self.unsynced_bytes + u64::from(len) >= self.pool.options().sync_bytes;
+        let much = self.unsynced.bytes() + u64::from(len) >= self.pool.options().sync_bytes;
         is_plain
-            && self.finds_place()
-            && !(much || *durable && self.in_flight.iter().any(|batch| !batch.group.durable))
+            && self.fits_existing_segments()
+            && !(much || *durable && !self.pipeline.are_all_durable())
     }
 
-    /// Sleeps until the oldest group can land, or a record arrives that may go into a group after
-    /// it.
+    /// Sleeps until the oldest group can complete, or a record arrives that may go into a group
+    /// after it.
     pub(super) fn wait(&mut self) {
-        let Self { log_writer, records, held, group, .. } = self;
+        let Self { pipeline, intake, group, .. } = self;
         // A record that could not follow the groups in flight still cannot when others arrive.
-        let waits = group.records.is_empty() && held.is_empty();
-        let ended = match log_writer {
+        let waits = group.records.is_empty() && intake.holds_none();
+        let queue = intake.queue();
+        let ended = match &mut pipeline.log_writer {
             Some(log_writer) if waits => {
-                log_writer.wait(records.completion_queue().event_count(), &|| records.is_any())
+                log_writer.wait(queue.completion_queue().event_count(), &|| queue.is_any())
             }
             _ => true,
         };
@@ -158,7 +206,7 @@ impl<D: SegmentStore> Committer<D> {
         let segment = self.log.place.segment;
         let durability = self.durability(segment)?;
         let head = Head {
-            pool: self.mark,
+            pool: self.pipeline.mark,
             epoch: self.log.epoch,
             number: self.log.place.number,
             chain: self.log.place.chain,
@@ -168,60 +216,37 @@ impl<D: SegmentStore> Committer<D> {
             head_bytes,
             payload_bytes: self.group.payload_bytes,
         };
-        let mut write_batch = self.write_batches.pop().unwrap_or_else(|| {
-            WriteBatch::new(self.pool.memory().take_beyond(self.head_bytes_max))
-        });
+        debug_assert!(
+            !self.group.durable || self.pipeline.are_all_durable(),
+            "I3: a sync would not cover a group in flight"
+        );
+        let head_bytes_max = self.pipeline.head_bytes_max;
+        let mut write_batch = self
+            .pipeline
+            .spare_write_batches
+            .pop()
+            .unwrap_or_else(|| WriteBatch::new(self.pool.memory().take_beyond(head_bytes_max)));
         let into = write_batch.head(head_bytes as usize);
         let chain = format::print(&head, &self.group.descriptors, into);
         self.group.pack(&mut write_batch);
         let (file, offset) = self.pool.segments().place(address).map_err(|_| Status::NoSpc)?;
         self.log_writer().begin(&file, offset, write_batch, durability);
-        let empty = self.groups.pop().unwrap_or_default();
+        let empty = self.pipeline.spare_groups.pop().unwrap_or_default();
         let group = std::mem::replace(&mut self.group, empty);
         let address = address + u64::from(head_bytes);
-        self.in_flight.push_back(InFlightBatch {
+        self.pipeline.batches.push_back(InFlightBatch {
             group,
             number: head.number,
             segment,
             address,
             len,
         });
-        self.since_checkpoint += u64::from(len);
-        self.spent += if want == AllocationClass::Move { 0 } else { u64::from(len) };
+        self.round.add_log_bytes(len);
+        if want != AllocationClass::Move {
+            self.throttle.spend(len);
+        }
         self.log.advance(len, chain);
         Ok(())
-    }
-
-    /// Determines what must become durable with the group. Syncs other segments now.
-    fn durability(&mut self, segment: u32) -> Result<Durability, Status> {
-        if !self.group.durable {
-            return Ok(Durability::Nothing);
-        }
-        let own = self.unsynced.remove(&segment);
-        if !self.sync_segments() {
-            return Err(Status::IoErr);
-        }
-        if own {
-            self.unsynced.insert(segment);
-            return Ok(Durability::File);
-        }
-        Ok(Durability::Itself)
-    }
-
-    /// Syncs the segments of groups that have landed; returns whether that succeeded. A failed sync
-    /// is never retried.
-    pub(super) fn sync_segments(&mut self) -> bool {
-        while let Some(segment) = self.unsynced.pop_first() {
-            let place = self.pool.segments().address(segment, 0);
-            let synced = self.pool.segments().place(place).and_then(|(file, _)| file.sync());
-            if let Err(error) = synced {
-                self.pool.latch(&format!("a sync of the log failed: {error}"));
-                return false;
-            }
-            self.pool.meters().synced();
-        }
-        self.unsynced_bytes = 0;
-        true
     }
 
     /// Waits for the oldest group and answers its records.
@@ -234,37 +259,37 @@ impl<D: SegmentStore> Committer<D> {
         if !early {
             self.publish(&group, status, address);
         }
-        publish::answer(&self.pool, &mut group, status, &mut self.lost, &mut self.wake_list);
+        self.answers.answer(&self.pool, &mut group, status);
         // Many woken threads have work to do while this thread publishes. If there were few, the
         // first new write would arrive just as the next group starts, and the others would miss
         // that group.
-        if self.wake_list.len() >= WAKE_EARLY_MIN {
-            self.wake();
+        if self.answers.wake_count() >= WAKE_EARLY_MIN {
+            self.answers.wake();
         }
         if early {
             self.publish(&group, status, address);
         }
-        self.wake();
+        self.answers.wake();
         group.clear();
-        self.groups.push(group);
+        self.pipeline.spare_groups.push(group);
     }
 
     /// Waits until no group is in flight.
     pub(super) fn complete_all(&mut self) {
-        while !self.in_flight.is_empty() {
+        while !self.pipeline.is_empty() {
             self.complete_oldest();
         }
     }
 
     /// Waits for the only group in flight, whose records become the current group again.
     pub(super) fn complete_alone(&mut self) -> Status {
-        while self.in_flight.len() > 1 {
+        while self.pipeline.batches.len() > 1 {
             self.complete_oldest();
         }
         let Some((group, status, address)) = self.finish_io() else { return Status::Ok };
         self.publish(&group, status, address);
         let empty = std::mem::replace(&mut self.group, group);
-        self.groups.push(empty);
+        self.pipeline.spare_groups.push(empty);
         status
     }
 
@@ -274,7 +299,7 @@ impl<D: SegmentStore> Committer<D> {
         if status.is_ok() {
             publish::group(&self.pool, group, address);
             if group.frees {
-                self.enospc_backoff = 0;
+                self.space.enospc_backoff = 0;
             }
         }
         self.pool.segments().end_in_flight(group.pages, group.payload_bytes);
@@ -283,11 +308,17 @@ impl<D: SegmentStore> Committer<D> {
     /// Waits for the oldest group. Returns the group, its status and the address of its first
     /// block.
     fn finish_io(&mut self) -> Option<(LogBatch, Status, u64)> {
-        let InFlightBatch { group, number, segment, address, len } = self.in_flight.pop_front()?;
+        let InFlightBatch { group, number, segment, address, len } =
+            self.pipeline.batches.pop_front()?;
+        let next = self.pipeline.oldest();
+        debug_assert!(
+            next.is_none_or(|next| next == number.saturating_add(1)),
+            "I2: {number}, then {next:?}"
+        );
         let (write_batch, result) = self.log_writer().end().unwrap_or((None, Ok(())));
         if let Some(mut write_batch) = write_batch {
             write_batch.clear();
-            self.write_batches.push(write_batch);
+            self.pipeline.spare_write_batches.push(write_batch);
         }
         if let Err(error) = result {
             let what = if group.durable { "a write to the log or its sync" } else { "a write" };
@@ -298,14 +329,12 @@ impl<D: SegmentStore> Committer<D> {
             return Some((group, Status::IoErr, address));
         }
         if group.durable {
-            self.unsynced.remove(&segment);
-            self.unsynced_bytes = 0;
+            self.unsynced.end_durable(segment);
             self.log.durable = number;
         } else {
-            self.unsynced.insert(segment);
-            self.unsynced_bytes += u64::from(len);
+            self.unsynced.add(segment, len);
         }
-        self.pool.meters().landed(&group.records, number, len, group.durable);
+        self.pool.meters().completed(&group.records, number, len, group.durable);
         Some((group, Status::Ok, address))
     }
 

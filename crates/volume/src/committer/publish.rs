@@ -16,8 +16,15 @@ use crate::pool::Pool;
 use crate::record::{Body, Reply};
 use crate::relocate;
 
-/// Completion queues whose owners are to be woken.
-pub(super) type WakeList = Vec<Arc<CompletionQueue<Reply>>>;
+/// The answers to records: what they still have to report, and the threads to wake.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// Volumes with a write that was answered early and then found no space: their next flush
+    /// returns the error.
+    lost: BTreeSet<u32>,
+    /// Completion queues that got answers, and whose owners are to be woken.
+    wake_list: Vec<Arc<CompletionQueue<Reply>>>,
+}
 
 /// Enters a group's blocks into the maps; `address` is that of the first block. If a map cannot be
 /// changed, the pool latches; opening it again reports the cause.
@@ -77,43 +84,55 @@ fn put<D: SegmentStore>(
     Ok(())
 }
 
-/// Answers all records of the group, and collects the completion queues to wake.
-pub(super) fn answer<D: SegmentStore>(
-    pool: &Pool<D>,
-    group: &mut LogBatch,
-    status: Status,
-    lost: &mut BTreeSet<u32>,
-    wake_list: &mut WakeList,
-) {
-    for record in &mut group.records {
-        let volume = record.volume.as_ref().map(|volume| volume.meta.id);
-        let Some(reply) = &mut record.reply else {
-            // This write was answered early. If it failed, the volume's next flush returns the
-            // error.
-            if let Some(id) = volume {
-                pool.dismiss();
-                if !status.is_ok() {
-                    lost.insert(id);
+impl Answers {
+    /// Answers all records of the group. [`Answers::wake`] wakes the threads that wait for them.
+    pub(super) fn answer<D: SegmentStore>(
+        &mut self,
+        pool: &Pool<D>,
+        group: &mut LogBatch,
+        status: Status,
+    ) {
+        for record in &mut group.records {
+            let volume = record.volume.as_ref().map(|volume| volume.meta.id);
+            let Some(reply) = &mut record.reply else {
+                // This write was answered early. If it failed, the volume's next flush returns the
+                // error.
+                if let Some(id) = volume {
+                    pool.dismiss();
+                    if !status.is_ok() {
+                        self.lost.insert(id);
+                    }
                 }
+                continue;
+            };
+            let status = match &record.body {
+                // A change that was refused before it entered the group.
+                Body::Catalogue(_) if !record.durable => {
+                    Status::from_u8(record.serial as u8).expect("it was put there as a status")
+                }
+                Body::Flush if volume.is_some_and(|id| self.lost.remove(&id)) => match status {
+                    Status::Ok => Status::NoSpc,
+                    status => status,
+                },
+                Body::Flush | Body::Stop if status == Status::NoSpc => Status::Ok,
+                Body::Checkpoint if status.is_ok() && group.unchecked => Status::NoSpc,
+                _ => status,
+            };
+            let to = reply.answer(status);
+            if self.wake_list.last().is_none_or(|last| !Arc::ptr_eq(last, to)) {
+                self.wake_list.push(Arc::clone(to));
             }
-            continue;
-        };
-        let status = match &record.body {
-            // A change that was refused before it entered the group.
-            Body::Catalogue(_) if !record.durable => {
-                Status::from_u8(record.serial as u8).expect("it was put there as a status")
-            }
-            Body::Flush if volume.is_some_and(|id| lost.remove(&id)) => match status {
-                Status::Ok => Status::NoSpc,
-                status => status,
-            },
-            Body::Flush | Body::Stop if status == Status::NoSpc => Status::Ok,
-            Body::Checkpoint if status.is_ok() && group.unchecked => Status::NoSpc,
-            _ => status,
-        };
-        let to = reply.answer(status);
-        if wake_list.last().is_none_or(|last| !Arc::ptr_eq(last, to)) {
-            wake_list.push(Arc::clone(to));
         }
+    }
+
+    /// Number of threads to wake. One whose answers alternate with those of others counts several
+    /// times.
+    pub(super) fn wake_count(&self) -> usize {
+        self.wake_list.len()
+    }
+
+    /// Wakes the threads that wait for the answers.
+    pub(super) fn wake(&mut self) {
+        self.wake_list.drain(..).for_each(|queue| _ = queue.event_count().notify());
     }
 }

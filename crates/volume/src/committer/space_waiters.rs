@@ -4,6 +4,11 @@
 //! A record that overlaps a waiting write waits for it. A write of part of a block includes the
 //! rest of the block as it was pending then, so writes of one block must keep their order.
 //!
+//! ```text
+//! None ── park ──▸ NewSegments, Round ──┐
+//! None ── throttle ──▸ Throttled ───────┴─ resume ──▸ None
+//! ```
+//!
 //! A refused write has no effect. Before the answer its blocks are taken out of memory. Writes that
 //! copied the rest of a block from it are refused too, and those that copied from these.
 
@@ -13,16 +18,22 @@ use std::sync::Arc;
 use blockyard_core::Status;
 use blockyard_store::SegmentStore;
 
+use super::Committer;
 use super::batch::{LogBatch, want};
-use super::{Committer, ENOSPC_BACKOFF_MAX, ROOM_TRIES, publish};
 use crate::checkpoint;
 use crate::pool::Pool;
 use crate::record::{Body, Record};
 use crate::segments::{AllocationClass, Progress};
-use crate::thread::Thread;
 
 /// How often the search continues after a try that changed nothing.
 pub(super) const UNCHANGED_TRIES_MAX: usize = 5;
+
+/// Most checkpoints with cleaning in one search for space.
+pub(super) const SEARCH_TRIES_MAX: usize = 64;
+
+/// After a failed search for space, refuse this number of groups without searching again: a search
+/// takes a checkpoint and cleaning.
+pub(super) const ENOSPC_BACKOFF_MAX: u32 = 16;
 
 /// Result of looking for space for a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,20 +46,37 @@ pub(super) enum SpaceFound {
     Later,
 }
 
-/// The records that wait for space, and the state of the search for them.
+/// What writes wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum SpaceWait {
+    /// They do not wait.
+    #[default]
+    None,
+    /// Another thread makes segments.
+    NewSegments,
+    /// The checkpoint thread makes a checkpoint and cleans.
+    Round,
+    /// Cleaning is to free enough bytes: the writes are throttled.
+    Throttled,
+}
+
+/// The records that wait for space, and the search for it.
 #[derive(Default)]
 pub(super) struct SpaceWaiters {
-    /// A thread is making space for the waiting records.
-    pub(super) is_on: bool,
-    /// They wait for new segments.
-    makes: bool,
-    /// They are throttled: they wait until cleaning has freed enough bytes.
-    paces: bool,
+    wait: SpaceWait,
+    records: VecDeque<Record>,
     /// What they need, if only segments are missing: number of pages, and of segments.
     needs: Option<(u64, usize)>,
-    waiting: VecDeque<Record>,
     /// A waiting record was answered early, so a flush must wait for it.
     is_owed: bool,
+    search: SpaceSearch,
+    /// Number of further groups that are refused without a search, because the last search failed.
+    pub(super) enospc_backoff: u32,
+}
+
+/// A search for space: the tries until space is found, or the search fails.
+#[derive(Default)]
+struct SpaceSearch {
     /// Making a segment was retried after it had failed.
     is_retried: bool,
     /// Number of tries.
@@ -59,21 +87,31 @@ pub(super) struct SpaceWaiters {
 }
 
 impl SpaceWaiters {
-    /// Makes writes wait until cleaning has freed enough bytes.
-    pub(super) fn pace(&mut self) {
-        (self.is_on, self.makes, self.paces) = (true, false, true);
+    /// Whether writes wait.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.wait != SpaceWait::None
+    }
+
+    /// Makes writes wait.
+    pub(super) fn begin(&mut self, wait: SpaceWait) {
+        self.wait = wait;
+    }
+
+    /// Whether no record waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.records.is_empty()
     }
 
     /// Keeps a record that must wait; returns any other record.
     fn keep<D: SegmentStore>(&mut self, record: Record, pool: &Pool<D>) -> Option<Record> {
         let waits = want(&record, pool) == Some(AllocationClass::Write)
-            || self.waiting.iter().any(|other| overlap(other, &record))
+            || self.records.iter().any(|other| overlap(other, &record))
             || self.is_owed && !matches!(record.body, Body::Move(_));
         if !waits {
             return Some(record);
         }
         self.is_owed |= record.reply.is_none();
-        self.waiting.push_back(record);
+        self.records.push_back(record);
         None
     }
 }
@@ -97,22 +135,21 @@ impl<D: SegmentStore> Committer<D> {
     /// The next record that need not wait for space.
     pub(super) fn next(&mut self) -> Option<Record> {
         loop {
-            let record = self.held.pop_front().or_else(|| self.records.take())?;
-            self.stopping |= matches!(record.body, Body::Stop);
-            if self.stopping && !self.awaiting_scan.is_empty() {
+            let record = self.intake.take()?;
+            if self.intake.is_stopping() && !self.scan_waiters.is_empty() {
                 // The waiting changes precede the stop.
-                self.held.push_front(record);
+                self.intake.hold(record);
                 self.release_awaiting_scan();
                 continue;
             }
-            if !self.search.is_on {
+            if !self.space.is_waiting() {
                 return Some(record);
             }
-            if self.stopping {
+            if self.intake.is_stopping() {
                 // The waiting records precede the stop, and are not kept again.
-                self.held.push_front(record);
+                self.intake.hold(record);
                 self.resume();
-            } else if let Some(record) = self.search.keep(record, &self.pool) {
+            } else if let Some(record) = self.space.keep(record, &self.pool) {
                 return Some(record);
             }
         }
@@ -120,28 +157,26 @@ impl<D: SegmentStore> Committer<D> {
 
     /// Releases the waiting records: either there is space now, or they start another search.
     pub(super) fn resume(&mut self) {
-        (self.search.is_on, self.search.is_owed) = (false, false);
-        while let Some(record) = self.search.waiting.pop_back() {
-            self.held.push_front(record);
-        }
+        (self.space.wait, self.space.is_owed) = (SpaceWait::None, false);
+        self.intake.hold_all(self.space.records.drain(..));
     }
 
     /// Releases the waiting records when their wait is over: segments were made, the checkpoint and
     /// its cleaning ended, or throttling ended.
-    pub(super) fn end_search(&mut self) {
-        if !self.search.is_on {
+    pub(super) fn end_wait(&mut self) {
+        if !self.space.is_waiting() {
             return;
         }
-        self.refuse_left();
-        let has = |(pages, taken)| self.pool.segments().has(AllocationClass::Write, pages, taken);
-        let has = self.search.needs.is_some_and(has);
-        let is_over = match (self.search.makes, self.search.paces) {
-            (true, _) => !self.pool.is_preparing(),
-            (_, true) => !self.is_throttled(),
-            _ => {
-                self.checkpoint.as_ref().is_none_or(Thread::is_ended)
+        self.refuse_leaving();
+        let is_over = match self.space.wait {
+            SpaceWait::None | SpaceWait::NewSegments => !self.pool.is_preparing(),
+            SpaceWait::Throttled => !self.is_throttled(),
+            SpaceWait::Round => {
+                let segments = self.pool.segments();
+                let has = |(pages, taken)| segments.has(AllocationClass::Write, pages, taken);
+                !self.round.is_running()
                     || self.pool.maintenance().stage().is_at_rest()
-                    || has
+                    || self.space.needs.is_some_and(has)
             }
         };
         if is_over || self.pool.is_latched() {
@@ -150,14 +185,14 @@ impl<D: SegmentStore> Committer<D> {
     }
 
     /// Refuses waiting writes of handles that are being closed, because closing waits for them.
-    fn refuse_left(&mut self) {
+    fn refuse_leaving(&mut self) {
         if !self.pool.is_any_leaving() || self.pool.is_latched() {
             return;
         }
-        let is_left = |pool: &Pool<D>, record: &Record| {
-            matches!(record.body, Body::Write(_)) && pool.is_left(record)
+        let is_leaving = |pool: &Pool<D>, record: &Record| {
+            matches!(record.body, Body::Write(_)) && pool.is_leaving(record)
         };
-        if !self.search.waiting.iter().any(|record| is_left(&self.pool, record)) {
+        if !self.space.records.iter().any(|record| is_leaving(&self.pool, record)) {
             return;
         }
         // After this, groups in flight are in the maps and no longer only in memory.
@@ -165,15 +200,14 @@ impl<D: SegmentStore> Committer<D> {
         if self.pool.is_latched() {
             return;
         }
-        let waiting = std::mem::take(&mut self.search.waiting).into_iter();
-        let (mut left, waiting): (Vec<Record>, Vec<Record>) =
-            waiting.partition(|record| is_left(&self.pool, record));
-        self.search.waiting = waiting.into();
-        self.refuse_copies(&mut left);
-        let mut group = LogBatch { records: left, ..LogBatch::default() };
-        let (pool, status) = (&self.pool, Status::NoSpc);
-        publish::answer(pool, &mut group, status, &mut self.lost, &mut self.wake_list);
-        self.wake();
+        let waiting = std::mem::take(&mut self.space.records).into_iter();
+        let (mut refused, waiting): (Vec<Record>, Vec<Record>) =
+            waiting.partition(|record| is_leaving(&self.pool, record));
+        self.space.records = waiting.into();
+        self.refuse_copies(&mut refused);
+        let mut group = LogBatch { records: refused, ..LogBatch::default() };
+        self.answers.answer(&self.pool, &mut group, Status::NoSpc);
+        self.answers.wake();
     }
 
     /// Takes the blocks of refused records out of memory, and adds to these all waiting records
@@ -182,13 +216,12 @@ impl<D: SegmentStore> Committer<D> {
         let mut next = 0;
         while let Some(record) = refused.get(next) {
             // This comes first: afterwards no copy can begin, and all existing copies are in the
-            // completion queue or queues.
-            let waiting = self.search.waiting.iter().chain(&self.held).chain(&self.group.records);
+            // record queue or are held.
+            let held = self.intake.held().iter();
+            let waiting = self.space.records.iter().chain(held).chain(&self.group.records);
             record.take_back(waiting);
-            while let Some(record) = self.records.take() {
-                self.held.push_back(record);
-            }
-            for queue in [&mut self.search.waiting, &mut self.held] {
+            self.intake.empty_queue();
+            for queue in [&mut self.space.records, self.intake.held()] {
                 let all = std::mem::take(queue).into_iter();
                 let (copies, others): (Vec<Record>, Vec<Record>) =
                     all.partition(|it| it.is_copy_of(&refused[next]));
@@ -200,19 +233,18 @@ impl<D: SegmentStore> Committer<D> {
     }
 
     /// Makes the group wait.
-    fn park(&mut self, makes: bool) -> SpaceFound {
-        (self.search.is_on, self.search.makes, self.search.paces) = (true, makes, false);
-        let taken = self.taken().filter(|_| self.fits());
-        self.search.needs = taken.map(|taken| (self.group.pages, taken));
-        self.put_back();
+    fn park(&mut self, wait: SpaceWait) -> SpaceFound {
+        self.space.begin(wait);
+        let taken = self.segments_taken().filter(|_| self.affords_writes());
+        self.space.needs = taken.map(|taken| (self.group.pages, taken));
+        self.return_records();
         SpaceFound::Later
     }
 
     /// Notes that the group found space, which ends its search.
     pub(super) fn found(&mut self) {
-        let has_tried = self.search.tried > 0 || self.search.is_retried;
-        if !self.search.is_on && has_tried && self.group.want == Some(AllocationClass::Write) {
-            self.search = SpaceWaiters::default();
+        if !self.space.is_waiting() && self.group.want == Some(AllocationClass::Write) {
+            self.space.search = SpaceSearch::default();
         }
     }
 
@@ -220,26 +252,29 @@ impl<D: SegmentStore> Committer<D> {
     pub(super) fn search(&mut self) -> SpaceFound {
         let refused =
             if self.group.records.len() == 1 { SpaceFound::Found } else { SpaceFound::None };
-        if let Some(needed) = self.lacks().filter(|_| !self.stopping) {
+        debug_assert!(
+            self.space.is_empty() && !self.space.is_waiting(),
+            "I6: writes wait for the last search"
+        );
+        if let Some(needed) = self.segments_needed().filter(|_| !self.intake.is_stopping()) {
             self.pool.prepare(needed);
             if self.pool.is_preparing() {
-                return self.park(true);
+                return self.park(SpaceWait::NewSegments);
             }
         }
         // After a failed search, search only now and then.
-        self.enospc_backoff = self.enospc_backoff.saturating_sub(1);
-        if self.enospc_backoff > 0 || self.stopping {
+        self.space.enospc_backoff = self.space.enospc_backoff.saturating_sub(1);
+        if self.space.enospc_backoff > 0 || self.intake.is_stopping() {
             return refused;
         }
         // The last thread may still exist but be idle.
-        let is_over = self.checkpoint.as_ref().is_none_or(Thread::is_ended);
-        if is_over || self.pool.maintenance().stage().is_at_rest() {
+        if !self.round.is_running() || self.pool.maintenance().stage().is_at_rest() {
             self.join();
-            if !self.search.is_retried && self.pool.segments().may_try_again() {
+            if !self.space.search.is_retried && self.pool.segments().may_try_again() {
                 // A thread that failed to make a segment may still exist; it does not try again.
-                self.search.is_retried = self.pool.try_again();
+                self.space.search.is_retried = self.pool.try_again();
                 if self.pool.is_preparing() {
-                    return self.park(true);
+                    return self.park(SpaceWait::NewSegments);
                 }
             }
             checkpoint::repeat(&self.pool);
@@ -250,12 +285,12 @@ impl<D: SegmentStore> Committer<D> {
             }
         }
         let now = self.pool.segments().progress();
-        let search = &mut self.search;
+        let search = &mut self.space.search;
         search.unchanged =
             if search.before.as_ref() == Some(&now) { search.unchanged + 1 } else { 0 };
-        if search.unchanged > UNCHANGED_TRIES_MAX || search.tried >= ROOM_TRIES {
-            self.search = SpaceWaiters::default();
-            self.enospc_backoff = ENOSPC_BACKOFF_MAX;
+        if search.unchanged > UNCHANGED_TRIES_MAX || search.tried >= SEARCH_TRIES_MAX {
+            self.space.search = SpaceSearch::default();
+            self.space.enospc_backoff = ENOSPC_BACKOFF_MAX;
             // No segment can be made in a directory that was removed, which is not missing space.
             self.pool.latch_if_removed();
             return refused;
@@ -264,10 +299,10 @@ impl<D: SegmentStore> Committer<D> {
             self.pool.meters().searched();
         }
         (search.before, search.tried) = (Some(now), search.tried + 1);
-        let room = self.park(false);
-        if self.checkpoint.is_none() {
+        let found = self.park(SpaceWait::Round);
+        if self.round.is_none() {
             self.start_checkpoint();
         }
-        room
+        found
     }
 }

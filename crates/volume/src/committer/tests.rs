@@ -1,9 +1,12 @@
 //! Tests of the committer when other threads interfere, or an operation fails.
 
-use super::space_waiters::SpaceFound;
+use super::periodic::DEAD_MIN;
 use super::*;
 use crate::handle::{NOBODY, Outcome};
+use crate::maintenance::LivenessScan;
+use crate::segments::AllocationClass;
 use crate::stepped_pool::{BLOCK, FULL, SteppedPool};
+use crate::thread::Thread;
 
 /// Regression: space was checked twice. If others took it between the two checks, a whole group was
 /// refused, with writes that had been answered.
@@ -18,8 +21,8 @@ fn a_write_that_has_found_space_does_not_search_again() {
     let SteppedPool { pool, committer, .. } = &mut hand;
     committer.gather();
     assert_eq!(committer.group.records.len(), 2);
-    assert_eq!(committer.finds_room(), SpaceFound::Found);
-    let (pages, taken) = (committer.group.pages, committer.taken().unwrap());
+    assert_eq!(committer.find_space(), SpaceFound::Found);
+    let (pages, taken) = (committer.group.pages, committer.segments_taken().unwrap());
     while pool.segments().has(AllocationClass::Write, pages, taken) {
         assert!(pool.segments().take(AllocationClass::Move).is_some());
     }
@@ -39,18 +42,18 @@ fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
     let mut hand = SteppedPool::new("put-off");
     hand.write(0, 4);
     let SteppedPool { pool, committer, .. } = &mut hand;
-    let before = committer.since_checkpoint;
+    let before = committer.round.log_bytes();
     assert!(before > 4 * BLOCK);
     let mut taken = Vec::new();
     while let Some(number) = pool.segments().take(AllocationClass::Checkpoint) {
         taken.push(number);
     }
     assert!(!committer.checkpoint_now(Cleaning::Nothing));
-    assert_eq!(committer.since_checkpoint, before);
-    assert!(committer.next_try > before, "it is not tried again at once");
+    assert_eq!(committer.round.log_bytes(), before);
+    assert!(committer.round.retry_at() > before, "it is not tried again at once");
     taken.into_iter().for_each(|number| pool.segments().put_back(number));
     assert!(committer.checkpoint_now(Cleaning::Nothing));
-    assert_eq!((committer.since_checkpoint, committer.next_try), (0, 0));
+    assert_eq!((committer.round.log_bytes(), committer.round.retry_at()), (0, 0));
 }
 
 /// Regression: during a liveness scan that may not be interrupted, changed pages and log had no
@@ -85,16 +88,16 @@ fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
     let (end, ends) = std::sync::mpsc::channel::<()>();
     let count = move || _ = ends.recv();
     let thread = Thread::start("volume-checkpoint", count).unwrap();
-    committer.checkpoint = Some(thread);
+    committer.round.set_thread(thread);
     committer.throttle();
-    committer.end_search();
-    assert!(committer.search.is_on);
+    committer.end_wait();
+    assert!(committer.space.is_waiting());
     drop(end);
-    while !committer.checkpoint.as_ref().is_none_or(Thread::is_ended) {
+    while committer.round.is_running() {
         std::thread::park_timeout(Duration::from_millis(1));
     }
-    committer.end_search();
-    assert!(!committer.search.is_on && !committer.is_throttled());
+    committer.end_wait();
+    assert!(!committer.space.is_waiting() && !committer.is_throttled());
 }
 
 /// If no segment has space for the empty group after the last one, a superblock states what is
@@ -113,16 +116,16 @@ fn a_full_pool_records_in_a_superblock_what_is_durable() {
     let (end, ends) = std::sync::mpsc::channel::<()>();
     let write = move || _ = ends.recv();
     let thread = Thread::start("volume-checkpoint", write).unwrap();
-    committer.checkpoint = Some(thread);
-    committer.rest();
-    assert!(!committer.is_recorded() && stated(pool) == before);
+    committer.round.set_thread(thread);
+    committer.finish_idle_log();
+    assert!(committer.log_tail() != LogTail::Recorded && stated(pool) == before);
     drop(end);
-    while !committer.checkpoint.as_ref().is_none_or(Thread::is_ended) {
+    while committer.round.is_running() {
         std::thread::park_timeout(Duration::from_millis(1));
     }
     for _ in 0..2 {
-        committer.rest();
-        assert!(committer.is_recorded());
+        committer.finish_idle_log();
+        assert!(committer.log_tail() == LogTail::Recorded);
         assert_eq!(stated(pool), (before.0 + 1, committer.log.last()));
     }
     assert_eq!(committer.log.place, place, "the log is as long as it was");
@@ -138,8 +141,8 @@ fn only_an_idle_log_is_written_to() {
     (0..5).for_each(|first| hand.write(first, 1));
     let busy = hand.pool.activity();
     assert_eq!((busy.groups, busy.syncs), (before.groups + 5, before.syncs + 5));
-    assert!(!hand.committer.is_recorded());
-    (0..3).for_each(|_| hand.committer.rest());
+    assert!(hand.committer.log_tail() != LogTail::Recorded);
+    (0..3).for_each(|_| hand.committer.finish_idle_log());
     let idle = hand.pool.activity();
     assert_eq!((idle.groups, idle.syncs), (busy.groups + 1, busy.syncs + 1));
     assert_eq!(idle.log_bytes, busy.log_bytes + BLOCK);

@@ -1,13 +1,22 @@
-//! Throttles writes: while space is short, they wait for cleaning. They also wait for a liveness
-//! scan that may not be interrupted, if the next checkpoint would become too large meanwhile.
+//! Throttles writes: while space is short, they may use the bytes that cleaning frees, and a little
+//! more. Each write waits a little, instead of all for a whole round of cleaning. Writes also wait
+//! for a liveness scan that may not be interrupted, if the next checkpoint would become too large
+//! meanwhile.
 
 use blockyard_store::SegmentStore;
 
-use super::{Committer, DIRTY_BYTES_MIN};
+use super::Committer;
+use super::space_waiters::SpaceWait;
 use crate::clean;
 use crate::maintenance::{LivenessScan, Stage};
 use crate::segments::AllocationClass;
-use crate::thread::Thread;
+
+/// Whether writes wait for cleaning while space is short. `false` switches that off, for a
+/// measurement of what it gains.
+const THROTTLES: bool = true;
+
+/// Changed map pages, in bytes, below which a checkpoint is not worthwhile.
+const DIRTY_BYTES_MIN: u64 = 256 << 10;
 
 /// Bytes that writes may use in advance of what cleaning frees while space is short.
 const AHEAD_BYTES: u64 = 256 << 10;
@@ -20,6 +29,19 @@ const LEFT_MIN: usize = 2;
 const OVERRUN_DIRTY: u64 = 2;
 const OVERRUN_LOG: u64 = 4;
 
+/// The bytes that writes have used of those that cleaning freed for them.
+#[derive(Default)]
+pub(super) struct Throttle {
+    spent_bytes: u64,
+}
+
+impl Throttle {
+    /// Notes that a group that is not of moves took `len` bytes of the log.
+    pub(super) fn spend(&mut self, len: u32) {
+        self.spent_bytes += u64::from(len);
+    }
+}
+
 impl<D: SegmentStore> Committer<D> {
     /// Changed pages, in bytes, at which a checkpoint starts: they are only in memory.
     pub(super) fn dirty_max(&self) -> u64 {
@@ -30,15 +52,15 @@ impl<D: SegmentStore> Committer<D> {
     /// may be added.
     pub(super) fn is_overrun(&self) -> bool {
         // A thread that has ended, for whatever reason, is joined soon.
-        let is_over = self.checkpoint.as_ref().is_some_and(Thread::is_ended);
-        let waits = self.pool.maintenance().scan() == LivenessScan::Second && !is_over;
-        if !waits || self.stopping || self.pool.is_latched() {
+        let is_second = self.pool.maintenance().scan() == LivenessScan::Second;
+        let waits = is_second && !self.round.has_ended();
+        if !waits || self.intake.is_stopping() || self.pool.is_latched() {
             return false;
         }
-        let log =
-            self.cleaning_since.unwrap_or(0) + OVERRUN_LOG * self.pool.options().checkpoint_bytes;
+        let log = self.round.cleaning_since().unwrap_or(0)
+            + OVERRUN_LOG * self.pool.options().checkpoint_bytes;
         self.pool.segments().dirty_bytes() >= OVERRUN_DIRTY * self.dirty_max()
-            || self.since_checkpoint >= log
+            || self.round.log_bytes() >= log
     }
 
     /// Whether writes must wait for cleaning, or for the checkpoint before it.
@@ -48,24 +70,26 @@ impl<D: SegmentStore> Committer<D> {
         }
         let (pool, maintenance) = (&self.pool, self.pool.maintenance());
         let stage = maintenance.stage();
-        let is_over = self.checkpoint.as_ref().is_none_or(Thread::is_ended);
-        let never_waits =
-            is_over || self.stopping || maintenance.must_finish() || pool.is_latched();
+        let never_waits = !THROTTLES
+            || !self.round.is_running()
+            || self.intake.is_stopping()
+            || maintenance.must_finish()
+            || pool.is_latched();
         if never_waits || stage != Stage::Cleaning || !clean::is_scarce(pool) {
-            self.spent = maintenance.freed_bytes();
+            self.throttle.spent_bytes = maintenance.freed_bytes();
         }
         if never_waits || stage.is_at_rest() || !clean::is_scarce(pool) {
             return false;
         }
         let left = pool.segments().free_for(AllocationClass::Write);
-        left < LEFT_MIN || self.spent >= maintenance.freed_bytes() + AHEAD_BYTES
+        left < LEFT_MIN || self.throttle.spent_bytes >= maintenance.freed_bytes() + AHEAD_BYTES
     }
 
     /// Makes writes wait if they must. Records that are in a group already continue.
     pub(super) fn throttle(&mut self) {
-        if !self.search.is_on && self.group.records.is_empty() && self.is_throttled() {
-            self.pool.meters().held_back();
-            self.search.pace();
+        if !self.space.is_waiting() && self.group.records.is_empty() && self.is_throttled() {
+            self.pool.meters().throttled();
+            self.space.begin(SpaceWait::Throttled);
         }
     }
 }

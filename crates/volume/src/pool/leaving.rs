@@ -34,7 +34,7 @@ impl<D: SegmentStore> Pool<D> {
     }
 
     /// Whether the receiver of a record's answer is closing.
-    pub(crate) fn is_left(&self, record: &Record) -> bool {
+    pub(crate) fn is_leaving(&self, record: &Record) -> bool {
         let leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
         let reply = record.reply.as_ref();
         reply.is_some_and(|reply| leaving.iter().any(|it| reply.is_to(it)))

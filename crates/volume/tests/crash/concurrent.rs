@@ -99,7 +99,7 @@ fn run(random: &mut fastrand::Rng, shape: &Shape) -> Run {
         }
         match random.u8(..16) {
             0 => end(fixture.go_on()),
-            1 => fixture.committer.settle(),
+            1 => fixture.committer.sync_all(),
             2..7 => turns.step(),
             turns => {
                 for _ in 7..turns.min(12) {

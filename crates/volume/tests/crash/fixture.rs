@@ -474,7 +474,7 @@ impl Fixture {
     pub(crate) fn rest(&mut self) {
         let status = self.go_on();
         assert!(status.is_ok() || status == Status::NoSpc, "{status}");
-        self.committer.rest();
+        self.committer.finish_idle_log();
         let activity = self.pool.activity();
         if activity.recorded == activity.number && !self.pool.is_latched() {
             let now = self.directory.change_count();

@@ -1,0 +1,291 @@
+//! Checkpoint rounds: when one begins, and the thread that makes it.
+//!
+//! ```text
+//! None ── start_checkpoint ──▸ Running ── the thread ends ──▸ Ended ── join ──▸ None
+//! ```
+//!
+//! What the thread does while it runs: see `maintenance.rs`.
+
+use std::sync::Arc;
+
+use blockyard_store::SegmentStore;
+use blockyard_volume_format::catalogue::CatalogueImage;
+use blockyard_volume_format::superblock::SEGMENT_NONE;
+
+use super::{Committer, publish};
+use crate::checkpoint;
+use crate::clean::{self, Cleaning};
+use crate::frozen::{Copied, Frozen};
+use crate::maintenance::{LivenessScan, RoundCommand, Stage};
+use crate::pool::{Pool, WriteAck};
+use crate::record::{Body, Record, Relocation};
+use crate::segments::AllocationClass;
+use crate::thread::{self, Thread};
+
+/// After a failed checkpoint, wait for 1 / `RETRY_PART` of the usual log between checkpoints before
+/// trying again.
+const RETRY_PART: u64 = 8;
+
+/// The checkpoint thread, as the committer sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RoundState {
+    /// There is no thread.
+    None,
+    /// The thread runs.
+    Running,
+    /// The thread has done its work, or has panicked, and was not joined.
+    Ended,
+}
+
+/// The checkpoint thread, and the length of the log since the last checkpoint began.
+pub(super) struct Round {
+    thread: Option<Thread>,
+    /// Bytes of log since the last checkpoint began.
+    log_bytes: u64,
+    /// The value of `log_bytes` when the last checkpoint began.
+    frozen_bytes: u64,
+    /// After a failed checkpoint, the value of `log_bytes` from which the next one may begin.
+    retry_at: u64,
+    /// The value of `log_bytes` when cleaning after the current checkpoint began.
+    cleaning_since: Option<u64>,
+}
+
+impl Round {
+    /// No round, after a log of `log_bytes`. The log that an opening found counts, so that a pool
+    /// that is killed repeatedly still makes checkpoints.
+    pub(super) fn new(log_bytes: u64) -> Round {
+        Round { thread: None, log_bytes, frozen_bytes: 0, retry_at: 0, cleaning_since: None }
+    }
+
+    fn state(&self) -> RoundState {
+        match &self.thread {
+            None => RoundState::None,
+            Some(thread) if thread.is_ended() => RoundState::Ended,
+            Some(_) => RoundState::Running,
+        }
+    }
+
+    /// Whether a checkpoint thread runs.
+    pub(super) fn is_running(&self) -> bool {
+        self.state() == RoundState::Running
+    }
+
+    /// Whether a checkpoint thread has ended and is to be joined.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state() == RoundState::Ended
+    }
+
+    /// Whether there is no checkpoint thread: the last one was joined.
+    pub(super) fn is_none(&self) -> bool {
+        self.state() == RoundState::None
+    }
+
+    /// Bytes of log since the last checkpoint began.
+    pub(super) fn log_bytes(&self) -> u64 {
+        self.log_bytes
+    }
+
+    /// Counts bytes that were appended to the log.
+    pub(super) fn add_log_bytes(&mut self, bytes: u32) {
+        self.log_bytes += u64::from(bytes);
+    }
+
+    /// The value of [`Round::log_bytes`] when cleaning after the current checkpoint began.
+    pub(super) fn cleaning_since(&self) -> Option<u64> {
+        self.cleaning_since
+    }
+
+    /// Begins a checkpoint.
+    fn begin(&mut self) {
+        self.frozen_bytes = std::mem::take(&mut self.log_bytes);
+        self.retry_at = 0;
+    }
+
+    /// Notes that the last checkpoint failed: the log since the one before it keeps its length.
+    fn fail(&mut self, checkpoint_bytes: u64) {
+        self.log_bytes += std::mem::take(&mut self.frozen_bytes);
+        self.retry_at = self.log_bytes + checkpoint_bytes / RETRY_PART;
+    }
+
+    /// The value of [`Round::log_bytes`] from which the next checkpoint may begin.
+    #[cfg(test)]
+    pub(super) fn retry_at(&self) -> u64 {
+        self.retry_at
+    }
+
+    /// Replaces the checkpoint thread.
+    #[cfg(test)]
+    pub(super) fn set_thread(&mut self, thread: Thread) {
+        self.thread = Some(thread);
+    }
+}
+
+impl<D: SegmentStore> Committer<D> {
+    /// Begins a checkpoint if one is due, and updates when writes are acknowledged. With `at_once`
+    /// the checkpoint is made on this thread. Returns whether it is durable.
+    pub(super) fn run_maintenance(&mut self, at_once: bool) -> bool {
+        if self.round.has_ended() {
+            self.join();
+        }
+        // Changed pages are only in memory, so their number is bounded too.
+        let dirty_max = self.dirty_max();
+        let is_cleaned = !self.round.is_none() && self.pool.maintenance().stage().is_durable();
+        let round_bytes = clean::round_bytes(&self.pool, is_cleaned);
+        let dirty = self.pool.segments().dirty_bytes() >= dirty_max;
+        let is_long = self.round.log_bytes >= round_bytes.max(self.round.retry_at);
+        let much = dirty || is_long || self.pool.segments().is_dirty_limit_near();
+        if self.pool.is_latched() {
+            return false;
+        }
+        if at_once {
+            self.join();
+            return self.checkpoint_now(Cleaning::Nothing);
+        }
+        // While the checkpoint's pages are being written, the checkpoint must complete.
+        if self.round.cleaning_since.is_none() && is_cleaned {
+            self.round.cleaning_since = Some(self.round.log_bytes);
+        }
+        let is_overdue = |from| dirty || self.round.log_bytes >= from + round_bytes;
+        let overdue = self.round.cleaning_since.is_some_and(is_overdue);
+        if much && self.round.is_none() {
+            self.start_checkpoint();
+        } else if overdue
+            && !self.pool.maintenance().must_finish()
+            && self.pool.maintenance().scan() != LivenessScan::Second
+        {
+            // Cleaning after the last checkpoint had its time. A scan that was interrupted before
+            // may complete.
+            self.pool.maintenance().send(RoundCommand::Finish);
+        } else if is_cleaned && clean::is_scarce(&self.pool) {
+            self.pool.maintenance().send(RoundCommand::Clean);
+        }
+        self.pool.prepare(0);
+        self.update_write_ack();
+        true
+    }
+
+    /// Updates when writes are acknowledged that need not be durable.
+    fn update_write_ack(&self) {
+        // Writes that are answered early are only in memory, and must find space in existing files.
+        // Segments that could still be made do not count, because the file system may be full.
+        let free = self.pool.segments().free_for(AllocationClass::Write);
+        let next = usize::from(self.log.place.next != SEGMENT_NONE);
+        let bytes = (free + next) as u64 * u64::from(self.pool.segments().bytes());
+        let wanted = self.pool.early_bytes();
+        let left = self.pool.segments().left_bytes();
+        let is_low = bytes.min(left) < wanted || self.pool.promises_all_but(wanted);
+        let is_in_log = is_low || self.is_overrun();
+        self.pool.set_write_ack(if is_in_log { WriteAck::InLog } else { WriteAck::InMemory });
+    }
+
+    /// The maps as they are now, with the end of the log.
+    pub(crate) fn freeze(&mut self) -> Frozen {
+        self.round.begin();
+        self.pool.meters().checkpointed();
+        let round = self.pool.segments().begin_round();
+        let volumes = self.pool.volumes();
+        let maps = volumes.by_id.values();
+        let maps = maps.map(|live| {
+            let (family, last, owned) = (live.family, live.map.copied(), live.owned());
+            let copied = Copied { family, last, owned };
+            // A snapshot's map does not change.
+            let map = match live.meta.is_snapshot {
+                true => live.map.whole(),
+                false => Arc::new(live.map.freeze()),
+            };
+            (live.listed(), copied, map)
+        });
+        let (live, unknown_bytes) = self.pool.segments().live();
+        let (next_id, copies) = (volumes.next_id, volumes.copies);
+        let whole = CatalogueImage { next_id, copies, live, unknown_bytes };
+        Frozen { round, log: self.log.place, whole, volumes: maps.collect() }
+    }
+
+    /// Makes a checkpoint on this thread, then cleans. Returns whether the checkpoint is durable.
+    pub(super) fn checkpoint_now(&mut self, cleaning: Cleaning) -> bool {
+        // The checkpoint must follow all groups that it refers to.
+        self.complete_all();
+        if self.pool.is_latched() || !self.sync() {
+            return false;
+        }
+        debug_assert!(self.round.is_none(), "I5: the last checkpoint thread was not joined");
+        let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
+        let Some(marks) = checkpoint::run(&pool, &frozen) else {
+            self.round.fail(self.pool.options().checkpoint_bytes);
+            return false;
+        };
+        clean::each(&pool, &frozen, &marks, cleaning, |moved| self.move_blocks(moved));
+        true
+    }
+
+    /// Writes and publishes a group of moves durably. Returns false if there was no space or it
+    /// failed. No other group may be in flight.
+    pub(crate) fn move_blocks(&mut self, moved: Relocation) -> bool {
+        let others = std::mem::take(&mut self.group);
+        let align = self.pool.align();
+        let record = Record::of(Body::Move(Arc::new(moved)), None);
+        self.group.take(record, &self.pool, align);
+        let is_written = match self.group.descriptors.is_empty() {
+            true if self.fits_changed_pages() && self.sync() => {
+                publish::group(&self.pool, &self.group, 0);
+                true
+            }
+            true => false,
+            false => self.is_admitted() && self.append().is_ok() && self.complete_alone().is_ok(),
+        };
+        self.group = others;
+        is_written
+    }
+
+    /// Makes a checkpoint concurrently with writes, if the pool runs threads.
+    pub(super) fn start_checkpoint(&mut self) {
+        if !self.pool.is_running() {
+            self.checkpoint_now(Cleaning::Due);
+            return;
+        }
+        self.complete_all();
+        if self.pool.is_latched() || !self.sync() {
+            return;
+        }
+        debug_assert!(self.round.is_none(), "I5: the last checkpoint thread was not joined");
+        let (frozen, pool) = (self.freeze(), Arc::clone(&self.pool));
+        let run = move || {
+            let of = Arc::downgrade(&pool);
+            let is_waited_for =
+                |pool: Arc<Pool<D>>| pool.maintenance().must_finish() || clean::is_scarce(&pool);
+            thread::set_yielding(move || of.upgrade().is_none_or(is_waited_for));
+            let marks = checkpoint::run(&pool, &frozen);
+            if let Some(marks) = &marks {
+                pool.set_stage(Stage::Scanning);
+                clean::concurrent(&pool, &frozen, marks);
+            }
+            frozen.let_go();
+            pool.set_stage(if marks.is_some() { Stage::Resting } else { Stage::Idle });
+        };
+        self.pool.set_stage(Stage::Writing);
+        self.round.cleaning_since = None;
+        match Thread::start("volume-checkpoint", run) {
+            Ok(thread) => self.round.thread = Some(thread),
+            Err(error) => {
+                tracing::warn!("no thread for a checkpoint: {error}");
+                self.pool.set_stage(Stage::Idle);
+                self.pool.segments().end_round(false);
+                self.round.fail(self.pool.options().checkpoint_bytes);
+            }
+        }
+    }
+
+    /// Waits for the checkpoint thread. Its cleaning may be waiting for this thread, so this
+    /// asks it to stop.
+    pub(super) fn join(&mut self) {
+        let Some(thread) = self.round.thread.take() else { return };
+        self.pool.maintenance().send(RoundCommand::Finish);
+        if !thread.join() {
+            self.pool.latch("a checkpoint has panicked");
+        }
+        self.pool.maintenance().withdraw_finish();
+        if !self.pool.maintenance().stage().is_durable() {
+            self.round.fail(self.pool.options().checkpoint_bytes);
+        }
+    }
+}
