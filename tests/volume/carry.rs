@@ -310,6 +310,73 @@ fn refused_endpoint_makes_no_pool() {
     }
 }
 
+/// The bug: `serve` makes its devices one after another, so a refused one left the new pools,
+/// volumes and SMR disks of those before it; and a trace that could not be made left the data of
+/// its own device.
+#[test]
+fn a_refused_device_leaves_no_new_data() {
+    let place = Place::new();
+    let (old, new) = (place.file("old"), place.file("state/new"));
+    let disk = place.file("disk");
+    std::fs::write(&disk, vec![0; 96 << 20]).unwrap();
+    blockyard(&["volume", "create", &old, "v0", "--size", "8M"]).ok();
+    let listed = || blockyard(&["volume", "list", &old]).ok().out;
+    let before = listed();
+    let full = place.file("full");
+    std::fs::create_dir(&full).unwrap();
+    std::fs::write(format!("{full}/notes"), "mine").unwrap();
+    let made = [
+        format!("volume:///a?path={new}&size=8M"),
+        format!("volume:///b?path={new}&size=8M"),
+        format!("volume:///c?path={old}&size=8M"),
+        format!("volume:///d?path={disk}&size=8M"),
+        format!("volume:///e?path={new}/1&path2={new}/2&size=8M"),
+        format!("smr:///s?backing={new}&size=1G"),
+    ];
+    let refused = [
+        "null:///z?trace=/nonexistent/trace".to_owned(),
+        format!("volume:///z?path={full}&size=8M"),
+        format!("volume:///z?path={old}&size=8M&reservation=8P"),
+        format!("smr:///z?backing={full}&size=1G"),
+    ];
+    let is_as_before = |case: &str| {
+        assert!(!std::path::Path::new(&place.file("state")).exists(), "{case}");
+        assert_eq!(listed(), before, "{case}");
+        assert!(std::fs::read(&disk).unwrap().iter().all(|byte| *byte == 0), "{case}");
+        assert_eq!(std::fs::read_dir(&full).unwrap().count(), 1, "{case}");
+    };
+    let started = |devices: &[&str]| Yard::try_serve(devices).map(drop).map_err(|failed| failed.1);
+    for device in &made {
+        for last in &refused {
+            started(&[device, last]).unwrap_err();
+            is_as_before(&format!("{device} {last}"));
+        }
+        let case = format!("{device}&trace=/nonexistent/trace");
+        assert!(started(&[&case]).unwrap_err().contains("/nonexistent/trace"), "{case}");
+        is_as_before(&case);
+    }
+    // Two volumes of one new pool, of which the second is refused.
+    started(&[&made[0], &format!("{}&trace=/nonexistent/trace", made[1])]).unwrap_err();
+    is_as_before("two volumes");
+    // The same by the control API, and by a command.
+    let yard = Yard::serve(&["null:///n?size=1G"]);
+    for device in &made {
+        let device = format!("{device}&trace=/nonexistent/trace");
+        yard.command(&["add", &device]).fails();
+        is_as_before(&device);
+    }
+    drop(yard);
+    let line = ["volume", "create", &new, "a", "--size", "8P", "--reservation", "8P"];
+    blockyard(&line).fails();
+    is_as_before("volume create");
+    // What is served is kept.
+    let yard = Yard::serve(&[&made[0], &made[1], &made[2], &made[3]]);
+    nbdsh(&yard.uri("a"), "h.pwrite(b'kept' * 1024, 0)\nh.flush()");
+    drop(yard);
+    let yard = Yard::serve(&[&made[0], &made[1], &made[2], &made[3]]);
+    nbdsh(&yard.uri("a"), "assert h.pread(4096, 0) == b'kept' * 1024");
+}
+
 /// The bug: `serve` of a pool whose superblock is damaged ended with the code of a wrong option.
 #[test]
 fn serve_of_a_damaged_pool_has_the_exit_code_of_damage() {
@@ -320,6 +387,24 @@ fn serve_of_a_damaged_pool_has_the_exit_code_of_damage() {
     superblock.unwrap().set_len(100).unwrap();
     let refused = blockyard(&["serve", &device, "--nbd", "none"]).fails();
     assert_eq!(refused.code, Some(7), "{refused}");
+}
+
+/// The bug: for up to 50 ms after a yard had exited, the kernel kept the files that the yard had
+/// registered with io_uring open, and `umount` of their file system failed with EBUSY.
+#[test]
+fn a_file_system_unmounts_right_after_the_exit_of_its_yard() {
+    for _ in 0..10 {
+        let place = Place::new();
+        let small = small(&place, "256M");
+        let mut yard =
+            Yard::serve(&[&format!("volume:///v0?path={}/pool&size=64M&store=uring", small.0)]);
+        let script = "[h.pwrite(bytes([i]) * 65536, i << 16) for i in range(64)]\nh.flush()\n\
+                      [h.pread(65536, i << 16) for i in range(64)]";
+        nbdsh(&yard.uri("v0"), script);
+        yard.signal("TERM");
+        assert!(yard.end().success());
+        ok(&["umount", &small.0]);
+    }
 }
 
 /// The bug: `volume send` had the exit code 0 although its reader left and the stream was cut.

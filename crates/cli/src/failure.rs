@@ -104,6 +104,9 @@ impl From<DaemonError> for Failure {
             DaemonError::Device { source: YardError::Stack(StackError::Volume(error)), .. } => {
                 Code::of_pool(error)
             }
+            DaemonError::Device { source: YardError::Stack(StackError::InUse(_)), .. } => {
+                Code::Refused
+            }
             DaemonError::Device { .. }
             | DaemonError::ApiDirectory(_)
             | DaemonError::Nbd(ServerError::Tls(_)) => Code::Config,

@@ -27,6 +27,7 @@ pub mod limits;
 pub mod middleware;
 pub mod owner_only;
 pub mod pieces;
+pub mod provisional;
 pub mod region;
 pub mod request;
 mod ring;

@@ -6,7 +6,7 @@
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Mode of a file: its owner reads and writes it.
 pub const FILE_MODE: u32 = 0o600;
@@ -23,6 +23,12 @@ pub fn make_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
     options
+}
+
+/// The directories that [`create_dir_all`] would create for `path`, a directory before its parent.
+pub fn missing_directories(path: &Path) -> Vec<PathBuf> {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    absolute.ancestors().take_while(|path| !path.exists()).map(Path::to_owned).collect()
 }
 
 /// Creates a directory, and missing parent directories, with [`DIRECTORY_MODE`].

@@ -273,6 +273,13 @@ impl<D: SegmentStore> SegmentStore for Copies<D> {
         }
     }
 
+    fn erase(&self) -> io::Result<()> {
+        match self {
+            Copies::One(one) => one.erase(),
+            Copies::Two(two) => two.erase(),
+        }
+    }
+
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
         match self {
             Copies::One(one) => one.fresh_id(),

@@ -339,6 +339,21 @@ impl DirectoryStore {
         }
     }
 
+    /// Removes the files of a pool. Without the superblock and the label, which go first, there is
+    /// no pool any more.
+    pub(crate) fn erase(&self) -> io::Result<()> {
+        self.remove(superblock::FILE)?;
+        self.remove(label::FILE)?;
+        self.sync_names()?;
+        for name in self.names()?.iter().filter(|name| segment(name).is_some()) {
+            self.remove(name)?;
+        }
+        if self.has_made_lock {
+            self.remove(LOCK)?;
+        }
+        self.sync_names()
+    }
+
     pub(crate) fn sync_names(&self) -> io::Result<()> {
         self.open.sync_all()
     }

@@ -319,6 +319,12 @@ impl Disk {
         self.file.sync_data()
     }
 
+    /// Overwrites a pool with zeros, as far as a search for data on the disk reads.
+    pub(crate) fn erase(&self) -> io::Result<()> {
+        let len = self.len()?;
+        contents::wipe(&self.part(0, len), len)
+    }
+
     /// Writes the lock owner's entry: the process, and its control socket.
     pub(crate) fn hold(&self, lock_owner: &LockOwner) -> io::Result<()> {
         if self.purpose == Purpose::Look {

@@ -349,6 +349,16 @@ pub trait SegmentStore: fmt::Debug + Send + Sync + 'static {
         u64::MAX
     }
 
+    /// Removes a pool that was made since this process took the storage, so that the storage is
+    /// empty again.
+    ///
+    /// # Errors
+    /// If some of the pool may be left.
+    fn erase(&self) -> io::Result<()> {
+        self.names()?.iter().try_for_each(|name| self.remove(name))?;
+        self.sync_names()
+    }
+
     /// A new unique identity.
     ///
     /// # Errors

@@ -522,6 +522,13 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
         Ok(names.into_iter().collect())
     }
 
+    fn erase(&self) -> io::Result<()> {
+        let copies = self.0.sides.iter().filter_map(|side| side.directory.as_ref());
+        // If one copy cannot be erased, the other one still is.
+        let erased: Vec<_> = copies.map(SegmentStore::erase).collect();
+        erased.into_iter().collect()
+    }
+
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
         let mut good = self.0.good_ones();
         good.next().ok_or_else(|| io::Error::other("no copy is left"))?.1.fresh_id()

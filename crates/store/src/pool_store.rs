@@ -327,6 +327,13 @@ impl SegmentStore for PoolStore {
         }
     }
 
+    fn erase(&self) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(folder) => folder.erase(),
+            PoolLocation::Disk(disk) => disk.erase(),
+        }
+    }
+
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
         let text = std::fs::read_to_string(FRESH_ID)?;
         let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use blockyard_core::provisional::Provisional;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
 use blockyard_store::{PoolBacking, SegmentStore, StoreKind};
@@ -44,7 +45,7 @@ pub(crate) struct Shared<D: SegmentStore> {
     pub(crate) live: Arc<OpenVolume>,
     /// Declared after `live`, and so dropped after it: a thread that finds the volume closed may
     /// change it.
-    _taken: Taken<D>,
+    taken: Taken<D>,
     pub(crate) running: Arc<Running<D>>,
 }
 
@@ -52,11 +53,16 @@ pub(crate) struct Shared<D: SegmentStore> {
 struct Taken<D: SegmentStore> {
     running: Arc<Running<D>>,
     id: u32,
+    /// Whether a volume that this opening made is removed when it is dropped.
+    provisional: Provisional,
 }
 
 impl<D: SegmentStore> Drop for Taken<D> {
     fn drop(&mut self) {
         self.running.put(self.id);
+        if !self.provisional.is_kept() {
+            self.running.discard(self.id);
+        }
     }
 }
 
@@ -74,6 +80,20 @@ impl Volume {
     /// # Errors
     /// As [`Volume::open`].
     pub fn open_with(config: VolumeConfig, options: Options) -> Result<Arc<Volume>, VolumeError> {
+        let volume = Volume::open_provisional(config, options)?;
+        volume.provisional().keep();
+        Ok(volume)
+    }
+
+    /// Opens a volume. A volume or a pool that this makes is removed when the volume is closed,
+    /// unless the caller keeps [`Volume::provisional`].
+    ///
+    /// # Errors
+    /// As [`Volume::open`].
+    pub fn open_provisional(
+        config: VolumeConfig,
+        options: Options,
+    ) -> Result<Arc<Volume>, VolumeError> {
         config.check()?;
         let map_cache_bytes = match config.map_cache {
             0 => options.map_cache_bytes,
@@ -89,7 +109,12 @@ impl Volume {
         }
         let running = Running::open_places(&places, options)?;
         agrees(&running, &config)?;
-        Volume::open_in(running, config)
+        let opened = Volume::open_provisional_in(Arc::clone(&running), config);
+        if opened.is_err() {
+            // The volume of a new pool may not fit in it.
+            running.erase_if_empty();
+        }
+        opened
     }
 }
 
@@ -102,21 +127,30 @@ impl<D: SegmentStore> Volume<D> {
         running: Arc<Running<D>>,
         config: VolumeConfig,
     ) -> Result<Arc<Volume<D>>, VolumeError> {
+        let volume = Volume::open_provisional_in(running, config)?;
+        volume.provisional().keep();
+        Ok(volume)
+    }
+
+    fn open_provisional_in(
+        running: Arc<Running<D>>,
+        config: VolumeConfig,
+    ) -> Result<Arc<Volume<D>>, VolumeError> {
         config.check()?;
-        let live = loop {
-            let live = find_or_make(&running, &config)?;
+        let (live, provisional) = loop {
+            let (live, made) = find_or_make(&running, &config)?;
             if !running.take(live.meta.id) {
                 let why = "a device of this process already".to_owned();
                 return Err(VolumeError::Busy { name: config.name.clone(), why });
             }
             // Another thread may have removed or changed the volume before it was taken.
             match running.pool().find(&config.name) {
-                Ok(now) if Arc::ptr_eq(&now, &live) => break live,
+                Ok(now) if Arc::ptr_eq(&now, &live) => break (live, made),
                 _ => running.put(live.meta.id),
             }
         };
         let VolumeMeta { id, block_bytes, blocks, .. } = live.meta;
-        let _taken = Taken { running: Arc::clone(&running), id };
+        let taken = Taken { running: Arc::clone(&running), id, provisional };
         let sectors = blocks * u64::from(block_bytes) / SECTOR_BYTES;
         let geometry = Geometry {
             sectors,
@@ -136,13 +170,18 @@ impl<D: SegmentStore> Volume<D> {
             ..Limits::unlimited(DEPTH)
         };
         let rates = Rates::new(config.iops, config.bandwidth);
-        let shared = Shared { config, geometry, limits, rates, live, _taken, running };
+        let shared = Shared { config, geometry, limits, rates, live, taken, running };
         Ok(Arc::new(Volume { shared: Arc::new(shared) }))
     }
 
     /// The parameters of the volume.
     pub fn config(&self) -> &VolumeConfig {
         &self.shared.config
+    }
+
+    /// Whether the volume stays if this opening made it.
+    pub fn provisional(&self) -> &Provisional {
+        &self.shared.taken.provisional
     }
 
     /// The open pool that contains the volume.
@@ -196,14 +235,14 @@ fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
 fn find_or_make<D: SegmentStore>(
     running: &Running<D>,
     config: &VolumeConfig,
-) -> Result<Arc<OpenVolume>, VolumeError> {
+) -> Result<(Arc<OpenVolume>, Provisional), VolumeError> {
     let pool = running.pool();
-    let live = match pool.find(&config.name) {
-        Ok(live) => live,
+    let (live, provisional) = match pool.find(&config.name) {
+        Ok(live) => (live, Provisional::kept()),
         Err(_) => {
             let VolumeConfig { name, size, volblocksize, reservation, .. } = config;
             running.create_reserved(name, *size, *volblocksize, *reservation)?;
-            pool.find(&config.name)?
+            (pool.find(&config.name)?, Provisional::removed_at_close())
         }
     };
     let VolumeMeta { block_bytes, blocks, .. } = live.meta;
@@ -221,7 +260,7 @@ fn find_or_make<D: SegmentStore>(
     if config.reservation != 0 && config.reservation != live.reserved_bytes() {
         running.reserve(&config.name, config.reservation)?;
     }
-    Ok(live)
+    Ok((live, provisional))
 }
 
 impl<D: SegmentStore> Device for Volume<D> {

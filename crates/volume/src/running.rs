@@ -5,12 +5,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use blockyard_store::{Places, PoolBacking, Purpose, SegmentStore, StoreError};
 use blockyard_volume_format::catalogue::VolumeMeta;
+use blockyard_volume_format::superblock;
 
 use crate::address_space;
 use crate::error::VolumeError;
@@ -86,6 +88,12 @@ pub struct Running<D: SegmentStore = PoolBacking> {
     thread: Option<JoinHandle<()>>,
     /// Numbers of the volumes that are served as devices or held for a change.
     taken: Mutex<BTreeSet<u32>>,
+    /// Whether this opening made the pool.
+    is_new: bool,
+    /// Directories that this opening made, a directory before its parent.
+    new_directories: Vec<PathBuf>,
+    /// Whether to remove the pool at the close if it has no volume then.
+    erase_if_empty: AtomicBool,
 }
 
 fn pools() -> MutexGuard<'static, HashMap<PathBuf, Place>> {
@@ -108,6 +116,7 @@ impl Running {
     /// If the pool cannot be opened.
     pub fn open_places(given: &Places, options: Options) -> Result<Arc<Running>, VolumeError> {
         address_space::check(&options)?;
+        let new_directories = given.missing_directories();
         let given = given.settled()?;
         let places = given.all();
         let until = Instant::now() + CLOSE_MAX;
@@ -138,7 +147,7 @@ impl Running {
             std::thread::sleep(CLOSE_LOOK);
         };
         let directory = taken.put_together(given.degraded, &PoolVerifier)?;
-        let running = Running::start(directory, options)?;
+        let running = Running::start_in(directory, options, new_directories)?;
         if !running.pool.segments().directory().is_direct() {
             let path = running.path().display();
             tracing::warn!("{path}: no direct I/O there; through the page cache");
@@ -175,6 +184,15 @@ impl<D: SegmentStore> Running<D> {
     /// # Errors
     /// If the pool cannot be opened.
     pub fn start(directory: D, options: Options) -> Result<Arc<Running<D>>, VolumeError> {
+        Running::start_in(directory, options, Vec::new())
+    }
+
+    fn start_in(
+        directory: D,
+        options: Options,
+        new_directories: Vec<PathBuf>,
+    ) -> Result<Arc<Running<D>>, VolumeError> {
+        let is_new = matches!(directory.open(superblock::FILE), Ok(None));
         let (pool, mut committer) = Pool::open(directory, options)?;
         pool.set_running(true);
         let thread = std::thread::Builder::new().name("volume-log".to_owned());
@@ -193,7 +211,38 @@ impl<D: SegmentStore> Running<D> {
         let thread = thread.spawn(run);
         let thread = thread.map_err(VolumeError::io("cannot start the thread of the log"))?;
         let taken = Mutex::new(BTreeSet::new());
-        Ok(Arc::new(Running { pool, thread: Some(thread), taken }))
+        let (thread, erase_if_empty) = (Some(thread), AtomicBool::new(false));
+        Ok(Arc::new(Running { pool, thread, taken, is_new, new_directories, erase_if_empty }))
+    }
+
+    /// If the pool has no volume and this opening made it: removes it at the close, unless it has a
+    /// volume by then. For a pool whose first volume could not be made.
+    pub fn erase_if_empty(&self) {
+        let is_empty = self.pool.volumes().by_id.is_empty();
+        // A flag alone: it publishes no other data.
+        self.erase_if_empty.store(is_empty, Ordering::Relaxed);
+    }
+
+    /// Removes a volume that was made for a device that is not served, and the pool with it if the
+    /// pool was made for the same reason.
+    pub(crate) fn discard(&self, id: u32) {
+        let name = self.pool.volumes().by_id.get(&id).map(|live| live.meta.name.clone());
+        if let Some(name) = name
+            && let Err(error) = self.destroy(&name)
+        {
+            tracing::warn!("the new volume `{name}` stays: {error}");
+        }
+        self.erase_if_empty();
+    }
+
+    /// Removes the pool, whose log has ended.
+    fn erase(&self) {
+        let directory = self.pool.segments().directory();
+        if let Err(error) = directory.erase() {
+            tracing::warn!("parts of the new pool `{}` stay: {error}", directory.title());
+        }
+        // A directory with other files stays.
+        self.new_directories.iter().for_each(|path| _ = std::fs::remove_dir(path));
     }
 
     /// The pool.
@@ -252,5 +301,9 @@ impl<D: SegmentStore> Drop for Running<D> {
         }
         self.pool.set_running(false);
         self.pool.segments().log_repairs();
+        let may_erase = self.is_new && self.erase_if_empty.load(Ordering::Relaxed);
+        if may_erase && self.pool.volumes().by_id.is_empty() {
+            self.erase();
+        }
     }
 }

@@ -155,10 +155,8 @@ impl Daemon {
                 bound.push((daemon.bind_by(&options.tls, adopt)?, false));
             }
         }
-        for spec in &options.devices {
-            let failed = |source| DaemonError::Device { name: spec.name().to_owned(), source };
-            daemon.devices.add(spec.clone()).map_err(failed)?;
-        }
+        let added = daemon.devices.add_all(&options.devices);
+        added.map_err(|(name, source)| DaemonError::Device { name, source })?;
         let (sender, cleanup) = (daemon.sender(), Arc::clone(&daemon.cleanup));
         daemon
             .control

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_core::claim::DiskClaim;
+use blockyard_core::provisional::Provisional;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_fuse::Files;
 use blockyard_nbd::{ExportOptions, Exports};
@@ -95,6 +96,33 @@ impl Devices {
     /// If the name is taken, there are too many devices, or the device cannot be opened.
     pub fn add(&self, spec: DeviceSpec) -> Result<DeviceEntry, YardError> {
         self.add_by(spec, stack::open)
+    }
+
+    /// Opens devices and exports them.
+    ///
+    /// # Errors
+    /// As [`Devices::add`], for the device of the returned name. Then the devices that were opened
+    /// before stay in the list, and what they made on disk is removed when they are closed.
+    pub fn add_all(&self, specs: &[DeviceSpec]) -> Result<(), (String, YardError)> {
+        let failed = |spec: &DeviceSpec| {
+            let name = spec.name().to_owned();
+            |error| (name, error)
+        };
+        // What is refused without opening anything is refused before anything is made.
+        for spec in specs {
+            stack::check(spec).map_err(|error| failed(spec)(error.into()))?;
+        }
+        let mut new = Vec::new();
+        for spec in specs {
+            let opened = self.add_by(spec.clone(), |spec| {
+                let made = stack::open_provisional(spec)?;
+                new.push(made.provisional.clone());
+                Ok(made)
+            });
+            opened.map_err(failed(spec))?;
+        }
+        new.iter().for_each(Provisional::keep);
+        Ok(())
     }
 
     /// Opens a device by `make` and exports it.

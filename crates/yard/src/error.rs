@@ -6,6 +6,7 @@ use blockyard_core::{DeviceError, Status};
 use blockyard_fuse::FileError;
 use blockyard_nbd::ExportError;
 use blockyard_ram::RamError;
+use blockyard_smr::media::MediaError;
 use blockyard_store::StoreError;
 use blockyard_volume::VolumeError;
 use blockyard_zonefs::{MountError, ZoneFsError};
@@ -68,6 +69,9 @@ pub enum StackError {
         /// The operation and the error.
         message: String,
     },
+    /// Another process has the backing of an SMR disk open.
+    #[error("backing: {0}")]
+    InUse(MediaError),
     /// The pool of a volume cannot be opened.
     #[error(transparent)]
     Volume(VolumeError),
@@ -78,6 +82,7 @@ impl StackError {
     pub fn field(&self) -> &'static str {
         match self {
             StackError::Invalid { field, .. } | StackError::Refused { field, .. } => field,
+            StackError::InUse(_) => "backing",
             StackError::Volume(error) => error.field(),
         }
     }
@@ -377,7 +382,9 @@ impl YardError {
             YardError::Device(DeviceError::OutOfRange { .. }) => "out_of_range",
             YardError::Device(DeviceError::Gone) => "gone",
             YardError::Device(DeviceError::Os { .. })
-            | YardError::Stack(StackError::Refused { .. } | StackError::Volume(_)) => "refused",
+            | YardError::Stack(
+                StackError::Refused { .. } | StackError::InUse(_) | StackError::Volume(_),
+            ) => "refused",
             YardError::Export(_) | YardError::File(_) => "export_failed",
             YardError::Uri(_)
             | YardError::Stack(_)
@@ -419,8 +426,9 @@ impl YardError {
             YardError::Stack(StackError::Invalid { field, value, .. })
             | YardError::Argument { field, value, .. }
             | YardError::Device(DeviceError::Invalid { field, value, .. }) => (field, value),
-            YardError::Stack(StackError::Refused { field, .. }) => (field, ""),
-            YardError::Stack(StackError::Volume(error)) => (error.field(), ""),
+            YardError::Stack(
+                error @ (StackError::Refused { .. } | StackError::InUse(_) | StackError::Volume(_)),
+            ) => (error.field(), ""),
             YardError::Inject(InjectError { field, value, .. }) => (field, value),
             YardError::NoSuchFault { fault, .. }
             | YardError::Device(DeviceError::NoSuchFault { fault }) => ("fault", fault),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
+use blockyard_core::provisional::Provisional;
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneWritePlugs};
 use blockyard_core::zone::{AtomicZoneSet, ZoneSet};
@@ -42,6 +43,15 @@ pub struct Made {
     pub ram: Option<Arc<Ram>>,
     /// The pool that the device is in, if it is a volume.
     pub pool: Option<Arc<Running>>,
+    /// Whether what this opening made on disk stays when the device is closed.
+    pub provisional: Provisional,
+}
+
+impl Made {
+    /// A device that keeps nothing on disk.
+    pub fn without_files(disk: Arc<dyn Disk>) -> Made {
+        Made { disk, notes: Vec::new(), ram: None, pool: None, provisional: Provisional::kept() }
+    }
 }
 
 impl From<NullError> for StackError {
@@ -98,9 +108,19 @@ fn untuned(spec: &DeviceSpec) -> impl Iterator<Item = String> {
 /// Opens the device.
 ///
 /// # Errors
-/// If its parameters conflict, or the system refuses an operation that they need.
+/// If its parameters conflict, or the system refuses an operation that they need. Then nothing that
+/// this made on disk is left.
 pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     open_with_zones::<AtomicZoneSet>(spec)
+}
+
+/// Opens the device. What this makes on disk is removed when the device is closed, unless the
+/// caller keeps [`Made::provisional`].
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_provisional(spec: &DeviceSpec) -> Result<Made, StackError> {
+    open_with::<AtomicZoneSet>(spec)
 }
 
 /// Opens the device with zones of type `Z`, to compare ways of locking them.
@@ -108,11 +128,17 @@ pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
 /// # Errors
 /// As [`open`].
 pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
+    let made = open_with::<Z>(spec)?;
+    made.provisional.keep();
+    Ok(made)
+}
+
+fn open_with<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
     let mut made = match spec.kind().name {
         "null" => {
             let null = null::<Z>(spec)?;
             let notes = notes(spec, &null);
-            Made { disk: with_delay(spec, null)?, notes, ram: None, pool: None }
+            Made { notes, ..Made::without_files(with_delay::<Zoned, _>(spec, null)?) }
         }
         "smr" => smr::open(spec)?,
         "ram" => ram::open(spec)?,
@@ -129,7 +155,7 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
 /// # Errors
 /// As [`open`].
 pub fn over<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
-    with_delay(spec, device)
+    with_delay::<Zoned, _>(spec, device)
 }
 
 /// Checks that the parameters do not conflict, without creating files.
@@ -156,16 +182,45 @@ fn notes<Z: ZoneSet>(spec: &DeviceSpec, null: &Null<Z>) -> Vec<String> {
     null.notes().iter().cloned().chain(idle(spec)).collect()
 }
 
-fn with_delay<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+/// Whether devices of a kind can be zoned. A kind that cannot compiles no layers for zones.
+trait Zones {
+    /// Puts the layers above the fault injector.
+    fn finish<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError>;
+}
+
+/// The devices may be zoned.
+struct Zoned;
+
+impl Zones for Zoned {
+    fn finish<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+        with_scheduler(spec, device)
+    }
+}
+
+/// The devices are not zoned.
+struct Conventional;
+
+impl Zones for Conventional {
+    fn finish<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+        let depth = device.limits().queue_depth;
+        let device = scheduled(spec, device)?;
+        Ok(composed(spec, device, Ungated, depth))
+    }
+}
+
+fn with_delay<Z: Zones, D: Device>(
+    spec: &DeviceSpec,
+    device: D,
+) -> Result<Arc<dyn Disk>, StackError> {
     let delay_ns = spec.number("delay_nsec");
     // The trace is above the delay, so that it shows the delay. With a trace a delay of zero is
     // also a layer, which saves a fourth combination; its cost does not matter while tracing.
     match (spec.text("trace"), delay_ns) {
-        (None, 0) => with_faults(spec, device),
-        (None, _) => with_faults(spec, Delayed::new(device, delay_ns)),
+        (None, 0) => with_faults::<Z, _>(spec, device),
+        (None, _) => with_faults::<Z, _>(spec, Delayed::new(device, delay_ns)),
         (Some(path), _) => {
             let delayed = Delayed::new(device, delay_ns);
-            with_faults(spec, Traced::new(delayed, create_trace(&path)?))
+            with_faults::<Z, _>(spec, Traced::new(delayed, create_trace(&path)?))
         }
     }
 }
@@ -196,8 +251,11 @@ fn create_trace(path: &str) -> Result<Trace, StackError> {
     Ok(Trace::new(Box::new(BufWriter::new(file))))
 }
 
-fn with_faults<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
-    with_scheduler(spec, Faulty::new(device, seed(spec.name())))
+fn with_faults<Z: Zones, D: Device>(
+    spec: &DeviceSpec,
+    device: D,
+) -> Result<Arc<dyn Disk>, StackError> {
+    Z::finish(spec, Faulty::new(device, seed(spec.name())))
 }
 
 /// Puts the device under a scheduler that can be switched on and off, unless that would break the
@@ -208,14 +266,19 @@ fn with_scheduler<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Dis
     let is_zoned = device.geometry().zones.is_some();
     let is_asked = spec.choice("scheduler") != 0;
     if is_zoned && !is_asked && gate_mode(spec, &device)? == GateMode::Pipeline {
-        return with_gate(spec, Arc::new(device), depth);
+        return Ok(composed(spec, Arc::new(device), Ungated, depth));
     }
+    with_gate(spec, scheduled(spec, device)?, depth)
+}
+
+/// The device under a scheduler, which is active if it was requested.
+fn scheduled<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<Scheduled<D>>, StackError> {
     let scheduled = Scheduled::new(device, false).map_err(|error| StackError::Refused {
         field: "scheduler",
         message: format!("scheduler: {error}"),
     })?;
     scheduler::begin(spec, &scheduled)?;
-    with_gate(spec, Arc::new(scheduled), depth)
+    Ok(Arc::new(scheduled))
 }
 
 /// The mode of the zone write plug; `auto` depends on the device.

@@ -143,7 +143,11 @@ fn open(args: &VolumePoolArgs, path: PathBuf, make: Make) -> Result<PoolAccess, 
     let consent = matches!(make, Make::IfMissing { consent: true });
     let places = Places { degraded: args.degraded, ..Places::of(&path) };
     match Running::open_places(&places, Options { consent, ..Options::default() }) {
-        Ok(running) => Ok(PoolAccess::Here(running)),
+        Ok(running) => {
+            // If the command fails, it leaves no new pool.
+            running.erase_if_empty();
+            Ok(PoolAccess::Here(running))
+        }
         Err(VolumeError::Store(StoreError::InUse { path, lock_owner })) => {
             held(&args.talk, path, lock_owner)
         }

@@ -12,10 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::owner_only;
+use blockyard_core::provisional::Provisional;
 use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::error::MediaError;
+use super::recovery::is_ours;
 use super::store::{Store, StoreFile};
 use super::superblock;
 use super::zone_word::Id;
@@ -37,9 +39,11 @@ pub struct Directory {
     open: File,
     /// The lock file, locked likewise.
     lock: File,
-    /// Whether this process created the file `lock`, and the directory: both are removed if no disk
-    /// is created.
-    has_made: (bool, bool),
+    /// Whether this process created the file `lock`, and the directories that it created, a
+    /// directory before its parent. All are removed if no disk is created.
+    has_made: (bool, Vec<PathBuf>),
+    /// Whether a disk stays that was created since this process took the directory.
+    pub(crate) provisional: Provisional,
     /// The superblock, locked likewise, once it exists.
     superblock: Mutex<Option<File>>,
 }
@@ -48,15 +52,19 @@ pub struct Directory {
 /// of all file descriptors until it calls exec.
 impl Drop for Directory {
     fn drop(&mut self) {
+        if !self.provisional.is_kept()
+            && let Err(error) = self.erase()
+        {
+            let shown = self.path.display();
+            tracing::warn!("parts of the new disk in {shown} stay: {error}");
+        }
         let is_none = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty())
             .is_err_and(|error| error == Errno::NOENT);
-        let (has_made_lock, has_made_path) = self.has_made;
-        if is_none && has_made_lock {
+        let (has_made_lock, new_directories) = &self.has_made;
+        if is_none && *has_made_lock {
             _ = self.remove(LOCK);
-            if has_made_path {
-                // A directory that is not empty stays.
-                _ = std::fs::remove_dir(&self.path);
-            }
+            // A directory that is not empty stays.
+            new_directories.iter().for_each(|path| _ = std::fs::remove_dir(path));
         }
         // Closing the files releases any lock that the unlock call failed to release.
         let superblock = self.superblock().take();
@@ -72,7 +80,7 @@ impl Directory {
     pub fn take(path: &Path) -> Result<Directory, MediaError> {
         let what = |doing: &str| format!("{doing} {}", path.display());
         let in_use = || MediaError::InUse { path: path.to_owned() };
-        let has_made_path = !path.exists();
+        let new_directories = owner_only::missing_directories(path);
         owner_only::create_dir_all(path).map_err(MediaError::io(what("cannot make")))?;
         let open = File::open(path).map_err(MediaError::io(what("cannot open")))?;
         // Some file systems cannot lock a directory.
@@ -89,14 +97,28 @@ impl Directory {
                 return Err(MediaError::io(what("cannot lock"))(source));
             }
         }
-        let has_made = (has_made_lock, has_made_path);
+        let has_made = (has_made_lock, new_directories);
         let path = path.to_owned();
-        let directory = Directory { path, open, lock, has_made, superblock: Mutex::default() };
+        let (provisional, superblock) = (Provisional::kept(), Mutex::default());
+        let mut directory = Directory { path, open, lock, has_made, provisional, superblock };
+        if rustix::fs::statat(&directory.open, superblock::FILE, AtFlags::empty()).is_err() {
+            directory.provisional = Provisional::removed_at_close();
+        }
         match directory.lock_superblock() {
             // A damaged superblock is reported when it is read.
             Ok(()) | Err(TryLockError::Error(_)) => Ok(directory),
             Err(TryLockError::WouldBlock) => Err(in_use()),
         }
+    }
+
+    /// Removes the files of a disk. Without the superblock, which goes first, there is no disk.
+    fn erase(&self) -> io::Result<()> {
+        self.remove(superblock::FILE)?;
+        self.sync_names()?;
+        for name in self.names()?.iter().filter(|name| is_ours(name) && *name != LOCK) {
+            self.remove(name)?;
+        }
+        self.sync_names()
     }
 
     fn superblock(&self) -> MutexGuard<'_, Option<File>> {

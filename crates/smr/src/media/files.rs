@@ -19,6 +19,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use blockyard_core::provisional::Provisional;
 use blockyard_core::zone::ZoneCond;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
@@ -143,9 +144,25 @@ impl Files {
     /// If another process uses the directory, or it holds other files, a disk with another
     /// geometry, or a damaged disk.
     pub fn open(path: &Path, options: &Options) -> Result<Files, MediaError> {
+        let files = Files::open_provisional(path, options)?;
+        files.provisional().keep();
+        Ok(files)
+    }
+
+    /// Opens the disk in a directory. A disk that this creates is removed when it is closed, unless
+    /// the caller keeps [`Files::provisional`].
+    ///
+    /// # Errors
+    /// As [`Files::open`].
+    pub fn open_provisional(path: &Path, options: &Options) -> Result<Files, MediaError> {
         let files = Files::open_in(Directory::take(path)?, options)?;
         files.store.narrow();
         Ok(files)
+    }
+
+    /// Whether the disk stays if this opening created it.
+    pub fn provisional(&self) -> &Provisional {
+        &self.store.provisional
     }
 }
 

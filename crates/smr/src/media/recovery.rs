@@ -122,7 +122,7 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
 }
 
 /// Whether an interrupted creation may have left this file.
-fn is_ours(name: &str) -> bool {
+pub(super) fn is_ours(name: &str) -> bool {
     let numbered = ["data.", "live."].into_iter().filter_map(|start| name.strip_prefix(start));
     let is_number =
         |number: &str| number.len() == 2 && number.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -84,8 +84,7 @@ pub(super) fn look(
 /// Probes places between the beginning and the end.
 fn between(disk: &PoolFile, end: u64) -> io::Result<Option<String>> {
     let mut bytes = Memory::new(PROBE_BYTES as u64).take_beyond(PROBE_BYTES);
-    let step = PROBE_STEP * (end / PROBE_STEP / PROBES_MAX + 1);
-    for at in (super::SEGMENTS_AT..end.saturating_sub(PROBE_BYTES as u64)).step_by(step as usize) {
+    for at in probes(end) {
         disk.read_at(at, &mut bytes)?;
         if bytes.iter().any(|byte| *byte != 0) {
             return Ok(Some(format!("data, at byte {at}")));
@@ -94,12 +93,19 @@ fn between(disk: &PoolFile, end: u64) -> io::Result<Option<String>> {
     Ok(None)
 }
 
+/// The offsets of the probes between the beginning and `end`.
+fn probes(end: u64) -> impl Iterator<Item = u64> {
+    let step = PROBE_STEP * (end / PROBE_STEP / PROBES_MAX + 1);
+    (super::SEGMENTS_AT..end.saturating_sub(PROBE_BYTES as u64)).step_by(step as usize)
+}
+
 /// Where the checked end begins; direct I/O needs an aligned offset.
 fn end(len: u64, edge: u64) -> u64 {
     (len - edge) / 4096 * 4096
 }
 
-/// Overwrites the beginning and the end of a disk of `len` bytes with zeros.
+/// Overwrites what [`look`] reads of a disk of `len` bytes with zeros: the beginning, the end, and
+/// the probes between them.
 ///
 /// # Errors
 /// If the disk cannot be written.
@@ -109,6 +115,9 @@ pub(super) fn wipe(disk: &PoolFile, len: u64) -> io::Result<()> {
     zeros.fill(0);
     disk.write_at(0, &[&zeros])?;
     let at = end(len, edge);
+    for probe in probes(at) {
+        disk.write_at(probe, &[&zeros[..PROBE_BYTES]])?;
+    }
     let mut zeros = Memory::new(EDGE_BYTES).take_beyond((len - at) as usize);
     zeros.fill(0);
     disk.write_at(at, &[&zeros])?;
@@ -159,6 +168,7 @@ mod tests {
         let disk = disk("two", |file| {
             file.write_all_at(b"XFSB", 0).unwrap();
             file.write_all_at(b"EFI PART", LEN - 512).unwrap();
+            file.write_all_at(b"segment", 5 << 20).unwrap();
         });
         assert!(look(&disk, LEN, &[]).unwrap().is_some());
         wipe(&disk, LEN).unwrap();

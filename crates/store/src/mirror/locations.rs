@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use blockyard_core::owner_only;
 use blockyard_volume_format::label::{BYTES, FILE, Label};
 
 use super::assemble::{Given, Terms, read_label};
@@ -87,7 +88,8 @@ impl Places {
             Err(_) if is_fresh => crate::place(path),
             found => Ok(found.unwrap_or_else(|_| path.clone())),
         };
-        let made: Vec<_> = [&self.path, &second].into_iter().filter(|it| !it.exists()).collect();
+        let paths = [&self.path, &second].into_iter();
+        let new: Vec<_> = paths.flat_map(|path| owner_only::missing_directories(path)).collect();
         let both = settled(&self.path).and_then(|path| Ok((path, settled(&second)?)));
         let checked = both.and_then(|(path, second)| {
             check_both(&path, &second)?;
@@ -95,9 +97,15 @@ impl Places {
         });
         if checked.is_err() {
             // Only an empty directory is removed.
-            made.into_iter().for_each(|path| _ = std::fs::remove_dir(path));
+            new.iter().for_each(|path| _ = std::fs::remove_dir(path));
         }
         checked
+    }
+
+    /// The directories that do not exist yet, with their missing parents; a directory before its
+    /// parent.
+    pub fn missing_directories(&self) -> Vec<PathBuf> {
+        self.all().iter().flat_map(|path| owner_only::missing_directories(path)).collect()
     }
 
     /// Whether one of the places has a pool, or a copy of one, or that cannot be determined.

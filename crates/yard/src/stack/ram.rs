@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, RamError};
 
-use super::{Made, as_given, given_as, with_delay};
+use super::{Conventional, Made, as_given, given_as, with_delay};
 use crate::error::StackError;
 use crate::spec::DeviceSpec;
 
@@ -19,8 +19,8 @@ const DICTIONARY_BYTES_MAX: u64 = 1 << 20;
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let config = ram_config(spec, read_dictionary)?;
     let ram = Ram::open(config).map_err(|error| refused(spec, error))?;
-    let disk = with_delay(spec, Arc::clone(&ram))?;
-    Ok(Made { disk, notes: Vec::new(), ram: Some(ram), pool: None })
+    let disk = with_delay::<Conventional, _>(spec, Arc::clone(&ram))?;
+    Ok(Made { ram: Some(ram), ..Made::without_files(disk) })
 }
 
 /// The configuration, including the contents of files that it names.

@@ -1,17 +1,20 @@
 //! SMR disks: the emulated one in memory or in files, or a real drive.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use blockyard_smr::config::{DiskConfig, DiskError};
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, MemoryMedium, Options};
+use blockyard_smr::media::{
+    CacheMode, Files, Media, MediaError, MediaGeometry, MemoryMedium, Options,
+};
 use blockyard_smr::sd::{Sd, SdError};
 use blockyard_smr::sg::Sg;
 use blockyard_smr::timed::Timed;
 use blockyard_smr::timing::DriveTimes;
 use blockyard_smr::transport::ScsiTransport;
 
-use super::{Made, as_given, with_delay};
+use super::{Made, Zoned, as_given, with_delay};
 use crate::error::StackError;
 use crate::spec::DeviceSpec;
 
@@ -31,17 +34,19 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
             message: format!("device: {error}"),
         };
         let drive = Sg::open(Path::new(&path)).map_err(|error| refused(error.to_string()))?;
+        let drive: Arc<dyn ScsiTransport> = Arc::new(drive);
         let sd = Sd::open(drive).map_err(|error| refused(format!("`{path}`: {error}")))?;
-        return Ok(Made { disk: with_delay(spec, sd)?, notes, ram: None, pool: None });
+        return Ok(Made { notes, ..Made::without_files(with_delay::<Zoned, _>(spec, sd)?) });
     }
     let config = disk_config(spec);
     if let Some(path) = spec.text("backing") {
-        let files = Files::open(Path::new(&path), &backing(spec, &config));
-        let files = files.map_err(|error| StackError::Refused {
-            field: "backing",
-            message: format!("backing: {error}"),
+        let files = Files::open_provisional(Path::new(&path), &backing(spec, &config));
+        let files = files.map_err(|error| match error {
+            MediaError::InUse { .. } => StackError::InUse(error),
+            _ => StackError::Refused { field: "backing", message: format!("backing: {error}") },
         })?;
-        return on(spec, config, files, notes);
+        let provisional = files.provisional().clone();
+        return Ok(Made { provisional, ..on(spec, config, files, notes)? });
     }
     let refused = |error: std::io::Error| StackError::Refused {
         field: "size",
@@ -104,11 +109,14 @@ fn drive<T: ScsiTransport + 'static>(
     transport: T,
     notes: Vec<String>,
 ) -> Result<Made, StackError> {
+    // One type for all transports, because the layers above are compiled for each type. A SCSI
+    // command takes microseconds, so an indirect call does not matter.
+    let transport: Arc<dyn ScsiTransport> = Arc::new(transport);
     let sd = Sd::open(transport).map_err(|error: SdError| StackError::Refused {
         field: "size",
         message: error.to_string(),
     })?;
-    Ok(Made { disk: with_delay(spec, sd)?, notes, ram: None, pool: None })
+    Ok(Made { notes, ..Made::without_files(with_delay::<Zoned, _>(spec, sd)?) })
 }
 
 /// A disk's error, with the names that the parameters have here.

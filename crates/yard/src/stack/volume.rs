@@ -7,17 +7,19 @@ use blockyard_store::{Commit, StoreError, StoreKind};
 use blockyard_volume::config::ZSTD_LEVEL;
 use blockyard_volume::{Compression, SyncMode, Volume, VolumeConfig, VolumeError};
 
-use super::{Made, as_given, with_delay};
+use super::{Conventional, Made, as_given, with_delay};
 use crate::error::StackError;
 use crate::paths;
 use crate::spec::DeviceSpec;
 
 /// Opens the device.
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
-    let volume = config(spec).and_then(Volume::open).map_err(|error| refused(spec, error))?;
-    let pool = Some(Arc::clone(volume.running()));
-    let disk = with_delay(spec, volume)?;
-    Ok(Made { disk, notes: Vec::new(), ram: None, pool })
+    let opened = config(spec)
+        .and_then(|config| Volume::open_provisional(config, blockyard_volume::Options::default()));
+    let volume = opened.map_err(|error| refused(spec, error))?;
+    let (pool, provisional) = (Some(Arc::clone(volume.running())), volume.provisional().clone());
+    let disk = with_delay::<Conventional, _>(spec, volume)?;
+    Ok(Made { pool, provisional, ..Made::without_files(disk) })
 }
 
 /// Checks that the parameters do not conflict, without accessing the pool.

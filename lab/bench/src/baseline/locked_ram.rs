@@ -426,7 +426,7 @@ pub fn made<T: Table>(spec: &DeviceSpec) -> Result<Made, StackError> {
             message: format!("load: what it holds cannot be copied: {why}"),
         })?;
     }
-    Ok(Made { disk, ram: None, pool: None, notes: Vec::new() })
+    Ok(Made::without_files(disk))
 }
 
 /// Copies the data of one disk to another disk of equal size.

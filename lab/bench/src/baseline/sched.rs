@@ -93,7 +93,7 @@ fn made(way: &str, spec: &DeviceSpec) -> Result<Made, StackError> {
     let null = Null::open(stack::null_config(spec)?)?;
     let disk = disk(way, spec.name(), null, Monotonic)
         .map_err(|error| StackError::Refused { field: "size", message: error.to_string() })?;
-    Ok(Made { disk, ram: None, pool: None, notes: Vec::new() })
+    Ok(Made::without_files(disk))
 }
 
 pub(super) fn spinning(spec: &DeviceSpec) -> Result<Made, StackError> {
