@@ -15,6 +15,7 @@ both_ways! {
     a_zoned_device_is_written_at_its_write_pointers,
     a_devices_error_is_the_files,
     only_what_has_to_wait_takes_a_lane,
+    requests_that_complete_at_once_have_a_latency,
     a_slow_device_holds_up_no_other,
 }
 
@@ -225,6 +226,26 @@ for turn in range(100):
     assert!(!has_lane());
     python(&mounted.file("mem0"), "os.fsync(os.open(path, os.O_RDWR))");
     assert!(has_lane());
+}
+
+fn requests_that_complete_at_once_have_a_latency(way: &Way) {
+    // The bug: the statistics of a device that completes a request while it is submitted counted
+    // the requests to its block file, but not their latency.
+    let mounted = way.serve(&[MEM0]);
+    let script = "
+fd = os.open(path, os.O_RDWR)
+for turn in range(100):
+    assert os.pwrite(fd, b'x' * 4096, turn * 4096) == 4096
+    assert os.pread(fd, 4096, turn * 4096) == b'x' * 4096
+";
+    python(&mounted.file("mem0"), script);
+    let stats = &mounted.yard.command(&["stats", "mem0", "--json"]).ok().json()[0];
+    for (op, latency) in [("read", "read_latency"), ("write", "write_latency")] {
+        let buckets = stats[latency].as_array().unwrap();
+        let timed: u64 = buckets.iter().map(|bucket| bucket[1].as_u64().unwrap()).sum();
+        assert!(timed >= 100, "{latency}: {stats}");
+        assert_eq!(stats["ops"][op]["ops"], timed, "{stats}");
+    }
 }
 
 fn a_slow_device_holds_up_no_other(way: &Way) {

@@ -116,6 +116,9 @@ pub(crate) enum Command {
     Man {
         /// The directory; it must exist
         dir: PathBuf,
+        /// Replace files of the same names that are not manual pages of blockyard
+        #[arg(short, long)]
+        force: bool,
     },
     /// Print completions for a shell
     Completions {

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         Command::Schema => config::print_schema(&mut out),
         Command::Version { json } => manual::version(json, &mut out),
         Command::HelpDevice(args) => manual::help_device(&args, &mut out),
-        Command::Man { dir } => manual::man(&dir),
+        Command::Man { dir, force } => manual::man(&dir, force),
         Command::Completions { shell } => manual::completions(shell, &mut out),
     };
     let result = result.and_then(|()| out.flush().map_err(Failure::from));

@@ -10,6 +10,10 @@ use serde_json::json;
 use crate::args::{Cli, HelpDeviceArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
+use crate::output_file::{Replace, file_failed};
+
+/// How each manual page begins that this program has written.
+const PAGE_START: &[u8] = b".ie \\n(.g .ds Aq";
 
 pub(crate) fn help_device(args: &HelpDeviceArgs, out: &mut impl Write) -> Result<(), Failure> {
     let Some(kind) = &args.kind else {
@@ -63,10 +67,18 @@ fn as_json(param: &'static Param) -> serde_json::Value {
     })
 }
 
-pub(crate) fn man(dir: &Path) -> Result<(), Failure> {
+pub(crate) fn man(dir: &Path, force: bool) -> Result<(), Failure> {
+    let replace = Replace { force, magic: PAGE_START };
+    for entry in dir.read_dir().map_err(|error| file_failed(dir, &error))? {
+        let path = entry.map_err(|error| file_failed(dir, &error))?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        if name.starts_with("blockyard") && name.ends_with(".1") {
+            replace.check(&path)?;
+        }
+    }
     // `help` is the same pages on a terminal.
     clap_mangen::generate_to(Cli::command().disable_help_subcommand(true), dir)
-        .map_err(|error| Failure::new(Code::Failed, format!("{}: {error}", dir.display())))
+        .map_err(|error| file_failed(dir, &error))
 }
 
 pub(crate) fn completions(

@@ -38,8 +38,9 @@ pub(crate) struct Replace<'m> {
 }
 
 impl Replace<'_> {
-    /// Refuses to replace what this program has not made.
-    fn check(&self, path: &Path, found: &Metadata) -> Result<(), Failure> {
+    /// Refuses to replace what this program has not made. Returns the existing file's description.
+    pub(crate) fn check(&self, path: &Path) -> Result<Option<Metadata>, Failure> {
+        let Ok(found) = path.metadata() else { return Ok(None) };
         let kind = found.file_type();
         let is_ours = match () {
             () if self.force => true,
@@ -53,7 +54,7 @@ impl Replace<'_> {
             }
         };
         if is_ours {
-            return Ok(());
+            return Ok(Some(found));
         }
         let what = if kind.is_file() { "the file exists" } else { "it is a block device" };
         let message = format!("cannot replace {}: {what}; --force replaces it", path.display());
@@ -63,10 +64,7 @@ impl Replace<'_> {
 
 impl<'a> OutputFile<'a> {
     pub(crate) fn create(path: &'a Path, replace: Replace<'_>) -> Result<OutputFile<'a>, Failure> {
-        let found = path.metadata().ok();
-        if let Some(found) = &found {
-            replace.check(path, found)?;
-        }
+        let found = replace.check(path)?;
         let target = open(path, found.as_ref(), replace.magic);
         Ok(OutputFile { path, target: target.map_err(|error| file_failed(path, &error))? })
     }

@@ -62,7 +62,7 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
 /// that names the device, and of the configuration otherwise.
 fn start_failure(args: &ServeArgs, error: DaemonError) -> Failure {
     if let DaemonError::Device { name, source } = &error
-        && !matches!(source, YardError::Stack(StackError::Volume(_)))
+        && !matches!(source, YardError::Stack(StackError::Volume(_) | StackError::InUse(_)))
         && args.devices.iter().any(|spec| spec.name() == name)
     {
         return Failure::new(Code::Usage, error);
@@ -169,6 +169,10 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         None
     };
     let nbd = nbd_places(args, config.nbd, temp.as_ref().filter(|_| temporary), activated)?;
+    if nbd.is_empty() && !activated && adds_tls(args) {
+        let message = "tls: no NBD server would use it; remove --nbd none, or the options of TLS";
+        return Err(Failure::new(Code::Usage, message));
+    }
     let control = match (&args.control, config.control, &temp) {
         (Some(place), _, _) if place.path.as_os_str() == config::NO_SOCKET => None,
         (Some(place), _, _) => Some(place.clone()),

@@ -488,7 +488,7 @@ fn a_command_runs_while_the_yard_is_served() {
     let socket = said[0].strip_prefix("nbd+unix:///d?socket=").unwrap();
     assert_eq!(said[1..], ["d", &format!("nbd:unix:{socket}:exportname=d"), ""]);
     assert_eq!(out.lines().count(), 3, "{out}");
-    assert!(!Path::new(socket).parent().unwrap().exists(), "{socket} is left behind");
+    assert!(!Path::new(socket).parent().unwrap().exists(), "{socket} is left");
     let (code, _, _) = run(blockyard(&dir.0).args(["serve", device, "--run", "kill -TERM $$"]));
     assert_eq!(code, 143);
     let nbd = ["serve", device, "--nbd", "tcp:127.0.0.1:0", "--run", "echo $port"];

@@ -44,11 +44,10 @@ impl Remount {
         // A weak reference: after the mount has ended, the path may belong to another one.
         let mount = Arc::downgrade(self);
         let work = move || {
-            let mut pause = PAUSE_MIN;
-            while mount.upgrade().is_some_and(|mount| mount.is_refused(pause >= PAUSE_MAX)) {
-                std::thread::sleep(pause);
-                pause = (2 * pause).min(PAUSE_MAX);
-            }
+            retry(
+                |long| mount.upgrade().is_some_and(|mount| mount.is_refused(long)),
+                std::thread::sleep,
+            );
         };
         let thread = std::thread::Builder::new().name("zonefs-remount".to_owned()).spawn(work);
         if let Err(error) = thread {
@@ -78,5 +77,46 @@ impl Remount {
             );
         }
         true
+    }
+}
+
+/// Tries until `is_refused` returns false, with a pause between two attempts. The argument of
+/// `is_refused` is whether the attempts have failed for a while.
+fn retry(is_refused: impl Fn(bool) -> bool, pause: impl Fn(Duration)) {
+    let mut next = PAUSE_MIN;
+    while is_refused(next >= PAUSE_MAX) {
+        pause(next);
+        next = (2 * next).min(PAUSE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::{Cell, RefCell};
+
+    /// The bug: the remount gave up after ten attempts, so the mount stayed writable if a program
+    /// kept a file open for longer than that.
+    #[test]
+    fn a_remount_is_tried_until_the_last_file_is_closed() {
+        let (attempts, pauses) = (Cell::new(0), RefCell::new(Vec::new()));
+        let is_refused = |_| {
+            attempts.set(attempts.get() + 1);
+            attempts.get() <= 1000
+        };
+        retry(is_refused, |pause| pauses.borrow_mut().push(pause));
+        assert_eq!((attempts.get(), pauses.borrow().len()), (1001, 1000));
+        assert_eq!((pauses.borrow()[0], pauses.borrow()[999]), (PAUSE_MIN, PAUSE_MAX));
+    }
+
+    #[test]
+    fn only_a_long_delay_is_reported() {
+        let long = RefCell::new(Vec::new());
+        let is_refused = |is_long| {
+            long.borrow_mut().push(is_long);
+            long.borrow().len() < 8
+        };
+        retry(is_refused, |_| ());
+        assert_eq!(*long.borrow(), [false, false, false, false, false, false, true, true]);
     }
 }
