@@ -115,7 +115,7 @@ fn channel_drop_ends_with_any_device() {
     assert_eq!(fixture.channel.push(&[write]), 1);
     fixture.channel.submit();
     drop(fixture);
-    assert_eq!(clock.now(), Nanos(0), "nobody slept until it would have been due");
+    assert_eq!(clock.now(), Nanos(0), "the thread slept until the completion was due");
 }
 
 #[cfg(debug_assertions)]

@@ -325,7 +325,7 @@ fn busy_thread_wakes_another() {
     fixture.log.meanwhile(move || started.send(()).unwrap());
     fixture.log.meanwhile(move || {
         let woken = other.recv_timeout(Duration::from_secs(20));
-        assert!(woken.is_ok(), "nobody was woken, though there are tags and requests");
+        assert!(woken.is_ok(), "no thread was woken, though there are tags and requests");
     });
     user.submit(Op::Read, apart(1000, 64, true));
     assert_eq!(thread.join().unwrap(), [7]);
@@ -533,7 +533,7 @@ fn thread_stops_at_budget_and_waiting_requests_keep_order() {
     fixture.log.blocked.store(false, Ordering::SeqCst);
     let mut done = Vec::new();
     flood[0].channel.reap(&mut done);
-    assert_eq!(fixture.log.begun().len(), 256, "somebody else's turn");
+    assert_eq!(fixture.log.begun().len(), 256, "the other requests wait for the next turn");
     let mut late = User::new(&fixture);
     late.submit(Op::Write, [500_000]);
     late.finish();

@@ -63,15 +63,15 @@ impl BadBlocks {
             return true;
         }
         let before = BadRange { start: self.ranges[first].start, end: removed.start };
-        let behind = BadRange { start: removed.end, end: self.ranges[after - 1].end };
+        let rest = BadRange { start: removed.end, end: self.ranges[after - 1].end };
         let keeps = |range: BadRange| range.start < range.end;
-        let kept = usize::from(keeps(before)) + usize::from(keeps(behind));
+        let kept = usize::from(keeps(before)) + usize::from(keeps(rest));
         if self.ranges.len() - (after - first) + kept > RANGES_MAX {
             return false;
         }
         self.ranges.drain(first..after);
-        if keeps(behind) {
-            self.ranges.insert(first, behind);
+        if keeps(rest) {
+            self.ranges.insert(first, rest);
         }
         if keeps(before) {
             self.ranges.insert(first, before);

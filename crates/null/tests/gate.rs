@@ -413,7 +413,7 @@ fn write_error_costs_one_zone_report() {
     assert_eq!(client.append(1, 1), (Status::Ok, ZONE));
     fixture.fail_next(Op::Write);
     assert_eq!(client.append(1, 2), (Status::Medium, ZONE));
-    assert_eq!(fixture.reports(), 0, "nobody has asked for the pointer yet");
+    assert_eq!(fixture.reports(), 0, "no request has needed the write pointer yet");
     // A write needs no report, and a successful one makes the write pointer known.
     fixture.log();
     assert_eq!(client.append(2, 1), (Status::Ok, 2 * ZONE));

@@ -238,7 +238,7 @@ fn channel_drop_ends_with_requeued_and_late_requests() {
         }
         let clock = fixture.clock.clone();
         drop(fixture);
-        assert_eq!(clock.now(), Nanos(0), "nobody waits for it");
+        assert_eq!(clock.now(), Nanos(0), "the close does not wait for it");
     }
 }
 

@@ -249,27 +249,27 @@ mod tests {
     #[test]
     fn foreign_file_of_the_temporary_name_is_not_touched() {
         let folder = tempdir().unwrap();
-        let (into, beside) =
+        let (into, temporary) =
             (folder.path().join("disk"), folder.path().join("disk.blockyard-unfinished"));
         let victim = folder.path().join("victim");
         std::fs::write(&victim, "precious").unwrap();
-        std::os::unix::fs::symlink(&victim, &beside).unwrap();
+        std::os::unix::fs::symlink(&victim, &temporary).unwrap();
         let refused = begin(&into).unwrap_err().to_string();
         assert!(refused.contains("disk.blockyard-unfinished is a symbolic link"), "{refused}");
         assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
-        std::fs::remove_file(&beside).unwrap();
-        std::fs::write(&beside, "another program's").unwrap();
+        std::fs::remove_file(&temporary).unwrap();
+        std::fs::write(&temporary, "another program's").unwrap();
         let refused = begin(&into).unwrap_err().to_string();
         assert!(refused.contains("was not left by a writer"), "{refused}");
-        assert_eq!(std::fs::read(&beside).unwrap(), b"another program's");
+        assert_eq!(std::fs::read(&temporary).unwrap(), b"another program's");
         let mut late = vec![0; 3 << 20];
         late.push(1);
-        std::fs::write(&beside, &late).unwrap();
+        std::fs::write(&temporary, &late).unwrap();
         let refused = begin(&into).unwrap_err().to_string();
         assert!(refused.contains("was not left by a writer"), "{refused}");
-        assert!(std::fs::read(&beside).unwrap() == late);
-        std::fs::remove_file(&beside).unwrap();
-        std::fs::create_dir(&beside).unwrap();
+        assert!(std::fs::read(&temporary).unwrap() == late);
+        std::fs::remove_file(&temporary).unwrap();
+        std::fs::create_dir(&temporary).unwrap();
         assert!(begin(&into).is_err());
     }
 

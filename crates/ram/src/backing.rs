@@ -141,7 +141,7 @@ pub(crate) struct FreeSpace {
 
 impl FreeSpace {
     /// The space that the given places and lengths leave free.
-    pub(crate) fn beside(taken: impl Iterator<Item = (u64, usize)>) -> FreeSpace {
+    pub(crate) fn outside(taken: impl Iterator<Item = (u64, usize)>) -> FreeSpace {
         let range = |(place, len): (u64, usize)| {
             let at = place * PLACE_BYTES;
             (at, (at + len as u64).next_multiple_of(GRAIN_BYTES))
@@ -178,7 +178,7 @@ mod tests {
     fn free_places_do_not_overlap_used_ones() {
         let head = HEAD_BYTES / PLACE_BYTES;
         let taken = [(head + 400, 100), (head, 10), (head + 4, 60), (head + 12, 1)];
-        let mut room = FreeSpace::beside(taken.into_iter());
+        let mut room = FreeSpace::outside(taken.into_iter());
         let mut all: Vec<(u64, u64)> = taken.map(|(place, len)| (place * 16, len as u64)).to_vec();
         for len in [64, 1, 4096, 2000, 4096, 65] {
             let place = room.take(len).unwrap();
@@ -189,7 +189,7 @@ mod tests {
         for pair in all.windows(2) {
             assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{all:?}");
         }
-        assert_eq!(FreeSpace::beside(std::iter::empty()).take(1), Some(head));
+        assert_eq!(FreeSpace::outside(std::iter::empty()).take(1), Some(head));
     }
 
     #[test]

@@ -116,7 +116,7 @@ pub struct Codec {
 }
 
 /// The names of the level and dictionary parameters that belong to an algorithm parameter.
-fn beside(algo: &str) -> (&'static str, &'static str) {
+fn parameters_of(algo: &str) -> (&'static str, &'static str) {
     match algo {
         "recomp_algo" => ("recomp_level", "recomp_dict"),
         "recomp_algo2" => ("recomp_level2", "recomp_dict2"),
@@ -141,26 +141,26 @@ impl Codec {
         let level = level.unwrap_or(algo.default_level());
         if !algo.levels().contains(&level) {
             let (least, most) = (algo.levels().start().to_owned(), algo.levels().end().to_owned());
-            let (field, _) = beside(field);
+            let (field, _) = parameters_of(field);
             return Err(RamError::invalid(field, level, format!("{least} to {most} for {algo}")));
         }
         if dictionary.is_some() && *algo != Algo::Zstd {
             let wanted = format!("{field}=zstd, which alone has dictionaries");
-            return Err(RamError::invalid(beside(field).1, algo, wanted));
+            return Err(RamError::invalid(parameters_of(field).1, algo, wanted));
         }
         if let Some(len) = dictionary.as_ref().map(|bytes| bytes.len())
             && len > DICTIONARY_BYTES_MAX
         {
             // A longer dictionary would make a snapshot that no device can load.
             let wanted = format!("{DICTIONARY_BYTES_MAX} bytes at most");
-            return Err(RamError::invalid(beside(field).1, format!("{len} bytes"), wanted));
+            return Err(RamError::invalid(parameters_of(field).1, format!("{len} bytes"), wanted));
         }
         Ok(Codec {
             algo: *algo,
             level,
             #[cfg(feature = "c-codecs")]
             dictionary: match dictionary {
-                Some(bytes) => Some(zstd_c::Dictionary::new(bytes, beside(field).1)?),
+                Some(bytes) => Some(zstd_c::Dictionary::new(bytes, parameters_of(field).1)?),
                 None => None,
             },
         })

@@ -78,7 +78,7 @@ fn writes(config: RamConfig, rounds: usize, seed: u64) {
                 assert!(values.contains(&back[at]), "{what}: {}", back[at]);
                 back[at] = block[at];
                 let other = (0..unit).find(|other| back[*other] != block[*other]);
-                assert_eq!(other, None, "{what}: nobody has changed this one");
+                assert_eq!(other, None, "{what}: no request has changed this byte");
             }
         });
     }

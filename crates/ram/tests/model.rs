@@ -47,7 +47,7 @@ struct Refused {
 /// A device and a model of its contents.
 struct Fixture {
     ram: Arc<Ram>,
-    beside: Refusing,
+    checker: Refusing,
     bs: u64,
     unit: u64,
     /// Whether the backing file may fail now.
@@ -69,8 +69,8 @@ impl Fixture {
     fn new(config: RamConfig) -> Fixture {
         let (unit, bs) = (u64::from(config.unit), u64::from(config.bs));
         let ram = Ram::open(config).unwrap();
-        let beside = Refusing::new(&disk(&ram), unit, LEN_MAX).unwrap();
-        Fixture { ram, beside, bs, unit, armed: false, refused: Refused::default() }
+        let checker = Refusing::new(&disk(&ram), unit, LEN_MAX).unwrap();
+        Fixture { ram, checker, bs, unit, armed: false, refused: Refused::default() }
     }
 
     /// Makes the next one or more operations on the backing file fail.
@@ -87,11 +87,11 @@ impl Fixture {
     }
 
     fn read(&mut self, at: u64, len: u64) {
-        match self.beside.read(at, len) {
+        match self.checker.read(at, len) {
             Err(Status::IoErr) if self.armed => {
                 self.refused.io += 1;
                 self.disarm();
-                assert_eq!(self.beside.read(at, len), Ok(()));
+                assert_eq!(self.checker.read(at, len), Ok(()));
             }
             ended => assert_eq!(ended, Ok(()), "a read of {len} at {at}"),
         }
@@ -99,14 +99,14 @@ impl Fixture {
 
     /// Executes a change; `data` is the expected result.
     fn change(&mut self, op: Op, flags: Flags, at: u64, data: &[u8]) {
-        match self.beside.change(op, flags, at, data) {
+        match self.checker.change(op, flags, at, data) {
             Status::Ok => return,
             Status::NoSpc => self.refused.no_space += 1,
             Status::IoErr if self.armed => self.refused.io += 1,
             other => panic!("{op} of {} at {at}: {other}", data.len()),
         }
         self.disarm();
-        self.beside.adopt(op, at, data);
+        self.checker.adopt(op, at, data);
     }
 
     /// Runs a random background operation, if the device was configured for it.
@@ -153,7 +153,7 @@ impl Fixture {
     /// Discards everything and checks that nothing is left.
     fn end(mut self) -> Refused {
         self.disarm();
-        self.beside.compare();
+        self.checker.compare();
         // Background compaction could hold pages for a moment.
         self.ram.set_compact(0).unwrap();
         self.count();
@@ -161,8 +161,8 @@ impl Fixture {
         let stats = self.ram.stats();
         assert!(stats.io.failed_writes >= u64::from(refused.no_space > 0), "{stats:?}");
         inject(&self.ram, "nospc", 0);
-        self.beside.discard_all();
-        self.beside.compare();
+        self.checker.discard_all();
+        self.checker.compare();
         self.count();
         self.ram.compact().unwrap();
         let stats = self.ram.stats();

@@ -98,7 +98,7 @@ impl Blocks {
         let words = (0..self.store.blocks()).map(|block| self.store.word(block));
         let taken = words.filter(|word| word.kind() == Kind::Backing);
         let room =
-            FreeSpace::beside(taken.map(|word| (word.place(), self.form.stored_bytes(word))));
+            FreeSpace::outside(taken.map(|word| (word.place(), self.form.stored_bytes(word))));
         // Ordering: scan the pins after the words. A reader pins a place before it leaves its word.
         let mut pinned = Pinned::default();
         self.store.pool().pins().look(&mut pinned);
@@ -372,7 +372,7 @@ mod tests {
             assert_eq!(copied, Err(why), "block {block}");
         }
         // A file with no free place: even the last place is taken.
-        room.room = FreeSpace::beside(std::iter::once((256, 1 << 40)));
+        room.room = FreeSpace::outside(std::iter::once((256, 1 << 40)));
         let copied = bench.copy(6, &IDLE, u64::MAX, &mut room, &mut batch);
         assert_eq!(copied, Err(Skip::NoPlace));
         assert!(!bench.blocks.store.word(6).is_under_writeback());

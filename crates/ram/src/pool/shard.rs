@@ -342,10 +342,10 @@ impl Shard {
         }
         // A huge page was requested for the whole stretch, so any of its segments shows it, unless
         // that segment was emptied since.
-        let mut beside = self.layout.segments_of(stretch);
+        let mut segments = self.layout.segments_of(stretch);
         let is_gathered =
             |number| self.segments.get(number as usize).is_some_and(|it: &Segment| it.gathered);
-        let gathered = beside.any(is_gathered);
+        let gathered = segments.any(is_gathered);
         let segment = &mut self.segments[number as usize];
         debug_assert_eq!(segment.free, segment.granted);
         let (granted, holes) = (segment.granted, segment.holes);

@@ -344,7 +344,7 @@ fn limits_change_while_the_device_is_used() {
 
 #[test]
 fn background_workers_concurrent_with_channels_lose_nothing() {
-    let scratch = Scratch::new("beside");
+    let scratch = Scratch::new("concurrent");
     let recompress = if cfg!(feature = "c-codecs") { vec![zstd()] } else { Vec::new() };
     let backing = Some(scratch.file("backing"));
     let config = RamConfig { recompress, backing, checksum: true, bs: 512, ..plain() };
@@ -448,7 +448,7 @@ fn a_dictionary_of_the_devices_own_contents_makes_them_smaller() {
         fill(&mut io, &data);
         ram.idle();
         let trained = ram.train(&file, blockyard_ram::Replace::Own).unwrap();
-        assert_eq!(ram.ages()[1], 896, "nobody has read a block");
+        assert_eq!(ram.ages()[1], 896, "no block was read");
         assert!(trained.samples == 896 && trained.bytes > 1000, "{trained:?}");
         ram.stats().mm.compr_data_size
     };

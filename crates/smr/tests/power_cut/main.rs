@@ -180,7 +180,7 @@ fn cut_again(history: &History, moment: usize, found: &SimulatedDirectory, cache
     for change in changes {
         medium.apply(&change);
         let second = open(&medium.cut(|at, count| (at + moment) % count), cache);
-        assert_eq!(zones, second.zones(), "recovery cut behind {change:?}");
+        assert_eq!(zones, second.zones(), "recovery cut after {change:?}");
         history.check(&second, moment, Durable::Flushed);
         std::mem::forget(second);
     }
@@ -298,7 +298,7 @@ fn a_disk_without_syncs_does_not_pass() {
     ];
     for (liars, cache) in all {
         let passed = std::panic::catch_unwind(|| cut_everywhere_in(cache, 1, false, liars));
-        assert!(passed.is_err(), "{cache:?}: nobody has noticed that {liars:?} are not synced");
+        assert!(passed.is_err(), "{cache:?}: no check has noticed that {liars:?} are not synced");
     }
 }
 
@@ -442,24 +442,24 @@ fn a_power_cut_while_a_disk_is_made_leaves_one_or_none() {
 /// A failed sync is not retried: the system has dropped the data by then and would report success.
 #[test]
 fn after_a_failed_sync_nothing_more_is_acknowledged() {
-    for good in 0..60 {
-        fail_in_a_workload(Failing::Syncs, good, true);
+    for done in 0..60 {
+        fail_in_a_workload(Failing::Syncs, done, true);
     }
 }
 
 /// After a hole cannot be punched, no flush may report success.
 #[test]
 fn after_a_failed_punch_no_flush_lies() {
-    for good in 0..12 {
-        fail_in_a_workload(Failing::Punches, good, false);
+    for done in 0..12 {
+        fail_in_a_workload(Failing::Punches, done, false);
     }
 }
 
 /// The underlying disk is full, for data, journal, tables or live files.
 #[test]
 fn after_a_failed_write_no_flush_lies() {
-    for good in (0..120).step_by(3) {
-        fail_in_a_workload(Failing::Writes, good, false);
+    for done in (0..120).step_by(3) {
+        fail_in_a_workload(Failing::Writes, done, false);
     }
 }
 

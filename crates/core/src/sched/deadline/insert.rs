@@ -29,7 +29,7 @@ impl<T: Item> Deadline<T> {
     #[inline(always)]
     fn insert_free(&mut self, item: T, range: (u64, u64), now: Nanos) -> Result<(), T> {
         let (kind, (sector, end)) = (item.kind(), range);
-        let cursor = self.rows[kind.row()].order.behind(&self.leaves, sector);
+        let cursor = self.rows[kind.row()].order.position_after(&self.leaves, sector);
         if let Some(place) = self.neighbour_before(&item, sector, kind, cursor) {
             self.merge_back(place, item, end);
             self.close_gap(place, kind, cursor);
@@ -248,7 +248,7 @@ impl<T: Item> Deadline<T> {
         if !self.admits(kind) {
             return Err(item);
         }
-        let cursor = self.rows[kind.row()].order.behind(&self.leaves, range.0);
+        let cursor = self.rows[kind.row()].order.position_after(&self.leaves, range.0);
         let place = self.enter(item, kind, range, cursor, now);
         if let Some(zone_lists) = &mut self.zone_lists {
             zone_lists.push(&mut self.entries, zone, place);

@@ -171,7 +171,7 @@ impl Order {
 
     /// The position after all keys up to and including `sector`.
     #[inline]
-    pub(super) fn behind(&self, pool: &Leaves, sector: u64) -> Cursor {
+    pub(super) fn position_after(&self, pool: &Leaves, sector: u64) -> Cursor {
         self.search(pool, sector + 1)
     }
 
@@ -243,7 +243,7 @@ impl Order {
         }
     }
 
-    /// Adds a key at the position [`Order::behind`] its sector.
+    /// Adds a key at the position [`Order::position_after`] of its sector.
     #[inline]
     pub(super) fn insert(&mut self, pool: &mut Leaves, cursor: Cursor, key: Key) {
         self.known = None;

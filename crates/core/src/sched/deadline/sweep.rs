@@ -205,14 +205,14 @@ impl Sweep {
     ) {
         let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return };
         let latest = &mut self.latest[direction as usize];
-        let behind = if sector(first) >= *latest {
+        let passed = if sector(first) >= *latest {
             0
         } else {
             sorted.partition_point(|key| sector(key) < *latest)
         };
-        *latest = sector(if behind > 0 { &sorted[behind - 1] } else { last });
+        *latest = sector(if passed > 0 { &sorted[passed - 1] } else { last });
         // The requests up to the end of the sweep, and then those from its start.
-        let (low, high) = sorted.split_at(behind);
+        let (low, high) = sorted.split_at(passed);
         self.count(direction, high.len() as u32, self.direction == direction);
         self.count(direction, low.len() as u32, false);
         high.iter().chain(low).for_each(take);
@@ -261,8 +261,8 @@ impl Sweep {
             }
             self.batching = self.batching.saturating_add(1);
             let at = self.direction as usize;
-            let behind = sorted[at].len() - ahead[at];
-            let index = if gone[at] < ahead[at] { behind + gone[at] } else { gone[at] - ahead[at] };
+            let passed = sorted[at].len() - ahead[at];
+            let index = if gone[at] < ahead[at] { passed + gone[at] } else { gone[at] - ahead[at] };
             let key = &sorted[at][index];
             self.latest[at] = sector(key);
             gone[at] += 1;

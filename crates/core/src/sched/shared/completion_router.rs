@@ -59,8 +59,8 @@ fn event_count(entry: &Option<Arc<CompletionQueue<CompletedRequest>>>) -> Option
 }
 
 fn notify_one_of(table: &QueueTable, from: usize) -> bool {
-    let (before, behind) = table.split_at(from.min(table.len()));
-    EventCount::notify_one(behind.iter().chain(before).filter_map(event_count))
+    let (low, high) = table.split_at(from.min(table.len()));
+    EventCount::notify_one(high.iter().chain(low).filter_map(event_count))
 }
 
 /// A channel's completion queue, and its way to those of the other channels. It belongs to one

@@ -67,7 +67,7 @@ pub(super) struct ZoneWriteTickets {
     free: Vec<u16>,
     /// Waiting requests, by the number of their first slot, and the next request after each.
     waiting: Box<[Option<Request>]>,
-    behind: Box<[u16]>,
+    next: Box<[u16]>,
     /// The ticket of the request in flight with this first slot, or `NONE`.
     held: Box<[u16]>,
     /// Number of tickets by remainder of the zone number; 0 means that no zone with this remainder
@@ -85,7 +85,7 @@ impl ZoneWriteTickets {
             tickets: vec![ZoneWriteTicket::new(0); count].into_boxed_slice(),
             free: (0..depth).rev().collect(),
             waiting: (0..count).map(|_| None).collect(),
-            behind: vec![NONE; count].into_boxed_slice(),
+            next: vec![NONE; count].into_boxed_slice(),
             held: vec![NONE; count].into_boxed_slice(),
             zones: [0; ZONES],
         }
@@ -144,12 +144,12 @@ impl ZoneWriteTickets {
                 last.merge_back(request);
                 return true;
             }
-            self.behind[tail] = index;
+            self.next[tail] = index;
         } else {
             ticket.head = index;
         }
         ticket.tail = index;
-        self.behind[usize::from(index)] = NONE;
+        self.next[usize::from(index)] = NONE;
         self.waiting[usize::from(index)] = Some(request);
         false
     }
@@ -158,7 +158,7 @@ impl ZoneWriteTickets {
     pub(super) fn push_front(&mut self, number: u16, request: Request) {
         let ticket = &mut self.tickets[usize::from(number)];
         let index = request.index();
-        self.behind[usize::from(index)] = std::mem::replace(&mut ticket.head, index);
+        self.next[usize::from(index)] = std::mem::replace(&mut ticket.head, index);
         if ticket.tail == NONE {
             ticket.tail = index;
         }
@@ -177,7 +177,7 @@ impl ZoneWriteTickets {
     pub(super) fn pop(&mut self, number: u16) -> Option<Request> {
         let ticket = &mut self.tickets[usize::from(number)];
         let request = self.waiting.get_mut(usize::from(ticket.head))?.take()?;
-        ticket.head = self.behind[usize::from(ticket.head)];
+        ticket.head = self.next[usize::from(ticket.head)];
         if ticket.head == NONE {
             ticket.tail = NONE;
         }

@@ -131,7 +131,7 @@ impl<D: Device> Gates for ZoneWritePlugs<D> {
             is_called: false,
             asking: Vec::with_capacity(depth.into()),
             reset_all: ResetAll::None,
-            behind: Ring::with_capacity(depth.into()),
+            after_reset: Ring::with_capacity(depth.into()),
             closing: false,
         }
     }
@@ -197,7 +197,7 @@ pub struct ZoneWritePlug<D> {
     asking: Vec<u16>,
     reset_all: ResetAll,
     /// Requests that came after a reset of all zones.
-    behind: Ring<Request>,
+    after_reset: Ring<Request>,
     /// The channel is being dropped: no request is passed on.
     closing: bool,
 }
@@ -389,8 +389,8 @@ impl<D: Device> ZoneWritePlug<D> {
             pointers.forget_all();
         }
         self.reset_all = ResetAll::None;
-        for _ in 0..self.behind.len() {
-            let Some(request) = self.behind.pop_front() else { break };
+        for _ in 0..self.after_reset.len() {
+            let Some(request) = self.after_reset.pop_front() else { break };
             self.enter(request, queues);
         }
     }
@@ -448,7 +448,7 @@ impl<D: Device> Gate for ZoneWritePlug<D> {
             };
         }
         if !matches!(self.reset_all, ResetAll::None) {
-            self.behind.push_back(request);
+            self.after_reset.push_back(request);
         } else if all {
             self.reset_all = ResetAll::Waits(request);
             if self.tickets.are_over() {
@@ -554,7 +554,7 @@ impl<D: Device> Gate for ZoneWritePlug<D> {
         self.tickets.clear();
         self.asking.clear();
         self.reset_all = ResetAll::None;
-        while self.behind.pop_front().is_some() {}
+        while self.after_reset.pop_front().is_some() {}
     }
 }
 
