@@ -64,12 +64,12 @@ impl Meters {
     }
 
     /// Adds bytes of map pages and catalogue pages that a checkpoint wrote.
-    pub(crate) fn paged(&self, bytes: u64) {
+    pub(crate) fn wrote_pages(&self, bytes: u64) {
         self.page_bytes.add(bytes);
     }
 
     /// Adds bytes that cleaning wrote to cold segments, headers included.
-    pub(crate) fn cooled(&self, bytes: u64) {
+    pub(crate) fn wrote_cold(&self, bytes: u64) {
         self.cold_bytes.add(bytes);
     }
 

@@ -235,12 +235,13 @@ impl<D: SegmentStore> Running<D> {
                 &format!("the size at most, {size}"),
             );
         }
-        self.pool().segments().look_outside();
-        let most = self.pool().unpromised_bytes().saturating_add(has);
+        self.pool().segments().measure_outside_space();
+        let most = self.pool().unreserved_bytes().saturating_add(has);
         // If unknown bytes could cover the reservation, accept it here: the committer starts a
         // liveness scan before it refuses.
         if bytes > most.saturating_add(self.pool().segments().unknown_bytes()) {
-            let wanted = format!("{most} at most, which nobody has or is promised");
+            let wanted =
+                format!("at most {most} bytes, the space that is neither used nor reserved");
             return invalid("reservation", &bytes.to_string(), &wanted);
         }
         Ok(())

@@ -150,8 +150,8 @@ impl<'a, D: SegmentStore> Apply<'a, D> {
         leaf: &Arc<Leaf>,
         error: VolumeError,
     ) -> Result<(), VolumeError> {
-        let home = leaf.home().filter(|_| self.segments.is_lost(&error));
-        let Some(home) = home else { return Err(error) };
+        let location = leaf.location().filter(|_| self.segments.is_lost(&error));
+        let Some(location) = location else { return Err(error) };
         let (at, is_own) = live.map.with(number, |span| {
             let mut leaves = span.node().into_iter().flat_map(|node| node.leaves());
             let at = leaves.find(|(_, it)| Arc::ptr_eq(it, leaf)).map(|(at, _)| at);
@@ -161,7 +161,7 @@ impl<'a, D: SegmentStore> Apply<'a, D> {
         tracing::error!("{name}: {FAN} blocks from {first} on are lost: {error}");
         let fresh = leaf.fresh_count();
         self.tally.unknown(leaf_bytes(live));
-        leaf.fill(&Arc::new(Page::lost(home)));
+        leaf.fill(&Arc::new(Page::lost(location)));
         // The volume no longer owns the blocks that only it had.
         match fresh {
             _ if !is_own => {}

@@ -266,15 +266,15 @@ struct Pages<'a, D: SegmentStore> {
     taken: Vec<u32>,
     /// New addresses of pages. The pages learn them only when all are durable: after an error no
     /// page may refer to an address that was not written.
-    leaves: Homes<Leaf>,
-    nodes: Homes<Node>,
+    leaves: Locations<Leaf>,
+    nodes: Locations<Node>,
     /// Roots and catalogue pages, including those of the last checkpoint that did not change.
     roots: Roots,
 }
 
 /// New addresses of pages, by pointer. The `Arc` keeps the page alive, so that its pointer is not
 /// reused.
-type Homes<T> = HashMap<*const T, (Arc<T>, Entry)>;
+type Locations<T> = HashMap<*const T, (Arc<T>, Entry)>;
 
 impl<'a, D: SegmentStore> Pages<'a, D> {
     fn new(pool: &'a Pool<D>) -> Pages<'a, D> {
@@ -307,7 +307,7 @@ impl<'a, D: SegmentStore> Pages<'a, D> {
             let address = self.pool.segments().address(segment, self.offset);
             self.pool.segments().write(address, &[&self.buffer[..self.filled]])?;
             self.touched.insert(segment);
-            self.pool.meters().paged(self.filled as u64);
+            self.pool.meters().wrote_pages(self.filled as u64);
             self.offset += self.filled as u32;
             self.filled = 0;
         }
@@ -315,7 +315,7 @@ impl<'a, D: SegmentStore> Pages<'a, D> {
     }
 
     /// Ensures that the segment has space for `len` bytes, or takes another segment.
-    fn room(&mut self, len: usize) -> Result<(), Refused> {
+    fn reserve(&mut self, len: usize) -> Result<(), Refused> {
         let bytes = self.pool.segments().bytes() as usize;
         if self.segment.is_none() || self.offset as usize + self.filled + len > bytes {
             self.flush()?;
@@ -329,7 +329,7 @@ impl<'a, D: SegmentStore> Pages<'a, D> {
     }
 
     fn next(&self) -> u64 {
-        let segment = self.segment.expect("room was made in one");
+        let segment = self.segment.expect("`reserve` took one");
         self.pool.segments().address(segment, self.offset + self.filled as u32)
     }
 
@@ -338,7 +338,7 @@ impl<'a, D: SegmentStore> Pages<'a, D> {
         if self.filled + PAGE_BYTES > self.buffer.len() {
             self.flush()?;
         }
-        self.room(PAGE_BYTES)?;
+        self.reserve(PAGE_BYTES)?;
         yield_if_due();
         let address = self.next();
         let bytes = &mut self.buffer[self.filled..self.filled + PAGE_BYTES];
@@ -350,26 +350,28 @@ impl<'a, D: SegmentStore> Pages<'a, D> {
 
     /// Adds a node, after those of its leaves that are not on disk. Returns where the node is.
     fn node(&mut self, node: &Arc<Node>) -> Result<Entry, Refused> {
-        if let Some(home) =
-            node.home().or_else(|| self.nodes.get(&Arc::as_ptr(node)).map(|it| it.1))
+        if let Some(location) =
+            node.location().or_else(|| self.nodes.get(&Arc::as_ptr(node)).map(|it| it.1))
         {
-            return Ok(home);
+            return Ok(location);
         }
-        for (_, leaf) in node.leaves().filter(|(_, leaf)| leaf.home().is_none()) {
+        for (_, leaf) in node.leaves().filter(|(_, leaf)| leaf.location().is_none()) {
             if !self.leaves.contains_key(&Arc::as_ptr(leaf)) {
-                let page = leaf.page().expect("what has no home is in memory");
-                let home = self.page(|bytes| page.print(bytes))?;
-                self.leaves.insert(Arc::as_ptr(leaf), (Arc::clone(leaf), home));
+                let page = leaf.page().expect("what has no location is in memory");
+                let location = self.page(|bytes| page.print(bytes))?;
+                self.leaves.insert(Arc::as_ptr(leaf), (Arc::clone(leaf), location));
             }
         }
         let leaves = std::mem::take(&mut self.leaves);
-        let home = self.page(|bytes| {
-            node.print(bytes, |leaf| leaf.home().unwrap_or_else(|| leaves[&Arc::as_ptr(leaf)].1));
+        let location = self.page(|bytes| {
+            node.print(bytes, |leaf| {
+                leaf.location().unwrap_or_else(|| leaves[&Arc::as_ptr(leaf)].1)
+            });
         });
         self.leaves = leaves;
-        let home = home?;
-        self.nodes.insert(Arc::as_ptr(node), (Arc::clone(node), home));
-        Ok(home)
+        let location = location?;
+        self.nodes.insert(Arc::as_ptr(node), (Arc::clone(node), location));
+        Ok(location)
     }
 
     /// Adds a root that names these nodes, after those nodes that are not on disk.
@@ -403,16 +405,16 @@ impl<'a, D: SegmentStore> Pages<'a, D> {
 
     /// Adds a page, unless a page with equal contents exists.
     fn known(&mut self, page: Contents) -> Result<Entry, Refused> {
-        if let Some(home) = self.roots.find(&page) {
-            return Ok(home);
+        if let Some(location) = self.roots.find(&page) {
+            return Ok(location);
         }
         let before = self.pool.roots().find(&page);
-        let home = match before {
-            Some(home) => home,
+        let location = match before {
+            Some(location) => location,
             None => self.page(|bytes| bytes.copy_from_slice(&page))?,
         };
-        self.roots.put(page, home);
-        Ok(home)
+        self.roots.put(page, location);
+        Ok(location)
     }
 
     /// Makes all pages durable. Returns the roots and the pages of the catalogue.
@@ -422,14 +424,14 @@ impl<'a, D: SegmentStore> Pages<'a, D> {
             self.pool.segments().sync(*segment)?;
         }
         let mut leaves: Vec<&(Arc<Leaf>, Entry)> = self.leaves.values().collect();
-        leaves.sort_unstable_by_key(|(_, home)| home.address());
-        for (leaf, home) in leaves {
+        leaves.sort_unstable_by_key(|(_, location)| location.address());
+        for (leaf, location) in leaves {
             yield_if_due();
-            leaf.settle(*home);
+            leaf.settle(*location);
             // The leaf can be evicted from now on.
             self.pool.segments().leaves().keep(leaf);
         }
-        self.nodes.values().for_each(|(node, home)| node.settle(*home));
+        self.nodes.values().for_each(|(node, location)| node.settle(*location));
         // The next checkpoint continues after this one's pages.
         let align = self.pool.align().max(PAGE_BYTES as u32);
         let place = self.segment.map(|segment| (segment, self.offset.next_multiple_of(align)));

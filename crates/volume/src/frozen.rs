@@ -39,7 +39,7 @@ pub struct Frozen {
 impl Frozen {
     /// Drops the maps, and yields the CPU between nodes, because pages without another owner are
     /// freed here.
-    pub(crate) fn let_go(self) {
+    pub(crate) fn drop_yielding(self) {
         let maps = self.volumes.into_iter().filter_map(|(.., map)| Arc::into_inner(map));
         for node in maps.flatten() {
             yield_if_due();
@@ -117,10 +117,10 @@ impl Marks {
                 continue;
             }
             yield_if_due();
-            node.home().iter().for_each(|home| self.entry(home));
+            node.location().iter().for_each(|location| self.entry(location));
             for (_, leaf) in node.leaves() {
                 if leaves.insert(ptr::from_ref::<Leaf>(leaf)) {
-                    leaf.home().iter().for_each(|home| self.entry(home));
+                    leaf.location().iter().for_each(|location| self.entry(location));
                 }
             }
         }

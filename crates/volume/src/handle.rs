@@ -33,13 +33,13 @@ use crate::segments::Files;
 const SCRATCH_BYTES: usize = 256 << 10;
 
 /// Most blocks looked up while the map's lock is held.
-const LOOK_MAX: u64 = 64;
+const LOOKUP_MAX: u64 = 64;
 
 /// Longest sleep of a handle that is being closed, until it checks for answers again.
-const LAST_LOOK: Duration = Duration::from_millis(50);
+const CLOSE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The token of a write that is answered early: no request waits for the committer's reply.
-pub const NOBODY: u32 = u32::MAX;
+pub const NO_REPLY: u32 = u32::MAX;
 
 /// The first and last block of a write, if it covers only a part of them, as they were when the
 /// rest was read.
@@ -98,7 +98,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
             holds: false,
             wakes: false,
             reserved: None,
-            found: Vec::with_capacity(LOOK_MAX as usize),
+            found: Vec::with_capacity(LOOKUP_MAX as usize),
             stored: pool.memory().take_beyond(SCRATCH_BYTES),
             plain: pool.memory().take_beyond(BLOCK_BYTES_MAX as usize),
             packing: pool.memory().take_beyond(codec::PACKED_MAX),
@@ -157,7 +157,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
     }
 
     fn reply(&self, token: u32) -> Option<ReplyTo> {
-        (token != NOBODY).then(|| ReplyTo::new(self.replies.completion_queue(), token))
+        (token != NO_REPLY).then(|| ReplyTo::new(self.replies.completion_queue(), token))
     }
 
     /// Whether a write may be answered before it is in the log. Not while space is low: a later
@@ -173,7 +173,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         while at < end {
             let first = at / size;
             let (span, from) = Map::place(first);
-            let most = (end.div_ceil(size) - first).min(LOOK_MAX);
+            let most = (end.div_ceil(size) - first).min(LOOKUP_MAX);
             let count = most.min(blockyard_volume_format::NODE_BLOCKS - u64::from(from));
             let mut found = std::mem::take(&mut self.found);
             self.volume.map.with(span, |span| {
@@ -274,7 +274,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
                 Lookup::Disk(entry) => *entry,
                 Lookup::NotResident(leaf) => {
                     let fetched = self.fetch(leaf);
-                    let now = self.look(block);
+                    let now = self.lookup(block);
                     // Another page may name the block by now, and its old bytes may be gone from
                     // the disk.
                     let same = matches!(&now, Lookup::NotResident(now) if Arc::ptr_eq(now, leaf));
@@ -306,7 +306,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
                 }
             }
             failed = Some((entry, read.err()));
-            found = self.look(block);
+            found = self.lookup(block);
         }
     }
 
@@ -425,7 +425,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
             let copied = [0, 1].map(|at| edges[at].as_ref().and_then(|(_, it)| it.unsettled()));
             // A write that was answered could not be refused later together with the write that it
             // copies from.
-            if token == NOBODY && copied != [None, None] {
+            if token == NO_REPLY && copied != [None, None] {
                 return Outcome::Full;
             }
             let Some(payload) = self.seal(raw, offset..offset + len, fill) else {
@@ -440,12 +440,12 @@ impl<D: SegmentStore> VolumeHandle<D> {
     }
 
     fn load_now(&mut self, block: u64) -> Result<Lookup, Status> {
-        let found = self.look(block);
+        let found = self.lookup(block);
         self.load(block, found)
     }
 
     /// Looks up a block in the map.
-    fn look(&self, block: u64) -> Lookup {
+    fn lookup(&self, block: u64) -> Lookup {
         let (span, at) = Map::place(block);
         self.volume.map.with(span, |span| span.find(at))
     }
@@ -537,7 +537,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
             if !edges.iter().flatten().all(is_same) {
                 return false;
             }
-            let serial = span.begin(from, to, what, token != NOBODY);
+            let serial = span.begin(from, to, what, token != NO_REPLY);
             let reply = self.reply(token);
             let volume = Some(volume);
             let other = Record::of(body, reply);
@@ -546,7 +546,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
             true
         });
         if begun {
-            self.out += usize::from(token != NOBODY);
+            self.out += usize::from(token != NO_REPLY);
             self.wake();
         }
         begun
@@ -580,7 +580,7 @@ impl<D: SegmentStore> Drop for VolumeHandle<D> {
                 self.replies
                     .completion_queue()
                     .event_count()
-                    .sleep(LAST_LOOK, || self.replies.is_any());
+                    .sleep(CLOSE_CHECK_INTERVAL, || self.replies.is_any());
             }
         }
     }
@@ -589,6 +589,9 @@ impl<D: SegmentStore> Drop for VolumeHandle<D> {
 impl<D: SegmentStore> fmt::Debug for VolumeHandle<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = &self.volume.meta.name;
-        f.debug_struct("Door").field("volume", name).field("out", &self.out).finish_non_exhaustive()
+        f.debug_struct("VolumeHandle")
+            .field("volume", name)
+            .field("out", &self.out)
+            .finish_non_exhaustive()
     }
 }

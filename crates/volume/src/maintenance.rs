@@ -15,7 +15,7 @@
 //!                                 └────────── Resting ◂─────────────▸ Cleaning
 //!                                                    clean::concurrent
 //!
-//! LivenessScan    liveness_scan::again, and its count is complete or has failed
+//! LivenessScan    liveness_scan::scan, and its count is complete or has failed
 //!        Idle ◂──────────────────────────────────────────────▸ First
 //!         ▴                                                      │ Finish interrupts it
 //!         └────── Second ◂─────────────────── Interrupted ◂──────┘
@@ -105,7 +105,7 @@ pub(crate) struct ColdWriter {
 
 impl ColdWriter {
     /// Bytes left in a segment of this length.
-    pub(crate) fn room(&self, segment_bytes: u32) -> u32 {
+    pub(crate) fn free_bytes(&self, segment_bytes: u32) -> u32 {
         segment_bytes - self.offset
     }
 }

@@ -128,7 +128,7 @@ impl Span {
         let node = self.node.as_ref()?;
         let leaves = first as usize / FAN..(end as usize).div_ceil(FAN);
         let mut leaves = leaves.filter_map(|at| node.leaf(at));
-        leaves.find(|leaf| !leaf.is_here()).map(|leaf| NotResident(Arc::clone(leaf)))
+        leaves.find(|leaf| !leaf.is_resident()).map(|leaf| NotResident(Arc::clone(leaf)))
     }
 
     /// The leaves owned by this map that a range covers completely, and whose number of fresh
@@ -215,7 +215,7 @@ impl Span {
     ) -> Result<&mut Leaf, NotResident> {
         // Check this first, so that nothing changes if the leaf is missing.
         if let Some(leaf) = self.node.as_ref().and_then(|node| node.leaf(at))
-            && !leaf.is_here()
+            && !leaf.is_resident()
         {
             return Err(NotResident(Arc::clone(leaf)));
         }
@@ -563,7 +563,7 @@ mod tests {
         // A leaf, its node, and a root.
         assert_eq!((set(1), set(1)), (3, 0));
         let leaf = map.with(0, |span| Arc::clone(span.node().unwrap().leaf(0).unwrap()));
-        assert_eq!(set(1), 0, "somebody looks at it");
+        assert_eq!(set(1), 0, "a reader holds the leaf");
         drop(leaf);
         assert_eq!((set(2), set(2)), (3, 0), "a checkpoint has begun");
     }

@@ -291,7 +291,7 @@ impl<D: SegmentStore> Pool<D> {
 
     /// Requests a liveness scan after the next checkpoint, even if there are no unknown bytes.
     pub fn request_scan(&self) {
-        self.segments.doubt(1);
+        self.segments.add_unknown_bytes(1);
         self.maintenance.send(RoundCommand::Scan { after: self.segments.round() + 1 });
         self.records.event_count().notify();
     }
@@ -550,13 +550,13 @@ mod tests {
     /// again. No thread tried, and a write was refused although there was space by then.
     #[test]
     fn a_busy_preparation_thread_is_no_new_attempt_to_make_a_segment() {
-        let hand = SteppedPool::new("tries");
+        let stepped = SteppedPool::new("tries");
         let (end, ends) = std::sync::mpsc::channel::<()>();
-        assert!(hand.pool.make(move |_| _ = ends.recv()));
-        assert!(!hand.pool.try_again() && hand.pool.is_preparing());
+        assert!(stepped.pool.make(move |_| _ = ends.recv()));
+        assert!(!stepped.pool.try_again() && stepped.pool.is_preparing());
         drop(end);
-        hand.pool.end_preparing();
-        assert!(hand.pool.try_again());
-        hand.pool.end_preparing();
+        stepped.pool.end_preparing();
+        assert!(stepped.pool.try_again());
+        stepped.pool.end_preparing();
     }
 }

@@ -20,7 +20,7 @@ use blockyard_store::{EventFd, PoolBacking, SegmentStore};
 
 use crate::config::SyncMode;
 use crate::device::{DEPTH, Shared};
-use crate::handle::{NOBODY, Outcome, VolumeHandle};
+use crate::handle::{NO_REPLY, Outcome, VolumeHandle};
 
 use reading::Reading;
 
@@ -31,7 +31,7 @@ pub(crate) const RECORDS: usize = 128;
 const RECORDS_EACH: usize = 4;
 
 /// Shortest and longest wait before the queue checks for answers, in nanoseconds.
-const LOOK_NS: (u64, u64) = (20_000, 1_000_000);
+const CHECK_NS: (u64, u64) = (20_000, 1_000_000);
 
 /// Longest sleeps. The committer and reads wake the owner, and `SLEEP_MAX` only bounds the sleep.
 /// No thread wakes an owner that waits for memory, hence `SLEEP_BLOCKED`.
@@ -67,7 +67,7 @@ pub struct VolumeQueue<D: SegmentStore = PoolBacking> {
     limited: Option<Nanos>,
     /// When the oldest request began to wait, and when to check next.
     since: Nanos,
-    look_at: Nanos,
+    check_at: Nanos,
 }
 
 impl<D: SegmentStore> VolumeQueue<D> {
@@ -85,7 +85,7 @@ impl<D: SegmentStore> VolumeQueue<D> {
             blocked: false,
             limited: None,
             since: Nanos(0),
-            look_at: Nanos(0),
+            check_at: Nanos(0),
         }
     }
 
@@ -271,7 +271,7 @@ impl<D: SegmentStore> VolumeQueue<D> {
             Some(slot) => slot,
             None => return Some(started),
         };
-        let token = if early { NOBODY } else { slot };
+        let token = if early { NO_REPLY } else { slot };
         let (sent, outcome) = match started.op() {
             Op::Write => match self.write(&started, token, durable) {
                 // The write may be impossible to answer early, yet possible to start.
@@ -311,8 +311,8 @@ impl<D: SegmentStore> VolumeQueue<D> {
 
     /// Sets the time of the next check: soon while the oldest request is young, later as it ages.
     fn plan(&mut self, now: Nanos) {
-        let (first, last) = LOOK_NS;
-        self.look_at = now + (now.since(self.since) / 8).clamp(first, last);
+        let (first, last) = CHECK_NS;
+        self.check_at = now + (now.since(self.since) / 8).clamp(first, last);
     }
 }
 
@@ -397,7 +397,7 @@ impl<D: SegmentStore> DeviceQueue for VolumeQueue<D> {
             return Due::At(Nanos(0));
         }
         let looks = self.blocked || !self.listens;
-        let look = (looks && self.waits_for_others()).then_some(self.look_at);
+        let look = (looks && self.waits_for_others()).then_some(self.check_at);
         match (look, self.limited) {
             (Some(look), Some(limited)) => Due::At(look.min(limited)),
             (Some(at), None) | (None, Some(at)) => Due::At(at),

@@ -148,7 +148,7 @@ pub struct Record {
     pub durable: bool,
     /// A liveness scan was already made for this record.
     pub(crate) is_counted: bool,
-    /// Where the answer goes.
+    /// The completion queue that gets the answer.
     pub reply: Option<ReplyTo>,
 }
 
@@ -187,7 +187,7 @@ impl Record {
     /// Removes the record's blocks from the pending writes, because there was no space for them. No
     /// later read or copy finds them. Where `waiting` has earlier records of these blocks, their
     /// data become visible again.
-    pub(crate) fn take_back<'a>(&self, waiting: impl Iterator<Item = &'a Record>) {
+    pub(crate) fn withdraw<'a>(&self, waiting: impl Iterator<Item = &'a Record>) {
         let (Some(volume), blocks @ 1..) = (&self.volume, self.blocks()) else { return };
         let (number, from) = Map::place(self.first);
         let to = from + blocks;

@@ -393,10 +393,10 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
     where
         'a: 'scope,
     {
-        let crew = Workers::new(scope);
-        self.replay_durable(&crew)?;
+        let workers = Workers::new(scope);
+        self.replay_durable(&workers)?;
         while let Some(group) = self.look_for_next()? {
-            self.take(group, &crew)?;
+            self.take(group, &workers)?;
         }
         // A segment exists before anything names it, so one that is missing was lost.
         for segment in [self.place.segment, self.place.next] {
@@ -420,12 +420,12 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
     }
 
     /// Replays the groups of the log that are known to have been durable.
-    fn replay_durable<'scope>(&mut self, crew: &Workers<'scope, '_>) -> Result<(), VolumeError>
+    fn replay_durable<'scope>(&mut self, workers: &Workers<'scope, '_>) -> Result<(), VolumeError>
     where
         'a: 'scope,
     {
         self.durable = self.durable.max(self.superblock.durable);
-        let mut heads = HeaderScan::new(crew, self.segments, &self.superblock);
+        let mut heads = HeaderScan::new(workers, self.segments, &self.superblock);
         let (mut end, mut epoch) = (self.place, self.epoch);
         // The group up to which later heads of this chain state that all groups were durable. The
         // superblock does not say of which chain, and there may be heads that an opening has cut
@@ -445,7 +445,7 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
                 // A missing group that was durable is reported when the end of the log is checked.
                 let Some(group) = group else { return Ok(()) };
                 let is_same = group.chain == chain;
-                self.take(group, crew)?;
+                self.take(group, workers)?;
                 if !is_same {
                     return Ok(());
                 }
@@ -466,11 +466,15 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
     }
 
     /// Applies a group, and moves the end of the log past it.
-    fn take<'scope>(&mut self, group: Group, crew: &Workers<'scope, '_>) -> Result<(), VolumeError>
+    fn take<'scope>(
+        &mut self,
+        group: Group,
+        workers: &Workers<'scope, '_>,
+    ) -> Result<(), VolumeError>
     where
         'a: 'scope,
     {
-        self.bring(&group, crew)?;
+        self.prefetch(&group, workers)?;
         self.apply(&group)?;
         self.place = group.end();
         let Group { segment, offset, head, bytes, .. } = group;

@@ -115,9 +115,9 @@ fn moved(
     Some(copy)
 }
 
-/// Drops the home of each page that lies where `is_left` says, so that the next checkpoint writes
-/// it again. Only `spans` have such pages. A page that cannot be read stays, unless it has rotted
-/// and is in `lost`.
+/// Drops the location of each page that lies where `is_left` says, so that the next checkpoint
+/// writes it again. Only `spans` have such pages. A page that cannot be read stays, unless it has
+/// rotted and is in `lost`.
 pub(crate) fn pages<D: SegmentStore>(
     volumes: &Volumes,
     spans: &Spans,
@@ -126,9 +126,9 @@ pub(crate) fn pages<D: SegmentStore>(
     maps: &mut Apply<'_, D>,
 ) {
     each_node(volumes, spans, |node, changed| {
-        let mut copy = node.home().is_some_and(&is_left).then(|| node.clone());
+        let mut copy = node.location().is_some_and(&is_left).then(|| node.clone());
         for (at, leaf) in node.leaves() {
-            if !leaf.home().is_some_and(&is_left) {
+            if !leaf.location().is_some_and(&is_left) {
                 continue;
             }
             let key = ptr::from_ref::<Leaf>(leaf);
@@ -137,9 +137,9 @@ pub(crate) fn pages<D: SegmentStore>(
                 None => {
                     // A copy of the pool may have failed since the page was found lost.
                     let segments = maps.segments();
-                    let stand_in = |error| match leaf.home() {
-                        Some(home) if segments.is_lost(&error) && lost.contains(&home) => {
-                            Ok(Arc::new(Page::lost(home)))
+                    let stand_in = |error| match leaf.location() {
+                        Some(location) if segments.is_lost(&error) && lost.contains(&location) => {
+                            Ok(Arc::new(Page::lost(location)))
                         }
                         _ => Err(error),
                     };

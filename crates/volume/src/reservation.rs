@@ -52,7 +52,7 @@ impl Volumes {
 
 impl<D: SegmentStore> Pool<D> {
     /// Free bytes that are not promised to any volume.
-    pub fn unpromised_bytes(&self) -> u64 {
+    pub fn unreserved_bytes(&self) -> u64 {
         let promised = self.volumes().promised_bytes();
         self.segments().left_bytes().saturating_sub(promised)
     }
@@ -60,7 +60,7 @@ impl<D: SegmentStore> Pool<D> {
     /// Whether the pool has the space that a change of the catalogue promises.
     pub(crate) fn affords(&self, change: &Change) -> bool {
         let more = self.volumes().promises(change);
-        more == 0 || more <= self.unpromised_bytes()
+        more == 0 || more <= self.unreserved_bytes()
     }
 
     /// Whether a liveness scan could find the space that a change of the catalogue promises.
@@ -75,8 +75,8 @@ impl<D: SegmentStore> Pool<D> {
     }
 
     /// Whether volumes without a reservation have less than `bytes` bytes left.
-    pub(crate) fn promises_all_but(&self, bytes: u64) -> bool {
-        self.volumes().reserving().next().is_some() && self.unpromised_bytes() < bytes
+    pub(crate) fn reserves_all_but(&self, bytes: u64) -> bool {
+        self.volumes().reserving().next().is_some() && self.unreserved_bytes() < bytes
     }
 
     /// Whether these records, of `bytes` bytes in all, fit without taking promised space. A volume

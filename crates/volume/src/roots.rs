@@ -43,8 +43,8 @@ impl Roots {
     }
 
     /// Adds a page that is on disk.
-    pub(crate) fn put(&mut self, page: Contents, home: Entry) {
-        self.0.insert(page, home);
+    pub(crate) fn put(&mut self, page: Contents, location: Entry) {
+        self.0.insert(page, location);
     }
 
     /// Number of pages.
@@ -53,20 +53,20 @@ impl Roots {
     }
 
     /// The places of all pages.
-    pub(crate) fn homes(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn locations(&self) -> impl Iterator<Item = &Entry> {
         self.0.values()
     }
 
     /// Marks all pages as needed.
     pub(crate) fn mark(&self, marks: &mut Marks) {
-        self.0.values().for_each(|home| marks.entry(home));
+        self.0.values().for_each(|location| marks.entry(location));
     }
 
     /// Removes the pages that lie where `is_left` says, so that they are written again. Returns how
     /// many.
     pub(crate) fn leave(&mut self, is_left: impl Fn(Entry) -> bool) -> usize {
         let before = self.0.len();
-        self.0.retain(|_, home| !is_left(*home));
+        self.0.retain(|_, location| !is_left(*location));
         before - self.0.len()
     }
 
@@ -74,15 +74,15 @@ impl Roots {
     pub(crate) fn read<D: SegmentStore>(
         &mut self,
         segments: &Segments<D>,
-        home: Entry,
+        location: Entry,
     ) -> Result<Contents, VolumeError> {
-        if home.is_hole() || home.stored_bytes() as usize != PAGE_BYTES {
-            let (what, field, value) = ("catalogue", "page", home.address());
+        if location.is_hole() || location.stored_bytes() as usize != PAGE_BYTES {
+            let (what, field, value) = ("catalogue", "page", location.address());
             let want = "an entry that names 4096 bytes";
             return Err(FormatError::Field { what, field, value, want }.into());
         }
-        let page: Contents = segments.read_page(home)?.to_vec().into_boxed_slice();
-        self.put(page.clone(), home);
+        let page: Contents = segments.read_page(location)?.to_vec().into_boxed_slice();
+        self.put(page.clone(), location);
         Ok(page)
     }
 
@@ -98,10 +98,10 @@ impl Roots {
         for height in (0..heights(count)).rev() {
             let mut left = count.div_ceil(FAN.pow(height));
             let mut below = Vec::new();
-            for home in level {
-                let page = self.read(segments, home)?;
+            for location in level {
+                let page = self.read(segments, location)?;
                 for bytes in page.chunks_exact(ENTRY_BYTES).take(left) {
-                    let (what, field, value) = ("catalogue", "entry", home.address());
+                    let (what, field, value) = ("catalogue", "entry", location.address());
                     let want = "a place on disk";
                     let entry = Entry::parse(bytes);
                     below.push(entry.ok_or(FormatError::Field { what, field, value, want })?);
@@ -111,8 +111,8 @@ impl Roots {
             level = below;
         }
         let mut bytes = Vec::new();
-        for home in level {
-            bytes.extend_from_slice(&self.read(segments, home)?);
+        for location in level {
+            bytes.extend_from_slice(&self.read(segments, location)?);
         }
         bytes.truncate(len);
         Ok(bytes)

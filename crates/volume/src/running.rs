@@ -76,7 +76,7 @@ impl Drop for Opening {
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
 /// How often the thread checks whether the pool is closed, or opened.
-const CLOSE_LOOK: Duration = Duration::from_millis(5);
+const CLOSE_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How often the committer's thread continues after a panic, only to answer records.
 const PANICS_MAX: usize = 3;
@@ -134,7 +134,7 @@ impl Running {
                 }
             }
             drop(pools);
-            std::thread::sleep(CLOSE_LOOK);
+            std::thread::sleep(CLOSE_CHECK_INTERVAL);
         };
         let purpose = if options.consent { Purpose::Overwrite } else { Purpose::Use };
         let taken = loop {
@@ -144,7 +144,7 @@ impl Running {
                     if lock_owner.pid == Some(std::process::id()) && Instant::now() < until => {}
                 taken => break taken?,
             }
-            std::thread::sleep(CLOSE_LOOK);
+            std::thread::sleep(CLOSE_CHECK_INTERVAL);
         };
         let directory = taken.put_together(given.degraded, &PoolVerifier)?;
         let running = Running::start_in(directory, options, new_directories)?;

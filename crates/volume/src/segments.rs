@@ -30,7 +30,7 @@ pub(crate) use table::RESERVE;
 pub use table::{AllocationClass, Counts};
 use table::{State, Table};
 
-/// The files, by number.
+/// The files of the segments, by number.
 pub type Files<F> = Vec<Arc<F>>;
 
 /// The segments of a pool.
@@ -54,7 +54,7 @@ pub struct Segments<D: SegmentStore> {
     changes: Counter,
 }
 
-/// See [`Segments::progress`].
+/// The free segments, the idle segments, and the live bytes of each segment.
 pub(crate) type Progress = (usize, usize, Vec<u64>);
 
 /// Refuses a directory in which a segment is missing before others: the later ones would be treated
@@ -127,21 +127,21 @@ impl<D: SegmentStore> Segments<D> {
             if let Some(page) = leaf.page() {
                 return Ok(page);
             }
-            // A leaf without a home is in memory; look again.
-            if let Some(home) = leaf.home() {
-                return self.page_at(home);
+            // A leaf without a location is in memory by now: try again.
+            if let Some(location) = leaf.location() {
+                return self.page_at(location);
             }
         }
     }
 
-    fn page_at(&self, home: Entry) -> Result<Arc<Page>, VolumeError> {
-        let bytes = self.read_page(home)?;
+    fn page_at(&self, location: Entry) -> Result<Arc<Page>, VolumeError> {
+        let bytes = self.read_page(location)?;
         let end = self.address(self.table().states.len() as u32, 0);
         let is_there = |page: &Page| page.entries().iter().all(|entry| entry.address() < end);
         let page = Page::parse(&bytes).filter(is_there).ok_or_else(|| FormatError::Field {
             what: "page of the map",
             field: "entry",
-            value: home.address(),
+            value: location.address(),
             want: "a place in a segment that is there",
         })?;
         Ok(Arc::new(page))
@@ -154,7 +154,7 @@ impl<D: SegmentStore> Segments<D> {
 
     /// Upper bound of the live bytes of blocks in a segment, after all changes of maps until now;
     /// `None` while a change is in progress.
-    pub(crate) fn told_bytes(&self, segment: u32) -> Option<u64> {
+    pub(crate) fn stable_live_bytes(&self, segment: u32) -> Option<u64> {
         let before = self.changes.get();
         let bytes = self.live_bytes(segment);
         (before.is_multiple_of(2) && self.changes.get() == before).then_some(bytes)
@@ -229,7 +229,7 @@ impl<D: SegmentStore> Segments<D> {
     }
 
     /// Adds `bytes` unknown bytes.
-    pub(crate) fn doubt(&self, bytes: u64) {
+    pub(crate) fn add_unknown_bytes(&self, bytes: u64) {
         let mut table = self.table();
         table.unknown_bytes = table.unknown_bytes.saturating_add(bytes);
     }
@@ -250,7 +250,9 @@ impl<D: SegmentStore> Segments<D> {
         for number in &few {
             let (title, bytes) = (self.directory.title(), at(counted, *number));
             let before = at(before, *number);
-            tracing::error!("{title}: {bytes} bytes of segment {number} count, and not {before}");
+            tracing::error!(
+                "{title}: segment {number} has {bytes} live bytes, the usage table had {before}"
+            );
         }
         let mut table = self.table();
         // Segments that could not be emptied before may be empty now.
@@ -316,7 +318,7 @@ impl<D: SegmentStore> Segments<D> {
             unreadable,
             changes,
         };
-        segments.look_outside();
+        segments.measure_outside_space();
         Ok(segments)
     }
 
@@ -331,8 +333,7 @@ impl<D: SegmentStore> Segments<D> {
             Some(number) if number >= count => {
                 let (bytes, last) = (self.bytes, count.saturating_sub(1));
                 let error = io::Error::other(format!(
-                    "it ends with segment {last} of {bytes} bytes, and there is something in \
-                     segment {number}; expected all of them"
+                    "it ends with segment {last} of {bytes} bytes, but segment {number} is in use"
                 ));
                 Err(VolumeError::io(format!("cannot open `{title}`"))(error))
             }
@@ -361,7 +362,7 @@ impl<D: SegmentStore> Segments<D> {
         }
     }
 
-    /// The log lines about reads of damaged blocks.
+    /// Limits the log lines about reads of damaged blocks.
     pub(crate) fn unreadable(&self) -> &LogLimit {
         &self.unreadable
     }
@@ -515,7 +516,7 @@ impl<D: SegmentStore> Segments<D> {
         self.table().is_for_one()
     }
 
-    /// The state of a segment that is no longer needed.
+    /// The state of a segment that is not needed any more: a disk discards it before it is free.
     fn freed(&self) -> State {
         if self.directory.discards() { State::Discarded } else { State::Free }
     }
@@ -672,10 +673,10 @@ mod tests {
     use super::*;
     use blockyard_store::PoolStore;
 
-    /// Regression: a pool kept the space of every segment that it ever had, even if all data in it
-    /// were gone.
+    /// Regression: a pool kept the space of every segment that it ever had, even if no data in it
+    /// were live.
     #[test]
-    fn space_that_is_given_back_is_taken_again() {
+    fn space_of_a_hole_is_allocated_again() {
         let path = std::env::temp_dir().join(format!("blockyard-given-{}", std::process::id()));
         // Left by a killed process that had this number.
         _ = std::fs::remove_dir_all(&path);

@@ -112,8 +112,8 @@ impl SteppedPool {
     pub(crate) fn rot(&self, leaf: &Leaf) {
         let mut page = self.pool.memory().take_beyond(PAGE_BYTES);
         page.fill(0xff);
-        self.pool.segments().write(leaf.home().unwrap().address(), &[&page]).unwrap();
-        while leaf.is_here() {
+        self.pool.segments().write(leaf.location().unwrap().address(), &[&page]).unwrap();
+        while leaf.is_resident() {
             leaf.evict();
         }
     }

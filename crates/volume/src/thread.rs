@@ -201,7 +201,7 @@ mod tests {
         turn.worked = Duration::ZERO;
         work(AT_ONCE);
         waits.set(true);
-        assert!(!turn.end(), "somebody waits");
+        assert!(!turn.end(), "another thread waits");
         waits.set(false);
         work(AT_ONCE);
         assert!(turn.end());

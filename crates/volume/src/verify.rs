@@ -23,7 +23,7 @@ use crate::recovery::{self, Looked};
 use crate::segments::{Files, Segments, read_resyncing};
 
 /// Most damaged blocks that the report lists individually.
-const TOLD_MAX: usize = 1000;
+const REPORTED_MAX: usize = 1000;
 
 /// Most damaged blocks that are logged individually; the others are only in the report.
 const LOGGED_MAX: usize = 20;
@@ -228,12 +228,12 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
         counts.for_each(|(before, now)| *before = now.max(*before));
         for (number, node) in (0..).zip(frozen) {
             let Some(node) = node else { continue };
-            if !self.page(now, number * NODE_BLOCKS, node.home(), What::Node) {
+            if !self.page(now, number * NODE_BLOCKS, node.location(), What::Node) {
                 continue;
             }
             for (at, leaf) in node.leaves() {
                 let first = number * NODE_BLOCKS + (at * FAN) as u64;
-                if !self.page(now, first, leaf.home(), What::Leaf) {
+                if !self.page(now, first, leaf.location(), What::Leaf) {
                     continue;
                 }
                 // A leaf that cannot be read was reported by `page`, or has moved meanwhile.
@@ -262,21 +262,21 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
             return;
         };
         if let Some(live) = self.still(now, block, entry) {
-            self.tell(&live, block, entry, what);
+            self.report_block(&live, block, entry, what);
         }
     }
 
     /// Reports a block that was lost with the map page that named it.
     fn lost(&mut self, now: &Now<'_>, block: u64, entry: &Entry) {
         let (leaf, at) = (block / FAN as u64, block as usize % FAN);
-        let is_told = |told: &[u64; FAN / 64]| told[at / 64] >> (at % 64) & 1 == 1;
-        if self.lost.get(&(*entry, leaf)).is_some_and(is_told) {
+        let is_reported = |reported: &[u64; FAN / 64]| reported[at / 64] >> (at % 64) & 1 == 1;
+        if self.lost.get(&(*entry, leaf)).is_some_and(is_reported) {
             return;
         }
         if let Some(live) = self.still(now, block, entry) {
             self.lost.entry((*entry, leaf)).or_default()[at / 64] |= 1 << (at % 64);
             let what = "it was lost with the page of the map that named it".to_owned();
-            self.tell(&live, block, entry, what);
+            self.report_block(&live, block, entry, what);
         }
     }
 
@@ -338,13 +338,13 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
 
     /// Verifies a map page. Returns whether its entries still need to be verified: those of a page
     /// seen before do not.
-    fn page(&mut self, now: &Now<'_>, first: u64, home: Option<Entry>, kind: What) -> bool {
-        let Some(home) = home else { return true };
-        if !self.seen.note(home.address()) {
+    fn page(&mut self, now: &Now<'_>, first: u64, location: Option<Entry>, kind: What) -> bool {
+        let Some(location) = location else { return true };
+        if !self.seen.note(location.address()) {
             return false;
         }
         self.page_bytes += PAGE_BYTES as u64;
-        let Some(what) = self.wrong(&home, kind) else { return true };
+        let Some(what) = self.wrong(&location, kind) else { return true };
         let Some(live) = now() else { return true };
         let (span, at) = Map::place(first);
         if span >= live.map.span_count() {
@@ -352,28 +352,28 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
         }
         let is_there = live.map.with(span, |span| {
             let node = span.node();
-            let leaf = node.and_then(|node| node.leaf(at as usize / FAN)?.home());
-            node.and_then(|node| node.home()) == Some(home) || leaf == Some(home)
+            let leaf = node.and_then(|node| node.leaf(at as usize / FAN)?.location());
+            node.and_then(|node| node.location()) == Some(location) || leaf == Some(location)
         });
         if is_there {
-            self.tell(&live, first, &home, what);
+            self.report_block(&live, first, &location, what);
         }
         true
     }
 
-    fn tell(&mut self, live: &OpenVolume, block: u64, entry: &Entry, what: String) {
+    fn report_block(&mut self, live: &OpenVolume, block: u64, entry: &Entry, what: String) {
         self.note(live.meta.name.clone(), block, entry.address(), what);
     }
 
     fn note(&mut self, volume: String, block: u64, address: u64, what: String) {
         self.report.damaged += 1;
-        let told = self.report.damage.len();
-        if told < LOGGED_MAX {
+        let reported = self.report.damage.len();
+        if reported < LOGGED_MAX {
             tracing::error!("{volume}: block {block}, at {address} of the pool: {what}");
-        } else if told == LOGGED_MAX {
-            tracing::error!("more is damaged: the report names up to {TOLD_MAX} blocks");
+        } else if reported == LOGGED_MAX {
+            tracing::error!("more is damaged: the report names up to {REPORTED_MAX} blocks");
         }
-        if told < TOLD_MAX {
+        if reported < REPORTED_MAX {
             self.report.damage.push(Damage { volume, block, address, what });
         }
     }
@@ -503,11 +503,11 @@ mod tests {
 
     #[test]
     fn a_segment_with_too_small_a_usage_count_is_reported() {
-        let mut hand = SteppedPool::new("verify");
-        hand.write(3, 4);
-        hand.checkpoint();
-        let live = hand.pool.find("v").unwrap();
-        let segments = hand.pool.segments();
+        let mut stepped = SteppedPool::new("verify");
+        stepped.write(3, 4);
+        stepped.checkpoint();
+        let live = stepped.pool.find("v").unwrap();
+        let segments = stepped.pool.segments();
         let verify = || {
             let mut verifier = Verifier::new(segments, false);
             let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(&live)));
@@ -517,7 +517,7 @@ mod tests {
         };
         assert_eq!(verify(), []);
         let (mut counted, unknown) = segments.live();
-        let segment = hand.segment(3);
+        let segment = stepped.segment(3);
         counted[segment as usize] -= 4096;
         segments.set_live(counted, unknown);
         let [damage] = &verify()[..] else { panic!("it is missed") };
@@ -530,10 +530,10 @@ mod tests {
     /// Regression: each scrub of a pool in use caused a liveness scan.
     #[test]
     fn blocks_freed_during_a_scrub_are_no_usage_error() {
-        let mut hand = SteppedPool::new("verify-gone");
-        hand.write(3, 4);
-        hand.checkpoint();
-        let (pool, live) = (Arc::clone(&hand.pool), hand.pool.find("v").unwrap());
+        let mut stepped = SteppedPool::new("verify-gone");
+        stepped.write(3, 4);
+        stepped.checkpoint();
+        let (pool, live) = (Arc::clone(&stepped.pool), stepped.pool.find("v").unwrap());
         let segments = pool.segments();
         let begin = || {
             let mut verifier = Verifier::new(segments, true);
@@ -542,12 +542,12 @@ mod tests {
             verifier
         };
         let verifier = begin();
-        let before = segments.live_bytes(hand.segment(3));
-        hand.discard(3, 1);
-        assert_eq!(segments.live_bytes(hand.segment(4)), before - 4096, "it went");
+        let before = segments.live_bytes(stepped.segment(3));
+        stepped.discard(3, 1);
+        assert_eq!(segments.live_bytes(stepped.segment(4)), before - 4096, "it went");
         assert!(!verifier.is_too_little_counted());
         let (mut counted, unknown) = segments.live();
-        counted[hand.segment(4) as usize] -= 4096;
+        counted[stepped.segment(4) as usize] -= 4096;
         segments.set_live(counted, unknown);
         assert!(begin().is_too_little_counted());
     }

@@ -347,7 +347,7 @@ fn space_that_a_destroyed_snapshot_held_can_be_reserved_again() {
     let own = Volume::open_with(own, options(64)).unwrap();
     let running = Arc::clone(own.running());
     // One snapshot of the whole volume fits, and hardly more.
-    let bytes = running.pool().unpromised_bytes() / 2 - (1 << 20);
+    let bytes = running.pool().unreserved_bytes() / 2 - (1 << 20);
     let blocks = bytes / BLOCK as u64;
     running.reserve("own", blocks * BLOCK as u64).unwrap();
     let mut io = handle(&own);

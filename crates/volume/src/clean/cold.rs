@@ -28,7 +28,7 @@ pub(super) fn write<D: SegmentStore>(
     let (segments, align) = (pool.segments(), pool.align());
     let head_bytes = group::head_bytes(blocks.len(), align);
     let len = head_bytes + bytes.len() as u32;
-    let open = pool.cold().filter(|cold| len <= cold.room(segments.bytes()));
+    let open = pool.cold().filter(|cold| len <= cold.free_bytes(segments.bytes()));
     let place = match open {
         Some(cold) => cold,
         None => match segments.take(AllocationClass::Move) {
@@ -64,7 +64,7 @@ pub(super) fn write<D: SegmentStore>(
     group::print(&head, &descriptors, &mut printed);
     let address = segments.address(place.segment, place.offset);
     segments.write(address, &[&printed, bytes])?;
-    pool.meters().cooled(u64::from(len));
+    pool.meters().wrote_cold(u64::from(len));
     let (offset, number) = (place.offset + len, place.number + 1);
     pool.set_cold(Some(ColdWriter { offset, number, ..place }));
     let mut at = address + u64::from(head_bytes);

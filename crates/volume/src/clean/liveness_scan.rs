@@ -46,15 +46,15 @@ enum Counted {
     Interrupted,
 }
 
-/// Does a liveness scan if more than `bearable` bytes are unknown. Returns the records that give up
-/// rotten leaves, which must be carried out before a scan can succeed.
-pub(super) fn again<D: SegmentStore>(
+/// Does a liveness scan if more than `tolerated` bytes are unknown. Returns the records that drop
+/// rotten leaves, which must be executed before a scan can succeed.
+pub(super) fn scan<D: SegmentStore>(
     pool: &Pool<D>,
     frozen: &Frozen,
-    bearable: u64,
+    tolerated: u64,
 ) -> Vec<Relocation> {
     let whole = &frozen.whole;
-    if whole.unknown_bytes <= bearable {
+    if whole.unknown_bytes <= tolerated {
         pool.maintenance().end_scan_requests(frozen.round);
         return Vec::new();
     }
@@ -76,7 +76,7 @@ pub(super) fn again<D: SegmentStore>(
         Ok(Counted::Lost(lost)) => lost,
         Ok(Counted::Interrupted) => Vec::new(),
         Err(error) => {
-            tracing::warn!("{}: space is not counted: {error}", segments.directory().title());
+            tracing::warn!("{}: the liveness scan failed: {error}", segments.directory().title());
             pool.maintenance().end_scan_requests(frozen.round);
             Vec::new()
         }
@@ -97,15 +97,15 @@ type Read = Result<Arc<Page>, VolumeError>;
 fn read<'scope, 'a, D: SegmentStore>(
     pool: &'scope Pool<D>,
     leaves: impl Iterator<Item = &'a &'a Arc<Leaf>>,
-    crew: &Workers<'scope, '_>,
+    workers: &Workers<'scope, '_>,
 ) -> Result<HashMap<*const Leaf, Read>, VolumeError> {
-    let away: Vec<&Arc<Leaf>> = leaves.copied().filter(|leaf| !leaf.is_here()).collect();
+    let away: Vec<&Arc<Leaf>> = leaves.copied().filter(|leaf| !leaf.is_resident()).collect();
     if away.len() < THREADS {
         return Ok(HashMap::new());
     }
     let slots: Vec<Arc<OnceLock<Read>>> = away.iter().map(|_| Arc::default()).collect();
     let parts = away.iter().map(|leaf| Arc::clone(leaf)).zip(slots.iter().cloned());
-    crew.each(parts, |(leaf, slot)| {
+    workers.each(parts, |(leaf, slot)| {
         _ = slot.set(pool.segments().page(&leaf));
         Ok(())
     })?;
@@ -123,7 +123,7 @@ fn count<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen) -> Result<Counted, Vo
 fn count_by<'scope, D: SegmentStore>(
     pool: &'scope Pool<D>,
     frozen: &Frozen,
-    crew: &Workers<'scope, '_>,
+    workers: &Workers<'scope, '_>,
 ) -> Result<Counted, VolumeError> {
     let mut spans: BTreeMap<usize, Vec<&Arc<Node>>> = BTreeMap::new();
     for (.., map) in &frozen.volumes {
@@ -147,7 +147,7 @@ fn count_by<'scope, D: SegmentStore>(
                 .map(|at| (at, leaves(nodes, at)))
                 .filter(|(_, leaves)| !leaves.is_empty())
                 .collect();
-            let mut read = read(pool, places.iter().flat_map(|(_, leaves)| leaves), crew)?;
+            let mut read = read(pool, places.iter().flat_map(|(_, leaves)| leaves), workers)?;
             for (at, leaves) in places {
                 let mut pages = Vec::with_capacity(leaves.len());
                 for leaf in leaves {
@@ -161,7 +161,7 @@ fn count_by<'scope, D: SegmentStore>(
                             pages.push(page);
                         }
                         Err(error) if pool.segments().is_lost(&error) => {
-                            lost.give_up(frozen, (*number, at), leaf, error)?;
+                            lost.add(frozen, (*number, at), leaf, error)?;
                         }
                         Err(error) => return Err(error),
                     }
@@ -189,14 +189,14 @@ struct Lost {
 
 impl Lost {
     /// Adds a rotten leaf at this place of its maps.
-    fn give_up(
+    fn add(
         &mut self,
         frozen: &Frozen,
         (number, at): (usize, usize),
         leaf: &Arc<Leaf>,
         error: VolumeError,
     ) -> Result<(), VolumeError> {
-        let Some(home) = leaf.home() else { return Err(error) };
+        let Some(location) = leaf.location() else { return Err(error) };
         let node = |map: &map::Frozen| {
             let node = map.get(number)?.as_ref()?;
             node.leaf(at).is_some_and(|it| Arc::ptr_eq(it, leaf)).then_some(Arc::as_ptr(node))
@@ -213,7 +213,7 @@ impl Lost {
             self.nodes.clear();
         }
         let last = self.records.last_mut().expect("there is one by now");
-        last.lost.insert(home);
+        last.lost.insert(location);
         last.page_count += 1;
         for (_, family, node) in maps {
             last.page_count += u64::from(self.nodes.insert(node));
@@ -257,41 +257,41 @@ mod tests {
     fn many_rotten_leaves_of_many_snapshots_are_given_up() {
         const LEAVES: u64 = 300;
         const ROTTEN: usize = 290;
-        let mut hand = SteppedPool::of("rotten", 100, 100);
-        hand.take("w", LEAVES * FAN as u64);
-        (0..LEAVES).for_each(|leaf| hand.write(leaf * FAN as u64, 1));
+        let mut stepped = SteppedPool::of("rotten", 100, 100);
+        stepped.take("w", LEAVES * FAN as u64);
+        (0..LEAVES).for_each(|leaf| stepped.write(leaf * FAN as u64, 1));
         for number in 0..10 {
-            hand.snapshot("w", &format!("w@{number}"));
+            stepped.snapshot("w", &format!("w@{number}"));
             // The second node is a different one in each snapshot.
-            hand.write((LEAVES - 1) * FAN as u64, 1);
+            stepped.write((LEAVES - 1) * FAN as u64, 1);
         }
-        hand.checkpoint();
-        let map = hand.pool.find("w").unwrap().map.freeze();
+        stepped.checkpoint();
+        let map = stepped.pool.find("w").unwrap().map.freeze();
         let leaves: Vec<_> = map.iter().flatten().flat_map(|node| node.leaves()).collect();
         for (_, leaf) in &leaves[..ROTTEN] {
-            hand.rot(leaf);
+            stepped.rot(leaf);
         }
-        let pool = Arc::clone(&hand.pool);
-        let count = |hand: &mut SteppedPool| {
-            pool.segments().doubt(1);
-            let (frozen, marks) = hand.checkpoint();
+        let pool = Arc::clone(&stepped.pool);
+        let count = |stepped: &mut SteppedPool| {
+            pool.segments().add_unknown_bytes(1);
+            let (frozen, marks) = stepped.checkpoint();
             pool.maintenance().send(RoundCommand::Scan { after: frozen.round });
             let mut pages = Vec::new();
-            let carry = |moved: Relocation| {
+            let execute = |moved: Relocation| {
                 pages.push(moved.page_count);
-                hand.committer.move_blocks(moved)
+                stepped.committer.move_blocks(moved)
             };
-            let sink = Inline { carry, is_done: true };
+            let sink = Inline { execute, is_done: true };
             Cleaner::new(&pool, &frozen, &marks, sink).scan_liveness();
             pages
         };
-        let pages = count(&mut hand);
+        let pages = count(&mut stepped);
         // Two records contain the first node, one record contains the second nodes.
         assert_eq!(pages.iter().sum::<u64>(), ROTTEN as u64 + 2 + 11);
         assert_eq!((pages.len(), pages[0]), (2, LOST_PAGES));
-        assert!(count(&mut hand).is_empty());
+        assert!(count(&mut stepped).is_empty());
         assert_eq!(pool.segments().unknown_bytes(), 0);
-        let mut read = |leaf: usize| hand.handle.read((leaf * FAN * 4096) as u64, 4096, |_| {});
+        let mut read = |leaf: usize| stepped.handle.read((leaf * FAN * 4096) as u64, 4096, |_| {});
         assert_eq!((read(0), read(ROTTEN - 1)), (Status::Protection, Status::Protection));
         assert_eq!(read(ROTTEN), Status::Ok);
     }
@@ -301,14 +301,14 @@ mod tests {
     #[test]
     fn a_request_for_a_later_liveness_scan_waits_for_it() {
         const ROUNDS: u64 = 400_000;
-        let mut hand = SteppedPool::new("wanted");
-        let mut frozen = hand.committer.freeze();
-        let (pool, counted) = (&hand.pool, &Counter::default());
+        let mut stepped = SteppedPool::new("wanted");
+        let mut frozen = stepped.committer.freeze();
+        let (pool, counted) = (&stepped.pool, &Counter::default());
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 while frozen.round < ROUNDS {
                     frozen.round = counted.get();
-                    _ = again(pool, &frozen, u64::MAX);
+                    _ = scan(pool, &frozen, u64::MAX);
                 }
             });
             let mut missed = 0;

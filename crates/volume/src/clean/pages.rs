@@ -15,7 +15,7 @@ use crate::thread::yield_if_due;
 
 /// Selects the segments whose pages the next checkpoint has space to rewrite. Rewriting a segment
 /// takes its pages and each node that names one. Returns the segments and their number of pages.
-pub(super) fn that_fit<D: SegmentStore>(
+pub(super) fn select<D: SegmentStore>(
     pool: &Pool<D>,
     frozen: &Frozen,
     mut segments: Vec<u32>,
@@ -25,15 +25,15 @@ pub(super) fn that_fit<D: SegmentStore>(
     }
     let mut counts: HashMap<u32, u64> = segments.iter().map(|number| (*number, 0)).collect();
     let (mut nodes, mut leaves) = (HashSet::new(), HashSet::new());
-    let segment = |home: Entry| pool.segments().split(home.address()).0;
+    let segment = |location: Entry| pool.segments().split(location.address()).0;
     for node in frozen.volumes.iter().flat_map(|(.., map)| map.iter().flatten()) {
         if !nodes.insert(Arc::as_ptr(node)) {
             continue;
         }
         yield_if_due();
-        let mut left: HashSet<u32> = node.home().map(segment).into_iter().collect();
+        let mut left: HashSet<u32> = node.location().map(segment).into_iter().collect();
         for (_, leaf) in node.leaves() {
-            let Some(number) = leaf.home().map(segment) else { continue };
+            let Some(number) = leaf.location().map(segment) else { continue };
             left.insert(number);
             if leaves.insert(Arc::as_ptr(leaf))
                 && let Some(count) = counts.get_mut(&number)
@@ -58,15 +58,19 @@ pub(super) fn that_fit<D: SegmentStore>(
 
 /// Finds the spans that have pages in some segments, and reads their leaves into memory. The
 /// committer is about to give these pages up, and has no time to search or read.
-pub(super) fn bring<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen, segments: &[u32]) -> Spans {
-    let is_left = |home: Entry| segments.contains(&pool.segments().split(home.address()).0);
+pub(super) fn prefetch<D: SegmentStore>(
+    pool: &Pool<D>,
+    frozen: &Frozen,
+    segments: &[u32],
+) -> Spans {
+    let is_left = |location: Entry| segments.contains(&pool.segments().split(location.address()).0);
     let mut spans = Spans::new();
     for (_, copied, map) in &frozen.volumes {
         for (number, node) in map.iter().enumerate() {
             let Some(node) = node else { continue };
             yield_if_due();
-            let left = node.leaves().filter(|(_, leaf)| leaf.home().is_some_and(is_left));
-            let mut is_any = node.home().is_some_and(is_left);
+            let left = node.leaves().filter(|(_, leaf)| leaf.location().is_some_and(is_left));
+            let mut is_any = node.location().is_some_and(is_left);
             for (_, leaf) in left {
                 is_any = true;
                 if pool.is_running() && !pool.maintenance().must_finish() {

@@ -55,14 +55,14 @@ fn batches<D: SegmentStore>(pool: &Pool<D>) -> usize {
 }
 
 /// Whether so few segments are free that cleaning could not begin again if the moves in flight were
-/// given up. That happens when a checkpoint is urgent.
-pub(super) fn is_close<D: SegmentStore>(pool: &Pool<D>) -> bool {
+/// given up. That happens when the round must finish.
+pub(super) fn is_near_reserve<D: SegmentStore>(pool: &Pool<D>) -> bool {
     pool.segments().free() + 1 < pool.segments().reserved() + batches(pool)
 }
 
 /// Bytes that one record moves now.
 pub(super) fn batch_bytes<D: SegmentStore>(pool: &Pool<D>) -> u64 {
-    match is_close(pool) {
+    match is_near_reserve(pool) {
         true => u64::from(pool.segments().bytes()) / 4,
         false => whole_batch_bytes(pool),
     }
@@ -74,13 +74,13 @@ pub(crate) fn is_scarce<D: SegmentStore>(pool: &Pool<D>) -> bool {
 }
 
 /// Whether space may soon be short.
-pub(super) fn is_near<D: SegmentStore>(pool: &Pool<D>) -> bool {
+pub(super) fn is_nearly_scarce<D: SegmentStore>(pool: &Pool<D>) -> bool {
     pool.segments().available() < 2 * goal(pool)
 }
 
 /// Whether the pool will not grow soon: it cannot grow, or the existing segments have space for the
 /// log of two checkpoints, and more than the segments that are made ahead.
-fn is_roomy<D: SegmentStore>(pool: &Pool<D>) -> bool {
+fn has_free_space<D: SegmentStore>(pool: &Pool<D>) -> bool {
     let segments = pool.segments();
     let log = 2 * pool.options().checkpoint_bytes / u64::from(segments.bytes());
     let wanted = log.max(pool.beyond() as u64 + 1);
@@ -93,7 +93,7 @@ pub(super) fn is_enough<D: SegmentStore>(pool: &Pool<D>, more: usize) -> bool {
 }
 
 /// Whether space is so short that writes are refused.
-fn is_dire<D: SegmentStore>(pool: &Pool<D>) -> bool {
+fn refuses_writes<D: SegmentStore>(pool: &Pool<D>) -> bool {
     pool.segments().available() <= pool.segments().reserved()
 }
 
@@ -124,13 +124,13 @@ pub(crate) fn round_bytes<D: SegmentStore>(pool: &Pool<D>, is_cleaned: bool) -> 
 /// How many unknown bytes (counted, but possibly not live) are tolerated before a liveness scan.
 /// None while segments are short: quarantined segments can be cleaned only after a scan. Next to
 /// none if so much is live that writes are refused, however many segments are free.
-pub(super) fn bearable_unknown<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen) -> u64 {
+pub(super) fn tolerated_unknown<D: SegmentStore>(pool: &Pool<D>, frozen: &Frozen) -> u64 {
     let counted: u64 = frozen.whole.live.iter().sum();
     let segments = pool.segments();
-    match (is_dire(pool), is_scarce(pool)) {
+    match (refuses_writes(pool), is_scarce(pool)) {
         _ if pool.requested_scan().is_some_and(|round| frozen.round >= round) => 0,
         (true, _) => 0,
-        _ if pool.unpromised_bytes() < pool.early_bytes() => u64::from(segments.bytes()) / 2,
+        _ if pool.unreserved_bytes() < pool.early_bytes() => u64::from(segments.bytes()) / 2,
         (_, true) if segments.counts().quarantined > 0 => 0,
         (_, true) => counted / 32,
         _ => counted / 4,
@@ -178,11 +178,11 @@ pub(super) fn choose<D: SegmentStore>(
     let live: u64 = used.iter().map(|number| live_bytes(*number)).sum();
     let garbage = (used.len() as u64 * size).saturating_sub(live);
     // Garbage may take as much space as live data.
-    let bearable = live + GARBAGE_SEGMENTS * size;
-    let mut excess = if is_roomy(pool) { 0 } else { garbage.saturating_sub(bearable) };
-    let (for_space, is_dire) = (is_scarce(pool), is_dire(pool));
+    let tolerated = live + GARBAGE_SEGMENTS * size;
+    let mut excess = if has_free_space(pool) { 0 } else { garbage.saturating_sub(tolerated) };
+    let (for_space, refuses_writes) = (is_scarce(pool), refuses_writes(pool));
     // While space is short, segments with little garbage are worth cleaning too.
-    let parts = match (is_dire, for_space) {
+    let parts = match (refuses_writes, for_space) {
         (true, _) => 32,
         (_, true) => 16,
         _ => 8,
@@ -190,8 +190,9 @@ pub(super) fn choose<D: SegmentStore>(
     let is_worth = |number: u32| live_bytes(number) * parts <= size * (parts - 1);
     used.retain(|number| !seen.contains(number) && is_worth(*number));
     // When writes are refused, prefer segments of pages: giving pages up needs no space.
-    let is_thin =
-        |number: u32| is_dire && has_pages(frozen, marks, number) && 2 * live_bytes(number) < size;
+    let is_thin = |number: u32| {
+        refuses_writes && has_pages(frozen, marks, number) && 2 * live_bytes(number) < size
+    };
     let key = |number: &u32| (!is_thin(*number), live_bytes(*number));
     let mut victims = Vec::new();
     if for_space {

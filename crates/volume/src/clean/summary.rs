@@ -157,7 +157,7 @@ fn pages<D: SegmentStore>(
             Ok(page) => pages.push((*family, page, !leaf.is_dirty(round))),
             Err(error) => {
                 *is_read = false;
-                tell(pool, (*family, span, at), &error);
+                log_unreadable(pool, (*family, span, at), &error);
             }
         }
     }
@@ -165,7 +165,7 @@ fn pages<D: SegmentStore>(
 }
 
 /// Logs which blocks cannot be moved because the leaf that names them cannot be read.
-fn tell<D: SegmentStore>(
+fn log_unreadable<D: SegmentStore>(
     pool: &Pool<D>,
     (family, span, at): (u32, usize, usize),
     error: &VolumeError,

@@ -44,12 +44,12 @@ fn piece_bytes<D: SegmentStore>(pool: &Pool<D>) -> usize {
 /// Most bytes of a piece that goes to the open cold segment. The end of a segment is filled too,
 /// because cold segments are not cleaned before they contain garbage. `None` if next to nothing is
 /// left.
-pub(super) fn open_room<D: SegmentStore>(pool: &Pool<D>) -> Option<usize> {
+pub(super) fn open_space<D: SegmentStore>(pool: &Pool<D>) -> Option<usize> {
     let most = piece_bytes(pool);
-    let room = pool.cold()?.room(pool.segments().bytes()) as usize;
+    let room = pool.cold()?.free_bytes(pool.segments().bytes()) as usize;
     let count = room / pool.align() as usize;
     let head = head_bytes(count.min(MOVES_MAX), pool.align()) as usize;
-    let bound = if policy::is_close(pool) { most } else { PIECE_BYTES };
+    let bound = if policy::is_near_reserve(pool) { most } else { PIECE_BYTES };
     let room = room.checked_sub(head)?.min(bound);
     (room >= most / 8).then_some(room)
 }
@@ -82,7 +82,7 @@ impl Victim {
         most: u64,
     ) -> Piece<'a> {
         let first = blocks.first().map_or(0, |block| block.entry.stored_bytes() as usize);
-        let size = open_room(pool).filter(|size| *size >= first);
+        let size = open_space(pool).filter(|size| *size >= first);
         let size = size.unwrap_or_else(|| piece_bytes(pool));
         let mut buffer = pool.memory().take_beyond(size);
         let (mut filled, mut done, mut pages) = (0, 0, 0);

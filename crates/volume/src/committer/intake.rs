@@ -21,7 +21,7 @@ enum IntakeState {
     Stopping,
 }
 
-/// Records on their way into a group: first the held ones, then those in the record queue.
+/// The records that are not in a group yet: first the held ones, then those in the record queue.
 pub(super) struct Intake {
     queue: Receiver<Record>,
     /// Records that were taken out of the queue and did not go into a group yet.

@@ -44,7 +44,7 @@ impl<D: SegmentStore> Committer<D> {
     /// durable. Checks how much space its file system has left, which other programs use too.
     /// Returns surplus space to the file system.
     pub(super) fn run_periodic_checks(&mut self) {
-        self.pool.segments().look_outside();
+        self.pool.segments().measure_outside_space();
         self.pool.latch_if_removed();
         if self.pool.is_latched() {
             return;

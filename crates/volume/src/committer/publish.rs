@@ -60,9 +60,9 @@ fn put<D: SegmentStore>(
             }
             (Body::Move(moved), _) => {
                 let segments = pool.segments();
-                let is_left = |home: Entry| {
-                    moved.pages.contains(&segments.split(home.address()).0)
-                        || moved.lost.contains(&home)
+                let is_left = |location: Entry| {
+                    moved.pages.contains(&segments.split(location.address()).0)
+                        || moved.lost.contains(&location)
                 };
                 let volumes = pool.volumes();
                 // A block that could not be moved stays in its segment, which is therefore not

@@ -173,7 +173,7 @@ impl<D: SegmentStore> Committer<D> {
         let bytes = (free + next) as u64 * u64::from(self.pool.segments().bytes());
         let wanted = self.pool.early_bytes();
         let left = self.pool.segments().left_bytes();
-        let is_low = bytes.min(left) < wanted || self.pool.promises_all_but(wanted);
+        let is_low = bytes.min(left) < wanted || self.pool.reserves_all_but(wanted);
         let is_in_log = is_low || self.is_overrun();
         self.pool.set_write_ack(if is_in_log { WriteAck::InLog } else { WriteAck::InMemory });
     }
@@ -214,7 +214,7 @@ impl<D: SegmentStore> Committer<D> {
             self.round.fail(self.pool.options().checkpoint_bytes);
             return false;
         };
-        clean::each(&pool, &frozen, &marks, cleaning, |moved| self.move_blocks(moved));
+        clean::inline(&pool, &frozen, &marks, cleaning, |moved| self.move_blocks(moved));
         true
     }
 
@@ -259,7 +259,7 @@ impl<D: SegmentStore> Committer<D> {
                 pool.set_stage(Stage::Scanning);
                 clean::concurrent(&pool, &frozen, marks);
             }
-            frozen.let_go();
+            frozen.drop_yielding();
             pool.set_stage(if marks.is_some() { Stage::Resting } else { Stage::Idle });
         };
         self.pool.set_stage(Stage::Writing);

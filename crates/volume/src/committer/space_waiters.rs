@@ -219,7 +219,7 @@ impl<D: SegmentStore> Committer<D> {
             // record queue or are held.
             let held = self.intake.held().iter();
             let waiting = self.space.records.iter().chain(held).chain(&self.group.records);
-            record.take_back(waiting);
+            record.withdraw(waiting);
             self.intake.empty_queue();
             for queue in [&mut self.space.records, self.intake.held()] {
                 let all = std::mem::take(queue).into_iter();

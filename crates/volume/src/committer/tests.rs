@@ -2,7 +2,7 @@
 
 use super::periodic::DEAD_MIN;
 use super::*;
-use crate::handle::{NOBODY, Outcome};
+use crate::handle::{NO_REPLY, Outcome};
 use crate::maintenance::LivenessScan;
 use crate::segments::AllocationClass;
 use crate::stepped_pool::{BLOCK, FULL, SteppedPool};
@@ -12,13 +12,13 @@ use crate::thread::Thread;
 /// refused, with writes that had been answered.
 #[test]
 fn a_write_that_has_found_space_does_not_search_again() {
-    let mut hand = SteppedPool::new("admitted");
-    hand.write(0, 1);
-    for (block, token) in [(1, NOBODY), (2, 7)] {
-        let write = hand.handle.write(block * BLOCK, 4096, &|_, into| into.fill(3), token, true);
+    let mut stepped = SteppedPool::new("admitted");
+    stepped.write(0, 1);
+    for (block, token) in [(1, NO_REPLY), (2, 7)] {
+        let write = stepped.handle.write(block * BLOCK, 4096, &|_, into| into.fill(3), token, true);
         assert_eq!(write, Outcome::Taken);
     }
-    let SteppedPool { pool, committer, .. } = &mut hand;
+    let SteppedPool { pool, committer, .. } = &mut stepped;
     committer.gather();
     assert_eq!(committer.group.records.len(), 2);
     assert_eq!(committer.find_space(), SpaceFound::Found);
@@ -29,19 +29,19 @@ fn a_write_that_has_found_space_does_not_search_again() {
     assert_eq!(committer.commit(), None);
     let status = committer.complete_alone();
     committer.answer(status);
-    assert_eq!(hand.handle.take().map(|reply| reply.status), Some(Status::Ok));
-    assert_eq!(hand.handle.flush(8), Outcome::Taken);
-    assert_eq!(hand.committer.turn(), Turn::Worked);
-    assert_eq!(hand.handle.take().map(|reply| reply.status), Some(Status::Ok));
+    assert_eq!(stepped.handle.take().map(|reply| reply.status), Some(Status::Ok));
+    assert_eq!(stepped.handle.flush(8), Outcome::Taken);
+    assert_eq!(stepped.committer.turn(), Turn::Worked);
+    assert_eq!(stepped.handle.take().map(|reply| reply.status), Some(Status::Ok));
 }
 
 /// Regression: after a failed checkpoint the log since the last one was reset to 0, so it could
 /// grow without bound.
 #[test]
-fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
-    let mut hand = SteppedPool::new("put-off");
-    hand.write(0, 4);
-    let SteppedPool { pool, committer, .. } = &mut hand;
+fn a_failed_checkpoint_does_not_reset_the_length_of_the_log() {
+    let mut stepped = SteppedPool::new("put-off");
+    stepped.write(0, 4);
+    let SteppedPool { pool, committer, .. } = &mut stepped;
     let before = committer.round.log_bytes();
     assert!(before > 4 * BLOCK);
     let mut taken = Vec::new();
@@ -50,7 +50,7 @@ fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
     }
     assert!(!committer.checkpoint_now(Cleaning::Nothing));
     assert_eq!(committer.round.log_bytes(), before);
-    assert!(committer.round.retry_at() > before, "it is not tried again at once");
+    assert!(committer.round.retry_at() > before, "the next checkpoint waits");
     taken.into_iter().for_each(|number| pool.segments().put_back(number));
     assert!(committer.checkpoint_now(Cleaning::Nothing));
     assert_eq!((committer.round.log_bytes(), committer.round.retry_at()), (0, 0));
@@ -60,9 +60,9 @@ fn a_checkpoint_that_comes_to_nothing_does_not_make_the_log_short() {
 /// bound.
 #[test]
 fn writes_wait_for_a_liveness_scan_before_a_long_log() {
-    let mut hand = SteppedPool::new("overrun");
-    hand.write(0, 1);
-    let SteppedPool { pool, committer, .. } = &mut hand;
+    let mut stepped = SteppedPool::new("overrun");
+    stepped.write(0, 1);
+    let SteppedPool { pool, committer, .. } = &mut stepped;
     let mut tally = crate::map::Tally::new(pool.segments().bytes());
     tally.dirtied = 2 * committer.dirty_max() / 4096;
     pool.maintenance().set_scan(LivenessScan::Second);
@@ -70,7 +70,7 @@ fn writes_wait_for_a_liveness_scan_before_a_long_log() {
     pool.segments().tally(&tally);
     assert!(committer.is_throttled());
     pool.maintenance().set_scan(LivenessScan::First);
-    assert!(!committer.is_throttled(), "that is broken off");
+    assert!(!committer.is_throttled(), "a checkpoint interrupts the first scan");
     pool.maintenance().set_scan(LivenessScan::Second);
     assert!(committer.is_overrun());
 }
@@ -78,9 +78,9 @@ fn writes_wait_for_a_liveness_scan_before_a_long_log() {
 /// Regression: a thread that panicked during a scan blocked writes forever: it was joined only by a
 /// write.
 #[test]
-fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
-    let mut hand = SteppedPool::new("ended");
-    let SteppedPool { pool, committer, .. } = &mut hand;
+fn writes_do_not_wait_for_a_liveness_scan_whose_thread_has_ended() {
+    let mut stepped = SteppedPool::new("ended");
+    let SteppedPool { pool, committer, .. } = &mut stepped;
     let mut tally = crate::map::Tally::new(pool.segments().bytes());
     tally.dirtied = 2 * committer.dirty_max() / 4096;
     pool.segments().tally(&tally);
@@ -104,9 +104,9 @@ fn writes_do_not_wait_for_a_count_whose_thread_has_ended() {
 /// durable, but not while another thread writes one.
 #[test]
 fn a_full_pool_records_in_a_superblock_what_is_durable() {
-    let mut hand = SteppedPool::new("recorded");
-    hand.write(0, 1);
-    let SteppedPool { pool, committer, .. } = &mut hand;
+    let mut stepped = SteppedPool::new("recorded");
+    stepped.write(0, 1);
+    let SteppedPool { pool, committer, .. } = &mut stepped;
     while pool.segments().take(AllocationClass::Checkpoint).is_some() {}
     let stated = |pool: &Pool<_>| {
         let superblock = *pool.superblock.lock().unwrap();
@@ -128,7 +128,7 @@ fn a_full_pool_records_in_a_superblock_what_is_durable() {
         assert!(committer.log_tail() == LogTail::Recorded);
         assert_eq!(stated(pool), (before.0 + 1, committer.log.last()));
     }
-    assert_eq!(committer.log.place, place, "the log is as long as it was");
+    assert_eq!(committer.log.place, place, "the log did not grow");
     assert_eq!(pool.activity().recorded, committer.log.last());
 }
 
@@ -136,14 +136,14 @@ fn a_full_pool_records_in_a_superblock_what_is_durable() {
 /// between them; an idle log gets one.
 #[test]
 fn only_an_idle_log_is_written_to() {
-    let mut hand = SteppedPool::new("busy");
-    let before = hand.pool.activity();
-    (0..5).for_each(|first| hand.write(first, 1));
-    let busy = hand.pool.activity();
+    let mut stepped = SteppedPool::new("busy");
+    let before = stepped.pool.activity();
+    (0..5).for_each(|first| stepped.write(first, 1));
+    let busy = stepped.pool.activity();
     assert_eq!((busy.groups, busy.syncs), (before.groups + 5, before.syncs + 5));
-    assert!(hand.committer.log_tail() != LogTail::Recorded);
-    (0..3).for_each(|_| hand.committer.finish_idle_log());
-    let idle = hand.pool.activity();
+    assert!(stepped.committer.log_tail() != LogTail::Recorded);
+    (0..3).for_each(|_| stepped.committer.finish_idle_log());
+    let idle = stepped.pool.activity();
     assert_eq!((idle.groups, idle.syncs), (busy.groups + 1, busy.syncs + 1));
     assert_eq!(idle.log_bytes, busy.log_bytes + BLOCK);
     assert_eq!((idle.number, idle.recorded), (busy.number + 1, busy.number + 1));

@@ -9,16 +9,16 @@ use blockyard_volume_format::NODE_BLOCKS;
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::{Codec, Entry};
 
-use super::{LOOK_MAX, SCRATCH_BYTES, VolumeHandle};
+use super::{LOOKUP_MAX, SCRATCH_BYTES, VolumeHandle};
 use crate::codec;
 use crate::map::{Lookup, Map};
 use crate::pool::Pool;
 
 impl<D: SegmentStore> VolumeHandle<D> {
     /// Looks up the block `first` and those after it in its span, `count` at most.
-    pub(crate) fn look_at(&self, first: u64, count: u64, found: &mut Vec<Lookup>) {
+    pub(crate) fn check_at(&self, first: u64, count: u64, found: &mut Vec<Lookup>) {
         let (span, from) = Map::place(first);
-        let count = count.min(LOOK_MAX).min(NODE_BLOCKS - u64::from(from));
+        let count = count.min(LOOKUP_MAX).min(NODE_BLOCKS - u64::from(from));
         found.clear();
         self.volume.map.with(span, |span| {
             found.extend((from..from + count as u32).map(|block| span.find(block)));
@@ -27,7 +27,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
 
     /// Reads the leaf of the map that says where a block is.
     pub(crate) fn fetch_for(&mut self, block: u64) -> Result<(), Status> {
-        match self.look(block) {
+        match self.lookup(block) {
             Lookup::NotResident(leaf) => self.fetch(&leaf),
             _ => Ok(()),
         }

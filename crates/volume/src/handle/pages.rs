@@ -78,22 +78,22 @@ mod tests {
     #[test]
     fn a_cache_of_least_length_is_enough_for_a_write_of_two_leaves() {
         let options = Options { map_cache_bytes: 4096, ..Options::default() };
-        let mut hand = SteppedPool::by("one-leaf", 60, options);
-        hand.take("w", 40 * 256);
+        let mut stepped = SteppedPool::by("one-leaf", 60, options);
+        stepped.take("w", 40 * 256);
         for number in 1..40 {
-            hand.write(number * 256 - 4, 8);
+            stepped.write(number * 256 - 4, 8);
         }
         for number in 1..40 {
-            hand.checkpoint();
-            hand.write(number * 256 - 4, 8);
+            stepped.checkpoint();
+            stepped.write(number * 256 - 4, 8);
         }
         // Parts of two blocks, whose rest must be read.
         for number in 1..40 {
-            hand.checkpoint();
+            stepped.checkpoint();
             let at = number * 256 * 4096 - 512;
-            hand.ask(|handle| handle.write(at, 1024, &|_, bytes| bytes.fill(7), 1, true));
+            stepped.ask(|handle| handle.write(at, 1024, &|_, bytes| bytes.fill(7), 1, true));
         }
-        let live = hand.pool.find("w").unwrap();
-        assert!(live.map.with(0, |span| span.away(0, 40 * 256)).is_some(), "there is room for two");
+        let live = stepped.pool.find("w").unwrap();
+        assert!(live.map.with(0, |span| span.away(0, 40 * 256)).is_some(), "it caches two leaves");
     }
 }

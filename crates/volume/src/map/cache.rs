@@ -14,7 +14,7 @@ use blockyard_volume_format::PAGE_BYTES;
 use super::page::{Evicted, Leaf};
 
 /// Leaves examined for eviction when one is added.
-const LOOKS: usize = 8;
+const EXAMINED: usize = 8;
 
 /// Least capacity in leaves: a write of parts of two blocks needs the leaves of both.
 const LEAVES_MIN: usize = 2;
@@ -38,7 +38,7 @@ impl Cache {
     pub fn keep(&self, leaf: &Arc<Leaf>) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.push_back(Arc::downgrade(leaf));
-        for _ in 0..LOOKS {
+        for _ in 0..EXAMINED {
             if ring.len() <= self.limit {
                 return;
             }
@@ -78,8 +78,8 @@ mod tests {
             cache.keep(leaf);
             leaves[2].page();
         }
-        let here = || leaves.iter().filter(|leaf| leaf.is_here()).count();
-        assert!(here() <= 5 && leaves[2].is_here(), "{}", here());
+        let here = || leaves.iter().filter(|leaf| leaf.is_resident()).count();
+        assert!(here() <= 5 && leaves[2].is_resident(), "{}", here());
         assert!(cache.count() <= 4 + 1);
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! Pages are shared by reference count and copied when they are changed (copy-on-write), so a map
 //! at one moment costs one reference per node. A page that is unchanged on disk knows its address
-//! there, its *home*. A copy that is to be changed has none.
+//! there, its *location*. A copy that is to be changed has none.
 //!
 //! Nodes are always in memory. The contents of a leaf are read on demand, and evicted when memory
-//! is short and the leaf has a home: see [`super::cache`].
+//! is short and the leaf has a location: see [`super::cache`].
 //!
 //! A leaf has a *birth* epoch: the number of copies of maps (snapshots, clones, roll-backs) that
 //! had been made when the leaf was made. A leaf born after the last copy of its map belongs to that
@@ -52,8 +52,8 @@ impl Page {
     }
 
     /// The replacement of a leaf that has rotted: none of its blocks can be read.
-    pub(crate) fn lost(home: Entry) -> Page {
-        Page { entries: [Entry::lost(home.crc()); FAN], ..Page::default() }
+    pub(crate) fn lost(location: Entry) -> Page {
+        Page { entries: [Entry::lost(location.crc()); FAN], ..Page::default() }
     }
 
     /// Whether a block was written after the birth of its leaf.
@@ -130,7 +130,7 @@ pub struct Leaf {
     birth: u32,
     /// Number of checkpoints that had begun when the leaf was last changed.
     round: u64,
-    home: OnceLock<Entry>,
+    location: OnceLock<Entry>,
 }
 
 impl Leaf {
@@ -138,13 +138,13 @@ impl Leaf {
     pub fn new(page: Arc<Page>, birth: u32) -> Leaf {
         let content =
             SleepLock::new(Content { page: Some(page), used: true, ..Content::default() });
-        Leaf { content, birth: birth.min(BIRTH_MAX), round: 0, home: OnceLock::new() }
+        Leaf { content, birth: birth.min(BIRTH_MAX), round: 0, location: OnceLock::new() }
     }
 
     /// Makes a leaf that is on disk only.
-    pub fn at(home: Entry, birth: u32) -> Leaf {
+    pub fn at(location: Entry, birth: u32) -> Leaf {
         let content = SleepLock::new(Content::default());
-        Leaf { content, birth, round: 0, home: OnceLock::from(home) }
+        Leaf { content, birth, round: 0, location: OnceLock::from(location) }
     }
 
     /// The number of copies of maps that had been made when the leaf was made.
@@ -170,7 +170,7 @@ impl Leaf {
     }
 
     /// Whether the contents are in memory.
-    pub fn is_here(&self) -> bool {
+    pub fn is_resident(&self) -> bool {
         self.content.with(|content| content.page.is_some())
     }
 
@@ -210,7 +210,7 @@ impl Leaf {
     /// Drops the contents, unless the leaf was used since the last try, is pinned, or is not on
     /// disk.
     pub(crate) fn evict(&self) -> Evicted {
-        if self.home().is_none() {
+        if self.location().is_none() {
             return Evicted::Gone;
         }
         let dropped = self.content.with(|content| match std::mem::take(&mut content.used) {
@@ -236,7 +236,7 @@ impl Leaf {
         Leaf { round, ..Leaf::new(page, born_now.unwrap_or(self.birth)) }
     }
 
-    /// A copy without a home, with these contents, that counts as changed in this round.
+    /// A copy without a location, with these contents, that counts as changed in this round.
     pub(crate) fn twin(&self, page: &Arc<Page>, round: u64) -> Leaf {
         self.copy(Arc::clone(page), None, round)
     }
@@ -244,12 +244,12 @@ impl Leaf {
     /// Whether the leaf was changed in this round, so that the next checkpoint must write it and
     /// counts it.
     pub(crate) fn is_dirty(&self, round: u64) -> bool {
-        self.home().is_none() && self.round == round
+        self.location().is_none() && self.round == round
     }
 
     /// Changes the contents, which must be in memory.
     pub(crate) fn change<R>(&mut self, change: impl FnOnce(&mut Page) -> R) -> R {
-        self.home.take();
+        self.location.take();
         self.content.with(|content| {
             let page = content.page.as_mut().expect("it was brought into memory to be changed");
             change(Arc::make_mut(page))
@@ -257,13 +257,13 @@ impl Leaf {
     }
 
     /// The address on disk, if the leaf is there.
-    pub fn home(&self) -> Option<Entry> {
-        self.home.get().copied()
+    pub fn location(&self) -> Option<Entry> {
+        self.location.get().copied()
     }
 
     /// Sets the address at which a checkpoint wrote the leaf.
-    pub fn settle(&self, home: Entry) {
-        _ = self.home.set(home);
+    pub fn settle(&self, location: Entry) {
+        _ = self.location.set(location);
     }
 }
 
@@ -282,14 +282,14 @@ pub struct Node {
     count: u16,
     /// Number of checkpoints that had begun when the node was last changed.
     round: u64,
-    home: OnceLock<Entry>,
+    location: OnceLock<Entry>,
 }
 
-/// A copy that is to be changed has no home.
+/// A copy that is to be changed has no location.
 impl Clone for Node {
     fn clone(&self) -> Node {
         let Node { count, round, .. } = *self;
-        Node { parts: self.parts.clone(), count, round, home: OnceLock::new() }
+        Node { parts: self.parts.clone(), count, round, location: OnceLock::new() }
     }
 }
 
@@ -360,7 +360,7 @@ impl Node {
             }
         }
         self.count += more;
-        self.home.take();
+        self.location.take();
         Some(is_news)
     }
 
@@ -372,7 +372,7 @@ impl Node {
 
     /// Sets a leaf.
     pub fn put(&mut self, at: usize, leaf: Arc<Leaf>) {
-        self.home.take();
+        self.location.take();
         let old = self.slot(at).replace(leaf);
         self.count += u16::from(old.is_none());
     }
@@ -382,45 +382,45 @@ impl Node {
         if self.leaf(at).is_some() {
             self.slot(at).take();
             self.count -= 1;
-            self.home.take();
+            self.location.take();
         }
     }
 
     /// The address on disk, if the node is there.
-    pub fn home(&self) -> Option<Entry> {
-        self.home.get().copied()
+    pub fn location(&self) -> Option<Entry> {
+        self.location.get().copied()
     }
 
     /// Sets the address at which a checkpoint wrote the node.
-    pub fn settle(&self, home: Entry) {
-        _ = self.home.set(home);
+    pub fn settle(&self, location: Entry) {
+        _ = self.location.set(location);
     }
 
     /// Whether the node was changed in this round, see [`Leaf::is_dirty`].
     pub(crate) fn is_dirty(&self, round: u64) -> bool {
-        self.home().is_none() && self.round == round
+        self.location().is_none() && self.round == round
     }
 
     /// Marks the node as changed in this round.
     pub(crate) fn soil(&mut self, round: u64) {
-        self.home.take();
+        self.location.take();
         self.round = round;
     }
 
-    /// Encodes the page; `home` gives the address of each leaf.
-    pub fn print(&self, page: &mut [u8], home: impl Fn(&Arc<Leaf>) -> Entry) {
+    /// Encodes the page; `location` gives the address of each leaf.
+    pub fn print(&self, page: &mut [u8], location: impl Fn(&Arc<Leaf>) -> Entry) {
         page.fill(0);
         for (at, leaf) in self.leaves() {
             let bytes = &mut page[at * ENTRY_BYTES..][..ENTRY_BYTES];
-            print_leaf_home(home(leaf), leaf.birth, bytes);
+            print_leaf_home(location(leaf), leaf.birth, bytes);
         }
     }
 }
 
 /// Encodes the address and birth of a leaf. The birth takes the place of length and codec, which
 /// are the same for all pages.
-fn print_leaf_home(home: Entry, birth: u32, bytes: &mut [u8]) {
-    home.print(bytes);
+fn print_leaf_home(location: Entry, birth: u32, bytes: &mut [u8]) {
+    location.print(bytes);
     let address = u64_at(bytes, 0) & (1 << 63 | ((1 << BIRTH_SHIFT) - 1));
     put_u64(bytes, 0, address | u64::from(birth) << BIRTH_SHIFT);
 }
@@ -443,8 +443,8 @@ pub fn parse_node(page: &[u8]) -> Option<Vec<Option<(Entry, u32)>>> {
             let birth = (word >> BIRTH_SHIFT) as u32 & BIRTH_MAX;
             let word = word & !(u64::from(BIRTH_MAX) << BIRTH_SHIFT);
             let len = (PAGE_BYTES as u64 / blockyard_volume_format::UNIT - 1) << BIRTH_SHIFT;
-            let home = Entry::of_words(word | len, crc)?;
-            (!home.is_hole()).then_some(Some((home, birth)))
+            let location = Entry::of_words(word | len, crc)?;
+            (!location.is_hole()).then_some(Some((location, birth)))
         })
         .collect()
 }
@@ -463,17 +463,17 @@ mod tests {
 
     #[test]
     fn a_changed_page_has_no_home_and_its_copy_neither() {
-        let home = Entry::new(8192, 4096, Codec::Raw, 1);
+        let location = Entry::new(8192, 4096, Codec::Raw, 1);
         let mut node = Node::default();
-        put(&mut node, 3, 7, home, STAMP);
-        node.leaf(3).unwrap().settle(home);
-        node.settle(home);
+        put(&mut node, 3, 7, location, STAMP);
+        node.leaf(3).unwrap().settle(location);
+        node.settle(location);
         let copy = node.clone();
-        assert_eq!((node.home(), copy.home()), (Some(home), None));
-        assert_eq!(copy.leaf(3).unwrap().home(), Some(home), "the leaf is shared");
-        put(&mut node, 3, 8, home, STAMP);
-        assert_eq!((node.home(), node.leaf(3).unwrap().home()), (None, None));
-        assert_eq!(copy.leaf(3).unwrap().home(), Some(home));
+        assert_eq!((node.location(), copy.location()), (Some(location), None));
+        assert_eq!(copy.leaf(3).unwrap().location(), Some(location), "the leaf is shared");
+        put(&mut node, 3, 8, location, STAMP);
+        assert_eq!((node.location(), node.leaf(3).unwrap().location()), (None, None));
+        assert_eq!(copy.leaf(3).unwrap().location(), Some(location));
     }
 
     #[test]
@@ -492,7 +492,7 @@ mod tests {
 
     #[test]
     fn printing_and_parsing_round_trip() {
-        let home = Entry::new(8192, 4096, Codec::Raw, 1);
+        let location = Entry::new(8192, 4096, Codec::Raw, 1);
         let mut page = Page::default();
         page.set(255, Entry::new(512, 1024, Codec::Lz4, 2), true);
         page.set(3, Entry::new(1024, 1024, Codec::Raw, 3), false);
@@ -501,14 +501,14 @@ mod tests {
         let read = Page::parse(&bytes).unwrap();
         assert_eq!((read.entries, read.fresh), (page.entries, page.fresh));
         let mut node = Node::default();
-        node.put(9, Arc::new(Leaf::at(home, 77)));
-        let mut homes = [0; PAGE_BYTES];
-        node.print(&mut homes, |leaf| leaf.home().unwrap());
-        let read = parse_node(&homes).unwrap();
-        assert_eq!((read[9], read[8]), (Some((home, 77)), None));
+        node.put(9, Arc::new(Leaf::at(location, 77)));
+        let mut locations = [0; PAGE_BYTES];
+        node.print(&mut locations, |leaf| leaf.location().unwrap());
+        let read = parse_node(&locations).unwrap();
+        assert_eq!((read[9], read[8]), (Some((location, 77)), None));
         bytes[0] = 1;
-        homes[0] = 1;
-        assert!(Page::parse(&bytes).is_none() && parse_node(&homes).is_none());
+        locations[0] = 1;
+        assert!(Page::parse(&bytes).is_none() && parse_node(&locations).is_none());
     }
 
     #[test]
@@ -516,9 +516,9 @@ mod tests {
         let leaf = Leaf::new(Arc::default(), 1);
         leaf.page();
         assert_eq!(leaf.evict(), Evicted::Gone, "not the cache's");
-        assert!(leaf.is_here());
+        assert!(leaf.is_resident());
         leaf.settle(Entry::new(8192, 4096, Codec::Raw, 1));
         assert_eq!((leaf.evict(), leaf.evict()), (Evicted::Used, Evicted::Gone));
-        assert!(leaf.page().is_none() && leaf.fill(&Arc::default()) && leaf.is_here());
+        assert!(leaf.page().is_none() && leaf.fill(&Arc::default()) && leaf.is_resident());
     }
 }

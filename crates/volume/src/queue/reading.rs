@@ -70,7 +70,7 @@ impl<D: SegmentStore> Reading<D> {
         let (mut rows, mut status) = (0, Status::Ok);
         let mut found = std::mem::take(&mut self.found);
         while block < end {
-            handle.look_at(block, end - block, &mut found);
+            handle.check_at(block, end - block, &mut found);
             let mut next = 0;
             while next < found.len() {
                 let at = block + next as u64;
@@ -92,7 +92,7 @@ impl<D: SegmentStore> Reading<D> {
                             status = error;
                             next += 1;
                         } else {
-                            handle.look_at(at, end - at, &mut found);
+                            handle.check_at(at, end - at, &mut found);
                             (block, next) = (at, 0);
                         }
                     }

@@ -50,22 +50,22 @@ impl Way {
 }
 
 /// The heads of the log after a checkpoint, in order.
-pub(super) struct HeaderScan<'scope, 'env: 'scope, 'crew, D: SegmentStore> {
-    crew: &'crew Workers<'scope, 'env>,
+pub(super) struct HeaderScan<'scope, 'env: 'scope, 'workers, D: SegmentStore> {
+    workers: &'workers Workers<'scope, 'env>,
     segments: &'scope Segments<D>,
     superblock: Superblock,
     /// Scans in the order of the log.
     ways: VecDeque<Way>,
 }
 
-impl<'scope, 'env, 'crew, D: SegmentStore> HeaderScan<'scope, 'env, 'crew, D> {
+impl<'scope, 'env, 'workers, D: SegmentStore> HeaderScan<'scope, 'env, 'workers, D> {
     /// The heads of the log after the checkpoint of a superblock.
     pub(super) fn new(
-        crew: &'crew Workers<'scope, 'env>,
+        workers: &'workers Workers<'scope, 'env>,
         segments: &'scope Segments<D>,
         superblock: &Superblock,
-    ) -> HeaderScan<'scope, 'env, 'crew, D> {
-        HeaderScan { crew, segments, superblock: *superblock, ways: VecDeque::new() }
+    ) -> HeaderScan<'scope, 'env, 'workers, D> {
+        HeaderScan { workers, segments, superblock: *superblock, ways: VecDeque::new() }
     }
 
     /// The head of the next group after `end`, without its blocks; the newer one if two follow.
@@ -116,7 +116,7 @@ impl<'scope, 'env, 'crew, D: SegmentStore> HeaderScan<'scope, 'env, 'crew, D> {
         let (segments, superblock) = (self.segments, self.superblock);
         let walk = move || walk(segments, &superblock, segment, offset, &found);
         match self.segments.bytes() >= LONG_BYTES {
-            true => self.crew.ask(walk),
+            true => self.workers.ask(walk),
             false => walk(),
         }
         self.ways.push_back(Way { segment, found: finds, next: None });

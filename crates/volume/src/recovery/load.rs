@@ -65,18 +65,18 @@ impl<D: SegmentStore> Recovery<'_, D> {
     fn behind(&self, top: Entry, maps: &[Frozen]) -> Option<(u32, u32)> {
         let (segment, _) = self.segments.split(top.address());
         let (mut end, mut seen) = (0, HashSet::new());
-        let mut look = |home: Entry| {
-            let (number, offset) = self.segments.split(home.address());
+        let mut look = |location: Entry| {
+            let (number, offset) = self.segments.split(location.address());
             if number == segment {
-                end = end.max(offset + u64::from(home.stored_bytes()));
+                end = end.max(offset + u64::from(location.stored_bytes()));
             }
         };
-        self.roots.homes().copied().for_each(&mut look);
+        self.roots.locations().copied().for_each(&mut look);
         for node in maps.iter().flatten().flatten() {
             // Snapshots share most nodes.
             if seen.insert(Arc::as_ptr(node)) {
-                node.home().into_iter().for_each(&mut look);
-                node.leaves().filter_map(|(_, leaf)| leaf.home()).for_each(&mut look);
+                node.location().into_iter().for_each(&mut look);
+                node.leaves().filter_map(|(_, leaf)| leaf.location()).for_each(&mut look);
             }
         }
         let end = end.next_multiple_of(u64::from(self.superblock.align).max(PAGE_BYTES as u64));
@@ -97,23 +97,23 @@ impl<D: SegmentStore> Recovery<'_, D> {
                 frozen.resize(frozen.len() + left, None);
                 continue;
             }
-            let homes = match shared.roots.get(root) {
-                Some(homes) => Arc::clone(homes),
+            let locations = match shared.roots.get(root) {
+                Some(locations) => Arc::clone(locations),
                 None => {
                     let page = self.roots.read(self.segments, *root)?;
-                    let homes = parse_root(&page).ok_or_else(|| {
+                    let locations = parse_root(&page).ok_or_else(|| {
                         let (what, field, value) = ("root of a map", "entry", root.address());
                         FormatError::Field { what, field, value, want: "a place on disk" }
                     })?;
-                    let homes = Arc::new(homes);
-                    shared.roots.insert(*root, Arc::clone(&homes));
-                    homes
+                    let locations = Arc::new(locations);
+                    shared.roots.insert(*root, Arc::clone(&locations));
+                    locations
                 }
             };
-            for home in &homes[..left] {
-                frozen.push(match home.is_hole() {
+            for location in &locations[..left] {
+                frozen.push(match location.is_hole() {
                     true => None,
-                    false => Some(self.node(*home, shared)?),
+                    false => Some(self.node(*location, shared)?),
                 });
             }
         }
@@ -121,33 +121,33 @@ impl<D: SegmentStore> Recovery<'_, D> {
     }
 
     /// Reads a node, without its leaves.
-    fn node(&self, home: Entry, shared: &mut Shared) -> Result<Arc<Node>, VolumeError> {
-        if let Some(node) = shared.nodes.get(&home) {
+    fn node(&self, location: Entry, shared: &mut Shared) -> Result<Arc<Node>, VolumeError> {
+        if let Some(node) = shared.nodes.get(&location) {
             return Ok(Arc::clone(node));
         }
         let impossible = || FormatError::Field {
             what: "page of the map",
             field: "entry",
-            value: home.address(),
+            value: location.address(),
             want: "a place on disk",
         };
-        let bytes = self.segments.read_page(home)?;
-        let homes = page::parse_node(&bytes).ok_or_else(impossible)?;
+        let bytes = self.segments.read_page(location)?;
+        let locations = page::parse_node(&bytes).ok_or_else(impossible)?;
         let end = self.segments.address(self.segments.counts().all as u32, 0);
         let mut node = Node::default();
-        for (at, leaf) in homes.into_iter().enumerate() {
-            let Some((home, birth)) = leaf else { continue };
-            if home.address() >= end {
+        for (at, leaf) in locations.into_iter().enumerate() {
+            let Some((location, birth)) = leaf else { continue };
+            if location.address() >= end {
                 let (what, field) = ("page of the map", "leaf");
-                let (value, want) = (home.address(), "a place in a segment that is there");
+                let (value, want) = (location.address(), "a place in a segment that is there");
                 return Err(FormatError::Field { what, field, value, want }.into());
             }
-            let leaf = shared.leaves.entry((home, birth));
-            node.put(at, Arc::clone(leaf.or_insert_with(|| Arc::new(Leaf::at(home, birth)))));
+            let leaf = shared.leaves.entry((location, birth));
+            node.put(at, Arc::clone(leaf.or_insert_with(|| Arc::new(Leaf::at(location, birth)))));
         }
-        node.settle(home);
+        node.settle(location);
         let node = Arc::new(node);
-        shared.nodes.insert(home, Arc::clone(&node));
+        shared.nodes.insert(location, Arc::clone(&node));
         Ok(node)
     }
 }

@@ -14,10 +14,10 @@ use crate::map::{Leaf, Map, NotResident};
 
 impl<'a, D: SegmentStore> Recovery<'a, D> {
     /// Reads the leaves that a group changes, if there are many.
-    pub(super) fn bring<'scope>(
+    pub(super) fn prefetch<'scope>(
         &self,
         group: &Group,
-        crew: &Workers<'scope, '_>,
+        workers: &Workers<'scope, '_>,
     ) -> Result<(), VolumeError>
     where
         'a: 'scope,
@@ -35,7 +35,7 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
             return Ok(());
         }
         let segments = self.segments;
-        crew.each(leaves.into_values(), move |leaf| {
+        workers.each(leaves.into_values(), move |leaf| {
             // A read error is reported when the leaf is needed.
             _ = segments.load(&leaf);
             Ok(())

@@ -144,14 +144,14 @@ mod tests {
         for (count, builder) in crews {
             let parts: Vec<OnceLock<_>> = (0..100).map(|_| OnceLock::new()).collect();
             std::thread::scope(|scope| {
-                let crew = Workers { builder, ..Workers::new(scope) };
-                let done = crew.each(parts.iter(), |part| {
+                let workers = Workers { builder, ..Workers::new(scope) };
+                let done = workers.each(parts.iter(), |part| {
                     _ = part.set(current().id());
                     Ok(())
                 });
                 assert!(done.is_ok());
-                let told = crew.each([7].into_iter(), |_| Err(VolumeError::NoSpace));
-                assert!(matches!(told, Err(VolumeError::NoSpace)));
+                let failed = workers.each([7].into_iter(), |_| Err(VolumeError::NoSpace));
+                assert!(matches!(failed, Err(VolumeError::NoSpace)));
             });
             let by: HashSet<_> = parts.iter().map(|part| *part.get().unwrap()).collect();
             assert!(by.len() <= count.max(1), "{} of {count}", by.len());

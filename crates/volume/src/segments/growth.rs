@@ -18,7 +18,7 @@ use crate::thread;
 
 impl<D: SegmentStore> Segments<D> {
     /// Measures how many more segments can be made.
-    pub fn look_outside(&self) {
+    pub fn measure_outside_space(&self) {
         let count = self.directory.outside_bytes() / u64::from(self.bytes);
         self.table().outside = usize::try_from(count).unwrap_or(usize::MAX);
     }
@@ -165,7 +165,7 @@ impl<D: SegmentStore> Segments<D> {
                     table.free += 1;
                     table.outside = table.outside.saturating_sub(1);
                 }
-                self.look_outside();
+                self.measure_outside_space();
                 true
             }
             Err(error) => {
@@ -186,7 +186,7 @@ impl<D: SegmentStore> Segments<D> {
             return false;
         }
         self.put_back(number as u32);
-        self.look_outside();
+        self.measure_outside_space();
         true
     }
 
@@ -214,12 +214,12 @@ impl<D: SegmentStore> Segments<D> {
                 return;
             }
         }
-        self.look_outside();
+        self.measure_outside_space();
     }
 
     /// Whether a segment could not be made earlier, and there may be space now.
     pub fn may_try_again(&self) -> bool {
-        self.look_outside();
+        self.measure_outside_space();
         let table = self.table();
         table.full && table.outside > 0 && table.existing_segments() < table.count_max
     }
@@ -227,7 +227,7 @@ impl<D: SegmentStore> Segments<D> {
     /// Tries again to make a segment after that has failed, if there may be space now. The space
     /// counts as available only when the segment exists.
     pub fn try_again(&self) {
-        self.look_outside();
+        self.measure_outside_space();
         let tries = {
             let mut table = self.table();
             let tries = table.full && table.outside > 0;

@@ -23,29 +23,29 @@ impl<D: SegmentStore> Segments<D> {
     ///
     /// # Errors
     /// As [`Segments::load`].
-    pub fn read_page(&self, home: Entry) -> Result<Buffer, VolumeError> {
+    pub fn read_page(&self, location: Entry) -> Result<Buffer, VolumeError> {
         let mut bytes = Memory::new(PAGE_BYTES as u64).take_beyond(PAGE_BYTES);
-        let (segment, offset) = self.split(home.address());
-        let want = home.crc();
+        let (segment, offset) = self.split(location.address());
+        let want = location.crc();
         let is_whole = |bytes: &[u8]| crc(bytes) == want;
         let files = self.files();
         let failed = || {
             let doing = format!("cannot read a page of the map, segment {segment} offset {offset}");
             VolumeError::io(doing)
         };
-        let read = self.read_whole(&files, home.address(), &mut bytes, &is_whole);
+        let read = self.read_whole(&files, location.address(), &mut bytes, &is_whole);
         read.map(drop).map_err(failed())?;
         let found = crc(&bytes);
-        if found != home.crc() {
+        if found != location.crc() {
             // The page is damaged only if it is so in each copy, not if one could not be read.
             let file = files.get(segment as usize);
             for copy in file.into_iter().flat_map(|file| file.copies().numbers()) {
-                self.read_copy(&files, copy, home.address(), &mut bytes).map_err(failed())?;
+                self.read_copy(&files, copy, location.address(), &mut bytes).map_err(failed())?;
                 if is_whole(&bytes) {
                     return Ok(bytes);
                 }
             }
-            return Err(FormatError::Page { segment, offset, found, want: home.crc() }.into());
+            return Err(FormatError::Page { segment, offset, found, want: location.crc() }.into());
         }
         Ok(bytes)
     }
@@ -235,21 +235,21 @@ mod tests {
     /// place had other data by then.
     #[test]
     fn a_page_that_has_gone_meanwhile_is_looked_for_where_it_is() {
-        let mut hand = SteppedPool::new("usage");
-        hand.write(0, 4);
-        hand.checkpoint();
-        let live = hand.pool.find("v").unwrap();
+        let mut stepped = SteppedPool::new("usage");
+        stepped.write(0, 4);
+        stepped.checkpoint();
+        let live = stepped.pool.find("v").unwrap();
         let leaf = || live.map.with(0, |span| span.node().unwrap().leaf(0).cloned().unwrap());
         let old = leaf();
-        let segments = hand.pool.segments();
-        let (file, offset) = segments.place(old.home().unwrap().address()).unwrap();
+        let segments = stepped.pool.segments();
+        let (file, offset) = segments.place(old.location().unwrap().address()).unwrap();
         let count = |leaf: &Arc<Leaf>| {
             let page = segments.page_now(&live.map, (0, 0), leaf);
             page.map(|page| page.entries().iter().filter(|entry| !entry.is_hole()).count())
         };
-        let mut bytes = hand.pool.memory().take_beyond(4096);
+        let mut bytes = stepped.pool.memory().take_beyond(4096);
         bytes.fill(9);
-        while old.is_here() {
+        while old.is_resident() {
             old.evict();
         }
         file.write_at(offset, &[&bytes]).unwrap();

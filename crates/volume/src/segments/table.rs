@@ -57,7 +57,7 @@ pub(super) enum State {
     Idle,
     /// To be discarded on the disk, and free after that.
     Discarded,
-    /// Free, with its space given back to the file system: it is refilled before it is taken.
+    /// Free, a hole in its file: it is filled before it is allocated.
     Hollow,
 }
 

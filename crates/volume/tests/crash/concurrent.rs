@@ -9,7 +9,7 @@ use blockyard_core::Status;
 use blockyard_testing::directory::{Change, Medium, SimulatedDirectory};
 use blockyard_testing::seed::Seed;
 use blockyard_volume::Compression;
-use blockyard_volume::handle::{NOBODY, Outcome};
+use blockyard_volume::handle::{NO_REPLY, Outcome};
 use blockyard_volume::record::Body;
 
 use crate::fixture::{Fixture, History, Shape, Step, format};
@@ -243,7 +243,7 @@ impl Asked {
                     into.chunks_mut(block.len()).for_each(|part| part.copy_from_slice(&block));
                 };
                 let is_early = !durable && fixture.handle.may_answer_early();
-                let to = if is_early { NOBODY } else { token };
+                let to = if is_early { NO_REPLY } else { token };
                 let outcome = fixture.handle.write(at, len as usize, &fill, to, durable);
                 if is_early && outcome == Outcome::Taken {
                     self.early += 1;

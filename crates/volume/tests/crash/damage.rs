@@ -377,10 +377,10 @@ pub(crate) fn rot_leaf(
     // The read brings the leaf into memory.
     assert!(fixture.handle.read(leaf as u64 * 256 * 512, 512, |_| {}).is_ok());
     let nodes = fixture.pool.find("v").unwrap().map.freeze();
-    let home = nodes[0].as_ref().unwrap().leaf(leaf).unwrap().home().unwrap();
-    let (segment, offset) = fixture.pool.segments().split(home.address());
+    let location = nodes[0].as_ref().unwrap().leaf(leaf).unwrap().location().unwrap();
+    let (segment, offset) = fixture.pool.segments().split(location.address());
     rot(directory, &format!("{side}segment-{segment:08x}"), offset);
-    home.address()
+    location.address()
 }
 
 /// The blocks that cannot be read.
@@ -477,7 +477,7 @@ fn blocks_at_the_old_address_of_a_lost_page_are_verified() {
             let page = fixture.pool.segments().page(leaf).unwrap();
             let mut blocks = page.entries().iter().filter(|entry| !entry.is_hole());
             match wants_page {
-                true => leaf.home().is_some_and(|home| home.address() == place),
+                true => leaf.location().is_some_and(|location| location.address() == place),
                 false => blocks.any(|entry| entry.address() == place),
             }
         };

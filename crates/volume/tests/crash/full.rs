@@ -5,7 +5,7 @@ use blockyard_core::Status;
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
 use blockyard_volume::committer::Turn;
-use blockyard_volume::handle::{NOBODY, Outcome, VolumeHandle};
+use blockyard_volume::handle::{NO_REPLY, Outcome, VolumeHandle};
 use blockyard_volume::record::Body;
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 
@@ -28,7 +28,7 @@ fn write_early(fixture: &mut Fixture, shape: &Shape, block: u64, number: u64) ->
     let fill = |_: usize, into: &mut [u8]| {
         into.chunks_mut(8).for_each(|part| part.copy_from_slice(&number.to_le_bytes()));
     };
-    let token = if early { NOBODY } else { number as u32 };
+    let token = if early { NO_REPLY } else { number as u32 };
     match fixture.handle.write(block * size as u64, size, &fill, token, false) {
         Outcome::Taken => Some(early),
         Outcome::Full => None,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use blockyard_core::Status;
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
-use blockyard_volume::handle::{NOBODY, Outcome, VolumeHandle};
+use blockyard_volume::handle::{NO_REPLY, Outcome, VolumeHandle};
 
 use crate::fixture::{Fixture, Shape, Store, format};
 use crate::turns::Turns;
@@ -85,7 +85,7 @@ impl Run {
         let most = if random.bool() { 1 } else { 6 * each };
         let count = random.u64(1..=most.min(self.units - first));
         let early = random.bool() && self.fixture.handle.may_answer_early();
-        let token = if early { NOBODY } else { number as u32 };
+        let token = if early { NO_REPLY } else { number as u32 };
         let fill = |_: usize, into: &mut [u8]| {
             into.chunks_mut(8).for_each(|word| word.copy_from_slice(&number.to_le_bytes()));
         };
