@@ -333,7 +333,8 @@ impl<D: SegmentStore> Segments<D> {
             Some(number) if number >= count => {
                 let (bytes, last) = (self.bytes, count.saturating_sub(1));
                 let error = io::Error::other(format!(
-                    "it ends with segment {last} of {bytes} bytes, but segment {number} is in use"
+                    "it ends with segment {last} of {bytes} bytes, but segment {number} is in use; \
+                     expected all segments up to that one"
                 ));
                 Err(VolumeError::io(format!("cannot open `{title}`"))(error))
             }
