@@ -11,7 +11,7 @@ use std::fs::File;
 use std::ops::AddAssign;
 use std::panic::catch_unwind;
 
-use blockyard_store::Places;
+use blockyard_store::PoolPaths;
 use blockyard_volume::{Options, Running, VolumeError};
 use fastrand::Rng;
 
@@ -170,7 +170,7 @@ fn make_image(path: &str, len: u64) {
 }
 
 /// Makes a pool with short segments, or opens it. With `consents` it overwrites the disk's data.
-fn open(places: &Places, consents: bool) -> Result<(), VolumeError> {
+fn open(places: &PoolPaths, consents: bool) -> Result<(), VolumeError> {
     let options = Options { segment_bytes: SEGMENT_BYTES, consent: consents, ..Options::default() };
     Running::open_places(places, options).map(drop)
 }
@@ -215,7 +215,7 @@ impl CutPool<'_> {
 
     /// Makes the pool, in half of the cases in a second attempt after a power cut in the first.
     fn make(&mut self) {
-        let places = Places {
+        let places = PoolPaths {
             path: self.mounted.file("a").into(),
             path2: self.copies().get(1).map(|name| self.mounted.file(name).into()),
             degraded: false,
@@ -481,7 +481,7 @@ fn a_file_that_is_a_pool_is_there_after_a_power_cut() {
     for seed in 1..=8 {
         let mounted = Mounted::new(seed);
         make_image(&mounted.file("pool"), POOL_BYTES);
-        open(&Places::of(mounted.file("pool")), false).unwrap();
+        open(&PoolPaths::of(mounted.file("pool")), false).unwrap();
         mounted.disk().cut();
         mounted.disk().switch_on();
         let found = std::fs::metadata(mounted.file("pool")).map(|it| it.len());

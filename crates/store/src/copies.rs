@@ -12,10 +12,10 @@ use crate::buffer::Buffer;
 use crate::error::StoreError;
 use crate::log_writer::Ended;
 use crate::mirror::{CopyStatus, Mirror, MirrorFile, MirrorLogWriter, MirrorReads};
-use crate::reads::Got;
+use crate::reads::FinishedRead;
 use crate::{
-    Durability, EventFd, GoodCopies, Layout, LogWriter, Pin, PoolStore, Reads, SegmentStore,
-    StoreFile, WriteBatch,
+    Durability, EventFd, GoodCopies, Layout, LogWriter, Pin, PoolStore, Reads, SegmentFiles,
+    SegmentStore, StoreFile, StoreLocation, WriteBatch,
 };
 
 /// The storage of a pool: one copy or two.
@@ -54,6 +54,16 @@ pub enum CopiesReads<D: SegmentStore> {
     Two(MirrorReads<D>),
 }
 
+/// Calls the same method of either variant.
+macro_rules! delegate {
+    ($enum:ident, $self:ident, $inner:ident => $call:expr) => {
+        match $self {
+            $enum::One($inner) => $call,
+            $enum::Two($inner) => $call,
+        }
+    };
+}
+
 /// Why a file of a pool of one copy never meets a pool of two.
 const OWN: &str = "files go with the directory that they are of";
 
@@ -71,14 +81,6 @@ impl<D: SegmentStore> Copies<D> {
         match self {
             Copies::One(one) => vec![one],
             Copies::Two(two) => two.used().collect(),
-        }
-    }
-
-    /// The status of the copies; empty for a pool of one copy.
-    pub fn status(&self) -> Vec<CopyStatus> {
-        match self {
-            Copies::One(_) => Vec::new(),
-            Copies::Two(two) => two.status(),
         }
     }
 
@@ -120,7 +122,7 @@ impl Copies<PoolStore> {
     /// Free bytes of the file system; with two good copies the smaller number.
     ///
     /// # Errors
-    /// If the system does not tell it.
+    /// If the system does not report it.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
         let free = self.used().into_iter().map(PoolStore::free_bytes);
         Ok(free.collect::<Result<Vec<u64>, _>>()?.into_iter().min().unwrap_or(0))
@@ -132,44 +134,45 @@ impl Copies<PoolStore> {
     }
 }
 
-impl<D: SegmentStore> SegmentStore for Copies<D> {
+impl<D: SegmentStore> SegmentFiles for Copies<D> {
     type File = CopiesFile<D>;
-    type LogWriter = CopiesLogWriter<D>;
-    type Reads = CopiesReads<D>;
 
-    fn title(&self) -> String {
-        match self {
-            Copies::One(one) => one.title(),
-            Copies::Two(two) => two.title(),
-        }
+    fn open(&self, name: &str) -> io::Result<Option<CopiesFile<D>>> {
+        Ok(match self {
+            Copies::One(one) => one.open(name)?.map(Copies::one),
+            Copies::Two(two) => two.open(name)?.map(Copies::two),
+        })
     }
 
-    fn copy_title(&self, copy: usize) -> String {
-        match self {
-            Copies::One(one) => one.title(),
-            Copies::Two(two) => two.copy_title(copy),
-        }
+    fn create(&self, name: &str, len: u64) -> io::Result<CopiesFile<D>> {
+        Ok(match self {
+            Copies::One(one) => Copies::one(one.create(name, len)?),
+            Copies::Two(two) => Copies::two(two.create(name, len)?),
+        })
     }
 
-    fn reports_sync_error_to_all(&self) -> bool {
-        self.directories().into_iter().all(SegmentStore::reports_sync_error_to_all)
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        delegate!(Copies, self, it => it.rename(from, to))
     }
 
-    fn divide(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
-        let mut directories = self.used().into_iter();
-        directories.try_fold(wanted, |wanted, directory| directory.divide(wanted, is_new))
+    fn remove(&self, name: &str) -> io::Result<()> {
+        delegate!(Copies, self, it => it.remove(name))
     }
 
-    fn segments_max(&self) -> usize {
-        let most = self.used().into_iter().map(SegmentStore::segments_max);
-        most.min().unwrap_or(usize::MAX)
+    fn names(&self) -> io::Result<Vec<String>> {
+        delegate!(Copies, self, it => it.names())
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        delegate!(Copies, self, it => it.sync_names())
+    }
+
+    fn erase(&self) -> io::Result<()> {
+        delegate!(Copies, self, it => it.erase())
     }
 
     fn discards(&self) -> bool {
-        match self {
-            Copies::One(one) => one.discards(),
-            Copies::Two(two) => two.discards(),
-        }
+        delegate!(Copies, self, it => it.discards())
     }
 
     fn discard(&self, file: &CopiesFile<D>) {
@@ -180,32 +183,63 @@ impl<D: SegmentStore> SegmentStore for Copies<D> {
         }
     }
 
-    fn give_back(&self, file: &CopiesFile<D>) -> io::Result<()> {
+    fn deallocate(&self, file: &CopiesFile<D>) -> io::Result<()> {
         match self {
-            Copies::One(one) => one.give_back(file.as_one()),
-            Copies::Two(two) => two.give_back(file.as_two()),
+            Copies::One(one) => one.deallocate(file.as_one()),
+            Copies::Two(two) => two.deallocate(file.as_two()),
         }
     }
 
-    fn fill(&self, file: &CopiesFile<D>, len: u64) -> io::Result<()> {
+    fn allocate(&self, file: &CopiesFile<D>, len: u64) -> io::Result<()> {
         match self {
-            Copies::One(one) => one.fill(file.as_one(), len),
-            Copies::Two(two) => two.fill(file.as_two(), len),
+            Copies::One(one) => one.allocate(file.as_one(), len),
+            Copies::Two(two) => two.allocate(file.as_two(), len),
+        }
+    }
+}
+
+impl<D: SegmentStore> StoreLocation for Copies<D> {
+    fn title(&self) -> String {
+        delegate!(Copies, self, it => it.title())
+    }
+
+    fn set_layout(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+        let mut directories = self.used().into_iter();
+        directories.try_fold(wanted, |wanted, directory| directory.set_layout(wanted, is_new))
+    }
+
+    fn segments_max(&self) -> usize {
+        let most = self.used().into_iter().map(StoreLocation::segments_max);
+        most.min().unwrap_or(usize::MAX)
+    }
+
+    fn growth_bytes(&self) -> u64 {
+        let bytes = self.used().into_iter().map(StoreLocation::growth_bytes);
+        bytes.min().unwrap_or(u64::MAX)
+    }
+
+    fn check_location(&self) -> io::Result<()> {
+        delegate!(Copies, self, it => it.check_location())
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        delegate!(Copies, self, it => it.fresh_id())
+    }
+}
+
+impl<D: SegmentStore> SegmentStore for Copies<D> {
+    type LogWriter = CopiesLogWriter<D>;
+    type Reads = CopiesReads<D>;
+
+    fn copy_status(&self) -> Vec<CopyStatus> {
+        match self {
+            Copies::One(_) => Vec::new(),
+            Copies::Two(two) => two.copy_status(),
         }
     }
 
-    fn look(&self) -> io::Result<()> {
-        match self {
-            Copies::One(one) => one.look(),
-            Copies::Two(two) => two.look(),
-        }
-    }
-
-    fn has_all_copies(&self) -> bool {
-        match self {
-            Copies::One(one) => one.has_all_copies(),
-            Copies::Two(two) => two.has_all_copies(),
-        }
+    fn reports_sync_error_to_all(&self) -> bool {
+        self.directories().into_iter().all(SegmentStore::reports_sync_error_to_all)
     }
 
     fn log_writer(&self, scratch: Option<&Arc<CopiesFile<D>>>) -> CopiesLogWriter<D> {
@@ -223,67 +257,6 @@ impl<D: SegmentStore> SegmentStore for Copies<D> {
         match self {
             Copies::One(one) => CopiesReads::One(one.reads(event_fd)),
             Copies::Two(two) => CopiesReads::Two(two.reads(event_fd)),
-        }
-    }
-
-    fn open(&self, name: &str) -> io::Result<Option<CopiesFile<D>>> {
-        Ok(match self {
-            Copies::One(one) => one.open(name)?.map(Copies::one),
-            Copies::Two(two) => two.open(name)?.map(Copies::two),
-        })
-    }
-
-    fn create(&self, name: &str, len: u64) -> io::Result<CopiesFile<D>> {
-        Ok(match self {
-            Copies::One(one) => Copies::one(one.create(name, len)?),
-            Copies::Two(two) => Copies::two(two.create(name, len)?),
-        })
-    }
-
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        match self {
-            Copies::One(one) => one.rename(from, to),
-            Copies::Two(two) => two.rename(from, to),
-        }
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        match self {
-            Copies::One(one) => one.remove(name),
-            Copies::Two(two) => two.remove(name),
-        }
-    }
-
-    fn sync_names(&self) -> io::Result<()> {
-        match self {
-            Copies::One(one) => one.sync_names(),
-            Copies::Two(two) => two.sync_names(),
-        }
-    }
-
-    fn outside_bytes(&self) -> u64 {
-        let bytes = self.used().into_iter().map(SegmentStore::outside_bytes);
-        bytes.min().unwrap_or(u64::MAX)
-    }
-
-    fn names(&self) -> io::Result<Vec<String>> {
-        match self {
-            Copies::One(one) => one.names(),
-            Copies::Two(two) => two.names(),
-        }
-    }
-
-    fn erase(&self) -> io::Result<()> {
-        match self {
-            Copies::One(one) => one.erase(),
-            Copies::Two(two) => two.erase(),
-        }
-    }
-
-    fn fresh_id(&self) -> io::Result<[u8; 16]> {
-        match self {
-            Copies::One(one) => one.fresh_id(),
-            Copies::Two(two) => two.fresh_id(),
         }
     }
 }
@@ -306,46 +279,28 @@ impl<D: SegmentStore> CopiesFile<D> {
 
 impl<D: SegmentStore> StoreFile for CopiesFile<D> {
     fn len(&self) -> io::Result<u64> {
-        match self {
-            CopiesFile::One(one) => one.len(),
-            CopiesFile::Two(two) => two.len(),
-        }
+        delegate!(CopiesFile, self, it => it.len())
     }
 
     #[inline]
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        match self {
-            CopiesFile::One(one) => one.read_at(offset, into),
-            CopiesFile::Two(two) => two.read_at(offset, into),
-        }
+        delegate!(CopiesFile, self, it => it.read_at(offset, into))
     }
 
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
-        match self {
-            CopiesFile::One(one) => one.write_at(offset, parts),
-            CopiesFile::Two(two) => two.write_at(offset, parts),
-        }
+        delegate!(CopiesFile, self, it => it.write_at(offset, parts))
     }
 
     fn sync(&self) -> io::Result<()> {
-        match self {
-            CopiesFile::One(one) => one.sync(),
-            CopiesFile::Two(two) => two.sync(),
-        }
+        delegate!(CopiesFile, self, it => it.sync())
     }
 
     fn is_sparse(&self) -> bool {
-        match self {
-            CopiesFile::One(one) => one.is_sparse(),
-            CopiesFile::Two(two) => two.is_sparse(),
-        }
+        delegate!(CopiesFile, self, it => it.is_sparse())
     }
 
     fn pin(&self) -> io::Result<Pin> {
-        match self {
-            CopiesFile::One(one) => one.pin(),
-            CopiesFile::Two(two) => two.pin(),
-        }
+        delegate!(CopiesFile, self, it => it.pin())
     }
 
     #[inline]
@@ -380,31 +335,15 @@ impl<D: SegmentStore> StoreFile for CopiesFile<D> {
 
 impl<D: SegmentStore> LogWriter<CopiesFile<D>> for CopiesLogWriter<D> {
     fn depth(&self) -> usize {
-        match self {
-            CopiesLogWriter::One(one) => one.depth(),
-            CopiesLogWriter::Two(two) => two.depth(),
-        }
-    }
-
-    fn takes_short(&self) -> bool {
-        match self {
-            CopiesLogWriter::One(one) => one.takes_short(),
-            CopiesLogWriter::Two(two) => two.takes_short(),
-        }
+        delegate!(CopiesLogWriter, self, it => it.depth())
     }
 
     fn wait_written(&mut self) -> bool {
-        match self {
-            CopiesLogWriter::One(one) => one.wait_written(),
-            CopiesLogWriter::Two(two) => two.wait_written(),
-        }
+        delegate!(CopiesLogWriter, self, it => it.wait_written())
     }
 
     fn waker(&self) -> Option<Waker> {
-        match self {
-            CopiesLogWriter::One(one) => one.waker(),
-            CopiesLogWriter::Two(two) => two.waker(),
-        }
+        delegate!(CopiesLogWriter, self, it => it.waker())
     }
 
     fn begin(
@@ -421,17 +360,11 @@ impl<D: SegmentStore> LogWriter<CopiesFile<D>> for CopiesLogWriter<D> {
     }
 
     fn wait(&mut self, event_count: &EventCount, is_there: &dyn Fn() -> bool) -> bool {
-        match self {
-            CopiesLogWriter::One(one) => one.wait(event_count, is_there),
-            CopiesLogWriter::Two(two) => two.wait(event_count, is_there),
-        }
+        delegate!(CopiesLogWriter, self, it => it.wait(event_count, is_there))
     }
 
     fn end(&mut self) -> Option<Ended> {
-        match self {
-            CopiesLogWriter::One(one) => one.end(),
-            CopiesLogWriter::Two(two) => two.end(),
-        }
+        delegate!(CopiesLogWriter, self, it => it.end())
     }
 }
 
@@ -444,37 +377,22 @@ impl<D: SegmentStore> Reads<CopiesFile<D>> for CopiesReads<D> {
     }
 
     fn submit(&mut self) {
-        match self {
-            CopiesReads::One(one) => one.submit(),
-            CopiesReads::Two(two) => two.submit(),
-        }
+        delegate!(CopiesReads, self, it => it.submit())
     }
 
-    fn take(&mut self) -> Option<Got> {
-        match self {
-            CopiesReads::One(one) => one.take(),
-            CopiesReads::Two(two) => two.take(),
-        }
+    fn take(&mut self) -> Option<FinishedRead> {
+        delegate!(CopiesReads, self, it => it.take())
     }
 
     fn is_any(&mut self) -> bool {
-        match self {
-            CopiesReads::One(one) => one.is_any(),
-            CopiesReads::Two(two) => two.is_any(),
-        }
+        delegate!(CopiesReads, self, it => it.is_any())
     }
 
-    fn under_way(&self) -> usize {
-        match self {
-            CopiesReads::One(one) => one.under_way(),
-            CopiesReads::Two(two) => two.under_way(),
-        }
+    fn in_flight(&self) -> usize {
+        delegate!(CopiesReads, self, it => it.in_flight())
     }
 
     fn sleep(&mut self, at_most: Duration) {
-        match self {
-            CopiesReads::One(one) => one.sleep(at_most),
-            CopiesReads::Two(two) => two.sleep(at_most),
-        }
+        delegate!(CopiesReads, self, it => it.sleep(at_most))
     }
 }

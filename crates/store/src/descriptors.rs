@@ -70,7 +70,7 @@ impl OnDemand {
 
     #[cold]
     fn reopen(self: &Arc<Self>, what: Use) -> io::Result<Arc<File>> {
-        let opened = Arc::new(with_room(what, &self.open)?);
+        let opened = Arc::new(open_with_retry(what, &self.open)?);
         // Another thread may have opened it at the same moment.
         self.file.update(|file| Some(file.clone().unwrap_or_else(|| Arc::clone(&opened))));
         let file = (*self.file.get()).clone().unwrap_or(opened);
@@ -175,7 +175,7 @@ pub(crate) fn keep_spares() {
 ///
 /// # Errors
 /// As `open`.
-pub(crate) fn with_room<T>(what: Use, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn open_with_retry<T>(what: Use, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let mut opened = open();
     if !opened.as_ref().is_err_and(is_short) {
         return opened;
@@ -201,7 +201,7 @@ mod tests {
     fn an_open_is_tried_until_no_descriptor_can_be_closed() {
         keep_spares();
         let tries = std::cell::Cell::new(0);
-        let opened = with_room(Use::Read, || {
+        let opened = open_with_retry(Use::Read, || {
             tries.set(tries.get() + 1);
             match tries.get() {
                 1..=6 => Err(io::Error::from_raw_os_error(libc::EMFILE)),

@@ -5,8 +5,8 @@
 //! renamed meanwhile, and its removal is noticed.
 //!
 //! Three things are locked, so that no deleted, renamed or restored file lets a second process in:
-//! the directory itself, its superblock, and the file `lock`, which also names the lock owner. A
-//! superblock that was removed or replaced meanwhile is noticed ([`DirectoryStore::look`]).
+//! the directory itself, its superblock, and the file `lock`, which also names the lock owner.
+//! [`DirectoryStore::check_location`] notices a superblock that was removed or replaced meanwhile.
 //!
 //! A pool is made in an otherwise empty directory. If there are other files and no pool, not even
 //! the file `lock` is made.
@@ -83,17 +83,19 @@ impl DirectoryStore {
         let itself = itself.map_err(StoreError::io(doing("open")))?;
         let itself = Lock::take_if_able(itself).map_err(|_| in_use())?.map(Arc::new);
         let foreign = match purpose {
-            Purpose::Look => None,
+            Purpose::ReadOnly => None,
             _ => foreign(&open).map_err(StoreError::io(doing("list")))?,
         };
         let (flags, what) = match purpose {
-            Purpose::Look => (OFlags::RDONLY, "read"),
+            Purpose::ReadOnly => (OFlags::RDONLY, "read"),
             _ => (OFlags::RDWR | OFlags::CREATE, "write to"),
         };
         let had_lock = rustix::fs::statat(&open, LOCK, AtFlags::empty()).is_ok();
         let lock = match foreign.is_none().then(|| regular(&open, LOCK, flags)).transpose() {
             Ok(lock) => lock,
-            Err(error) if purpose == Purpose::Look && error.kind() == io::ErrorKind::NotFound => {
+            Err(error)
+                if purpose == Purpose::ReadOnly && error.kind() == io::ErrorKind::NotFound =>
+            {
                 None
             }
             Err(error) => return Err(StoreError::io(doing(what))(error)),
@@ -105,13 +107,13 @@ impl DirectoryStore {
             Err(TryLockError::Error(error)) => return Err(StoreError::io(doing("lock"))(error)),
         };
         let direct = is_direct(&open, foreign.is_some());
-        let signs = purpose != Purpose::Look && lock.as_ref().is_some_and(|lock| is_ours(lock));
-        if purpose != Purpose::Look && lock.is_some() && !signs {
+        let signs = purpose != Purpose::ReadOnly && lock.as_ref().is_some_and(|lock| is_ours(lock));
+        if purpose != Purpose::ReadOnly && lock.is_some() && !signs {
             let shown = path.display();
             tracing::warn!("{shown}/{LOCK} has bytes of another program, and keeps them");
         }
         let superblock = Mutex::default();
-        let folder = DirectoryStore {
+        let directory = DirectoryStore {
             open,
             direct,
             purpose,
@@ -122,21 +124,21 @@ impl DirectoryStore {
             superblock,
             foreign,
         };
-        if folder.foreign.is_none() {
-            match folder.lock_superblock() {
+        if directory.foreign.is_none() {
+            match directory.lock_superblock() {
                 Err(TryLockError::WouldBlock) => return Err(in_use()),
                 // The file is opened again when it is read, which reports the error.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
         }
-        if folder.signs && folder.has_pool() {
+        if directory.signs && directory.has_pool() {
             narrow(path);
         }
         // The entry is informative only, and a pool on a full disk must open.
-        if let Err(error) = folder.hold(&LockOwner::this(None)) {
+        if let Err(error) = directory.write_lock_owner(&LockOwner::this(None)) {
             tracing::warn!("{}/{LOCK}: {error}", path.display());
         }
-        Ok(folder)
+        Ok(directory)
     }
 
     /// The locks that this process holds while it has the directory.
@@ -182,7 +184,7 @@ impl DirectoryStore {
     }
 
     /// Checks that a pool may be made here, where there is none.
-    pub(crate) fn claim(&self, path: &Path) -> Result<(), StoreError> {
+    pub(crate) fn prepare(&self, path: &Path) -> Result<(), StoreError> {
         let Some(foreign) = &self.foreign else {
             narrow(path);
             return Ok(());
@@ -195,7 +197,7 @@ impl DirectoryStore {
     }
 
     /// Writes the lock owner's entry: the process, and its control socket.
-    pub(crate) fn hold(&self, lock_owner: &LockOwner) -> io::Result<()> {
+    pub(crate) fn write_lock_owner(&self, lock_owner: &LockOwner) -> io::Result<()> {
         match &self.lock {
             Some(lock) if self.signs => lock_owner.write(lock),
             _ => Ok(()),
@@ -214,14 +216,14 @@ impl DirectoryStore {
     }
 
     /// Free bytes of the file system; `None` if the file system does not report its size.
-    pub(crate) fn outside_bytes(&self) -> Option<u64> {
+    pub(crate) fn growth_bytes(&self) -> Option<u64> {
         let space = rustix::fs::fstatvfs(&self.open).ok().filter(|space| space.f_blocks > 0)?;
         Some(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
     /// Checks that the pool in the directory was not removed and its superblock not replaced. Data
     /// in removed files exist only as long as these are open.
-    pub(crate) fn look(&self) -> io::Result<()> {
+    pub(crate) fn check_location(&self) -> io::Result<()> {
         let is_gone = |error: &io::Error| {
             [Errno::NOENT, Errno::STALE]
                 .map(|it| Some(it.raw_os_error()))
@@ -241,7 +243,7 @@ impl DirectoryStore {
 
     fn flags(&self) -> OFlags {
         let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
-        let access = if self.purpose == Purpose::Look { OFlags::RDONLY } else { OFlags::RDWR };
+        let access = if self.purpose == Purpose::ReadOnly { OFlags::RDONLY } else { OFlags::RDWR };
         access | direct
     }
 
@@ -260,7 +262,7 @@ impl DirectoryStore {
             return self.open_segment(name, number);
         }
         let begins = || [superblock::FILE, label::FILE].contains(&name);
-        match descriptors::with_room(Use::Read, || regular(&self.open, name, self.flags())) {
+        match descriptors::open_with_retry(Use::Read, || regular(&self.open, name, self.flags())) {
             Ok(_)
                 if self.foreign.is_some()
                     && begins()
@@ -284,7 +286,7 @@ impl DirectoryStore {
         if !FileType::from_raw_mode(found.st_mode).is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
-        if self.purpose != Purpose::Look && found.st_nlink > 1 {
+        if self.purpose != Purpose::ReadOnly && found.st_nlink > 1 {
             let what = format!(
                 "segment `{name}` has {} names (hard links): writing it would change another copy \
                  of the pool too; expected files of its own, as `cp -r` makes",
@@ -300,7 +302,7 @@ impl DirectoryStore {
 
     pub(crate) fn create(&self, name: &str, len: u64) -> io::Result<PoolFile> {
         let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC;
-        let file = descriptors::with_room(Use::Write, || at(&self.open, name, flags))?;
+        let file = descriptors::open_with_retry(Use::Write, || at(&self.open, name, flags))?;
         if !reserve(&file, len)? {
             file.set_len(len)?;
         }
@@ -310,14 +312,14 @@ impl DirectoryStore {
     }
 
     /// Gives the space of a file back, and keeps its length.
-    pub(crate) fn give_back(&self, file: &PoolFile) -> io::Result<()> {
+    pub(crate) fn deallocate(&self, file: &PoolFile) -> io::Result<()> {
         let (open, len) = (file.source().get(Use::Read)?, file.len()?);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(&open, flags, 0, len))?)
     }
 
     /// Allocates the space of a file again.
-    pub(crate) fn fill(&self, file: &PoolFile, len: u64) -> io::Result<()> {
+    pub(crate) fn allocate(&self, file: &PoolFile, len: u64) -> io::Result<()> {
         let open = file.source().get(Use::Read)?;
         reserve(&open, len)?;
         write_zeros(file, len)?;
@@ -368,7 +370,7 @@ impl DirectoryStore {
 impl Drop for DirectoryStore {
     fn drop(&mut self) {
         // An entry that remains is ignored once nothing is locked.
-        _ = self.hold(&LockOwner::default());
+        _ = self.write_lock_owner(&LockOwner::default());
         let is_there = |name| rustix::fs::statat(&self.open, name, AtFlags::empty()).is_ok();
         if self.has_made_lock && ![superblock::FILE, label::FILE].into_iter().any(is_there) {
             _ = self.remove(LOCK);
@@ -542,17 +544,18 @@ mod tests {
     /// Regression: a FIFO in the place of a segment blocked `volume check` until a process wrote to
     /// it.
     #[test]
-    fn a_fifo_in_the_place_of_a_file_is_refused_and_not_waited_for() {
-        let name = format!("blockyard-folder-fifo-{}", std::process::id());
+    fn open_of_a_fifo_instead_of_a_segment_fails_without_waiting() {
+        let name = format!("blockyard-directory-fifo-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path).unwrap();
-        for (name, purpose) in [("segment-00000000", Purpose::Look), (LOCK, Purpose::Look)] {
+        for (name, purpose) in [("segment-00000000", Purpose::ReadOnly), (LOCK, Purpose::ReadOnly)]
+        {
             std::fs::write(path.join(superblock::FILE), b"BLKYVOL\n").unwrap();
             let mode = Mode::RUSR | Mode::WUSR;
             rustix::fs::mknodat(CWD, path.join(name), FileType::Fifo, mode, 0).unwrap();
             let error = match DirectoryStore::take(&path, purpose) {
-                Ok(folder) => folder.open(name).unwrap_err().to_string(),
+                Ok(directory) => directory.open(name).unwrap_err().to_string(),
                 Err(error) => error.to_string(),
             };
             assert!(error.contains("not a regular file"), "{error}");
@@ -564,26 +567,26 @@ mod tests {
     /// Otherwise two processes would use the pool: its maker with the lock, and this one without.
     #[test]
     fn a_pool_that_is_made_after_a_directory_was_taken_is_not_opened() {
-        let name = format!("blockyard-folder-{}", std::process::id());
+        let name = format!("blockyard-directory-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         // Left by a killed process that had this number.
         _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("notes"), "mine\n").unwrap();
-        let folder = DirectoryStore::take(&path, Purpose::Use).unwrap();
-        assert!(folder.lock.is_none());
+        let directory = DirectoryStore::take(&path, Purpose::Use).unwrap();
+        assert!(directory.lock.is_none());
         for (file, mark) in [(superblock::FILE, b"BLKYVOL\n"), (label::FILE, b"BLKYCPY\n")] {
-            assert!(folder.open(file).unwrap().is_none());
+            assert!(directory.open(file).unwrap().is_none());
             // The owner of these contents is found when they are read.
             std::fs::write(path.join(file), [b'x'; 8192]).unwrap();
-            assert!(folder.open(file).unwrap().is_some());
+            assert!(directory.open(file).unwrap().is_some());
             let mut begun = [0; 8192];
             begun[4096..4104].copy_from_slice(mark);
             std::fs::write(path.join(file), begun).unwrap();
-            let error = folder.open(file).unwrap_err().to_string();
+            let error = directory.open(file).unwrap_err().to_string();
             assert_eq!(error, "a pool has been made here this moment; open it again");
         }
-        drop(folder);
+        drop(directory);
         assert!(DirectoryStore::take(&path, Purpose::Use).unwrap().lock.is_some());
         std::fs::remove_dir_all(&path).unwrap();
     }

@@ -32,13 +32,13 @@ use crate::{Layout, PoolFile, Purpose, StoreFile};
 pub(crate) const SEGMENTS_AT: u64 = 1 << 20;
 
 /// Offset of the lock owner's entry, which has [`LOCK_OWNER_BYTES`] bytes.
-const HOLDER_AT: u64 = SLOTS * SLOT_BYTES as u64;
+const LOCK_OWNER_AT: u64 = SLOTS * SLOT_BYTES as u64;
 
 /// Length of the lock owner's entry, in bytes.
 const LOCK_OWNER_BYTES: usize = 4096;
 
 /// Offset of the label, on one of two copies.
-const LABEL_AT: u64 = HOLDER_AT + LOCK_OWNER_BYTES as u64;
+const LABEL_AT: u64 = LOCK_OWNER_AT + LOCK_OWNER_BYTES as u64;
 
 /// Length of the part that is read to recognise a pool, in bytes.
 const HEAD_BYTES: usize = LABEL_AT as usize + label::BYTES;
@@ -109,18 +109,18 @@ impl Disk {
     /// Opens and locks a disk.
     pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<Disk, StoreError> {
         let doing = |what: &str| StoreError::io(format!("cannot {what} `{}`", path.display()));
-        let kind = path.metadata().map_err(|error| doing("look at")(error))?.file_type();
+        let kind = path.metadata().map_err(|error| doing("examine")(error))?.file_type();
         let is_device = kind.is_block_device();
         let lock = acquire(path, is_device, purpose)?;
         // Another process may have the same disk by another name, such as a second loop device on
         // the same file or a second path to the same unit, which has a lock of its own.
         let entry = lock_owner(&lock);
-        if purpose != Purpose::Look && entry.is_other_running() {
+        if purpose != Purpose::ReadOnly && entry.is_other_running() {
             return Err(StoreError::InUse { path: path.to_owned(), lock_owner: entry });
         }
         let (file, is_direct) = again(&lock, purpose).map_err(|error| doing("open")(error))?;
         let sector_bytes = if is_device {
-            rustix::fs::ioctl_blksszget(&file).map_err(|error| doing("look at")(error.into()))?
+            rustix::fs::ioctl_blksszget(&file).map_err(|error| doing("examine")(error.into()))?
         } else {
             512
         };
@@ -166,7 +166,7 @@ impl Disk {
         if head.is_copy() {
             _ = self.is_copy.set(());
         }
-        if self.purpose != Purpose::Look && (head.is_pool() || head.is_copy()) {
+        if self.purpose != Purpose::ReadOnly && (head.is_pool() || head.is_copy()) {
             self.narrow();
         }
         Ok(())
@@ -210,7 +210,7 @@ impl Disk {
 
     /// Sets the layout of the pool. For a new pool, returns the possible layout and prepares the
     /// disk.
-    pub(crate) fn divide(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+    pub(crate) fn set_layout(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
         let (shown, sector_bytes) = (self.path.display(), self.sector_bytes);
         let division = if is_new { self.division(wanted)? } else { wanted };
         if division.align < sector_bytes {
@@ -229,7 +229,7 @@ impl Disk {
         let is_ours = [&self.is_pool, &self.is_copy, &self.is_ready];
         // The entry is informative only, so an error is logged and ignored.
         if is_ours.into_iter().any(|it| it.get().is_some())
-            && let Err(error) = self.hold(&LockOwner::this(None))
+            && let Err(error) = self.write_lock_owner(&LockOwner::this(None))
         {
             tracing::warn!("{shown}: {error}");
         }
@@ -240,7 +240,7 @@ impl Disk {
     ///
     /// # Errors
     /// If the disk is too short, or has other data.
-    pub(crate) fn claim(&self) -> Result<(), StoreError> {
+    pub(crate) fn prepare(&self) -> Result<(), StoreError> {
         if self.is_pool.get().is_some() || self.is_copy.get().is_some() {
             return Ok(());
         }
@@ -254,17 +254,18 @@ impl Disk {
             return Ok(());
         }
         let shown = self.path.display();
-        let found = self.found().map_err(StoreError::io(format!("cannot read `{shown}`")))?;
-        let may_go = self.purpose == Purpose::Overwrite && self.is_copy.get().is_none();
-        if let Some(found) = found.as_ref().filter(|_| !may_go) {
+        let foreign =
+            self.foreign_data().map_err(StoreError::io(format!("cannot read `{shown}`")))?;
+        let may_overwrite = self.purpose == Purpose::Overwrite && self.is_copy.get().is_none();
+        if let Some(foreign) = foreign.as_ref().filter(|_| !may_overwrite) {
             let wanted = format!(
-                "an empty disk; it has {found}. To overwrite that, for ever: `blockyard volume \
+                "an empty disk; it has {foreign}. To overwrite that permanently: `blockyard volume \
                  create {shown} NAME --size SIZE --force`, or `attach --force`"
             );
             let value = shown.to_string();
             return Err(StoreError::Invalid { field: "path", value, wanted });
         }
-        let cleared = self.clear(found.as_deref());
+        let cleared = self.clear(foreign.as_deref());
         cleared.map_err(StoreError::io(format!("cannot write to `{shown}`")))?;
         self.narrow();
         _ = self.is_ready.set(());
@@ -274,7 +275,7 @@ impl Disk {
     /// The layout of a new pool on this disk.
     fn division(&self, wanted: Layout) -> Result<Layout, StoreError> {
         let shown = self.path.display();
-        let len = self.len().map_err(StoreError::io(format!("cannot look at `{shown}`")))?;
+        let len = self.len().map_err(StoreError::io(format!("cannot examine `{shown}`")))?;
         let room = len.saturating_sub(SEGMENTS_AT);
         let segment_bytes = shorter(wanted.segment_bytes, room, SEGMENTS_WANTED, SEGMENT_BYTES_MIN);
         if room / u64::from(segment_bytes) < SEGMENTS_MIN {
@@ -287,20 +288,20 @@ impl Disk {
     }
 
     /// Describes other data on the disk, if there are any.
-    fn found(&self) -> io::Result<Option<String>> {
+    fn foreign_data(&self) -> io::Result<Option<String>> {
         let len = self.len()?;
-        let mut ours = vec![(HOLDER_AT..LABEL_AT, &b"pid "[..])];
+        let mut ours = vec![(LOCK_OWNER_AT..LABEL_AT, &b"pid "[..])];
         if self.is_copy.get().is_some() {
             ours.push((LABEL_AT..HEAD_BYTES as u64, &[]));
         }
-        contents::look(&self.part(0, len), len, &ours)
+        contents::find(&self.part(0, len), len, &ours)
     }
 
     /// Clears a disk before a pool is made on it.
-    fn clear(&self, found: Option<&str>) -> io::Result<()> {
+    fn clear(&self, foreign: Option<&str>) -> io::Result<()> {
         let len = self.len()?;
-        if let Some(found) = found {
-            tracing::warn!("{}: {found} is overwritten, as was asked for", self.path.display());
+        if let Some(foreign) = foreign {
+            tracing::warn!("{}: overwriting {foreign}, as requested", self.path.display());
             contents::wipe(&self.part(0, len), len)?;
         }
         if self.is_device && self.purpose == Purpose::Overwrite {
@@ -326,8 +327,8 @@ impl Disk {
     }
 
     /// Writes the lock owner's entry: the process, and its control socket.
-    pub(crate) fn hold(&self, lock_owner: &LockOwner) -> io::Result<()> {
-        if self.purpose == Purpose::Look {
+    pub(crate) fn write_lock_owner(&self, lock_owner: &LockOwner) -> io::Result<()> {
+        if self.purpose == Purpose::ReadOnly {
             return Ok(());
         }
         _ = self.is_held.set(());
@@ -336,13 +337,13 @@ impl Disk {
         bytes.fill(0);
         let len = text.len().min(LOCK_OWNER_BYTES);
         bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
-        self.part(HOLDER_AT, LOCK_OWNER_BYTES as u64).write_at(0, &[&bytes])
+        self.part(LOCK_OWNER_AT, LOCK_OWNER_BYTES as u64).write_at(0, &[&bytes])
     }
 
     /// Opens the superblock, the label, or a segment that fits.
     pub(crate) fn open(&self, name: &str) -> io::Result<Option<PoolFile>> {
         if name == FILE {
-            return Ok(self.is_pool.get().map(|()| self.part(0, HOLDER_AT)));
+            return Ok(self.is_pool.get().map(|()| self.part(0, LOCK_OWNER_AT)));
         }
         if name == label::FILE {
             return Ok(self.is_copy.get().map(|()| self.label()));
@@ -350,7 +351,7 @@ impl Disk {
         let number = name.strip_prefix("segment-").and_then(|it| u64::from_str_radix(it, 16).ok());
         let Some(number) = number else { return Ok(None) };
         let Some(bytes) = self.segment_bytes.get() else {
-            return Err(io::Error::other("nobody has said how the disk is divided"));
+            return Err(io::Error::other("the layout of the pool on the disk is not set"));
         };
         let bytes = u64::from(*bytes);
         let base = SEGMENTS_AT + number * bytes;
@@ -378,7 +379,7 @@ impl Disk {
     /// The part that will have this name once [`Disk::rename`] declares it complete.
     pub(crate) fn create(&self, name: &str) -> io::Result<PoolFile> {
         match name.strip_suffix(".new").unwrap_or(name) {
-            FILE => Ok(self.part(0, HOLDER_AT)),
+            FILE => Ok(self.part(0, LOCK_OWNER_AT)),
             label::FILE => Ok(self.label()),
             name => self.open(name)?.ok_or_else(|| io::ErrorKind::StorageFull.into()),
         }
@@ -404,7 +405,7 @@ impl Disk {
             return;
         }
         let Ok(len) = part.len() else { return };
-        if let Err(error) = discard::discard(&self.file, part.place(0), len)
+        if let Err(error) = discard::discard(&self.file, part.source_offset(0), len)
             && self.keeps.set(()).is_ok()
         {
             tracing::info!("{}: it does not discard: {error}", self.path.display());
@@ -417,7 +418,7 @@ impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_held.get().is_some() {
             // An entry that remains is ignored once the lock is released.
-            _ = self.hold(&LockOwner::default());
+            _ = self.write_lock_owner(&LockOwner::default());
         }
     }
 }
@@ -456,7 +457,7 @@ fn again(lock: &File, purpose: Purpose) -> io::Result<(File, bool)> {
 
 fn open(path: &Path, purpose: Purpose, flags: OFlags) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(purpose != Purpose::Look).custom_flags(flags.bits() as i32);
+    options.read(true).write(purpose != Purpose::ReadOnly).custom_flags(flags.bits() as i32);
     options.open(path)
 }
 
@@ -468,12 +469,15 @@ fn busy(path: &Path) -> StoreError {
     {
         return StoreError::InUse { path: path.to_owned(), lock_owner: lock_owner(file) };
     }
-    let place = file.and_then(|file| file.metadata()).ok().and_then(|it| mounted_at(it.rdev()));
-    let wanted = match place {
-        Some(place) => format!("a device that nothing uses; it is mounted at `{place}`"),
-        None => "a device that nothing uses; it, or a part of it, is mounted, is swap, or belongs \
+    let mount_point =
+        file.and_then(|file| file.metadata()).ok().and_then(|it| mounted_at(it.rdev()));
+    let wanted = match mount_point {
+        Some(path) => format!("a device that is not in use; it is mounted at `{path}`"),
+        None => {
+            "a device that is not in use; it, or a part of it, is mounted, is swap, or belongs \
                  to another device"
-            .to_owned(),
+                .to_owned()
+        }
     };
     StoreError::Invalid { field: "path", value: path.display().to_string(), wanted }
 }
@@ -505,7 +509,7 @@ fn lock(file: File, path: &Path) -> Result<Lock, StoreError> {
 /// The lock owner's entry on a disk.
 fn lock_owner(file: &File) -> LockOwner {
     let mut bytes = [0; LOCK_OWNER_BYTES];
-    match file.read_exact_at(&mut bytes, HOLDER_AT) {
+    match file.read_exact_at(&mut bytes, LOCK_OWNER_AT) {
         Ok(()) => LockOwner::parse(&String::from_utf8_lossy(&bytes)),
         Err(_) => LockOwner::default(),
     }
@@ -526,7 +530,7 @@ impl Head {
     }
 
     fn slots(&self) -> &[u8] {
-        &self.0[..HOLDER_AT as usize]
+        &self.0[..LOCK_OWNER_AT as usize]
     }
 
     fn label(&self) -> &[u8] {

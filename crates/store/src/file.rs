@@ -140,7 +140,7 @@ impl PoolFile {
 
     /// The offset in the source file of an offset in this file.
     #[inline]
-    pub(crate) fn place(&self, offset: u64) -> u64 {
+    pub(crate) fn source_offset(&self, offset: u64) -> u64 {
         debug_assert!(self.len.is_none_or(|len| offset < len), "{offset} of {:?}", self.len);
         self.base + offset
     }
@@ -153,7 +153,7 @@ impl PoolFile {
         flags: ReadWriteFlags,
     ) -> io::Result<()> {
         let file = self.source.get(Use::Read)?;
-        let mut at = self.place(offset);
+        let mut at = self.source_offset(offset);
         let mut left = slices;
         IoSlice::advance_slices(&mut left, 0);
         while !left.is_empty() {
@@ -180,7 +180,7 @@ impl StoreFile for PoolFile {
 
     #[inline]
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.source.get(Use::Read)?.read_exact_at(into, self.place(offset))
+        self.source.get(Use::Read)?.read_exact_at(into, self.source_offset(offset))
     }
 
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
@@ -221,13 +221,13 @@ mod tests {
 
     #[test]
     fn only_one_thread_syncs_a_descriptor_at_a_time() {
-        let (syncs, under_way) = (Syncs::default(), Mutex::new(()));
+        let (syncs, running) = (Syncs::default(), Mutex::new(()));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..1000 {
                         let sync = || {
-                            assert!(under_way.try_lock().is_ok());
+                            assert!(running.try_lock().is_ok());
                             Ok(())
                         };
                         assert!(syncs.sync(sync).is_ok());

@@ -1,12 +1,17 @@
 //! Where pools keep their bytes: a directory, a disk, or two copies of either, read and written by
 //! io_uring or by blocking calls.
 //!
-//! [`SegmentStore`] is the interface between a pool and its storage: a directory and its files. It
-//! has few operations, so that a simulated directory can record each of them, cut the power after
+//! [`SegmentStore`] is the interface between a pool and its storage. It has three parts:
+//!
+//! - [`SegmentFiles`]: the files, which are opened, made, renamed and removed by name;
+//! - [`StoreLocation`]: the directory or disk that contains them;
+//! - [`SegmentStore`] itself: the log writer and the reader, and the status of the copies.
+//!
+//! It has few operations, so that a simulated store can record each of them, cut the power after
 //! any, and return false data.
 //!
 //! Written data are visible at once. They are durable when `sync` of the file has returned, and a
-//! name is durable when [`SegmentStore::sync_names`] has. Until then a power cut may keep any part
+//! name is durable when [`SegmentFiles::sync_names`] has. Until then a power cut may keep any part
 //! of them.
 
 pub mod buffer;
@@ -39,7 +44,8 @@ pub use error::{CopiesError, StoreError};
 pub use file::PoolFile;
 pub use lock_owner::LockOwner;
 pub use log_writer::{Blocking, Durability, LogWriter, WriteBatch};
-pub use mirror::locations::Places;
+pub use mirror::CopyStatus;
+pub use mirror::locations::PoolPaths;
 pub use pool_store::{PoolLogWriter, PoolReads, PoolStore, Purpose};
 pub use reads::{BlockingReads, Reads};
 pub use ring::EventFd;
@@ -108,30 +114,30 @@ pub struct Layout {
 /// Whether a path names a pool: a directory with a superblock, or a disk with one.
 ///
 /// # Errors
-/// If the system does not tell what the path names: a pool may be there.
+/// If the path cannot be examined: there may be a pool.
 pub fn is_pool(path: &Path) -> Result<bool, StoreError> {
     let superblock = path.join(superblock::FILE);
-    let look = || -> io::Result<bool> {
-        match found(path)? {
+    let examine = || -> io::Result<bool> {
+        match metadata_of(path)? {
             None => Ok(false),
-            Some(it) if it.is_dir() => Ok(found(&superblock)?.is_some_and(|it| it.is_file())),
+            Some(it) if it.is_dir() => Ok(metadata_of(&superblock)?.is_some_and(|it| it.is_file())),
             Some(_) => disk::is_pool(path),
         }
     };
-    look().map_err(StoreError::io(format!("cannot look for a pool at `{}`", path.display())))
+    examine().map_err(StoreError::io(format!("cannot examine `{}`", path.display())))
 }
 
-/// The error for a place without a pool. Segments without a superblock are a damaged pool.
+/// The error for a path without a pool. Segments without a superblock are a damaged pool.
 pub fn no_pool(path: &Path) -> StoreError {
     let first = path.join(segment_name(0));
-    match found(&first) {
+    match metadata_of(&first) {
         Ok(Some(_)) => FormatError::NoSuperblock { path: path.display().to_string() }.into(),
         _ => StoreError::NoPool { path: path.to_owned() },
     }
 }
 
 /// The metadata of a path; `None` only if the system says that nothing is there.
-pub(crate) fn found(path: &Path) -> io::Result<Option<Metadata>> {
+pub(crate) fn metadata_of(path: &Path) -> io::Result<Option<Metadata>> {
     match path.metadata() {
         Ok(metadata) => Ok(Some(metadata)),
         Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
@@ -145,13 +151,13 @@ pub(crate) fn found(path: &Path) -> io::Result<Option<Metadata>> {
 ///
 /// # Errors
 /// If the path cannot hold a pool.
-pub(crate) fn place(path: &Path) -> Result<PathBuf, StoreError> {
+pub(crate) fn prepare_path(path: &Path) -> Result<PathBuf, StoreError> {
     let doing = || StoreError::io(format!("cannot make `{}`", path.display()));
     let wrong = |wanted: &str| {
         let (value, wanted) = (path.display().to_string(), wanted.to_owned());
         Err(StoreError::Invalid { field: "path", value, wanted })
     };
-    match found(path).map_err(|error| doing()(error))? {
+    match metadata_of(path).map_err(|error| doing()(error))? {
         Some(it) if it.is_file() => {
             directory::keep_names(path, 1).map_err(|error| doing()(error))?
         }
@@ -201,104 +207,11 @@ impl GoodCopies {
     }
 }
 
-/// A directory, or a disk that is divided into files.
-pub trait SegmentStore: fmt::Debug + Send + Sync + 'static {
-    /// An open file of the directory.
+/// The files of a pool, in a directory or on a disk that is divided into files: superblock,
+/// segments, and the label of a copy.
+pub trait SegmentFiles: fmt::Debug + Send + Sync + 'static {
+    /// An open file.
     type File: StoreFile;
-    /// Writes log batches into the files.
-    type LogWriter: LogWriter<Self::File>;
-    /// Reads from the files.
-    type Reads: Reads<Self::File>;
-
-    /// The name in messages.
-    fn title(&self) -> String;
-
-    /// Whether every caller that syncs a file gets the error of a failed write. If only the first
-    /// caller gets it, two must not sync at once.
-    fn reports_sync_error_to_all(&self) -> bool {
-        true
-    }
-
-    /// Checks that a pool, or a copy of one, may be made here, where there is none.
-    ///
-    /// # Errors
-    /// If other data are in the place, or there is too little space.
-    fn claim(&self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    /// Sets the layout of the pool, before a segment is opened. For a new pool (`is_new`), it is
-    /// called earlier to ask which layout is possible if `wanted` is desired.
-    ///
-    /// # Errors
-    /// If a pool of this layout is impossible here.
-    fn divide(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
-        let _ = is_new;
-        Ok(wanted)
-    }
-
-    /// Most segments that there may be, as far as is known before making one fails.
-    fn segments_max(&self) -> usize {
-        usize::MAX
-    }
-
-    /// Whether [`SegmentStore::discard`] has an effect.
-    fn discards(&self) -> bool {
-        false
-    }
-
-    /// Discards the contents of a file. Reads return arbitrary data until it is written.
-    fn discard(&self, file: &Self::File) {
-        let _ = file;
-    }
-
-    /// Gives the space of an unneeded file back to the file system. Reads return arbitrary data
-    /// until it is filled again.
-    ///
-    /// # Errors
-    /// If this is impossible here.
-    fn give_back(&self, file: &Self::File) -> io::Result<()> {
-        let _ = file;
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    /// Allocates the space of a file of this length again, as for a new file.
-    ///
-    /// # Errors
-    /// If there is no space.
-    fn fill(&self, file: &Self::File, len: u64) -> io::Result<()> {
-        let _ = (file, len);
-        Ok(())
-    }
-
-    /// Checks that the pool still has its place in the file system, so that data written from now
-    /// on can be found. The committer calls this periodically.
-    ///
-    /// # Errors
-    /// What was removed or replaced.
-    fn look(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Whether all copies are present, so that no missing copy may have data that are damaged in
-    /// the others.
-    fn has_all_copies(&self) -> bool {
-        true
-    }
-
-    /// The name in messages of the copy with this number, one of [`StoreFile::copies`].
-    fn copy_title(&self, copy: usize) -> String {
-        let _ = copy;
-        self.title()
-    }
-
-    /// Makes a log writer for the calling thread. It may write zeros to the beginning of `scratch`,
-    /// a free file, to measure the speed.
-    fn log_writer(&self, scratch: Option<&Arc<Self::File>>) -> Self::LogWriter;
-
-    /// Makes a reader for one thread at a time. Each read rings the eventfd when it ends, unless
-    /// it ended when it was started.
-    fn reads(&self, event_fd: Option<&EventFd>) -> Self::Reads;
 
     /// Opens a file, if there is one of this name.
     ///
@@ -324,13 +237,7 @@ pub trait SegmentStore: fmt::Debug + Send + Sync + 'static {
     /// If the file exists and cannot be removed.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Makes the names of all files durable.
-    ///
-    /// # Errors
-    /// If they may not be durable.
-    fn sync_names(&self) -> io::Result<()>;
-
-    /// The names of all files.
+    /// The names of all files; empty on a disk, whose parts have no names.
     ///
     /// # Errors
     /// If they cannot be read.
@@ -339,15 +246,16 @@ pub trait SegmentStore: fmt::Debug + Send + Sync + 'static {
     /// The names of the files that a copy of the pool needs; other names may be included.
     ///
     /// # Errors
-    /// As [`SegmentStore::names`].
-    fn needed(&self) -> io::Result<Vec<String>> {
+    /// As [`SegmentFiles::names`].
+    fn copied_names(&self) -> io::Result<Vec<String>> {
         self.names()
     }
 
-    /// How many more bytes files may occupy, as far as is known.
-    fn outside_bytes(&self) -> u64 {
-        u64::MAX
-    }
+    /// Makes the names of all files durable.
+    ///
+    /// # Errors
+    /// If they may not be durable.
+    fn sync_names(&self) -> io::Result<()>;
 
     /// Removes a pool that was made since this process took the storage, so that the storage is
     /// empty again.
@@ -359,11 +267,111 @@ pub trait SegmentStore: fmt::Debug + Send + Sync + 'static {
         self.sync_names()
     }
 
+    /// Whether [`SegmentFiles::discard`] has an effect.
+    fn discards(&self) -> bool {
+        false
+    }
+
+    /// Discards the contents of a file. Reads return arbitrary data until it is written.
+    fn discard(&self, file: &Self::File) {
+        let _ = file;
+    }
+
+    /// Gives the space of an unneeded file back to the file system. Reads return arbitrary data
+    /// until [`SegmentFiles::allocate`] is called.
+    ///
+    /// # Errors
+    /// If this is impossible here.
+    fn deallocate(&self, file: &Self::File) -> io::Result<()> {
+        let _ = file;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Allocates the space of a file of this length again, as for a new file.
+    ///
+    /// # Errors
+    /// If there is no space.
+    fn allocate(&self, file: &Self::File, len: u64) -> io::Result<()> {
+        let _ = (file, len);
+        Ok(())
+    }
+}
+
+/// The directory or disk itself: its name, its layout, its capacity, and whether it is still there.
+pub trait StoreLocation {
+    /// The name in messages.
+    fn title(&self) -> String;
+
+    /// Prepares an empty directory or disk for a new pool, or a copy of one.
+    ///
+    /// # Errors
+    /// If there are other data, or too little space.
+    fn prepare(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Sets the layout of the pool, before a segment is opened. For a new pool (`is_new`), it is
+    /// called earlier to ask which layout is possible if `wanted` is desired.
+    ///
+    /// # Errors
+    /// If a pool of this layout is impossible here.
+    fn set_layout(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+        let _ = is_new;
+        Ok(wanted)
+    }
+
+    /// Most segments that there may be, as far as is known before making one fails.
+    fn segments_max(&self) -> usize {
+        usize::MAX
+    }
+
+    /// How many more bytes files may occupy, as far as is known.
+    fn growth_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// Checks that the directory was not removed or replaced, so that data written from now on can
+    /// be found. The committer calls this periodically.
+    ///
+    /// # Errors
+    /// What was removed or replaced.
+    fn check_location(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// A new unique identity.
     ///
     /// # Errors
     /// If the system gives no random bytes.
     fn fresh_id(&self) -> io::Result<[u8; 16]>;
+}
+
+/// The storage of a pool: its files, their location, and how they are read and written.
+pub trait SegmentStore: SegmentFiles + StoreLocation {
+    /// Writes log batches into the files.
+    type LogWriter: LogWriter<Self::File>;
+    /// Reads from the files.
+    type Reads: Reads<Self::File>;
+
+    /// The status of each copy, by its number in [`StoreFile::copies`]; empty for a pool of one
+    /// copy.
+    fn copy_status(&self) -> Vec<CopyStatus> {
+        Vec::new()
+    }
+
+    /// Whether every caller that syncs a file gets the error of a failed write. If only the first
+    /// caller gets it, two must not sync at once.
+    fn reports_sync_error_to_all(&self) -> bool {
+        true
+    }
+
+    /// Makes a log writer for the calling thread. It may write zeros to the beginning of `scratch`,
+    /// a free file, to measure the speed.
+    fn log_writer(&self, scratch: Option<&Arc<Self::File>>) -> Self::LogWriter;
+
+    /// Makes a reader for one thread at a time. Each read signals the eventfd when it ends, unless
+    /// it ended when it was started.
+    fn reads(&self, event_fd: Option<&EventFd>) -> Self::Reads;
 }
 
 /// An open file of fixed length. Several threads use it at once.
@@ -372,7 +380,7 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     /// The length in bytes.
     ///
     /// # Errors
-    /// If the system does not tell it.
+    /// If the system does not report it.
     fn len(&self) -> io::Result<u64>;
 
     /// Reads. If the file is open for direct I/O, offset, length and memory must be aligned.

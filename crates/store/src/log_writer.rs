@@ -160,16 +160,16 @@ impl WriteBatch {
         self.slices().map(<[u8]>::len).sum()
     }
 
-    /// Copies the write batch into `twin`; blocks are copied by reference.
-    pub(crate) fn copy_into(&self, twin: &mut WriteBatch, memory: &Arc<Memory>) {
-        twin.clear();
-        if twin.head.len() < self.head_bytes {
-            twin.head = memory.take_beyond(self.head.len());
+    /// Copies the write batch into `duplicate`; blocks are copied by reference.
+    pub(crate) fn copy_into(&self, duplicate: &mut WriteBatch, memory: &Arc<Memory>) {
+        duplicate.clear();
+        if duplicate.head.len() < self.head_bytes {
+            duplicate.head = memory.take_beyond(self.head.len());
         }
-        let head = twin.head(self.head_bytes);
+        let head = duplicate.head(self.head_bytes);
         head[..self.head_bytes].copy_from_slice(&self.head[..self.head_bytes]);
-        twin.range = self.range();
-        twin.parts.extend(self.parts.iter().map(|part| match part {
+        duplicate.range = self.range();
+        duplicate.parts.extend(self.parts.iter().map(|part| match part {
             Part::Write(payload) => Part::Write(Arc::clone(payload)),
             Part::Bytes(bytes) => {
                 let mut copy = memory.take_beyond(bytes.len());
@@ -194,23 +194,12 @@ pub trait LogWriter<F>: fmt::Debug + Send + 'static {
     /// How many write batches may be in flight at once.
     fn depth(&self) -> usize;
 
-    /// Whether short write batches, too, should be in flight together.
-    fn takes_short(&self) -> bool {
-        false
-    }
-
     /// Tells the log writer that another one writes the same write batches: each write batch must
     /// be submitted immediately.
     fn submit_at_once(&mut self) {}
 
-    /// Wakes the waiter of this eventcount also while it sleeps in [`LogWriter::wait`].
-    fn hear(&mut self, event_count: &EventCount) {
-        if let Some(waker) = self.waker() {
-            event_count.set_waker(waker);
-        }
-    }
-
-    /// The waker for that, if the log writer sleeps by other means than the eventcount.
+    /// Wakes the thread that sleeps in [`LogWriter::wait`], if the log writer sleeps by other means
+    /// than the eventcount.
     fn waker(&self) -> Option<Waker> {
         None
     }

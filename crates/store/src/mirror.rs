@@ -68,7 +68,9 @@ use blockyard_volume_format::label::{BYTES, FILE, Label, SLOT_BYTES, SLOTS};
 
 use crate::buffer::Memory;
 use crate::descriptors::is_short;
-use crate::{Copies, EventFd, LogWriter, SegmentStore, StoreError, StoreFile};
+use crate::{
+    Copies, EventFd, LogWriter, SegmentFiles, SegmentStore, StoreError, StoreFile, StoreLocation,
+};
 
 pub use file::MirrorFile;
 pub use log_writer::MirrorLogWriter;
@@ -142,15 +144,15 @@ pub trait VerifyPool {
 
     /// Reads every block and page that the pool's maps refer to. Rewrites what is damaged in one
     /// copy and intact in the other. References to segments from `segments_max` on are refused.
-    /// `goes_on` is called regularly, and returns whether to continue.
+    /// `should_continue` is called regularly, and returns whether to continue.
     ///
     /// # Errors
-    /// If the pool cannot be opened, or `goes_on` ends the verification.
+    /// If the pool cannot be opened, or `should_continue` ends the verification.
     fn verify<D: SegmentStore>(
         &self,
         copies: Copies<D>,
         segments_max: usize,
-        goes_on: &mut dyn FnMut() -> bool,
+        should_continue: &mut dyn FnMut() -> bool,
     ) -> Result<Verified, Self::Error>;
 }
 
@@ -234,7 +236,7 @@ impl<D: SegmentStore> Shared<D> {
     ///
     /// # Errors
     /// If none has succeeded.
-    fn settle(&self, results: [Option<io::Result<()>>; 2]) -> io::Result<()> {
+    fn combine(&self, results: [Option<io::Result<()>>; 2]) -> io::Result<()> {
         if !results.iter().any(|result| matches!(result, Some(Ok(())))) {
             let errors = results.into_iter().flatten().find_map(Result::err);
             return Err(errors.unwrap_or_else(|| io::Error::other("no copy is left")));
@@ -349,25 +351,13 @@ impl<D: SegmentStore> Mirror<D> {
         self.0.good_ones().map(|(_, directory)| directory)
     }
 
-    /// The status of both copies.
-    pub fn status(&self) -> Vec<CopyStatus> {
-        let (state, copies) = (self.0.state(), self.0.copies.get());
-        let status = |(number, side): (usize, &Side<D>)| CopyStatus {
-            path: side.title.clone(),
-            state: copies[number],
-            why: state.why[number].clone(),
-            repaired: state.repaired[number],
-        };
-        self.0.sides.iter().enumerate().map(status).collect()
-    }
-
     /// Applies an operation to the directory of each good copy.
     fn each(&self, what: impl Fn(&D) -> io::Result<()>) -> io::Result<()> {
         let mut results = [None, None];
         for (number, directory) in self.0.good_ones() {
             results[number] = Some(what(directory));
         }
-        self.0.settle(results)
+        self.0.combine(results)
     }
 
     fn file(&self, name: &str, files: [Option<D::File>; 2]) -> MirrorFile<D> {
@@ -382,85 +372,8 @@ fn is_full(error: &io::Error) -> bool {
         || is_short(error)
 }
 
-impl<D: SegmentStore> SegmentStore for Mirror<D> {
+impl<D: SegmentStore> SegmentFiles for Mirror<D> {
     type File = MirrorFile<D>;
-    type LogWriter = MirrorLogWriter<D>;
-    type Reads = MirrorReads<D>;
-
-    fn title(&self) -> String {
-        let good = self.0.good();
-        let titles = self.0.sides.iter().zip(good).filter(|(_, good)| *good);
-        titles.map(|(side, _)| side.title.as_str()).collect::<Vec<_>>().join(",")
-    }
-
-    fn copy_title(&self, copy: usize) -> String {
-        self.0.sides.get(copy).map_or_else(|| self.title(), |side| side.title.clone())
-    }
-
-    fn reports_sync_error_to_all(&self) -> bool {
-        self.0.good_ones().all(|(_, directory)| directory.reports_sync_error_to_all())
-    }
-
-    fn discards(&self) -> bool {
-        self.0.good_ones().any(|(_, directory)| directory.discards())
-    }
-
-    fn discard(&self, file: &MirrorFile<D>) {
-        for (number, directory) in self.0.good_ones().filter(|(_, it)| it.discards()) {
-            if let Some(file) = file.side(number) {
-                directory.discard(file);
-            }
-        }
-    }
-
-    /// A copy that cannot give its space back keeps it, which does not affect its data.
-    fn give_back(&self, file: &MirrorFile<D>) -> io::Result<()> {
-        let mut given = self
-            .0
-            .good_ones()
-            .filter_map(|(number, directory)| Some(directory.give_back(file.side(number)?)));
-        given.try_for_each(|given| given)
-    }
-
-    fn fill(&self, file: &MirrorFile<D>, len: u64) -> io::Result<()> {
-        let mut results = [None, None];
-        for (number, directory) in self.0.good_ones() {
-            let Some(side) = file.side(number) else { continue };
-            match directory.fill(side, len) {
-                Err(error) if is_full(&error) => return Err(error),
-                filled => results[number] = Some(filled),
-            }
-        }
-        self.0.settle(results)
-    }
-
-    fn look(&self) -> io::Result<()> {
-        self.each(SegmentStore::look)
-    }
-
-    fn has_all_copies(&self) -> bool {
-        self.0.good() == [true; 2]
-    }
-
-    fn log_writer(&self, scratch: Option<&Arc<MirrorFile<D>>>) -> MirrorLogWriter<D> {
-        let good = self.0.good();
-        let log_writers = std::array::from_fn(|number| {
-            let directory = self.0.sides[number].directory.as_ref().filter(|_| good[number])?;
-            let mut log_writer = directory.log_writer(scratch.and_then(|file| file.side(number)));
-            log_writer.submit_at_once();
-            Some(log_writer)
-        });
-        MirrorLogWriter::new(&self.0, log_writers)
-    }
-
-    fn reads(&self, event_fd: Option<&EventFd>) -> MirrorReads<D> {
-        let good = self.0.good();
-        let reads = std::array::from_fn(|number| {
-            let directory = self.0.sides[number].directory.as_ref().filter(|_| good[number])?;
-            Some(directory.reads(event_fd))
-        });
-        MirrorReads::new(RcuReader::new(&self.0.copies), reads)
-    }
 
     fn open(&self, name: &str) -> io::Result<Option<MirrorFile<D>>> {
         let (mut files, mut results) = ([None, None], [None, None]);
@@ -471,7 +384,7 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
                 opened => results[number] = Some(opened.map(|file| files[number] = file)),
             }
         }
-        self.0.settle(results)?;
+        self.0.combine(results)?;
         if files.iter().all(Option::is_none) {
             return Ok(None);
         }
@@ -496,7 +409,7 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
                 made => results[number] = Some(made.map(|file| files[number] = Some(file))),
             }
         }
-        self.0.settle(results)?;
+        self.0.combine(results)?;
         Ok(self.file(name, files))
     }
 
@@ -508,29 +421,114 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
         self.each(|directory| directory.remove(name))
     }
 
-    fn sync_names(&self) -> io::Result<()> {
-        self.each(SegmentStore::sync_names)
-    }
-
     fn names(&self) -> io::Result<Vec<String>> {
         let mut names = BTreeSet::new();
         let (mut results, good) = ([None, None], self.0.good_ones());
         for (number, directory) in good {
-            results[number] = Some(directory.names().map(|found| names.extend(found)));
+            results[number] = Some(directory.names().map(|own| names.extend(own)));
         }
-        self.0.settle(results)?;
+        self.0.combine(results)?;
         Ok(names.into_iter().collect())
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.each(SegmentFiles::sync_names)
     }
 
     fn erase(&self) -> io::Result<()> {
         let copies = self.0.sides.iter().filter_map(|side| side.directory.as_ref());
         // If one copy cannot be erased, the other one still is.
-        let erased: Vec<_> = copies.map(SegmentStore::erase).collect();
+        let erased: Vec<_> = copies.map(SegmentFiles::erase).collect();
         erased.into_iter().collect()
+    }
+
+    fn discards(&self) -> bool {
+        self.0.good_ones().any(|(_, directory)| directory.discards())
+    }
+
+    fn discard(&self, file: &MirrorFile<D>) {
+        for (number, directory) in self.0.good_ones().filter(|(_, it)| it.discards()) {
+            if let Some(file) = file.side(number) {
+                directory.discard(file);
+            }
+        }
+    }
+
+    /// A copy that cannot give its space back keeps it, which does not affect its data.
+    fn deallocate(&self, file: &MirrorFile<D>) -> io::Result<()> {
+        let mut given = self
+            .0
+            .good_ones()
+            .filter_map(|(number, directory)| Some(directory.deallocate(file.side(number)?)));
+        given.try_for_each(|given| given)
+    }
+
+    fn allocate(&self, file: &MirrorFile<D>, len: u64) -> io::Result<()> {
+        let mut results = [None, None];
+        for (number, directory) in self.0.good_ones() {
+            let Some(side) = file.side(number) else { continue };
+            match directory.allocate(side, len) {
+                Err(error) if is_full(&error) => return Err(error),
+                filled => results[number] = Some(filled),
+            }
+        }
+        self.0.combine(results)
+    }
+}
+
+impl<D: SegmentStore> StoreLocation for Mirror<D> {
+    fn title(&self) -> String {
+        let good = self.0.good();
+        let titles = self.0.sides.iter().zip(good).filter(|(_, good)| *good);
+        titles.map(|(side, _)| side.title.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    fn check_location(&self) -> io::Result<()> {
+        self.each(StoreLocation::check_location)
     }
 
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
         let mut good = self.0.good_ones();
         good.next().ok_or_else(|| io::Error::other("no copy is left"))?.1.fresh_id()
+    }
+}
+
+impl<D: SegmentStore> SegmentStore for Mirror<D> {
+    type LogWriter = MirrorLogWriter<D>;
+    type Reads = MirrorReads<D>;
+
+    fn copy_status(&self) -> Vec<CopyStatus> {
+        let (state, copies) = (self.0.state(), self.0.copies.get());
+        let status = |(number, side): (usize, &Side<D>)| CopyStatus {
+            path: side.title.clone(),
+            state: copies[number],
+            why: state.why[number].clone(),
+            repaired: state.repaired[number],
+        };
+        self.0.sides.iter().enumerate().map(status).collect()
+    }
+
+    fn reports_sync_error_to_all(&self) -> bool {
+        self.0.good_ones().all(|(_, directory)| directory.reports_sync_error_to_all())
+    }
+
+    fn log_writer(&self, scratch: Option<&Arc<MirrorFile<D>>>) -> MirrorLogWriter<D> {
+        let good = self.0.good();
+        let log_writers = std::array::from_fn(|number| {
+            let directory = self.0.sides[number].directory.as_ref().filter(|_| good[number])?;
+            let mut log_writer = directory.log_writer(scratch.and_then(|file| file.side(number)));
+            log_writer.submit_at_once();
+            Some(log_writer)
+        });
+        MirrorLogWriter::new(&self.0, log_writers)
+    }
+
+    fn reads(&self, event_fd: Option<&EventFd>) -> MirrorReads<D> {
+        let good = self.0.good();
+        let reads = std::array::from_fn(|number| {
+            let directory = self.0.sides[number].directory.as_ref().filter(|_| good[number])?;
+            Some(directory.reads(event_fd))
+        });
+        MirrorReads::new(RcuReader::new(&self.0.copies), reads)
     }
 }

@@ -16,13 +16,13 @@ use crate::error::StoreError;
 use crate::lock::{self, Lock};
 use crate::lock_owner::LockOwner;
 use crate::log_writer::Ended;
-use crate::reads::Got;
+use crate::reads::FinishedRead;
 use crate::ring::reads::RingReads;
 use crate::ring::writes::UringLogWriter;
 use crate::ring::{self, EventFd};
 use crate::{
-    Blocking, BlockingReads, Durability, Layout, LogWriter, PoolFile, Reads, SegmentStore,
-    StoreKind, WriteBatch,
+    Blocking, BlockingReads, Durability, Layout, LogWriter, PoolFile, Reads, SegmentFiles,
+    SegmentStore, StoreKind, StoreLocation, WriteBatch,
 };
 
 /// Where Linux generates random identities.
@@ -40,14 +40,14 @@ pub struct PoolStore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To be read only; nothing changes.
-    Look,
+    ReadOnly,
     /// To hold a pool.
     Use,
     /// To hold a pool, even if a disk has other data, which are overwritten.
     Overwrite,
 }
 
-/// The kind of place.
+/// A directory or a disk.
 #[derive(Debug)]
 enum PoolLocation {
     DirectoryStore(DirectoryStore),
@@ -69,10 +69,10 @@ impl PoolStore {
     /// As [`PoolStore::take`].
     pub fn take_for(path: &Path, purpose: Purpose) -> Result<PoolStore, StoreError> {
         let path = match purpose {
-            Purpose::Look => path
+            Purpose::ReadOnly => path
                 .canonicalize()
-                .map_err(StoreError::io(format!("cannot look at `{}`", path.display())))?,
-            _ => super::place(path)?,
+                .map_err(StoreError::io(format!("cannot examine `{}`", path.display())))?,
+            _ => super::prepare_path(path)?,
         };
         let location = lock::wait_for(|| {
             Ok(match Disk::is_one(&path) {
@@ -88,10 +88,10 @@ impl PoolStore {
         &self.path
     }
 
-    /// The locks that this process holds while it has the place.
+    /// The locks that this process holds while it has the directory or disk.
     fn locks(&self) -> Vec<Arc<Lock>> {
         match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.locks(),
+            PoolLocation::DirectoryStore(directory) => directory.locks(),
             PoolLocation::Disk(disk) => vec![Arc::clone(disk.lock())],
         }
     }
@@ -103,8 +103,8 @@ impl PoolStore {
     pub fn announce(&self, control: &Path) -> Result<(), StoreError> {
         let lock_owner = LockOwner::this(Some(control));
         let written = match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.hold(&lock_owner),
-            PoolLocation::Disk(disk) => disk.hold(&lock_owner),
+            PoolLocation::DirectoryStore(directory) => directory.write_lock_owner(&lock_owner),
+            PoolLocation::Disk(disk) => disk.write_lock_owner(&lock_owner),
         };
         written.map_err(StoreError::io(format!("cannot write to `{}`", self.path.display())))
     }
@@ -140,7 +140,7 @@ impl PoolStore {
     /// Whether I/O bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.is_direct(),
+            PoolLocation::DirectoryStore(directory) => directory.is_direct(),
             PoolLocation::Disk(disk) => disk.is_direct(),
         }
     }
@@ -148,12 +148,12 @@ impl PoolStore {
     /// Free bytes of the file system, into which the pool can grow.
     ///
     /// # Errors
-    /// If the system does not tell it.
+    /// If the system does not report it.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
-        let doing = format!("cannot look at `{}`", self.path.display());
+        let doing = format!("cannot examine `{}`", self.path.display());
         match &self.location {
-            PoolLocation::DirectoryStore(folder) => {
-                folder.free_bytes().map_err(StoreError::io(doing))
+            PoolLocation::DirectoryStore(directory) => {
+                directory.free_bytes().map_err(StoreError::io(doing))
             }
             // All of the disk is segments.
             PoolLocation::Disk(_) => Ok(0),
@@ -161,24 +161,158 @@ impl PoolStore {
     }
 }
 
-impl SegmentStore for PoolStore {
+impl SegmentFiles for PoolStore {
     type File = PoolFile;
+
+    fn open(&self, name: &str) -> io::Result<Option<PoolFile>> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.open(name),
+            PoolLocation::Disk(disk) => disk.open(name),
+        }
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<PoolFile> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.create(name, len),
+            PoolLocation::Disk(disk) => disk.create(name),
+        }
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.rename(from, to),
+            PoolLocation::Disk(disk) => {
+                disk.rename(to);
+                Ok(())
+            }
+        }
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.remove(name),
+            PoolLocation::Disk(_) => Ok(()),
+        }
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.names(),
+            // The parts of a disk have no names.
+            PoolLocation::Disk(_) => Ok(Vec::new()),
+        }
+    }
+
+    fn copied_names(&self) -> io::Result<Vec<String>> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.names(),
+            PoolLocation::Disk(disk) => Ok(disk.names()),
+        }
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.sync_names(),
+            PoolLocation::Disk(_) => Ok(()),
+        }
+    }
+
+    fn erase(&self) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.erase(),
+            PoolLocation::Disk(disk) => disk.erase(),
+        }
+    }
+
+    fn discards(&self) -> bool {
+        matches!(&self.location, PoolLocation::Disk(disk) if disk.discards())
+    }
+
+    fn discard(&self, file: &PoolFile) {
+        if let PoolLocation::Disk(disk) = &self.location {
+            disk.discard(file);
+        }
+    }
+
+    fn deallocate(&self, file: &PoolFile) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.deallocate(file),
+            // A disk uses discards instead.
+            PoolLocation::Disk(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn allocate(&self, file: &PoolFile, len: u64) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.allocate(file, len),
+            PoolLocation::Disk(_) => Ok(()),
+        }
+    }
+}
+
+impl StoreLocation for PoolStore {
+    fn title(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn prepare(&self) -> Result<(), StoreError> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.prepare(&self.path),
+            PoolLocation::Disk(disk) => disk.prepare(),
+        }
+    }
+
+    fn set_layout(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) if is_new => {
+                directory.prepare(&self.path).map(|()| wanted)
+            }
+            PoolLocation::DirectoryStore(_) => Ok(wanted),
+            PoolLocation::Disk(disk) => disk.set_layout(wanted, is_new),
+        }
+    }
+
+    fn segments_max(&self) -> usize {
+        match &self.location {
+            PoolLocation::DirectoryStore(_) => usize::MAX,
+            PoolLocation::Disk(disk) => disk.segments_max(),
+        }
+    }
+
+    fn growth_bytes(&self) -> u64 {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.growth_bytes().unwrap_or(u64::MAX),
+            // A disk limits the number of segments instead.
+            PoolLocation::Disk(_) => u64::MAX,
+        }
+    }
+
+    fn check_location(&self) -> io::Result<()> {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.check_location(),
+            // A device that disappears returns errors by itself.
+            PoolLocation::Disk(_) => Ok(()),
+        }
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        let text = std::fs::read_to_string(FRESH_ID)?;
+        let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
+        match u128::from_str_radix(&digits, 16) {
+            Ok(number) if digits.len() == 32 => Ok(number.to_be_bytes()),
+            _ => Err(io::Error::other(format!("{FRESH_ID} says `{}`", text.trim()))),
+        }
+    }
+}
+
+impl SegmentStore for PoolStore {
     type LogWriter = PoolLogWriter;
     type Reads = PoolReads;
 
-    fn reads(&self, event_fd: Option<&EventFd>) -> PoolReads {
-        if self.uring
-            && let Some(event_fd) = event_fd
-        {
-            match RingReads::new(event_fd) {
-                Ok(reads) => return PoolReads::Ring(Box::new(reads)),
-                Err(error) => {
-                    let path = self.path.display();
-                    tracing::warn!("{path}: no ring for a queue ({error}): blocking calls");
-                }
-            }
-        }
-        PoolReads::Blocking(BlockingReads::default())
+    /// With direct I/O each write reports its own error. An error of the page cache is reported
+    /// once per open file description, which all users of a file share here.
+    fn reports_sync_error_to_all(&self) -> bool {
+        self.is_direct()
     }
 
     fn log_writer(&self, scratch: Option<&Arc<PoolFile>>) -> PoolLogWriter {
@@ -199,148 +333,19 @@ impl SegmentStore for PoolStore {
         PoolLogWriter::Blocking(Blocking::default())
     }
 
-    fn title(&self) -> String {
-        self.path.display().to_string()
-    }
-
-    /// With direct I/O each write reports its own error. An error of the page cache is reported
-    /// once per open file description, which all users of a file share here.
-    fn reports_sync_error_to_all(&self) -> bool {
-        self.is_direct()
-    }
-
-    fn claim(&self) -> Result<(), StoreError> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.claim(&self.path),
-            PoolLocation::Disk(disk) => disk.claim(),
-        }
-    }
-
-    fn divide(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) if is_new => {
-                folder.claim(&self.path).map(|()| wanted)
-            }
-            PoolLocation::DirectoryStore(_) => Ok(wanted),
-            PoolLocation::Disk(disk) => disk.divide(wanted, is_new),
-        }
-    }
-
-    fn segments_max(&self) -> usize {
-        match &self.location {
-            PoolLocation::DirectoryStore(_) => usize::MAX,
-            PoolLocation::Disk(disk) => disk.segments_max(),
-        }
-    }
-
-    fn discards(&self) -> bool {
-        matches!(&self.location, PoolLocation::Disk(disk) if disk.discards())
-    }
-
-    fn discard(&self, file: &PoolFile) {
-        if let PoolLocation::Disk(disk) = &self.location {
-            disk.discard(file);
-        }
-    }
-
-    fn give_back(&self, file: &PoolFile) -> io::Result<()> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.give_back(file),
-            // A disk uses discards instead.
-            PoolLocation::Disk(_) => Err(io::ErrorKind::Unsupported.into()),
-        }
-    }
-
-    fn fill(&self, file: &PoolFile, len: u64) -> io::Result<()> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.fill(file, len),
-            PoolLocation::Disk(_) => Ok(()),
-        }
-    }
-
-    fn look(&self) -> io::Result<()> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.look(),
-            // A device that disappears returns errors by itself.
-            PoolLocation::Disk(_) => Ok(()),
-        }
-    }
-
-    fn open(&self, name: &str) -> io::Result<Option<PoolFile>> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.open(name),
-            PoolLocation::Disk(disk) => disk.open(name),
-        }
-    }
-
-    fn create(&self, name: &str, len: u64) -> io::Result<PoolFile> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.create(name, len),
-            PoolLocation::Disk(disk) => disk.create(name),
-        }
-    }
-
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.rename(from, to),
-            PoolLocation::Disk(disk) => {
-                disk.rename(to);
-                Ok(())
+    fn reads(&self, event_fd: Option<&EventFd>) -> PoolReads {
+        if self.uring
+            && let Some(event_fd) = event_fd
+        {
+            match RingReads::new(event_fd) {
+                Ok(reads) => return PoolReads::Ring(Box::new(reads)),
+                Err(error) => {
+                    let path = self.path.display();
+                    tracing::warn!("{path}: no ring for a queue ({error}): blocking calls");
+                }
             }
         }
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.remove(name),
-            PoolLocation::Disk(_) => Ok(()),
-        }
-    }
-
-    fn sync_names(&self) -> io::Result<()> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.sync_names(),
-            PoolLocation::Disk(_) => Ok(()),
-        }
-    }
-
-    fn names(&self) -> io::Result<Vec<String>> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.names(),
-            // The parts of a disk have no names.
-            PoolLocation::Disk(_) => Ok(Vec::new()),
-        }
-    }
-
-    fn needed(&self) -> io::Result<Vec<String>> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.names(),
-            PoolLocation::Disk(disk) => Ok(disk.names()),
-        }
-    }
-
-    fn outside_bytes(&self) -> u64 {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.outside_bytes().unwrap_or(u64::MAX),
-            // A disk limits the number of segments instead.
-            PoolLocation::Disk(_) => u64::MAX,
-        }
-    }
-
-    fn erase(&self) -> io::Result<()> {
-        match &self.location {
-            PoolLocation::DirectoryStore(folder) => folder.erase(),
-            PoolLocation::Disk(disk) => disk.erase(),
-        }
-    }
-
-    fn fresh_id(&self) -> io::Result<[u8; 16]> {
-        let text = std::fs::read_to_string(FRESH_ID)?;
-        let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
-        match u128::from_str_radix(&digits, 16) {
-            Ok(number) if digits.len() == 32 => Ok(number.to_be_bytes()),
-            _ => Err(io::Error::other(format!("{FRESH_ID} says `{}`", text.trim()))),
-        }
+        PoolReads::Blocking(BlockingReads::default())
     }
 }
 
@@ -442,7 +447,7 @@ impl Reads<PoolFile> for PoolReads {
     }
 
     #[inline]
-    fn take(&mut self) -> Option<Got> {
+    fn take(&mut self) -> Option<FinishedRead> {
         match self {
             PoolReads::Ring(reads) => reads.take(),
             PoolReads::Blocking(reads) => Reads::<PoolFile>::take(reads),
@@ -458,10 +463,10 @@ impl Reads<PoolFile> for PoolReads {
     }
 
     #[inline]
-    fn under_way(&self) -> usize {
+    fn in_flight(&self) -> usize {
         match self {
-            PoolReads::Ring(reads) => reads.under_way(),
-            PoolReads::Blocking(reads) => Reads::<PoolFile>::under_way(reads),
+            PoolReads::Ring(reads) => reads.in_flight(),
+            PoolReads::Blocking(reads) => Reads::<PoolFile>::in_flight(reads),
         }
     }
 

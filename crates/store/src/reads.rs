@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 
 /// A finished read. The buffer is missing if the system may still be writing to it.
 #[derive(Debug)]
-pub struct Got {
+pub struct FinishedRead {
     /// The token that the read was started with.
     pub token: u32,
     /// The data, if all were read.
@@ -29,13 +29,13 @@ pub trait Reads<F>: fmt::Debug + Send + 'static {
     fn submit(&mut self) {}
 
     /// Takes a finished read, in any order.
-    fn take(&mut self) -> Option<Got>;
+    fn take(&mut self) -> Option<FinishedRead>;
 
     /// Whether a read has finished.
     fn is_any(&mut self) -> bool;
 
     /// How many reads were started and not taken.
-    fn under_way(&self) -> usize;
+    fn in_flight(&self) -> usize;
 
     /// Sleeps until a read has finished, or `at_most` has passed. May return early.
     fn sleep(&mut self, at_most: Duration) {
@@ -45,15 +45,15 @@ pub trait Reads<F>: fmt::Debug + Send + 'static {
 
 /// Reads that are executed synchronously when they are started.
 #[derive(Debug, Default)]
-pub struct BlockingReads(VecDeque<Got>);
+pub struct BlockingReads(VecDeque<FinishedRead>);
 
 impl<F: StoreFile> Reads<F> for BlockingReads {
     fn begin(&mut self, token: u32, file: &Arc<F>, offset: u64, mut buffer: Buffer) {
         let result = file.read_at(offset, &mut buffer);
-        self.0.push_back(Got { token, buffer: Some(buffer), result });
+        self.0.push_back(FinishedRead { token, buffer: Some(buffer), result });
     }
 
-    fn take(&mut self) -> Option<Got> {
+    fn take(&mut self) -> Option<FinishedRead> {
         self.0.pop_front()
     }
 
@@ -61,7 +61,7 @@ impl<F: StoreFile> Reads<F> for BlockingReads {
         !self.0.is_empty()
     }
 
-    fn under_way(&self) -> usize {
+    fn in_flight(&self) -> usize {
         self.0.len()
     }
 }

@@ -28,7 +28,7 @@ pub(crate) enum Owner {
     /// Only the thread that opens it.
     Thread,
     /// Any thread, one at a time.
-    Anybody,
+    AnyThread,
 }
 
 /// Opens a ring with this number of submission entries.
@@ -36,7 +36,7 @@ pub(crate) fn open(entries: u32, owner: Owner) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     match owner {
         Owner::Thread => builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag(),
-        Owner::Anybody => builder.setup_coop_taskrun().setup_taskrun_flag(),
+        Owner::AnyThread => builder.setup_coop_taskrun().setup_taskrun_flag(),
     };
     match builder.build(entries) {
         // Linux before 6.1 does not have these flags.
@@ -50,7 +50,7 @@ pub(crate) fn open(entries: u32, owner: Owner) -> io::Result<IoUring> {
 /// # Errors
 /// The reason why not.
 pub(crate) fn probe() -> io::Result<()> {
-    let ring = open(4, Owner::Anybody)?;
+    let ring = open(4, Owner::AnyThread)?;
     let mut probe = io_uring::Probe::new();
     ring.submitter().register_probe(&mut probe)?;
     match NEEDED.iter().find(|code| !probe.is_supported(**code)) {
@@ -66,7 +66,7 @@ pub(crate) fn probe() -> io::Result<()> {
 pub struct EventFd(Arc<OwnedFd>);
 
 impl EventFd {
-    /// A eventfd that is not rung.
+    /// An eventfd that is not signalled.
     ///
     /// # Errors
     /// If the system refuses it.
@@ -75,13 +75,13 @@ impl EventFd {
         Ok(EventFd(Arc::new(eventfd(0, flags)?)))
     }
 
-    /// A waker that rings this eventfd.
+    /// A waker that signals this eventfd.
     pub fn waker(&self) -> Waker {
         let own = self.clone();
         Waker::new(move || own.notify())
     }
 
-    /// Rings.
+    /// Signals the eventfd.
     pub(crate) fn notify(&self) {
         // A full counter wakes the waiter as well.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
@@ -89,11 +89,11 @@ impl EventFd {
 
     /// Resets the eventfd.
     #[inline]
-    pub fn hush(&self) {
+    pub fn reset(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
-    /// Sleeps until it is rung, or `at_most` has passed.
+    /// Sleeps until it is signalled, or `at_most` has passed.
     pub fn wait(&self, at_most: Duration) {
         let mut entry = [PollFd::new(&self.0, PollFlags::IN)];
         let time = Timespec::try_from(at_most).ok();

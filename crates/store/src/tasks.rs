@@ -134,10 +134,6 @@ impl<F: StoreFile> LogWriter<F> for Tasks<F> {
         self.entries.len()
     }
 
-    fn takes_short(&self) -> bool {
-        true
-    }
-
     fn waker(&self) -> Option<Waker> {
         let done = Arc::clone(self.done.completion_queue());
         Some(Waker::new(move || _ = done.event_count().notify()))
@@ -160,7 +156,7 @@ impl<F: StoreFile> LogWriter<F> for Tasks<F> {
     fn wait(&mut self, event_count: &EventCount, is_there: &dyn Fn() -> bool) -> bool {
         self.collect();
         if !self.is_oldest_done() {
-            // Both the workers and the threads that send records ring this eventcount.
+            // Both the workers and the threads that send records notify this eventcount.
             if event_count.doze(is_there) {
                 let own = self.done.completion_queue().event_count();
                 own.sleep(LOOK, || self.done.is_any() || is_there());
@@ -216,18 +212,18 @@ pub enum CommitWriter<F: StoreFile, L> {
     Tasks(Tasks<F>),
 }
 
+impl<F: StoreFile, L> CommitWriter<F, L> {
+    /// Whether short write batches, too, should be in flight together.
+    pub fn takes_short(&self) -> bool {
+        matches!(self, CommitWriter::Tasks(_))
+    }
+}
+
 impl<F: StoreFile, L: LogWriter<F>> LogWriter<F> for CommitWriter<F, L> {
     fn depth(&self) -> usize {
         match self {
             CommitWriter::Group(log_writer) => log_writer.depth(),
             CommitWriter::Tasks(log_writer) => log_writer.depth(),
-        }
-    }
-
-    fn takes_short(&self) -> bool {
-        match self {
-            CommitWriter::Group(log_writer) => log_writer.takes_short(),
-            CommitWriter::Tasks(log_writer) => log_writer.takes_short(),
         }
     }
 

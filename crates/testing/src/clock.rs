@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sleeping_is_advancing_and_never_goes_back() {
+    fn sleep_advances_the_clock_and_never_turns_it_back() {
         let clock = ManualClock::new();
         let other = clock.clone();
         clock.advance(5);

@@ -113,8 +113,8 @@ impl Refusing {
             let (found, new) = (&found[part.clone()], &data[part]);
             assert!(found == new || found == old, "the unit at {start} is neither old nor new");
             let is_made = found == new && found != old;
-            let is_behind = op == Op::Write && stopped && is_made;
-            assert!(!is_behind, "the unit at {start} was written behind one that failed");
+            let is_out_of_order = op == Op::Write && stopped && is_made;
+            assert!(!is_out_of_order, "the unit at {start} was written after one that failed");
             stopped |= found != new;
             old.copy_from_slice(found);
         }

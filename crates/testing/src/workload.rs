@@ -176,8 +176,8 @@ impl Workload {
             true if op == Op::ZoneAppend => self.spoil(model, zone.start.0, sectors),
             true => {
                 let block = model.geometry().block_sectors();
-                let beside = [zone.start.0 + block, model.geometry().sectors, !0xfff];
-                (beside[self.rng.usize(0..beside.len())], sectors)
+                let neighbours = [zone.start.0 + block, model.geometry().sectors, !0xfff];
+                (neighbours[self.rng.usize(0..neighbours.len())], sectors)
             }
             false => (zone.start.0, sectors),
         }

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use blockyard_store::mirror::CopyStatus;
-use blockyard_store::{Copies, Places, SegmentStore, is_pool, no_pool};
+use blockyard_store::{Copies, PoolPaths, SegmentStore, is_pool, no_pool};
 use blockyard_volume::verify::{PoolVerifier, Report, list_closed, verify};
 use blockyard_volume::{Options, VolumeError, address_space};
 use blockyard_volume_format::catalogue::VolumeMeta;
@@ -20,7 +20,7 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, Volum
     if !is_pool(path)? {
         return Err(no_pool(path).into());
     }
-    check_in(Places::of(path).look(&PoolVerifier)?, progress)
+    check_in(PoolPaths::of(path).open_read_only(&PoolVerifier)?, progress)
 }
 
 /// Verifies the pool in any [`SegmentStore`], without changing it.
@@ -44,5 +44,5 @@ pub fn check_in<D: SegmentStore>(
 /// As [`check`].
 pub fn list(path: &Path) -> Result<(Vec<VolumeMeta>, Vec<CopyStatus>), VolumeError> {
     address_space::check(&Options::default())?;
-    list_closed(Places::of(path).look(&PoolVerifier)?)
+    list_closed(PoolPaths::of(path).open_read_only(&PoolVerifier)?)
 }

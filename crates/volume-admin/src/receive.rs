@@ -1,6 +1,6 @@
 //! Receiving a snapshot: a stream of [`crate::send`] becomes a snapshot and its volume. They appear
 //! completely or not at all. Until the stream was read to its end and everything is durable, the
-//! data are in a hidden volume; then one change of the catalogue puts it in place.
+//! data are in a hidden volume; then one change of the catalogue puts it in destination.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -170,20 +170,23 @@ pub fn receive(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Received, VolumeError> {
     let mut incoming = Incoming::begin(input)?;
-    let place = Place::find(running, name, &incoming.head)?;
+    let destination = Destination::find(running, name, &incoming.head)?;
     // Hold the volume before it is checked, so that no client writes to it afterwards.
-    let _held = place.present.as_ref().map(|(volume, _)| running.hold(volume)).transpose()?;
-    place.check(running.pool())?;
-    let hidden = place.begin(running, &incoming.head)?;
+    let _held = destination.present.as_ref().map(|(volume, _)| running.hold(volume)).transpose()?;
+    destination.check(running.pool())?;
+    let hidden = destination.begin(running, &incoming.head)?;
     let done = (|| {
         let blocks = take(running.pool(), &hidden, &mut incoming, progress)?;
-        running
-            .pool()
-            .change(&place.volume, place.end(running.pool(), &hidden, &incoming.head)?)?;
+        running.pool().change(
+            &destination.volume,
+            destination.end(running.pool(), &hidden, &incoming.head)?,
+        )?;
         Ok(blocks)
     })();
     match done {
-        Ok(blocks) => Ok(Received { snapshot: place.snapshot, blocks, bytes: incoming.bytes() }),
+        Ok(blocks) => {
+            Ok(Received { snapshot: destination.snapshot, blocks, bytes: incoming.bytes() })
+        }
         Err(error) => {
             running.forget(&hidden);
             Err(error)
@@ -191,16 +194,16 @@ pub fn receive(
     }
 }
 
-/// Where a stream goes.
-struct Place {
+/// The volume and snapshot that a stream makes.
+struct Destination {
     volume: String,
     snapshot: String,
     /// The volume that exists, and its snapshot that the stream builds on.
     present: Option<(VolumeMeta, VolumeMeta)>,
 }
 
-impl Place {
-    fn find(running: &Running, name: &str, head: &Head) -> Result<Place, VolumeError> {
+impl Destination {
+    fn find(running: &Running, name: &str, head: &Head) -> Result<Destination, VolumeError> {
         let Head { block_bytes, blocks, .. } = *head;
         if !(4096..=BLOCK_BYTES_MAX).contains(&block_bytes) || block_bytes < running.pool().align()
         {
@@ -222,7 +225,7 @@ impl Place {
         let Some((guid, base)) = &head.base else {
             new_volume_name(&volume)?;
             running.is_free(&volume)?;
-            return Ok(Place { volume, snapshot, present: None });
+            return Ok(Destination { volume, snapshot, present: None });
         };
         let pool = running.pool();
         let meta = pool.find(&volume)?.meta.clone();
@@ -245,7 +248,7 @@ impl Place {
             let wanted = format!("blocks of {} bytes, as `{volume}` has", meta.block_bytes);
             return invalid("stream", &head.block_bytes.to_string(), &wanted);
         }
-        Ok(Place { volume, snapshot, present: Some((meta, found)) })
+        Ok(Destination { volume, snapshot, present: Some((meta, found)) })
     }
 
     /// Checks that the volume is in the state that the stream expects.
@@ -301,7 +304,7 @@ impl Place {
         Ok(name)
     }
 
-    /// The change of the catalogue that puts the hidden volume in place.
+    /// The change of the catalogue that puts the hidden volume in destination.
     fn end<D: SegmentStore>(
         &self,
         pool: &Pool<D>,
@@ -417,10 +420,10 @@ impl<D: SegmentStore> Filler<D> {
     fn zero(&mut self, first: u64, count: u64) -> Result<(), VolumeError> {
         let (mut first, end) = (first, first + count);
         while first < end {
-            let behind = ((first / NODE_BLOCKS + 1) * NODE_BLOCKS).min(end);
-            let (at, len) = (first * self.size, (behind - first) * self.size);
+            let next = ((first / NODE_BLOCKS + 1) * NODE_BLOCKS).min(end);
+            let (at, len) = (first * self.size, (next - first) * self.size);
             self.until_taken(|handle| handle.zero(at, len, 0, false))?;
-            first = behind;
+            first = next;
         }
         Ok(())
     }

@@ -70,12 +70,12 @@ pub fn scrub<D: SegmentStore>(
         let (frozen, id, block_bytes) = (live.map.freeze(), live.meta.id, live.meta.block_bytes);
         drop(live);
         let now = || pool.volumes().by_id.get(&id).cloned();
-        let goes_on = verifier.volume(block_bytes, &frozen, &now, &mut |bytes| {
+        let should_continue = verifier.volume(block_bytes, &frozen, &now, &mut |bytes| {
             verified = bytes;
             pace.keep(bytes);
             progress(bytes, total.max(bytes))
         });
-        if !goes_on {
+        if !should_continue {
             return Err(VolumeError::Stopped);
         }
         verifier.report.volumes += 1;
@@ -92,16 +92,16 @@ pub fn scrub<D: SegmentStore>(
 }
 
 /// Requests a liveness scan, because the usage table has, or seems to have, too little for some
-/// segments. `goes_on` returns whether to continue.
+/// segments. `should_continue` returns whether to continue.
 fn scan_liveness<D: SegmentStore>(
     running: &Running<D>,
-    goes_on: &mut dyn FnMut() -> bool,
+    should_continue: &mut dyn FnMut() -> bool,
 ) -> Result<(), VolumeError> {
     let pool = running.pool();
     let raised = pool.segments().raised();
     pool.request_scan();
     while pool.requested_scan().is_some() && pool.is_running() {
-        if !goes_on() {
+        if !should_continue() {
             return Err(VolumeError::Stopped);
         }
         std::thread::sleep(COUNT_LOOK);

@@ -203,7 +203,7 @@ pub(crate) fn write_superblock<D: SegmentStore>(
     superblock: &Superblock,
     epochs: Epochs,
 ) -> io::Result<()> {
-    segments.directory().look()?;
+    segments.directory().check_location()?;
     let file = segments.directory().open(FILE)?.ok_or(io::ErrorKind::NotFound)?;
     is_owned(&file, epochs)?;
     let memory = blockyard_store::buffer::Memory::new(SLOT_BYTES as u64);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use blockyard_store::{Commit, Places, StoreKind};
+use blockyard_store::{Commit, PoolPaths, StoreKind};
 use blockyard_volume_format::catalogue::is_name;
 
 use crate::error::VolumeError;
@@ -108,9 +108,9 @@ impl VolumeConfig {
     ///
     /// # Errors
     /// If there are not as many copies as there have to be.
-    pub(crate) fn places(&self) -> Result<Places, VolumeError> {
+    pub(crate) fn places(&self) -> Result<PoolPaths, VolumeError> {
         let (path, path2) = (self.path.clone(), self.path2.clone());
-        let places = Places { path, path2, degraded: self.degraded };
+        let places = PoolPaths { path, path2, degraded: self.degraded };
         let second = places.second()?;
         let refused = |value: &str, wanted: String| {
             Err(VolumeError::Invalid { field: "copies", value: value.to_owned(), wanted })
@@ -138,7 +138,7 @@ impl VolumeConfig {
         if let Some(path) = &self.path2 {
             let shown = || path.display().to_string();
             if path.as_os_str().is_empty() || *path == self.path {
-                return refused("path2", shown(), "another place than `path`");
+                return refused("path2", shown(), "another path than `path`");
             }
             if self.copies == 1 {
                 return refused("path2", shown(), "none where there is one copy: copies=2");

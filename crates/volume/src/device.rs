@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blockyard_core::provisional::Provisional;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
-use blockyard_store::{PoolBacking, SegmentStore, StoreKind};
+use blockyard_store::{PoolBacking, SegmentStore, StoreKind, StoreLocation as _};
 use blockyard_volume_format::NODE_BLOCKS;
 use blockyard_volume_format::catalogue::VolumeMeta;
 
@@ -200,7 +200,7 @@ fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
         Err(VolumeError::Invalid { field, value, wanted })
     };
     let directory = running.pool().segments().directory();
-    let copies = directory.status();
+    let copies = directory.copy_status();
     let is_at = |path: &Path| {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         running.is_at(&path) || copies.iter().any(|copy| Path::new(&copy.path) == path)

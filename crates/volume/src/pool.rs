@@ -238,7 +238,7 @@ impl<D: SegmentStore> Pool<D> {
     /// Checks whether the pool was removed or replaced. If so, latches it, so that no more writes
     /// are acknowledged as durable.
     pub(crate) fn latch_if_removed(&self) {
-        if let Err(error) = self.segments.directory().look() {
+        if let Err(error) = self.segments.directory().check_location() {
             self.latch(&format!("it was removed or replaced while it was open ({error})"));
         }
     }

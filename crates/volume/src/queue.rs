@@ -189,7 +189,7 @@ impl<D: SegmentStore> VolumeQueue<D> {
             && let Some(event_fd) = &self.event_fd
         {
             self.handle.completion_queue().event_count().rise();
-            event_fd.hush();
+            event_fd.reset();
         }
     }
 
@@ -418,7 +418,7 @@ impl<D: SegmentStore> DeviceQueue for VolumeQueue<D> {
             Due::At(at) => longest.min(Duration::from_nanos(at.since(clock.now()))),
             Due::Never => longest,
         };
-        let reads = self.reading.as_ref().map_or(0, Reading::under_way);
+        let reads = self.reading.as_ref().map_or(0, Reading::in_flight);
         if reads == 0 {
             self.handle.completion_queue().event_count().sleep(longest, || self.handle.is_any());
         } else if self.handle.out() == 0

@@ -111,7 +111,7 @@ fn segments<D: SegmentStore>(
     options: &Options,
 ) -> Result<Segments<D>, VolumeError> {
     let Superblock { align, segment_bytes, .. } = *superblock;
-    directory.divide(Layout { align, segment_bytes }, false)?;
+    directory.set_layout(Layout { align, segment_bytes }, false)?;
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
     Ok(segments.with_map_cache(options.map_cache_bytes))
 }
@@ -176,7 +176,7 @@ fn fresh_epoch<D: SegmentStore>(directory: &D, last: u64) -> Result<u64, VolumeE
 }
 
 /// Returns the segment length of a new directory pool whose file system has `room` free bytes. For
-/// a disk, whose room is unlimited here, [`SegmentStore::divide`] chooses the length.
+/// a disk, whose room is unlimited here, [`StoreLocation::set_layout`] chooses the length.
 fn in_directory(segment_bytes: u32, room: u64) -> u32 {
     let (wanted, least) = (DIRECTORY_SEGMENTS_WANTED, DIRECTORY_SEGMENT_BYTES);
     let segment_bytes = shorter(segment_bytes, room, wanted, least);
@@ -190,9 +190,9 @@ fn make<D: SegmentStore>(
 ) -> Result<(Recovered, Segments<D>), VolumeError> {
     let title = directory.title();
     let Options { align, segment_bytes, .. } = *options;
-    let segment_bytes = in_directory(segment_bytes, directory.outside_bytes());
-    let division = directory.divide(Layout { align, segment_bytes }, true)?;
-    let Layout { align, segment_bytes } = directory.divide(division, false)?;
+    let segment_bytes = in_directory(segment_bytes, directory.growth_bytes());
+    let division = directory.set_layout(Layout { align, segment_bytes }, true)?;
+    let Layout { align, segment_bytes } = directory.set_layout(division, false)?;
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
     let segments = segments.with_map_cache(options.map_cache_bytes);
     let directory = segments.directory();

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use blockyard_store::{Places, PoolBacking, Purpose, SegmentStore, StoreError};
+use blockyard_store::{PoolBacking, PoolPaths, Purpose, SegmentStore, StoreError};
 use blockyard_volume_format::catalogue::VolumeMeta;
 use blockyard_volume_format::superblock;
 
@@ -107,17 +107,17 @@ impl Running {
     /// # Errors
     /// If the pool cannot be opened.
     pub fn open(path: &Path, options: Options) -> Result<Arc<Running>, VolumeError> {
-        Running::open_places(&Places::of(path), options)
+        Running::open_places(&PoolPaths::of(path), options)
     }
 
     /// Opens a pool by one path or by the paths of both copies.
     ///
     /// # Errors
     /// If the pool cannot be opened.
-    pub fn open_places(given: &Places, options: Options) -> Result<Arc<Running>, VolumeError> {
+    pub fn open_places(given: &PoolPaths, options: Options) -> Result<Arc<Running>, VolumeError> {
         address_space::check(&options)?;
         let new_directories = given.missing_directories();
-        let given = given.settled()?;
+        let given = given.canonical()?;
         let places = given.all();
         let until = Instant::now() + CLOSE_MAX;
         let opening = loop {
@@ -138,7 +138,7 @@ impl Running {
         };
         let purpose = if options.consent { Purpose::Overwrite } else { Purpose::Use };
         let taken = loop {
-            match given.take(purpose, options.store) {
+            match given.lock(purpose, options.store) {
                 // This process is still closing the pool.
                 Err(StoreError::InUse { lock_owner, .. })
                     if lock_owner.pid == Some(std::process::id()) && Instant::now() < until => {}
@@ -146,7 +146,7 @@ impl Running {
             }
             std::thread::sleep(CLOSE_CHECK_INTERVAL);
         };
-        let directory = taken.put_together(given.degraded, &PoolVerifier)?;
+        let directory = taken.assemble(given.degraded, &PoolVerifier)?;
         let running = Running::start_in(directory, options, new_directories)?;
         if !running.pool.segments().directory().is_direct() {
             let path = running.path().display();

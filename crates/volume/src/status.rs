@@ -1,6 +1,6 @@
 //! The state of an open pool: its space, its copies and its counters, for metrics and for `show`.
 
-use blockyard_store::mirror::CopyStatus;
+use blockyard_store::{CopyStatus, SegmentStore as _};
 
 use crate::activity::Activity;
 use crate::error::VolumeError;
@@ -54,7 +54,7 @@ impl Running {
             available_bytes,
             volumes: pool.list().len() as u64,
             latched: pool.is_latched(),
-            copies: pool.segments().directory().status(),
+            copies: pool.segments().directory().copy_status(),
             activity: pool.activity(),
         })
     }

@@ -97,7 +97,7 @@ pub fn verify<D: SegmentStore>(
         verifier.counts();
     }
     let volumes = volumes.by_id.len() as u64;
-    let copies = segments.directory().status();
+    let copies = segments.directory().copy_status();
     let unused_groups = unused_groups as u64;
     Ok(Report { volumes, groups, unused_groups, copies, ..verifier.report })
 }
@@ -111,7 +111,7 @@ pub fn list_closed<D: SegmentStore>(
     directory: Copies<D>,
 ) -> Result<(Vec<VolumeMeta>, Vec<CopyStatus>), VolumeError> {
     let found = recovery::look(directory, &Options::default())?;
-    Ok((found.volumes.list(), found.segments.directory().status()))
+    Ok((found.volumes.list(), found.segments.directory().copy_status()))
 }
 
 /// Verifies a pool when its copies are assembled: the engine's half of a resync.
@@ -388,7 +388,8 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
         for copy in copies.numbers() {
             match self.wrong_in(copy, entry, kind) {
                 Some(what) if copies.count() > 1 => {
-                    let title = self.segments.directory().copy_title(copy);
+                    let status = self.segments.directory().copy_status();
+                    let title = status.get(copy).map_or("", |copy| &copy.path);
                     bad.push((copy, format!("{title}: {what}")));
                 }
                 Some(what) => return self.spared(entry).map_or(Some(what), |()| None),

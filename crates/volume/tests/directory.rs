@@ -11,7 +11,7 @@ use std::path::Path;
 
 use blockyard_core::{Flags, Sector};
 use blockyard_store::mirror::locations::attach;
-use blockyard_store::{Places, is_pool};
+use blockyard_store::{PoolPaths, is_pool};
 use blockyard_volume::{Options, PoolVerifier, Running, Volume, VolumeConfig};
 use blockyard_volume_admin::check::check;
 
@@ -152,14 +152,14 @@ fn an_existing_pool_opens_among_other_files() {
 fn an_opening_that_refuses_its_second_path_removes_the_directories_that_it_made() {
     let place = place("same");
     let path = place.fresh();
-    let both = Places { path2: Some(path.clone()), ..Places::of(&path) };
+    let both = PoolPaths { path2: Some(path.clone()), ..PoolPaths::of(&path) };
     let error = refused(Running::open_places(&both, options()));
-    assert!(error.contains("another place than `path`"), "{error}");
+    assert!(error.contains("another path than `path`"), "{error}");
     assert!(!path.exists());
     // A directory that was there stays.
     fs::create_dir(&path).unwrap();
     let error = refused(Running::open_places(&both, options()));
-    assert!(error.contains("another place than `path`"), "{error}");
+    assert!(error.contains("another path than `path`"), "{error}");
     assert!(path.exists());
 }
 
@@ -170,7 +170,7 @@ fn neither_copy_is_made_among_other_files() {
     fs::create_dir(&second).unwrap();
     fs::write(second.join("lock"), "hi\n").unwrap();
     let before = held(&second);
-    let both = Places { path2: Some(second.clone()), ..Places::of(&first) };
+    let both = PoolPaths { path2: Some(second.clone()), ..PoolPaths::of(&first) };
     let error = refused(Running::open_places(&both, options()));
     assert!(error.contains(&second.display().to_string()), "{error}");
     assert!(error.contains("it holds `lock`") && !is_pool(&first).unwrap(), "{error}");
@@ -239,7 +239,7 @@ fn a_place_that_cannot_be_looked_at_is_not_one_without_a_pool() {
     assert!(!is_pool(&place.path().join("none")).unwrap());
     for path in [link.clone(), link.join("pool")] {
         let error = is_pool(&path).unwrap_err().to_string();
-        let wanted = format!("path: cannot look for a pool at `{}`: ", path.display());
+        let wanted = format!("path: cannot examine `{}`: ", path.display());
         assert!(error.starts_with(&wanted) && error.contains("(os error 40)"), "{error}");
         let error = check(&path, &mut |_| {}).unwrap_err().to_string();
         assert!(error.starts_with(&wanted), "{error}");

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use blockyard_core::{Bio, Flags, Op, Sector, Status};
 use blockyard_store::mirror::locations::attach;
-use blockyard_store::{Places, StoreError, StoreKind, is_pool};
+use blockyard_store::{PoolPaths, StoreError, StoreKind, is_pool};
 use blockyard_testing::contract;
 use blockyard_volume::record::Body;
 use blockyard_volume::{
@@ -84,7 +84,7 @@ fn the_contract_on_two_disks() {
     let (first, second) = (image("one"), image("two"));
     let (path, path2) = (first.path().to_owned(), Some(second.path().to_owned()));
     let degraded = false;
-    let places = Places { path: path.clone(), path2: path2.clone(), degraded };
+    let places = PoolPaths { path: path.clone(), path2: path2.clone(), degraded };
     let running = Running::open_places(&places, Options::default()).unwrap();
     contract::run(&contract::Subject::plain("two disks", true, move || {
         let name = place.fresh().file_name().unwrap().to_string_lossy().into_owned();
@@ -193,7 +193,7 @@ fn a_disk_in_use_is_refused_and_unchanged() {
     run("mount", &[device.name(), at.to_str().unwrap()]);
     let error = refused(device.path(), consent());
     run("umount", &[at.to_str().unwrap()]);
-    let wanted = format!("a device that nothing uses; it is mounted at `{}`", at.display());
+    let wanted = format!("a device that is not in use; it is mounted at `{}`", at.display());
     assert!(error.contains(&wanted), "{error}");
     run("e2fsck", &["-fn", device.name()]);
 
@@ -395,7 +395,7 @@ fn a_second_disk_is_attached() {
     let short = image("short", 100 * MIB);
     let error = no(&short, true);
     assert!(
-        error.starts_with("invalid path2 ") && error.contains("room for 24 segments"),
+        error.starts_with("invalid path2 ") && error.contains("space for 24 segments"),
         "{error}"
     );
     // Foreign data there are not overwritten without consent.
@@ -417,7 +417,7 @@ fn a_second_disk_is_attached() {
     assert_eq!(fill(&volume, 20), 20);
     drop(volume);
     std::fs::remove_file(&first).unwrap();
-    let alone = Places { degraded: true, ..Places::of(&second) };
+    let alone = PoolPaths { degraded: true, ..PoolPaths::of(&second) };
     let running = Running::open_places(&alone, Options::default()).unwrap();
     verify(&Volume::open_in(Arc::clone(&running), VolumeConfig::new(&second, "v0")).unwrap(), 20);
     drop(running);

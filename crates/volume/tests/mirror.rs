@@ -13,7 +13,7 @@ use std::sync::Arc;
 use blockyard_core::{Flags, Sector};
 use blockyard_store::mirror::locations::attach;
 use blockyard_store::{
-    Commit, CopiesError, Places, PoolStore, SegmentStore, StoreError, StoreKind,
+    Commit, CopiesError, PoolPaths, PoolStore, StoreError, StoreKind, StoreLocation,
 };
 use blockyard_volume::{
     Compression, Options, PoolVerifier, Running, Volume, VolumeConfig, VolumeError,
@@ -187,7 +187,7 @@ fn a_copy_that_comes_back_is_made_equal() {
     drop(volume);
     assert!(segments(&first) == segments(&second));
     fs::remove_dir_all(&first).unwrap();
-    let alone = Places { degraded: true, ..Places::of(&second) };
+    let alone = PoolPaths { degraded: true, ..PoolPaths::of(&second) };
     let running = Running::open_places(&alone, options()).unwrap();
     read(&Volume::open_in(running, VolumeConfig::new("pool", "v0")).unwrap(), &model);
 }
@@ -286,7 +286,7 @@ fn a_copy_that_goes_while_it_is_used_is_given_up() {
         }
     }
     // The committer checks this now and then, too.
-    volume.running().pool().segments().directory().look().unwrap();
+    volume.running().pool().segments().directory().check_location().unwrap();
     let status = volume.running().status().unwrap().copies;
     let gone = status.iter().find(|it| it.path == first.display().to_string()).unwrap();
     assert!(!gone.state.is_good() && gone.why.is_some(), "{status:?}");
@@ -345,7 +345,7 @@ fn a_second_copy_is_attached_and_then_found() {
     assert!(segments(&first) == segments(&second));
     // The first copy is lost, and another one replaces it.
     fs::rename(&first, path("old")).unwrap();
-    let alone = Places { degraded: true, ..Places::of(&second) };
+    let alone = PoolPaths { degraded: true, ..PoolPaths::of(&second) };
     drop(Running::open_places(&alone, options()).unwrap());
     attach(&second, &path("c"), false, &PoolVerifier, &mut |_, _| {}).unwrap();
     let volume = open(&path("c"), &second);
@@ -355,7 +355,8 @@ fn a_second_copy_is_attached_and_then_found() {
     // The copy that was replaced is foreign, however often it was opened alone.
     fs::rename(path("old"), &first).unwrap();
     for _ in 0..4 {
-        let alone = Places { degraded: true, path2: Some(path("none")), ..Places::of(&first) };
+        let alone =
+            PoolPaths { degraded: true, path2: Some(path("none")), ..PoolPaths::of(&first) };
         drop(Running::open_places(&alone, options()).unwrap());
     }
     let error = refused(config(&first, &second));

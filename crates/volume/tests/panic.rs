@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use blockyard_core::Status;
 use blockyard_store::{
-    Blocking, BlockingReads, EventFd, PoolFile, PoolStore, SegmentStore, StoreFile,
+    Blocking, BlockingReads, EventFd, PoolFile, PoolStore, SegmentFiles, SegmentStore, StoreFile,
+    StoreLocation,
 };
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::{Compression, Options, Running};
@@ -58,27 +59,8 @@ impl StoreFile for TrapFile {
     }
 }
 
-impl SegmentStore for Trap {
+impl SegmentFiles for Trap {
     type File = TrapFile;
-    type LogWriter = Blocking;
-    type Reads = BlockingReads;
-
-    fn title(&self) -> String {
-        self.inner.title()
-    }
-
-    fn log_writer(&self, _: Option<&Arc<TrapFile>>) -> Blocking {
-        Blocking::default()
-    }
-
-    fn reads(&self, _: Option<&EventFd>) -> BlockingReads {
-        BlockingReads::default()
-    }
-
-    fn look(&self) -> io::Result<()> {
-        assert!(!self.looks.load(Ordering::SeqCst), "the other trap of this test");
-        self.inner.look()
-    }
 
     fn open(&self, name: &str) -> io::Result<Option<TrapFile>> {
         Ok(self.inner.open(name)?.map(|file| self.file(file)))
@@ -96,16 +78,40 @@ impl SegmentStore for Trap {
         self.inner.remove(name)
     }
 
-    fn sync_names(&self) -> io::Result<()> {
-        self.inner.sync_names()
-    }
-
     fn names(&self) -> io::Result<Vec<String>> {
         self.inner.names()
     }
 
+    fn sync_names(&self) -> io::Result<()> {
+        self.inner.sync_names()
+    }
+}
+
+impl StoreLocation for Trap {
+    fn title(&self) -> String {
+        self.inner.title()
+    }
+
+    fn check_location(&self) -> io::Result<()> {
+        assert!(!self.looks.load(Ordering::SeqCst), "the other trap of this test");
+        self.inner.check_location()
+    }
+
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
         self.inner.fresh_id()
+    }
+}
+
+impl SegmentStore for Trap {
+    type LogWriter = Blocking;
+    type Reads = BlockingReads;
+
+    fn log_writer(&self, _: Option<&Arc<TrapFile>>) -> Blocking {
+        Blocking::default()
+    }
+
+    fn reads(&self, _: Option<&EventFd>) -> BlockingReads {
+        BlockingReads::default()
     }
 }
 

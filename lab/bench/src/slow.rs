@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use blockyard_store::log_writer::Ended;
 use blockyard_store::{
-    BlockingReads, Durability, EventFd, Layout, LogWriter, SegmentStore, StoreError, StoreFile,
-    WriteBatch,
+    BlockingReads, Durability, EventFd, Layout, LogWriter, SegmentFiles, SegmentStore, StoreError,
+    StoreFile, StoreLocation, WriteBatch,
 };
 use blockyard_sync::event_count::{EventCount, Waker};
 
@@ -34,48 +34,8 @@ impl<D: SegmentStore> Slow<D> {
     }
 }
 
-impl<D: SegmentStore> SegmentStore for Slow<D> {
+impl<D: SegmentStore> SegmentFiles for Slow<D> {
     type File = SlowFile<D::File>;
-    type LogWriter = SlowLogWriter<D>;
-    type Reads = BlockingReads;
-
-    fn reads(&self, _: Option<&EventFd>) -> BlockingReads {
-        BlockingReads::default()
-    }
-
-    fn log_writer(&self, scratch: Option<&Arc<Self::File>>) -> SlowLogWriter<D> {
-        let inner = self.inner.log_writer(scratch.map(|file| &file.inner));
-        let (delay, held, alarm) = (self.delay, VecDeque::new(), Alarm::start());
-        SlowLogWriter { inner, delay, held, begun: 0, alarm }
-    }
-
-    fn title(&self) -> String {
-        self.inner.title()
-    }
-
-    fn divide(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
-        self.inner.divide(wanted, is_new)
-    }
-
-    fn segments_max(&self) -> usize {
-        self.inner.segments_max()
-    }
-
-    fn discards(&self) -> bool {
-        self.inner.discards()
-    }
-
-    fn discard(&self, file: &Self::File) {
-        self.inner.discard(&file.inner);
-    }
-
-    fn reports_sync_error_to_all(&self) -> bool {
-        self.inner.reports_sync_error_to_all()
-    }
-
-    fn look(&self) -> io::Result<()> {
-        self.inner.look()
-    }
 
     fn open(&self, name: &str) -> io::Result<Option<Self::File>> {
         Ok(self.inner.open(name)?.map(|file| self.slow(file)))
@@ -93,16 +53,61 @@ impl<D: SegmentStore> SegmentStore for Slow<D> {
         self.inner.remove(name)
     }
 
-    fn sync_names(&self) -> io::Result<()> {
-        self.inner.sync_names()
-    }
-
     fn names(&self) -> io::Result<Vec<String>> {
         self.inner.names()
     }
 
+    fn sync_names(&self) -> io::Result<()> {
+        self.inner.sync_names()
+    }
+
+    fn discards(&self) -> bool {
+        self.inner.discards()
+    }
+
+    fn discard(&self, file: &Self::File) {
+        self.inner.discard(&file.inner);
+    }
+}
+
+impl<D: SegmentStore> StoreLocation for Slow<D> {
+    fn title(&self) -> String {
+        self.inner.title()
+    }
+
+    fn set_layout(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+        self.inner.set_layout(wanted, is_new)
+    }
+
+    fn segments_max(&self) -> usize {
+        self.inner.segments_max()
+    }
+
+    fn check_location(&self) -> io::Result<()> {
+        self.inner.check_location()
+    }
+
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
         self.inner.fresh_id()
+    }
+}
+
+impl<D: SegmentStore> SegmentStore for Slow<D> {
+    type LogWriter = SlowLogWriter<D>;
+    type Reads = BlockingReads;
+
+    fn reports_sync_error_to_all(&self) -> bool {
+        self.inner.reports_sync_error_to_all()
+    }
+
+    fn log_writer(&self, scratch: Option<&Arc<Self::File>>) -> SlowLogWriter<D> {
+        let inner = self.inner.log_writer(scratch.map(|file| &file.inner));
+        let (delay, held, alarm) = (self.delay, VecDeque::new(), Alarm::start());
+        SlowLogWriter { inner, delay, held, begun: 0, alarm }
+    }
+
+    fn reads(&self, _: Option<&EventFd>) -> BlockingReads {
+        BlockingReads::default()
     }
 }
 

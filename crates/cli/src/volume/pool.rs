@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockyard_store::{LockOwner, Places, StoreError, is_pool, no_pool};
+use blockyard_store::{LockOwner, PoolPaths, StoreError, is_pool, no_pool};
 use blockyard_volume::{Options, Running, VolumeError};
 use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::paths;
@@ -141,7 +141,7 @@ fn open(args: &VolumePoolArgs, path: PathBuf, make: Make) -> Result<PoolAccess, 
     // Each segment of a pool is an open file.
     raise_files();
     let consent = matches!(make, Make::IfMissing { consent: true });
-    let places = Places { degraded: args.degraded, ..Places::of(&path) };
+    let places = PoolPaths { degraded: args.degraded, ..PoolPaths::of(&path) };
     match Running::open_places(&places, Options { consent, ..Options::default() }) {
         Ok(running) => {
             // If the command fails, it leaves no new pool.

@@ -1,6 +1,6 @@
 //! Finds data on a disk before a pool is made there. File systems, partitions and parts of other
 //! devices have marks at the beginning or the end. Any byte there that is not zero counts as data;
-//! the marks only serve to name it. Some places in between are checked too: a disk may have lost
+//! the marks only serve to name it. Some blocks in between are checked too: a disk may have lost
 //! its beginning by mistake, for example that of an older pool.
 
 use std::io;
@@ -50,7 +50,7 @@ const MARKS: &[(usize, &[u8], &str)] = &[
 ///
 /// # Errors
 /// If the disk cannot be read.
-pub(super) fn look(
+pub(super) fn find(
     disk: &PoolFile,
     len: u64,
     ours: &[(Range<u64>, &[u8])],
@@ -81,7 +81,7 @@ pub(super) fn look(
     between(disk, at)
 }
 
-/// Probes places between the beginning and the end.
+/// Probes blocks between the beginning and the end.
 fn between(disk: &PoolFile, end: u64) -> io::Result<Option<String>> {
     let mut bytes = Memory::new(PROBE_BYTES as u64).take_beyond(PROBE_BYTES);
     for at in probes(end) {
@@ -142,11 +142,11 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_there_is_found_and_its_name_if_it_has_one() {
+    fn data_of_other_programs_are_found_and_named_if_known() {
         use std::os::unix::fs::FileExt;
         let found = |at: u64, bytes: &[u8]| {
             let disk = disk("one", |file| file.write_all_at(bytes, at).unwrap());
-            look(&disk, LEN, &[(8192..12_288, &b"pid "[..])]).unwrap()
+            find(&disk, LEN, &[(8192..12_288, &b"pid "[..])]).unwrap()
         };
         assert_eq!(found(0, &[0; 4096]), None);
         assert_eq!(found(8192, b"pid 7\n"), None);
@@ -170,8 +170,8 @@ mod tests {
             file.write_all_at(b"EFI PART", LEN - 512).unwrap();
             file.write_all_at(b"segment", 5 << 20).unwrap();
         });
-        assert!(look(&disk, LEN, &[]).unwrap().is_some());
+        assert!(find(&disk, LEN, &[]).unwrap().is_some());
         wipe(&disk, LEN).unwrap();
-        assert_eq!(look(&disk, LEN, &[]).unwrap(), None);
+        assert_eq!(find(&disk, LEN, &[]).unwrap(), None);
     }
 }

@@ -25,12 +25,12 @@ pub enum Terms {
         degraded: bool,
     },
     /// To be read only; nothing is changed.
-    Look,
+    ReadOnly,
 }
 
 /// A copy that the user has named.
 #[derive(Debug)]
-pub struct Given<D> {
+pub struct NamedCopy<D> {
     /// `None` if it is missing.
     pub directory: Option<D>,
     /// The path.
@@ -85,7 +85,7 @@ pub(super) fn read_label<D: SegmentStore>(
 }
 
 pub(super) fn has_pool<D: SegmentStore>(directory: &D) -> Result<bool, StoreError> {
-    let doing = StoreError::io(format!("cannot look at `{}`", directory.title()));
+    let doing = StoreError::io(format!("cannot examine `{}`", directory.title()));
     Ok(directory.open(superblock::FILE).map_err(doing)?.is_some())
 }
 
@@ -130,7 +130,7 @@ impl<D: SegmentStore> Mirror<D> {
     /// # Errors
     /// If the copies do not belong together, or one is missing that may be the newer one.
     pub fn assemble<V: VerifyPool>(
-        given: [Given<D>; 2],
+        given: [NamedCopy<D>; 2],
         terms: Terms,
         verifier: &V,
     ) -> Result<Mirror<D>, V::Error> {
@@ -143,7 +143,7 @@ impl<D: SegmentStore> Mirror<D> {
     /// # Errors
     /// As [`Mirror::assemble`].
     pub fn assemble_with_progress<V: VerifyPool>(
-        mut given: [Given<D>; 2],
+        mut given: [NamedCopy<D>; 2],
         terms: Terms,
         verifier: &V,
         progress: &mut ResyncProgress<'_>,
@@ -188,7 +188,7 @@ impl<D: SegmentStore> Mirror<D> {
 
     /// A mirror of the copies that `good` names, and of another one that is stale, or failed if it
     /// is missing.
-    fn new(given: [Given<D>; 2], label: &Label, good: [bool; 2], writes: bool) -> Mirror<D> {
+    fn new(given: [NamedCopy<D>; 2], label: &Label, good: [bool; 2], writes: bool) -> Mirror<D> {
         debug_assert_ne!(good, [false, false], "invariant 1: no copy is good");
         let sides = given.map(|it| Side {
             directory: it.directory,
@@ -230,7 +230,7 @@ impl<D: SegmentStore> Mirror<D> {
 
 /// Assembles two copies that both have labels.
 fn pair<D: SegmentStore, V: VerifyPool>(
-    mut given: [Given<D>; 2],
+    mut given: [NamedCopy<D>; 2],
     labels: [(Label, bool); 2],
     titles: &[String; 2],
     terms: Terms,
@@ -257,7 +257,7 @@ fn pair<D: SegmentStore, V: VerifyPool>(
         let error = CopiesError::Split { first: first_title, second: second_title };
         return Err(StoreError::from(error).into());
     };
-    let writes = terms != Terms::Look;
+    let writes = terms != Terms::ReadOnly;
     match verdict {
         Verdict::Both => {
             let had_one = ordered[0].generation > 1;
@@ -285,15 +285,15 @@ fn pair<D: SegmentStore, V: VerifyPool>(
 
 /// Assembles a pool of which one copy has a label, and the other is missing or empty.
 fn one<D: SegmentStore>(
-    mut given: [Given<D>; 2],
-    there: usize,
+    mut given: [NamedCopy<D>; 2],
+    present: usize,
     (label, _): (Label, bool),
     titles: &[String; 2],
     terms: Terms,
 ) -> Result<Mirror<D>, StoreError> {
-    let (path, missing) = (titles[there].clone(), titles[1 - there].clone());
-    let directory = given[there].directory.as_ref().expect("it has a label");
-    let empty = given[1 - there].directory.as_ref();
+    let (path, missing) = (titles[present].clone(), titles[1 - present].clone());
+    let directory = given[present].directory.as_ref().expect("it has a label");
+    let empty = given[1 - present].directory.as_ref();
     if let Some(other) = empty
         && has_pool(other)?
     {
@@ -306,16 +306,16 @@ fn one<D: SegmentStore>(
     if !label.is_good() {
         return Err(CopiesError::Stale { path, missing }.into());
     }
-    let consents = matches!(terms, Terms::Look | Terms::Use { degraded: true });
+    let consents = matches!(terms, Terms::ReadOnly | Terms::Use { degraded: true });
     if label.is_other_good() && !consents {
         return Err(CopiesError::Missing { path, missing }.into());
     }
     // An empty directory is not resynced here: `attach` does that on request.
-    let aside = given[1 - there].directory.take();
-    if there != label.number {
+    let aside = given[1 - present].directory.take();
+    if present != label.number {
         given.reverse();
     }
-    let writes = terms != Terms::Look;
+    let writes = terms != Terms::ReadOnly;
     let good = only(label.number);
     let mirror = Mirror::new(given, &label, good, writes);
     if label.is_other_good() && !writes {
@@ -331,7 +331,7 @@ fn one<D: SegmentStore>(
         drop(state);
         noted.map_err(failed(&shared.sides[label.number].path))?;
         tracing::error!(
-            "{path}: the other copy of the pool, `{missing}`, is not there: the pool goes on with \
+            "{path}: the other copy of the pool, `{missing}`, is missing: the pool continues with \
              one copy. `blockyard volume attach {path} EMPTY` makes another one"
         );
     }
@@ -340,7 +340,7 @@ fn one<D: SegmentStore>(
 
 /// Makes a mirror of two copies without labels.
 fn make<D: SegmentStore>(
-    given: [Given<D>; 2],
+    given: [NamedCopy<D>; 2],
     titles: &[String; 2],
     terms: Terms,
 ) -> Result<Mirror<D>, StoreError> {
@@ -354,19 +354,19 @@ fn make<D: SegmentStore>(
             None => return Err(CopiesError::Missing { path: other, missing: path }.into()),
         }
     }
-    if terms == Terms::Look {
+    if terms == Terms::ReadOnly {
         return Err(StoreError::Invalid {
             field: "path",
             value: titles[0].clone(),
             wanted: "the directory of a pool".to_owned(),
         });
     }
-    // Check that both places have no other data before anything is written to one.
+    // Check that neither has other data before anything is written to one.
     for given in given.iter().filter_map(|it| it.directory.as_ref()) {
-        given.claim()?;
+        given.prepare()?;
     }
     let doing = StoreError::io(format!("cannot make `{}/{FILE}`", titles[0]));
-    let directory = given[0].directory.as_ref().expect("it was looked at just now");
+    let directory = given[0].directory.as_ref().expect("both directories were checked above");
     let set = directory.fresh_id().map_err(doing)?;
     let other = given[1].path.clone();
     let label = Label { set, number: 0, generation: 1, good: [true, true], other };

@@ -5,7 +5,7 @@ use std::path::Path;
 use blockyard_volume_format::label::{FILE, Label};
 use blockyard_volume_format::superblock::Superblock;
 
-use super::assemble::{Given, Terms, has_pool, label_empty, newest, read_label};
+use super::assemble::{NamedCopy, Terms, has_pool, label_empty, newest, read_label};
 use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool, only};
 use crate::error::{CopiesError, StoreError};
@@ -19,8 +19,7 @@ const EMPTY: [&str; 5] = [".", "..", "lock", "lost+found", "copy.new"];
 /// [`Mirror::assemble_with_progress`].
 ///
 /// # Errors
-/// If the first place has no pool or two copies, the other one is not empty, or one cannot be
-/// written.
+/// If `directory` has no pool or two copies, `empty` is not empty, or one cannot be written.
 pub fn attach<D: SegmentStore, V: VerifyPool>(
     directory: D,
     path: &Path,
@@ -33,7 +32,7 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
     let (title, other_title) = (path.display().to_string(), other.display().to_string());
     let known = label_of(&directory, path)?;
     // An interrupted resync of this copy may continue.
-    let begun = match (&known, read_label(&empty)?) {
+    let is_resumed = match (&known, read_label(&empty)?) {
         (_, None) => false,
         (Some(label), Some((it, _))) if it.set == label.set && !it.is_good() => true,
         (_, Some(_)) => {
@@ -42,15 +41,15 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
         }
     };
     fits(&directory, &title, &empty, &other_title)?;
-    if !begun {
+    if !is_resumed {
         check_empty(&empty, &other_title)?;
     }
-    empty.claim()?;
+    empty.prepare()?;
     let (number, generation) =
         known.as_ref().map_or((0, 1), |label| (label.number, label.generation.saturating_add(1)));
     // Generations order the labels of two copies. With a new identity, a copy that belonged to the
     // pool before is not recognised any more.
-    let set = match known.filter(|_| begun) {
+    let set = match known.filter(|_| is_resumed) {
         Some(label) => label.set,
         None => {
             let doing = StoreError::io(format!("cannot write `{title}/{FILE}`"));
@@ -65,14 +64,14 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
     let second = Label { number: 1 - number, other: path.to_owned(), ..label };
     label_empty(&empty, &second, other)?;
     let given = [
-        Given { directory: Some(directory), path: path.to_owned() },
-        Given { directory: Some(empty), path: other.to_owned() },
+        NamedCopy { directory: Some(directory), path: path.to_owned() },
+        NamedCopy { directory: Some(empty), path: other.to_owned() },
     ];
     let mirror =
         Mirror::assemble_with_progress(given, Terms::Use { degraded: false }, verifier, progress)?;
     // An opening continues with one copy if a resync fails. Here the resync was requested, so its
     // failure is an error.
-    match mirror.status().into_iter().find(|copy| !copy.state.is_good()) {
+    match mirror.copy_status().into_iter().find(|copy| !copy.state.is_good()) {
         None => Ok(mirror),
         Some(copy) => {
             let why = copy.why.unwrap_or_default();
@@ -97,7 +96,7 @@ fn label_of<D: SegmentStore>(directory: &D, path: &Path) -> Result<Option<Label>
     Ok(Some(label))
 }
 
-/// Refuses a place that is not empty. Other data on a disk are found when it is claimed.
+/// Refuses a directory that is not empty. `prepare` finds other data on a disk.
 fn check_empty<D: SegmentStore>(empty: &D, title: &str) -> Result<(), StoreError> {
     let not_empty = |what: String| {
         let path = title.to_owned();
@@ -121,14 +120,14 @@ fn fits<D: SegmentStore>(
     other_title: &str,
 ) -> Result<(), StoreError> {
     let Superblock { align, segment_bytes, .. } = newest(directory, title)?;
-    let division = Layout { align, segment_bytes };
-    directory.divide(division, false)?;
-    empty.divide(division, false)?;
+    let layout = Layout { align, segment_bytes };
+    directory.set_layout(layout, false)?;
+    empty.set_layout(layout, false)?;
     let (wanted, found) = (directory.segments_max(), empty.segments_max());
     if found >= wanted {
         return Ok(());
     }
-    let value = format!("{other_title}, with room for {found} segments of {segment_bytes} bytes");
-    let wanted = format!("room for {wanted}, as `{title}` has: a disk that is as long");
+    let value = format!("{other_title}, with space for {found} segments of {segment_bytes} bytes");
+    let wanted = format!("space for {wanted}, as `{title}` has: a disk that is as long");
     Err(StoreError::Invalid { field: "path2", value, wanted })
 }

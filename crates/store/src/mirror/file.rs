@@ -75,7 +75,7 @@ impl<D: SegmentStore> MirrorFile<D> {
         for (number, file) in self.good() {
             results[number] = Some(what(file));
         }
-        self.shared.settle(results)
+        self.shared.combine(results)
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use blockyard_core::owner_only;
 use blockyard_volume_format::label::{BYTES, FILE, Label};
 
-use super::assemble::{Given, Terms, read_label};
+use super::assemble::{NamedCopy, Terms, read_label};
 use super::attach;
 use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool};
@@ -16,9 +16,9 @@ use crate::disk::{self, Disk};
 use crate::error::{CopiesError, StoreError};
 use crate::{PoolBacking, PoolStore, Purpose, StoreKind, is_pool};
 
-/// Where a pool is.
+/// The paths of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct PoolPaths {
     /// The path of the directory or disk.
     pub path: PathBuf,
     /// The path of the second copy. If none is given, the one in the label of the first.
@@ -27,39 +27,39 @@ pub struct Places {
     pub degraded: bool,
 }
 
-/// The places that this process has locked.
-pub enum Taken {
+/// The copies of a pool that this process has locked.
+pub enum LockedPaths {
     /// A pool of one copy.
     One(PoolStore),
-    /// The copies of a pool of two, as far as they are there.
-    Two([Given<PoolStore>; 2]),
+    /// The copies of a pool of two; a copy may be missing.
+    Two([NamedCopy<PoolStore>; 2]),
 }
 
-impl Taken {
+impl LockedPaths {
     /// Opens the storage of the pool. This may take long, because a stale copy is resynced.
     ///
     /// # Errors
     /// As [`Mirror::assemble`].
-    pub fn put_together<V: VerifyPool>(
+    pub fn assemble<V: VerifyPool>(
         self,
         degraded: bool,
         verifier: &V,
     ) -> Result<PoolBacking, V::Error> {
-        self.on(Terms::Use { degraded }, verifier)
+        self.open(Terms::Use { degraded }, verifier)
     }
 
-    fn on<V: VerifyPool>(self, terms: Terms, verifier: &V) -> Result<PoolBacking, V::Error> {
+    fn open<V: VerifyPool>(self, terms: Terms, verifier: &V) -> Result<PoolBacking, V::Error> {
         Ok(match self {
-            Taken::One(one) => PoolBacking::One(one),
-            Taken::Two(given) => PoolBacking::Two(Mirror::assemble(given, terms, verifier)?),
+            LockedPaths::One(one) => PoolBacking::One(one),
+            LockedPaths::Two(given) => PoolBacking::Two(Mirror::assemble(given, terms, verifier)?),
         })
     }
 }
 
-impl Places {
+impl PoolPaths {
     /// One path; the label there may name the second copy.
-    pub fn of(path: impl Into<PathBuf>) -> Places {
-        Places { path: path.into(), path2: None, degraded: false }
+    pub fn of(path: impl Into<PathBuf>) -> PoolPaths {
+        PoolPaths { path: path.into(), path2: None, degraded: false }
     }
 
     /// The path of the second copy, as given or as named by the label.
@@ -70,30 +70,30 @@ impl Places {
         }
     }
 
-    /// The places with canonical paths. Makes the directories if there is no pool yet. If there is
-    /// one, a missing directory is not made: its disk may not be mounted.
-    pub fn settled(&self) -> Result<Places, StoreError> {
+    /// The canonical paths. Makes the directories if there is no pool yet. If there is one, a
+    /// missing directory is not made: its disk may not be mounted.
+    pub fn canonical(&self) -> Result<PoolPaths, StoreError> {
         let degraded = self.degraded;
         let Some(second) = self.second()? else {
-            return Ok(Places { path: crate::place(&self.path)?, path2: None, degraded });
+            return Ok(PoolPaths { path: crate::prepare_path(&self.path)?, path2: None, degraded });
         };
-        // If the system does not tell what is there, nothing is made.
+        // If a path cannot be examined, nothing is made.
         let is_used = |path: &PathBuf| {
             is_pool(path).unwrap_or(true)
-                || !matches!(crate::found(&path.join(FILE)), Ok(None))
+                || !matches!(crate::metadata_of(&path.join(FILE)), Ok(None))
                 || Disk::is_one(path)
         };
         let is_fresh = ![&self.path, &second].into_iter().any(is_used);
-        let settled = |path: &PathBuf| match path.canonicalize() {
-            Err(_) if is_fresh => crate::place(path),
-            found => Ok(found.unwrap_or_else(|_| path.clone())),
+        let canonical = |path: &PathBuf| match path.canonicalize() {
+            Err(_) if is_fresh => crate::prepare_path(path),
+            canonical => Ok(canonical.unwrap_or_else(|_| path.clone())),
         };
         let paths = [&self.path, &second].into_iter();
         let new: Vec<_> = paths.flat_map(|path| owner_only::missing_directories(path)).collect();
-        let both = settled(&self.path).and_then(|path| Ok((path, settled(&second)?)));
+        let both = canonical(&self.path).and_then(|path| Ok((path, canonical(&second)?)));
         let checked = both.and_then(|(path, second)| {
             check_both(&path, &second)?;
-            Ok(Places { path, path2: Some(second), degraded })
+            Ok(PoolPaths { path, path2: Some(second), degraded })
         });
         if checked.is_err() {
             // Only an empty directory is removed.
@@ -108,7 +108,7 @@ impl Places {
         self.all().iter().flat_map(|path| owner_only::missing_directories(path)).collect()
     }
 
-    /// Whether one of the places has a pool, or a copy of one, or that cannot be determined.
+    /// Whether there is a pool at one of the paths, or a copy of one, or that cannot be determined.
     pub fn has_pool(&self) -> bool {
         let has = |path: &Path| is_pool(path).unwrap_or(true) || !matches!(known(path), Ok(None));
         has(&self.path) || self.path2.as_deref().is_some_and(has)
@@ -119,46 +119,46 @@ impl Places {
         std::iter::once(&self.path).chain(&self.path2).cloned().collect()
     }
 
-    /// Locks the places for this process.
+    /// Locks the copies for this process.
     ///
     /// # Errors
-    /// If another process has one of them.
-    pub fn take(&self, purpose: Purpose, kind: StoreKind) -> Result<Taken, StoreError> {
-        self.take_for(purpose, |directory| directory.with(kind))
+    /// If another process has locked one of them.
+    pub fn lock(&self, purpose: Purpose, kind: StoreKind) -> Result<LockedPaths, StoreError> {
+        self.lock_with(purpose, |directory| directory.with(kind))
     }
 
-    /// Locks the places for reading only, so that nothing changes.
+    /// Locks and opens the pool for reading only, so that nothing changes.
     ///
     /// # Errors
-    /// If another process has one of them, or they do not belong together.
-    pub fn look<V: VerifyPool>(&self, verifier: &V) -> Result<PoolBacking, V::Error> {
-        let places = Places { path2: self.second()?, ..self.clone() };
-        places.take_for(Purpose::Look, Ok)?.on(Terms::Look, verifier)
+    /// If another process has locked a copy, or the copies do not belong together.
+    pub fn open_read_only<V: VerifyPool>(&self, verifier: &V) -> Result<PoolBacking, V::Error> {
+        let paths = PoolPaths { path2: self.second()?, ..self.clone() };
+        paths.lock_with(Purpose::ReadOnly, Ok)?.open(Terms::ReadOnly, verifier)
     }
 
-    fn take_for(
+    fn lock_with(
         &self,
         purpose: Purpose,
         with: impl Fn(PoolStore) -> Result<PoolStore, StoreError>,
-    ) -> Result<Taken, StoreError> {
+    ) -> Result<LockedPaths, StoreError> {
         let take = |path: &Path| PoolStore::take_for(path, purpose);
         let mut failed = None;
-        let mut given = |path: &PathBuf| {
-            let taken = match is_place(path) {
-                Ok(is_place) => is_place.then(|| take(path)).transpose(),
+        let mut copy = |path: &PathBuf| {
+            let locked = match has_location(path) {
+                Ok(has_location) => has_location.then(|| take(path)).transpose(),
                 Err(error) => Err(error),
             };
-            let directory = match taken {
+            let directory = match locked {
                 // A failed disk may still have a name.
                 Err(error @ StoreError::Io { .. }) => {
-                    tracing::error!("{error}: as if it were not there");
+                    tracing::error!("{error}: treating this copy as missing");
                     failed.get_or_insert(error);
                     None
                 }
-                taken => taken?.map(&with).transpose()?,
+                locked => locked?.map(&with).transpose()?,
             };
             let path = directory.as_ref().map_or(path.as_path(), PoolStore::path).to_owned();
-            Ok::<_, StoreError>(Given { directory, path })
+            Ok::<_, StoreError>(NamedCopy { directory, path })
         };
         Ok(match &self.path2 {
             None => {
@@ -168,15 +168,15 @@ impl Places {
                     let path = self.path.display().to_string();
                     return Err(CopiesError::Changed { path }.into());
                 }
-                Taken::One(one)
+                LockedPaths::One(one)
             }
             Some(second) => {
-                let both = [given(&self.path)?, given(second)?];
+                let both = [copy(&self.path)?, copy(second)?];
                 match failed {
                     Some(error) if both.iter().all(|it| it.directory.is_none()) => {
                         return Err(error);
                     }
-                    _ => Taken::Two(both),
+                    _ => LockedPaths::Two(both),
                 }
             }
         })
@@ -186,7 +186,7 @@ impl Places {
 /// Refuses paths that cannot be the two copies of one pool.
 fn check_both(path: &Path, second: &Path) -> Result<(), StoreError> {
     for (field, path) in [("path", path), ("path2", second)] {
-        if path.exists() && !is_place(path)? {
+        if path.exists() && !has_location(path)? {
             let wanted = "a directory, a block device or a file".to_owned();
             let value = path.display().to_string();
             return Err(StoreError::Invalid { field, value, wanted });
@@ -194,14 +194,14 @@ fn check_both(path: &Path, second: &Path) -> Result<(), StoreError> {
     }
     same_kind(path, second)?;
     if path == second {
-        let (value, wanted) = (second.display().to_string(), "another place than `path`");
+        let (value, wanted) = (second.display().to_string(), "another path than `path`");
         return Err(StoreError::Invalid { field: "path2", value, wanted: wanted.to_owned() });
     }
     Ok(())
 }
 
-/// The other copy of a pool, as the label at `path` names it. The place is not locked, so the label
-/// is checked again later. A place with an unreadable label is not a pool of one copy.
+/// The other copy of a pool, as the label at `path` names it. It is not locked, so the label is
+/// checked again later. A path with an unreadable label is not a pool of one copy.
 fn known(path: &Path) -> Result<Option<PathBuf>, StoreError> {
     if Disk::is_one(path) {
         let label = disk::label_of(path);
@@ -228,20 +228,20 @@ fn known(path: &Path) -> Result<Option<PathBuf>, StoreError> {
     Ok(Some(Label::newest(&bytes)?.0.other))
 }
 
-/// Whether a path names an existing place that a pool may be in.
+/// Whether a path names a directory or disk, in which a pool may be.
 ///
 /// # Errors
-/// If the system does not tell what is there.
-fn is_place(path: &Path) -> Result<bool, StoreError> {
-    let doing = || format!("cannot look at `{}`", path.display());
-    let found = crate::found(path).map_err(StoreError::io(doing()))?;
-    Ok(found.is_some_and(|it| it.is_dir() || it.is_file() || it.file_type().is_block_device()))
+/// If the path cannot be examined.
+fn has_location(path: &Path) -> Result<bool, StoreError> {
+    let doing = || format!("cannot examine `{}`", path.display());
+    let metadata = crate::metadata_of(path).map_err(StoreError::io(doing()))?;
+    Ok(metadata.is_some_and(|it| it.is_dir() || it.is_file() || it.file_type().is_block_device()))
 }
 
 /// Refuses a directory and a disk as copies of one pool: a directory grows, and a disk does not.
 fn same_kind(path: &Path, second: &Path) -> Result<(), StoreError> {
-    // A place that cannot be examined is reported when it is locked.
-    let is_there = |path| is_place(path).unwrap_or(false);
+    // A path that cannot be examined is reported when it is locked.
+    let is_there = |path| has_location(path).unwrap_or(false);
     if Disk::is_one(path) == Disk::is_one(second) || !is_there(path) || !is_there(second) {
         return Ok(());
     }
@@ -264,10 +264,10 @@ pub fn attach<V: VerifyPool>(
     verifier: &V,
     progress: &mut ResyncProgress<'_>,
 ) -> Result<(), V::Error> {
-    if !is_place(path)? {
+    if !has_location(path)? {
         return Err(StoreError::NoPool { path: path.to_owned() }.into());
     }
-    if !is_place(other)? {
+    if !has_location(other)? {
         let (value, wanted) =
             (other.display().to_string(), "an empty directory or disk".to_owned());
         return Err(StoreError::Invalid { field: "path2", value, wanted }.into());

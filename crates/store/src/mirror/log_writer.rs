@@ -14,11 +14,11 @@ use crate::SegmentStore;
 use crate::log_writer::{Durability, Ended, LogWriter, WriteBatch};
 
 /// A write batch in flight.
-struct Flight<D: SegmentStore> {
+struct MirrorBatch<D: SegmentStore> {
     file: Arc<MirrorFile<D>>,
     range: Range<u64>,
-    /// The copies to which it is written.
-    goes: [bool; 2],
+    /// Which copies it is written to.
+    targets: [bool; 2],
 }
 
 /// The log writer of a mirror.
@@ -26,7 +26,7 @@ pub struct MirrorLogWriter<D: SegmentStore> {
     shared: Arc<Shared<D>>,
     log_writers: [Option<D::LogWriter>; 2],
     /// Write batches in flight, the oldest first.
-    flights: VecDeque<Flight<D>>,
+    in_flight: VecDeque<MirrorBatch<D>>,
     /// Write batches for the second copy, to be reused.
     spare: Vec<WriteBatch>,
 }
@@ -36,18 +36,18 @@ impl<D: SegmentStore> MirrorLogWriter<D> {
         shared: &Arc<Shared<D>>,
         log_writers: [Option<D::LogWriter>; 2],
     ) -> MirrorLogWriter<D> {
-        let (flights, spare) = (VecDeque::new(), Vec::new());
-        MirrorLogWriter { shared: Arc::clone(shared), log_writers, flights, spare }
+        let (in_flight, spare) = (VecDeque::new(), Vec::new());
+        MirrorLogWriter { shared: Arc::clone(shared), log_writers, in_flight, spare }
     }
 
     /// Duplicates a write batch for the second copy.
-    fn twin(&mut self, write_batch: &WriteBatch) -> WriteBatch {
+    fn duplicate(&mut self, write_batch: &WriteBatch) -> WriteBatch {
         let memory = &self.shared.memory;
         let spare = self.spare.pop();
-        let mut twin = spare
+        let mut duplicate = spare
             .unwrap_or_else(|| WriteBatch::new(memory.take_beyond(write_batch.head_bytes_max())));
-        write_batch.copy_into(&mut twin, memory);
-        twin
+        write_batch.copy_into(&mut duplicate, memory);
+        duplicate
     }
 }
 
@@ -75,28 +75,29 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
         let range = offset..offset + write_batch.len() as u64;
         file.begin(range.clone());
         let good = self.shared.good();
-        let goes = std::array::from_fn(|at| {
+        let targets = std::array::from_fn(|at| {
             good[at] && file.side(at).is_some() && self.log_writers[at].is_some()
         });
-        let both = goes == [true, true];
-        let twin = both.then(|| self.twin(&write_batch));
-        let first = usize::from(!goes[0]);
+        let both = targets == [true, true];
+        let duplicate = both.then(|| self.duplicate(&write_batch));
+        let first = usize::from(!targets[0]);
         if let (true, Some(log_writer), Some(file)) =
-            (goes[first], &mut self.log_writers[first], file.side(first))
+            (targets[first], &mut self.log_writers[first], file.side(first))
         {
             log_writer.begin(file, offset, write_batch, durability);
         }
-        if let (Some(twin), Some(log_writer), Some(file)) =
-            (twin, &mut self.log_writers[1], file.side(1))
+        if let (Some(duplicate), Some(log_writer), Some(file)) =
+            (duplicate, &mut self.log_writers[1], file.side(1))
         {
-            log_writer.begin(file, offset, twin, durability);
+            log_writer.begin(file, offset, duplicate, durability);
         }
-        self.flights.push_back(Flight { file: Arc::clone(file), range, goes });
+        self.in_flight.push_back(MirrorBatch { file: Arc::clone(file), range, targets });
     }
 
     fn wait(&mut self, event_count: &EventCount, is_there: &dyn Fn() -> bool) -> bool {
-        let Some(flight) = self.flights.front() else { return true };
-        let log_writers = self.log_writers.iter_mut().zip(flight.goes).filter(|(_, goes)| *goes);
+        let Some(oldest) = self.in_flight.front() else { return true };
+        let log_writers =
+            self.log_writers.iter_mut().zip(oldest.targets).filter(|(_, is_target)| *is_target);
         // The other log writer ends at about the same time.
         log_writers
             .filter_map(|(log_writer, _)| log_writer.as_mut())
@@ -105,33 +106,33 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
     }
 
     fn end(&mut self) -> Option<Ended> {
-        let Flight { file, range, goes } = self.flights.pop_front()?;
+        let MirrorBatch { file, range, targets } = self.in_flight.pop_front()?;
         let mut results: [Option<io::Result<()>>; 2] = [None, None];
         let mut write_batch = None;
-        let first = usize::from(!goes[0]);
+        let first = usize::from(!targets[0]);
         for number in 0..2 {
-            let log_writer = self.log_writers[number].as_mut().filter(|_| goes[number]);
+            let log_writer = self.log_writers[number].as_mut().filter(|_| targets[number]);
             let Some((back, result)) = log_writer.and_then(LogWriter::end) else { continue };
             results[number] = Some(result);
             match back {
                 Some(back) if number == first => write_batch = Some(back),
-                Some(mut twin) => {
-                    twin.clear();
-                    self.spare.push(twin);
+                Some(mut duplicate) => {
+                    duplicate.clear();
+                    self.spare.push(duplicate);
                 }
                 None => {}
             }
         }
         // Record the failure of a copy before a repair may write to this range.
-        let settled = self.shared.settle(results);
+        let result = self.shared.combine(results);
         file.end(&range);
-        Some((write_batch, settled))
+        Some((write_batch, result))
     }
 }
 
 impl<D: SegmentStore> fmt::Debug for MirrorLogWriter<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let flights = self.flights.len();
-        f.debug_struct("MirrorLane").field("flights", &flights).finish_non_exhaustive()
+        let in_flight = self.in_flight.len();
+        f.debug_struct("MirrorLogWriter").field("in_flight", &in_flight).finish_non_exhaustive()
     }
 }

@@ -11,7 +11,7 @@ use blockyard_sync::rcu_cell::RcuReader;
 use super::{CopyState, MirrorFile};
 use crate::SegmentStore;
 use crate::buffer::Buffer;
-use crate::reads::{Got, Reads};
+use crate::reads::{FinishedRead, Reads};
 
 /// Longest sleep while reads of both copies are in flight, which happens only shortly after one has
 /// failed.
@@ -22,7 +22,7 @@ pub struct MirrorReads<D: SegmentStore> {
     copies: RcuReader<[CopyState; 2]>,
     reads: [Option<D::Reads>; 2],
     /// Reads that could not start.
-    refused: Vec<Got>,
+    refused: Vec<FinishedRead>,
 }
 
 impl<D: SegmentStore> MirrorReads<D> {
@@ -49,7 +49,7 @@ impl<D: SegmentStore> Reads<MirrorFile<D>> for MirrorReads<D> {
             Some((reads, file)) => reads.begin(token, file, offset, buffer),
             None => {
                 let result = Err(io::Error::other("no copy is left"));
-                self.refused.push(Got { token, buffer: Some(buffer), result });
+                self.refused.push(FinishedRead { token, buffer: Some(buffer), result });
             }
         }
     }
@@ -58,7 +58,7 @@ impl<D: SegmentStore> Reads<MirrorFile<D>> for MirrorReads<D> {
         self.each().for_each(Reads::submit);
     }
 
-    fn take(&mut self) -> Option<Got> {
+    fn take(&mut self) -> Option<FinishedRead> {
         self.refused.pop().or_else(|| self.each().find_map(Reads::take))
     }
 
@@ -66,18 +66,18 @@ impl<D: SegmentStore> Reads<MirrorFile<D>> for MirrorReads<D> {
         !self.refused.is_empty() || self.each().any(Reads::is_any)
     }
 
-    fn under_way(&self) -> usize {
+    fn in_flight(&self) -> usize {
         let reads = self.reads.iter().flatten();
-        self.refused.len() + reads.map(Reads::under_way).sum::<usize>()
+        self.refused.len() + reads.map(Reads::in_flight).sum::<usize>()
     }
 
     fn sleep(&mut self, at_most: Duration) {
         if !self.refused.is_empty() {
             return;
         }
-        let both = self.reads.iter().flatten().filter(|reads| reads.under_way() > 0).count() > 1;
+        let both = self.reads.iter().flatten().filter(|reads| reads.in_flight() > 0).count() > 1;
         let at_most = if both { at_most.min(BOTH) } else { at_most };
-        if let Some(reads) = self.each().find(|reads| reads.under_way() > 0) {
+        if let Some(reads) = self.each().find(|reads| reads.in_flight() > 0) {
             reads.sleep(at_most);
         }
     }

@@ -64,10 +64,10 @@ fn copy_contents<F: StoreFile, T: StoreFile>(
             check()?;
             // Write only the units that differ.
             for (index, unit) in want.chunks(ALIGN).enumerate() {
-                let place = index * ALIGN;
-                let differs = all || have[place..place + unit.len()] != *unit;
+                let offset = index * ALIGN;
+                let differs = all || have[offset..offset + unit.len()] != *unit;
                 if differs && !unread.contains(&index) {
-                    to.write_at(at + place as u64, &[unit])?;
+                    to.write_at(at + offset as u64, &[unit])?;
                     written += unit.len() as u64;
                 }
             }
@@ -96,8 +96,8 @@ fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
     // Direct I/O needs page-aligned memory; every unit is page-aligned.
     let units = into.chunks_mut(ALIGN).enumerate();
     let unread = units.filter_map(|(index, unit)| {
-        let place = at + (index * ALIGN) as u64;
-        file.read_at(place, unit).err().map(|_| index)
+        let offset = at + (index * ALIGN) as u64;
+        file.read_at(offset, unit).err().map(|_| index)
     });
     unread.collect()
 }
@@ -132,7 +132,7 @@ fn copy_all<D: SegmentStore>(
         let shared = names.into_iter().filter(|name| is_shared(name));
         shared.filter(|name| name == superblock::FILE || *name < end).collect()
     };
-    let (wanted, there) = (shared(from.needed()?), shared(to.needed()?));
+    let (wanted, present) = (shared(from.copied_names()?), shared(to.copied_names()?));
     let (mut written, mut compared, mut logged) = (0, 0, 0);
     let lengths = wanted.iter().map(|name| from.open(name)?.map_or(Ok(0), |file| file.len()));
     let total = lengths.sum::<io::Result<u64>>()?;
@@ -157,7 +157,7 @@ fn copy_all<D: SegmentStore>(
             tracing::info!("{title}: resync: {done} of {whole} GiB are equal");
         }
     }
-    for name in there.difference(&wanted) {
+    for name in present.difference(&wanted) {
         to.remove(name)?;
     }
     to.sync_names()?;
@@ -221,10 +221,10 @@ impl<D: SegmentStore> Mirror<D> {
         // Without a valid superblock, the source has lost its data.
         let newest = newest(source, source_title)?;
         let layout = Layout { align: newest.align, segment_bytes: newest.segment_bytes };
-        source.divide(layout, false)?;
+        source.set_layout(layout, false)?;
         tracing::warn!("{title}: this copy is stale; resyncing it from `{source_title}`");
         self.begin_resync(number);
-        let divided = target.divide(layout, false);
+        let divided = target.set_layout(layout, false);
         let segments = source.segments_max().min(target.segments_max());
         let is_shorter = segments < source.segments_max();
         let mut ready = divided.map(drop).map_err(V::Error::from);

@@ -1,4 +1,4 @@
-//! The registered files of a ring, which the kernel need not look up for each operation.
+//! The registered files of a ring, which the kernel need not resolve for each operation.
 
 use std::fmt;
 use std::io;
@@ -28,8 +28,8 @@ pub(crate) struct Files {
 
 impl Files {
     /// Registers no file yet, with `count` slots. If the ring writes, it holds the locks of the
-    /// pool's place while any write is in flight, even if the process dies. The kernel closes a
-    /// ring, and its registered files, only when its last operation has ended.
+    /// pool's directory or disk while any write is in flight, even if the process dies. The kernel
+    /// closes a ring, and its registered files, only when its last operation has ended.
     pub(crate) fn new(ring: &IoUring, count: u32, locks: Vec<Arc<Lock>>) -> io::Result<Files> {
         ring.submitter().register_files_sparse(count + locks.len() as u32)?;
         let descriptors: Vec<RawFd> = locks.iter().map(|lock| lock.as_raw_fd()).collect();
@@ -113,7 +113,7 @@ impl fmt::Debug for Files {
 mod tests {
     use crate::buffer::Memory;
     use crate::ring::reads::RingReads;
-    use crate::{EventFd, PoolStore, Reads, SegmentStore, StoreFile};
+    use crate::{EventFd, PoolStore, Reads, SegmentFiles, StoreFile};
     use blockyard_testing::capability::Capability;
 
     use super::*;

@@ -18,7 +18,7 @@ use super::{EventFd, Owner, open};
 use crate::PoolFile;
 use crate::buffer::Buffer;
 use crate::descriptors::Use;
-use crate::reads::{Got, Reads};
+use crate::reads::{FinishedRead, Reads};
 
 /// Submission entries of the ring.
 const ENTRIES: u32 = 128;
@@ -30,7 +30,7 @@ const FILES: u32 = 64;
 const INTERRUPTED_MAX: u32 = 100;
 
 /// A read in flight.
-struct Flight {
+struct InFlightRead {
     token: u32,
     file: Arc<PoolFile>,
     /// The descriptor, if the file is not registered: it stays open until the read has ended.
@@ -47,30 +47,30 @@ pub struct RingReads {
     ring: IoUring,
     files: Files,
     /// Reads in flight, by the user data of their completions.
-    flights: Vec<Option<Flight>>,
+    slots: Vec<Option<InFlightRead>>,
     free: Vec<u32>,
     /// Entries that were pushed and not submitted.
     pushed: usize,
     /// Finished reads that were not taken.
-    ended: VecDeque<Got>,
+    ended: VecDeque<FinishedRead>,
     /// The ring has failed, and the kernel may still write to the buffers: memory in flight is
     /// never freed.
     lost: bool,
 }
 
 impl RingReads {
-    /// A ring for the calling thread; a finished read rings the eventfd.
+    /// A ring for the calling thread; a finished read signals the eventfd.
     ///
     /// # Errors
     /// If the system refuses it.
     pub(crate) fn new(event_fd: &EventFd) -> io::Result<RingReads> {
-        let ring = open(ENTRIES, Owner::Anybody)?;
+        let ring = open(ENTRIES, Owner::AnyThread)?;
         ring.submitter().register_eventfd(event_fd.raw())?;
         Ok(RingReads {
             // Reads of a dead process do no harm, so they need not hold the locks.
             files: Files::new(&ring, FILES, Vec::new())?,
             ring,
-            flights: Vec::new(),
+            slots: Vec::new(),
             free: Vec::new(),
             pushed: 0,
             ended: VecDeque::new(),
@@ -79,7 +79,7 @@ impl RingReads {
     }
 
     fn push(&mut self, entry: &Entry) -> io::Result<()> {
-        // SAFETY: the buffer that the entry points to lives in its flight, which is kept until its
+        // SAFETY: the buffer that the entry points to lives in its `InFlightRead`, kept until its
         // completion has come.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.ring.submitter().submit()?;
@@ -89,42 +89,42 @@ impl RingReads {
     }
 
     /// Submits the remaining bytes of a read.
-    fn fly(&mut self, mut flight: Flight) {
-        let known = self.files.known(&self.ring, &flight.file).and_then(|known| {
-            flight.open =
-                if known.is_none() { Some(flight.file.source().get(Use::Read)?) } else { None };
+    fn push_read(&mut self, mut read: InFlightRead) {
+        let known = self.files.known(&self.ring, &read.file).and_then(|known| {
+            read.open =
+                if known.is_none() { Some(read.file.source().get(Use::Read)?) } else { None };
             Ok(known)
         });
         let known = match known {
             Ok(known) => known,
-            Err(error) => return self.end(flight, Err(error)),
+            Err(error) => return self.end(read, Err(error)),
         };
-        let descriptor = Fd(flight.open.as_ref().map_or(-1, |open| open.as_raw_fd()));
-        let rest = &mut flight.buffer[flight.filled..];
-        let at = flight.file.place(flight.offset) + flight.filled as u64;
+        let descriptor = Fd(read.open.as_ref().map_or(-1, |open| open.as_raw_fd()));
+        let rest = &mut read.buffer[read.filled..];
+        let at = read.file.source_offset(read.offset) + read.filled as u64;
         let (into, len) = (rest.as_mut_ptr(), rest.len() as u32);
-        let read = match known {
+        let entry = match known {
             Some(number) => opcode::Read::new(number, into, len),
-            // The flight keeps the descriptor open.
+            // The read keeps the descriptor open.
             None => opcode::Read::new(descriptor, into, len),
         };
-        let read = read.offset(at);
+        let entry = entry.offset(at);
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.flights.push(None);
-            self.flights.len() as u32 - 1
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
         });
-        match self.push(&read.build().user_data(slot.into())) {
-            Ok(()) => self.flights[slot as usize] = Some(flight),
+        match self.push(&entry.build().user_data(slot.into())) {
+            Ok(()) => self.slots[slot as usize] = Some(read),
             Err(error) => {
                 self.free.push(slot);
-                self.end(flight, Err(error));
+                self.end(read, Err(error));
             }
         }
     }
 
-    fn end(&mut self, flight: Flight, result: io::Result<()>) {
-        let Flight { token, buffer, .. } = flight;
-        self.ended.push_back(Got { token, buffer: Some(buffer), result });
+    fn end(&mut self, read: InFlightRead, result: io::Result<()>) {
+        let InFlightRead { token, buffer, .. } = read;
+        self.ended.push_back(FinishedRead { token, buffer: Some(buffer), result });
     }
 
     /// Takes completions from the ring.
@@ -132,26 +132,26 @@ impl RingReads {
         loop {
             let Some(entry) = self.ring.completion().next() else { return };
             let slot = entry.user_data() as u32;
-            let flight = self.flights.get_mut(slot as usize).and_then(Option::take);
-            let Some(mut flight) = flight else { continue };
+            let read = self.slots.get_mut(slot as usize).and_then(Option::take);
+            let Some(mut read) = read else { continue };
             self.free.push(slot);
             match entry.result() {
                 bytes @ 1.. => {
-                    flight.filled += bytes as usize;
-                    if flight.filled >= flight.buffer.len() {
-                        self.end(flight, Ok(()));
+                    read.filled += bytes as usize;
+                    if read.filled >= read.buffer.len() {
+                        self.end(read, Ok(()));
                     } else {
-                        self.fly(flight);
+                        self.push_read(read);
                     }
                 }
-                0 => self.end(flight, Err(io::ErrorKind::UnexpectedEof.into())),
+                0 => self.end(read, Err(io::ErrorKind::UnexpectedEof.into())),
                 code if [-libc::EINTR, -libc::EAGAIN].contains(&code)
-                    && flight.interrupted < INTERRUPTED_MAX =>
+                    && read.interrupted < INTERRUPTED_MAX =>
                 {
-                    flight.interrupted += 1;
-                    self.fly(flight);
+                    read.interrupted += 1;
+                    self.push_read(read);
                 }
-                code => self.end(flight, Err(io::Error::from_raw_os_error(-code))),
+                code => self.end(read, Err(io::Error::from_raw_os_error(-code))),
             }
         }
     }
@@ -181,12 +181,12 @@ impl RingReads {
     #[cold]
     fn lose(&mut self, error: &io::Error) {
         self.lost = true;
-        for (slot, flight) in (0..).zip(&mut self.flights) {
-            let Some(flight) = flight.take() else { continue };
+        for (slot, read) in (0..).zip(&mut self.slots) {
+            let Some(read) = read.take() else { continue };
             self.free.push(slot);
             let result = Err(io::Error::new(error.kind(), error.to_string()));
-            self.ended.push_back(Got { token: flight.token, buffer: None, result });
-            std::mem::forget(flight);
+            self.ended.push_back(FinishedRead { token: read.token, buffer: None, result });
+            std::mem::forget(read);
         }
     }
 }
@@ -195,10 +195,18 @@ impl Reads<PoolFile> for RingReads {
     fn begin(&mut self, token: u32, file: &Arc<PoolFile>, offset: u64, buffer: Buffer) {
         if self.lost {
             let result = Err(io::Error::other("the ring of this queue is lost"));
-            return self.ended.push_back(Got { token, buffer: Some(buffer), result });
+            return self.ended.push_back(FinishedRead { token, buffer: Some(buffer), result });
         }
         let file = Arc::clone(file);
-        self.fly(Flight { token, file, open: None, offset, buffer, filled: 0, interrupted: 0 });
+        self.push_read(InFlightRead {
+            token,
+            file,
+            open: None,
+            offset,
+            buffer,
+            filled: 0,
+            interrupted: 0,
+        });
     }
 
     #[inline]
@@ -209,7 +217,7 @@ impl Reads<PoolFile> for RingReads {
     }
 
     #[inline]
-    fn take(&mut self) -> Option<Got> {
+    fn take(&mut self) -> Option<FinishedRead> {
         if self.ended.is_empty() {
             self.is_any();
         }
@@ -218,7 +226,7 @@ impl Reads<PoolFile> for RingReads {
 
     #[inline]
     fn is_any(&mut self) -> bool {
-        if self.ended.is_empty() && self.under_way() > 0 {
+        if self.ended.is_empty() && self.in_flight() > 0 {
             // The kernel posts deferred completions only when this thread enters it.
             if self.ring.submission().taskrun() || self.pushed > 0 {
                 self.enter(0, None);
@@ -229,12 +237,12 @@ impl Reads<PoolFile> for RingReads {
     }
 
     #[inline]
-    fn under_way(&self) -> usize {
-        self.flights.len() - self.free.len() + self.ended.len()
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len() + self.ended.len()
     }
 
     fn sleep(&mut self, at_most: Duration) {
-        if !self.is_any() && self.under_way() > 0 {
+        if !self.is_any() && self.in_flight() > 0 {
             self.enter(1, Some(at_most));
         }
     }
@@ -243,7 +251,7 @@ impl Reads<PoolFile> for RingReads {
 /// Waits for the reads in flight: the kernel writes to their memory.
 impl Drop for RingReads {
     fn drop(&mut self) {
-        while !self.lost && self.flights.iter().any(Option::is_some) {
+        while !self.lost && self.slots.iter().any(Option::is_some) {
             self.enter(1, None);
             self.reap();
         }
@@ -253,8 +261,8 @@ impl Drop for RingReads {
 
 impl fmt::Debug for RingReads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (under_way, ring) = (self.under_way(), self.ring.as_raw_fd());
-        f.debug_struct("RingReads").field("under_way", &under_way).field("ring", &ring).finish()
+        let (in_flight, ring) = (self.in_flight(), self.ring.as_raw_fd());
+        f.debug_struct("RingReads").field("in_flight", &in_flight).field("ring", &ring).finish()
     }
 }
 
@@ -285,7 +293,7 @@ mod tests {
             let got = reads.take().unwrap();
             assert_eq!((got.token, got.result.is_err()), (token, true));
         }
-        assert_eq!(reads.under_way(), 0);
+        assert_eq!(reads.in_flight(), 0);
         assert!(reads.take().is_none());
     }
 }

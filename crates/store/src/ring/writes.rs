@@ -44,7 +44,7 @@ const ROUNDS: usize = 8;
 const CALIBRATION_MAX: Duration = Duration::from_millis(50);
 
 /// User data of the eventfd's completion.
-const BELL: u64 = u64::MAX;
+const EVENT_FD: u64 = u64::MAX;
 
 /// How a short write becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ enum Way {
 }
 
 /// A write batch in flight.
-struct Flight {
+struct RingBatch {
     write_batch: WriteBatch,
     number: u64,
     file: Arc<PoolFile>,
@@ -76,17 +76,17 @@ struct Flight {
 }
 
 // SAFETY: the vectors point into the write batch, which moves along; its memory does not move.
-unsafe impl Send for Flight {}
+unsafe impl Send for RingBatch {}
 
 /// The log writer by io_uring.
 pub struct UringLogWriter {
     ring: IoUring,
     files: Files,
     /// Write batches in flight, the oldest first.
-    flights: VecDeque<Flight>,
+    in_flight: VecDeque<RingBatch>,
     next: u64,
     way: Way,
-    /// Rung by threads that send records to the committer while it waits here.
+    /// Signalled by threads that send records to the committer while it waits here.
     event_fd: EventFd,
     /// A poll of the eventfd is in flight.
     listens: bool,
@@ -110,7 +110,7 @@ impl UringLogWriter {
         let mut log_writer = UringLogWriter {
             files: Files::new(&ring, FILES, locks)?,
             ring,
-            flights: VecDeque::new(),
+            in_flight: VecDeque::new(),
             next: 0,
             way: Way::Linked,
             event_fd: EventFd::new()?,
@@ -163,28 +163,28 @@ impl UringLogWriter {
 
     /// Pushes a submission into the ring, which has space for everything that can be in flight.
     fn push(&mut self, entry: &Entry) -> io::Result<()> {
-        // SAFETY: what an entry points to lives in its flight, which is kept until its completions
-        // have come; the eventfd's points to nothing.
+        // SAFETY: what an entry points to lives in its `RingBatch`, which is kept until its
+        // completions have come; the eventfd's points to nothing.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.ring.submitter().submit()?;
         }
         Ok(())
     }
 
-    /// Submits the remaining bytes of a flight.
-    fn submit(&mut self, mut flight: Flight) {
-        let pushed = self.push_flight(&mut flight);
+    /// Submits the remaining bytes of a write batch.
+    fn submit(&mut self, mut flight: RingBatch) {
+        let pushed = self.push_batch(&mut flight);
         if let Err(error) = pushed {
             if flight.pending > 0 {
                 self.lost = true;
             }
             flight.result = Some(Err(error));
         }
-        let at = self.flights.partition_point(|other| other.number < flight.number);
-        self.flights.insert(at, flight);
+        let at = self.in_flight.partition_point(|other| other.number < flight.number);
+        self.in_flight.insert(at, flight);
     }
 
-    fn push_flight(&mut self, flight: &mut Flight) -> io::Result<()> {
+    fn push_batch(&mut self, flight: &mut RingBatch) -> io::Result<()> {
         let file = self.files.number(&self.ring, &flight.file)?;
         let (vectors, count) = (flight.vectors.as_ptr(), flight.vectors.len() as u32);
         let write = opcode::Writev::new(file, vectors, count).offset(flight.offset).build();
@@ -198,9 +198,9 @@ impl UringLogWriter {
         }
         // Push both entries or none: a full queue must not break the link.
         let queue = self.ring.submission();
-        let room = queue.capacity() - queue.len();
+        let free = queue.capacity() - queue.len();
         drop(queue);
-        if room < 2 {
+        if free < 2 {
             self.ring.submitter().submit()?;
         }
         let open = flight.file.source().get(Use::Read)?;
@@ -217,16 +217,16 @@ impl UringLogWriter {
         loop {
             let Some(entry) = self.ring.completion().next() else { return };
             let (tag, result) = (entry.user_data(), entry.result());
-            if tag == BELL {
+            if tag == EVENT_FD {
                 self.listens = false;
-                self.event_fd.hush();
+                self.event_fd.reset();
                 continue;
             }
-            let at = self.flights.iter().position(|flight| flight.number == tag >> 1);
+            let at = self.in_flight.iter().position(|flight| flight.number == tag >> 1);
             let Some(at) = at else { continue };
-            self.flights[at].completed(tag & 1 == 1, result);
-            if self.flights[at].wants_more()
-                && let Some(flight) = self.flights.remove(at)
+            self.in_flight[at].completed(tag & 1 == 1, result);
+            if self.in_flight[at].wants_more()
+                && let Some(flight) = self.in_flight.remove(at)
             {
                 self.submit(flight);
             }
@@ -242,7 +242,7 @@ impl UringLogWriter {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => {
                 self.lost = true;
-                for flight in self.flights.iter_mut().filter(|flight| flight.result.is_none()) {
+                for flight in self.in_flight.iter_mut().filter(|flight| flight.result.is_none()) {
                     let error = io::Error::new(error.kind(), error.to_string());
                     flight.result = Some(Err(error));
                 }
@@ -259,7 +259,7 @@ impl UringLogWriter {
     }
 
     fn is_oldest_done(&self) -> bool {
-        self.flights.front().is_none_or(|flight| flight.result.is_some())
+        self.in_flight.front().is_none_or(|flight| flight.result.is_some())
     }
 
     /// Writes synchronously with `RWF_DSYNC`.
@@ -269,8 +269,9 @@ impl UringLogWriter {
     }
 }
 
-/// A sync linked after a write. It uses a descriptor, which stays open while the flight holds it.
-/// The kernel looks up a registered slot when the write is done, and the slot may have another file
+/// A sync linked after a write. It uses a descriptor, which stays open while the write batch is in
+/// flight.
+/// The kernel resolves a registered slot when the write is done, and the slot may have another file
 /// by then.
 fn sync(file: &File, number: u64) -> Entry {
     let file = Fd(file.as_raw_fd());
@@ -278,7 +279,7 @@ fn sync(file: &File, number: u64) -> Entry {
     sync.user_data(number << 1 | 1)
 }
 
-impl Flight {
+impl RingBatch {
     /// Handles a completion of the write or of the sync.
     fn completed(&mut self, is_sync: bool, result: i32) {
         self.pending = self.pending.saturating_sub(1);
@@ -333,13 +334,14 @@ impl Flight {
         }
     }
 
-    /// Whether the rest must be submitted: the write was short, and its sync was cancelled.
+    /// Whether the remaining bytes must be submitted: the write was short, and its sync was
+    /// cancelled.
     fn wants_more(&self) -> bool {
         self.pending == 0 && self.left > 0 && self.result.is_none()
     }
 
     /// Whether the kernel no longer uses this write batch.
-    fn is_back(&self) -> bool {
+    fn is_released(&self) -> bool {
         self.pending == 0
     }
 }
@@ -369,13 +371,13 @@ impl LogWriter<PoolFile> for UringLogWriter {
             iov_len: slice.len(),
         };
         let left = write_batch.len();
-        let mut flight = Flight {
+        let mut flight = RingBatch {
             vectors: write_batch.slices().map(vector).collect(),
             write_batch,
             number: self.next,
             file: Arc::clone(file),
             open: None,
-            offset: file.place(offset),
+            offset: file.source_offset(offset),
             left,
             syncs: durability != Durability::Nothing,
             pending: 0,
@@ -384,15 +386,15 @@ impl LogWriter<PoolFile> for UringLogWriter {
             result: None,
         };
         self.next += 1;
-        let alone = self.flights.is_empty() && left <= INLINE_BYTES && !self.eager;
-        if alone && durability == Durability::Itself && self.way == Way::Itself {
+        let is_only = self.in_flight.is_empty() && left <= INLINE_BYTES && !self.eager;
+        if is_only && durability == Durability::Itself && self.way == Way::Itself {
             flight.result = Some(UringLogWriter::write_inline(file, offset, &flight.write_batch));
-            self.flights.push_back(flight);
+            self.in_flight.push_back(flight);
             return;
         }
         self.submit(flight);
-        if self.eager || left > EAGER_BYTES || self.flights.len() > 1 {
-            // An error here occurs again when the flight is waited for.
+        if self.eager || left > EAGER_BYTES || self.in_flight.len() > 1 {
+            // An error here occurs again when the write batch is waited for.
             let _ = self.ring.submitter().submit();
         }
     }
@@ -404,7 +406,7 @@ impl LogWriter<PoolFile> for UringLogWriter {
         }
         if !self.listens {
             let poll = opcode::PollAdd::new(Fd(self.event_fd.raw()), libc::POLLIN as u32).build();
-            if self.push(&poll.user_data(BELL)).is_err() {
+            if self.push(&poll.user_data(EVENT_FD)).is_err() {
                 return false;
             }
             self.listens = true;
@@ -424,21 +426,21 @@ impl LogWriter<PoolFile> for UringLogWriter {
             return false;
         }
         self.wait_for_oldest();
-        self.flights.front().is_none_or(|flight| matches!(flight.result, Some(Ok(()))))
+        self.in_flight.front().is_none_or(|flight| matches!(flight.result, Some(Ok(()))))
     }
 
     fn end(&mut self) -> Option<Ended> {
         self.wait_for_oldest();
-        let mut flight = self.flights.pop_front()?;
-        while !flight.is_back() && !self.lost {
+        let mut flight = self.in_flight.pop_front()?;
+        while !flight.is_released() && !self.lost {
             // The write has failed, and the kernel still uses a part of it.
-            self.flights.push_front(flight);
+            self.in_flight.push_front(flight);
             self.sleep();
             self.reap();
-            flight = self.flights.pop_front()?;
+            flight = self.in_flight.pop_front()?;
         }
         let result = flight.result.take().unwrap_or(Ok(()));
-        if flight.is_back() {
+        if flight.is_released() {
             return Some((Some(flight.write_batch), result));
         }
         // The kernel may still read the write batch.
@@ -457,8 +459,8 @@ impl Drop for UringLogWriter {
 
 impl fmt::Debug for UringLogWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let flights = self.flights.len();
-        f.debug_struct("RingLane").field("flights", &flights).finish_non_exhaustive()
+        let in_flight = self.in_flight.len();
+        f.debug_struct("UringLogWriter").field("in_flight", &in_flight).finish_non_exhaustive()
     }
 }
 
@@ -466,7 +468,7 @@ impl fmt::Debug for UringLogWriter {
 mod tests {
     use super::*;
     use crate::PoolStore;
-    use crate::SegmentStore;
+    use crate::{SegmentFiles, StoreLocation};
     use blockyard_testing::capability::Capability;
 
     fn write_batch(memory: &Arc<Memory>, byte: u8, parts: usize) -> WriteBatch {
@@ -489,13 +491,13 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    fn flight(file: &Arc<PoolFile>, memory: &Arc<Memory>) -> Flight {
+    fn flight(file: &Arc<PoolFile>, memory: &Arc<Memory>) -> RingBatch {
         let write_batch = write_batch(memory, 1, 2);
         let vector = |slice: &[u8]| libc::iovec {
             iov_base: slice.as_ptr().cast_mut().cast(),
             iov_len: slice.len(),
         };
-        Flight {
+        RingBatch {
             vectors: write_batch.slices().map(vector).collect(),
             left: write_batch.len(),
             write_batch,
@@ -511,7 +513,7 @@ mod tests {
         }
     }
 
-    /// Results of the write and of the sync, and the result of the flight.
+    /// Results of the write and of the sync, and the result of the write batch.
     #[test]
     fn only_a_whole_write_with_its_sync_is_durable() {
         let memory = Memory::new(1 << 20);
@@ -543,12 +545,12 @@ mod tests {
     }
 
     #[test]
-    fn two_parcels_at_once_land_in_order_and_errors_come_home() {
+    fn two_write_batches_in_flight_end_in_order_and_return_their_errors() {
         if let Err(error) = super::super::probe() {
             return Capability::Uring.is_missing(error);
         }
         let memory = Memory::new(1 << 20);
-        with_file("lane", |directory, file| {
+        with_file("log-writer", |directory, file| {
             let mut log_writer = UringLogWriter::new(Some(file), Vec::new()).unwrap();
             for way in [Way::Linked, Way::Itself] {
                 log_writer.way = way;
@@ -613,28 +615,28 @@ mod tests {
                 }
             }
             log_writer.begin(&open(), 0, write_batch(&memory, 1, 2), Durability::File);
-            assert!(log_writer.end().unwrap().1.is_err(), "what cannot be synced is told");
+            assert!(log_writer.end().unwrap().1.is_err(), "the sync fails");
         });
     }
 
-    /// A thread that sends a record wakes the committer, which waits for a group.
+    /// A thread that sends a record wakes the committer, which waits for a write batch.
     #[test]
-    fn a_ring_is_left_for_what_comes() {
+    fn a_record_ends_the_wait_for_a_write_batch() {
         if let Err(error) = super::super::probe() {
             return Capability::Uring.is_missing(error);
         }
         with_file("event_count", |_, file| {
             let mut log_writer = UringLogWriter::new(None, Vec::new()).unwrap();
             let event_count = EventCount::new();
-            log_writer.hear(&event_count);
+            event_count.set_waker(LogWriter::waker(&log_writer).unwrap());
             let memory = Memory::new(1 << 20);
             std::thread::scope(|scope| {
                 scope.spawn(|| while !event_count.notify() {});
                 // No operation is in flight that could end.
-                log_writer.flights.push_back(Flight { pending: 1, ..flight(file, &memory) });
+                log_writer.in_flight.push_back(RingBatch { pending: 1, ..flight(file, &memory) });
                 assert!(!log_writer.wait(&event_count, &|| false));
                 assert!(!log_writer.listens);
-                log_writer.flights.clear();
+                log_writer.in_flight.clear();
             });
         });
     }

@@ -160,7 +160,7 @@ pub(super) fn appends(subject: &Subject, _: Seed) {
         ZoneCond::Full => zone_start + capacity,
         _ => report.wp.0,
     };
-    assert_eq!(end, at, "the write pointer stands behind the last append");
+    assert_eq!(end, at, "the write pointer is after the last append");
     // The zone may stop before its capacity only if no thread's next append fits.
     assert!(zone_start + capacity - at < 3 * block, "appends were refused too early");
     if !fixture.model.keeps_data() {

@@ -22,7 +22,7 @@ pub enum TestStep {
         sectors: u64,
         /// Whether the request may merge.
         merges: bool,
-        /// Whether the request goes before all others.
+        /// Whether the request is dispatched before all others.
         at_head: bool,
     },
     /// Requests of 8 sectors arrive together. Each set bit of `reads` or `writes` whose next lower
@@ -173,7 +173,7 @@ impl Lockstep {
         if !passes {
             return all.into_iter().for_each(|piece| self.insert(piece, false));
         }
-        assert_eq!(order.len(), count, "each goes once");
+        assert_eq!(order.len(), count, "each is dispatched once");
         self.passed += 1;
         self.taken += count;
         for piece in all {

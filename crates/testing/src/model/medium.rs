@@ -54,8 +54,8 @@ impl Medium {
         if range.is_empty() {
             return;
         }
-        let mut behind = sectors.split_off(&range.start);
-        sectors.append(&mut behind.split_off(&range.end));
+        let mut after = sectors.split_off(&range.start);
+        sectors.append(&mut after.split_off(&range.end));
     }
 }
 

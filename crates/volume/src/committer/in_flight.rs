@@ -108,8 +108,10 @@ impl<D: SegmentStore> Committer<D> {
     pub(super) fn log_writer(&mut self) -> &mut CommitWriter<D::File, D::LogWriter> {
         let (pool, queue) = (&self.pool, self.intake.queue().completion_queue());
         self.pipeline.log_writer.get_or_insert_with(|| {
-            let mut log_writer = choose(pool);
-            log_writer.hear(queue.event_count());
+            let log_writer = choose(pool);
+            if let Some(waker) = log_writer.waker() {
+                queue.event_count().set_waker(waker);
+            }
             log_writer
         })
     }

@@ -197,8 +197,8 @@ impl<D: SegmentStore> Reading<D> {
     }
 
     /// How many runs are in flight.
-    pub(super) fn under_way(&self) -> usize {
-        self.reads.under_way()
+    pub(super) fn in_flight(&self) -> usize {
+        self.reads.in_flight()
     }
 
     /// Sleeps until a run has finished.

@@ -19,7 +19,7 @@ use crate::thread;
 impl<D: SegmentStore> Segments<D> {
     /// Measures how many more segments can be made.
     pub fn measure_outside_space(&self) {
-        let count = self.directory.outside_bytes() / u64::from(self.bytes);
+        let count = self.directory.growth_bytes() / u64::from(self.bytes);
         self.table().outside = usize::try_from(count).unwrap_or(usize::MAX);
     }
 
@@ -179,7 +179,7 @@ impl<D: SegmentStore> Segments<D> {
     /// Refills a segment that has given its space back. Returns whether it is free now.
     fn fill(&self, number: usize) -> bool {
         let Some(file) = self.files.get().get(number).cloned() else { return false };
-        let filled = self.directory.fill(&file, u64::from(self.bytes));
+        let filled = self.directory.allocate(&file, u64::from(self.bytes));
         if let Err(error) = filled {
             tracing::warn!("{}: no more segments: {error}", self.directory.title());
             self.table().full = true;
@@ -204,7 +204,7 @@ impl<D: SegmentStore> Segments<D> {
             let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(number) = self.table().hollow_out() else { return };
             let Some(file) = self.files.get().get(number as usize).cloned() else { return };
-            if let Err(error) = self.directory.give_back(&file) {
+            if let Err(error) = self.directory.deallocate(&file) {
                 // A file system without holes in files does not support it.
                 if error.kind() != std::io::ErrorKind::Unsupported {
                     let title = self.directory.title();

@@ -78,7 +78,8 @@ impl<D: SegmentStore> Segments<D> {
     /// Whether a map page is permanently lost: it is damaged in every copy, and no copy is missing
     /// that may have it.
     pub(crate) fn is_lost(&self, error: &VolumeError) -> bool {
-        error.is_rotten_page() && self.directory.has_all_copies()
+        error.is_rotten_page()
+            && self.directory.copy_status().iter().all(|copy| copy.state.is_good())
     }
 
     /// Reads from one segment.

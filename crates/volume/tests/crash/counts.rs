@@ -31,7 +31,7 @@ fn a_count_that_is_too_small_is_mended_by_a_scrub() {
         let check = || {
             // The state that a kill would leave.
             let directory = directory.medium().cut(|_, _| 0);
-            let store = fixture::store(&directory, &shape, Terms::Look).unwrap();
+            let store = fixture::store(&directory, &shape, Terms::ReadOnly).unwrap();
             let report = check_in(store, &mut |_| {}).unwrap();
             assert!(report.damage.iter().all(|damage| damage.what.contains("are counted")));
             report.damaged

@@ -497,7 +497,7 @@ fn blocks_at_the_old_address_of_a_lost_page_are_verified() {
         drop(fixture);
         rot(&directory, &format!("{}segment-{segment:08x}", sides[0]), offset);
         let check = || {
-            let store = fixture::store(&directory, &shape, Terms::Look).unwrap();
+            let store = fixture::store(&directory, &shape, Terms::ReadOnly).unwrap();
             let report = check_in(store, &mut |_| {}).unwrap();
             let lost = report.damage.iter().filter(|it| (256..512).contains(&it.block)).count();
             assert_eq!(lost, 255, "blocks of the lost page, each of them once");

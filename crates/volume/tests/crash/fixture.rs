@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blockyard_core::Status;
 use blockyard_store::Copies;
 use blockyard_store::mirror::Mirror;
-use blockyard_store::mirror::assemble::{Given, Terms};
+use blockyard_store::mirror::assemble::{NamedCopy, Terms};
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_volume::committer::{Committer, Turn};
 use blockyard_volume::handle::{Outcome, VolumeHandle};
@@ -239,8 +239,8 @@ pub(crate) fn pair(directory: &SimulatedDirectory, depth: usize) -> [Simulated; 
 pub(crate) fn assemble(pair: [Option<Simulated>; 2], terms: Terms) -> Result<Store, VolumeError> {
     let [first, second] = pair;
     let given = [
-        Given { directory: first, path: "a".into() },
-        Given { directory: second, path: "b".into() },
+        NamedCopy { directory: first, path: "a".into() },
+        NamedCopy { directory: second, path: "b".into() },
     ];
     Ok(Store::Two(Mirror::assemble(given, terms, &PoolVerifier)?))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blockyard_core::Status;
 use blockyard_store::mirror::assemble::Terms;
-use blockyard_store::{Copies, SegmentStore as _};
+use blockyard_store::{Copies, SegmentStore as _, StoreLocation as _};
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
 use blockyard_volume::handle::{Outcome, VolumeHandle};
@@ -58,7 +58,8 @@ fn a_read_that_fails_while_its_copy_is_given_up_reads_the_other_copy() {
                 assert!(fixture.take(Step::Write { first, count: BLOCKS / 2, fua: true }).is_ok());
             }
             let pool = Arc::clone(&fixture.pool);
-            pair[lost].on_failed_read(move || pool.segments().directory().look().unwrap());
+            pair[lost]
+                .on_failed_read(move || pool.segments().directory().check_location().unwrap());
             pair[lost].fail(Fault::Gone(0));
             if part {
                 assert_eq!(fixture.take(Step::Part { block: 3, fua: true }), Status::Ok);
@@ -94,7 +95,7 @@ fn blocks_that_reached_one_copy_only_are_not_reported_as_damaged() {
         changes[..moment].iter().for_each(|change| medium.apply(change));
         let found = medium.cut(|_, count| random.usize(..count));
         let look =
-            || check_in(assemble(pair(&found, 1).map(Some), Terms::Look).unwrap(), &mut |_| {});
+            || check_in(assemble(pair(&found, 1).map(Some), Terms::ReadOnly).unwrap(), &mut |_| {});
         let before = look().unwrap();
         assert_eq!((before.damaged, &before.damage[..]), (0, &[][..]));
         behind += before.behind;
@@ -173,7 +174,7 @@ fn lose(stream: u64) -> bool {
     assert!(!running.pool().is_latched());
     let copies = running.pool().segments().directory();
     let Copies::Two(_) = copies else { panic!("two copies") };
-    copies.status().iter().any(|copy| !copy.state.is_good())
+    copies.copy_status().iter().any(|copy| !copy.state.is_good())
 }
 
 #[test]

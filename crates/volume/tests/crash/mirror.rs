@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use blockyard_core::Status;
 use blockyard_store::mirror::Mirror;
-use blockyard_store::mirror::assemble::{Given, Terms};
-use blockyard_store::{CopiesError, StoreError};
+use blockyard_store::mirror::assemble::{NamedCopy, Terms};
+use blockyard_store::{CopiesError, SegmentStore as _, StoreError};
 use blockyard_testing::directory::{Medium, SimulatedDirectory};
 use blockyard_testing::seed::Seed;
 use blockyard_volume::{PoolVerifier, VolumeError};
@@ -32,7 +32,7 @@ fn opened(directory: &SimulatedDirectory, shape: &Shape) -> (Fixture, [Simulated
 
 /// The number of repairs, and which copies are good.
 fn status(fixture: &Fixture) -> (u64, [bool; 2]) {
-    let status = fixture.pool.segments().directory().status();
+    let status = fixture.pool.segments().directory().copy_status();
     (
         status.iter().map(|it| it.repaired).sum(),
         [status[0].state.is_good(), status[1].state.is_good()],
@@ -245,8 +245,8 @@ fn zeros_of_a_dead_disk_do_not_replace_a_stale_copy() {
     drop(fixture);
     let sides = ["a/", "b/"];
     let pair = pair(&directory, shape.depth);
-    let given =
-        [0, 1].map(|at| Given { directory: Some(pair[at].clone()), path: ["a", "b"][at].into() });
+    let given = [0, 1]
+        .map(|at| NamedCopy { directory: Some(pair[at].clone()), path: ["a", "b"][at].into() });
     let mut before = None;
     let assembled = Mirror::assemble_with_progress(given, USE, &PoolVerifier, &mut |_, _| {
         before.get_or_insert_with(|| files(&directory, sides[stale]));

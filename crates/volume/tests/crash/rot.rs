@@ -224,7 +224,7 @@ fn check_counts_intact_groups_after_the_end_of_the_log() {
     drop(flushed(&directory, &shape));
     let base = directory.medium();
     let unused = |found: &SimulatedDirectory| {
-        let store = fixture::store(found, &shape, Terms::Look).unwrap();
+        let store = fixture::store(found, &shape, Terms::ReadOnly).unwrap();
         check_in(store, &mut |_| {}).map(|report| report.unused_groups)
     };
     assert_eq!(unused(&base.kill()).unwrap(), 0);
@@ -254,7 +254,7 @@ fn check_names_what_has_rotted_in_the_last_groups() {
         for (place, named) in [(range.offset + 40, 0), (range.offset + SECTOR as u64 + 9, 1)] {
             let found = base.kill();
             assert!(found.rot(&range.name, place, 1, 2));
-            let store = fixture::store(&found, &shape, Terms::Look).unwrap();
+            let store = fixture::store(&found, &shape, Terms::ReadOnly).unwrap();
             match check_in(store, &mut |_| {}) {
                 Err(VolumeError::Format(FormatError::Log { segment, offset, .. })) => {
                     assert_eq!(format!("segment-{segment:08x}"), range.name);

@@ -8,7 +8,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use blockyard_store::log_writer::Ended;
 use blockyard_store::{
-    BlockingReads, Durability, EventFd, LogWriter, SegmentStore, StoreFile, WriteBatch,
+    BlockingReads, Durability, EventFd, LogWriter, SegmentFiles, SegmentStore, StoreFile,
+    StoreLocation, WriteBatch,
 };
 use blockyard_testing::directory::{self, SECTOR};
 
@@ -326,35 +327,8 @@ impl fmt::Debug for SimulatedFile {
     }
 }
 
-impl SegmentStore for Simulated {
+impl SegmentFiles for Simulated {
     type File = SimulatedFile;
-    type LogWriter = SimulatedLane;
-    type Reads = BlockingReads;
-
-    fn reads(&self, _: Option<&EventFd>) -> BlockingReads {
-        BlockingReads::default()
-    }
-
-    fn log_writer(&self, _: Option<&Arc<SimulatedFile>>) -> SimulatedLane {
-        let Simulated { depth, tells_one, .. } = *self;
-        SimulatedLane { depth, tells_one, under_way: VecDeque::new() }
-    }
-
-    fn reports_sync_error_to_all(&self) -> bool {
-        !self.tells_one
-    }
-
-    fn look(&self) -> io::Result<()> {
-        let state = self.state.lock().unwrap();
-        match state.fault {
-            Fault::Gone(after) if state.operations > after => Err(io::ErrorKind::NotFound.into()),
-            _ => Ok(()),
-        }
-    }
-
-    fn title(&self) -> String {
-        format!("simulated{}", self.prefix)
-    }
 
     fn open(&self, name: &str) -> io::Result<Option<SimulatedFile>> {
         let file = self.directory.open(&self.name(name));
@@ -374,7 +348,7 @@ impl SegmentStore for Simulated {
             Fault::FullOnce => state.created == 1,
             _ => false,
         };
-        if is_full || len > self.outside_bytes() {
+        if is_full || len > self.growth_bytes() {
             return Err(io::Error::from_raw_os_error(28)); // ENOSPC
         }
         let file = self.directory.create(&self.name(name), len, SECTOR);
@@ -394,25 +368,57 @@ impl SegmentStore for Simulated {
         Ok(())
     }
 
+    fn names(&self) -> io::Result<Vec<String>> {
+        let names = self.directory.names().into_iter();
+        Ok(names.filter_map(|name| Some(name.strip_prefix(self.prefix)?.to_owned())).collect())
+    }
+
     fn sync_names(&self) -> io::Result<()> {
         self.step();
         self.count_name()?;
         self.directory.sync_names();
         Ok(())
     }
+}
 
-    fn names(&self) -> io::Result<Vec<String>> {
-        let names = self.directory.names().into_iter();
-        Ok(names.filter_map(|name| Some(name.strip_prefix(self.prefix)?.to_owned())).collect())
+impl StoreLocation for Simulated {
+    fn title(&self) -> String {
+        format!("simulated{}", self.prefix)
     }
 
-    fn outside_bytes(&self) -> u64 {
+    fn growth_bytes(&self) -> u64 {
         let room = *self.room.lock().unwrap();
         room.map_or(u64::MAX, |room| room.saturating_sub(self.directory.bytes()))
     }
 
+    fn check_location(&self) -> io::Result<()> {
+        let state = self.state.lock().unwrap();
+        match state.fault {
+            Fault::Gone(after) if state.operations > after => Err(io::ErrorKind::NotFound.into()),
+            _ => Ok(()),
+        }
+    }
+
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
         Ok(u128::from(self.directory.fresh_id()).to_le_bytes())
+    }
+}
+
+impl SegmentStore for Simulated {
+    type LogWriter = SimulatedLane;
+    type Reads = BlockingReads;
+
+    fn reports_sync_error_to_all(&self) -> bool {
+        !self.tells_one
+    }
+
+    fn log_writer(&self, _: Option<&Arc<SimulatedFile>>) -> SimulatedLane {
+        let Simulated { depth, tells_one, .. } = *self;
+        SimulatedLane { depth, tells_one, under_way: VecDeque::new() }
+    }
+
+    fn reads(&self, _: Option<&EventFd>) -> BlockingReads {
+        BlockingReads::default()
     }
 }
 

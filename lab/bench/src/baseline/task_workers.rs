@@ -299,7 +299,7 @@ impl<F: StoreFile> DeviceQueue for TaskQueue<F> {
             && let Some(event_fd) = &self.event_fd
         {
             self.replies.completion_queue().event_count().rise();
-            event_fd.hush();
+            event_fd.reset();
         }
         while let Some(FinishedRequest { slot, data, status }) = self.replies.take() {
             let Some(started) = self.waiting[slot].take() else { continue };
@@ -394,7 +394,7 @@ impl<F> fmt::Debug for TaskQueue<F> {
 mod tests {
     use super::*;
     use blockyard_core::{Bio, BufRef, Region};
-    use blockyard_store::{PoolStore, SegmentStore};
+    use blockyard_store::{PoolStore, SegmentFiles};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::os::fd::BorrowedFd;
 

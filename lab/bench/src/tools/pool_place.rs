@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::{Bio, Composed, Device, Disk, Flags, SECTOR_BYTES, Sector};
-use blockyard_store::{self, PoolBacking, PoolStore, SegmentStore, StoreError};
+use blockyard_store::{self, PoolBacking, PoolStore, SegmentFiles, SegmentStore, StoreError};
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
 
 use crate::baseline::serial_log::SerialVolume;
