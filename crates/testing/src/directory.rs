@@ -91,17 +91,6 @@ pub enum Change {
     SyncNames,
 }
 
-/// Kinds of operations that can be made to fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failing {
-    /// Writes to files, as on a full disk.
-    Writes,
-    /// Punches of holes.
-    Punches,
-    /// Syncs of files.
-    Syncs,
-}
-
 /// Names and the numbers of their files.
 type Names = BTreeMap<String, usize>;
 
@@ -116,8 +105,6 @@ struct State {
     /// Counts the runs of the kernel: a power cut begins a new one.
     boot: u64,
     ids: u64,
-    /// The kind of operation that is to fail, and how often it still succeeds.
-    failing: Option<(Failing, u64)>,
 }
 
 /// A simulated directory. Clones are the same directory.
@@ -136,6 +123,10 @@ impl SimulatedDirectory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn record(&self, change: Change) {
+        self.state().changes.push(change);
+    }
+
     /// The operations so far.
     pub fn changes(&self) -> Vec<Change> {
         self.state().changes.clone()
@@ -149,33 +140,6 @@ impl SimulatedDirectory {
     /// Clears the record of operations: the current state becomes the durable initial state.
     pub fn settle(&self) {
         self.state().changes.clear();
-    }
-
-    /// Makes syncs of files fail after `count` successful ones.
-    pub fn fail_syncs_after(&self, count: u64) {
-        self.fail_after(Failing::Syncs, count);
-    }
-
-    /// Makes operations of a kind fail after `count` successful ones. A failing operation changes
-    /// nothing. This replaces an earlier setting.
-    pub fn fail_after(&self, what: Failing, count: u64) {
-        self.state().failing = Some((what, count));
-    }
-
-    /// Makes all operations succeed again.
-    pub fn mend(&self) {
-        self.state().failing = None;
-    }
-
-    /// Counts an operation, and fails it if it is to fail.
-    fn count(&self, what: Failing) -> io::Result<()> {
-        if let Some((failing, left)) = &mut self.state().failing
-            && *failing == what
-        {
-            let text = format!("one of the {failing:?} fails, as told");
-            *left = left.checked_sub(1).ok_or_else(|| io::Error::other(text))?;
-        }
-        Ok(())
     }
 
     /// The current contents as a disk, all of it durable.
@@ -293,7 +257,7 @@ impl File {
     }
 
     /// Length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    #[expect(clippy::len_without_is_empty, reason = "no test needs it")]
     pub fn len(&self) -> u64 {
         self.directory.state().files[self.number].len() as u64
     }
@@ -312,9 +276,8 @@ impl File {
     /// Writes.
     ///
     /// # Errors
-    /// If the file ends before, or an injected failure is due.
+    /// If the file ends before.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> io::Result<()> {
-        self.directory.count(Failing::Writes)?;
         self.range(offset, from.len(), |bytes| {
             bytes.copy_from_slice(from);
             let bytes = from.to_vec();
@@ -330,9 +293,8 @@ impl File {
     /// Sets a range to zero.
     ///
     /// # Errors
-    /// If the file ends before, or an injected failure is due.
+    /// If the file ends before.
     pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.directory.count(Failing::Punches)?;
         self.range(offset, len as usize, |bytes| {
             bytes.fill(0);
             ((), Some(Change::Punch { file: self.number, offset, len }))
@@ -340,35 +302,19 @@ impl File {
     }
 
     /// Makes all writes durable.
-    ///
-    /// # Errors
-    /// If an injected failure is due. The writes are then dropped, but not from the page cache, and
-    /// the next sync succeeds, as on Linux.
-    pub fn sync(&self) -> io::Result<()> {
-        self.synced(Change::Sync { file: self.number })
+    pub fn sync(&self) {
+        self.directory.record(Change::Sync { file: self.number });
     }
 
     /// Makes the writes to a range durable, as a write with `RWF_DSYNC` does with its own range.
-    ///
-    /// # Errors
-    /// As [`File::sync`].
-    pub fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.synced(Change::SyncRange { file: self.number, offset, len })
+    pub fn sync_range(&self, offset: u64, len: u64) {
+        self.directory.record(Change::SyncRange { file: self.number, offset, len });
     }
 
     /// Makes the first `writes` writes of the file durable: later writes came too late for a sync
     /// that had begun.
-    ///
-    /// # Errors
-    /// As [`File::sync`].
-    pub fn sync_through(&self, writes: u64) -> io::Result<()> {
-        self.synced(Change::SyncThrough { file: self.number, writes })
-    }
-
-    fn synced(&self, change: Change) -> io::Result<()> {
-        self.directory.count(Failing::Syncs)?;
-        self.directory.state().changes.push(change);
-        Ok(())
+    pub fn sync_through(&self, writes: u64) {
+        self.directory.record(Change::SyncThrough { file: self.number, writes });
     }
 }
 
@@ -567,7 +513,7 @@ mod tests {
         let file = directory.create("a", 1024, SECTOR);
         directory.sync_names();
         file.write_at(0, &[1; 1024]).unwrap();
-        file.sync().unwrap();
+        file.sync();
         file.write_at(256, &[2; 512]).unwrap();
         file.write_at(0, &[3; 4]).unwrap();
         let medium = medium(&directory);
@@ -587,7 +533,7 @@ mod tests {
     #[test]
     fn a_file_without_a_durable_name_is_gone() {
         let directory = SimulatedDirectory::default();
-        directory.create("new", 512, SECTOR).sync().unwrap();
+        directory.create("new", 512, SECTOR).sync();
         directory.rename("new", "old").unwrap();
         let medium = medium(&directory);
         let names: Vec<_> = (0..3).map(|kept| medium.cut(|_, _| kept).names()).collect();
@@ -606,15 +552,15 @@ mod tests {
         file.write_at(0, &[1; 1024]).unwrap();
         let writes = file.writes();
         file.write_at(512, &[2; 1024]).unwrap();
-        file.sync_range(1024, 512).unwrap();
+        file.sync_range(1024, 512);
         let durable =
             |directory: &SimulatedDirectory| content(&medium(directory).cut(|_, _| 0), "a");
         let parts = |sectors: [u8; 4]| Some(sectors.map(|sector| [sector; 512]).concat());
         assert_eq!(durable(&directory), parts([0, 0, 2, 0]));
-        file.sync_through(writes).unwrap();
+        file.sync_through(writes);
         assert_eq!(durable(&directory), parts([1, 1, 2, 0]));
         assert_eq!(medium(&directory).choices(), [1, 2], "what came later may be there");
-        file.sync().unwrap();
+        file.sync();
         assert_eq!(durable(&directory), parts([1, 2, 2, 0]));
     }
 
@@ -631,15 +577,5 @@ mod tests {
         assert_eq!(content(&after.medium().cut(|_, _| 0), "a"), Some(found), "it is durable");
         assert_eq!((after.change_count(), directory.change_count()), (0, count));
         assert!(!after.rot("a", 1023, 2, 1) && !after.rot("b", 0, 1, 1));
-    }
-
-    #[test]
-    fn a_sync_fails_by_the_fault_plan() {
-        let directory = SimulatedDirectory::default();
-        let file = directory.create("a", 512, SECTOR);
-        directory.fail_syncs_after(1);
-        assert!(file.sync().is_ok());
-        assert!(file.sync().is_err());
-        assert_eq!(directory.change_count(), 2);
     }
 }

@@ -15,4 +15,5 @@ pub mod model;
 pub mod reference;
 pub mod refusing;
 pub mod seed;
+pub mod simulated_store;
 pub mod workload;

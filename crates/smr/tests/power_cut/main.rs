@@ -19,11 +19,12 @@ use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
 use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, Options, ZoneRecord};
 use blockyard_smr::transport::Data;
 use blockyard_smr::{Disk, DiskConfig, ScsiTransport};
-use blockyard_testing::directory::{Failing, Medium, SimulatedDirectory};
+use blockyard_testing::directory::{Medium, SimulatedDirectory};
 use blockyard_testing::seed::Seed;
+use blockyard_testing::simulated_store::{FaultPlan, Operation, When};
 
 use history::{BLOCK, Done, Durable, History, Moment, Step, ZONE_BLOCKS};
-use simulated::{Liars, Simulated};
+use simulated::Simulated;
 
 /// Zones of the disk: two conventional ones; the last zone is shorter.
 const ZONES: u32 = 6;
@@ -137,13 +138,20 @@ fn cut_everywhere(cache: CacheMode, stream: u64, again: bool) {
     cut_everywhere_in(cache, stream, again, &[]);
 }
 
-fn cut_everywhere_in(cache: CacheMode, stream: u64, again: bool, liars: Liars) {
+fn cut_everywhere_in(
+    cache: CacheMode,
+    stream: u64,
+    again: bool,
+    ignored_syncs: &'static [&'static str],
+) {
     let seed = Seed::from_env();
     let directory = SimulatedDirectory::default();
     drop(open(&directory, cache));
     directory.settle();
     let mut medium = directory.medium();
-    let history = work(&Simulated::lying(&directory, liars), cache, seed, stream);
+    let store = Simulated::new(&directory);
+    store.store.set_faults(FaultPlan { ignored_syncs, ..FaultPlan::default() });
+    let history = work(&store, cache, seed, stream);
     let changes = directory.changes();
     let mut random = seed.rng(stream + 1000);
     let mut images = 0;
@@ -290,15 +298,15 @@ fn a_power_cut_under_several_threads_respects_the_flushes_of_each() {
 /// Checks the checker: it must detect syncs that do nothing.
 #[test]
 fn a_disk_without_syncs_does_not_pass() {
-    let all: [(Liars, CacheMode); 4] = [
+    let all: [(&[&str], CacheMode); 4] = [
         (&["data"], CacheMode::Through),
         (&["data"], CacheMode::Volatile { bytes: 16 << 10 }),
         (&["journal"], CacheMode::Through),
         (&["tables"], CacheMode::Through),
     ];
-    for (liars, cache) in all {
-        let passed = std::panic::catch_unwind(|| cut_everywhere_in(cache, 1, false, liars));
-        assert!(passed.is_err(), "{cache:?}: no check has noticed that {liars:?} are not synced");
+    for (ignored_syncs, cache) in all {
+        let passed = std::panic::catch_unwind(|| cut_everywhere_in(cache, 1, false, ignored_syncs));
+        assert!(passed.is_err(), "{cache:?}: syncs of {ignored_syncs:?} did nothing unnoticed");
     }
 }
 
@@ -319,7 +327,7 @@ fn a_reset_during_a_flush_is_not_undone_by_it() {
         files.write(3 * ZONE_BLOCKS * BLOCK + 1024, &[2; 512]).unwrap();
         files.zone_changed(3, state(ZoneCond::ImplicitOpen, 3, 0)).unwrap();
         let other = Arc::clone(&files);
-        store.meanwhile(move || {
+        store.store.on_next(Operation::Sync, move || {
             other.reset(3, state(ZoneCond::Empty, 0, 1)).unwrap();
             other.write(3 * ZONE_BLOCKS * BLOCK, &[9; 512]).unwrap();
             other.zone_changed(3, state(ZoneCond::ImplicitOpen, 1, 1)).unwrap();
@@ -353,7 +361,7 @@ fn a_flush_does_not_take_back_what_another_has_made_durable() {
     files.write(at, &[1; 512]).unwrap();
     files.zone_changed(3, state(ZoneCond::ImplicitOpen, 1)).unwrap();
     let other = Arc::clone(&files);
-    store.meanwhile(move || {
+    store.store.on_next(Operation::Sync, move || {
         other.write(at + 512, &[2; 1024]).unwrap();
         other.zone_changed(3, state(ZoneCond::ImplicitOpen, 3)).unwrap();
         other.flush_range(at, BLOCK).unwrap();
@@ -443,7 +451,8 @@ fn a_power_cut_while_a_disk_is_made_leaves_one_or_none() {
 #[test]
 fn after_a_failed_sync_nothing_more_is_acknowledged() {
     for done in 0..60 {
-        fail_in_a_workload(Failing::Syncs, done, true);
+        let failed_syncs = When::After(done);
+        fail_in_a_workload(FaultPlan { failed_syncs, ..FaultPlan::default() }, done, true);
     }
 }
 
@@ -451,7 +460,8 @@ fn after_a_failed_sync_nothing_more_is_acknowledged() {
 #[test]
 fn after_a_failed_punch_no_flush_lies() {
     for done in 0..12 {
-        fail_in_a_workload(Failing::Punches, done, false);
+        let failed_punches = When::After(done);
+        fail_in_a_workload(FaultPlan { failed_punches, ..FaultPlan::default() }, done, false);
     }
 }
 
@@ -459,7 +469,8 @@ fn after_a_failed_punch_no_flush_lies() {
 #[test]
 fn after_a_failed_write_no_flush_lies() {
     for done in (0..120).step_by(3) {
-        fail_in_a_workload(Failing::Writes, done, false);
+        let failed_writes = When::After(done);
+        fail_in_a_workload(FaultPlan { failed_writes, ..FaultPlan::default() }, done, false);
     }
 }
 
@@ -467,7 +478,8 @@ fn after_a_failed_write_no_flush_lies() {
 #[test]
 fn a_failed_punch_costs_no_other_zone_its_data() {
     let directory = SimulatedDirectory::default();
-    let files = open(&directory, CacheMode::Through);
+    let store = Simulated::new(&directory);
+    let files = open_store(store.clone(), CacheMode::Through);
     let zone_bytes = ZONE_BLOCKS * BLOCK;
     let record = |erasures, written_sectors| {
         let cond = if written_sectors == 0 { ZoneCond::Empty } else { ZoneCond::ImplicitOpen };
@@ -484,9 +496,10 @@ fn a_failed_punch_costs_no_other_zone_its_data() {
     for zone in [2, 3] {
         files.reset(zone, record(1, 0)).unwrap();
     }
-    directory.fail_after(Failing::Punches, 0);
+    let failed_punches = When::After(0);
+    store.store.set_faults(FaultPlan { failed_punches, ..FaultPlan::default() });
     assert!(write(2, 1, 2).is_err());
-    directory.mend();
+    store.store.set_faults(FaultPlan::default());
     let kept = write(3, 1, 3).and_then(|()| files.flush()).is_ok();
     std::mem::forget(files);
     let mut medium = Medium::new();
@@ -529,7 +542,7 @@ fn finish_shows_nothing_from_before_a_reset() {
     send(zones(ZoneAction::Reset), Data::None);
     let (reader, seen) = (Arc::clone(&disk), Arc::new(OnceLock::new()));
     let found = Arc::clone(&seen);
-    store.meanwhile(move || {
+    store.store.on_next(Operation::Sync, move || {
         let mut room = [1; BLOCK as usize];
         let command = Command::Read { form, blocks, fua: false };
         reader.execute(&command.print(), Data::In(&mut room)).unwrap();
@@ -545,17 +558,17 @@ fn finish_shows_nothing_from_before_a_reset() {
 
 /// Makes one operation of a kind fail, and all later ones of that kind. Data flushed by then
 /// survive a power cut; with `all`, no operation succeeds after the failure.
-fn fail_in_a_workload(what: Failing, good: u64, all: bool) {
+fn fail_in_a_workload(faults: FaultPlan, done: u64, all: bool) {
     let seed = Seed::from_env();
-    let _watch = seed.watch(&format!("{what:?} fail after {good}"));
+    let _watch = seed.watch(&format!("{faults:?}"));
     for cache in [CacheMode::Through, CacheMode::Volatile { bytes: 4096 }] {
         let directory = SimulatedDirectory::default();
         let store = Simulated::new(&directory);
         let files = open_store(store.clone(), cache);
         directory.settle();
         let mut medium = directory.medium();
-        directory.fail_after(what, good);
-        let mut random = seed.rng(60 + good);
+        store.store.set_faults(faults);
+        let mut random = seed.rng(60 + done);
         let mut history = History::new(&options(cache).geometry);
         let mut failed = false;
         for serial in 1..=60 {
@@ -576,7 +589,7 @@ fn fail_in_a_workload(what: Failing, good: u64, all: bool) {
         let changes = directory.changes();
         drop(files);
         changes.iter().for_each(|change| medium.apply(change));
-        let mut random = seed.rng(61 + good);
+        let mut random = seed.rng(61 + done);
         each_cut(&medium, &mut random, |found| {
             let files = open(&found, cache);
             history.check(&files, changes.len(), Durable::Flushed);

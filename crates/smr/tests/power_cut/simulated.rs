@@ -1,14 +1,15 @@
-//! A simulated directory as the store of a medium.
+//! The simulated store of the tests as the store of a medium.
 
 #![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
-use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 
 use blockyard_smr::media::store::{Store, StoreFile};
 use blockyard_smr::media::zone_word::Id;
-use blockyard_testing::directory::{File, SECTOR, SimulatedDirectory};
+use blockyard_store::{SegmentFiles as _, StoreFile as _};
+use blockyard_testing::directory::{SECTOR, SimulatedDirectory};
+use blockyard_testing::simulated_store::{SimulatedFile, SimulatedStore};
 
 use crate::history::Moment;
 
@@ -16,66 +17,27 @@ use crate::history::Moment;
 /// a small disk would fit in one.
 const SMALL_UNIT: usize = 64;
 
-/// A function to call while a file is synced.
-type Meanwhile = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
-
-/// Prefixes of the names of files whose syncs do nothing and report success.
-pub(crate) type Liars = &'static [&'static str];
-
-/// A simulated directory.
-#[derive(Clone)]
+/// A simulated store.
+#[derive(Clone, Debug)]
 pub(crate) struct Simulated {
-    directory: SimulatedDirectory,
-    meanwhile: Meanwhile,
-    liars: Liars,
+    pub(crate) store: SimulatedStore,
     ticks: Arc<Mutex<u64>>,
 }
 
-/// A file of the directory.
-pub(crate) struct SimulatedFile {
-    file: File,
-    meanwhile: Meanwhile,
-    lies: bool,
-}
+/// A file of the store.
+#[derive(Debug)]
+pub(crate) struct File(SimulatedFile);
 
 impl Simulated {
     pub(crate) fn new(directory: &SimulatedDirectory) -> Simulated {
-        Simulated::lying(directory, &[])
-    }
-
-    /// A directory with files whose syncs do nothing.
-    pub(crate) fn lying(directory: &SimulatedDirectory, liars: Liars) -> Simulated {
-        let directory = directory.clone();
-        Simulated { directory, meanwhile: Arc::default(), liars, ticks: Arc::default() }
+        Simulated { store: SimulatedStore::new(directory), ticks: Arc::default() }
     }
 
     /// The current moment.
     pub(crate) fn now(&self) -> Moment {
         let mut ticks = self.ticks.lock().unwrap();
         *ticks += 1;
-        Moment { changes: self.directory.change_count(), tick: *ticks }
-    }
-
-    /// Calls a function during the next sync of a file.
-    pub(crate) fn meanwhile(&self, work: impl FnOnce() + Send + 'static) {
-        *self.meanwhile.lock().unwrap() = Some(Box::new(work));
-    }
-
-    fn file(&self, name: &str, file: File) -> SimulatedFile {
-        let lies = self.liars.iter().any(|start| name.starts_with(start));
-        SimulatedFile { file, meanwhile: Arc::clone(&self.meanwhile), lies }
-    }
-}
-
-impl fmt::Debug for Simulated {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Simulated")
-    }
-}
-
-impl fmt::Debug for SimulatedFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.file.fmt(f)
+        Moment { changes: self.store.directory().change_count(), tick: *ticks }
     }
 }
 
@@ -86,70 +48,64 @@ fn id(number: u64) -> Id {
 }
 
 impl Store for Simulated {
-    type File = SimulatedFile;
+    type File = File;
 
     fn title(&self) -> String {
         "simulated".to_owned()
     }
 
-    fn open(&self, name: &str) -> io::Result<Option<SimulatedFile>> {
-        Ok(self.directory.open(name).map(|file| self.file(name, file)))
+    fn open(&self, name: &str) -> io::Result<Option<File>> {
+        Ok(self.store.open(name)?.map(File))
     }
 
-    fn create(&self, name: &str, len: u64) -> io::Result<SimulatedFile> {
+    fn create(&self, name: &str, len: u64) -> io::Result<File> {
         let unit = if name.starts_with("data") { SECTOR } else { SMALL_UNIT };
-        Ok(self.file(name, self.directory.create(name, len, unit)))
+        self.store.create_with_unit(name, len, unit).map(File)
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.directory.rename(from, to)
+        self.store.rename(from, to)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.directory.remove(name);
-        Ok(())
+        self.store.remove(name)
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        self.directory.sync_names();
-        Ok(())
+        self.store.sync_names()
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
-        Ok(self.directory.names())
+        self.store.names()
     }
 
     fn boot(&self) -> io::Result<Id> {
-        Ok(id(self.directory.boot()))
+        Ok(id(self.store.directory().boot()))
     }
 
     fn fresh_id(&self) -> io::Result<Id> {
-        Ok(id(self.directory.fresh_id()))
+        Ok(id(self.store.directory().fresh_id()))
     }
 }
 
-impl StoreFile for SimulatedFile {
+impl StoreFile for File {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.file.len())
+        self.0.len()
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_at(offset, into)
+        self.0.read_at(offset, into)
     }
 
     fn write_at(&self, offset: u64, from: &[u8]) -> io::Result<()> {
-        self.file.write_at(offset, from)
+        self.0.write_at(offset, &[from])
     }
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.file.punch(offset, len)
+        self.0.punch(offset, len)
     }
 
     fn sync(&self) -> io::Result<()> {
-        let meanwhile = self.meanwhile.lock().unwrap().take();
-        if let Some(work) = meanwhile {
-            work();
-        }
-        if self.lies { Ok(()) } else { self.file.sync() }
+        self.0.sync()
     }
 }

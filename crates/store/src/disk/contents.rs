@@ -104,7 +104,7 @@ fn end(len: u64, edge: u64) -> u64 {
     (len - edge) / 4096 * 4096
 }
 
-/// Overwrites what [`look`] reads of a disk of `len` bytes with zeros: the beginning, the end, and
+/// Overwrites what [`find`] reads of a disk of `len` bytes with zeros: the beginning, the end, and
 /// the probes between them.
 ///
 /// # Errors

@@ -5,6 +5,7 @@ use blockyard_core::Status;
 use blockyard_store::mirror::assemble::Terms;
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
+use blockyard_testing::simulated_store::{FaultPlan, SimulatedStore, When};
 use blockyard_volume::handle::VolumeHandle;
 use blockyard_volume::record::Body;
 use blockyard_volume::{Compression, Running, VolumeError};
@@ -14,7 +15,6 @@ use blockyard_volume_format::catalogue::Change;
 use blockyard_volume_format::{FormatError, group};
 
 use crate::fixture::{Fixture, Shape, Step, USE, format};
-use crate::simulated::{Fault, Simulated};
 use crate::{fixture, shape, work};
 
 /// Writes that the disk reports as done but loses or misdirects. A read returns old or new data of
@@ -29,11 +29,15 @@ fn lost_and_misdirected_writes_are_never_returned() {
         let shape = shape(&mut random);
         let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let store = Simulated::new(&directory);
+        let store = SimulatedStore::new(&directory);
         let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
         let number = random.u64(1..20);
         let lost = random.bool();
-        store.fail(if lost { Fault::Lost(number) } else { Fault::Misdirected(number) });
+        store.set_faults(if lost {
+            FaultPlan { lost_writes: When::Only(number), ..FaultPlan::default() }
+        } else {
+            FaultPlan { misdirected_writes: When::Only(number), ..FaultPlan::default() }
+        });
         for _ in 0..20 {
             let first = random.u64(..shape.blocks);
             // A write of part of a block fails if the rest cannot be read.
@@ -47,8 +51,8 @@ fn lost_and_misdirected_writes_are_never_returned() {
             }
         }
         drop(fixture);
-        store.fail(Fault::None);
-        let opened = Fixture::on(Simulated::new(&directory), &directory, &shape);
+        store.set_faults(FaultPlan::default());
+        let opened = Fixture::on(SimulatedStore::new(&directory), &directory, &shape);
         refused += usize::from(opened.is_err());
     }
     assert!(refused > 20, "the faults were felt: {refused}");
@@ -78,7 +82,7 @@ fn rot_is_found() {
             file.read_at(at, &mut byte).unwrap();
             file.write_at(at, &[byte[0] ^ 1 << random.u8(..8)]).unwrap();
         }
-        match Fixture::on(Simulated::new(&directory), &directory, &shape) {
+        match Fixture::on(SimulatedStore::new(&directory), &directory, &shape) {
             Err(_) => refused += 1,
             Ok(mut fixture) => match fixture::read(&mut fixture.handle, &shape) {
                 Err(status) => {
@@ -105,11 +109,14 @@ fn misdirected_reads_are_never_returned() {
         let shape = shape(&mut random);
         let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let store = Simulated::new(&directory);
+        let store = SimulatedStore::new(&directory);
         let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
         work(&mut fixture, &mut random, &shape, 20);
         let (wanted, history) = (fixture.contents(), fixture.history.clone());
-        store.fail(Fault::MisdirectedReads(random.u64(1..4)));
+        store.set_faults(FaultPlan {
+            misdirected_reads: When::Every(random.u64(1..4)),
+            ..FaultPlan::default()
+        });
         for _ in 0..4 {
             match fixture::read(&mut fixture.handle, &shape) {
                 Ok(found) => assert_eq!(found, wanted.0),
@@ -124,7 +131,7 @@ fn misdirected_reads_are_never_returned() {
         match Fixture::on(store.clone(), &directory, &shape) {
             Err(_) => refused += 1,
             Ok(mut fixture) => {
-                store.fail(Fault::None);
+                store.set_faults(FaultPlan::default());
                 // The last group may be taken for missing.
                 history.check_volume(&fixture::read(&mut fixture.handle, &shape).unwrap());
             }
@@ -184,7 +191,7 @@ fn rot_in_the_middle_of_the_log_is_not_its_end() {
         file.read_at(at, &mut byte).unwrap();
         file.write_at(at, &[byte[0] ^ 1 << random.u8(..8)]).unwrap();
         let last = all.last().map_or(0, |it| it.2);
-        match Fixture::on(Simulated::new(&directory), &directory, &shape) {
+        match Fixture::on(SimulatedStore::new(&directory), &directory, &shape) {
             Ok(mut fixture) if *number == last => {
                 history.check_volume(&fixture::read(&mut fixture.handle, &shape).unwrap());
             }
@@ -243,7 +250,7 @@ fn a_group_that_only_the_superblock_states_as_durable_is_verified() {
     descriptors[0].crc ^= 1;
     group::print(&head, &descriptors, &mut bytes);
     file.write_at(offset as u64, &bytes).unwrap();
-    match Fixture::on(Simulated::new(&directory), &directory, &shape).map(drop).unwrap_err() {
+    match Fixture::on(SimulatedStore::new(&directory), &directory, &shape).map(drop).unwrap_err() {
         VolumeError::Format(FormatError::Log { number: missing, .. }) => {
             assert_eq!(missing, number);
         }
@@ -268,7 +275,7 @@ fn a_rotten_change_of_the_catalogue_is_refused() {
         assert_eq!(fixture.take(Step::Write { first, count: 1, fua: true }), Status::Ok);
     }
     drop((fixture, medium));
-    let opened = || Fixture::on(Simulated::new(&directory), &directory, &shape);
+    let opened = || Fixture::on(SimulatedStore::new(&directory), &directory, &shape);
     assert_eq!(opened().unwrap().contents().1.len(), 1);
     let file = directory.open(&name).unwrap();
     file.write_at(offset as u64 + 512, &[0xff; 4]).unwrap();

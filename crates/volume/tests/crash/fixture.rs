@@ -9,6 +9,7 @@ use blockyard_store::Copies;
 use blockyard_store::mirror::Mirror;
 use blockyard_store::mirror::assemble::{NamedCopy, Terms};
 use blockyard_testing::directory::SimulatedDirectory;
+use blockyard_testing::simulated_store::SimulatedStore;
 use blockyard_volume::committer::{Committer, Turn};
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::record::Body;
@@ -17,11 +18,10 @@ use blockyard_volume_format::NODE_BLOCKS;
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 use blockyard_volume_format::entry::Entry;
 
-use crate::simulated::Simulated;
-use crate::turns::Turns;
+use crate::turns::{self, Turns};
 
 /// The store of a rig: one copy or two.
-pub(crate) type Store = Copies<Simulated>;
+pub(crate) type Store = Copies<SimulatedStore>;
 
 /// The contents of a volume: for each block the number of the step that wrote it, 0 for zeros.
 pub(crate) type Blocks = Vec<u64>;
@@ -231,12 +231,15 @@ pub(crate) struct Fixture {
 pub(crate) const USE: Terms = Terms::Use { degraded: false };
 
 /// The two copies in a directory.
-pub(crate) fn pair(directory: &SimulatedDirectory, depth: usize) -> [Simulated; 2] {
-    ["a/", "b/"].map(|side| Simulated::new(directory).with_depth(depth).with_prefix(side))
+pub(crate) fn pair(directory: &SimulatedDirectory, depth: usize) -> [SimulatedStore; 2] {
+    ["a/", "b/"].map(|side| SimulatedStore::new(directory).with_depth(depth).with_prefix(side))
 }
 
 /// Assembles copies, of which one may be missing.
-pub(crate) fn assemble(pair: [Option<Simulated>; 2], terms: Terms) -> Result<Store, VolumeError> {
+pub(crate) fn assemble(
+    pair: [Option<SimulatedStore>; 2],
+    terms: Terms,
+) -> Result<Store, VolumeError> {
     let [first, second] = pair;
     let given = [
         NamedCopy { directory: first, path: "a".into() },
@@ -254,7 +257,7 @@ pub(crate) fn store(
     if shape.mirror {
         return assemble(pair(directory, shape.depth).map(Some), terms);
     }
-    Ok(Store::One(Simulated::new(directory).with_depth(shape.depth)))
+    Ok(Store::One(SimulatedStore::new(directory).with_depth(shape.depth)))
 }
 
 fn open_pool(
@@ -295,7 +298,7 @@ impl Fixture {
 
     /// Opens the pool on a given simulated disk.
     pub(crate) fn on(
-        store: Simulated,
+        store: SimulatedStore,
         directory: &SimulatedDirectory,
         shape: &Shape,
     ) -> Result<Fixture, VolumeError> {
@@ -332,7 +335,8 @@ impl Fixture {
         shape: &Shape,
         turns: &Turns,
     ) -> Result<Fixture, VolumeError> {
-        let store = Simulated::new(directory).with_depth(shape.depth).with_turns(turns);
+        let store = SimulatedStore::new(directory).with_depth(shape.depth);
+        store.set_hook(turns::hook(turns));
         let fixture = Fixture::on(store, directory, shape)?;
         fixture.pool.set_running(true);
         Ok(Fixture { turns: Some(turns.clone()), ..fixture })

@@ -4,13 +4,13 @@
 use blockyard_core::Status;
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
+use blockyard_testing::simulated_store::{FaultPlan, SimulatedStore, When};
 use blockyard_volume::committer::Turn;
 use blockyard_volume::handle::{NO_REPLY, Outcome, VolumeHandle};
 use blockyard_volume::record::Body;
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 
 use crate::fixture::{Blocks, Fixture, Shape, Step, format, read};
-use crate::simulated::{Fault, Simulated};
 
 /// A shape whose segments have space for the pages of a checkpoint.
 fn shape(segments_max: usize) -> Shape {
@@ -52,11 +52,14 @@ fn nothing_that_was_answered_is_lost() {
         let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
-        let store = Simulated::new(&directory);
+        let store = SimulatedStore::new(&directory);
         let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
         // The limit is sometimes the pool's, sometimes the file system's.
         if random.bool() {
-            store.fail(Fault::Full(random.u64(8..24)));
+            store.set_faults(FaultPlan {
+                full: When::After(random.u64(8..24)),
+                ..FaultPlan::default()
+            });
         }
         let mut model: Blocks = vec![0; shape.blocks as usize];
         let mut waiting: Vec<(u64, u64)> = Vec::new();
@@ -241,10 +244,10 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
         shape.blocks = count as u64 * 64;
         let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let store = Simulated::new(&directory);
+        let store = SimulatedStore::new(&directory);
         let bytes = count as u64 * u64::from(shape.options.segment_bytes) + (64 << 10);
         if matches!(end, End::Room) {
-            store.limit(bytes);
+            store.set_bytes_max(bytes);
         }
         let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
         let mut order: Vec<u64> = (0..shape.blocks).collect();
@@ -256,9 +259,9 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
                 fixture.pool.segments().prepare(1, 128 << 10);
             }
             if at == count * 32 && matches!(end, End::Others) {
-                store.limit(directory.bytes());
+                store.set_bytes_max(directory.bytes());
             } else if at == count * 32 && matches!(end, End::Quota) {
-                store.fail(Fault::Full(0));
+                store.set_faults(FaultPlan { full: When::After(0), ..FaultPlan::default() });
             }
             match fixture.take(Step::Write { first: block, count: 1, fua: false }) {
                 Status::Ok => written.push(block),
@@ -524,18 +527,22 @@ fn a_file_system_that_is_full_now_and_then_breaks_nothing() {
         shape.options.segments_max = 39;
         let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let store = Simulated::new(&directory);
+        let store = SimulatedStore::new(&directory);
         let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
         for _ in 0..20 {
             let full = random.bool();
-            store.fail(if full { Fault::Full(random.u64(..4)) } else { Fault::None });
+            store.set_faults(if full {
+                FaultPlan { full: When::After(random.u64(..4)), ..FaultPlan::default() }
+            } else {
+                FaultPlan::default()
+            });
             let count = random.usize(1..30);
             crate::work(&mut fixture, &mut random, &shape, count);
             let contents = fixture.contents();
             fixture.history.check(usize::MAX, &contents);
         }
         assert!(!fixture.pool.is_latched());
-        store.fail(Fault::None);
+        store.set_faults(FaultPlan::default());
         destroy_snapshots(&mut fixture);
         let write = Step::Write { first: 0, count: 1, fua: true };
         assert!(

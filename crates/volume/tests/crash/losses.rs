@@ -11,13 +11,13 @@ use blockyard_store::mirror::assemble::Terms;
 use blockyard_store::{Copies, SegmentStore as _, StoreLocation as _};
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
+use blockyard_testing::simulated_store::{FaultPlan, Operation, SimulatedStore, When};
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::{Compression, Running};
 use blockyard_volume_admin::check::check_in;
 use blockyard_volume_admin::scrub::scrub;
 
 use crate::fixture::{Fixture, Shape, Step, Store, USE, assemble, format, pair};
-use crate::simulated::{Fault, Simulated};
 
 /// Number of losses in `make test`; `BLOCKYARD_LOSS_SEEDS` asks for more.
 const LOSSES: u64 = 1000;
@@ -36,7 +36,7 @@ fn mirrored() -> Shape {
     Shape { mirror: true, block_bytes: 1024, blocks: BLOCKS, ..Shape::tiny() }
 }
 
-fn opened(directory: &SimulatedDirectory, shape: &Shape) -> (Store, [Simulated; 2]) {
+fn opened(directory: &SimulatedDirectory, shape: &Shape) -> (Store, [SimulatedStore; 2]) {
     let pair = pair(directory, shape.depth);
     (assemble(pair.clone().map(Some), USE).unwrap(), pair)
 }
@@ -58,9 +58,13 @@ fn a_read_that_fails_while_its_copy_is_given_up_reads_the_other_copy() {
                 assert!(fixture.take(Step::Write { first, count: BLOCKS / 2, fua: true }).is_ok());
             }
             let pool = Arc::clone(&fixture.pool);
-            pair[lost]
-                .on_failed_read(move || pool.segments().directory().check_location().unwrap());
-            pair[lost].fail(Fault::Gone(0));
+            pair[lost].on_next(Operation::FailedRead, move || {
+                pool.segments().directory().check_location().unwrap();
+            });
+            pair[lost].set_faults(FaultPlan {
+                failed_operations: When::After(0),
+                ..FaultPlan::default()
+            });
             if part {
                 assert_eq!(fixture.take(Step::Part { block: 3, fua: true }), Status::Ok);
             }
@@ -151,7 +155,10 @@ fn lose(stream: u64) -> bool {
     let (store, pair) = opened(&directory, &shape);
     let running = Running::start(store, shape.options).unwrap();
     let lost = &pair[random.usize(..2)];
-    lost.fail(Fault::Gone(random.u64(..150)));
+    lost.set_faults(FaultPlan {
+        failed_operations: When::After(random.u64(..150)),
+        ..FaultPlan::default()
+    });
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (running, ended) = (&running, &ended);

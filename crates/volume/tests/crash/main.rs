@@ -22,7 +22,6 @@ mod partly;
 mod reservation;
 mod rot;
 mod settle;
-mod simulated;
 mod threads;
 mod turns;
 
@@ -30,12 +29,12 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use blockyard_core::Status;
-use blockyard_testing::directory::{Change, Failing, Medium, SimulatedDirectory};
+use blockyard_testing::directory::{Change, Medium, SimulatedDirectory};
 use blockyard_testing::seed::Seed;
+use blockyard_testing::simulated_store::{FaultPlan, SimulatedStore, When};
 use blockyard_volume::{Compression, Options};
 
 use fixture::{Fixture, History, Shape, Step, format};
-use simulated::{Fault, Simulated};
 
 /// Number of seeds in `make test`; `BLOCKYARD_CRASH_SEEDS` asks for more.
 const SEEDS: u64 = 1000;
@@ -157,21 +156,21 @@ fn a_single_group_is_in_flight_where_an_error_is_reported_once() {
         let shape = Shape { depth, options, blocks: 40, ..tiny };
         let directory = SimulatedDirectory::default();
         format(&directory, &shape);
-        let store = Simulated::new(&directory).with_depth(depth).telling_one();
+        let store = SimulatedStore::new(&directory).with_depth(depth).with_error_reported_once();
         let mut fixture = Fixture::on(store, &directory, &shape).unwrap();
         work(&mut fixture, &mut random, &shape, 200);
     }
 }
 
-fn cut_everywhere(stream: u64, fault: Fault) {
+fn cut_everywhere(stream: u64, fault: FaultPlan) {
     let mut random = Seed::from_env().rng(stream);
     let shape = shape(&mut random);
     let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
-    let store = Simulated::new(&directory).with_depth(shape.depth);
+    let store = SimulatedStore::new(&directory).with_depth(shape.depth);
     let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
-    store.fail(fault);
+    store.set_faults(fault);
     let count = random.usize(5..40);
     work(&mut fixture, &mut random, &shape, count);
     let (history, changes) = (fixture.history.clone(), directory.changes());
@@ -213,7 +212,7 @@ fn a_power_cut_leaves_a_prefix_with_everything_durable() {
     let run = |streams: std::ops::Range<u64>| {
         for stream in streams {
             let _watch = Seed::from_env().watch(&format!("stream {stream}"));
-            cut_everywhere(stream, Fault::None);
+            cut_everywhere(stream, FaultPlan::default());
         }
     };
     std::thread::scope(|scope| {
@@ -226,7 +225,10 @@ fn a_power_cut_leaves_a_prefix_with_everything_durable() {
 #[test]
 fn a_disk_without_syncs_does_not_pass() {
     let noticed = (0..20).filter(|stream| {
-        std::panic::catch_unwind(|| cut_everywhere(*stream, Fault::NoSyncs)).is_err()
+        std::panic::catch_unwind(|| {
+            cut_everywhere(*stream, FaultPlan { ignored_syncs: &[""], ..FaultPlan::default() })
+        })
+        .is_err()
     });
     assert!(noticed.count() >= 10, "most histories have something durable in them");
 }
@@ -315,16 +317,20 @@ fn a_power_cut_after_a_kill_loses_nothing_that_recovery_found() {
 #[test]
 fn an_error_latches_the_pool_and_opening_it_again_heals() {
     let seed = Seed::from_env();
-    for (stream, failing) in (6000..6150).zip([Failing::Syncs, Failing::Writes].into_iter().cycle())
-    {
+    for stream in 6000..6150 {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
         let shape = shape(&mut random);
         let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
-        let mut fixture = Fixture::open(&directory, &shape);
-        directory.fail_after(failing, random.u64(..12));
+        let store = SimulatedStore::new(&directory).with_depth(shape.depth);
+        let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
+        let after = When::After(random.u64(..12));
+        store.set_faults(match stream % 2 {
+            0 => FaultPlan { failed_syncs: after, ..FaultPlan::default() },
+            _ => FaultPlan { failed_writes: after, ..FaultPlan::default() },
+        });
         let mut errors = 0;
         for _ in 0..40 {
             let status = fixture.take(step(&mut random, &shape));
@@ -335,7 +341,7 @@ fn an_error_latches_the_pool_and_opening_it_again_heals() {
             errors += usize::from(status == Status::IoErr);
         }
         assert!(errors > 0 && fixture.pool.is_latched());
-        directory.mend();
+        store.set_faults(FaultPlan::default());
         // The kernel reported the error once; the next sync would succeed.
         assert_eq!(fixture.take(Step::Flush), Status::IoErr, "never tried again");
         let (history, moment) = (fixture.history.clone(), directory.change_count());
@@ -403,9 +409,9 @@ fn a_full_file_system_is_no_end() {
     let shape = Shape::tiny();
     let directory = SimulatedDirectory::default();
     format(&directory, &shape);
-    let store = Simulated::new(&directory);
+    let store = SimulatedStore::new(&directory);
     let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
-    store.fail(Fault::Full(2));
+    store.set_faults(FaultPlan { full: When::After(2), ..FaultPlan::default() });
     let mut refused = false;
     for round in 0..200 {
         let status = fixture.take(Step::Write { first: round % 3, count: 1, fua: true });
@@ -417,7 +423,7 @@ fn a_full_file_system_is_no_end() {
         fixture.take(Step::Snapshot);
     }
     assert!(refused, "it was full");
-    store.fail(Fault::None);
+    store.set_faults(FaultPlan::default());
     // The pool searches for space again, but not for every write.
     let write = Step::Write { first: 0, count: 3, fua: true };
     assert!((0..40).any(|_| fixture.take(write.clone()).is_ok()), "there is room again");

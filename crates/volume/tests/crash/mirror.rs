@@ -6,15 +6,17 @@ use std::collections::BTreeMap;
 use blockyard_core::Status;
 use blockyard_store::mirror::Mirror;
 use blockyard_store::mirror::assemble::{NamedCopy, Terms};
-use blockyard_store::{CopiesError, SegmentStore as _, StoreError};
+use blockyard_store::{
+    CopiesError, SegmentFiles as _, SegmentStore as _, StoreError, StoreFile as _, is_short,
+};
 use blockyard_testing::directory::{Medium, SimulatedDirectory};
 use blockyard_testing::seed::Seed;
+use blockyard_testing::simulated_store::{FaultPlan, SimulatedStore, When};
 use blockyard_volume::{PoolVerifier, VolumeError};
 use blockyard_volume_format::catalogue::Change;
 
 use crate::damage::{fill_three_leaves, lost, rot_leaf};
 use crate::fixture::{Fixture, Shape, Step, USE, assemble, format, pair};
-use crate::simulated::{Fault, Simulated};
 use crate::{each_moment, look, shape, work};
 
 const DEGRADED: Terms = Terms::Use { degraded: true };
@@ -24,7 +26,7 @@ fn mirrored(random: &mut fastrand::Rng) -> Shape {
 }
 
 /// Opens a pool of two copies; returns it with both copies.
-fn opened(directory: &SimulatedDirectory, shape: &Shape) -> (Fixture, [Simulated; 2]) {
+fn opened(directory: &SimulatedDirectory, shape: &Shape) -> (Fixture, [SimulatedStore; 2]) {
     let pair = pair(directory, shape.depth);
     let store = assemble(pair.clone().map(Some), USE).unwrap();
     (Fixture::of(store, directory, shape).unwrap(), pair)
@@ -62,14 +64,14 @@ fn replace(directory: &SimulatedDirectory, side: &str, by: &BTreeMap<String, Vec
 
 /// Runs a workload on two copies, one of which fails in some way, and cuts the power after every
 /// operation.
-fn cut_everywhere(stream: u64, fault: impl Fn(&mut fastrand::Rng) -> Fault) {
+fn cut_everywhere(stream: u64, fault: impl Fn(&mut fastrand::Rng) -> FaultPlan) {
     let mut random = Seed::from_env().rng(stream);
     let shape = mirrored(&mut random);
     let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
     let (mut fixture, pair) = opened(&directory, &shape);
-    pair[random.usize(..2)].fail(fault(&mut random));
+    pair[random.usize(..2)].set_faults(fault(&mut random));
     let count = random.usize(5..30);
     work(&mut fixture, &mut random, &shape, count);
     assert!(!fixture.pool.is_latched());
@@ -86,7 +88,7 @@ fn cut_everywhere(stream: u64, fault: impl Fn(&mut fastrand::Rng) -> Fault) {
 fn a_power_cut_below_both_copies_leaves_a_prefix_with_everything_durable() {
     for stream in 30_000..30_060 {
         let _watch = Seed::from_env().watch(&format!("stream {stream}"));
-        cut_everywhere(stream, |_| Fault::None);
+        cut_everywhere(stream, |_| FaultPlan::default());
     }
 }
 
@@ -97,8 +99,12 @@ fn a_copy_that_fails_is_given_up() {
     for stream in 31_000..31_060 {
         let _watch = Seed::from_env().watch(&format!("stream {stream}"));
         cut_everywhere(stream, |random| match random.bool() {
-            true => Fault::FailingWrites(random.u64(..20)),
-            false => Fault::FailingSyncs(random.u64(..12)),
+            true => {
+                FaultPlan { failed_writes: When::After(random.u64(..20)), ..FaultPlan::default() }
+            }
+            false => {
+                FaultPlan { failed_syncs: When::After(random.u64(..12)), ..FaultPlan::default() }
+            }
         });
     }
 }
@@ -111,7 +117,7 @@ fn a_copy_that_is_given_up_is_not_asked_for_room() {
     let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let [first, second] = pair(&directory, shape.depth);
-    second.limit(0);
+    second.set_bytes_max(0);
     let store = assemble([Some(first), Some(second.clone())], USE).unwrap();
     let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
     let write = |round: u64| Step::Write { first: round % 3, count: 1, fua: true };
@@ -124,7 +130,7 @@ fn a_copy_that_is_given_up_is_not_asked_for_room() {
     };
     assert!(is_full(&mut fixture), "one of them is full");
     assert!((0..40).all(|round| fixture.take(write(round)) == Status::NoSpc), "and stays so");
-    second.fail(Fault::FailingSyncs(0));
+    second.set_faults(FaultPlan { failed_syncs: When::After(0), ..FaultPlan::default() });
     assert_eq!(fixture.take(Step::Flush), Status::Ok);
     fixture.take(Step::Discard { first: 0, count: 1, fua: false });
     assert_eq!(fixture.take(Step::Flush), Status::Ok);
@@ -150,7 +156,8 @@ fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
         let (mut fixture, pair) = opened(&directory, &shape);
         work(&mut fixture, &mut random, &shape, 8);
         if random.bool() {
-            pair[random.usize(..2)].fail(Fault::FailingWrites(0));
+            pair[random.usize(..2)]
+                .set_faults(FaultPlan { failed_writes: When::After(0), ..FaultPlan::default() });
         }
         work(&mut fixture, &mut random, &shape, 8);
         let (history, changes) = (fixture.history.clone(), directory.changes());
@@ -188,7 +195,7 @@ fn with_a_stale_copy(shape: &Shape, random: &mut fastrand::Rng) -> (Fixture, usi
     let (mut fixture, pair) = opened(&directory, shape);
     work(&mut fixture, random, shape, 8);
     let stale = random.usize(..2);
-    pair[stale].fail(Fault::FailingWrites(0));
+    pair[stale].set_faults(FaultPlan { failed_writes: When::After(0), ..FaultPlan::default() });
     work(&mut fixture, random, shape, 8);
     assert_eq!(fixture.take(Step::Flush), Status::Ok);
     (fixture, stale)
@@ -214,7 +221,10 @@ fn a_copy_that_dies_while_one_is_resynced_stops_nothing() {
             for operations in 0.. {
                 let directory = medium.cut(|_, _| 0);
                 let pair = pair(&directory, shape.depth);
-                pair[dead].fail(Fault::Gone(operations));
+                pair[dead].set_faults(FaultPlan {
+                    failed_operations: When::After(operations),
+                    ..FaultPlan::default()
+                });
                 let opened = assemble(pair.clone().map(Some), USE)
                     .and_then(|store| Fixture::of(store, &directory, &shape));
                 let has_died = pair[dead].operations() > operations;
@@ -278,12 +288,15 @@ fn one_copy_that_lies_is_never_believed() {
         let side = random.usize(..2);
         let number = random.u64(1..20);
         let fault = match random.u8(..4) {
-            0 => Fault::Lost(number),
-            1 => Fault::Misdirected(number),
-            2 => Fault::MisdirectedReads(random.u64(2..5)),
-            _ => Fault::FailingReads(random.u64(2..5)),
+            0 => FaultPlan { lost_writes: When::Only(number), ..FaultPlan::default() },
+            1 => FaultPlan { misdirected_writes: When::Only(number), ..FaultPlan::default() },
+            2 => FaultPlan {
+                misdirected_reads: When::Every(random.u64(2..5)),
+                ..FaultPlan::default()
+            },
+            _ => FaultPlan { failed_reads: When::Every(random.u64(2..5)), ..FaultPlan::default() },
         };
-        pair[side].fail(fault);
+        pair[side].set_faults(fault);
         for _ in 0..6 {
             work(&mut fixture, &mut random, &shape, 4);
             let contents = fixture.contents();
@@ -299,7 +312,7 @@ fn one_copy_that_lies_is_never_believed() {
         assert_eq!(fixture.contents(), wanted, "{fault:?} of copy {side}");
         mended += status(&fixture).0;
         drop(fixture);
-        pair[side].fail(Fault::None);
+        pair[side].set_faults(FaultPlan::default());
         assert_eq!(opened(&directory, &shape).0.contents(), wanted);
     }
     assert!(mended > 20, "the faults were felt: {mended}");
@@ -362,7 +375,11 @@ fn a_leaf_that_another_copy_may_have_is_not_given_up() {
         rot_leaf(&directory, &mut fixture, 2, "a/");
         drop(fixture);
         let (mut fixture, pair) = opened(&directory, &shape);
-        pair[1].fail(if is_away { Fault::FailingSyncs(0) } else { Fault::FailingReads(1) });
+        pair[1].set_faults(if is_away {
+            FaultPlan { failed_syncs: When::After(0), ..FaultPlan::default() }
+        } else {
+            FaultPlan { failed_reads: When::Every(1), ..FaultPlan::default() }
+        });
         // Snapshots and overwrites that would start a liveness scan if one were possible.
         for _ in 0..12 {
             fixture.take(Step::Snapshot);
@@ -376,13 +393,38 @@ fn a_leaf_that_another_copy_may_have_is_not_given_up() {
             answer.take().unwrap();
         }
         assert_eq!(status(&fixture).1, [true, !is_away]);
-        pair[1].fail(Fault::None);
+        pair[1].set_faults(FaultPlan::default());
         if is_away {
             drop(fixture);
             (fixture, _) = opened(&directory, &shape);
         }
         assert!(lost(&mut fixture).is_empty(), "it is in the other copy, away: {is_away}");
         assert!(status(&fixture).0 > 0, "and was mended");
+    }
+}
+
+/// If the process has no descriptors left, an operation fails before it changes a copy. That says
+/// nothing about the copy, which stays good.
+#[test]
+fn missing_descriptors_do_not_fail_a_copy() {
+    let shape = Shape { mirror: true, ..Shape::tiny() };
+    for side in 0..2 {
+        let directory = SimulatedDirectory::default();
+        format(&directory, &shape);
+        let (mut fixture, pair) = opened(&directory, &shape);
+        let store = fixture.pool.segments().directory();
+        let file = store.open("superblock").unwrap().unwrap();
+        let changes = directory.change_count();
+        pair[side].set_faults(FaultPlan { no_descriptors: When::After(0), ..FaultPlan::default() });
+        assert!(is_short(&store.open("superblock").unwrap_err()));
+        assert!(is_short(&file.write_at(0, &[&[0; 512]]).unwrap_err()));
+        assert!(is_short(&store.create("new", 4096).unwrap_err()));
+        assert_eq!(status(&fixture).1, [true, true], "without descriptors for copy {side}");
+        pair[side].set_faults(FaultPlan::default());
+        let made = |name: &String| name.ends_with("new");
+        assert!(!directory.names().iter().any(made), "the file is made in both copies or in none");
+        assert!(directory.change_count() <= changes + 2, "only the file and its removal");
+        assert!(fixture.take(Step::Write { first: 0, count: 1, fua: true }).is_ok());
     }
 }
 
@@ -463,7 +505,7 @@ fn a_copy_that_is_not_complete_is_refused_alone() {
     let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let (mut fixture, pair_of) = opened(&directory, &shape);
-    pair_of[1].fail(Fault::FailingWrites(0));
+    pair_of[1].set_faults(FaultPlan { failed_writes: When::After(0), ..FaultPlan::default() });
     work(&mut fixture, &mut random, &shape, 20);
     assert_eq!(status(&fixture).1, [true, false]);
     let wanted = fixture.contents();

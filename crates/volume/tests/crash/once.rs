@@ -3,9 +3,9 @@
 
 use blockyard_core::Status;
 use blockyard_testing::directory::SimulatedDirectory;
+use blockyard_testing::simulated_store::{FaultPlan, SimulatedStore, When};
 
 use crate::fixture::{Fixture, Shape, Step, format};
-use crate::simulated::{Fault, Simulated};
 
 /// A pool whose log is full of moves. Segments contain blocks of the first leaf, which are
 /// overwritten repeatedly, and one block each of other leaves, which stay live.
@@ -43,11 +43,12 @@ fn a_page_that_cannot_be_read_once_loses_no_moves() {
         for number in 1.. {
             // The state that a kill leaves.
             let directory = medium.cut(|_, _| 0);
-            let store = Simulated::new(&directory);
-            store.fail(Fault::FailingRead(number));
+            let store = SimulatedStore::new(&directory);
+            store
+                .set_faults(FaultPlan { failed_reads: When::Only(number), ..FaultPlan::default() });
             let found = Fixture::on(store.clone(), &directory, &shape);
             let is_felt = store.reads() >= number;
-            store.fail(Fault::None);
+            store.set_faults(FaultPlan::default());
             let mut fixture = match found {
                 Ok(fixture) => {
                     opened += u64::from(is_felt);

@@ -1,19 +1,20 @@
 //! A pool with all its threads: the committer, a checkpoint thread that also cleans, and a thread
 //! that makes segments. Only writes that need space wait for these threads.
+#![allow(clippy::disallowed_types)] // Test code.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use blockyard_core::Status;
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
+use blockyard_testing::simulated_store::{FaultPlan, Operation, SimulatedStore, When};
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::{Compression, Running};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 
 use crate::fixture::{Blocks, Shape, Store, format, read};
-use crate::simulated::{Fault, Simulated};
 
 type Pool = Arc<Running<Store>>;
 
@@ -29,27 +30,40 @@ fn shape(segments_max: usize) -> Shape {
     shape
 }
 
-fn start(shape: &Shape) -> (Simulated, Pool) {
+fn start(shape: &Shape) -> (SimulatedStore, Pool) {
     let directory = SimulatedDirectory::default();
     format(&directory, shape);
-    let store = Simulated::new(&directory);
+    let store = SimulatedStore::new(&directory);
     let running = Running::start(Store::One(store.clone()), shape.options).unwrap();
     (store, running)
 }
 
-/// While this exists, the threads other than the committer wait.
-struct Closed(Simulated);
+/// While this exists, the maintenance threads of a pool wait before they write.
+struct Closed(Arc<(Mutex<bool>, Condvar)>);
 
 impl Closed {
-    fn new(store: &Simulated) -> Closed {
-        store.close_gate(true);
-        Closed(store.clone())
+    fn new(store: &SimulatedStore) -> Closed {
+        let gate = Arc::new((Mutex::new(true), Condvar::new()));
+        let closed = Closed(Arc::clone(&gate));
+        store.set_hook(move |operation| {
+            let waits = ["volume-checkpoint", "volume-segments"];
+            if matches!(operation, Operation::Create | Operation::Write)
+                && std::thread::current().name().is_some_and(|name| waits.contains(&name))
+            {
+                let (is_closed, opened) = &*gate;
+                let guard = is_closed.lock().unwrap();
+                drop(opened.wait_while(guard, |is_closed| *is_closed).unwrap());
+            }
+        });
+        closed
     }
 }
 
 impl Drop for Closed {
     fn drop(&mut self) {
-        self.0.close_gate(false);
+        let (is_closed, opened) = &*self.0;
+        *is_closed.lock().unwrap() = false;
+        opened.notify_all();
     }
 }
 
@@ -104,7 +118,7 @@ fn fill(handle: &mut VolumeHandle<Store>) {
 /// Fills a pool, discards a little, and writes until a write waits for space. That write is then
 /// pending, and gets no space before the gate is opened.
 fn until_one_waits(
-    store: &Simulated,
+    store: &SimulatedStore,
     running: &Pool,
 ) -> (VolumeHandle<Store>, VolumeHandle<Store>, Closed) {
     let (mut waiting, mut other) = (handle(running), handle(running));
@@ -239,15 +253,23 @@ fn a_flush_does_not_wait_for_segments_that_are_made() {
 #[test]
 fn the_log_makes_no_segment_where_writes_look_for_space() {
     let (store, running) = start(&shape(60));
-    store.fail(Fault::Full(8));
+    store.set_faults(FaultPlan { full: When::After(8), ..FaultPlan::default() });
     let mut handle = handle(&running);
-    let by_log = store.made_by("volume-log");
+    let created = Arc::new(Mutex::new(HashMap::<String, u64>::new()));
+    let own = Arc::clone(&created);
+    store.set_hook(move |operation| {
+        if operation == Operation::Create {
+            let name = std::thread::current().name().unwrap_or_default().to_owned();
+            *own.lock().unwrap().entry(name).or_default() += 1;
+        }
+    });
+    let created_by = |name: &str| created.lock().unwrap().get(name).copied().unwrap_or(0);
     for round in 0..3 {
         fill(&mut handle);
         discard(&mut handle, 0, 60);
-        assert_eq!(store.made_by("volume-log"), by_log, "round {round}");
+        assert_eq!(created_by("volume-log"), 0, "round {round}");
     }
-    assert!(store.made_by("volume-segments") > 8, "it is tried again");
+    assert!(created_by("volume-segments") > 8, "it is tried again");
 }
 
 /// Regression: after one successful retry to make a segment, the next failure was not retried. A
@@ -266,7 +288,7 @@ fn it_is_tried_again_each_time_to_make_a_segment() {
             flush(&mut other);
             waiting.take().map(|reply| assert_eq!(reply.status, Status::Ok)).is_none()
         });
-        store.fail(Fault::FullOnce);
+        store.set_faults(FaultPlan { full: When::Only(1), ..FaultPlan::default() });
         drop(closed);
         let end = answer(&mut waiting);
         assert_eq!(end, (waits.unwrap(), Status::Ok), "{round}: {:?}", running.pool().counts());
@@ -284,7 +306,7 @@ fn a_full_pool_works_with_its_threads() {
         let mut random = seed.rng(stream);
         let (store, running) = start(&shape(random.usize(20..36)));
         if random.bool() {
-            store.limit(random.u64(20..36) * (32 << 10));
+            store.set_bytes_max(random.u64(20..36) * (32 << 10));
         }
         let mut handle = handle(&running);
         let mut model: Blocks = vec![0; 600];

@@ -9,6 +9,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use blockyard_testing::simulated_store::Operation;
 use blockyard_volume::thread::{Schedule, Work, set_schedule};
 
 /// The number of the thread that runs the committer and the client.
@@ -133,7 +134,7 @@ impl Turns {
 
     /// Called before an operation that changes nothing: other threads may run first, unless this is
     /// the committer's thread.
-    pub(crate) fn step_beside(&self) {
+    pub(crate) fn step_for_read(&self) {
         if ME.get().is_some_and(|me| me != FIRST) {
             self.step();
         }
@@ -161,6 +162,16 @@ impl Turns {
     pub(crate) fn kill(&self) {
         self.state().is_killed = true;
         self.0.changed.notify_all();
+    }
+}
+
+/// Lets other threads run before an operation on the store.
+pub(crate) fn hook(turns: &Turns) -> impl Fn(Operation) + Send + Sync + 'static {
+    let turns = turns.clone();
+    move |operation| match operation {
+        Operation::Read => turns.step_for_read(),
+        Operation::FailedRead | Operation::CheckLocation => {}
+        _ => turns.step(),
     }
 }
 
