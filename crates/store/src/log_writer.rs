@@ -2,6 +2,18 @@
 //!
 //! The log writer owns the memory of a write until the write has ended. So the system may read the
 //! memory at any time until then, and no thread has to wait meanwhile.
+//!
+//! | writer | of | how |
+//! | --- | --- | --- |
+//! | [`Blocking`] | any file | writes and syncs when the batch begins |
+//! | [`UringLogWriter`](crate::ring::writes::UringLogWriter) | real files | io_uring: a write and a linked sync |
+//! | [`Tasks`](crate::tasks::Tasks) | any file | each worker writes and syncs a batch of its own |
+//! | [`MirrorLogWriter`](crate::mirror::MirrorLogWriter) | two copies | passes each batch to the writers of both copies |
+//!
+//! An enum chooses between them at each level, once at the opening of the pool:
+//! [`PoolLogWriter`](crate::PoolLogWriter) for a directory or disk,
+//! [`CopiesLogWriter`](crate::copies::CopiesLogWriter) for one copy or two, and
+//! [`CommitWriter`](crate::tasks::CommitWriter) for group commit or workers.
 
 use std::collections::VecDeque;
 use std::fmt;
