@@ -186,3 +186,19 @@ fn another_shape_or_another_thing_in_the_folder_is_refused() {
     let refused = blockyard(&["serve", &stranger, "--nbd", &socket]).fails();
     assert!(refused.err.contains("no SMR disk"), "{refused}");
 }
+
+/// The bug: `serve` of an SMR disk that another process has open had the exit code of a wrong
+/// option, and `serve` of such a volume that of a refusal.
+#[test]
+fn a_disk_in_use_has_the_exit_code_of_a_volume_in_use() {
+    let disk = Place::new();
+    let (smr, volume) = (backed(&disk, ""), format!("volume:///v0?path={}", disk.file("pool")));
+    let _yard = Yard::serve(&[&smr, &format!("{volume}&size=8M")]);
+    let control = disk.file("second-control");
+    for device in [smr, volume] {
+        let line = ["serve", &device, "--nbd", "none", "--control", &control];
+        let refused = blockyard(&line).fails();
+        assert_eq!(refused.code, Some(6), "{refused}");
+        assert!(refused.err.contains("in use by"), "{refused}");
+    }
+}

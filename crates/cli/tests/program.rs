@@ -362,6 +362,10 @@ fn a_wrong_command_line_says_what_would_do() {
         (&["serve", "--tls-certificates", "/c"], "TLS is off; add --tls require (or on)"),
         (&["serve", "--tls-verify-peer"], "TLS is off; add --tls require (or on)"),
         (
+            &["serve", "--nbd", "none", "--tls", "require", "--tls-certificates", "/c"],
+            "tls: no NBD server would use it; remove --nbd none",
+        ),
+        (
             &["serve", "--tls", "on", "--tls-certificates", "/c", "--tls-verify-peer"],
             "use --tls require",
         ),
@@ -679,7 +683,22 @@ fn help_man_pages_completions_and_schema_are_made() {
     let (_, out, _) = run(blockyard(&dir.0).args(["help-device", "smr"]));
     let own = out.split("Parameters:").nth(1).and_then(|rest| rest.split("\nEvery kind").next());
     assert!(own.is_some_and(|own| page.contains(own)), "docs/cli.md must show this:\n{out}");
-    assert_eq!(run(blockyard(&dir.0).args(["man", dir.0.to_str().unwrap()])).0, 0);
+    let man = |args: &[&str]| {
+        run(blockyard(&dir.0).args([&["man", dir.0.to_str().unwrap()], args].concat()))
+    };
+    assert_eq!(man(&[]).0, 0);
+    // Pages of an earlier version are replaced; a file of another program is not.
+    let page = dir.0.join("blockyard-list.1");
+    let written = std::fs::read_to_string(&page).unwrap();
+    std::fs::write(&page, &written[..written.len() / 2]).unwrap();
+    assert_eq!(man(&[]).0, 0);
+    assert_eq!(std::fs::read_to_string(&page).unwrap(), written);
+    std::fs::write(&page, "notes").unwrap();
+    let (code, _, error) = man(&[]);
+    assert!(code == 1 && error.contains("the file exists; --force replaces it"), "{error}");
+    assert_eq!(std::fs::read_to_string(&page).unwrap(), "notes");
+    assert_eq!(man(&["--force"]).0, 0);
+    assert_eq!(std::fs::read_to_string(&page).unwrap(), written);
     let page = std::fs::read_to_string(dir.0.join("blockyard-serve.1")).unwrap();
     assert!(page.contains(".TH"), "{page}");
     for shell in ["bash", "zsh", "fish"] {
