@@ -164,7 +164,7 @@ fn judge(
     let is_told = check.code != Some(0) || check.json()["damaged"].as_u64() > Some(0);
     let mut yard = match Yard::try_serve(&[device]) {
         Err((status, text)) => {
-            let is_named = text.contains("the log is damaged: group") && text.contains("offset");
+            let is_named = text.contains("cannot read the log: group") && text.contains("offset");
             assert!(is_named && !has_two, "{seed}: {what}: {status}: {text}");
             assert!(is_told, "{seed}: {what}: {text}, but: {check}");
             shown.refused += 1;

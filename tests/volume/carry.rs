@@ -61,7 +61,7 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     assert!(refused.err.contains("`stream` ends after"), "{refused}");
     std::fs::write(&more, "something else".repeat(100)).unwrap();
     let refused = volume(&["receive", &there, "cut", "-i", &more]).fails();
-    assert!(refused.err.contains("`stream` does not begin with the mark of one"), "{refused}");
+    assert!(refused.err.contains("invalid `stream`: expected its magic number"), "{refused}");
     let refused = volume(&["receive", &there, "copy", "-i", &whole]).fails();
     assert!(refused.err.contains("`copy@a` exists already"), "{refused}");
     let listed = volume(&["list", &there]).ok().out;
@@ -121,7 +121,7 @@ fn an_export_that_is_killed_leaves_nothing_in_the_pool() {
     // Here the export itself has the pool open.
     killed(&|| ());
     one();
-    assert_eq!(volumes(), Some(2), "nobody has seen what is left");
+    assert_eq!(volumes(), Some(2), "the temporary snapshot of the export is left");
     volume("show", &[]);
     assert_eq!(volumes(), Some(1));
     volume("destroy", &["v0"]);

@@ -216,7 +216,7 @@ fn a_partly_received_stream_leaves_no_volume() {
     here.snapshot("v0@a").unwrap();
     let stream = sent(&here, "v0@a", None);
     let look = || {
-        assert_eq!(names(&there), [""; 0], "nobody sees it");
+        assert_eq!(names(&there), [""; 0], "`list` does not show the volume");
         let error = receive(&there, "v0", &stream).unwrap_err();
         assert_eq!(error, "`v0` is being received already");
     };
@@ -361,7 +361,7 @@ fn a_stream_of_blocks_that_no_volume_can_have_is_refused() {
 /// Regression: a client could open a volume while it was being received, and its writes were then
 /// rolled back.
 #[test]
-fn a_volume_that_is_being_received_is_nobodys() {
+fn a_volume_that_is_being_received_cannot_be_opened() {
     let place = place("stream-held");
     let (here, there) = (pool(&place, "here"), pool(&place, "there"));
     here.create("v0", SIZE, 0).unwrap();

@@ -5,7 +5,7 @@
 #[non_exhaustive]
 pub enum FormatError {
     /// The magic number is wrong.
-    #[error("`{what}` does not begin with the mark of one")]
+    #[error("invalid `{what}`: expected its magic number at offset 0")]
     Magic {
         /// The kind of object that was read.
         what: &'static str,
@@ -65,9 +65,8 @@ pub enum FormatError {
     },
     /// A group that was durable is missing from the log.
     #[error(
-        "the log is damaged: group {number} should be in segment {segment} at offset {offset}, \
-         and was durable; what is behind it cannot be read without it. Wanted the segments as they \
-         were written"
+        "cannot read the log: group {number}, at offset {offset} of segment {segment}, was durable \
+         and is missing or damaged, and the groups after it depend on it; restore the segment files"
     )]
     Log {
         /// The segment.

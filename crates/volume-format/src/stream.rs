@@ -241,7 +241,10 @@ mod tests {
         assert!(Record::verify(&bytes, 2, &payload).is_err(), "of another stream");
         assert!(Record::verify(&bytes, 1, &payload[1..]).is_err());
         assert!(Record::parse(&bytes, &head(), 5, 3).is_err(), "one is left out");
-        assert!(Record::parse(&bytes, &head(), 4, 4).is_err(), "it is behind");
+        assert!(
+            Record::parse(&bytes, &head(), 4, 4).is_err(),
+            "the first block is below the expected one"
+        );
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub struct Report {
     pub repaired: u64,
     /// How many blocks of the last groups of the log reached only one of two copies before a kill
     /// or a power cut. They are not damaged: the next opening writes them to the other copy.
-    pub behind: u64,
+    pub in_one_copy: u64,
     /// Intact groups after the end of the log. The power was cut while they were written, or the
     /// group before them is damaged: the next opening does not use them.
     pub unused_groups: u64,
@@ -400,7 +400,7 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
             && !bad.is_empty()
             && self.loose.iter().any(|group| group.contains(&entry.address()))
         {
-            self.report.behind += 1;
+            self.report.in_one_copy += 1;
             return None;
         }
         let (Some(good), Some(file)) = (good.filter(|_| self.mends && !bad.is_empty()), file)

@@ -99,7 +99,10 @@ fn a_directory_with_other_things_becomes_no_pool() {
     fs::write(path.join("superblock"), "somebody's".repeat(1000)).unwrap();
     let before = held(&path);
     let error = refused(Running::open(&path, options()));
-    assert!(error.contains("`superblock` does not begin with the mark of one"), "{error}");
+    assert!(
+        error.contains("invalid `superblock`: expected its magic number at offset 0"),
+        "{error}"
+    );
     assert_eq!(held(&path), before);
 }
 

@@ -445,7 +445,7 @@ pub struct ScrubView {
     /// The blocks of the last writes that a check found in only one of two copies: the next opening
     /// writes them to the other copy.
     #[serde(default)]
-    pub behind: u64,
+    pub in_one_copy: u64,
     /// The intact groups after the end of the log that a check found: the next opening does not use
     /// them.
     #[serde(default)]
@@ -479,7 +479,7 @@ impl From<Report> for ScrubView {
             groups,
             damaged,
             repaired: mended,
-            behind,
+            in_one_copy,
             unused_groups,
             copies,
             damage,
@@ -499,7 +499,7 @@ impl From<Report> for ScrubView {
             groups,
             damaged,
             mended,
-            behind,
+            in_one_copy,
             unused_groups,
             copies,
             damage,

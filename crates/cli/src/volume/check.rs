@@ -94,13 +94,13 @@ fn print(args: &VolumePoolArgs, report: &ScrubView, out: &mut impl Write) -> Res
                 report.unused_groups
             )?;
         }
-        if report.behind > 0 {
+        if report.in_one_copy > 0 {
             writeln!(
                 out,
                 "{}: {} blocks of the last writes are in one copy only; they are not damaged, and \
                  the next open writes them to the other copy",
                 args.pool.display(),
-                report.behind
+                report.in_one_copy
             )?;
         }
         writeln!(

@@ -78,7 +78,7 @@ fn a_read_that_fails_while_its_copy_is_given_up_reads_the_other_copy() {
 /// only one copy as damaged, and named the other copy's disk. A good disk would have been replaced.
 #[test]
 fn blocks_that_reached_one_copy_only_are_not_reported_as_damaged() {
-    let (mut behind, seed) = (0, Seed::from_env());
+    let (mut in_one_copy, seed) = (0, Seed::from_env());
     for stream in 47_000..47_060 {
         let _watch = seed.watch(&format!("stream {stream}"));
         let mut random = seed.rng(stream);
@@ -102,12 +102,12 @@ fn blocks_that_reached_one_copy_only_are_not_reported_as_damaged() {
             || check_in(assemble(pair(&found, 1).map(Some), Terms::ReadOnly).unwrap(), &mut |_| {});
         let before = look().unwrap();
         assert_eq!((before.damaged, &before.damage[..]), (0, &[][..]));
-        behind += before.behind;
+        in_one_copy += before.in_one_copy;
         drop(Fixture::open(&found, &shape));
         let after = look().unwrap();
-        assert_eq!((after.damaged, after.behind), (0, 0), "an opening has made both equal");
+        assert_eq!((after.damaged, after.in_one_copy), (0, 0), "an opening has made both equal");
     }
-    assert!(behind > 5, "{behind} blocks were in one copy");
+    assert!(in_one_copy > 5, "{in_one_copy} blocks were in one copy");
 }
 
 /// Waits for the only reply of a handle.
