@@ -15,14 +15,21 @@ pub enum Capability {
     Fio,
     /// FUSE over io_uring: Linux 6.14 with CONFIG_FUSE_IO_URING, and root, who enables it.
     FuseUring,
+    /// Transparent huge pages, and root, who reads in `/proc/kpageflags` which pages are huge.
+    HugePages,
     /// The rights of root.
     Root,
     /// The system calls of io_uring, which containers often refuse.
     Uring,
 }
 
-const ALL: [Capability; 4] =
-    [Capability::Fio, Capability::FuseUring, Capability::Root, Capability::Uring];
+const ALL: [Capability; 5] = [
+    Capability::Fio,
+    Capability::FuseUring,
+    Capability::HugePages,
+    Capability::Root,
+    Capability::Uring,
+];
 
 impl Capability {
     /// The name in `BLOCKYARD_TEST_SKIP`.
@@ -30,6 +37,7 @@ impl Capability {
         match self {
             Capability::Fio => "fio",
             Capability::FuseUring => "fuse-uring",
+            Capability::HugePages => "huge-pages",
             Capability::Root => "root",
             Capability::Uring => "uring",
         }
@@ -78,7 +86,7 @@ mod tests {
         assert_eq!(is_listed("fio, uring", Capability::Uring), Ok(true));
         let unknown = is_listed("fio,io_uring", Capability::Fio).unwrap_err();
         let expected = "invalid BLOCKYARD_TEST_SKIP `io_uring`: expected some of fio, \
-                        fuse-uring, root, uring, separated by commas";
+                        fuse-uring, huge-pages, root, uring, separated by commas";
         assert_eq!(unknown, expected);
     }
 }

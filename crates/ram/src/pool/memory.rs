@@ -207,10 +207,12 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
+    use blockyard_testing::capability::Capability;
+
     use super::*;
 
     /// Whether the page at an address is part of a huge page, according to the kernel. `None` if
-    /// the process may not know.
+    /// the process lacks the privilege to read it.
     fn is_huge(address: *const u8) -> Option<bool> {
         const HUGE: u64 = 1 << 22;
         let entry = |file: &str, index: u64| {
@@ -234,9 +236,12 @@ mod tests {
         unsafe { memory.write(256 << 10, &[9; 100]) };
         memory.gather(0);
         let first = memory.address(0, 1);
-        if is_huge(first) != Some(true) {
-            println!("not shown: no huge pages here, or nobody but root is told");
-            return;
+        match is_huge(first) {
+            Some(true) => {}
+            Some(false) => {
+                return Capability::HugePages.is_missing("the kernel made no huge page");
+            }
+            None => return Capability::HugePages.is_missing("/proc/kpageflags needs root"),
         }
         // SAFETY: as above.
         unsafe { memory.give_back(256 << 10, 256 << 10, true) };
