@@ -167,7 +167,7 @@ fn a_request_without_its_magic_ends_its_own_connection_only() {
 }
 
 #[test]
-fn a_client_that_stops_in_mid_write_stalls_nobody() {
+fn a_client_that_stops_in_mid_write_stalls_no_other_client() {
     let yard = Yard::serve(&[MEM0]);
     let mut stalled = Raw::transmit(&yard, "mem0");
     stalled.request(REQUEST, WRITE, 0, 1 << 20);
@@ -184,7 +184,7 @@ assert h.pread(1 << 20, 0) == b'a' * (1 << 20)
 }
 
 #[test]
-fn a_client_killed_in_mid_write_harms_nobody() {
+fn a_client_killed_in_mid_write_harms_no_other_client() {
     let yard = Yard::serve(&[MEM0]);
     let script = "
 import os

@@ -210,7 +210,7 @@ fn a_disk_is_a_pool() {
     volume("snapshot", &["v0@one"]).ok();
     assert!(volume("list", &[]).ok().out.contains("v0@one"));
     let mkfs = run(&["mke2fs", "-q", "-F", "-t", "ext4", disk]);
-    assert!(mkfs.code != Some(0), "others are told that the disk is in use");
+    assert!(mkfs.code != Some(0), "other programs cannot open the disk exclusively");
     kill(yard);
     let checked = volume("check", &[]).ok();
     assert!(checked.out.contains("0 damaged"), "{checked}");

@@ -378,10 +378,10 @@ fn without_root_and_without_a_yard_it_is_mounted_too() {
     own.end("TERM");
     assert!(!is_mounted(&dir));
     let own = mount();
-    let size = user(&["stat", "--format=%s %a %U", &file]).ok().out;
+    let size = user(&["stat", "--format=%s %a %u", &file]).ok().out;
     assert_eq!(size.split(' ').next(), Some("196608"), "{size}");
     if is_root {
-        assert_eq!(size.trim(), "196608 640 nobody");
+        assert_eq!(size.trim(), format!("196608 640 {NOBODY}"));
     }
     own.end("INT");
     // Unmounted by another program, the command ends by itself.

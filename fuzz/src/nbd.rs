@@ -130,7 +130,7 @@ fn option_data(input: &mut Input<'_>) -> Vec<u8> {
         data.extend_from_slice(&(text.len() as u32).to_be_bytes());
         data.extend_from_slice(text);
     };
-    let names: [&[u8]; 6] = [b"mem", b"ro", b"z", b"", b"nobody", b"\xff\0"];
+    let names: [&[u8]; 6] = [b"mem", b"ro", b"z", b"", b"none", b"\xff\0"];
     match input.below(6) {
         0 => {}
         1 => {

@@ -33,7 +33,7 @@ impl Drop for BackingFile {
 /// A device under test, and its expected contents.
 struct DeviceRun {
     ram: Arc<Ram>,
-    beside: Refusing,
+    disk: Refusing,
     bs: u64,
     /// Whether allocations may fail or the limit may be reached.
     is_short: bool,
@@ -72,8 +72,8 @@ pub fn refusals(bytes: &[u8]) {
     let (name, depth) = ("refusing".to_owned(), ChannelConfig::default());
     let (device, clock) = (Arc::clone(&ram), ManualClock::new());
     let disk = Composed::with_clock(name, "fuzzed", device, depth, clock);
-    let beside = Refusing::new(&disk, unit, LEN_MAX).expect("there is memory for a channel");
-    let mut run = DeviceRun { ram, beside, bs, is_short, is_armed: false };
+    let disk = Refusing::new(&disk, unit, LEN_MAX).expect("there is memory for a channel");
+    let mut run = DeviceRun { ram, disk, bs, is_short, is_armed: false };
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
             break;
@@ -159,23 +159,23 @@ impl DeviceRun {
     }
 
     fn read(&mut self, at: u64, len: u64) {
-        let mut ended = self.beside.read(at, len);
+        let mut ended = self.disk.read(at, len);
         if ended == Err(Status::IoErr) && self.is_armed {
             self.disarm();
-            ended = self.beside.read(at, len);
+            ended = self.disk.read(at, len);
         }
         assert_eq!(ended, Ok(()), "a read of {len} bytes at {at}");
     }
 
     fn change(&mut self, op: Op, flags: Flags, at: u64, data: &[u8]) {
-        match self.beside.change(op, flags, at, data) {
+        match self.disk.change(op, flags, at, data) {
             Status::Ok => return,
             Status::NoSpc if self.is_short => {}
             Status::IoErr if self.is_armed => {}
             other => panic!("{op} of {} bytes at {at}: {other}", data.len()),
         }
         self.disarm();
-        self.beside.adopt(op, at, data);
+        self.disk.adopt(op, at, data);
     }
 
     fn work(&mut self, input: &mut Input<'_>) {
@@ -203,9 +203,9 @@ impl DeviceRun {
     fn end(mut self) {
         self.disarm();
         self.inject("nospc", 0);
-        self.beside.compare();
-        self.beside.discard_all();
-        self.beside.compare();
+        self.disk.compare();
+        self.disk.discard_all();
+        self.disk.compare();
         self.ram.compact().expect("there are hands enough");
         let stats = self.ram.stats();
         assert_eq!(stats.mm.orig_data_size, 0, "{stats:?}");

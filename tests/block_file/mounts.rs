@@ -145,7 +145,7 @@ fn a_later_mount_of_another_program_stays() {
     run(&["mount", "-t", "tmpfs", "none", &mounted.dir]).ok();
     mounted.yard.signal("TERM");
     assert_eq!(mounted.yard.end().code(), Some(0));
-    assert!(is_mounted(&mounted.dir), "the server took away a mount of somebody else");
+    assert!(is_mounted(&mounted.dir), "the server removed the mount of another program");
 }
 
 fn a_signal_unmounts(way: &Way) {

@@ -44,7 +44,7 @@ pub(crate) enum Fault {
 /// The result of a write or a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    Goes,
+    Executes,
     Fails,
     Cut,
 }
@@ -359,7 +359,7 @@ impl Disk {
             return Ok(Turn::Cut);
         }
         if self.is_aside(node) {
-            return Ok(Turn::Goes);
+            return Ok(Turn::Executes);
         }
         let counts = &mut self.counts;
         counts.after_failed += u64::from(counts.failed > 0);
@@ -372,7 +372,7 @@ impl Disk {
             _ => false,
         };
         counts.failed += u64::from(fails);
-        Ok(if fails { Turn::Fails } else { Turn::Goes })
+        Ok(if fails { Turn::Fails } else { Turn::Executes })
     }
 
     fn folder(&self, node: u64) -> Result<&BTreeMap<OsString, u64>> {
@@ -504,7 +504,7 @@ impl Disk {
     pub(crate) fn sync(&mut self, node: u64) -> Result<()> {
         self.file(node)?;
         match self.turn(node, true)? {
-            Turn::Goes => {
+            Turn::Executes => {
                 let file = self.file(node)?;
                 file.old.clear();
                 file.settle(0..0);

@@ -1,5 +1,5 @@
-//! Disk errors: what clients are told, what the pool does afterwards, and what it contains when it
-//! is opened again. Also counts how often flush and FUA reach the disk.
+//! Disk errors: the replies that clients get, the state of the pool afterwards, and its contents
+//! when it is opened again. Also counts how often flush and FUA reach the disk.
 
 use fastrand::Rng;
 

@@ -105,14 +105,14 @@ fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
         By::Ring => _ = yard.end(),
         By::Thread => until(|| has_ended(yard.pid())),
     }
-    assert!(is_locked(slow), "free, and a write is on its way");
+    assert!(is_locked(slow), "the disk is free while a write is in flight");
     let is_device = slow.starts_with("/dev/");
     let exclusive = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(slow);
     assert!(exclusive.is_err() || !is_device, "not its own any more");
     let held = mounted.held();
     second = Yard::begin(&[device]);
     if is_device {
-        assert_eq!(mounted.held(), held, "who waits has written");
+        assert_eq!(mounted.held(), held, "the waiting server has written");
     } else {
         // The data that the server must read for this message are in memory.
         let waits = format!("waiting for writes of process {}", yard.pid());
@@ -145,19 +145,19 @@ fn uri(path: &str, more: &str) -> String {
 }
 
 #[test]
-fn a_disk_is_nobodys_before_the_last_write_of_a_ring_has_ended() {
+fn a_disk_stays_locked_until_the_last_write_of_a_ring_has_ended() {
     let (mounted, device) = slow(80);
     kill(&mounted, &device.0, &uri(&device.0, "&store=uring"), By::Ring);
 }
 
 #[test]
-fn a_disk_is_nobodys_before_the_last_call_has_ended() {
+fn a_disk_stays_locked_until_the_last_call_has_ended() {
     let (mounted, device) = slow(80);
     kill(&mounted, &device.0, &uri(&device.0, "&store=threads"), By::Thread);
 }
 
 #[test]
-fn a_directory_is_nobodys_before_the_last_write_has_ended() {
+fn a_directory_stays_locked_until_the_last_write_has_ended() {
     let (mounted, device) = slow(200);
     ok(&["mke2fs", "-q", "-t", "ext4", &device.0]);
     let place = Place::new();
@@ -172,7 +172,7 @@ fn a_directory_is_nobodys_before_the_last_write_has_ended() {
 
 /// The other copy's disk has finished its part of the write.
 #[test]
-fn two_copies_are_nobodys_before_the_last_write_to_either_has_ended() {
+fn two_copies_stay_locked_until_the_last_write_to_either_has_ended() {
     let (mounted, device) = slow(80);
     let place = Place::new();
     let fast = place.file("fast");

@@ -151,7 +151,8 @@ yard. Its exit code is that of `serve`.
 With --nbd stdio nothing but NBD goes to standard output, and the server ends with its client.
 
 Started by systemd, or by libnbd's [ COMMAND ], with sockets (LISTEN_FDS), NBD is served on those,
-and on them instead of stdio. READY, STOPPING, STATUS and the watchdog are told to systemd.
+and on them instead of stdio. The server notifies systemd of READY, STOPPING, STATUS and the
+watchdog.
 
 SIGINT, SIGTERM and SIGHUP end the server: what is in flight is answered first. A second signal
 ends it at once.
@@ -485,7 +486,7 @@ Options of -o, with commas between them:
   errors=remount-ro    an error of the device makes the file system read-only [default]
   errors=zone-ro       ... makes the file read-only
   errors=zone-offline  ... makes the file inaccessible
-  errors=repair        ... sets the file's size right, and it goes on
+  errors=repair        ... corrects the file's size and keeps its permissions
   explicit-open        a file open for writing has its zone open; no more than the device allows
   ro                   no changes
   allow_other          other users may use it

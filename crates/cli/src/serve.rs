@@ -335,11 +335,11 @@ fn tls(args: &ServeArgs, config: &Config) -> Result<TlsSettings, Failure> {
         Err(TlsProblem::Off) => {
             "tls: certificates are given but TLS is off; add --tls require (or on)"
         }
-        Err(TlsProblem::VerifiesNobody) => {
+        Err(TlsProblem::VerifyPeerIsOptional) => {
             "tls-verify-peer: with --tls on a client without TLS is let in and shows no \
              certificate; use --tls require"
         }
-        Err(TlsProblem::KnowsNobody) => {
+        Err(TlsProblem::AllowWithoutVerifyPeer) => {
             "tls-allow: clients show no certificate whose subject could be in a list; add \
              --tls-verify-peer"
         }

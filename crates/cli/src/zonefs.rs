@@ -50,7 +50,7 @@ pub(crate) fn format(args: &MkzonefsArgs, out: &mut impl Write) -> Result<(), Fa
         uuid: args.uuid.clone(),
         options: args.options.join(","),
     };
-    // What makes no sense is refused before anybody is asked.
+    // Invalid arguments are refused before a yard is asked.
     zonefs::read_format(&request).map_err(refused)?;
     let made = match named(&args.device)? {
         Named::Served(name) => client(&args.talk).format_zonefs(&name, &request)?,

@@ -259,7 +259,7 @@ fn a_name_that_nothing_can_have_is_refused_before_a_yard_is_asked() {
     }
 }
 
-/// A client's last chance: the refusal said "it goes when they have left", and nothing was to go.
+/// The bug: the refusal promised to remove the device when its clients have left, and no code did.
 #[test]
 fn a_refused_remove_says_who_uses_the_device_and_how_to_go_on() {
     let served = Served::start("busy", &["null:///a?size=1M"]);
@@ -438,7 +438,7 @@ fn a_configuration_is_written_checked_and_served() {
     let ask = "echo \"control $BLOCKYARD_CONTROL\"";
     let (code, out, _) = run(blockyard(&dir.0).args(["serve", "-c", path, "--run", ask]));
     assert_eq!((code, out.as_str()), (0, "control \n"));
-    // What goes wrong only between parameters has its line as well.
+    // A conflict between valid parameters has its line as well.
     let zones = "[[device]]\nname = \"a\"\nkind = \"null\"\nzoned = true\nzone_size = \"3M\"\n";
     std::fs::write(&file, zones).unwrap();
     let (code, out, _) = run(blockyard(&dir.0).args(["check", "--json", path]));

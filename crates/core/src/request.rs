@@ -311,7 +311,7 @@ impl Request {
     /// # Safety
     /// `tail` must be a bio of the chain, and the bio after it must be the first of a request that
     /// was merged.
-    pub(crate) unsafe fn cut_behind(
+    pub(crate) unsafe fn split_after(
         mut self,
         mut tail: NonNull<Slot>,
     ) -> (Request, Option<Request>) {
@@ -503,7 +503,7 @@ impl Iterator for Segments<'_> {
     }
 }
 
-/// A completed request on its way to its channel.
+/// A completed request that its channel has not received yet.
 #[derive(Debug)]
 #[must_use = "its bios wait for their completions"]
 pub struct CompletedRequest(Request);

@@ -88,7 +88,7 @@ impl<T> Ring<T> {
     /// If an index is not below the length.
     #[inline]
     pub(crate) fn swap(&mut self, one: usize, other: usize) {
-        assert!(one.max(other) < self.len(), "there are so many values");
+        assert!(one.max(other) < self.len(), "an index is out of bounds");
         let at = |index| self.head.wrapping_add(index) & (self.places.len() - 1);
         let (one, other) = (at(one), at(other));
         self.places.swap(one, other);

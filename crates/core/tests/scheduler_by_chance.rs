@@ -171,7 +171,7 @@ const MANY: u64 = 8;
 
 /// Writes stamped sectors, which interleave with those of other threads, several at once, and waits
 /// for them.
-fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, most: u64, goes: bool) {
+fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, most: u64, is_dropped: bool) {
     let mut channel = disk.open_stack().unwrap();
     let region = Region::alloc(4096);
     let region_id = channel.register(Arc::clone(&region));
@@ -188,7 +188,7 @@ fn write(disk: &Shared, number: u64, threads: u64, rounds: u64, most: u64, goes:
             assert_eq!(channel.push(&[bio]), 1);
         }
         channel.submit();
-        if goes && round + 1 == rounds {
+        if is_dropped && round + 1 == rounds {
             return;
         }
         done.clear();

@@ -18,7 +18,7 @@ use crate::wire::{AttrChanges, Attributes, Call, Out};
 /// How many seconds the kernel may cache a reply: sizes never change, and names of removed files
 /// are invalidated explicitly.
 const TTL: u64 = 3600;
-/// The preferred I/O size that programs are told, which loop devices take over as granularity.
+/// The preferred I/O size that `stat` reports to programs; loop devices use it as granularity.
 const BLOCK_BYTES: u32 = 4096;
 /// The most queries to a disk during one search for a hole or for data.
 const QUESTIONS_MAX: usize = 4096;

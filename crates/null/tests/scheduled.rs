@@ -87,7 +87,7 @@ fn zoned() -> NullConfig {
 
 /// Zones keep their order with a zone write plug above the scheduler, however the scheduler sorts.
 #[test]
-fn zones_behind_a_gate() {
+fn zones_below_a_gate() {
     let none = |config| NullConfig { zone_append_max_sectors: 0, ..config };
     for (name, config) in [
         ("zones", zoned()),

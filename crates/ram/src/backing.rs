@@ -230,7 +230,7 @@ mod tests {
         open_to_all();
         drop(Backing::open(&path).unwrap());
         assert_eq!(mode(), MODE, "an empty one");
-        std::fs::write(&path, "somebody's own").unwrap();
+        std::fs::write(&path, "a file of another program").unwrap();
         open_to_all();
         Backing::open(&path).unwrap_err();
         assert_eq!(mode(), 0o644, "one that is left alone");

@@ -598,13 +598,13 @@ mod tests {
         cache.pool.layout.shard(object.place())
     }
 
-    fn shard_of_next_beside(held: u32, cache: &mut Cache, time: Duration) -> u32 {
-        shard_beside(held, cache, time, shard_of_next)
+    fn shard_of_next_while_locked(held: u32, cache: &mut Cache, time: Duration) -> u32 {
+        shard_while_locked(held, cache, time, shard_of_next)
     }
 
     /// Allocates in a thread while shard `held` is locked. The lock is released when that thread
     /// has finished or after `time`.
-    fn shard_beside(
+    fn shard_while_locked(
         held: u32,
         cache: &mut Cache,
         time: Duration,
@@ -629,7 +629,7 @@ mod tests {
         let (_, full, mut cache) = with_holes(2);
         let own = cache.shard;
         assert_eq!(shard_of_next(&mut cache), full);
-        assert_eq!(shard_of_next_beside(full, &mut cache, LONG), own);
+        assert_eq!(shard_of_next_while_locked(full, &mut cache, LONG), own);
         // The channel's own segment is full again, so it uses the holes of the other shard.
         for _ in 1..SEGMENT / OBJECT {
             assert_eq!(shard_of_next(&mut cache), own);
@@ -641,14 +641,14 @@ mod tests {
     fn locked_shard_is_not_searched_for_holes() {
         let (_, full, mut cache) = with_holes(16);
         let own = cache.shard;
-        assert_eq!(shard_of_next_beside(full, &mut cache, LONG), own);
+        assert_eq!(shard_of_next_while_locked(full, &mut cache, LONG), own);
     }
 
     #[test]
     fn another_shard_of_which_much_is_free_is_waited_for() {
         let (_, full, mut cache) = with_holes(16);
         assert_eq!(shard_of_next(&mut cache), full);
-        assert_eq!(shard_of_next_beside(full, &mut cache, SHORT), full);
+        assert_eq!(shard_of_next_while_locked(full, &mut cache, SHORT), full);
     }
 
     #[test]
@@ -659,7 +659,7 @@ mod tests {
         let object = cache.alloc(&[3; OBJECT]).unwrap();
         // SAFETY: no other thread knows the object, so it is in no word; it is retired once.
         unsafe { cache.retire(object) };
-        assert_eq!(shard_of_next_beside(full, &mut cache, SHORT), full);
+        assert_eq!(shard_of_next_while_locked(full, &mut cache, SHORT), full);
         let retired = pool.shards[cache.shard as usize].with(|shard| shard.retired.len());
         assert_eq!(retired, 1, "what was retired was looked through");
     }
@@ -672,6 +672,6 @@ mod tests {
             let object = cache.alloc_smaller(&[2; OBJECT]).unwrap();
             cache.pool.layout.shard(object.place())
         };
-        assert_eq!(shard_beside(full, &mut cache, SHORT, smaller), full);
+        assert_eq!(shard_while_locked(full, &mut cache, SHORT, smaller), full);
     }
 }

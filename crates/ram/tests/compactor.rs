@@ -99,7 +99,7 @@ fn space_lost_by_overwriting_is_compacted() {
 
 /// Rounds run continuously while four threads write: no data are lost.
 #[test]
-fn turns_beside_writers() {
+fn compaction_rounds_concurrent_with_writers() {
     let ram = Ram::open(RamConfig { size: SIZE, ..RamConfig::default() }).unwrap();
     std::thread::scope(|scope| {
         let writers = [0, 1, 2, 3u64].map(|number| {

@@ -85,7 +85,7 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Folder {
-        let name = format!("blockyard-beside-zram-{}", std::process::id());
+        let name = format!("blockyard-compared-with-zram-{}", std::process::id());
         let folder = Folder(std::env::temp_dir().join(name));
         fs::create_dir_all(&folder.0).unwrap();
         folder

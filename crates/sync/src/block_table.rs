@@ -419,7 +419,7 @@ mod tests {
         std::mem::forget(other);
         drop(two);
         pins.look(&mut pinned);
-        assert!(!pinned.contains(b), "a forgotten guard goes with its seat");
+        assert!(!pinned.contains(b), "dropping a slot releases its forgotten guard");
         drop(one);
         assert_eq!((pins.slot().is_some(), pins.slots_used()), (true, 2));
     }

@@ -230,7 +230,7 @@ mod tests {
             RoundResult::Whole
         });
         assert_eq!(ran, RunResult::Whole);
-        assert!(!lock.notify(), "nobody has it");
+        assert!(!lock.notify(), "no thread holds the lock");
         let ran = lock.run(|rounds| {
             *rounds += 10;
             lock.notify();

@@ -1,6 +1,6 @@
 //! Primitive: the completion queue (MPSC queue).
 //!
-//! Protects   completions that other threads produce for a channel, on their way to it.
+//! Protects   completions that other threads produced and the channel has not received yet.
 //! Why        a request that another thread executed completes on the channel that pushed it. The
 //!            channel belongs to one thread, so the other thread sends a message and does not
 //!            access the channel.

@@ -26,11 +26,11 @@ pub const NEVER: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// No thread.
-    Nobody,
+    NoThread,
     /// The leader, which sleeps beyond the due time.
     Leader(u32),
     /// Any sleeping thread: there is no leader.
-    Anybody,
+    AnySleeper,
 }
 
 /// The leader among sleeping threads, and the due time.
@@ -68,15 +68,15 @@ impl PollLeader {
     pub fn set_due(&self, at: u64) -> Wake {
         let before = self.due.load(Ordering::Relaxed);
         if at == NEVER && before == NEVER {
-            return Wake::Nobody;
+            return Wake::NoThread;
         }
         self.due.store(at, Ordering::Relaxed);
         // Full: pairs with the fence of the eventcounts on which the other threads sleep.
         fence(Ordering::SeqCst);
         match self.leader.load(Ordering::Relaxed).checked_sub(1) {
-            None if at < NEVER => Wake::Anybody,
+            None if at < NEVER => Wake::AnySleeper,
             Some(leader) if self.until.load(Ordering::Relaxed) > at => Wake::Leader(leader),
-            _ => Wake::Nobody,
+            _ => Wake::NoThread,
         }
     }
 
@@ -119,15 +119,15 @@ mod tests {
     fn leader_is_woken_for_earlier_due_time() {
         let watch = PollLeader::new();
         assert!(!watch.try_lead(3) && !watch.is_wanted(), "nothing is due");
-        assert_eq!((watch.due(), watch.set_due(NEVER)), (NEVER, Wake::Nobody));
-        assert_eq!(watch.set_due(7), Wake::Anybody);
+        assert_eq!((watch.due(), watch.set_due(NEVER)), (NEVER, Wake::NoThread));
+        assert_eq!(watch.set_due(7), Wake::AnySleeper);
         assert!(watch.try_lead(3) && !watch.try_lead(4) && !watch.is_wanted());
         watch.plan(100);
-        assert_eq!(watch.set_due(100), Wake::Nobody);
+        assert_eq!(watch.set_due(100), Wake::NoThread);
         assert_eq!(watch.set_due(99), Wake::Leader(3));
         watch.leave();
         assert!(watch.is_wanted());
-        assert_eq!(watch.set_due(1), Wake::Anybody);
+        assert_eq!(watch.set_due(1), Wake::AnySleeper);
         assert!(watch.try_lead(4));
     }
 }
@@ -192,10 +192,13 @@ mod model {
             assert!(watch.try_lead(0));
             watch.set_due(NEVER);
             let other = Arc::clone(&watch);
-            let thread = loom::thread::spawn(move || other.set_due(5) == Wake::Anybody);
+            let thread = loom::thread::spawn(move || other.set_due(5) == Wake::AnySleeper);
             watch.leave();
             let seen_by_leaver = watch.is_wanted();
-            assert!(thread.join().unwrap() || seen_by_leaver, "due and kept by nobody");
+            assert!(
+                thread.join().unwrap() || seen_by_leaver,
+                "a completion is due and no thread polls for it"
+            );
         });
     }
 
@@ -210,7 +213,7 @@ mod model {
                     other.1.sleep(Duration::from_secs(60), || other.0.is_wanted());
                 }
             });
-            if shared.0.set_due(9) == Wake::Anybody {
+            if shared.0.set_due(9) == Wake::AnySleeper {
                 EventCount::notify_one(std::iter::once(&shared.1));
             }
             thread.join().unwrap();

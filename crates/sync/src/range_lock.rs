@@ -124,8 +124,8 @@ mod tests {
             place(4, 8..10, Use::Read),
         ];
         let mut list = HolderList { places, ..HolderList::default() };
-        let goes: Vec<bool> = (0..5).map(|number| list.may_go(number)).collect();
-        assert_eq!(goes, [true, true, false, true, false]);
+        let may_go: Vec<bool> = (0..5).map(|number| list.may_go(number)).collect();
+        assert_eq!(may_go, [true, true, false, true, false]);
         list.places.remove(0);
         assert!(list.may_go(2) && !list.may_go(4));
     }

@@ -169,11 +169,11 @@ impl Writer {
     #[must_use]
     pub fn try_start(&mut self, slot: usize, range: Range<u64>) -> bool {
         self.publish(slot, range);
-        self.may_start() || self.may_start_beside(slot)
+        self.may_start() || self.may_start_in_queue(slot)
     }
 
     #[cold]
-    fn may_start_beside(&mut self, slot: usize) -> bool {
+    fn may_start_in_queue(&mut self, slot: usize) -> bool {
         match self.start_or_queue(slot) {
             Ok(()) => true,
             Err(turn) => {

@@ -92,7 +92,7 @@ pub enum Entered {
     /// The zone was free: the ticket is granted.
     First,
     /// The ticket waits after others, until its inbox names it.
-    Behind,
+    Queued,
     /// The ticket was not needed: this one of the same channel is the zone's last.
     Joined(u16),
 }
@@ -245,9 +245,9 @@ impl Bucket {
             {
                 before = next;
             }
-            let behind = links(ticket, |links| links.next);
-            links(before, |links| links.next = behind);
-            if behind.is_none() {
+            let next = links(ticket, |links| links.next);
+            links(before, |links| links.next = next);
+            if next.is_none() {
                 links(head, |links| links.last = Some(before));
             }
         }
@@ -313,7 +313,7 @@ impl ChannelTickets {
                 links(me, |links| *links = Links { zone, next: None, last: None, chain: None });
                 links(last, |links| links.next = Some(me));
                 links(head, |links| links.last = Some(me));
-                Entered::Behind
+                Entered::Queued
             }
         });
         if !matches!(entered, Entered::Joined(_)) {
@@ -420,11 +420,11 @@ mod tests {
         let (_gate, [mut a, mut b]) = seats();
         assert_eq!(a.enter(7, 0), Entered::First);
         assert_eq!(a.enter(7, 1), Entered::Joined(0));
-        assert_eq!(b.enter(7, 3), Entered::Behind);
+        assert_eq!(b.enter(7, 3), Entered::Queued);
         assert_eq!(b.enter(7, 2), Entered::Joined(3));
         // It cannot join its own first ticket any more, because another channel entered in between.
-        assert_eq!(a.enter(7, 1), Entered::Behind);
-        assert_eq!(b.enter(7, 0), Entered::Behind);
+        assert_eq!(a.enter(7, 1), Entered::Queued);
+        assert_eq!(b.enter(7, 0), Entered::Queued);
         assert_eq!((a.granted(), b.granted()), (None, None));
         assert_eq!(a.leave(0), None);
         assert_eq!((b.granted(), b.granted()), (Some(3), None));
@@ -441,10 +441,10 @@ mod tests {
         let (_gate, [mut a, mut b]) = seats();
         let (tell, told) = std::sync::mpsc::channel();
         assert!(b.set_waker(Waker::new(move || tell.send(()).unwrap())));
-        assert!(!b.set_waker(Waker::new(|| ())), "somebody is called already");
+        assert!(!b.set_waker(Waker::new(|| ())), "the inbox already has a waker");
         for _ in 0..2 {
             assert_eq!(a.enter(7, 0), Entered::First);
-            assert_eq!(b.enter(7, 0), Entered::Behind);
+            assert_eq!(b.enter(7, 0), Entered::Queued);
             assert!(told.try_recv().is_err());
             assert_eq!(a.leave(0), None);
             assert!(told.try_recv().is_ok());
@@ -459,7 +459,7 @@ mod tests {
         let (_gate, [mut a, mut b]) = seats();
         for (ticket, zone) in [3, 3 + 256, 3 + 512].into_iter().enumerate() {
             assert_eq!(a.enter(zone, ticket as u16), Entered::First);
-            assert_eq!(b.enter(zone, ticket as u16), Entered::Behind);
+            assert_eq!(b.enter(zone, ticket as u16), Entered::Queued);
         }
         for ticket in [1, 0, 2] {
             assert_eq!(a.leave(ticket), None);
@@ -475,10 +475,10 @@ mod tests {
     fn dropped_channel_leaves_queue_intact() {
         let (_gate, [mut a, mut b, mut c]) = seats();
         assert_eq!(a.enter(1, 0), Entered::First);
-        assert_eq!(b.enter(1, 0), Entered::Behind);
-        assert_eq!(c.enter(1, 0), Entered::Behind);
+        assert_eq!(b.enter(1, 0), Entered::Queued);
+        assert_eq!(c.enter(1, 0), Entered::Queued);
         drop(b);
-        assert_eq!(a.enter(1, 1), Entered::Behind);
+        assert_eq!(a.enter(1, 1), Entered::Queued);
         drop(a);
         assert_eq!(c.granted(), Some(0));
         assert_eq!(c.enter(1, 1), Entered::Joined(0));
@@ -496,7 +496,7 @@ mod tests {
                     let mut seat = ChannelTickets::new(&gate, 2);
                     for round in 0..2000 {
                         let zone = round % 3;
-                        if seat.enter(zone, 0) == Entered::Behind {
+                        if seat.enter(zone, 0) == Entered::Queued {
                             while seat.granted().is_none() {
                                 seat.sleep(Duration::from_secs(60));
                             }
@@ -517,7 +517,7 @@ mod model {
     use super::*;
 
     fn turn(seat: &mut ChannelTickets, inside: &SyncCell<u32>) {
-        if seat.enter(0, 0) == Entered::Behind {
+        if seat.enter(0, 0) == Entered::Queued {
             while seat.granted().is_none() {
                 seat.sleep(Duration::from_secs(60));
             }
@@ -560,13 +560,13 @@ mod model {
         loom::model(|| {
             let gate = ZoneGate::new(1);
             let mut first = ChannelTickets::new(&gate, 1);
-            let mut goes = ChannelTickets::new(&gate, 1);
+            let mut leaving = ChannelTickets::new(&gate, 1);
             let mut last = ChannelTickets::new(&gate, 1);
             assert_eq!(first.enter(0, 0), Entered::First);
-            assert_eq!(goes.enter(0, 0), Entered::Behind);
-            assert_eq!(last.enter(0, 0), Entered::Behind);
+            assert_eq!(leaving.enter(0, 0), Entered::Queued);
+            assert_eq!(last.enter(0, 0), Entered::Queued);
             let leaver = loom::thread::spawn(move || drop(first));
-            drop(goes);
+            drop(leaving);
             while last.granted().is_none() {
                 last.sleep(Duration::from_secs(60));
             }

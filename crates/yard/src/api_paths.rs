@@ -147,8 +147,8 @@ mod tests {
         assert!(error.ends_with(&exact), "{error}");
         let paths = ApiPaths::default();
         paths.allow(std::slice::from_ref(&inside)).unwrap();
-        for good in ["x", "a/b/c", ""] {
-            assert_eq!(paths.check("file", &inside.join(good)).unwrap(), inside.join(good));
+        for valid in ["x", "a/b/c", ""] {
+            assert_eq!(paths.check("file", &inside.join(valid)).unwrap(), inside.join(valid));
         }
         let escapes = [
             outside.join("x"),

@@ -42,7 +42,7 @@ fn a_traced_device() {
 }
 
 #[test]
-fn a_device_behind_a_gate() {
+fn a_device_below_a_gate() {
     suite(
         "null:///n?size=8M&memory_backed=1&zoned=1&zone_size=512k&zone_capacity=384k\
          &zone_nr_conv=2&zone_max_open=3&zone_max_active=5&gate=plug",

@@ -207,7 +207,7 @@ fn a_verb_on_the_whole_device_passes_over_what_it_cannot_change() {
 }
 
 #[test]
-fn a_slow_device_has_a_bound_and_holds_up_nobody() {
+fn a_slow_device_has_a_bound_and_delays_no_other_request() {
     let served = serve(&[
         "null:///a?size=1G",
         "null:///z?size=1G&zoned=1&zone_size=64M&irqmode=timer&completion_nsec=20000000000",

@@ -131,7 +131,8 @@ pub enum Problem {
     ReadOnly,
     /// The superblock cannot be read back after it was written.
     #[error(
-        "the superblock cannot be read back; a device that keeps data (memory_backed=1) would do"
+        "cannot read the superblock back: the device keeps no data; use one that does \
+         (memory_backed=1)"
     )]
     Forgetful,
 }

@@ -301,7 +301,7 @@ fn format_refuses_a_device_that_holds_data() {
     assert_eq!(error, "zonefs (p) ERROR: Not a zoned block device");
     let forgetful = disk("f", NullConfig { memory_backed: false, ..config() });
     let error = format(forgetful.as_ref(), &Format::default()).unwrap_err().to_string();
-    assert!(error.starts_with("zonefs (f) ERROR: the superblock cannot be read back"), "{error}");
+    assert!(error.starts_with("zonefs (f) ERROR: cannot read the superblock back"), "{error}");
     // A sequential first zone is full afterwards: nothing can be appended to the superblock.
     let sequential = disk("s", NullConfig { zone_nr_conv: 0, ..config() });
     assert!(format(sequential.as_ref(), &Format::default()).unwrap().zone_0_finished);

@@ -588,8 +588,8 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
     #[cold]
     fn wait_for_others(&mut self, deadline: Due) {
         let is_complete = !self.done.is_empty() || (G::ACTIVE && self.queues.has_completions());
-        let goes = !self.waiting.is_empty() && self.queue.room().min(self.tags.room()) > 0;
-        if !is_complete && !goes {
+        let can_start = !self.waiting.is_empty() && self.queue.room().min(self.tags.room()) > 0;
+        if !is_complete && !can_start {
             let gate = if G::ACTIVE { self.gate.due() } else { Due::Never };
             self.queue.sleep(gate.earlier(deadline), &self.clock);
         }

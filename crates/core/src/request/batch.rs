@@ -1,5 +1,5 @@
-//! The two batches between a channel and a device: requests on their way down, and those that the
-//! device leaves; completed requests on their way up.
+//! The two batches between a channel and a device: requests for the device, with those that it did
+//! not start, and completed requests for the channel.
 
 use super::{CompletedRequest, Request, Started, TAG_NONE};
 use crate::bio::Op;
@@ -126,7 +126,7 @@ impl Batch {
     }
 }
 
-/// Completed requests on their way to the channel. Bounded by the channel's depth.
+/// Completed requests that the channel has not received yet. Bounded by the channel's depth.
 #[derive(Debug)]
 pub struct CompletionBatch {
     requests: Ring<CompletedRequest>,

@@ -91,11 +91,11 @@ pub enum Left {
 pub enum Report {
     /// This number of requests of this kind have completed.
     Completed(Kind, u32),
-    /// The device did not start the request, or its first part: it goes before all others. `None`
-    /// if a dispatch returned it, else the number of the channel that passed it
+    /// The device did not start the request, or its first part: it is dispatched before all
+    /// others. `None` if a dispatch returned it, else the number of the channel that passed it
     /// ([`SchedulerQueue::bypass_id`]).
     Undone(QueuedRequest, Option<u16>),
-    /// The rest of a request that the device wants in parts: it also goes before all others.
+    /// The rest of a request that the device wants in parts: it is also dispatched first.
     Remainder(QueuedRequest),
 }
 

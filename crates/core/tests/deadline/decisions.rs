@@ -39,8 +39,8 @@ fn next_sweep_starts_at_oldest_request() {
     fixture.insert("r1000");
     assert_eq!(fixture.take(1), "r1000");
     fixture.insert("r400 r100 r600");
-    // The sweep does not restart at sector 0: it goes one way only, and then starts at the head of
-    // the FIFO.
+    // The sweep does not restart at sector 0: it moves in one direction, and then starts at the
+    // head of the FIFO.
     assert_eq!(fixture.take(4), "r400 r600 r100");
 }
 

@@ -152,12 +152,12 @@ impl Fixture {
 
     /// Inserts requests; returns the refused ones.
     pub(crate) fn try_insert(&mut self, text: &str) -> String {
-        self.try_insert_behind("", text)
+        self.try_insert_after("", text)
     }
 
     /// Inserts requests while those in `waits`, which were refused before, still wait and come
     /// first.
-    pub(crate) fn try_insert_behind(&mut self, waits: &str, text: &str) -> String {
+    pub(crate) fn try_insert_after(&mut self, waits: &str, text: &str) -> String {
         let mut refused: Vec<_> = waits.split_whitespace().map(read_one).collect();
         let now = self.nanos();
         self.order.insert_batch(text.split_whitespace().map(read_one), now, &mut refused);

@@ -94,9 +94,9 @@ fn write_after_refused_write_is_refused() {
 #[test]
 fn write_after_earlier_refused_write_is_refused() {
     let mut fixture = fixture(&[]);
-    assert_eq!(fixture.try_insert_behind("w2048", "r0 w2056"), "w2048 w2056", "there is room");
+    assert_eq!(fixture.try_insert_after("w2048", "r0 w2056"), "w2048 w2056", "there is room");
     assert_eq!(fixture.run(), "r0");
-    assert_eq!(fixture.try_insert_behind("r3072", "w2048 w2056"), "r3072", "reads have no order");
+    assert_eq!(fixture.try_insert_after("r3072", "w2048 w2056"), "r3072", "reads have no order");
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Pool {
     unsafe fn count(&self, object: Object) -> u32 {
         // SAFETY: it was written when the object was allocated, and changes only under the lock.
         let bytes = unsafe { self.memory.bytes(Pool::count_at(object), COUNT_BYTES) };
-        u32::from_ne_bytes(bytes.try_into().expect("so many were asked for"))
+        u32::from_ne_bytes(bytes.try_into().expect("a count has COUNT_BYTES bytes"))
     }
 
     /// Sets the stored count.

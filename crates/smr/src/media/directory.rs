@@ -111,7 +111,7 @@ impl Directory {
         }
     }
 
-    /// Removes the files of a disk. Without the superblock, which goes first, there is no disk.
+    /// Removes the files of a disk. It removes the superblock first: without it there is no disk.
     fn erase(&self) -> io::Result<()> {
         self.remove(superblock::FILE)?;
         self.sync_names()?;

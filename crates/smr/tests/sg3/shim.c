@@ -1,5 +1,5 @@
 /*
- * Gives a program that speaks SG_IO a disk behind a socket instead of a device.
+ * Gives a program that speaks SG_IO a disk that it reaches over a socket instead of a device.
  *
  * Preloaded into a program of sg3-utils, it answers for the file that SMR_NODE names: opens become
  * a connection to the unix socket SMR_SOCKET, and each SG_IO becomes one exchange on it. Numbers

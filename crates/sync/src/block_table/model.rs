@@ -177,7 +177,7 @@ impl World {
 }
 
 /// Runs two threads concurrently in one world.
-fn beside(
+fn concurrently(
     preemptions: usize,
     one: impl Fn(&World) + Copy + Send + Sync + 'static,
     two: impl Fn(&World) + Copy + Send + Sync + 'static,
@@ -196,7 +196,7 @@ fn beside(
 #[test]
 fn reader_sees_old_or_new_data() {
     let read = |world: &World| assert!([1, 2].contains(&world.read()));
-    beside(6, read, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
+    concurrently(6, read, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
 }
 
 /// The memory of the first object is reused for the third while a reader may be about to pin it:
@@ -212,7 +212,7 @@ fn reader_survives_aba_of_word() {
             world.write(old.place() as usize, 3);
         }
     };
-    beside(6, read, write, |world| assert!([2, 3].contains(&world.read())));
+    concurrently(6, read, write, |world| assert!([2, 3].contains(&world.read())));
 }
 
 #[test]
@@ -236,13 +236,13 @@ fn reader_during_discard_sees_data_or_zeros() {
         let old = world.entries.replace(0, Word::NOTHING);
         world.retire(old);
     };
-    beside(6, read, discard, |world| assert_eq!(world.read(), 0));
+    concurrently(6, read, discard, |world| assert_eq!(world.read(), 0));
 }
 
 #[test]
 fn compaction_keeps_object_of_reader() {
     let read = |world: &World| assert_eq!(world.read(), 1);
-    beside(6, read, |world| assert!(world.relocate(1)), |world| assert_eq!(world.read(), 1));
+    concurrently(6, read, |world| assert!(world.relocate(1)), |world| assert_eq!(world.read(), 1));
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn recompression_yields_to_writer() {
     let relocate = |world: &World| {
         world.relocate(2);
     };
-    beside(6, relocate, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
+    concurrently(6, relocate, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn concurrent_background_work_retires_once() {
         world.relocate(1);
     };
     let after = |world: &World| assert_eq!(world.read(), 1);
-    beside(
+    concurrently(
         4,
         relocate,
         |world| {
@@ -277,7 +277,7 @@ fn aging_does_not_restore_replaced_word() {
         world.entries.grow_older(0);
         world.entries.touch(0, world.entries.load(0));
     };
-    beside(6, age, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
+    concurrently(6, age, |world| world.write(1, 2), |world| assert_eq!(world.read(), 2));
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn two_partial_writes_both_take_effect() {
 #[test]
 fn locked_updates_exclude_each_other() {
     let one = |world: &World| world.add_locked(1, 10);
-    beside(5, one, |world| world.add_locked(2, 100), |world| assert_eq!(world.read(), 111));
+    concurrently(5, one, |world| world.add_locked(2, 100), |world| assert_eq!(world.read(), 111));
 }
 
 /// A writer of the whole block waits for the bit, or its contents are merged: a merge with older
@@ -305,14 +305,14 @@ fn locked_updates_exclude_each_other() {
 fn write_during_locked_update_is_not_lost() {
     let one = |world: &World| world.add_locked(1, 10);
     let after = |world: &World| assert!([2, 12].contains(&world.read()));
-    beside(5, one, |world| world.write(2, 2), after);
+    concurrently(5, one, |world| world.write(2, 2), after);
 }
 
 #[test]
 fn reader_ignores_lock_bit() {
     let one = |world: &World| world.add_locked(1, 10);
     let read = |world: &World| assert!([1, 11].contains(&world.read()));
-    beside(5, one, read, |world| assert_eq!(world.read(), 11));
+    concurrently(5, one, read, |world| assert_eq!(world.read(), 11));
 }
 
 /// A block takes a reference to an object while its only word is removed: the block has the
@@ -354,7 +354,7 @@ fn last_reference_retires_object() {
             assert_eq!(world.contents(world.entries.load(2)), 1);
             world.discard(2);
         }
-        assert_eq!(*world.parts.lock().unwrap(), (0, 1), "the last one goes once");
+        assert_eq!(*world.parts.lock().unwrap(), (0, 1), "the last one is removed once");
     });
 }
 

@@ -36,13 +36,13 @@ impl Front {
 
     /// The taken values, in any order. None may be left.
     fn taken(&self) -> Vec<u32> {
-        assert!(!self.lanes.is_work(), "quiet, and something is left");
+        assert!(!self.lanes.is_work(), "no submission is pending, and work is left");
         let mut all = Vec::new();
         let ran = self.lock.run(|taken| {
             all = std::mem::take(taken);
             RoundResult::Whole
         });
-        assert_eq!(ran, RunResult::Whole, "nobody else has the lock");
+        assert_eq!(ran, RunResult::Whole, "no other thread holds the lock");
         all.sort_unstable();
         all
     }

@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_that_would_protect_nobody_is_refused() {
+    fn tls_settings_that_protect_no_client_are_refused() {
         let cases = [
             (
                 "[tls]\nmode = \"on\"\n",

@@ -33,9 +33,9 @@ impl TlsSettings {
             TlsMode::On | TlsMode::Require if self.certificates.is_none() => {
                 Err(TlsProblem::NoCertificates)
             }
-            TlsMode::On if self.verify_peer => Err(TlsProblem::VerifiesNobody),
+            TlsMode::On if self.verify_peer => Err(TlsProblem::VerifyPeerIsOptional),
             TlsMode::On | TlsMode::Require if !self.verify_peer && !self.allow.is_empty() => {
-                Err(TlsProblem::KnowsNobody)
+                Err(TlsProblem::AllowWithoutVerifyPeer)
             }
             _ => Ok(()),
         }
@@ -49,10 +49,10 @@ pub enum TlsProblem {
     Off,
     /// TLS without certificates.
     NoCertificates,
-    /// Clients are verified, but a client without TLS shows no certificate.
-    VerifiesNobody,
-    /// There are allow lists, but clients show no certificate.
-    KnowsNobody,
+    /// Certificates of clients are verified, but TLS is optional: a client without TLS shows none.
+    VerifyPeerIsOptional,
+    /// There are allow lists, but `verify_peer` is off, so that clients show no certificate.
+    AllowWithoutVerifyPeer,
 }
 
 /// Whether TLS is offered or required, as with `nbdkit --tls`.
@@ -109,13 +109,13 @@ impl TlsPlaces {
                 "certificates: missing, and TLS is on",
                 "name the directory that holds server-cert.pem and server-key.pem",
             ),
-            TlsProblem::VerifiesNobody => (
+            TlsProblem::VerifyPeerIsOptional => (
                 self.verify_peer.as_ref(),
                 "verify_peer: with mode = \"on\" a client without TLS is let in and shows no \
                  certificate",
                 "use mode = \"require\"",
             ),
-            TlsProblem::KnowsNobody => (
+            TlsProblem::AllowWithoutVerifyPeer => (
                 self.allow.as_ref(),
                 "allow: clients show no certificate whose subject could be in a list",
                 "add mode = \"require\" and verify_peer = true",
@@ -132,14 +132,14 @@ mod tests {
     #[test]
     fn conflicting_settings_are_refused() {
         use TlsMode::{Off, On, Require};
-        use TlsProblem::{NoCertificates, VerifiesNobody};
+        use TlsProblem::{NoCertificates, VerifyPeerIsOptional};
         let cases = [
             (Off, true, false, Ok(()), Err(TlsProblem::Off)),
             (Off, false, true, Ok(()), Err(TlsProblem::Off)),
             (Off, false, false, Ok(()), Ok(())),
             (On, false, false, Err(NoCertificates), Err(NoCertificates)),
             (On, true, false, Ok(()), Ok(())),
-            (On, true, true, Err(VerifiesNobody), Err(VerifiesNobody)),
+            (On, true, true, Err(VerifyPeerIsOptional), Err(VerifyPeerIsOptional)),
             (Require, false, true, Err(NoCertificates), Err(NoCertificates)),
             (Require, true, true, Ok(()), Ok(())),
         ];

@@ -35,7 +35,7 @@ impl<T: Item> Deadline<T> {
             self.close_gap(place, kind, cursor);
             return Ok(());
         }
-        if let Some((at, place)) = self.neighbour_behind(&item, end, kind, cursor) {
+        if let Some((at, place)) = self.neighbour_after(&item, end, kind, cursor) {
             self.merge_front(place, item, sector);
             self.rows[kind.row()].order.lower(&mut self.leaves, at, sector);
             return Ok(());
@@ -152,13 +152,7 @@ impl<T: Item> Deadline<T> {
     /// where the new request ends and can merge with it. As in Linux, it is tried after the request
     /// before the position.
     #[inline]
-    fn neighbour_behind(
-        &self,
-        item: &T,
-        end: u64,
-        kind: Kind,
-        at: Cursor,
-    ) -> Option<(Cursor, u32)> {
+    fn neighbour_after(&self, item: &T, end: u64, kind: Kind, at: Cursor) -> Option<(Cursor, u32)> {
         let (at, key) = self.rows[kind.row()].order.after(&self.leaves, at)?;
         if key.sector != end || !self.is_front_merging {
             return None;

@@ -2,9 +2,9 @@
 //! sequential zone accepts writes only at its write pointer.
 //!
 //! The sector order and the FIFO decide when a zone is served; the list of the zone decides which
-//! write goes. Linux instead lets one write of a zone at a time into the scheduler (zone write
-//! plugging). If a zone write plug above the scheduler does the same, each list has at most one
-//! write.
+//! write is dispatched. Linux instead lets one write of a zone at a time into the scheduler (zone
+//! write plugging). If a zone write plug above the scheduler does the same, each list has at most
+//! one write.
 
 use super::entries::{Entries, NONE};
 use crate::geometry::ZoneGeometry;

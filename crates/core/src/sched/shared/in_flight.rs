@@ -102,12 +102,12 @@ impl QueuedRequest {
             return (self, None);
         }
         // SAFETY: by invariant (2), and only the caller holds the chain.
-        let (mut first, rest) = unsafe { self.request().cut_behind(self.first_tail) };
+        let (mut first, rest) = unsafe { self.request().split_after(self.first_tail) };
         first.never_merge();
         let rest = rest.map(|mut rest| {
             let first_tail = rest.tail();
             // SAFETY: the rest ends where the whole chain ended.
-            rest = unsafe { rest.cut_behind(chain_tail) }.0;
+            rest = unsafe { rest.split_after(chain_tail) }.0;
             rest.never_merge();
             QueuedRequest::of_chain(rest, first_tail)
         });
@@ -131,7 +131,7 @@ fn part_merged(chain: Request, first_tail: NonNull<Slot>, each: &mut impl FnMut(
     while let Some((chain, tail)) = next {
         // SAFETY: `tail` is a bio of the chain, by invariant (2) of `QueuedRequest`, and only this
         // function holds the chain.
-        let (first, rest) = unsafe { chain.cut_behind(tail) };
+        let (first, rest) = unsafe { chain.split_after(tail) };
         each(first);
         next = rest.map(|rest| {
             let tail = rest.tail();
@@ -205,7 +205,7 @@ struct InFlight {
     bypass_id: Option<u16>,
 }
 
-/// A completed chain on its way to its channels.
+/// A completed chain whose channels have not received it yet.
 #[derive(Debug)]
 pub(super) struct CompletedChain {
     ended: CompletedRequest,

@@ -210,7 +210,7 @@ impl<Q: DeviceQueue, F: SchedulerQueue> ScheduledQueue<Q, F> {
     fn run_shared_queue(&mut self, now: Nanos, most: usize) -> ((usize, bool), RunResult) {
         let ScheduledQueue { shared, ring, completed, target, .. } = self;
         let shared: &Shared<Q, F> = shared;
-        let (mut started, mut left, mut wake) = (0, false, Wake::Nobody);
+        let (mut started, mut left, mut wake) = (0, false, Wake::NoThread);
         let ran = shared.shared_queue.run(|shared_queue| {
             let mut round =
                 DispatchRound { scheduler_queue: &shared.scheduler_queue, ring, now, completed };
@@ -225,7 +225,7 @@ impl<Q: DeviceQueue, F: SchedulerQueue> ScheduledQueue<Q, F> {
         });
         match wake {
             Wake::Leader(leader) if leader != u32::from(target.number()) => target.notify(leader),
-            Wake::Anybody => {
+            Wake::AnySleeper => {
                 target.notify_one();
             }
             _ => {}

@@ -204,8 +204,8 @@ pub struct ZoneWritePlug<D> {
 
 /// What happens to the first request of a ticket.
 enum Next {
-    /// The request goes to the device; an emulated append goes to this sector.
-    Goes(Option<Sector>),
+    /// The device gets the request; an emulated append is written at this sector.
+    Dispatch(Option<Sector>),
     /// The request fails: the zone has no space for it or its write pointer cannot be found, or the
     /// device has refused it.
     Fails(Status),
@@ -257,15 +257,15 @@ impl<D: Device> ZoneWritePlug<D> {
                     let sectors = first.sectors();
                     self.place(number, sectors)
                 }
-                _ => Next::Goes(None),
+                _ => Next::Dispatch(None),
             };
             if matches!(next, Next::Waits) {
                 return None;
             }
             let request = self.tickets.pop(number).expect("a request waits");
             let at = match next {
-                Next::Goes(at) => at,
-                Next::Waits => unreachable!("that was asked before"),
+                Next::Dispatch(at) => at,
+                Next::Waits => unreachable!("`Waits` returns above"),
                 Next::Fails(status) => {
                     self.tickets.at(number).refused = None;
                     queues.refuse(request, status);
@@ -283,7 +283,7 @@ impl<D: Device> ZoneWritePlug<D> {
         self.end(number, queues)
     }
 
-    /// Where an emulated append of `sectors` sectors goes.
+    /// Finds the sector of an emulated append of `sectors` sectors.
     fn place(&mut self, number: u16, sectors: u64) -> Next {
         let zone = self.tickets.at(number).zone;
         let (start, capacity) = (self.start_of(zone), self.capacity_of(zone));
@@ -296,7 +296,7 @@ impl<D: Device> ZoneWritePlug<D> {
                 Next::Fails(refused.status)
             }
             (Some(at), _) if u64::from(at) + sectors <= capacity => {
-                Next::Goes(Some(start + u64::from(at)))
+                Next::Dispatch(Some(start + u64::from(at)))
             }
             // The zone has no space or no pointer. If the device itself gave a reason, that status
             // comes first.
@@ -355,7 +355,7 @@ impl<D: Device> ZoneWritePlug<D> {
                 self.begin(number);
                 number
             }
-            Entered::Behind => {
+            Entered::Queued => {
                 self.foreign += 1;
                 self.tickets.open(zone)
             }
