@@ -186,7 +186,7 @@
 
   try {
     draw();
-    // Colours are in the canvases: another scheme draws them anew.
+    // Colours are in the canvases: draw them again when the colour scheme changes.
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   } catch (error) {
     root.dataset.error = String(error);

@@ -282,8 +282,8 @@ fn settings(how: &HowArgs, scratch: &Path) -> Result<Settings, CommandError> {
 
 /// The engine from the default directories. If fio accepts none of those found, says why.
 fn engine(program: &Path, progress: &Progress) -> Option<PathBuf> {
-    let beside = program.parent().into_iter();
-    let folders: Vec<&Path> = beside.chain([Path::new(BUILT)]).collect();
+    let own_folder = program.parent().into_iter();
+    let folders: Vec<&Path> = own_folder.chain([Path::new(BUILT)]).collect();
     engine::fitting(&folders).unwrap_or_else(|why| {
         progress.say(&why);
         None

@@ -47,7 +47,7 @@ fn make(scratch: &Path, stop: &Stop) -> Result<Vec<u8>, LabError> {
     let fio = fio.option("filename", path.display()).option("size", CORPUS_BYTES);
     fio.run(Duration::ZERO, RUNTIME_MAX, stop)?;
     let bytes = fs::read(&path).map_err(LabError::io(path.display().to_string()))?;
-    // A file that cannot be removed goes with the directory.
+    // A file that cannot be removed here is removed with the directory.
     let _ = fs::remove_file(&path);
     match bytes.len() == CORPUS_BYTES {
         true => Ok(bytes),

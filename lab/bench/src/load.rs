@@ -284,7 +284,7 @@ fn cpu_time(clock: i32) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is that of a local timespec.
     let answer = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    assert_eq!(answer, 0, "load threads run until they are told to stop");
+    assert_eq!(answer, 0, "the clock of a load thread exists until the thread stops");
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 

@@ -60,7 +60,7 @@ const fn cpu(experiment: &'static str, workload: &'static str, limit: &'static s
 }
 
 /// CPU time per I/O, as a fraction of that of another variant of the experiment.
-const fn beside(
+const fn same_experiment(
     experiment: &'static str,
     workload: &'static str,
     limit: &'static str,
@@ -92,12 +92,12 @@ const fn cycle(workload: &'static str, limit: &'static str, best: fn(f64) -> f64
 /// name.
 const RULES: &[RatioRule] = &[
     // Every layer makes the bios, which is all that the generator does.
-    beside(hot_path::NAME, "*", "generator"),
+    same_experiment(hot_path::NAME, "*", "generator"),
     // A figure by fio includes fio's own time without a device.
     cpu(zone_locks::NAME, "random-read-fio", names::FIO_NULL_64),
     cpu(zone_locks::NAME, "random-write-fio", names::FIO_NULL_1),
     cpu(scheduler_kernel::NAME, "*", names::FIO_NULL_64),
-    beside(ram_kernel::NAME, "fio-*", ram_kernel::FIO_ALONE),
+    same_experiment(ram_kernel::NAME, "fio-*", ram_kernel::FIO_ALONE),
     // Moving a write pointer takes at least one exchange.
     cpu(zone_locks::NAME, "random-write*", names::COMPARE_EXCHANGE),
     cpu(zone_gate::NAME, "*", names::COMPARE_EXCHANGE),
@@ -120,10 +120,10 @@ const RULES: &[RatioRule] = &[
     // The cost of a scheduler is compared with the device without one.
     RatioRule {
         variant: Some(schedulers::PRODUCT),
-        ..beside(scheduler::NAME, "*", schedulers::NONE)
+        ..same_experiment(scheduler::NAME, "*", schedulers::NONE)
     },
     // Each path compresses or decompresses a block.
-    beside(ram_locks::NAME, "path-*", ram_locks::BARE),
+    same_experiment(ram_locks::NAME, "path-*", ram_locks::BARE),
     // With one request in flight, each request waits for a message to the server and one back.
     two_ways(nbd::NAME, "read-depth-1", names::UNIX_SOCKET),
     // Each request waits for two messages through the kernel, which wakes the server's thread and
@@ -138,7 +138,7 @@ const RULES: &[RatioRule] = &[
         Metric::BANDWIDTH,
     ),
     // Both run under one fio command line, and fio's own engine does nothing.
-    beside(fio_engine::NAME, "*", fio_engine::NULL),
+    same_experiment(fio_engine::NAME, "*", fio_engine::NULL),
 ];
 
 /// The experiments without a rule, and why no limit of the machine applies to them.

@@ -463,11 +463,11 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<(), LabError> {
 
 /// Writes a temporary file in the same directory and renames it over the file.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, path)).inspect_err(|_| {
         // The temporary file is useless; leaving it is no worse than the error itself.
-        let _ = fs::remove_file(&beside);
+        let _ = fs::remove_file(&temporary);
     })
 }
 

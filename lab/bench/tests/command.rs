@@ -46,7 +46,7 @@ fn a_run_is_printed_kept_and_reported() {
     assert_eq!(error, "");
     for page in out.lines() {
         let page = std::fs::read_to_string(dir.join(page)).unwrap();
-        assert!(page.contains("the cost of looking at the clock"));
+        assert!(page.contains("the cost of reading the clock"));
     }
 }
 

@@ -262,6 +262,6 @@ mod tests {
             assert!(Arc::ptr_eq(&first, &devices.enter(&wanted, &mut |_| {}).unwrap()));
         }
         let error = refused(&devices, &Wanted { scheduler: Some("bfq"), ..plain });
-        assert!(error.starts_with("ioscheduler: `bfq` is not a scheduler here"), "{error}");
+        assert!(error.starts_with("invalid ioscheduler `bfq`: expected one of"), "{error}");
     }
 }

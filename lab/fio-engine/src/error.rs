@@ -95,7 +95,7 @@ pub enum EngineError {
         file: String,
     },
     /// There is no such scheduler.
-    #[error("ioscheduler: `{name}` is not a scheduler here; {known} would do{advice}")]
+    #[error("invalid ioscheduler `{name}`: expected one of {known}{advice}")]
     Scheduler {
         /// The requested name.
         name: String,

@@ -63,8 +63,8 @@ mod tests {
     fn an_unknown_one_is_refused() {
         assert_eq!(
             find("mq-deadlin").unwrap_err().to_string(),
-            "ioscheduler: `mq-deadlin` is not a scheduler here; none, mq-deadline, deadline would \
-             do; did you mean `mq-deadline`?"
+            "invalid ioscheduler `mq-deadlin`: expected one of none, mq-deadline, deadline; did \
+             you mean `mq-deadline`?"
         );
     }
 }

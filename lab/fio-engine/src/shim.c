@@ -182,7 +182,7 @@ static int adopt(struct thread_data *td, struct fio_file *f)
 	return blockyard_fio_memory(FILE_ENG_DATA(f), td->orig_buffer, td->orig_buffer_size);
 }
 
-/* fio has made its buffers, or made them anew for a log with larger blocks. */
+/* fio has made its buffers, or has made them again for a log with larger blocks. */
 static int memory(struct thread_data *td)
 {
 	struct job *job = td->io_ops_data;
@@ -254,7 +254,7 @@ static int push(struct io_u *io_u)
 				  io_u->xfer_buf, io_u->xfer_buflen, io_u->ioprio, io_u);
 }
 
-/* An I/O that has not ended well on the spot: with an errno, or -1 if it goes through the channel. */
+/* An I/O that did not complete at once: `error` is an errno, or -1 to send it over the channel. */
 static enum fio_q_status __attribute__((noinline))
 queue_rest(struct thread_data *td, struct io_u *io_u, int error)
 {
@@ -262,7 +262,7 @@ queue_rest(struct thread_data *td, struct io_u *io_u, int error)
 
 	if (error < 0) {
 		error = push(io_u);
-		/* fio makes its buffers anew if a log that it replays has larger blocks than before. */
+		/* fio makes its buffers again if a log that it replays has larger blocks than before. */
 		if (error == EINVAL && (job->buffer != td->orig_buffer ||
 					job->buffer_len != td->orig_buffer_size))
 			error = memory(td) ? EIO : push(io_u);
@@ -328,7 +328,7 @@ static int commit(struct thread_data *td)
 	return 0;
 }
 
-/* Nobody below will say more of what is in flight: after a panic, say. It ends with an error. */
+/* Ends every I/O in flight with an error: after a panic, the device completes none of them. */
 static void __attribute__((noinline)) fail(struct thread_data *td, int error)
 {
 	struct job *job = td->io_ops_data;

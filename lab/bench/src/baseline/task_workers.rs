@@ -424,7 +424,7 @@ mod tests {
                     let event_count = unsafe { BorrowedFd::borrow_raw(event_count) };
                     let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
                     let rung = poll(&mut [PollFd::new(&event_count, PollFlags::IN)], Some(&minute));
-                    assert_eq!(rung.unwrap(), 1, "nobody rang");
+                    assert_eq!(rung.unwrap(), 1, "the device did not signal its eventfd");
                     slept += 1;
                 }
                 channel.reap(&mut ended);

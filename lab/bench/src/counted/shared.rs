@@ -77,7 +77,7 @@ mod tests {
     use crate::baseline::shared_lock::SpinRwLock;
 
     #[test]
-    fn readers_that_share_a_lock_meet_nobody_and_others_do() {
+    fn readers_that_share_a_lock_do_not_contend_and_others_do() {
         let lock = Counted::<SpinRwLock<u64>, TABLE>::new(3);
         begin();
         let both = lock.read(|outer| lock.read(|inner| outer + inner));

@@ -17,16 +17,20 @@ pub const NAME: &str = "clock";
 pub fn build(_settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,
-        title: "the cost of looking at the clock",
-        about: "Two times anything the lab takes costs two looks at the clock. The wall clock is \
-                read in user space, a thread's CPU clock by a system call; both are asked in a \
-                loop, and the loop's time is divided by its rounds.",
+        title: "the cost of reading the clock",
+        about: "CPU time in nanoseconds of one clock reading, from a loop of readings divided by \
+                their number. The lab reads a clock twice for each time that it takes, so twice \
+                this cost is the shortest time that it can measure. The wall clock is read in user \
+                space, a thread's CPU clock by a system call.",
         published: Vec::new(),
         variants: vec![
             Variant { name: "wall", kind: VariantRole::Limit, about: "CLOCK_MONOTONIC" },
             Variant { name: "thread", kind: VariantRole::Limit, about: "CLOCK_THREAD_CPUTIME_ID" },
         ],
-        workloads: vec![Workload { name: "look", about: "one look after the other" }],
+        workloads: vec![Workload {
+            name: "look",
+            about: "readings of the clock, one after the other",
+        }],
         comparisons: vec![Comparison::new("wall", "thread", Metric::NS_PER_OP).cost()],
         plots: vec![Metric::NS_PER_OP],
         cells: vec![

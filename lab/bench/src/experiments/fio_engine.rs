@@ -65,25 +65,31 @@ pub fn build(settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,
         title: "our engine compared with fio's own null engine",
-        about: "What does fio pay for our engine, and what for the null device behind it? All run \
-                under the same line of stock fio. Its own null engine does nothing at all and is \
-                the limit of what fio can do; our engine over a device that does nothing is the \
-                engine's own cost, for which five per cent are allowed; over the null device each \
-                I/O is checked, carried out and counted as well. Figures are per second of CPU \
-                time of fio's threads, which holds on a loaded machine.",
+        about: "CPU cost to fio of our I/O engine and of the null device that the engine opens. \
+                Every variant runs under the same fio command line. fio's own null engine \
+                completes an I/O without any work, so it is the upper limit of fio itself. \
+                `engine-alone` is our engine without a device: it shows the engine's own cost, \
+                which may be 5 % at most. `engine` adds the null device, which checks, executes \
+                and counts each I/O. The figures are I/Os per second of CPU time of fio's threads: \
+                this metric stays valid on a loaded machine.",
         published: Vec::new(),
         variants: vec![
-            Variant { name: NULL, kind: VariantRole::Limit, about: "--ioengine=null, fio's own" },
+            Variant {
+                name: NULL,
+                kind: VariantRole::Limit,
+                about: "fio's own null engine: --ioengine=null",
+            },
             Variant {
                 name: ALONE,
                 kind: VariantRole::Limit,
-                about: "--ioengine=external:ENGINE --dev=null:///n0?size=10G \
-                        --before=no-device",
+                about: "our engine without a device: --ioengine=external:ENGINE \
+                        --dev=null:///n0?size=10G --before=no-device",
             },
             Variant {
                 name: ENGINE,
                 kind: VariantRole::Product,
-                about: "--ioengine=external:ENGINE --dev=null:///n0?size=10G",
+                about: "our engine and the null device: --ioengine=external:ENGINE \
+                        --dev=null:///n0?size=10G",
             },
         ],
         workloads: WORKLOADS.map(|(workload, _)| workload).to_vec(),

@@ -61,10 +61,11 @@ pub fn build(settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,
         title: "Block files over FUSE",
-        about: "What does a file cost whose bytes another program serves? Each server mounts a \
-                file that costs nothing to read, and the same fio lines read it. CPU time is the \
-                server's alone, client_cpus the client's, which does the kernel's part of the \
-                way. A measurement counts from the first request on: nothing of it is warm-up.",
+        about: "Cost and throughput of a file in a FUSE mount, whose data another process serves. \
+                Each server mounts a file that it reads without cost, and the same fio command \
+                lines read that file. CPU time (`cpu_per_io`, ns) is that of the server only; \
+                `client_cpus` is the CPU time of fio, which includes the kernel's part. There is \
+                no warm-up: a measurement begins with the first request.",
         published: published(),
         variants: KINDS.iter().map(variant).collect(),
         workloads: WAYS.iter().map(|way| way.workload).collect(),
@@ -104,8 +105,8 @@ fn comparisons() -> Vec<Comparison> {
 
 /// The figures of a bare prototype and of QEMU at the time when the aims were set.
 fn published() -> Vec<Published> {
-    const SOURCE: &str = "fio 3.33, 2 virtual processors (AMD EPYC), Linux 6.18, loaded: +-50 %; \
-                          ours is a prototype of 35 lines";
+    const SOURCE: &str = "fio 3.33, 2 virtual CPUs (AMD EPYC), Linux 6.18, loaded machine, +-50 %; \
+                          our figures are those of a prototype of 35 lines";
     let row = |variant, at: usize, jobs, iops| {
         let workload = WAYS[at].workload.name;
         Published { variant, workload, jobs, metric: Metric::IOPS, value: iops, source: SOURCE }

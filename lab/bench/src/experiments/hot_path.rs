@@ -56,7 +56,8 @@ const FLOORS: [(Variant, Floor); 8] = [
         Variant {
             name: GENERATOR,
             kind: VariantRole::Limit,
-            about: "the bios are made and nothing is done with them: contained in all others",
+            about: "the load generator builds the bios and discards them; all other variants \
+                    include this cost",
         },
         generator,
     ),
@@ -64,7 +65,7 @@ const FLOORS: [(Variant, Floor); 8] = [
         Variant {
             name: BARE,
             kind: VariantRole::Limit,
-            about: "each bio is checked and started on the device queue",
+            about: "the lowest layer: each bio is checked and started on the device queue",
         },
         bare,
     ),
@@ -72,19 +73,23 @@ const FLOORS: [(Variant, Floor); 8] = [
         Variant {
             name: TAGS,
             kind: VariantRole::Product,
-            about: "plus plug, tags and statistics; time stands still",
+            about: "plus the plug, tags and statistics, with a clock that stands still",
         },
         tags,
     ),
     (
-        Variant { name: CLOCK, kind: VariantRole::Product, about: "plus the clock, twice a batch" },
+        Variant {
+            name: CLOCK,
+            kind: VariantRole::Product,
+            about: "plus two clock readings a batch",
+        },
         clock,
     ),
     (
         Variant {
             name: GATE,
             kind: VariantRole::Product,
-            about: "plus the zone gate (gate=plug), where there are zones",
+            about: "plus the zone write plug (gate=plug); only on zoned devices",
         },
         gate,
     ),
@@ -92,8 +97,8 @@ const FLOORS: [(Variant, Floor); 8] = [
         Variant {
             name: DEADLINE,
             kind: VariantRole::Product,
-            about: "plus the scheduler mq-deadline that channels share; with the gate where there \
-                    are zones",
+            about: "plus the scheduler mq-deadline, shared by all channels; on zoned devices with \
+                    the zone write plug",
         },
         deadline,
     ),
@@ -101,9 +106,9 @@ const FLOORS: [(Variant, Floor); 8] = [
         Variant {
             name: WHOLE,
             kind: VariantRole::Product,
-            about: "a device as the yard makes it: boxed channel, error injector without rules, \
-                    scheduler none, which hands on directly, and no gate, because the device keeps \
-                    the order",
+            about: "the device as the daemon opens it: boxed channel, fault injector without \
+                    rules, scheduler none and no gate, because the null device keeps the order of \
+                    writes",
         },
         whole,
     ),
@@ -111,7 +116,8 @@ const FLOORS: [(Variant, Floor); 8] = [
         Variant {
             name: WHOLE_DEADLINE,
             kind: VariantRole::Product,
-            about: "the same with scheduler=mq-deadline, and with the gate that zones need then",
+            about: "as `whole`, with scheduler=mq-deadline and, on zoned devices, the zone write \
+                    plug that this scheduler needs",
         },
         whole_deadline,
     ),
@@ -219,12 +225,13 @@ pub fn build(settings: &Settings) -> Experiment {
     }
     Experiment {
         name: NAME,
-        title: "the null device, floor by floor",
-        about: "One thread reads at random from a null device without data, or writes to its zones \
-                in turn; each floor above the device is added in turn. CPU time of the thread per \
-                I/O, the making of the bios included. The gate is needed where a scheduler or the \
-                device does not keep the order of writes, and asked for as gate=plug elsewhere. A \
-                floor is made of the same types as the product, put together otherwise.",
+        title: "the null device, layer by layer",
+        about: "CPU time in nanoseconds per I/O of one thread, including the load generator. The \
+                thread reads a null device without data at random offsets, or writes to its zones \
+                in turn. Each variant adds one layer above the device to the variant before it; \
+                the layers have the same types as in the product. A zone gate is necessary where \
+                the scheduler or the device does not keep the order of writes; elsewhere gate=plug \
+                requests it.",
         published: published(),
         variants: FLOORS.map(|floor| floor.0).to_vec(),
         workloads: workloads.iter().map(|&(name, about, ..)| Workload { name, about }).collect(),
@@ -252,8 +259,8 @@ fn comparisons() -> Vec<Comparison> {
 }
 
 fn published() -> Vec<Published> {
-    let source = "SPDK 25.05 bdevperf, null bdev (zoned: zone_block on it), one core of a virtual \
-                  machine on an AMD EPYC Zen 5, polled; another machine than this";
+    let source = "SPDK 25.05 bdevperf, null bdev (zoned: with zone_block), polled, one core of a \
+                  virtual machine (AMD EPYC, Zen 5); a different machine";
     let row = |workload, value| Published {
         variant: WHOLE,
         workload,

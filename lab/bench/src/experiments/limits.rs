@@ -88,36 +88,42 @@ type Limit = (&'static str, &'static str, u32, &'static str, Measure);
 
 /// All limits. A new one needs a name above and a row here.
 const LIMITS: &[Limit] = &[
-    (names::COPY_HOT, MEMORY, 1, "4 KiB copied within the nearest cache", memory::copy_hot),
-    (names::COPY_16M, MEMORY, 1, "4 KiB copied from random places of 16 MiB", |round| {
+    (names::COPY_HOT, MEMORY, 1, "copy of 4 KiB within the L1 cache", memory::copy_hot),
+    (names::COPY_16M, MEMORY, 1, "copy of 4 KiB from random offsets in 16 MiB", |round| {
         memory::copy_random(round, 16 << 20)
     }),
-    (names::COPY_1G, MEMORY, 1, "4 KiB copied from random places of 1 GiB", |round| {
+    (names::COPY_1G, MEMORY, 1, "copy of 4 KiB from random offsets in 1 GiB", |round| {
         memory::copy_random(round, 1 << 30)
     }),
-    (names::COPY_STREAM, MEMORY, 1, "1 MiB copied, through 256 MiB", memory::copy_stream),
-    (names::FETCH_ADD, ATOMICS, 1, "fetch_add of one cell", |round| {
+    (
+        names::COPY_STREAM,
+        MEMORY,
+        1,
+        "copies of 1 MiB, sequentially through 256 MiB",
+        memory::copy_stream,
+    ),
+    (names::FETCH_ADD, ATOMICS, 1, "fetch_add of one atomic", |round| {
         atomic::uncontended(round, Update::Add)
     }),
-    (names::FETCH_ADD, ATOMICS, 2, "fetch_add of one cell", |round| {
+    (names::FETCH_ADD, ATOMICS, 2, "fetch_add of one atomic", |round| {
         atomic::contended(round, Update::Add)
     }),
-    (names::COMPARE_EXCHANGE, ATOMICS, 1, "compare_exchange of one cell", |round| {
+    (names::COMPARE_EXCHANGE, ATOMICS, 1, "compare_exchange of one atomic", |round| {
         atomic::uncontended(round, Update::Exchange)
     }),
-    (names::COMPARE_EXCHANGE, ATOMICS, 2, "compare_exchange of one cell", |round| {
+    (names::COMPARE_EXCHANGE, ATOMICS, 2, "compare_exchange of one atomic", |round| {
         atomic::contended(round, Update::Exchange)
     }),
-    (names::LINE_TRANSFER, ATOMICS, 2, "a store seen elsewhere", atomic::line_transfer),
-    (names::SPIN_LOCK, LOCKS, 1, "our spinning lock", locks::uncontended::<locks::Spin>),
-    (names::SPIN_LOCK, LOCKS, 2, "our spinning lock", |round| {
+    (names::LINE_TRANSFER, ATOMICS, 2, "a store until another CPU sees it", atomic::line_transfer),
+    (names::SPIN_LOCK, LOCKS, 1, "our spin lock", locks::uncontended::<locks::Spin>),
+    (names::SPIN_LOCK, LOCKS, 2, "our spin lock", |round| {
         locks::contended::<locks::Spin>(round, false)
     }),
     (
         names::SPIN_HAND_OVER,
         LOCKS,
         2,
-        "our spinning lock, strictly in turns",
+        "our spin lock, taken by two threads in turn",
         locks::hand_over::<locks::Spin>,
     ),
     (names::SLEEP_LOCK, LOCKS, 1, "our sleeping lock", locks::uncontended::<locks::Sleep>),
@@ -128,26 +134,32 @@ const LIMITS: &[Limit] = &[
         names::SLEEP_HAND_OVER,
         LOCKS,
         2,
-        "our sleeping lock, strictly in turns",
+        "our sleeping lock, taken by two threads in turn",
         locks::hand_over::<locks::Sleep>,
     ),
-    (names::STD_MUTEX, LOCKS, 1, "the standard lock", locks::uncontended::<locks::Standard>),
-    (names::STD_MUTEX, LOCKS, 2, "the standard lock", |round| {
+    (names::STD_MUTEX, LOCKS, 1, "std::sync::Mutex", locks::uncontended::<locks::Standard>),
+    (names::STD_MUTEX, LOCKS, 2, "std::sync::Mutex", |round| {
         locks::contended::<locks::Standard>(round, true)
     }),
     (
         names::STD_HAND_OVER,
         LOCKS,
         2,
-        "the standard lock, strictly in turns",
+        "std::sync::Mutex, taken by two threads in turn",
         locks::hand_over::<locks::Standard>,
     ),
-    (names::PAUSE, LOCKS, 1, "the pause between two looks at a held lock", wake::pause),
-    (names::FUTEX_WAKE, WAKING, 2, "a thread asleep on a futex runs", wake::futex),
-    (names::EVENTFD, WAKING, 2, "a thread that reads an eventfd runs", wake::eventfd),
-    (names::CONTEXT_SWITCH, WAKING, 2, "another thread of the CPU runs", wake::context_switch),
-    (names::FUTEX_CALL, CALLS, 1, "the waker's system call, nobody asleep", wake::futex_call),
-    (names::YIELD, CALLS, 1, "a yield with nobody else to run", wake::yield_alone),
+    (names::PAUSE, LOCKS, 1, "the pause between two loads of a held lock", wake::pause),
+    (names::FUTEX_WAKE, WAKING, 2, "futex wake until the sleeping thread runs", wake::futex),
+    (names::EVENTFD, WAKING, 2, "eventfd write until its reader runs", wake::eventfd),
+    (
+        names::CONTEXT_SWITCH,
+        WAKING,
+        2,
+        "switch to another thread on the same CPU",
+        wake::context_switch,
+    ),
+    (names::FUTEX_CALL, CALLS, 1, "futex wake without a sleeping thread", wake::futex_call),
+    (names::YIELD, CALLS, 1, "sched_yield with no other thread to run", wake::yield_alone),
     (names::CLOCK, CALLS, 1, "a reading of the monotonic clock", wake::clock),
     (names::URING_1, CALLS, 1, "io_uring no-op, 1 per system call", |round| uring::no_op(round, 1)),
     (names::URING_32, CALLS, 1, "io_uring no-op, 32 per system call", |round| {
@@ -175,22 +187,23 @@ pub fn build(settings: &Settings) -> Experiment {
     let workload = |name, about| Workload { name, about };
     Experiment {
         name: NAME,
-        title: "What this machine can do at best",
-        about: "Each limit alone, in slices of half a millisecond; slices in which somebody else \
-                had the processor are left out (for threads that sleep: the quicker quarter \
-                counts). Times between two threads are half a round trip. Two jobs are two \
-                threads on two processors at the same place, and the time is that of both \
-                together. fio's figures are CPU time, those of the rest wall time.",
+        title: "the upper limits of this machine",
+        about: "Time in nanoseconds of one operation, each measured alone. A measurement consists \
+                of slices of half a millisecond. Slices in which another process used the CPU are \
+                dropped; for operations that sleep, the faster quarter of the slices is used. A \
+                time between two threads is half a round trip. With two jobs, two threads on two \
+                CPUs work on the same location, and the time is that of both together. The rows of \
+                fio are CPU time, all others wall time.",
         published: Vec::new(),
         variants,
         workloads: vec![
-            workload(MEMORY, "copies of memory"),
-            workload(ATOMICS, "a cell on a cache line of its own"),
-            workload(LOCKS, "a lock around an addition"),
+            workload(MEMORY, "memory copies"),
+            workload(ATOMICS, "one atomic on its own cache line"),
+            workload(LOCKS, "a lock that protects one addition"),
             workload(WAKING, "half a round trip between threads that sleep"),
-            workload(CALLS, "calls of the system"),
+            workload(CALLS, "system calls and clock readings"),
             workload(SOCKETS, "half a round trip of 64 bytes"),
-            workload(FIO, "random 4 KiB reads, fio's own null engine"),
+            workload(FIO, "4 KiB random reads by fio's own null engine"),
         ],
         comparisons: Vec::new(),
         plots: Vec::new(),

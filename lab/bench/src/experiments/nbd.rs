@@ -45,7 +45,7 @@ const DEPTHS: [(u32, Workload); 3] = [
 ];
 const STREAM: Workload = Workload {
     name: "stream-1m",
-    about: "the whole device by 1 MiB reads: nbdcopy --connections=1 --no-extents \
+    about: "reads of 1 MiB through the whole device: nbdcopy --connections=1 --no-extents \
             --request-size=1048576 -- URI null:",
 };
 
@@ -67,13 +67,14 @@ pub fn build(settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,
         title: "NBD servers over a unix socket",
-        about: "What does a 4 KiB read cost a server, and how fast is a stream? Each server serves \
-                a device that costs nothing to read, on a unix socket, to the same fio line (its \
-                nbd engine; jobs are connections) and to nbdcopy. CPU time is the server's alone, \
-                client_cpus the client's. IOPS and bandwidth say something about a server only \
-                where the client is not the limit: there the aim on IOPS counts, elsewhere that \
-                on I/Os per second of server CPU time. A measurement counts from the first \
-                request on: nothing of it is warm-up.",
+        about: "CPU cost of a 4 KiB read for an NBD server, and the throughput of a stream. Each \
+                server serves a device that it reads without cost, over a unix socket. The clients \
+                are fio with its nbd engine (one job is one connection) and nbdcopy, with the same \
+                command lines for every server. CPU time is that of the server only; `client_cpus` \
+                is that of the client. IOPS and bandwidth describe a server only where the client \
+                is not the bottleneck: there the aim for IOPS applies, elsewhere the aim for I/Os \
+                per second of server CPU time. There is no warm-up: a measurement begins with the \
+                first request.",
         published: published()
             .into_iter()
             .filter(|row| workloads.iter().any(|workload| workload.name == row.workload))
@@ -166,7 +167,8 @@ fn noted(mut sample: Sample, is_ours: bool) -> Sample {
     if is_ours && waits {
         sample.notes.push(
             "Where blockyard is limited by its client, or its client is the busier side (`limited \
-             by`), the aim on IOPS does not count: I/Os per second of server CPU time decide."
+             by`), the aim for IOPS does not apply: the aim for I/Os per second of server CPU time \
+             does."
                 .into(),
         );
     }

@@ -68,7 +68,8 @@ const GUARDINGS: [(Variant, OpenFn, Option<OpenFn>); 4] = [
         Variant {
             name: null_blk::NAME,
             kind: VariantRole::Before,
-            about: "null_blk's way, fault included: a victim is closed without its lock",
+            about: "the method of null_blk with its defect: a victim zone is closed without its \
+                    lock",
         },
         disk::<NullBlkZones>,
         None,
@@ -77,7 +78,7 @@ const GUARDINGS: [(Variant, OpenFn, Option<OpenFn>); 4] = [
         Variant {
             name: one_lock::NAME,
             kind: VariantRole::Before,
-            about: "one lock over all zones and what is counted",
+            about: "one lock protects all zones and the counts of open and active zones",
         },
         disk::<OneLock>,
         Some(disk::<CountedOneLock>),
@@ -86,7 +87,8 @@ const GUARDINGS: [(Variant, OpenFn, Option<OpenFn>); 4] = [
         Variant {
             name: lock_per_zone::NAME,
             kind: VariantRole::After,
-            about: "a lock per zone; a victim is closed under its own, its token in transit",
+            about: "a lock per zone; a victim is closed under its own lock while its token is \
+                    transferred",
         },
         disk::<LockPerZone>,
         Some(disk::<CountedLockPerZone>),
@@ -95,7 +97,8 @@ const GUARDINGS: [(Variant, OpenFn, Option<OpenFn>); 4] = [
         Variant {
             name: PRODUCT,
             kind: VariantRole::Product,
-            about: "a word per zone; a victim is closed by an exchange of its word",
+            about: "an atomic word per zone; a victim is closed by a compare-and-exchange of its \
+                    word",
         },
         disk::<AtomicZoneSet>,
         Some(disk::<CountedWords>),
@@ -104,8 +107,13 @@ const GUARDINGS: [(Variant, OpenFn, Option<OpenFn>); 4] = [
 
 /// The workloads: name, description, zone size in bytes, whether data are stored.
 const WORKLOADS: [(&str, &str, u64, bool); 2] = [
-    ("fill-and-reset", "1 MiB zones without data; jobs are writers", 1 << 20, false),
-    ("fill-and-reset-data", "64 KiB zones in memory; jobs are writers", 64 << 10, true),
+    ("fill-and-reset", "zones of 1 MiB without data; each job is a writer", 1 << 20, false),
+    (
+        "fill-and-reset-data",
+        "zones of 64 KiB with data in memory; each job is a writer",
+        64 << 10,
+        true,
+    ),
 ];
 
 /// A device with zones for the writers of an experiment, through the product's whole stack.
@@ -149,16 +157,18 @@ pub fn build(settings: &Settings) -> Experiment {
     }
     Experiment {
         name: NAME,
-        title: "writers that close one another's zones",
-        about: "Each writer fills its four zones in turn, in two halves, and resets each: it has \
-                one active zone at most. Two zones may be open and six active, so that writers \
-                close one another's zones all the time, while these are being written. With four \
-                writers nothing may fail; with 32 a first half may find six zones active \
-                (`refused`), and nothing else may fail (`spurious_errors`). Then all zones are \
-                reset, and six must become active again: how many did not is `lost_zones`. Rooms \
-                are counted in the first round, in a window of their own. The published rows \
-                are of the kernel's null_blk, in virtual machines, for 20 seconds; their writers \
-                give up after 21 failures, so their cycles are no throughput.",
+        title: "writers that close each other's zones",
+        about: "Whether zone resources are lost when writers close each other's zones. Each writer \
+                fills its four zones in turn, each in two halves, and resets them, so that it has \
+                at most one active zone. The limits are two open and six active zones: the device \
+                therefore closes zones of one writer for another while they are written. With four \
+                writers no operation may fail. With 32, the first half of a zone may find six \
+                zones active (`refused`); every other failure counts as `spurious_errors`. After \
+                the run all zones are reset, and six of them must become active again: \
+                `lost_zones` counts those that do not. Lock contention (`rooms`) is counted in the \
+                first round, in a separate window. The published rows are those of the kernel's \
+                null_blk in virtual machines, for 20 seconds; its writers stop after 21 failures, \
+                so their cycles are not a throughput.",
         published: published(),
         variants: GUARDINGS.map(|guarding| guarding.0).to_vec(),
         workloads: WORKLOADS.map(|(name, about, ..)| Workload { name, about }).to_vec(),

@@ -68,55 +68,74 @@ static ROWS: [AimedRow; 10] = [
         Does::Read,
         FillData::Corpus,
         false,
-        "4 KiB reads anywhere, of the corpus, one at a time per job: pread on the kernel's device, \
-         the same on the spot on ours",
+        "4 KiB random reads of the corpus, one in flight per job: pread on the kernel's device, \
+         inline I/O on ours",
     ),
     row(
         "fio-read",
         Does::Read,
         FillData::Corpus,
         true,
-        "stock fio: --bs=4k --rw=randread, of the corpus",
+        "4 KiB random reads of the corpus by stock fio: --bs=4k --rw=randread",
     ),
-    row("read-50", Does::Read, FillData::Half, false, "as `read`, of fio's bytes"),
+    row(
+        "read-50",
+        Does::Read,
+        FillData::Half,
+        false,
+        "as `read`, with fio's data that compress by half",
+    ),
     row(
         "fio-read-50",
         Does::Read,
         FillData::Half,
         true,
-        "stock fio: --bs=4k --rw=randread, of bytes that it wrote with \
-         --buffer_compress_percentage=50",
+        "4 KiB random reads by stock fio of data that it wrote with \
+         --buffer_compress_percentage=50: --bs=4k --rw=randread",
     ),
     row(
         "write",
         Does::Write,
         FillData::Corpus,
         false,
-        "4 KiB writes anywhere, of the corpus, one at a time per job: pwrite and the same on the \
-         spot",
+        "4 KiB random writes of the corpus, one in flight per job: pwrite on the kernel's device, \
+         inline I/O on ours",
     ),
-    row("write-50", Does::Write, FillData::Half, false, "as `write`, of fio's bytes"),
+    row(
+        "write-50",
+        Does::Write,
+        FillData::Half,
+        false,
+        "as `write`, with fio's data that compress by half",
+    ),
     row(
         "fio-write-50",
         Does::Write,
         FillData::Half,
         true,
-        "stock fio: --bs=4k --rw=randwrite --buffer_compress_percentage=50",
+        "4 KiB random writes by stock fio: --bs=4k --rw=randwrite --buffer_compress_percentage=50",
     ),
     row(
         "mixed",
         Does::Either,
         FillData::Corpus,
         false,
-        "4 KiB reads and writes anywhere, equally often, of the corpus, one at a time per job",
+        "4 KiB random reads and writes of the corpus, equally often, one in flight per job",
     ),
-    row("mixed-50", Does::Either, FillData::Half, false, "as `mixed`, of fio's bytes"),
+    row(
+        "mixed-50",
+        Does::Either,
+        FillData::Half,
+        false,
+        "as `mixed`, with fio's data that compress by half",
+    ),
     row(
         "fio-mixed-50",
         Does::Either,
         FillData::Half,
         true,
-        "stock fio: --bs=4k --rw=randrw --buffer_compress_percentage=50",
+        "4 KiB random reads and writes by stock fio: --bs=4k --rw=randrw \
+         --buffer_compress_percentage=50",
     ),
 ];
 
@@ -131,7 +150,8 @@ fn asked(does: Does) -> (&'static str, f64) {
 
 const FULL: Workload = Workload {
     name: "memory",
-    about: "a device that is full of the corpus: what it became, and what it takes with its table",
+    about: "a device full of the corpus: its compression ratio, and its memory including the block \
+            table",
 };
 /// The compression ratio must be within 2 % of zram's.
 const AIM_RATIO: f64 = 0.98;
@@ -141,27 +161,27 @@ const VARIANTS: [Variant; 5] = [
     Variant {
         name: ZRAM,
         kind: VariantRole::Peer,
-        about: "the kernel's zram; by fio: psync, direct",
+        about: "the kernel's zram; rows of fio: psync, direct",
     },
     Variant {
         name: ZRAM_URING,
         kind: VariantRole::Peer,
-        about: "the same by fio's io_uring, 32 in flight per job; by the wall only",
+        about: "the kernel's zram by fio's io_uring, 32 in flight per job; wall time only",
     },
     Variant {
         name: OURS,
         kind: VariantRole::Product,
-        about: "our RAM disk in the process that uses it; by fio: our engine, depth 1",
+        about: "our RAM disk, in the process that uses it; rows of fio: our engine, one in flight",
     },
     Variant {
         name: OURS_DEEP,
         kind: VariantRole::Product,
-        about: "the same by our engine, 32 in flight per job, in batches of 8",
+        about: "our RAM disk by our engine for fio, 32 in flight per job, in batches of 8",
     },
     Variant {
         name: FIO_ALONE,
         kind: VariantRole::Limit,
-        about: "fio's own null engine: what the line costs without a device",
+        about: "fio's own null engine: the cost of the command line without a device",
     },
 ];
 
@@ -187,26 +207,27 @@ pub fn build(settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,
         title: "our RAM disk compared with the kernel's zram",
-        about: "The same data, the same algorithm (lz4), the same size. The data are a corpus \
-                (pieces of /usr/bin, text, and noise that compresses by half), and, where the \
-                row's name ends in 50, what fio itself makes of \
-                --buffer_compress_percentage=50. Of the corpus, lz4 is most of what either \
-                side does, and it is the same on both, so it \
-                bounds the ratio; fio's data cost it a fourth. A zram device is made for each \
-                measurement and removed after it, which needs root; where it cannot be had its \
-                rows are missing, with the reason. CPU time is that of the threads that read and \
-                write, which is all there is: zram works in the thread that calls it, and ours in \
-                the process. Not so by io_uring, which carries the kernel's I/Os out on threads \
-                that fio does not count: those rows have none. The loop is the lab's own and costs \
-                next to nothing; fio's own cost is on both sides and is the row `fio-alone`: it \
-                makes every ratio smaller than that of the devices. fio reads what was filled in \
-                before; for writes it must fill a buffer before each, because in 3.33 a pattern \
-                has 512 bytes at most, which compress like nothing real. Clocks \
-                (`--gtod_reduce`) and the map of blocks are off. Then the lines that were \
-                published for zram's table, four jobs each: the fio line on 10 MiB, whose buffers \
-                are noise, once more with blocks that compress by half, and iozone's rows in fio's \
-                words, by read and write on the kernel's device but for pread and pwrite. Memory \
-                is what mm_stat says and the table: 16 bytes a page for zram, 8 for ours.",
+        about: "Speed and memory of our RAM disk and of the kernel's zram, with the same data, \
+                algorithm (lz4) and size. The data are a corpus (parts of /usr/bin, text, and \
+                noise that compresses by half) or, in rows whose name ends in 50, the data that \
+                fio writes with --buffer_compress_percentage=50. With the corpus, lz4 takes most \
+                of the time on both sides, which bounds the ratio; fio's data take a fourth of \
+                that. Each measurement makes a zram device and removes it, which needs root; \
+                without root the rows of zram are missing and the report states the reason. CPU \
+                time is that of the threads that read and write, which do all the work on both \
+                sides: zram works in the calling thread, and our disk in the process. The io_uring \
+                rows have no CPU time, because the kernel then executes the I/Os in threads that \
+                fio does not count. Rows without `fio` in their name use the lab's own loop, whose \
+                cost is negligible. In the rows of fio both sides include fio's own cost, the row \
+                `fio-alone`, so that their ratios are smaller than those of the devices. Before \
+                each write fio must fill a buffer, because a pattern of fio 3.33 has 512 bytes at \
+                most and compresses unlike real data. fio's clocks (`--gtod_reduce`) and its map \
+                of blocks are off. The further rows are the command lines that were published for \
+                zram's table, with four jobs: the fio line on 10 MiB, whose buffers are noise; the \
+                same line with data that compress by half; and iozone's rows as fio options, with \
+                read and write on the kernel's device except for pread and pwrite. Memory is the \
+                sum of mm_stat and the block table, which has 16 bytes a page in zram and 8 in \
+                ours.",
         published: published(&workloads),
         variants: VARIANTS.into_iter().chain(lines::VARIANTS).collect(),
         workloads,
@@ -236,8 +257,8 @@ fn comparisons() -> Vec<Comparison> {
 
 /// zram's figures at the time when the aims were set.
 fn published(workloads: &[Workload]) -> Vec<Published> {
-    const SOURCE: &str = "fio 3.33, 2 virtual processors (AMD Zen 5), Linux 6.18, loaded: the best \
-                          of 5, buffers that compress by half";
+    const SOURCE: &str = "fio 3.33, 2 virtual CPUs (AMD Zen 5), Linux 6.18, loaded machine, the \
+                          best of 5 runs, buffers that compress by half";
     let row = |variant, workload, jobs, kilo_iops: f64| Published {
         variant,
         workload,

@@ -35,10 +35,11 @@ pub(super) const COLUMNS: [&str; 5] = [
 /// The unit of the published rows, in bytes.
 const KIB: f64 = 1024.0;
 /// The source of the published rows of the fio line.
-const SOURCE_FIO: &str = "zram, Linux 3.16 (2014), the published fio line, 4 cores, average of 10";
+const SOURCE_FIO: &str = "zram, Linux 3.16 (2014), the published fio line, 4 cores, average of 10 \
+                          runs";
 /// The source of the published rows of iozone.
-pub(super) const SOURCE_IOZONE: &str = "zram, Linux 3.16 (2014), iozone -t 4 -r 16K -s 200M -I on \
-                                        4 cores, average of 10";
+pub(super) const SOURCE_IOZONE: &str = "zram, Linux 3.16 (2014), iozone -t 4 -r 16K -s 200M -I, 4 \
+                                        cores, average of 10 runs";
 
 /// The sizes of the device for the fio line and for iozone's rows, in bytes.
 const FIO_BYTES: u64 = 10 << 20;
@@ -128,56 +129,64 @@ const fn iozone(
 pub(super) static LINES: [FioRow; 19] = [
     fio(
         "fio-seq-write",
-        "stock fio: --bs=32k --refill_buffers --numjobs=4 --rw=write, 10 MiB of noise",
+        "sequential writes of 10 MiB of noise; stock fio: --bs=32k --refill_buffers --numjobs=4 \
+         --rw=write",
         "--rw=write",
         FillData::Noise,
         Some([933_789, 999_357, 1_003_298, 995_961, 1_001_958]),
     ),
     fio(
         "fio-seq-read",
-        "the same with --rw=read",
+        "sequential reads of 10 MiB of noise; stock fio: --bs=32k --refill_buffers --numjobs=4 \
+         --rw=read",
         "--rw=read",
         FillData::Noise,
         Some([5_634_130, 6_577_930, 6_380_861, 6_243_912, 6_230_006]),
     ),
     fio(
         "fio-seq-rw",
-        "the same with --rw=rw",
+        "sequential reads and writes of 10 MiB of noise; stock fio: --bs=32k --refill_buffers \
+         --numjobs=4 --rw=rw",
         "--rw=rw",
         FillData::Noise,
         Some([1_405_687, 1_638_117, 1_640_256, 1_633_903, 1_634_459]),
     ),
     fio(
         "fio-rand-rw",
-        "the same with --rw=randrw",
+        "random reads and writes of 10 MiB of noise; stock fio: --bs=32k --refill_buffers \
+         --numjobs=4 --rw=randrw",
         "--rw=randrw",
         FillData::Noise,
         Some([1_386_119, 1_614_664, 1_617_211, 1_609_267, 1_612_471]),
     ),
     fio(
         "fio-seq-write-50",
-        "the same with --rw=write and --buffer_compress_percentage=50",
+        "sequential writes of data that compress by half; stock fio: --bs=32k --refill_buffers \
+         --numjobs=4 --rw=write --buffer_compress_percentage=50",
         "--rw=write",
         FillData::Half,
         None,
     ),
     fio(
         "fio-seq-read-50",
-        "the same with --rw=read, of blocks that compress by half",
+        "sequential reads of data that compress by half; stock fio: --bs=32k --refill_buffers \
+         --numjobs=4 --rw=read",
         "--rw=read",
         FillData::Half,
         None,
     ),
     fio(
         "fio-seq-rw-50",
-        "the same with --rw=rw and --buffer_compress_percentage=50",
+        "sequential reads and writes of data that compress by half; stock fio: --bs=32k \
+         --refill_buffers --numjobs=4 --rw=rw --buffer_compress_percentage=50",
         "--rw=rw",
         FillData::Half,
         None,
     ),
     fio(
         "fio-rand-rw-50",
-        "the same with --rw=randrw and --buffer_compress_percentage=50",
+        "random reads and writes of data that compress by half; stock fio: --bs=32k \
+         --refill_buffers --numjobs=4 --rw=randrw --buffer_compress_percentage=50",
         "--rw=randrw",
         FillData::Half,
         None,
@@ -186,37 +195,58 @@ pub(super) static LINES: [FioRow; 19] = [
         is_fresh: true,
         ..iozone(
             "iozone-initial-write",
-            "stock fio: --bs=16k --numjobs=4 --rw=write --buffer_compress_percentage=50, to blocks \
-             that were never written, a pass of 200 MiB each",
+            "one pass of sequential writes over 200 MiB per job that were never written; stock \
+             fio: --bs=16k --numjobs=4 --rw=write --buffer_compress_percentage=50",
             "--rw=write --time_based=0",
             iozone::INITIAL_WRITE,
         )
     },
     iozone(
         "iozone-rewrite",
-        "the same over what was written before",
+        "sequential overwrites; stock fio: --bs=16k --numjobs=4 --rw=write \
+         --buffer_compress_percentage=50",
         "--rw=write",
         iozone::REWRITE,
     ),
-    iozone("iozone-read", "stock fio: --bs=16k --numjobs=4 --rw=read", "--rw=read", iozone::READ),
-    iozone("iozone-re-read", "the same once more", "--rw=read", iozone::RE_READ),
+    iozone(
+        "iozone-read",
+        "sequential reads; stock fio: --bs=16k --numjobs=4 --rw=read",
+        "--rw=read",
+        iozone::READ,
+    ),
+    iozone(
+        "iozone-re-read",
+        "a second run of `iozone-read`; stock fio: --bs=16k --numjobs=4 --rw=read",
+        "--rw=read",
+        iozone::RE_READ,
+    ),
     iozone(
         "iozone-reverse-read",
-        "stock fio: --rw=read:-32k, from the last record to the first",
+        "reads from the last record to the first; stock fio: --bs=16k --numjobs=4 --rw=read:-32k",
         "--rw=read:-32k",
         iozone::REVERSE_READ,
     ),
     iozone(
         "iozone-stride-read",
-        "stock fio: --rw=read:256k, every 17th record",
+        "reads of every 17th record; stock fio: --bs=16k --numjobs=4 --rw=read:256k",
         "--rw=read:256k",
         iozone::STRIDE_READ,
     ),
-    iozone("iozone-random-read", "stock fio: --rw=randread", "--rw=randread", iozone::RANDOM_READ),
-    iozone("iozone-mixed", "stock fio: --rw=randrw", "--rw=randrw", iozone::MIXED),
+    iozone(
+        "iozone-random-read",
+        "random reads; stock fio: --bs=16k --numjobs=4 --rw=randread",
+        "--rw=randread",
+        iozone::RANDOM_READ,
+    ),
+    iozone(
+        "iozone-mixed",
+        "random reads and writes; stock fio: --bs=16k --numjobs=4 --rw=randrw",
+        "--rw=randrw",
+        iozone::MIXED,
+    ),
     iozone(
         "iozone-random-write",
-        "stock fio: --rw=randwrite, over what was written before",
+        "random overwrites; stock fio: --bs=16k --numjobs=4 --rw=randwrite",
         "--rw=randwrite",
         iozone::RANDOM_WRITE,
     ),
@@ -224,7 +254,7 @@ pub(super) static LINES: [FioRow; 19] = [
         call: Call::Psync,
         ..iozone(
             "iozone-pwrite",
-            "as iozone-rewrite; on the kernel's device by pwrite",
+            "as `iozone-rewrite`, with pwrite on the kernel's device",
             "--rw=write",
             iozone::PWRITE,
         )
@@ -233,7 +263,7 @@ pub(super) static LINES: [FioRow; 19] = [
         call: Call::Psync,
         ..iozone(
             "iozone-pread",
-            "as iozone-read; on the kernel's device by pread",
+            "as `iozone-read`, with pread on the kernel's device",
             "--rw=read",
             iozone::PREAD,
         )

@@ -64,7 +64,8 @@ static GUARDINGS: [Guarding; 6] = [
         variant: Variant {
             name: locked_ram::TABLE_LOCK,
             kind: VariantRole::Before,
-            about: "one reader/writer lock over the table, held while a block is decompressed",
+            about: "one reader/writer lock over the block table, held while a block is \
+                    decompressed",
         },
         before: Some(locked_ram::TABLE_LOCK),
         open_counted: Some(counted::<WholeTable<Counted<SpinRwLock<Box<[Entry]>>, TABLE>>>),
@@ -74,7 +75,7 @@ static GUARDINGS: [Guarding; 6] = [
         variant: Variant {
             name: locked_ram::CAS,
             kind: VariantRole::After,
-            about: "a state per entry, taken by compare-and-swap; with the published figures",
+            about: "a state per table entry, locked by compare-and-swap; it has published figures",
         },
         before: Some(locked_ram::CAS),
         open_counted: Some(counted::<LockPerEntry<Counted<CasLock<Entry>, ENTRIES>>>),
@@ -84,7 +85,7 @@ static GUARDINGS: [Guarding; 6] = [
         variant: Variant {
             name: locked_ram::SPIN,
             kind: VariantRole::After,
-            about: "a spinning lock per entry; with the published figures",
+            about: "a spin lock per table entry; it has published figures",
         },
         before: Some(locked_ram::SPIN),
         open_counted: Some(counted::<LockPerEntry<Counted<SpinEntry, ENTRIES>>>),
@@ -94,7 +95,7 @@ static GUARDINGS: [Guarding; 6] = [
         variant: Variant {
             name: locked_ram::RWLOCK,
             kind: VariantRole::After,
-            about: "a reader/writer lock per entry; with the published figures",
+            about: "a reader/writer lock per table entry; it has published figures",
         },
         before: Some(locked_ram::RWLOCK),
         open_counted: Some(counted::<LockPerEntry<Counted<SpinRwLock<Entry>, ENTRIES>>>),
@@ -104,8 +105,8 @@ static GUARDINGS: [Guarding; 6] = [
         variant: Variant {
             name: locked_ram::BIT_SPIN,
             kind: VariantRole::After,
-            about: "a bit of the entry as its lock, held while the block is decompressed: the \
-                    published change",
+            about: "the published change: a lock bit in each table entry, held while the block is \
+                    decompressed",
         },
         before: Some(locked_ram::BIT_SPIN),
         open_counted: Some(counted::<LockPerEntry<Counted<BitEntry, ENTRIES>>>),
@@ -115,7 +116,8 @@ static GUARDINGS: [Guarding; 6] = [
         variant: Variant {
             name: PRODUCT,
             kind: VariantRole::Product,
-            about: "a word per block, which a write exchanges and a read pins",
+            about: "an atomic word per block: a write exchanges it, and a read protects the object \
+                    with a hazard pointer",
         },
         before: None,
         open_counted: None,
@@ -161,21 +163,23 @@ fn build_with(settings: &Settings, sizes: Sizes) -> Experiment {
     variants.extend(paths::VARIANTS);
     Experiment {
         name: NAME,
-        title: "one lock over a RAM disk's table, a lock per entry, and none for reads",
-        about: "The rows published for zram when its table lock became a bit per entry (iozone -t \
-                4 -r 16K -s 200M -I), in process: each thread works on a part of its own of the \
-                device, one record at a time, so that whoever waits, waits for the guarding alone. \
-                All variants have the same codec (lz4), the same pool, the same stack and the same \
-                load generator; but for the initial write, rows of one variant share a device that \
-                is filled once. What is written is a corpus of this machine's: pieces of /usr/bin, \
-                text, and noise that compresses by half, a third each. Reader/writer locks and \
-                locks per entry cost a read their line, which travels between processors, and no \
-                waiting: few processors bound the gain, and a lock that readers share loses little \
-                on two; the rooms, counted in the first round, say how often anybody waited. Then \
-                the published fio line, in fio's process (its buffers are noise, so it measures \
-                what is stored raw; the rows with -50 compress by half), and some of iozone's rows \
-                once more by fio, of blocks that compress by half; and rows of our own: the way of \
-                a block beside the bare codec in a loop, one hot block, and a crowd.",
+        title: "the block table of a RAM disk: one lock, a lock per entry, and no lock for reads",
+        about: "Throughput and CPU time of a compressed RAM disk, by the technique that protects \
+                its block table. The rows are those published for zram when a lock bit per entry \
+                replaced its table lock (iozone -t 4 -r 16K -s 200M -I), here in process: each \
+                thread uses its own part of the device, one record at a time, so that threads wait \
+                for each other only because of the table's protection. All variants have the same \
+                codec (lz4), memory pool, stack and load generator. The rows of one variant share \
+                a device that is filled once, except for the initial write. The data are a corpus \
+                from this machine: parts of /usr/bin, text, and noise that compresses by half, a \
+                third each. With reader/writer locks and locks per entry a read seldom waits, but \
+                its cache line moves between CPUs. Few CPUs therefore bound the gain, and a lock \
+                that readers share loses little on two. Lock contention (`rooms`), counted in the \
+                first round, states how often a thread waited. Further rows: the published fio \
+                line in fio's process, whose buffers are noise, so that it measures blocks stored \
+                raw (rows with -50 compress by half); some of iozone's rows by fio, with data that \
+                compress by half; and rows of our own: the device compared with the bare codec in \
+                a loop, one hot block, and 32 threads.",
         published: rows::published(settings).chain(fio::published(settings)).collect(),
         variants,
         workloads,

@@ -30,9 +30,9 @@ const JOBS_QUICK: [u32; 2] = [1, 8];
 
 /// The workloads, each with its I/Os in flight per thread, and the numbers of threads.
 const WORKLOADS: [(Workload, usize, &[u32]); 2] = [
-    (Workload { name: SHALLOW, about: "4 KiB random reads, 4 at once per submitter" }, 4, &JOBS),
+    (Workload { name: SHALLOW, about: "4 KiB random reads, 4 in flight per submitter" }, 4, &JOBS),
     (
-        Workload { name: DEEP, about: "4 KiB random reads, 128 at once per submitter" },
+        Workload { name: DEEP, about: "4 KiB random reads, 128 in flight per submitter" },
         128,
         &JOBS_DEEP,
     ),
@@ -49,16 +49,18 @@ pub fn build(settings: &Settings) -> Experiment {
     }
     Experiment {
         name: NAME,
-        title: "one scheduler lock, buckets, submit rings with a combining lock, and leases",
-        about: "Threads read at random from a null device without data, as fast as they can, each \
-                through a channel of its own; all meet in the scheduler. Every variant but `none` \
-                has the same policy (mq-deadline), the same stack and the same load generator, in \
-                process, and differs in who may work on the policy when. A batch goes from push to \
-                reap before a thread makes the next. `product-alone` is the product with one \
-                submitter at depth 128, measured beside each cell: the total of many submitters \
-                is not to fall below it. `product-lanes` is the product without leases: what \
-                everybody pays while something waits. On few processors submitters take turns, \
-                and what a parking lock loses on many shows little there.",
+        title: "one scheduler lock, buckets, and submit rings with a combining lock and leases",
+        about: "Throughput (IOPS) and CPU time per I/O (ns) of one scheduler that many submitters \
+                share. Threads read a null device without data at random offsets as fast as they \
+                can, each through its own channel; all requests pass through the one scheduler. \
+                Except for `none`, all variants have the same policy (mq-deadline), stack and load \
+                generator, in one process; they differ in which thread may work on the policy, and \
+                when. A thread submits a batch and reaps all of it before the next batch. \
+                `product-alone` is the product with one submitter at depth 128, measured next to \
+                each cell: the total of many submitters must not fall below it. `product-lanes` is \
+                the product without leases: the cost for every submitter while a request waits in \
+                the scheduler. On few CPUs submitters run in turn, so that the cost of a lock that \
+                parks its waiters, high on many CPUs, hardly shows.",
         published: published(),
         variants: variants(),
         workloads: WORKLOADS.map(|(workload, ..)| workload).to_vec(),
@@ -104,22 +106,23 @@ fn variants() -> Vec<Variant> {
         Variant {
             name: sched_lock::QUEUED,
             kind: VariantRole::Before,
-            about: "mq-deadline behind one lock that spins and is handed over in the order of \
-                    arrival, as Linux's spin locks are: the published form. Where a waiting thread \
-                    can lose its processor it stops all behind it, which the kernel's cannot: so \
-                    only for as many jobs as there are processors",
+            about: "mq-deadline under one ticket spin lock, granted in the order of arrival as \
+                    Linux's spin locks are: the published form. If a waiting thread is preempted, \
+                    all threads after it in the queue stop, which cannot happen in the kernel; \
+                    this variant is therefore measured only with at most as many jobs as CPUs",
         },
     );
     variants.push(Variant {
         name: sched_lanes::NAME,
         kind: VariantRole::Product,
-        about: "the product without leases: all requests go through submit rings, combining lock \
-                and completion queue, as they do while a request of a lower class waits",
+        about: "the product without leases: all requests pass through submit rings, combining lock \
+                and completion queue, as while a request of a lower class waits",
     });
     variants.push(Variant {
         name: ALONE,
         kind: VariantRole::Limit,
-        about: "the product with one submitter at depth 128, whatever the jobs of its row",
+        about: "the product with one submitter at depth 128; the number of jobs of the row does \
+                not apply",
     });
     variants
 }

@@ -43,19 +43,23 @@ const WORKLOADS: [(Workload, u32, &str); 3] = [
     (
         Workload {
             name: "published-line",
-            about: "stock fio: --ioscheduler=mq-deadline --numjobs=72 --iodepth=128 \
-                    --iodepth_batch_submit=64 --iodepth_batch_complete=64 --rw=randread --bs=4096",
+            about: "4 KiB random reads by stock fio: --ioscheduler=mq-deadline --numjobs=72 \
+                    --iodepth=128 --iodepth_batch_submit=64 --iodepth_batch_complete=64 \
+                    --rw=randread --bs=4096",
         },
         72,
         "--iodepth=128 --iodepth_batch_submit=64 --iodepth_batch_complete=64",
     ),
     (
-        Workload { name: "one-job", about: "the same line with --numjobs=1" },
+        Workload { name: "one-job", about: "the line of `published-line` with --numjobs=1" },
         1,
         "--iodepth=128 --iodepth_batch_submit=64 --iodepth_batch_complete=64",
     ),
     (
-        Workload { name: "shallow", about: "the same with --numjobs=32 --iodepth=4, no batches" },
+        Workload {
+            name: "shallow",
+            about: "the line of `published-line` with --numjobs=32 --iodepth=4 and without batches",
+        },
         32,
         "--iodepth=4",
     ),
@@ -73,7 +77,11 @@ enum Whose {
 /// The variants, each with the scheduler's name as fio takes it.
 const VARIANTS: [(Variant, Whose, &str); 7] = [
     (
-        Variant { name: PRODUCT, kind: VariantRole::Product, about: "our engine, mq-deadline" },
+        Variant {
+            name: PRODUCT,
+            kind: VariantRole::Product,
+            about: "our fio engine and the product's mq-deadline",
+        },
         Whose::Ours(None),
         "mq-deadline",
     ),
@@ -81,7 +89,7 @@ const VARIANTS: [(Variant, Whose, &str); 7] = [
         Variant {
             name: sched_lock::SPINNING,
             kind: VariantRole::Before,
-            about: "our engine, the same policy under one spin lock, a request at a time",
+            about: "our fio engine and mq-deadline under one spin lock, taken for each request",
         },
         Whose::Ours(Some(sched_lock::SPINNING)),
         "mq-deadline",
@@ -90,7 +98,7 @@ const VARIANTS: [(Variant, Whose, &str); 7] = [
         Variant {
             name: sched_lock::PARKING,
             kind: VariantRole::Before,
-            about: "the same under one lock that parks its waiters",
+            about: "our fio engine and mq-deadline under one lock that parks its waiters",
         },
         Whose::Ours(Some(sched_lock::PARKING)),
         "mq-deadline",
@@ -99,13 +107,17 @@ const VARIANTS: [(Variant, Whose, &str); 7] = [
         Variant {
             name: sched_buckets::NAME,
             kind: VariantRole::After,
-            about: "the same under 32 buckets and a dispatching bit",
+            about: "our fio engine and mq-deadline with 32 buckets and a dispatching bit",
         },
         Whose::Ours(Some(sched_buckets::NAME)),
         "mq-deadline",
     ),
     (
-        Variant { name: NONE, kind: VariantRole::Product, about: "our engine, none" },
+        Variant {
+            name: NONE,
+            kind: VariantRole::Product,
+            about: "our fio engine without a scheduler",
+        },
         Whose::Ours(None),
         "none",
     ),
@@ -113,7 +125,7 @@ const VARIANTS: [(Variant, Whose, &str); 7] = [
         Variant {
             name: KERNEL_DEADLINE,
             kind: VariantRole::Peer,
-            about: "io_uring on a loop device over memory, the kernel's mq-deadline",
+            about: "the kernel's mq-deadline: fio's io_uring on a loop device over memory",
         },
         Whose::Kernels,
         "mq-deadline",
@@ -122,7 +134,7 @@ const VARIANTS: [(Variant, Whose, &str); 7] = [
         Variant {
             name: KERNEL_NONE,
             kind: VariantRole::Peer,
-            about: "io_uring on a loop device over memory, the kernel's none",
+            about: "the kernel's none: fio's io_uring on a loop device over memory",
         },
         Whose::Kernels,
         "none",
@@ -147,14 +159,15 @@ pub fn build(settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,
         title: "the published fio line, compared with the kernel's own schedulers",
-        about: "Stock fio reads at random by the published line, which but for the engine and the \
-                device is unchanged. Our schedulers work in fio's process on a null device. The \
-                kernel's work on a loop device over memory of this machine (not on null_blk, which \
-                needs a kernel with that module), whose I/Os go through the system call, the loop \
-                driver and its threads: that is most of what they cost, so only the two kernel \
-                rows compare with each other, and only ours with ours. A job's requests are \
-                merged where they meet by chance, which random reads do not. Where this process \
-                may not make a loop device the kernel's rows are missing, with the reason.",
+        about: "IOPS and CPU time of the whole machine per I/O (ns) of stock fio with the \
+                published command line; only the engine and the device differ from it. Our \
+                schedulers run in fio's process on a null device. The kernel's schedulers run on a \
+                loop device over memory, because null_blk needs a kernel with that module. A loop \
+                device's I/Os pass through a system call, the loop driver and its threads, which \
+                is most of their cost. Compare therefore the two rows of the kernel with each \
+                other, and our rows with each other. Random reads hardly ever merge. If this \
+                process may not make a loop device, the rows of the kernel are missing and the \
+                report states the reason.",
         published: published(),
         variants: VARIANTS.map(|(variant, ..)| variant).to_vec(),
         workloads: workloads.iter().map(|(workload, ..)| *workload).collect(),

@@ -46,21 +46,22 @@ const WORKLOADS: [Workload; 4] = [
     Workload {
         name: ONE_CHANNEL,
         about: "one thread keeps 200 random writes and one read in flight on one channel, as an \
-                exporter does for its client",
+                export does for its client",
     },
     Workload {
         name: OWN_CHANNELS,
-        about: "four threads keep 64 random writes each in flight, and a fifth reads, one at a \
-                time",
+        about: "four threads keep 64 random writes each in flight, and a fifth thread reads, one \
+                request at a time",
     },
     Workload {
         name: THROTTLED,
-        about: "the same; under mq-deadline async_depth is 4, so that writes leave tags free",
+        about: "as `own-channels`; under mq-deadline async_depth is 4, so that writes leave device \
+                tags free",
     },
     Workload {
         name: IDLE,
-        about: "the same four threads, and a fifth reads in the class IDLE, one at a time; \
-                prio_aging_expire is 100 ms",
+        about: "four threads keep 64 random writes each in flight, and a fifth thread reads in the \
+                class IDLE, one request at a time; prio_aging_expire is 100 ms",
     },
 ];
 
@@ -86,14 +87,15 @@ pub fn build(settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,
         title: "reads concurrent with writes that saturate the device",
-        about: "A null device without data takes 200 us for a request and eight at a time. Writes \
-                keep it full; what is timed is one read at a time, from push to reap. Under `none` \
-                a read waits behind the writes of its channel; where it has a channel of its own \
-                it has a share of the tags there, which nobody else uses, and `none-in-line` is \
-                none without shares. Under mq-deadline it goes next, behind what is left of a \
-                batch, and writes have their turn by expiry and by writes_starved. A read of the \
-                class IDLE waits for prio_aging_expire and then for its turn: at most twice that \
-                is allowed, for a machine that gives threads their turns late.",
+        about: "Latency in nanoseconds of single reads, from push to reap, while writes saturate \
+                the device: a null device without data that completes a request after 200 us and \
+                executes eight at a time. Under `none` a read waits for the earlier writes of its \
+                channel. A reader with its own channel has its own share of the device tags there; \
+                `none-in-line` is `none` without such shares. Under mq-deadline a read is \
+                dispatched after the rest of the current batch, and writes are dispatched when \
+                they expire or after writes_starved batches of reads. A read of the class IDLE \
+                waits for prio_aging_expire and then for its turn; the aim allows twice that time, \
+                for a machine that schedules threads late.",
         published: Vec::new(),
         variants: variants(),
         workloads: WORKLOADS.to_vec(),
@@ -117,7 +119,8 @@ fn variants() -> Vec<Variant> {
     variants.push(Variant {
         name: sched_fifo::NAME,
         kind: VariantRole::Before,
-        about: "no scheduler: all requests in one line, each gets a tag in the order of arrival",
+        about: "no scheduler: all channels share one FIFO queue, and each request gets a tag in \
+                the order of arrival",
     });
     variants
 }
@@ -125,11 +128,11 @@ fn variants() -> Vec<Variant> {
 /// The readers and writers of a workload.
 fn mixes(workload: &str) -> Vec<Mix> {
     let writers = vec![Mix { writes: 64, read: None }; IDLE_WRITERS];
-    let beside = |class| [writers, vec![Mix { writes: 0, read: Some(class) }]].concat();
+    let with_reader = |class| [writers, vec![Mix { writes: 0, read: Some(class) }]].concat();
     match workload {
         ONE_CHANNEL => vec![Mix { writes: 200, read: Some(Prio::BestEffort) }],
-        OWN_CHANNELS | THROTTLED => beside(Prio::BestEffort),
-        _ => beside(Prio::Idle),
+        OWN_CHANNELS | THROTTLED => with_reader(Prio::BestEffort),
+        _ => with_reader(Prio::Idle),
     }
 }
 

@@ -36,7 +36,8 @@ const CASES: [Case; 4] = [
     Case {
         workload: Workload {
             name: "one-stream",
-            about: "64 threads write one stream, 4 KiB at a time each; 64 tags",
+            about: "64 threads write one sequential stream, one 4 KiB write in flight each; 64 \
+                    tags",
         },
         tags: 64,
         streams: 1,
@@ -44,7 +45,8 @@ const CASES: [Case; 4] = [
     Case {
         workload: Workload {
             name: "four-streams",
-            about: "64 threads write four streams, 4 KiB at a time each; 64 tags",
+            about: "64 threads write four sequential streams, one 4 KiB write in flight each; 64 \
+                    tags",
         },
         tags: 64,
         streams: 4,
@@ -52,7 +54,8 @@ const CASES: [Case; 4] = [
     Case {
         workload: Workload {
             name: "one-stream-8-tags",
-            about: "64 threads write one stream, 4 KiB at a time each; 8 tags, so that they wait",
+            about: "64 threads write one sequential stream, one 4 KiB write in flight each; 8 \
+                    tags, so that requests wait",
         },
         tags: 8,
         streams: 1,
@@ -60,7 +63,8 @@ const CASES: [Case; 4] = [
     Case {
         workload: Workload {
             name: "four-streams-8-tags",
-            about: "64 threads write four streams, 4 KiB at a time each; 8 tags",
+            about: "64 threads write four sequential streams, one 4 KiB write in flight each; 8 \
+                    tags, so that requests wait",
         },
         tags: 8,
         streams: 4,
@@ -79,14 +83,16 @@ pub fn build(settings: &Settings) -> Experiment {
     }
     Experiment {
         name: NAME,
-        title: "sequential writes by many threads: what still merges",
-        about: "64 threads write sequential streams together, each one 4 KiB block at a time, to a \
-                null device without data that takes 1 ms for a request whatever its size. A \
-                stream's next block is that of whichever thread asks first, so neighbours are in \
-                flight on different channels, and only a scheduler can merge them. What is merged \
-                is counted where requests reach the device. With as many tags as threads nothing \
-                has to wait, and what does not wait does not merge; with fewer, each merge is one \
-                I/O more per tag.",
+        title: "merging of sequential writes by many threads",
+        about: "Whether the scheduler merges writes of different channels, and the resulting IOPS. \
+                64 threads write sequential streams together, each with one 4 KiB write in flight, \
+                to a null device without data that takes 1 ms per request of any size. The first \
+                thread that asks gets the next block of a stream, so that adjacent blocks are in \
+                flight on different channels, and only a shared scheduler can merge them. \
+                `request_bytes` is the mean length of a request at the device, and `merged_share` \
+                the share of writes that merged. With as many tags as threads no request waits, \
+                and only waiting requests merge; with fewer tags each merge is one more I/O per \
+                tag.",
         published: published(),
         variants: schedulers::variants(),
         workloads: cases.iter().map(|case| case.workload).collect(),

@@ -20,29 +20,30 @@ pub(crate) fn variants() -> Vec<Variant> {
         variant(
             sched_lock::SPINNING,
             VariantRole::Before,
-            "mq-deadline behind one lock that spins, taken to insert and for each request that is \
-             dispatched; the lock goes to whoever takes it first",
+            "mq-deadline under one unfair spin lock, taken for each insertion and for each \
+             dispatched request",
         ),
         variant(
             sched_lock::PARKING,
             VariantRole::Before,
-            "the same with a lock that parks its waiters",
+            "mq-deadline under one lock that parks its waiters",
         ),
         variant(
             sched_buckets::NAME,
             VariantRole::After,
-            "mq-deadline under 32 buckets and a dispatching bit: the patches of January 2024",
+            "mq-deadline with 32 insertion buckets and a dispatching bit: the Linux patches of \
+             January 2024",
         ),
         variant(
             PRODUCT,
             VariantRole::Product,
-            "mq-deadline behind a submit ring per submitter and a combining lock, and leases for \
-             the fast path",
+            "mq-deadline with a submit ring per submitter, a combining lock, and leases for the \
+             fast path",
         ),
         variant(
             NONE,
             VariantRole::Limit,
-            "no scheduler: each channel on its own, first in, first out",
+            "no scheduler: each channel dispatches its own requests, first in, first out",
         ),
     ]
 }

@@ -27,7 +27,8 @@ const VARIANTS: [(Variant, WriteMethod); 2] = [
         Variant {
             name: WRITE,
             kind: VariantRole::Before,
-            about: "writes at the write pointer, one in flight per zone: a bit that is tried",
+            about: "writes at the write pointer, one in flight per zone: a bit per zone is tried, \
+                    and the write is requeued if it is set",
         },
         WriteMethod::WriteLocked,
     ),
@@ -35,7 +36,8 @@ const VARIANTS: [(Variant, WriteMethod); 2] = [
         Variant {
             name: APPEND,
             kind: VariantRole::Product,
-            about: "appends through the zonefs library, made into writes by the gate",
+            about: "zone appends through the zonefs library, which the zone gate converts into \
+                    writes",
         },
         WriteMethod::Append,
     ),
@@ -43,8 +45,20 @@ const VARIANTS: [(Variant, WriteMethod); 2] = [
 
 /// The workloads, each with its number of threads.
 const WORKLOADS: [(Workload, u32); 2] = [
-    (Workload { name: ONE_THREAD, about: "64 KiB, one thread, each time to any of 8 zones" }, 1),
-    (Workload { name: MANY_THREADS, about: "64 KiB, 8 threads, each time to any of 8 zones" }, 8),
+    (
+        Workload {
+            name: ONE_THREAD,
+            about: "64 KiB blocks by one thread, each to a random one of 8 zones",
+        },
+        1,
+    ),
+    (
+        Workload {
+            name: MANY_THREADS,
+            about: "64 KiB blocks by 8 threads, each to a random one of 8 zones",
+        },
+        8,
+    ),
 ];
 
 /// Builds the experiment.
@@ -59,13 +73,14 @@ pub fn build(_settings: &Settings) -> Experiment {
     let compared = |metric| Comparison::new(WRITE, APPEND, metric);
     Experiment {
         name: NAME,
-        title: "writes in order, and appends, on a shingled disk",
-        about: "A drive has no append: its driver makes a write of it, at a write pointer that is \
-                kept beside. Each thread puts one 64 KiB block after the other into zones of an \
-                emulated 14 TB drive with the times of a real one (timing=1; writes go into the \
-                drive's buffer), under mq-deadline. Nothing is to be gained there, and nothing \
-                lost: an append is to be as fast as a write within 3 %. The published rows are of \
-                a real drive.",
+        title: "ordered writes and zone appends on a shingled disk",
+        about: "IOPS of synchronous 64 KiB writes and zone appends on a shingled disk. A drive has \
+                no append command: the driver converts an append into a write at a write pointer \
+                that it caches. Each thread writes one 64 KiB block after the other to zones of an \
+                emulated 14 TB drive with the times of a real one (timing=1; the drive's buffer \
+                takes the writes), under mq-deadline. The aim is that appends are at most 3 % \
+                slower than writes; a gain is not expected. The published rows are those of a real \
+                drive.",
         published: published(),
         variants: VARIANTS.map(|variant| variant.0).to_vec(),
         workloads: WORKLOADS.map(|workload| workload.0).to_vec(),

@@ -75,25 +75,26 @@ const LARGE: Size = Size { len: 1 << 20, pool: &POOL_16K };
 
 const W_4K: Workload = Workload {
     name: "4k",
-    about: "4 KiB durable writes anywhere, in process: jobs threads, each one at a time",
+    about: "4 KiB random durable writes in process: one thread per job, one write in flight each",
 };
-const W_16K: Workload = Workload { name: "16k", about: "the same of 16 KiB" };
-const W_1M: Workload = Workload { name: "1m", about: "the same of 1 MiB" };
+const W_16K: Workload = Workload { name: "16k", about: "as `4k` with 16 KiB writes" };
+const W_1M: Workload = Workload { name: "1m", about: "as `4k` with 1 MiB writes" };
 const W_RESTORE: Workload = Workload {
     name: "restore",
-    about: "a restore: sequential 1 MiB writes, 4 in flight, a flush after every 32",
+    about: "a restore: sequential 1 MiB writes, 4 in flight, and a flush after every 32",
 };
 const W_RESTORE_3MS: Workload = Workload {
     name: "restore-disk-3ms",
-    about: "the same; each write to the disk takes 3 ms more",
+    about: "as `restore`; each write to the disk takes 3 ms longer",
 };
 const W_NBD_4K: Workload = Workload {
     name: "nbd-4k",
-    about: "4 KiB writes with FUA anywhere, over NBD: jobs in flight in all",
+    about: "4 KiB random writes with FUA over NBD; jobs are the writes in flight over all \
+            connections",
 };
 const W_NBD_16K: Workload =
-    Workload { name: "nbd-16k", about: "the same of 16 KiB, our own servers alone" };
-const W_NBD_1M: Workload = Workload { name: "nbd-1m", about: "as nbd-4k, of 1 MiB" };
+    Workload { name: "nbd-16k", about: "as `nbd-4k` with 16 KiB writes; our own servers only" };
+const W_NBD_1M: Workload = Workload { name: "nbd-1m", about: "as `nbd-4k` with 1 MiB writes" };
 
 /// A disk whose writes are delayed.
 #[derive(Debug)]
@@ -114,16 +115,16 @@ macro_rules! delayed {
             filter: $filter,
             small: Workload {
                 name: concat!("4k-disk-", $name),
-                about: concat!("as 4k; each write to the disk takes ", $name, " more"),
+                about: concat!("as `4k`; each write to the disk takes ", $name, " longer"),
             },
             large: Workload {
                 name: concat!("1m-disk-", $name),
-                about: concat!("as 1m; each write to the disk takes ", $name, " more"),
+                about: concat!("as `1m`; each write to the disk takes ", $name, " longer"),
             },
             nbd_small: $nbd_small,
             nbd_large: Workload {
                 name: concat!("nbd-1m-disk-", $name),
-                about: concat!("as nbd-1m; each write to the disk takes ", $name, " more"),
+                about: concat!("as `nbd-1m`; each write to the disk takes ", $name, " longer"),
             },
         }
     };
@@ -138,7 +139,7 @@ static DELAYED: [Delayed; 4] = [
         Some("3ms"),
         Some(Workload {
             name: "nbd-4k-disk-3ms",
-            about: "as nbd-4k; each write to the disk takes 3 ms more",
+            about: "as `nbd-4k`; each write to the disk takes 3 ms longer",
         })
     ),
     delayed!(10_000, "10ms", Some("10ms"), None),
@@ -170,18 +171,21 @@ pub fn build(settings: &Settings) -> Experiment {
     workloads.retain(|workload| cells.iter().any(|cell| cell.workload == workload.name));
     Experiment {
         name: NAME,
-        title: "durable writes: serial, by workers, by groups",
-        about: "What does it cost that many writes are durable when they are answered? The pools \
-                lie in the directory for temporary files, which has to be on a disk (TMPDIR), and \
-                have all their segments beforehand; volumes have 1 GiB, blocks of 4 KiB for \
-                writes of 4 KiB and of 16 KiB for longer ones, checksums, and no compression, for \
-                the data are noise. The raw file has 1 GiB too and is written everywhere; fio \
-                writes it past the page cache with O_DSYNC, in place and without checksums. On a \
-                delayed disk each write to a file takes so much longer, any number at a time, as \
-                in nbdkit's delay filter. Over NBD a client of the lab's own keeps writes in \
-                flight on each connection (`-4c`: four), every one with FUA. CPU time is that of \
-                the process: in process of clients and volume together, over NBD of the server \
-                alone. `group-one-thread` has its clients in one thread, as a server has them.",
+        title: "durable writes: serial, by workers, and by group commit",
+        about: "Cost of durable writes: IOPS, latency, CPU time per write (ns), and device bytes \
+                per written byte. The variants differ in how they write and sync: one write after \
+                the other, 32 workers that each sync their own write, or one committer that syncs \
+                all waiting writes together. The pools lie in the directory for temporary files \
+                (TMPDIR), which must be on a disk, and have all their segments before the \
+                measurement. Volumes have 1 GiB, checksums and no compression (the data are \
+                noise); their blocks have 4 KiB for 4 KiB writes and 16 KiB for longer ones. The \
+                raw file has the same size and is fully allocated; fio writes it in place with \
+                O_DIRECT and O_DSYNC, without checksums. On a delayed disk each write to a file \
+                takes the given time longer, concurrently with others, as with nbdkit's delay \
+                filter. Over NBD the lab's own client keeps writes in flight on each connection \
+                (`-4c`: four connections), each with FUA. CPU time is that of the process: in \
+                process clients and volume together, over NBD the server only. `group-one-thread` \
+                has all its clients in one thread, as a server has.",
         published: published::rows(&workloads),
         variants: variants(),
         workloads,
@@ -197,33 +201,33 @@ fn variants() -> Vec<Variant> {
         variant(
             SERIAL,
             VariantRole::Before,
-            "the submitting thread writes and syncs, one at a time; the log is the product's",
+            "the submitting thread writes and syncs, one write at a time, to the product's log",
         ),
-        variant(SERIAL_4C, VariantRole::Before, "the same, over four connections"),
+        variant(SERIAL_4C, VariantRole::Before, "as `serial`, over four connections"),
         variant(
             TASKQ,
             VariantRole::After,
-            "32 workers, each of which writes and syncs for itself, on the raw file in place, with \
-             checksums; a baseline of the lab's",
+            "a baseline of the lab: 32 workers, each of which writes the raw file in place with \
+             checksums and syncs its own write",
         ),
-        variant(TASKQ_4C, VariantRole::After, "the same, over four connections"),
+        variant(TASKQ_4C, VariantRole::After, "as `taskq-32`, over four connections"),
         variant(
             LOG_TASKQ,
             VariantRole::After,
-            "32 workers as the product has them, commit=taskq:32: each writes a request to the log \
-             and syncs for it",
+            "the product with commit=taskq:32: 32 workers, each of which writes a request to the \
+             log and syncs its own write",
         ),
-        variant(LOG_TASKQ_4C, VariantRole::After, "the same, over four connections"),
+        variant(LOG_TASKQ_4C, VariantRole::After, "as `log-taskq-32`, over four connections"),
         variant(
             GROUP,
             VariantRole::Product,
-            "one committer: what waits is written and synced at once",
+            "group commit: one committer writes and syncs all waiting writes together",
         ),
-        variant(GROUP_4C, VariantRole::Product, "the same, over four connections"),
+        variant(GROUP_4C, VariantRole::Product, "as `group`, over four connections"),
         variant(
             GROUP_ONE_THREAD,
             VariantRole::Product,
-            "the same; all clients in one thread, in process",
+            "group commit; all clients are in one thread, in process",
         ),
         variant(
             RAW,
@@ -233,15 +237,19 @@ fn variants() -> Vec<Variant> {
         variant(
             NBDKIT,
             VariantRole::Peer,
-            "nbdkit file, 32 threads; --filter=delay where there is one",
+            "nbdkit with its file plugin and 32 threads; on a delayed disk with --filter=delay",
         ),
-        variant(NBDKIT_4C, VariantRole::Peer, "the same, over four connections"),
-        variant(NBDKIT_SERIAL, VariantRole::Peer, "the same, serialised by --filter=noparallel"),
-        variant(NBDKIT_SERIAL_4C, VariantRole::Peer, "the same, serialised, over four connections"),
+        variant(NBDKIT_4C, VariantRole::Peer, "as `nbdkit`, over four connections"),
+        variant(NBDKIT_SERIAL, VariantRole::Peer, "nbdkit, serialised by --filter=noparallel"),
+        variant(
+            NBDKIT_SERIAL_4C,
+            VariantRole::Peer,
+            "nbdkit, serialised by --filter=noparallel, over four connections",
+        ),
         variant(QEMU, VariantRole::Peer, "qemu-nbd on a raw file: --cache=none --aio=threads"),
-        variant(QEMU_4C, VariantRole::Peer, "the same, over four connections"),
-        variant(QCOW2, VariantRole::Peer, "qemu-nbd on a fresh qcow2 image, clusters of 64k"),
-        variant(QCOW2_4C, VariantRole::Peer, "the same, over four connections"),
+        variant(QEMU_4C, VariantRole::Peer, "as `qemu-nbd`, over four connections"),
+        variant(QCOW2, VariantRole::Peer, "qemu-nbd on a new qcow2 image with 64 KiB clusters"),
+        variant(QCOW2_4C, VariantRole::Peer, "as `qcow2`, over four connections"),
     ]
 }
 

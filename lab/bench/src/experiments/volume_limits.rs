@@ -16,7 +16,7 @@ pub const NAME: &str = "volume-limits";
 
 const RAW: &str = "raw";
 const VOLUME: &str = "volume";
-const BESIDE_WRITES: &str = "volume-beside-writes";
+const WITH_WRITES: &str = "volume-beside-writes";
 const WITH_SNAPSHOT: &str = "volume-with-snapshot";
 const FULL: &str = "volume-80-full";
 const FULLER: &str = "volume-90-full";
@@ -24,60 +24,73 @@ const IN_MEMORY: &str = "volume-in-memory";
 
 const READ_4K: Workload = Workload {
     name: "read-4k",
-    about: "4 KiB reads anywhere: jobs threads, each one at a time; fio's psync on the raw file",
+    about: "4 KiB random reads: one thread per job, one read in flight each; on the raw file by \
+            fio's psync",
 };
-const READ_1M: Workload = Workload { name: "read-1m", about: "the same of 1 MiB" };
+const READ_1M: Workload = Workload { name: "read-1m", about: "as `read-4k` with 1 MiB reads" };
 const READ_LATENCY: Workload = Workload {
     name: "read-latency",
-    about: "4 KiB reads anywhere, one at a time, without other load and beside 32 durable 4 KiB \
-            writes in flight",
+    about: "latency in nanoseconds of 4 KiB random reads, one in flight, without other load and \
+            concurrently with 32 durable 4 KiB writes in flight",
 };
 const WRITE_4K: Workload = Workload {
     name: "write-4k",
-    about: "4 KiB durable writes over a full volume, jobs in flight in one thread",
+    about: "4 KiB random durable overwrites of a full volume by one thread; jobs are the writes in \
+            flight",
 };
 const ASYNC_4K: Workload = Workload {
     name: "async-4k",
-    about: "4 KiB writes anywhere that nobody asks to be durable, jobs in flight in one thread, as \
-            fast as they are taken; on the raw file fio's io_uring past the page cache",
+    about: "4 KiB random writes without FUA or flush by one thread, as fast as the volume accepts \
+            them; jobs are the writes in flight; on the raw file by fio's io_uring with O_DIRECT",
 };
 const DEVICE_BYTES: Workload = Workload {
     name: "device-bytes",
-    about: "4 KiB durable writes, jobs in flight in one thread, before anything is cleaned",
+    about: "device bytes per written byte of 4 KiB durable writes by one thread, before garbage \
+            collection begins; jobs are the writes in flight",
 };
 const OVERWRITE: Workload = Workload {
     name: "overwrite",
-    about: "4 KiB durable writes anywhere, jobs in flight in one thread: in a pool with room, and \
-            where 80 or 90 % of what the pool says it has room for are used and as much as its \
-            length was written before",
+    about: "4 KiB random durable overwrites by one thread, in a pool with free space and in pools \
+            whose used part is 80 or 90 % of the capacity that they report; into these, as many \
+            bytes as the pool has are written before the measurement; jobs are the writes in \
+            flight",
 };
 const SNAPSHOT: Workload = Workload {
     name: "snapshot",
-    about: "snapshots of a full volume under jobs durable 4 KiB writes in flight: the longest time \
-            without the end of a write, around each snapshot and around a write in its place",
+    about: "snapshots of a full volume with 32 durable 4 KiB writes in flight: the longest time in \
+            nanoseconds without a completed write, around each snapshot and, for comparison, \
+            around a durable write in its place",
 };
 const SNAPSHOT_1T: Workload = Workload {
     name: "snapshot-1t",
-    about: "the same of a volume of 1 TiB in blocks of 16 KiB, with a few in every part of its map",
+    about: "as `snapshot`, of a volume of 1 TiB with 16 KiB blocks, 4096 of them written in all \
+            parts of its map",
 };
-const DISCARD: Workload = Workload { name: "discard-1t", about: "a discard of 1 TiB, and a flush" };
+const DISCARD: Workload =
+    Workload { name: "discard-1t", about: "time in nanoseconds of a discard of 1 TiB and a flush" };
 const CLONE: Workload = Workload {
     name: "clone-1t",
-    about: "a clone of a snapshot of a volume of 1 TiB in blocks of 16 KiB, with a few in every \
-            part of its map, written anew everywhere since; and of a volume of 1 GiB with as many",
+    about: "time in nanoseconds to clone a snapshot of a volume of 1 TiB with 16 KiB blocks, 4096 \
+            of them written in all parts of its map before the snapshot and as many after it; and \
+            the same for a volume of 1 GiB",
 };
-const ROLLBACK: Workload =
-    Workload { name: "rollback-1t", about: "the same volumes, rolled back to their snapshots" };
+const ROLLBACK: Workload = Workload {
+    name: "rollback-1t",
+    about: "time in nanoseconds to roll the volumes of `clone-1t` back to their snapshots",
+};
 const REOPEN: Workload = Workload {
     name: "reopen-1g",
-    about: "the server of a pool was killed with 1 GiB of log behind the last checkpoint: from \
-            opening the pool to the end of a first read",
+    about: "time in nanoseconds from opening a pool to the end of a first read, after its server \
+            was killed with 1 GiB of log after the last checkpoint",
 };
-const REOPEN_4K: Workload =
-    Workload { name: "reopen-1g-4k", about: "the same, of writes of 4 KiB instead of 64 KiB" };
+const REOPEN_4K: Workload = Workload {
+    name: "reopen-1g-4k",
+    about: "as `reopen-1g`, with a log of 4 KiB writes instead of 64 KiB writes",
+};
 const OPEN_1000: Workload = Workload {
     name: "open-1000",
-    about: "a pool with 1000 volumes: from opening it until each has answered a read",
+    about: "time in nanoseconds from opening a pool with 1000 volumes until each has completed a \
+            read",
 };
 
 /// The wall time of an operation that is done once.
@@ -132,12 +145,12 @@ pub fn build(settings: &Settings) -> Experiment {
     let listed = |workload: &Workload| cells.iter().any(|cell| cell.workload == workload.name);
     Experiment {
         name: NAME,
-        title: "a volume's bounds: reads, device bytes, snapshots, discards, openings",
-        about: "What does a volume cost beside the raw file, what does it write for what was \
-                asked, and how long does take what is to be done at once? The pools lie in the \
-                directory for temporary files, which has to be on a disk (TMPDIR); blocks are of \
-                4 KiB unless said otherwise, with checksums and without compression. Bytes of the \
-                device are those that the kernel counts for this process (/proc/self/io).",
+        title: "the limits of a volume: reads, device bytes, snapshots, discards, openings",
+        about: "A volume compared with the raw file, its write amplification, and the duration of \
+                operations that must be short. The pools lie in the directory for temporary files \
+                (TMPDIR), which must be on a disk. Blocks have 4 KiB unless stated otherwise, with \
+                checksums and without compression. Device bytes are those that the kernel counts \
+                for this process (/proc/self/io).",
         published: Vec::new(),
         variants: variants(),
         workloads: all.into_iter().filter(listed).collect(),
@@ -150,16 +163,28 @@ pub fn build(settings: &Settings) -> Experiment {
 fn variants() -> Vec<Variant> {
     let variant = |name, kind, about| Variant { name, kind, about };
     vec![
-        variant(RAW, VariantRole::Limit, "fio on a raw file past the page cache"),
+        variant(RAW, VariantRole::Limit, "fio on a raw file with O_DIRECT"),
         variant(VOLUME, VariantRole::Product, "the volume, in process"),
-        variant(BESIDE_WRITES, VariantRole::Product, "the same, concurrent with 32 durable writes"),
-        variant(WITH_SNAPSHOT, VariantRole::Product, "the same, with a snapshot of all of it"),
-        variant(FULL, VariantRole::Product, "the same, the pool 80 % full, cleaned all the time"),
-        variant(FULLER, VariantRole::Product, "the same, 90 % full"),
+        variant(
+            WITH_WRITES,
+            VariantRole::Product,
+            "the volume, concurrently with 32 durable writes in flight",
+        ),
+        variant(
+            WITH_SNAPSHOT,
+            VariantRole::Product,
+            "the volume, with a snapshot of all its blocks",
+        ),
+        variant(
+            FULL,
+            VariantRole::Product,
+            "the volume in a pool that is 80 % full and collects garbage all the time",
+        ),
+        variant(FULLER, VariantRole::Product, "the volume in a pool that is 90 % full"),
         variant(
             IN_MEMORY,
             VariantRole::Product,
-            "the volume in a pool in memory, which shows what no disk does",
+            "the volume in a pool in memory, which shows the cost without a disk",
         ),
     ]
 }
@@ -174,7 +199,7 @@ fn comparisons() -> Vec<Comparison> {
     vec![
         ratio(RAW, VOLUME, Metric::IOPS, READ_4K, AIM_READS),
         ratio(RAW, VOLUME, Metric::BANDWIDTH, READ_1M, AIM_READS),
-        ratio(VOLUME, BESIDE_WRITES, Metric::P99, READ_LATENCY, AIM_LATENCY),
+        ratio(VOLUME, WITH_WRITES, Metric::P99, READ_LATENCY, AIM_LATENCY),
         ratio(VOLUME, WITH_SNAPSHOT, Metric::IOPS, WRITE_4K, AIM_SNAPSHOT),
         ratio(VOLUME, FULL, Metric::IOPS, OVERWRITE, AIM_FULL),
         Comparison::new(VOLUME, FULLER, Metric::IOPS).under(OVERWRITE.name),

@@ -71,52 +71,48 @@ const VARIANTS: [Variant; 6] = [
     Variant {
         name: WRITE_LOCKED,
         kind: VariantRole::Before,
-        about: "writes at the write pointer under mq-deadline, one in flight per zone: a bit that \
-                is tried",
+        about: "writes at the write pointer under mq-deadline, one in flight per zone: a bit per \
+                zone is tried, and the write is requeued if it is set",
     },
     Variant {
         name: APPEND_LOCKED,
         kind: VariantRole::After,
-        about: "appends under mq-deadline, under the same bit",
+        about: "zone appends under mq-deadline, one in flight per zone, under the same bit",
     },
     Variant {
         name: APPEND,
         kind: VariantRole::Product,
-        about: "appends under none, as many at once as come; with a timer, through the zonefs \
-                library",
+        about: "zone appends without a scheduler, any number in flight; on the device with a timer \
+                through the zonefs library",
     },
     Variant {
         name: APPEND_EMULATED,
         kind: VariantRole::Product,
-        about: "the same on a device without append: writes at a gate that lets one in at a time",
+        about: "as `append`, on a device without zone append: the zone write plug converts appends \
+                into writes, one in flight per zone",
     },
-    Variant {
-        name: ALONE,
-        kind: VariantRole::Limit,
-        about: "one thread on a processor of its own",
-    },
-    Variant {
-        name: PAIR,
-        kind: VariantRole::Product,
-        about: "two threads, each on a processor of its own",
-    },
+    Variant { name: ALONE, kind: VariantRole::Limit, about: "one thread on its own CPU" },
+    Variant { name: PAIR, kind: VariantRole::Product, about: "two threads, each on its own CPU" },
 ];
 
 const WORKLOADS: [Workload; 6] = [
-    Workload { name: ONE_THREAD, about: "64 KiB, one thread, one zone, a device of 10 us" },
+    Workload { name: ONE_THREAD, about: "64 KiB blocks by one thread to one zone; 10 us per I/O" },
     Workload {
         name: MANY_ZONES,
-        about: "64 KiB, 8 threads, each time to any of 8 zones, a device of 10 us",
+        about: "64 KiB blocks by 8 threads, each to a random one of 8 zones; 10 us per I/O",
     },
-    Workload { name: ONE_ZONE, about: "64 KiB, 8 threads into one zone, a device of 10 us" },
-    Workload { name: BARE, about: "4 KiB without data, 32 at once, one thread; jobs are its" },
+    Workload { name: ONE_ZONE, about: "64 KiB blocks by 8 threads to one zone; 10 us per I/O" },
+    Workload {
+        name: BARE,
+        about: "4 KiB appends without data or timer by one thread, 32 in flight; jobs are threads",
+    },
     Workload {
         name: BARE_MANY,
-        about: "the same by two threads, each to zones of its own (and by one of them alone)",
+        about: "as `no-data` by two threads, each to its own zones, and by one of them alone",
     },
     Workload {
         name: BARE_ONE,
-        about: "the same by two threads into one zone (and by one of them alone)",
+        about: "as `no-data` by two threads to one zone, and by one of them alone",
     },
 ];
 
@@ -162,18 +158,19 @@ pub fn build(settings: &Settings) -> Experiment {
     }
     Experiment {
         name: NAME,
-        title: "writes in order, and appends",
-        about: "The published pair: a write to a sequential zone has to land at the write pointer, \
-                so only one is in flight; appends need no order. Each thread does one 64 KiB I/O \
-                after the other, on a null device without data whose timer takes 10 us (the rest \
-                of what one takes is the system's way to wake a thread). Threads that write take \
-                the zone's bit, which brings the position, and put the write back where it is \
-                taken (`put_back_per_io`), as the block layer did from 5.8 to 6.9; between them \
-                and the device is the product's mq-deadline. Appends go through the zonefs \
-                library, a file for each zone. With many zones each I/O goes to any of them, so \
-                that threads meet. Then what an append itself costs, without data and without a \
-                timer: in slices in which the threads had their processors, so that CPU time per \
-                I/O is wall time times threads there.",
+        title: "ordered writes and zone appends",
+        about: "IOPS of ordered writes compared with zone appends. A write to a sequential zone \
+                must start at the write pointer, so that only one can be in flight; appends need \
+                no order. Each thread executes one 64 KiB I/O after the other on a null device \
+                without data, whose timer takes 10 us; the rest of an I/O's time is the wake-up of \
+                the thread. In the locked variants a thread takes the zone's bit, which holds the \
+                write pointer, and requeues its write if the bit is taken (`put_back_per_io`), as \
+                the Linux block layer did from 5.8 to 6.9; the product's mq-deadline is between \
+                the threads and the device. Appends use the zonefs library, one file per zone. \
+                With many zones each I/O is to a random one, so that threads contend. The rows \
+                `no-data` measure the append itself, without data or timer, in slices in which the \
+                threads had their CPUs: there CPU time per I/O is wall time multiplied by the \
+                number of threads.",
         published: published(),
         variants: VARIANTS.to_vec(),
         workloads: WORKLOADS.to_vec(),
@@ -199,8 +196,8 @@ fn comparisons() -> Vec<Comparison> {
 }
 
 fn published() -> Vec<Published> {
-    let source = "Linux 5.8 (2020), zonefs on null_blk, synchronous 64 KiB; what is locked \
-                  under mq-deadline, appends under none";
+    let source = "Linux 5.8 (2020), zonefs on null_blk, synchronous 64 KiB; locked variants under \
+                  mq-deadline, appends under none";
     let row = |variant, workload, jobs, kilo_iops: f64| Published {
         variant,
         workload,

@@ -29,12 +29,26 @@ const RANDOM_DEEP: &str = "random-zones-16";
 
 /// The workloads, each with its zones per job and its I/Os in flight.
 const WORKLOADS: [(Workload, u32, usize); 3] = [
-    (Workload { name: OWN, about: "4 KiB writes, each job into a zone of its own" }, 1, 1),
-    (Workload { name: OWN_DEEP, about: "the same, 16 at once per job" }, 1, 16),
+    (
+        Workload {
+            name: OWN,
+            about: "4 KiB writes, one in flight per job, each job to its own zone",
+        },
+        1,
+        1,
+    ),
+    (
+        Workload {
+            name: OWN_DEEP,
+            about: "4 KiB writes, 16 in flight per job, each job to its own zone",
+        },
+        1,
+        16,
+    ),
     (
         Workload {
             name: RANDOM_DEEP,
-            about: "4 KiB writes to any of 256 zones per job, 16 at once",
+            about: "4 KiB writes to a random one of 256 zones per job, 16 in flight per job",
         },
         256,
         16,
@@ -45,18 +59,17 @@ const VARIANTS: [Variant; 3] = [
     Variant {
         name: write_lock::NAME,
         kind: VariantRole::Before,
-        about: "a bit per zone that is tried when writes are dispatched; those that wait are all \
-                looked at again",
+        about: "a bit per zone, tried at dispatch; each dispatch tries all waiting writes again",
     },
     Variant {
         name: PLUG,
         kind: VariantRole::Product,
-        about: "one write per zone in flight, the next one waits for its turn above the tags",
+        about: "zone write plug: one write per zone in flight; later writes wait above the tags",
     },
     Variant {
         name: PIPELINE,
         kind: VariantRole::Product,
-        about: "no gate: the device keeps the order of what it is given",
+        about: "no gate: the device executes writes in the order of submission",
     },
 ];
 
@@ -80,12 +93,13 @@ pub fn build(settings: &Settings) -> Experiment {
     let compared = |before, after| Comparison::new(before, after, Metric::CPU_PER_IO);
     Experiment {
         name: NAME,
-        title: "the writes of a zone in order: a lock in the scheduler, a gate above it, none",
-        about: "Writes at the write pointers of zones without data, on a null device that \
-                completes them at once, through one stack and one load generator: what differs is \
-                how the writes of a zone are kept in order. No two jobs write to one zone, and \
-                writes are not merged, so that the cost is that of the keeping alone. Published \
-                are MB/s of Linux as I/Os, on a null device with 16 cores and 32 threads.",
+        title: "write order within a zone: a lock in the scheduler, a gate above it, or none",
+        about: "CPU time per I/O (ns) of the method that keeps the writes of a zone in order. \
+                Threads write at the write pointers of zones without data, on a null device that \
+                completes writes at once, through the same stack and load generator: only that \
+                method differs. No two jobs write to one zone and no writes merge, so that the \
+                variants differ by the cost of the method alone. The published figures are MB/s of \
+                Linux, converted to IOPS, on a null device with 16 cores and 32 threads.",
         published: published(),
         variants: VARIANTS.to_vec(),
         workloads: WORKLOADS.map(|workload| workload.0).to_vec(),

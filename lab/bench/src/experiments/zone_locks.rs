@@ -47,7 +47,7 @@ const WORKLOADS: [(Workload, Pattern, usize); 4] = [
     (
         Workload {
             name: READ,
-            about: "4 KiB reads anywhere, 8 at once per job (published: libaio)",
+            about: "4 KiB random reads, 8 in flight per job (published: libaio)",
         },
         Pattern::RandomRead,
         8,
@@ -55,19 +55,22 @@ const WORKLOADS: [(Workload, Pattern, usize); 4] = [
     (
         Workload {
             name: WRITE,
-            about: "4 KiB writes at the write pointer of a random zone, one at a time per job \
+            about: "4 KiB writes at the write pointer of a random zone, one in flight per job \
                     (published: psync)",
         },
         Pattern::RandomWrite,
         1,
     ),
     (
-        Workload { name: READ_DEEP, about: "the same reads, 32 at once per job" },
+        Workload { name: READ_DEEP, about: "4 KiB random reads, 32 in flight per job" },
         Pattern::RandomRead,
         32,
     ),
     (
-        Workload { name: WRITE_DEEP, about: "the same writes, 32 at once per job" },
+        Workload {
+            name: WRITE_DEEP,
+            about: "4 KiB writes at the write pointer of a random zone, 32 in flight per job",
+        },
         Pattern::RandomWrite,
         32,
     ),
@@ -99,10 +102,10 @@ const GUARDINGS: [Guarding; 4] = [
         variant: Variant {
             name: one_lock::NAME_QUEUED,
             kind: VariantRole::Before,
-            about: "one lock over all zones, handed over in the order of arrival, as Linux's spin \
-                    locks are: the published form. Where a waiting thread can lose its processor \
-                    it stops all behind it, which the kernel's cannot: so only for as many jobs as \
-                    there are processors",
+            about: "one ticket spin lock over all zones, granted in the order of arrival as \
+                    Linux's spin locks are: the published form. If a waiting thread is preempted, \
+                    all threads after it in the queue stop, which cannot happen in the kernel; \
+                    this variant is therefore measured only with at most as many jobs as CPUs",
         },
         open: disk::<OneLock<QueuedZones>>,
         open_counted: disk::<
@@ -114,8 +117,8 @@ const GUARDINGS: [Guarding; 4] = [
         variant: Variant {
             name: one_lock::NAME,
             kind: VariantRole::Before,
-            about: "one lock over all zones, which goes to whoever takes it first; open and \
-                    active zones always counted",
+            about: "one unfair spin lock over all zones, which also protects the counts of open \
+                    and active zones",
         },
         open: disk::<OneLock>,
         open_counted: disk::<CountedOneLock>,
@@ -125,7 +128,7 @@ const GUARDINGS: [Guarding; 4] = [
         variant: Variant {
             name: lock_per_zone::NAME,
             kind: VariantRole::After,
-            about: "a lock per zone, taken by reads too",
+            about: "a lock per zone, which reads take too",
         },
         open: disk::<LockPerZone>,
         open_counted: disk::<CountedLockPerZone>,
@@ -135,7 +138,7 @@ const GUARDINGS: [Guarding; 4] = [
         variant: Variant {
             name: PRODUCT,
             kind: VariantRole::Product,
-            about: "a word per zone, which writes exchange and reads load",
+            about: "an atomic word per zone: a write exchanges it, and a read only loads it",
         },
         open: disk::<AtomicZoneSet>,
         open_counted: disk::<CountedWords>,
@@ -190,20 +193,22 @@ pub fn build(settings: &Settings) -> Experiment {
     workloads.extend(by_fio::workloads(settings));
     Experiment {
         name: NAME,
-        title: "one lock over all zones, a lock per zone, and none for reads",
-        about: "Threads read anywhere, or write at the write pointers of zones of their own, as \
-                fast as they can: no two ever want the same zone for writing, so whoever waits, \
-                waits for the guarding alone. All variants go through the same stack and the same \
-                load generator, in process; a fresh device for each measurement. Up to as many \
-                jobs as processors, `undisturbed_iops` is the throughput of those half \
-                milliseconds in which all of them had one. Few processors bound the gain: two \
-                give the product twice its rate of one job, and the rest of a ratio is what the \
-                one lock loses against its own rate of one job; see those rows. Rooms are counted \
-                in the first round, in a window of their own, with counting locks, so that \
-                throughput is not slowed down by it. Latencies are of whole batches, from push to \
-                reap: of as many I/Os as a job has at once. The published lines of fio drive the \
-                same devices through fio's \
-                engine, in fio's process; CPU time there is fio's and the device's together.",
+        title: "the zone table: one lock, a lock per zone, and no lock for reads",
+        about: "Throughput (IOPS) and CPU time per I/O (ns) of a zoned null device without data, \
+                by the technique that protects its zones. Threads read at random offsets, or write \
+                at the write pointers of their own zones, as fast as they can: no two threads \
+                write to the same zone, so that they wait for each other only because of that \
+                technique. All variants have the same stack and load generator, in process, and a \
+                new device for each measurement. With at most as many jobs as CPUs, \
+                `undisturbed_iops` is the throughput of those half milliseconds in which every job \
+                had a CPU. Few CPUs bound the gain: on two, the product reaches twice its rate of \
+                one job, and the rest of a ratio is the loss of the one lock against its own rate \
+                of one job; see those rows. Lock contention (`rooms`) is counted in the first \
+                round, in a separate window with counting locks, so that the counting does not \
+                slow the measured throughput. Latencies are those of whole batches, from push to \
+                reap: a batch has as many I/Os as a job has in flight. The published fio command \
+                lines use the same devices through our fio engine, in fio's process; their CPU \
+                time includes fio's.",
         published: published(settings),
         variants: variants.to_vec(),
         workloads,
@@ -221,8 +226,8 @@ fn rooms(disk: &dyn Disk, load: &Load, round: &Round<'_>) -> Result<Vec<RoomCoun
 }
 
 fn published(settings: &Settings) -> Vec<Published> {
-    let source = "null_blk, Linux 5.10 (2020), fio zonemode=zbd, scheduler none, two sockets of \
-                  24 cores";
+    let source = "null_blk, Linux 5.10 (2020), fio zonemode=zbd, scheduler none, two sockets with \
+                  24 cores each";
     let row = |variant, workload, kilo_iops: f64| Published {
         variant,
         workload,

@@ -24,19 +24,20 @@ const OVERHEAD: Duration = Duration::from_millis(700);
 const COMMON: &str = "--filename=z --zonemode=zbd --direct=1 --bs=4k --gtod_reduce=1 --numjobs=96";
 
 /// The reason for the smaller differences of these cells.
-const WHY_LESS: &str = "By fio the variants differ less than in process: most of the CPU time per \
-                        I/O is fio's own (compare it with the same workload in process), which has \
-                        a lock per zone too, so that a device's lock is seldom the limit on few \
-                        processors.";
+const WHY_LESS: &str = "With fio the variants differ less than in process. fio itself uses most of \
+                        the CPU time per I/O (compare the same workload in process), and it has \
+                        its own lock per zone, so that on few CPUs a lock of the device is seldom \
+                        the bottleneck.";
 
 const READ: Workload = Workload {
     name: "random-read-fio",
-    about: "stock fio: --zonemode=zbd --direct=1 --bs=4k --rw=randread --read_beyond_wp=1 \
-            --iodepth=8 --numjobs=96",
+    about: "4 KiB random reads by stock fio: --zonemode=zbd --direct=1 --bs=4k --rw=randread \
+            --read_beyond_wp=1 --iodepth=8 --numjobs=96",
 };
 const WRITE: Workload = Workload {
     name: "random-write-fio",
-    about: "stock fio: --zonemode=zbd --direct=1 --bs=4k --rw=randwrite --iodepth=1 --numjobs=96",
+    about: "4 KiB writes to random zones by stock fio: --zonemode=zbd --direct=1 --bs=4k \
+            --rw=randwrite --iodepth=1 --numjobs=96",
 };
 
 /// The workloads, each with its own options and the ratio that is the aim.

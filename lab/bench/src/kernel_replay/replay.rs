@@ -120,7 +120,7 @@ impl State {
 
     /// Asks the policy where the kernel got no request. If the policy returns one, the kernel did
     /// not ask, or asked later: it would have issued that request.
-    fn ask_in_vain(&mut self, tick: u64) {
+    fn ask_expecting_none(&mut self, tick: u64) {
         if !self.policy.has_classes() {
             return;
         }
@@ -157,7 +157,7 @@ impl Replay<'_> {
                 self.keep();
                 self.state.choose_ahead(step.tick);
             } else {
-                self.state.ask_in_vain(step.tick);
+                self.state.ask_expecting_none(step.tick);
             }
         }
     }

@@ -151,7 +151,10 @@ impl Requests {
                 // A request that the driver returned may go directly to it again.
                 let again = take(&mut self.given_back, &request);
                 if !again && !take(&mut self.waiting, &request) {
-                    return Err(format!("nobody inserted what is issued, {}", words(&request)));
+                    return Err(format!(
+                        "the kernel issued a request that was never inserted, {}",
+                        words(&request)
+                    ));
                 }
                 self.in_flight.push(request);
                 if again {
@@ -307,7 +310,11 @@ mod tests {
     fn a_request_from_nowhere_is_refused_by_its_event() {
         let error =
             steps_of(&[event(EventKind::Insert, 0, 8), event(EventKind::Issue, 8, 8)]).unwrap_err();
-        assert!(error.why.contains("event 2: nobody inserted what is issued, W be 8 + 8"));
+        assert!(
+            error.why.contains(
+                "event 2: the kernel issued a request that was never inserted, W be 8 + 8"
+            )
+        );
         let error = steps_of(&[event(EventKind::Requeue, 8, 8)]).unwrap_err();
         assert!(error.why.contains("was not issued"), "{error}");
         // Only the completion was recorded.

@@ -58,12 +58,21 @@ const BACKWARD: &str = "--iodepth=60 --iodepth_batch_submit=1 --number_ios=500 -
 pub const WORKLOADS: &[TraceWorkload] = &[
     plain(
         "random-reads",
-        "the sweep and its restart at the oldest request",
+        "sorted reads, and the restart at the oldest read after the last sector",
         deep!("--rw=randread"),
     ),
-    plain("random-writes", "the same for writes", deep!("--rw=randwrite")),
-    plain("mixed", "batches, and the turns of reads and writes", MIXED),
-    tuned("starved-0", "writes go first wherever some wait", &[("writes_starved", 0)], MIXED),
+    plain(
+        "random-writes",
+        "sorted writes, and the restart at the oldest write after the last sector",
+        deep!("--rw=randwrite"),
+    ),
+    plain("mixed", "batches, and the alternation of reads and writes", MIXED),
+    tuned(
+        "starved-0",
+        "writes before reads whenever a write waits",
+        &[("writes_starved", 0)],
+        MIXED,
+    ),
     tuned("starved-1", "one batch of reads before writes", &[("writes_starved", 1)], MIXED),
     tuned("starved-5", "five batches of reads before writes", &[("writes_starved", 5)], MIXED),
     tuned("batch-1", "every decision begins a batch", &[("fifo_batch", 1)], MIXED),
@@ -71,13 +80,32 @@ pub const WORKLOADS: &[TraceWorkload] = &[
     tuned("batch-64", "long batches", &[("fifo_batch", 64)], MIXED),
     tuned("read-expiry", "reads that expire", &[("read_expire", 1)], SLOW),
     tuned("write-expiry", "writes that expire", &[("write_expire", 1)], SLOW),
-    tuned("at-once", "reads that have expired when they come", &[("read_expire", 0)], MIXED),
-    plain("classes", "real-time, best-effort and idle at the same time", CLASSES),
-    tuned("aging", "lower classes whose time has come", &[("prio_aging_expire", 10)], CLASSES),
-    plain("sequential", "bios that join requests at their end", SEQUENTIAL),
-    plain("backward", "bios that join requests at their front", BACKWARD),
-    tuned("no-front-merges", "the same without `front_merges`", &[("front_merges", 0)], BACKWARD),
-    TraceWorkload { nomerges: 2, ..plain("no-merges", "nothing joins anything", SEQUENTIAL) },
+    tuned(
+        "at-once",
+        "reads that have expired when they are inserted",
+        &[("read_expire", 0)],
+        MIXED,
+    ),
+    plain(
+        "classes",
+        "requests of the classes real-time, best-effort and idle at the same time",
+        CLASSES,
+    ),
+    tuned(
+        "aging",
+        "requests of lower classes that have waited for prio_aging_expire",
+        &[("prio_aging_expire", 10)],
+        CLASSES,
+    ),
+    plain("sequential", "back merges: bios that extend a request at its end", SEQUENTIAL),
+    plain("backward", "front merges: bios that extend a request at its start", BACKWARD),
+    tuned(
+        "no-front-merges",
+        "the jobs of `backward` with `front_merges` off",
+        &[("front_merges", 0)],
+        BACKWARD,
+    ),
+    TraceWorkload { nomerges: 2, ..plain("no-merges", "no merges: `nomerges` is 2", SEQUENTIAL) },
 ];
 
 const fn plain(name: &'static str, about: &'static str, jobs: &'static str) -> TraceWorkload {

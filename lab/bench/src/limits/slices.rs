@@ -193,8 +193,8 @@ pub fn undisturbed(slices: &[Slice]) -> Result<LimitReading, LabError> {
     let kept: Vec<Slice> = slices.iter().filter(|slice| slice.is_undisturbed()).copied().collect();
     if kept.len() < SLICES_MIN {
         let why = format!(
-            "only {} of {} slices had the processors to themselves; the machine is too busy, try \
-             again with less beside it or a longer --seconds",
+            "only {} of {} slices had the processors to themselves; the machine is too busy: stop \
+             other programs, or use a longer --seconds",
             kept.len(),
             slices.len(),
         );

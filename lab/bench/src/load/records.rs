@@ -401,10 +401,10 @@ mod tests {
             });
             let passed = pass(threads.into(), &round).unwrap();
             assert_eq!(passed.records, 40);
-            let [before, behind] = [0, PART.from + PART.len_bytes]
+            let [before, after] = [0, PART.from + PART.len_bytes]
                 .map(|at| disk.extent(Sector::containing(at), u64::MAX));
             assert!(!before.allocated && before.sectors == PART.from / SECTOR_BYTES);
-            assert!(!behind.allocated);
+            assert!(!after.allocated);
             assert!(disk.extent(Sector::containing(PART.from), 8).allocated);
         }
         let task = task(Does::Either, Order::Random);

@@ -71,7 +71,7 @@ fn write_section(out: &mut String, section: &Section<'_>) -> fmt::Result {
         writeln!(out, "- **{name}** ({kind}): {}", plain(&variant.about))?;
     }
     write_grids(out, section)?;
-    write_beside(out, section)?;
+    write_published(out, section)?;
     write_ratios(out, section)?;
     write_fractions(out, section)?;
     write_rooms(out, section)?;
@@ -117,7 +117,7 @@ fn write_grids(out: &mut String, section: &Section<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn write_beside(out: &mut String, section: &Section<'_>) -> fmt::Result {
+fn write_published(out: &mut String, section: &Section<'_>) -> fmt::Result {
     for table in tables(section) {
         let (metric, jobs, source) = (heading(table.metric), table.jobs, plain(table.source));
         let title = format!("As published: {metric}, {jobs} jobs, compared with {source}");

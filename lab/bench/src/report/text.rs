@@ -53,7 +53,7 @@ fn print_section(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> 
             writeln!(out, "  {} {noun}: {}", ratio.jobs, sentence(ratio))?;
         }
     }
-    print_beside(section, out)?;
+    print_published(section, out)?;
     print_fractions(section, out)?;
     print_rooms(section, out)?;
     for (_, cell) in section.part(&results.not_measured, |cell| &cell.experiment) {
@@ -93,7 +93,7 @@ fn print_grid(grid: &Grid<'_>, out: &mut impl Write) -> io::Result<()> {
     table.print(1, out)
 }
 
-fn print_beside(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {
+fn print_published(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {
     for table in tables(section) {
         writeln!(
             out,

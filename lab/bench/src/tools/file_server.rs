@@ -46,7 +46,8 @@ pub const KINDS: [FileServerKind; 3] = [
     },
     FileServerKind {
         name: "blockyard-io_uring",
-        about: "the same over io_uring (root; enable_uring is set for it and put back)",
+        about: "blockyard serve --fuse, a null device without memory, over io_uring (needs root; \
+                enable_uring is set for the run and restored)",
         package: "",
         line: OURS,
         file: "null0",
@@ -208,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_comes_and_goes_with_its_server() {
-        let settings = settings("file-goes", "/bin/false");
+    fn a_file_exists_as_long_as_its_server() {
+        let settings = settings("file-server-ends", "/bin/false");
         let server = KINDS[OURS_COUNT].start(&settings, 1 << 20, &Stop::new()).unwrap();
         assert_eq!(fs::read(server.file()).unwrap().len(), 1 << 20);
         drop(server);

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_real_fio_that_connects_to_nobody_is_an_error() {
+    fn a_real_fio_that_finds_no_server_is_an_error() {
         let uri = "nbd+unix:///a?socket=/no/such/socket";
         let fio = Fio::new("--ioengine=nbd --rw=read --size=1M").option("uri", uri);
         let error = fio.run(Duration::ZERO, Duration::from_millis(10), &Stop::new()).unwrap_err();

@@ -58,7 +58,7 @@ pub const KINDS: [ServerKind; 4] = [
     },
     ServerKind {
         name: "nbdkit",
-        about: "nbdkit, its memory plugin, nothing written",
+        about: "nbdkit with its memory plugin and no data written",
         package: "nbdkit",
         line: "nbdkit --foreground --unix SOCKET --exportname null0 memory SIZE",
         threads_max: None,
@@ -193,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn a_server_accepts_and_goes_when_it_is_dropped() {
-        let settings = settings("goes");
+    fn a_server_accepts_and_ends_when_it_is_dropped() {
+        let settings = settings("server-ends");
         for kind in &KINDS[1..] {
             let server = kind.start(&settings, 1 << 20, &Stop::new()).unwrap();
             let pid = server.running.id();

@@ -19,10 +19,10 @@ const OVERHEAD: Duration = Duration::from_millis(400);
 /// The overhead of a run that first fills our device from a snapshot of 800 MiB.
 const OVERHEAD_LOAD: Duration = Duration::from_millis(1000);
 /// The source of the kernel's figures.
-const SOURCE_FIO: &str = "fio 3.33, 2 virtual processors (AMD Zen 5), Linux 6.18, loaded: the best \
-                          of 5, reads and writes together";
-const SOURCE_IOZONE: &str = "fio 3.33 on files of ext4 on zram, 2 virtual processors (AMD Zen 5), \
-                             Linux 6.18, loaded: the best of 3, reads and writes together";
+const SOURCE_FIO: &str = "fio 3.33, 2 virtual CPUs (AMD Zen 5), Linux 6.18, loaded machine, the \
+                          best of 5 runs, reads and writes together";
+const SOURCE_IOZONE: &str = "fio 3.33 on files of ext4 on zram, 2 virtual CPUs (AMD Zen 5), Linux \
+                             6.18, loaded machine, the best of 3 runs, reads and writes together";
 
 /// The throughput of the present kernel's zram by these lines with lz4, in MB/s.
 const KERNELS: [(&str, u32, &str); 12] = [
@@ -45,7 +45,7 @@ const fn column(name: &'static str) -> Variant {
     Variant {
         name,
         kind: VariantRole::Before,
-        about: "zram of 2014, as published; `ram-locks` has it",
+        about: "zram of 2014, published figures; the experiment `ram-locks` measures this variant",
     }
 }
 

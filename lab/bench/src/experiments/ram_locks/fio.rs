@@ -18,9 +18,9 @@ const OVERHEAD: Duration = Duration::from_millis(800);
 
 /// The reason for the smaller differences of these cells.
 const WHY_LESS: &str = "The published fio line refills its buffers with noise before each write: \
-                        most of a write's CPU time is fio's, no block compresses, and a read \
-                        copies a block that is stored raw. What its rows show of a lock is less \
-                        than the rows in process do.";
+                        fio uses most of the CPU time of a write, no block compresses, and a read \
+                        copies a block that is stored raw. These rows therefore show less of the \
+                        cost of a lock than the rows in process.";
 
 /// The rows; whether each is measured for all variants or for the most important; whether a quick
 /// run includes it.

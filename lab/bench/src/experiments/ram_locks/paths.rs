@@ -42,40 +42,42 @@ pub(super) const VARIANTS: [Variant; 4] = [
     Variant {
         name: BARE,
         kind: VariantRole::Limit,
-        about: "the codec in a loop, to and from memory",
+        about: "the codec in a loop from memory to memory, without a device",
     },
-    Variant {
-        name: ALONE,
-        kind: VariantRole::Limit,
-        about: "one thread on a processor of its own",
-    },
-    Variant {
-        name: PAIR,
-        kind: VariantRole::Product,
-        about: "two threads, each on a processor of its own",
-    },
+    Variant { name: ALONE, kind: VariantRole::Limit, about: "one thread on its own CPU" },
+    Variant { name: PAIR, kind: VariantRole::Product, about: "two threads, each on its own CPU" },
     Variant {
         name: TWO,
         kind: VariantRole::Limit,
-        about: "the product with two threads, whatever the jobs of its row: one of them on the hot \
-                blocks",
+        about: "the product with two threads, one of which uses only the hot blocks; the number of \
+                jobs of the row does not apply",
     },
 ];
 
 pub(super) const WORKLOADS: [Workload; 5] = [
     Workload {
         name: PATH_WRITE,
-        about: "16 KiB writes in order by one thread, and as many blocks compressed in a loop",
+        about: "16 KiB sequential writes by one thread; `bare-codec` compresses as many blocks in \
+                a loop",
     },
     Workload {
         name: PATH_READ,
-        about: "16 KiB reads in order by one thread, and as many blocks decompressed in a loop",
+        about: "16 KiB sequential reads by one thread; `bare-codec` decompresses as many blocks in \
+                a loop",
     },
-    Workload { name: HOT, about: "one 4 KiB block, read by one thread and by two, of the product" },
-    Workload { name: HOT_BIT, about: "the same of the published change, whose lock readers take" },
+    Workload {
+        name: HOT,
+        about: "reads of the same 4 KiB block of the product by one thread and by two",
+    },
+    Workload {
+        name: HOT_BIT,
+        about: "as `hot-read`, of the published change (`bit-spin`), where each read takes the \
+                lock of the block",
+    },
     Workload {
         name: CROWD,
-        about: "32 threads read or write 4 KiB blocks at random, half of them 8 hot blocks",
+        about: "32 threads read or write 4 KiB blocks at random; half of the threads use only 8 \
+                hot blocks",
     },
 ];
 

@@ -62,7 +62,8 @@ static LINES: [RowSpec; 11] = [
         two: true,
         ..line(
             "initial-write",
-            "16 KiB records in order, to blocks that were never written; a pass of 200 MiB each",
+            "sequential writes of 16 KiB records to blocks that were never written; one pass of \
+             200 MiB per thread",
             (Does::Write, Order::Forward, Way::Push),
             iozone::INITIAL_WRITE,
         )
@@ -72,7 +73,7 @@ static LINES: [RowSpec; 11] = [
         two: true,
         ..line(
             "rewrite",
-            "16 KiB records in order, over what was written before",
+            "sequential overwrites of 16 KiB records",
             (Does::Write, Order::Forward, Way::Push),
             iozone::REWRITE,
         )
@@ -82,21 +83,26 @@ static LINES: [RowSpec; 11] = [
         two: true,
         ..line(
             "read",
-            "16 KiB records in order",
+            "sequential reads of 16 KiB records",
             (Does::Read, Order::Forward, Way::Push),
             iozone::READ,
         )
     },
-    line("re-read", "the same once more", (Does::Read, Order::Forward, Way::Push), iozone::RE_READ),
+    line(
+        "re-read",
+        "a second run of `read`",
+        (Does::Read, Order::Forward, Way::Push),
+        iozone::RE_READ,
+    ),
     line(
         "reverse-read",
-        "16 KiB records from the last to the first",
+        "reads of 16 KiB records from the last to the first",
         (Does::Read, Order::Backward, Way::Push),
         iozone::REVERSE_READ,
     ),
     line(
         "stride-read",
-        "every 17th 16 KiB record, in 17 phases",
+        "reads of every 17th 16 KiB record, in 17 passes that together reach all records",
         (Does::Read, Order::Strided, Way::Push),
         iozone::STRIDE_READ,
     ),
@@ -105,7 +111,7 @@ static LINES: [RowSpec; 11] = [
         two: true,
         ..line(
             "random-read",
-            "any 16 KiB record",
+            "random reads of 16 KiB records",
             (Does::Read, Order::Random, Way::Push),
             iozone::RANDOM_READ,
         )
@@ -115,7 +121,7 @@ static LINES: [RowSpec; 11] = [
         two: true,
         ..line(
             "mixed",
-            "any 16 KiB record, read or written, equally often",
+            "random reads and writes of 16 KiB records, equally often",
             (Does::Either, Order::Random, Way::Push),
             iozone::MIXED,
         )
@@ -124,20 +130,20 @@ static LINES: [RowSpec; 11] = [
         two: true,
         ..line(
             "random-write",
-            "any 16 KiB record, over what was written before",
+            "random overwrites of 16 KiB records",
             (Does::Write, Order::Random, Way::Push),
             iozone::RANDOM_WRITE,
         )
     },
     line(
         "pwrite",
-        "16 KiB records in order, each carried out by the call that brings it",
+        "sequential writes of 16 KiB records, executed inline by the submitting call",
         (Does::Write, Order::Forward, Way::Carry),
         iozone::PWRITE,
     ),
     line(
         "pread",
-        "16 KiB records in order, each carried out by the call that brings it",
+        "sequential reads of 16 KiB records, executed inline by the submitting call",
         (Does::Read, Order::Forward, Way::Carry),
         iozone::PREAD,
     ),
@@ -273,17 +279,17 @@ fn what_limits(line: &RowSpec, jobs: u32, processors: usize, room: &RoomCount) -
     let RoomCount { acquisitions, contended, hold_ns, .. } = room;
     let share = *contended as f64 / (*acquisitions).max(1) as f64 * 100.0;
     let mut text = format!(
-        "{} with {jobs} threads: the lock over the table was entered {acquisitions} times for \
-         {:.0} ns each, and {contended} times ({share:.2} %) somebody had to wait. Readers share \
-         it, so what it costs them is no waiting but its line, which each of them changes twice a \
+        "{} with {jobs} threads: the lock over the table was taken {acquisitions} times, for {:.0} \
+         ns each; {contended} times ({share:.2} %) a thread had to wait for it. Readers share the \
+         lock, so it costs them no waiting, but its cache line, which each reader changes twice a \
          block.",
         line.workload.name, hold_ns[0],
     );
     if processors < PROCESSORS_ENOUGH {
         text.push_str(&format!(
-            " On {processors} processors that line goes between {processors} only, and the \
-             published gain, of four, cannot be shown; `blockyard-lab scale ram-locks --cores 4` \
-             says what a model expects there.",
+            "On {processors} CPUs the cache line moves between {processors} only, and the \
+             published gain, measured on four, cannot show; `blockyard-lab scale ram-locks --cores \
+             4` prints what a model predicts for four.",
         ));
     }
     text

@@ -5,11 +5,11 @@ use super::*;
 use crate::experiment::Published;
 
 /// The source of the published change.
-const ZVOL: &str = "a change to OpenZFS' zvol, 2020: iSCSI, one connection, 4 threads of 1 MiB \
-                    random sync writes";
+const ZVOL: &str = "a change of OpenZFS' zvol, 2020: iSCSI, one connection, 4 threads with random \
+                    1 MiB sync writes";
 /// The source of the other servers' figures.
-const PEERS: &str = "2 virtual processors (AMD EPYC), virtio disk, ext4, loaded by others, at \
-                     real-time priority: +-30 %";
+const PEERS: &str = "2 virtual CPUs (AMD EPYC), virtio disk, ext4, loaded machine, at real-time \
+                     priority: +-30 %";
 
 /// The published rows of these workloads.
 pub(super) fn rows(workloads: &[Workload]) -> Vec<Published> {

@@ -205,8 +205,8 @@ fn snapshots(pool: &Arc<Running>, disk: &dyn Disk, round: &Round<'_>) -> Result<
         .with(WITHOUT_P99, other_p99)
         .with(ADDED_P99, p99 - other_p99)
         .with(Metric::IOPS, iops);
-    let words = "A pause has in it what passes between two groups anyway: `without` is of durable \
-                 writes, in turns with the snapshots and one at a time as they are.";
+    let words = "A pause includes the time that passes between two log batches anyway. `without` \
+                 is that of single durable writes, which alternate with the snapshots.";
     sample.notes.push(words.to_owned());
     Ok(sample)
 }

@@ -22,7 +22,7 @@ const OVERHEAD: Duration = Duration::from_millis(60);
 const OVERHEAD_FILL: Duration = Duration::from_millis(600);
 const OVERHEAD_FIO: Duration = Duration::from_millis(400);
 /// The number of writes in flight during reads.
-const WRITES_BESIDE: usize = 32;
+const CONCURRENT_WRITES: usize = 32;
 
 static READ_POOL: PoolShape = PoolShape {
     name: "pool-read",
@@ -63,9 +63,9 @@ pub(super) fn cells(settings: &Settings) -> Vec<Cell> {
             reads(&mut cells, settings, READ_1M, 1 << 20, jobs);
         }
     }
-    for (variant, beside) in [(VOLUME, false), (BESIDE_WRITES, true)] {
+    for (variant, with_writes) in [(VOLUME, false), (WITH_WRITES, true)] {
         let settings = settings.clone();
-        let body = move |round: &Round<'_>| latency(&settings, round, beside);
+        let body = move |round: &Round<'_>| latency(&settings, round, with_writes);
         cells.push(Cell::new(variant, READ_LATENCY.name, 1, body).overhead(OVERHEAD));
     }
     for (variant, with_snapshot) in [(VOLUME, false), (WITH_SNAPSHOT, true)] {
@@ -147,13 +147,13 @@ fn reads(cells: &mut Vec<Cell>, settings: &Settings, workload: Workload, len: u6
 }
 
 /// The latencies of reads, one at a time, with or without concurrent writes.
-fn latency(settings: &Settings, round: &Round<'_>, beside: bool) -> Result<Sample, LabError> {
+fn latency(settings: &Settings, round: &Round<'_>, with_writes: bool) -> Result<Sample, LabError> {
     let path = filled(&LATENCY_POOL, settings, round.stop)?;
     let disk = pool_place::open(&path, Commit::Group, Duration::ZERO, Options::default())?;
     let reads = Ios { ask: Ask::Read, len: 4096, depth: 1 };
-    let writes = Ios { ask: Ask::DurableWrite, len: 4096, depth: WRITES_BESIDE };
+    let writes = Ios { ask: Ask::DurableWrite, len: 4096, depth: CONCURRENT_WRITES };
     let mut works = vec![Durable::open(&*disk, reads, round.seed)?];
-    if beside {
+    if with_writes {
         works.push(Durable::open(&*disk, writes, round.seed ^ 1)?);
     }
     let outcome = workers::run(works, round, || ())?;
@@ -181,8 +181,8 @@ fn writes(settings: &Settings, round: &Round<'_>, snapshot: bool) -> Result<Samp
     let bytes = sample.values.iter().find(|(metric, _)| *metric == AMPLIFICATION);
     if let Some((_, bytes)) = bytes.filter(|(_, bytes)| *bytes > BYTES_WITH_ROOM) {
         let words = format!(
-            "{}, with a snapshot: {snapshot}: {bytes:.2} device bytes per byte, of \
-             {BYTES_WITH_ROOM} at most: the two do not compare.",
+            "{} (with a snapshot: {snapshot}): {bytes:.2} device bytes per byte, more than \
+             {BYTES_WITH_ROOM}: garbage collection ran, so the two variants are not comparable.",
             WRITE_4K.name
         );
         sample.notes.push(words);
@@ -214,8 +214,10 @@ pub(super) fn uncleaned(
 /// Fails if the pool was cleaned during the measurement.
 fn not_cleaned(before: u64, after: u64) -> Result<(), LabError> {
     if after > before {
-        let why =
-            format!("cleaning has moved {} bytes meanwhile, and was to move none", after - before);
+        let why = format!(
+            "garbage collection moved {} bytes during the measurement; expected none",
+            after - before
+        );
         return Err(LabError::failed("a pool with room", why));
     }
     Ok(())

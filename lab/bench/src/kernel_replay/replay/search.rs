@@ -9,7 +9,7 @@ use crate::kernel_replay::verdict::DeviationCause;
 /// The numbers of ticks by which the clock may have been early or late.
 const SHIFTS: [i64; 2] = [1, -1];
 /// The most unsuccessful asks that are tried.
-const VAIN_MAX: usize = 8;
+const ASKS_MAX: usize = 8;
 /// The number of states back from which another tick, and unsuccessful asks, are tried.
 const BACK: usize = 16;
 
@@ -23,10 +23,11 @@ struct SearchOptions {
     /// Including the request that the kernel chooses while it has no tag.
     ahead: bool,
     /// Including the kernel's unsuccessful asks in between.
-    vain: bool,
+    unsuccessful: bool,
 }
 
-const PLAIN: SearchOptions = SearchOptions { at_once: false, shift: 0, ahead: true, vain: true };
+const PLAIN: SearchOptions =
+    SearchOptions { at_once: false, shift: 0, ahead: true, unsuccessful: true };
 
 /// The rule that explains the decision at which the replay is, and the state after it.
 pub(super) fn explain(replay: &Replay<'_>) -> Option<(DeviationCause, State)> {
@@ -47,9 +48,9 @@ pub(super) fn explain(replay: &Replay<'_>) -> Option<(DeviationCause, State)> {
     });
     let no_tag = SearchOptions { ahead: false, ..PLAIN };
     let later = back().map(|state| (DeviationCause::FreeTag, state, 0, no_tag));
-    let not_asked = SearchOptions { vain: false, ..PLAIN };
+    let not_asked = SearchOptions { unsuccessful: false, ..PLAIN };
     let fewer = back().map(|state| (DeviationCause::VainAsks, state, 0, not_asked));
-    let more = (1..=VAIN_MAX).flat_map(|count| {
+    let more = (1..=ASKS_MAX).flat_map(|count| {
         here().take(BACK).flat_map(move |state| {
             [PLAIN, not_asked, no_tag, early]
                 .map(|way| (DeviationCause::VainAsks, state, count, way))
@@ -57,21 +58,21 @@ pub(super) fn explain(replay: &Replay<'_>) -> Option<(DeviationCause, State)> {
     });
     let mut tries =
         shifted.chain(at_once).chain(early_shifted).chain(later).chain(fewer).chain(more);
-    tries.find_map(|(rule, state, vain, way)| {
-        let state = replay.again(state, vain, way, target)?;
+    tries.find_map(|(rule, state, asks, way)| {
+        let state = replay.again(state, asks, way, target)?;
         Some((rule, state))
     })
 }
 
 impl Replay<'_> {
     /// The state after the issue at `target`, from an earlier one, if all decisions are equal.
-    fn again(&self, from: &State, vain: usize, way: SearchOptions, target: usize) -> Option<State> {
+    fn again(&self, from: &State, asks: usize, way: SearchOptions, target: usize) -> Option<State> {
         let tick = self.steps.get(from.at)?.tick.saturating_add_signed(way.shift);
-        if vain > 0 && !from.policy.has_classes() {
+        if asks > 0 && !from.policy.has_classes() {
             return None;
         }
         let mut state = from.clone();
-        for _ in 0..vain {
+        for _ in 0..asks {
             if state.policy.next(tick).is_some() {
                 return None;
             }
@@ -128,7 +129,7 @@ fn one_by_one(
         }
         match state.in_flight >= tags {
             true if way.ahead => state.choose_ahead(tick),
-            false if way.vain => state.ask_in_vain(tick),
+            false if way.unsuccessful => state.ask_expecting_none(tick),
             _ => {}
         }
     }

@@ -180,8 +180,8 @@ pub(super) fn rooms(page: &mut String, section: &Section<'_>) {
         return;
     }
     page.push_str(
-        "<h3>Rooms</h3>\n<p class=\"soft\">Where threads met: how often a lock was taken, how \
-         often somebody held it already, how long it was held and waited for.</p>\n\
+        "<h3>Rooms</h3>\n<p class=\"soft\">Lock contention: how often a lock was taken, how often \
+         another thread held it already, for how long it was held and waited for.</p>\n\
          <div class=\"wide\"><table>\n<tr><th>room</th><th>variant</th><th>workload</th>\
          <th class=\"number\">jobs</th><th class=\"number\">entered</th>\
          <th class=\"number\">contended</th><th class=\"number\">hold p50</th>\
