@@ -1,7 +1,7 @@
 //! Tidy: STYLE.md, as far as a program can check it.
 //!
 //! A rule reads the whole [`Tree`] and returns findings; each finding names the line and what
-//! would do instead. The rules run as a test of this crate, and by hand with `tidy`.
+//! to write instead. The rules run as a test of this crate, and by hand with `tidy`.
 
 mod cycles;
 mod dead;
@@ -27,7 +27,7 @@ pub(crate) struct Finding {
     /// Counted from 1.
     line: usize,
     rule: &'static str,
-    /// What is wrong and what would do.
+    /// What is wrong and what to write instead.
     text: String,
 }
 

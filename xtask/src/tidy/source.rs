@@ -111,7 +111,7 @@ fn functions(path: &str, file: &SourceFile, findings: &mut Vec<Finding>) {
     lengths.visit_file(syntax);
 }
 
-/// Measures every function on its way through a file.
+/// Visits a file and measures every function.
 struct Lengths<'a> {
     path: &'a str,
     findings: &'a mut Vec<Finding>,
@@ -162,7 +162,7 @@ fn allowances(path: &str, file: &SourceFile, findings: &mut Vec<Finding>) {
         let above = at > 0 && lines[at - 1].starts_with("//");
         if !above && !line.contains("//") && !line.contains("reason") {
             let text = "the allowance gives no reason; say above it why a standard lock or atomic \
-                        will do here, or move what is shared into a primitive of crates/sync";
+                        is sufficient here, or move what is shared into a primitive of crates/sync";
             findings.push(Finding::new(path, at + 1, "allowance", text));
         }
     }

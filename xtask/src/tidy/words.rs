@@ -2,6 +2,8 @@
 //!
 //! This file holds the lists, so it is the one file that they do not bind.
 
+use proc_macro2::{TokenStream, TokenTree};
+
 use super::Finding;
 use super::source::has_word;
 use super::tree::Tree;
@@ -29,8 +31,11 @@ const WORDS: [(&str, &str); 13] = [
     ("leverage", "use"),
 ];
 
-/// Phrases of comments and pages for which the field has a plain term, and that term.
-const PHRASES: [(&str, &str); 15] = [
+/// Phrases of comments, string literals and pages for which the field has a plain term, and that
+/// term.
+const PHRASES: [(&str, &str); 27] = [
+    ("will do", "say `is sufficient`, or `invalid ...: expected ...`"),
+    ("would do", "say `would be sufficient`, or what to write instead"),
     ("will not do", "say `invalid ...: expected ...`"),
     ("anew", "again"),
     ("beside", "while, concurrently with, in addition to, or next to"),
@@ -38,15 +43,28 @@ const PHRASES: [(&str, &str); 15] = [
     ("whoever", "name the thread, the client or the program"),
     ("somebody", "name the thread, the client or the program"),
     ("someone", "name the thread, the client or the program"),
+    ("anybody", "any thread, client or program"),
+    ("anyone", "any thread, client or program"),
     ("nobody", "no thread, no client, or no program"),
     ("everybody", "every thread, client or user"),
+    ("everyone", "every thread, client or user"),
     ("in vain", "failed"),
     ("for good", "permanently"),
     ("counts no more", "is dead, or is invalid"),
     ("count no more", "are dead, or are invalid"),
     ("so many", "name the number"),
     ("is told", "gets, or is notified"),
+    ("are told", "get, or are notified"),
+    ("on its way", "say where the thing is: queued, in flight, or not yet received"),
+    ("on their way", "say where the things are: queued, in flight, or not yet received"),
+    ("it goes", "it is removed, dispatched or written; or name the thing"),
+    ("one goes", "one is removed, dispatched or written; or name the thing"),
+    ("goes with", "is removed with, or is part of"),
+    ("goes away", "is removed, or leaves"),
 ];
+
+/// Folders whose string literals the phrases do not bind yet: their text is older than the rule.
+const LITERALS_EXEMPT: [&str; 3] = ["crates/store/", "crates/testing/", "crates/volume/"];
 
 /// Beginnings of a doc comment that say nothing where the comment is read alone.
 const BEGINNINGS: [&str; 3] = ["Its ", "The same", "See the module."];
@@ -61,15 +79,23 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         for (at, line) in file.text.lines().enumerate() {
             words(path, at + 1, line, &mut findings);
             place(path, at + 1, line, &mut findings);
-            phrases(path, at + 1, line, &mut findings);
             if path.ends_with(".rs") {
                 names(path, at + 1, line, &mut findings);
             }
         }
     }
+    for (path, file) in tree.files().filter(|(path, _)| is_plain(path)) {
+        phrases(path, &file.text, &mut findings);
+    }
     for (path, file) in tree.files().filter(|(path, _)| path.ends_with(".rs") && is_plain(path)) {
         beginnings(path, &file.text, &mut findings);
+        if !LITERALS_EXEMPT.iter().any(|folder| path.starts_with(folder)) {
+            literals(path, &file.text, &mut findings);
+        }
     }
+    // A doc comment is a comment and a literal.
+    findings.sort();
+    findings.dedup();
     findings
 }
 
@@ -88,15 +114,58 @@ fn prose<'a>(path: &str, line: &'a str) -> Option<&'a str> {
     (!line[..start].ends_with(':')).then(|| &line[start..])
 }
 
-/// Names in backquotes are those of the code.
-fn phrases(path: &str, at: usize, line: &str, findings: &mut Vec<Finding>) {
-    let Some(prose) = prose(path, line).filter(|_| is_plain(path)) else { return };
-    let plain: String = prose.split('`').step_by(2).collect::<Vec<_>>().join("``").to_lowercase();
-    for (phrase, instead) in PHRASES {
-        if has_word(&plain, phrase) {
-            findings.push(Finding::new(path, at, "phrases", format!("`{phrase}`: {instead}")));
+/// The phrases of comments and pages. A phrase may begin at the end of a line and end in the next.
+fn phrases(path: &str, text: &str, findings: &mut Vec<Finding>) {
+    let lines: Vec<&str> = text.lines().collect();
+    for (at, line) in lines.iter().enumerate() {
+        let Some(first) = prose(path, line) else { continue };
+        let next = lines.get(at + 1).map(|line| line.trim_start());
+        let next = next.filter(|next| path.ends_with(".md") || next.starts_with("//"));
+        let next = next.map_or("", |next| next.trim_start_matches(['/', '!', ' ']));
+        let both = format!("{first} {next}");
+        for (phrase, instead) in PHRASES {
+            if has_phrase(&both, phrase) && !has_phrase(next, phrase) {
+                findings.push(phrase_finding(path, at + 1, phrase, instead));
+            }
         }
     }
+}
+
+/// The phrases of string literals, those in the arguments of macros included. A finding is at the
+/// first line of its literal.
+fn literals(path: &str, text: &str, findings: &mut Vec<Finding>) {
+    let mut open = vec![text.parse::<TokenStream>().unwrap_or_default()];
+    while let Some(tokens) = open.pop() {
+        for token in tokens {
+            match token {
+                TokenTree::Group(group) => open.push(group.stream()),
+                TokenTree::Literal(literal) => {
+                    let line = literal.span().start().line;
+                    let syn::Lit::Str(string) = syn::Lit::new(literal) else { continue };
+                    for (phrase, instead) in PHRASES {
+                        if has_phrase(&string.value(), phrase) {
+                            findings.push(phrase_finding(path, line, phrase, instead));
+                        }
+                    }
+                }
+                TokenTree::Ident(_) | TokenTree::Punct(_) => {}
+            }
+        }
+    }
+}
+
+fn phrase_finding(path: &str, line: usize, phrase: &str, instead: &str) -> Finding {
+    Finding::new(path, line, "phrases", format!("`{phrase}`: {instead}"))
+}
+
+/// Whether the phrase stands in a text. What is in backquotes or in braces, or has a `-`, `/` or
+/// `~` next to it, is a name.
+fn has_phrase(text: &str, phrase: &str) -> bool {
+    let plain: String = text.split('`').step_by(2).collect::<Vec<_>>().join("``").to_lowercase();
+    let is_part = |c: char| c.is_alphanumeric() || "_-/~{}".contains(c);
+    plain.match_indices(phrase).any(|(at, _)| {
+        !plain[..at].ends_with(is_part) && !plain[at + phrase.len()..].starts_with(is_part)
+    })
 }
 
 /// The first lines of doc comments.
@@ -217,10 +286,17 @@ mod tests {
     }
 
     #[test]
-    fn each_phrase_with_a_plain_term_is_found_in_comments_and_pages() {
+    fn each_phrase_with_a_plain_term_is_found_in_comments_literals_and_pages() {
         for (phrase, _) in PHRASES {
-            assert_eq!(rules("a.rs", &format!("let x = 1; // it {phrase} here")), ["phrases"]);
-            assert_eq!(rules("a.md", &format!("It {phrase} here.")), ["phrases"], "{phrase}");
+            for (path, text) in [
+                ("a.rs", format!("const X: u8 = 1; // that {phrase} here")),
+                ("a.rs", format!("/// That {phrase} here.\nconst X: u8 = 1;")),
+                ("a.rs", format!("const X: &str = \"that {phrase} here\";")),
+                ("a.rs", format!("fn f() {{ assert!(true, \"{{}}: that {phrase} here\"); }}")),
+                ("a.md", format!("That {phrase} here.")),
+            ] {
+                assert_eq!(rules(path, &text), ["phrases"], "{text}");
+            }
         }
         assert_eq!(rules("a.rs", "/// Its length."), ["phrases"]);
         assert_eq!(rules("a.rs", "/// The same for a read."), ["phrases"]);
@@ -228,11 +304,28 @@ mod tests {
             "let nobody = 1;",
             "// the token `NOBODY`",
             "/// The length.\n/// Its unit is a byte.",
-            r#"let uri = "null:///beside";"#,
+            "const URI: &str = \"null:///beside\";",
+            "const VARIANT: &str = \"volume-beside-writes\";",
+            "const HOME: &str = \"~nobody\";",
+            "const GOOD: &str = \"for goodness\";",
+            "// a reply goes to a client",
+            "fn f() { assert!(true, \"{nobody}\"); }",
         ] {
             assert!(rules("a.rs", line).is_empty(), "{line}");
         }
         assert!(rules("STYLE.md", "| anew | again |").is_empty());
+    }
+
+    #[test]
+    fn a_phrase_across_two_lines_is_found_at_the_first() {
+        let found = |path: &str, text: &str| {
+            let findings = check(&Tree::of(&[(path, text)]));
+            findings.iter().map(|finding| finding.line).collect::<Vec<_>>()
+        };
+        assert_eq!(found("a.rs", "/// A bio on its\n/// way.\nconst X: u8 = 1;"), [1]);
+        assert_eq!(found("a.rs", "const X: u8 = 1; // on its\nconst Y: u8 = 2; // way"), []);
+        assert_eq!(found("a.rs", "\nconst X: &str = \"on its \\\n  way\";"), [2]);
+        assert_eq!(found("a.md", "one\non its\nway"), [2]);
     }
 
     #[test]
