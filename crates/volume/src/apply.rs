@@ -65,7 +65,7 @@ impl<'a, D: SegmentStore> Apply<'a, D> {
     ///
     /// # Errors
     /// As [`Apply::write`].
-    pub(crate) fn land(
+    pub(crate) fn publish(
         &mut self,
         live: &OpenVolume,
         first: u64,

@@ -51,7 +51,7 @@ fn put<D: SegmentStore>(
                     let place = address + u64::from(stored.offset);
                     Entry::new(place, stored.len, stored.codec, stored.crc)
                 }));
-                maps.land(volume, record.first, &entries, record.serial)?;
+                maps.publish(volume, record.first, &entries, record.serial)?;
                 address += payload.bytes().len() as u64;
             }
             (Body::Zero(blocks), Some(volume)) => {
