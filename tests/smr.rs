@@ -202,3 +202,39 @@ fn a_disk_in_use_has_the_exit_code_of_a_volume_in_use() {
         assert!(refused.err.contains("in use by"), "{refused}");
     }
 }
+
+/// The bug: a disk in files whose superblock was lost was replaced by a new one. And the first mend
+/// of what a refused opening leaves removed files that only have the names of a disk's files.
+#[test]
+fn files_without_a_superblock_are_kept() {
+    let disk = Place::new();
+    let device = backed(&disk, "");
+    let yard = Yard::serve(&[&device]);
+    let script = "h.pwrite(b'kept' * 1024, 0)\nh.flush()";
+    nbdsh(&yard.uri("s0"), script);
+    drop(yard);
+    let file = |name: &str| disk.file(&format!("smr/{name}"));
+    std::fs::rename(file("superblock"), disk.file("superblock")).unwrap();
+    let control = disk.file("other-control");
+    let serve =
+        |device: &str| blockyard(&["serve", device, "--nbd", "none", "--control", &control]);
+    let refused = serve(&device).fails();
+    assert!(refused.err.contains("without `superblock`: restore that file"), "{refused}");
+    std::fs::rename(disk.file("superblock"), file("superblock")).unwrap();
+    nbdsh(&Yard::serve(&[&device]).uri("s0"), "assert h.pread(4096, 0) == b'kept' * 1024");
+    // Parts that `split` has made of a file.
+    let parts = disk.file("parts");
+    std::fs::create_dir(&parts).unwrap();
+    for part in ["data.00", "data.01"] {
+        std::fs::write(format!("{parts}/{part}"), part).unwrap();
+    }
+    let refused = serve(&format!("smr:///s0?size=16M&zone_size=1M&backing={parts}")).fails();
+    assert!(
+        refused.err.contains("holds `data.0") && refused.err.contains("no SMR disk"),
+        "{refused}"
+    );
+    for part in ["data.00", "data.01"] {
+        assert_eq!(std::fs::read_to_string(format!("{parts}/{part}")).unwrap(), part);
+    }
+    assert_eq!(std::fs::read_dir(&parts).unwrap().count(), 2);
+}

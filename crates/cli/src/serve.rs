@@ -169,8 +169,8 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         None
     };
     let nbd = nbd_places(args, config.nbd, temp.as_ref().filter(|_| temporary), activated)?;
-    if nbd.is_empty() && !activated && adds_tls(args) {
-        let message = "tls: no NBD server would use it; remove --nbd none, or the options of TLS";
+    if nbd.is_empty() && !activated && adds_tls(args) && tls.mode != TlsMode::Off {
+        let message = "tls: no NBD server would use it; serve NBD, or remove the options of TLS";
         return Err(Failure::new(Code::Usage, message));
     }
     let control = match (&args.control, config.control, &temp) {

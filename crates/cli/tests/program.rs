@@ -363,7 +363,7 @@ fn a_wrong_command_line_says_what_would_do() {
         (&["serve", "--tls-verify-peer"], "TLS is off; add --tls require (or on)"),
         (
             &["serve", "--nbd", "none", "--tls", "require", "--tls-certificates", "/c"],
-            "tls: no NBD server would use it; remove --nbd none",
+            "tls: no NBD server would use it; serve NBD",
         ),
         (
             &["serve", "--tls", "on", "--tls-certificates", "/c", "--tls-verify-peer"],

@@ -23,6 +23,11 @@ impl Provisional {
         Provisional { keep: Arc::new(true.into()) }
     }
 
+    /// What is made from now on is removed at the close, until `keep` is called.
+    pub fn remove_at_close(&self) {
+        self.keep.store(false, Ordering::Relaxed);
+    }
+
     /// Keeps what was made.
     pub fn keep(&self) {
         // A flag alone: it publishes no other data.
@@ -46,5 +51,7 @@ mod tests {
         assert!(!device.is_kept());
         made.keep();
         assert!(device.is_kept() && Provisional::kept().is_kept());
+        device.remove_at_close();
+        assert!(!made.is_kept());
     }
 }

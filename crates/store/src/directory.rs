@@ -347,7 +347,12 @@ impl DirectoryStore {
         self.remove(superblock::FILE)?;
         self.remove(label::FILE)?;
         self.sync_names()?;
-        for name in self.names()?.iter().filter(|name| segment(name).is_some()) {
+        let unfinished = |name: &str| name.strip_suffix(".new").unwrap_or(name).to_owned();
+        let is_ours = |name: &String| {
+            let whole = unfinished(name);
+            segment(&whole).is_some() || [superblock::FILE, label::FILE].contains(&&whole[..])
+        };
+        for name in self.names()?.iter().filter(|name| is_ours(name)) {
             self.remove(name)?;
         }
         if self.has_made_lock {

@@ -59,10 +59,10 @@ struct Taken<D: SegmentStore> {
 
 impl<D: SegmentStore> Drop for Taken<D> {
     fn drop(&mut self) {
-        self.running.put(self.id);
         if !self.provisional.is_kept() {
             self.running.discard(self.id);
         }
+        self.running.put(self.id);
     }
 }
 

@@ -196,17 +196,50 @@ fn make<D: SegmentStore>(
     let segments = Segments::open(directory, segment_bytes, options.segments_max)?;
     let segments = segments.with_map_cache(options.map_cache_bytes);
     let directory = segments.directory();
-    if let Some(first) = segments.files().first() {
-        // The creation of the pool was interrupted if the first segment is empty.
-        let memory = Memory::new(ALIGN as u64);
-        let mut bytes = memory.take_beyond(ALIGN);
-        let read = first.read_at(0, &mut bytes);
-        read.map_err(VolumeError::io(format!("cannot read `{title}`")))?;
+    let files = segments.files();
+    let is_used = has_data(directory, &files);
+    if is_used.map_err(VolumeError::io(format!("cannot read `{title}`")))? {
+        let error = io::Error::other(
+            "segments of a pool are there, but its superblock is not: restore the file \
+             `superblock`, name the pool's other copy, or move the segments away",
+        );
+        return Err(VolumeError::io(format!("cannot make a pool in `{title}`"))(error));
+    }
+    let made = fill(&segments, align, segment_bytes);
+    if made.is_err() && files.is_empty() {
+        // The next creation removes what this leaves.
+        _ = directory.erase();
+    }
+    Ok((made?, segments))
+}
+
+/// Whether segments that exist without a superblock may have data. An interrupted creation leaves
+/// no more than the first segments, which are empty. A disk has all of its segments, and data of
+/// former pools in them: the first one is empty if the disk was prepared for this pool.
+fn has_data<D: SegmentStore>(directory: &D, files: &[Arc<D::File>]) -> io::Result<bool> {
+    let is_disk = directory.segments_max() != usize::MAX;
+    if !is_disk && files.len() > FIRST_SEGMENTS {
+        return Ok(true);
+    }
+    let memory = Memory::new(ALIGN as u64);
+    let mut bytes = memory.take_beyond(ALIGN);
+    for file in files.iter().take(if is_disk { 1 } else { FIRST_SEGMENTS }) {
+        file.read_at(0, &mut bytes)?;
         if bytes.iter().any(|byte| *byte != 0) {
-            let error = io::Error::other("segments of a pool are there, but its superblock is not");
-            return Err(VolumeError::io(format!("cannot make a pool in `{title}`"))(error));
+            return Ok(true);
         }
     }
+    Ok(false)
+}
+
+/// Makes the first segments of a new pool, and then its superblock.
+fn fill<D: SegmentStore>(
+    segments: &Segments<D>,
+    align: u32,
+    segment_bytes: u32,
+) -> Result<Recovered, VolumeError> {
+    let directory = segments.directory();
+    let title = directory.title();
     while segments.counts().all < FIRST_SEGMENTS {
         if !segments.grow() {
             let wanted = u64::from(segment_bytes) * FIRST_SEGMENTS as u64;
@@ -248,7 +281,7 @@ fn make<D: SegmentStore>(
     let log = LogEnd { place, epoch, durable: 0, found_bytes: 0 };
     let volumes = Volumes { next_id: 1, ..Volumes::default() };
     let (roots, page_place, page_count) = (Roots::default(), None, 0);
-    Ok((Recovered { superblock, volumes, log, roots, page_place, page_count }, segments))
+    Ok(Recovered { superblock, volumes, log, roots, page_place, page_count })
 }
 
 /// The state of a recovery in progress.

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use blockyard_store::{PoolBacking, PoolPaths, Purpose, SegmentStore, StoreError};
-use blockyard_volume_format::catalogue::VolumeMeta;
+use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 use blockyard_volume_format::superblock;
 
 use crate::address_space;
@@ -100,6 +100,11 @@ fn pools() -> MutexGuard<'static, HashMap<PathBuf, Place>> {
     POOLS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Removes directories that are empty.
+fn remove_empty(directories: &[PathBuf]) {
+    directories.iter().for_each(|path| _ = std::fs::remove_dir(path));
+}
+
 impl Running {
     /// Opens the pool of a directory, or creates it; returns the open pool if this process has it
     /// open. A second copy is opened too.
@@ -116,8 +121,17 @@ impl Running {
     /// If the pool cannot be opened.
     pub fn open_places(given: &PoolPaths, options: Options) -> Result<Arc<Running>, VolumeError> {
         address_space::check(&options)?;
-        let new_directories = given.missing_directories();
+        let new = given.missing_directories();
         let given = given.canonical()?;
+        Running::open_canonical(&given, options, &new).inspect_err(|_| remove_empty(&new))
+    }
+
+    /// Opens a pool by its canonical paths. `new_directories` were made for it.
+    fn open_canonical(
+        given: &PoolPaths,
+        options: Options,
+        new_directories: &[PathBuf],
+    ) -> Result<Arc<Running>, VolumeError> {
         let places = given.all();
         let until = Instant::now() + CLOSE_MAX;
         let opening = loop {
@@ -147,7 +161,7 @@ impl Running {
             std::thread::sleep(CLOSE_CHECK_INTERVAL);
         };
         let directory = taken.assemble(given.degraded, &PoolVerifier)?;
-        let running = Running::start_in(directory, options, new_directories)?;
+        let running = Running::start_in(directory, options, new_directories.to_vec())?;
         if !running.pool.segments().directory().is_direct() {
             let path = running.path().display();
             tracing::warn!("{path}: no direct I/O there; through the page cache");
@@ -224,11 +238,11 @@ impl<D: SegmentStore> Running<D> {
     }
 
     /// Removes a volume that was made for a device that is not served, and the pool with it if the
-    /// pool was made for the same reason.
+    /// pool was made for the same reason. The volume is still marked as served.
     pub(crate) fn discard(&self, id: u32) {
         let name = self.pool.volumes().by_id.get(&id).map(|live| live.meta.name.clone());
         if let Some(name) = name
-            && let Err(error) = self.destroy(&name)
+            && let Err(error) = self.pool.change(&name, Change::Destroy { id })
         {
             tracing::warn!("the new volume `{name}` stays: {error}");
         }
@@ -241,8 +255,7 @@ impl<D: SegmentStore> Running<D> {
         if let Err(error) = directory.erase() {
             tracing::warn!("parts of the new pool `{}` stay: {error}", directory.title());
         }
-        // A directory with other files stays.
-        self.new_directories.iter().for_each(|path| _ = std::fs::remove_dir(path));
+        remove_empty(&self.new_directories);
     }
 
     /// The pool.

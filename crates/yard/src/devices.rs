@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_core::claim::DiskClaim;
-use blockyard_core::provisional::Provisional;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_fuse::Files;
 use blockyard_nbd::{ExportOptions, Exports};
@@ -98,11 +97,11 @@ impl Devices {
         self.add_by(spec, stack::open)
     }
 
-    /// Opens devices and exports them.
+    /// Opens devices, and exports them when all are open.
     ///
     /// # Errors
-    /// As [`Devices::add`], for the device of the returned name. Then the devices that were opened
-    /// before stay in the list, and what they made on disk is removed when they are closed.
+    /// As [`Devices::add`], for the device of the returned name. Then no client has used a device,
+    /// and what the others made on disk is removed.
     pub fn add_all(&self, specs: &[DeviceSpec]) -> Result<(), (String, YardError)> {
         let failed = |spec: &DeviceSpec| {
             let name = spec.name().to_owned();
@@ -112,16 +111,16 @@ impl Devices {
         for spec in specs {
             stack::check(spec).map_err(|error| failed(spec)(error.into()))?;
         }
-        let mut new = Vec::new();
-        for spec in specs {
-            let opened = self.add_by(spec.clone(), |spec| {
-                let made = stack::open_provisional(spec)?;
-                new.push(made.provisional.clone());
-                Ok(made)
-            });
-            opened.map_err(failed(spec))?;
+        let open = |spec: &DeviceSpec| {
+            let reserved = self.reserve(spec.name())?;
+            Ok((reserved, stack::open_provisional(spec)?))
+        };
+        let opened = specs.iter().map(|spec| open(spec).map_err(failed(spec)));
+        let opened: Vec<_> = opened.collect::<Result<_, _>>()?;
+        opened.iter().for_each(|(_, made)| made.provisional.keep());
+        for (spec, (_reserved, made)) in specs.iter().zip(opened) {
+            self.enter(spec.clone(), usize::MAX, made).map_err(failed(spec))?;
         }
-        new.iter().for_each(Provisional::keep);
         Ok(())
     }
 
@@ -132,18 +131,18 @@ impl Devices {
         make: impl FnOnce(&DeviceSpec) -> Result<stack::Made, StackError>,
     ) -> Result<DeviceEntry, YardError> {
         let _reserved = self.reserve(spec.name())?;
-        self.enter(spec, usize::MAX, make)
+        // Outside the lock: it opens files, and requests that only read the list must not wait.
+        let made = make(&spec)?;
+        self.enter(spec, usize::MAX, made)
     }
 
-    /// Opens a device whose name is reserved, and inserts it at this index of the list.
+    /// Exports an open device whose name is reserved, and inserts it at this index of the list.
     fn enter(
         &self,
         spec: DeviceSpec,
         index: usize,
-        make: impl FnOnce(&DeviceSpec) -> Result<stack::Made, StackError>,
+        made: stack::Made,
     ) -> Result<DeviceEntry, YardError> {
-        // Outside the lock: it opens files, and requests that only read the list must not wait.
-        let made = make(&spec)?;
         if let (Some(pool), Some(control)) = (&made.pool, self.control.get())
             && let Err(error) = pool.announce(control)
         {
@@ -243,7 +242,8 @@ impl Devices {
         exported?;
         let done = work();
         let spec = if done.is_ok() { spec } else { before };
-        self.enter(spec, index, stack::open)?;
+        let made = stack::open(&spec)?;
+        self.enter(spec, index, made)?;
         done
     }
 

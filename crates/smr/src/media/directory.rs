@@ -42,7 +42,8 @@ pub struct Directory {
     /// Whether this process created the file `lock`, and the directories that it created, a
     /// directory before its parent. All are removed if no disk is created.
     has_made: (bool, Vec<PathBuf>),
-    /// Whether a disk stays that was created since this process took the directory.
+    /// Whether a disk stays that was created since this process took the directory. The files are
+    /// removed only after [`Store::begin_disk`].
     pub(crate) provisional: Provisional,
     /// The superblock, locked likewise, once it exists.
     superblock: Mutex<Option<File>>,
@@ -100,10 +101,7 @@ impl Directory {
         let has_made = (has_made_lock, new_directories);
         let path = path.to_owned();
         let (provisional, superblock) = (Provisional::kept(), Mutex::default());
-        let mut directory = Directory { path, open, lock, has_made, provisional, superblock };
-        if rustix::fs::statat(&directory.open, superblock::FILE, AtFlags::empty()).is_err() {
-            directory.provisional = Provisional::removed_at_close();
-        }
+        let directory = Directory { path, open, lock, has_made, provisional, superblock };
         match directory.lock_superblock() {
             // A damaged superblock is reported when it is read.
             Ok(()) | Err(TryLockError::Error(_)) => Ok(directory),
@@ -195,6 +193,15 @@ impl Store for Directory {
             Err(error) if error != Errno::NOENT => Err(error.into()),
             _ => Ok(()),
         }
+    }
+
+    /// A creation makes the file `lock` first.
+    fn may_have_remains(&self) -> bool {
+        !self.has_made.0
+    }
+
+    fn begin_disk(&self) {
+        self.provisional.remove_at_close();
     }
 
     fn look(&self) -> io::Result<()> {

@@ -118,6 +118,12 @@ pub enum MediaError {
         /// The name of one of these files.
         name: String,
     },
+    /// The directory holds the files of a disk without its superblock.
+    #[error(
+        "the backing holds the files of an SMR disk without `superblock`: restore that file, or \
+         give an empty directory"
+    )]
+    NoSuperblock,
     /// Another process has the disk open.
     #[error("{} is in use by another process: stop it, or give another backing", path.display())]
     InUse {

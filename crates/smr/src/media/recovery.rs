@@ -5,6 +5,7 @@
 //! An interruption at any point leads to the same state at the next opening.
 #![allow(clippy::disallowed_types)] // Creates the locks of `files`.
 
+use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use blockyard_core::SECTOR_BYTES;
@@ -85,8 +86,16 @@ fn compare(superblock: &Superblock, options: &Options) -> Result<(), MediaError>
 /// Creates a disk. The superblock comes last: without it, the creation was not completed.
 fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError> {
     let names = store.names().map_err(about(store, "list", ""))?;
-    if let Some(name) = names.into_iter().find(|name| !is_ours(name)) {
-        return Err(MediaError::Stranger { name });
+    let may_stay = |name: &String| is_ours(name) && (store.may_have_remains() || name == LOCK);
+    if let Some(name) = names.iter().find(|name| !may_stay(name)) {
+        return Err(MediaError::Stranger { name: name.clone() });
+    }
+    // An interrupted creation leaves no file of zone states, and a journal of zeros.
+    let journal =
+        store.open(journal::FILE).and_then(|file| file.map(|it| is_used(&it)).transpose());
+    let journal = journal.map_err(about(store, "read", journal::FILE))?;
+    if journal == Some(true) || names.iter().any(|name| name.starts_with("live.")) {
+        return Err(MediaError::NoSuperblock);
     }
     let geometry = options.geometry;
     let superblock = Superblock {
@@ -95,6 +104,7 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
         data_files: options.data_files.clamp(1, geometry.zone_count()),
         journal_records: options.journal_records.clamp(1, JOURNAL_RECORDS_MAX),
     };
+    store.begin_disk();
     let zones = geometry.zone_count();
     for number in 0..superblock.data_files {
         let slots = u64::from((zones - number).div_ceil(superblock.data_files));
@@ -119,6 +129,13 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
     let renamed = store.rename(SUPERBLOCK_NEW, superblock::FILE);
     renamed.map_err(about(store, "rename", SUPERBLOCK_NEW))?;
     Ok(superblock)
+}
+
+/// Whether a journal has a record in its first block.
+fn is_used<F: StoreFile>(journal: &F) -> io::Result<bool> {
+    let mut first = vec![0; journal.len()?.min(4096) as usize];
+    journal.read_at(0, &mut first)?;
+    Ok(first.iter().any(|byte| *byte != 0))
 }
 
 /// Whether an interrupted creation may have left this file.

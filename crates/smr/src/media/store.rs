@@ -41,6 +41,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// If the file exists and cannot be removed.
     fn remove(&self, name: &str) -> io::Result<()>;
 
+    /// Whether files with the names of a disk's files may be those of an interrupted creation.
+    fn may_have_remains(&self) -> bool {
+        true
+    }
+
+    /// Called before the first file of a new disk is created, in a directory without other files.
+    fn begin_disk(&self) {}
+
     /// Fails if the disk was removed or replaced while it is open. Called before each sync of the
     /// journal.
     ///
