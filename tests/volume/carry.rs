@@ -263,7 +263,10 @@ fn a_refused_command_makes_no_pool() {
             volume(&["create", &pool, "a", "--size", "1G", "--reservation", "2G"]),
             "invalid reservation `2147483648`",
         ),
-        (volume(&["receive", &pool, "v0", "-i", &garbage]), "`stream` does not begin"),
+        (
+            volume(&["receive", &pool, "v0", "-i", &garbage]),
+            "invalid `stream`: expected its magic number",
+        ),
         (volume(&["receive", &pool, "a b", "-i", &garbage]), "invalid value 'a b'"),
         (Yard::try_serve(&[&device]).unwrap_err().1, "invalid size "),
         (Yard::try_serve(&[&format!("{device}&size=20k")]).unwrap_err().1, "invalid size "),
@@ -324,7 +327,11 @@ fn a_refused_device_leaves_no_new_data() {
     let before = listed();
     let full = place.file("full");
     std::fs::create_dir(&full).unwrap();
-    std::fs::write(format!("{full}/notes"), "mine").unwrap();
+    // Files of other programs, with names as those of an SMR disk have.
+    let foreign = ["notes", "journal", "data.00", "live.00", "superblock.new"];
+    for name in foreign {
+        std::fs::write(format!("{full}/{name}"), "mine").unwrap();
+    }
     let made = [
         format!("volume:///a?path={new}&size=8M"),
         format!("volume:///b?path={new}&size=8M"),
@@ -337,13 +344,18 @@ fn a_refused_device_leaves_no_new_data() {
         "null:///z?trace=/nonexistent/trace".to_owned(),
         format!("volume:///z?path={full}&size=8M"),
         format!("volume:///z?path={old}&size=8M&reservation=8P"),
+        format!("volume:///z?path={new}/other&path2={full}&size=8M"),
         format!("smr:///z?backing={full}&size=1G"),
     ];
     let is_as_before = |case: &str| {
         assert!(!std::path::Path::new(&place.file("state")).exists(), "{case}");
         assert_eq!(listed(), before, "{case}");
         assert!(std::fs::read(&disk).unwrap().iter().all(|byte| *byte == 0), "{case}");
-        assert_eq!(std::fs::read_dir(&full).unwrap().count(), 1, "{case}");
+        for name in foreign {
+            let text = std::fs::read_to_string(format!("{full}/{name}")).unwrap();
+            assert_eq!(text, "mine", "{case}: {name}");
+        }
+        assert_eq!(std::fs::read_dir(&full).unwrap().count(), foreign.len(), "{case}");
     };
     let started = |devices: &[&str]| Yard::try_serve(devices).map(drop).map_err(|failed| failed.1);
     for device in &made {
@@ -366,8 +378,7 @@ fn a_refused_device_leaves_no_new_data() {
         is_as_before(&device);
     }
     drop(yard);
-    let line = ["volume", "create", &new, "a", "--size", "8P", "--reservation", "8P"];
-    blockyard(&line).fails();
+    blockyard(&["volume", "create", &new, "a", "--size", "8P", "--reservation", "8P"]).fails();
     is_as_before("volume create");
     // What is served is kept.
     let yard = Yard::serve(&[&made[0], &made[1], &made[2], &made[3]]);
@@ -486,5 +497,38 @@ fn an_image_goes_to_what_is_no_file() {
             let error = exported.fails().err;
             assert!(error.contains("has 4194304 bytes; the image needs 8388608"), "{error}");
         }
+    }
+}
+
+/// The bug: a copy that was restored from an older backup while the pool was closed counted as
+/// good. When the other copy was lost, the pool did not open, or its newest blocks were gone.
+#[test]
+fn a_copy_from_an_older_backup_is_resynced() {
+    for restored in ["1", "2"] {
+        let place = Place::new();
+        let copy = |number: &str| place.file(&format!("copy{number}"));
+        let device = format!("volume:///v0?path={}&path2={}&size=8M", copy("1"), copy("2"));
+        let write = |byte: u8| {
+            let mut yard = Yard::serve(&[&device]);
+            nbdsh(&yard.uri("v0"), &format!("h.pwrite(b'{byte}' * 1048576, 0)\nh.flush()"));
+            yard.signal("TERM");
+            assert!(yard.end().success());
+        };
+        write(1);
+        let backup = place.file("backup");
+        ok(&["cp", "-a", &copy(restored), &backup]);
+        write(2);
+        write(3);
+        std::fs::remove_dir_all(copy(restored)).unwrap();
+        ok(&["cp", "-a", &backup, &copy(restored)]);
+        let mut yard = Yard::serve(&[&device]);
+        assert!(yard.complained().contains("this copy is stale; resyncing it"), "{restored}");
+        yard.signal("TERM");
+        assert!(yard.end().success());
+        // The restored copy alone has everything.
+        let lost = if restored == "1" { "2" } else { "1" };
+        std::fs::remove_dir_all(copy(lost)).unwrap();
+        let alone = Yard::serve(&[&format!("{device}&degraded=yes")]);
+        nbdsh(&alone.uri("v0"), "assert h.pread(1048576, 0) == b'3' * 1048576");
     }
 }

@@ -41,7 +41,7 @@
 //!
 //! | the labels say | result |
 //! | --- | --- |
-//! | both: both are good, of one generation | both are good |
+//! | both: both are good, of one generation | both are good, unless the superblocks of one show that it is an earlier state of itself: then it is stale |
 //! | one: only itself; the other: both, or not itself | the other one is stale: it is resynced |
 //! | each: only itself | both were written to, each without the other: refused |
 //! | one: only itself; the other is missing | opened with one; the other one is failed |

@@ -97,6 +97,14 @@ pub(super) fn newest<D: SegmentStore>(
     directory: &D,
     title: &str,
 ) -> Result<Superblock, StoreError> {
+    Ok(superblocks(directory, title)?[0])
+}
+
+/// The valid superblocks of a directory, newest first; at least one.
+///
+/// # Errors
+/// If no slot can be read.
+fn superblocks<D: SegmentStore>(directory: &D, title: &str) -> Result<Vec<Superblock>, StoreError> {
     let doing = || StoreError::io(format!("cannot read `{title}/{}`", superblock::FILE));
     let no_pool = || CopiesError::NoPool { path: title.to_owned() };
     let file = directory.open(superblock::FILE).map_err(|error| doing()(error))?;
@@ -107,8 +115,25 @@ pub(super) fn newest<D: SegmentStore>(
     read.map_err(|error| doing()(error))?;
     match Superblock::all(&bytes) {
         Err(error @ FormatError::Version { .. }) => Err(error.into()),
-        found => Ok(*found.iter().flatten().next().ok_or_else(no_pool)?),
+        found => found.map_err(|_| no_pool().into()),
     }
+}
+
+/// The copy that is older although the labels agree: it was replaced by an earlier state of itself,
+/// for example from a backup. `None` if the copies are in step, or if that is unknown because a
+/// copy has no valid superblock.
+///
+/// A superblock is durable in both copies before the next slot is written. So after a crash the
+/// newest superblock of one copy is in a slot of the other one, too. Each opening writes both slots
+/// with a new epoch, so an earlier state has none of the superblocks of the other copy.
+fn older(copies: [&[Superblock]; 2]) -> Option<usize> {
+    let [Some(first), Some(second)] = copies.map(<[Superblock]>::first) else { return None };
+    let place = |it: &Superblock| (it.epoch, it.sequence);
+    let has = |copy: &[Superblock], it| copy.iter().any(|slot| place(slot) == place(it));
+    if has(copies[1], first) || has(copies[0], second) {
+        return None;
+    }
+    Some(usize::from(place(second) < place(first)))
 }
 
 pub(super) fn failed(path: &Path) -> impl FnOnce(io::Error) -> StoreError + use<> {
@@ -266,6 +291,19 @@ fn pair<D: SegmentStore, V: VerifyPool>(
             if had_one && !found.contains(&true) {
                 return Err(StoreError::from(CopiesError::NoPool { path: first_title }).into());
             }
+            let slots = given.each_ref().map(|it| {
+                let found = it.directory.as_ref().map(|found| superblocks(found, &first_title));
+                // An unreadable superblock does not say which copy is older.
+                found.and_then(Result::ok).unwrap_or_default()
+            });
+            if let Some(old) = older([&slots[0], &slots[1]]) {
+                let mirror = Mirror::new(given, ordered[1 - old], only(1 - old), writes);
+                if writes {
+                    mirror.advance(1 - old, only(1 - old))?;
+                    mirror.resync(old, verifier, progress)?;
+                }
+                return Ok(mirror);
+            }
             let moved = (0..2).any(|at| ordered[at].other != given[1 - at].path);
             let mirror = Mirror::new(given, ordered[0], [true, true], writes);
             if writes && (moved || !(*first_whole && *second_whole)) {
@@ -387,9 +425,49 @@ pub(super) fn label_empty<D: SegmentStore>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockyard_volume_format::entry::Entry;
+    use blockyard_volume_format::superblock::LogPlace;
 
     fn label(number: usize, generation: u64, good: [bool; 2]) -> Label {
         Label { set: [1; 16], number, generation, good, other: PathBuf::new() }
+    }
+
+    /// The bug: a copy that was restored from a backup counted as good, because the labels of both
+    /// copies still agreed. If the other copy was lost then, the newest data were lost.
+    #[test]
+    fn an_earlier_state_of_a_copy_is_recognised() {
+        let slots = |places: &[(u64, u64)]| -> Vec<Superblock> {
+            let place = |(epoch, sequence)| Superblock {
+                id: [1; 16],
+                align: 512,
+                segment_bytes: 4 << 20,
+                sequence,
+                epoch,
+                log: LogPlace { segment: 0, offset: 0, next: 1, number: 1, chain: 0 },
+                catalogue: Entry::HOLE,
+                catalogue_bytes: 0,
+                catalogue_crc: 0,
+                durable: 0,
+            };
+            places.iter().copied().map(place).collect()
+        };
+        for (first, second, want) in [
+            (&[(5, 9), (5, 8)][..], &[(5, 9), (5, 8)][..], None),
+            // The power was cut between the writes of both copies, of a checkpoint or an opening.
+            (&[(5, 10), (5, 9)], &[(5, 9), (5, 8)], None),
+            (&[(5, 9), (5, 8)], &[(7, 10), (5, 9)], None),
+            // A slot cannot be read.
+            (&[(5, 9)], &[(5, 9), (5, 8)], None),
+            (&[(5, 8)], &[(5, 9), (5, 8)], None),
+            (&[], &[(5, 9), (5, 8)], None),
+            // One copy lacks an opening.
+            (&[(5, 9), (5, 8)], &[(7, 11), (7, 10)], Some(0)),
+            (&[(7, 11), (7, 10)], &[(5, 9), (5, 8)], Some(1)),
+            // It has had more checkpoints than the other one.
+            (&[(5, 99), (5, 98)], &[(7, 11), (7, 10)], Some(0)),
+        ] {
+            assert_eq!(older([&slots(first), &slots(second)]), want, "{first:?} {second:?}");
+        }
     }
 
     #[test]

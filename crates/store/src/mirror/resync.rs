@@ -341,7 +341,7 @@ impl<D: SegmentStore> Mirror<D> {
 
     /// Increases the generation, and records durably in the label of the copy `number` which copies
     /// are good.
-    fn advance(&self, number: usize, good: [bool; 2]) -> Result<(), StoreError> {
+    pub(super) fn advance(&self, number: usize, good: [bool; 2]) -> Result<(), StoreError> {
         let mut state = self.0.state();
         state.generation = state.generation.saturating_add(1);
         self.0.record(&state, number, good).map_err(failed(&self.0.sides[number].path))
