@@ -50,7 +50,7 @@ fn baselines_and_schedulers_that_are_not_there_are_named() {
     let line = ["--dev=null:///n?zoned=1", "--before=one-lok", "--name=t", "--filename=n"];
     one_line(fio(&engine, &line), &["before: ", "`one-lok`"]);
     let line = ["--dev=null:///n", "--ioscheduler=bfq", "--name=t", "--filename=n"];
-    one_line(fio(&engine, &line), &["ioscheduler: `bfq`", "none"]);
+    one_line(fio(&engine, &line), &["invalid ioscheduler `bfq`", "none"]);
 }
 
 #[test]

@@ -126,7 +126,7 @@ struct State {
 }
 
 impl State {
-    /// OperationCounts an operation of any kind, which fails if the disk is gone.
+    /// Counts an operation of any kind, which fails if the disk is gone.
     fn count(&mut self) -> io::Result<()> {
         self.counts.all += 1;
         if self.plan.failed_operations.is_due(self.counts.all) {
@@ -135,7 +135,7 @@ impl State {
         Ok(())
     }
 
-    /// OperationCounts the opening of a descriptor.
+    /// Counts the opening of a descriptor.
     fn open_descriptor(&mut self) -> io::Result<()> {
         self.counts.opens += 1;
         if self.plan.no_descriptors.is_due(self.counts.opens) {
@@ -267,7 +267,7 @@ impl SimulatedStore {
         Ok(self.file(name, self.directory.create(&self.name(name), len, unit)))
     }
 
-    /// OperationCounts an operation on names.
+    /// Counts an operation on names.
     fn change_names(&self, operation: Operation) -> io::Result<()> {
         self.faults.call_hook(operation);
         self.faults.state().count()

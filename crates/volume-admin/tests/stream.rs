@@ -158,7 +158,9 @@ fn a_stream_that_does_not_fit_changes_nothing() {
     for at in [0, 40, 300, 511, 520, 560, more.len() / 2, more.len() - 20] {
         let mut damaged = more.clone();
         damaged[at] ^= 0x20;
-        said(receive(&there, "v0", &damaged), "stream: `stream`");
+        let is_magic = at == 0;
+        let what = if is_magic { "stream: invalid `stream`" } else { "stream: `stream`" };
+        said(receive(&there, "v0", &damaged), what);
         let cut = format!("`stream` ends after {at} bytes");
         said(receive(&there, "v0", &more[..at]), &cut);
     }
