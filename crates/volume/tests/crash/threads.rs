@@ -38,18 +38,16 @@ fn start(shape: &Shape) -> (SimulatedStore, Pool) {
     (store, running)
 }
 
-/// While this exists, the maintenance threads of a pool wait before they write.
+/// While this exists, the maintenance threads of a pool wait before each operation.
 struct Closed(Arc<(Mutex<bool>, Condvar)>);
 
 impl Closed {
     fn new(store: &SimulatedStore) -> Closed {
         let gate = Arc::new((Mutex::new(true), Condvar::new()));
         let closed = Closed(Arc::clone(&gate));
-        store.set_hook(move |operation| {
+        store.set_hook(move |_| {
             let waits = ["volume-checkpoint", "volume-segments"];
-            if matches!(operation, Operation::Create | Operation::Write)
-                && std::thread::current().name().is_some_and(|name| waits.contains(&name))
-            {
+            if std::thread::current().name().is_some_and(|name| waits.contains(&name)) {
                 let (is_closed, opened) = &*gate;
                 let guard = is_closed.lock().unwrap();
                 drop(opened.wait_while(guard, |is_closed| *is_closed).unwrap());
