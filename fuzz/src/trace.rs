@@ -1,7 +1,7 @@
 //! Recordings of a kernel's scheduler, in our format and in that of tracefs. A text is refused with
 //! an error that names its line, or it is a trace that prints to itself and can be replayed.
 
-use blockyard_lab::kernel_replay::{file, replay::replay, trace::Trace};
+use blockyard_replay::{file, replay::replay, trace::Trace};
 
 use crate::input::Input;
 

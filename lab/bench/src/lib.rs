@@ -5,7 +5,6 @@
 //! each of which measures one variant under one workload. [`registry`] lists the experiments.
 //! Rounds, statistics, results and reports are common to all and exist once.
 
-pub mod baseline;
 mod clock;
 pub mod collect;
 pub mod command;

@@ -1,73 +1,17 @@
-//! The coarse schedulers pass the device contract. Their merging and fairness are checked decision
-//! by decision: one thread drives all channels, on a manual clock.
+//! The merging and fairness of the schedulers are checked decision by decision: one thread drives
+//! all channels, on a manual clock.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 
+use blockyard_baselines::sched::{self, NONE, PRODUCT};
+use blockyard_baselines::{sched_fifo, sched_lock};
 use blockyard_core::channel::Channel;
 use blockyard_core::sched::deadline::Tunable;
-use blockyard_core::sched::shared::{Scheduled, SchedulerQueue};
 use blockyard_core::{Bio, BufRef, Completion, Disk, Nanos, Op, Prio, Region, RegionId, Sector};
-use blockyard_lab::baseline::sched::{self, NONE, PRODUCT};
-use blockyard_lab::baseline::sched_buckets::Buckets;
-use blockyard_lab::baseline::sched_fifo::{self, Fifo};
-use blockyard_lab::baseline::sched_lanes::LanesAlone;
-use blockyard_lab::baseline::sched_lock::{self, ParkingLock, QueuedLock, SpinningLock};
 use blockyard_lab::tap::{TapReading, Tapped};
 use blockyard_null::{IrqMode, Null, NullConfig};
 use blockyard_testing::clock::ManualClock;
-use blockyard_testing::contract::{self, Subject};
-
-/// 8 MiB of memory.
-fn memory() -> NullConfig {
-    NullConfig {
-        size: 8 << 20,
-        bs: 4096,
-        max_sectors: 128,
-        memory_backed: true,
-        discard: true,
-        ..NullConfig::default()
-    }
-}
-
-fn scheduled<F: SchedulerQueue>(config: &NullConfig) -> Scheduled<Arc<Null>, F> {
-    let null = Null::open(config.clone()).expect("the configuration fits");
-    Scheduled::with_scheduler_queue(null, true).expect("a queue can be had")
-}
-
-fn keeps_the_contract<F: SchedulerQueue>() {
-    let timer = NullConfig { irqmode: IrqMode::Timer, hw_queue_depth: 8, ..memory() };
-    for (what, config) in [("memory", memory()), ("timer", timer)] {
-        let name = format!("{}, {what}", F::NAME);
-        contract::run(&Subject::plain(&name, true, move || scheduled::<F>(&config)));
-    }
-}
-
-#[test]
-fn one_lock_that_spins_keeps_the_contract() {
-    keeps_the_contract::<SpinningLock>();
-    keeps_the_contract::<QueuedLock>();
-}
-
-#[test]
-fn one_lock_that_parks_keeps_the_contract() {
-    keeps_the_contract::<ParkingLock>();
-}
-
-#[test]
-fn buckets_keep_the_contract() {
-    keeps_the_contract::<Buckets>();
-}
-
-#[test]
-fn one_line_keeps_the_contract() {
-    keeps_the_contract::<Fifo>();
-}
-
-#[test]
-fn submit_rings_without_leases_keep_the_contract() {
-    keeps_the_contract::<LanesAlone>();
-}
 
 /// Sectors of an I/O.
 const SECTORS: u64 = 8;

@@ -4,7 +4,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_core::Disk;
-use blockyard_lab::baseline;
 use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack;
 
@@ -130,7 +129,7 @@ fn make(
     say: &mut dyn FnMut(&str),
 ) -> Result<Entered, EngineError> {
     let disk = match before {
-        Some(before) => baseline::open(before, &spec)?,
+        Some(before) => blockyard_baselines::open(before, &spec)?,
         None => {
             let made = stack::open(&spec)?;
             for note in &made.notes {
@@ -202,7 +201,7 @@ mod tests {
     fn before_is_a_baseline_of_the_lab() {
         let devices = Devices::default();
         let zoned = wanted("null:///z?size=1G&zoned=1&zone_size=16M", "f");
-        for before in baseline::names_of("null") {
+        for before in blockyard_baselines::names_of("null") {
             let devices = Devices::default();
             let before = Wanted { before: Some(before), ..zoned };
             assert!(devices.enter(&before, &mut |_| {}).is_ok(), "{before:?}");

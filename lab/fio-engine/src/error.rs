@@ -1,7 +1,7 @@
 //! The reasons for which a job cannot have its device: one line for fio's user.
 
+use blockyard_baselines::BaselineError;
 use blockyard_core::DeviceError;
-use blockyard_lab::baseline::BaselineError;
 use blockyard_yard::error::StackError;
 use blockyard_yard::uri::UriError;
 

@@ -1,10 +1,11 @@
 //! Rules about dependencies: each has a line in docs/decisions/dependencies.md, and each line there
-//! has a dependency.
+//! has a dependency; no crate of the product depends on the lab, and only its tests on
+//! `crates/testing`.
 
 use std::collections::BTreeMap;
 
 use super::Finding;
-use super::tree::Tree;
+use super::tree::{SourceFile, Tree};
 
 const PAGE: &str = "docs/decisions/dependencies.md";
 
@@ -12,9 +13,15 @@ const PAGE: &str = "docs/decisions/dependencies.md";
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut used: BTreeMap<String, String> = BTreeMap::new();
+    let lab: Vec<String> = tree.ending("Cargo.toml").filter_map(package_of_lab).collect();
     for (path, file) in tree.ending("Cargo.toml") {
         match file.text.parse::<toml::Table>() {
-            Ok(table) => collect(&table, path, &mut used),
+            Ok(table) => {
+                collect(&table, path, &mut used);
+                if path.starts_with("crates/") {
+                    layers(&table, path, &lab, &mut findings);
+                }
+            }
             Err(error) => findings.push(Finding::new(path, 1, "manifest", error.to_string())),
         }
     }
@@ -40,6 +47,31 @@ fn rows(page: &str) -> impl Iterator<Item = (usize, &str)> {
         let is_rule = cell.starts_with("---") || cell.starts_with(":-");
         (!is_rule && !matches!(cell, "" | "crate")).then_some((at + 1, cell))
     })
+}
+
+/// The name of the package, if the manifest is one of the lab.
+fn package_of_lab((path, file): (&str, &SourceFile)) -> Option<String> {
+    let table = file.text.parse::<toml::Table>().ok().filter(|_| path.starts_with("lab/"))?;
+    Some(table.get("package")?.get("name")?.as_str()?.to_owned())
+}
+
+/// The dependencies of one manifest of the product that are above it.
+fn layers(manifest: &toml::Table, path: &str, lab: &[String], findings: &mut Vec<Finding>) {
+    for table in ["dependencies", "dev-dependencies", "build-dependencies"] {
+        let Some(dependencies) = manifest.get(table).and_then(toml::Value::as_table) else {
+            continue;
+        };
+        for name in dependencies.keys() {
+            let is_test_only = name == "blockyard-testing" && table == "dependencies";
+            if is_test_only || lab.contains(name) {
+                let text = format!(
+                    "`{name}` is not in the product's binary; the product may not \
+                                    depend on it ({table})"
+                );
+                findings.push(Finding::new(path, 1, "layers", text));
+            }
+        }
+    }
 }
 
 /// The outside crates that one manifest names, in whatever table.
@@ -90,5 +122,18 @@ mod tests {
     #[test]
     fn a_line_without_a_dependency_is_found() {
         assert_eq!(found("[dependencies]\n", "| libc | calls |\n"), [PAGE]);
+    }
+
+    #[test]
+    fn a_product_that_depends_on_the_lab_or_on_test_code_is_found() {
+        let rules = |manifest: &str| {
+            let lab = ("lab/a/Cargo.toml", "[package]\nname = 'blockyard-a'\n");
+            let tree = Tree::of(&[("crates/b/Cargo.toml", manifest), lab]);
+            check(&tree).into_iter().map(|f| f.rule).collect::<Vec<_>>()
+        };
+        assert_eq!(rules("[dependencies]\nblockyard-a.workspace = true\n"), ["layers"]);
+        assert_eq!(rules("[dev-dependencies]\nblockyard-a.workspace = true\n"), ["layers"]);
+        assert_eq!(rules("[dependencies]\nblockyard-testing.workspace = true\n"), ["layers"]);
+        assert!(rules("[dev-dependencies]\nblockyard-testing.workspace = true\n").is_empty());
     }
 }

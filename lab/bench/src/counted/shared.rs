@@ -3,8 +3,9 @@
 //! A reader that arrives while others read does not wait, and is not counted as contended, although
 //! the lock's cache line had to move to it.
 
+use blockyard_baselines::shared_lock::SharedLock;
+
 use super::{Counted, Section, timed};
-use crate::baseline::shared_lock::SharedLock;
 use crate::ticks;
 
 impl<T, L: SharedLock<T>, const ROOM: usize> SharedLock<T> for Counted<L, ROOM> {
@@ -74,7 +75,7 @@ fn timed_look<T, R>(f: impl FnOnce(&T) -> R) -> impl FnOnce(&T) -> Section<R> {
 mod tests {
     use super::super::{TABLE, begin, end};
     use super::*;
-    use crate::baseline::shared_lock::SpinRwLock;
+    use blockyard_baselines::shared_lock::SpinRwLock;
 
     #[test]
     fn readers_that_share_a_lock_do_not_contend_and_others_do() {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::baseline::no_device;
+use blockyard_baselines::no_device;
+
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Variant, VariantRole, Workload};
 use crate::metric::Metric;

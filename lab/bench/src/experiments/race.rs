@@ -9,6 +9,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use blockyard_baselines::lock_per_zone::{self, LockPerZone};
+use blockyard_baselines::null_blk::{self, NullBlkZones};
+use blockyard_baselines::one_lock::{self, OneLock};
 use blockyard_core::channel::Channel;
 use blockyard_core::zone::{AtomicZoneSet, ZoneCond, ZoneInfo, ZoneSet};
 use blockyard_core::{
@@ -16,9 +19,6 @@ use blockyard_core::{
 };
 use blockyard_yard::{stack, uri};
 
-use crate::baseline::lock_per_zone::{self, LockPerZone};
-use crate::baseline::null_blk::{self, NullBlkZones};
-use crate::baseline::one_lock::{self, OneLock};
 use crate::counted::{self, Counts};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};

@@ -13,8 +13,9 @@
 use std::path::Path;
 use std::time::Duration;
 
+use blockyard_baselines::locked_ram;
+
 use super::ram_data::{ALGORITHM, FillData, Filling};
-use crate::baseline::locked_ram;
 use crate::error::LabError;
 use crate::experiment::{Published, Workload};
 use crate::fio_bytes::HALF;

@@ -10,12 +10,12 @@ mod rows;
 use std::fmt;
 use std::sync::Arc;
 
+use blockyard_baselines::locked_ram;
+use blockyard_baselines::ram_table::{BitEntry, Entry, LockPerEntry, SpinEntry, Table, WholeTable};
+use blockyard_baselines::shared_lock::{CasLock, SpinRwLock};
 use blockyard_core::Disk;
 use blockyard_yard::{stack, uri};
 
-use crate::baseline::ram_table::{BitEntry, Entry, LockPerEntry, SpinEntry, Table, WholeTable};
-use crate::baseline::shared_lock::{CasLock, SpinRwLock};
-use crate::baseline::{self, locked_ram};
 use crate::counted::{Counted, ENTRIES, TABLE};
 use crate::error::LabError;
 use crate::experiment::{Comparison, Experiment, Variant, VariantRole, Workload};
@@ -136,7 +136,7 @@ fn open(before: Option<&str>, uri: &str) -> Result<Arc<dyn Disk>, LabError> {
     let failed = |error: &dyn fmt::Display| LabError::failed(uri, error);
     let spec = uri::parse(uri).map_err(|error| failed(&error))?;
     match before {
-        Some(name) => baseline::open(name, &spec).map_err(|error| failed(&error)),
+        Some(name) => blockyard_baselines::open(name, &spec).map_err(|error| failed(&error)),
         None => Ok(stack::open(&spec).map_err(|error| failed(&error))?.disk),
     }
 }

@@ -1,6 +1,7 @@
 //! `scheduler`: the cost of one scheduler that all submitters of a device share.
 
-use crate::baseline::{sched_buckets, sched_lanes, sched_lock};
+use blockyard_baselines::{sched_buckets, sched_lanes, sched_lock};
+
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::experiments::schedulers::{self, NONE, PRODUCT};

@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use crate::baseline::{sched_buckets, sched_lock};
+use blockyard_baselines::{sched_buckets, sched_lock};
+
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::experiments::schedulers::{NONE, PRODUCT};

@@ -1,9 +1,9 @@
 //! `scheduler-latency`: how long a read waits while writes saturate the device.
 
+use blockyard_baselines::sched_fifo;
 use blockyard_core::sched::deadline::Tunable;
 use blockyard_core::{Disk, Prio};
 
-use crate::baseline::sched_fifo;
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Variant, VariantRole, Workload};
 use crate::experiments::schedulers::{self, NONE, PRODUCT};

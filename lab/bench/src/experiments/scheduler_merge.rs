@@ -3,7 +3,8 @@
 //! The published bucket patches were dropped for this reason: a request in a bucket could not be
 //! merged and held a tag, and 64 threads that wrote sequentially to one disk lost 72.9 %.
 
-use crate::baseline::{sched_buckets, sched_lock};
+use blockyard_baselines::{sched_buckets, sched_lock};
+
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Workload};
 use crate::experiments::schedulers::{self, NONE, PRODUCT};

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+pub(crate) use blockyard_baselines::sched::{NAMES, NONE, PRODUCT};
+use blockyard_baselines::{sched, sched_buckets, sched_lock};
 use blockyard_core::Disk;
 use blockyard_core::clock::Monotonic;
 use blockyard_null::{Null, NullConfig};
 use blockyard_yard::{stack, uri};
 
-pub(crate) use crate::baseline::sched::{NAMES, NONE, PRODUCT};
-use crate::baseline::{sched, sched_buckets, sched_lock};
 use crate::error::LabError;
 use crate::experiment::{Variant, VariantRole};
 use crate::tap::Tapped;

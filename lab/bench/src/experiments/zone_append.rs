@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use blockyard_baselines::zone_lock::ZoneLocks;
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::sched::shared::Scheduled;
@@ -14,7 +15,6 @@ use blockyard_zonefs::{
 };
 use fastrand::Rng;
 
-use crate::baseline::zone_lock::ZoneLocks;
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::limits::pair::together;
@@ -330,7 +330,7 @@ pub(super) fn blocks(
     zones: usize,
 ) -> Result<Sample, LabError> {
     let failed = |error: &dyn fmt::Display| LabError::failed(disk.name(), error);
-    let locks = ZoneLocks::new(&**disk)?;
+    let locks = ZoneLocks::new(&**disk).map_err(|error| LabError::failed(disk.name(), error))?;
     let (fs, files) = files(disk)?;
     let mut writers = Vec::new();
     for number in 0..jobs {

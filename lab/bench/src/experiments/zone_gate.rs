@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use blockyard_baselines::write_lock::{self, WriteLocks};
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::{Composed, Device, Disk};
 use blockyard_null::{Null, NullConfig};
 use blockyard_yard::{stack, uri};
 
-use crate::baseline::write_lock::{self, WriteLocks};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::load::{self, Load, Pattern, UNDISTURBED_IOPS};

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockyard_baselines::lock_per_zone::{self, LockPerZone};
+use blockyard_baselines::locked_zones::{SleepingZone, SpinningZone};
+use blockyard_baselines::one_lock::{self, OneLock, QueuedZones, SleepingZones, SpinningZones};
+use blockyard_baselines::tokens::TokensLock;
 use blockyard_core::Disk;
 use blockyard_core::zone::{AtomicZoneSet, ZoneSet};
 use blockyard_sync::zone_resources::AccountsLock;
 use blockyard_yard::{stack, uri};
 
-use crate::baseline::lock_per_zone::{self, LockPerZone};
-use crate::baseline::locked_zones::{SleepingZone, SpinningZone};
-use crate::baseline::one_lock::{self, OneLock, QueuedZones, SleepingZones, SpinningZones};
-use crate::baseline::tokens::TokensLock;
 use crate::counted::{Counted, ONE_LOCK, ZONE_RESOURCES, ZONE_TABLE};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};

@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use crate::baseline::{lock_per_zone, one_lock};
+use blockyard_baselines::{lock_per_zone, one_lock};
+
 use crate::experiment::{Cell, Comparison, Published, Workload};
 use crate::metric::Metric;
 use crate::sample::Round;

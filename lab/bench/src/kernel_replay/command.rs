@@ -3,6 +3,11 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use blockyard_replay::file;
+use blockyard_replay::replay::replay;
+use blockyard_replay::trace::Trace;
+use blockyard_replay::verdict::{DeviationCause, ReplayResult, SHARE_MIN};
+use blockyard_replay::workloads::{TraceWorkload, WORKLOADS, find};
 use blockyard_yard::suggestion::suggestion;
 use blockyard_yard::table::Table;
 use clap::{Args, Subcommand};
@@ -10,16 +15,9 @@ use serde::Serialize;
 
 use crate::command::CommandError;
 use crate::error::LabError;
-use crate::kernel_replay::file;
 use crate::kernel_replay::record::{RecordDirs, record};
-use crate::kernel_replay::replay::replay;
-use crate::kernel_replay::trace::Trace;
-use crate::kernel_replay::verdict::{DeviationCause, ReplayResult};
-use crate::kernel_replay::workloads::{TraceWorkload, WORKLOADS, find};
+use crate::results::write_whole;
 use crate::stop::Stop;
-
-/// The least share of equal decisions.
-pub const SHARE_MIN: f64 = 0.99;
 
 /// A scheduler that a kernel has too.
 #[derive(Debug, Subcommand)]
@@ -136,12 +134,26 @@ fn record_all(args: &RecordArgs, out: &mut impl Write) -> Result<(), CommandErro
             other => other?,
         };
         let path = args.out.join(format!("{}.trace.gz", workload.name));
-        file::write(&path, &trace)?;
+        write(&path, &trace)?;
         let decisions = trace.issues();
         writeln!(out, "{}: {decisions} decisions, {}", path.display(), summary(&judge(&trace)?))?;
         out.flush()?;
     }
     Ok(())
+}
+
+/// Reads the trace of a file.
+fn read(path: &Path) -> Result<Trace, LabError> {
+    let name = || path.display().to_string();
+    let bytes = std::fs::read(path).map_err(LabError::io(name()))?;
+    let text = file::text(&bytes).map_err(LabError::io(name()))?;
+    file::trace(&text).map_err(|error| LabError::failed(name(), error))
+}
+
+/// Writes the trace, compressed, and replaces the file.
+fn write(path: &Path, trace: &Trace) -> Result<(), LabError> {
+    let packed = file::packed(trace).map_err(LabError::io("gzip"))?;
+    write_whole(path, &packed).map_err(LabError::io(path.display().to_string()))
 }
 
 fn judge(trace: &Trace) -> Result<ReplayResult, LabError> {
@@ -179,7 +191,7 @@ struct Judged<'a> {
 fn replay_all(args: &ReplayArgs, out: &mut impl Write) -> Result<(), CommandError> {
     let mut judged = Vec::new();
     for path in &args.traces {
-        let trace = file::read(path)?;
+        let trace = read(path)?;
         let verdict = replay(&trace)
             .map_err(|error| LabError::failed(path.display().to_string(), error.why))?;
         judged.push((path.as_path(), trace, verdict));
@@ -271,6 +283,30 @@ fn text(judged: &[JudgedTrace<'_>], out: &mut impl Write) -> Result<(), CommandE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn a_trace_file_is_read_packed_and_plain() {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.path().join("a.trace.gz");
+        let raw = "# tracer: nop\nfio-1 [000] . 1.000001: block_rq_insert: 7,1 R 8 () 8 + 8\n";
+        let wanted = file::trace(raw).unwrap();
+        write(&path, &wanted).unwrap();
+        assert_eq!(read(&path).unwrap(), wanted);
+        std::fs::write(&path, wanted.text()).unwrap();
+        assert_eq!(read(&path).unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_damaged_trace_file_is_refused_by_its_name() {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.path().join("bad.trace.gz");
+        std::fs::write(&path, [0x1f, 0x8b, 8, 0, 1]).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("bad.trace.gz"));
+        std::fs::write(&path, "nothing").unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("bad.trace.gz: line 1: it starts with `nothing`"), "{error}");
+    }
 
     #[test]
     fn an_unknown_workload_is_answered_with_the_near_one() {

@@ -11,11 +11,12 @@ mod tracefs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blockyard_replay::raw;
+use blockyard_replay::ticks;
+use blockyard_replay::trace::{Trace, TraceHeader};
+use blockyard_replay::workloads::{COMMON, TraceWorkload};
+
 use crate::error::LabError;
-use crate::kernel_replay::raw;
-use crate::kernel_replay::ticks;
-use crate::kernel_replay::trace::{Trace, TraceHeader};
-use crate::kernel_replay::workloads::{COMMON, TraceWorkload};
 use crate::scratch::Scratch;
 use crate::stop::Stop;
 use crate::tools::child::CommandLine;

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use blockyard_baselines::serial_log::SerialVolume;
+use blockyard_baselines::task_workers::TaskWorkers;
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::{Bio, Composed, Device, Disk, Flags, SECTOR_BYTES, Sector};
 use blockyard_store::{self, PoolBacking, PoolStore, SegmentFiles, SegmentStore, StoreError};
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
 
-use crate::baseline::serial_log::SerialVolume;
-use crate::baseline::task_workers::TaskWorkers;
 use crate::error::LabError;
 use crate::settings::Settings;
 use crate::slow::Slow;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use blockyard_baselines::locked_ram;
+
 use super::{PRODUCT, guardings};
-use crate::baseline::locked_ram;
 use crate::error::LabError;
 use crate::experiment::{Cell, Published, Workload};
 use crate::experiments::ram_data::FillData;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use blockyard_baselines::locked_ram;
 use blockyard_core::{Disk, Status};
 use blockyard_ram::codec::{Decoder, Encoder, packed_bytes_max};
 use blockyard_ram::{Codec, CodecConfig};
@@ -9,7 +10,6 @@ use hdrhistogram::Histogram;
 
 use super::rows::RECORD_BYTES;
 use super::{GUARDINGS, PRODUCT, guardings, open};
-use crate::baseline::locked_ram;
 use crate::corpus::{CORPUS_BYTES, corpus};
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Variant, VariantRole, Workload};

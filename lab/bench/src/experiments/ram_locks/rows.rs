@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockyard_baselines::locked_ram;
 use blockyard_core::Disk;
 
 use super::{Guarding, PRODUCT, Sizes, guardings, open};
-use crate::baseline::locked_ram;
 use crate::counted::Counts;
 use crate::error::LabError;
 use crate::experiment::{Cell, Comparison, Published, Workload};

@@ -4,10 +4,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blockyard_replay::trace::KernelTunables;
+use blockyard_replay::workloads::TraceWorkload;
+
 use super::setting::{Setting, chosen, read, write};
 use crate::error::LabError;
-use crate::kernel_replay::trace::KernelTunables;
-use crate::kernel_replay::workloads::TraceWorkload;
 
 /// The scheduler that is recorded.
 const SCHEDULER: &str = "mq-deadline";

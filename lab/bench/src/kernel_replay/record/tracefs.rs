@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use blockyard_replay::parse::TEXT_MAX;
+
 use super::setting::{read, write};
 use crate::error::LabError;
-use crate::kernel_replay::parse::TEXT_MAX;
 
 /// The events of requests and bios of one device.
 const BLOCK_EVENTS: [&str; 8] = [

@@ -4,7 +4,7 @@
 //! at or before the event. The tightest bound is accurate to the time from a tick to the first
 //! timer that runs after it, some microseconds.
 
-use crate::kernel_replay::trace::Tick;
+use crate::trace::Tick;
 
 /// The tick rates of kernel configurations, in Hz.
 const RATES: [u32; 4] = [100, 250, 300, 1000];

@@ -27,7 +27,7 @@ use blockyard_sync::pad::Padded;
 use blockyard_sync::spin_lock::SpinLock;
 use blockyard_sync::tag_semaphore::TagSemaphore;
 
-use super::sched_order::{Ledger, OrderState};
+use crate::sched_order::{Ledger, OrderState};
 
 /// The baseline's name on a command line.
 pub const NAME: &str = "sched-buckets";

@@ -5,6 +5,9 @@ use std::fmt;
 
 use serde::Serialize;
 
+/// The least share of equal decisions.
+pub const SHARE_MIN: f64 = 0.99;
+
 /// A reason why the kernel decided differently from the policy that is asked at the issue: a fact
 /// that the events do not show, with which the policy decides as the kernel did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -15,10 +15,10 @@ use blockyard_yard::error::StackError;
 use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack::{self, Made};
 
-use super::sched_buckets::{self, Buckets};
-use super::sched_fifo::{self, Fifo};
-use super::sched_lanes::{self, LanesAlone};
-use super::sched_lock::{self, ParkingLock, QueuedLock, SpinningLock};
+use crate::sched_buckets::{self, Buckets};
+use crate::sched_fifo::{self, Fifo};
+use crate::sched_lanes::{self, LanesAlone};
+use crate::sched_lock::{self, ParkingLock, QueuedLock, SpinningLock};
 
 /// The system's error number for lack of memory.
 const ENOMEM: i32 = 12;
@@ -96,14 +96,14 @@ fn made(way: &str, spec: &DeviceSpec) -> Result<Made, StackError> {
     Ok(Made::without_files(disk))
 }
 
-pub(super) fn spinning(spec: &DeviceSpec) -> Result<Made, StackError> {
+pub(crate) fn spinning(spec: &DeviceSpec) -> Result<Made, StackError> {
     made(sched_lock::SPINNING, spec)
 }
 
-pub(super) fn parking(spec: &DeviceSpec) -> Result<Made, StackError> {
+pub(crate) fn parking(spec: &DeviceSpec) -> Result<Made, StackError> {
     made(sched_lock::PARKING, spec)
 }
 
-pub(super) fn buckets(spec: &DeviceSpec) -> Result<Made, StackError> {
+pub(crate) fn buckets(spec: &DeviceSpec) -> Result<Made, StackError> {
     made(sched_buckets::NAME, spec)
 }

@@ -129,7 +129,7 @@ pub fn find(name: &str) -> Option<&'static TraceWorkload> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel_replay::trace::KernelTunables;
+    use crate::trace::KernelTunables;
 
     #[test]
     fn names_are_different_and_tunables_are_the_kernels() {

@@ -10,11 +10,11 @@
 
 use std::collections::HashMap;
 
-use crate::kernel_replay::parse::{
+use crate::parse::{
     EVENTS_MAX, SECTOR_MAX, SECTORS_MAX, TEXT_MAX, TraceError, class, number, quoted,
 };
-use crate::kernel_replay::ticks::TickSample;
-use crate::kernel_replay::trace::{EventKind, OpKind, TraceEvent};
+use crate::ticks::TickSample;
+use crate::trace::{EventKind, OpKind, TraceEvent};
 
 /// The first words of tracefs's output.
 pub const FIRST_WORDS: &str = "# tracer:";

@@ -18,8 +18,8 @@ use blockyard_sync::lock::Lock;
 use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::spin_lock::SpinLock;
 
-use super::queued_lock;
-use super::sched_order::{Ledger, OrderState};
+use crate::queued_lock;
+use crate::sched_order::{Ledger, OrderState};
 
 /// The name with a lock that spins.
 pub const SPINNING: &str = "sched-lock-spin";

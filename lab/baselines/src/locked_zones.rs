@@ -2,7 +2,7 @@
 //!
 //! Conventional zones have no state that changes and need no lock. Reads load only the word that a
 //! zone publishes. A separate lock protects the counts of open and active zones; it is never taken
-//! where no limit is set ([`super::zone_table`]). These were the product's zones before each zone
+//! where no limit is set ([`crate::zone_table`]). These were the product's zones before each zone
 //! became a word. A read concurrent with a reset and a rewrite of its zone may return a mixture of
 //! old and new data.
 
@@ -18,8 +18,8 @@ use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::spin_lock::SpinLock;
 use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
 
-use super::tokens::{Grant, Tokens, TokensLock};
-use super::zone_table::{Attempt, Claim, UNREADABLE, ZoneTable};
+use crate::tokens::{Grant, Tokens, TokensLock};
+use crate::zone_table::{Attempt, Claim, UNREADABLE, ZoneTable};
 
 /// The lock of a zone without data.
 pub type SpinningZone = SpinLock<Zone, { ranks::ZONE }>;

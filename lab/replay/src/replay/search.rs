@@ -3,8 +3,8 @@
 //! decision since then equals the kernel's.
 
 use super::{Replay, State};
-use crate::kernel_replay::steps::{Action, Step};
-use crate::kernel_replay::verdict::DeviationCause;
+use crate::steps::{Action, Step};
+use crate::verdict::DeviationCause;
 
 /// The numbers of ticks by which the clock may have been early or late.
 const SHIFTS: [i64; 2] = [1, -1];

@@ -6,7 +6,7 @@
 //!
 //! A thread takes rank ZONE and then RESOURCES, and never holds two zones at once. A thread that
 //! needs room unlocks its own zone, locks the victim, closes it and unlocks it. It returns with the
-//! victim's token *in transit* ([`super::tokens`]), and then examines its own zone again.
+//! victim's token *in transit* ([`crate::tokens`]), and then examines its own zone again.
 //!
 //! | writer of zone A, which is closed | writer of zone B, implicitly open, the oldest |
 //! | --- | --- |
@@ -39,8 +39,8 @@ use blockyard_core::zone::Zone;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
 
-use super::close_implicitly;
-use super::tokens::{Grant, Tokens, TokensLock, ZoneTokens};
+use crate::close_implicitly;
+use crate::tokens::{Grant, Tokens, TokensLock, ZoneTokens};
 
 /// The word of a zone of which nothing can be read.
 pub const UNREADABLE: u64 = u64::MAX;

@@ -1,19 +1,15 @@
-//! Traces in files: gzip-compressed or plain; in our format, or as tracefs printed them.
+//! The contents of trace files: compressed by gzip or plain; in our format or that of tracefs.
 
-use std::fs;
 use std::io::{self, Read, Write};
-use std::path::Path;
 
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
-use crate::error::LabError;
-use crate::kernel_replay::parse::{self, TEXT_MAX, TraceError};
-use crate::kernel_replay::raw;
-use crate::kernel_replay::ticks;
-use crate::kernel_replay::trace::{Trace, TraceHeader};
-use crate::results::write_whole;
+use crate::parse::{self, TEXT_MAX, TraceError};
+use crate::raw;
+use crate::ticks;
+use crate::trace::{Trace, TraceHeader};
 
 /// The first bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
@@ -21,17 +17,6 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 const LOOP_TAGS: u32 = 128;
 /// The number of requests that the scheduler of a loop device accepts.
 const LOOP_REQUESTS: u32 = 256;
-
-/// Reads the trace of a file.
-///
-/// # Errors
-/// If it cannot be read, or holds none.
-pub fn read(path: &Path) -> Result<Trace, LabError> {
-    let name = || path.display().to_string();
-    let bytes = fs::read(path).map_err(LabError::io(name()))?;
-    let text = text(&bytes).map_err(LabError::io(name()))?;
-    trace(&text).map_err(|error| LabError::failed(name(), error))
-}
 
 /// The text in these bytes, which may be compressed. At most the greatest length of a trace is
 /// unpacked.
@@ -74,43 +59,35 @@ pub fn trace(text: &str) -> Result<Trace, TraceError> {
     Ok(Trace { header, events: recording.events })
 }
 
-/// Writes the trace, compressed, and replaces the file.
+/// The trace as a compressed text.
 ///
 /// # Errors
-/// If it cannot be written.
-pub fn write(path: &Path, trace: &Trace) -> Result<(), LabError> {
+/// If gzip fails.
+pub fn packed(trace: &Trace) -> io::Result<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    let packed = encoder.write_all(trace.text().as_bytes()).and_then(|()| encoder.finish());
-    let packed = packed.map_err(LabError::io("gzip"))?;
-    write_whole(path, &packed).map_err(LabError::io(path.display().to_string()))
+    encoder.write_all(trace.text().as_bytes())?;
+    encoder.finish()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scratch::Scratch;
 
     #[test]
-    fn a_file_is_read_packed_and_plain() {
-        let scratch = Scratch::new().unwrap();
-        let path = scratch.path().join("a.trace.gz");
+    fn a_trace_is_read_packed_and_plain() {
         let raw = "# tracer: nop\nfio-1 [000] . 1.000001: block_rq_insert: 7,1 R 8 () 8 + 8\n";
         let wanted = trace(raw).unwrap();
-        write(&path, &wanted).unwrap();
-        assert!(fs::read(&path).unwrap().starts_with(&GZIP));
-        assert_eq!(read(&path).unwrap(), wanted);
-        fs::write(&path, wanted.text()).unwrap();
-        assert_eq!(read(&path).unwrap(), wanted);
+        let bytes = packed(&wanted).unwrap();
+        assert!(bytes.starts_with(&GZIP));
+        for bytes in [bytes, wanted.text().into_bytes()] {
+            assert_eq!(trace(&text(&bytes).unwrap()).unwrap(), wanted);
+        }
     }
 
     #[test]
-    fn a_damaged_file_is_refused_by_its_name() {
-        let scratch = Scratch::new().unwrap();
-        let path = scratch.path().join("bad.trace.gz");
-        fs::write(&path, [0x1f, 0x8b, 8, 0, 1]).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("bad.trace.gz"));
-        fs::write(&path, "nothing").unwrap();
-        let error = read(&path).unwrap_err().to_string();
-        assert!(error.contains("bad.trace.gz: line 1: it starts with `nothing`"), "{error}");
+    fn damaged_bytes_are_refused() {
+        assert!(text(&[0x1f, 0x8b, 8, 0, 1]).is_err());
+        let error = trace("nothing").unwrap_err().to_string();
+        assert!(error.starts_with("line 1: it starts with `nothing`"), "{error}");
     }
 }

@@ -19,7 +19,7 @@ use blockyard_core::{
 pub const NAME: &str = "no-device";
 
 /// A disk with the geometry and limits of another disk.
-pub(super) struct NoDevice(pub(super) Arc<dyn Disk>);
+pub(crate) struct NoDevice(pub(crate) Arc<dyn Disk>);
 
 impl Disk for NoDevice {
     fn name(&self) -> &str {

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use blockyard_baselines::locked_zones::LockedZones;
+use blockyard_baselines::one_lock::OneLock;
 use blockyard_core::bio::Bio;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::Injection;
 use blockyard_core::zone::{AtomicZoneSet, ZoneCond, ZoneSet};
 use blockyard_core::{Composed, Disk};
-use blockyard_lab::baseline::locked_zones::LockedZones;
-use blockyard_lab::baseline::one_lock::OneLock;
 use blockyard_null::{Null, NullConfig};
 use blockyard_testing::contract::{self, Fixture, Subject};
 use blockyard_testing::seed::Seed;

@@ -4,15 +4,14 @@
 
 use std::sync::Arc;
 
+use blockyard_baselines::locked_ram::LockedRam;
+use blockyard_baselines::ram_table::{
+    BitEntries, CasEntries, RwEntries, SpinEntries, Table, TableLock,
+};
 use blockyard_core::bio::Flags;
 use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::{Composed, Device, Disk, Sector};
-use blockyard_lab::baseline;
-use blockyard_lab::baseline::locked_ram::LockedRam;
-use blockyard_lab::baseline::ram_table::{
-    BitEntries, CasEntries, RwEntries, SpinEntries, Table, TableLock,
-};
 use blockyard_ram::{Ram, RamConfig};
 use blockyard_testing::contract::{self, Fixture, Subject};
 use blockyard_testing::seed::Seed;
@@ -157,9 +156,10 @@ fn no_part_is_lost(disk: &Arc<dyn Disk>) {
 fn threads_that_meet_at_a_block_see_whole_writes() {
     let spec = uri::parse("ram:///t?size=1M&bs=512").unwrap();
     let product = blockyard_yard::stack::open(&spec).unwrap().disk;
-    let baselines = baseline::names_of("ram");
+    let baselines = blockyard_baselines::names_of("ram");
     assert_eq!(baselines.len(), 5);
-    let baselines = baselines.into_iter().map(|name| baseline::open(name, &spec).unwrap());
+    let baselines =
+        baselines.into_iter().map(|name| blockyard_baselines::open(name, &spec).unwrap());
     for disk in std::iter::once(product).chain(baselines) {
         no_block_is_torn(&disk);
         no_part_is_lost(&disk);
@@ -177,8 +177,8 @@ fn a_snapshot_is_loaded() {
     }
     ram.save(&path, blockyard_ram::Replace::Own).unwrap();
     let spec = uri::parse(&format!("ram:///t?size=1M&load={}", path.display())).unwrap();
-    for name in baseline::names_of("ram") {
-        let disk = baseline::open(name, &spec).unwrap();
+    for name in blockyard_baselines::names_of("ram") {
+        let disk = blockyard_baselines::open(name, &spec).unwrap();
         let mut io = Io::new(disk.open().unwrap(), 4096);
         let mut found = vec![1; 4096];
         for block in [0, 1, 7, 255] {

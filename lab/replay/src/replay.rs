@@ -12,11 +12,11 @@ mod search;
 
 use std::collections::VecDeque;
 
-use crate::kernel_replay::parse::TraceError;
-use crate::kernel_replay::policy::Policy;
-use crate::kernel_replay::steps::{Action, ReplayRequest, Step, steps, words};
-use crate::kernel_replay::trace::Trace;
-use crate::kernel_replay::verdict::{Difference, ReplayResult};
+use crate::parse::TraceError;
+use crate::policy::Policy;
+use crate::steps::{Action, ReplayRequest, Step, steps, words};
+use crate::trace::Trace;
+use crate::verdict::{Difference, ReplayResult};
 
 /// The number of earlier states of a replay that are kept for the search.
 const CHECKPOINTS_MAX: usize = 64;

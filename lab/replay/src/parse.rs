@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use blockyard_core::bio::Prio;
 
-use crate::kernel_replay::trace::{
+use crate::trace::{
     EventKind, FIRST_LINE, KernelTunables, OpKind, Tick, Trace, TraceEvent, TraceHeader,
 };
 

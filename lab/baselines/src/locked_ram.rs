@@ -29,7 +29,7 @@ use blockyard_yard::error::StackError;
 use blockyard_yard::spec::DeviceSpec;
 use blockyard_yard::stack::{self, Made};
 
-use super::ram_table::{
+use crate::ram_table::{
     BitEntries, CasEntries, Contents, Entry, RwEntries, SpinEntries, Table, TableLock,
 };
 
@@ -450,26 +450,26 @@ fn copy(from: &dyn Disk, to: &dyn Disk) -> Result<(), String> {
 }
 
 /// Opens the baseline [`TABLE_LOCK`].
-pub(super) fn table_lock(spec: &DeviceSpec) -> Result<Made, StackError> {
+pub(crate) fn table_lock(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<TableLock>(spec)
 }
 
 /// Opens the baseline [`CAS`].
-pub(super) fn cas(spec: &DeviceSpec) -> Result<Made, StackError> {
+pub(crate) fn cas(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<CasEntries>(spec)
 }
 
 /// Opens the baseline [`SPIN`].
-pub(super) fn spin(spec: &DeviceSpec) -> Result<Made, StackError> {
+pub(crate) fn spin(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<SpinEntries>(spec)
 }
 
 /// Opens the baseline [`RWLOCK`].
-pub(super) fn rwlock(spec: &DeviceSpec) -> Result<Made, StackError> {
+pub(crate) fn rwlock(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<RwEntries>(spec)
 }
 
 /// Opens the baseline [`BIT_SPIN`].
-pub(super) fn bit_spin(spec: &DeviceSpec) -> Result<Made, StackError> {
+pub(crate) fn bit_spin(spec: &DeviceSpec) -> Result<Made, StackError> {
     made::<BitEntries>(spec)
 }

@@ -22,7 +22,7 @@ use blockyard_sync::block_table::Word;
 use blockyard_sync::spin_lock::SpinLock;
 use blockyard_sync::sync_cell::SyncCell;
 
-use super::shared_lock::{CasLock, SharedLock, SpinRwLock, spin};
+use crate::shared_lock::{CasLock, SharedLock, SpinRwLock, spin};
 
 /// The rank of a lock around entries: a write to a part of a block takes the pool's locks under it.
 const RANK: u8 = 10;

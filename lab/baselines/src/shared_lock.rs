@@ -42,7 +42,7 @@ pub trait SharedLock<T>: Send + Sync {
 
 /// Calls `is_done` until it returns `true`, and yields now and then.
 #[inline]
-pub(super) fn spin(mut is_done: impl FnMut() -> bool) {
+pub(crate) fn spin(mut is_done: impl FnMut() -> bool) {
     loop {
         for _ in 0..SPINS {
             if is_done() {

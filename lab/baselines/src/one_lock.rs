@@ -21,8 +21,8 @@ use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_sync::spin_lock::SpinLock;
 use blockyard_sync::zone_resources::{Holding, ZoneCounts, ZoneLimits};
 
-use super::close_implicitly;
-use super::queued_lock::QueuedLock;
+use crate::close_implicitly;
+use crate::queued_lock::QueuedLock;
 
 /// The baseline's name on a command line.
 pub const NAME: &str = "one-lock";

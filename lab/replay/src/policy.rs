@@ -12,8 +12,8 @@ use blockyard_core::sched::deadline::{
 };
 use blockyard_core::units::{Nanos, Sector};
 
-use crate::kernel_replay::steps::{Leave, ReplayRequest};
-use crate::kernel_replay::trace::{OpKind, TraceHeader};
+use crate::steps::{Leave, ReplayRequest};
+use crate::trace::{OpKind, TraceHeader};
 
 /// The tick at which a recording begins, large enough that no time before it is negative.
 const TICK_FIRST: u64 = 1 << 32;

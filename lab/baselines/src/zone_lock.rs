@@ -12,11 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use blockyard_core::Disk;
 use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{DeviceError, Disk, Sector};
 use blockyard_sync::pad::Padded;
-
-use crate::error::LabError;
 
 /// The delay before a requeued write is tried again: the duration of the shortest write. The kernel
 /// runs a queue again when any request of it completes, or after 3 ms.
@@ -44,10 +42,9 @@ impl ZoneLocks {
     ///
     /// # Errors
     /// If the disk reports no zones.
-    pub fn new(disk: &dyn Disk) -> Result<ZoneLocks, LabError> {
+    pub fn new(disk: &dyn Disk) -> Result<ZoneLocks, DeviceError> {
         let mut zones: Vec<ZoneInfo> = Vec::new();
-        let report = disk.report_zones(blockyard_core::Sector(0), usize::MAX, &mut zones);
-        report.map_err(|error| LabError::failed(disk.name(), error))?;
+        disk.report_zones(Sector(0), usize::MAX, &mut zones)?;
         let line = |zone: ZoneInfo| {
             let written = AtomicU64::new(zone.wp.0.saturating_sub(zone.start.0));
             Padded(BitLockedZone { taken: AtomicBool::new(false), written })

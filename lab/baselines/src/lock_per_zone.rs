@@ -13,8 +13,8 @@ use blockyard_core::{Sector, Status, ZoneNo};
 use blockyard_sync::lock::Lock;
 use blockyard_sync::zone_resources::ZoneCounts;
 
-use super::locked_zones::{LockedZones, SleepingZone, SpinningZone};
-use super::tokens::{Tokens, TokensLock};
+use crate::locked_zones::{LockedZones, SleepingZone, SpinningZone};
+use crate::tokens::{Tokens, TokensLock};
 
 /// The baseline's name on a command line.
 pub const NAME: &str = "lock-per-zone";

@@ -393,7 +393,8 @@ impl<F> fmt::Debug for TaskQueue<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockyard_core::{Bio, BufRef, Region};
+    use blockyard_core::channel::ChannelConfig;
+    use blockyard_core::{Bio, BufRef, Composed, Disk, Region};
     use blockyard_store::{PoolStore, SegmentFiles};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::os::fd::BorrowedFd;
@@ -408,7 +409,8 @@ mod tests {
         _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path).unwrap();
         let file = PoolStore::take(&path).unwrap().create("file", 1 << 20).unwrap();
-        let disk = crate::tools::pool_place::disk(Arc::new(TaskWorkers::open(file).unwrap()));
+        let device = Arc::new(TaskWorkers::open(file).unwrap());
+        let disk = Composed::new("v0".to_owned(), "volume", device, ChannelConfig::default());
         let mut channel = disk.open().unwrap();
         let region = channel.register(Region::alloc(4096));
         let event_count = channel.descriptor().expect("the system has descriptors");

@@ -6,8 +6,8 @@
 
 use blockyard_core::bio::Prio;
 
-use crate::kernel_replay::parse::{SECTORS_MAX, TraceError};
-use crate::kernel_replay::trace::{EventKind, OpKind, Trace, TraceEvent};
+use crate::parse::{SECTORS_MAX, TraceError};
+use crate::trace::{EventKind, OpKind, Trace, TraceEvent};
 
 /// The most requests that wait at a time.
 const REQUESTS_MAX: usize = 1 << 12;
@@ -248,7 +248,7 @@ pub fn words(request: &ReplayRequest) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel_replay::trace::TraceHeader;
+    use crate::trace::TraceHeader;
 
     fn event(what: EventKind, sector: u64, sectors: u32) -> TraceEvent {
         let class = (!what.is_bio()).then_some(Prio::BestEffort);
