@@ -4,12 +4,10 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use blockyard_core::owner_only;
 use blockyard_yard::config::{Config, ConfigError, LEN_MAX, TEMPLATE, parse, schema};
 use blockyard_yard::stack;
-use miette::{
-    Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode,
-};
 use serde_json::json;
 
 use crate::args::{CheckArgs, InitArgs};
@@ -130,6 +128,8 @@ fn as_json(error: &ConfigError) -> serde_json::Value {
 /// Prints errors with the lines they are in: drawn on a terminal, one line each elsewhere.
 fn show(file: &Path, text: &str, errors: &[ConfigError]) {
     let terminal = io::stderr().is_terminal();
+    let is_plain = std::env::var_os("NO_COLOR").is_some();
+    let renderer = if is_plain { Renderer::plain() } else { Renderer::styled() };
     for error in errors {
         if !terminal {
             let ConfigError { line, column, message, help, .. } = error;
@@ -137,46 +137,36 @@ fn show(file: &Path, text: &str, errors: &[ConfigError]) {
             eprintln!("{}:{line}:{column}: {message}{help}", file.display());
             continue;
         }
-        let shown =
-            Shown { error, source: NamedSource::new(file.display().to_string(), text.to_owned()) };
-        let plain = std::env::var_os("NO_COLOR").is_some();
-        let theme =
-            if plain { GraphicalTheme::unicode_nocolor() } else { GraphicalTheme::unicode() };
-        let mut drawn = String::new();
-        match GraphicalReportHandler::new_themed(theme).render_report(&mut drawn, &shown) {
-            Ok(()) => eprintln!("{drawn}"),
-            Err(_) => eprintln!("{}: {error}", file.display()),
-        }
+        eprintln!("{}", drawn(file, text, error, &renderer));
     }
 }
 
-/// An error with its text, as miette draws it.
-#[derive(Debug)]
-struct Shown<'a> {
-    error: &'a ConfigError,
-    source: NamedSource<String>,
+/// An error with the line that it is in.
+fn drawn(file: &Path, text: &str, error: &ConfigError, renderer: &Renderer) -> String {
+    let path = file.display().to_string();
+    let place = AnnotationKind::Primary.span(error.span.clone()).label("here");
+    let snippet = Snippet::source(text).path(path).annotation(place);
+    let mut report = Level::ERROR.primary_title(&error.message).element(snippet);
+    if let Some(help) = &error.help {
+        report = report.element(Level::HELP.message(help));
+    }
+    renderer.render(&[report])
 }
 
-impl std::fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.error.message)
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl std::error::Error for Shown<'_> {}
-
-impl Diagnostic for Shown<'_> {
-    fn help<'a>(&'a self) -> Option<Box<dyn std::fmt::Display + 'a>> {
-        let help = self.error.help.as_ref()?;
-        Some(Box::new(help))
-    }
-
-    fn source_code(&self) -> Option<&dyn SourceCode> {
-        Some(&self.source)
-    }
-
-    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let label = LabeledSpan::new_with_span(Some("here".to_owned()), self.error.span.clone());
-        Some(Box::new(std::iter::once(label)))
+    #[test]
+    fn error_is_drawn_below_its_line() {
+        let text = "[[device]]\nname = \"a\"\nkind = \"null\"\nsizee = 5\n";
+        let errors = parse(text).unwrap_err();
+        let drawn = drawn(Path::new("yard.toml"), text, &errors[0], &Renderer::plain());
+        let lines: Vec<&str> = drawn.lines().collect();
+        assert!(lines[0].starts_with("error: "), "{drawn}");
+        assert!(lines[1].contains("yard.toml:4:1"), "{drawn}");
+        let at = lines.iter().position(|line| line.contains("sizee = 5")).expect("shows the line");
+        assert!(lines[at + 1].contains("^^^^^ here"), "{drawn}");
+        assert!(drawn.contains("size"), "{drawn}");
     }
 }

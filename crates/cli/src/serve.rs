@@ -16,7 +16,10 @@ use blockyard_yard::{UnixPlace, activation, view::DeviceView};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde_json::json;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::{NbdPlace, ServeArgs, Tls};
 use crate::failure::{Code, Failure};
@@ -129,17 +132,14 @@ fn follow_parent(parent: Option<Pid>) -> Result<(), Failure> {
 
 pub(crate) fn start_log(filter: Option<&str>, default: &str) -> Result<(), Failure> {
     let filter = filter.unwrap_or(default);
-    let filter = EnvFilter::try_new(filter).map_err(|error| {
+    let filter: Targets = filter.parse().map_err(|error| {
         let wanted = "expected a level (error, warn, info, debug, trace), or MODULE=LEVEL, with \
                       commas between them";
         Failure::new(Code::Usage, format!("invalid log filter `{filter}`: {error}; {wanted}"))
     })?;
     let ansi = io::IsTerminal::is_terminal(&io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(ansi)
-        .init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi);
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     Ok(())
 }
 
