@@ -338,10 +338,6 @@ impl<D: SegmentStore> LogWriter<CopiesFile<D>> for CopiesLogWriter<D> {
         delegate!(CopiesLogWriter, self, it => it.depth())
     }
 
-    fn wait_written(&mut self) -> bool {
-        delegate!(CopiesLogWriter, self, it => it.wait_written())
-    }
-
     fn waker(&self) -> Option<Waker> {
         delegate!(CopiesLogWriter, self, it => it.waker())
     }

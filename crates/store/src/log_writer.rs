@@ -232,12 +232,6 @@ pub trait LogWriter<F>: fmt::Debug + Send + 'static {
         true
     }
 
-    /// Waits until the oldest write batch has ended, without removing it. Returns whether it was
-    /// successful; `false` if that is not known before [`LogWriter::end`].
-    fn wait_written(&mut self) -> bool {
-        false
-    }
-
     /// Waits until the oldest write batch has ended, and removes it; `None` if none is in flight.
     /// After an error it is unknown which parts of it were written.
     fn end(&mut self) -> Option<Ended>;

@@ -373,14 +373,6 @@ impl LogWriter<PoolFile> for PoolLogWriter {
         }
     }
 
-    #[inline]
-    fn wait_written(&mut self) -> bool {
-        match self {
-            PoolLogWriter::Ring(log_writer) => log_writer.wait_written(),
-            PoolLogWriter::Blocking(_) => false,
-        }
-    }
-
     fn waker(&self) -> Option<Waker> {
         match self {
             PoolLogWriter::Ring(log_writer) => log_writer.waker(),

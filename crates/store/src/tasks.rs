@@ -227,13 +227,6 @@ impl<F: StoreFile, L: LogWriter<F>> LogWriter<F> for CommitWriter<F, L> {
         }
     }
 
-    fn wait_written(&mut self) -> bool {
-        match self {
-            CommitWriter::Group(log_writer) => log_writer.wait_written(),
-            CommitWriter::Tasks(log_writer) => log_writer.wait_written(),
-        }
-    }
-
     fn waker(&self) -> Option<Waker> {
         match self {
             CommitWriter::Group(log_writer) => log_writer.waker(),

@@ -494,13 +494,12 @@ struct SimulatedBatch {
 }
 
 impl SimulatedBatch {
-    /// Syncs what is still to be made durable; returns whether everything succeeded so far.
-    fn sync(&mut self) -> bool {
+    /// Syncs what is still to be made durable.
+    fn sync(&mut self) {
         let wanted = std::mem::replace(&mut self.wanted, Synced::Nothing);
         if self.ended.1.is_ok() && wanted != Synced::Nothing {
             self.ended.1 = self.file.sync_as(wanted);
         }
-        self.ended.1.is_ok()
     }
 }
 
@@ -534,10 +533,6 @@ impl LogWriter<SimulatedFile> for SimulatedLogWriter {
         };
         let ended = (Some(write_batch), result);
         self.in_flight.push_back(SimulatedBatch { file: Arc::clone(file), ended, wanted });
-    }
-
-    fn wait_written(&mut self) -> bool {
-        self.in_flight.front_mut().is_none_or(SimulatedBatch::sync)
     }
 
     fn end(&mut self) -> Option<Ended> {

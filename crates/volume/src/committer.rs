@@ -188,9 +188,7 @@ impl<D: SegmentStore> Committer<D> {
         self.throttle();
         if !self.pipeline.is_empty() {
             if !self.may_pipeline() {
-                if !self.may_submit_early() || !self.submit_next_early() {
-                    self.complete_oldest();
-                }
+                self.complete_oldest();
                 return Turn::Worked;
             }
             self.gather();
@@ -226,7 +224,7 @@ impl<D: SegmentStore> Committer<D> {
         match self.commit() {
             // Its records are answered when it completes.
             None if !wants_checkpoint => {
-                if !self.may_pipeline() && !self.may_submit_early() {
+                if !self.may_pipeline() {
                     self.complete_oldest();
                 }
             }

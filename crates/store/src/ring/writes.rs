@@ -419,16 +419,6 @@ impl LogWriter<PoolFile> for UringLogWriter {
         self.is_oldest_done()
     }
 
-    fn wait_written(&mut self) -> bool {
-        // After a write in flight, the next one would be linked, and the kernel's thread for syncs
-        // is late while other threads keep the CPUs busy. That costs more than an idle disk.
-        if self.way == Way::Itself {
-            return false;
-        }
-        self.wait_for_oldest();
-        self.in_flight.front().is_none_or(|flight| matches!(flight.result, Some(Ok(()))))
-    }
-
     fn end(&mut self) -> Option<Ended> {
         self.wait_for_oldest();
         let mut flight = self.in_flight.pop_front()?;

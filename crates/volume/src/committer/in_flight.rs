@@ -1,8 +1,7 @@
 //! Groups in flight: how they are begun, and how they complete.
 //!
 //! After a long group, more are begun while it is in flight, to keep the disk busy. After a short
-//! one, the next group is begun when the first is written, before the first one's records are
-//! answered.
+//! one, the next group is begun when the first has completed.
 
 use std::collections::VecDeque;
 
@@ -13,20 +12,12 @@ use blockyard_store::{Commit, LogWriter, SegmentStore, WriteBatch};
 use blockyard_volume_format::group::{self as format, Head};
 
 use super::Committer;
-use super::batch::{LogBatch, may_follow};
+use super::batch::LogBatch;
 use super::publish;
 use crate::checkpoint;
 use crate::pool::Pool;
 use crate::record::{Body, Record};
 use crate::segments::AllocationClass;
-
-/// If at least this number of threads wait for a group, they are woken before its blocks are in the
-/// maps. `usize::MAX` switches that off, for a measurement of what it gains.
-const WAKE_EARLY_MIN: usize = 6;
-
-/// A group with at least this number of records takes so long to answer that the next one is begun
-/// before. `usize::MAX` switches that off, for a measurement of what it gains.
-const EARLY_RECORDS_MIN: usize = 4;
 
 /// A group in flight.
 pub(super) struct InFlightBatch {
@@ -128,34 +119,6 @@ impl<D: SegmentStore> Committer<D> {
         (is_long || log_writer.takes_short()) && count < log_writer.depth()
     }
 
-    /// Whether the next group may be begun when the only group in flight is written, before that
-    /// one's records are answered. Otherwise the disk would be idle meanwhile.
-    pub(super) fn may_submit_early(&mut self) -> bool {
-        let [batch] = self.pipeline.batches.make_contiguous() else { return false };
-        batch.group.records.len() >= EARLY_RECORDS_MIN
-            && self.pool.segments().directory().reports_sync_error_to_all()
-            && self.log_writer().depth() > 1
-    }
-
-    /// Waits until the only group in flight is written, begins the next group, then completes the
-    /// first. Returns false if it did not. After a failed group no other is begun.
-    pub(super) fn submit_next_early(&mut self) -> bool {
-        if !self.log_writer().wait_written() {
-            return false;
-        }
-        self.gather();
-        if !self.can_pipeline() {
-            return false;
-        }
-        let written = self.pipeline.oldest();
-        self.execute_group();
-        // After a long group, the next one may have been begun without completing it.
-        if self.pipeline.oldest() == written {
-            self.complete_oldest();
-        }
-        true
-    }
-
     /// Whether the group may be in flight together with the others. A sync covers only what was
     /// written when it begins, so a durable group may follow only durable groups.
     pub(super) fn can_pipeline(&self) -> bool {
@@ -254,23 +217,8 @@ impl<D: SegmentStore> Committer<D> {
     /// Waits for the oldest group and answers its records.
     pub(super) fn complete_oldest(&mut self) {
         let Some((mut group, status, address)) = self.finish_io() else { return };
-        // Records of an open volume can be answered as soon as they are in the log: until their
-        // blocks are in the map, readers find them among the pending writes. Other records rely on
-        // the maps.
-        let early = group.records.iter().all(|it| may_follow(it) && it.volume.is_some());
-        if !early {
-            self.publish(&group, status, address);
-        }
+        self.publish(&group, status, address);
         self.answers.answer(&self.pool, &mut group, status);
-        // Many woken threads have work to do while this thread publishes. If there were few, the
-        // first new write would arrive just as the next group starts, and the others would miss
-        // that group.
-        if self.answers.wake_count() >= WAKE_EARLY_MIN {
-            self.answers.wake();
-        }
-        if early {
-            self.publish(&group, status, address);
-        }
         self.answers.wake();
         group.clear();
         self.pipeline.spare_groups.push(group);

@@ -125,12 +125,6 @@ impl Answers {
         }
     }
 
-    /// Number of threads to wake. One whose answers alternate with those of others counts several
-    /// times.
-    pub(super) fn wake_count(&self) -> usize {
-        self.wake_list.len()
-    }
-
     /// Wakes the threads that wait for the answers.
     pub(super) fn wake(&mut self) {
         self.wake_list.drain(..).for_each(|queue| _ = queue.event_count().notify());

@@ -11,10 +11,6 @@ use crate::clean;
 use crate::maintenance::{LivenessScan, Stage};
 use crate::segments::AllocationClass;
 
-/// Whether writes wait for cleaning while space is short. `false` switches that off, for a
-/// measurement of what it gains.
-const THROTTLES: bool = true;
-
 /// Changed map pages, in bytes, below which a checkpoint is not worthwhile.
 const DIRTY_BYTES_MIN: u64 = 256 << 10;
 
@@ -70,8 +66,7 @@ impl<D: SegmentStore> Committer<D> {
         }
         let (pool, maintenance) = (&self.pool, self.pool.maintenance());
         let stage = maintenance.stage();
-        let never_waits = !THROTTLES
-            || !self.round.is_running()
+        let never_waits = !self.round.is_running()
             || self.intake.is_stopping()
             || maintenance.must_finish()
             || pool.is_latched();
