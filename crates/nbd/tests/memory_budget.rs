@@ -84,12 +84,29 @@ fn a_client_that_does_not_send_the_rest_is_cut_off_when_another_waits_for_memory
     cut_off(fixture, &memory, stalled);
 }
 
+/// The number of clients that [`stall`].
+const STALLED: usize = 200;
+
+/// Clients that each request the longest reads and receive no reply. Returns when all wait for
+/// memory except those that lease it.
+fn stall(fixture: &Fixture, memory: &MemoryBudget) -> Vec<Client<UnixStream>> {
+    let mut stalled: Vec<_> = (0..STALLED).map(|_| fixture.client(Style::Simple)).collect();
+    for client in &mut stalled {
+        for cookie in 0..4 {
+            client.send(command::READ, 0, cookie, 0, LONGEST);
+        }
+    }
+    while memory.usage().waits < STALLED as u64 * 9 / 10 {
+        std::thread::yield_now();
+    }
+    stalled
+}
+
 /// The bug: 200 clients asked for 32 MiB each and read no reply. The reads of another client waited
 /// for theirs, in the order of arrival, and failed with `ENOMEM` after 30 s; new clients got no
 /// share and were disconnected.
 #[test]
 fn clients_that_stall_delay_no_read_within_the_fair_share() {
-    const STALLED: usize = 200;
     let memory = MemoryBudget::with_stall_max(256 * MIB, Duration::from_secs(3600));
     let options = ServerOptions {
         memory: Arc::clone(&memory),
@@ -98,16 +115,7 @@ fn clients_that_stall_delay_no_read_within_the_fair_share() {
     };
     let fixture = Fixture::with(Ram::new(64 * MIB), ExportOptions::default(), options);
     let mut established = fixture.client(Style::Simple);
-    let mut stalled: Vec<_> = (0..STALLED).map(|_| fixture.client(Style::Simple)).collect();
-    for client in &mut stalled {
-        for cookie in 0..4 {
-            client.send(command::READ, 0, cookie, 0, LONGEST);
-        }
-    }
-    // All wait for memory except those that lease it.
-    while memory.usage().waits < STALLED as u64 * 9 / 10 {
-        std::thread::yield_now();
-    }
+    let _stalled = stall(&fixture, &memory);
     let mut new = fixture.client(Style::Simple);
     for part in 0..64 {
         assert_eq!(established.read(part * MIB, MIB).error, 0);
@@ -140,7 +148,6 @@ fn a_client_that_stalls_is_cut_off_when_another_lacks_its_fair_share() {
 /// reads of 32 MiB were served, and failed with `ENOMEM` after 30 s.
 #[test]
 fn a_read_beyond_the_fair_share_comes_before_larger_ones_of_clients_that_stall() {
-    const STALLED: usize = 200;
     let memory = MemoryBudget::with_stall_max(256 * MIB, Duration::from_secs(1));
     let options = ServerOptions {
         memory: Arc::clone(&memory),
@@ -149,15 +156,7 @@ fn a_read_beyond_the_fair_share_comes_before_larger_ones_of_clients_that_stall()
     };
     let fixture = Fixture::with(Ram::new(64 * MIB), ExportOptions::default(), options);
     let mut client = fixture.client(Style::Simple);
-    let mut stalled: Vec<_> = (0..STALLED).map(|_| fixture.client(Style::Simple)).collect();
-    for client in &mut stalled {
-        for cookie in 0..4 {
-            client.send(command::READ, 0, cookie, 0, LONGEST);
-        }
-    }
-    while memory.usage().waits < STALLED as u64 * 9 / 10 {
-        std::thread::yield_now();
-    }
+    let _stalled = stall(&fixture, &memory);
     for _ in 0..4 {
         assert_eq!(client.read(0, 4 * MIB).error, 0);
     }

@@ -1,14 +1,16 @@
 //! Facilities of the operating system that the standard library does not offer, each used by
-//! several crates: files that replace others atomically, mapped memory, precise timers, the mount
-//! table and unmounting.
+//! several crates: files that replace others atomically, identities, mapped memory, precise timers,
+//! the mount table and unmounting.
 
 mod atomic_file;
+mod identity;
 mod memory;
 mod mount_table;
 mod timer;
 mod unmount;
 
 pub use atomic_file::{AtomicFile, Replace, UNFINISHED};
+pub use identity::{boot_id, fresh_id};
 pub use memory::{forget, map_region};
 pub use mount_table::{DeviceNumber, Mounted, topmost};
 pub use timer::sharpen_timers;

@@ -3,7 +3,7 @@
 //! files alone.
 #![allow(clippy::disallowed_types)] // Counts directories, in a test.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use blockyard_smr::config::DiskConfig;
@@ -12,6 +12,7 @@ use blockyard_smr::media::{CacheMode, Files, MediaGeometry, MemoryMedium, Option
 use blockyard_smr::sd::Sd;
 use blockyard_testing::contract;
 use blockyard_testing::model::ZoneRules;
+use blockyard_testing::temp_dir::TempDir;
 
 /// 16 zones of 512 KiB, two of them conventional, no limit on open zones.
 fn zoned() -> DiskConfig {
@@ -91,15 +92,6 @@ fn appends_that_become_writes() {
     }
 }
 
-/// A directory for disks in files, removed on drop.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Opens a disk in a new subdirectory.
 fn open_files(config: &DiskConfig, cache: CacheMode, folder: &Path) -> Sd<Disk<Files>> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
@@ -118,9 +110,9 @@ fn open_files(config: &DiskConfig, cache: CacheMode, folder: &Path) -> Sd<Disk<F
 }
 
 fn suite_in_files(name: &str, config: DiskConfig, cache: CacheMode) {
-    let scratch = format!("blockyard-{}-{}", name.replace([',', ' '], "-"), std::process::id());
-    let scratch = Scratch(std::env::temp_dir().join(scratch));
-    let folder = scratch.0.clone();
+    let temp_dir = format!("blockyard-{}", name.replace([',', ' '], "-"));
+    let temp_dir = TempDir::new(&std::env::temp_dir(), &temp_dir);
+    let folder = temp_dir.path().to_owned();
     let make = move || open_files(&config, cache, &folder);
     contract::run(&contract::Subject::plain(name, true, make).with_rules(ZoneRules::Zbc));
 }

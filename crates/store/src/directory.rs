@@ -542,6 +542,7 @@ pub(crate) fn keep_names(path: &Path, count: usize) -> io::Result<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 mod tests {
+    use blockyard_testing::temp_dir::TempDir;
     use rustix::fs::{CWD, FileType};
 
     use super::*;
@@ -550,35 +551,29 @@ mod tests {
     /// it.
     #[test]
     fn open_of_a_fifo_instead_of_a_segment_fails_without_waiting() {
-        let name = format!("blockyard-directory-fifo-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir(&path).unwrap();
+        let temp_dir = TempDir::new(&std::env::temp_dir(), "blockyard-directory-fifo");
+        let path = temp_dir.path();
         for (name, purpose) in [("segment-00000000", Purpose::ReadOnly), (LOCK, Purpose::ReadOnly)]
         {
             std::fs::write(path.join(superblock::FILE), b"BLKYVOL\n").unwrap();
             let mode = Mode::RUSR | Mode::WUSR;
             rustix::fs::mknodat(CWD, path.join(name), FileType::Fifo, mode, 0).unwrap();
-            let error = match DirectoryStore::take(&path, purpose) {
+            let error = match DirectoryStore::take(path, purpose) {
                 Ok(directory) => directory.open(name).unwrap_err().to_string(),
                 Err(error) => error.to_string(),
             };
             assert!(error.contains("not a regular file"), "{error}");
             std::fs::remove_file(path.join(name)).unwrap();
         }
-        std::fs::remove_dir_all(&path).unwrap();
     }
 
     /// Otherwise two processes would use the pool: its maker with the lock, and this one without.
     #[test]
     fn a_pool_that_is_made_after_a_directory_was_taken_is_not_opened() {
-        let name = format!("blockyard-directory-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        // Left by a killed process that had this number.
-        _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir(&path).unwrap();
+        let temp_dir = TempDir::new(&std::env::temp_dir(), "blockyard-directory");
+        let path = temp_dir.path();
         std::fs::write(path.join("notes"), "mine\n").unwrap();
-        let directory = DirectoryStore::take(&path, Purpose::Use).unwrap();
+        let directory = DirectoryStore::take(path, Purpose::Use).unwrap();
         assert!(directory.lock.is_none());
         for (file, mark) in [(superblock::FILE, b"BLKYVOL\n"), (label::FILE, b"BLKYCPY\n")] {
             assert!(directory.open(file).unwrap().is_none());
@@ -592,7 +587,6 @@ mod tests {
             assert_eq!(error, "a pool has been made here this moment; open it again");
         }
         drop(directory);
-        assert!(DirectoryStore::take(&path, Purpose::Use).unwrap().lock.is_some());
-        std::fs::remove_dir_all(&path).unwrap();
+        assert!(DirectoryStore::take(path, Purpose::Use).unwrap().lock.is_some());
     }
 }

@@ -25,9 +25,6 @@ use crate::{
     SegmentStore, StoreKind, StoreLocation, WriteBatch,
 };
 
-/// Where Linux generates random identities.
-const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
-
 /// A directory or a disk that this process has exclusively.
 #[derive(Debug)]
 pub struct PoolStore {
@@ -296,12 +293,7 @@ impl StoreLocation for PoolStore {
     }
 
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
-        let text = std::fs::read_to_string(FRESH_ID)?;
-        let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
-        match u128::from_str_radix(&digits, 16) {
-            Ok(number) if digits.len() == 32 => Ok(number.to_be_bytes()),
-            _ => Err(io::Error::other(format!("{FRESH_ID} says `{}`", text.trim()))),
-        }
+        blockyard_os::fresh_id()
     }
 }
 

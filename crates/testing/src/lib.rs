@@ -6,6 +6,7 @@
 
 pub mod allocations;
 pub mod capability;
+pub mod channel;
 pub mod clock;
 pub mod contract;
 pub mod deadline;
@@ -16,4 +17,5 @@ pub mod reference;
 pub mod refusing;
 pub mod seed;
 pub mod simulated_store;
+pub mod temp_dir;
 pub mod workload;

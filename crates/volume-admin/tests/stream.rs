@@ -2,30 +2,27 @@
 //! with damage.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
-mod place;
-
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
 use blockyard_core::{Bio, Device, Flags, Op, Sector};
+use blockyard_testing::channel;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 use blockyard_volume_admin::image::{Image, export};
 use blockyard_volume_admin::scrub::scrub;
 use blockyard_volume_admin::{receive, send};
 use blockyard_volume_format::stream::Head;
 
-use place::Place;
-
 const SIZE: u64 = 16 << 20;
 
-fn place(name: &str) -> Place {
-    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+fn place(name: &str) -> TempDir {
+    TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
 }
 
-fn pool(place: &Place, name: &str) -> Arc<Running> {
+fn pool(place: &TempDir, name: &str) -> Arc<Running> {
     Running::open(&place.path().join(name), Options::default()).unwrap()
 }
 
@@ -41,7 +38,7 @@ fn handle(running: &Running, name: &str) -> (Arc<Volume>, Io) {
         ..VolumeConfig::new("", "")
     };
     let volume = Volume::open(config).unwrap();
-    let io = handle::handle(&volume);
+    let io = channel::handle(&volume);
     (volume, io)
 }
 

@@ -673,17 +673,17 @@ mod tests {
 
     use super::*;
     use blockyard_store::PoolStore;
+    use blockyard_testing::temp_dir::TempDir;
 
     /// Regression: a pool kept the space of every segment that it ever had, even if no data in it
     /// were live.
     #[test]
     fn space_of_a_hole_is_allocated_again() {
-        let path = std::env::temp_dir().join(format!("blockyard-given-{}", std::process::id()));
-        // Left by a killed process that had this number.
-        _ = std::fs::remove_dir_all(&path);
-        let open = || Segments::open(PoolStore::take(&path).unwrap(), 1 << 20, 12).unwrap();
+        let temp_dir = TempDir::new(&std::env::temp_dir(), "blockyard-given");
+        let path = temp_dir.path();
+        let open = || Segments::open(PoolStore::take(path).unwrap(), 1 << 20, 12).unwrap();
         let space = || {
-            let files = std::fs::read_dir(&path).unwrap();
+            let files = std::fs::read_dir(path).unwrap();
             files.map(|it| it.unwrap().metadata().unwrap().blocks() * 512).sum::<u64>() >> 20
         };
         let segments = open();
@@ -709,16 +709,15 @@ mod tests {
         let taken: Vec<u32> =
             std::iter::from_fn(|| segments.take(AllocationClass::Checkpoint)).collect();
         assert_eq!((taken.len(), space()), (11, 12));
-        drop(segments);
-        std::fs::remove_dir_all(&path).unwrap();
     }
 
     /// Regression: two threads that needed a segment made the same file. One wrote zeros over the
     /// other's data, or replaced the file.
     #[test]
     fn concurrent_growth_makes_different_segments() {
-        let path = std::env::temp_dir().join(format!("blockyard-segments-{}", std::process::id()));
-        let open = || Segments::open(PoolStore::take(&path).unwrap(), 64 << 10, 64).unwrap();
+        let temp_dir = TempDir::new(&std::env::temp_dir(), "blockyard-segments");
+        let path = temp_dir.path();
+        let open = || Segments::open(PoolStore::take(path).unwrap(), 64 << 10, 64).unwrap();
         let segments = open();
         let take = |byte: u8, want| {
             let mut taken = Vec::new();
@@ -751,9 +750,8 @@ mod tests {
         }
         drop(segments);
         std::fs::remove_file(path.join(segment_name(9))).unwrap();
-        let error = Segments::open(PoolStore::take(&path).unwrap(), 64 << 10, 64);
+        let error = Segments::open(PoolStore::take(path).unwrap(), 64 << 10, 64);
         let error = error.unwrap_err().to_string();
         assert!(error.contains("segment-00000009") && error.contains("missing"), "{error}");
-        std::fs::remove_dir_all(&path).unwrap();
     }
 }

@@ -1,19 +1,15 @@
 //! Snapshots, clones, roll-back, resizing, `destroy` and `check`, on real files.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
-mod place;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use blockyard_core::{Flags, Sector};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 use blockyard_volume_admin::check::check;
-
-use handle::handle;
-use place::Place;
 
 fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
     Volume::open(VolumeConfig {
@@ -43,8 +39,8 @@ fn seen(volume: &Arc<Volume>) -> (u8, u8, u8) {
     (byte(volume, 0), byte(volume, 1 << 20), byte(volume, 2 << 20))
 }
 
-fn pool(name: &str) -> (Place, PathBuf) {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name);
+fn pool(name: &str) -> (TempDir, PathBuf) {
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name);
     let path = place.path().join("pool");
     (place, path)
 }

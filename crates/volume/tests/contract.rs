@@ -2,16 +2,13 @@
 //! directory.
 #![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
-mod place;
-
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
 use blockyard_store::{Commit, StoreKind};
 use blockyard_testing::contract;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
-
-use place::Place;
 
 /// 8 MiB of 4 KiB blocks.
 fn plain() -> VolumeConfig {
@@ -29,14 +26,14 @@ fn plain() -> VolumeConfig {
 /// The pools of a test. The directory of each is removed once the pool is closed: the directories
 /// of several tests together would fill a small disk.
 struct Pools {
-    place: Place,
+    place: TempDir,
     open: Mutex<Vec<(Weak<Running>, PathBuf)>>,
 }
 
 impl Pools {
     /// The pools of one test; other tests run concurrently in this process.
     fn new(name: &str) -> Arc<Pools> {
-        let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name);
+        let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name);
         Arc::new(Pools { place, open: Mutex::default() })
     }
 

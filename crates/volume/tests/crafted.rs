@@ -2,14 +2,13 @@
 //! return errors; nothing may panic.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
-mod place;
-
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Sector, Status};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig};
 use blockyard_volume_admin::check::check;
 use blockyard_volume_format::bytes::{crc, u64_at};
@@ -17,9 +16,6 @@ use blockyard_volume_format::catalogue;
 use blockyard_volume_format::entry::{Codec, Entry};
 use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
 use blockyard_volume_format::superblock::{SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock};
-
-use handle::handle;
-use place::Place;
 
 const PAGE: usize = 4096;
 
@@ -51,7 +47,7 @@ fn superblocks(path: &Path) -> Vec<(u64, Superblock)> {
 /// end panicked, which ended all connections.
 #[test]
 fn a_stored_block_that_is_too_short_is_an_error() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-map");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-map");
     let path = place.path().join("pool");
     let volume = open(&path, 16 << 20, 4096);
     handle(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();
@@ -96,7 +92,7 @@ fn a_stored_block_that_is_too_short_is_an_error() {
 /// A group of the log with a raw block that is shorter than the volume's blocks.
 #[test]
 fn a_group_with_a_block_that_is_too_short_is_refused() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-log");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-log");
     let path = place.path().join("pool");
     let volume = open(&path, 16 << 20, 16 << 10);
     handle(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();

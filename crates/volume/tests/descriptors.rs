@@ -1,20 +1,16 @@
 //! Pools with few file descriptors left. Each case is a process of its own, with its own limit.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
-mod place;
-
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Sector, Status};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Options, Volume, VolumeConfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-use handle::handle;
-use place::Place;
 
 /// The environment variable with the pool's directory, set in a process that runs one case.
 const DIRECTORY: &str = "BLOCKYARD_VOLUME_DESCRIPTORS_DIRECTORY";
@@ -98,7 +94,7 @@ fn exhaust() -> Vec<File> {
 #[test]
 fn a_pool_has_more_segments_than_the_process_descriptors() {
     let Some(path) = is_apart() else {
-        let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "descriptors-many");
+        let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "descriptors-many");
         return apart("a_pool_has_more_segments_than_the_process_descriptors", &place.fresh());
     };
     for round in 0..2 {
@@ -120,7 +116,7 @@ fn a_pool_has_more_segments_than_the_process_descriptors() {
 #[test]
 fn a_pool_of_10_tib_opens_and_works() {
     let Some(path) = is_apart() else {
-        let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "descriptors-10t");
+        let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "descriptors-10t");
         return apart("a_pool_of_10_tib_opens_and_works", &place.fresh());
     };
     let volume = open(&path, Options::default());
@@ -146,7 +142,7 @@ fn a_pool_of_10_tib_opens_and_works() {
 #[test]
 fn a_pool_goes_on_where_no_descriptor_is_left() {
     let Some(path) = is_apart() else {
-        let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "descriptors-none");
+        let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "descriptors-none");
         let (one, two) = (place.fresh(), place.fresh());
         for path in [&one, &two] {
             apart("a_pool_goes_on_where_no_descriptor_is_left", path);

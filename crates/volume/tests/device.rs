@@ -2,24 +2,20 @@
 //! is free for others after its devices are closed.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
-mod place;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
 use blockyard_core::{Bio, Flags, Op, Sector, Status};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 use blockyard_volume_admin::check::check;
 use blockyard_volume_format::bytes;
 use blockyard_volume_format::superblock::{BYTES, FILE, SLOT_BYTES};
 
-use handle::handle;
-use place::Place;
-
-fn place(name: &str) -> Place {
-    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+fn place(name: &str) -> TempDir {
+    TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
 }
 
 fn config(path: PathBuf) -> VolumeConfig {

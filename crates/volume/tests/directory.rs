@@ -1,9 +1,6 @@
 //! A pool is made only in a directory that contains nothing else; other files are left unchanged.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
-mod place;
-
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,14 +9,13 @@ use std::path::Path;
 use blockyard_core::{Flags, Sector};
 use blockyard_store::mirror::locations::attach;
 use blockyard_store::{PoolPaths, is_pool};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Options, PoolVerifier, Running, Volume, VolumeConfig};
 use blockyard_volume_admin::check::check;
 
-use handle::handle;
-use place::Place;
-
-fn place(name: &str) -> Place {
-    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+fn place(name: &str) -> TempDir {
+    TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
 }
 
 fn options() -> Options {
@@ -41,7 +37,7 @@ fn refused(opened: Result<std::sync::Arc<Running>, blockyard_volume::VolumeError
 /// is sufficient.
 #[test]
 fn a_superblock_that_is_cut_after_its_first_slot_is_read() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "superblock-cut");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "superblock-cut");
     let path = place.path().join("pool");
     let options = Options { segment_bytes: 1 << 20, ..Options::default() };
     for round in 0..3 {

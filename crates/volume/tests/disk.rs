@@ -2,9 +2,7 @@
 //! lengths, refusals, discards, two copies.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
 mod loop_device;
-mod place;
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -13,21 +11,21 @@ use std::sync::Arc;
 use blockyard_core::{Bio, Flags, Op, Sector, Status};
 use blockyard_store::mirror::locations::attach;
 use blockyard_store::{PoolPaths, StoreError, StoreKind, is_pool};
+use blockyard_testing::channel::handle;
 use blockyard_testing::contract;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::record::Body;
 use blockyard_volume::{
     Compression, Options, PoolVerifier, Running, SyncMode, Volume, VolumeConfig, VolumeError,
 };
 use blockyard_volume_admin::check::check;
 
-use handle::handle;
 use loop_device::{LoopDevice, run};
-use place::Place;
 
 const MIB: u64 = 1 << 20;
 
-fn place(name: &str) -> Place {
-    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+fn place(name: &str) -> TempDir {
+    TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
 }
 
 fn config(path: &Path, name: &str, size: u64) -> VolumeConfig {

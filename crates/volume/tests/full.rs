@@ -2,9 +2,6 @@
 //! discard frees space, and cleaning keeps up.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
-mod place;
-
 use std::collections::HashSet;
 use std::path::Path;
 use std::process::Command;
@@ -12,11 +9,10 @@ use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
 use blockyard_core::{Bio, BufRef, Flags, Op, Region, Sector, Status};
+use blockyard_testing::channel::{channel, handle};
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::activity::Activity;
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
-
-use handle::handle;
-use place::Place;
 
 const BLOCK: usize = 64 << 10;
 const BLOCKS: u64 = 2048;
@@ -128,7 +124,7 @@ fn fill_and_discard(directory: &Path) {
 
 #[test]
 fn a_full_file_system_in_memory() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-tmpfs");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-tmpfs");
     let at = place.path().join("mount");
     std::fs::create_dir(&at).unwrap();
     run("mount", &["-t", "tmpfs", "-o", "size=48m", "tmpfs", at.to_str().unwrap()]);
@@ -138,7 +134,7 @@ fn a_full_file_system_in_memory() {
 
 #[test]
 fn a_full_disk() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-ext4");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-ext4");
     let (image, at) = (place.path().join("image"), place.path().join("mount"));
     std::fs::create_dir(&at).unwrap();
     std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
@@ -152,7 +148,7 @@ fn a_full_disk() {
 /// segments still contain enough garbage, so that the data in them can be overwritten indefinitely.
 #[test]
 fn a_pool_whose_file_system_others_fill_is_not_too_full_to_be_cleaned() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-others");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "full-others");
     let at = place.path().join("mount");
     std::fs::create_dir(&at).unwrap();
     run("mount", &["-t", "tmpfs", "-o", "size=96m", "tmpfs", at.to_str().unwrap()]);
@@ -204,7 +200,7 @@ fn a_pool_whose_file_system_others_fill_is_not_too_full_to_be_cleaned() {
 /// Writes one block at each place, 32 in flight; each write of a place has another byte.
 fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut [u8]) {
     const DEPTH: usize = 32;
-    let mut channel = handle::channel(volume);
+    let mut channel = channel(volume);
     let buffers = (0..=255).map(|byte| {
         let region = Region::alloc(4096);
         region.write(0, &[byte; 4096]);
@@ -245,7 +241,7 @@ fn scatter(volume: &Arc<Volume>, places: impl Iterator<Item = u64>, model: &mut 
 /// Regression: it was 12.6 in a smaller pool, with a checkpoint for every few segments.
 #[test]
 fn a_pool_that_is_four_fifths_full_is_cleaned_during_writes() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "four-fifths");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "four-fifths");
     let path = place.path().join("pool");
     let segments = 320;
     let blocks = segments * 256 / 5 * 4;
@@ -287,7 +283,7 @@ fn a_pool_that_is_four_fifths_full_is_cleaned_during_writes() {
 /// Other volumes cannot use a volume's reservation, and reservations cannot exceed the free space.
 #[test]
 fn a_reservation_is_kept_for_its_volume() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise");
     let path = place.path().join("pool");
     let size = 64 << 20;
     let own = VolumeConfig { reservation: 24 << 20, ..config(&path, "own", size, BLOCK as u32) };
@@ -341,7 +337,7 @@ fn a_reservation_is_kept_for_its_volume() {
 /// a reservation needed it. The next snapshot was then refused permanently.
 #[test]
 fn space_that_a_destroyed_snapshot_held_can_be_reserved_again() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise-again");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise-again");
     let path = place.path().join("pool");
     let own = config(&path, "own", 64 << 20, BLOCK as u32);
     let own = Volume::open_with(own, options(64)).unwrap();

@@ -6,9 +6,7 @@
 //! every page must be intact.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
 mod loop_device;
-mod place;
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -17,11 +15,11 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Sector};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
 
-use handle::handle;
 use loop_device::LoopDevice;
-use place::Place;
 
 /// The environment variable with the victim's directory.
 const DIRECTORY: &str = "BLOCKYARD_VOLUME_KILL_DIRECTORY";
@@ -97,13 +95,13 @@ fn victim() {
 
 #[test]
 fn nothing_that_was_durable_is_missing_after_a_kill() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill");
     kills(&place.path().join("pool"), 11);
 }
 
 #[test]
 fn nothing_that_was_durable_is_missing_on_a_disk() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-disk");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-disk");
     let device = LoopDevice::new(&place.path().join("image"), 256 << 20, 512);
     kills(device.path(), 12);
 }
@@ -111,13 +109,13 @@ fn nothing_that_was_durable_is_missing_on_a_disk() {
 /// After a kill the two copies may be of different moments.
 #[test]
 fn nothing_that_was_durable_is_missing_in_two_copies() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-mirror");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-mirror");
     kills(&place.path().join("mirror"), 13);
 }
 
 #[test]
 fn nothing_that_was_durable_is_missing_on_two_disks() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-disks");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-disks");
     for (name, bytes) in [("mirror", 128 << 20), ("mirror.second", 160 << 20)] {
         std::fs::File::create(place.path().join(name)).unwrap().set_len(bytes).unwrap();
     }

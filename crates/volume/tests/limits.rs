@@ -2,8 +2,6 @@
 //! happen, so the final time is the cost of the limits alone, on any machine.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod place;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +10,8 @@ use blockyard_core::channel::{Channel, ChannelConfig, ChannelStats, Stack};
 use blockyard_core::clock::Clock;
 use blockyard_core::{Bio, BufRef, Device, Due, Op, Region, Sector};
 use blockyard_testing::clock::ManualClock;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Options, Volume, VolumeConfig};
-
-use place::Place;
 
 /// Length of a request, in bytes.
 const LEN: u64 = 64 << 10;
@@ -29,7 +26,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 const LOOKS_MAX: usize = 120_000;
 const PAUSE: Duration = Duration::from_millis(1);
 
-fn open(place: &Place, iops: u64, bandwidth: u64) -> Arc<Volume> {
+fn open(place: &TempDir, iops: u64, bandwidth: u64) -> Arc<Volume> {
     let path = place.path().join("pool");
     let config = VolumeConfig { size: 256 << 20, iops, bandwidth, ..VolumeConfig::new(path, "v0") };
     // Short segments are made quickly.
@@ -80,7 +77,7 @@ fn time_ns(volume: &Arc<Volume>, op: Op, each: u64) -> u64 {
 
 #[test]
 fn a_volume_keeps_its_limits() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "limits");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "limits");
     for op in [Op::Read, Op::Write] {
         // 300 requests at 100 per second, on two channels together.
         let found = time_ns(&open(&place, 100, 0), op, 150);

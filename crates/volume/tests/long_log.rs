@@ -4,19 +4,15 @@
 //! The test is a program of its own, because it counts the bytes that the process reads.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
-mod place;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use blockyard_core::{Bio, Flags, Op, Sector};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig};
-
-use handle::handle;
-use place::Place;
 
 /// The environment variable with the victim's directory.
 const DIRECTORY: &str = "BLOCKYARD_VOLUME_LONG_LOG_DIRECTORY";
@@ -106,7 +102,7 @@ fn a_long_log_is_there_after_a_kill_and_little_of_it_is_read() {
     if let Some(directory) = std::env::var_os(DIRECTORY) {
         return victim(Path::new(&directory));
     }
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "long-log");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "long-log");
     let path = place.path().join("pool");
     let mut child = Command::new(std::env::current_exe().unwrap())
         .arg("--nocapture")

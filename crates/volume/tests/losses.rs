@@ -4,9 +4,7 @@
 //! again.
 #![allow(clippy::unwrap_used, clippy::disallowed_types)] // Test code.
 
-mod handle;
 mod loop_device;
-mod place;
 
 use std::fs;
 use std::path::Path;
@@ -16,14 +14,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use blockyard_core::{Flags, Sector};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Volume, VolumeConfig, VolumeError};
 use blockyard_volume_admin::image::{Image, export};
 use blockyard_volume_admin::scrub::scrub;
 use blockyard_volume_admin::send::Sending;
 
-use handle::handle;
 use loop_device::{LoopDevice, run};
-use place::Place;
 
 const MIB: u64 = 1 << 20;
 
@@ -76,7 +74,7 @@ fn shrink(image: &Path, device: &LoopDevice) {
     run("losetup", &["--set-capacity", device.name()]);
 }
 
-fn lose(place: &Place, number: u64) {
+fn lose(place: &TempDir, number: u64) {
     let images = [place.fresh(), place.fresh()];
     let devices = [0, 1].map(|at| LoopDevice::new(&images[at], 128 * MIB, 512));
     let config = VolumeConfig {
@@ -129,7 +127,7 @@ fn lose(place: &Place, number: u64) {
 /// disk was healthy.
 #[test]
 fn a_disk_that_is_lost_under_load_is_not_noticed_by_a_client() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "losses");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "losses");
     (0..LOSSES).for_each(|number| lose(&place, number));
 }
 
@@ -139,7 +137,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(place: &Place) -> Pair {
+    fn new(place: &TempDir) -> Pair {
         Pair { devices: [0, 1].map(|_| LoopDevice::new(&place.fresh(), 128 * MIB, 512)) }
     }
 
@@ -212,7 +210,7 @@ fn good(volume: &Volume) -> Vec<bool> {
 /// Makes disk 1 stale, opens the pool, and loses one of the disks after a random number of its
 /// reads and writes, below `most`. If the opening ends before that, returns the number that it
 /// took.
-fn lose_while_resynced(place: &Place, number: u64, most: u64) -> Option<u64> {
+fn lose_while_resynced(place: &TempDir, number: u64, most: u64) -> Option<u64> {
     let mut random = fastrand::Rng::with_seed(number);
     let pair = Arc::new(Pair::new(place));
     let mut model = vec![0; 2 * HALF];
@@ -257,7 +255,7 @@ fn lose_while_resynced(place: &Place, number: u64, most: u64) -> Option<u64> {
 /// Regression: an opening did not end within 150 s when one copy died while it was resynced.
 #[test]
 fn a_disk_that_is_lost_during_a_resync_hangs_no_opening() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "resync-losses");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "resync-losses");
     // The first opening of each disk is not disturbed, and tells how many operations one takes.
     let mut most = [u64::MAX; 2];
     for number in 0..RESYNC_LOSSES {

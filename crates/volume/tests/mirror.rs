@@ -2,9 +2,6 @@
 //! a stale copy is never used as current.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
-mod place;
-
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,19 +12,18 @@ use blockyard_store::mirror::locations::attach;
 use blockyard_store::{
     Commit, CopiesError, PoolPaths, PoolStore, StoreError, StoreKind, StoreLocation,
 };
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{
     Compression, Options, PoolVerifier, Running, Volume, VolumeConfig, VolumeError,
 };
 use blockyard_volume_admin::check::check;
 use blockyard_volume_admin::scrub::scrub;
 
-use handle::handle;
-use place::Place;
-
 const SIZE: usize = 16 << 20;
 
-fn place(name: &str) -> Place {
-    Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+fn place(name: &str) -> TempDir {
+    TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
 }
 
 fn options() -> Options {

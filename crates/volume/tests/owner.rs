@@ -4,9 +4,7 @@
 //! input writes a block durably and prints the result, or prints whether the pool is latched.
 #![allow(clippy::unwrap_used)] // Test code.
 
-mod handle;
 mod loop_device;
-mod place;
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::fs::FileExt;
@@ -15,11 +13,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Sector};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Options, Running, Volume, VolumeConfig};
 
-use handle::handle;
 use loop_device::LoopDevice;
-use place::Place;
 
 /// The environment variable with the owner's directory.
 const DIRECTORY: &str = "BLOCKYARD_VOLUME_OWNER_DIRECTORY";
@@ -121,7 +119,7 @@ fn copy(from: &Path, to: &Path) {
 /// and the two overwrote each other's log.
 #[test]
 fn no_second_process_gets_in_whatever_is_deleted_or_renamed() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "owner");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "owner");
     let (pool, moved, third) = (place.fresh(), place.fresh(), place.fresh());
     let mut owner = Owner::start(&pool);
     let in_use = |path: &Path| {
@@ -165,7 +163,7 @@ fn no_second_process_gets_in_whatever_is_deleted_or_renamed() {
 /// writes, so the process must stop.
 #[test]
 fn a_process_whose_superblock_was_replaced_or_restored_stops() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "restored");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "restored");
     for replaces in [false, true] {
         let pool = place.fresh();
         drop(open(&pool).unwrap());
@@ -192,7 +190,7 @@ fn a_process_whose_superblock_was_replaced_or_restored_stops() {
 /// opened the pool, and destroyed it: 1,024 of 1,536 blocks were damaged.
 #[test]
 fn a_disk_with_two_names_is_open_once() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "two-names");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "two-names");
     let image = place.fresh();
     let first = LoopDevice::new(&image, 128 << 20, 512);
     let second = LoopDevice::on(&image, 512);
@@ -215,7 +213,7 @@ fn a_disk_with_two_names_is_open_once() {
 /// The first process notices that within about a second of its next write, without a checkpoint.
 #[test]
 fn a_process_stops_if_another_host_opens_its_disk() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "other-host");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "other-host");
     let image = place.fresh();
     let first = LoopDevice::new(&image, 128 << 20, 512);
     let second = LoopDevice::on(&image, 512);
@@ -240,7 +238,7 @@ fn a_process_stops_if_another_host_opens_its_disk() {
 /// Writing one of them changes the other.
 #[test]
 fn a_pool_with_hard_linked_segments_is_refused() {
-    let place = Place::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "links");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "links");
     let (pool, linked) = (place.fresh(), place.fresh());
     drop(open(&pool).unwrap());
     std::fs::create_dir(&linked).unwrap();

@@ -25,12 +25,6 @@ use super::zone_word::Id;
 /// Name of the lock file.
 pub(crate) const LOCK: &str = "lock";
 
-/// The file in which Linux identifies the current boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-/// The file from which Linux returns a new UUID at every read.
-const FRESH_ID: &str = "/proc/sys/kernel/random/uuid";
-
 /// A directory that only this process uses.
 #[derive(Debug)]
 pub struct Directory {
@@ -232,21 +226,11 @@ impl Store for Directory {
     }
 
     fn boot(&self) -> io::Result<Id> {
-        id_in(BOOT_ID)
+        blockyard_os::boot_id()
     }
 
     fn fresh_id(&self) -> io::Result<Id> {
-        id_in(FRESH_ID)
-    }
-}
-
-/// The identity in a kernel file: 32 hexadecimal digits with dashes.
-fn id_in(file: &str) -> io::Result<Id> {
-    let text = std::fs::read_to_string(file)?;
-    let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
-    match u128::from_str_radix(&digits, 16) {
-        Ok(number) if digits.len() == 32 => Ok(number.to_be_bytes()),
-        _ => Err(io::Error::other(format!("{file} says `{}`, which is no identity", text.trim()))),
+        blockyard_os::fresh_id()
     }
 }
 
