@@ -100,3 +100,67 @@ impl<D: SegmentStore> Committer<D> {
         self.intake.hold_all(self.scan_waiters.records.drain(..));
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::disallowed_types)] // Two threads of a test that meet in a race.
+mod tests {
+    use std::hint::spin_loop;
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use std::thread::yield_now;
+
+    use super::*;
+    use crate::stepped_pool::SteppedPool;
+
+    /// Regression: the release of records that had waited for a scan withdrew every request for a
+    /// scan, also one that a scrub sent between the check that there is none and the release. The
+    /// scrub then ended without a scan, and the usage table kept its error.
+    #[test]
+    fn releasing_records_keeps_a_scan_request_that_arrives_meanwhile() {
+        const ROUNDS: u64 = 5000;
+        let mut stepped = SteppedPool::new("scan-request");
+        let SteppedPool { pool, committer, .. } = &mut stepped;
+        let [begun, sent, ended] = &[const { AtomicU64::new(0) }; 3];
+        let mut lost = 0;
+        std::thread::scope(|scope| {
+            let pool = &*pool;
+            scope.spawn(move || {
+                let mut delay = 0_u32;
+                for round in 1..=ROUNDS {
+                    while begun.load(SeqCst) < round {
+                        spin_loop();
+                    }
+                    let checkpoints = pool.segments().round();
+                    (0..delay).for_each(|_| spin_loop());
+                    pool.request_scan();
+                    sent.fetch_add(1, SeqCst);
+                    while ended.load(SeqCst) < round {
+                        yield_now();
+                    }
+                    // The committer makes a checkpoint if it saw the request: the next one is sent
+                    // later. Otherwise it is sent earlier, so that it meets the release.
+                    delay = match pool.segments().round() > checkpoints {
+                        true => delay + 1,
+                        false => delay.saturating_sub(1),
+                    };
+                }
+            });
+            for round in 1..=ROUNDS {
+                let checkpoints = pool.segments().round();
+                committer.scan_waiters.tries = 0;
+                committer.scan_waiters.records.push_back(Record::of(Body::Flush, None));
+                begun.fetch_add(1, SeqCst);
+                committer.resume_after_scan();
+                while sent.load(SeqCst) < round {
+                    yield_now();
+                }
+                let is_seen = pool.segments().round() > checkpoints;
+                lost += u64::from(!is_seen && pool.requested_scan().is_none());
+                pool.maintenance().end_scan_requests(u64::MAX);
+                committer.scan_waiters.records.clear();
+                committer.intake.held().clear();
+                ended.fetch_add(1, SeqCst);
+            }
+        });
+        assert_eq!(lost, 0);
+    }
+}
