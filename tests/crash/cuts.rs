@@ -36,7 +36,7 @@ const FIO_OPERATIONS: u64 = 300;
 const VOLUME_BYTES: u64 = 8 << 20;
 const FULL_VOLUME_BYTES: u64 = 32 << 20;
 
-/// A segment has room for four of the longest writes.
+/// A segment has space for four of the longest writes.
 const SEGMENT_BYTES: u32 = 1280 << 10;
 
 /// The longest write, in pages: the server splits a longer one, and a split write is not atomic.
@@ -152,7 +152,7 @@ impl Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Cell { kind, copies, is_full, block, .. } = self;
-        let full = if *is_full { "full" } else { "with room" };
+        let full = if *is_full { "full" } else { "with space" };
         write!(f, "{kind:?}, copies {copies}, {full}, volblocksize {block}")
     }
 }

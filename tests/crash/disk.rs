@@ -171,14 +171,14 @@ pub(crate) struct Disk {
     is_deaf: bool,
     fault: Option<Fault>,
     /// The most bytes of all files together.
-    room: u64,
+    space: u64,
     /// Changes and syncs since the fault was set.
     turns: u64,
     counts: Counts,
 }
 
 /// The size of a file system that is never full, in bytes.
-const ROOM: u64 = 1 << 40;
+const SPACE: u64 = 1 << 40;
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -196,7 +196,7 @@ impl Disk {
             is_off: false,
             is_deaf: false,
             fault: None,
-            room: ROOM,
+            space: SPACE,
             turns: 0,
             counts: Counts::default(),
         }
@@ -217,16 +217,16 @@ impl Disk {
 
     /// From now on all files together have at most this many bytes; more is `ENOSPC`.
     pub(crate) fn bound(&mut self, bytes: u64) {
-        self.room = bytes;
+        self.space = bytes;
     }
 
     /// The size of the file system and its free space, in bytes.
-    pub(crate) fn room(&self) -> (u64, u64) {
+    pub(crate) fn space(&self) -> (u64, u64) {
         let mut used: HashMap<u64, u64> = HashMap::new();
         for node in self.names.values().flat_map(BTreeMap::values) {
             used.insert(*node, self.files.get(node).map_or(0, |file| file.bytes.len() as u64));
         }
-        (self.room, self.room.saturating_sub(used.values().sum()))
+        (self.space, self.space.saturating_sub(used.values().sum()))
     }
 
     /// The counts since the last call of `fail`.
@@ -545,7 +545,7 @@ impl Disk {
     fn may_grow(&mut self, node: u64, end: u64) -> Result<()> {
         let is_full = self.fault == Some(Fault::Full);
         let more = end.saturating_sub(self.file(node)?.bytes.len() as u64);
-        if more > 0 && (is_full || more > self.room().1) { Err(Errno::ENOSPC) } else { Ok(()) }
+        if more > 0 && (is_full || more > self.space().1) { Err(Errno::ENOSPC) } else { Ok(()) }
     }
 }
 
@@ -803,7 +803,7 @@ mod tests {
         let (a, b) = (file(&mut disk, "a"), file(&mut disk, "b"));
         disk.write(a, 0, &[1; 3 * SECTOR], false).unwrap();
         disk.resize(b, SECTOR as u64).unwrap();
-        assert_eq!(disk.room(), (4 * SECTOR as u64, 0));
+        assert_eq!(disk.space(), (4 * SECTOR as u64, 0));
         assert_eq!(disk.write(b, SECTOR as u64, &[2], false), Err(Errno::ENOSPC));
         disk.write(b, 0, &[2; SECTOR], false).unwrap();
         disk.remove(ROOT, OsStr::new("a")).unwrap();

@@ -49,7 +49,7 @@ fn is_read_only(mounted: &Mounted, yard: &Yard) {
     }
     client.contents().unwrap();
     let Counts { writes, syncs, .. } = mounted.disk().counts();
-    assert_eq!((writes, syncs), (0, 0), "of a poisoned pool");
+    assert_eq!((writes, syncs), (0, 0), "of a failed pool");
     assert!(yard.complained().contains("read-only until it is opened again"));
 }
 
@@ -76,7 +76,7 @@ fn fails_once(seed: u64, fault: impl Fn(u64) -> Fault) {
         yard.end();
     }
     let counts = mounted.disk().counts();
-    assert_eq!((counts.writes, counts.syncs), (0, 0), "{seed}: the end of a poisoned pool");
+    assert_eq!((counts.writes, counts.syncs), (0, 0), "{seed}: the end of a failed pool");
     mounted.disk().cut();
     mounted.disk().switch_on();
     let yard = serve(&mounted, "");
@@ -147,7 +147,7 @@ fn a_disk_that_is_full_refuses_writes_and_loses_nothing() {
     // With free space the pool accepts writes again.
     mounted.disk().fail(None);
     let again = (0..64).any(|_| put(&mut client, written) == 0);
-    assert!(again, "there is room again");
+    assert!(again, "there is space again");
     check(&mut client);
     kill(yard);
     mounted.disk().cut();

@@ -365,7 +365,7 @@ impl Filesystem for Server {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let (all, free) = self.disk().room();
+        let (all, free) = self.disk().space();
         let (all, free) = (all / 4096, free / 4096);
         reply.statfs(all, free, free, FILES, FILES, 4096, 255, 4096);
     }

@@ -93,7 +93,7 @@ fn refuses_writes_and_loses_nothing(dir: &str) {
     check(&mut client, 0..full);
     // With free space the pool accepts writes again, without a restart.
     fs::remove_file(&ballast).unwrap();
-    assert!((0..64).any(|_| put(&mut client, full) == 0), "there is room again");
+    assert!((0..64).any(|_| put(&mut client, full) == 0), "there is space again");
     check(&mut client, 0..=full);
     yard.signal("TERM");
     yard.end();

@@ -111,7 +111,7 @@ impl<'h> Workload<'h> {
             1..8 => self.random.u64(1..=16),
             _ => 1,
         };
-        // Long discards make room in a full pool. Neighbouring pages in flight share blocks: half
+        // Long discards make space in a full pool. Neighbouring pages in flight share blocks: half
         // of the writes go to the same few.
         let (count, end) = match kind {
             8..14 if self.bears > 0 => (self.random.u64(1..=self.longest), self.pages),

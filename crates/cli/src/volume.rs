@@ -198,7 +198,10 @@ fn show_pool(args: &VolumeShowArgs, pool: &PoolView, out: &mut impl Write) -> Re
         ("free", segments(pool.segments_free)),
         ("reserved", segments(pool.segments_reserved)),
         ("can grow by", exact(pool.outside_free_bytes)),
-        ("state", if pool.poisoned { "read-only since an error" } else { "good" }.to_owned()),
+        (
+            "state",
+            if pool.failed_read_only { "read-only since an error" } else { "good" }.to_owned(),
+        ),
         ("log", format!("at group {}", pool.log_group)),
         ("groups", format!("{} of {mean} bytes in the mean, {} syncs", pool.groups, pool.syncs)),
         ("written", exact(pool.data_bytes)),

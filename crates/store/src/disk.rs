@@ -50,14 +50,14 @@ const SEGMENTS_MIN: u64 = 16;
 /// [`SEGMENT_BYTES_MIN`] for that. A few segments are kept in reserve, which must be a small part.
 pub const SEGMENTS_WANTED: u64 = 64;
 
-/// Shortest segment that a new pool has for want of room, in bytes.
+/// Shortest segment that a new pool has for want of space, in bytes.
 pub const SEGMENT_BYTES_MIN: u32 = 4 << 20;
 
 /// Returns the length of the segments of a new pool: `segment_bytes`, halved as often as is needed
-/// for `wanted` segments in `room` bytes, but not below `least`.
-pub fn shorter(mut segment_bytes: u32, room: u64, wanted: u64, least: u32) -> u32 {
+/// for `wanted` segments in `space` bytes, but not below `least`.
+pub fn shorter(mut segment_bytes: u32, space: u64, wanted: u64, least: u32) -> u32 {
     while segment_bytes > least
-        && room / u64::from(segment_bytes) < wanted
+        && space / u64::from(segment_bytes) < wanted
         && segment_bytes.is_multiple_of(8192)
     {
         segment_bytes /= 2;
@@ -276,9 +276,10 @@ impl Disk {
     fn division(&self, wanted: Layout) -> Result<Layout, StoreError> {
         let shown = self.path.display();
         let len = self.len().map_err(StoreError::io(format!("cannot examine `{shown}`")))?;
-        let room = len.saturating_sub(SEGMENTS_AT);
-        let segment_bytes = shorter(wanted.segment_bytes, room, SEGMENTS_WANTED, SEGMENT_BYTES_MIN);
-        if room / u64::from(segment_bytes) < SEGMENTS_MIN {
+        let space = len.saturating_sub(SEGMENTS_AT);
+        let segment_bytes =
+            shorter(wanted.segment_bytes, space, SEGMENTS_WANTED, SEGMENT_BYTES_MIN);
+        if space / u64::from(segment_bytes) < SEGMENTS_MIN {
             let value = shown.to_string();
             let least = SEGMENTS_AT + SEGMENTS_MIN * u64::from(segment_bytes);
             let wanted = format!("a disk of at least {least} bytes; it has {len}");
@@ -372,8 +373,8 @@ impl Disk {
     /// How many segments fit.
     pub(crate) fn segments_max(&self) -> usize {
         let bytes = self.segment_bytes.get().copied().unwrap_or(u32::MAX);
-        let room = self.len().unwrap_or(0).saturating_sub(SEGMENTS_AT);
-        (room / u64::from(bytes)) as usize
+        let space = self.len().unwrap_or(0).saturating_sub(SEGMENTS_AT);
+        (space / u64::from(bytes)) as usize
     }
 
     /// The part that will have this name once [`Disk::rename`] declares it complete.

@@ -436,11 +436,11 @@ impl<D: SegmentStore> Filler<D> {
 
     fn until_taken(
         &mut self,
-        mut ask: impl FnMut(&mut VolumeHandle<D>) -> Outcome,
+        mut operation: impl FnMut(&mut VolumeHandle<D>) -> Outcome,
     ) -> Result<(), VolumeError> {
         loop {
             self.wait_below(RECORDS)?;
-            match ask(&mut self.handle) {
+            match operation(&mut self.handle) {
                 Outcome::Taken => return Ok(()),
                 Outcome::Ended(status) => return ended(status),
                 // Other writers, or this one, have all the memory.

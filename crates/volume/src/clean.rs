@@ -515,14 +515,14 @@ mod tests {
     /// others.
     #[test]
     fn a_reservation_lowers_the_unknown_garbage_that_is_tolerated() {
-        let mut stepped = SteppedPool::new("promised");
+        let mut stepped = SteppedPool::new("reserved");
         for number in 0..14 {
             stepped.write(number * FULL, FULL);
         }
         let frozen = stepped.committer.freeze();
         let before = policy::tolerated_unknown(&stepped.pool, &frozen);
         assert_eq!(before, 14 * FULL * BLOCK / 4);
-        stepped.promise("w", (stepped.pool.unreserved_bytes() - (64 << 10)) / BLOCK * BLOCK);
+        stepped.reserve("w", (stepped.pool.unreserved_bytes() - (64 << 10)) / BLOCK * BLOCK);
         assert_eq!(policy::tolerated_unknown(&stepped.pool, &frozen), 32 << 10);
     }
 
@@ -643,7 +643,7 @@ mod tests {
             }
         };
         // The pool cannot grow: all its segments exist.
-        let mut stepped = SteppedPool::of("room", 100, 100);
+        let mut stepped = SteppedPool::of("space", 100, 100);
         write(&mut stepped, 0..5);
         assert_eq!(chosen(&mut stepped), 0, "four fifths of what is used are garbage");
         // The pool can grow.

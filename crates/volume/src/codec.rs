@@ -62,8 +62,8 @@ impl Packer {
     #[cfg(feature = "c-codecs")]
     fn zstd(&mut self, block: &[u8], into: &mut [u8], level: u8) -> Option<usize> {
         // Compressed data as long as the block would save nothing.
-        let room = into.len().min(block.len());
-        self.zstd.as_mut()?.compress(&mut into[..room], block, level.into()).ok()
+        let space = into.len().min(block.len());
+        self.zstd.as_mut()?.compress(&mut into[..space], block, level.into()).ok()
     }
 
     #[cfg(not(feature = "c-codecs"))]

@@ -1,5 +1,5 @@
 //! The committer: the thread that takes all waiting records, writes them as one group of the log,
-//! makes it durable if a record asks for that, and answers the records.
+//! makes it durable if a record requests that, and answers the records.
 //!
 //! It does not wait for more records: those that arrive while a group is in flight form the next
 //! group. Only the committer writes to the log and changes the trees of the maps.

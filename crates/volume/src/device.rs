@@ -190,7 +190,7 @@ impl<D: SegmentStore> Volume<D> {
     }
 }
 
-/// Refuses a pool that is already open with other parameters than this volume asks for.
+/// Refuses a pool that is already open with other parameters than those of this volume.
 fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
     let path = running.path().display();
     let differs = |field, value: String, is: &dyn fmt::Display| {

@@ -100,7 +100,7 @@ pub enum VolumeError {
         why: String,
     },
     /// The pool has no space left.
-    #[error("the pool has no space left; remove volumes or snapshots, or make room where it is")]
+    #[error("the pool has no space left; remove volumes or snapshots, or free space at its path")]
     NoSpace,
     /// A write or a sync failed: the pool is latched until it is opened again.
     #[error("the pool is read-only since a write or a sync failed; open it again")]

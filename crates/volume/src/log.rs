@@ -44,7 +44,7 @@ impl LogEnd {
     }
 
     /// Whether a group of `len` bytes can be placed.
-    pub(crate) fn has_room<D: SegmentStore>(&self, len: u32, segments: &Segments<D>) -> bool {
+    pub(crate) fn has_space<D: SegmentStore>(&self, len: u32, segments: &Segments<D>) -> bool {
         len <= segments.bytes() - self.place.offset || self.place.next != SEGMENT_NONE
     }
 

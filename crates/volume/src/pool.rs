@@ -55,7 +55,7 @@ const OWN_RECORDS: u32 = 64;
 
 /// Threads of the control plane that may wait for the committer at once. The remaining places are
 /// for records that have no thread of their own.
-const ASKING_MAX: u32 = OWN_RECORDS / 2;
+const WAITING_MAX: u32 = OWN_RECORDS / 2;
 
 /// How long a control-plane thread waits before it tries again what another thread prevents.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -97,7 +97,7 @@ pub struct Pool<D: SegmentStore> {
     memory: Arc<Memory>,
     records: Arc<CompletionQueue<Record>>,
     admitted: TagSemaphore,
-    asking: TagSemaphore,
+    waiting: TagSemaphore,
     latch: ErrorLatch,
     write_ack: Arc<RcuCell<WriteAck>>,
     committer: RcuCell<CommitterThread>,
@@ -137,7 +137,7 @@ impl<D: SegmentStore> Pool<D> {
             memory: Memory::new(options.memory_bytes),
             records: Arc::clone(records.completion_queue()),
             admitted: TagSemaphore::new(options.records_max - OWN_RECORDS),
-            asking: TagSemaphore::new(ASKING_MAX),
+            waiting: TagSemaphore::new(WAITING_MAX),
             latch: ErrorLatch::default(),
             // Until the free space has been measured.
             write_ack: Arc::new(RcuCell::new(WriteAck::InLog)),
@@ -435,14 +435,14 @@ impl<D: SegmentStore> Pool<D> {
         self.segments.counts()
     }
 
-    /// Asks the committer for a change of the catalogue. The answer arrives in the returned
+    /// Sends a change of the catalogue to the committer. The answer arrives in the returned
     /// completion queue.
-    pub fn ask(&self, change: Change) -> Receiver<Reply> {
-        self.ask_for(Body::Catalogue(change))
+    pub fn submit_change(&self, change: Change) -> Receiver<Reply> {
+        self.submit(Body::Catalogue(change))
     }
 
     /// Sends `body` to the committer. The answer arrives in the returned completion queue.
-    pub fn ask_for(&self, body: Body) -> Receiver<Reply> {
+    pub fn submit(&self, body: Body) -> Receiver<Reply> {
         let owner = CompletionQueue::open(1);
         let reply = ReplyTo::new(owner.completion_queue(), 0);
         self.send(Record::of(body, Some(reply)));
@@ -452,22 +452,22 @@ impl<D: SegmentStore> Pool<D> {
     /// Waits until all writes that were acknowledged are in the maps, and durable. Another thread
     /// runs the committer. Errors are ignored here: the clients of the failed writes get them.
     pub fn settle(&self) {
-        _ = self.demand(Body::Flush);
+        _ = self.submit_and_wait(Body::Flush);
     }
 
     /// Waits for a checkpoint and returns its status.
     pub fn checkpoint(&self) -> Status {
-        self.demand(Body::Checkpoint)
+        self.submit_and_wait(Body::Checkpoint)
     }
 
-    /// Sends `body` to the committer and waits for the answer. At most [`ASKING_MAX`] threads do so
-    /// at once, so the completion queue has a place for each.
-    fn demand(&self, body: Body) -> Status {
-        while self.asking.take(1) == 0 {
+    /// Sends `body` to the committer and waits for the answer. At most [`WAITING_MAX`] threads do
+    /// so at once, so the completion queue has a place for each.
+    fn submit_and_wait(&self, body: Body) -> Status {
+        while self.waiting.take(1) == 0 {
             std::thread::sleep(RETRY_INTERVAL);
         }
-        let status = self.wait(self.ask_for(body));
-        self.asking.give(1);
+        let status = self.wait(self.submit(body));
+        self.waiting.give(1);
         status
     }
 
@@ -499,7 +499,7 @@ impl<D: SegmentStore> Pool<D> {
         let name = name.to_owned();
         let until = Instant::now() + IN_USE_MAX;
         let status = loop {
-            let status = self.demand(Body::Catalogue(change.clone()));
+            let status = self.submit_and_wait(Body::Catalogue(change.clone()));
             // The volume is not served as a device, but another thread may be reading its metadata.
             if status != Status::DevResource || Instant::now() >= until {
                 break status;

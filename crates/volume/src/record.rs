@@ -111,7 +111,7 @@ pub struct Relocation {
     pub round: u64,
 }
 
-/// What a record asks the committer to do.
+/// The operation that a record requests from the committer.
 #[derive(Debug)]
 pub enum Body {
     /// Write blocks.
@@ -170,7 +170,7 @@ impl Record {
 
     /// Whether both records change blocks of one span of one volume, where serial numbers define
     /// the order.
-    fn is_beside(&self, other: &Record) -> bool {
+    fn is_in_same_span(&self, other: &Record) -> bool {
         let is_one_volume = match (&self.volume, &other.volume) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             _ => false,
@@ -181,7 +181,7 @@ impl Record {
 
     /// Whether this record contains data that were copied from `other`, which may be refused.
     pub(crate) fn is_copy_of(&self, other: &Record) -> bool {
-        self.is_beside(other) && self.copied.contains(&Some(other.serial))
+        self.is_in_same_span(other) && self.copied.contains(&Some(other.serial))
     }
 
     /// Removes the record's blocks from the pending writes, because there was no space for them. No
@@ -191,7 +191,7 @@ impl Record {
         let (Some(volume), blocks @ 1..) = (&self.volume, self.blocks()) else { return };
         let (number, from) = Map::place(self.first);
         let to = from + blocks;
-        let earlier = waiting.filter(|it| it.is_beside(self) && it.serial < self.serial);
+        let earlier = waiting.filter(|it| it.is_in_same_span(self) && it.serial < self.serial);
         // Under one lock: a copy that began in between would take data from before both writes.
         volume.map.with(number, |span| {
             span.retire(from, to, self.serial);

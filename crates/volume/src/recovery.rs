@@ -57,13 +57,13 @@ const AHEAD_BYTES: usize = 8 << 20;
 /// Segments of a new pool.
 const FIRST_SEGMENTS: usize = 3;
 
-/// Number of segments that a new directory pool should have room for: with room for fewer, its
+/// Number of segments that a new directory pool should have space for: with space for fewer, its
 /// segments are shorter, down to [`DIRECTORY_SEGMENT_BYTES`]. More segments would make the usage
 /// table, which each checkpoint writes, longer than 256 KiB.
 const DIRECTORY_SEGMENTS_WANTED: u64 = 65_536;
 
 /// Length of the segments of a new directory pool, in bytes, unless its file system has very much
-/// or very little room. A new pool with a volume has eight segments. Shorter segments waste more
+/// or very little space. A new pool with a volume has eight segments. Shorter segments waste more
 /// space at their end: writes of 1 MiB fill three quarters of a segment of 4 MiB.
 const DIRECTORY_SEGMENT_BYTES: u32 = 16 << 20;
 
@@ -175,12 +175,12 @@ fn fresh_epoch<D: SegmentStore>(directory: &D, last: u64) -> Result<u64, VolumeE
     Ok(last.saturating_add(1).saturating_add(step.into()))
 }
 
-/// Returns the segment length of a new directory pool whose file system has `room` free bytes. For
-/// a disk, whose room is unlimited here, [`StoreLocation::set_layout`] chooses the length.
-fn in_directory(segment_bytes: u32, room: u64) -> u32 {
+/// Returns the segment length of a new directory pool whose file system has `space` free bytes. For
+/// a disk, whose space is unlimited here, [`StoreLocation::set_layout`] chooses the length.
+fn in_directory(segment_bytes: u32, space: u64) -> u32 {
     let (wanted, least) = (DIRECTORY_SEGMENTS_WANTED, DIRECTORY_SEGMENT_BYTES);
-    let segment_bytes = shorter(segment_bytes, room, wanted, least);
-    shorter(segment_bytes, room, SEGMENTS_WANTED, SEGMENT_BYTES_MIN)
+    let segment_bytes = shorter(segment_bytes, space, wanted, least);
+    shorter(segment_bytes, space, SEGMENTS_WANTED, SEGMENT_BYTES_MIN)
 }
 
 /// Creates a pool.
@@ -244,7 +244,7 @@ fn fill<D: SegmentStore>(
         if !segments.grow() {
             let wanted = u64::from(segment_bytes) * FIRST_SEGMENTS as u64;
             let error =
-                io::Error::other(format!("expected room for {wanted} bytes, to begin with"));
+                io::Error::other(format!("expected space for {wanted} bytes, to begin with"));
             return Err(VolumeError::io(format!("cannot make a pool in `{title}`"))(error));
         }
     }
@@ -418,11 +418,14 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
 
     /// Replays the log.
     fn replay(&mut self) -> Result<(), VolumeError> {
-        std::thread::scope(|scope| self.replay_beside(scope))
+        std::thread::scope(|scope| self.replay_with_workers(scope))
     }
 
     /// Replays the log, with threads of `scope` that read concurrently.
-    fn replay_beside<'scope>(&mut self, scope: &'scope Scope<'scope, '_>) -> Result<(), VolumeError>
+    fn replay_with_workers<'scope>(
+        &mut self,
+        scope: &'scope Scope<'scope, '_>,
+    ) -> Result<(), VolumeError>
     where
         'a: 'scope,
     {
@@ -603,10 +606,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_of_a_new_pool_are_as_long_as_its_room_makes_worth_it() {
+    fn segments_of_a_new_pool_are_as_long_as_its_space_makes_worth_it() {
         const MIB: u32 = 1 << 20;
         let default = Options::default().segment_bytes;
-        for (room, wanted) in [
+        for (space, wanted) in [
             (0, 4 * MIB),
             (300 << 20, 4 * MIB),
             (600 << 20, 8 * MIB),
@@ -616,9 +619,9 @@ mod tests {
             (2 << 40, 32 * MIB),
             (u64::MAX, 32 * MIB),
         ] {
-            assert_eq!(in_directory(default, room), wanted, "{room}");
+            assert_eq!(in_directory(default, space), wanted, "{space}");
             // Shorter ones that were asked for stay.
-            assert_eq!(in_directory(MIB, room), MIB, "{room}");
+            assert_eq!(in_directory(MIB, space), MIB, "{space}");
         }
     }
 }

@@ -53,7 +53,7 @@ fn create(
 
 /// Applies a catalogue change.
 fn change(pool: &Arc<Pool<PoolStore>>, committer: &mut Committer<PoolStore>, change: Change) {
-    let mut answer = pool.ask(change);
+    let mut answer = pool.submit_change(change);
     while committer.turn() == Turn::Worked {}
     assert!(answer.take().unwrap().status.is_ok());
 }
@@ -85,7 +85,7 @@ impl SteppedPool {
     }
 
     /// Makes a volume of this size with a reservation of all of it.
-    pub(crate) fn promise(&mut self, name: &str, bytes: u64) {
+    pub(crate) fn reserve(&mut self, name: &str, bytes: u64) {
         create(&self.pool, &mut self.committer, name, (bytes / BLOCK, bytes));
     }
 
@@ -119,7 +119,7 @@ impl SteppedPool {
     }
 
     /// Starts a request, and waits until it has completed.
-    pub(crate) fn ask(&mut self, begin: impl FnOnce(&mut VolumeHandle<PoolStore>) -> Outcome) {
+    pub(crate) fn submit(&mut self, begin: impl FnOnce(&mut VolumeHandle<PoolStore>) -> Outcome) {
         assert!(begin(&mut self.handle) == Outcome::Taken);
         while self.committer.turn() == Turn::Worked {}
         assert!(self.handle.take().unwrap().status.is_ok());
@@ -128,12 +128,12 @@ impl SteppedPool {
     pub(crate) fn write(&mut self, first: u64, count: u64) {
         let fill = |_: usize, into: &mut [u8]| into.fill(first as u8);
         let (at, len) = (first * BLOCK, (count * BLOCK) as usize);
-        self.ask(|handle| handle.write(at, len, &fill, 1, true));
+        self.submit(|handle| handle.write(at, len, &fill, 1, true));
     }
 
     /// Discards blocks, not durably.
     pub(crate) fn discard(&mut self, first: u64, count: u64) {
-        self.ask(|handle| handle.zero(first * BLOCK, count * BLOCK, 1, false));
+        self.submit(|handle| handle.zero(first * BLOCK, count * BLOCK, 1, false));
     }
 
     /// The segment that contains a block.

@@ -19,7 +19,7 @@ const DIRECTORY: &str = "BLOCKYARD_VOLUME_DESCRIPTORS_DIRECTORY";
 const LIMIT: u64 = 256;
 
 /// Number of segments of 32 MiB that make 10 TiB; fewer in a normal run, unless
-/// `BLOCKYARD_DESCRIPTORS_ALL=1` asks for all.
+/// `BLOCKYARD_DESCRIPTORS_ALL=1` runs all.
 const SEGMENTS: usize = (10 << 40) / (32 << 20);
 const FEWER: usize = 20_000;
 

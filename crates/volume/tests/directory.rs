@@ -92,7 +92,7 @@ fn a_directory_with_other_things_becomes_no_pool() {
     // A foreign `superblock` is refused as invalid, and no other file is made.
     let path = place.fresh();
     fs::create_dir(&path).unwrap();
-    fs::write(path.join("superblock"), "somebody's".repeat(1000)).unwrap();
+    fs::write(path.join("superblock"), "foreign ".repeat(1000)).unwrap();
     let before = held(&path);
     let error = refused(Running::open(&path, options()));
     assert!(
@@ -122,7 +122,7 @@ fn an_empty_directory_or_an_interrupted_create_becomes_a_pool() {
 /// Earlier versions made pools among other files, and files may have been added to a pool later.
 #[test]
 fn an_existing_pool_opens_among_other_files() {
-    let place = place("beside");
+    let place = place("among");
     let path = place.fresh();
     drop(Running::open(&path, options()).unwrap());
     for lock in [Some("hi\n"), Some("pid 1\n"), None] {
@@ -260,19 +260,19 @@ fn a_new_pool_allocates_little_until_its_first_write() {
     let path = place.fresh();
     let config = VolumeConfig { size: 64 * MIB, ..VolumeConfig::new(&path, "v0") };
     let open = || Volume::open(config.clone()).unwrap();
-    let room = rustix::fs::statvfs(place.path()).unwrap();
-    let room = room.f_bavail * room.f_frsize;
+    let space = rustix::fs::statvfs(place.path()).unwrap();
+    let space = space.f_bavail * space.f_frsize;
     let segment_bytes = {
         let volume = open();
         volume.running().status().unwrap().segment_bytes
     };
     // Closing the pool waits for the thread that makes segments.
     let new = allocated(&path);
-    if room < 1 << 40 {
+    if space < 1 << 40 {
         assert!(segment_bytes <= 16 * MIB && new <= 130 * MIB, "{new} bytes");
     }
     assert!(new <= 8 * segment_bytes + MIB, "{new} bytes, in segments of {segment_bytes}");
-    // Opening the pool again allocates nothing. The first write makes room for those after it.
+    // Opening the pool again allocates nothing. The first write makes space for those after it.
     drop(open());
     assert_eq!(allocated(&path), new);
     let volume = open();

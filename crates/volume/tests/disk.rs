@@ -118,7 +118,7 @@ fn verify(volume: &Arc<Volume>, count: u64) {
 fn checkpoints(running: &Running, count: usize) {
     for _ in 0..count {
         let pool = running.pool();
-        assert_eq!(pool.wait(pool.ask_for(Body::Checkpoint)), Status::Ok);
+        assert_eq!(pool.wait(pool.submit(Body::Checkpoint)), Status::Ok);
     }
 }
 
@@ -140,7 +140,7 @@ fn written_data_survive_and_a_longer_disk_is_used() {
     std::fs::File::options().write(true).open(&image).unwrap().set_len(400 * MIB).unwrap();
     let device = LoopDevice::on(&image, 512);
     let volume = open(device.path());
-    assert_eq!(fill(&volume, 256), 256, "there is room for all of it now");
+    assert_eq!(fill(&volume, 256), 256, "there is space for all of it now");
     drop(volume);
     drop(device);
     // A disk that became shorter has lost segments.

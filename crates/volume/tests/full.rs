@@ -274,16 +274,16 @@ fn a_pool_that_is_four_fifths_full_is_cleaned_during_writes() {
     // The pool's status counts pages in addition to blocks, and excludes reserves from the
     // available space.
     let status = volume.running().status().unwrap();
-    let (used, room) = (status.used_bytes, status.available_bytes);
+    let (used, space) = (status.used_bytes, status.available_bytes);
     let (written, eighth) = (blocks * 4096, segments << 17);
     assert!(used > written && used < written + written / 50, "{used} of {written}");
-    assert!(room > 0 && used + room < 7 * eighth && used + room > 6 * eighth, "{used}, {room}");
+    assert!(space > 0 && used + space < 7 * eighth && used + space > 6 * eighth, "{used}, {space}");
 }
 
 /// Other volumes cannot use a volume's reservation, and reservations cannot exceed the free space.
 #[test]
 fn a_reservation_is_kept_for_its_volume() {
-    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "reserve");
     let path = place.path().join("pool");
     let size = 64 << 20;
     let own = VolumeConfig { reservation: 24 << 20, ..config(&path, "own", size, BLOCK as u32) };
@@ -337,7 +337,7 @@ fn a_reservation_is_kept_for_its_volume() {
 /// a reservation needed it. The next snapshot was then refused permanently.
 #[test]
 fn space_that_a_destroyed_snapshot_held_can_be_reserved_again() {
-    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "promise-again");
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "reserve-again");
     let path = place.path().join("pool");
     let own = config(&path, "own", 64 << 20, BLOCK as u32);
     let own = Volume::open_with(own, options(64)).unwrap();

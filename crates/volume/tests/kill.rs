@@ -26,7 +26,7 @@ const DIRECTORY: &str = "BLOCKYARD_VOLUME_KILL_DIRECTORY";
 /// The environment variable with the number of the victim's first write.
 const FROM: &str = "BLOCKYARD_VOLUME_KILL_FROM";
 
-/// Number of kills in `make test`; `BLOCKYARD_KILLS` asks for more.
+/// Number of kills in `make test`; `BLOCKYARD_KILLS` overrides it.
 const KILLS: u64 = 25;
 
 const PAGE: usize = 4096;

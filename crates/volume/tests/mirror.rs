@@ -315,11 +315,11 @@ fn a_second_copy_is_attached_and_then_found() {
     let error = refused(config(&first, &second));
     assert!(error.to_string().contains("blockyard volume attach"), "{error}");
     fs::create_dir_all(&second).unwrap();
-    fs::write(second.join("of somebody"), "").unwrap();
+    fs::write(second.join("unrelated-file"), "").unwrap();
     let error =
         attach(&first, &second, false, &PoolVerifier, &mut |_, _| {}).unwrap_err().to_string();
-    assert!(error.contains("of somebody"), "{error}");
-    fs::remove_file(second.join("of somebody")).unwrap();
+    assert!(error.contains("unrelated-file"), "{error}");
+    fs::remove_file(second.join("unrelated-file")).unwrap();
     let mut told = Vec::new();
     attach(&first, &second, false, &PoolVerifier, &mut |done, total| told.push((done, total)))
         .unwrap();

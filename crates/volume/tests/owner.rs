@@ -229,7 +229,10 @@ fn a_process_stops_if_another_host_opens_its_disk() {
     // One write makes no checkpoint due.
     assert_eq!(owner.tell("write"), "written");
     let states = std::iter::repeat_with(|| owner.tell("state")).take(STATES_MAX);
-    assert!(states.into_iter().any(|state| state == "latched"), "it goes on");
+    assert!(
+        states.into_iter().any(|state| state == "latched"),
+        "the pool was not latched after another host had opened it"
+    );
     drop(other);
     owner.end();
 }

@@ -36,7 +36,7 @@ fn write(running: &Running<SimulatedStore>, block: u64) -> Status {
     let mut handle = VolumeHandle::open(running.pool(), live, Compression::None, 4);
     match handle.write(block * 4096, 4096, &|_, bytes| bytes.fill(7), 1, true) {
         Outcome::Taken => {}
-        Outcome::Full => panic!("an empty pool has room"),
+        Outcome::Full => panic!("an empty pool has space"),
         Outcome::Ended(status) => return status,
     }
     loop {

@@ -132,7 +132,7 @@ pub struct PoolView {
     /// The bytes that can be written in addition to `used_bytes`, without the reserve.
     pub available_bytes: u64,
     /// Whether the pool accepts no more writes, because a write or a sync has failed.
-    pub poisoned: bool,
+    pub failed_read_only: bool,
     /// The position of the last log batch.
     pub log_group: u64,
     /// The last log batch at the time when the log recorded that all batches are durable.
@@ -185,7 +185,7 @@ impl PoolView {
             outside_free_bytes: status.outside_free_bytes,
             used_bytes: status.used_bytes,
             available_bytes: status.available_bytes,
-            poisoned: status.latched,
+            failed_read_only: status.latched,
             log_group: activity.number,
             log_recorded: activity.recorded,
             groups: activity.groups,
@@ -235,7 +235,11 @@ impl PoolView {
             ("pool_used_bytes", "Bytes that count", self.used_bytes),
             ("pool_available_bytes", "Bytes that can still be written", self.available_bytes),
             ("pool_volumes", "Volumes and snapshots", self.volumes),
-            ("pool_poisoned", "1 if nothing is written any more", self.poisoned.into()),
+            (
+                "pool_failed_read_only",
+                "1 if an error made the pool read-only",
+                self.failed_read_only.into(),
+            ),
             ("pool_copies_bad", "Copies that are stale, resyncing or failed", bad),
         ]
     }

@@ -133,7 +133,7 @@ impl<D: SegmentStore> Device for SerialVolume<D> {
 impl<D: SegmentStore> Drop for Shared<D> {
     fn drop(&mut self) {
         let log = self.log.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let _answer = self.pool.ask_for(Body::Stop);
+        let _answer = self.pool.submit(Body::Stop);
         for _ in 0..TURNS_MAX {
             if log.turn() == Turn::Stopped {
                 return;

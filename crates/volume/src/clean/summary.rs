@@ -45,8 +45,8 @@ pub(super) fn named<D: SegmentStore>(pool: &Pool<D>, segment: u32, image: &[u8])
     while offset + align <= segments.bytes() {
         let address = segments.address(segment, offset);
         let here = image.get(offset as usize..).unwrap_or_default();
-        let room = here.len();
-        let len = |first: &[u8]| group::head_len(first, align).filter(|len| *len <= room);
+        let space = here.len();
+        let len = |first: &[u8]| group::head_len(first, align).filter(|len| *len <= space);
         let head = here.get(..align as usize).and_then(len);
         let head = head.and_then(|len| group::parse(&here[..len], align));
         // A header that is damaged in this copy may be intact in another one.

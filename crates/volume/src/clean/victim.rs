@@ -46,12 +46,12 @@ fn piece_bytes<D: SegmentStore>(pool: &Pool<D>) -> usize {
 /// left.
 pub(super) fn open_space<D: SegmentStore>(pool: &Pool<D>) -> Option<usize> {
     let most = piece_bytes(pool);
-    let room = pool.cold()?.free_bytes(pool.segments().bytes()) as usize;
-    let count = room / pool.align() as usize;
+    let space = pool.cold()?.free_bytes(pool.segments().bytes()) as usize;
+    let count = space / pool.align() as usize;
     let head = head_bytes(count.min(MOVES_MAX), pool.align()) as usize;
     let bound = if policy::is_near_reserve(pool) { most } else { PIECE_BYTES };
-    let room = room.checked_sub(head)?.min(bound);
-    (room >= most / 8).then_some(room)
+    let space = space.checked_sub(head)?.min(bound);
+    (space >= most / 8).then_some(space)
 }
 
 impl Victim {

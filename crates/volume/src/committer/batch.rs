@@ -22,9 +22,9 @@ pub(super) struct LogBatch {
     /// Bytes of catalogue changes, in the order of their descriptors.
     pub(super) changes: Vec<Buffer>,
     pub(super) payload_bytes: u32,
-    /// A record asks for the group to be durable.
+    /// A record requests that the group is durable.
     pub(super) durable: bool,
-    /// A record asks for a checkpoint.
+    /// A record requests a checkpoint.
     pub(super) checkpoint: bool,
     /// A record may free space.
     pub(super) frees: bool,

@@ -79,7 +79,7 @@ impl<D: SegmentStore> Pipeline<D> {
     }
 }
 
-/// Makes the log writer that the options ask for.
+/// Makes the log writer of the options.
 fn choose<D: SegmentStore>(pool: &Pool<D>) -> CommitWriter<D::File, D::LogWriter> {
     if let Commit::TaskQueue(workers) = pool.options().commit {
         match Tasks::start(workers) {

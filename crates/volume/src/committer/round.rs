@@ -276,7 +276,7 @@ impl<D: SegmentStore> Committer<D> {
     }
 
     /// Waits for the checkpoint thread. Its cleaning may be waiting for this thread, so this
-    /// asks it to stop.
+    /// requests its stop.
     pub(super) fn join(&mut self) {
         let Some(thread) = self.round.thread.take() else { return };
         self.pool.maintenance().send(RoundCommand::Finish);

@@ -173,7 +173,7 @@ impl<D: SegmentStore> Committer<D> {
     /// A segment in which the log continues, if no group names one: only a checkpoint can name it.
     fn take_log_segment(&self) -> Option<u32> {
         let (len, segments) = (self.group.len(self.pool.align()), self.pool.segments());
-        let ends = len <= segments.bytes() && !self.log.has_room(len, segments);
+        let ends = len <= segments.bytes() && !self.log.has_space(len, segments);
         ends.then(|| segments.take(AllocationClass::Move)).flatten()
     }
 }

@@ -91,7 +91,7 @@ mod tests {
         for number in 1..40 {
             stepped.checkpoint();
             let at = number * 256 * 4096 - 512;
-            stepped.ask(|handle| handle.write(at, 1024, &|_, bytes| bytes.fill(7), 1, true));
+            stepped.submit(|handle| handle.write(at, 1024, &|_, bytes| bytes.fill(7), 1, true));
         }
         let live = stepped.pool.find("w").unwrap();
         assert!(live.map.with(0, |span| span.away(0, 40 * 256)).is_some(), "it caches two leaves");

@@ -1,4 +1,4 @@
-//! Limits that a change of the catalogue must respect, whether a command or a stream asks for it.
+//! Limits that a change of the catalogue must respect, whether a command or a stream requests it.
 
 use std::sync::Arc;
 

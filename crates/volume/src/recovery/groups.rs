@@ -146,22 +146,22 @@ impl<D: SegmentStore> Recovery<'_, D> {
     /// The group at a place, if it is the next one.
     fn group(&self, copy: usize, segment: u32, offset: u32) -> Result<Option<Group>, VolumeError> {
         let align = self.superblock.align;
-        let room = self.segments.bytes().saturating_sub(offset) as usize;
-        if room < align as usize || segment as usize >= self.segments.files().len() {
+        let space = self.segments.bytes().saturating_sub(offset) as usize;
+        if space < align as usize || segment as usize >= self.segments.files().len() {
             return Ok(None);
         }
         let address = self.segments.address(segment, offset);
         // A read error does not prove the end of the log: the next read may succeed.
         let what = format!("the log, segment {segment} offset {offset},");
         let first = self.read_log(copy, address, align as usize, &what)?;
-        let Some(len) = group::head_len(&first, align).filter(|len| *len <= room) else {
+        let Some(len) = group::head_len(&first, align).filter(|len| *len <= space) else {
             return Ok(None);
         };
         let bytes = self.read_log(copy, address, len, &what)?;
         let Some((head, chain, descriptors)) = group::parse(&bytes, align) else { return Ok(None) };
         let mut group = Group { segment, offset, head, chain, descriptors, bytes: None };
         let whole = len + head.payload_bytes as usize;
-        if !group.follows(&self.superblock, &self.place, self.epoch) || whole > room {
+        if !group.follows(&self.superblock, &self.place, self.epoch) || whole > space {
             return Ok(None);
         }
         let bytes = self.read_log(copy, address, whole, &what)?;

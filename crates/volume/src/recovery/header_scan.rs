@@ -116,7 +116,7 @@ impl<'scope, 'env, 'workers, D: SegmentStore> HeaderScan<'scope, 'env, 'workers,
         let (segments, superblock) = (self.segments, self.superblock);
         let walk = move || walk(segments, &superblock, segment, offset, &found);
         match self.segments.bytes() >= LONG_BYTES {
-            true => self.workers.ask(walk),
+            true => self.workers.run(walk),
             false => walk(),
         }
         self.ways.push_back(Way { segment, found: finds, next: None });
@@ -139,9 +139,9 @@ fn walk<D: SegmentStore>(
     let near = window.bytes.len();
     let mut wanted = FAR_BYTES as usize;
     loop {
-        let room = segments.bytes().saturating_sub(offset) as usize;
+        let space = segments.bytes().saturating_sub(offset) as usize;
         let Some(first) = window.read(offset, align as usize, wanted) else { return };
-        let Some(len) = group::head_len(first, align).filter(|len| *len <= room) else { return };
+        let Some(len) = group::head_len(first, align).filter(|len| *len <= space) else { return };
         let Some(bytes) = window.read(offset, len, len) else { return };
         let Some((head, chain, descriptors)) = group::parse(bytes, align) else { return };
         let group = Group { segment, offset, head, chain, descriptors, bytes: None };
@@ -151,7 +151,7 @@ fn walk<D: SegmentStore>(
             None => head.pool == mark_of(superblock) && head.number >= superblock.log.number,
         };
         let whole = u64::from(head.head_bytes) + u64::from(head.payload_bytes);
-        if !follows || whole > room as u64 {
+        if !follows || whole > space as u64 {
             return;
         }
         last = Some(group.end());
@@ -186,8 +186,8 @@ impl<'a, D: SegmentStore> Window<'a, D> {
     fn read(&mut self, offset: u32, len: usize, wanted: usize) -> Option<&[u8]> {
         let is_in = offset >= self.at && (offset - self.at) as usize + len <= self.len;
         if !is_in {
-            let room = self.segments.bytes().saturating_sub(offset) as usize;
-            let long = wanted.max(len).min(room).min(self.bytes.len());
+            let space = self.segments.bytes().saturating_sub(offset) as usize;
+            let long = wanted.max(len).min(space).min(self.bytes.len());
             if long < len {
                 return None;
             }

@@ -44,7 +44,7 @@ impl<D: SegmentStore> LogTail<'_, D> {
                 return Ok(later.len());
             }
         }
-        // The likely place of the missing group: after the last group if there is room.
+        // The likely place of the missing group: after the last group if there is space.
         let is_full = segment == SEGMENT_NONE || offset >= self.segments.bytes();
         let (segment, offset) =
             if is_full && next != SEGMENT_NONE { (next, 0) } else { (segment, offset) };
@@ -133,8 +133,8 @@ impl<D: SegmentStore> LogTail<'_, D> {
         let memory = Memory::new(align.into());
         let mut first = memory.take_beyond(align as usize);
         self.read(segment, at, &mut first);
-        let room = self.segments.bytes() as usize - at;
-        let len = group::head_len(&first, align).filter(|len| *len <= room)?;
+        let space = self.segments.bytes() as usize - at;
+        let len = group::head_len(&first, align).filter(|len| *len <= space)?;
         let mut bytes = memory.take_beyond(len);
         self.read(segment, at, &mut bytes);
         let (head, ..) = group::parse(&bytes, align)?;

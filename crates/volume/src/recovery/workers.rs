@@ -36,7 +36,7 @@ impl<'scope, 'env> Workers<'scope, 'env> {
 
     /// Passes a job to a worker. If the system gives no thread, the caller executes it. A job must
     /// not wait for another job.
-    pub(crate) fn ask(&self, job: impl FnOnce() + Send + 'scope) {
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'scope) {
         let jobs = self.jobs.get_or_init(|| {
             let (jobs, taken) = channel();
             let taken = Arc::new(Mutex::new(taken));
@@ -91,7 +91,7 @@ impl<'scope, 'env> Workers<'scope, 'env> {
         let mut count = 0;
         for part in parts {
             let (what, end) = (what.clone(), end.clone());
-            self.ask(move || _ = end.send(what(part)));
+            self.run(move || _ = end.send(what(part)));
             count += 1;
         }
         drop(end);

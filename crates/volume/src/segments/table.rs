@@ -64,7 +64,8 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) states: Vec<State>,
-    /// Number of free segments, and of idle or discarded ones: the committer asks with each group.
+    /// Number of free segments, and of idle or discarded ones. The committer reads it with each
+    /// group.
     pub(super) free: usize,
     pub(super) idle: usize,
     /// Number of hollow segments.

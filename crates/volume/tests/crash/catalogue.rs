@@ -15,7 +15,7 @@ const SNAPSHOTS: usize = 16;
 
 /// Makes a change of the catalogue, which must succeed.
 fn change(fixture: &mut Fixture, change: Change) {
-    let mut answer = fixture.pool.ask(change.clone());
+    let mut answer = fixture.pool.submit_change(change.clone());
     fixture.run();
     let status = answer.take().map(|reply| reply.status);
     assert_eq!(status, Some(Status::Ok), "{change:?}: {:?}", fixture.pool.counts());

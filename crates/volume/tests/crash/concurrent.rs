@@ -16,7 +16,7 @@ use crate::fixture::{Fixture, History, Shape, Step, format};
 use crate::turns::Turns;
 use crate::{look, step};
 
-/// Number of seeds in `make test`; `BLOCKYARD_BESIDE_SEEDS` asks for more.
+/// Number of seeds in `make test`; `BLOCKYARD_CONCURRENT_SEEDS` overrides it.
 const SEEDS: u64 = 100;
 
 /// Approximate number of cuts per run.
@@ -26,8 +26,8 @@ const MOMENTS: usize = 60;
 const SNAPSHOTS: usize = 2;
 
 fn seeds() -> u64 {
-    match std::env::var("BLOCKYARD_BESIDE_SEEDS") {
-        Ok(text) => text.parse().expect("BLOCKYARD_BESIDE_SEEDS is a number"),
+    match std::env::var("BLOCKYARD_CONCURRENT_SEEDS") {
+        Ok(text) => text.parse().expect("BLOCKYARD_CONCURRENT_SEEDS is a number"),
         Err(_) => SEEDS,
     }
 }
@@ -76,7 +76,7 @@ fn run(random: &mut fastrand::Rng, shape: &Shape) -> Run {
     let medium = directory.medium();
     let turns = Turns::new(random.fork());
     let _kill = Kill(turns.clone());
-    let mut fixture = Fixture::beside(&directory, shape, &turns).unwrap();
+    let mut fixture = Fixture::concurrent(&directory, shape, &turns).unwrap();
     let count = random.usize(60..300);
     let mut snapshots = 0;
     while fixture.history.len() < count {
@@ -111,7 +111,7 @@ fn run(random: &mut fastrand::Rng, shape: &Shape) -> Run {
     }
     end(fixture.go_on());
     if random.bool() {
-        let mut answer = fixture.pool.ask_for(Body::Stop);
+        let mut answer = fixture.pool.submit(Body::Stop);
         fixture.run();
         assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
     }
@@ -127,7 +127,7 @@ fn end(status: Status) {
     assert!(is_well, "{status}");
 }
 
-fn cut_beside(stream: u64) -> Run {
+fn cut_concurrently(stream: u64) -> Run {
     let _watch = Seed::from_env().watch(&format!("stream {stream}"));
     let mut random = Seed::from_env().rng(stream);
     let shape = shape(&mut random);
@@ -149,7 +149,7 @@ fn cut_beside(stream: u64) -> Run {
 fn a_power_cut_during_checkpoints_and_cleaning_leaves_a_prefix_with_all_durable_writes() {
     let count = seeds();
     let runs = |streams: std::ops::Range<u64>| {
-        streams.map(cut_beside).fold((0, 0, 0), |sum, run| {
+        streams.map(cut_concurrently).fold((0, 0, 0), |sum, run| {
             (sum.0 + run.checkpoints, sum.1 + run.moved_bytes, sum.2 + run.cleaned)
         })
     };
@@ -218,7 +218,7 @@ enum Waits {
 
 impl Asked {
     /// Starts a random request.
-    fn ask(
+    fn submit(
         &mut self,
         fixture: &mut Fixture,
         random: &mut fastrand::Rng,
@@ -307,7 +307,7 @@ impl Asked {
 
 /// Power cuts of full pools: writes wait or are refused, some are answered early, and discards free
 /// space.
-fn fill_beside(stream: u64) -> (usize, usize) {
+fn fill_concurrently(stream: u64) -> (usize, usize) {
     let _watch = Seed::from_env().watch(&format!("stream {stream}"));
     let mut random = Seed::from_env().rng(stream);
     let mut shape = shape(&mut random);
@@ -319,10 +319,10 @@ fn fill_beside(stream: u64) -> (usize, usize) {
     let mut medium = directory.medium();
     let turns = Turns::new(random.fork());
     let _kill = Kill(turns.clone());
-    let mut fixture = Fixture::beside(&directory, &shape, &turns).unwrap();
+    let mut fixture = Fixture::concurrent(&directory, &shape, &turns).unwrap();
     let (mut asked, mut refused) = (Asked::default(), 0);
     for token in 1..random.u32(200..500) {
-        asked.ask(&mut fixture, &mut random, &shape, token);
+        asked.submit(&mut fixture, &mut random, &shape, token);
         let turns_now = match random.u8(..8) {
             0 => usize::MAX,
             1..4 => {
@@ -367,7 +367,7 @@ fn fill_beside(stream: u64) -> (usize, usize) {
 #[test]
 fn a_power_cut_below_a_full_pool_loses_nothing_durable() {
     let count = seeds();
-    let done = (43_000..43_000 + count).map(fill_beside);
+    let done = (43_000..43_000 + count).map(fill_concurrently);
     let (early, refused) = done.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
     // A smaller number of seeds need not reach these totals.
     let is_enough = count < SEEDS || (early > 100 && refused > 100);

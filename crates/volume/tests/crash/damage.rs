@@ -359,7 +359,7 @@ pub(crate) fn fill_three_leaves(fixture: &mut Fixture) {
 
 /// Makes a checkpoint.
 pub(crate) fn checkpoint(fixture: &mut Fixture) {
-    let mut answer = fixture.pool.ask_for(Body::Checkpoint);
+    let mut answer = fixture.pool.submit(Body::Checkpoint);
     fixture.run();
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
 }
@@ -451,7 +451,7 @@ fn space_comes_back_where_a_leaf_has_rotten() {
         }
         let list = fixture.pool.list();
         let id = list.iter().find(|meta| meta.is_snapshot).unwrap().id;
-        let mut answer = fixture.pool.ask(Change::Destroy { id });
+        let mut answer = fixture.pool.submit_change(Change::Destroy { id });
         fixture.run();
         assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
     }

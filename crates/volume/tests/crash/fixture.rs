@@ -281,7 +281,7 @@ pub(crate) fn format(directory: &SimulatedDirectory, shape: &Shape) {
         block_bytes: shape.block_bytes,
         blocks: shape.volume_blocks(),
     };
-    let mut answer = pool.ask(Change::Create(meta));
+    let mut answer = pool.submit_change(Change::Create(meta));
     assert_eq!(committer.turn(), Turn::Worked);
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
     directory.settle();
@@ -330,7 +330,7 @@ impl Fixture {
     }
 
     /// Opens the pool with the threads other than the committer, which `turns` schedules.
-    pub(crate) fn beside(
+    pub(crate) fn concurrent(
         directory: &SimulatedDirectory,
         shape: &Shape,
         turns: &Turns,
@@ -385,7 +385,7 @@ impl Fixture {
                 let origin = live.meta.id;
                 let meta =
                     VolumeMeta { id: 0, name, is_snapshot: true, origin, ..live.meta.clone() };
-                let answer = self.pool.ask(Change::Copy(meta));
+                let answer = self.pool.submit_change(Change::Copy(meta));
                 self.snapshots.push((answer, self.history.taken.len()));
                 Outcome::Taken
             }
@@ -489,7 +489,7 @@ impl Fixture {
     /// Closes the pool.
     pub(crate) fn close(&mut self) {
         self.rest();
-        let _answer = self.pool.ask_for(Body::Stop);
+        let _answer = self.pool.submit(Body::Stop);
         while self.committer.turn() != Turn::Stopped {}
     }
 

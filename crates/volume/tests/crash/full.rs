@@ -103,7 +103,7 @@ fn nothing_that_was_answered_is_lost() {
         directory.changes().iter().for_each(|change| medium.apply(change));
         let found = medium.cut(|_, _| 0);
         let mut fixture = Fixture::open(&found, &shape);
-        assert_eq!(read(&mut fixture.handle, &shape).unwrap(), model, "behind a cut");
+        assert_eq!(read(&mut fixture.handle, &shape).unwrap(), model, "after a cut");
     }
     assert!(refused > 1000 && answered > 1000, "{refused} refused, {answered} answered early");
 }
@@ -129,14 +129,14 @@ fn fill(fixture: &mut Fixture, shape: &Shape, random: &mut fastrand::Rng, bytes:
 
 /// Fills a pool, continues until ten segments of writes were refused, frees space, and checks that
 /// the pool works again. Then repeats this with the contents it has by then.
-fn wedge(shape: &Shape, seed: u64, make_room: impl Fn(&mut Fixture)) {
+fn wedge(shape: &Shape, seed: u64, free_space: impl Fn(&mut Fixture)) {
     let mut random = fastrand::Rng::with_seed(seed);
     let directory = SimulatedDirectory::default();
     format(&directory, shape);
     let mut fixture = Fixture::open(&directory, shape);
     for _ in 0..2 {
         fill(&mut fixture, shape, &mut random, 10 * u64::from(shape.options.segment_bytes));
-        make_room(&mut fixture);
+        free_space(&mut fixture);
         // The pool searches for space after a request that may have freed some, and otherwise only
         // now and then.
         let write = Step::Write { first: 0, count: 1, fua: true };
@@ -172,7 +172,7 @@ fn discard(fixture: &mut Fixture, blocks: u64, part: u64) {
 
 fn destroy_snapshots(fixture: &mut Fixture) {
     for meta in fixture.pool.list().into_iter().filter(|meta| meta.is_snapshot) {
-        let mut answer = fixture.pool.ask(Change::Destroy { id: meta.id });
+        let mut answer = fixture.pool.submit_change(Change::Destroy { id: meta.id });
         fixture.run();
         let status = answer.take().map(|reply| reply.status);
         assert_eq!(status, Some(Status::Ok), "{:?}", fixture.pool.counts());
@@ -181,7 +181,7 @@ fn destroy_snapshots(fixture: &mut Fixture) {
 
 /// A volume with more data than fit, in few leaves.
 #[test]
-fn a_discard_makes_room_in_a_full_pool() {
+fn a_discard_frees_space_in_a_full_pool() {
     for (seed, segments_max) in [(1, 24), (2, 30)] {
         let mut shape = shape(segments_max);
         shape.blocks = segments_max as u64 * 16;
@@ -194,7 +194,7 @@ fn a_discard_makes_room_in_a_full_pool() {
 
 /// A volume that fits, but not together with a snapshot.
 #[test]
-fn destroying_a_snapshot_makes_room_in_a_full_pool() {
+fn destroying_a_snapshot_frees_space_in_a_full_pool() {
     for (seed, segments_max) in [(1, 24), (2, 40)] {
         let mut shape = shape(segments_max);
         shape.blocks = segments_max as u64 * 4;
@@ -205,7 +205,7 @@ fn destroying_a_snapshot_makes_room_in_a_full_pool() {
 /// Random blocks in a volume whose map is many times larger than a segment: a checkpoint of all
 /// pages that could change would exceed the reserve.
 #[test]
-fn a_checkpoint_of_many_pages_finds_room_in_a_full_pool() {
+fn a_checkpoint_of_many_pages_finds_space_in_a_full_pool() {
     for (seed, segments_max) in [(1, 60), (2, 90)] {
         let mut shape = shape(segments_max);
         (shape.block_bytes, shape.blocks) = (512, 256 * 64);
@@ -223,7 +223,7 @@ enum End {
     /// The number of segments is limited, as on a disk.
     Segments,
     /// The file system is full.
-    Room,
+    Space,
     /// Other programs take the rest of the file system.
     Others,
     /// No further segment can be made, although the file system reports free space.
@@ -234,7 +234,7 @@ enum End {
 /// A few blocks are discarded first, to have the space of one write.
 #[test]
 fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
-    for (seed, end) in (0..12).zip([End::Segments, End::Room, End::Others, End::Quota].repeat(3)) {
+    for (seed, end) in (0..12).zip([End::Segments, End::Space, End::Others, End::Quota].repeat(3)) {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(40..80);
         let mut shape = shape(if matches!(end, End::Segments) { count } else { 1 << 20 });
@@ -246,7 +246,7 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
         format(&directory, &shape);
         let store = SimulatedStore::new(&directory);
         let bytes = count as u64 * u64::from(shape.options.segment_bytes) + (64 << 10);
-        if matches!(end, End::Room) {
+        if matches!(end, End::Space) {
             store.set_bytes_max(bytes);
         }
         let mut fixture = Fixture::on(store.clone(), &directory, &shape).unwrap();
@@ -254,7 +254,7 @@ fn a_full_pool_is_written_again_and_again_whatever_made_it_full() {
         random.shuffle(&mut order);
         let mut written = Vec::new();
         for (at, block) in order.into_iter().enumerate() {
-            if !matches!(end, End::Room) {
+            if !matches!(end, End::Space) {
                 // In a running pool a thread does this.
                 fixture.pool.segments().prepare(1, 128 << 10);
             }
@@ -298,7 +298,7 @@ fn a_volume_does_not_grow_in_a_full_pool() {
     format(&directory, &shape);
     let mut fixture = Fixture::open(&directory, &shape);
     let change = |fixture: &mut Fixture, change: Change| {
-        let mut answer = fixture.pool.ask(change);
+        let mut answer = fixture.pool.submit_change(change);
         fixture.run();
         answer.take().map(|reply| reply.status).unwrap()
     };
@@ -426,7 +426,7 @@ fn a_flush_concurrent_with_a_refused_change_is_durable() {
     assert_eq!(fixture.take(discard), Status::Ok);
     assert!(fixture.handle.flush(7) == Outcome::Taken);
     let meta = fixture.pool.find("v").unwrap().meta.clone();
-    let mut refused = fixture.pool.ask(Change::Create(meta));
+    let mut refused = fixture.pool.submit_change(Change::Create(meta));
     fixture.run();
     assert_eq!(refused.take().map(|reply| reply.status), Some(Status::Inval));
     assert_eq!(fixture.handle.take().map(|reply| reply.status), Some(Status::Ok));
@@ -489,13 +489,13 @@ fn a_root_that_is_new_is_counted() {
     let live = fixture.pool.find("v").unwrap().meta.clone();
     for number in 0..40 {
         let meta = VolumeMeta { name: format!("clone-{number}"), origin: live.id, ..live.clone() };
-        let mut answer = fixture.pool.ask(Change::Copy(meta));
+        let mut answer = fixture.pool.submit_change(Change::Copy(meta));
         fixture.run();
         assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
     }
     let checkpoint = |fixture: &mut Fixture| {
         let before = fixture.pool.activity().page_bytes;
-        let mut answer = fixture.pool.ask_for(Body::Checkpoint);
+        let mut answer = fixture.pool.submit(Body::Checkpoint);
         fixture.run();
         assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
         fixture.pool.activity().page_bytes - before

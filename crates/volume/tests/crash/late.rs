@@ -40,7 +40,7 @@ fn a_group_that_lands_late_is_passed_over() {
                 found.changes().iter().for_each(|change| base.apply(change));
                 base.apply(change);
                 let again = base.kill();
-                assert_eq!(Fixture::open(&again, &shape).contents(), contents, "behind {moment}");
+                assert_eq!(Fixture::open(&again, &shape).contents(), contents, "after {moment}");
                 // A group written in its place is valid.
                 look(&history, moment, &base.kill(), &shape);
                 late += 1;

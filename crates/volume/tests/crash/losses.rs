@@ -19,7 +19,7 @@ use blockyard_volume_admin::scrub::scrub;
 
 use crate::fixture::{Fixture, Shape, Step, Store, USE, assemble, format, pair};
 
-/// Number of losses in `make test`; `BLOCKYARD_LOSS_SEEDS` asks for more.
+/// Number of losses in `make test`; `BLOCKYARD_LOSS_SEEDS` overrides it.
 const LOSSES: u64 = 1000;
 
 /// Blocks of the volume; each of two writers has one half.

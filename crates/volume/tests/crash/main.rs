@@ -36,7 +36,7 @@ use blockyard_volume::{Compression, Options};
 
 use fixture::{Fixture, History, Shape, Step, format};
 
-/// Number of seeds in `make test`; `BLOCKYARD_CRASH_SEEDS` asks for more.
+/// Number of seeds in `make test`; `BLOCKYARD_CRASH_SEEDS` overrides it.
 const SEEDS: u64 = 1000;
 
 /// Random images per moment, in addition to that of durable data only and that of all data.
@@ -257,11 +257,7 @@ fn a_power_cut_during_recovery_changes_nothing() {
             for change in found.changes() {
                 under.apply(&change);
                 let again = under.cut(|_, count| random.usize(..count));
-                assert_eq!(
-                    Fixture::open(&again, &shape).contents(),
-                    first,
-                    "cut behind {change:?}"
-                );
+                assert_eq!(Fixture::open(&again, &shape).contents(), first, "cut after {change:?}");
             }
             if let Some(change) = changes.get(moment) {
                 medium.apply(change);
@@ -304,7 +300,7 @@ fn a_power_cut_after_a_kill_loses_nothing_that_recovery_found() {
                 assert_eq!(
                     Fixture::open(&again, &shape).contents(),
                     wanted,
-                    "cut behind {change:?}"
+                    "cut after {change:?}"
                 );
             }
         }
@@ -426,7 +422,7 @@ fn a_full_file_system_is_no_end() {
     store.set_faults(FaultPlan::default());
     // The pool searches for space again, but not for every write.
     let write = Step::Write { first: 0, count: 3, fua: true };
-    assert!((0..40).any(|_| fixture.take(write.clone()).is_ok()), "there is room again");
+    assert!((0..40).any(|_| fixture.take(write.clone()).is_ok()), "there is space again");
     let contents = fixture.contents();
     fixture.history.check(usize::MAX, &contents);
 }
@@ -434,7 +430,7 @@ fn a_full_file_system_is_no_end() {
 /// Live blocks are scattered among garbage. Cleaning moves them, also those of snapshots, which
 /// stay exact; a power cut at any moment loses nothing.
 #[test]
-fn cleaning_makes_room_and_changes_nothing() {
+fn cleaning_frees_space_and_changes_nothing() {
     let seed = Seed::from_env();
     for stream in 9000..9006 {
         let _watch = seed.watch(&format!("stream {stream}"));

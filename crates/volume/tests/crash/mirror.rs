@@ -112,7 +112,7 @@ fn a_copy_that_fails_is_given_up() {
 /// Regression: a full copy was marked as failed, but the pool still counted that copy's free space,
 /// and stayed full forever.
 #[test]
-fn a_copy_that_is_given_up_is_not_asked_for_room() {
+fn a_failed_copy_is_not_checked_for_space() {
     let shape = Shape { mirror: true, ..Shape::tiny() };
     let directory = SimulatedDirectory::default();
     format(&directory, &shape);
@@ -135,7 +135,7 @@ fn a_copy_that_is_given_up_is_not_asked_for_room() {
     fixture.take(Step::Discard { first: 0, count: 1, fua: false });
     assert_eq!(fixture.take(Step::Flush), Status::Ok);
     assert_eq!(status(&fixture).1, [true, false]);
-    assert!((0..40).any(|round| fixture.take(write(round)).is_ok()), "the other one has room");
+    assert!((0..40).any(|round| fixture.take(write(round)).is_ok()), "the other one has space");
     let contents = fixture.contents();
     fixture.history.check(usize::MAX, &contents);
 }
@@ -169,11 +169,7 @@ fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
             for change in found.changes() {
                 under.apply(&change);
                 let again = under.cut(|_, count| random.usize(..count));
-                assert_eq!(
-                    Fixture::open(&again, &shape).contents(),
-                    first,
-                    "cut behind {change:?}"
-                );
+                assert_eq!(Fixture::open(&again, &shape).contents(), first, "cut after {change:?}");
             }
         };
         for (moment, change) in changes.iter().enumerate() {
@@ -388,7 +384,7 @@ fn a_leaf_that_another_copy_may_have_is_not_given_up() {
             }
             let list = fixture.pool.list();
             let Some(snapshot) = list.iter().find(|meta| meta.is_snapshot) else { break };
-            let mut answer = fixture.pool.ask(Change::Destroy { id: snapshot.id });
+            let mut answer = fixture.pool.submit_change(Change::Destroy { id: snapshot.id });
             fixture.run();
             answer.take().unwrap();
         }

@@ -153,7 +153,7 @@ fn run(stream: u64, block_bytes: u32) -> (u64, u64) {
     let mut medium = directory.medium();
     let threads = random.bool().then(|| Turns::new(random.fork()));
     let mut fixture = match &threads {
-        Some(turns) => Fixture::beside(&directory, &shape, turns).unwrap(),
+        Some(turns) => Fixture::concurrent(&directory, &shape, turns).unwrap(),
         None => Fixture::open(&directory, &shape),
     };
     fill(&mut fixture, &shape);

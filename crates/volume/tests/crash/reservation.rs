@@ -15,7 +15,7 @@ const LEAF: u64 = 256;
 
 fn reserve(fixture: &mut Fixture, bytes: u64) {
     let id = fixture.pool.find("v").unwrap().meta.id;
-    let mut answer = fixture.pool.ask(Change::Reserve { id, bytes });
+    let mut answer = fixture.pool.submit_change(Change::Reserve { id, bytes });
     fixture.run();
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
 }

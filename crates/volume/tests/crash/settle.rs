@@ -10,7 +10,7 @@ use blockyard_volume::handle::{Outcome, VolumeHandle};
 use crate::fixture::{Fixture, Shape, Store, USE, format, store};
 
 /// Number of checks, and the time between two of them: two minutes together, where a second is
-/// promised, so that a busy machine does not fail the test.
+/// guaranteed, so that a busy machine does not fail the test.
 const LOOKS_MAX: usize = 6000;
 const PAUSE: Duration = Duration::from_millis(20);
 

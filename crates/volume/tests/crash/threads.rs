@@ -337,13 +337,13 @@ fn a_full_pool_works_with_its_threads() {
             if number % 300 == 0 {
                 let pool = running.pool();
                 if let Some(id) = snapshot.take() {
-                    assert_eq!(pool.wait(pool.ask(Change::Destroy { id })), Status::Ok);
+                    assert_eq!(pool.wait(pool.submit_change(Change::Destroy { id })), Status::Ok);
                 } else {
                     let origin = pool.find("v").unwrap().meta.clone();
                     let name = format!("v@{number}");
                     let (origin, meta) = (origin.id, origin);
                     let meta = VolumeMeta { name: name.clone(), is_snapshot: true, origin, ..meta };
-                    match pool.wait(pool.ask(Change::Copy(meta))) {
+                    match pool.wait(pool.submit_change(Change::Copy(meta))) {
                         Status::Ok => snapshot = Some(pool.find(&name).unwrap().meta.id),
                         other => assert_eq!(other, Status::NoSpc),
                     }

@@ -385,7 +385,7 @@ const VOLUME: &[Param] = &[
         "reservation",
         size(0, PIB),
         "0",
-        "space that it is promised, before compression, and others do not get; 0: what it has",
+        "space that only it may use, before compression; 0: what it has",
     ),
     param(
         "map_cache",
