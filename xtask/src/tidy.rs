@@ -69,8 +69,9 @@ pub(crate) fn shapes(root: &Path) -> Result<String, Box<dyn Error>> {
 }
 
 fn check(tree: &Tree) -> Vec<Finding> {
-    let rules: [fn(&Tree) -> Vec<Finding>; 10] = [
+    let rules: [fn(&Tree) -> Vec<Finding>; 11] = [
         source::check,
+        source::small,
         primitives::check,
         words::check,
         cycles::check,

@@ -14,7 +14,7 @@ use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::region::Region;
-use crate::sched::control::SchedulerControl;
+use crate::sched::SchedulerControl;
 use crate::status::Status;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;

@@ -8,7 +8,7 @@ use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::request::{Batch, CompletionBatch};
-use crate::sched::control::SchedulerControl;
+use crate::sched::SchedulerControl;
 use crate::status::Status;
 use crate::units::{Nanos, Sector};
 use crate::work::InlineRequest;

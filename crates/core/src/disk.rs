@@ -5,7 +5,7 @@ use crate::device::{DeviceError, Extent};
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
-use crate::sched::control::SchedulerControl;
+use crate::sched::SchedulerControl;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
 use crate::zone::gate::GateView;

@@ -12,11 +12,10 @@ mod groups;
 mod header_scan;
 mod load;
 mod log_tail;
-mod prefetch;
 pub(crate) mod workers;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,7 +37,7 @@ use crate::checkpoint::{Epochs, write_superblock};
 use crate::error::VolumeError;
 use crate::frozen::Marks;
 use crate::log::LogEnd;
-use crate::map::Frozen;
+use crate::map::{Frozen, Leaf, Map, NotResident};
 use crate::options::Options;
 use crate::pool::Volumes;
 use crate::record::Move;
@@ -49,7 +48,7 @@ use crate::segments::Segments;
 use groups::{Group, Part, Piece};
 use header_scan::HeaderScan;
 use log_tail::LogTail;
-use workers::Workers;
+use workers::{THREADS, Workers};
 
 /// Length of one read-ahead of the log, in bytes.
 const AHEAD_BYTES: usize = 8 << 20;
@@ -524,6 +523,35 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
             self.loose.pop_front();
         }
         Ok(())
+    }
+
+    /// Reads the leaves that a group changes, if there are many.
+    fn prefetch<'scope>(
+        &self,
+        group: &Group,
+        workers: &Workers<'scope, '_>,
+    ) -> Result<(), VolumeError>
+    where
+        'a: 'scope,
+    {
+        let mut leaves: HashMap<*const Leaf, Arc<Leaf>> = HashMap::new();
+        for Descriptor { kind, volume, block, .. } in &group.descriptors {
+            let live = self.volumes.by_id.get(volume).filter(|_| *kind == Kind::Data);
+            let Some(live) = live.filter(|live| *block < live.meta.blocks) else { continue };
+            let (span, at) = Map::place(*block);
+            if let Some(NotResident(leaf)) = live.map.with(span, |span| span.away(at, at + 1)) {
+                leaves.insert(Arc::as_ptr(&leaf), leaf);
+            }
+        }
+        if leaves.len() < THREADS {
+            return Ok(());
+        }
+        let segments = self.segments;
+        workers.each(leaves.into_values(), move |leaf| {
+            // A read error is reported when the leaf is needed.
+            _ = segments.load(&leaf);
+            Ok(())
+        })
     }
 
     /// Applies the descriptors of a group.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use blockyard_core::Disk;
-use blockyard_core::sched::control::SchedulerControl;
+use blockyard_core::sched::SchedulerControl;
 use blockyard_core::sched::deadline::{Stats, Tunable, Tunables};
 use blockyard_core::sched::shared::ORDER_CAPACITY;
 use serde::{Deserialize, Serialize};

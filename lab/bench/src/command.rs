@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use crate::collect::collect;
 use crate::error::LabError;
 use crate::experiment::Experiment;
+use crate::experiment::Settings;
 use crate::kernel_replay::{self, command::KernelReplayCommand};
 use crate::progress::{self, Progress};
 use crate::registry;
@@ -21,7 +22,6 @@ use crate::run::{self, RunPlan};
 use crate::scale::{self, command::ScaleArgs};
 use crate::scratch::Scratch;
 use crate::serve::{self, ServeArgs};
-use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::engine;
 

@@ -1,6 +1,7 @@
 //! An experiment as data: its workloads and variants, and what others published.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::LabError;
@@ -28,6 +29,24 @@ pub struct Experiment {
     pub plots: Vec<Metric>,
     /// The measurements, each repeated in every round.
     pub cells: Vec<Cell>,
+}
+
+/// The settings that experiments may use to list their cells.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// A quick run: an experiment lists fewer cells, so that it ends in under 30 seconds.
+    pub quick: bool,
+    /// Blockyard's engine for fio, if `--engine` names it or it is in the program's directory.
+    /// Without it, cells that need it end with [`LabError::Missing`].
+    pub engine: Option<PathBuf>,
+    /// The program `blockyard`, for servers that a cell starts.
+    pub program: PathBuf,
+    /// The program `blockyard-lab`, for servers that only measurements need.
+    pub lab: PathBuf,
+    /// A directory of the run's own for sockets and files; it is removed when the run ends.
+    pub scratch: PathBuf,
+    /// Processors that this process may use.
+    pub processors: usize,
 }
 
 /// The role of a variant in the experiment.

@@ -31,8 +31,6 @@ pub mod sample;
 pub mod scale;
 pub mod scratch;
 pub mod serve;
-pub mod settings;
-mod signal;
 pub mod slow;
 pub mod stats;
 pub mod stop;
@@ -41,10 +39,10 @@ pub mod ticks;
 pub mod tools;
 
 pub use error::LabError;
+pub use experiment::Settings;
 pub use experiment::{
     Body, Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload,
 };
 pub use metric::Metric;
 pub use sample::{LatencyPercentiles, RoomCount, Round, Sample};
-pub use settings::Settings;
 pub use stop::Stop;

@@ -1,8 +1,8 @@
 //! All experiments. To add one: a file in `experiments/`, and a row here.
 
 use crate::experiment::Experiment;
+use crate::experiment::Settings;
 use crate::experiments;
-use crate::settings::Settings;
 
 /// Lists an experiment's cells for these settings, without measuring or opening anything.
 pub type Build = fn(&Settings) -> Experiment;

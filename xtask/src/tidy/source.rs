@@ -10,8 +10,44 @@ use super::tree::{SourceFile, Tree};
 const FILE_LINES_MAX: usize = 1_000;
 /// Lines of a function, from its name to its closing brace.
 const FUNCTION_LINES_MAX: usize = 70;
+/// A shorter file needs a reason.
+const SMALL_FILE_LINES: usize = 60;
 /// Columns of a line, as rustfmt.toml has it; rustfmt leaves comments and strings alone.
 const COLUMNS_MAX: usize = 100;
+
+/// Small files, each with its reason.
+const SMALL_FILES: [(&str, &str); 24] = [
+    ("crates/cli/src/volume/progress.rs", "the progress line of several volume commands"),
+    ("crates/core/src/claim.rs", "shared by the disks of the crate and by exporters"),
+    ("crates/core/src/limits.rs", "the limits of a device, which all layers read and none changes"),
+    ("crates/core/src/provisional.rs", "shared by the devices that make files, and by the daemon"),
+    ("crates/core/src/zone/document.rs", "test code that two crates include by its path"),
+    ("crates/os/src/identity.rs", "one facility of the system a file"),
+    (
+        "crates/smr/src/capacity.rs",
+        "the answers to one command a file, by the clauses of the standard",
+    ),
+    ("crates/smr/src/sd/error.rs", "the error of a driver whose files form layers"),
+    ("crates/testing/src/channel.rs", "one fixture a file"),
+    ("crates/testing/src/temp_dir.rs", "one fixture a file"),
+    ("crates/volume-admin/src/check.rs", "one operation on a pool a file"),
+    ("crates/volume-admin/src/usage.rs", "one operation on a pool a file"),
+    ("crates/volume-format/src/block_header.rs", "below the formats that begin with it"),
+    ("crates/volume/src/names.rs", "below everything that takes a name"),
+    (
+        "crates/volume/src/open.rs",
+        "above pool, committer and recovery, which may not import one another",
+    ),
+    ("crates/volume/src/options.rs", "plain data, below everything that has an option"),
+    ("crates/yard/src/suggestion.rs", "shared by URIs, the configuration and the lab"),
+    ("lab/bench/src/clock.rs", "the calendar, which only names of results need"),
+    ("lab/bench/src/error.rs", "the error of the lab"),
+    ("lab/bench/src/experiments/cached.rs", "shared by experiments"),
+    ("lab/bench/src/limits/fio.rs", "one limit of the machine a file"),
+    ("lab/bench/src/metric.rs", "the names and units of the results"),
+    ("lab/bench/src/serve.rs", "one command of the lab a file"),
+    ("lab/bench/src/tools/copy.rs", "one program a file"),
+];
 
 /// Every source file by every rule of this page.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
@@ -68,6 +104,53 @@ fn length(path: &str, file: &SourceFile, findings: &mut Vec<Finding>) {
         );
         findings.push(Finding::new(path, FILE_LINES_MAX + 1, "file-length", text));
     }
+}
+
+/// Every file of a crate that is too short and has no reason.
+pub(crate) fn small(tree: &Tree) -> Vec<Finding> {
+    small_files(tree, &SMALL_FILES)
+}
+
+/// Files of crates that are too short without a reason. These have one by their kind: the root of a
+/// crate, the head of a folder of modules, a file of `crates/sync`, which has one technique a file,
+/// tests, and a file that allows unsafe code, which is allowed per file.
+fn small_files(tree: &Tree, reasons: &[(&str, &str)]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut small = Vec::new();
+    for (path, file) in tree.ending(".rs") {
+        let is_of_a_crate = path.starts_with("crates/") || path.starts_with("lab/");
+        let is_of_sync = path.starts_with("crates/sync/");
+        let is_root = ["/src/lib.rs", "/src/main.rs"].iter().any(|root| path.ends_with(root));
+        let is_test = tests_start(path, &file.text) == 0 || path.ends_with("_tests.rs");
+        let lines = file.text.lines().count();
+        let has_kind = is_root || is_test || is_of_sync || is_head(file) || allows_unsafe(file);
+        if !is_of_a_crate || !path.contains("/src/") || has_kind || lines >= SMALL_FILE_LINES {
+            continue;
+        }
+        small.push(path);
+        if !reasons.iter().any(|(known, _)| *known == path) {
+            let text = format!(
+                "{lines} lines; a file under {SMALL_FILE_LINES} lines needs a reason: merge it \
+                 into a neighbour of the same concept, or add it to SMALL_FILES with the reason"
+            );
+            findings.push(Finding::new(path, 1, "small-file", text));
+        }
+    }
+    for (path, _) in reasons.iter().filter(|(path, _)| !small.contains(path)) {
+        let text = format!("`{path}` is no small file; remove it from SMALL_FILES");
+        findings.push(Finding::new("xtask/src/tidy/source.rs", 1, "small-file", text));
+    }
+    findings
+}
+
+fn allows_unsafe(file: &SourceFile) -> bool {
+    file.text.lines().any(|line| line.starts_with("#![allow(unsafe_code"))
+}
+
+/// Whether a file declares modules that are files.
+fn is_head(file: &SourceFile) -> bool {
+    let mut items = file.syntax.iter().flat_map(|syntax| &syntax.items);
+    items.any(|item| matches!(item, syn::Item::Mod(module) if module.content.is_none()))
 }
 
 fn columns(path: &str, file: &SourceFile, findings: &mut Vec<Finding>) {
@@ -228,6 +311,23 @@ mod tests {
         assert_eq!(rules(&format!("//! Head.\n\n{allow}\n")), ["allowance"]);
         assert!(rules(&format!("//! Head.\n\n{allow} // Control plane only.\n")).is_empty());
         assert!(rules(&format!("//! Head.\n\n// Control plane only.\n{allow}\n")).is_empty());
+    }
+
+    #[test]
+    fn a_small_file_without_a_reason_is_found() {
+        let found = |path: &str, text: &str| small_files(&Tree::of(&[(path, text)]), &[]).len();
+        let path = "crates/a/src/b.rs";
+        assert_eq!(found(path, "//! Head.\n"), 1);
+        assert_eq!(found(path, &"//! Head.\n".repeat(SMALL_FILE_LINES)), 0);
+        for text in ["//! Head.\nmod c;\n", "//! Head.\n#![allow(unsafe_code)] // A call.\n"] {
+            assert_eq!(found(path, text), 0, "{text}");
+        }
+        for path in ["crates/a/src/lib.rs", "crates/sync/src/b.rs", "crates/a/tests/b.rs"] {
+            assert_eq!(found(path, "//! Head.\n"), 0, "{path}");
+        }
+        let tree = Tree::of(&[(path, "//! Head.\n")]);
+        assert!(small_files(&tree, &[(path, "a reason")]).is_empty());
+        assert_eq!(small_files(&Tree::of(&[]), &[(path, "a reason")]).len(), 1);
     }
 
     #[test]

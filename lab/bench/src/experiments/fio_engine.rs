@@ -5,10 +5,10 @@ use std::time::Duration;
 use blockyard_baselines::no_device;
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Variant, VariantRole, Workload};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 use crate::tools::fio::Fio;
 
 /// The experiment's name on the command line.

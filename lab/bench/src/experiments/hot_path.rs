@@ -17,10 +17,10 @@ use blockyard_yard::{stack, uri};
 use fastrand::Rng;
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 use crate::tools::cpu::of_thread;
 
 /// The experiment's name on the command line.

@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Experiment, Variant, VariantRole, Workload};
 use crate::limits::atomic::{self, Update};
 use crate::limits::slices::LimitReading;
 use crate::limits::{fio, locks, memory, sockets, uring, wake};
 use crate::sample::Round;
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "limits";

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 use crate::tools::fio::Fio;
 use crate::tools::server::{KINDS, ServerKind};
 use crate::tools::{copy, fio};

@@ -21,12 +21,12 @@ use blockyard_yard::{stack, uri};
 
 use crate::counted::{self, Counts};
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::experiments::zone_locks::{CountedLockPerZone, CountedOneLock, CountedWords};
 use crate::load::workers::{self, Work};
 use crate::metric::Metric;
 use crate::sample::{RoomCount, Round, Sample};
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "race";

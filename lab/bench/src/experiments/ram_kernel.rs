@@ -12,14 +12,16 @@
 mod by_fio;
 mod lines;
 mod loops;
-mod memory;
 
-use crate::experiment::{Comparison, Experiment, Published, Variant, VariantRole, Workload};
-use crate::experiments::ram_data::FillData;
+use crate::error::LabError;
+use crate::experiment::{
+    Cell, Comparison, Experiment, Published, Settings, Variant, VariantRole, Workload,
+};
+use crate::experiments::ram_data::{FillData, Filling};
 use crate::experiments::ram_lines::LINES;
 use crate::load::records::Does;
 use crate::metric::Metric;
-use crate::settings::Settings;
+use crate::sample::{Round, Sample};
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "ram-kernel";
@@ -199,7 +201,7 @@ pub fn build(settings: &Settings) -> Experiment {
         }
     }
     cells.extend(lines::cells(settings));
-    cells.extend(memory::cells(settings, bytes));
+    cells.extend(memory_cells(settings, bytes));
     let listed = |workload: &Workload| cells.iter().any(|cell| cell.workload == workload.name);
     let published_lines = LINES.iter().map(|line| line.workload);
     let all = ROWS.iter().map(|row| row.workload).chain(published_lines).chain([FULL]);
@@ -281,15 +283,41 @@ fn published(workloads: &[Workload]) -> Vec<Published> {
     rows.into_iter().chain(lines::published()).filter(listed).collect()
 }
 
+/// The cells of [`FULL`]: both sides, filled with the corpus.
+fn memory_cells(settings: &Settings, bytes: u64) -> [Cell; 2] {
+    let filling = Filling::whole(FillData::Corpus, bytes);
+    let scratch = settings.scratch.clone();
+    let kernel = move |round: &Round<'_>| {
+        let device = filling.zram(&scratch, round)?;
+        let stat = device.mm_stat()?;
+        let total = stat.mem_used_total + device.table_bytes();
+        memory_sample(stat.orig_data_size, stat.compr_data_size, total)
+    };
+    let scratch = settings.scratch.clone();
+    let ours = move |round: &Round<'_>| {
+        let stats = filling.ram(&scratch, round)?.stats();
+        let mm = stats.mm;
+        memory_sample(mm.orig_data_size, mm.compr_data_size, mm.mem_used_total + stats.table_bytes)
+    };
+    [Cell::new(ZRAM, FULL.name, 1, kernel), Cell::new(OURS, FULL.name, 1, ours)]
+}
+
+fn memory_sample(plain: u64, compressed: u64, total: u64) -> Result<Sample, LabError> {
+    if compressed == 0 {
+        return Err(LabError::failed(FULL.name, "nothing was stored"));
+    }
+    let (plain, compressed, total) = (plain as f64, compressed as f64, total as f64);
+    Ok(Sample::of(MEMORY, total)
+        .with(RATIO, plain / compressed)
+        .with(OVERHEAD_PART, (total / compressed - 1.0) * 100.0))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::by_fio::{By, Engine};
     use super::*;
-    use crate::error::LabError;
-    use crate::experiment::Cell;
-    use crate::sample::{Round, Sample};
     use crate::scratch::Scratch;
     use crate::stop::Stop;
 
@@ -321,7 +349,7 @@ mod tests {
         let value = |sample: &Sample, metric| {
             sample.values.iter().find(|value| value.0 == metric).map(|value| value.1).unwrap()
         };
-        let both = memory::cells(&settings, SMALL).each_ref().map(measure);
+        let both = memory_cells(&settings, SMALL).each_ref().map(measure);
         let [zrams, ours] = both.each_ref().map(|sample| value(sample, RATIO));
         assert!((ours / zrams - 1.0).abs() < 0.02, "the same algorithm: {ours} and {zrams}");
         let [zrams, ours] = both.each_ref().map(|sample| value(sample, MEMORY));

@@ -18,9 +18,9 @@ use blockyard_yard::{stack, uri};
 
 use crate::counted::{Counted, ENTRIES, TABLE};
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Comparison, Experiment, Variant, VariantRole, Workload};
 use crate::metric::Metric;
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "ram-locks";

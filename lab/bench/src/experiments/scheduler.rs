@@ -3,12 +3,12 @@
 use blockyard_baselines::{sched_buckets, sched_lanes, sched_lock};
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::experiments::schedulers::{self, NONE, PRODUCT};
 use crate::load::{self, Load, Pattern};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "scheduler";

@@ -9,12 +9,12 @@ use std::time::Duration;
 use blockyard_baselines::{sched_buckets, sched_lock};
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::experiments::schedulers::{NONE, PRODUCT};
 use crate::machine::Clocks;
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 use crate::tools::fio::Fio;
 use crate::tools::loop_device::LoopDevice;
 

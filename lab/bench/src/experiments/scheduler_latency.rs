@@ -5,13 +5,13 @@ use blockyard_core::sched::deadline::Tunable;
 use blockyard_core::{Disk, Prio};
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Variant, VariantRole, Workload};
 use crate::experiments::schedulers::{self, NONE, PRODUCT};
 use crate::load::mixed::{Mix, Mixed};
 use crate::load::workers;
 use crate::metric::Metric;
 use crate::sample::{LatencyPercentiles, Round, Sample};
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "scheduler-latency";

@@ -6,6 +6,7 @@
 use blockyard_baselines::{sched_buckets, sched_lock};
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Workload};
 use crate::experiments::schedulers::{self, NONE, PRODUCT};
 use crate::load::BLOCK_BYTES;
@@ -13,7 +14,6 @@ use crate::load::streams::{StreamWriter, Streams};
 use crate::load::workers;
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "scheduler-merge";

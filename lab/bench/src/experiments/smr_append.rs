@@ -1,11 +1,11 @@
 //! `smr-append`: the cost on a shingled disk of appends that a driver makes of writes.
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::experiments::zone_append::{WriteMethod, ZONES, blocks, open};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "smr-append";

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Comparison, Experiment, Variant, VariantRole, Workload};
 use crate::metric::Metric;
-use crate::settings::Settings;
 use crate::tools::pool_place::{self, Commit, PoolShape};
 
 pub(crate) use in_process::Clients;

@@ -6,10 +6,10 @@ mod times;
 mod traffic;
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Variant, VariantRole, Workload};
 use crate::experiments::sync_writes::AMPLIFICATION;
 use crate::metric::Metric;
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "volume-limits";

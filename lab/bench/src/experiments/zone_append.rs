@@ -16,6 +16,7 @@ use blockyard_zonefs::{
 use fastrand::Rng;
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::limits::pair::together;
 use crate::limits::slices::alone;
@@ -23,7 +24,6 @@ use crate::load::workers::{self, Work};
 use crate::load::{Load, Pattern, UNDISTURBED_IOPS, Worker};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "zone-append";

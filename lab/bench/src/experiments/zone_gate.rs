@@ -9,11 +9,11 @@ use blockyard_null::{Null, NullConfig};
 use blockyard_yard::{stack, uri};
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::load::{self, Load, Pattern, UNDISTURBED_IOPS};
 use crate::metric::Metric;
 use crate::sample::Round;
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "zone-gate";

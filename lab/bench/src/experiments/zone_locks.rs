@@ -14,12 +14,12 @@ use blockyard_yard::{stack, uri};
 
 use crate::counted::{Counted, ONE_LOCK, ZONE_RESOURCES, ZONE_TABLE};
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Experiment, Published, Variant, VariantRole, Workload};
 use crate::experiments::zone_locks_fio as by_fio;
 use crate::load::{self, Load, Pattern, UNDISTURBED_IOPS};
 use crate::metric::Metric;
 use crate::sample::{RoomCount, Round, Sample};
-use crate::settings::Settings;
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "zone-locks";

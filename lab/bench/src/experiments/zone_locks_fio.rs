@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use blockyard_baselines::{lock_per_zone, one_lock};
 
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Published, Workload};
 use crate::metric::Metric;
 use crate::sample::Round;
-use crate::settings::Settings;
 use crate::tools::fio::Fio;
 
 /// The published number of jobs.

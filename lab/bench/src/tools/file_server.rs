@@ -7,8 +7,8 @@ use std::{fs, io};
 use blockyard_testing::fuse_parameter::FuseParameter;
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::scratch::folder;
-use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::child::{CommandLine, RunningChild};
 

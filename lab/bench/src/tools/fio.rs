@@ -11,7 +11,7 @@ use std::time::Duration;
 pub use report::FioReport;
 
 use crate::error::LabError;
-use crate::settings::Settings;
+use crate::experiment::Settings;
 use crate::stop::Stop;
 use crate::tools::child::CommandLine;
 use crate::tools::engine;

@@ -20,7 +20,7 @@ use blockyard_store::{self, PoolBacking, PoolStore, SegmentFiles, SegmentStore, 
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
 
 use crate::error::LabError;
-use crate::settings::Settings;
+use crate::experiment::Settings;
 use crate::slow::Slow;
 use crate::stop::Stop;
 

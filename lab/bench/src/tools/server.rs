@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::scratch::folder;
-use crate::settings::Settings;
 use crate::stop::Stop;
 use crate::tools::child::{CommandLine, RunningChild};
 

@@ -17,8 +17,8 @@ use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::request::MergeRules;
-use crate::sched::control::{SchedulerControl, UnknownScheduler};
 use crate::sched::deadline::{Deadline, Stats, Tunables};
+use crate::sched::{SchedulerControl, UnknownScheduler};
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
 

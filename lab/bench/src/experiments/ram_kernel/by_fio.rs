@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::{AimedRow, FIO_ALONE, OURS, OURS_DEEP, ZRAM, ZRAM_URING, asked};
 use crate::error::LabError;
 use crate::experiment::Cell;
+use crate::experiment::Settings;
 use crate::experiments::ram_data::{ALGORITHM, FillData, Filling};
 use crate::fio_bytes::HALF;
 use crate::load::records::Does;
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 use crate::tools::fio::{Fio, FioReport};
 
 /// The least run time in which each of the jobs gets its turn on a processor.

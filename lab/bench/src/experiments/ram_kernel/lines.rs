@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::{OURS, ZRAM};
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Published, Variant, VariantRole};
 use crate::experiments::cached::Cached;
 use crate::experiments::ram_lines::{COLUMNS, Call, FioRow, JOBS, LINES};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 use crate::tools::fio::Fio;
 use crate::tools::zram_device::ZramDevice;
 

@@ -13,12 +13,12 @@ use super::{AimedRow, BLOCK_BYTES, NAME, OURS, ZRAM};
 use crate::corpus::CORPUS_BYTES;
 use crate::error::LabError;
 use crate::experiment::Cell;
+use crate::experiment::Settings;
 use crate::experiments::ram_data::{Filling, disk};
 use crate::load::records::{Does, Order, Part, Passed, Records, Task, Way};
 use crate::load::workers::{self, Work};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 use crate::tools::direct;
 use crate::tools::zram_device::ZramDevice;
 

@@ -6,11 +6,11 @@ use blockyard_baselines::locked_ram;
 
 use super::{PRODUCT, guardings};
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Published, Workload};
 use crate::experiments::ram_data::FillData;
 use crate::experiments::ram_lines::{FioRow, JOBS, LINES};
 use crate::sample::{Round, Sample};
-use crate::settings::Settings;
 use crate::tools::fio::Fio;
 
 /// The time that starting and ending fio, the longer run, and loading the device from a snapshot

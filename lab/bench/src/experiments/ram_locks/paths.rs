@@ -12,6 +12,7 @@ use super::rows::RECORD_BYTES;
 use super::{GUARDINGS, PRODUCT, guardings, open};
 use crate::corpus::{CORPUS_BYTES, corpus};
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Variant, VariantRole, Workload};
 use crate::experiments::cached::Cached;
 use crate::limits::pair::together;
@@ -21,7 +22,6 @@ use crate::load::workers::{self, Work};
 use crate::load::{UNDISTURBED_IOPS, latencies};
 use crate::metric::Metric;
 use crate::sample::{LatencyPercentiles, Round, Sample};
-use crate::settings::Settings;
 
 /// The name of the variant that runs the codec without a device.
 pub const BARE: &str = "bare-codec";

@@ -9,6 +9,7 @@ use blockyard_core::Disk;
 use super::{Guarding, PRODUCT, Sizes, guardings, open};
 use crate::counted::Counts;
 use crate::error::LabError;
+use crate::experiment::Settings;
 use crate::experiment::{Cell, Comparison, Published, Workload};
 use crate::experiments::cached::Cached;
 use crate::experiments::ram_lines::{self, JOBS, SOURCE_IOZONE, iozone};
@@ -16,7 +17,6 @@ use crate::load::records::{Does, Order, Part, Passed, Records, Task, Way, pass};
 use crate::load::workers;
 use crate::metric::Metric;
 use crate::sample::{RoomCount, Round, Sample};
-use crate::settings::Settings;
 
 /// The length of a record in bytes.
 pub(super) const RECORD_BYTES: u64 = 16 << 10;
