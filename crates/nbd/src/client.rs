@@ -7,11 +7,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use blockyard_os::socket::{self, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 use blockyard_sync::counter::Counter;
 
 use crate::memory::Lease;
-use crate::sys::{self, Wake};
 use crate::wire::Style;
 
 /// How long a disconnected client's thread may take to end before a removal stops waiting for it.
@@ -93,7 +93,7 @@ impl Client {
     pub(crate) fn drain(&self) {
         match &self.shutdown {
             // Wakes a reader at once: it reads what has arrived, and then the end.
-            ShutdownHandle::Socket(socket) => sys::shutdown(socket.as_ref(), Shutdown::Read),
+            ShutdownHandle::Socket(socket) => socket::shutdown(socket.as_ref(), Shutdown::Read),
             ShutdownHandle::Pipes { drain, .. } => drain.raise(),
         }
     }
@@ -109,7 +109,7 @@ impl Client {
         // Relaxed: as in `is_cut`; ending the transport wakes the connection's thread.
         self.cut.store(true, Ordering::Relaxed);
         match &self.shutdown {
-            ShutdownHandle::Socket(socket) => sys::shutdown(socket.as_ref(), Shutdown::Both),
+            ShutdownHandle::Socket(socket) => socket::shutdown(socket.as_ref(), Shutdown::Both),
             ShutdownHandle::Pipes { drain, cut } => {
                 drain.raise();
                 cut.raise();

@@ -19,13 +19,13 @@ use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::rmw::{self, Partial, RmwQueue, Span};
 use blockyard_core::{Bio, BufRef, Channel, Completion, Disk, Due, Flags, Op, RegionId};
 use blockyard_os::map_region;
+use blockyard_os::socket::{Ready, WaitMode};
 
 use crate::batching::AdaptiveBatching;
 use crate::buffers::{ArenaIndex, Buffers, OutSpan, RECEIVE_BYTES};
 use crate::client::Client;
 use crate::command::{CommandError, CommandPlan, ExportRules, error_of};
 use crate::exports::Export;
-use crate::sys::{Ready, WaitMode};
 use crate::transport::{Replies, Transport};
 use crate::wire::{
     self, BASE_ALLOCATION_ID, EXTENDED_REQUEST_BYTES, NbdError, Origin, Request, STATE_HOLE,

@@ -27,7 +27,6 @@ mod listener;
 mod memory;
 mod server;
 mod session;
-mod sys;
 mod tcp;
 pub mod tls;
 mod transport;

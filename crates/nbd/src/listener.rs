@@ -7,8 +7,9 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use blockyard_os::socket::{self, Family};
+
 use crate::endpoint::{Endpoint, ListenError};
-use crate::sys::{self, Family};
 use crate::tcp::listen_tcp;
 use crate::unix::listen_unix;
 
@@ -57,8 +58,8 @@ impl Listener {
 
     /// A listening socket that another program made, such as systemd.
     pub(crate) fn adopt(socket: OwnedFd) -> Result<Listener, ListenError> {
-        let socket = match sys::family(&socket) {
-            _ if !sys::is_listening(&socket) => return Err(ListenError::BadDescriptor),
+        let socket = match socket::family(&socket) {
+            _ if !socket::is_listening(&socket) => return Err(ListenError::BadDescriptor),
             Family::Unix => Socket::Unix(UnixListener::from(socket)),
             Family::Inet => Socket::Tcp(TcpListener::from(socket)),
             Family::OtherSocket | Family::NoSocket => return Err(ListenError::BadDescriptor),
@@ -106,13 +107,13 @@ impl Socket {
     pub(crate) fn accept(&self) -> io::Result<Option<(Arc<OwnedFd>, String)>> {
         let accepted = match self {
             Socket::Unix(listener) => listener.accept().map(|(stream, _)| {
-                let peer = sys::peer_pid(&stream)
+                let peer = socket::peer_pid(&stream)
                     .map_or("unix".to_owned(), |pid| format!("unix:pid={pid}"));
                 (OwnedFd::from(stream), peer)
             }),
             Socket::Tcp(listener) => listener.accept().map(|(stream, address)| {
                 set_no_delay(&stream);
-                sys::keep_alive(&stream);
+                socket::keep_alive(&stream);
                 (OwnedFd::from(stream), format!("tcp:{address}"))
             }),
         };

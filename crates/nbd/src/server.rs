@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use blockyard_os::socket::{self, Family, Ready, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
 use crate::client::{CUT_GRACE, Client, ConnectionInfo, ShutdownHandle};
@@ -19,7 +20,6 @@ use crate::exports::Exports;
 use crate::listener::{Listener, Socket};
 use crate::memory::MemoryBudget;
 use crate::session::{self, SessionConfig};
-use crate::sys::{self, Family, Ready, Wake};
 use crate::tls::{Acceptor, TlsConfig, TlsError, TlsMode};
 use crate::transport::{Pipes, Transport};
 
@@ -414,7 +414,7 @@ impl Shared {
     /// The loop of the accepting thread.
     fn accept_all(self: &Arc<Shared>, listener: &Listener) {
         while !self.stopping() {
-            match sys::wait_readable(listener.sockets(), &self.wake) {
+            match socket::wait_readable(listener.sockets(), &self.wake) {
                 Ok(Ready::Yes) => {}
                 Ok(Ready::Woken | Ready::No) => continue,
                 Err(error) => {
@@ -467,11 +467,11 @@ impl Shared {
 
     /// Starts a thread for a client, if there is room for it.
     fn admit(self: &Arc<Shared>, socket: Arc<OwnedFd>, peer: String) {
-        sys::set_send_buffer(socket.as_ref(), self.send_buffer_bytes());
-        sys::set_timeouts(socket.as_ref(), self.options.memory.blocked_max());
+        socket::set_send_buffer(socket.as_ref(), self.send_buffer_bytes());
+        socket::set_timeouts(socket.as_ref(), self.options.memory.blocked_max());
         let line = ShutdownHandle::Socket(Arc::clone(&socket));
         let transport = Transport::Socket(Arc::clone(&socket));
-        let left = match sys::leaves_descriptors(socket.as_ref()) {
+        let left = match socket::leaves_descriptors(socket.as_ref()) {
             true => self.start_client(transport, Some(socket), peer, line),
             false => Err(io::Error::other(format!(
                 "{peer}: few descriptors are left; raise the limit of open files (ulimit -n)"
@@ -539,7 +539,7 @@ impl Shared {
         let input = duplicate(&io::stdin())?;
         let output = duplicate(&io::stdout())?;
         let peer = "stdio".to_owned();
-        let started = match sys::family(&input) {
+        let started = match socket::family(&input) {
             Family::Unix | Family::Inet => {
                 // nbdinfo and others pass one socket as both.
                 let socket = Arc::new(input);

@@ -90,9 +90,9 @@ mod absent {
     use std::time::{Duration, Instant};
 
     use blockyard_core::Region;
+    use blockyard_os::socket::{Ready, WaitMode};
 
     use crate::memory::Lease;
-    use crate::sys::{Ready, WaitMode};
     use crate::tls::{TlsConfig, TlsError, TlsMode};
     use crate::transport::Replies;
 

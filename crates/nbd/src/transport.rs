@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Region;
-
-use crate::memory::Lease;
-use crate::sys::{
+use blockyard_os::socket::{
     self, Interest, PieceSource, Ready, SendMode, SendPiece, WaitMode, Wake, left, read_socket,
     timed_out, write_socket,
 };
+
+use crate::memory::Lease;
 use crate::tls::TlsTransport;
 
 /// The connection to a client.
@@ -49,10 +49,10 @@ pub(crate) struct Pipes {
 impl Pipes {
     /// Waits for input; `Woken` only when there is none.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<Ready> {
-        match sys::wait(&self.input, Interest::Readable, Some(&self.drain), timeout)? {
+        match socket::wait(&self.input, Interest::Readable, Some(&self.drain), timeout)? {
             Ready::Woken => {
                 let now = Some(Duration::ZERO);
-                match sys::wait(&self.input, Interest::Readable, None, now)? {
+                match socket::wait(&self.input, Interest::Readable, None, now)? {
                     Ready::Yes => Ok(Ready::Yes),
                     Ready::No | Ready::Woken => Ok(Ready::Woken),
                 }
@@ -64,11 +64,11 @@ impl Pipes {
     /// Sleeps until the output accepts a page; calls `full` before it sleeps.
     fn wait_writable(&self, full: &mut dyn FnMut()) -> io::Result<()> {
         let now = Some(Duration::ZERO);
-        if sys::wait(&self.output, Interest::Writable, Some(&self.cut), now)? == Ready::No {
+        if socket::wait(&self.output, Interest::Writable, Some(&self.cut), now)? == Ready::No {
             full();
         }
         loop {
-            match sys::wait(&self.output, Interest::Writable, Some(&self.cut), None)? {
+            match socket::wait(&self.output, Interest::Writable, Some(&self.cut), None)? {
                 Ready::Yes => return Ok(()),
                 Ready::Woken => return Err(io::ErrorKind::BrokenPipe.into()),
                 Ready::No => {}
@@ -86,7 +86,7 @@ impl Pipes {
         while let Some(&first) = pieces.first() {
             self.wait_writable(full)?;
             let page = SendPiece { len: first.len.min(PIPE_BYTES), ..first };
-            let sent = sys::send(&self.output, SendMode::Pipe, region, bytes, &[page])?;
+            let sent = socket::send(&self.output, SendMode::Pipe, region, bytes, &[page])?;
             let gone = advance(pieces, sent);
             pieces = &mut pieces[gone..];
         }
@@ -95,7 +95,7 @@ impl Pipes {
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.wait_writable(&mut || {})?;
-        sys::write_slice(&self.output, &bytes[..bytes.len().min(PIPE_BYTES)])
+        socket::write_slice(&self.output, &bytes[..bytes.len().min(PIPE_BYTES)])
     }
 }
 
@@ -110,11 +110,11 @@ impl Transport {
         mode: WaitMode,
     ) -> io::Result<usize> {
         match self {
-            Transport::Socket(socket) => sys::recv(socket.as_ref(), region, offset, len, mode),
+            Transport::Socket(socket) => socket::recv(socket.as_ref(), region, offset, len, mode),
             Transport::Pipes(pipes) => {
                 let timeout = (mode == WaitMode::NonBlocking).then_some(Duration::ZERO);
                 match pipes.wait(timeout)? {
-                    Ready::Yes => sys::read(&pipes.input, region, offset, len),
+                    Ready::Yes => socket::read(&pipes.input, region, offset, len),
                     Ready::Woken => Ok(0),
                     Ready::No => Err(io::ErrorKind::WouldBlock.into()),
                 }
@@ -127,7 +127,7 @@ impl Transport {
     pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<Ready> {
         match self {
             Transport::Socket(socket) => {
-                sys::wait(socket.as_ref(), Interest::Readable, None, Some(timeout))
+                socket::wait(socket.as_ref(), Interest::Readable, None, Some(timeout))
             }
             Transport::Pipes(pipes) => pipes.wait(Some(timeout)),
             Transport::Tls(tls) => tls.wait(timeout),
@@ -142,9 +142,9 @@ impl Transport {
         timeout: Duration,
     ) -> io::Result<Ready> {
         match self {
-            Transport::Socket(socket) => sys::wait_either(socket.as_ref(), other, None, timeout),
+            Transport::Socket(socket) => socket::wait_either(socket.as_ref(), other, None, timeout),
             Transport::Pipes(pipes) => {
-                sys::wait_either(&pipes.input, other, Some(&pipes.drain), timeout)
+                socket::wait_either(&pipes.input, other, Some(&pipes.drain), timeout)
             }
             Transport::Tls(tls) => tls.wait_either(other, timeout),
         }
@@ -174,7 +174,7 @@ impl Transport {
         match self {
             Transport::Socket(socket) => read_socket(socket, into, Some(deadline)),
             Transport::Pipes(pipes) => match pipes.wait(Some(left(deadline)))? {
-                Ready::Yes => sys::read_slice(&pipes.input, into),
+                Ready::Yes => socket::read_slice(&pipes.input, into),
                 Ready::Woken => Ok(0),
                 Ready::No => Err(timed_out("the client said nothing for too long")),
             },
@@ -215,7 +215,7 @@ fn send_all(
     let (bytes, mut pieces) = replies.parts();
     let mut has_slept = false;
     while !pieces.is_empty() {
-        match sys::send(socket, SendMode::SocketNow, region, bytes, pieces) {
+        match socket::send(socket, SendMode::SocketNow, region, bytes, pieces) {
             Ok(sent) => {
                 lease.note_moved();
                 let gone = advance(pieces, sent);
@@ -228,7 +228,7 @@ fn send_all(
                 }
                 lease.note_blocked();
                 // Without a timeout: a cut shuts the socket down, which ends the wait.
-                sys::wait(socket, Interest::Writable, None, None)?;
+                socket::wait(socket, Interest::Writable, None, None)?;
             }
             Err(error) => return Err(error),
         }

@@ -12,8 +12,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use blockyard_os::socket;
+
 use crate::endpoint::{ListenError, SocketAccess, UnixPlace};
-use crate::sys;
 
 /// Listens at a path. The socket of a server that has ended is replaced; any other file is not.
 ///
@@ -28,19 +29,20 @@ pub fn listen_unix(place: &UnixPlace) -> Result<UnixListener, ListenError> {
         id.ok_or_else(|| io::Error::other(format!("{what} `{name}` does not exist")))
     };
     let SocketAccess { owner, group, .. } = &place.access;
-    let owner = owner.as_deref().map(|name| known("user", name, sys::user_id(name))).transpose();
-    let group = group.as_deref().map(|name| known("group", name, sys::group_id(name))).transpose();
+    let owner = owner.as_deref().map(|name| known("user", name, socket::user_id(name))).transpose();
+    let group =
+        group.as_deref().map(|name| known("group", name, socket::group_id(name))).transpose();
     let ids = (owner.map_err(system)?, group.map_err(system)?);
     let mode = place.access.mode();
-    let socket = match sys::bind_unix(path, mode) {
+    let socket = match socket::bind_unix(path, mode) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             remove_stale(path)?;
-            sys::bind_unix(path, mode)
+            socket::bind_unix(path, mode)
         }
         bound => bound,
     };
     let socket = socket.map_err(system)?;
-    let listening = settle(path, mode, ids).and_then(|()| sys::listen(&socket));
+    let listening = settle(path, mode, ids).and_then(|()| socket::listen(&socket));
     match listening {
         Ok(()) => Ok(UnixListener::from(socket)),
         Err(error) => {

@@ -1,11 +1,12 @@
 //! Facilities of the operating system that the standard library does not offer, each used by
 //! several crates: files that replace others atomically, identities, mapped memory, precise timers,
-//! the mount table and unmounting.
+//! the mount table, unmounting, and socket calls.
 
 mod atomic_file;
 mod identity;
 mod memory;
 mod mount_table;
+pub mod socket;
 mod timer;
 mod unmount;
 

@@ -7,6 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Region;
+use blockyard_os::socket::{
+    self, Interest, PieceSource, Ready, WaitMode, read_socket, write_socket,
+};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use rustls_pki_types::pem::PemObject;
@@ -16,7 +19,6 @@ use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
 use crate::access::escaped;
 use crate::memory::Lease;
-use crate::sys::{self, Interest, PieceSource, Ready, WaitMode, read_socket, write_socket};
 use crate::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsConfig, TlsError, TlsMode};
 use crate::transport::Replies;
 
@@ -178,7 +180,7 @@ impl TlsTransport {
         if self.session.reader().fill_buf().is_ok() {
             return Ok(Ready::Yes);
         }
-        sys::wait(&self.socket, Interest::Readable, None, Some(timeout))
+        socket::wait(&self.socket, Interest::Readable, None, Some(timeout))
     }
 
     /// Sleeps until there are bytes to receive, or another descriptor is readable.
@@ -190,7 +192,7 @@ impl TlsTransport {
         if self.session.reader().fill_buf().is_ok() {
             return Ok(Ready::Yes);
         }
-        sys::wait_either(&self.socket, other, None, timeout)
+        socket::wait_either(&self.socket, other, None, timeout)
     }
 
     /// Passes plaintext to `take`, which returns the number of bytes taken. 0 is the end of the
@@ -215,7 +217,7 @@ impl TlsTransport {
             }
             if mode == WaitMode::NonBlocking {
                 let now = Some(Duration::ZERO);
-                if sys::wait(&self.socket, Interest::Readable, None, now)? != Ready::Yes {
+                if socket::wait(&self.socket, Interest::Readable, None, now)? != Ready::Yes {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
             }

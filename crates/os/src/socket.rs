@@ -1,9 +1,8 @@
-//! System calls that the standard library does not offer in the needed form: receiving into and
-//! sending from a region, and waiting for descriptors.
+//! Socket calls of exporters that the standard library does not offer in the needed form: receiving
+//! into and sending from a region, waiting for descriptors, and sockets with an owner.
 //!
-//! This is the only file of this exporter with unsafe code. Regions are accessed by checked ranges
-//! only.
-#![allow(unsafe_code)]
+//! Regions are accessed by checked ranges only.
+#![allow(unsafe_code)] // Raw system calls.
 
 use std::ffi::CString;
 use std::io;
@@ -28,7 +27,7 @@ const PART_LEFT: u64 = 4;
 
 /// Whether a new client leaves enough descriptors to the rest of the process. The system assigns
 /// the lowest free number, so all numbers below this one are in use.
-pub(crate) fn leaves_descriptors(socket: impl AsFd) -> bool {
+pub fn leaves_descriptors(socket: impl AsFd) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let number = u64::from(socket.as_fd().as_raw_fd().cast_unsigned());
     number < limit - (limit / PART_LEFT).min(DESCRIPTORS_LEFT)
@@ -51,7 +50,7 @@ fn uninterrupted(mut call: impl FnMut() -> isize) -> io::Result<usize> {
 
 /// The wait mode of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WaitMode {
+pub enum WaitMode {
     /// Sleep until there are bytes.
     AnyBytes,
     /// Sleep until all bytes have arrived, or the end.
@@ -67,7 +66,10 @@ fn range(region: &Region, offset: u64, len: usize) -> io::Result<NonNull<u8>> {
 }
 
 /// Receives from a socket into a region.
-pub(crate) fn recv(
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn recv(
     socket: impl AsFd,
     region: &Region,
     offset: u64,
@@ -87,7 +89,10 @@ pub(crate) fn recv(
 }
 
 /// Reads from a pipe into a region.
-pub(crate) fn read(pipe: impl AsFd, region: &Region, offset: u64, len: usize) -> io::Result<usize> {
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn read(pipe: impl AsFd, region: &Region, offset: u64, len: usize) -> io::Result<usize> {
     let fd = pipe.as_fd().as_raw_fd();
     let into = range(region, offset, len)?;
     // SAFETY: as for `recv`.
@@ -95,14 +100,20 @@ pub(crate) fn read(pipe: impl AsFd, region: &Region, offset: u64, len: usize) ->
 }
 
 /// Receives from a descriptor of any kind into ordinary memory; sleeps until there are bytes.
-pub(crate) fn read_slice(from: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn read_slice(from: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
     let fd = from.as_fd().as_raw_fd();
     // SAFETY: the slice is writable for its length.
     uninterrupted(|| unsafe { libc::read(fd, into.as_mut_ptr().cast(), into.len()) })
 }
 
 /// Sends ordinary memory to a socket without sleeping, and never raises a signal.
-pub(crate) fn send_slice(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn send_slice(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: the slice is readable for its length.
@@ -110,7 +121,10 @@ pub(crate) fn send_slice(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
 }
 
 /// Writes ordinary memory to a pipe.
-pub(crate) fn write_slice(pipe: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn write_slice(pipe: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     let fd = pipe.as_fd().as_raw_fd();
     // SAFETY: the slice is readable for its length.
     uninterrupted(|| unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) })
@@ -118,16 +132,18 @@ pub(crate) fn write_slice(pipe: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
 
 /// A contiguous range of bytes to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SendPiece {
-    pub(crate) source: PieceSource,
+pub struct SendPiece {
+    /// The memory.
+    pub source: PieceSource,
     /// Offset in the source.
-    pub(crate) offset: u64,
-    pub(crate) len: usize,
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: usize,
 }
 
 /// The memory of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PieceSource {
+pub enum PieceSource {
     /// In the connection's region.
     Region,
     /// In the bytes that are passed with the pieces.
@@ -136,7 +152,7 @@ pub(crate) enum PieceSource {
 
 /// The kind of descriptor to which pieces are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SendMode {
+pub enum SendMode {
     /// A pipe.
     Pipe,
     /// A socket, without sleeping: `WouldBlock` if it accepts nothing. A closed peer is an error
@@ -145,7 +161,10 @@ pub(crate) enum SendMode {
 }
 
 /// Sends pieces in order, as many as one call accepts, and returns the number of bytes sent.
-pub(crate) fn send(
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn send(
     to: impl AsFd,
     mode: SendMode,
     region: &Region,
@@ -187,7 +206,7 @@ pub(crate) fn send(
 
 /// The result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ready {
+pub enum Ready {
     /// The descriptor is ready, or at its end.
     Yes,
     /// The wake was raised.
@@ -198,7 +217,7 @@ pub(crate) enum Ready {
 
 /// The event to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Interest {
+pub enum Interest {
     /// Bytes to read, or the end.
     Readable,
     /// Room to write, or the end.
@@ -206,7 +225,10 @@ pub(crate) enum Interest {
 }
 
 /// Waits until a descriptor is ready, a wake is raised, or the time is up.
-pub(crate) fn wait(
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn wait(
     fd: impl AsFd,
     interest: Interest,
     wake: Option<&Wake>,
@@ -234,7 +256,10 @@ pub(crate) fn wait(
 
 /// Waits until a descriptor is readable or at its end, or another one is, or the time is up. A wake
 /// counts only if neither is ready.
-pub(crate) fn wait_either(
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn wait_either(
     fd: impl AsFd,
     other: Option<RawFd>,
     wake: Option<&Wake>,
@@ -253,7 +278,10 @@ pub(crate) fn wait_either(
 }
 
 /// Waits until one of several descriptors has something to read, or its end, or a wake is raised.
-pub(crate) fn wait_readable(fds: &[impl AsFd], wake: &Wake) -> io::Result<Ready> {
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn wait_readable(fds: &[impl AsFd], wake: &Wake) -> io::Result<Ready> {
     let entry =
         |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut entries = vec![entry(wake.0.as_fd())];
@@ -285,17 +313,20 @@ fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<(
 }
 
 /// An error for a client that did nothing for too long.
-pub(crate) fn timed_out(what: &'static str) -> io::Error {
+pub fn timed_out(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, what)
 }
 
 /// The time left until a deadline.
-pub(crate) fn left(deadline: Instant) -> Duration {
+pub fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
 /// Reads from a socket into ordinary memory, before the deadline if there is one.
-pub(crate) fn read_socket(
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn read_socket(
     socket: &OwnedFd,
     into: &mut [u8],
     deadline: Option<Instant>,
@@ -311,7 +342,10 @@ pub(crate) fn read_socket(
 
 /// Writes to a socket from ordinary memory, before the deadline if there is one; calls `full`
 /// before it sleeps.
-pub(crate) fn write_socket(
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn write_socket(
     socket: &OwnedFd,
     bytes: &[u8],
     deadline: Option<Instant>,
@@ -331,7 +365,7 @@ pub(crate) fn write_socket(
 
 /// Shuts down one or both directions of a socket, for every holder of it. Does nothing to a socket
 /// that has ended.
-pub(crate) fn shutdown(socket: impl AsFd, how: Shutdown) {
+pub fn shutdown(socket: impl AsFd, how: Shutdown) {
     let how = match how {
         Shutdown::Read => libc::SHUT_RD,
         Shutdown::Write => libc::SHUT_WR,
@@ -360,7 +394,7 @@ fn socket_option(fd: impl AsFd, name: libc::c_int) -> Option<libc::c_int> {
 
 /// The kind of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Family {
+pub enum Family {
     /// A stream socket of the unix family.
     Unix,
     /// A stream socket of an internet family.
@@ -372,7 +406,7 @@ pub(crate) enum Family {
 }
 
 /// The kind of a descriptor.
-pub(crate) fn family(fd: impl AsFd) -> Family {
+pub fn family(fd: impl AsFd) -> Family {
     let fd = fd.as_fd();
     let Some(domain) = socket_option(fd, libc::SO_DOMAIN) else { return Family::NoSocket };
     if socket_option(fd, libc::SO_TYPE) != Some(libc::SOCK_STREAM) {
@@ -386,12 +420,12 @@ pub(crate) fn family(fd: impl AsFd) -> Family {
 }
 
 /// Whether a descriptor is a socket that listens.
-pub(crate) fn is_listening(fd: impl AsFd) -> bool {
+pub fn is_listening(fd: impl AsFd) -> bool {
     socket_option(fd, libc::SO_ACCEPTCONN) == Some(1)
 }
 
 /// The process at the other end of a unix socket.
-pub(crate) fn peer_pid(socket: impl AsFd) -> Option<i32> {
+pub fn peer_pid(socket: impl AsFd) -> Option<i32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the structure and its length live through the call and match.
@@ -421,7 +455,7 @@ fn set_option(
 }
 
 /// Requests a send buffer of this size; the system may grant less.
-pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: libc::c_int) {
+pub fn set_send_buffer(socket: impl AsFd, bytes: libc::c_int) {
     // Only privileged processes may exceed the system's maximum; others get up to that.
     let socket = socket.as_fd();
     if !set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes) {
@@ -430,7 +464,7 @@ pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: libc::c_int) {
 }
 
 /// Sets the timeout of sends and receives, which then return `WouldBlock`.
-pub(crate) fn set_timeouts(socket: impl AsFd, time: Duration) {
+pub fn set_timeouts(socket: impl AsFd, time: Duration) {
     let value = libc::timeval {
         tv_sec: time.as_secs() as libc::time_t,
         tv_usec: time.subsec_micros().into(),
@@ -447,7 +481,7 @@ pub(crate) fn set_timeouts(socket: impl AsFd, time: Duration) {
 
 /// Has the kernel probe a silent TCP peer after a minute, and give it up after another. Otherwise
 /// the connection of a host that lost its power would remain for ever.
-pub(crate) fn keep_alive(socket: impl AsFd) {
+pub fn keep_alive(socket: impl AsFd) {
     let socket = socket.as_fd();
     set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 60);
@@ -463,7 +497,10 @@ const ENTRY_BYTES: usize = 64 << 10;
 
 /// A stream socket of the unix family, bound at a path whose file has `mode`, less the umask. It
 /// does not listen yet.
-pub(crate) fn bind_unix(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn bind_unix(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is involved.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
@@ -488,14 +525,17 @@ pub(crate) fn bind_unix(path: &Path, mode: u32) -> io::Result<OwnedFd> {
 }
 
 /// Lets clients connect to a bound socket.
-pub(crate) fn listen(socket: impl AsFd) -> io::Result<()> {
+///
+/// # Errors
+/// If the system call fails, or an argument is invalid.
+pub fn listen(socket: impl AsFd) -> io::Result<()> {
     // SAFETY: no memory is involved.
     check(unsafe { libc::listen(socket.as_fd().as_raw_fd(), BACKLOG) } as isize)?;
     Ok(())
 }
 
 /// The number of a user, given by name or number; `None` if there is no such user.
-pub(crate) fn user_id(name: &str) -> Option<u32> {
+pub fn user_id(name: &str) -> Option<u32> {
     if let Ok(id) = name.parse() {
         return Some(id);
     }
@@ -519,7 +559,7 @@ pub(crate) fn user_id(name: &str) -> Option<u32> {
 }
 
 /// The number of a group, given by name or number; `None` if there is no such group.
-pub(crate) fn group_id(name: &str) -> Option<u32> {
+pub fn group_id(name: &str) -> Option<u32> {
     if let Ok(id) = name.parse() {
         return Some(id);
     }
@@ -543,10 +583,14 @@ pub(crate) fn group_id(name: &str) -> Option<u32> {
 
 /// A flag that wakes a sleeping thread.
 #[derive(Debug)]
-pub(crate) struct Wake(OwnedFd);
+pub struct Wake(OwnedFd);
 
 impl Wake {
-    pub(crate) fn new() -> io::Result<Wake> {
+    /// A flag that is not raised.
+    ///
+    /// # Errors
+    /// If the system call fails, or an argument is invalid.
+    pub fn new() -> io::Result<Wake> {
         // SAFETY: no memory is involved.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         check(fd as isize)?;
@@ -555,7 +599,7 @@ impl Wake {
     }
 
     /// Raises the flag permanently.
-    pub(crate) fn raise(&self) {
+    pub fn raise(&self) {
         let one: u64 = 1;
         // SAFETY: the eight bytes live through the call. It fails only when the counter would
         // overflow, and then the flag is already raised.
