@@ -10,6 +10,7 @@ pub mod fuse;
 pub mod input;
 pub mod media;
 pub mod nbd;
+pub mod nvme;
 pub mod ram;
 pub mod refusals;
 pub mod stream;

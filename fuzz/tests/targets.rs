@@ -38,6 +38,7 @@ target!(drive_answers, blockyard_fuzz::drive::drive_answers);
 target!(fuse_wire, blockyard_fuzz::fuse::fuse_wire);
 target!(media, blockyard_fuzz::media::media);
 target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
+target!(nvme_wire, blockyard_fuzz::nvme::nvme_wire);
 target!(trace, blockyard_fuzz::trace::trace);
 target!(uri, blockyard_fuzz::texts::uri);
 target!(config, blockyard_fuzz::texts::config);

@@ -1,0 +1,846 @@
+//! A connection: PDUs become commands, completions become PDUs.
+//!
+//! ```text
+//! receive ▸ parse all that is there ▸ push, submit, reap ▸ send all PDUs ▸ receive ..
+//! ```
+//!
+//! ```text
+//!           ICReq           Connect of queue 0 ──▸ ADMIN
+//! NEW ──────────────▸ IDLE ─┤
+//!                           └ Connect of queue N ─▸ I/O
+//! ```
+//!
+//! A connection has one thread, and one of an I/O queue has one channel. It takes no lock and
+//! allocates nothing per I/O command. Commands in flight, their memory and the PDUs of a batch are
+//! bounded.
+
+use std::io::{self, Read};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blockyard_core::clock::{Clock, Monotonic};
+use blockyard_core::{Completion, Due, Op, Region};
+use blockyard_os::socket::{self, Ready, WaitMode};
+
+use crate::admin::{AdminAnswer, AdminQueue};
+use crate::command::{Cqe, FABRICS_OPCODE, Sqe, StatusCode, fabrics_type};
+use crate::controller::{ControllerTarget, Controllers};
+use crate::data_pool::{DataPool, PageSpan};
+use crate::fabrics::{
+    CONNECT_BYTES, CONTROLLER_OFFSET, ConnectRefusal, ConnectRequest, DISCOVERY_NQN,
+    NEW_CONTROLLER, PropertyRequest, SUBSYSTEM_OFFSET,
+};
+use crate::host_link::{HostLink, LinkRole};
+use crate::identify::QUEUE_ENTRIES_MAX;
+use crate::io_queue::{CommandProgress, IoQueue};
+use crate::namespace::{IoPlan, Transfer, check_pointer};
+use crate::outbox::Outbox;
+use crate::slots::{CommandPlan, CommandSlots, SlotPhase};
+use crate::subsystems::Subsystems;
+use crate::wire::{
+    self, C2hData, CAPSULE_HEADER_BYTES, COMMON_HEADER_BYTES, DIGEST_BYTES, Digests, FatalStatus,
+    H2cData, IcReq, PduFault, PduHeader, PduLayout, WHOLE_PDU_BYTES_MAX, crc32c, pdu_type, u32_at,
+};
+
+/// The bytes that one receive asks for; the longest PDU that is parsed as a whole fits.
+const INBOX_BYTES: usize = 64 << 10;
+/// How long a host may take from connecting to its Connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection is idle before it returns memory.
+const IDLE_BEFORE_SHRINK: Duration = Duration::from_secs(1);
+/// How long an ending connection waits for its commands in flight.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The poll interval of a channel that does not report when completions are due.
+const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// The longest wait for the device before the next check whether the connection was cut.
+const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a connection waits after its TermReq for the host to close it.
+const LINGER: Duration = Duration::from_secs(1);
+
+const _: () = assert!(WHOLE_PDU_BYTES_MAX < INBOX_BYTES, "a whole PDU fits");
+
+/// The state that all connections of a server share.
+#[derive(Debug)]
+pub(crate) struct SessionShared {
+    pub(crate) subsystems: Arc<Subsystems>,
+    pub(crate) controllers: Controllers,
+}
+
+/// What a connection is.
+enum QueueRole {
+    /// Before the ICReq.
+    New,
+    /// Before the Connect.
+    Idle,
+    /// The admin queue of a controller.
+    Admin(AdminQueue),
+    /// An I/O queue of a controller.
+    Io(Box<IoQueue>),
+}
+
+/// Data of a PDU that is being received.
+#[derive(Clone, Copy, Debug)]
+struct ReceivingData {
+    slot: u16,
+    /// The place of this PDU's data in the region.
+    start: u64,
+    len: u32,
+    received: u32,
+}
+
+/// Received bytes that are not parsed yet.
+#[derive(Debug)]
+struct Inbox {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Inbox {
+    fn unread(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn skip(&mut self, len: usize) {
+        self.start += len;
+    }
+
+    /// Room for receiving.
+    fn room(&mut self) -> &mut [u8] {
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        &mut self.bytes[self.end..]
+    }
+}
+
+/// The connection of a host.
+pub(crate) struct HostConnection {
+    shared: Arc<SessionShared>,
+    link: Arc<HostLink>,
+    address: SocketAddr,
+    role: QueueRole,
+    opened: Instant,
+    inbox: Inbox,
+    outbox: Outbox,
+    pool: DataPool,
+    slots: CommandSlots,
+    /// Commands that wait for memory, in the order of arrival.
+    waiting: std::collections::VecDeque<u16>,
+    receiving: Option<ReceivingData>,
+    /// Pages of data that are being sent.
+    sending: Vec<PageSpan>,
+    done: Vec<Completion>,
+    digests: Digests,
+    data_align: usize,
+    /// The entries of the submission queue; 1 before the Connect.
+    entries: u16,
+    sq_head: u16,
+    flow_control: bool,
+    /// Whether parsing has stopped: only commands in flight complete.
+    ending: bool,
+    overdue_at: Option<Instant>,
+    fault: Option<PduFault>,
+}
+
+impl HostConnection {
+    pub(crate) fn new(
+        shared: Arc<SessionShared>,
+        link: Arc<HostLink>,
+    ) -> io::Result<HostConnection> {
+        link.socket.set_nonblocking(true)?;
+        Ok(HostConnection {
+            address: link.socket.local_addr()?,
+            shared,
+            link,
+            role: QueueRole::New,
+            opened: Instant::now(),
+            inbox: Inbox { bytes: vec![0; INBOX_BYTES].into(), start: 0, end: 0 },
+            outbox: Outbox::new(),
+            pool: DataPool::new()?,
+            slots: CommandSlots::new(),
+            waiting: std::collections::VecDeque::with_capacity(QUEUE_ENTRIES_MAX.into()),
+            receiving: None,
+            sending: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
+            done: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
+            digests: Digests::default(),
+            data_align: 4,
+            entries: 1,
+            sq_head: 0,
+            flow_control: true,
+            ending: false,
+            overdue_at: None,
+            fault: None,
+        })
+    }
+
+    /// Serves the host until it disconnects, is asked to leave, or violates the protocol; the
+    /// violation is returned.
+    ///
+    /// # Errors
+    /// If the connection fails, or is cut.
+    pub(crate) fn serve(&mut self) -> io::Result<Option<PduFault>> {
+        blockyard_os::sharpen_timers();
+        let served = self.serve_commands();
+        if served.is_err() {
+            self.finish();
+        }
+        self.leave();
+        served
+    }
+
+    fn serve_commands(&mut self) -> io::Result<Option<PduFault>> {
+        loop {
+            let needs_bytes = self.parse();
+            let reaped = self.execute();
+            let has_started = self.send()?;
+            if self.ending && self.slots.executing() == 0 {
+                self.linger();
+                return Ok(self.fault);
+            }
+            if self.ending && self.is_overdue() {
+                return Err(socket::timed_out("its last commands took too long"));
+            }
+            if self.link.is_cut() {
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
+            }
+            // Completions may have made room for more bios, and sent data for more commands.
+            if has_started || (reaped > 0 && self.has_bios()) || !(needs_bytes || self.ending) {
+                continue;
+            }
+            self.receive()?;
+        }
+    }
+
+    fn has_bios(&self) -> bool {
+        matches!(&self.role, QueueRole::Io(queue) if !queue.bios.is_empty())
+    }
+
+    /// Waits for commands in flight of a host that can no longer be answered.
+    fn finish(&mut self) {
+        self.ending = true;
+        while self.slots.executing() > 0 && !self.is_overdue() {
+            let reaped = self.execute();
+            if let QueueRole::Io(queue) = &mut self.role
+                && reaped == 0
+            {
+                queue.channel.wait(Some(Instant::now() + CUT_CHECK_INTERVAL));
+            }
+        }
+    }
+
+    /// Whether an ending connection has waited long enough for its device.
+    fn is_overdue(&mut self) -> bool {
+        let now = Instant::now();
+        now >= *self.overdue_at.get_or_insert(now + DRAIN_TIMEOUT)
+    }
+
+    /// Ends what the connection is to its controller and subsystem.
+    fn leave(&mut self) {
+        let subsystem = match std::mem::replace(&mut self.role, QueueRole::New) {
+            QueueRole::New | QueueRole::Idle => return,
+            QueueRole::Admin(admin) => {
+                admin.controller.close();
+                self.shared.controllers.remove(&admin.controller);
+                match &admin.controller.target {
+                    ControllerTarget::Discovery => return,
+                    ControllerTarget::Device(subsystem) => Arc::clone(subsystem),
+                }
+            }
+            QueueRole::Io(queue) => {
+                let IoQueue { controller, number, subsystem, channel, .. } = *queue;
+                // It waits for requests in flight, before the controller stops counting the queue.
+                drop(channel);
+                controller.close_queue(number);
+                subsystem
+            }
+        };
+        subsystem.detach(&self.link);
+    }
+
+    /// After a TermReq: lets the host read it before the socket is closed, which would reset the
+    /// connection if the host has sent more.
+    fn linger(&mut self) {
+        if self.fault.is_none() {
+            return;
+        }
+        socket::shutdown(&self.link.socket, Shutdown::Write);
+        let deadline = Instant::now() + LINGER;
+        let mut bytes = [0; 4096];
+        while !socket::left(deadline).is_zero() {
+            match (&self.link.socket).read(&mut bytes) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let readable = socket::Interest::Readable;
+                    let left = Some(socket::left(deadline));
+                    if socket::wait(&self.link.socket, readable, None, left).is_err() {
+                        return;
+                    }
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Parses the received PDUs; `true` if more bytes are needed for the next one.
+    fn parse(&mut self) -> bool {
+        while !self.ending && !self.outbox.is_full() {
+            match self.parse_one() {
+                Ok(true) => {}
+                Ok(false) => return true,
+                Err(fault) => {
+                    let rejected = self.inbox.unread();
+                    self.outbox.push(|out| wire::print_term(out, &fault, rejected));
+                    self.fault = Some(fault);
+                    self.ending = true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Parses one PDU, or data of one; `false` if more bytes are needed.
+    fn parse_one(&mut self) -> Result<bool, PduFault> {
+        if self.receiving.is_some() {
+            return Ok(self.take_data());
+        }
+        let unread = self.inbox.unread();
+        let Some(header) = PduHeader::parse(unread) else { return Ok(false) };
+        let layout = header.check(self.digests)?;
+        let is_new = matches!(self.role, QueueRole::New);
+        if is_new != (header.kind == pdu_type::IC_REQ) && header.kind != pdu_type::H2C_TERM_REQ {
+            let text = "a PDU before the ICReq, or a second ICReq";
+            return Err(PduFault::new(FatalStatus::Sequence, 0, text));
+        }
+        let needed = if header.kind == pdu_type::H2C_DATA { layout.data_at } else { layout.len };
+        let Some(pdu) = unread.get(..needed) else { return Ok(false) };
+        let has_digest = self.digests.header && header.kind != pdu_type::H2C_TERM_REQ;
+        if has_digest && !is_new {
+            wire::check_header_digest(pdu, layout.header_bytes)?;
+        }
+        match header.kind {
+            pdu_type::IC_REQ => self.initialize()?,
+            pdu_type::CAPSULE_CMD => self.take_capsule(&layout)?,
+            pdu_type::H2C_DATA => self.begin_data(&layout)?,
+            _ => {
+                tracing::debug!(peer = self.link.peer, "the host ended the connection");
+                self.ending = true;
+            }
+        }
+        self.inbox.skip(needed);
+        Ok(true)
+    }
+
+    fn initialize(&mut self) -> Result<(), PduFault> {
+        let request = IcReq::parse(self.inbox.unread())?;
+        let digests = request.digests;
+        self.outbox.push(|out| wire::print_ic_resp(out, digests));
+        self.digests = digests;
+        self.data_align = request.data_align;
+        self.role = QueueRole::Idle;
+        Ok(())
+    }
+
+    /// Begins a command whose capsule has arrived.
+    fn take_capsule(&mut self, layout: &PduLayout) -> Result<(), PduFault> {
+        let overflow =
+            PduFault::new(FatalStatus::Limit, 0, "more commands than the queue has entries");
+        if self.slots.in_use() >= self.entries {
+            return Err(overflow);
+        }
+        let pdu = &self.inbox.unread()[..layout.len];
+        let sqe = Sqe::parse(&pdu[COMMON_HEADER_BYTES..CAPSULE_HEADER_BYTES]);
+        let index = sqe.and_then(|sqe| self.slots.take(sqe)).ok_or(overflow)?;
+        let mut is_damaged = false;
+        if layout.data_len > 0 {
+            let (data, rest) = pdu[layout.data_at..].split_at(layout.data_len);
+            is_damaged = self.digests.data && u32_at(rest, 0) != crc32c(data);
+            let place = self.pool.capsule(index);
+            self.pool.region().write(place, data);
+            self.slots.get(index).data = place;
+        }
+        self.link.stats.commands.add(1);
+        if self.flow_control && self.entries > 1 {
+            self.sq_head = (self.sq_head + 1) % self.entries;
+        }
+        match self.begin(index, layout.data_len) {
+            Err(status) => self.complete(index, status, 0),
+            Ok(()) if is_damaged => self.complete(index, StatusCode::TRANSIENT, 0),
+            Ok(()) => self.start(index),
+        }
+        Ok(())
+    }
+
+    /// Decides what a command is, and where its data are.
+    fn begin(&mut self, index: u16, in_capsule_len: usize) -> Result<(), StatusCode> {
+        let sqe = self.slots.get(index).sqe;
+        let is_connect =
+            sqe.opcode() == FABRICS_OPCODE && sqe.fabrics_type() == fabrics_type::CONNECT;
+        let (plan, transfer) = match &self.role {
+            _ if is_connect => (CommandPlan::Connect, Transfer::FromHost(CONNECT_BYTES)),
+            QueueRole::Io(queue) if sqe.opcode() != FABRICS_OPCODE => {
+                let plan = queue.subsystem.shape.plan(&sqe)?;
+                (CommandPlan::Io(plan), plan.transfer())
+            }
+            // A command of the admin queue has no data from the host but those of a Connect.
+            _ => return Ok(()),
+        };
+        check_pointer(&sqe, transfer, in_capsule_len)?;
+        let slot = self.slots.get(index);
+        slot.plan = plan;
+        if let Transfer::FromHost(len) | Transfer::ToHost(len) = transfer {
+            slot.len = len;
+            if in_capsule_len == 0 {
+                slot.phase = SlotPhase::WaitsForMemory;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a command, or lets it wait for memory.
+    fn start(&mut self, index: u16) {
+        if self.slots.get(index).phase == SlotPhase::WaitsForMemory {
+            self.waiting.push_back(index);
+            self.grant_memory();
+        } else {
+            self.carry_out(index);
+        }
+    }
+
+    /// Gives memory to commands that wait for it, in the order of arrival.
+    fn grant_memory(&mut self) {
+        while let Some(&index) = self.waiting.front() {
+            let slot = self.slots.get(index);
+            let Some(span) = self.pool.take(slot.len) else { return };
+            self.waiting.pop_front();
+            slot.span = Some(span);
+            slot.data = span.offset();
+            let is_read = matches!(slot.plan, CommandPlan::Io(plan)
+                if matches!(plan.transfer(), Transfer::ToHost(_)));
+            if is_read {
+                slot.phase = SlotPhase::Executes;
+                self.carry_out(index);
+                continue;
+            }
+            slot.phase = SlotPhase::Receives;
+            let (cid, len) = (slot.sqe.cid(), slot.len);
+            let tag = self.slots.new_tag(index);
+            let digests = self.digests;
+            self.outbox.push(|out| wire::print_r2t(out, cid, tag, len, digests));
+        }
+    }
+
+    /// Begins to receive the data of an H2CData.
+    fn begin_data(&mut self, layout: &PduLayout) -> Result<(), PduFault> {
+        let data = H2cData::parse(self.inbox.unread(), layout)?;
+        let Some(index) = self.slots.find_receiving(data.tag, data.cid) else {
+            let text = "data that no R2T asked for";
+            return Err(PduFault::new(FatalStatus::HeaderField, 10, text));
+        };
+        let slot = self.slots.get(index);
+        if data.offset != slot.received || data.len > slot.len - slot.received {
+            let text = "data out of order, or outside the requested range";
+            return Err(PduFault::new(FatalStatus::DataRange, 12, text));
+        }
+        let start = slot.data + u64::from(data.offset);
+        self.receiving = Some(ReceivingData { slot: index, start, len: data.len, received: 0 });
+        Ok(())
+    }
+
+    /// Takes received data of an H2CData; `false` if more are needed.
+    fn take_data(&mut self) -> bool {
+        let Some(mut data) = self.receiving else { return true };
+        let unread = self.inbox.unread();
+        let part = unread.len().min((data.len - data.received) as usize);
+        self.pool.region().write(data.start + u64::from(data.received), &unread[..part]);
+        self.inbox.skip(part);
+        data.received += part as u32;
+        self.receiving = Some(data);
+        if data.received < data.len {
+            return false;
+        }
+        let slot = self.slots.get(data.slot);
+        if self.digests.data {
+            let unread = self.inbox.unread();
+            let Some(digest) = unread.get(..DIGEST_BYTES) else { return false };
+            let digest = u32_at(digest, 0);
+            slot.is_damaged |= digest != digest_of(self.pool.region(), data.start, data.len);
+            self.inbox.skip(DIGEST_BYTES);
+        }
+        self.receiving = None;
+        slot.received += data.len;
+        if slot.received == slot.len {
+            slot.phase = SlotPhase::Executes;
+            match slot.is_damaged {
+                true => self.complete(data.slot, StatusCode::TRANSIENT, 0),
+                false => self.carry_out(data.slot),
+            }
+        }
+        true
+    }
+
+    /// Executes a command whose data, if it has any from the host, are complete.
+    fn carry_out(&mut self, index: u16) {
+        let slot = self.slots.get(index);
+        let sqe = slot.sqe;
+        if sqe.opcode() == FABRICS_OPCODE {
+            self.carry_out_fabrics(index, &sqe);
+            return;
+        }
+        match &mut self.role {
+            QueueRole::New | QueueRole::Idle => self.complete(index, StatusCode::SEQUENCE, 0),
+            QueueRole::Io(queue) => {
+                let progress = queue.start(index, slot);
+                self.note(index, progress);
+            }
+            QueueRole::Admin(admin) => match admin.execute(&sqe) {
+                Err(status) => self.complete(index, status, 0),
+                Ok(AdminAnswer::Result(result)) => self.complete(index, StatusCode::OK, result),
+                Ok(AdminAnswer::Waits) => {
+                    self.slots.give(index);
+                }
+                Ok(AdminAnswer::Data(page)) => self.send_page(index, &sqe, &page),
+            },
+        }
+    }
+
+    fn carry_out_fabrics(&mut self, index: u16, sqe: &Sqe) {
+        let controller = match &self.role {
+            QueueRole::Admin(admin) => Some(Arc::clone(&admin.controller)),
+            QueueRole::New | QueueRole::Idle | QueueRole::Io(_) => None,
+        };
+        let property = |get: bool| {
+            let controller = controller.as_ref().ok_or(StatusCode::SEQUENCE)?;
+            let request = PropertyRequest::parse(sqe)?;
+            match get {
+                true => controller.property(&request),
+                false => controller.set_property(&request).map(|()| 0),
+            }
+        };
+        let answer = match sqe.fabrics_type() {
+            fabrics_type::CONNECT => match self.connect(index, sqe) {
+                Ok(controller) => Ok(controller.into()),
+                Err(refusal) => {
+                    self.complete(index, refusal.status, refusal.result);
+                    return;
+                }
+            },
+            fabrics_type::PROPERTY_GET => property(true),
+            fabrics_type::PROPERTY_SET => property(false),
+            _ => Err(StatusCode::INVALID_OPCODE),
+        };
+        match answer {
+            Ok(result) => self.complete(index, StatusCode::OK, result),
+            Err(status) => self.complete(index, status, 0),
+        }
+    }
+
+    /// Executes a Connect; returns the controller's id.
+    fn connect(&mut self, index: u16, sqe: &Sqe) -> Result<u16, ConnectRefusal> {
+        if !matches!(self.role, QueueRole::Idle) {
+            return Err(ConnectRefusal::new(StatusCode::SEQUENCE));
+        }
+        let mut data = [0; CONNECT_BYTES as usize];
+        self.pool.region().read(self.slots.get(index).data, &mut data);
+        let request = ConnectRequest::parse(sqe, &data)?;
+        let (role, controller) = match request.queue {
+            0 => self.connect_admin(&request)?,
+            _ => self.connect_io(&request)?,
+        };
+        self.role = role;
+        self.entries = request.entries;
+        self.flow_control = !request.no_flow_control;
+        self.sq_head = if self.flow_control { 1 } else { 0xffff };
+        let role = LinkRole {
+            subsystem: request.subsystem,
+            host: request.host.nqn,
+            controller,
+            queue: request.queue,
+        };
+        let (peer, queue) = (&self.link.peer, role.queue);
+        let (subsystem, host) = (&role.subsystem, &role.host);
+        tracing::debug!(peer, subsystem, host, controller, queue, "connected");
+        // A connection has one Connect that succeeds.
+        let _ = self.link.role.set(role);
+        Ok(controller)
+    }
+
+    fn connect_admin(&self, request: &ConnectRequest) -> Result<(QueueRole, u16), ConnectRefusal> {
+        if request.controller != NEW_CONTROLLER {
+            return Err(ConnectRefusal::in_data(CONTROLLER_OFFSET));
+        }
+        let target = if request.subsystem == DISCOVERY_NQN {
+            ControllerTarget::Discovery
+        } else {
+            let unknown = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
+            let subsystem = self.shared.subsystems.find(&request.subsystem).ok_or(unknown)?;
+            if !subsystem.attach(&self.link) {
+                return Err(unknown);
+            }
+            if subsystem.is_claimed() {
+                subsystem.detach(&self.link);
+                tracing::warn!(
+                    subsystem = request.subsystem,
+                    host = request.host.nqn,
+                    "a host was refused: a file system of the device is mounted; unmount it first"
+                );
+                return Err(ConnectRefusal::new(StatusCode::CONNECT_BUSY));
+            }
+            ControllerTarget::Device(subsystem)
+        };
+        let controller = self.shared.controllers.add(target, request);
+        let id = controller.id;
+        let subsystems = Arc::clone(&self.shared.subsystems);
+        Ok((QueueRole::Admin(AdminQueue::new(controller, subsystems, self.address)), id))
+    }
+
+    fn connect_io(&self, request: &ConnectRequest) -> Result<(QueueRole, u16), ConnectRefusal> {
+        let unknown = ConnectRefusal::in_data(CONTROLLER_OFFSET);
+        let controller = self.shared.controllers.find(request.controller).ok_or(unknown)?;
+        let subsystem = match &controller.target {
+            ControllerTarget::Device(subsystem) if subsystem.identity.nqn == request.subsystem => {
+                Arc::clone(subsystem)
+            }
+            _ => return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET)),
+        };
+        controller.open_queue(request, &self.link)?;
+        if !subsystem.attach(&self.link) {
+            controller.close_queue(request.queue);
+            return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET));
+        }
+        let channel = match subsystem.disk().open() {
+            Ok(channel) => channel,
+            Err(error) => {
+                tracing::warn!(subsystem = request.subsystem, %error, "no channel for a queue");
+                controller.close_queue(request.queue);
+                subsystem.detach(&self.link);
+                return Err(ConnectRefusal::new(StatusCode::INTERNAL));
+            }
+        };
+        let (number, id) = (request.queue, controller.id);
+        let queue = IoQueue::new(controller, number, subsystem, channel, self.pool.region());
+        Ok((QueueRole::Io(Box::new(queue)), id))
+    }
+
+    /// Answers a command of an I/O queue that has ended.
+    fn note(&mut self, index: u16, progress: CommandProgress) {
+        let CommandProgress::Ended(status, result) = progress else { return };
+        let slot = self.slots.get(index);
+        let CommandPlan::Io(plan) = slot.plan else {
+            self.complete(index, status, result);
+            return;
+        };
+        if !status.is_ok() {
+            self.complete(index, status, 0);
+            return;
+        }
+        match (plan, plan.transfer()) {
+            (_, Transfer::ToHost(len)) => {
+                let (cid, data) = (slot.sqe.cid(), slot.data);
+                let success = !self.flow_control;
+                self.push_data_header(C2hData { cid, len, success });
+                self.outbox.push_region(data, len as usize);
+                if self.digests.data {
+                    let digest = digest_of(self.pool.region(), data, len);
+                    self.outbox.push(|out| out.extend_from_slice(&digest.to_le_bytes()));
+                }
+                self.link.stats.read_bytes.add(len.into());
+                match success {
+                    true => self.release(index),
+                    false => self.complete(index, status, 0),
+                }
+            }
+            (IoPlan::Bio(bio), Transfer::FromHost(len)) => {
+                debug_assert!(matches!(bio.op, Op::Write | Op::ZoneAppend), "{bio:?} has data");
+                self.link.stats.written_bytes.add(len.into());
+                self.complete(index, status, result);
+            }
+            _ => self.complete(index, status, result),
+        }
+    }
+
+    /// Answers a command of the admin queue with data.
+    fn send_page(&mut self, index: u16, sqe: &Sqe, page: &[u8]) {
+        if let Err(status) = check_pointer(sqe, Transfer::ToHost(page.len() as u32), 0) {
+            self.complete(index, status, 0);
+            return;
+        }
+        let success = !self.flow_control;
+        let (cid, len) = (sqe.cid(), page.len() as u32);
+        self.push_data_header(C2hData { cid, len, success });
+        let digests = self.digests;
+        self.outbox.push(|out| {
+            out.extend_from_slice(page);
+            if digests.data {
+                out.extend_from_slice(&crc32c(page).to_le_bytes());
+            }
+        });
+        match success {
+            true => self.release(index),
+            false => self.complete(index, StatusCode::OK, 0),
+        }
+    }
+
+    fn push_data_header(&mut self, data: C2hData) {
+        let (digests, align) = (self.digests, self.data_align);
+        self.outbox.push(|out| wire::print_data_header(out, &data, digests, align));
+    }
+
+    /// Sends the completion of a command, and frees its slot.
+    fn complete(&mut self, index: u16, status: StatusCode, result: u64) {
+        if !status.is_ok() {
+            self.link.stats.errors.add(1);
+        }
+        let cid = self.slots.get(index).sqe.cid();
+        let cqe = Cqe { result, sq_head: self.sq_head, cid, status };
+        let digests = self.digests;
+        self.outbox.push(|out| wire::print_response(out, &cqe, digests));
+        self.release(index);
+    }
+
+    /// Frees the slot of a command; its data may still have to be sent.
+    fn release(&mut self, index: u16) {
+        self.sending.extend(self.slots.give(index));
+    }
+
+    /// Executes commands; returns the number of completions.
+    fn execute(&mut self) -> usize {
+        let mut reaped = 0;
+        if let QueueRole::Io(queue) = &mut self.role {
+            self.done.clear();
+            queue.execute(&mut self.done);
+            reaped = self.done.len();
+        }
+        for at in 0..reaped {
+            let completion = self.done[at];
+            let index = completion.user_data as u16;
+            if let QueueRole::Io(queue) = &mut self.role {
+                let progress = queue.completed(index, self.slots.get(index), &completion);
+                self.note(index, progress);
+            }
+        }
+        reaped
+    }
+
+    /// Sends all PDUs, and gives their memory to commands that wait for it; `true` if some did.
+    fn send(&mut self) -> io::Result<bool> {
+        if !self.outbox.is_empty() {
+            self.outbox.send(&self.link.socket, self.pool.region())?;
+        }
+        for span in self.sending.drain(..) {
+            self.pool.give(span);
+        }
+        let waiting = self.waiting.len();
+        if !self.ending {
+            self.grant_memory();
+        }
+        Ok(self.waiting.len() < waiting)
+    }
+
+    /// Receives more, or waits for commands in flight.
+    fn receive(&mut self) -> io::Result<()> {
+        if self.ending {
+            return self.wait();
+        }
+        let received = match self.receiving {
+            Some(data) if data.received < data.len && self.inbox.unread().is_empty() => {
+                let (at, len) = (data.start + u64::from(data.received), data.len - data.received);
+                let region = Arc::clone(self.pool.region());
+                let mode = WaitMode::NonBlocking;
+                let got = socket::recv(&self.link.socket, &region, at, len as usize, mode);
+                if let (Ok(got), Some(data)) = (&got, &mut self.receiving) {
+                    data.received += *got as u32;
+                }
+                got
+            }
+            _ => {
+                let got = (&self.link.socket).read(self.inbox.room());
+                self.inbox.end += *got.as_ref().unwrap_or(&0);
+                got
+            }
+        };
+        match received {
+            Ok(0) => self.ending = true,
+            Ok(_) => self.note_heard(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.wait(),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn note_heard(&self) {
+        match &self.role {
+            QueueRole::Admin(admin) => admin.controller.note_heard(),
+            QueueRole::Io(queue) => queue.controller.note_heard(),
+            QueueRole::New | QueueRole::Idle => {}
+        }
+    }
+
+    /// The time until which the host has to send something on this connection.
+    fn deadline(&self) -> Option<Instant> {
+        match &self.role {
+            QueueRole::New | QueueRole::Idle => Some(self.opened + CONNECT_TIMEOUT),
+            QueueRole::Admin(admin) => admin.controller.deadline(),
+            QueueRole::Io(_) => None,
+        }
+    }
+
+    /// Sleeps until bytes arrive or a completion is due.
+    fn wait(&mut self) -> io::Result<()> {
+        let is_idle = self.slots.in_use() == 0;
+        let mut timeout = CONNECT_TIMEOUT;
+        if let Some(deadline) = self.deadline() {
+            if socket::left(deadline).is_zero() {
+                return Err(socket::timed_out("the host was silent for too long"));
+            }
+            timeout = timeout.min(socket::left(deadline));
+        }
+        if is_idle && self.pool.is_touched() {
+            timeout = timeout.min(IDLE_BEFORE_SHRINK);
+        }
+        let mut descriptor = None;
+        if let QueueRole::Io(queue) = &mut self.role
+            && queue.channel.in_flight() > 0
+        {
+            descriptor = queue.descriptor;
+            timeout = timeout.min(match queue.channel.due() {
+                Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())),
+                Due::Never if descriptor.is_some() => CUT_CHECK_INTERVAL,
+                Due::Never => COMPLETION_POLL_INTERVAL,
+            });
+            if timeout.is_zero() || (descriptor.is_some() && !queue.channel.may_sleep()) {
+                return Ok(());
+            }
+        }
+        if self.ending {
+            // The socket is at its end, and would not let the thread sleep.
+            if let QueueRole::Io(queue) = &mut self.role {
+                queue.channel.wait(Some(Instant::now() + timeout.min(CUT_CHECK_INTERVAL)));
+            }
+            return Ok(());
+        }
+        let ready = socket::wait_either(&self.link.socket, descriptor, None, timeout)?;
+        if is_idle && ready == Ready::No && self.pool.is_touched() {
+            self.pool.shrink();
+        }
+        Ok(())
+    }
+}
+
+/// The digest of data in a region.
+fn digest_of(region: &Region, at: u64, len: u32) -> u32 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    let (mut bytes, mut done) = ([0; 4096], 0);
+    while done < len {
+        let part = (len - done).min(bytes.len() as u32) as usize;
+        region.read(at + u64::from(done), &mut bytes[..part]);
+        digest.update(&bytes[..part]);
+        done += part as u32;
+    }
+    digest.finalize() as u32
+}

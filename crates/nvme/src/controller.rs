@@ -1,0 +1,370 @@
+//! A controller: the association of one host with a subsystem, from the Connect of its admin queue
+//! to the end of that connection.
+//!
+//! ```text
+//!            enable (CC.EN = 1)              shut down (CC.SHN)
+//! DISABLED ─────────────────────▸ ENABLED ──────────────────────▸ SHUT DOWN
+//!   ▴   │ enable with settings       │  ▴                            │
+//!   │   │ that are not supported     │  └── disable, then enable ────┤
+//!   │   ▾                            │ disable (CC.EN = 0)           │
+//!   │  FAILED                        ▾                               ▾
+//!   └──────────────────────────── DISABLED ◂─────────────────────────┘
+//!
+//! every state ── close: the admin connection ended, or the host fell silent ──▸ CLOSED
+//! ```
+//!
+//! 1. I/O queues connect in the state enabled only. Leaving it cuts their connections.
+//! 2. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
+//!    queue has ended and so has the last command of the host.
+#![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use blockyard_sync::atomics::{AtomicU64, Ordering};
+
+use crate::command::StatusCode;
+use crate::fabrics::{
+    self, Configuration, ConnectRefusal, ConnectRequest, HOST_OFFSET, HostIdentity,
+    PropertyRequest, keep_alive_rounded, property,
+};
+use crate::host_link::HostLink;
+use crate::subsystems::Subsystem;
+
+/// The most I/O queues of a controller.
+pub const QUEUES_MAX: u16 = 32;
+
+/// The time for which a host may be silent after its keep-alive time-out.
+const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(1);
+
+/// How long a controller may be silent that has no keep-alive time-out and is not enabled, or is a
+/// discovery controller.
+const IDLE_MAX: Duration = Duration::from_secs(120);
+
+/// What a controller gives access to.
+#[derive(Clone, Debug)]
+pub(crate) enum ControllerTarget {
+    /// The discovery log.
+    Discovery,
+    /// A device.
+    Device(Arc<Subsystem>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ControllerPhase {
+    Disabled,
+    Enabled,
+    ShutDown,
+    Failed,
+    Closed,
+}
+
+#[derive(Debug)]
+struct ControllerState {
+    phase: ControllerPhase,
+    config: Configuration,
+    /// The connections of I/O queues.
+    queues: Vec<(u16, Arc<HostLink>)>,
+    keep_alive_ms: u32,
+}
+
+/// A controller, shared by the threads of its connections.
+#[derive(Debug)]
+pub(crate) struct Controller {
+    pub(crate) id: u16,
+    pub(crate) target: ControllerTarget,
+    host: HostIdentity,
+    state: Mutex<ControllerState>,
+    opened: Instant,
+    /// The time at which the host last sent anything on any queue, in milliseconds after `opened`.
+    heard_ms: AtomicU64,
+}
+
+impl Controller {
+    pub(crate) fn new(id: u16, target: ControllerTarget, request: &ConnectRequest) -> Controller {
+        let state = ControllerState {
+            phase: ControllerPhase::Disabled,
+            config: Configuration::default(),
+            queues: Vec::new(),
+            keep_alive_ms: keep_alive_rounded(request.keep_alive_ms),
+        };
+        Controller {
+            id,
+            target,
+            host: request.host.clone(),
+            state: Mutex::new(state),
+            opened: Instant::now(),
+            heard_ms: AtomicU64::new(0),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, ControllerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_discovery(&self) -> bool {
+        matches!(self.target, ControllerTarget::Discovery)
+    }
+
+    /// Notes that the host has sent something.
+    pub(crate) fn note_heard(&self) {
+        // Relaxed: a time stamp that publishes no other data.
+        self.heard_ms.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// The time until which the host has to send something.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let state = self.state();
+        let heard = self.opened + Duration::from_millis(self.heard_ms.load(Ordering::Relaxed));
+        if state.keep_alive_ms > 0 {
+            let silent_max = Duration::from_millis(state.keep_alive_ms.into()) + KEEP_ALIVE_GRACE;
+            return Some(heard + silent_max);
+        }
+        let may_idle = state.phase == ControllerPhase::Enabled && !self.is_discovery();
+        (!may_idle).then(|| heard + IDLE_MAX)
+    }
+
+    /// Whether the host can use the namespace: a zoned one only if it enabled all command sets.
+    pub(crate) fn shows_namespace(&self) -> bool {
+        match &self.target {
+            ControllerTarget::Discovery => false,
+            ControllerTarget::Device(subsystem) => {
+                subsystem.shape.zones.is_none() || self.state().config.has_all_sets()
+            }
+        }
+    }
+
+    /// Whether the controller executes commands other than those for fabrics.
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.state().phase, ControllerPhase::Enabled | ControllerPhase::ShutDown)
+    }
+
+    /// The keep-alive time-out, in milliseconds.
+    pub(crate) fn keep_alive_ms(&self) -> u32 {
+        self.state().keep_alive_ms
+    }
+
+    pub(crate) fn set_keep_alive_ms(&self, ms: u32) {
+        self.state().keep_alive_ms = keep_alive_rounded(ms);
+    }
+
+    /// Answers a Property Get.
+    ///
+    /// # Errors
+    /// If there is no such property, or it has another size.
+    pub(crate) fn property(&self, request: &PropertyRequest) -> Result<u64, StatusCode> {
+        let value = match request.offset {
+            property::CAP => fabrics::capabilities(),
+            property::VS => fabrics::version(),
+            property::CC => self.state().config.0.into(),
+            property::CSTS => self.status().into(),
+            property::NSSR | property::CRTO => 0,
+            _ => return Err(StatusCode::INVALID_FIELD),
+        };
+        if request.is_long == (request.offset == property::CAP) {
+            Ok(value)
+        } else {
+            Err(StatusCode::INVALID_FIELD)
+        }
+    }
+
+    /// The controller status property.
+    fn status(&self) -> u32 {
+        const READY: u32 = 1;
+        const FAILED: u32 = 2;
+        let state = self.state();
+        let has_queues = !state.queues.is_empty();
+        match state.phase {
+            ControllerPhase::Disabled => u32::from(has_queues),
+            ControllerPhase::Enabled => READY,
+            ControllerPhase::ShutDown => READY | if has_queues { 1 << 2 } else { 2 << 2 },
+            ControllerPhase::Failed | ControllerPhase::Closed => FAILED,
+        }
+    }
+
+    /// Executes a Property Set.
+    ///
+    /// # Errors
+    /// If the property cannot be set.
+    pub(crate) fn set_property(&self, request: &PropertyRequest) -> Result<(), StatusCode> {
+        if request.offset != property::CC || request.is_long {
+            return Err(StatusCode::INVALID_FIELD);
+        }
+        let config = Configuration(request.value as u32);
+        let mut state = self.state();
+        let is_supported = config.is_supported(self.is_discovery());
+        let phase = match state.phase {
+            ControllerPhase::Failed if config.is_enabled() => ControllerPhase::Failed,
+            ControllerPhase::Closed => ControllerPhase::Closed,
+            _ if config.asks_shutdown() => ControllerPhase::ShutDown,
+            _ if !config.is_enabled() => ControllerPhase::Disabled,
+            ControllerPhase::Disabled if !is_supported => ControllerPhase::Failed,
+            _ => ControllerPhase::Enabled,
+        };
+        state.config = config;
+        state.enter(phase);
+        Ok(())
+    }
+
+    /// Admits the connection of an I/O queue.
+    ///
+    /// # Errors
+    /// If the controller is not enabled, the host is another one, or there can be no such queue.
+    pub(crate) fn open_queue(
+        &self,
+        request: &ConnectRequest,
+        link: &Arc<HostLink>,
+    ) -> Result<(), ConnectRefusal> {
+        if request.host != self.host {
+            return Err(ConnectRefusal::in_data(HOST_OFFSET));
+        }
+        if self.is_discovery() || request.queue > QUEUES_MAX {
+            return Err(ConnectRefusal::in_command(42));
+        }
+        let mut state = self.state();
+        if state.phase != ControllerPhase::Enabled {
+            return Err(ConnectRefusal::new(StatusCode::CONNECT_BUSY));
+        }
+        if state.queues.iter().any(|(queue, _)| *queue == request.queue) {
+            return Err(ConnectRefusal::new(StatusCode::SEQUENCE));
+        }
+        state.queues.push((request.queue, Arc::clone(link)));
+        Ok(())
+    }
+
+    /// Notes that the connection of an I/O queue has ended.
+    pub(crate) fn close_queue(&self, queue: u16) {
+        self.state().queues.retain(|(other, _)| *other != queue);
+    }
+
+    /// Ends the controller and cuts the connections of its I/O queues.
+    pub(crate) fn close(&self) {
+        self.state().enter(ControllerPhase::Closed);
+    }
+}
+
+impl ControllerState {
+    fn enter(&mut self, phase: ControllerPhase) {
+        self.phase = phase;
+        if phase != ControllerPhase::Enabled {
+            self.queues.iter().for_each(|(_, link)| link.cut());
+        }
+    }
+}
+
+/// The controllers of a server, by their ids.
+#[derive(Debug, Default)]
+pub(crate) struct Controllers {
+    table: Mutex<ControllerTable>,
+}
+
+#[derive(Debug, Default)]
+struct ControllerTable {
+    controllers: Vec<Arc<Controller>>,
+    last_id: u16,
+}
+
+impl Controllers {
+    /// The ids above this one are reserved.
+    const ID_MAX: u16 = 0xffef;
+
+    fn table(&self) -> MutexGuard<'_, ControllerTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new controller with an id that no other one has. The server has fewer connections than
+    /// there are ids.
+    pub(crate) fn add(
+        &self,
+        target: ControllerTarget,
+        request: &ConnectRequest,
+    ) -> Arc<Controller> {
+        let mut table = self.table();
+        loop {
+            table.last_id = table.last_id % Controllers::ID_MAX + 1;
+            let id = table.last_id;
+            if table.controllers.iter().all(|other| other.id != id) {
+                let controller = Arc::new(Controller::new(id, target, request));
+                table.controllers.push(Arc::clone(&controller));
+                return controller;
+            }
+        }
+    }
+
+    pub(crate) fn find(&self, id: u16) -> Option<Arc<Controller>> {
+        self.table().controllers.iter().find(|controller| controller.id == id).cloned()
+    }
+
+    pub(crate) fn remove(&self, controller: &Arc<Controller>) {
+        self.table().controllers.retain(|other| !Arc::ptr_eq(other, controller));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabrics::NEW_CONTROLLER;
+
+    fn request(queue: u16) -> ConnectRequest {
+        ConnectRequest {
+            queue,
+            entries: 32,
+            no_flow_control: false,
+            keep_alive_ms: 0,
+            controller: NEW_CONTROLLER,
+            subsystem: String::new(),
+            host: HostIdentity { id: [1; 16], nqn: "nqn.h".to_owned() },
+        }
+    }
+
+    fn set(controller: &Controller, config: u64) -> u32 {
+        let offset = property::CC;
+        let wanted = PropertyRequest { offset, is_long: false, value: config };
+        controller.set_property(&wanted).unwrap();
+        controller.status()
+    }
+
+    #[test]
+    fn a_discovery_controller_is_enabled_and_shut_down() {
+        let controller = Controller::new(1, ControllerTarget::Discovery, &request(0));
+        assert_eq!((controller.status(), controller.is_ready()), (0, false));
+        assert_eq!(set(&controller, 0x46_0001), 1);
+        assert!(controller.is_ready());
+        assert_eq!(set(&controller, 0x46_4001), 1 | 2 << 2, "shut down, no queue is left");
+        assert_eq!(set(&controller, 0x46_0000), 0);
+    }
+
+    #[test]
+    fn settings_that_are_not_supported_fail_the_controller_until_it_is_disabled() {
+        let controller = Controller::new(1, ControllerTarget::Discovery, &request(0));
+        assert_eq!(set(&controller, 0x46_0011), 2);
+        assert_eq!(set(&controller, 0x46_0001), 2);
+        assert_eq!(set(&controller, 0), 0);
+        assert_eq!(set(&controller, 0x46_0001), 1);
+        controller.close();
+        assert_eq!(set(&controller, 0x46_0001), 2, "a closed controller stays closed");
+    }
+
+    #[test]
+    fn properties_have_one_size() {
+        let controller = Controller::new(1, ControllerTarget::Discovery, &request(0));
+        let get =
+            |offset, is_long| controller.property(&PropertyRequest { offset, is_long, value: 0 });
+        assert_eq!(get(property::VS, false), Ok(0x0002_0000));
+        assert!(get(property::CAP, true).is_ok());
+        for (offset, is_long) in [(property::CAP, false), (property::VS, true), (4, false)] {
+            assert_eq!(get(offset, is_long), Err(StatusCode::INVALID_FIELD));
+        }
+    }
+
+    #[test]
+    fn ids_are_those_of_no_other_controller() {
+        let controllers = Controllers::default();
+        let first = controllers.add(ControllerTarget::Discovery, &request(0));
+        controllers.table().last_id = Controllers::ID_MAX;
+        let second = controllers.add(ControllerTarget::Discovery, &request(0));
+        assert_eq!((first.id, second.id), (1, 2));
+        controllers.remove(&first);
+        assert!(controllers.find(1).is_none() && controllers.find(2).is_some());
+    }
+}

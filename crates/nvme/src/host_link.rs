@@ -1,0 +1,129 @@
+//! A connection as the control plane sees it: the host, its statistics, and how to end it.
+#![allow(clippy::disallowed_types)] // Control plane: a value that is set once, and read in passing.
+
+use std::fmt;
+use std::net::{Shutdown, TcpStream};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use blockyard_os::socket;
+use blockyard_sync::atomics::{AtomicBool, Ordering};
+use blockyard_sync::counter::Counter;
+
+/// How long the thread of a connection that was cut may take to end before a removal stops waiting
+/// for it.
+pub(crate) const CUT_GRACE: Duration = Duration::from_secs(2);
+
+/// Counters of a connection. Its thread writes them, any thread reads them.
+#[derive(Debug, Default)]
+pub(crate) struct LinkStats {
+    pub(crate) commands: Counter,
+    pub(crate) read_bytes: Counter,
+    pub(crate) written_bytes: Counter,
+    pub(crate) errors: Counter,
+}
+
+/// What a connection is for, known after its Connect.
+#[derive(Clone, Debug)]
+pub(crate) struct LinkRole {
+    pub(crate) subsystem: String,
+    pub(crate) host: String,
+    pub(crate) controller: u16,
+    pub(crate) queue: u16,
+}
+
+/// A connection as other threads see it.
+pub(crate) struct HostLink {
+    pub(crate) id: u64,
+    /// The host's address.
+    pub(crate) peer: String,
+    since: SystemTime,
+    pub(crate) stats: LinkStats,
+    pub(crate) role: OnceLock<LinkRole>,
+    /// Whether it was cut: its thread ends at the next check, with or without commands in flight.
+    cut: AtomicBool,
+    pub(crate) socket: TcpStream,
+}
+
+impl HostLink {
+    pub(crate) fn new(id: u64, peer: String, socket: TcpStream) -> HostLink {
+        HostLink {
+            id,
+            peer,
+            since: SystemTime::now(),
+            stats: LinkStats::default(),
+            role: OnceLock::new(),
+            cut: AtomicBool::new(false),
+            socket,
+        }
+    }
+
+    /// Asks the connection to complete the commands that the device executes and then to end.
+    pub(crate) fn drain(&self) {
+        socket::shutdown(&self.socket, Shutdown::Read);
+    }
+
+    /// Whether the connection is to end regardless of commands in flight.
+    pub(crate) fn is_cut(&self) -> bool {
+        // Relaxed: the flag publishes no data.
+        self.cut.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connection, sent or not, and its wait for the device.
+    pub(crate) fn cut(&self) {
+        // Relaxed: as in `is_cut`; the end of the socket wakes the connection's thread.
+        self.cut.store(true, Ordering::Relaxed);
+        socket::shutdown(&self.socket, Shutdown::Both);
+    }
+
+    pub(crate) fn info(&self) -> LinkInfo {
+        let role = self.role.get();
+        LinkInfo {
+            id: self.id,
+            peer: self.peer.clone(),
+            since: self.since,
+            subsystem: role.map(|role| role.subsystem.clone()),
+            host: role.map(|role| role.host.clone()),
+            controller: role.map(|role| role.controller),
+            queue: role.map(|role| role.queue),
+            commands: self.stats.commands.get(),
+            read_bytes: self.stats.read_bytes.get(),
+            written_bytes: self.stats.written_bytes.get(),
+            errors: self.stats.errors.get(),
+        }
+    }
+}
+
+impl fmt::Debug for HostLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostLink").field("id", &self.id).field("peer", &self.peer).finish()
+    }
+}
+
+/// A connection as listings show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkInfo {
+    /// The connection's number in this server.
+    pub id: u64,
+    /// The host's address.
+    pub peer: String,
+    /// The time of its acceptance.
+    pub since: SystemTime,
+    /// The NQN of the subsystem; `None` before the Connect.
+    pub subsystem: Option<String>,
+    /// The NQN of the host.
+    pub host: Option<String>,
+    /// The controller.
+    pub controller: Option<u16>,
+    /// The queue; 0 is the admin queue.
+    pub queue: Option<u16>,
+    /// Commands received.
+    pub commands: u64,
+    /// Bytes read from the namespace.
+    pub read_bytes: u64,
+    /// Bytes written to the namespace, without zeroed and deallocated ones.
+    pub written_bytes: u64,
+    /// Commands completed with an error.
+    pub errors: u64,
+}

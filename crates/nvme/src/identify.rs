@@ -1,0 +1,362 @@
+//! The data structures of Identify (NVM Express Base Specification 2.0, 5.17; ZNS 1.1, 4.1).
+//!
+//! Offsets in the code are those of the standard's figures.
+
+use crate::command::StatusCode;
+use crate::namespace::{DATA_EXPONENT, NSID, NamespaceShape};
+use crate::wire::IN_CAPSULE_BYTES_MAX;
+
+/// The bytes of each structure.
+pub const PAGE_BYTES: usize = 4096;
+/// The version of the base specification: 2.0.
+pub const VERSION: u32 = 0x0002_0000;
+/// The most commands of a queue (MQES + 1, MAXCMD).
+pub const QUEUE_ENTRIES_MAX: u16 = 128;
+/// The asynchronous event requests that may be outstanding (AERL + 1).
+pub const EVENTS_MAX: usize = 4;
+/// The unit of keep-alive timers, in milliseconds.
+pub const KEEP_ALIVE_UNIT_MS: u32 = 100;
+
+/// The command set identifier of the NVM command set.
+pub const CSI_NVM: u8 = 0;
+/// The command set identifier of the zoned namespace command set.
+pub const CSI_ZONED: u8 = 2;
+
+/// Identify structures by their number (CNS).
+pub mod cns {
+    /// A namespace.
+    pub const NAMESPACE: u8 = 0x00;
+    /// The controller.
+    pub const CONTROLLER: u8 = 0x01;
+    /// The list of active namespaces.
+    pub const ACTIVE_NAMESPACES: u8 = 0x02;
+    /// The identifiers of a namespace.
+    pub const DESCRIPTORS: u8 = 0x03;
+    /// A namespace, for a command set.
+    pub const NAMESPACE_OF_SET: u8 = 0x05;
+    /// The controller, for a command set.
+    pub const CONTROLLER_OF_SET: u8 = 0x06;
+    /// The list of active namespaces of a command set.
+    pub const ACTIVE_OF_SET: u8 = 0x07;
+    /// A namespace, independent of its command set.
+    pub const NAMESPACE_INDEPENDENT: u8 = 0x08;
+    /// The combinations of command sets.
+    pub const COMMAND_SETS: u8 = 0x1c;
+}
+
+/// The identity of a subsystem and of its namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The NVMe qualified name of the subsystem.
+    pub nqn: String,
+    /// The serial number, 20 characters at most.
+    pub serial: String,
+    /// The UUID of the namespace, which is its NGUID too.
+    pub uuid: [u8; 16],
+}
+
+impl Identity {
+    /// The identity of a device: the same after a restart, another one for another name or `host`.
+    pub fn of(nqn: String, host: &str) -> Identity {
+        let hash = fnv1a_128(&[nqn.as_bytes(), host.as_bytes()]);
+        let mut uuid = hash.to_be_bytes();
+        // Version 8: made by a rule of its own. The variant of RFC 9562.
+        uuid[6] = 0x80 | uuid[6] & 0x0f;
+        uuid[8] = 0x80 | uuid[8] & 0x3f;
+        let serial = format!("{:020x}", hash >> 48);
+        Identity { nqn, serial, uuid }
+    }
+}
+
+/// FNV-1a with 128 bits, over parts that are kept apart.
+fn fnv1a_128(parts: &[&[u8]]) -> u128 {
+    let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
+    for byte in parts.iter().flat_map(|part| part.iter().chain(&[0])) {
+        hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
+    }
+    hash
+}
+
+/// A structure that is filled in at offsets.
+struct Page(Vec<u8>);
+
+impl Page {
+    fn new() -> Page {
+        Page(vec![0; PAGE_BYTES])
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.0[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Text without a NUL, filled with spaces.
+    fn text(&mut self, at: usize, len: usize, text: &str) {
+        let field = &mut self.0[at..at + len];
+        field.fill(b' ');
+        for (to, from) in field.iter_mut().zip(text.bytes()) {
+            *to = from;
+        }
+    }
+}
+
+/// The properties of a controller that its structure shows.
+#[derive(Clone, Copy, Debug)]
+pub struct ControllerShape<'a> {
+    /// CNTLID.
+    pub id: u16,
+    /// The subsystem.
+    pub identity: &'a Identity,
+    /// The namespace; `None` for a discovery controller.
+    pub namespace: Option<&'a NamespaceShape>,
+}
+
+/// CNS 01h: the controller.
+pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
+    let mut page = Page::new();
+    page.text(4, 20, &shape.identity.serial);
+    page.text(24, 40, "Blockyard");
+    page.text(64, 8, env!("CARGO_PKG_VERSION"));
+    page.put(77, &[DATA_EXPONENT]);
+    page.put(78, &shape.id.to_le_bytes());
+    page.put(80, &VERSION.to_le_bytes());
+    // CTRATT: host identifiers of 128 bits.
+    page.put(96, &1u32.to_le_bytes());
+    // CNTRLTYPE: an I/O controller, or a discovery controller.
+    page.put(111, &[if shape.namespace.is_some() { 1 } else { 2 }]);
+    // ACL and AERL, 0's based.
+    page.put(258, &[3, EVENTS_MAX as u8 - 1]);
+    // FRMW: one slot, which cannot be written. LPA: effects and extended data.
+    page.put(260, &[3, 2 | 4]);
+    // WCTEMP and CCTEMP, in kelvins; no device here has a temperature.
+    page.put(266, &343u16.to_le_bytes());
+    page.put(268, &373u16.to_le_bytes());
+    page.put(320, &((1000 / KEEP_ALIVE_UNIT_MS) as u16).to_le_bytes());
+    page.put(514, &QUEUE_ENTRIES_MAX.to_le_bytes());
+    // SGLS: supported, with an offset in the capsule, and for the transport.
+    page.put(536, &(1u32 | 1 << 20 | 1 << 21).to_le_bytes());
+    page.put(768, shape.identity.nqn.as_bytes());
+    if let Some(namespace) = shape.namespace {
+        page.put(512, &[0x66, 0x44]);
+        page.put(516, &NSID.to_le_bytes());
+        let discards = u16::from(namespace.discards && namespace.zones.is_none()) << 2;
+        let write_zeroes = u16::from(namespace.write_zeroes) << 3;
+        page.put(520, &(discards | write_zeroes).to_le_bytes());
+        // VWC: whether there is a cache; a flush of all namespaces is allowed.
+        page.put(525, &[u8::from(namespace.write_cache) | 6]);
+        page.put(540, &NSID.to_le_bytes());
+        // IOCCSZ and IORCSZ, in units of 16 bytes.
+        page.put(1792, &(4 + IN_CAPSULE_BYTES_MAX / 16).to_le_bytes());
+    } else {
+        page.put(1792, &4u32.to_le_bytes());
+    }
+    page.put(1796, &1u32.to_le_bytes());
+    // MSDBD: one descriptor.
+    page.put(1803, &[1]);
+    page.0
+}
+
+/// CNS 00h: the namespace.
+pub fn namespace(shape: &NamespaceShape, uuid: &[u8; 16]) -> Vec<u8> {
+    let mut page = Page::new();
+    let capacity = match &shape.zones {
+        Some(zones) => zones.capacity_blocks * u64::from(zones.count),
+        None => shape.blocks,
+    };
+    page.put(0, &shape.blocks.to_le_bytes());
+    page.put(8, &capacity.to_le_bytes());
+    page.put(16, &capacity.to_le_bytes());
+    if shape.preferred_blocks > 1 {
+        // NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS are there.
+        page.put(24, &[1 << 4]);
+        for at in [64, 66, 68, 70, 72] {
+            page.put(at, &((shape.preferred_blocks - 1) as u16).to_le_bytes());
+        }
+    }
+    if shape.zones.is_none() && shape.discards {
+        // DLFEAT: deallocated blocks read as zeros, and write-zeroes may deallocate.
+        page.put(33, &[1 | u8::from(shape.write_zeroes) << 3]);
+    }
+    page.put(99, &[u8::from(shape.read_only)]);
+    page.put(104, uuid);
+    // LBAF 0: no metadata, and the block size.
+    page.put(130, &[shape.block_shift as u8]);
+    page.0
+}
+
+/// CNS 02h and 07h: the active namespaces above `after`.
+pub fn active_namespaces(is_active: bool, after: u32) -> Vec<u8> {
+    let mut page = Page::new();
+    if is_active && after < NSID {
+        page.put(0, &NSID.to_le_bytes());
+    }
+    page.0
+}
+
+/// CNS 03h: the identifiers of the namespace.
+pub fn descriptors(shape: &NamespaceShape, uuid: &[u8; 16]) -> Vec<u8> {
+    let mut page = Page::new();
+    // Type, length, reserved, and the identifier: NGUID, UUID, command set.
+    page.put(0, &[2, 16]);
+    page.put(4, uuid);
+    page.put(20, &[3, 16]);
+    page.put(24, uuid);
+    page.put(40, &[4, 1, 0, 0, command_set(shape)]);
+    page.0
+}
+
+/// The command set of the namespace.
+pub fn command_set(shape: &NamespaceShape) -> u8 {
+    if shape.zones.is_some() { CSI_ZONED } else { CSI_NVM }
+}
+
+/// CNS 05h: the namespace for a command set.
+///
+/// # Errors
+/// If the namespace is of another command set.
+pub fn namespace_of_set(shape: &NamespaceShape, set: u8) -> Result<Vec<u8>, StatusCode> {
+    let mut page = Page::new();
+    match (set, &shape.zones) {
+        (CSI_NVM, _) => {}
+        (CSI_ZONED, Some(zones)) => {
+            // OZCS: reads may cross zones.
+            page.put(2, &[1]);
+            // MAR and MOR are 0's based; no limit is all ones.
+            page.put(4, &zones.active_max.wrapping_sub(1).to_le_bytes());
+            page.put(8, &zones.open_max.wrapping_sub(1).to_le_bytes());
+            page.put(2816, &zones.zone_blocks.to_le_bytes());
+        }
+        _ => return Err(StatusCode::INVALID_FIELD),
+    }
+    Ok(page.0)
+}
+
+/// CNS 06h: the controller for a command set.
+///
+/// # Errors
+/// If the controller does not have that command set.
+pub fn controller_of_set(shape: &NamespaceShape, set: u8) -> Result<Vec<u8>, StatusCode> {
+    let mut page = Page::new();
+    match (set, &shape.zones) {
+        // All limits of the NVM command set are 0: none.
+        (CSI_NVM, _) => {}
+        (CSI_ZONED, Some(zones)) => page.put(0, &[zones.append_exponent]),
+        _ => return Err(StatusCode::INVALID_FIELD),
+    }
+    Ok(page.0)
+}
+
+/// CNS 08h: the namespace, independent of its command set.
+pub fn namespace_independent(shape: &NamespaceShape) -> Vec<u8> {
+    let mut page = Page::new();
+    page.put(8, &[u8::from(shape.read_only)]);
+    // NSTAT: ready.
+    page.put(14, &[1]);
+    page.0
+}
+
+/// CNS 1Ch: the one combination of command sets.
+pub fn command_sets(shape: &NamespaceShape) -> Vec<u8> {
+    let mut page = Page::new();
+    page.put(0, &[1 << CSI_NVM | 1 << command_set(shape)]);
+    page.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::ZonedShape;
+    use crate::wire::{u16_at, u32_at, u64_at};
+
+    fn zoned() -> NamespaceShape {
+        NamespaceShape {
+            block_shift: 12,
+            blocks: 1024,
+            preferred_blocks: 1,
+            discards: true,
+            write_zeroes: true,
+            write_cache: true,
+            read_only: false,
+            zones: Some(ZonedShape {
+                zone_blocks: 256,
+                capacity_blocks: 128,
+                count: 4,
+                open_max: 2,
+                active_max: 0,
+                append_exponent: 4,
+            }),
+        }
+    }
+
+    fn identity() -> Identity {
+        Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "host")
+    }
+
+    #[test]
+    fn an_identity_is_stable_and_unique() {
+        assert_eq!(identity(), identity());
+        let other = Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "other");
+        assert_ne!((identity().uuid, identity().serial), (other.uuid, other.serial.clone()));
+        assert_eq!(other.serial.len(), 20);
+        assert_eq!((other.uuid[6] >> 4, other.uuid[8] >> 6), (8, 2));
+    }
+
+    #[test]
+    fn a_controller_has_what_hosts_check() {
+        let (identity, shape) = (identity(), zoned());
+        let page =
+            controller(&ControllerShape { id: 7, identity: &identity, namespace: Some(&shape) });
+        assert_eq!(page.len(), 4096);
+        assert_eq!(page[4..24], *identity.serial.as_bytes());
+        assert_eq!(&page[24..36], b"Blockyard   ");
+        assert_eq!(page[76], 0, "CMIC: one controller");
+        assert_eq!((page[77], u16_at(&page, 78), u32_at(&page, 80)), (8, 7, 0x0002_0000));
+        assert_eq!((page[111], page[259], page[261]), (1, 3, 6));
+        assert_eq!(u16_at(&page, 320), 10);
+        assert_eq!((page[512], page[513], u16_at(&page, 514)), (0x66, 0x44, 128));
+        assert_eq!(u16_at(&page, 520), 1 << 3, "no discards of zones");
+        assert_eq!(page[525], 7);
+        assert_eq!(u32_at(&page, 536), 1 | 1 << 20 | 1 << 21);
+        assert_eq!(&page[768..794], identity.nqn.as_bytes());
+        assert_eq!((u32_at(&page, 1792), u32_at(&page, 1796)), (516, 1));
+        assert_eq!((u16_at(&page, 1800), page[1803]), (0, 1));
+        let page = controller(&ControllerShape { id: 7, identity: &identity, namespace: None });
+        assert_eq!((page[111], u32_at(&page, 516), u32_at(&page, 1792)), (2, 0, 4));
+    }
+
+    #[test]
+    fn a_zoned_namespace_has_less_capacity_than_size() {
+        let page = namespace(&zoned(), &[9; 16]);
+        assert_eq!((u64_at(&page, 0), u64_at(&page, 8), u64_at(&page, 16)), (1024, 512, 512));
+        assert_eq!((page[24], page[25], page[26], page[30]), (0, 0, 0, 0));
+        assert_eq!(page[104..120], [9; 16]);
+        assert_eq!((u16_at(&page, 128), page[130]), (0, 12));
+        let page = namespace_of_set(&zoned(), CSI_ZONED).unwrap();
+        assert_eq!((u16_at(&page, 0), u16_at(&page, 2)), (0, 1));
+        assert_eq!((u32_at(&page, 4), u32_at(&page, 8)), (u32::MAX, 1), "0's based, or no limit");
+        assert_eq!((u64_at(&page, 2816), page[2824]), (256, 0));
+        assert_eq!(controller_of_set(&zoned(), CSI_ZONED).unwrap()[0], 4);
+        assert_eq!(controller_of_set(&zoned(), 1), Err(StatusCode::INVALID_FIELD));
+    }
+
+    #[test]
+    fn a_plain_namespace_has_no_zones() {
+        let plain = NamespaceShape { zones: None, preferred_blocks: 8, ..zoned() };
+        assert_eq!(namespace_of_set(&plain, CSI_ZONED), Err(StatusCode::INVALID_FIELD));
+        assert_eq!(controller_of_set(&plain, CSI_ZONED), Err(StatusCode::INVALID_FIELD));
+        let page = namespace(&plain, &[9; 16]);
+        assert_eq!((page[24], u16_at(&page, 64), page[33]), (16, 7, 9));
+        assert_eq!(command_sets(&plain)[0], 1);
+        assert_eq!(command_sets(&zoned())[0], 5);
+    }
+
+    #[test]
+    fn descriptors_name_the_command_set() {
+        let page = descriptors(&zoned(), &[7; 16]);
+        assert_eq!((page[0], page[1], page[20], page[21]), (2, 16, 3, 16));
+        assert_eq!(page[40..45], [4, 1, 0, 0, 2]);
+        assert_eq!(page[45..49], [0; 4], "the list ends");
+        assert_eq!(u32_at(&active_namespaces(true, 0), 0), 1);
+        assert_eq!(u32_at(&active_namespaces(true, 1), 0), 0);
+        assert_eq!(u32_at(&active_namespaces(false, 0), 0), 0);
+    }
+}

@@ -1,0 +1,203 @@
+//! An I/O queue: commands become bios, completions become statuses.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use blockyard_core::zone::{ZoneCond, ZoneInfo};
+use blockyard_core::{Bio, BufRef, Channel, Completion, Op, Region, RegionId, Sector};
+
+use crate::command::StatusCode;
+use crate::controller::Controller;
+use crate::identify::QUEUE_ENTRIES_MAX;
+use crate::namespace::{BioPlan, DiscardRange, IoPlan, RANGE_BYTES};
+use crate::slots::{CommandPlan, CommandSlot};
+use crate::subsystems::Subsystem;
+use crate::zones::{self, QUERY_ZONES, ZoneAction};
+
+/// How far a command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommandProgress {
+    /// The device executes an operation of it.
+    InFlight,
+    /// It has ended, with this result. A read's data lie at the slot's place if it succeeded.
+    Ended(StatusCode, u64),
+}
+
+impl From<StatusCode> for CommandProgress {
+    fn from(status: StatusCode) -> CommandProgress {
+        CommandProgress::Ended(status, 0)
+    }
+}
+
+/// An I/O queue of a controller, with a channel to the device.
+pub(crate) struct IoQueue {
+    pub(crate) controller: Arc<Controller>,
+    pub(crate) number: u16,
+    pub(crate) subsystem: Arc<Subsystem>,
+    pub(crate) channel: Box<dyn Channel>,
+    /// The device's descriptor that is polled in addition to the socket, if it has one.
+    pub(crate) descriptor: Option<RawFd>,
+    region: Arc<Region>,
+    region_id: RegionId,
+    /// Bios that are not pushed yet.
+    pub(crate) bios: Vec<Bio>,
+    /// Zones of a report; memory that is kept, so that a report allocates nothing.
+    scratch: Vec<ZoneInfo>,
+}
+
+impl IoQueue {
+    pub(crate) fn new(
+        controller: Arc<Controller>,
+        number: u16,
+        subsystem: Arc<Subsystem>,
+        mut channel: Box<dyn Channel>,
+        region: &Arc<Region>,
+    ) -> IoQueue {
+        let region_id = channel.register(Arc::clone(region));
+        IoQueue {
+            controller,
+            number,
+            subsystem,
+            descriptor: channel.descriptor(),
+            channel,
+            region: Arc::clone(region),
+            region_id,
+            bios: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
+            scratch: Vec::with_capacity(QUERY_ZONES),
+        }
+    }
+
+    /// Starts a command whose data, if it has any from the host, are complete.
+    pub(crate) fn start(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
+        let CommandPlan::Io(plan) = slot.plan else { return StatusCode::INTERNAL.into() };
+        match plan {
+            IoPlan::Bio(bio) => self.push(index, slot, bio),
+            IoPlan::ManageAll(ZoneAction { op: Some(Op::ZoneReset), .. }) => {
+                let op = Op::ZoneResetAll;
+                let (sector, sectors) = (Sector(0), 0);
+                self.push(index, slot, BioPlan { op, sector, sectors, flags: Default::default() })
+            }
+            IoPlan::Discards { .. } | IoPlan::ManageAll(_) => self.advance(index, slot),
+            IoPlan::Hints { .. } => StatusCode::OK.into(),
+            IoPlan::Offline { sector } => match self.zone(sector).map(|zone| zone.cond) {
+                Some(ZoneCond::Offline) => StatusCode::OK.into(),
+                _ => StatusCode::ZONE_TRANSITION.into(),
+            },
+            IoPlan::Report(request) => {
+                let IoQueue { subsystem, region, scratch, .. } = self;
+                let put = |at: u32, bytes: &[u8]| region.write(slot.data + u64::from(at), bytes);
+                let disk = subsystem.disk().as_ref();
+                match request.print(disk, &subsystem.shape, scratch, put) {
+                    Ok(()) => StatusCode::OK.into(),
+                    Err(status) => status.into(),
+                }
+            }
+        }
+    }
+
+    /// Goes on with a command after a completion of the device.
+    pub(crate) fn completed(
+        &mut self,
+        index: u16,
+        slot: &mut CommandSlot,
+        completion: &Completion,
+    ) -> CommandProgress {
+        let Some(bio) = slot.bio.take() else { return StatusCode::INTERNAL.into() };
+        if !completion.status.is_ok() {
+            let status = match self.subsystem.shape.zones.is_some() && bio.op != Op::Flush {
+                true => match self.zone(bio.sector) {
+                    Some(zone) => zones::refusal(&bio, completion.status, &zone),
+                    None => StatusCode::of(completion.status, bio.op),
+                },
+                false => StatusCode::of(completion.status, bio.op),
+            };
+            return status.into();
+        }
+        match slot.plan {
+            CommandPlan::Io(IoPlan::Discards { .. } | IoPlan::ManageAll(_))
+                if bio.op != Op::ZoneResetAll =>
+            {
+                self.advance(index, slot)
+            }
+            _ if bio.op == Op::ZoneAppend => {
+                let block = self.subsystem.shape.block(completion.sector);
+                CommandProgress::Ended(StatusCode::OK, block)
+            }
+            _ => StatusCode::OK.into(),
+        }
+    }
+
+    fn push(&mut self, index: u16, slot: &mut CommandSlot, bio: BioPlan) -> CommandProgress {
+        slot.bio = Some(bio);
+        let buf = BufRef { region: self.region_id, offset: slot.data };
+        let pushed = Bio::new(bio.op, bio.sector, bio.sectors).with_flags(bio.flags).with_buf(buf);
+        self.bios.push(pushed.with_user_data(index.into()));
+        CommandProgress::InFlight
+    }
+
+    /// The next operation of a command that consists of several.
+    fn advance(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
+        let next = match slot.plan {
+            CommandPlan::Io(IoPlan::Discards { count }) => self.next_discard(slot, count),
+            CommandPlan::Io(IoPlan::ManageAll(action)) => self.next_zone(slot, action),
+            _ => return StatusCode::INTERNAL.into(),
+        };
+        match next {
+            Ok(Some(bio)) => self.push(index, slot, bio),
+            Ok(None) => StatusCode::OK.into(),
+            Err(status) => status.into(),
+        }
+    }
+
+    fn next_discard(
+        &mut self,
+        slot: &mut CommandSlot,
+        count: u32,
+    ) -> Result<Option<BioPlan>, StatusCode> {
+        while slot.next < count {
+            let mut bytes = [0; RANGE_BYTES as usize];
+            self.region.read(slot.data + u64::from(slot.next * RANGE_BYTES), &mut bytes);
+            slot.next += 1;
+            let bio = self.subsystem.shape.plan_discard(&DiscardRange::parse(&bytes))?;
+            if bio.is_some() {
+                return Ok(bio);
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_zone(
+        &mut self,
+        slot: &mut CommandSlot,
+        action: ZoneAction,
+    ) -> Result<Option<BioPlan>, StatusCode> {
+        let shape = &self.subsystem.shape;
+        let (Some(zones), Some(op)) = (&shape.zones, action.op) else { return Ok(None) };
+        let (disk, scratch) = (self.subsystem.disk().as_ref(), &mut self.scratch);
+        let found = zones::next_selected(disk, shape, zones, action, slot.next, scratch)?;
+        Ok(found.map(|number| {
+            slot.next = number + 1;
+            let sector = shape.sector(u64::from(number) * zones.zone_blocks);
+            BioPlan { op, sector, sectors: 0, flags: Default::default() }
+        }))
+    }
+
+    /// The zone that contains a sector, as it is now.
+    fn zone(&mut self, sector: Sector) -> Option<ZoneInfo> {
+        self.scratch.clear();
+        let reported = self.subsystem.disk().report_zones(sector, 1, &mut self.scratch);
+        reported.ok().and_then(|()| self.scratch.first().copied())
+    }
+
+    /// Pushes and submits bios, and appends the completions to `done`.
+    pub(crate) fn execute(&mut self, done: &mut Vec<Completion>) {
+        if !self.bios.is_empty() {
+            let taken = self.channel.push(&self.bios);
+            self.bios.drain(..taken);
+            self.channel.submit();
+        }
+        if self.channel.in_flight() > 0 {
+            self.channel.reap(done);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! NVMe/TCP: a target for the NVM and the zoned namespace command sets.
+//!
+//! ```text
+//! server ─ accepts ▸ connection ─ wire ◂▸ admin, io_queue ◂▸ namespace, zones ◂▸ channel
+//! ```
+//!
+//! - [`wire`], [`command`], [`fabrics`], [`identify`] and [`log_page`] have the byte formats,
+//!   [`namespace`] and [`zones`] the rules. None of them does I/O, and a fuzzer drives them without
+//!   a socket.
+//! - A connection is a queue of a controller. It has one thread and, for an I/O queue, one channel.
+//!   The thread sleeps in the socket; then it parses, submits, reaps and answers all commands that
+//!   it has received as one batch.
+//! - A device is the only namespace of a subsystem of its own. A zoned device is a zoned namespace:
+//!   Zone Append and the management of zones cross the wire, with the statuses of ZNS.
+
+mod admin;
+pub mod command;
+mod connection;
+mod controller;
+mod data_pool;
+pub mod fabrics;
+mod host_link;
+pub mod identify;
+mod io_queue;
+pub mod log_page;
+pub mod namespace;
+mod outbox;
+mod server;
+mod slots;
+mod subsystems;
+pub mod wire;
+pub mod zones;
+
+pub use controller::QUEUES_MAX;
+pub use host_link::LinkInfo;
+pub use server::{TargetOptions, TargetServer};
+pub use subsystems::{NQN_PREFIX, SUBSYSTEMS_MAX, SubsystemError, SubsystemInfo, Subsystems};

@@ -1,0 +1,280 @@
+//! Log pages (NVM Express Base Specification 2.0, 5.16), and the part of a page that a command asks
+//! for.
+
+use std::net::SocketAddr;
+
+use crate::command::{Sqe, StatusCode, admin_opcode, io_opcode};
+use crate::fabrics::DISCOVERY_NQN;
+use crate::identify::{CSI_NVM, CSI_ZONED};
+use crate::namespace::{DATA_BYTES_MAX, NamespaceShape};
+
+/// The bytes of the header of the discovery log, and of each of its entries.
+pub const DISCOVERY_ENTRY_BYTES: usize = 1024;
+
+/// Log pages by their number (LID).
+pub mod log_id {
+    /// Supported log pages.
+    pub const SUPPORTED: u8 = 0x00;
+    /// Errors.
+    pub const ERRORS: u8 = 0x01;
+    /// SMART: health.
+    pub const HEALTH: u8 = 0x02;
+    /// Firmware slots.
+    pub const FIRMWARE: u8 = 0x03;
+    /// Changed namespaces.
+    pub const CHANGED_NAMESPACES: u8 = 0x04;
+    /// Commands supported and their effects.
+    pub const EFFECTS: u8 = 0x05;
+    /// Discovery.
+    pub const DISCOVERY: u8 = 0x70;
+    /// Changed zones.
+    pub const CHANGED_ZONES: u8 = 0xbf;
+}
+
+/// A Get Log Page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogRequest {
+    /// The page.
+    pub id: u8,
+    /// The command set, for pages that depend on it.
+    pub command_set: u8,
+    /// The first byte.
+    pub offset: u64,
+    /// The number of bytes, at most [`DATA_BYTES_MAX`].
+    pub len: u32,
+}
+
+impl LogRequest {
+    /// Parses a Get Log Page.
+    ///
+    /// # Errors
+    /// If the offset is no multiple of 4, or the part is longer than the longest data of a command.
+    pub fn parse(sqe: &Sqe) -> Result<LogRequest, StatusCode> {
+        let dwords = u64::from(sqe.dword(10) >> 16) | u64::from(sqe.dword(11) & 0xffff) << 16;
+        let len = (dwords + 1) * 4;
+        let offset = u64::from(sqe.dword(12)) | u64::from(sqe.dword(13)) << 32;
+        if len > u64::from(DATA_BYTES_MAX) || !offset.is_multiple_of(4) {
+            return Err(StatusCode::INVALID_FIELD);
+        }
+        let command_set = (sqe.dword(14) >> 24) as u8;
+        Ok(LogRequest { id: sqe.dword(10) as u8, command_set, offset, len: len as u32 })
+    }
+
+    /// The requested part of a page, with zeros after its end.
+    ///
+    /// # Errors
+    /// If the part begins after the end.
+    pub fn part(&self, page: &[u8]) -> Result<Vec<u8>, StatusCode> {
+        let offset = usize::try_from(self.offset).ok().filter(|offset| *offset <= page.len());
+        let rest = &page[offset.ok_or(StatusCode::INVALID_FIELD)?..];
+        let mut part = rest[..rest.len().min(self.len as usize)].to_vec();
+        part.resize(self.len as usize, 0);
+        Ok(part)
+    }
+}
+
+/// A page of an I/O controller.
+///
+/// # Errors
+/// If there is no such page.
+pub fn page(request: &LogRequest, shape: &NamespaceShape) -> Result<Vec<u8>, StatusCode> {
+    match request.id {
+        log_id::SUPPORTED => Ok(supported(shape)),
+        // One entry without an error.
+        log_id::ERRORS => Ok(vec![0; 64]),
+        log_id::HEALTH => Ok(health()),
+        log_id::FIRMWARE => Ok(firmware()),
+        // No namespace comes, leaves or grows while a host is connected.
+        log_id::CHANGED_NAMESPACES => Ok(vec![0; 4096]),
+        log_id::EFFECTS => effects(request.command_set, shape),
+        log_id::CHANGED_ZONES if shape.zones.is_some() => Ok(vec![0; 4096]),
+        _ => Err(StatusCode::INVALID_LOG),
+    }
+}
+
+/// Page 00h: which pages there are.
+fn supported(shape: &NamespaceShape) -> Vec<u8> {
+    let mut page = vec![0; 1024];
+    let mut ids = vec![
+        log_id::SUPPORTED,
+        log_id::ERRORS,
+        log_id::HEALTH,
+        log_id::FIRMWARE,
+        log_id::CHANGED_NAMESPACES,
+        log_id::EFFECTS,
+    ];
+    if shape.zones.is_some() {
+        ids.push(log_id::CHANGED_ZONES);
+    }
+    for id in ids {
+        page[4 * usize::from(id)] = 1;
+    }
+    page
+}
+
+/// Page 02h: a healthy device of 20 °C, without counts.
+fn health() -> Vec<u8> {
+    let mut page = vec![0; 512];
+    page[1..3].copy_from_slice(&293u16.to_le_bytes());
+    // The spare that is left, and its threshold, in per cent.
+    page[3] = 100;
+    page[4] = 10;
+    page
+}
+
+/// Page 03h: one slot, which is active.
+fn firmware() -> Vec<u8> {
+    let mut page = vec![0; 512];
+    page[0] = 1;
+    page[8..16].fill(b' ');
+    let revision = env!("CARGO_PKG_VERSION").as_bytes();
+    let len = revision.len().min(8);
+    page[8..8 + len].copy_from_slice(&revision[..len]);
+    page
+}
+
+/// An effect: the command is supported.
+const SUPPORTED: u8 = 1;
+/// An effect: the command changes data.
+const CHANGES_DATA: u8 = 2;
+
+/// Page 05h: the commands of a command set.
+fn effects(command_set: u8, shape: &NamespaceShape) -> Result<Vec<u8>, StatusCode> {
+    if command_set != CSI_NVM && (command_set != CSI_ZONED || shape.zones.is_none()) {
+        return Err(StatusCode::INVALID_FIELD);
+    }
+    let mut page = vec![0; 4096];
+    for opcode in [
+        admin_opcode::GET_LOG_PAGE,
+        admin_opcode::IDENTIFY,
+        admin_opcode::ABORT,
+        admin_opcode::SET_FEATURES,
+        admin_opcode::GET_FEATURES,
+        admin_opcode::ASYNC_EVENT,
+        admin_opcode::KEEP_ALIVE,
+    ] {
+        page[4 * usize::from(opcode)] = SUPPORTED;
+    }
+    let mut io = |opcode: u8, effects: u8| page[1024 + 4 * usize::from(opcode)] = effects;
+    io(io_opcode::FLUSH, SUPPORTED);
+    io(io_opcode::READ, SUPPORTED);
+    io(io_opcode::WRITE, SUPPORTED | CHANGES_DATA);
+    if shape.write_zeroes {
+        io(io_opcode::WRITE_ZEROES, SUPPORTED | CHANGES_DATA);
+    }
+    if shape.discards && shape.zones.is_none() {
+        io(io_opcode::DATASET_MANAGEMENT, SUPPORTED | CHANGES_DATA);
+    }
+    if command_set == CSI_ZONED {
+        io(io_opcode::ZONE_RECEIVE, SUPPORTED);
+        io(io_opcode::ZONE_SEND, SUPPORTED | CHANGES_DATA);
+        io(io_opcode::ZONE_APPEND, SUPPORTED | CHANGES_DATA);
+    }
+    Ok(page)
+}
+
+/// Page 70h: the subsystems that a host finds at the address at which it is connected, and the
+/// discovery subsystem itself.
+pub fn discovery(generation: u64, nqns: &[String], address: SocketAddr) -> Vec<u8> {
+    let mut page = vec![0; DISCOVERY_ENTRY_BYTES];
+    page[..8].copy_from_slice(&generation.to_le_bytes());
+    page[8..16].copy_from_slice(&(nqns.len() as u64 + 1).to_le_bytes());
+    push_entry(&mut page, DISCOVERY_NQN, 3, address);
+    nqns.iter().for_each(|nqn| push_entry(&mut page, nqn, 2, address));
+    page
+}
+
+fn push_entry(page: &mut Vec<u8>, nqn: &str, subsystem_type: u8, address: SocketAddr) {
+    let start = page.len();
+    page.resize(start + DISCOVERY_ENTRY_BYTES, 0);
+    let entry = &mut page[start..];
+    let ip = address.ip().to_canonical();
+    // TRTYPE: TCP. ADRFAM. SUBTYPE. TREQ: a secure channel is not required.
+    entry[..4].copy_from_slice(&[3, if ip.is_ipv4() { 1 } else { 2 }, subsystem_type, 2]);
+    // PORTID, and CNTLID: the controller is made by the connection.
+    entry[4..8].copy_from_slice(&[1, 0, 0xff, 0xff]);
+    entry[8..10].copy_from_slice(&32u16.to_le_bytes());
+    if subsystem_type == 3 {
+        // EFLAGS: the information is the same at each address of the subsystem.
+        entry[10] = 1;
+    }
+    let mut text = |at: usize, len: usize, text: &str| {
+        entry[at..at + len].fill(b' ');
+        let used = text.len().min(len);
+        entry[at..at + used].copy_from_slice(&text.as_bytes()[..used]);
+    };
+    text(32, 32, &address.port().to_string());
+    text(512, 256, &ip.to_string());
+    entry[256..256 + nqn.len()].copy_from_slice(nqn.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::SQE_BYTES;
+    use crate::wire::u64_at;
+
+    fn request(dwords: [u32; 5]) -> Result<LogRequest, StatusCode> {
+        let mut bytes = [0; SQE_BYTES];
+        for (index, dword) in dwords.into_iter().enumerate() {
+            bytes[40 + 4 * index..44 + 4 * index].copy_from_slice(&dword.to_le_bytes());
+        }
+        LogRequest::parse(&Sqe::parse(&bytes).unwrap())
+    }
+
+    fn shape() -> NamespaceShape {
+        NamespaceShape {
+            block_shift: 9,
+            blocks: 8,
+            preferred_blocks: 1,
+            discards: true,
+            write_zeroes: false,
+            write_cache: false,
+            read_only: false,
+            zones: None,
+        }
+    }
+
+    /// SPDK and nvmet have both allocated, or read, by the length and offset that a host claimed.
+    #[test]
+    fn lengths_and_offsets_of_a_host_are_bounded() {
+        let wanted = LogRequest { id: 0x70, command_set: 0, offset: 1024, len: 20 };
+        assert_eq!(request([0x70 | 4 << 16, 0, 1024, 0, 0]), Ok(wanted));
+        // The bit for retaining events is no part of the page's number.
+        assert_eq!(request([0x8070 | 4 << 16, 0, 1024, 0, 0]), Ok(wanted));
+        let refused = Err(StatusCode::INVALID_FIELD);
+        assert_eq!(request([0x70 | 0xffff << 16, 0xffff, 0, 0, 0]), refused, "16 GiB");
+        assert_eq!(request([0x70, 0, 2, 0, 0]), refused, "an offset within a dword");
+        let after_end = request([0x70, 0, 0, 1, 0]).unwrap();
+        assert_eq!(after_end.part(&[1; 2048]), Err(StatusCode::INVALID_FIELD));
+        let across = LogRequest { offset: 2044, len: 8, ..wanted };
+        assert_eq!(across.part(&[1; 2048]).unwrap(), [1, 1, 1, 1, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn the_effects_of_a_command_set_name_its_commands() {
+        let request = |command_set| LogRequest { id: 5, command_set, offset: 0, len: 4096 };
+        let page_of = |set, shape: &NamespaceShape| page(&request(set), shape);
+        let plain = page_of(CSI_NVM, &shape()).unwrap();
+        assert_eq!((plain[1024 + 4], plain[1024 + 4 * 9], plain[1024 + 4 * 8]), (3, 3, 0));
+        assert_eq!(plain[1024 + 4 * 0x7d], 0);
+        assert_eq!(page_of(CSI_ZONED, &shape()), Err(StatusCode::INVALID_FIELD));
+        let none = LogRequest { id: 0x0c, ..request(0) };
+        assert_eq!(page(&none, &shape()), Err(StatusCode::INVALID_LOG));
+    }
+
+    #[test]
+    fn discovery_has_the_address_of_the_connection() {
+        let nqns = ["nqn.2026-11.io.blockyard:a".to_owned()];
+        let page = discovery(5, &nqns, "127.0.0.1:4420".parse().unwrap());
+        assert_eq!(page.len(), 3 * 1024);
+        assert_eq!((u64_at(&page, 0), u64_at(&page, 8), page[16]), (5, 2, 0));
+        let entry = &page[2048..];
+        assert_eq!(entry[..8], [3, 1, 2, 2, 1, 0, 0xff, 0xff]);
+        assert_eq!(&entry[32..38], b"4420  ");
+        assert_eq!(&entry[256..283], b"nqn.2026-11.io.blockyard:a\0");
+        assert_eq!(&entry[512..523], b"127.0.0.1  ");
+        let page = discovery(5, &nqns, "[::1]:4420".parse().unwrap());
+        assert_eq!((page[1024 + 1], &page[1024 + 512..1024 + 516]), (2, b"::1 ".as_slice()));
+    }
+}

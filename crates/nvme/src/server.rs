@@ -1,0 +1,320 @@
+//! A server: listening sockets, an accepting thread, and a thread for each connection.
+//!
+//! Control plane: locks are taken when a host connects or disconnects, never for an I/O.
+#![allow(clippy::disallowed_types)] // Control plane only, as said above.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use blockyard_os::socket::{self, Ready, Wake};
+use blockyard_sync::atomics::{AtomicBool, Ordering};
+
+use crate::connection::{HostConnection, SessionShared};
+use crate::controller::Controllers;
+use crate::host_link::{CUT_GRACE, HostLink, LinkInfo};
+use crate::subsystems::Subsystems;
+
+/// The requested send buffer of sockets: a batch of PDUs fits, so that sending does not block.
+const SEND_BUFFER_BYTES: i32 = 1 << 20;
+
+/// How long the server waits before it accepts again when the system is out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The limits of a server.
+#[derive(Clone, Debug)]
+pub struct TargetOptions {
+    /// The most connections at once. A further one replaces the oldest that has no Connect yet; if
+    /// there is none, it is disconnected at once.
+    pub connections_max: usize,
+    /// The time after a shutdown until connections are cut off. Meanwhile the device can complete
+    /// commands.
+    pub drain_timeout: Duration,
+}
+
+impl Default for TargetOptions {
+    fn default() -> TargetOptions {
+        TargetOptions { connections_max: 256, drain_timeout: Duration::from_secs(5) }
+    }
+}
+
+/// A running server. Dropping it shuts it down.
+pub struct TargetServer {
+    shared: Arc<TargetShared>,
+    /// `None` once joined.
+    accepting: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The state that the accepting thread, the connections' threads and the owner share.
+struct TargetShared {
+    session: Arc<SessionShared>,
+    options: TargetOptions,
+    listeners: Vec<TcpListener>,
+    addresses: Vec<SocketAddr>,
+    stopping: AtomicBool,
+    /// Wakes the accepting thread.
+    wake: Wake,
+    links: Mutex<Links>,
+    /// Notified when the thread of a connection ends.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Links {
+    next: u64,
+    here: HashMap<u64, Arc<HostLink>>,
+    threads: HashMap<u64, JoinHandle<()>>,
+    /// Connections whose threads are about to end and can be joined.
+    ended: Vec<u64>,
+}
+
+impl Links {
+    /// Makes room for one more connection, by cutting the oldest without a Connect if needed: a
+    /// host that connects and sends nothing must not block others. `false` if there is no room.
+    fn make_room(&self, connections_max: usize) -> bool {
+        if self.here.len() < connections_max {
+            return true;
+        }
+        // Connections that were cut are ending, but their threads still count.
+        if self.here.len() >= 2 * connections_max {
+            return false;
+        }
+        let staying = || self.here.values().filter(|link| !link.is_cut());
+        if staying().count() < connections_max {
+            return true;
+        }
+        let unconnected = staying().filter(|link| link.role.get().is_none());
+        let Some(oldest) = unconnected.min_by_key(|link| link.id) else { return false };
+        tracing::warn!(id = oldest.id, peer = oldest.peer, "cut off before its Connect");
+        oldest.cut();
+        true
+    }
+}
+
+impl TargetServer {
+    /// Serves subsystems on sockets that listen already, at least one.
+    ///
+    /// # Errors
+    /// If the system refuses a thread or a descriptor.
+    pub fn start(
+        subsystems: Arc<Subsystems>,
+        listeners: Vec<TcpListener>,
+        options: TargetOptions,
+    ) -> io::Result<TargetServer> {
+        let mut addresses = Vec::new();
+        for listener in &listeners {
+            listener.set_nonblocking(true)?;
+            addresses.push(listener.local_addr()?);
+        }
+        let session = SessionShared { subsystems, controllers: Controllers::default() };
+        let shared = Arc::new(TargetShared {
+            session: Arc::new(session),
+            options,
+            listeners,
+            addresses,
+            stopping: AtomicBool::new(false),
+            wake: Wake::new()?,
+            links: Mutex::default(),
+            left: Condvar::new(),
+        });
+        let accept = {
+            let shared = Arc::clone(&shared);
+            move || shared.accept_all()
+        };
+        let accepting = thread::Builder::new().name("nvme-accept".to_owned()).spawn(accept)?;
+        Ok(TargetServer { shared, accepting: Mutex::new(Some(accepting)) })
+    }
+
+    /// The addresses, with the actual port.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.shared.addresses
+    }
+
+    /// The connections, in the order of arrival.
+    pub fn connections(&self) -> Vec<LinkInfo> {
+        let links: Vec<_> = self.shared.links().here.values().cloned().collect();
+        let mut infos: Vec<_> = links.iter().map(|link| link.info()).collect();
+        infos.sort_by_key(|info| info.id);
+        infos
+    }
+
+    /// Begins to stop without waiting: accepts no more hosts, and asks the present ones to drain.
+    pub fn begin_shutdown(&self) {
+        let shared = &self.shared;
+        // Release: pairs with the Acquire in `is_stopping`.
+        shared.stopping.store(true, Ordering::Release);
+        shared.wake.raise();
+        shared.links().here.values().for_each(|link| link.drain());
+    }
+
+    /// Stops accepting, lets the device complete every host's commands, disconnects all hosts, and
+    /// joins all threads. Connections that take too long are cut off. Does nothing if the server is
+    /// already stopped.
+    pub fn stop(&self) {
+        self.begin_shutdown();
+        let shared = &self.shared;
+        let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(accepting) = accepting {
+            // A panic of the thread was reported when it happened.
+            let _ = accepting.join();
+        }
+        let deadline = Instant::now() + shared.options.drain_timeout;
+        let mut links = shared.links();
+        // Again: a host may have been accepted just then.
+        links.here.values().for_each(|link| link.drain());
+        while !links.here.is_empty() && !socket::left(deadline).is_zero() {
+            let waited = shared.left.wait_timeout(links, socket::left(deadline));
+            links = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        links.here.values().for_each(|link| link.cut());
+        // They end at their next check; only a system call that does not return can delay one.
+        let here = |links: &mut Links| !links.here.is_empty();
+        let waited = shared.left.wait_timeout_while(links, CUT_GRACE, here);
+        links = waited.unwrap_or_else(PoisonError::into_inner).0;
+        for link in links.here.values() {
+            tracing::warn!(id = link.id, peer = link.peer, "a host that was cut has not left");
+        }
+        let Links { threads, here, .. } = &mut *links;
+        let threads: Vec<_> = threads.drain().filter(|(id, _)| !here.contains_key(id)).collect();
+        drop(links);
+        for (_, thread) in threads {
+            // A panic of the thread was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for TargetServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for TargetServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses = &self.shared.addresses;
+        f.debug_struct("TargetServer").field("addresses", addresses).finish_non_exhaustive()
+    }
+}
+
+impl TargetShared {
+    fn links(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_stopping(&self) -> bool {
+        // Acquire: pairs with the Release in `begin_shutdown`.
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// The loop of the accepting thread.
+    fn accept_all(self: &Arc<TargetShared>) {
+        while !self.is_stopping() {
+            match socket::wait_readable(&self.listeners, &self.wake) {
+                Ok(Ready::Yes) => {}
+                Ok(Ready::Woken | Ready::No) => continue,
+                Err(error) => {
+                    tracing::error!(%error, "cannot wait for NVMe hosts");
+                    return;
+                }
+            }
+            for listener in &self.listeners {
+                match listener.accept() {
+                    Ok((stream, address)) => self.admit(stream, format!("tcp:{address}")),
+                    Err(error) if is_gone(&error) => {}
+                    Err(error) => {
+                        // Out of descriptors or memory: hosts that disconnect make room.
+                        tracing::warn!(%error, "cannot accept an NVMe host");
+                        let links = self.links();
+                        drop(self.left.wait_timeout(links, ACCEPT_PAUSE));
+                    }
+                }
+            }
+            self.join_ended();
+        }
+    }
+
+    /// Joins the threads of connections that have ended.
+    fn join_ended(&self) {
+        let mut links = self.links();
+        let ended = std::mem::take(&mut links.ended);
+        let threads: Vec<_> = ended.iter().filter_map(|id| links.threads.remove(id)).collect();
+        drop(links);
+        for thread in threads {
+            // A panic of the thread was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+
+    /// Starts a thread for a connection, if there is room for it.
+    fn admit(self: &Arc<TargetShared>, stream: TcpStream, peer: String) {
+        // PDUs are sent in batches, so waiting for more would only delay them. The connection works
+        // without these options too.
+        let _ = stream.set_nodelay(true);
+        socket::keep_alive(&stream);
+        socket::set_send_buffer(&stream, SEND_BUFFER_BYTES);
+        let started = match socket::leaves_descriptors(stream.as_fd()) {
+            true => self.start_link(stream, &peer),
+            false => Err(io::Error::other(
+                "few descriptors are left; raise the limit of open files (ulimit -n)",
+            )),
+        };
+        if let Err(error) = started {
+            tracing::warn!(peer, %error, "an NVMe host was turned away");
+        }
+    }
+
+    fn start_link(self: &Arc<TargetShared>, stream: TcpStream, peer: &str) -> io::Result<()> {
+        let mut links = self.links();
+        let max = self.options.connections_max;
+        if !links.make_room(max) {
+            return Err(io::Error::other(format!("there are {max} connections already")));
+        }
+        let id = links.next;
+        links.next += 1;
+        let link = Arc::new(HostLink::new(id, peer.to_owned(), stream));
+        let run = {
+            let (shared, link) = (Arc::clone(self), Arc::clone(&link));
+            move || {
+                shared.run(&link);
+                let mut links = shared.links();
+                links.here.remove(&link.id);
+                links.ended.push(link.id);
+                drop(links);
+                shared.left.notify_all();
+            }
+        };
+        let thread = thread::Builder::new().name(format!("nvme-{id}")).spawn(run)?;
+        links.here.insert(id, link);
+        links.threads.insert(id, thread);
+        Ok(())
+    }
+
+    /// Serves one connection.
+    fn run(&self, link: &Arc<HostLink>) {
+        let peer = &link.peer;
+        let connection = HostConnection::new(Arc::clone(&self.session), Arc::clone(link));
+        let served = connection.and_then(|mut connection| connection.serve());
+        match served {
+            Ok(None) => tracing::debug!(id = link.id, peer, "left"),
+            Ok(Some(fault)) => {
+                tracing::warn!(id = link.id, peer, "disconnected: it sent {}", fault.text);
+            }
+            Err(error) => tracing::info!(id = link.id, peer, %error, "disconnected"),
+        }
+        socket::shutdown(&link.socket, std::net::Shutdown::Both);
+    }
+}
+
+/// Whether an accept failed because the host disconnected or no host waits.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
+    )
+}

@@ -1,0 +1,199 @@
+//! The commands of a connection, from their capsule to their completion.
+//!
+//! ```text
+//!          capsule, no data or data in the capsule
+//! FREE ──────────────────────────────────────────────▸ EXECUTES ──▸ FREE
+//!   │ capsule, other data                                ▴  ▴        ▴
+//!   ▾                  pages for the data of a read      │  │        │
+//! WAITS FOR MEMORY ──────────────────────────────────────┘  │        │
+//!   │ pages for the data of a write: R2T                    │        │
+//!   ▾                         all data, good digests        │        │
+//! RECEIVES ─────────────────────────────────────────────────┘        │
+//!   └──────────── all data, a wrong digest ──────────────────────────┘
+//! ```
+//!
+//! 1. A host has at most as many commands as its submission queue has entries.
+//! 2. Data are accepted for a command that receives only, by the tag of its R2T. A tag is not used
+//!    again before 512 others of its slot.
+
+use crate::command::Sqe;
+use crate::data_pool::PageSpan;
+use crate::identify::QUEUE_ENTRIES_MAX;
+use crate::namespace::{BioPlan, IoPlan};
+
+/// The bits of a tag that name the slot.
+const SLOT_BITS: u32 = (QUEUE_ENTRIES_MAX - 1).count_ones();
+
+const _: () = assert!(QUEUE_ENTRIES_MAX.is_power_of_two(), "a tag has whole bits for a slot");
+
+/// The state of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotPhase {
+    Free,
+    WaitsForMemory,
+    Receives,
+    Executes,
+}
+
+/// What a command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommandPlan {
+    /// A Connect.
+    Connect,
+    /// A command of an I/O queue.
+    Io(IoPlan),
+}
+
+/// A command of a host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CommandSlot {
+    pub(crate) phase: SlotPhase,
+    pub(crate) sqe: Sqe,
+    pub(crate) plan: CommandPlan,
+    /// The operation that the device executes now.
+    pub(crate) bio: Option<BioPlan>,
+    /// The next range or zone of a command that consists of several operations.
+    pub(crate) next: u32,
+    /// The offset of the data in the region.
+    pub(crate) data: u64,
+    /// The bytes of data.
+    pub(crate) len: u32,
+    /// The bytes received so far, of data that come by R2T.
+    pub(crate) received: u32,
+    /// Whether a PDU with a part of the data had a wrong digest.
+    pub(crate) is_damaged: bool,
+    /// The pages of the pool that the data take.
+    pub(crate) span: Option<PageSpan>,
+    generation: u16,
+}
+
+/// The commands of a connection.
+#[derive(Debug)]
+pub(crate) struct CommandSlots {
+    slots: Vec<CommandSlot>,
+    free: Vec<u16>,
+}
+
+impl CommandSlots {
+    pub(crate) fn new() -> CommandSlots {
+        let unused = CommandSlot {
+            phase: SlotPhase::Free,
+            sqe: Sqe::ZERO,
+            plan: CommandPlan::Connect,
+            bio: None,
+            next: 0,
+            data: 0,
+            len: 0,
+            received: 0,
+            is_damaged: false,
+            span: None,
+            generation: 0,
+        };
+        CommandSlots {
+            slots: vec![unused; QUEUE_ENTRIES_MAX.into()],
+            free: (0..QUEUE_ENTRIES_MAX).rev().collect(),
+        }
+    }
+
+    /// The number of commands.
+    pub(crate) fn in_use(&self) -> u16 {
+        QUEUE_ENTRIES_MAX - self.free.len() as u16
+    }
+
+    /// The number of commands that the device executes.
+    pub(crate) fn executing(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.phase == SlotPhase::Executes).count()
+    }
+
+    /// A slot for a command; `None` if all are in use.
+    pub(crate) fn take(&mut self, sqe: Sqe) -> Option<u16> {
+        let index = self.free.pop()?;
+        let slot = self.get(index);
+        let (plan, generation) = (CommandPlan::Connect, slot.generation);
+        *slot = CommandSlot {
+            phase: SlotPhase::Executes,
+            sqe,
+            plan,
+            bio: None,
+            next: 0,
+            data: 0,
+            len: 0,
+            received: 0,
+            is_damaged: false,
+            span: None,
+            generation,
+        };
+        Some(index)
+    }
+
+    /// Frees a slot and returns its pages.
+    pub(crate) fn give(&mut self, index: u16) -> Option<PageSpan> {
+        let slot = self.get(index);
+        slot.phase = SlotPhase::Free;
+        let span = slot.span.take();
+        self.free.push(index);
+        span
+    }
+
+    pub(crate) fn get(&mut self, index: u16) -> &mut CommandSlot {
+        &mut self.slots[usize::from(index)]
+    }
+
+    /// A new tag for the R2T of a slot.
+    pub(crate) fn new_tag(&mut self, index: u16) -> u16 {
+        let slot = self.get(index);
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.generation << SLOT_BITS | index
+    }
+
+    /// The slot that receives data by this tag for this command.
+    pub(crate) fn find_receiving(&mut self, tag: u16, cid: u16) -> Option<u16> {
+        let index = tag & (QUEUE_ENTRIES_MAX - 1);
+        let slot = self.get(index);
+        let is_this = slot.phase == SlotPhase::Receives
+            && slot.generation << SLOT_BITS == tag & !(QUEUE_ENTRIES_MAX - 1)
+            && slot.sqe.cid() == cid;
+        is_this.then_some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Data for a read, for a command without an R2T, or by the tag of an earlier command made
+    /// Linux use memory after it was freed; SPDK counted tags from 1 and checked only the upper
+    /// bound.
+    #[test]
+    fn data_are_accepted_by_the_tag_of_the_present_r2t_only() {
+        let mut slots = CommandSlots::new();
+        let mut bytes = [0; 64];
+        bytes[2] = 7;
+        let sqe = Sqe::parse(&bytes).unwrap();
+        let index = slots.take(sqe).unwrap();
+        assert_eq!(slots.find_receiving(index, 7), None, "it asked for nothing");
+        let tag = slots.new_tag(index);
+        assert_eq!(slots.find_receiving(tag, 7), None, "it does not receive");
+        slots.get(index).phase = SlotPhase::Receives;
+        assert_eq!(slots.find_receiving(tag, 7), Some(index));
+        assert_eq!(slots.find_receiving(tag, 8), None, "another command");
+        assert_eq!(slots.find_receiving(tag & 127, 7), None, "a tag that was never used");
+        slots.give(index);
+        assert_eq!(slots.find_receiving(tag, 7), None);
+        assert_eq!(slots.take(sqe), Some(index));
+        let next = slots.new_tag(index);
+        slots.get(index).phase = SlotPhase::Receives;
+        assert_eq!(slots.find_receiving(tag, 7), None, "the tag of the command before");
+        assert_eq!(slots.find_receiving(next, 7), Some(index));
+        for tag in 0..=u16::MAX {
+            assert_eq!(slots.find_receiving(tag, 7).is_some(), tag == next);
+        }
+    }
+
+    #[test]
+    fn there_are_as_many_slots_as_entries() {
+        let mut slots = CommandSlots::new();
+        let taken: Vec<_> = std::iter::from_fn(|| slots.take(Sqe::ZERO)).collect();
+        assert_eq!((taken.len(), slots.in_use(), slots.executing()), (128, 128, 128));
+    }
+}

@@ -1,0 +1,308 @@
+//! Hosts that violate the protocol, stall or vanish: each case made another target crash, hang or
+//! write to the wrong place.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod initiator;
+
+use std::io::Write;
+use std::time::Duration;
+
+use blockyard_nvme::TargetOptions;
+use initiator::{
+    DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, command, connect_parts, fabrics, h2c_header,
+    pattern, pointed, target, target_with, with,
+};
+
+const WRITE: u8 = 0x01;
+const READ: u8 = 0x02;
+const FLUSH: u8 = 0x00;
+
+fn queue(target: &Target, digests: u8) -> (Initiator, Initiator) {
+    let (admin, controller) = target.admin(PLAIN, digests);
+    let io = target.io(PLAIN, controller, digests, 0);
+    (admin, io)
+}
+
+/// A write whose R2T has arrived: its command id and tag.
+fn asked(io: &mut Initiator, bytes: usize) -> (u16, u16) {
+    let sqe = command(WRITE, 0, (bytes / 512) as u32);
+    let cid = io.capsule(pointed(sqe, 0x5a, bytes), &[]);
+    let r2t = io.receive().unwrap();
+    assert_eq!(r2t.kind, 9);
+    (cid, u16::from_le_bytes([r2t.header[10], r2t.header[11]]))
+}
+
+/// nvmet followed a null pointer for data that no R2T had asked for.
+#[test]
+fn data_that_no_r2t_asked_for_end_the_connection() {
+    let target = target();
+    let unasked: [fn(&mut Initiator); 4] = [
+        |io| io.h2c_data(0, 0, 0, &[0; 512]),
+        |io| {
+            let (cid, tag) = asked(io, 16384);
+            io.h2c_data(cid, tag ^ 0x80, 0, &[0; 512]);
+        },
+        |io| {
+            let (cid, tag) = asked(io, 16384);
+            io.h2c_data(cid + 1, tag, 0, &[0; 512]);
+        },
+        |io| {
+            // The tag of a command that is over.
+            let (cid, tag) = asked(io, 16384);
+            io.h2c_data(cid, tag, 0, &[0; 16384]);
+            assert_eq!(io.done().status, 0);
+            io.h2c_data(cid, tag, 0, &[0; 512]);
+        },
+    ];
+    for send in unasked {
+        let (_admin, mut io) = queue(&target, 0);
+        send(&mut io);
+        assert_eq!(io.term(), (1, 10));
+    }
+}
+
+#[test]
+fn data_out_of_order_or_range_end_the_connection() {
+    let target = target();
+    for (offset, len) in [(512, 512), (0, 16896)] {
+        let (_admin, mut io) = queue(&target, 0);
+        let (cid, tag) = asked(&mut io, 16384);
+        io.h2c_data(cid, tag, offset, &vec![0; len]);
+        assert_eq!(io.term(), (4, 12), "{offset} {len}");
+    }
+    // Twice the same range.
+    let (_admin, mut io) = queue(&target, 0);
+    let (cid, tag) = asked(&mut io, 16384);
+    io.h2c_data(cid, tag, 0, &[0; 8192]);
+    io.h2c_data(cid, tag, 0, &[0; 8192]);
+    assert_eq!(io.term(), (4, 12));
+}
+
+/// Data of length 0 made a target loop; a length that is not the PDU's made it read elsewhere.
+#[test]
+fn lengths_that_lie_end_the_connection() {
+    let target = target();
+    let pdu = |kind: u8, header_len: u8, offset: u8, len: u32, rest: &[u8]| {
+        let mut bytes = vec![kind, 0, header_len, offset];
+        bytes.extend_from_slice(&len.to_le_bytes());
+        bytes.extend_from_slice(rest);
+        bytes
+    };
+    let cases = [
+        (pdu(6, 24, 24, 24, &h2c_header(0, 0, 0, 0)), (1, 4)),
+        (pdu(6, 24, 24, 24 + 512, &h2c_header(0, 0, 0, 511)), (1, 16)),
+        (pdu(6, 24, 24, u32::MAX, &h2c_header(0, 0, 0, 512)), (5, 4)),
+        (pdu(6, 255, 24, 24 + 512, &[]), (1, 2)),
+        (pdu(4, 72, 0, 71, &[]), (1, 4)),
+        (pdu(4, 72, 72, 72 + 8193, &[]), (5, 4)),
+        (pdu(4, 255, 0, 300, &[]), (1, 2)),
+        (pdu(0, 128, 0, 128, &[0; 120]), (2, 0)),
+        (pdu(5, 24, 0, 24, &[]), (1, 0)),
+        (pdu(8, 24, 0, 24, &[]), (1, 0)),
+        (pdu(255, 255, 255, u32::MAX, &[]), (1, 0)),
+    ];
+    for (bytes, wanted) in cases {
+        let (_admin, mut io) = queue(&target, 0);
+        io.stream.write_all(&bytes).unwrap();
+        assert_eq!(io.term(), wanted, "{:?}", &bytes[..8]);
+    }
+    // A host that is in order is served as before.
+    let (_admin, mut io) = queue(&target, 0);
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0);
+}
+
+#[test]
+fn a_port_scanner_is_disconnected() {
+    let target = target();
+    let mut scanner = target.raw();
+    scanner.stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    assert_eq!(scanner.term(), (1, 0));
+    let mut early = target.raw();
+    early.send(4, &fabrics(1), &[]);
+    assert_eq!(early.term(), (2, 0), "a capsule before the ICReq");
+    let mut gone = target.raw();
+    gone.stream.write_all(&[0, 0]).unwrap();
+    drop(gone);
+    let mut future = target.raw();
+    let mut request = [0; 128];
+    (request[2], request[4], request[8]) = (128, 128, 1);
+    future.stream.write_all(&request).unwrap();
+    assert_eq!(future.term(), (6, 8), "a version that is not supported");
+}
+
+#[test]
+fn a_wrong_header_digest_is_fatal() {
+    let target = target();
+    let (_admin, mut io) = queue(&target, 3);
+    let mut bytes = io.print(4, &command(FLUSH, 0, 0), &[]);
+    bytes[20] ^= 1;
+    let digest = u32::from_le_bytes(bytes[72..76].try_into().unwrap());
+    io.stream.write_all(&bytes).unwrap();
+    assert_eq!(io.term(), (3, digest));
+    let (_admin, mut io) = queue(&target, 3);
+    io.header_digest = false;
+    io.capsule(command(FLUSH, 0, 0), &[]);
+    assert_eq!(io.term().0, 1, "without the digest that was agreed");
+}
+
+/// The data are read to their end; the host may retry.
+#[test]
+fn a_wrong_data_digest_fails_the_command_alone() {
+    let target = target();
+    let (_admin, mut io) = queue(&target, 3);
+    let data = pattern(4096, 5);
+    assert_eq!(io.execute(command(WRITE, 0, 8), &data).status, 0);
+    let mut bytes = io.print(4, &pointed(command(WRITE, 0, 8), 0x01, 4096), &[0; 4096]);
+    bytes[100] ^= 1;
+    io.stream.write_all(&bytes).unwrap();
+    assert_eq!(io.done().status, 0x022);
+    let (cid, tag) = asked(&mut io, 16384);
+    let mut bytes = io.print(6, &h2c_header(cid, tag, 0, 8192), &[0; 8192]);
+    bytes[100] ^= 1;
+    io.stream.write_all(&bytes).unwrap();
+    io.h2c_data(cid, tag, 8192, &[0; 8192]);
+    assert_eq!(io.done().status, 0x022);
+    assert_eq!(io.read(command(READ, 0, 8), 4096).data, data, "nothing was written");
+}
+
+#[test]
+fn more_commands_than_the_queue_has_entries_end_the_connection() {
+    let target = target();
+    let (_admin, controller) = target.admin(PLAIN, 0);
+    let mut io = target.idle(0);
+    assert_eq!(io.connect(PLAIN, 1, controller, 3, 0).status, 0);
+    for _ in 0..4 {
+        asked(&mut io, 16384);
+    }
+    io.capsule(command(FLUSH, 0, 0), &[]);
+    assert_eq!(io.term(), (5, 0));
+}
+
+#[test]
+fn a_connect_is_checked_against_controller_and_host() {
+    let target = target();
+    let refused = |nqn: &str, queue: u16, controller: u16, size: u16| {
+        let done = target.idle(0).connect(nqn, queue, controller, size, 0);
+        assert_eq!(done.status, 0x4182);
+        done.result
+    };
+    assert_eq!(refused("nqn.2026-11.io.blockyard:none", 0, 0xffff, 31), 0x1_0100);
+    assert_eq!(refused(PLAIN, 0, 1, 31), 0x1_0010, "the host does not choose the controller");
+    assert_eq!(refused(PLAIN, 0, 0xffff, 0), 44);
+    assert_eq!(refused(PLAIN, 1, 999, 31), 0x1_0010, "there is no such controller");
+    let (mut admin, controller) = target.admin(PLAIN, 0);
+    assert_eq!(refused(ZONED, 1, controller, 31), 0x1_0100);
+    assert_eq!(refused(PLAIN, 33, controller, 31), 42);
+    assert_eq!(refused(PLAIN, 1, controller, 128), 44);
+    // The identity of another host.
+    for at in [0, 512 + HOST.len() - 1] {
+        let (sqe, mut data) = connect_parts(PLAIN, 1, controller, 31, 0);
+        data[at] ^= 1;
+        let done = target.idle(0).execute(sqe, &data);
+        assert_eq!((done.status, done.result), (0x4182, 0x1_0200));
+    }
+    // A connection has one Connect, a queue one connection.
+    let mut io = target.io(PLAIN, controller, 0, 0);
+    assert_eq!(io.connect(PLAIN, 2, controller, 31, 0).status, 0x400c);
+    assert_eq!(target.idle(0).connect(PLAIN, 1, controller, 31, 0).status, 0x400c);
+    // A refused host can try again on its connection.
+    let mut again = target.idle(0);
+    assert_eq!(again.connect(PLAIN, 1, 999, 31, 0).status, 0x4182);
+    assert_eq!(again.connect(PLAIN, 2, controller, 31, 0).status, 0);
+    // I/O queues need an enabled controller.
+    assert_eq!(admin.property_set(0x14, 0x46_0060).status, 0);
+    assert_eq!(target.idle(0).connect(PLAIN, 3, controller, 31, 0).status, 0x0181);
+    io.ends();
+    let (_discovery, controller) = target.admin(DISCOVERY, 0);
+    assert_eq!(refused(DISCOVERY, 1, controller, 31), 0x1_0100);
+}
+
+#[test]
+fn nothing_is_executed_before_a_connect() {
+    let target = target();
+    let mut idle = target.idle(0);
+    assert_eq!(idle.execute(command(FLUSH, 0, 0), &[]).status, 0x400c);
+    assert_eq!(idle.property_get(0, true).status, 0x400c);
+    assert_eq!(idle.connect(PLAIN, 0, 0xffff, 31, 0).status, 0);
+    assert_eq!(idle.identify(1, 0, 0).status, 0x400c, "it is not enabled");
+    assert_eq!(idle.property_get(0x14, false).status, 0);
+}
+
+#[test]
+fn the_end_of_the_admin_queue_ends_the_controller() {
+    let target = target();
+    let (admin, mut io) = queue(&target, 0);
+    assert_eq!(target.subsystems.find_info("plain").unwrap().controllers, 1);
+    drop(admin);
+    io.ends();
+}
+
+/// A host that sends nothing for its keep-alive time-out is gone. Anything it sends counts, on any
+/// queue.
+#[test]
+fn a_silent_host_loses_its_controller() {
+    let target = target();
+    let mut admin = target.idle(0);
+    let (sqe, data) = connect_parts(PLAIN, 0, 0xffff, 31, 0);
+    let controller = admin.execute(with(sqe, 12, 100), &data).result as u16;
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+    let mut io = target.io(PLAIN, controller, 0, 0);
+    io.ends();
+    admin.ends();
+}
+
+/// A host that vanishes with data outstanding takes nothing with it.
+#[test]
+fn a_host_that_vanishes_leaves_its_memory_and_its_zone() {
+    let target = target();
+    for round in 0..20 {
+        let (_admin, controller) = target.admin(ZONED, 0);
+        let mut io = target.io(ZONED, controller, 0, 0);
+        let write = command(WRITE, 0, 4);
+        io.capsule(pointed(write, 0x5a, 16384), &[]);
+        let r2t = io.receive().unwrap();
+        let tag = u16::from_le_bytes([r2t.header[10], r2t.header[11]]);
+        let bytes = io.print(6, &h2c_header(0, tag, 0, 16384), &[round; 16384]);
+        io.stream.write_all(&bytes[..8000]).unwrap();
+    }
+    let (_admin, controller) = target.admin(ZONED, 0);
+    let mut io = target.io(ZONED, controller, 0, 0);
+    assert_eq!(io.write(command(WRITE, 0, 4), &pattern(16384, 1)).status, 0, "at the start still");
+}
+
+#[test]
+fn a_removed_device_disconnects_its_hosts_and_no_others() {
+    let target = target();
+    let (mut admin, mut io) = queue(&target, 0);
+    let (mut other, _) = target.admin(ZONED, 0);
+    target.subsystems.remove("plain", Duration::from_secs(5)).unwrap();
+    admin.ends();
+    io.ends();
+    assert_eq!(other.property_get(0x08, false).status, 0);
+    assert_eq!(target.idle(0).connect(PLAIN, 0, 0xffff, 31, 0).status, 0x4182);
+}
+
+/// The oldest connection without a Connect makes room; one that is connected never does.
+#[test]
+fn idle_connections_make_room_for_hosts() {
+    let target = target_with(TargetOptions { connections_max: 3, ..TargetOptions::default() });
+    let (mut admin, mut io) = queue(&target, 0);
+    let mut idle = target.raw();
+    let (mut other, _) = target.admin(DISCOVERY, 0);
+    idle.ends();
+    target.raw().ends();
+    assert_eq!(admin.property_get(0x08, false).status, 0);
+    assert_eq!(other.property_get(0x08, false).status, 0);
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0);
+}
+
+#[test]
+fn a_server_that_stops_disconnects_its_hosts() {
+    let target = target();
+    let (mut admin, mut io) = queue(&target, 0);
+    asked(&mut io, 16384);
+    target.server.stop();
+    io.ends();
+    admin.ends();
+    assert!(target.server.connections().is_empty());
+}

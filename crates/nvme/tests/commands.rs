@@ -1,0 +1,355 @@
+//! What a host gets: bring-up, identification, data by each way, zones with their statuses.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod initiator;
+
+use initiator::{
+    DISCOVERY, Initiator, PLAIN, Target, ZONED, command, pattern, pointed, target, with,
+};
+
+const FLUSH: u8 = 0x00;
+const WRITE: u8 = 0x01;
+const READ: u8 = 0x02;
+const WRITE_ZEROES: u8 = 0x08;
+const DISCARD: u8 = 0x09;
+const ZONE_SEND: u8 = 0x79;
+const ZONE_RECEIVE: u8 = 0x7a;
+const APPEND: u8 = 0x7d;
+
+/// A controller and its first I/O queue.
+fn queues(target: &Target, nqn: &str, digests: u8) -> (Initiator, Initiator) {
+    let (admin, controller) = target.admin(nqn, digests);
+    let io = target.io(nqn, controller, digests, 0);
+    (admin, io)
+}
+
+fn admin_command(opcode: u8, dword10: u32, dword11: u32) -> [u8; 64] {
+    let mut sqe = with(with([0; 64], 10, dword10), 11, dword11);
+    sqe[0] = opcode;
+    sqe
+}
+
+/// The commands of Linux 6.12, in its order.
+#[test]
+fn a_host_brings_up_a_controller_as_linux_does() {
+    let target = target();
+    let mut admin = target.idle(0);
+    let connected = admin.connect(PLAIN, 0, 0xffff, 31, 0);
+    assert_eq!((connected.status, connected.sq_head), (0, 1));
+    let cap = admin.property_get(0x00, true).result;
+    assert_eq!((cap & 0xffff, cap >> 37 & 1, cap >> 43 & 1), (127, 1, 1));
+    assert_eq!(admin.property_set(0x14, 0x46_0060).status, 0);
+    assert_eq!(admin.property_get(0x1c, false).result, 0, "not ready");
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+    assert_eq!(admin.property_get(0x1c, false).result, 1);
+    assert_eq!(admin.property_get(0x08, false).result, 0x0002_0000);
+    let controller = admin.identify(1, 0, 0).data;
+    assert_eq!(controller[78..80], (connected.result as u16).to_le_bytes());
+    let log = |id: u32, dwords: u32| admin_command(2, id | (dwords - 1) << 16, 0);
+    assert_eq!(admin.read(log(5, 1024), 4096).status, 0);
+    assert_eq!(admin.read(with(log(2, 128), 1, 0xffff_ffff), 512).data[3], 100);
+    assert_eq!(admin.read(log(0x0c, 128), 512).status, 0x4109, "no ANA");
+    let queues = admin.execute(admin_command(9, 7, 0x0001_0001), &[]);
+    assert_eq!((queues.status, queues.result), (0, 0x0001_0001));
+    let many = admin.execute(admin_command(9, 7, 0xfffe_fffe), &[]);
+    assert_eq!(many.result, 0x001f_001f);
+    let mut io = target.io(PLAIN, connected.result as u16, 0, 0);
+    assert_eq!(admin.execute(admin_command(9, 0x0b, 0x100), &[]).status, 0);
+    admin.capsule(admin_command(0x0c, 0, 0), &[]);
+    assert_eq!(admin.identify(6, 0, 0).status, 0);
+    assert_eq!(admin.identify(2, 0, 0).data[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(admin.identify(3, 1, 0).data[40..45], [4, 1, 0, 0, 0]);
+    assert_eq!(admin.identify(0, 1, 0).data[..8], (16u64 << 20 >> 9).to_le_bytes());
+    assert_eq!(admin.execute(admin_command(0x18, 0, 0), &[]).status, 0, "keep alive");
+    assert_eq!(io.read(command(READ, 0, 8), 4096).data, vec![0; 4096]);
+    // `nvme disconnect`: the I/O queues first, then a shutdown, which is complete when they ended.
+    drop(io);
+    assert_eq!(admin.property_set(0x14, 0x46_4061).status, 0);
+    let mut status = 1 << 2 | 1;
+    while status == 1 << 2 | 1 {
+        status = admin.property_get(0x1c, false).result;
+    }
+    assert_eq!(status, 2 << 2 | 1);
+}
+
+#[test]
+fn data_go_in_capsules_by_r2t_and_back() {
+    let target = target();
+    for digests in 0..4 {
+        let (_admin, mut io) = queues(&target, PLAIN, digests);
+        let small = pattern(8192, digests);
+        assert_eq!(io.execute(command(WRITE, 3, 16), &small).status, 0);
+        let large = pattern(1 << 20, digests + 1);
+        assert_eq!(io.write(command(WRITE, 100, 2048), &large).status, 0);
+        let one = pattern(512, 9);
+        assert_eq!(io.write(command(WRITE, 99, 1), &one).status, 0);
+        assert_eq!(io.read(command(READ, 3, 16), 8192).data, small);
+        let mut both = one.clone();
+        both.extend_from_slice(&large[..(1 << 20) - 512]);
+        assert_eq!(io.read(command(READ, 99, 2048), 1 << 20).data, both);
+        assert_eq!(io.execute(command(FLUSH, 0, 0), &[]).status, 0);
+        assert_eq!(io.execute(with(command(FLUSH, 0, 0), 1, 0xffff_ffff), &[]).status, 0);
+        let fua = with(command(WRITE, 0, 1), 12, 1 << 30);
+        assert_eq!(io.execute(fua, &one).status, 0);
+    }
+}
+
+/// Data of a Connect are in its capsule with every known host, but a host may send them later.
+#[test]
+fn the_data_of_a_connect_may_come_by_r2t() {
+    let target = target();
+    let mut admin = target.idle(3);
+    let (sqe, data) = initiator::connect_parts(PLAIN, 0, 0xffff, 31, 0);
+    assert_eq!(admin.write(sqe, &data).status, 0);
+    assert_eq!(admin.property_get(0x08, false).status, 0);
+}
+
+#[test]
+fn many_commands_are_in_flight_at_once() {
+    let target = target();
+    let (_admin, mut io) = queues(&target, PLAIN, 0);
+    for block in 0..100u32 {
+        let data = pattern(512, block as u8);
+        assert_eq!(io.execute(command(WRITE, block.into(), 1), &data).status, 0);
+    }
+    // Reads of 128 KiB at a depth of 128 need more memory than a connection has: they wait.
+    let cids: Vec<_> = (0..128)
+        .map(|at| {
+            let (start, blocks) = if at < 100 { (at, 1) } else { (0, 256) };
+            io.capsule(pointed(command(READ, start, blocks), 0x5a, 512 * blocks as usize), &[])
+        })
+        .collect();
+    let mut seen = std::collections::BTreeMap::new();
+    for _ in &cids {
+        let done = io.done();
+        assert_eq!(done.status, 0);
+        seen.insert(done.cid, done.data);
+    }
+    for (at, cid) in cids.iter().enumerate().take(100) {
+        assert_eq!(seen[cid], pattern(512, at as u8), "block {at}");
+    }
+    assert!(cids[100..].iter().all(|cid| seen[cid].len() == 128 << 10));
+}
+
+/// SUCCESS replaces the completion, and only a host without flow control understands it.
+#[test]
+fn a_host_without_flow_control_gets_no_completion_of_a_read() {
+    let target = target();
+    let (_admin, controller) = target.admin(PLAIN, 0);
+    let mut io = target.io(PLAIN, controller, 0, 4);
+    io.capsule(pointed(command(READ, 0, 1), 0x5a, 512), &[]);
+    let pdu = io.receive().unwrap();
+    assert_eq!((pdu.kind, pdu.flags), (7, 4 | 8));
+    // The next PDU answers the next command.
+    let done = io.execute(command(FLUSH, 0, 0), &[]);
+    assert_eq!((done.status, done.sq_head), (0, 0xffff));
+    assert_eq!(io.read(command(READ, 1 << 40, 1), 512).status, 0x4080, "errors do complete");
+}
+
+#[test]
+fn zeroes_and_discards_read_back_as_zeros() {
+    let target = target();
+    let (_admin, mut io) = queues(&target, PLAIN, 0);
+    let data = pattern(8192, 1);
+    for start in [0, 16, 32] {
+        assert_eq!(io.execute(command(WRITE, start, 16), &data).status, 0);
+    }
+    assert_eq!(io.execute(command(WRITE_ZEROES, 0, 16), &[]).status, 0);
+    let mut ranges = vec![0; 48];
+    for (at, (first, blocks)) in [(16u64, 8u32), (0, 0), (40, 8)].into_iter().enumerate() {
+        ranges[16 * at + 4..16 * at + 8].copy_from_slice(&blocks.to_le_bytes());
+        ranges[16 * at + 8..16 * at + 16].copy_from_slice(&first.to_le_bytes());
+    }
+    let discard = with(with(command(DISCARD, 0, 0), 10, 2), 11, 4);
+    assert_eq!(io.execute(discard, &ranges).status, 0);
+    let read = io.read(command(READ, 0, 48), 24576).data;
+    assert_eq!(read[..12288], [0; 12288]);
+    assert_eq!(read[12288..20480], [&data[4096..], &data[..4096]].concat());
+    assert_eq!(read[20480..], [0; 4096]);
+    // A hint that is no discard does nothing.
+    let hint = with(command(DISCARD, 0, 0), 10, 2);
+    assert_eq!(io.execute(hint, &ranges).status, 0);
+    let beyond = [&[0; 4][..], &1u32.to_le_bytes(), &(1u64 << 40).to_le_bytes()].concat();
+    let discard = with(with(command(DISCARD, 0, 0), 10, 0), 11, 4);
+    assert_eq!(io.execute(discard, &beyond).status, 0x4080);
+}
+
+#[test]
+fn a_zoned_namespace_is_seen_by_hosts_that_enable_all_command_sets() {
+    let target = target();
+    let (mut admin, _) = target.admin(ZONED, 0);
+    assert_eq!(admin.identify(3, 1, 0).data[40..45], [4, 1, 0, 0, 2]);
+    let zoned = admin.identify(5, 1, 2).data;
+    assert_eq!(zoned[4..12], [2, 0, 0, 0, 1, 0, 0, 0], "3 active and 2 open zones");
+    assert_eq!(zoned[2816..2824], 1024u64.to_le_bytes());
+    assert!(admin.identify(6, 0, 2).data[0] > 0);
+    let namespace = admin.identify(0, 1, 0).data;
+    assert_eq!(namespace[..8], 8192u64.to_le_bytes());
+    assert_eq!(namespace[8..16], 4096u64.to_le_bytes());
+    let mut plain_only = target.idle(0);
+    assert_eq!(plain_only.connect(ZONED, 0, 0xffff, 31, 0).status, 0);
+    assert_eq!(plain_only.property_set(0x14, 0x46_0001).status, 0);
+    assert_eq!(plain_only.identify(2, 0, 0).data[..4], [0; 4]);
+    assert_eq!(plain_only.identify(0, 1, 0).status, 0x400b);
+}
+
+/// The descriptors of a report: condition, start and write pointer of each zone.
+fn report(
+    io: &mut Initiator,
+    first: u64,
+    filter: u32,
+    partial: bool,
+) -> (u64, Vec<(u8, u64, u64)>) {
+    let sqe = with(command(ZONE_RECEIVE, first, 0), 12, (64 + 64 * 8) / 4 - 1);
+    let sqe = with(sqe, 13, filter << 8 | u32::from(partial) << 16);
+    let done = io.read(sqe, 64 + 64 * 8);
+    assert_eq!(done.status, 0);
+    let word = |at: usize| u64::from_le_bytes(done.data[at..at + 8].try_into().unwrap());
+    let zones = (1..9).map(|zone| 64 * zone).filter(|at| done.data[*at] != 0);
+    let zones = zones.map(|at| {
+        assert_eq!((done.data[at], word(at + 8)), (2, 512), "type, and capacity in blocks");
+        (done.data[at + 1] >> 4, word(at + 16), word(at + 24))
+    });
+    (word(0), zones.collect())
+}
+
+fn manage(zone: u64, action: u32) -> [u8; 64] {
+    with(command(ZONE_SEND, zone * 1024, 0), 13, action)
+}
+
+const SELECT_ALL: u32 = 1 << 8;
+
+#[test]
+fn appends_land_at_the_write_pointer_and_reports_show_it() {
+    let target = target();
+    let (_admin, mut io) = queues(&target, ZONED, 3);
+    let data = pattern(4096, 1);
+    let first = io.execute(command(APPEND, 1024, 1), &data);
+    assert_eq!((first.status, first.result), (0, 1024));
+    let second = io.write(command(APPEND, 1024, 1), &data);
+    assert_eq!((second.status, second.result), (0, 1025));
+    assert_eq!(io.execute(command(WRITE, 1026, 1), &data).status, 0);
+    assert_eq!(io.execute(manage(2, 3), &[]).status, 0, "open");
+    let (count, zones) = report(&mut io, 0, 0, false);
+    assert_eq!((count, zones.len()), (8, 8));
+    assert_eq!(zones[..4], [(1, 0, 0), (2, 1024, 1027), (3, 2048, 2048), (1, 3072, 3072)]);
+    assert_eq!(report(&mut io, 1500, 0, true).1[0], (2, 1024, 1027), "the zone of the block");
+    assert_eq!(report(&mut io, 0, 3, true), (1, vec![(3, 2048, 2048)]));
+    assert_eq!(report(&mut io, 0, 1, false).0, 6);
+    assert_eq!(io.execute(manage(1, 2), &[]).status, 0, "finish");
+    assert_eq!(report(&mut io, 0, 5, true), (1, vec![(0xe, 1024, u64::MAX)]), "5 is full");
+    assert_eq!(report(&mut io, 0, 6, true), (0, vec![]), "6 is read-only");
+    assert_eq!(io.read(command(READ, 1024, 3), 12288).data, [&data[..]; 3].concat());
+}
+
+/// A report with room for less than all zones, or for no zone at all.
+#[test]
+fn a_short_report_is_filled_and_counts_as_asked() {
+    let target = target();
+    let (_admin, mut io) = queues(&target, ZONED, 0);
+    let short = |dwords: u32, partial: u32| {
+        with(with(command(ZONE_RECEIVE, 0, 0), 12, dwords - 1), 13, partial << 16)
+    };
+    let done = io.read(short(32, 1), 128);
+    assert_eq!((done.data[0], done.data[64]), (1, 2));
+    assert_eq!(io.read(short(32, 0), 128).data[0], 8, "all zones count");
+    assert_eq!(io.read(short(1, 0), 4).data, [8, 0, 0, 0]);
+    assert_eq!(io.read(short(47, 1), 188).data[0], 1, "half a descriptor is none");
+    assert_eq!(io.read(with(short(32, 1), 13, 1), 128).status, 0x4002, "extended");
+    assert_eq!(io.read(with(short(32, 1), 13, 8 << 8), 128).status, 0x4002, "no such filter");
+}
+
+#[test]
+fn refused_zone_commands_have_the_status_of_zns() {
+    let target = target();
+    let (_admin, mut io) = queues(&target, ZONED, 0);
+    let data = pattern(4096, 1);
+    let mut status = |sqe: [u8; 64], data: &[u8]| io.execute(sqe, data).status & 0x7ff;
+    assert_eq!(status(command(WRITE, 5, 1), &data), 0x1bc, "not at the write pointer");
+    assert_eq!(status(command(WRITE, 511, 2), &[0; 8192]), 0x1b8, "over the capacity");
+    assert_eq!(status(command(APPEND, 1025, 1), &data), 0x002, "not the start of a zone");
+    assert_eq!(status(command(APPEND, 8192, 1), &data), 0x080);
+    assert_eq!(status(manage(0, 1), &[]), 0x1bf, "close of an empty zone");
+    assert_eq!(status(manage(0, 4), &[]), 0, "reset of an empty zone");
+    assert_eq!(status(manage(0, 2), &[]), 0, "finish");
+    assert_eq!(status(command(WRITE, 0, 1), &data), 0x1b9, "full");
+    assert_eq!(status(command(APPEND, 0, 1), &data), 0x1b9, "full");
+    assert_eq!(status(manage(0, 3), &[]), 0x1bf, "open of a full zone");
+    assert_eq!(status(manage(0, 5), &[]), 0x1bf, "offline");
+    assert_eq!(status(manage(0, 0x10), &[]), 0x002, "no descriptor extensions");
+    assert_eq!(status(with(manage(0, 3), 10, 1), &[]), 0x002, "not the start of a zone");
+    assert_eq!(status(manage(8, 3), &[]), 0x080);
+    for zone in [1, 2] {
+        assert_eq!(status(manage(zone, 3), &[]), 0);
+    }
+    assert_eq!(status(manage(3, 3), &[]), 0x1be, "two zones are open");
+    assert_eq!(status(command(WRITE, 1024, 1), &data), 0);
+    assert_eq!(status(command(WRITE, 2048, 1), &data), 0);
+    assert_eq!(status(manage(1, 1), &[]), 0, "close");
+    assert_eq!(status(manage(3, 3), &[]), 0);
+    assert_eq!(status(command(APPEND, 4096, 1), &data), 0x1bd, "three zones are active");
+    assert_eq!(status(manage(0, SELECT_ALL | 1), &[]), 0, "close all");
+    assert_eq!(status(command(WRITE, 1025, 1), &data), 0);
+    assert_eq!(status(manage(0, SELECT_ALL | 2), &[]), 0, "finish all");
+    assert_eq!(status(command(WRITE, 1026, 1), &data), 0x1b9);
+    assert_eq!(status(manage(0, SELECT_ALL | 4), &[]), 0, "reset all");
+    let (empty, _) = report(&mut io, 0, 1, false);
+    assert_eq!(empty, 8);
+}
+
+#[test]
+fn commands_that_do_not_exist_are_refused_and_skipped() {
+    let target = target();
+    let (mut admin, mut io) = queues(&target, PLAIN, 0);
+    // The data in the capsule of a refused command are skipped: the next command is found.
+    for sqe in [command(0x55, 0, 1), command(APPEND, 0, 1), command(0x05, 0, 1)] {
+        assert_eq!(io.execute(sqe, &pattern(4096, 1)).status, 0x4001);
+    }
+    assert_eq!(io.execute(with(command(WRITE, 0, 1), 1, 2), &[0; 512]).status, 0x400b);
+    assert_eq!(io.execute(command(WRITE, 0, 2), &[0; 512]).status, 0x400f, "other lengths");
+    assert_eq!(io.execute(command(FLUSH, 0, 0), &[]).status, 0);
+    assert_eq!(io.read(command(READ, 0, 2049), 1 << 20).status, 0x4002, "longer than MDTS");
+    for opcode in [0x00, 0x01, 0x0d, 0x10, 0x80] {
+        assert_eq!(admin.execute(admin_command(opcode, 0, 0), &[]).status, 0x4001);
+    }
+    assert_eq!(admin.identify(0x13, 1, 0).status, 0x4002);
+    assert_eq!(admin.execute(admin_command(8, 0, 0), &[]).result, 1, "not aborted");
+    assert_eq!(admin.execute(admin_command(9, 1 << 31 | 7, 0), &[]).status, 0x410d);
+    assert_eq!(admin.execute(admin_command(10, 7, 0), &[]).result, 0x001f_001f);
+    assert_eq!(admin.execute(admin_command(9, 0x0f, 12345), &[]).status, 0);
+    assert_eq!(admin.execute(admin_command(10, 0x0f, 0), &[]).result, 12400);
+    for _ in 0..4 {
+        admin.capsule(admin_command(0x0c, 0, 0), &[]);
+    }
+    assert_eq!(admin.execute(admin_command(0x0c, 0, 0), &[]).status, 0x4105);
+}
+
+#[test]
+fn discovery_lists_the_subsystems_at_the_address_of_the_host() {
+    let target = target();
+    let (mut discovery, _) = target.admin(DISCOVERY, 0);
+    assert_eq!(discovery.identify(1, 0, 0).data[111], 2);
+    assert_eq!(discovery.identify(2, 0, 0).status, 0x4002);
+    let log = |offset: u64, bytes: u32| {
+        let sqe = admin_command(2, 0x70 | (bytes / 4 - 1) << 16, 0);
+        with(with(sqe, 12, offset as u32), 13, (offset >> 32) as u32)
+    };
+    let head = discovery.read(log(0, 20), 20).data;
+    assert_eq!(head[8..16], 3u64.to_le_bytes());
+    let entries = discovery.read(log(1024, 3072), 3072).data;
+    let text = |at: usize| {
+        let end = entries[at..].iter().position(|byte| *byte == 0 || *byte == b' ').unwrap();
+        String::from_utf8(entries[at..at + end].to_vec()).unwrap()
+    };
+    assert_eq!([text(256), text(1024 + 256), text(2048 + 256)], [DISCOVERY, PLAIN, ZONED]);
+    assert_eq!(text(1024 + 32), target.address().port().to_string());
+    assert_eq!(text(1024 + 512), "127.0.0.1");
+    assert_eq!(discovery.read(log(1 << 40, 4096), 4096).status, 0x4002, "after the end");
+    let done = discovery.read(admin_command(2, 2 | 127 << 16, 0), 512);
+    assert_eq!(done.status, 0x4109, "no health of a discovery controller");
+    // A device that is removed is not discovered.
+    target.subsystems.remove("plain", std::time::Duration::ZERO).unwrap();
+    let after = discovery.read(log(0, 20), 20).data;
+    assert_ne!(after[..8], head[..8]);
+    assert_eq!(after[8..16], 2u64.to_le_bytes());
+}
