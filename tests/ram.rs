@@ -181,7 +181,7 @@ assert h.pread(4096, 900 << 12) == random.Random(7).randbytes(4096)
     assert_eq!(stat(&yard, "r0", "mm_stat", "mem_limit"), 0);
     let refused = |line: &[&str], word: &str| yard.command(line).fails().says(&[word]);
     refused(&["ram", "set", "r0", "mem_limit=much"], "invalid mem_limit `much`");
-    refused(&["ram", "set", "r0", "mem_limit=4k"], "invalid mem_limit `4096`: expected");
+    refused(&["ram", "set", "r0", "mem_limit=4k"], "invalid mem_limit `4k`: expected");
     refused(&["ram", "set", "r0", "mem_used_max=5"], "invalid mem_used_max `5`: expected 0");
     refused(&["ram", "set", "r0", "compact=101"], "invalid compact `101`");
     refused(&["ram", "set", "r0", "algo=zstd"], "`algo` cannot be set while the device is used");

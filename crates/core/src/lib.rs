@@ -49,5 +49,5 @@ pub use pieces::Pieces;
 pub use region::Region;
 pub use request::{Batch, CompletionBatch, Segment, Started};
 pub use status::Status;
-pub use units::{Nanos, SECTOR_BYTES, SECTOR_SHIFT, Sector, Tag, ZoneNo};
+pub use units::{Bytes, Nanos, SECTOR_BYTES, SECTOR_SHIFT, Sector, Tag, ZoneNo};
 pub use work::{InlineRequest, Work};

@@ -1,4 +1,4 @@
-//! Units in interfaces: sectors, zone numbers, tags, nanoseconds.
+//! Units in interfaces: sectors, zone numbers, tags, nanoseconds, and bytes for people.
 //!
 //! Inside a function a plain integer with its unit in the name is enough (`len_bytes`, `wait_ns`).
 //! A signature that another crate sees uses one of these types.
@@ -102,5 +102,21 @@ impl Add<u64> for Nanos {
     #[inline]
     fn add(self, ns: u64) -> Nanos {
         Nanos(self.0.saturating_add(ns))
+    }
+}
+
+/// A number of bytes that prints as the shortest size that the configuration reads as exactly this
+/// number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const LETTERS: [char; 6] = ['k', 'M', 'G', 'T', 'P', 'E'];
+        let shift = if self.0 == 0 { 0 } else { (self.0.trailing_zeros() / 10).min(6) };
+        match shift {
+            0 => write!(f, "{}", self.0),
+            _ => write!(f, "{}{}", self.0 >> (10 * shift), LETTERS[shift as usize - 1]),
+        }
     }
 }

@@ -85,7 +85,7 @@ impl<Z: ZoneSet> Null<Z> {
         };
         let shared = &self.shared;
         let (Some(zones), Some(geometry)) = (&shared.zones, &shared.geometry.zones) else {
-            return Err(invalid("only zoned devices have zones"));
+            return Err(invalid("a device with zones (zoned=1)"));
         };
         let (sector, fault) = parse_zone_fault(value)
             .ok_or_else(|| invalid("a sector, or -SECTOR for the zone to be repaired"))?;

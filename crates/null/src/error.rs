@@ -7,7 +7,7 @@ use blockyard_core::DeviceError;
 #[non_exhaustive]
 pub enum NullError {
     /// A parameter is invalid.
-    #[error("invalid {field} `{value}`: {wanted}")]
+    #[error("invalid {field} `{value}`: expected {wanted}")]
     Invalid {
         /// The parameter.
         field: &'static str,

@@ -131,7 +131,7 @@ impl Faults {
             if fits {
                 return Ok(());
             }
-            Err(invalid(format!("there may be {RANGES_MAX} ranges; clear some first")))
+            Err(invalid(format!("at most {RANGES_MAX} ranges; clear some first")))
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Values that null_blk corrects silently are corrected too, with a note for each.
 
-use blockyard_core::{Geometry, Limits, SECTOR_BYTES, ZoneGeometry};
+use blockyard_core::{Bytes, Geometry, Limits, SECTOR_BYTES, ZoneGeometry};
 
 use crate::config::NullConfig;
 use crate::error::NullError;
@@ -67,7 +67,7 @@ fn check_plain(config: &NullConfig) -> Result<(), NullError> {
     }
     let bs = u64::from(config.bs);
     if config.size == 0 || config.size > SIZE_MAX || !config.size.is_multiple_of(bs) {
-        let wanted = format!("a multiple of bs ({bs}), from {bs} to 2^60 bytes");
+        let wanted = format!("a multiple of bs ({0}), from {0} to 1E", Bytes(bs));
         return Err(invalid("size", config.size, wanted));
     }
     let block_sectors = config.bs / SECTOR_BYTES as u32;
@@ -89,10 +89,10 @@ fn check_plain(config: &NullConfig) -> Result<(), NullError> {
     }
     let cache = config.cache_size;
     if cache != 0 && !(CACHE_MIN..=CACHE_MAX).contains(&cache) {
-        return Err(invalid("cache_size", cache, "0, or from 4096 bytes to 4 GiB"));
+        return Err(invalid("cache_size", cache, "0, or 4k to 4G"));
     }
     if config.memory_backed && cache > config.size.next_multiple_of(CACHE_MIN) {
-        let wanted = format!("at most the device's size ({})", config.size);
+        let wanted = format!("at most the device's size ({})", Bytes(config.size));
         return Err(invalid("cache_size", cache, wanted));
     }
     Ok(())
@@ -129,28 +129,30 @@ fn correct_plain(config: &mut NullConfig, notes: &mut Vec<String>) {
 fn zones(config: &mut NullConfig, notes: &mut Vec<String>) -> Result<ZoneGeometry, NullError> {
     let (size, zone_size, bs) = (config.size, config.zone_size, u64::from(config.bs));
     if !zone_size.is_power_of_two() || zone_size < bs {
-        let wanted = format!("a power of two of at least bs ({bs})");
+        let wanted = format!("a power of two of at least bs ({})", Bytes(bs));
         return Err(invalid("zone_size", zone_size, wanted));
     }
     if zone_size > size {
-        return Err(invalid("zone_size", zone_size, format!("at most size ({size})")));
+        return Err(invalid("zone_size", zone_size, format!("at most size ({})", Bytes(size))));
     }
     let capacity = if config.zone_capacity == 0 { zone_size } else { config.zone_capacity };
     if capacity > zone_size || !capacity.is_multiple_of(bs) {
-        let wanted = format!("a multiple of bs ({bs}), at most zone_size ({zone_size})");
+        let wanted =
+            format!("a multiple of bs ({}), at most zone_size ({})", Bytes(bs), Bytes(zone_size));
         return Err(invalid("zone_capacity", capacity, wanted));
     }
     if capacity < zone_size && !size.is_multiple_of(zone_size) {
         let wanted = format!(
-            "a multiple of zone_size ({zone_size}): a smaller last zone is not allowed with \
-             zone_capacity below zone_size"
+            "a multiple of zone_size ({}): a smaller last zone is not allowed with zone_capacity \
+             below zone_size",
+            Bytes(zone_size)
         );
         return Err(invalid("size", size, wanted));
     }
     let zone_count = size.div_ceil(zone_size);
     if zone_count > u64::from(ZONES_MAX) {
         let least = size.div_ceil(u64::from(ZONES_MAX)).next_power_of_two();
-        let wanted = format!("at least {least}: a device has at most {ZONES_MAX} zones");
+        let wanted = format!("at least {}: a device has at most {ZONES_MAX} zones", Bytes(least));
         return Err(invalid("zone_size", zone_size, wanted));
     }
     let zone_count = zone_count as u32;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use blockyard_core::{Geometry, Limits, SECTOR_BYTES};
+use blockyard_core::{Bytes, Geometry, Limits, SECTOR_BYTES};
 use blockyard_sync::dedup_hints::DedupHints;
 
 use crate::codec::{Codec, CodecConfig};
@@ -85,10 +85,10 @@ impl RamConfig {
             return Err(RamError::invalid("bs", bs, "512, 1024, 2048 or 4096"));
         }
         if !unit.is_power_of_two() || !UNIT_BYTES.contains(&unit) {
-            return Err(RamError::invalid("unit", unit, "a power of two from 4096 to 65536"));
+            return Err(RamError::invalid("unit", unit, "4k, 8k, 16k, 32k or 64k"));
         }
         if size == 0 || size > SIZE_MAX || !size.is_multiple_of(unit.into()) {
-            let wanted = format!("a multiple of unit ({unit}), from {unit} to 2^46 bytes");
+            let wanted = format!("a multiple of unit ({0}), from {0} to 64T", Bytes(unit.into()));
             return Err(RamError::invalid("size", size, wanted));
         }
         self.check_mem_limit(self.mem_limit)?;
@@ -108,8 +108,8 @@ impl RamConfig {
     pub(crate) fn check_mem_limit(&self, bytes: u64) -> Result<(), RamError> {
         let least = MEM_LIMIT_MIN.max(2 * u64::from(self.unit)) + self.hints_bytes();
         if bytes > 0 && !(least..=SIZE_MAX).contains(&bytes) {
-            let wanted = format!("{least} to 2^46 bytes, or 0 for no limit");
-            return Err(RamError::invalid("mem_limit", bytes, wanted));
+            let wanted = format!("{} to 64T, or 0 for no limit", Bytes(least));
+            return Err(RamError::invalid("mem_limit", Bytes(bytes), wanted));
         }
         Ok(())
     }

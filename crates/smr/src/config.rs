@@ -1,5 +1,6 @@
 //! Configuration of an emulated disk, and its validation.
 
+use blockyard_core::Bytes;
 use blockyard_core::zone::ZoneCond;
 use thiserror::Error;
 
@@ -131,22 +132,23 @@ impl DiskConfig {
         }
         let block = u64::from(physical);
         if self.size == 0 || self.size > SIZE_MAX || !self.size.is_multiple_of(block) {
-            let wanted = format!("a multiple of physical_block ({block}) up to 2^60 bytes");
+            let wanted = format!("a multiple of physical_block ({block}) up to 1E");
             return invalid("size", self.size, wanted);
         }
         let zone_size = self.zone_size;
         if !zone_size.is_power_of_two() || zone_size < block || zone_size > self.size {
-            let wanted = format!("a power of two from {block} to size ({})", self.size);
+            let wanted = format!("a power of two from {block} to size ({})", Bytes(self.size));
             return invalid("zone_size", zone_size, wanted);
         }
         let zones = self.size.div_ceil(zone_size);
         if zones > ZONES_MAX {
-            let wanted = format!("at least {}", self.size.div_ceil(ZONES_MAX).next_power_of_two());
+            let wanted =
+                format!("at least {}", Bytes(self.size.div_ceil(ZONES_MAX).next_power_of_two()));
             return invalid("zone_size", zone_size, wanted);
         }
         let capacity = self.sequential_bytes();
         if capacity > zone_size || !capacity.is_multiple_of(block) {
-            let wanted = format!("a multiple of {block}, at most zone_size ({zone_size})");
+            let wanted = format!("a multiple of {block}, at most zone_size ({})", Bytes(zone_size));
             return invalid("zone_capacity", capacity, wanted);
         }
         if u64::from(self.zone_nr_conv) >= zones {

@@ -3,9 +3,9 @@
 //! All units are binary, as in fio (with `kb_base=1024`), nbdkit, QEMU and blkzone: `k`, `KB` and
 //! `KiB` are all 1024 bytes. The suffix `s` counts sectors of 512 bytes.
 
-use std::fmt;
-
 use blockyard_core::SECTOR_BYTES;
+
+pub use blockyard_core::Bytes;
 
 /// Suffixes and their powers of two. `B` alone is a byte.
 const UNITS: [(char, u32); 6] = [('k', 10), ('m', 20), ('g', 30), ('t', 40), ('p', 50), ('e', 60)];
@@ -73,21 +73,6 @@ fn multiplier(suffix: &str) -> Result<u64, SizeError> {
         .find(|(letter, _)| *letter == first)
         .map(|(_, shift)| 1 << shift)
         .ok_or(SizeError::Suffix)
-}
-
-/// A number of bytes that prints as the shortest size that `parse` reads as exactly this number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const LETTERS: [char; 6] = ['k', 'M', 'G', 'T', 'P', 'E'];
-        let shift = if self.0 == 0 { 0 } else { (self.0.trailing_zeros() / 10).min(6) };
-        match shift {
-            0 => write!(f, "{}", self.0),
-            _ => write!(f, "{}{}", self.0 >> (10 * shift), LETTERS[shift as usize - 1]),
-        }
-    }
 }
 
 #[cfg(test)]

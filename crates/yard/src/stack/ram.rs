@@ -186,7 +186,7 @@ mod tests {
                 "recomp_algo=zstd&recomp_dict=/dev/null",
                 "invalid recomp_dict `0 bytes`: expected a dictionary",
             ),
-            ("mem_limit=4k", "invalid mem_limit `4k`: expected 32768 to 2^46 bytes, or 0"),
+            ("mem_limit=4k", "invalid mem_limit `4k`: expected 32k to 64T, or 0"),
             ("load=/no/such/file", "load: `/no/such/file`: cannot be opened"),
             ("backing=/dev/null", "invalid backing `/dev/null`: expected a regular file"),
             ("dict=/etc/hostname", "invalid dict `lz4`: expected algo=zstd"),
