@@ -215,6 +215,14 @@ pub enum ListenError {
         "socket: the descriptor is no listening stream socket of the unix or an internet family"
     )]
     BadDescriptor,
+    /// The owner or group of a socket does not exist.
+    #[error("invalid {what} `{name}`: the system has no such {what}; expected a name or a number")]
+    Unknown {
+        /// `owner` or `group`.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
     /// The system refused an operation.
     #[error("{endpoint}: cannot listen: {source}")]
     System {

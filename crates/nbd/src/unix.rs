@@ -25,14 +25,14 @@ pub fn listen_unix(place: &UnixPlace) -> Result<UnixListener, ListenError> {
     let path = &place.path;
     let system =
         |source| ListenError::System { endpoint: format!("unix:{}", path.display()), source };
-    let known = |what: &str, name: &str, id: Option<u32>| {
-        id.ok_or_else(|| io::Error::other(format!("{what} `{name}` does not exist")))
+    let known = |what: &'static str, name: &str, id: Option<u32>| {
+        id.ok_or_else(|| ListenError::Unknown { what, name: name.to_owned() })
     };
     let SocketAccess { owner, group, .. } = &place.access;
-    let owner = owner.as_deref().map(|name| known("user", name, socket::user_id(name))).transpose();
+    let owner = owner.as_deref().map(|name| known("owner", name, socket::user_id(name))).transpose();
     let group =
         group.as_deref().map(|name| known("group", name, socket::group_id(name))).transpose();
-    let ids = (owner.map_err(system)?, group.map_err(system)?);
+    let ids = (owner?, group?);
     let mode = place.access.mode();
     let socket = match socket::bind_unix(path, mode) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
@@ -131,7 +131,10 @@ mod tests {
         }
         let place = UnixPlace::read(&format!("{}?group=no-such-group", path.display())).unwrap();
         let error = listen_unix(&place).unwrap_err().to_string();
-        assert!(error.contains("group `no-such-group` does not exist"), "{error}");
+        assert!(
+            error.contains("invalid group `no-such-group`: the system has no such group"),
+            "{error}"
+        );
         std::fs::remove_file(&path).unwrap();
     }
 }

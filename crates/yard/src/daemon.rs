@@ -10,8 +10,8 @@ use std::time::Duration;
 use blockyard_fuse::{Mount, MountError, MountOptions};
 pub use blockyard_nbd::ServerError;
 use blockyard_nbd::{
-    BoundServer, Endpoint, Exports, MemoryBudget, Server, ServerOptions, TlsConfig, TlsMode,
-    UnixPlace,
+    BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server, ServerOptions, TlsConfig,
+    TlsMode, UnixPlace,
 };
 
 use crate::activation;
@@ -71,8 +71,14 @@ pub enum DaemonError {
     #[error(transparent)]
     Control(#[from] ControlError),
     /// An NBD endpoint cannot be bound.
-    #[error("nbd: {0}; --nbd names another place")]
-    Place(blockyard_nbd::ListenError),
+    #[error(
+        "nbd: {0}{advice}",
+        advice = match .0 {
+            ListenError::Unknown { .. } => "",
+            _ => "; --nbd names another place",
+        }
+    )]
+    Place(ListenError),
     /// The NBD server cannot be configured.
     #[error("nbd: {0}")]
     Nbd(ServerError),
