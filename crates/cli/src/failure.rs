@@ -14,7 +14,8 @@ use blockyard_yard::error::YardError;
 pub(crate) enum Code {
     /// Anything that has no code of its own.
     Failed = 1,
-    /// Wrong use of the command line, URIs on it included; clap says 2 too.
+    /// Wrong use of the command line, URIs on it included, whether this program or the yard finds
+    /// it; clap says 2 too.
     Usage = 2,
     /// The configuration, or a file that it names, is invalid.
     Config = 3,
@@ -90,6 +91,15 @@ impl From<ClientError> for Failure {
                 ) =>
             {
                 Code::NoSuchDevice
+            }
+            // The yard finds an invalid value of an option or of a URI as the command itself does.
+            ClientError::Refused(refusal)
+                if matches!(
+                    refusal.code.as_str(),
+                    "invalid" | "unknown_key" | "unknown_kind" | "out_of_range"
+                ) =>
+            {
+                Code::Usage
             }
             ClientError::Refused(_) => Code::Refused,
             _ => Code::Failed,

@@ -168,7 +168,7 @@ fn zones_are_reported_and_managed_as_with_blkzone() {
         (&["zone", "open", "z", "-c", "0"], "invalid --count `0`"),
     ] {
         let (code, _, error) = served.run(args);
-        assert!(code == 6 && error.contains(want), "{error}");
+        assert!(code == 2 && error.contains(want), "{error}");
     }
 }
 
@@ -219,7 +219,7 @@ fn devices_and_faults_come_and_go_at_run_time() {
         (&["remove", "b"], 5, "there is no device `b`"),
         (&["stats", "b"], 5, "there is no device `b`"),
         (&["add", "null:///a"], 6, "`a` is taken already"),
-        (&["add", "null:///c?zoned=1&zone_size=3M"], 6, "invalid zone_size `3M`"),
+        (&["add", "null:///c?zoned=1&zone_size=3M"], 2, "invalid zone_size `3M`"),
         (&["zone", "report", "a"], 6, "`a` is not a zoned device"),
         (&["zone", "open", "a", "-l", "8"], 6, "`a` is not a zoned device"),
         (&["inject", "a", "zone_offline=0"], 6, "zone_offline"),
