@@ -21,8 +21,8 @@ use blockyard_yard::{AllowLists, NBD_MEMORY_MIN, UnixPlace};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-const ABOUT: &str =
-    "Makes block devices (null, zoned, shingled, compressed in memory) and serves them";
+const ABOUT: &str = "Makes block devices (null, zoned, shingled, compressed RAM, durable volumes) \
+                     and serves them";
 
 const AFTER_HELP: &str = "\
 Begin with:
@@ -221,7 +221,7 @@ pub(crate) struct ServeArgs {
     /// needs --tls
     #[arg(long, value_name = "DIR")]
     pub(crate) tls_certificates: Option<PathBuf>,
-    /// Demand certificates from NBD clients that ca-cert.pem signed; needs --tls require
+    /// Refuse NBD clients without a certificate that ca-cert.pem has signed; needs --tls require
     #[arg(long)]
     pub(crate) tls_verify_peer: bool,
     /// Let clients whose certificate has SUBJECT, e.g. CN=alice, use EXPORT, `*` for every export
@@ -386,10 +386,12 @@ pub(crate) struct ZoneArgs {
     #[arg(value_parser = name)]
     pub(crate) device: String,
     /// Where the range begins: a sector as the report prints it (decimal or 0x-hexadecimal), a size
-    /// such as 2G, or a zone number such as 5z
+    /// such as 2G, or a zone number such as 5z. `report` begins with the zone of that sector; other
+    /// commands take only the start of a zone
     #[arg(short, long, value_name = "OFFSET", value_parser = Distance::parse)]
     pub(crate) offset: Option<Distance>,
-    /// Length of the range: sectors, a size such as 2G, or zones such as 2z
+    /// Length of the range: sectors, a size such as 2G, or zones such as 2z. Commands other than
+    /// `report` take whole zones only
     #[arg(short, long, value_name = "LENGTH", value_parser = Distance::parse)]
     #[arg(conflicts_with = "count")]
     pub(crate) length: Option<Distance>,
@@ -728,8 +730,16 @@ fn fault(text: &str) -> Result<String, String> {
 }
 
 /// A distance on a zoned device.
+#[derive(Clone, Debug)]
+pub(crate) struct Distance {
+    /// What was typed, for errors.
+    pub(crate) text: String,
+    pub(crate) amount: Amount,
+}
+
+/// The amount of a distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Distance {
+pub(crate) enum Amount {
     /// Sectors of 512 bytes.
     Sectors(u64),
     /// Zones of the device.
@@ -738,6 +748,12 @@ pub(crate) enum Distance {
 
 impl Distance {
     fn parse(text: &str) -> Result<Distance, String> {
+        Ok(Distance { text: text.to_owned(), amount: Amount::parse(text)? })
+    }
+}
+
+impl Amount {
+    fn parse(text: &str) -> Result<Amount, String> {
         let wanted = || {
             "expected sectors of 512 bytes (decimal, or hexadecimal after 0x), a size with a unit \
              in whole sectors, e.g. 2G, or zones, e.g. 5z"
@@ -746,16 +762,16 @@ impl Distance {
         if let Some(zones) = text.strip_suffix('z') {
             let is_plain = zones.bytes().all(|byte| byte.is_ascii_digit());
             let zones = zones.parse().ok().filter(|_| is_plain);
-            return zones.map(Distance::Zones).ok_or_else(wanted);
+            return zones.map(Amount::Zones).ok_or_else(wanted);
         }
         // A bare number counts sectors, as for blkzone; bytes need a unit.
         if let Ok(sectors) = number(text) {
-            return Ok(Distance::Sectors(sectors));
+            return Ok(Amount::Sectors(sectors));
         }
         let has_unit = text.ends_with(|last: char| last.is_ascii_alphabetic());
         let bytes = size::parse(text).ok().filter(|_| has_unit);
         let sectors = bytes.filter(|bytes| bytes.is_multiple_of(512)).map(|bytes| bytes / 512);
-        sectors.map(Distance::Sectors).ok_or_else(wanted)
+        sectors.map(Amount::Sectors).ok_or_else(wanted)
     }
 }
 
@@ -783,17 +799,17 @@ mod tests {
 
     #[test]
     fn distances_are_sectors_sizes_or_zones() {
-        for (text, distance) in [
-            ("0x80000", Distance::Sectors(0x80000)),
-            ("524288", Distance::Sectors(524_288)),
-            ("2G", Distance::Sectors(4 << 20)),
-            ("64M", Distance::Sectors(131_072)),
-            ("8s", Distance::Sectors(8)),
-            ("512b", Distance::Sectors(1)),
-            ("0", Distance::Sectors(0)),
-            ("5z", Distance::Zones(5)),
+        for (text, amount) in [
+            ("0x80000", Amount::Sectors(0x80000)),
+            ("524288", Amount::Sectors(524_288)),
+            ("2G", Amount::Sectors(4 << 20)),
+            ("64M", Amount::Sectors(131_072)),
+            ("8s", Amount::Sectors(8)),
+            ("512b", Amount::Sectors(1)),
+            ("0", Amount::Sectors(0)),
+            ("5z", Amount::Zones(5)),
         ] {
-            assert_eq!(Distance::parse(text), Ok(distance), "{text}");
+            assert_eq!(Distance::parse(text).unwrap().amount, amount, "{text}");
         }
         for text in ["", "z", "-1", "+1z", "0x5z", "100b", "1.5G", "5 z", "99999999999999999999z"] {
             let error = Distance::parse(text).unwrap_err();

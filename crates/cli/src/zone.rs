@@ -2,15 +2,17 @@
 
 use std::io::Write;
 
+use blockyard_core::SECTOR_BYTES;
 use blockyard_yard::client::{Client, ClientError};
-use blockyard_yard::error::counted;
+use blockyard_yard::error::{YardError, counted};
+use blockyard_yard::size::Bytes;
 use blockyard_yard::stack;
 use blockyard_yard::view::{ZoneRequest, ZoneView};
 use blockyard_yard::zone_check::{VerdictView, of_disk, of_served};
 use serde_json::json;
 
 use crate::args::{
-    Distance, Subject, TalkArgs, ZoneArgs, ZoneChangeArgs, ZoneCheckArgs, ZoneCommand,
+    Amount, Distance, Subject, TalkArgs, ZoneArgs, ZoneChangeArgs, ZoneCheckArgs, ZoneCommand,
     ZoneResetAllArgs,
 };
 use crate::devices::{client, print_json};
@@ -67,9 +69,7 @@ fn verdicts(args: &ZoneCheckArgs) -> Result<Vec<VerdictView>, Failure> {
             Some(disk) => of_disk(target, &**disk),
             None => of_served(target, &client(&args.talk), name)?,
         };
-        let Some(verdict) = verdict else {
-            return Err(Failure::new(Code::Refused, format!("`{name}` is not a zoned device")));
-        };
+        let verdict = verdict.ok_or_else(|| not_zoned(name))?;
         Ok(VerdictView::new(name, target, verdict))
     };
     args.targets.iter().map(verdict).collect()
@@ -98,7 +98,8 @@ fn report(args: &ZoneArgs, out: &mut impl Write) -> Result<(), Failure> {
     let mut all: Vec<ZoneView> = Vec::new();
     while left > 0 {
         let count = PAGE.min(left.try_into().unwrap_or(PAGE));
-        let page = client.zones(&args.device, from, count).map_err(in_options)?;
+        let page = client.zones(&args.device, from, count);
+        let page = page.map_err(|error| in_options(args, error))?;
         for zone in page.zones {
             if left == 0 || end.is_some_and(|end| zone.start >= end) {
                 left = 0;
@@ -123,11 +124,12 @@ fn manage(verb: &str, args: &ZoneChangeArgs, out: &mut impl Write) -> Result<(),
     let ZoneChangeArgs { zones: args, force } = args;
     let client = client(&args.talk);
     let range = ZoneRange::of(&client, args)?;
-    let (from, count) = (range.offset, range.zone_count(args));
+    let (from, count) = (range.offset, range.zone_count(args)?);
     let mut request = ZoneRequest { from, count, force: *force };
     let mut zones = 0;
     loop {
-        let done = client.manage(&args.device, verb, &request).map_err(in_options)?;
+        let done = client.manage(&args.device, verb, &request);
+        let done = done.map_err(|error| in_options(args, error))?;
         zones += done.zones;
         // An answer may have passed over all of its zones; one that leads back ends the loop.
         let goes_on = |next: &u64| request.from.is_none_or(|from| *next > from);
@@ -139,14 +141,22 @@ fn manage(verb: &str, args: &ZoneChangeArgs, out: &mut impl Write) -> Result<(),
 }
 
 /// A refusal in the words of the command line rather than of the control API.
-fn in_options(error: ClientError) -> Failure {
+fn in_options(args: &ZoneArgs, error: ClientError) -> Failure {
     let ClientError::Refused(mut refusal) = error else { return error.into() };
-    for (field, option) in
-        [("invalid from ", "invalid --offset "), ("invalid count ", "invalid --count ")]
-    {
-        if let Some(rest) = refusal.message.strip_prefix(field) {
-            refusal.message = format!("{option}{rest}");
+    let typed = |distance: &Option<Distance>| distance.as_ref().map(|it| it.text.clone());
+    let (offset, length) = (typed(&args.offset), typed(&args.length));
+    let option = match refusal.field.as_deref() {
+        Some("from") => offset.map(|text| ("--offset", text)),
+        Some("count") => {
+            let count = args.count.map(|count| ("--count", count.to_string()));
+            count.or_else(|| length.map(|text| ("--length", text)))
         }
+        _ => None,
+    };
+    if let Some((option, text)) = option
+        && let Some((_, wanted)) = refusal.message.split_once(": expected ")
+    {
+        refusal.message = format!("invalid {option} `{text}`: expected {wanted}");
     }
     ClientError::Refused(refusal).into()
 }
@@ -155,42 +165,61 @@ fn in_options(error: ClientError) -> Failure {
 struct ZoneRange {
     offset: Option<u64>,
     length: Option<u64>,
-    /// Length of a zone; 0 where nothing needs it.
+    /// The length of a zone and of the device; 0 where nothing needs them.
     zone_sectors: u64,
+    device_sectors: u64,
 }
 
 impl ZoneRange {
     /// The range that the options name; what is given in zones, and a length, needs the device's.
     fn of(client: &Client, args: &ZoneArgs) -> Result<ZoneRange, Failure> {
-        let in_zones = |distance: Option<Distance>| matches!(distance, Some(Distance::Zones(_)));
-        let zone_sectors = match in_zones(args.offset) || args.length.is_some() {
-            true => zone_sectors(client, &args.device)?,
-            false => 0,
+        let in_zones = matches!(args.offset, Some(Distance { amount: Amount::Zones(_), .. }));
+        let (zone_sectors, device_sectors) = match in_zones || args.length.is_some() {
+            true => {
+                let device = client.device(&args.device)?;
+                let zoned = device.zoned.ok_or_else(|| not_zoned(&args.device))?;
+                (zoned.zone_sectors, device.size_bytes / SECTOR_BYTES)
+            }
+            false => (0, 0),
         };
-        let sectors = |option: &str, distance: Option<Distance>| match distance {
+        let sectors = |option: &str, distance: &Option<Distance>| match distance {
             None => Ok(None),
-            Some(Distance::Sectors(sectors)) => Ok(Some(sectors)),
-            Some(Distance::Zones(zones)) => {
+            Some(Distance { amount: Amount::Sectors(sectors), .. }) => Ok(Some(*sectors)),
+            Some(Distance { text, amount: Amount::Zones(zones) }) => {
                 let sectors = zones.checked_mul(zone_sectors).map(Some);
-                let text = format!("invalid {option} `{zones}z`: expected a zone of the device");
+                let text = format!("invalid {option} `{text}`: expected a zone of the device");
                 sectors.ok_or_else(|| Failure::new(Code::Usage, text))
             }
         };
         let (offset, length) =
-            (sectors("--offset", args.offset)?, sectors("--length", args.length)?);
-        Ok(ZoneRange { offset, length, zone_sectors })
+            (sectors("--offset", &args.offset)?, sectors("--length", &args.length)?);
+        Ok(ZoneRange { offset, length, zone_sectors, device_sectors })
     }
 
-    /// The length in zones, if there is one. A shorter last zone counts as one, as for blkzone.
-    fn zone_count(&self, args: &ZoneArgs) -> Option<u64> {
-        args.count.or_else(|| self.length.map(|length| length.div_ceil(self.zone_sectors.max(1))))
+    /// The number of zones, if there is a length. As for blkzone, it must be whole zones; the last
+    /// zone of a device may be shorter.
+    fn zone_count(&self, args: &ZoneArgs) -> Result<Option<u64>, Failure> {
+        let (Some(length), Some(typed)) = (self.length, &args.length) else {
+            return Ok(args.count);
+        };
+        let end = self.offset.unwrap_or(0).checked_add(length);
+        if length > 0
+            && (length.is_multiple_of(self.zone_sectors) || end == Some(self.device_sectors))
+        {
+            return Ok(Some(length.div_ceil(self.zone_sectors)));
+        }
+        let (text, sectors) = (&typed.text, self.zone_sectors);
+        let size = Bytes(sectors * SECTOR_BYTES);
+        let text = format!(
+            "invalid --length `{text}`: expected whole zones, a multiple of {sectors} sectors \
+             ({size}); for one zone `--length 1z` or `--count 1`"
+        );
+        Err(Failure::new(Code::Usage, text))
     }
 }
 
-/// Length of a device's zones.
-fn zone_sectors(client: &Client, name: &str) -> Result<u64, Failure> {
-    let not_zoned = || Failure::new(Code::Refused, format!("`{name}` is not a zoned device"));
-    Ok(client.device(name)?.zoned.ok_or_else(not_zoned)?.zone_sectors)
+fn not_zoned(name: &str) -> Failure {
+    Failure::new(Code::Refused, YardError::NotZoned { name: name.to_owned() })
 }
 
 fn print_done(

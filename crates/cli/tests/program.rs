@@ -135,7 +135,7 @@ fn zones_are_reported_and_managed_as_with_blkzone() {
         "z: close: 1 zone\n"
     );
     assert_eq!(
-        served.says(&["zone", "finish", "z", "-o", "0x20000", "-l", "1"]),
+        served.says(&["zone", "finish", "z", "-o", "0x20000", "-l", "0x20000"]),
         "z: finish: 1 zone\n"
     );
     let report: Value =
@@ -170,6 +170,33 @@ fn zones_are_reported_and_managed_as_with_blkzone() {
         let (code, _, error) = served.run(args);
         assert!(code == 2 && error.contains(want), "{error}");
     }
+}
+
+/// `zone reset -l 5` reset a whole zone. blkzone refuses a range that is not made of whole zones.
+#[test]
+fn a_part_of_a_zone_is_refused_and_nothing_is_changed() {
+    let served = Served::start("zone-parts", &["null:///z?size=1G&zoned=1&zone_size=64M"]);
+    served.says(&["zone", "finish", "z"]);
+    for verb in ["open", "close", "finish", "reset"] {
+        for (range, want) in [
+            (&["-l", "5"][..], "invalid --length `5`: expected whole zones, a multiple of 131072"),
+            (&["-l", "65M"], "invalid --length `65M`: expected whole zones"),
+            (&["-l", "0"], "invalid --length `0`: expected whole zones"),
+            (&["-o", "1z", "-l", "1000M"], "invalid --length `1000M`"),
+            (&["-o", "4k"], "invalid --offset `4k`: expected a zone's first sector, a multiple of"),
+            (&["-o", "0x8", "-l", "1z"], "invalid --offset `0x8`: expected a zone's first sector"),
+            (&["-o", "16z"], "invalid --offset `16z`: expected a sector below 2097152"),
+            (&["-o", "15z", "-l", "2z"], "invalid --length `2z`: expected 1 to 1 zones from there"),
+        ] {
+            let (code, _, error) = served.run(&[&["zone", verb, "z"], range].concat());
+            assert!(code == 2 && error.contains(want), "{verb} {range:?}: {code}: {error}");
+        }
+    }
+    let report = served.says(&["zone", "report", "z"]);
+    assert!(report.lines().count() == 16 && report.lines().all(|it| it.contains("14(fu)")));
+    // A report of a part shows the zone that it is of.
+    let one = served.says(&["zone", "report", "z", "-o", "0x20008", "-l", "5"]);
+    assert!(one.contains("start: 0x000020000") && one.lines().count() == 1, "{one}");
 }
 
 #[test]

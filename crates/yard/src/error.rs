@@ -244,7 +244,9 @@ pub enum YardError {
     #[error(transparent)]
     Mount(#[from] MountError),
     /// The device has no zones.
-    #[error("`{name}` is not a zoned device")]
+    #[error(
+        "`{name}` is not a zoned device; `zoned=1` of a null device, or an smr device, makes one"
+    )]
     NotZoned {
         /// The device.
         name: String,

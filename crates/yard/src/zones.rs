@@ -126,10 +126,16 @@ impl ZoneWork<'_> {
         let ZoneGeometry { open_max, active_max, .. } = self.zones;
         match status {
             Status::ZoneOpenResource => {
-                format!(": {open_max} zones are open already, the most that this device allows")
+                format!(
+                    ": {open_max} zones are open already, the most that this device allows; close, \
+                     finish or reset one first"
+                )
             }
             Status::ZoneActiveResource => {
-                format!(": {active_max} zones are active already, the most that this device allows")
+                format!(
+                    ": {active_max} zones are active already, the most that this device allows; \
+                     finish or reset one first"
+                )
             }
             Status::Timeout => {
                 let seconds = DEADLINE.as_secs();
@@ -138,7 +144,13 @@ impl ZoneWork<'_> {
             // The status of the null device, and that of SMR disks.
             Status::IoErr | Status::Target => {
                 let hindrance = self.hindrance(zone);
-                hindrance.map(|what| format!(": zone {zone} is {what}")).unwrap_or_default()
+                let way_out = match hindrance {
+                    Some("conventional") => "; name a range of sequential zones",
+                    Some("full") => "; reset it first",
+                    _ => "",
+                };
+                let reason = hindrance.map(|what| format!(": zone {zone} is {what}{way_out}"));
+                reason.unwrap_or_default()
             }
             _ => String::new(),
         }

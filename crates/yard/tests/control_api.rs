@@ -192,7 +192,8 @@ fn a_verb_on_the_whole_device_passes_over_what_it_cannot_change() {
     let zone = |zone: u64| ZoneRequest { from: Some(zone * 131_072), count: Some(1), force: false };
     let (_, _, message) = refused(client.manage("z", "open", &all));
     let want = "zone 10 at sector 1310720: open failed with ZONE_OPEN_RESOURCE (ETOOMANYREFS): 8 \
-                zones are open already, the most that this device allows; 8 zones done before it";
+                zones are open already, the most that this device allows; close, finish or reset \
+                one first; 8 zones done before it";
     assert!(message.starts_with(want), "{message}");
     assert_eq!(client.manage("z", "close", &all).unwrap().zones, 8);
     assert_eq!(client.manage("z", "finish", &all).unwrap().zones, 14);
