@@ -292,12 +292,11 @@ pub(crate) fn train(samples: &[u8], lengths: &[usize]) -> Result<Vec<u8>, RamErr
         return Ok(dictionary);
     }
     let _ = samples;
-    let wanted = match Algo::Zstd.is_built_in() {
-        true => "more or other blocks: these have too little in common",
-        false => "a build with codecs in C (feature `c-codecs`)",
+    let why = match Algo::Zstd.is_built_in() {
+        true => "they are too few, or have too little in common; write more data first",
+        false => "this build has no codecs in C (feature `c-codecs`)",
     };
-    let what = format!("{} blocks for {DICTIONARY_BYTES} bytes", lengths.len());
-    Err(RamError::invalid("train", what, wanted))
+    Err(RamError::Untrained { blocks: lengths.len(), why })
 }
 
 /// The maximum compressed length of a block of `unit` bytes, over all codecs.

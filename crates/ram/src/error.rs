@@ -20,6 +20,24 @@ pub enum RamError {
         /// What the parameter accepts.
         wanted: String,
     },
+    /// The device was made without a parameter that the operation needs.
+    #[error("cannot {verb}: the device has no {field}; make it with {field}={form}")]
+    Lacks {
+        /// The operation.
+        verb: &'static str,
+        /// The parameter.
+        field: &'static str,
+        /// A word for the values of the parameter.
+        form: &'static str,
+    },
+    /// A dictionary cannot be trained.
+    #[error("cannot train a dictionary on {blocks} blocks: {why}")]
+    Untrained {
+        /// The number of blocks that were used as samples.
+        blocks: usize,
+        /// The cause.
+        why: &'static str,
+    },
     /// The system has not enough memory.
     #[error(
         "{field}: `{value}` takes more memory than there is: {}",
@@ -119,9 +137,11 @@ impl RamError {
     pub fn field(&self) -> &'static str {
         match self {
             RamError::Invalid { field, .. }
+            | RamError::Lacks { field, .. }
             | RamError::Memory { field, .. }
             | RamError::File { field, .. } => field,
             RamError::Thread { .. } => "compact",
+            RamError::Untrained { .. } => "dict",
             RamError::WriteBack { .. } => "backing",
             RamError::Crowded { .. } => "size",
             RamError::Snapshot { .. } => "load",
@@ -135,6 +155,13 @@ impl From<RamError> for DeviceError {
         match error {
             RamError::Invalid { field, value, wanted } => {
                 DeviceError::Invalid { field, value, wanted }
+            }
+            RamError::Lacks { field, form, .. } => {
+                let (value, wanted) = (String::new(), form.to_owned());
+                DeviceError::Invalid { field, value, wanted }
+            }
+            RamError::Untrained { .. } => {
+                DeviceError::Os { what: "training a dictionary", errno: libc::EINVAL }
             }
             RamError::Memory { errno, .. } => {
                 DeviceError::Os { what: "reserving the device's memory", errno }

@@ -281,6 +281,14 @@ pub enum YardError {
         /// What is expected.
         wanted: String,
     },
+    /// An argument that a request needs is missing.
+    #[error("{field} is missing: expected {wanted}")]
+    Missing {
+        /// The argument.
+        field: &'static str,
+        /// What is expected.
+        wanted: String,
+    },
     /// A zone operation failed.
     #[error(
         "zone {zone} at sector {sector}: {verb} failed with {status} ({}){reason}; {} done \
@@ -392,7 +400,8 @@ impl YardError {
             | YardError::Stack(_)
             | YardError::Inject(_)
             | YardError::Device(_)
-            | YardError::Argument { .. } => "invalid",
+            | YardError::Argument { .. }
+            | YardError::Missing { .. } => "invalid",
         }
     }
 
@@ -422,6 +431,7 @@ impl YardError {
             YardError::Uri(UriError::Param(ParamError::UnknownKey { key, .. })) => (key, ""),
             YardError::NoSuchTunable { name, .. } => (name, ""),
             YardError::NoSuchPool { path, .. } => ("pool", path),
+            YardError::Missing { field, .. } => (field, ""),
             YardError::Uri(UriError::Twice { key }) => (key, ""),
             YardError::Uri(UriError::UnknownKind { kind, .. }) => ("kind", kind),
             YardError::Uri(UriError::Form { uri, .. }) => ("uri", uri),

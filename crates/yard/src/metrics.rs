@@ -309,7 +309,7 @@ impl MetricsSample {
                     .encode_gauge(&size.objects)?;
             }
         }
-        let help = "RAM disks: blocks that hold something, by turns since their last access";
+        let help = "RAM disks: blocks that hold something, by rounds since their last access";
         let mut family = encoder.encode_descriptor("ram_blocks", help, None, MetricType::Gauge)?;
         for row in &self.devices {
             for (age, blocks) in row.ages.iter().enumerate() {

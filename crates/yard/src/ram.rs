@@ -291,7 +291,7 @@ impl RamRequest {
         }
         if let Some(age) = self.age {
             if !(1..=7).contains(&age) {
-                return Err(argument("age", age, "1 to 7 turns"));
+                return Err(argument("age", age, "1 to 7 rounds"));
             }
             selection.age = age;
         }
@@ -395,7 +395,8 @@ pub fn work(
 /// Changes all given settings or none, and returns the present settings.
 fn set(ram: &Ram, request: &RamRequest) -> Result<Vec<(&'static str, u64)>, YardError> {
     if request.given().is_empty() {
-        return Err(argument("field", "none", format!("one of {}", SETTINGS.join(", "))));
+        let wanted = format!("one of {}", SETTINGS.join(", "));
+        return Err(YardError::Missing { field: "field", wanted });
     }
     if let Some(bytes) = request.mem_used_max.filter(|bytes| *bytes > 0) {
         return Err(argument("mem_used_max", bytes, "0, which resets the peak to the present use"));

@@ -11,7 +11,7 @@ use super::{DeviceArgs, TalkArgs};
 pub(crate) enum RamCommand {
     /// Compact size classes and return free pages to the system
     Compact(DeviceArgs),
-    /// Increase the idle age of every block by one turn; an access resets it to 0
+    /// Begin a round: increase the idle age of every block by one; an access resets it to 0
     Idle(DeviceArgs),
     /// Recompress blocks with the secondary algorithms (recomp_algo) where that saves space
     Recompress(RamRecompressArgs),
@@ -22,7 +22,8 @@ pub(crate) enum RamCommand {
     Save(RamFileArgs),
     /// Train a zstd dictionary on the device's data, for `dict=FILE`
     Train(RamFileArgs),
-    /// List blocks: number, age in turns, stored bytes, zram's flags (s w h i r n)
+    /// List blocks: number, idle age in rounds of `ram idle`, stored bytes, zram's flags (s w h i
+    /// r n)
     Blocks(RamBlocksArgs),
     /// Show histograms of stored sizes and of idle ages
     Histograms(DeviceArgs),
@@ -72,8 +73,8 @@ pub(crate) struct RamSelectArgs {
     /// Which blocks: all, idle, huge, huge_idle or incompressible
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) which: Option<String>,
-    /// With idle ones: turns of `ram idle` since the last access, 1 to 7 [default: 1]
-    #[arg(long, value_name = "TURNS")]
+    /// With idle ones: rounds of `ram idle` since the last access, 1 to 7 [default: 1]
+    #[arg(long, value_name = "ROUNDS")]
     pub(crate) age: Option<u8>,
     /// Only blocks whose stored size is at least SIZE
     #[arg(long, value_name = "SIZE", value_parser = bytes)]

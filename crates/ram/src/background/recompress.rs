@@ -60,8 +60,8 @@ impl Blocks {
     pub(crate) fn recompress(&self, selection: &Selection) -> Result<Recompressed, RamError> {
         let count = self.form.codecs.len();
         if count < 2 {
-            let wanted = "a device that was made with recomp_algo";
-            return Err(RamError::invalid("recomp_algo", "none", wanted));
+            let (verb, field) = ("recompress blocks", "recomp_algo");
+            return Err(RamError::Lacks { verb, field, form: "zstd (or lz4, lz4hc)" });
         }
         let numbers = match selection.priority {
             None => 1..count,

@@ -66,8 +66,8 @@ impl Blocks {
         limit_bytes: u64,
     ) -> Result<WrittenBack, RamError> {
         let Some(backing) = &self.form.backing else {
-            let wanted = "a device that was made with backing=FILE";
-            return Err(RamError::invalid("backing", "none", wanted));
+            let verb = "write blocks back";
+            return Err(RamError::Lacks { verb, field: "backing", form: "FILE" });
         };
         let (mut workspace, mut room) = (self.workspace()?, self.room());
         let (mut done, mut batch) = (WrittenBack::default(), WritebackBatch::default());
