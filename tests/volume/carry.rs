@@ -325,6 +325,10 @@ fn a_refused_device_leaves_no_new_data() {
     blockyard(&["volume", "create", &old, "v0", "--size", "8M"]).ok();
     let listed = || blockyard(&["volume", "list", &old]).ok().out;
     let before = listed();
+    // The changes of a refused `serve` to what exists are undone, too.
+    let trace = place.file("trace");
+    let lines = "  8,0    0        1     0.000000000     0  D    R 8 + 8 [tag 0]\n";
+    std::fs::write(&trace, lines).unwrap();
     let full = place.file("full");
     std::fs::create_dir(&full).unwrap();
     // Files of other programs, with names as those of an SMR disk have.
@@ -367,6 +371,17 @@ fn a_refused_device_leaves_no_new_data() {
         assert!(started(&[&case]).unwrap_err().contains("/nonexistent/trace"), "{case}");
         is_as_before(&case);
     }
+    let changes = format!("volume:///v0?path={old}&reservation=4M&trace={trace}");
+    for last in &refused {
+        started(&[&changes, last]).unwrap_err();
+        assert_eq!(std::fs::read_to_string(&trace).unwrap(), lines, "{last}");
+        let shown = blockyard(&["volume", "show", &old, "v0", "--json"]).ok().json();
+        assert_eq!(shown["reservation_bytes"], 0, "{last}: {shown}");
+    }
+    started(&[&changes]).unwrap();
+    assert_eq!(std::fs::read_to_string(&trace).unwrap(), "");
+    let shown = blockyard(&["volume", "show", &old, "v0", "--json"]).ok().json();
+    assert_eq!(shown["reservation_bytes"], 4 << 20, "{shown}");
     // Two volumes of one new pool, of which the second is refused.
     started(&[&made[0], &format!("{}&trace=/nonexistent/trace", made[1])]).unwrap_err();
     is_as_before("two volumes");

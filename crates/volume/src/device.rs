@@ -53,14 +53,26 @@ pub(crate) struct Shared<D: SegmentStore> {
 struct Taken<D: SegmentStore> {
     running: Arc<Running<D>>,
     id: u32,
-    /// Whether a volume that this opening made is removed when it is dropped.
+    /// Whether what this opening did is undone when it is dropped.
     provisional: Provisional,
+    undo: Undo,
+}
+
+/// What an opening did to the pool.
+enum Undo {
+    /// It made the volume.
+    Made,
+    /// It changed the reservation, which was this before, in bytes.
+    Reserved(u64),
 }
 
 impl<D: SegmentStore> Drop for Taken<D> {
     fn drop(&mut self) {
         if !self.provisional.is_kept() {
-            self.running.discard(self.id);
+            match self.undo {
+                Undo::Made => self.running.discard(self.id),
+                Undo::Reserved(before) => self.running.reserve_again(self.id, before),
+            }
         }
         self.running.put(self.id);
     }
@@ -85,8 +97,9 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Opens a volume. A volume or a pool that this makes is removed when the volume is closed,
-    /// unless the caller keeps [`Volume::provisional`].
+    /// Opens a volume. A volume or a pool that this makes is removed when the volume is closed, and
+    /// a reservation that this changes is restored, unless the caller keeps
+    /// [`Volume::provisional`].
     ///
     /// # Errors
     /// As [`Volume::open`].
@@ -150,7 +163,13 @@ impl<D: SegmentStore> Volume<D> {
             }
         };
         let VolumeMeta { id, block_bytes, blocks, .. } = live.meta;
-        let taken = Taken { running: Arc::clone(&running), id, provisional };
+        let mut taken = Taken { running: Arc::clone(&running), id, provisional, undo: Undo::Made };
+        let before = live.reserved_bytes();
+        if config.reservation != 0 && config.reservation != before {
+            running.reserve(&config.name, config.reservation)?;
+            taken.undo = Undo::Reserved(before);
+            taken.provisional = Provisional::removed_at_close();
+        }
         let sectors = blocks * u64::from(block_bytes) / SECTOR_BYTES;
         let geometry = Geometry {
             sectors,
@@ -256,9 +275,6 @@ fn find_or_make<D: SegmentStore>(
     }
     if config.volblocksize != 0 && config.volblocksize != block_bytes {
         return differs("volblocksize", config.volblocksize.into(), block_bytes.into());
-    }
-    if config.reservation != 0 && config.reservation != live.reserved_bytes() {
-        running.reserve(&config.name, config.reservation)?;
     }
     Ok((live, provisional))
 }

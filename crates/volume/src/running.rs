@@ -249,6 +249,16 @@ impl<D: SegmentStore> Running<D> {
         self.erase_if_empty();
     }
 
+    /// Restores the reservation of a volume for a device that is not served.
+    pub(crate) fn reserve_again(&self, id: u32, bytes: u64) {
+        let name = self.pool.volumes().by_id.get(&id).map(|live| live.meta.name.clone());
+        if let Some(name) = name
+            && let Err(error) = self.pool.change(&name, Change::Reserve { id, bytes })
+        {
+            tracing::warn!("`{name}` keeps its new reservation: {error}");
+        }
+    }
+
     /// Removes the pool, whose log has ended.
     fn erase(&self) {
         let directory = self.pool.segments().directory();

@@ -117,7 +117,7 @@ impl Devices {
         };
         let opened = specs.iter().map(|spec| open(spec).map_err(failed(spec)));
         let opened: Vec<_> = opened.collect::<Result<_, _>>()?;
-        opened.iter().for_each(|(_, made)| made.provisional.keep());
+        opened.iter().for_each(|(_, made)| made.keep());
         for (spec, (_reserved, made)) in specs.iter().zip(opened) {
             self.enter(spec.clone(), usize::MAX, made).map_err(failed(spec))?;
         }

@@ -41,7 +41,7 @@ pub struct DeviceEntry {
 impl DeviceEntry {
     /// A device that was opened just now.
     pub(crate) fn new(spec: DeviceSpec, made: Made, claim: Arc<ClaimState>) -> DeviceEntry {
-        let Made { disk, notes, ram, pool, provisional: _ } = made;
+        let Made { disk, notes, ram, pool, .. } = made;
         let work = Arc::new(Semaphore::new(WORK_MAX));
         DeviceEntry { spec, disk, notes, ram, pool, since: Instant::now(), work, claim }
     }

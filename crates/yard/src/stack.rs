@@ -45,12 +45,22 @@ pub struct Made {
     pub pool: Option<Arc<Running>>,
     /// Whether what this opening made on disk stays when the device is closed.
     pub provisional: Provisional,
+    /// The trace file, which still has the lines of an earlier device.
+    trace: Option<String>,
 }
 
 impl Made {
     /// A device that keeps nothing on disk.
     pub fn without_files(disk: Arc<dyn Disk>) -> Made {
-        Made { disk, notes: Vec::new(), ram: None, pool: None, provisional: Provisional::kept() }
+        let (notes, provisional) = (Vec::new(), Provisional::kept());
+        Made { disk, notes, ram: None, pool: None, provisional, trace: None }
+    }
+
+    /// Keeps what this opening made on disk, and begins the trace. Called once, before the first
+    /// I/O: until then a refused opening has changed nothing.
+    pub(crate) fn keep(&self) {
+        self.provisional.keep();
+        self.trace.as_deref().into_iter().for_each(begin_trace);
     }
 }
 
@@ -115,7 +125,7 @@ pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
 }
 
 /// Opens the device. What this makes on disk is removed when the device is closed, unless the
-/// caller keeps [`Made::provisional`].
+/// caller calls [`Made::keep`].
 ///
 /// # Errors
 /// As [`open`].
@@ -129,7 +139,7 @@ pub(crate) fn open_provisional(spec: &DeviceSpec) -> Result<Made, StackError> {
 /// As [`open`].
 pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
     let made = open_with::<Z>(spec)?;
-    made.provisional.keep();
+    made.keep();
     Ok(made)
 }
 
@@ -146,6 +156,7 @@ fn open_with<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
         other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
     };
     made.notes.extend(untuned(spec));
+    made.trace = spec.text("trace");
     Ok(made)
 }
 
@@ -155,7 +166,9 @@ fn open_with<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
 /// # Errors
 /// As [`open`].
 pub fn over<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
-    with_delay::<Zoned, _>(spec, device)
+    let disk = with_delay::<Zoned, _>(spec, device)?;
+    spec.text("trace").as_deref().into_iter().for_each(begin_trace);
+    Ok(disk)
 }
 
 /// Checks that the parameters do not conflict, without creating files.
@@ -231,7 +244,7 @@ fn create_trace(path: &str) -> Result<Trace, StackError> {
         StackError::Refused { field: "trace", message }
     };
     let failed = |error: io::Error| refused(format!("cannot be written: {error}"));
-    // The old contents are truncated only when no other device is writing the file.
+    // The old contents are truncated by `begin_trace`, when no other device is writing the file.
     let file = owner_only::make_options().open(path).map_err(failed)?;
     // Several devices may write to one terminal or pipe.
     if file.metadata().map_err(failed)?.is_file() {
@@ -246,9 +259,19 @@ fn create_trace(path: &str) -> Result<Trace, StackError> {
             return Err(refused(what.to_owned()));
         }
         owner_only::narrow(&file).map_err(failed)?;
-        file.set_len(0).map_err(failed)?;
     }
     Ok(Trace::new(Box::new(BufWriter::new(file))))
+}
+
+/// Removes the lines of an earlier device from a trace file that this process has open.
+fn begin_trace(path: &str) {
+    let truncate = || {
+        let file = std::fs::File::options().write(true).open(path)?;
+        if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
+    };
+    if let Err(error) = truncate() {
+        tracing::warn!("trace: `{path}` keeps its old lines: {error}");
+    }
 }
 
 fn with_faults<Z: Zones, D: Device>(
