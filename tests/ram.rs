@@ -251,7 +251,10 @@ fn work_changes_nothing(image: &str, parameters: &str, limit: &str) {
     let refused = |line: &[&str], word: &str| yard.command(line).fails().says(&[word]);
     refused(&["ram", "recompress", "r0", "--type", "old"], "invalid type `old`");
     refused(&["ram", "writeback", "r0", "--age", "9"], "invalid age `9`");
-    refused(&["ram", "save", "r0", "/no/such/folder/file"], "/no/such/folder/file: No such file");
+    refused(
+        &["ram", "save", "r0", "/no/such/folder/file"],
+        "cannot write `/no/such/folder/file`: No such file",
+    );
     let wanted = format!("invalid from `99999`: expected a block below {blocks},");
     refused(&["ram", "blocks", "r0", "--from", "99999"], &wanted);
     refused(&["inject", "r0", "nospc=often"], "invalid nospc `often`: expected a number");

@@ -72,10 +72,10 @@ fn a_parameter_that_does_not_fit_is_refused_by_name() {
     let socket = format!("unix:{}", pool.file("nbd"));
     let refused = |uri: &str| blockyard(&["serve", uri, "--nbd", &socket]).fails();
     let run = refused(&uri(&pool, "v0", ""));
-    assert!(run.err.contains("invalid size `0`"), "{run}");
+    assert!(run.err.contains("size is missing: expected the size of `v0`"), "{run}");
     drop(Yard::serve(&[&uri(&pool, "v0", "&size=1G")]));
     let run = refused(&uri(&pool, "v0", "&size=2G"));
-    assert!(run.err.contains("invalid size `2G`: expected 1073741824"), "{run}");
+    assert!(run.err.contains("invalid size `2G`: expected 1G, which `v0` has"), "{run}");
     // A directory with other files stays unchanged.
     let path = pool.file("theirs");
     std::fs::create_dir(&path).unwrap();
@@ -243,6 +243,12 @@ fn a_second_copy_by_the_command_line() {
     let check = volume(&["check", &first]).fails();
     assert!(check.out.contains(&format!("{second}: {why}\n")), "{check}");
     volume(&["snapshot", &first, "v0@a"]).fails().says(&[&second, "may have been written to"]);
+    // The bug: `show --degraded` recorded that the missing copy is lost.
+    let before = contents(&first);
+    let show = volume(&["show", &first, "--degraded"]).ok();
+    assert!(show.out.contains(&format!("{second}: {why}\n")), "{show}");
+    volume(&["show", &first, "v0"]).ok();
+    assert!(contents(&first) == before, "`show` has changed the pool");
     // A copy that is used alone records that it is the newer one.
     volume(&["snapshot", &first, "v0@a", "--degraded"]).ok();
     let list = volume(&["list", &first]).ok();
@@ -250,6 +256,63 @@ fn a_second_copy_by_the_command_line() {
     std::fs::rename(&away, &second).unwrap();
     let list = volume(&["list", &second]).ok();
     assert!(list.out.contains("v0@a") && list.err.contains(": stale: "), "{list}");
+    volume(&["scrub", &first]).ok();
+    // A copy that is lost while the pool is closed is replaced.
+    std::fs::remove_dir_all(&second).unwrap();
+    std::fs::create_dir(&away).unwrap();
+    let refused = volume(&["attach", &first, &away]).fails();
+    refused.says(&[&second, "`blockyard volume attach --degraded` replaces it"]);
+    volume(&["attach", &first, &away, "--degraded"]).ok();
+    let show = volume(&["show", &away]).ok();
+    assert!(show.out.contains(&format!("{away}: good")), "{show}");
+    let refused = volume(&["attach", &first, &second]).fails();
+    let wanted = format!("invalid EMPTY `{second}`: expected an empty directory that exists");
+    refused.says(&[&wanted, &format!("mkdir {second}")]);
+}
+
+/// The bug: a `path2` that is no copy of a healthy pair was answered with the advice to open the
+/// pool with `degraded=yes`, after which the healthy second copy would have been stale.
+#[test]
+fn a_path2_that_is_no_copy_is_refused_with_the_place_of_the_copy() {
+    let pool = Place::new();
+    let (first, second) = (pool.file("pool"), pool.file("second"));
+    let volume = |args: &[&str]| blockyard(&[&["volume"], args].concat());
+    volume(&["create", &first, "v0", "--size", "64M"]).ok();
+    std::fs::create_dir(&second).unwrap();
+    volume(&["attach", &first, &second]).ok();
+    let [empty, single, mirror, other] =
+        ["empty", "single", "mirror", "other"].map(|it| pool.file(it));
+    std::fs::create_dir(&empty).unwrap();
+    volume(&["create", &single, "v0", "--size", "64M"]).ok();
+    volume(&["create", &mirror, "v0", "--size", "64M"]).ok();
+    std::fs::create_dir(&other).unwrap();
+    volume(&["attach", &mirror, &other]).ok();
+    let before = (contents(&first), contents(&second), contents(&single), contents(&other));
+    let socket = format!("unix:{}", pool.file("nbd"));
+    for (path2, what) in [
+        (&empty, "holds no copy of a pool"),
+        (&pool.file("none"), "does not exist"),
+        (&single, "holds a pool that is no copy of this one"),
+        (&other, "are copies of different pools"),
+    ] {
+        let device = uri(&pool, "v0", &format!("&path2={path2}"));
+        let refused = blockyard(&["serve", &device, "--nbd", &socket]).fails();
+        let last = format!("was last at `{second}`");
+        assert_eq!(refused.code, Some(6), "{refused}");
+        let refused = refused.says(&[path2, what, &last]);
+        assert!(!refused.err.contains("degraded"), "{refused}");
+    }
+    let after = (contents(&first), contents(&second), contents(&single), contents(&other));
+    assert!(before == after, "a refused opening has changed a pool");
+}
+
+/// The files of a directory, by name.
+fn contents(path: &str) -> Vec<(std::ffi::OsString, Vec<u8>)> {
+    let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap());
+    let mut files: Vec<_> =
+        entries.map(|it| (it.file_name(), std::fs::read(it.path()).unwrap())).collect();
+    files.sort();
+    files
 }
 
 #[test]
@@ -353,7 +416,7 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
     volume("destroy", &["twin"]).ok();
     volume("destroy", &["v0@one"]).ok();
     let refused = volume("show", &["v0@one"]).fails();
-    assert!(refused.err.contains("`v0@one` is no volume of this pool"), "{refused}");
+    assert!(refused.err.contains("there is no snapshot `v0@one` in this pool"), "{refused}");
     kill(yard);
     let listed = volume("list", &[]).ok().out;
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next().unwrap()).collect();
@@ -449,8 +512,13 @@ fn a_device_grows_between_its_clients() {
     let sectors = ok(&["blockdev", "--getsize64", &device.0]);
     assert_eq!(sectors.trim(), "134217728");
     device.detach();
-    // Shrinking works too, and discards the data beyond the new end.
-    assert!((0..1000).any(|_| resize("64M").code == Some(0)), "{}", resize("64M"));
+    // Shrinking discards the data beyond the new end, and so needs --force.
+    let refused = resize("64M").fails();
+    assert!(refused.err.contains("cannot shrink `v0` from 128M to 64M"), "{refused}");
+    assert_eq!(refused.code, Some(6), "{refused}");
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 128 << 20);
+    let shrink = || blockyard(&["volume", "resize", &path, "v0", "--size", "64M", "--force"]);
+    assert!((0..1000).any(|_| shrink().code == Some(0)), "{}", shrink());
     assert!((0..1000).any(|_| resize("96M").code == Some(0)), "{}", resize("96M"));
     assert_eq!(std::fs::metadata(&file).unwrap().len(), 96 << 20);
     let said = io(&["read -P 0 64M 32M"]);

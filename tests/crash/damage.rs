@@ -140,7 +140,8 @@ fn damage_is_said_and_never_given_out() {
         let is_told = check.code != Some(0) || check.json()["damaged"].as_u64() > Some(0);
         let mut yard = match Yard::try_serve(&[&device(&mounted)]) {
             Err((status, text)) => {
-                let says = text.contains("path: ") && status.code().is_some_and(|it| it != 101);
+                let says = text.contains("blockyard: device `")
+                    && status.code().is_some_and(|it| it != 101);
                 assert!(says, "{seed}: {what}: {status}: {text}");
                 assert!(is_told, "{seed}: {what}: {text}, but: {check}");
                 shown.refused += 1;

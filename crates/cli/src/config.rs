@@ -107,7 +107,12 @@ fn read(file: &Path) -> Result<String, Failure> {
     } else {
         std::fs::File::open(file).and_then(|file| file.take(limit).read_to_end(&mut text))
     };
-    let failed = |what: String| Failure::new(Code::Config, format!("{}: {what}", file.display()));
+    let failed = |what: String| {
+        Failure::new(
+            Code::Config,
+            format!("cannot read the configuration `{}`: {what}", file.display()),
+        )
+    };
     result.map_err(|error| failed(error.to_string()))?;
     String::from_utf8(text).map_err(|error| {
         let good = error.utf8_error().valid_up_to();

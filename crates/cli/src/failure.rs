@@ -34,9 +34,9 @@ impl Code {
     /// The code for an error of a pool.
     pub(crate) fn of_pool(error: &VolumeError) -> Code {
         match error {
-            VolumeError::NoSuchVolume { .. } | VolumeError::Store(StoreError::NoPool { .. }) => {
-                Code::NoSuchDevice
-            }
+            VolumeError::NoSuchVolume { .. }
+            | VolumeError::NoBase { .. }
+            | VolumeError::Store(StoreError::NoPool { .. }) => Code::NoSuchDevice,
             VolumeError::Format(error) | VolumeError::Store(StoreError::Format(error))
                 if !error.is_of_newer() =>
             {
@@ -44,6 +44,7 @@ impl Code {
             }
             VolumeError::Exists { .. }
             | VolumeError::Busy { .. }
+            | VolumeError::Shrinks { .. }
             | VolumeError::Store(StoreError::InUse { .. } | StoreError::Copies(_)) => Code::Refused,
             _ => Code::Failed,
         }

@@ -25,7 +25,7 @@ enum Target {
 
 /// Why something with a file failed.
 pub(crate) fn file_failed(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(Code::Failed, format!("{}: {error}", path.display()))
+    Failure::new(Code::Failed, format!("cannot write `{}`: {error}", path.display()))
 }
 
 /// What may be replaced.

@@ -8,11 +8,12 @@ mod progress;
 mod stream;
 
 use std::io::Write;
+use std::path::Path;
 
-use blockyard_store::is_pool;
 use blockyard_store::mirror::locations;
-use blockyard_volume::PoolVerifier;
+use blockyard_store::{CopiesError, PoolPaths, StoreError, is_pool};
 use blockyard_volume::admin::check_new;
+use blockyard_volume::{Options, PoolVerifier, Running, VolumeError};
 use blockyard_yard::error::YardError;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::Table;
@@ -24,7 +25,7 @@ use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 use crate::serve::raise_files;
 
-use pool::{Make, PoolAccess};
+use pool::{Make, PoolAccess, ReadOnlyAccess};
 use progress::ProgressLine;
 
 pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), Failure> {
@@ -54,7 +55,8 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         VolumeCommand::Rollback(args) => work(&args.at, "rollback", nothing(), out),
         VolumeCommand::Resize(args) => {
             let (size_bytes, reservation_bytes) = (args.size, args.reservation);
-            let request = VolumeRequest { size_bytes, reservation_bytes, ..nothing() };
+            let force = args.force;
+            let request = VolumeRequest { size_bytes, reservation_bytes, force, ..nothing() };
             work(&args.at, "resize", request, out)
         }
         VolumeCommand::Destroy(args) => work(&args.at, "destroy", nothing(), out),
@@ -71,7 +73,17 @@ fn attach(args: &VolumeAttachArgs, out: &mut impl Write) -> Result<(), Failure> 
     raise_files();
     let mut progress = ProgressLine::new("compared");
     let mut tell = |done, total| progress.tell(done, Some(total));
-    let attached = locations::attach(&args.pool, &args.empty, args.force, &PoolVerifier, &mut tell);
+    let mut attach =
+        || locations::attach(&args.pool, &args.empty, args.force, &PoolVerifier, &mut tell);
+    let mut attached = attach();
+    if args.degraded
+        && let Err(VolumeError::Store(StoreError::Copies(CopiesError::Paired { .. }))) = attached
+    {
+        // Opening the pool without the missing copy records that it is lost.
+        let paths = PoolPaths { degraded: true, ..PoolPaths::of(&args.pool) };
+        drop(Running::open_places(&paths, Options::default()).map_err(refused)?);
+        attached = attach();
+    }
     drop(progress);
     attached.map_err(refused)?;
     let (pool, empty) = (args.pool.display().to_string(), args.empty.display().to_string());
@@ -90,6 +102,18 @@ fn refused(error: impl Into<YardError>) -> Failure {
         _ => Code::Failed,
     };
     Failure::new(code, error)
+}
+
+/// The refusal of a pool that cannot be opened. Damage is described by file or segment alone, so
+/// the pool is named too.
+fn unopened(path: &Path, error: impl Into<YardError>) -> Failure {
+    match refused(error) {
+        Failure::Said(Code::Damaged, text) => {
+            let path = path.display();
+            Failure::new(Code::Damaged, format!("cannot open the pool `{path}`: {text}"))
+        }
+        other => other,
+    }
 }
 
 fn work(
@@ -118,14 +142,15 @@ fn work_in(
 }
 
 fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let (volumes, bad) = PoolAccess::list(args)?;
-    for copy in &bad {
+    let pool = ReadOnlyAccess::find(args)?;
+    let volumes = pool.volumes(None)?;
+    for copy in pool.copies().iter().filter(|copy| !copy.good) {
         eprintln!("blockyard: {}", shown(copy));
     }
     if args.talk.json {
         return print_json(&volumes, out);
     }
-    let mut table = Table::new(["NAME", "SIZE", "BLOCKS OF", "DEVICE"]);
+    let mut table = Table::new(["NAME", "SIZE", "VOLBLOCKSIZE", "DEVICE"]);
     for VolumeView { name, size_bytes, volblocksize_bytes, in_use, .. } in volumes {
         let device = if in_use { "yes" } else { "no" };
         let block = Bytes(volblocksize_bytes.into());
@@ -144,9 +169,21 @@ fn shown(copy: &CopyView) -> String {
     }
 }
 
-/// A number of bytes for people, and exactly.
+/// A number of bytes for people, rounded to three digits as in `zfs list`, and exactly.
 fn exact(bytes: u64) -> String {
-    format!("{} ({bytes} bytes)", Bytes(bytes))
+    format!("{} ({bytes} bytes)", rounded(bytes))
+}
+
+/// A number of bytes with three digits: `19.9G`.
+fn rounded(bytes: u64) -> String {
+    const LETTERS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
+    let unit = bytes.checked_ilog2().unwrap_or(0) as usize / 10;
+    if bytes.is_multiple_of(1 << (10 * unit)) {
+        return format!("{}{}", bytes >> (10 * unit), LETTERS[unit]);
+    }
+    let value = bytes as f64 / (1_u64 << (10 * unit)) as f64;
+    let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+    format!("{value:.decimals$}{}", LETTERS[unit])
 }
 
 fn print_rows(rows: &[(&str, String)], out: &mut impl Write) -> Result<(), Failure> {
@@ -157,8 +194,11 @@ fn print_rows(rows: &[(&str, String)], out: &mut impl Write) -> Result<(), Failu
 }
 
 fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let pool = PoolAccess::find(&args.pool, Make::Never)?;
-    let Some(name) = &args.name else { return show_pool(args, &pool.view()?, out) };
+    let pool = ReadOnlyAccess::find(&args.pool)?;
+    let Some(name) = &args.name else {
+        let is_open = matches!(pool, ReadOnlyAccess::There(..));
+        return show_pool(args, &pool.view()?, is_open, out);
+    };
     let volume = pool.volumes(Some(name))?.into_iter().next();
     let volume = volume.ok_or_else(|| Failure::new(Code::Failed, "the yard named no volume"))?;
     if args.pool.talk.json {
@@ -166,51 +206,92 @@ fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
     }
     let rows = [
         ("name", volume.name),
-        ("what", if volume.snapshot { "snapshot" } else { "volume" }.to_owned()),
+        ("type", if volume.snapshot { "snapshot" } else { "volume" }.to_owned()),
         ("size", exact(volume.size_bytes)),
-        ("blocks of", Bytes(volume.volblocksize_bytes.into()).to_string()),
+        ("volblocksize", Bytes(volume.volblocksize_bytes.into()).to_string()),
         ("reservation", exact(volume.reservation_bytes)),
         ("device", if volume.in_use { "yes" } else { "no" }.to_owned()),
-        ("written", volume.referenced_bytes.map_or_else(String::new, exact)),
+        ("referenced", volume.referenced_bytes.map_or_else(String::new, exact)),
         ("stored as", volume.stored_bytes.map_or_else(String::new, exact)),
     ];
     print_rows(&rows, out)
 }
 
-fn show_pool(args: &VolumeShowArgs, pool: &PoolView, out: &mut impl Write) -> Result<(), Failure> {
+fn show_pool(
+    args: &VolumeShowArgs,
+    pool: &PoolView,
+    is_open: bool,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
     if args.pool.talk.json {
         return print_json(pool, out);
     }
     let segments = |count: u64| exact(count * pool.segment_bytes);
-    let mean = pool.log_bytes.checked_div(pool.groups).unwrap_or(0);
-    let cleaned = format!("{}, {} segments", exact(pool.moved_bytes), pool.segments_cleaned);
-    let checkpoints = format!("{}, of {}", pool.checkpoints, exact(pool.page_bytes));
-    let waits = format!("{} for cleaning, {} for space", pool.cleaning_waits, pool.space_searches);
     let capacity = pool.used_bytes.saturating_add(pool.available_bytes);
-    let part = (pool.used_bytes.saturating_mul(100)).div_ceil(capacity.max(1));
-    let used = format!("{}, {part} % full", exact(pool.used_bytes));
+    let part = pool.used_bytes.saturating_mul(100) / capacity.max(1);
     let mut rows = vec![
         ("pool", pool.path.clone()),
-        ("volumes", format!("{}, with snapshots", pool.volumes)),
-        ("used", used),
+        ("volumes", format!("{}, including snapshots", pool.volumes)),
+        ("used", format!("{}, {part} % of the capacity", exact(pool.used_bytes))),
         ("available", exact(pool.available_bytes)),
         ("segments", segments(pool.segments)),
         ("free", segments(pool.segments_free)),
         ("reserved", segments(pool.segments_reserved)),
         ("can grow by", exact(pool.outside_free_bytes)),
-        (
-            "state",
-            if pool.failed_read_only { "read-only since an error" } else { "good" }.to_owned(),
-        ),
-        ("log", format!("at group {}", pool.log_group)),
-        ("groups", format!("{} of {mean} bytes in the mean, {} syncs", pool.groups, pool.syncs)),
+    ];
+    let state = match (is_open, pool.failed_read_only) {
+        (false, _) => "not open",
+        (true, false) => "good",
+        (true, true) => "read-only since an error",
+    };
+    rows.push(("state", state.to_owned()));
+    rows.push(("log", format!("last group {}", pool.log_group)));
+    // A pool that is not open has no activity.
+    if is_open {
+        rows.extend(activity(pool));
+    }
+    rows.extend(pool.copies.iter().map(|copy| ("copy", shown(copy))));
+    print_rows(&rows, out)
+}
+
+/// What a pool has done since it was opened.
+fn activity(pool: &PoolView) -> [(&'static str, String); 7] {
+    let mean = pool.log_bytes.checked_div(pool.groups).unwrap_or(0);
+    let groups = format!("{}, {} on average, {} syncs", pool.groups, rounded(mean), pool.syncs);
+    let cleaned =
+        format!("{} moved, {} segments freed", exact(pool.moved_bytes), pool.segments_cleaned);
+    let checkpoints = format!("{}, {} of map pages", pool.checkpoints, exact(pool.page_bytes));
+    let waits =
+        format!("{} for cleaning, {} searches for space", pool.cleaning_waits, pool.space_searches);
+    [
+        ("groups", groups),
         ("written", exact(pool.data_bytes)),
         ("stored as", exact(pool.stored_bytes)),
         ("to the log", exact(pool.log_bytes)),
-        ("cleaned", cleaned),
+        ("cleaning", cleaned),
         ("checkpoints", checkpoints),
         ("waits", waits),
-    ];
-    rows.extend(pool.copies.iter().map(|copy| ("copy", shown(copy))));
-    print_rows(&rows, out)
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits_and_a_unit() {
+        for (bytes, want) in [
+            (0, "0"),
+            (512, "512"),
+            (1 << 20, "1M"),
+            (64 << 20, "64M"),
+            (1536, "1.50k"),
+            (21_388_845_056, "19.9G"),
+            (123 << 30 | 1, "123G"),
+            (10 << 30 | 1, "10.0G"),
+            (u64::MAX, "16.0E"),
+        ] {
+            assert_eq!(rounded(bytes), want, "{bytes}");
+        }
+    }
 }

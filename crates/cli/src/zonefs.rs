@@ -36,11 +36,13 @@ fn named(text: &str) -> Result<Named, Failure> {
 
 /// A refusal of a device that this process made.
 fn refused(error: YardError) -> Failure {
-    let code = match &error {
-        YardError::Argument { .. } => Code::Usage,
-        _ => Code::Refused,
-    };
-    Failure::new(code, error)
+    match error {
+        YardError::Argument { field: "options", value, wanted } => {
+            Failure::new(Code::Usage, format!("invalid -o `{value}`: expected {wanted}"))
+        }
+        YardError::Argument { .. } => Failure::new(Code::Usage, error),
+        _ => Failure::new(Code::Refused, error),
+    }
 }
 
 pub(crate) fn format(args: &MkzonefsArgs, out: &mut impl Write) -> Result<(), Failure> {

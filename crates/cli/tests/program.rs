@@ -328,9 +328,25 @@ fn a_pool_that_is_not_there_and_one_that_is_damaged_have_codes_of_their_own() {
         let (verb, rest) = args.split_first().unwrap();
         run(blockyard(&dir.0).args(["volume", verb, &at]).args(rest))
     };
-    for verb in ["list", "check", "scrub"] {
+    for verb in ["list", "show", "check", "scrub"] {
         let (code, _, error) = volume(&[verb]);
         assert!(code == 5 && error.contains("holds no pool of volumes"), "{verb}: {error}");
+    }
+    // One message stood for four causes.
+    let (empty, other, file) = (dir.0.join("empty"), dir.0.join("other"), dir.0.join("file"));
+    std::fs::create_dir(&empty).unwrap();
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("notes"), "").unwrap();
+    std::fs::write(&file, "notes").unwrap();
+    for (path, why) in [
+        (&pool, "it does not exist"),
+        (&empty, "the directory is empty"),
+        (&other, "the directory has other files, such as `notes`"),
+        (&file, "it is a file without a superblock"),
+        (&PathBuf::from("/dev/null"), "it is neither a directory nor a disk"),
+    ] {
+        let (code, _, error) = run(blockyard(&dir.0).args(["volume", "list"]).arg(path));
+        assert!(code == 5 && error.contains(why), "{error}");
     }
     assert_eq!(volume(&["create", "v0", "--size", "1M"]).0, 0);
     assert_eq!(volume(&["check"]).0, 0);
@@ -354,9 +370,88 @@ fn a_pool_that_is_not_there_and_one_that_is_damaged_have_codes_of_their_own() {
     let mut bytes = std::fs::read(&superblock).unwrap();
     bytes.iter_mut().for_each(|byte| *byte ^= 0xff);
     std::fs::write(&superblock, &bytes).unwrap();
-    for verb in ["list", "check", "scrub"] {
-        let (code, _, error) = volume(&[verb]);
-        assert_eq!(code, 7, "{verb}: {error}");
+    let device = format!("volume:///v0?path={at}");
+    let is_damaged = |what: &str| {
+        for verb in ["list", "show", "check", "scrub"] {
+            let (code, _, error) = volume(&[verb]);
+            assert!(code == 7 && error.contains(&at) && error.contains(what), "{verb}: {error}");
+        }
+        for device in [device.clone(), format!("{device}&size=1M")] {
+            let serve = ["serve", &device, "--nbd", "none", "--run", "true"];
+            let (code, _, error) = run(blockyard(&dir.0).args(serve));
+            assert!(code == 7 && error.contains(what), "{error}");
+        }
+    };
+    is_damaged("`superblock`");
+    // A lost superblock had the code 1 or 2 from `serve`, a lost segment the code 1.
+    std::fs::remove_file(&superblock).unwrap();
+    is_damaged("no superblock that can be read");
+    bytes.iter_mut().for_each(|byte| *byte ^= 0xff);
+    std::fs::write(&superblock, &bytes).unwrap();
+    std::fs::rename(pool.join("segment-00000000"), dir.0.join("segment")).unwrap();
+    is_damaged("segment-00000000");
+}
+
+/// A file that cannot be received was named neither, nor the place of the error in it.
+#[test]
+fn a_stream_that_cannot_be_received_is_named_with_the_place() {
+    let dir = Dir::new("streams");
+    let path = |name: &str| dir.0.join(name).to_str().unwrap().to_owned();
+    let (pool, whole, changes, bad) = (path("pool"), path("whole"), path("changes"), path("bad"));
+    let volume = |args: &[&str]| run(blockyard(&dir.0).arg("volume").args(args));
+    let ok = |args: &[&str]| {
+        let (code, _, error) = volume(args);
+        assert_eq!(code, 0, "{args:?}: {error}");
+    };
+    ok(&["create", &pool, "v0", "--size", "1M"]);
+    ok(&["snapshot", &pool, "v0@a"]);
+    ok(&["snapshot", &pool, "v0@b"]);
+    ok(&["send", &pool, "v0@a", "-o", &whole]);
+    ok(&["send", &pool, "v0@b", "--from", "v0@a", "-o", &changes]);
+    let bytes = std::fs::read(&whole).unwrap();
+    let mut damaged = bytes.clone();
+    damaged[530] ^= 1;
+    for there in [&pool, &path("new")] {
+        for (bytes, what) in [
+            (&bytes[..520], "the stream ends at byte 520, before its end record"),
+            (&bytes[..20], "the stream ends at byte 20, before its end record"),
+            (&[], "the stream ends at byte 0, before its end record"),
+            (b"notes", "it is not a stream of `blockyard volume send`"),
+            (&damaged, "invalid stream at byte 512: `stream` "),
+        ] {
+            std::fs::write(&bad, bytes).unwrap();
+            let (code, _, error) = volume(&["receive", there, "v1", "-i", &bad]);
+            assert!(code == 1 && error.contains(&format!("{bad}: {what}")), "{code}: {error}");
+        }
+        let (code, _, error) = volume(&["receive", there, "v1", "-i", &changes]);
+        let what = "cannot receive the incremental stream `v0@b` as `v1`: this pool has no volume \
+                    `v1` with its base `v0@a`; receive a complete stream of that snapshot first";
+        assert!(code == 5 && error.contains(what), "{code}: {error}");
+    }
+    for verb in ["show", "destroy", "rollback", "send"] {
+        let (code, _, error) = volume(&[verb, &pool, "v0@c"]);
+        let what = "there is no snapshot `v0@c` in this pool";
+        assert!(code == 5 && error.contains(what), "{verb}: {error}");
+    }
+    // A resize to a smaller size discarded data without being asked to.
+    let (code, _, error) = volume(&["resize", &pool, "v0", "--size", "512k"]);
+    let what =
+        "cannot shrink `v0` from 1M to 512k: this discards its data beyond 512k; use --force";
+    assert!(code == 6 && error.contains(what), "{code}: {error}");
+    ok(&["resize", &pool, "v0", "--size", "512k", "--force"]);
+    // A command that only reads changes nothing.
+    let files = || {
+        let names = std::fs::read_dir(&pool).unwrap().map(|it| it.unwrap().path());
+        let mut files: Vec<_> =
+            names.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect();
+        files.sort();
+        files
+    };
+    let before = files();
+    for args in [&["list", &pool][..], &["show", &pool], &["show", &pool, "v0"], &["check", &pool]]
+    {
+        ok(args);
+        assert!(files() == before, "{args:?} has changed the pool");
     }
 }
 

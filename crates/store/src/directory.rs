@@ -433,6 +433,12 @@ fn names(open: &File) -> io::Result<Vec<String>> {
     entries.map(|entry| Ok(name(entry?))).collect()
 }
 
+/// A file in a directory without a pool, for the error that says so; `None` if there is none.
+pub(crate) fn other_file(path: &Path) -> Option<String> {
+    let names = std::fs::read_dir(path).ok()?.filter_map(|entry| Some(entry.ok()?.file_name()));
+    names.map(|name| name.to_string_lossy().into_owned()).filter(|name| name != LOCK).min()
+}
+
 /// A file of another program in the directory; none if it has a pool, or a copy of one.
 fn foreign(open: &File) -> io::Result<Option<String>> {
     let names = names(open)?;

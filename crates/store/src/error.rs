@@ -23,12 +23,14 @@ pub enum StoreError {
     },
     /// The place contains no pool.
     #[error(
-        "`{}` holds no pool of volumes; expected the directory or the disk of a pool",
+        "`{}` holds no pool of volumes: {why}; expected the directory or the disk of a pool",
         path.display()
     )]
     NoPool {
         /// The place that was named.
         path: PathBuf,
+        /// What is there instead.
+        why: String,
     },
     /// Another process has the pool open.
     #[error(
@@ -57,7 +59,7 @@ pub enum StoreError {
         pid: u32,
     },
     /// A system call failed.
-    #[error("path: {doing}: {source}")]
+    #[error("{doing}: {source}")]
     Io {
         /// The operation that failed.
         doing: String,
@@ -65,10 +67,10 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The pool's contents are invalid, or of an unknown version.
-    #[error("path: {0}")]
+    #[error(transparent)]
     Format(#[from] FormatError),
     /// The copies of a pool do not match, or one is missing.
-    #[error("path: {0}")]
+    #[error(transparent)]
     Copies(#[from] CopiesError),
 }
 
@@ -96,17 +98,40 @@ pub enum CopiesError {
         other: String,
     },
     /// Copies of two different pools.
-    #[error("`{first}` and `{second}` are copies of different pools; expected those of one")]
+    #[error(
+        "`{first}` and `{second}` are copies of different pools; the other copy of the pool at \
+         `{first}` was last at `{first_other}`, that of the pool at `{second}` at `{second_other}`"
+    )]
     Foreign {
         /// The first path.
         first: String,
+        /// Where the other copy of the first pool was last.
+        first_other: String,
         /// The second path.
         second: String,
+        /// Where the other copy of the second pool was last.
+        second_other: String,
+    },
+    /// One path holds a copy of a pool, and the other path no copy of it.
+    #[error(
+        "`{place}` {what}; the other copy of the pool at `{path}` was last at `{last}`: expected \
+         that one, or no `path2`"
+    )]
+    NotACopy {
+        /// The path without a copy.
+        place: String,
+        /// What is there.
+        what: &'static str,
+        /// The path of the copy.
+        path: String,
+        /// Where the other copy of the pool was last.
+        last: String,
     },
     /// Both paths hold the same copy of the pool.
     #[error(
         "`{first}` and `{second}` are both copy {number} of the pool: one of them was copied by \
-         other means. Wanted both copies, or one of these and an empty directory"
+         other means. Expected the other copy; or empty one of the two, and `blockyard volume \
+         attach` it to the other"
     )]
     Twice {
         /// The first path.
@@ -130,15 +155,17 @@ pub enum CopiesError {
     },
     /// The missing copy may be newer.
     #[error(
-        "the copy at `{missing}` is not there, and may have been written to without the one at \
-         `{path}`: expected both. If the other one is lost permanently, `degraded=yes` \
-         (`--degraded`) opens the pool with this one"
+        "the copy at `{missing}` {why}, and may have been written to without the one at `{path}`: \
+         expected both. If the other one is lost permanently, `degraded=yes` (`--degraded`) opens \
+         the pool with this one"
     )]
     Missing {
         /// The path of the copy that is present.
         path: String,
         /// The path of the missing copy.
         missing: String,
+        /// What is there instead of the copy, or why it cannot be read.
+        why: String,
     },
     /// The only copy that is present is stale, or incomplete.
     #[error(
@@ -153,8 +180,8 @@ pub enum CopiesError {
     },
     /// The pool has a second copy already.
     #[error(
-        "the pool of `{path}` has a second copy, at `{other}`; if that one is lost, open the pool \
-         once with `degraded=yes` (`--degraded`) first"
+        "the pool of `{path}` has a second copy, at `{other}`; if that one is lost permanently, \
+         `blockyard volume attach --degraded` replaces it"
     )]
     Paired {
         /// The path of the pool.
@@ -175,7 +202,7 @@ pub enum CopiesError {
     /// The copy that should hold all data has no pool.
     #[error(
         "`{path}` should have everything, and has no superblock that can be read; nothing is done \
-         to the other copy. Wanted its files as they were"
+         to the other copy. Restore the files at `{path}`"
     )]
     NoPool {
         /// The path of that copy.

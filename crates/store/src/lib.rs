@@ -130,10 +130,21 @@ pub fn is_pool(path: &Path) -> Result<bool, StoreError> {
 /// The error for a path without a pool. Segments without a superblock are a damaged pool.
 pub fn no_pool(path: &Path) -> StoreError {
     let first = path.join(segment_name(0));
-    match metadata_of(&first) {
-        Ok(Some(_)) => FormatError::NoSuperblock { path: path.display().to_string() }.into(),
-        _ => StoreError::NoPool { path: path.to_owned() },
+    if let Ok(Some(_)) = metadata_of(&first) {
+        return FormatError::NoSuperblock { path: path.display().to_string() }.into();
     }
+    let why = match metadata_of(path) {
+        Err(error) => format!("it cannot be examined ({error})"),
+        Ok(None) => "it does not exist".to_owned(),
+        Ok(Some(it)) if it.is_dir() => match directory::other_file(path) {
+            Some(name) => format!("the directory has other files, such as `{name}`"),
+            None => "the directory is empty".to_owned(),
+        },
+        Ok(Some(it)) if it.is_file() => "it is a file without a superblock".to_owned(),
+        Ok(Some(_)) if disk::Disk::is_one(path) => "it is a disk without a superblock".to_owned(),
+        Ok(Some(_)) => "it is neither a directory nor a disk".to_owned(),
+    };
+    StoreError::NoPool { path: path.to_owned(), why }
 }
 
 /// The metadata of a path; `None` only if the system says that nothing is there.

@@ -4,11 +4,9 @@
 
 use std::path::Path;
 
-use blockyard_store::mirror::CopyStatus;
-use blockyard_store::{Copies, PoolPaths, SegmentStore, is_pool, no_pool};
-use blockyard_volume::verify::{PoolVerifier, Report, list_closed, verify};
-use blockyard_volume::{Options, VolumeError, address_space};
-use blockyard_volume_format::catalogue::VolumeMeta;
+use blockyard_store::{Copies, PoolBacking, PoolPaths, SegmentStore, is_pool, no_pool};
+use blockyard_volume::verify::{PoolVerifier, Report, verify};
+use blockyard_volume::{Options, ReadOnlyPool, VolumeError, address_space};
 
 /// Verifies the pool in a directory, and its second copy. `progress` gets the number of bytes that
 /// were verified.
@@ -37,12 +35,14 @@ pub fn check_in<D: SegmentStore>(
     })
 }
 
-/// Lists the volumes and snapshots of a pool that is not open, without changing it, and the state
-/// of its copies if it has two.
+/// Opens a pool that is not open, to show it without changing it.
 ///
 /// # Errors
 /// As [`check`].
-pub fn list(path: &Path) -> Result<(Vec<VolumeMeta>, Vec<CopyStatus>), VolumeError> {
+pub fn open_read_only(path: &Path) -> Result<ReadOnlyPool<PoolBacking>, VolumeError> {
     address_space::check(&Options::default())?;
-    list_closed(PoolPaths::of(path).open_read_only(&PoolVerifier)?)
+    if !is_pool(path)? {
+        return Err(no_pool(path).into());
+    }
+    ReadOnlyPool::open(PoolPaths::of(path).open_read_only(&PoolVerifier)?)
 }

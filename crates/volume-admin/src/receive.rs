@@ -16,7 +16,7 @@ use blockyard_volume::pool::{HIDDEN_PREFIX, Pool};
 use blockyard_volume::record::OpenVolume;
 use blockyard_volume::{Running, VolumeError};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
-use blockyard_volume_format::stream::{HEAD_BYTES, Head, Kind, RECORD_BYTES, Record};
+use blockyard_volume_format::stream::{HEAD_BYTES, Head, Kind, MAGIC, RECORD_BYTES, Record};
 use blockyard_volume_format::{BLOCK_BYTES_MAX, FormatError, NODE_BLOCKS};
 
 use crate::changes::Changes;
@@ -83,7 +83,7 @@ impl<'a> Incoming<'a> {
     pub fn begin(input: &'a mut dyn Read) -> Result<Incoming<'a>, VolumeError> {
         let mut bytes = [0; HEAD_BYTES];
         fill(input, &mut bytes, 0)?;
-        let head = Head::parse(&bytes).map_err(VolumeError::Stream)?;
+        let head = parse_head(&bytes)?;
         let (chain, len) = (Head::chain(&bytes), HEAD_BYTES as u64);
         let payload = Vec::new();
         Ok(Incoming { input, head, chain, number: 0, from: 0, bytes: len, payload })
@@ -95,15 +95,16 @@ impl<'a> Incoming<'a> {
     /// If the record cannot be read or is damaged, or the input ends before the end record.
     pub fn part(&mut self) -> Result<Part<'_>, VolumeError> {
         let mut bytes = [0; RECORD_BYTES];
+        let offset = self.bytes;
         fill(self.input, &mut bytes, self.bytes)?;
         self.bytes += bytes.len() as u64;
+        let invalid = |source| VolumeError::Stream { offset, source };
         let record = Record::parse(&bytes, &self.head, self.number, self.from);
-        let record = record.map_err(VolumeError::Stream)?;
+        let record = record.map_err(invalid)?;
         self.payload.resize(record.len as usize, 0);
         fill(self.input, &mut self.payload, self.bytes)?;
         self.bytes += u64::from(record.len);
-        self.chain =
-            Record::verify(&bytes, self.chain, &self.payload).map_err(VolumeError::Stream)?;
+        self.chain = Record::verify(&bytes, self.chain, &self.payload).map_err(invalid)?;
         self.number += 1;
         self.from = record.first + record.count;
         let Record { kind, first, count, .. } = record;
@@ -133,11 +134,21 @@ pub fn begin_new(name: &str, input: &mut dyn Read) -> Result<Vec<u8>, VolumeErro
     }
     let mut bytes = [0; HEAD_BYTES];
     fill(input, &mut bytes, 0)?;
-    let head = Head::parse(&bytes).map_err(VolumeError::Stream)?;
+    let head = parse_head(&bytes)?;
     match head.base {
         None => Ok(bytes.to_vec()),
-        Some(_) => Err(VolumeError::NoSuchVolume { name: name.to_owned() }),
+        Some((_, base)) => {
+            let volume = name.split('@').next().unwrap_or_default().to_owned();
+            Err(VolumeError::NoBase { stream: head.name, base, volume })
+        }
     }
+}
+
+fn parse_head(bytes: &[u8; HEAD_BYTES]) -> Result<Head, VolumeError> {
+    Head::parse(bytes).map_err(|source| match source {
+        FormatError::Magic { .. } => VolumeError::NotAStream,
+        source => VolumeError::Stream { offset: 0, source },
+    })
 }
 
 /// Fills `bytes` from the input, of which `before` bytes were read earlier.
@@ -146,8 +157,11 @@ fn fill(input: &mut dyn Read, bytes: &mut [u8], before: u64) -> Result<(), Volum
     while at < bytes.len() {
         match input.read(&mut bytes[at..]) {
             Ok(0) => {
-                let len = before + at as u64;
-                return Err(VolumeError::Stream(FormatError::Short { what: "stream", len }));
+                let is_other = bytes[..at].iter().zip(&MAGIC).any(|(byte, magic)| byte != magic);
+                return Err(match before == 0 && is_other {
+                    true => VolumeError::NotAStream,
+                    false => VolumeError::StreamEnds { offset: before + at as u64 },
+                });
             }
             Ok(len) => at += len,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -228,7 +242,10 @@ impl Destination {
             return Ok(Destination { volume, snapshot, present: None });
         };
         let pool = running.pool();
-        let meta = pool.find(&volume)?.meta.clone();
+        let Ok(meta) = pool.find(&volume).map(|live| live.meta.clone()) else {
+            let (stream, base) = (head.name.clone(), base.clone());
+            return Err(VolumeError::NoBase { stream, base, volume });
+        };
         let prefix = format!("{volume}@");
         let list = pool.list();
         let mut snapshots = list.iter().filter(|it| it.name.starts_with(&prefix));

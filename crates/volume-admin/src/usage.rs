@@ -1,6 +1,9 @@
 //! How much of a pool a volume or snapshot refers to.
 
-use blockyard_volume::{Running, VolumeError};
+use blockyard_store::PoolBacking;
+use blockyard_volume::record::OpenVolume;
+use blockyard_volume::segments::Segments;
+use blockyard_volume::{ReadOnlyPool, Running, VolumeError};
 use blockyard_volume_format::catalogue::VolumeMeta;
 use blockyard_volume_format::entry::Entry;
 
@@ -15,17 +18,30 @@ pub struct Usage {
     pub stored_bytes: u64,
 }
 
-/// Counts the data that a volume or snapshot refers to, by walking its map.
+/// Counts the data that a volume or snapshot of an open pool refers to, by walking its map.
 ///
 /// # Errors
 /// If there is none of this name.
 pub fn usage(running: &Running, name: &str) -> Result<Usage, VolumeError> {
     let live = running.pool().find(name)?;
     running.pool().settle();
+    count(running.pool().segments(), &live)
+}
+
+/// Counts the data that a volume or snapshot of a pool refers to that is opened for reading only.
+///
+/// # Errors
+/// If there is none of this name.
+pub fn usage_read_only(pool: &ReadOnlyPool<PoolBacking>, name: &str) -> Result<Usage, VolumeError> {
+    let live = pool.find(name)?;
+    count(pool.segments(), &live)
+}
+
+fn count(segments: &Segments<PoolBacking>, live: &OpenVolume) -> Result<Usage, VolumeError> {
     let mut usage = Usage { meta: live.listed(), blocks: 0, stored_bytes: 0 };
     for (number, node) in live.map.freeze().iter().enumerate() {
         for (at, leaf) in node.iter().flat_map(|node| node.leaves()) {
-            let page = running.pool().segments().page_now(&live.map, (number, at), leaf)?;
+            let page = segments.page_now(&live.map, (number, at), leaf)?;
             let is_there = |entry: &&Entry| !entry.is_hole() && !entry.is_lost();
             for entry in page.entries().iter().filter(is_there) {
                 usage.blocks += 1;

@@ -140,14 +140,14 @@ fn a_stream_that_does_not_fit_changes_nothing() {
     let before = model.clone();
     change(&here, "v0", &mut random, &mut model);
     here.snapshot("v0@b").unwrap();
-    here.resize("v0", SIZE * 2).unwrap();
+    here.resize("v0", SIZE * 2, false).unwrap();
     here.snapshot("v0@c").unwrap();
     let (whole, more) = (sent(&here, "v0@a", None), sent(&here, "v0@b", Some("v0@a")));
     let said = |result: Result<String, String>, wanted: &str| {
         let error = result.unwrap_err();
         assert!(error.contains(wanted), "{error}");
     };
-    said(receive(&there, "v0", &more), "`v0` is no volume of this pool");
+    said(receive(&there, "v0", &more), "this pool has no volume `v0` with its base `v0@a`");
     receive(&there, "v0", &whole).unwrap();
     said(receive(&there, "v0", &whole), "`v0@a` exists already");
     said(receive(&there, "v0@again", &whole), "`v0` exists already");
@@ -156,14 +156,15 @@ fn a_stream_that_does_not_fit_changes_nothing() {
         let mut damaged = more.clone();
         damaged[at] ^= 0x20;
         let is_magic = at == 0;
-        let what = if is_magic { "stream: invalid `stream`" } else { "stream: `stream`" };
+        let what = if is_magic { "it is not a stream of" } else { "invalid stream at byte " };
         said(receive(&there, "v0", &damaged), what);
-        let cut = format!("`stream` ends after {at} bytes");
+        let cut = format!("the stream ends at byte {at}, before its end record");
         said(receive(&there, "v0", &more[..at]), &cut);
     }
     let mut swapped = more[..512].to_vec();
     swapped.extend(&whole[512..]);
-    said(receive(&there, "v0", &swapped), "`stream` is damaged");
+    said(receive(&there, "v0", &swapped), "invalid stream at byte 512: `stream` is damaged");
+    said(receive(&there, "v0", b"hi"), "it is not a stream of `blockyard volume send`");
     assert_eq!(names(&there), ["v0", "v0@a"]);
     assert!(contents(&there, "v0") == before);
     let last = sent(&here, "v0@c", Some("v0@b"));
@@ -186,7 +187,7 @@ fn a_stream_that_does_not_fit_changes_nothing() {
     };
     refused("v0", None, "expected VOLUME@SNAPSHOT");
     refused("v0@a", Some("v0@b"), "expected an older snapshot of the volume of `v0@a`");
-    refused("v0@x", None, "`v0@x` is no volume of this pool");
+    refused("v0@x", None, "there is no snapshot `v0@x` in this pool");
 }
 
 /// A stream that breaks off, and first runs a check.
@@ -276,7 +277,7 @@ fn qemu_finds_the_same_in_both_images() {
     // A truncated stream leaves no valid image.
     let mut cut = &stream[..stream.len() - 1];
     let error = export(&mut cut, Image::Qcow2(&make(&qcow2)), &mut |_, _| {}).unwrap_err();
-    assert!(error.to_string().contains("ends after"), "{error}");
+    assert!(error.to_string().contains("the stream ends at byte"), "{error}");
     let check = ["check", "-f", "qcow2", &qcow2];
     let refused = std::process::Command::new("qemu-img").args(check).output().unwrap();
     assert!(!refused.status.success());
@@ -376,7 +377,7 @@ fn a_volume_that_is_being_received_cannot_be_opened() {
         let config = VolumeConfig::new(there.path(), "v0");
         let error = Volume::open(config).map(drop).unwrap_err().to_string();
         assert!(error.starts_with("`v0` is a device of this process already"), "{error}");
-        for refused in [there.rollback("v0@a"), there.resize("v0", SIZE * 2)] {
+        for refused in [there.rollback("v0@a"), there.resize("v0", SIZE * 2, false)] {
             assert_eq!(refused.unwrap_err().to_string(), "`v0` is in use; close it first");
         }
     };

@@ -11,10 +11,21 @@ pub enum FormatError {
         what: &'static str,
     },
     /// A place has segments of a pool, but no superblock.
-    #[error("`{path}` has segments of a pool, but no superblock that can be read")]
+    #[error(
+        "`{path}` has segments of a pool, but no superblock that can be read: restore the file \
+         `superblock`, name the pool's other copy, or move the segments away"
+    )]
     NoSuperblock {
         /// The path of the place.
         path: String,
+    },
+    /// A segment of a pool is missing, or shorter than it was.
+    #[error("cannot open `{path}`: {what}; restore the segment files")]
+    Segment {
+        /// The path of the segment, or of the pool.
+        path: String,
+        /// What is missing.
+        what: String,
     },
     /// The checksum is wrong.
     #[error("`{what}` is damaged: its checksum is {found:#018x}, not {want:#018x}")]

@@ -2,6 +2,7 @@
 //! volumes by name. Each is a record in the log, ordered among the writes, and durable when it is
 //! answered.
 
+use blockyard_core::Bytes;
 use blockyard_store::SegmentStore;
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 
@@ -25,19 +26,21 @@ pub fn check_new(
     new_volume_name(name)?;
     let block_bytes = if block_bytes == 0 { BLOCK_BYTES } else { block_bytes };
     if !block_bytes.is_power_of_two() || !(4096..=65_536).contains(&block_bytes) {
-        return invalid("volblocksize", &block_bytes.to_string(), "4k, 8k, 16k, 32k or 64k");
-    }
-    if size == 0 {
-        return invalid("size", "0", "the size of the volume, which does not exist yet");
+        let value = Bytes(block_bytes.into()).to_string();
+        return invalid("volblocksize", &value, "4k, 8k, 16k, 32k or 64k");
     }
     blocks(size, block_bytes)?;
+    within_size(reserved_bytes, size)
+}
+
+/// Refuses a reservation that exceeds the size of its volume.
+fn within_size(reserved_bytes: u64, size: u64) -> Result<(), VolumeError> {
     match reserved_bytes <= size {
         true => Ok(()),
-        false => invalid(
-            "reservation",
-            &reserved_bytes.to_string(),
-            &format!("the size at most, {size}"),
-        ),
+        false => {
+            let wanted = format!("the size at most, {}", Bytes(size));
+            invalid("reservation", &Bytes(reserved_bytes).to_string(), &wanted)
+        }
     }
 }
 
@@ -47,8 +50,8 @@ fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
     match size > 0 && size.is_multiple_of(unit) && size <= SIZE_MAX {
         true => Ok(size / unit),
         false => {
-            let wanted = format!("a multiple of volblocksize, {unit}, up to 1P");
-            invalid("size", &size.to_string(), &wanted)
+            let wanted = format!("a multiple of volblocksize, {}, up to 1P", Bytes(unit));
+            invalid("size", &Bytes(size).to_string(), &wanted)
         }
     }
 }
@@ -172,27 +175,39 @@ impl<D: SegmentStore> Running<D> {
             return Err(VolumeError::NoSuchVolume { name: name.to_owned() });
         }
         if to.block_bytes != volume.block_bytes {
-            let wanted = format!("a snapshot with blocks of {} bytes", volume.block_bytes);
+            let wanted = format!("a snapshot with blocks of {}", Bytes(volume.block_bytes.into()));
             return invalid("name", snapshot, &wanted);
         }
         if to.blocks != volume.blocks {
-            let has = volume.blocks * u64::from(volume.block_bytes);
-            let wanted = format!("a snapshot of {has} bytes; resize the volume first");
+            let (has, was) = (Bytes(volume.size_bytes()), Bytes(to.size_bytes()));
+            let wanted = format!(
+                "a snapshot of {has}, the present size of `{name}`; the snapshot has {was}: resize \
+                 `{name}` to {was} first"
+            );
             return invalid("name", snapshot, &wanted);
         }
         self.pool().change(&volume.name, Change::Rollback { id: volume.id, to: to.id })
     }
 
     /// Changes the length of a volume, which must not be in use. Blocks beyond a shorter length are
-    /// lost.
+    /// lost, so it needs `may_shrink`.
     ///
     /// # Errors
-    /// If the length is invalid, or the volume is in use.
-    pub fn resize(&self, name: &str, size: u64) -> Result<(), VolumeError> {
+    /// If the length is invalid, or shorter without `may_shrink`, or the volume is in use.
+    pub fn resize(&self, name: &str, size: u64, may_shrink: bool) -> Result<(), VolumeError> {
         volume_name(name)?;
+        let before = self.meta(name)?;
+        let _held = self.hold(&before)?;
+        // Another thread may have resized the volume before the hold.
         let volume = self.meta(name)?;
+        if volume.id != before.id {
+            return Err(VolumeError::NoSuchVolume { name: name.to_owned() });
+        }
         let blocks = blocks(size, volume.block_bytes)?;
-        let _held = self.hold(&volume)?;
+        if blocks < volume.blocks && !may_shrink {
+            let (name, from) = (name.to_owned(), volume.size_bytes());
+            return Err(VolumeError::Shrinks { name, from, to: size });
+        }
         let gone = volume.blocks.saturating_sub(blocks);
         if gone > 0 {
             let live = self.pool().find(name)?;
@@ -228,13 +243,7 @@ impl<D: SegmentStore> Running<D> {
     /// Refuses a reservation that exceeds the volume's size, or what is unreserved plus what the
     /// volume already has.
     fn may_reserve(&self, bytes: u64, size: u64, has: u64) -> Result<(), VolumeError> {
-        if bytes > size {
-            return invalid(
-                "reservation",
-                &bytes.to_string(),
-                &format!("the size at most, {size}"),
-            );
-        }
+        within_size(bytes, size)?;
         self.pool().segments().measure_outside_space();
         let most = self.pool().unreserved_bytes().saturating_add(has);
         // If unknown bytes could cover the reservation, accept it here: the committer starts a
@@ -242,7 +251,7 @@ impl<D: SegmentStore> Running<D> {
         if bytes > most.saturating_add(self.pool().segments().unknown_bytes()) {
             let wanted =
                 format!("at most {most} bytes, the space that is neither used nor reserved");
-            return invalid("reservation", &bytes.to_string(), &wanted);
+            return invalid("reservation", &Bytes(bytes).to_string(), &wanted);
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blockyard_core::Bytes;
 use blockyard_store::{Commit, PoolPaths, StoreKind};
 use blockyard_volume_format::catalogue::is_name;
 
@@ -153,7 +154,11 @@ impl VolumeConfig {
         let block = self.volblocksize;
         if block != 0 && (!block.is_power_of_two() || !(BLOCK_BYTES_MIN..=65_536).contains(&block))
         {
-            return refused("volblocksize", block.to_string(), "4k, 8k, 16k, 32k or 64k");
+            return refused(
+                "volblocksize",
+                Bytes(block.into()).to_string(),
+                "4k, 8k, 16k, 32k or 64k",
+            );
         }
         if let Compression::Zstd(level) = self.compress {
             if !(1..=19).contains(&level) {
@@ -167,11 +172,11 @@ impl VolumeConfig {
         // The block length of an existing volume is not known here.
         let unit = if block == 0 { BLOCK_BYTES_MIN } else { block };
         if !self.size.is_multiple_of(unit.into()) {
-            let wanted = format!("a multiple of volblocksize, {unit}");
-            return refused("size", self.size.to_string(), &wanted);
+            let wanted = format!("a multiple of volblocksize, {}", Bytes(unit.into()));
+            return refused("size", Bytes(self.size).to_string(), &wanted);
         }
         if self.size > SIZE_MAX {
-            return refused("size", self.size.to_string(), "1P at most");
+            return refused("size", Bytes(self.size).to_string(), "1P at most");
         }
         Ok(())
     }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use blockyard_core::provisional::Provisional;
 use blockyard_core::zone::ZoneInfo;
-use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
-use blockyard_store::{PoolBacking, SegmentStore, StoreKind, StoreLocation as _};
+use blockyard_core::{Bytes, Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
+use blockyard_store::{
+    PoolBacking, SegmentStore, StoreError, StoreKind, StoreLocation as _, no_pool,
+};
 use blockyard_volume_format::NODE_BLOCKS;
 use blockyard_volume_format::catalogue::VolumeMeta;
 
@@ -118,6 +120,13 @@ impl Volume {
         let places = config.places()?;
         // Check all parameters before a pool is made.
         if !places.has_pool() {
+            if config.size == 0 {
+                // Of segments without a superblock the volume may exist.
+                return Err(match no_pool(&config.path) {
+                    error @ StoreError::Format(_) => error.into(),
+                    _ => VolumeError::NoSize { name: config.name },
+                });
+            }
             check_new(&config.name, config.size, config.volblocksize, config.reservation)?;
         }
         let running = Running::open_places(&places, options)?;
@@ -260,6 +269,9 @@ fn find_or_make<D: SegmentStore>(
         Ok(live) => (live, Provisional::kept()),
         Err(_) => {
             let VolumeConfig { name, size, volblocksize, reservation, .. } = config;
+            if *size == 0 {
+                return Err(VolumeError::NoSize { name: name.clone() });
+            }
             running.create_reserved(name, *size, *volblocksize, *reservation)?;
             (pool.find(&config.name)?, Provisional::removed_at_close())
         }
@@ -267,8 +279,8 @@ fn find_or_make<D: SegmentStore>(
     let VolumeMeta { block_bytes, blocks, .. } = live.meta;
     let size = blocks * u64::from(block_bytes);
     let differs = |field, value: u64, has: u64| {
-        let wanted = format!("{has}, which `{}` has", config.name);
-        Err(VolumeError::Invalid { field, value: value.to_string(), wanted })
+        let wanted = format!("{}, which `{}` has", Bytes(has), config.name);
+        Err(VolumeError::Invalid { field, value: Bytes(value).to_string(), wanted })
     };
     if config.size != 0 && config.size != size {
         return differs("size", config.size, size);

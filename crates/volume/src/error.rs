@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::OnceLock;
 
-use blockyard_core::Status;
+use blockyard_core::{Bytes, Status};
 use blockyard_store::StoreError;
 use blockyard_volume_format::FormatError;
 
@@ -48,7 +48,7 @@ pub enum VolumeError {
         wanted: String,
     },
     /// A system call failed.
-    #[error("path: {doing}: {source}")]
+    #[error("{doing}: {source}")]
     Io {
         /// The operation that failed.
         doing: String,
@@ -56,11 +56,38 @@ pub enum VolumeError {
         source: io::Error,
     },
     /// The pool's contents are invalid, or of an unknown version.
-    #[error("path: {0}")]
+    #[error(transparent)]
     Format(#[from] FormatError),
     /// A stream is invalid.
-    #[error("stream: {0}")]
-    Stream(FormatError),
+    #[error("invalid stream at byte {offset}: {source}")]
+    Stream {
+        /// Where the header or record begins that is invalid.
+        offset: u64,
+        /// The cause.
+        source: FormatError,
+    },
+    /// The bytes are no stream.
+    #[error("it is not a stream of `blockyard volume send`, which begins with its magic number")]
+    NotAStream,
+    /// A stream ends before its end record.
+    #[error("the stream ends at byte {offset}, before its end record: it was truncated")]
+    StreamEnds {
+        /// The number of bytes that there are.
+        offset: u64,
+    },
+    /// The pool does not have the snapshot on which an incremental stream builds.
+    #[error(
+        "cannot receive the incremental stream `{stream}` as `{volume}`: this pool has no volume \
+         `{volume}` with its base `{base}`; receive a complete stream of that snapshot first"
+    )]
+    NoBase {
+        /// The snapshot that the stream makes.
+        stream: String,
+        /// The snapshot on which it builds.
+        base: String,
+        /// The volume that was to receive it.
+        volume: String,
+    },
     /// Reading or writing a stream failed.
     #[error("stream: {0}")]
     Pipe(io::Error),
@@ -79,11 +106,34 @@ pub enum VolumeError {
     /// The operation was interrupted by its caller.
     #[error("it was stopped")]
     Stopped,
-    /// There is no volume of this name.
-    #[error("`{name}` is no volume of this pool")]
+    /// There is no volume or snapshot of this name.
+    #[error(
+        "there is no {} `{name}` in this pool",
+        if name.contains('@') { "snapshot" } else { "volume" }
+    )]
     NoSuchVolume {
         /// The name.
         name: String,
+    },
+    /// The size of a volume that is to be made was not given.
+    #[error("size is missing: expected the size of `{name}`, which does not exist yet")]
+    NoSize {
+        /// The name of the volume.
+        name: String,
+    },
+    /// A resize would discard data.
+    #[error(
+        "cannot shrink `{name}` from {} to {}: this discards its data beyond {}; use --force \
+         (`\"force\": true`) to do so",
+        Bytes(*from), Bytes(*to), Bytes(*to)
+    )]
+    Shrinks {
+        /// The volume.
+        name: String,
+        /// The size in bytes.
+        from: u64,
+        /// The requested size in bytes.
+        to: u64,
     },
     /// The name is taken.
     #[error("`{name}` exists already")]
@@ -129,6 +179,7 @@ impl VolumeError {
         match self {
             VolumeError::Invalid { field, .. }
             | VolumeError::Store(StoreError::Invalid { field, .. }) => field,
+            VolumeError::NoSize { .. } | VolumeError::Shrinks { .. } => "size",
             _ => "path",
         }
     }

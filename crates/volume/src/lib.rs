@@ -52,5 +52,7 @@ pub use error::VolumeError;
 pub use options::Options;
 pub use pool::Pool;
 pub use queue::VolumeQueue;
+pub use recovery::ReadOnlyPool;
 pub use running::Running;
+pub use status::PoolStatus;
 pub use verify::PoolVerifier;

@@ -19,8 +19,9 @@ pub fn invalid<T>(field: &'static str, value: &str, wanted: &str) -> Result<T, V
 /// # Errors
 /// If the name is invalid.
 pub fn volume_name(name: &str) -> Result<(), VolumeError> {
-    match is_name(name) && !name.contains('@') {
-        true => Ok(()),
+    match is_name(name) {
+        true if !name.contains('@') => Ok(()),
+        true => invalid("name", name, "the name of a volume; this one names a snapshot"),
         false => invalid("name", name, &volume_name_wanted()),
     }
 }

@@ -25,9 +25,6 @@ impl<D: SegmentStore> Pool<D> {
         let (mut recovered, segments) = recovery::open(directory, &options)?;
         recovered.volumes.gone.clear();
         let records: Receiver<Record> = CompletionQueue::open(options.records_max as usize);
-        let superblock = recovered.superblock;
-        segments.set_upper(recovered.roots.count());
-        segments.set_pages(recovered.page_count);
         // Open the segments that will be written to. The others are opened when they are used.
         let LogPlace { segment, next, .. } = recovered.log.place;
         let pages = recovered.page_place.map(|(segment, _)| segment);
@@ -35,8 +32,6 @@ impl<D: SegmentStore> Pool<D> {
             let failed = VolumeError::io(format!("cannot open segment {number}"));
             segments.pin(number).map_err(failed)?;
         }
-        let rest = |(_, offset): (u32, u32)| superblock.segment_bytes - offset;
-        segments.set_rest(recovered.page_place.map_or(0, rest));
         let Recovered { superblock, volumes, page_place, roots, log, .. } = recovered;
         let pool = Pool::new(options, segments, &records, superblock, volumes, page_place, roots);
         pool.meters().recovered(log.found_bytes);

@@ -74,13 +74,13 @@ pub(crate) struct Recovered {
     pub(crate) roots: Roots,
     /// Where the next checkpoint writes its pages: segment and offset.
     pub(crate) page_place: Option<(u32, u32)>,
-    /// How many pages the checkpoint has.
-    pub(crate) page_count: u64,
 }
 
-/// The state of a pool that was opened for reading only.
-pub(crate) struct Looked<D: SegmentStore> {
+/// A pool that was opened for reading only.
+pub struct ReadOnlyPool<D: SegmentStore> {
     pub(crate) volumes: Volumes,
+    /// The last group of the log.
+    pub(crate) number: u64,
     /// How many groups the log has after the checkpoint.
     pub(crate) groups: u64,
     /// How many intact groups follow the end of the log.
@@ -120,19 +120,21 @@ fn segments<D: SegmentStore>(
 pub(crate) fn look<D: SegmentStore>(
     directory: D,
     options: &Options,
-) -> Result<Looked<D>, VolumeError> {
+) -> Result<ReadOnlyPool<D>, VolumeError> {
     let slots = slots(&directory)?;
     let superblock = *slots.first().ok_or(FormatError::Short { what: FILE, len: 0 })?;
     let segments = segments(directory, &superblock, options)?;
     let mut recovery = Recovery::loaded(&segments, &slots)?;
     recovery.replay()?;
+    recovery.count_space();
     let groups = recovery.place.number.saturating_sub(recovery.superblock.log.number);
+    let number = recovery.place.number.saturating_sub(1);
     let unused_groups = recovery.unused_groups;
     let volumes = std::mem::take(&mut recovery.volumes);
     let place = |(_, address, bytes): &(u64, u64, Part)| *address..*address + bytes.len() as u64;
     let loose = recovery.loose.iter().map(place).collect();
     drop(recovery);
-    Ok(Looked { volumes, groups, unused_groups, loose, segments })
+    Ok(ReadOnlyPool { volumes, number, groups, unused_groups, loose, segments })
 }
 
 /// The superblocks that can be read, the newest first; empty if there is no pool.
@@ -198,11 +200,7 @@ fn make<D: SegmentStore>(
     let files = segments.files();
     let is_used = has_data(directory, &files);
     if is_used.map_err(VolumeError::io(format!("cannot read `{title}`")))? {
-        let error = io::Error::other(
-            "segments of a pool are there, but its superblock is not: restore the file \
-             `superblock`, name the pool's other copy, or move the segments away",
-        );
-        return Err(VolumeError::io(format!("cannot make a pool in `{title}`"))(error));
+        return Err(FormatError::NoSuperblock { path: title }.into());
     }
     let made = fill(&segments, align, segment_bytes);
     if made.is_err() && files.is_empty() {
@@ -279,8 +277,8 @@ fn fill<D: SegmentStore>(
     let (place, epoch) = (superblock.log, superblock.epoch);
     let log = LogEnd { place, epoch, durable: 0, found_bytes: 0 };
     let volumes = Volumes { next_id: 1, ..Volumes::default() };
-    let (roots, page_place, page_count) = (Roots::default(), None, 0);
-    Ok(Recovered { superblock, volumes, log, roots, page_place, page_count })
+    let (roots, page_place) = (Roots::default(), None);
+    Ok(Recovered { superblock, volumes, log, roots, page_place })
 }
 
 /// The state of a recovery in progress.
@@ -385,21 +383,28 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
         let written = write_superblock(self.segments, &first, Epochs::UpTo(owned))
             .and_then(|()| write_superblock(self.segments, &superblock, Epochs::Of(epoch)));
         written.map_err(VolumeError::io(format!("cannot write `{title}/{FILE}`")))?;
-        // Keep the segments that the checkpoint needs, those of the log after it, and those of the
-        // current maps.
+        self.count_space();
+        let log = LogEnd { place: self.place, epoch, durable, found_bytes: self.found_bytes };
+        let (volumes, roots, page_place) = (self.volumes, self.roots, self.page_place);
+        Ok(Recovered { superblock, volumes, log, roots, page_place })
+    }
+
+    /// Counts the pages of the checkpoint, and frees the segments that are not needed: it keeps
+    /// those that the checkpoint needs, those of the log after it, and those of the current maps.
+    /// Changes nothing on disk.
+    fn count_space(&mut self) {
         let maps: Vec<Frozen> = self.volumes.by_id.values().map(|live| live.map.freeze()).collect();
         self.marks.pages(maps.iter());
         self.marks.blocks(&self.segments.live().0);
-        let (place, used, marks) = (self.place, self.used, self.marks);
-        let begin = self.superblock.log;
+        let (place, begin) = (self.place, self.superblock.log);
         self.segments.free_all_but(|number| {
             let log = [place.segment, place.next, begin.segment, begin.next].contains(&number);
-            log || used.contains(&number) || marks.is_needed(number)
+            log || self.used.contains(&number) || self.marks.is_needed(number)
         });
-        let log = LogEnd { place, epoch, durable, found_bytes: self.found_bytes };
-        let (page_place, page_count) = (self.page_place, self.page_count);
-        let (volumes, roots) = (self.volumes, self.roots);
-        Ok(Recovered { superblock, volumes, log, roots, page_place, page_count })
+        self.segments.set_upper(self.roots.count());
+        self.segments.set_pages(self.page_count);
+        let rest = |(_, offset): (u32, u32)| self.superblock.segment_bytes - offset;
+        self.segments.set_rest(self.page_place.map_or(0, rest));
     }
 
     fn read(

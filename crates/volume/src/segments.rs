@@ -49,6 +49,8 @@ pub struct Segments<D: SegmentStore> {
     repairs: Repairs,
     /// Reads of damaged blocks.
     unreadable: LogLimit,
+    /// Reads of damaged map pages.
+    unreadable_pages: LogLimit,
     /// Incremented when the committer begins to change maps, and again when it has updated the
     /// usage table. Only the committer does so. An odd value means that a change is in progress.
     changes: Counter,
@@ -67,9 +69,9 @@ fn no_gap<D: SegmentStore>(directory: &D, count: usize) -> Result<(), VolumeErro
         None => Ok(()),
         Some(behind) => {
             let (missing, behind) = (segment_name(count), segment_name(behind));
-            let error =
-                io::Error::other(format!("it is missing, and the later segment `{behind}` exists"));
-            Err(VolumeError::io(format!("cannot open `{title}/{missing}`"))(error))
+            let path = format!("{title}/{missing}");
+            let what = format!("it is missing, and the later segment `{behind}` exists");
+            Err(FormatError::Segment { path, what }.into())
         }
     }
 }
@@ -112,7 +114,9 @@ impl<D: SegmentStore> Segments<D> {
             for leaf in map.with(number, |span| span.uncounted(from, to)) {
                 match self.page(&leaf) {
                     Ok(page) => leaf.note_fresh(&page),
-                    Err(error) => tracing::warn!("its blocks are not counted: {error}"),
+                    Err(error) => {
+                        tracing::warn!("the blocks of a map page are not counted: {error}")
+                    }
                 }
             }
         });
@@ -288,8 +292,9 @@ impl<D: SegmentStore> Segments<D> {
             let doing = || VolumeError::io(format!("cannot open `{}/{name}`", directory.title()));
             let Some(file) = directory.open(&name).map_err(|error| doing()(error))? else { break };
             if file.len().map_err(|error| doing()(error))? < u64::from(bytes) {
-                let error = io::Error::other(format!("it is shorter than {bytes} bytes"));
-                return Err(doing()(error));
+                let path = format!("{}/{name}", directory.title());
+                let what = format!("it is shorter than {bytes} bytes");
+                return Err(FormatError::Segment { path, what }.into());
             }
             // Open as many as are usually open at once, so that errors are reported now.
             if files.len() < OPENED_FIRST
@@ -304,7 +309,7 @@ impl<D: SegmentStore> Segments<D> {
         let table = Table::new(files.len(), count_max, bytes);
         let (files, making) = (Arc::new(RcuCell::new(files)), Mutex::new(()));
         let (table, leaves) = (Mutex::new(table), Cache::new(MAP_CACHE_BYTES));
-        let (changes, repairs, unreadable) = Default::default();
+        let (changes, repairs, unreadable, unreadable_pages) = Default::default();
         let pins = Mutex::default();
         let segments = Segments {
             directory,
@@ -316,6 +321,7 @@ impl<D: SegmentStore> Segments<D> {
             leaves,
             repairs,
             unreadable,
+            unreadable_pages,
             changes,
         };
         segments.measure_outside_space();
@@ -331,12 +337,12 @@ impl<D: SegmentStore> Segments<D> {
         let (title, count) = (self.directory.title(), self.counts().all);
         match number {
             Some(number) if number >= count => {
-                let (bytes, last) = (self.bytes, count.saturating_sub(1));
-                let error = io::Error::other(format!(
-                    "it ends with segment {last} of {bytes} bytes, but segment {number} is in use; \
-                     expected all segments up to that one"
-                ));
-                Err(VolumeError::io(format!("cannot open `{title}`"))(error))
+                let bytes = self.bytes;
+                let what = format!(
+                    "segment {number} is in use, and of the segments, each of {bytes} bytes, only \
+                     the first {count} are there"
+                );
+                Err(FormatError::Segment { path: title, what }.into())
             }
             _ => Ok(()),
         }
@@ -366,6 +372,11 @@ impl<D: SegmentStore> Segments<D> {
     /// Limits the log lines about reads of damaged blocks.
     pub(crate) fn unreadable(&self) -> &LogLimit {
         &self.unreadable
+    }
+
+    /// Limits the log lines about reads of damaged map pages.
+    pub(crate) fn unreadable_pages(&self) -> &LogLimit {
+        &self.unreadable_pages
     }
 
     /// Logs the repairs that are not in the log yet.

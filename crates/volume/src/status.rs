@@ -1,11 +1,19 @@
-//! The state of an open pool: its space, its copies and its counters, for metrics and for `show`.
+//! The state of a pool, open or not: its space, its copies and its counters, for metrics and for
+//! `show`.
 
-use blockyard_store::{CopyStatus, SegmentStore as _};
+use std::path::Path;
+use std::sync::Arc;
+
+use blockyard_store::{CopyStatus, PoolBacking, SegmentStore as _};
+use blockyard_volume_format::catalogue::VolumeMeta;
 
 use crate::activity::Activity;
 use crate::error::VolumeError;
+use crate::options::Options;
+use crate::record::OpenVolume;
+use crate::recovery::{self, ReadOnlyPool};
 use crate::running::Running;
-use crate::segments::RESERVE;
+use crate::segments::{RESERVE, Segments};
 
 /// The state of a pool, for `show` and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +43,31 @@ pub struct PoolStatus {
     pub activity: Activity,
 }
 
+impl PoolStatus {
+    fn new(
+        segments: &Segments<PoolBacking>,
+        volumes: usize,
+        latched: bool,
+        activity: Activity,
+    ) -> Result<PoolStatus, VolumeError> {
+        let counts = segments.counts();
+        let (used_bytes, available_bytes) = segments.used_and_left_bytes();
+        Ok(PoolStatus {
+            segment_bytes: segments.bytes().into(),
+            segments: (counts.all - counts.hollow) as u64,
+            segments_free: (counts.free + counts.idle) as u64,
+            segments_reserved: RESERVE as u64,
+            outside_free_bytes: segments.directory().free_bytes()?,
+            used_bytes,
+            available_bytes,
+            volumes: volumes as u64,
+            latched,
+            copies: segments.directory().copy_status(),
+            activity,
+        })
+    }
+}
+
 impl Running {
     /// The state of this pool.
     ///
@@ -42,20 +75,55 @@ impl Running {
     /// If the system does not report the free space.
     pub fn status(&self) -> Result<PoolStatus, VolumeError> {
         let pool = self.pool();
-        let counts = pool.counts();
-        let (used_bytes, available_bytes) = pool.segments().used_and_left_bytes();
-        Ok(PoolStatus {
-            segment_bytes: pool.segments().bytes().into(),
-            segments: (counts.all - counts.hollow) as u64,
-            segments_free: (counts.free + counts.idle) as u64,
-            segments_reserved: RESERVE as u64,
-            outside_free_bytes: pool.segments().directory().free_bytes()?,
-            used_bytes,
-            available_bytes,
-            volumes: pool.list().len() as u64,
-            latched: pool.is_latched(),
-            copies: pool.segments().directory().copy_status(),
-            activity: pool.activity(),
-        })
+        let (volumes, latched) = (pool.list().len(), pool.is_latched());
+        PoolStatus::new(pool.segments(), volumes, latched, pool.activity())
+    }
+}
+
+impl ReadOnlyPool<PoolBacking> {
+    /// Opens a pool that no process has open, and changes nothing. A stale copy is not resynced.
+    ///
+    /// # Errors
+    /// If the pool is too damaged to be opened.
+    pub fn open(directory: PoolBacking) -> Result<Self, VolumeError> {
+        recovery::look(directory, &Options::default())
+    }
+
+    /// The path of the pool.
+    pub fn path(&self) -> &Path {
+        self.segments.directory().path()
+    }
+
+    /// The volumes and snapshots.
+    pub fn list(&self) -> Vec<VolumeMeta> {
+        self.volumes.list()
+    }
+
+    /// Finds a volume or snapshot by name.
+    ///
+    /// # Errors
+    /// If the pool has none of this name.
+    pub fn find(&self, name: &str) -> Result<Arc<OpenVolume>, VolumeError> {
+        let found = self.volumes.find(name).cloned();
+        found.ok_or_else(|| VolumeError::NoSuchVolume { name: name.to_owned() })
+    }
+
+    /// The segments of the pool.
+    pub fn segments(&self) -> &Segments<PoolBacking> {
+        &self.segments
+    }
+
+    /// The state of the copies, if the pool has two.
+    pub fn copies(&self) -> Vec<CopyStatus> {
+        self.segments.directory().copy_status()
+    }
+
+    /// The state of this pool, without counters of activity.
+    ///
+    /// # Errors
+    /// If the system does not report the free space.
+    pub fn status(&self) -> Result<PoolStatus, VolumeError> {
+        let activity = Activity { number: self.number, ..Activity::default() };
+        PoolStatus::new(&self.segments, self.list().len(), false, activity)
     }
 }

@@ -9,7 +9,6 @@ use blockyard_store::buffer::{Buffer, Memory};
 use blockyard_store::mirror::{CopyStatus, Verified, VerifyPool};
 use blockyard_store::{Copies, SegmentStore, StoreFile};
 use blockyard_volume_format::bytes::crc;
-use blockyard_volume_format::catalogue::VolumeMeta;
 use blockyard_volume_format::entry::{Entry, STORED_MAX};
 use blockyard_volume_format::{BLOCK_BYTES_MAX, FAN, FormatError, NODE_BLOCKS, PAGE_BYTES, UNIT};
 
@@ -19,7 +18,7 @@ use crate::map::page::parse_node;
 use crate::map::{Frozen, Lookup, Map, Page};
 use crate::options::Options;
 use crate::record::OpenVolume;
-use crate::recovery::{self, Looked};
+use crate::recovery::{self, ReadOnlyPool};
 use crate::segments::{Files, Segments, read_resyncing};
 
 /// Most damaged blocks that the report lists individually.
@@ -84,7 +83,7 @@ pub fn verify<D: SegmentStore>(
     let options = Options::default();
     let segments_max = segments_max.min(options.segments_max);
     let options = Options { segments_max, ..options };
-    let Looked { volumes, groups, unused_groups, loose, segments } =
+    let ReadOnlyPool { volumes, groups, unused_groups, loose, segments, .. } =
         recovery::look(directory, &options)?;
     let mut verifier = Verifier::new(&segments, mends).with_loose(loose);
     for live in volumes.by_id.values() {
@@ -100,18 +99,6 @@ pub fn verify<D: SegmentStore>(
     let copies = segments.directory().copy_status();
     let unused_groups = unused_groups as u64;
     Ok(Report { volumes, groups, unused_groups, copies, ..verifier.report })
-}
-
-/// Lists the volumes and snapshots of a pool that is not open, and the state of its copies if it
-/// has two. Changes nothing.
-///
-/// # Errors
-/// If the pool is too damaged to be opened.
-pub fn list_closed<D: SegmentStore>(
-    directory: Copies<D>,
-) -> Result<(Vec<VolumeMeta>, Vec<CopyStatus>), VolumeError> {
-    let found = recovery::look(directory, &Options::default())?;
-    Ok((found.volumes.list(), found.segments.directory().copy_status()))
 }
 
 /// Verifies a pool when its copies are assembled: the engine's half of a resync.

@@ -64,7 +64,7 @@ fn snapshots_and_clones_keep_what_was() {
     assert_eq!(text(running.rollback("v0@one")), "`v0` is in use; close it first");
     assert_eq!(text(running.destroy("twin")), "`twin` is in use; close it first");
     assert_eq!(text(running.snapshot("v0@one")), "`v0@one` exists already");
-    assert_eq!(text(running.snapshot("v9@one")), "`v9` is no volume of this pool");
+    assert_eq!(text(running.snapshot("v9@one")), "there is no volume `v9` in this pool");
     assert!(text(running.snapshot("v0")).starts_with("invalid name `v0`"));
     assert!(text(running.create("a@b", 1 << 20, 0)).starts_with("invalid name `a@b`"));
     assert!(text(running.create("c", 1 << 20, 5)).starts_with("invalid volblocksize `5`"));
@@ -72,7 +72,14 @@ fn snapshots_and_clones_keep_what_was() {
     let needed = "`v0` is needed by its snapshot `v0@one`; destroy that first";
     assert_eq!(text(running.destroy("v0")), needed);
     running.rollback("v0@one").unwrap();
-    running.resize("v0", 32 << 20).unwrap();
+    running.resize("v0", 32 << 20, false).unwrap();
+    let wanted = "invalid name `v0@one`: expected a snapshot of 32M, the present size of `v0`; the \
+                  snapshot has 16M: resize `v0` to 16M first";
+    assert_eq!(text(running.rollback("v0@one")), wanted);
+    let wanted = "cannot shrink `v0` from 32M to 16M: this discards its data beyond 16M; use \
+                  --force (`\"force\": true`) to do so";
+    assert_eq!(text(running.resize("v0", 16 << 20, false)), wanted);
+    assert!(text(running.resize("v0@one", 16 << 20, true)).contains("this one names a snapshot"));
     drop(running);
     // All changes persist across a reopen.
     let running = Running::open(&path, Options::default()).unwrap();
@@ -143,7 +150,7 @@ fn a_volume_that_was_just_closed_can_be_changed() {
             drop(volume);
             io.write(Sector(0), &[1; 65_536], Flags::NONE).unwrap();
             drop(io);
-            running.resize("v0", (16 + round % 2) << 20).unwrap();
+            running.resize("v0", (16 + round % 2) << 20, true).unwrap();
         }
         done.0.send(()).unwrap();
     });
@@ -176,10 +183,10 @@ fn a_rollback_concurrent_with_a_resize_leaves_no_data_after_the_end() {
             while running.rollback("v0@full").is_err() {}
             go.send(()).unwrap();
             // A roll-back is in progress most of the time.
-            while running.resize("v0", LONG / 2).is_err() {}
+            while running.resize("v0", LONG / 2, true).is_err() {}
             stop.send(()).unwrap();
             is_done.recv().unwrap();
-            running.resize("v0", LONG).unwrap();
+            running.resize("v0", LONG, false).unwrap();
             assert_eq!(byte(&open(&path, "v0", 0), 24 << 20), 0, "round {round}");
         }
         drop(go);

@@ -74,18 +74,19 @@ fn a_pool_belongs_to_one_process_and_a_volume_to_one_device() {
     assert!(error.contains("is in use by another process"), "{error}");
     drop(lock);
     let error = Volume::open(VolumeConfig { size: 1 << 30, ..config(path.clone()) }).unwrap_err();
-    assert!(error.to_string().starts_with("invalid size `1073741824`: expected 67108864"));
+    assert!(error.to_string().starts_with("invalid size `1G`: expected 64M"));
     let error = Volume::open(VolumeConfig { volblocksize: 4096, ..config(path.clone()) });
-    assert!(error.unwrap_err().to_string().starts_with("invalid volblocksize `4096`"));
+    assert!(error.unwrap_err().to_string().starts_with("invalid volblocksize `4k`"));
     // The volume has blocks of 4 KiB, which need not be stated again; the default for a new volume
     // is longer.
     let odd = VolumeConfig { name: "odd".to_owned(), size: 20 << 10, ..config(path.clone()) };
     let error = Volume::open(odd.clone()).unwrap_err().to_string();
-    assert!(error.starts_with("invalid size `20480`: expected a multiple of"), "{error}");
+    assert!(error.starts_with("invalid size `20k`: expected a multiple of"), "{error}");
     drop(Volume::open(VolumeConfig { volblocksize: 4096, ..odd.clone() }).unwrap());
     drop(Volume::open(odd).unwrap());
     let missing = VolumeConfig { name: "v2".to_owned(), size: 0, ..config(path) };
-    assert!(Volume::open(missing).unwrap_err().to_string().starts_with("invalid size `0`"));
+    let error = Volume::open(missing).unwrap_err().to_string();
+    assert!(error.starts_with("size is missing: expected the size of `v2`"), "{error}");
 }
 
 #[test]
@@ -121,17 +122,19 @@ fn a_pool_that_is_not_ours_is_refused_and_left_alone() {
         let crc = bytes::crc(&slot[16..BYTES]);
         slot[8..16].copy_from_slice(&crc.to_le_bytes());
     }
-    assert_eq!(refused(&newer), "path: `superblock` is of version 9; this program knows version 3");
+    assert_eq!(refused(&newer), "`superblock` is of version 9; this program knows version 3");
     let mut damaged = good.clone();
     damaged[30] ^= 1;
     damaged[SLOT_BYTES + 30] ^= 1;
-    assert!(refused(&damaged).starts_with("path: `superblock` is damaged: its checksum is 0x"));
+    assert!(refused(&damaged).starts_with("`superblock` is damaged: its checksum is 0x"));
     assert!(refused(&good[..100]).contains("`superblock` ends after 100 bytes"));
     std::fs::write(&file, &good).unwrap();
     drop(Volume::open(config(path.clone())).unwrap());
     std::fs::remove_file(&file).unwrap();
-    let error = Volume::open(config(path)).unwrap_err().to_string();
-    assert!(error.contains("segments of a pool are there, but its superblock is not"), "{error}");
+    let error = Volume::open(config(path.clone())).unwrap_err().to_string();
+    assert!(error.contains("has segments of a pool, but no superblock"), "{error}");
+    let error = Volume::open(VolumeConfig { size: 0, ..config(path) }).unwrap_err().to_string();
+    assert!(error.contains("has segments of a pool, but no superblock"), "{error}");
 }
 
 /// Regression: a discard of whole blocks and parts of two others needs memory for both parts. With

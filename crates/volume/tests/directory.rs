@@ -238,7 +238,7 @@ fn a_place_that_cannot_be_looked_at_is_not_one_without_a_pool() {
     assert!(!is_pool(&place.path().join("none")).unwrap());
     for path in [link.clone(), link.join("pool")] {
         let error = is_pool(&path).unwrap_err().to_string();
-        let wanted = format!("path: cannot examine `{}`: ", path.display());
+        let wanted = format!("cannot examine `{}`: ", path.display());
         assert!(error.starts_with(&wanted) && error.contains("(os error 40)"), "{error}");
         let error = check(&path, &mut |_| {}).unwrap_err().to_string();
         assert!(error.starts_with(&wanted), "{error}");

@@ -389,7 +389,9 @@ fn a_second_disk_is_attached() {
     };
     let directory = place.path().join("directory");
     std::fs::create_dir(&directory).unwrap();
-    assert!(no(&directory, true).ends_with("expected a disk, as `path` is"));
+    assert!(
+        no(&directory, true).ends_with(&format!("expected a disk, as `{}` is", first.display()))
+    );
     let short = image("short", 100 * MIB);
     let error = no(&short, true);
     assert!(

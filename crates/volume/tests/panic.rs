@@ -100,7 +100,7 @@ fn a_request_to_an_ended_thread_gets_an_error() {
     }
     assert!(running.pool().is_latched());
     assert!(running.snapshot("v@s").is_err());
-    assert!(running.resize("v", 2 << 20).is_err());
+    assert!(running.resize("v", 2 << 20, true).is_err());
     assert_eq!(write(&running, 0), Status::IoErr);
     drop(running);
     drop(open(&directory));

@@ -169,7 +169,9 @@ impl From<YardError> for ErrorResponse {
             YardError::NoSuchDevice { .. }
             | YardError::NoSuchPool { .. }
             | YardError::Volume(
-                VolumeError::NoSuchVolume { .. } | VolumeError::Store(StoreError::NoPool { .. }),
+                VolumeError::NoSuchVolume { .. }
+                | VolumeError::NoBase { .. }
+                | VolumeError::Store(StoreError::NoPool { .. }),
             ) => StatusCode::NOT_FOUND,
             YardError::Taken { .. }
             | YardError::Full { .. }

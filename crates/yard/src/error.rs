@@ -61,6 +61,14 @@ pub enum StackError {
         /// What is expected.
         wanted: String,
     },
+    /// A parameter that is needed was not given.
+    #[error("{message}")]
+    Missing {
+        /// The parameter.
+        field: &'static str,
+        /// What it is needed for.
+        message: String,
+    },
     /// The system refused an operation.
     #[error("{message}")]
     Refused {
@@ -81,7 +89,9 @@ impl StackError {
     /// The invalid parameter.
     pub fn field(&self) -> &'static str {
         match self {
-            StackError::Invalid { field, .. } | StackError::Refused { field, .. } => field,
+            StackError::Invalid { field, .. }
+            | StackError::Missing { field, .. }
+            | StackError::Refused { field, .. } => field,
             StackError::InUse(_) => "backing",
             StackError::Volume(error) => error.field(),
         }
@@ -370,7 +380,10 @@ impl YardError {
             ) => "busy",
             YardError::NoSuchPool { .. }
             | YardError::Volume(VolumeError::Store(StoreError::NoPool { .. })) => "no_such_pool",
-            YardError::Volume(VolumeError::NoSuchVolume { .. }) => "no_such_volume",
+            YardError::Volume(VolumeError::NoSuchVolume { .. } | VolumeError::NoBase { .. }) => {
+                "no_such_volume"
+            }
+            YardError::Volume(VolumeError::Shrinks { .. }) => "needs_force",
             YardError::Volume(VolumeError::Exists { .. }) => "taken",
             YardError::Volume(VolumeError::NoSpace) => "no_space",
             YardError::Volume(_) => "volume_failed",
@@ -421,7 +434,8 @@ impl YardError {
             | YardError::Volume(
                 VolumeError::NoSuchVolume { name }
                 | VolumeError::Exists { name }
-                | VolumeError::Busy { name, .. },
+                | VolumeError::Busy { name, .. }
+                | VolumeError::Shrinks { name, .. },
             )
             | YardError::Overloaded { name, .. }
             | YardError::Uri(UriError::Name(NameError { name })) => ("name", name),
@@ -439,7 +453,10 @@ impl YardError {
             | YardError::Argument { field, value, .. }
             | YardError::Device(DeviceError::Invalid { field, value, .. }) => (field, value),
             YardError::Stack(
-                error @ (StackError::Refused { .. } | StackError::InUse(_) | StackError::Volume(_)),
+                error @ (StackError::Missing { .. }
+                | StackError::Refused { .. }
+                | StackError::InUse(_)
+                | StackError::Volume(_)),
             ) => (error.field(), ""),
             YardError::Inject(InjectError { field, value, .. }) => (field, value),
             YardError::NoSuchFault { fault, .. }

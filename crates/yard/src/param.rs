@@ -260,7 +260,14 @@ impl Param {
             ValueForm::Count { .. } | ValueForm::Int { .. } => "N".to_owned(),
             ValueForm::Millis { .. } => "MS".to_owned(),
             ValueForm::Switch => "0|1".to_owned(),
-            ValueForm::Choice(words) => words.join("|"),
+            ValueForm::Choice(words) => {
+                // Levels, such as `zstd:1` to `zstd:19`, are shown as a range.
+                let (levels, plain): (Vec<_>, Vec<_>) =
+                    words.iter().copied().partition(|word| word.contains(':'));
+                let range = levels.first().zip(levels.last());
+                let range = range.map(|(first, last)| format!("{first}..{last}"));
+                plain.into_iter().map(str::to_owned).chain(range).collect::<Vec<_>>().join("|")
+            }
             ValueForm::Text { .. } => "TEXT".to_owned(),
             ValueForm::Path { .. } => "PATH".to_owned(),
         }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use blockyard_store::mirror::CopyStatus;
 use blockyard_sync::counter::bucket_floor;
 use blockyard_volume::verify::{Damage, Report};
-use blockyard_volume::{Running, VolumeError};
+use blockyard_volume::{PoolStatus, Running, VolumeError};
 use blockyard_volume_admin::receive::Received;
-use blockyard_volume_admin::usage;
+use blockyard_volume_admin::usage::{self, Usage};
 use blockyard_volume_format::catalogue::VolumeMeta;
 use serde::{Deserialize, Serialize};
 
@@ -78,11 +78,16 @@ impl VolumeView {
     /// If there is none of this name.
     pub fn one(running: &Running, name: &str) -> Result<VolumeView, VolumeError> {
         let usage = usage::usage(running, name)?;
-        Ok(VolumeView {
+        Ok(VolumeView { in_use: running.is_taken(usage.meta.id), ..VolumeView::of_usage(&usage) })
+    }
+
+    /// One volume or snapshot of a pool without devices, with its space usage.
+    pub fn of_usage(usage: &Usage) -> VolumeView {
+        VolumeView {
             stored_bytes: Some(usage.stored_bytes),
             referenced_bytes: Some(usage.blocks * u64::from(usage.meta.block_bytes)),
-            ..VolumeView::new(running, &usage.meta)
-        })
+            ..VolumeView::idle(&usage.meta)
+        }
     }
 }
 
@@ -172,11 +177,15 @@ impl PoolView {
     /// # Errors
     /// If the system does not report the free space.
     pub fn new(running: &Running) -> Result<PoolView, VolumeError> {
-        let status = running.status()?;
+        Ok(PoolView::of_status(running.path(), running.status()?))
+    }
+
+    /// A pool at a path, open or not, in this state.
+    pub fn of_status(path: &Path, status: PoolStatus) -> PoolView {
         let activity = status.activity;
         let sizes = (0..).zip(&activity.group_sizes).filter(|(_, count)| **count > 0);
-        Ok(PoolView {
-            path: running.path().display().to_string(),
+        PoolView {
+            path: path.display().to_string(),
             volumes: status.volumes,
             segment_bytes: status.segment_bytes,
             segments: status.segments,
@@ -201,7 +210,7 @@ impl PoolView {
             cleaning_waits: activity.waits,
             space_searches: activity.searches,
             copies: status.copies.into_iter().map(CopyView::from).collect(),
-        })
+        }
     }
 
     /// The counters by name, for metrics.
@@ -266,6 +275,9 @@ pub struct VolumeRequest {
     /// `create`, `resize`: the space that is reserved for the volume, before compression.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reservation_bytes: Option<u64>,
+    /// `resize`: whether the volume may become shorter, which discards data.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
     /// `send`: the older snapshot on which the stream builds; without it the stream is complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
@@ -280,7 +292,7 @@ const VERBS: [(&str, &[&str]); 9] = [
     ("snapshot", &[]),
     ("clone", &["new"]),
     ("rollback", &[]),
-    ("resize", &["size_bytes", "reservation_bytes"]),
+    ("resize", &["size_bytes", "reservation_bytes", "force"]),
     ("destroy", &[]),
     ("send", &["from"]),
     ("export", &[]),
@@ -313,6 +325,7 @@ impl VolumeRequest {
             ("size_bytes", self.size_bytes.is_some()),
             ("volblocksize_bytes", self.volblocksize_bytes.is_some()),
             ("reservation_bytes", self.reservation_bytes.is_some()),
+            ("force", self.force),
             ("from", self.from.is_some()),
             ("rate_bytes", self.rate_bytes.is_some()),
         ];
@@ -325,7 +338,8 @@ impl VolumeRequest {
     }
 
     fn size(&self) -> Result<u64, YardError> {
-        self.size_bytes.ok_or_else(|| argument("size_bytes", "nothing", "the capacity in bytes"))
+        let wanted = "the capacity in bytes".to_owned();
+        self.size_bytes.ok_or(YardError::Missing { field: "size_bytes", wanted })
     }
 }
 
@@ -349,7 +363,8 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
         }
         "clone" => {
             let new = request.new.as_deref();
-            let new = new.ok_or_else(|| argument("new", "nothing", "the new volume's name"))?;
+            let wanted = "the new volume's name".to_owned();
+            let new = new.ok_or(YardError::Missing { field: "new", wanted })?;
             running.clone_of(name, new)?;
             Ok(format!("cloned {name} to {new}"))
         }
@@ -361,7 +376,7 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
             let mut done = Vec::new();
             if request.size_bytes.is_some() || request.reservation_bytes.is_none() {
                 let size = request.size()?;
-                running.resize(name, size)?;
+                running.resize(name, size, request.force)?;
                 done.push(format!("resized {name} to {}", Bytes(size)));
             }
             if let Some(bytes) = request.reservation_bytes {

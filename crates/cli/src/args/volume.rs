@@ -26,26 +26,45 @@ Examples:
 #[command(after_help = HELP)]
 pub(crate) enum VolumeCommand {
     /// Create a volume, and the pool if there is none
+    #[command(mut_arg("name", |arg| arg.help("The volume to create")))]
     Create(VolumeCreateArgs),
-    /// List volumes and snapshots
+    /// List volumes and snapshots; changes nothing
     List(VolumePoolArgs),
-    /// Show a volume or snapshot and its space, or the pool and its activity
+    /// Show a volume or snapshot and its space, or the pool and its activity; changes nothing
     Show(VolumeShowArgs),
     /// Create a snapshot VOLUME@SNAPSHOT
+    #[command(mut_arg("name", |arg| arg.help("The snapshot to create: VOLUME@SNAPSHOT")))]
     Snapshot(VolumeNameArgs),
     /// Create a volume from a snapshot; the two share their blocks
+    #[command(mut_arg("name", |arg| arg.help("The snapshot to clone: VOLUME@SNAPSHOT")))]
     Clone(VolumeCloneArgs),
-    /// Reset a volume that is not in use to its snapshot VOLUME@SNAPSHOT
+    /// Reset a volume that is not in use to a snapshot of it; resize it to the size of the snapshot
+    /// before, if that differs
+    #[command(mut_arg("name", |arg| arg.help("The snapshot to go back to: VOLUME@SNAPSHOT")))]
     Rollback(VolumeNameArgs),
-    /// Change the size of a volume; shrinking discards the data beyond the new size
+    /// Change the size of a volume; --force shrinks it, which discards the data beyond the new size
+    #[command(mut_arg("name", |arg| arg.help("The volume to resize")))]
     Resize(VolumeResizeArgs),
     /// Destroy a volume without snapshots, or a snapshot
+    #[command(mut_arg("name", |arg| {
+        arg.help("What to destroy: VOLUME, or the snapshot VOLUME@SNAPSHOT")
+    }))]
     Destroy(VolumeNameArgs),
     /// Write a snapshot, or its changes since an older snapshot, as a stream
+    #[command(mut_arg("name", |arg| arg.help("The snapshot to send: VOLUME@SNAPSHOT")))]
     Send(VolumeSendArgs),
     /// Create or update a volume and its snapshot from a stream; atomic
+    #[command(mut_arg("name", |arg| {
+        arg.help(
+            "The volume to create or update, whose snapshot gets the name that it had; \
+             VOLUME@SNAPSHOT gives it another name",
+        )
+    }))]
     Receive(VolumeReceiveArgs),
     /// Write a volume or snapshot as an image: raw or qcow2
+    #[command(mut_arg("name", |arg| {
+        arg.help("What to export: VOLUME as it is now, or the snapshot VOLUME@SNAPSHOT")
+    }))]
     Export(VolumeExportArgs),
     /// Verify every block of a pool, online or not in use, and repair from the other copy
     Scrub(VolumeScrubArgs),
@@ -80,6 +99,9 @@ pub(crate) struct VolumeAttachArgs {
     /// Use a disk that holds other data, which is lost; a disk with a pool is still refused
     #[arg(long)]
     pub(crate) force: bool,
+    /// Replace a second copy that is missing, although it may be newer: declare it lost
+    #[arg(long)]
+    pub(crate) degraded: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -149,6 +171,9 @@ pub(crate) struct VolumeResizeArgs {
     /// New size of the volume
     #[arg(long, value_name = "SIZE", value_parser = bytes, required_unless_present = "reservation")]
     pub(crate) size: Option<u64>,
+    /// Shrink the volume, and discard its data beyond the new size; snapshots keep theirs
+    #[arg(long, requires = "size")]
+    pub(crate) force: bool,
     /// Space reserved for the volume, before compression; 0 takes it back
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) reservation: Option<u64>,

@@ -10,7 +10,7 @@ use blockyard_yard::volumes::{ScrubLine, ScrubView, VolumeRequest};
 
 use super::pool::{Make, PoolAccess, text};
 use super::progress::ProgressLine;
-use super::refused;
+use super::{refused, unopened};
 use crate::args::{VolumePoolArgs, VolumeScrubArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
@@ -30,7 +30,7 @@ pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Fai
             );
             Failure::new(Code::Refused, text)
         }
-        other => refused(other),
+        other => unopened(&args.pool, other),
     })?;
     print(args, &report.into(), out)
 }

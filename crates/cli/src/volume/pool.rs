@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockyard_store::{LockOwner, PoolPaths, StoreError, is_pool, no_pool};
-use blockyard_volume::{Options, Running, VolumeError};
+use blockyard_store::{LockOwner, PoolBacking, PoolPaths, StoreError, is_pool, no_pool};
+use blockyard_volume::{Options, ReadOnlyPool, Running, VolumeError};
+use blockyard_volume_admin::usage::usage_read_only;
 use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::paths;
 use blockyard_yard::volumes::{self, CopyView, PoolView, VolumeDone, VolumeRequest, VolumeView};
 
-use super::refused;
+use super::{refused, unopened};
 use crate::args::{TalkArgs, VolumePoolArgs};
 use crate::devices::{client, client_of};
 use crate::failure::{Code, Failure};
@@ -36,38 +37,9 @@ impl PoolAccess {
     /// The pool that is named.
     pub(super) fn find(args: &VolumePoolArgs, make: Make) -> Result<PoolAccess, Failure> {
         let path = &args.pool;
-        // Who names a yard wants that one.
-        if args.talk.control.as_ref().is_some_and(|path| !path.as_os_str().is_empty()) {
-            let path = path.canonicalize().unwrap_or_else(|_| path.clone());
-            return match has(&client(&args.talk), &path) {
-                Ok(true) => Ok(PoolAccess::There(client(&args.talk), path)),
-                // It may be open nowhere.
-                Ok(false) | Err(Failure::Said(Code::Unreachable, _)) => open(args, path, make),
-                Err(error) => Err(error),
-            };
-        }
-        open(args, path.clone(), make)
-    }
-
-    /// The volumes and snapshots of a pool; changes nothing. For a pool that is not in use, also
-    /// the copies that were not read.
-    pub(super) fn list(args: &VolumePoolArgs) -> Result<(Vec<VolumeView>, Vec<CopyView>), Failure> {
-        let in_use = |pool: PoolAccess| Ok((pool.volumes(None)?, Vec::new()));
-        let names_yard = args.talk.control.as_ref().is_some_and(|it| !it.as_os_str().is_empty());
-        if names_yard || !is_pool(&args.pool).map_err(refused)? {
-            return in_use(PoolAccess::find(args, Make::Never)?);
-        }
-        raise_files();
-        match blockyard_volume_admin::check::list(&args.pool) {
-            Ok((volumes, copies)) => {
-                let copies = copies.into_iter().map(CopyView::from);
-                let volumes = volumes.iter().map(VolumeView::idle).collect();
-                Ok((volumes, copies.filter(|copy| !copy.good).collect()))
-            }
-            Err(VolumeError::Store(StoreError::InUse { path, lock_owner })) => {
-                in_use(held(&args.talk, path, lock_owner)?)
-            }
-            Err(error) => Err(refused(error)),
+        match named_yard(args)? {
+            Some((client, path)) => Ok(PoolAccess::There(client, path)),
+            None => open(args, path.clone(), make),
         }
     }
 
@@ -84,12 +56,48 @@ impl PoolAccess {
             }
         }
     }
+}
+
+/// A pool that is only shown. Nothing of it is changed.
+pub(super) enum ReadOnlyAccess {
+    /// No process has it open.
+    Here(ReadOnlyPool<PoolBacking>),
+    /// A yard has it open.
+    There(Client, PathBuf),
+}
+
+impl ReadOnlyAccess {
+    /// The pool that is named.
+    pub(super) fn find(args: &VolumePoolArgs) -> Result<ReadOnlyAccess, Failure> {
+        if let Some((client, path)) = named_yard(args)? {
+            return Ok(ReadOnlyAccess::There(client, path));
+        }
+        raise_files();
+        match blockyard_volume_admin::check::open_read_only(&args.pool) {
+            Ok(pool) => Ok(ReadOnlyAccess::Here(pool)),
+            Err(VolumeError::Store(StoreError::InUse { path, lock_owner })) => {
+                let (client, path) = held(&args.talk, path, lock_owner)?;
+                Ok(ReadOnlyAccess::There(client, path))
+            }
+            Err(error) => Err(unopened(&args.pool, error)),
+        }
+    }
+
+    /// The copies of a pool that no process has open.
+    pub(super) fn copies(&self) -> Vec<CopyView> {
+        match self {
+            ReadOnlyAccess::Here(pool) => pool.copies().into_iter().map(CopyView::from).collect(),
+            ReadOnlyAccess::There(..) => Vec::new(),
+        }
+    }
 
     /// The pool itself.
     pub(super) fn view(&self) -> Result<PoolView, Failure> {
         match self {
-            PoolAccess::Here(running) => PoolView::new(running).map_err(refused),
-            PoolAccess::There(client, path) => {
+            ReadOnlyAccess::Here(pool) => {
+                Ok(PoolView::of_status(pool.path(), pool.status().map_err(refused)?))
+            }
+            ReadOnlyAccess::There(client, path) => {
                 let pools = client.pools()?;
                 let is_it = |pool: &PoolView| {
                     let mut copies = pool.copies.iter().map(|copy| &copy.path);
@@ -107,11 +115,14 @@ impl PoolAccess {
     /// The volumes and snapshots, or one of them with what it takes.
     pub(super) fn volumes(&self, name: Option<&str>) -> Result<Vec<VolumeView>, Failure> {
         match (self, name) {
-            (PoolAccess::Here(running), None) => Ok(VolumeView::list(running)),
-            (PoolAccess::Here(running), Some(name)) => {
-                Ok(vec![VolumeView::one(running, name).map_err(refused)?])
+            (ReadOnlyAccess::Here(pool), None) => {
+                Ok(pool.list().iter().map(VolumeView::idle).collect())
             }
-            (PoolAccess::There(client, path), name) => Ok(client.volumes(Some(path), name)?),
+            (ReadOnlyAccess::Here(pool), Some(name)) => {
+                let usage = usage_read_only(pool, name).map_err(refused)?;
+                Ok(vec![VolumeView::of_usage(&usage)])
+            }
+            (ReadOnlyAccess::There(client, path), name) => Ok(client.volumes(Some(path), name)?),
         }
     }
 }
@@ -120,6 +131,19 @@ impl PoolAccess {
 pub(super) fn text(path: &Path) -> Result<String, Failure> {
     let wrong = || Failure::new(Code::Usage, format!("{}: expected UTF-8", path.display()));
     path.to_str().map(str::to_owned).ok_or_else(wrong)
+}
+
+/// The yard that `--control` names, if it has the pool open. The pool may be open nowhere.
+fn named_yard(args: &VolumePoolArgs) -> Result<Option<(Client, PathBuf)>, Failure> {
+    if args.talk.control.as_ref().is_none_or(|path| path.as_os_str().is_empty()) {
+        return Ok(None);
+    }
+    let path = args.pool.canonicalize().unwrap_or_else(|_| args.pool.clone());
+    match has(&client(&args.talk), &path) {
+        Ok(true) => Ok(Some((client(&args.talk), path))),
+        Ok(false) | Err(Failure::Said(Code::Unreachable, _)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether a yard has a pool open.
@@ -149,21 +173,26 @@ fn open(args: &VolumePoolArgs, path: PathBuf, make: Make) -> Result<PoolAccess, 
             Ok(PoolAccess::Here(running))
         }
         Err(VolumeError::Store(StoreError::InUse { path, lock_owner })) => {
-            held(&args.talk, path, lock_owner)
+            let (client, path) = held(&args.talk, path, lock_owner)?;
+            Ok(PoolAccess::There(client, path))
         }
-        Err(error) => Err(refused(error)),
+        Err(error) => Err(unopened(&args.pool, error)),
     }
 }
 
 /// The yard that has a pool open: the one that its lock names, or the usual one.
-fn held(talk: &TalkArgs, path: PathBuf, lock_owner: LockOwner) -> Result<PoolAccess, Failure> {
+fn held(
+    talk: &TalkArgs,
+    path: PathBuf,
+    lock_owner: LockOwner,
+) -> Result<(Client, PathBuf), Failure> {
     let path = path.canonicalize().unwrap_or(path);
     let usual = paths::control_socket();
     let mut why = String::new();
     for control in lock_owner.control.iter().chain([&usual]) {
         let client = client_of(control, talk);
         match client.volumes(Some(&path), None) {
-            Ok(_) => return Ok(PoolAccess::There(client, path)),
+            Ok(_) => return Ok((client, path)),
             Err(error @ ClientError::TimedOut { .. }) => return Err(error.into()),
             Err(error @ ClientError::Socket { .. }) => why += &format!(" ({error})"),
             Err(_) => {}

@@ -175,7 +175,10 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
     let mut total = None;
     let mut input: Box<dyn Read> = match &args.input {
         Some(path) => {
-            let file = File::open(path).map_err(|error| file_failed(path, &error))?;
+            let file = File::open(path).map_err(|error| {
+                let text = format!("invalid --input `{}`: {error}", path.display());
+                Failure::new(Code::Failed, text)
+            })?;
             total = file.metadata().ok().filter(Metadata::is_file).map(|it| it.len());
             Box::new(file)
         }
@@ -187,19 +190,28 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
         None => Box::new(io::stdin()),
     };
     let (at, mut progress) = (&args.at, ProgressLine::new("received"));
+    let shown = args.input.as_ref().map_or("standard input".into(), |path| path.to_string_lossy());
+    let named = |failure: Failure| match failure {
+        Failure::Said(code @ (Code::Failed | Code::NoSuchDevice | Code::Refused), text) => {
+            Failure::new(code, format!("{shown}: {text}"))
+        }
+        other => other,
+    };
     // A pool is made when it is known that there is something to receive.
     if !is_pool(&at.pool.pool).map_err(refused)? {
-        let head = begin_new(&at.name, &mut input).map_err(refused)?;
+        let head = begin_new(&at.name, &mut input).map_err(|error| named(refused(error)))?;
         input = Box::new(io::Cursor::new(head).chain(input));
     }
     let mut tell = |bytes| progress.tell(bytes, total);
     // A pool may begin with what comes from another.
     let received = match PoolAccess::find(&at.pool, Make::IfMissing { consent: false })? {
         PoolAccess::Here(running) => {
-            receive_here(&running, &at.name, &mut input, &mut tell).map_err(refused)?.into()
+            let received = receive_here(&running, &at.name, &mut input, &mut tell);
+            received.map_err(|error| named(refused(error)))?.into()
         }
         PoolAccess::There(client, path) => {
-            client.receive(&text(&path)?, &at.name, &mut input, &mut tell)?
+            let received = client.receive(&text(&path)?, &at.name, &mut input, &mut tell);
+            received.map_err(|error| named(error.into()))?
         }
     };
     drop(progress);

@@ -189,8 +189,8 @@ impl<D: SegmentStore> Mirror<D> {
                 }
             }
         }
-        if let Some(error) = unread
-            && labels == [None, None]
+        if labels == [None, None]
+            && let Some(error) = unread
         {
             return Err(error.into());
         }
@@ -199,8 +199,8 @@ impl<D: SegmentStore> Mirror<D> {
                 pair(given, [first, second], &titles, terms, verifier, progress)?
             }
             [None, None] => make(given, &titles, terms)?,
-            [Some(label), None] => one(given, 0, label, &titles, terms)?,
-            [None, Some(label)] => one(given, 1, label, &titles, terms)?,
+            [Some(label), None] => one(given, 0, label, &titles, terms, unread)?,
+            [None, Some(label)] => one(given, 1, label, &titles, terms, unread)?,
         };
         aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
         let is_settled = |copy: &CopyState| matches!(copy, CopyState::Good | CopyState::Failed);
@@ -265,7 +265,10 @@ fn pair<D: SegmentStore, V: VerifyPool>(
     let [(first, first_whole), (second, second_whole)] = &labels;
     let [first_title, second_title] = titles.clone();
     if first.set != second.set {
-        let error = CopiesError::Foreign { first: first_title, second: second_title };
+        let other = |label: &Label| label.other.display().to_string();
+        let (first_other, second_other) = (other(first), other(second));
+        let (first, second) = (first_title, second_title);
+        let error = CopiesError::Foreign { first, first_other, second, second_other };
         return Err(StoreError::from(error).into());
     }
     if first.number == second.number {
@@ -321,21 +324,28 @@ fn pair<D: SegmentStore, V: VerifyPool>(
     }
 }
 
-/// Assembles a pool of which one copy has a label, and the other is missing or empty.
+/// Assembles a pool of which one copy has a label, and the other is missing or empty, or has a
+/// label that cannot be read: `unread` is the error.
 fn one<D: SegmentStore>(
     mut given: [NamedCopy<D>; 2],
     present: usize,
     (label, _): (Label, bool),
     titles: &[String; 2],
     terms: Terms,
+    unread: Option<StoreError>,
 ) -> Result<Mirror<D>, StoreError> {
     let (path, missing) = (titles[present].clone(), titles[1 - present].clone());
     let directory = given[present].directory.as_ref().expect("it has a label");
     let empty = given[1 - present].directory.as_ref();
+    let not_a_copy = |what| {
+        let (place, path, last) =
+            (missing.clone(), path.clone(), label.other.display().to_string());
+        CopiesError::NotACopy { place, what, path, last }
+    };
     if let Some(other) = empty
         && has_pool(other)?
     {
-        return Err(CopiesError::Single { path: missing, other: path }.into());
+        return Err(not_a_copy("holds a pool that is no copy of this one").into());
     }
     // The power was cut while both were made; they contain no data yet.
     if empty.is_some() && !has_pool(directory)? && label.is_good() && label.is_other_good() {
@@ -346,7 +356,14 @@ fn one<D: SegmentStore>(
     }
     let consents = matches!(terms, Terms::ReadOnly | Terms::Use { degraded: true });
     if label.is_other_good() && !consents {
-        return Err(CopiesError::Missing { path, missing }.into());
+        let what = if empty.is_some() { "holds no copy of a pool" } else { "does not exist" };
+        let why = match unread {
+            Some(error) => format!("cannot be read ({error})"),
+            // The other copy was elsewhere, and may be healthy there.
+            None if given[1 - present].path != label.other => return Err(not_a_copy(what).into()),
+            None => what.to_owned(),
+        };
+        return Err(CopiesError::Missing { path, missing, why }.into());
     }
     // An empty directory is not resynced here: `attach` does that on request.
     let aside = given[1 - present].directory.take();
@@ -389,7 +406,11 @@ fn make<D: SegmentStore>(
                 return Err(CopiesError::Single { path, other }.into());
             }
             Some(_) => {}
-            None => return Err(CopiesError::Missing { path: other, missing: path }.into()),
+            None => {
+                let field = ["path", "path2"][at];
+                let wanted = format!("a directory or disk for a copy of the pool at `{other}`");
+                return Err(StoreError::Invalid { field, value: path, wanted });
+            }
         }
     }
     if terms == Terms::ReadOnly {

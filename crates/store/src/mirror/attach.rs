@@ -9,7 +9,7 @@ use super::assemble::{NamedCopy, Terms, has_pool, label_empty, newest, read_labe
 use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool, only};
 use crate::error::{CopiesError, StoreError};
-use crate::{Layout, SegmentStore};
+use crate::{Layout, SegmentStore, no_pool};
 
 /// Names that an empty directory may have: itself, the lock made just now, and what a file system
 /// brings along.
@@ -83,7 +83,7 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
 /// The label of a pool that may get a second copy; `None` if it never had one.
 fn label_of<D: SegmentStore>(directory: &D, path: &Path) -> Result<Option<Label>, StoreError> {
     if !has_pool(directory)? {
-        return Err(StoreError::NoPool { path: path.to_owned() });
+        return Err(no_pool(path));
     }
     let Some((label, _)) = read_label(directory)? else { return Ok(None) };
     let (path, other) = (path.display().to_string(), label.other.display().to_string());
@@ -129,5 +129,5 @@ fn fits<D: SegmentStore>(
     }
     let value = format!("{other_title}, with space for {found} segments of {segment_bytes} bytes");
     let wanted = format!("space for {wanted}, as `{title}` has: a disk that is as long");
-    Err(StoreError::Invalid { field: "path2", value, wanted })
+    Err(StoreError::Invalid { field: "EMPTY", value, wanted })
 }

@@ -14,7 +14,7 @@ use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool};
 use crate::disk::{self, Disk};
 use crate::error::{CopiesError, StoreError};
-use crate::{PoolBacking, PoolStore, Purpose, StoreKind, is_pool};
+use crate::{PoolBacking, PoolStore, Purpose, StoreKind, is_pool, no_pool};
 
 /// The paths of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +86,9 @@ impl PoolPaths {
         let is_fresh = ![&self.path, &second].into_iter().any(is_used);
         let canonical = |path: &PathBuf| match path.canonicalize() {
             Err(_) if is_fresh => crate::prepare_path(path),
-            canonical => Ok(canonical.unwrap_or_else(|_| path.clone())),
+            // A missing copy is named as the label of the other one names it.
+            Err(_) => Ok(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
+            Ok(canonical) => Ok(canonical),
         };
         let paths = [&self.path, &second].into_iter();
         let new: Vec<_> = paths.flat_map(|path| owner_only::missing_directories(path)).collect();
@@ -192,7 +194,7 @@ fn check_both(path: &Path, second: &Path) -> Result<(), StoreError> {
             return Err(StoreError::Invalid { field, value, wanted });
         }
     }
-    same_kind(path, second)?;
+    same_kind(path, second, "path2")?;
     if path == second {
         let (value, wanted) = (second.display().to_string(), "another path than `path`");
         return Err(StoreError::Invalid { field: "path2", value, wanted: wanted.to_owned() });
@@ -239,16 +241,16 @@ fn has_location(path: &Path) -> Result<bool, StoreError> {
 }
 
 /// Refuses a directory and a disk as copies of one pool: a directory grows, and a disk does not.
-fn same_kind(path: &Path, second: &Path) -> Result<(), StoreError> {
+/// `field` is what the user calls `second`.
+fn same_kind(path: &Path, second: &Path, field: &'static str) -> Result<(), StoreError> {
     // A path that cannot be examined is reported when it is locked.
     let is_there = |path| has_location(path).unwrap_or(false);
     if Disk::is_one(path) == Disk::is_one(second) || !is_there(path) || !is_there(second) {
         return Ok(());
     }
-    let wanted =
-        if Disk::is_one(path) { "a disk, as `path` is" } else { "a directory, as `path` is" };
-    let (value, wanted) = (second.display().to_string(), wanted.to_owned());
-    Err(StoreError::Invalid { field: "path2", value, wanted })
+    let wanted = if Disk::is_one(path) { "a disk" } else { "a directory" };
+    let wanted = format!("{wanted}, as `{}` is", path.display());
+    Err(StoreError::Invalid { field, value: second.display().to_string(), wanted })
 }
 
 /// Makes an empty directory, or an empty disk, the second copy of a pool that is not open, and
@@ -265,14 +267,15 @@ pub fn attach<V: VerifyPool>(
     progress: &mut ResyncProgress<'_>,
 ) -> Result<(), V::Error> {
     if !has_location(path)? {
-        return Err(StoreError::NoPool { path: path.to_owned() }.into());
+        return Err(no_pool(path).into());
     }
     if !has_location(other)? {
-        let (value, wanted) =
-            (other.display().to_string(), "an empty directory or disk".to_owned());
-        return Err(StoreError::Invalid { field: "path2", value, wanted }.into());
+        let value = other.display().to_string();
+        let wanted =
+            format!("an empty directory that exists (`mkdir {value}` makes it), or an empty disk");
+        return Err(StoreError::Invalid { field: "EMPTY", value, wanted }.into());
     }
-    same_kind(path, other)?;
+    same_kind(path, other, "EMPTY")?;
     let purpose = if consent { Purpose::Overwrite } else { Purpose::Use };
     let first = PoolStore::take(path)?;
     let second = PoolStore::take_for(other, purpose)?;

@@ -2,6 +2,7 @@
 //! read them when it changes the map.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use blockyard_core::Status;
 use blockyard_store::SegmentStore;
@@ -17,12 +18,26 @@ impl<D: SegmentStore> VolumeHandle<D> {
         match self.pool.segments().load(leaf) {
             Ok(_) => Ok(()),
             Err(error) => {
-                tracing::error!("{}: {error}", self.volume.meta.name);
+                self.log_unreadable(&error);
                 Err(match error {
                     VolumeError::Io { .. } => Status::Medium,
                     _ => Status::Protection,
                 })
             }
+        }
+    }
+
+    /// Logs that a leaf cannot be read: the first such read at once, later ones by their number.
+    #[cold]
+    fn log_unreadable(&self, error: &VolumeError) {
+        let name = &self.volume.meta.name;
+        match self.pool.segments().unreadable_pages().due(1, Instant::now()) {
+            Some(1) => tracing::error!("{name}: {error}; its {FAN} blocks cannot be read"),
+            Some(count) => tracing::error!(
+                "{name}: {error}; {count} reads of map pages failed since the last line, and \
+                 `blockyard volume scrub` lists the damage"
+            ),
+            None => tracing::debug!("{name}: {error}; its {FAN} blocks cannot be read"),
         }
     }
 

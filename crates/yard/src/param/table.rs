@@ -372,7 +372,12 @@ const VOLUME: &[Param] = &[
         "0",
         "block size of a volume that is made: 4k to 64k; 0: what it has, or 16k",
     ),
-    param("compress", ValueForm::Choice(VOLUME_COMPRESS), "lz4", "how blocks are compressed"),
+    param(
+        "compress",
+        ValueForm::Choice(VOLUME_COMPRESS),
+        "lz4",
+        "how blocks are compressed: not, by LZ4, or by Zstandard with a level; zstd is zstd:3",
+    ),
     param(
         "sync",
         ValueForm::Choice(&["standard", "always", "disabled"]),

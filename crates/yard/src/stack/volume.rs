@@ -34,6 +34,9 @@ fn refused(spec: &DeviceSpec, error: VolumeError) -> StackError {
         | VolumeError::Store(StoreError::Invalid { field, value, wanted }) => {
             StackError::Invalid { field, value, wanted }
         }
+        error @ VolumeError::NoSize { .. } => {
+            StackError::Missing { field: "size", message: error.to_string() }
+        }
         other => StackError::Volume(other),
     };
     as_given(spec, error)
