@@ -78,7 +78,7 @@ pub(crate) enum VolumeCommand {
 #[derive(Args, Debug)]
 pub(crate) struct VolumePoolArgs {
     /// The pool's directory or disk
-    #[arg(value_name = "POOL")]
+    #[arg(value_name = "POOL", index = 1)]
     pub(crate) pool: PathBuf,
     /// Open a mirrored pool with this copy only, although the other copy may be newer
     #[arg(long)]
@@ -112,8 +112,9 @@ pub(crate) struct VolumeAttachArgs {
 pub(crate) struct VolumeAt {
     #[command(flatten)]
     pub(crate) pool: VolumePoolArgs,
+    // `mut_arg` moves an argument after the others, so each states its position.
     /// The name: VOLUME or VOLUME@SNAPSHOT
-    #[arg(value_parser = name)]
+    #[arg(value_parser = name, index = 2)]
     pub(crate) name: String,
 }
 
@@ -123,7 +124,7 @@ pub(crate) struct VolumeShowArgs {
     #[command(flatten)]
     pub(crate) pool: VolumePoolArgs,
     /// The name: VOLUME or VOLUME@SNAPSHOT; the pool without it
-    #[arg(value_parser = name)]
+    #[arg(value_parser = name, index = 2)]
     pub(crate) name: Option<String>,
 }
 
@@ -159,7 +160,7 @@ pub(crate) struct VolumeCloneArgs {
     #[command(flatten)]
     pub(crate) at: VolumeAt,
     /// The name of the new volume
-    #[arg(value_parser = name)]
+    #[arg(value_parser = name, index = 3)]
     pub(crate) new: String,
 }
 
@@ -220,7 +221,7 @@ pub(crate) struct VolumeExportArgs {
     #[command(flatten)]
     pub(crate) at: VolumeAt,
     /// The file to write; `-` for standard output, raw only
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", index = 3)]
     pub(crate) file: PathBuf,
     /// Image format [default: qcow2 for FILE.qcow2, else raw; required where FILE has the suffix of
     /// another image format]
