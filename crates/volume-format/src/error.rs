@@ -20,7 +20,7 @@ pub enum FormatError {
         path: String,
     },
     /// A segment of a pool is missing, or shorter than it was.
-    #[error("cannot open `{path}`: {what}; restore the segment files")]
+    #[error("cannot open `{path}`: {what}")]
     Segment {
         /// The path of the segment, or of the pool.
         path: String,

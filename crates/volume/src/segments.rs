@@ -16,6 +16,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blockyard_core::Bytes;
 use blockyard_store::{Pin, SegmentStore, StoreFile, is_short};
 use blockyard_sync::counter::Counter;
 use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
@@ -70,7 +71,8 @@ fn no_gap<D: SegmentStore>(directory: &D, count: usize) -> Result<(), VolumeErro
         Some(behind) => {
             let (missing, behind) = (segment_name(count), segment_name(behind));
             let path = format!("{title}/{missing}");
-            let what = format!("it is missing, and the later segment `{behind}` exists");
+            let what =
+                format!("it is missing, and the later segment `{behind}` exists; restore the file");
             Err(FormatError::Segment { path, what }.into())
         }
     }
@@ -293,7 +295,7 @@ impl<D: SegmentStore> Segments<D> {
             let Some(file) = directory.open(&name).map_err(|error| doing()(error))? else { break };
             if file.len().map_err(|error| doing()(error))? < u64::from(bytes) {
                 let path = format!("{}/{name}", directory.title());
-                let what = format!("it is shorter than {bytes} bytes");
+                let what = format!("it is shorter than {bytes} bytes; restore the file");
                 return Err(FormatError::Segment { path, what }.into());
             }
             // Open as many as are usually open at once, so that errors are reported now.
@@ -337,10 +339,10 @@ impl<D: SegmentStore> Segments<D> {
         let (title, count) = (self.directory.title(), self.counts().all);
         match number {
             Some(number) if number >= count => {
-                let bytes = self.bytes;
+                let bytes = Bytes(self.bytes.into());
                 let what = format!(
-                    "segment {number} is in use, and of the segments, each of {bytes} bytes, only \
-                     the first {count} are there"
+                    "segment {number} is in use, but there are only {count} segments of {bytes}; \
+                     expected all up to that one"
                 );
                 Err(FormatError::Segment { path: title, what }.into())
             }

@@ -349,7 +349,7 @@ fn two_disks_have_two_copies() {
     drop(first);
     let gone = place.path().join("gone");
     let error = why(pair(&gone, second.path()));
-    assert!(error.contains("is not there") && error.contains("gone"), "{error}");
+    assert!(error.contains("does not exist") && error.contains("gone"), "{error}");
     let degraded = VolumeConfig { degraded: true, ..pair(&gone, second.path()) };
     let volume = Volume::open(degraded).unwrap();
     assert_eq!((fill(&volume, 30), good(&volume)), (30, 1));
@@ -395,7 +395,7 @@ fn a_second_disk_is_attached() {
     let short = image("short", 100 * MIB);
     let error = no(&short, true);
     assert!(
-        error.starts_with("invalid path2 ") && error.contains("space for 24 segments"),
+        error.starts_with("invalid EMPTY ") && error.contains("space for 24 segments"),
         "{error}"
     );
     // Foreign data there are not overwritten without consent.
