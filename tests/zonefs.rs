@@ -75,7 +75,7 @@ fn it_is_made_mounted_listed_and_unmounted() {
     refused(&["zonefs", "mount", "z", &dir, "-o", "errors=panic"], 2, "`errors=panic`: expected");
     refused(
         &["zonefs", "mount", "z", &yard.place.file("no/such/place")],
-        2,
+        6,
         "expected a directory",
     );
     refused(&["zonefs", "mount", "z", "/etc"], 2, "--api-directory DIR");
