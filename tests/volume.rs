@@ -513,10 +513,7 @@ fn a_device_grows_between_its_clients() {
     assert_eq!(sectors.trim(), "134217728");
     device.detach();
     // Shrinking discards the data beyond the new end, and so needs --force.
-    let refused = resize("64M").fails();
-    assert!(refused.err.contains("cannot shrink `v0` from 128M to 64M"), "{refused}");
-    assert_eq!(refused.code, Some(6), "{refused}");
-    assert_eq!(std::fs::metadata(&file).unwrap().len(), 128 << 20);
+    resize("64M").fails().says(&["cannot shrink `v0` from 128M to 64M"]);
     let shrink = || blockyard(&["volume", "resize", &path, "v0", "--size", "64M", "--force"]);
     assert!((0..1000).any(|_| shrink().code == Some(0)), "{}", shrink());
     assert!((0..1000).any(|_| resize("96M").code == Some(0)), "{}", resize("96M"));

@@ -326,10 +326,6 @@ fn a_refused_device_leaves_no_new_data() {
     blockyard(&["volume", "create", &old, "v0", "--size", "8M"]).ok();
     let listed = || blockyard(&["volume", "list", &old]).ok().out;
     let before = listed();
-    // The changes of a refused `serve` to what exists are undone, too.
-    let trace = place.file("trace");
-    let lines = "  8,0    0        1     0.000000000     0  D    R 8 + 8 [tag 0]\n";
-    std::fs::write(&trace, lines).unwrap();
     let full = place.file("full");
     std::fs::create_dir(&full).unwrap();
     // Files of other programs, with names as those of an SMR disk have.
@@ -372,17 +368,6 @@ fn a_refused_device_leaves_no_new_data() {
         assert!(started(&[&case]).unwrap_err().contains("/nonexistent/trace"), "{case}");
         is_as_before(&case);
     }
-    let changes = format!("volume:///v0?path={old}&reservation=4M&trace={trace}");
-    for last in &refused {
-        started(&[&changes, last]).unwrap_err();
-        assert_eq!(std::fs::read_to_string(&trace).unwrap(), lines, "{last}");
-        let shown = blockyard(&["volume", "show", &old, "v0", "--json"]).ok().json();
-        assert_eq!(shown["reservation_bytes"], 0, "{last}: {shown}");
-    }
-    started(&[&changes]).unwrap();
-    assert_eq!(std::fs::read_to_string(&trace).unwrap(), "");
-    let shown = blockyard(&["volume", "show", &old, "v0", "--json"]).ok().json();
-    assert_eq!(shown["reservation_bytes"], 4 << 20, "{shown}");
     // Two volumes of one new pool, of which the second is refused.
     started(&[&made[0], &format!("{}&trace=/nonexistent/trace", made[1])]).unwrap_err();
     is_as_before("two volumes");
@@ -402,6 +387,29 @@ fn a_refused_device_leaves_no_new_data() {
     drop(yard);
     let yard = Yard::serve(&[&made[0], &made[1], &made[2], &made[3]]);
     nbdsh(&yard.uri("a"), "assert h.pread(4096, 0) == b'kept' * 1024");
+}
+
+/// The bug: a `serve` that refused its second device kept the changed reservation of its first one,
+/// and had truncated the trace of that device.
+#[test]
+fn a_refused_device_undoes_changes_to_what_exists() {
+    let place = Place::new();
+    let (pool, trace) = (place.file("pool"), place.file("trace"));
+    blockyard(&["volume", "create", &pool, "v0", "--size", "8M"]).ok();
+    let lines = "  8,0    0        1     0.000000000     0  D    R 8 + 8 [tag 0]\n";
+    std::fs::write(&trace, lines).unwrap();
+    let device = format!("volume:///v0?path={pool}&reservation=4M&trace={trace}");
+    let is_as = |reserved: u64, lines: &str| {
+        let shown = blockyard(&["volume", "show", &pool, "v0", "--json"]).ok().json();
+        assert_eq!(shown["reservation_bytes"], reserved, "{shown}");
+        assert_eq!(std::fs::read_to_string(&trace).unwrap(), lines);
+    };
+    for last in ["null:///z?trace=/nonexistent/trace", "volume:///z?path=/proc/pool&size=8M"] {
+        Yard::try_serve(&[&device, last]).map(drop).unwrap_err();
+        is_as(0, lines);
+    }
+    Yard::try_serve(&[&device]).map(drop).unwrap();
+    is_as(4 << 20, "");
 }
 
 /// The bug: `serve` of a pool whose superblock is damaged ended with the code of a wrong option.

@@ -19,10 +19,10 @@ pub fn invalid<T>(field: &'static str, value: &str, wanted: &str) -> Result<T, V
 /// # Errors
 /// If the name is invalid.
 pub fn volume_name(name: &str) -> Result<(), VolumeError> {
-    match is_name(name) {
-        true if !name.contains('@') => Ok(()),
-        true => invalid("name", name, "the name of a volume; this one names a snapshot"),
-        false => invalid("name", name, &volume_name_wanted()),
+    match (is_name(name), name.contains('@')) {
+        (true, false) => Ok(()),
+        (true, true) => invalid("name", name, "a volume; this name is of a snapshot"),
+        _ => invalid("name", name, &volume_name_wanted()),
     }
 }
 

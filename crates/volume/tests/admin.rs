@@ -79,7 +79,7 @@ fn snapshots_and_clones_keep_what_was() {
     let wanted = "cannot shrink `v0` from 32M to 16M: this discards its data beyond 16M; use \
                   --force (`\"force\": true`) to do so";
     assert_eq!(text(running.resize("v0", 16 << 20, false)), wanted);
-    assert!(text(running.resize("v0@one", 16 << 20, true)).contains("this one names a snapshot"));
+    assert!(text(running.resize("v0@one", 16 << 20, true)).contains("this name is of a snapshot"));
     drop(running);
     // All changes persist across a reopen.
     let running = Running::open(&path, Options::default()).unwrap();
