@@ -100,28 +100,24 @@ pub enum CopiesError {
     /// Copies of two different pools.
     #[error(
         "`{first}` and `{second}` are copies of different pools; the other copy of the pool at \
-         `{first}` was last at `{first_other}`, that of the pool at `{second}` at `{second_other}`"
+         `{first}` was last at `{last}`: expected that one, or no `path2`"
     )]
     Foreign {
         /// The first path.
         first: String,
-        /// Where the other copy of the first pool was last.
-        first_other: String,
         /// The second path.
         second: String,
-        /// Where the other copy of the second pool was last.
-        second_other: String,
+        /// Where the other copy of the first pool was last.
+        last: String,
     },
     /// One path holds a copy of a pool, and the other path no copy of it.
     #[error(
-        "`{place}` {what}; the other copy of the pool at `{path}` was last at `{last}`: expected \
+        "{found}; the other copy of the pool at `{path}` was last at `{last}`: expected \
          that one, or no `path2`"
     )]
     NotACopy {
-        /// The path without a copy.
-        place: String,
-        /// What is there.
-        what: &'static str,
+        /// The path without a copy, and what is there.
+        found: String,
         /// The path of the copy.
         path: String,
         /// Where the other copy of the pool was last.

@@ -265,10 +265,8 @@ fn pair<D: SegmentStore, V: VerifyPool>(
     let [(first, first_whole), (second, second_whole)] = &labels;
     let [first_title, second_title] = titles.clone();
     if first.set != second.set {
-        let other = |label: &Label| label.other.display().to_string();
-        let (first_other, second_other) = (other(first), other(second));
-        let (first, second) = (first_title, second_title);
-        let error = CopiesError::Foreign { first, first_other, second, second_other };
+        let last = first.other.display().to_string();
+        let error = CopiesError::Foreign { first: first_title, second: second_title, last };
         return Err(StoreError::from(error).into());
     }
     if first.number == second.number {
@@ -337,10 +335,9 @@ fn one<D: SegmentStore>(
     let (path, missing) = (titles[present].clone(), titles[1 - present].clone());
     let directory = given[present].directory.as_ref().expect("it has a label");
     let empty = given[1 - present].directory.as_ref();
-    let not_a_copy = |what| {
-        let (place, path, last) =
-            (missing.clone(), path.clone(), label.other.display().to_string());
-        CopiesError::NotACopy { place, what, path, last }
+    let not_a_copy = |what: &str| {
+        let found = format!("`{missing}` {what}");
+        CopiesError::NotACopy { found, path: path.clone(), last: label.other.display().to_string() }
     };
     if let Some(other) = empty
         && has_pool(other)?
