@@ -45,8 +45,8 @@ pub struct Made {
     pub pool: Option<Arc<Running>>,
     /// Whether what this opening made on disk stays when the device is closed.
     pub provisional: Provisional,
-    /// The trace file, which still has the lines of an earlier device.
-    trace: Option<String>,
+    /// The trace file. Until `keep` is called it has the lines of an earlier device.
+    pub trace: Option<String>,
 }
 
 impl Made {
