@@ -61,7 +61,7 @@ impl PoolAccess {
 /// A pool that is only shown. Nothing of it is changed.
 pub(super) enum ReadOnlyAccess {
     /// No process has it open.
-    Here(ReadOnlyPool<PoolBacking>),
+    Here(Box<ReadOnlyPool<PoolBacking>>),
     /// A yard has it open.
     There(Client, PathBuf),
 }
@@ -74,7 +74,7 @@ impl ReadOnlyAccess {
         }
         raise_files();
         match blockyard_volume_admin::check::open_read_only(&args.pool) {
-            Ok(pool) => Ok(ReadOnlyAccess::Here(pool)),
+            Ok(pool) => Ok(ReadOnlyAccess::Here(Box::new(pool))),
             Err(VolumeError::Store(StoreError::InUse { path, lock_owner })) => {
                 let (client, path) = held(&args.talk, path, lock_owner)?;
                 Ok(ReadOnlyAccess::There(client, path))
