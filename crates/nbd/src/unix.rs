@@ -29,7 +29,8 @@ pub fn listen_unix(place: &UnixPlace) -> Result<UnixListener, ListenError> {
         id.ok_or_else(|| ListenError::Unknown { what, name: name.to_owned() })
     };
     let SocketAccess { owner, group, .. } = &place.access;
-    let owner = owner.as_deref().map(|name| known("owner", name, socket::user_id(name))).transpose();
+    let owner =
+        owner.as_deref().map(|name| known("owner", name, socket::user_id(name))).transpose();
     let group =
         group.as_deref().map(|name| known("group", name, socket::group_id(name))).transpose();
     let ids = (owner?, group?);
