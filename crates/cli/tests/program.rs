@@ -334,7 +334,7 @@ fn a_pool_that_is_not_there_and_one_that_is_damaged_have_codes_of_their_own() {
     }
     // One message stood for four causes.
     let (empty, other, file) = (dir.0.join("empty"), dir.0.join("other"), dir.0.join("file"));
-    [&empty, &other].map(|dir| std::fs::create_dir(dir).unwrap());
+    [&empty, &other].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
     std::fs::write(other.join("notes"), "").unwrap();
     std::fs::write(&file, "notes").unwrap();
     for (path, why) in [
