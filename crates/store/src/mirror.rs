@@ -21,6 +21,9 @@
 //!             └─ assemble: missing, or its label cannot be read ────────────┘
 //! ```
 //!
+//! While a mirror is assembled, a good copy becomes stale if its log shows that it is older
+//! (`Mirror::mark_stale`).
+//!
 //! A copy leaves `Failed` only by another opening. It is then stale if it is present, because the
 //! other copy's label ([`blockyard_volume_format::label`]) says that only that one is good.
 //!
@@ -41,7 +44,7 @@
 //!
 //! | the labels say | result |
 //! | --- | --- |
-//! | both: both are good, of one generation | both are good, unless the superblocks of one show that it is an earlier state of itself: then it is stale |
+//! | both: both are good, of one generation | both are good, unless the superblocks or the log of one show that it is an earlier state of itself: then it is stale |
 //! | one: only itself; the other: both, or not itself | the other one is stale: it is resynced |
 //! | each: only itself | both were written to, each without the other: refused |
 //! | one: only itself; the other is missing | opened with one; the other one is failed |
@@ -99,7 +102,10 @@ impl CopyState {
     /// Whether the diagram has this transition.
     fn can_become(self, next: CopyState) -> bool {
         use CopyState::{Failed, Good, Resyncing, Stale};
-        matches!((self, next), (Good | Resyncing, Failed) | (Stale, Resyncing) | (Resyncing, Good))
+        matches!(
+            (self, next),
+            (Good | Resyncing, Failed) | (Good, Stale) | (Stale, Resyncing) | (Resyncing, Good)
+        )
     }
 }
 
@@ -154,6 +160,16 @@ pub trait VerifyPool {
         segments_max: usize,
         should_continue: &mut dyn FnMut() -> bool,
     ) -> Result<Verified, Self::Error>;
+
+    /// Which copy lacks a part of the log that was durable, although the other copy has all of it:
+    /// the copy was replaced by an earlier state of itself. `None` if both have it, or neither has.
+    ///
+    /// # Errors
+    /// If the superblock or the segments cannot be read.
+    fn copy_without_log_end<D: SegmentStore>(
+        &self,
+        copies: Copies<D>,
+    ) -> Result<Option<usize>, Self::Error>;
 }
 
 /// One of the two copies.

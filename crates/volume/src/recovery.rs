@@ -137,6 +137,45 @@ pub(crate) fn look<D: SegmentStore>(
     Ok(ReadOnlyPool { volumes, number, groups, unused_groups, loose, segments })
 }
 
+/// Which of two copies lacks a group of the log that was durable, although the other copy has all
+/// of them: it was replaced by an earlier state of itself. A durable group is in both copies, so
+/// no crash leaves this. A damaged head in one copy does, and a resync repairs it. `None` if both
+/// copies have the whole log, or neither has.
+pub(crate) fn copy_without_log_end<D: SegmentStore>(
+    directory: D,
+) -> Result<Option<usize>, VolumeError> {
+    let slots = slots(&directory)?;
+    let Some(superblock) = slots.first() else { return Ok(None) };
+    let segments = segments(directory, superblock, &Options::default())?;
+    let copies = segments.copies(&segments.files(), 0);
+    let ends: Vec<_> =
+        copies.numbers().map(|it| (it, log_end(&segments, superblock, it))).collect();
+    let durable = ends.iter().map(|(_, (_, durable))| *durable).max().unwrap_or(0);
+    let mut lacking = ends.iter().filter(|(_, (last, _))| *last < durable).map(|(copy, _)| *copy);
+    let first = lacking.next();
+    Ok(first.filter(|_| lacking.next().is_none() && ends.len() > 1))
+}
+
+/// The number of the last group that one copy has of the log, and up to which group all are known
+/// to have been durable.
+fn log_end<D: SegmentStore>(
+    segments: &Segments<D>,
+    superblock: &Superblock,
+    copy: usize,
+) -> (u64, u64) {
+    std::thread::scope(|scope| {
+        let workers = Workers::new(scope);
+        let mut heads = HeaderScan::new(&workers, segments, superblock, Some(copy));
+        let (mut end, mut epoch) = (superblock.log, 0);
+        let mut durable = superblock.log.number.saturating_sub(1);
+        while let Some(group) = heads.next(&end, epoch) {
+            (end, epoch) = (group.end(), group.head.epoch);
+            durable = durable.max(group.head.durable.min(group.head.number.saturating_sub(1)));
+        }
+        (end.number.saturating_sub(1), durable)
+    })
+}
+
 /// The superblocks that can be read, the newest first; empty if there is no pool.
 fn slots<D: SegmentStore>(directory: &D) -> Result<Vec<Superblock>, VolumeError> {
     let title = directory.title();
@@ -465,7 +504,7 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
         'a: 'scope,
     {
         self.durable = self.durable.max(self.superblock.durable);
-        let mut heads = HeaderScan::new(workers, self.segments, &self.superblock);
+        let mut heads = HeaderScan::new(workers, self.segments, &self.superblock, None);
         let (mut end, mut epoch) = (self.place, self.epoch);
         // The group up to which later heads of this chain state that all groups were durable. The
         // superblock does not say of which chain, and there may be heads that an opening has cut

@@ -118,6 +118,13 @@ impl VerifyPool for PoolVerifier {
             verify(copies, true, segments_max, &mut |_| goes_on())?;
         Ok(Verified { repaired, damaged })
     }
+
+    fn copy_without_log_end<D: SegmentStore>(
+        &self,
+        copies: Copies<D>,
+    ) -> Result<Option<usize>, VolumeError> {
+        recovery::copy_without_log_end(copies)
+    }
 }
 
 /// Verified addresses, so that shared data are read once. One bit per unit.

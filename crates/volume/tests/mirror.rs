@@ -188,6 +188,98 @@ fn a_copy_that_comes_back_is_made_equal() {
     read(&Volume::open_in(running, VolumeConfig::new("pool", "v0")).unwrap(), &model);
 }
 
+/// Copies the files of a directory.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// Replaces a directory by another one.
+fn replace(directory: &Path, by: &Path) {
+    fs::remove_dir_all(directory).unwrap();
+    fs::rename(by, directory).unwrap();
+}
+
+/// The bug: a copy that was restored from a backup counted as good if the backup was taken while
+/// the pool was open. After a clean close, the copies had one superblock in common; after a kill
+/// all superblocks were equal, and only the log of the restored copy was shorter. When the other
+/// copy was lost then, so were the newest data.
+#[test]
+fn a_copy_from_a_backup_of_an_open_pool_is_resynced() {
+    for (restored, is_killed) in [(0, false), (1, false), (0, true), (1, true)] {
+        let what = format!("copy {restored}, killed {is_killed}");
+        let place = place(&format!("mirror-backup-{restored}-{is_killed}"));
+        let path = |name: &str| place.path().join(name);
+        let copies = [path("a"), path("b")];
+        let (mut model, mut random) = (vec![0; SIZE], fastrand::Rng::with_seed(11));
+        let volume = open(&copies[0], &copies[1]);
+        write(&volume, &mut model, &mut random);
+        drop(volume);
+        let volume = open(&copies[0], &copies[1]);
+        copy(&copies[restored], &path("backup"));
+        let mut io = handle(&volume);
+        for block in 0..8 {
+            let data = [block as u8 + 1; 4096];
+            io.write(Sector(block * 8), &data, Flags::FUA).unwrap();
+            model[block as usize * 4096..][..4096].copy_from_slice(&data);
+        }
+        drop(io);
+        if is_killed {
+            for (at, name) in ["killed-a", "killed-b"].into_iter().enumerate() {
+                copy(&copies[at], &path(name));
+            }
+        }
+        drop(volume);
+        if is_killed {
+            replace(&copies[0], &path("killed-a"));
+            replace(&copies[1], &path("killed-b"));
+        }
+        replace(&copies[restored], &path("backup"));
+        let seen = check(&copies[0], &mut |_| {}).unwrap().copies;
+        assert_eq!(
+            seen.iter().map(|it| it.state.is_good()).collect::<Vec<_>>(),
+            [0, 1].map(|at| at != restored),
+            "{what}"
+        );
+        let volume = open(&copies[0], &copies[1]);
+        read(&volume, &model);
+        assert!(volume.running().status().unwrap().copies.iter().all(|it| it.state.is_good()));
+        drop(volume);
+        assert!(segments(&copies[0]) == segments(&copies[1]), "{what}");
+        fs::remove_dir_all(&copies[1 - restored]).unwrap();
+        let alone = VolumeConfig { degraded: true, ..config(&copies[0], &copies[1]) };
+        read(&Volume::open_with(alone, options()).unwrap(), &model);
+    }
+}
+
+/// The bug: of two pools that were one pool once, a copy of each was opened together, and one copy
+/// was overwritten by the other one.
+#[test]
+fn copies_of_two_pools_that_were_one_are_refused() {
+    let place = place("mirror-cloned");
+    let path = |name: &str| place.path().join(name);
+    let (mut model, mut random) = (vec![0; SIZE], fastrand::Rng::with_seed(12));
+    let volume = open(&path("a"), &path("b"));
+    write(&volume, &mut model, &mut random);
+    drop(volume);
+    copy(&path("a"), &path("clone-a"));
+    copy(&path("b"), &path("clone-b"));
+    for (first, second) in [("clone-a", "clone-b"), ("a", "b")] {
+        let volume = open(&path(first), &path(second));
+        write(&volume, &mut model.clone(), &mut random);
+        drop(volume);
+    }
+    let before = ["a", "clone-b"].map(|name| segments(&path(name)));
+    for (first, second) in [("a", "clone-b"), ("clone-b", "a")] {
+        let error = refused(config(&path(first), &path(second)));
+        assert!(matches!(&error, CopiesError::Split { .. }), "{error}");
+    }
+    assert!(before == ["a", "clone-b"].map(|name| segments(&path(name))));
+}
+
 /// Changes a byte of each unit that is equal in both directories.
 fn spoil_what_both_have(directory: &Path, other: &Path) {
     for (name, bytes) in segments(directory) {

@@ -14,7 +14,7 @@ use super::resync::ResyncProgress;
 use super::{CopyState, Mirror, MirrorState, Shared, Side, VerifyPool, only, write_label};
 use crate::buffer::Memory;
 use crate::error::{CopiesError, StoreError};
-use crate::{SegmentStore, StoreFile};
+use crate::{Copies, SegmentStore, StoreFile};
 
 /// The purpose for which copies are assembled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,21 +119,52 @@ fn superblocks<D: SegmentStore>(directory: &D, title: &str) -> Result<Vec<Superb
     }
 }
 
-/// The copy that is older although the labels agree: it was replaced by an earlier state of itself,
-/// for example from a backup. `None` if the copies are in step, or if that is unknown because a
-/// copy has no valid superblock.
+/// What the superblocks of two copies show whose labels agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Superblocks {
+    /// The newest superblocks are equal, or a copy has no valid one.
+    InStep,
+    /// The copy of this number has an older superblock.
+    Older {
+        /// The number.
+        copy: usize,
+        /// The copies have a superblock in common, or superblocks of one opening.
+        is_shared: bool,
+    },
+    /// Each copy was used without the other.
+    Diverged,
+}
+
+/// Compares the superblocks of two copies, newest first. They differ if the power was cut between
+/// the writes of one superblock to both copies, or if one copy was replaced by an earlier state of
+/// itself, for example from a backup.
 ///
 /// A superblock is durable in both copies before the next slot is written. So after a crash the
 /// newest superblock of one copy is in a slot of the other one, too. Each opening writes both slots
-/// with a new epoch, so an earlier state has none of the superblocks of the other copy.
-fn older(copies: [&[Superblock]; 2]) -> Option<usize> {
-    let [Some(first), Some(second)] = copies.map(<[Superblock]>::first) else { return None };
+/// with a new epoch, so a state from before that opening has none of the superblocks of the other
+/// copy. It is older only if nothing that grows is more there: epochs alone grow by random
+/// steps.
+fn compare(copies: [&[Superblock]; 2]) -> Superblocks {
+    let [Some(first), Some(second)] = copies.map(<[Superblock]>::first) else {
+        return Superblocks::InStep;
+    };
     let place = |it: &Superblock| (it.epoch, it.sequence);
-    let has = |copy: &[Superblock], it| copy.iter().any(|slot| place(slot) == place(it));
-    if has(copies[1], first) || has(copies[0], second) {
-        return None;
+    if place(first) == place(second) {
+        return Superblocks::InStep;
     }
-    Some(usize::from(place(second) < place(first)))
+    let has = |copy: usize, it| copies[copy].iter().any(|slot| place(slot) == place(it));
+    let is_before = |it: &Superblock, other: &Superblock| {
+        it.epoch <= other.epoch && it.sequence < other.sequence && it.log.number <= other.log.number
+    };
+    // Superblocks of one epoch are of one opening, also if the one in common is damaged.
+    let is_shared = first.epoch == second.epoch;
+    match (has(1, first), has(0, second)) {
+        (true, _) => Superblocks::Older { copy: 0, is_shared: true },
+        (_, true) => Superblocks::Older { copy: 1, is_shared: true },
+        _ if is_before(first, second) => Superblocks::Older { copy: 0, is_shared },
+        _ if is_before(second, first) => Superblocks::Older { copy: 1, is_shared },
+        _ => Superblocks::Diverged,
+    }
 }
 
 pub(super) fn failed(path: &Path) -> impl FnOnce(io::Error) -> StoreError + use<> {
@@ -241,6 +272,13 @@ impl<D: SegmentStore> Mirror<D> {
         }))
     }
 
+    /// Marks a copy as stale that is older than the other one although both labels say that it is
+    /// good.
+    fn mark_stale(&self, number: usize) {
+        let why = "it is an earlier state of this copy".to_owned();
+        self.0.set_copy(&mut self.0.state(), number, CopyState::Stale, Some(why));
+    }
+
     /// Writes to both labels which copies are good.
     fn record_both(&self, good: [bool; 2]) -> Result<(), StoreError> {
         let shared = &self.0;
@@ -251,6 +289,35 @@ impl<D: SegmentStore> Mirror<D> {
         }
         Ok(())
     }
+}
+
+/// The copy that is older by its superblocks, although both labels say that it is good. `moved`
+/// says of each label whether the other copy is not where the label says.
+///
+/// # Errors
+/// If each copy was used without the other.
+fn older<D: SegmentStore>(
+    given: &[NamedCopy<D>; 2],
+    moved: [bool; 2],
+    titles: &[String; 2],
+) -> Result<Option<usize>, StoreError> {
+    let slots = given.each_ref().map(|it| {
+        let found = it.directory.as_ref().map(|found| superblocks(found, &titles[0]));
+        // An unreadable superblock does not say which copy is older.
+        found.and_then(Result::ok).unwrap_or_default()
+    });
+    match compare([&slots[0], &slots[1]]) {
+        Superblocks::InStep => Ok(None),
+        // Copies of two pools that were one once: neither was made from the other's path.
+        Superblocks::Older { is_shared: false, .. } if moved == [true, true] => Err(split(titles)),
+        Superblocks::Older { copy, .. } => Ok(Some(copy)),
+        Superblocks::Diverged => Err(split(titles)),
+    }
+}
+
+fn split(titles: &[String; 2]) -> StoreError {
+    let [first, second] = titles.clone();
+    CopiesError::Split { first, second }.into()
 }
 
 /// Assembles two copies that both have labels.
@@ -279,10 +346,7 @@ fn pair<D: SegmentStore, V: VerifyPool>(
         given.reverse();
         ordered.reverse();
     }
-    let Some(verdict) = judge(ordered) else {
-        let error = CopiesError::Split { first: first_title, second: second_title };
-        return Err(StoreError::from(error).into());
-    };
+    let Some(verdict) = judge(ordered) else { return Err(split(titles).into()) };
     let writes = terms != Terms::ReadOnly;
     match verdict {
         Verdict::Both => {
@@ -292,22 +356,24 @@ fn pair<D: SegmentStore, V: VerifyPool>(
             if had_one && !found.contains(&true) {
                 return Err(StoreError::from(CopiesError::NoPool { path: first_title }).into());
             }
-            let slots = given.each_ref().map(|it| {
-                let found = it.directory.as_ref().map(|found| superblocks(found, &first_title));
-                // An unreadable superblock does not say which copy is older.
-                found.and_then(Result::ok).unwrap_or_default()
-            });
-            if let Some(old) = older([&slots[0], &slots[1]]) {
-                let mirror = Mirror::new(given, ordered[1 - old], only(1 - old), writes);
+            let moved = [0, 1].map(|at| ordered[at].other != given[1 - at].path);
+            let old = older(&given, moved, titles)?;
+            let mirror = Mirror::new(given, ordered[0], [true, true], writes);
+            let old = match old {
+                None if !found.contains(&false) => {
+                    verifier.copy_without_log_end(Copies::Two(Mirror(Arc::clone(&mirror.0))))?
+                }
+                old => old,
+            };
+            if let Some(old) = old {
+                mirror.mark_stale(old);
                 if writes {
                     mirror.advance(1 - old, only(1 - old))?;
                     mirror.resync(old, verifier, progress)?;
                 }
                 return Ok(mirror);
             }
-            let moved = (0..2).any(|at| ordered[at].other != given[1 - at].path);
-            let mirror = Mirror::new(given, ordered[0], [true, true], writes);
-            if writes && (moved || !(*first_whole && *second_whole)) {
+            if writes && (moved.contains(&true) || !(*first_whole && *second_whole)) {
                 mirror.record_both([true, true])?;
             }
             Ok(mirror)
@@ -454,6 +520,11 @@ mod tests {
     /// copies still agreed. If the other copy was lost then, the newest data were lost.
     #[test]
     fn an_earlier_state_of_a_copy_is_recognised() {
+        const STEP: Superblocks = Superblocks::InStep;
+        const OLD_0: Superblocks = Superblocks::Older { copy: 0, is_shared: true };
+        const OLD_1: Superblocks = Superblocks::Older { copy: 1, is_shared: true };
+        const LONG_OLD_0: Superblocks = Superblocks::Older { copy: 0, is_shared: false };
+        const LONG_OLD_1: Superblocks = Superblocks::Older { copy: 1, is_shared: false };
         let slots = |places: &[(u64, u64)]| -> Vec<Superblock> {
             let place = |(epoch, sequence)| Superblock {
                 id: [1; 16],
@@ -470,21 +541,26 @@ mod tests {
             places.iter().copied().map(place).collect()
         };
         for (first, second, want) in [
-            (&[(5, 9), (5, 8)][..], &[(5, 9), (5, 8)][..], None),
-            // The power was cut between the writes of both copies, of a checkpoint or an opening.
-            (&[(5, 10), (5, 9)], &[(5, 9), (5, 8)], None),
-            (&[(5, 9), (5, 8)], &[(7, 10), (5, 9)], None),
+            (&[(5, 9), (5, 8)][..], &[(5, 9), (5, 8)][..], STEP),
+            // The power was cut between the writes of both copies, of a checkpoint or an opening;
+            // or a copy was restored from a backup that was taken before the last checkpoint.
+            (&[(5, 10), (5, 9)], &[(5, 9), (5, 8)], OLD_1),
+            (&[(5, 9), (5, 8)], &[(7, 10), (5, 9)], OLD_0),
             // A slot cannot be read.
-            (&[(5, 9)], &[(5, 9), (5, 8)], None),
-            (&[(5, 8)], &[(5, 9), (5, 8)], None),
-            (&[], &[(5, 9), (5, 8)], None),
+            (&[(5, 9)], &[(5, 9), (5, 8)], STEP),
+            (&[(5, 8)], &[(5, 9), (5, 8)], OLD_0),
+            (&[], &[(5, 9), (5, 8)], STEP),
+            // The power was cut between the writes of both copies, and a slot cannot be read.
+            (&[(5, 10), (5, 9)], &[(5, 8)], OLD_1),
             // One copy lacks an opening.
-            (&[(5, 9), (5, 8)], &[(7, 11), (7, 10)], Some(0)),
-            (&[(7, 11), (7, 10)], &[(5, 9), (5, 8)], Some(1)),
-            // It has had more checkpoints than the other one.
-            (&[(5, 99), (5, 98)], &[(7, 11), (7, 10)], Some(0)),
+            (&[(5, 9), (5, 8)], &[(7, 11), (7, 10)], LONG_OLD_0),
+            (&[(7, 11), (7, 10)], &[(5, 9), (5, 8)], LONG_OLD_1),
+            // Each was used without the other: the one with the later epoch has had fewer
+            // checkpoints, or as many.
+            (&[(5, 99), (5, 98)], &[(7, 11), (7, 10)], Superblocks::Diverged),
+            (&[(7, 10), (5, 9)], &[(6, 10), (5, 9)], Superblocks::Diverged),
         ] {
-            assert_eq!(older([&slots(first), &slots(second)]), want, "{first:?} {second:?}");
+            assert_eq!(compare([&slots(first), &slots(second)]), want, "{first:?} {second:?}");
         }
     }
 

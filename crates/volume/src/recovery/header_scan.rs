@@ -54,18 +54,22 @@ pub(super) struct HeaderScan<'scope, 'env: 'scope, 'workers, D: SegmentStore> {
     workers: &'workers Workers<'scope, 'env>,
     segments: &'scope Segments<D>,
     superblock: Superblock,
+    /// The copy that is read; any good one if `None`.
+    copy: Option<usize>,
     /// Scans in the order of the log.
     ways: VecDeque<Way>,
 }
 
 impl<'scope, 'env, 'workers, D: SegmentStore> HeaderScan<'scope, 'env, 'workers, D> {
-    /// The heads of the log after the checkpoint of a superblock.
+    /// The heads of the log after the checkpoint of a superblock: those in one copy, or in any good
+    /// one.
     pub(super) fn new(
         workers: &'workers Workers<'scope, 'env>,
         segments: &'scope Segments<D>,
         superblock: &Superblock,
+        copy: Option<usize>,
     ) -> HeaderScan<'scope, 'env, 'workers, D> {
-        HeaderScan { workers, segments, superblock: *superblock, ways: VecDeque::new() }
+        HeaderScan { workers, segments, superblock: *superblock, copy, ways: VecDeque::new() }
     }
 
     /// The head of the next group after `end`, without its blocks; the newer one if two follow.
@@ -113,8 +117,9 @@ impl<'scope, 'env, 'workers, D: SegmentStore> HeaderScan<'scope, 'env, 'workers,
             return None;
         }
         let (found, finds) = channel();
-        let (segments, superblock) = (self.segments, self.superblock);
-        let walk = move || walk(segments, &superblock, segment, offset, &found);
+        let (segments, superblock, copy) = (self.segments, self.superblock, self.copy);
+        let window = Window::new(segments, segment, superblock.align, copy);
+        let walk = move || walk(window, &superblock, offset, &found);
         match self.segments.bytes() >= LONG_BYTES {
             true => self.workers.run(walk),
             false => walk(),
@@ -126,14 +131,12 @@ impl<'scope, 'env, 'workers, D: SegmentStore> HeaderScan<'scope, 'env, 'workers,
 
 /// Scans a segment from head to head, as long as they form a chain and the receiver exists.
 fn walk<D: SegmentStore>(
-    segments: &Segments<D>,
+    mut window: Window<'_, D>,
     superblock: &Superblock,
-    segment: u32,
     mut offset: u32,
     found: &Sender<Group>,
 ) {
-    let align = superblock.align;
-    let mut window = Window::new(segments, segment, align);
+    let (segments, segment, align) = (window.segments, window.segment, superblock.align);
     let mut last: Option<LogPlace> = None;
     // Length of a read after a short group, and at the beginning.
     let near = window.bytes.len();
@@ -167,6 +170,7 @@ fn walk<D: SegmentStore>(
 struct Window<'a, D: SegmentStore> {
     segments: &'a Segments<D>,
     segment: u32,
+    copy: Option<usize>,
     bytes: Buffer,
     /// Offset and length of the part.
     at: u32,
@@ -174,11 +178,16 @@ struct Window<'a, D: SegmentStore> {
 }
 
 impl<'a, D: SegmentStore> Window<'a, D> {
-    fn new(segments: &'a Segments<D>, segment: u32, align: u32) -> Window<'a, D> {
+    fn new(
+        segments: &'a Segments<D>,
+        segment: u32,
+        align: u32,
+        copy: Option<usize>,
+    ) -> Window<'a, D> {
         // Large enough for the longest head.
         let len = group::head_bytes(DESCRIPTORS_MAX, align).min(segments.bytes());
         let bytes = Memory::new(ALIGN as u64).take_beyond(len as usize);
-        Window { segments, segment, bytes, at: 0, len: 0 }
+        Window { segments, segment, copy, bytes, at: 0, len: 0 }
     }
 
     /// Returns `len` bytes of the segment. If they are not in memory, reads up to `wanted` bytes.
@@ -194,7 +203,11 @@ impl<'a, D: SegmentStore> Window<'a, D> {
             (self.at, self.len) = (offset, 0);
             let address = self.segments.address(self.segment, offset);
             let (files, into) = (self.segments.files(), &mut self.bytes[..long]);
-            self.segments.read(&files, address, into).ok()?;
+            let read = match self.copy {
+                Some(copy) => self.segments.read_copy(&files, copy, address, into),
+                None => self.segments.read(&files, address, into),
+            };
+            read.ok()?;
             self.len = long;
         }
         let from = (offset - self.at) as usize;
