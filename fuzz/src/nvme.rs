@@ -99,7 +99,10 @@ fn command(input: &mut Input<'_>, shape: &NamespaceShape) {
         IoPlan::Report(request) => {
             assert!(request.first < shape.blocks && request.len_bytes <= DATA_BYTES_MAX);
         }
-        IoPlan::Discards { count } | IoPlan::Hints { count } => assert!((1..=256).contains(&count)),
+        IoPlan::Discards { count, len } => {
+            assert!((1..=256).contains(&count) && (16 * count..=4096).contains(&len));
+        }
+        IoPlan::Hints { len } => assert!((16..=4096).contains(&len)),
         IoPlan::ManageAll(action) => assert!(action.all && action.op.is_some()),
         IoPlan::Offline { sector } => assert!(shape.block(sector) < shape.blocks),
     }

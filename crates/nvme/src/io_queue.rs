@@ -138,7 +138,7 @@ impl IoQueue {
     /// The next operation of a command that consists of several.
     fn advance(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
         let next = match slot.plan {
-            CommandPlan::Io(IoPlan::Discards { count }) => self.next_discard(slot, count),
+            CommandPlan::Io(IoPlan::Discards { count, .. }) => self.next_discard(slot, count),
             CommandPlan::Io(IoPlan::ManageAll(action)) => self.next_zone(slot, action),
             _ => return StatusCode::INTERNAL.into(),
         };

@@ -16,6 +16,8 @@ pub const DATA_BYTES_MAX: u32 = 4096 << DATA_EXPONENT;
 pub const NSID: u32 = 1;
 /// The bytes of a range of a Dataset Management command.
 pub const RANGE_BYTES: u32 = 16;
+/// The longest list of ranges: the field for their number has 8 bits.
+const RANGES_BYTES_MAX: u32 = 256 * RANGE_BYTES;
 
 /// The reason for which a device cannot be a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -172,11 +174,16 @@ impl NamespaceShape {
             }
             io_opcode::DATASET_MANAGEMENT if self.discards && self.zones.is_none() => {
                 let count = (sqe.dword(10) & 0xff) + 1;
+                // Linux sends the longest list, whatever the number of ranges is.
+                let len = sqe.data()?.len;
+                if !(count * RANGE_BYTES..=RANGES_BYTES_MAX).contains(&len) {
+                    return Err(StatusCode::SGL_LENGTH_INVALID);
+                }
                 if sqe.dword(11) & 4 == 0 {
-                    return Ok(IoPlan::Hints { count });
+                    return Ok(IoPlan::Hints { len });
                 }
                 self.check_writable()?;
-                Ok(IoPlan::Discards { count })
+                Ok(IoPlan::Discards { count, len })
             }
             io_opcode::ZONE_APPEND | io_opcode::ZONE_SEND | io_opcode::ZONE_RECEIVE => {
                 let zones = self.zones.as_ref().ok_or(StatusCode::INVALID_OPCODE)?;
@@ -331,11 +338,13 @@ pub enum IoPlan {
     Discards {
         /// The number of ranges.
         count: u32,
+        /// The bytes of the list, which may be longer than they need.
+        len: u32,
     },
     /// Hints about ranges, which are ignored.
     Hints {
-        /// The number of ranges.
-        count: u32,
+        /// The bytes of the list.
+        len: u32,
     },
     /// An operation on all zones in certain conditions.
     ManageAll(ZoneAction),
@@ -365,9 +374,7 @@ impl IoPlan {
         match self {
             IoPlan::Bio(bio) if bio.op == Op::Read => Transfer::ToHost(bio.data_bytes()),
             IoPlan::Bio(bio) if bio.op.has_data() => Transfer::FromHost(bio.data_bytes()),
-            IoPlan::Discards { count } | IoPlan::Hints { count } => {
-                Transfer::FromHost(count * RANGE_BYTES)
-            }
+            IoPlan::Discards { len, .. } | IoPlan::Hints { len } => Transfer::FromHost(*len),
             IoPlan::Report(request) => Transfer::ToHost(request.len_bytes),
             IoPlan::Bio(_) | IoPlan::ManageAll(_) | IoPlan::Offline { .. } => Transfer::None,
         }
@@ -521,8 +528,32 @@ mod tests {
             assert_eq!(plain.plan(&command(opcode, 0, 0, 0)), Err(StatusCode::INVALID_OPCODE));
         }
         let dsm = command(io_opcode::DATASET_MANAGEMENT, 4 << 32, 0, 0);
-        assert_eq!(plain.plan(&dsm), Ok(IoPlan::Discards { count: 1 }));
         assert_eq!(zoned().plan(&dsm), Err(StatusCode::INVALID_OPCODE));
+    }
+
+    /// The bug: Linux sends a list of 4096 bytes for any number of ranges, and every discard failed
+    /// with Data SGL Length Invalid.
+    #[test]
+    fn a_list_of_ranges_may_be_longer_than_their_number() {
+        let plain = NamespaceShape::of(&geometry(8192, None), &limits()).unwrap();
+        let plan = |ranges: u64, attributes: u64, len: u32| {
+            let slba = attributes << 32 | (ranges - 1);
+            let mut bytes = *command(io_opcode::DATASET_MANAGEMENT, slba, 0, 0).bytes();
+            bytes[1] = 0x40;
+            bytes[32..36].copy_from_slice(&len.to_le_bytes());
+            bytes[39] = 0x5a;
+            plain.plan(&Sqe::parse(&bytes).unwrap())
+        };
+        for (ranges, len) in [(1, 16), (1, 4096), (3, 48), (3, 4096), (256, 4096)] {
+            let wanted = IoPlan::Discards { count: ranges as u32, len };
+            assert_eq!(plan(ranges, 4, len), Ok(wanted));
+            assert_eq!(wanted.transfer(), Transfer::FromHost(len));
+            assert_eq!(plan(ranges, 3, len), Ok(IoPlan::Hints { len }));
+        }
+        for (ranges, len) in [(1, 0), (1, 15), (3, 32), (1, 4097), (256, 4080), (256, u32::MAX)] {
+            assert_eq!(plan(ranges, 4, len), Err(StatusCode::SGL_LENGTH_INVALID));
+            assert_eq!(plan(ranges, 3, len), Err(StatusCode::SGL_LENGTH_INVALID));
+        }
     }
 
     #[test]

@@ -166,6 +166,15 @@ fn zeroes_and_discards_read_back_as_zeros() {
     assert_eq!(read[..12288], [0; 12288]);
     assert_eq!(read[12288..20480], [&data[4096..], &data[..4096]].concat());
     assert_eq!(read[20480..], [0; 4096]);
+    // Linux sends 4096 bytes for any number of ranges.
+    assert_eq!(io.execute(command(WRITE, 0, 16), &data).status, 0);
+    let mut list = vec![0xff; 4096];
+    list[..32].copy_from_slice(&[[0; 16], [0; 16]].concat());
+    list[20..24].copy_from_slice(&16u32.to_le_bytes());
+    let discard = with(with(command(DISCARD, 0, 0), 10, 1), 11, 4);
+    assert_eq!(io.execute(discard, &list).status, 0);
+    assert_eq!(io.read(command(READ, 0, 16), 8192).data, [0; 8192]);
+    assert_eq!(io.execute(discard, &list[..16]).status, 0x400f);
     // A hint that is no discard does nothing.
     let hint = with(command(DISCARD, 0, 0), 10, 2);
     assert_eq!(io.execute(hint, &ranges).status, 0);
