@@ -212,3 +212,51 @@ fn a_dead_servers_socket_is_no_obstacle() {
     let run: Run = finish(&line, &mut bounded(&line)).ok();
     assert_eq!(run.out.lines().last(), Some("1073741824"));
 }
+
+/// Clients of NVMe are kernels: `tests/guest/nvme` has them. Here is what the program says of it.
+#[test]
+fn nvme_is_served_where_asked_and_says_what_it_cannot_describe() {
+    let zoned = "null:///z?size=64M&bs=4k&zoned=1&zone_size=4M";
+    let smr = "null:///smr?size=64M&zoned=1&zone_size=4M&zone_nr_conv=2";
+    let yard =
+        Yard::serve_in(Place::new(), &[MEM0, zoned, smr, "--nvme", "tcp:127.0.0.1:0", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&yard.printed()).unwrap();
+    let place = said["nvme"][0].as_str().unwrap();
+    let port = place.strip_prefix("tcp:127.0.0.1:").unwrap().to_owned();
+    assert!(yard.complained().contains("hosts show no certificate"), "{}", yard.complained());
+    let nqn = |device: &str| {
+        let shown = yard.command(&["show", device]).ok().out;
+        shown.lines().find_map(|line| line.strip_prefix("nvme").map(str::trim).map(str::to_owned))
+    };
+    assert_eq!(nqn("z").as_deref(), Some("nqn.2026-11.io.blockyard:z"));
+    assert_eq!(nqn("smr").as_deref(), Some("not served"));
+    let note = "not served over NVMe: it has 2 conventional zones, which ZNS does not have";
+    let shown = yard.command(&["show", "smr"]).ok().out;
+    assert!(shown.contains(note), "{shown}");
+    // A device that is added later is served too, and one that is removed is not.
+    yard.command(&["add", "null:///n0?size=1G"]).ok();
+    assert_eq!(nqn("n0").as_deref(), Some("nqn.2026-11.io.blockyard:n0"));
+    yard.command(&["remove", "n0"]).ok();
+    yard.command(&["add", "null:///n0?size=1G"]).ok();
+    // The port is in use.
+    let taken = format!("tcp:127.0.0.1:{port}");
+    let (status, text) =
+        Yard::try_serve(&[N0, "--nvme", &taken]).map(drop).expect_err("the port is taken");
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains(&format!("nvme: {taken}: cannot listen: ")), "{text}");
+    let wrong = blockyard(&["serve", N0, "--nvme", "unix:/run/x"]);
+    assert!(wrong.err.contains("expected tcp:HOST:PORT"), "{wrong}");
+}
+
+#[test]
+fn the_line_for_a_host_is_printed() {
+    let args = ["--nvme", "tcp:127.0.0.1:0", "--log", "error"];
+    let yard = Yard::serve_in(Place::new(), &[&[MEM0], &args[..]].concat());
+    let said = yard.printed();
+    let at = |line: &&str| line.starts_with("NVMe at tcp:127.0.0.1:");
+    let port = said.lines().find(at).and_then(|line| line.rsplit(':').next()).unwrap();
+    let line =
+        format!("  nvme connect -t tcp -a 127.0.0.1 -s {port} -n nqn.2026-11.io.blockyard:mem0");
+    assert!(said.lines().any(|said| said == line), "{said}");
+    assert_eq!(yard.complained(), "");
+}

@@ -400,7 +400,7 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
         "import subprocess\n\
          line = ['{}', 'volume', 'rollback', '{path}', 'v0@one']\n\
          run = subprocess.run(line, capture_output=True)\n\
-         assert run.returncode == 6 and b'cannot change `v0`: it has 1 NBD client' in run.stderr, \
+         assert run.returncode == 6 and b'cannot change `v0`: it has 1 client' in run.stderr, \
          run",
         crate::yard::BLOCKYARD
     );
@@ -480,7 +480,7 @@ fn a_device_grows_between_its_clients() {
         "import subprocess\n\
          line = ['{}', 'volume', 'resize', '{path}', 'v0', '--size', '128M']\n\
          run = subprocess.run(line, capture_output=True)\n\
-         assert run.returncode == 6 and b'cannot change `v0`: it has 1 NBD client' in run.stderr, \
+         assert run.returncode == 6 and b'cannot change `v0`: it has 1 client' in run.stderr, \
          run\n\
          assert h.get_size() == 64 << 20",
         crate::yard::BLOCKYARD

@@ -94,7 +94,7 @@ pub(crate) enum Command {
     Volume(VolumeCommand),
     /// Show what the devices have done, or are doing
     Stats(StatsArgs),
-    /// List the NBD clients of a yard
+    /// List the NBD clients and NVMe hosts of a yard
     Connections(TalkArgs),
     /// Give a device a fault
     Inject(InjectArgs),
@@ -179,6 +179,9 @@ pub(crate) struct ServeArgs {
     /// Serve NBD at unix:PATH, tcp:HOST:PORT or stdio; may be repeated; `none` for nowhere
     #[arg(long, value_name = "PLACE")]
     pub(crate) nbd: Vec<NbdPlace>,
+    /// Serve NVMe at tcp:HOST:PORT, by default nowhere; may be repeated
+    #[arg(long, value_name = "PLACE", value_parser = nvme_place)]
+    pub(crate) nvme: Vec<Endpoint>,
     /// Serve NBD on a unix socket at PATH, or at a temporary place with `-`
     #[arg(short = 'U', long, value_name = "PATH|-", conflicts_with = "nbd")]
     pub(crate) unix: Option<String>,
@@ -407,7 +410,7 @@ pub(crate) struct ZoneArgs {
 pub(crate) struct ZoneChangeArgs {
     #[command(flatten)]
     pub(crate) zones: ZoneArgs,
-    /// Change zones although NBD clients use the device or its file is open
+    /// Change zones although clients use the device or its file is open
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -417,7 +420,7 @@ pub(crate) struct ZoneChangeArgs {
 pub(crate) struct ZoneResetAllArgs {
     /// The device's name
     pub(crate) device: String,
-    /// Reset zones although NBD clients use the device or its file is open
+    /// Reset zones although clients use the device or its file is open
     #[arg(long)]
     pub(crate) force: bool,
     #[command(flatten)]
@@ -505,7 +508,7 @@ pub(crate) struct ZonefsMountArgs {
     pub(crate) device: String,
     /// The directory to mount at
     pub(crate) dir: PathBuf,
-    /// Mount it although NBD clients use the device or its block file is open
+    /// Mount it although clients use the device or its block file is open
     #[arg(short, long)]
     pub(crate) force: bool,
     /// Options, see below
@@ -706,6 +709,14 @@ fn export_subject(text: &str) -> Result<(String, String), String> {
     let (export, subject) = text.split_once('=').ok_or("expected EXPORT=SUBJECT")?;
     AllowLists::default().allow(export, subject)?;
     Ok((export.to_owned(), subject.to_owned()))
+}
+
+fn nvme_place(text: &str) -> Result<Endpoint, String> {
+    match text.parse() {
+        Ok(place @ Endpoint::Tcp { .. }) => Ok(place),
+        Ok(Endpoint::Unix(_) | Endpoint::Stdio) => Err("expected tcp:HOST:PORT".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn nbd_memory(text: &str) -> Result<u64, String> {

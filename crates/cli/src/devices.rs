@@ -102,6 +102,7 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         ("queue depth", device.limits.queue_depth.to_string()),
         ("channels", device.channels.to_string()),
         ("clients", device.clients.to_string()),
+        ("nvme", device.nqn.clone().unwrap_or_else(|| "not served".to_owned())),
         ("file", device.file.clone().unwrap_or_else(|| "not mounted".to_owned())),
         ("file requests by", device.file_transport.clone().unwrap_or_else(|| "-".to_owned())),
         ("opens", device.opens.to_string()),
@@ -158,12 +159,17 @@ pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), F
         return print_json(&connections, out);
     }
     let memory = client.nbd_memory()?;
-    let headings = ["PEER", "DEVICE", "TLS", "REQUESTS", "READ", "WRITTEN", "ERRORS", "MEMORY"];
+    let headings =
+        ["PEER", "DEVICE", "PROTOCOL", "TLS", "REQUESTS", "READ", "WRITTEN", "ERRORS", "MEMORY"];
     let mut table = Table::new(headings);
     for connection in connections {
         table.row([
             connection.peer,
             connection.device.unwrap_or_else(|| "-".to_owned()),
+            match connection.queue {
+                Some(queue) => format!("{} queue {queue}", connection.protocol),
+                None => connection.protocol,
+            },
             if connection.tls { "yes" } else { "no" }.to_owned(),
             connection.requests.to_string(),
             connection.read_bytes.to_string(),
@@ -172,10 +178,10 @@ pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), F
             connection.memory_bytes.to_string(),
         ]);
     }
-    table.print(3, out)?;
+    table.print(4, out)?;
     let (used, limit) = (Bytes(memory.used_bytes), Bytes(memory.limit_bytes));
     let (waits, refused) = (memory.waits, memory.refused);
-    Ok(writeln!(out, "memory: {used} of {limit}, {waits} waits, {refused} refused")?)
+    Ok(writeln!(out, "NBD memory: {used} of {limit}, {waits} waits, {refused} refused")?)
 }
 
 pub(crate) fn inject(args: &InjectArgs, out: &mut impl Write) -> Result<(), Failure> {

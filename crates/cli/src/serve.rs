@@ -1,6 +1,7 @@
 //! `serve`: from the command line to a running yard, and to its end.
 
 use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -206,6 +207,7 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
     let options = DaemonOptions {
         devices: config.devices,
         nbd,
+        nvme: if args.nvme.is_empty() { config.nvme } else { args.nvme.clone() },
         activated,
         fuse,
         fuse_allow_other,
@@ -365,12 +367,18 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
         if let Some(line) = shell_snippet::line(&entry.spec, disk, uri.as_deref(), control) {
             writeln!(out, "  {line}")?;
         }
+        if let (Some(nqn), Some(address)) = (&entry.nqn, nvme_addresses(daemon).next()) {
+            writeln!(out, "  {}", shell_snippet::nvme_connect(nqn, address))?;
+        }
         for note in &entry.notes {
             writeln!(out, "  note: {note}")?;
         }
     }
     for address in addresses(daemon) {
         writeln!(out, "NBD at {address}")?;
+    }
+    for address in nvme_addresses(daemon) {
+        writeln!(out, "NVMe at tcp:{address}")?;
     }
     if let (Some(dir), Some(transport)) = (daemon.mount_dir(), daemon.mount_transport()) {
         writeln!(out, "files in {}, through {transport}", dir.display())?;
@@ -409,6 +417,7 @@ fn announce_json(
     let said = json!({
         "devices": devices,
         "nbd": nbd,
+        "nvme": nvme_addresses(daemon).map(|address| format!("tcp:{address}")).collect::<Vec<_>>(),
         "files": daemon.mount_dir(),
         "files_transport": daemon.mount_transport(),
         "control": control,
@@ -424,9 +433,16 @@ fn addresses(daemon: &Daemon) -> Vec<&str> {
     servers.flat_map(|server| server.local_addrs()).map(String::as_str).collect()
 }
 
+/// Everywhere where NVMe is served.
+fn nvme_addresses(daemon: &Daemon) -> impl Iterator<Item = SocketAddr> {
+    daemon.nvme_servers().iter().flat_map(|server| server.local_addrs()).copied()
+}
+
 fn status(daemon: &Daemon) -> String {
     let devices = counted(daemon.devices().list().len() as u64, "device");
-    format!("serving {devices} at {}", addresses(daemon).join(", "))
+    let mut places: Vec<_> = addresses(daemon).into_iter().map(str::to_owned).collect();
+    places.extend(nvme_addresses(daemon).map(|address| format!("tcp:{address}")));
+    format!("serving {devices} at {}", places.join(", "))
 }
 
 /// Tells systemd, if it wants to be told.

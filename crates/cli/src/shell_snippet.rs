@@ -1,5 +1,6 @@
 //! What `serve` prints: for each device what it is, and one line to paste that uses it.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use blockyard_core::Disk;
@@ -32,6 +33,12 @@ pub(crate) fn line(
              --time_based --runtime=5"
         )
     })
+}
+
+/// A line for a Linux host that attaches the device over NVMe/TCP.
+pub(crate) fn nvme_connect(nqn: &str, address: SocketAddr) -> String {
+    let (ip, port) = (address.ip(), address.port());
+    format!("nvme connect -t tcp -a {ip} -s {port} -n {nqn}")
 }
 
 /// `--control PATH`, unless commands find the socket without.

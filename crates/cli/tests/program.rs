@@ -298,7 +298,7 @@ fn a_refused_remove_says_who_uses_the_device_and_how_to_go_on() {
     client.read_exact(&mut [0; 10]).unwrap();
     let (code, _, error) = served.run(&["remove", "a"]);
     assert_eq!(code, 6, "{error}");
-    assert!(error.contains("cannot remove `a`: it has 1 NBD client ("), "{error}");
+    assert!(error.contains("cannot remove `a`: it has 1 client ("), "{error}");
     let rest = "disconnect and close first, or use --force (`?force=true`), which disconnects them";
     assert!(error.contains(rest), "{error}");
     assert_eq!(served.says(&["remove", "--force", "a"]), "a: removed\n");

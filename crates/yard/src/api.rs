@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockyard_core::DeviceError;
 use blockyard_nbd::{MemoryBudget, MemoryUse, Server};
+use blockyard_nvme::{NQN_PREFIX, TargetServer};
 use blockyard_store::StoreError;
 use blockyard_volume::VolumeError;
 use serde::Deserialize;
@@ -69,10 +70,15 @@ pub struct Control {
     pub memory: OnceLock<Arc<MemoryBudget>>,
     /// The NBD servers, once they run. The daemon owns them.
     pub servers: OnceLock<Vec<Weak<Server>>>,
+    /// The NVMe servers, once they run. The daemon owns them.
+    pub nvme: OnceLock<Vec<Weak<TargetServer>>>,
 }
 
 type Shared = State<Arc<Control>>;
 type Answer<T> = Result<axum::Json<T>, ErrorResponse>;
+
+/// The protocol of a connection of the NBD server.
+const NBD: &str = "nbd";
 
 /// Every path of the control socket, as `GET /v1` lists them.
 pub const PATHS: [&str; 27] = [
@@ -278,23 +284,13 @@ async fn version() -> axum::Json<VersionView> {
 }
 
 fn view(devices: &Devices, entry: &DeviceEntry) -> DeviceView {
-    let exports = devices.exports().list();
-    let export = exports.iter().find(|export| export.name == entry.spec.name());
-    let clients = export.map_or(0, |export| export.clients as u64);
+    let clients = devices.clients(entry.spec.name());
     DeviceView::new(entry, clients, devices.files().find_info(entry.spec.name()))
 }
 
 async fn list(State(control): Shared) -> Answer<Vec<DeviceView>> {
-    let exports = control.devices.exports().list();
-    let clients = |name: &str| {
-        let export = exports.iter().find(|export| export.name == name);
-        export.map_or(0, |export| export.clients as u64)
-    };
     let devices = control.devices.list();
-    let views = devices.iter().map(|entry| {
-        let name = entry.spec.name();
-        DeviceView::new(entry, clients(name), control.devices.files().find_info(name))
-    });
+    let views = devices.iter().map(|entry| view(&control.devices, entry));
     Ok(axum::Json(views.collect()))
 }
 
@@ -342,7 +338,10 @@ async fn remove(State(control): Shared, name: Name, asked: Asked) -> Answer<Devi
         let DeviceView { clients, opens, .. } = before;
         if clients + opens > 0 && !asked.force {
             let connections = all_connections(&control).into_iter();
-            let is_its = |it: &ConnectionView| it.device.as_ref() == Some(&name);
+            // A host has a connection for each queue, and the first is that of queue 0.
+            let is_its = |it: &ConnectionView| {
+                it.device.as_ref() == Some(&name) && it.queue.is_none_or(|queue| queue == 0)
+            };
             let peers = connections.filter(is_its).map(|it| it.peer).collect();
             return Err(YardError::Busy { name, clients, peers, opens });
         }
@@ -569,19 +568,38 @@ async fn inject_fault(
 fn all_connections(control: &Control) -> Vec<ConnectionView> {
     let servers = control.servers.get().into_iter().flatten().filter_map(Weak::upgrade);
     let infos = servers.flat_map(|server| server.connections());
-    infos
-        .map(|info| ConnectionView {
-            id: info.id,
-            peer: info.peer,
-            device: info.export,
-            tls: info.tls,
-            requests: info.requests,
-            read_bytes: info.read_bytes,
-            written_bytes: info.written_bytes,
-            errors: info.errors,
-            memory_bytes: info.memory_bytes,
-        })
-        .collect()
+    let clients = infos.map(|info| ConnectionView {
+        protocol: NBD.to_owned(),
+        id: info.id,
+        peer: info.peer,
+        device: info.export,
+        host: None,
+        queue: None,
+        tls: info.tls,
+        requests: info.requests,
+        read_bytes: info.read_bytes,
+        written_bytes: info.written_bytes,
+        errors: info.errors,
+        memory_bytes: info.memory_bytes,
+    });
+    let servers = control.nvme.get().into_iter().flatten().filter_map(Weak::upgrade);
+    let infos = servers.flat_map(|server| server.connections());
+    let device = |nqn: String| nqn.strip_prefix(NQN_PREFIX).map(str::to_owned);
+    let hosts = infos.map(|info| ConnectionView {
+        protocol: "nvme".to_owned(),
+        id: info.id,
+        peer: info.peer,
+        device: info.subsystem.and_then(device),
+        host: info.host,
+        queue: info.queue,
+        tls: false,
+        requests: info.commands,
+        read_bytes: info.read_bytes,
+        written_bytes: info.written_bytes,
+        errors: info.errors,
+        memory_bytes: 0,
+    });
+    clients.chain(hosts).collect()
 }
 
 fn memory_use(control: &Control) -> MemoryUse {
@@ -599,7 +617,8 @@ async fn connections(State(control): Shared) -> axum::Json<Vec<ConnectionView>> 
 async fn metrics(State(control): Shared) -> Result<Response, ErrorResponse> {
     // This reads every scheduler, and waits for threads that are dispatching.
     let text = waited_for(move || {
-        let connections = all_connections(&control).len() as u64;
+        let connections = all_connections(&control);
+        let connections = connections.iter().filter(|it| it.protocol == NBD).count() as u64;
         Ok(metrics::encode(&control.devices, connections, memory_use(&control)))
     });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.await?).into_response())

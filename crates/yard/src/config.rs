@@ -36,6 +36,8 @@ pub const NO_SOCKET: &str = "none";
 pub struct Config {
     /// The endpoints of NBD; `None` if the file does not name any.
     pub nbd: Option<Vec<Endpoint>>,
+    /// The endpoints of NVMe.
+    pub nvme: Vec<Endpoint>,
     /// The control socket, [`NO_SOCKET`] for none; `None` if the file does not name one.
     pub control: Option<UnixPlace>,
     /// The directories below which requests of the control API may name files.

@@ -1,5 +1,6 @@
 //! A daemon: devices, NBD servers, block files and the control plane, started and ended in order.
 
+use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,8 +12,9 @@ use blockyard_fuse::{Mount, MountError, MountOptions};
 pub use blockyard_nbd::ServerError;
 use blockyard_nbd::{
     BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server, ServerOptions, TlsConfig,
-    TlsMode, UnixPlace,
+    TlsMode, UnixPlace, listen_tcp,
 };
+use blockyard_nvme::{TargetOptions, TargetServer};
 
 use crate::activation;
 use crate::api::Control;
@@ -33,6 +35,8 @@ pub struct DaemonOptions {
     pub devices: Vec<DeviceSpec>,
     /// The endpoints of NBD.
     pub nbd: Vec<Endpoint>,
+    /// The endpoints of NVMe: TCP ports.
+    pub nvme: Vec<Endpoint>,
     /// Whether NBD is also served on the sockets that systemd passed.
     pub activated: bool,
     /// The directory where the devices are mounted as files, if there is one.
@@ -82,6 +86,14 @@ pub enum DaemonError {
     /// The NBD server cannot be configured.
     #[error("nbd: {0}")]
     Nbd(ServerError),
+    /// An NVMe endpoint cannot be bound, or the NVMe server cannot be started.
+    #[error("nvme: {endpoint}: cannot listen: {source}; --nvme names another place")]
+    Nvme {
+        /// The endpoint.
+        endpoint: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// Standard input is named twice.
     #[error("nbd: stdio can be served once")]
     StdioTwice,
@@ -101,6 +113,7 @@ pub struct Daemon {
     devices: Arc<Devices>,
     control: Option<ControlServer>,
     servers: Vec<Arc<Server>>,
+    nvme: Vec<Arc<TargetServer>>,
     /// The memory budget of all servers' connections.
     memory: Arc<MemoryBudget>,
     mount: Option<Mount>,
@@ -139,27 +152,27 @@ impl Daemon {
         let cleanup = Arc::clone(&control.cleanup);
         let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
         let (control, shared) = (control_server, control);
-        let mount = None;
-        let mut daemon =
-            Daemon { devices, control, servers, memory, mount, cleanup, stdio, events, sender };
+        let (mount, nvme) = (None, Vec::new());
+        let mut daemon = Daemon {
+            devices,
+            control,
+            servers,
+            nvme,
+            memory,
+            mount,
+            cleanup,
+            stdio,
+            events,
+            sender,
+        };
         if let Some(dir) = &options.fuse {
             daemon.mount(dir, options.fuse_allow_other)?;
         }
-        let mut bound = Vec::new();
-        for endpoint in &options.nbd {
-            let server = daemon.bind_by(&options.tls, |exports, options| {
-                Server::bind(exports, endpoint.clone(), options)
-            })?;
-            if let Endpoint::Unix(place) = endpoint {
-                daemon.cleanup.add(&place.path);
-            }
-            bound.push((server, *endpoint == Endpoint::Stdio));
-        }
-        if options.activated {
-            for socket in activation::sockets().map_err(DaemonError::Activation)? {
-                let adopt = |exports, options| Server::adopt(exports, socket, options);
-                bound.push((daemon.bind_by(&options.tls, adopt)?, false));
-            }
+        let bound = daemon.bind_nbd(options)?;
+        let nvme = options.nvme.iter().map(|endpoint| Ok((endpoint, bind_nvme(endpoint)?)));
+        let nvme: Vec<_> = nvme.collect::<Result<_, DaemonError>>()?;
+        if !nvme.is_empty() {
+            daemon.devices.serve_nvme();
         }
         let added = daemon.devices.add_all(&options.devices);
         added.map_err(|(name, source)| DaemonError::Device { name, source })?;
@@ -171,10 +184,15 @@ impl Daemon {
         for (server, is_stdio) in bound {
             daemon.serve(server, is_stdio, &options.tls)?;
         }
+        for (endpoint, listeners) in nvme {
+            daemon.start_nvme(endpoint, listeners)?;
+        }
         warn_of_open_control(options);
         let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
         // It is still empty: only this function sets it.
         let _ = shared.servers.set(servers);
+        let nvme: Vec<Weak<TargetServer>> = daemon.nvme.iter().map(Arc::downgrade).collect();
+        let _ = shared.nvme.set(nvme);
         Ok(daemon)
     }
 
@@ -186,6 +204,27 @@ impl Daemon {
         self.cleanup.add_mount(mount.dir());
         self.mount = Some(mount);
         Ok(())
+    }
+
+    /// Binds the sockets of all NBD servers; `true` stands for standard input and output.
+    fn bind_nbd(&self, options: &DaemonOptions) -> Result<Vec<(BoundServer, bool)>, DaemonError> {
+        let mut bound = Vec::new();
+        for endpoint in &options.nbd {
+            let server = self.bind_by(&options.tls, |exports, options| {
+                Server::bind(exports, endpoint.clone(), options)
+            })?;
+            if let Endpoint::Unix(place) = endpoint {
+                self.cleanup.add(&place.path);
+            }
+            bound.push((server, *endpoint == Endpoint::Stdio));
+        }
+        if options.activated {
+            for socket in activation::sockets().map_err(DaemonError::Activation)? {
+                let adopt = |exports, options| Server::adopt(exports, socket, options);
+                bound.push((self.bind_by(&options.tls, adopt)?, false));
+            }
+        }
+        Ok(bound)
     }
 
     /// Binds the sockets of an NBD server by `bind`.
@@ -229,6 +268,27 @@ impl Daemon {
         Ok(())
     }
 
+    /// Starts an NVMe server on sockets that listen.
+    fn start_nvme(
+        &mut self,
+        endpoint: &Endpoint,
+        listeners: Vec<TcpListener>,
+    ) -> Result<(), DaemonError> {
+        let options = TargetOptions { drain_timeout: DRAIN, ..TargetOptions::default() };
+        let server = TargetServer::start(self.devices.serve_nvme(), listeners, options)
+            .map_err(|source| nvme_failure(endpoint, source))?;
+        for address in server.local_addrs() {
+            tracing::info!(%address, "serving NVMe");
+            tracing::warn!(
+                %address,
+                "any NVMe host that reaches this address can read and write every device: hosts \
+                 show no certificate; let a firewall choose the hosts"
+            );
+        }
+        self.nvme.push(Arc::new(server));
+        Ok(())
+    }
+
     /// The devices.
     pub fn devices(&self) -> &Arc<Devices> {
         &self.devices
@@ -237,6 +297,11 @@ impl Daemon {
     /// The NBD servers, in the order of the options.
     pub fn servers(&self) -> &[Arc<Server>] {
         &self.servers
+    }
+
+    /// The NVMe servers, in the order of the options.
+    pub fn nvme_servers(&self) -> &[Arc<TargetServer>] {
+        &self.nvme
     }
 
     /// The directory with the devices as files, if they are mounted.
@@ -281,10 +346,12 @@ impl Drop for Daemon {
         // All servers begin to shut down before any is waited for, so their clients share one drain
         // time.
         self.servers.iter().for_each(|server| server.begin_shutdown());
+        self.nvme.iter().for_each(|server| server.begin_shutdown());
         if let Some(mount) = self.mount.take() {
             mount.stop(DRAIN);
         }
         self.servers.drain(..).for_each(|server| server.stop());
+        self.nvme.drain(..).for_each(|server| server.stop());
         for entry in self.devices.list() {
             // A request may have removed the device just now.
             let _ = self.devices.remove(entry.spec.name(), DRAIN);
@@ -295,6 +362,19 @@ impl Drop for Daemon {
         }
         drop(self.control.take());
     }
+}
+
+/// Listens at every address of an NVMe endpoint.
+fn bind_nvme(endpoint: &Endpoint) -> Result<Vec<TcpListener>, DaemonError> {
+    let listening = match endpoint {
+        Endpoint::Tcp { host, port } => listen_tcp(host, *port),
+        Endpoint::Unix(_) | Endpoint::Stdio => Err(std::io::ErrorKind::Unsupported.into()),
+    };
+    listening.map_err(|source| nvme_failure(endpoint, source))
+}
+
+fn nvme_failure(endpoint: &Endpoint, source: std::io::Error) -> DaemonError {
+    DaemonError::Nvme { endpoint: endpoint.to_string(), source }
 }
 
 fn nbd_failure(error: ServerError) -> DaemonError {

@@ -9,6 +9,7 @@ use blockyard_core::claim::DiskClaim;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_fuse::Files;
 use blockyard_nbd::{ExportOptions, Exports};
+use blockyard_nvme::{SubsystemError, Subsystems};
 use blockyard_zonefs::MountOptions;
 
 use crate::config::DEVICES_MAX;
@@ -23,6 +24,8 @@ use crate::zonefs::Mounts;
 pub struct Devices {
     table: Mutex<DeviceTable>,
     exports: Arc<Exports>,
+    /// The NVMe subsystems, if NVMe is served.
+    subsystems: OnceLock<Arc<Subsystems>>,
     mounts: Mounts,
     files: Arc<Files>,
     /// The control socket of this yard, once it is known.
@@ -66,6 +69,7 @@ impl Default for Devices {
         Devices {
             table: Mutex::default(),
             exports: Exports::new(),
+            subsystems: OnceLock::new(),
             files: Files::new(),
             mounts: Mounts::default(),
             control: OnceLock::new(),
@@ -82,6 +86,17 @@ impl Devices {
     /// The NBD exports: every device under its name.
     pub fn exports(&self) -> &Arc<Exports> {
         &self.exports
+    }
+
+    /// Makes an NVMe subsystem of each device that is added from now on; a later call changes
+    /// nothing.
+    pub fn serve_nvme(&self) -> Arc<Subsystems> {
+        Arc::clone(self.subsystems.get_or_init(|| Subsystems::new(&machine_id())))
+    }
+
+    /// The NVMe subsystems, if NVMe is served.
+    pub fn subsystems(&self) -> Option<&Arc<Subsystems>> {
+        self.subsystems.get()
     }
 
     /// The block files: every device under its name.
@@ -141,7 +156,7 @@ impl Devices {
         &self,
         spec: DeviceSpec,
         index: usize,
-        made: stack::Made,
+        mut made: stack::Made,
     ) -> Result<DeviceEntry, YardError> {
         if let (Some(pool), Some(control)) = (&made.pool, self.control.get())
             && let Err(error) = pool.announce(control)
@@ -157,19 +172,46 @@ impl Devices {
         let shared = SharedDisk::from(Arc::clone(&made.disk));
         let claim = Arc::clone(&shared.claim);
         self.exports.add(spec.name(), shared.clone(), options)?;
-        if let Err(error) = self.files.add(spec.name(), shared) {
+        if let Err(error) = self.files.add(spec.name(), shared.clone()) {
             // It was added just now, and no other request can remove it while its name is reserved.
             let _ = self.exports.remove(spec.name(), Duration::ZERO);
             return Err(error.into());
         }
+        let nqn = match self.add_subsystem(spec.name(), shared) {
+            Ok(nqn) => nqn,
+            Err(refusal) => {
+                tracing::warn!(device = spec.name(), "not served over NVMe: {refusal}");
+                made.notes.push(format!("not served over NVMe: {refusal}"));
+                None
+            }
+        };
         for note in &made.notes {
             tracing::debug!(device = spec.name(), "{note}");
         }
-        let entry = DeviceEntry::new(spec, made, claim);
+        let entry = DeviceEntry::new(spec, made, claim, nqn);
         let mut table = self.table();
         let index = index.min(table.entries.len());
         table.entries.insert(index, entry.clone());
         Ok(entry)
+    }
+
+    /// Makes an NVMe subsystem of a device, if NVMe is served; returns its NQN.
+    fn add_subsystem(
+        &self,
+        name: &str,
+        disk: SharedDisk,
+    ) -> Result<Option<String>, SubsystemError> {
+        let Some(subsystems) = self.subsystems.get() else { return Ok(None) };
+        subsystems.add(name, disk)?;
+        Ok(subsystems.find_info(name).map(|info| info.nqn))
+    }
+
+    /// Removes the NVMe subsystem of a device, if it has one.
+    fn remove_subsystem(&self, name: &str, drain: Duration) {
+        if let Some(subsystems) = self.subsystems.get() {
+            // A device that NVMe cannot describe has none.
+            let _ = subsystems.remove(name, drain);
+        }
     }
 
     /// Reserves the name of a device that is to be opened, and room in the list.
@@ -203,6 +245,7 @@ impl Devices {
         self.mounts.remove(name, drain);
         let left = || deadline.saturating_duration_since(Instant::now());
         let exported = self.exports.remove(name, left());
+        self.remove_subsystem(name, left());
         self.files.remove(name, left())?;
         exported?;
         Ok(entry)
@@ -238,6 +281,7 @@ impl Devices {
         let before = entry.spec.clone();
         drop(entry);
         let exported = self.exports.remove(&name, Duration::ZERO);
+        self.remove_subsystem(&name, Duration::ZERO);
         self.files.remove(&name, Duration::ZERO)?;
         exported?;
         let done = work();
@@ -258,12 +302,18 @@ impl Devices {
         }
     }
 
-    /// The number of a device's NBD clients, and how many times its file is open.
+    /// The number of a device's clients, and how many times its file is open.
     fn users(&self, name: &str) -> (u64, u64) {
+        (self.clients(name), self.files.find_info(name).map_or(0, |info| info.opens))
+    }
+
+    /// The number of a device's NBD clients and NVMe hosts.
+    pub fn clients(&self, name: &str) -> u64 {
         let exports = self.exports.list();
         let export = exports.iter().find(|export| export.name == name);
-        let clients = export.map_or(0, |export| export.clients as u64);
-        (clients, self.files.find_info(name).map_or(0, |info| info.opens))
+        let subsystem = self.subsystems.get().and_then(|subsystems| subsystems.find_info(name));
+        let hosts = subsystem.map_or(0, |subsystem| subsystem.controllers as u64);
+        export.map_or(0, |export| export.clients as u64) + hosts
     }
 
     /// Whether a command may change zones of a device in use. A mounted zonefs keeps the states of
@@ -370,6 +420,13 @@ impl Devices {
         // Every change of a list is one call: a holder that panicked has left it consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The identity of this machine, from which those of its NVMe namespaces are derived; empty if it
+/// has none.
+fn machine_id() -> String {
+    let read = std::fs::read_to_string("/etc/machine-id");
+    read.map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

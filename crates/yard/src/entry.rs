@@ -32,6 +32,8 @@ pub struct DeviceEntry {
     pub ram: Option<Arc<Ram>>,
     /// The pool that the device is in, if it is a volume.
     pub pool: Option<Arc<Running>>,
+    /// The NQN of its NVMe subsystem, if NVMe is served and can describe the device.
+    pub nqn: Option<String>,
     /// The time at which it was opened.
     pub since: Instant,
     work: Arc<Semaphore>,
@@ -40,10 +42,15 @@ pub struct DeviceEntry {
 
 impl DeviceEntry {
     /// A device that was opened just now.
-    pub(crate) fn new(spec: DeviceSpec, made: Made, claim: Arc<ClaimState>) -> DeviceEntry {
+    pub(crate) fn new(
+        spec: DeviceSpec,
+        made: Made,
+        claim: Arc<ClaimState>,
+        nqn: Option<String>,
+    ) -> DeviceEntry {
         let Made { disk, notes, ram, pool, .. } = made;
         let work = Arc::new(Semaphore::new(WORK_MAX));
-        DeviceEntry { spec, disk, notes, ram, pool, since: Instant::now(), work, claim }
+        DeviceEntry { spec, disk, notes, ram, pool, nqn, since: Instant::now(), work, claim }
     }
 
     /// A permit to wait for the device, held until it is dropped.

@@ -21,12 +21,12 @@ pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The clients that use a device, as the end of a sentence: `1 NBD client (ADDRESS) and its block
+/// The clients that use a device, as the end of a sentence: `1 client (ADDRESS) and its block
 /// file is open`.
 fn used(clients: u64, peers: &[String], opens: u64) -> String {
     let clients = match clients {
         0 => None,
-        count => Some(format!("it has {}{}", counted(count, "NBD client"), listed(peers))),
+        count => Some(format!("it has {}{}", counted(count, "client"), listed(peers))),
     };
     let opens = match opens {
         0 => None,

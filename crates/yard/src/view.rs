@@ -63,8 +63,11 @@ pub struct DeviceView {
     pub scheduler: String,
     /// Channels open now.
     pub channels: u64,
-    /// NBD clients that use it now.
+    /// NBD clients and NVMe hosts that use it now.
     pub clients: u64,
+    /// The NQN of its NVMe subsystem, if it has one.
+    #[serde(default)]
+    pub nqn: Option<String>,
     /// The path of its block file, if files are mounted.
     #[serde(default)]
     pub file: Option<String>,
@@ -121,7 +124,7 @@ pub struct LimitsView {
 }
 
 impl DeviceView {
-    /// A device with `clients` NBD clients, and with its file if there is one.
+    /// A device with this number of clients, and with its file if there is one.
     pub fn new(entry: &DeviceEntry, clients: u64, file: Option<FileInfo>) -> DeviceView {
         let (disk, limits) = (entry.disk.as_ref(), entry.disk.limits());
         let (geometry, gate) = (disk.geometry(), disk.gate());
@@ -156,6 +159,7 @@ impl DeviceView {
             scheduler: scheduler::active(disk).to_owned(),
             channels: disk.stats().channels,
             clients,
+            nqn: entry.nqn.clone(),
             opens: file.as_ref().map_or(0, |file| file.opens),
             file_transport: file
                 .as_ref()
@@ -324,15 +328,24 @@ pub fn dense(latency: &LatencyView) -> Vec<u64> {
     buckets
 }
 
-/// An NBD connection.
+/// The connection of an NBD client, or of a queue of an NVMe host.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ConnectionView {
-    /// The connection's number.
+    /// The protocol: `nbd` or `nvme`.
+    #[serde(default)]
+    pub protocol: String,
+    /// The connection's number in its server.
     pub id: u64,
     /// The address of the client.
     pub peer: String,
-    /// The device; `null` during the handshake.
+    /// The device; `null` during the handshake, and for a host that discovers devices.
     pub device: Option<String>,
+    /// The NQN of an NVMe host.
+    #[serde(default)]
+    pub host: Option<String>,
+    /// The queue of an NVMe host; 0 is the admin queue.
+    #[serde(default)]
+    pub queue: Option<u16>,
     /// Whether the connection is encrypted.
     pub tls: bool,
     /// Requests received.
@@ -343,7 +356,7 @@ pub struct ConnectionView {
     pub written_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
-    /// The bytes of connection memory that it holds now.
+    /// The bytes of the memory for NBD connections that it holds now.
     #[serde(default)]
     pub memory_bytes: u64,
 }
@@ -384,7 +397,7 @@ pub struct ZoneRequest {
     pub from: Option<u64>,
     /// The number of zones; by default all that follow.
     pub count: Option<u64>,
-    /// Change the zones although NBD clients use the device or its file is open.
+    /// Change the zones although clients use the device or its file is open.
     #[serde(default)]
     pub force: bool,
 }

@@ -21,8 +21,16 @@ use crate::uri::{self, find_kind};
 const ERRORS_MAX: usize = 20;
 
 pub(super) const SECTIONS: [&str; 3] = ["serve", "tls", "device"];
-pub(super) const SERVE_KEYS: [&str; 7] =
-    ["nbd", "control", "api_directories", "nbd_memory", "metrics", "fuse", "fuse_allow_other"];
+pub(super) const SERVE_KEYS: [&str; 8] = [
+    "nbd",
+    "nvme",
+    "control",
+    "api_directories",
+    "nbd_memory",
+    "metrics",
+    "fuse",
+    "fuse_allow_other",
+];
 pub(super) const TLS_KEYS: [&str; 4] = ["mode", "certificates", "verify_peer", "allow"];
 
 type TomlValue<'a> = Spanned<DeValue<'a>>;
@@ -104,6 +112,14 @@ impl ConfigReader<'_> {
                     };
                     let places = items.into_iter().filter_map(|item| self.place("nbd", item));
                     config.nbd = Some(places.collect());
+                }
+                "nvme" => {
+                    let items: Vec<&TomlValue<'_>> = match value.get_ref() {
+                        DeValue::Array(items) => items.iter().collect(),
+                        _ => vec![value],
+                    };
+                    let places = items.into_iter().filter_map(|item| self.nvme_place(item));
+                    config.nvme = places.collect();
                 }
                 "control" => config.control = self.socket_place("control", value),
                 "api_directories" => config.api_directories = self.paths("api_directories", value),
@@ -327,6 +343,17 @@ impl ConfigReader<'_> {
                 None
             }
         }
+    }
+
+    /// An endpoint of NVMe.
+    fn nvme_place(&mut self, value: &TomlValue<'_>) -> Option<Endpoint> {
+        let place = self.place("nvme", value)?;
+        if let Endpoint::Tcp { .. } = place {
+            return Some(place);
+        }
+        let message = format!("invalid nvme `{place}`");
+        self.error(value.span(), message, Some("expected tcp:HOST:PORT".to_owned()));
+        None
     }
 
     fn socket_place(&mut self, key: &str, value: &TomlValue<'_>) -> Option<UnixPlace> {
@@ -570,6 +597,7 @@ mod tests {
     fn the_examples_in_comments_of_the_template_are_valid() {
         let keys = [
             "nbd",
+            "nvme",
             "control",
             "api_directories",
             "nbd_memory",
@@ -590,6 +618,7 @@ mod tests {
             .collect();
         let config = parse(&text).unwrap();
         assert_eq!(config.nbd.unwrap().len(), 2);
+        assert_eq!(config.nvme.len(), 1);
         assert!(config.control.is_some() && config.metrics.is_some());
         assert_eq!(config.api_directories, [PathBuf::from("/srv/blockyard")]);
         assert!(config.fuse.is_some() && config.fuse_allow_other);
@@ -610,6 +639,10 @@ mod tests {
             (
                 "[serve]\nnbd = [\"unix:/a\", 5]\n",
                 "line 2, column 19: nbd: found an integer, expected a string",
+            ),
+            (
+                "[serve]\nnvme = \"unix:/a\"\n",
+                "line 2, column 8: invalid nvme `unix:/a`: expected tcp:HOST:PORT",
             ),
             (
                 "[serve]\nnbd = \"udp:1\"\n",

@@ -30,6 +30,7 @@ pub fn schema() -> Value {
 
 fn serve() -> Value {
     let listen = "^(unix:.+|tcp:.+:[0-9]+)$";
+    let listen_tcp = "^tcp:.+:[0-9]+$";
     json!({
         "description": "Where the yard is served",
         "type": "object",
@@ -41,6 +42,13 @@ fn serve() -> Value {
                     { "const": NO_SOCKET },
                     { "type": "string", "pattern": listen },
                     { "type": "array", "items": { "type": "string", "pattern": listen } },
+                ],
+            },
+            "nvme": {
+                "description": "Where NVMe hosts connect; nowhere without it",
+                "oneOf": [
+                    { "type": "string", "pattern": listen_tcp },
+                    { "type": "array", "items": { "type": "string", "pattern": listen_tcp } },
                 ],
             },
             "control": {
