@@ -238,3 +238,47 @@ fn files_without_a_superblock_are_kept() {
     }
     assert_eq!(std::fs::read_dir(&parts).unwrap().count(), 2);
 }
+
+/// The bug: conventional zones leave no record in the journal, and a clean close removes the live
+/// files, so a disk that had only those written was replaced by a new one when its superblock was
+/// lost.
+#[test]
+fn a_disk_without_a_superblock_is_kept_whatever_it_has() {
+    for more in ["", "&cache=volatile"] {
+        for end in ["TERM", "KILL"] {
+            let disk = Place::new();
+            let device = backed(&disk, more);
+            let mut yard = Yard::serve(&[&device]);
+            nbdsh(&yard.uri("s0"), "h.pwrite(b'kept' * 1024, 0)\nh.flush()");
+            yard.signal(end);
+            _ = yard.end();
+            let file = disk.file("smr/superblock");
+            std::fs::rename(&file, disk.file("superblock")).unwrap();
+            let control = disk.file("other-control");
+            let line = ["serve", &device, "--nbd", "none", "--control", &control];
+            let refused = blockyard(&line).fails();
+            assert!(refused.err.contains("without `superblock`: restore"), "{more}: {refused}");
+            std::fs::rename(disk.file("superblock"), &file).unwrap();
+            let read = "assert h.pread(4096, 0) == b'kept' * 1024";
+            nbdsh(&Yard::serve(&[&device]).uri("s0"), read);
+        }
+    }
+}
+
+/// The bug: next to an empty `lock`, files of another program that have names of a disk's files were
+/// overwritten.
+#[test]
+fn files_of_another_program_next_to_a_lock_are_kept() {
+    for name in ["data.00", "tables", "superblock.new", "journal", "live.00"] {
+        let disk = Place::new();
+        let directory = disk.file("other");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(format!("{directory}/lock"), "").unwrap();
+        std::fs::write(format!("{directory}/{name}"), "mine\n").unwrap();
+        let device = format!("smr:///s0?size=16M&zone_size=1M&backing={directory}");
+        let control = disk.file("other-control");
+        blockyard(&["serve", &device, "--nbd", "none", "--control", &control]).fails();
+        assert_eq!(std::fs::read_to_string(format!("{directory}/{name}")).unwrap(), "mine\n");
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 2, "{name}");
+    }
+}

@@ -13,11 +13,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::owner_only;
 use blockyard_core::provisional::Provisional;
-use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::error::MediaError;
-use super::recovery::is_ours;
+use super::recovery::{SUPERBLOCK_NEW, is_ours};
 use super::store::{Store, StoreFile};
 use super::superblock;
 use super::zone_word::Id;
@@ -103,13 +103,19 @@ impl Directory {
         }
     }
 
-    /// Removes the files of a disk. It removes the superblock first: without it there is no disk.
+    /// Removes the files of a disk. The superblock gets the name that it has during a creation, and
+    /// is removed last: if the removal is interrupted, the next creation recognises the remains.
     fn erase(&self) -> io::Result<()> {
-        self.remove(superblock::FILE)?;
-        self.sync_names()?;
-        for name in self.names()?.iter().filter(|name| is_ours(name) && *name != LOCK) {
+        match rustix::fs::renameat(&self.open, superblock::FILE, &self.open, SUPERBLOCK_NEW) {
+            Err(error) if error != Errno::NOENT => return Err(error.into()),
+            _ => self.sync_names()?,
+        }
+        let goes = |name: &&String| is_ours(name) && ![LOCK, SUPERBLOCK_NEW].contains(&&name[..]);
+        for name in self.names()?.iter().filter(goes) {
             self.remove(name)?;
         }
+        self.sync_names()?;
+        self.remove(SUPERBLOCK_NEW)?;
         self.sync_names()
     }
 
@@ -169,7 +175,8 @@ impl Store for Directory {
     }
 
     fn create(&self, name: &str, len: u64) -> io::Result<File> {
-        let file = at(&self.open, name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
+        let new = OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
+        let file = at(&self.open, name, OFlags::RDWR | new)?;
         file.set_len(len)?;
         Ok(file)
     }
@@ -258,6 +265,14 @@ impl StoreFile for File {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(self, flags, offset, len))?)
     }
 
+    fn has_data(&self) -> io::Result<bool> {
+        match rustix::fs::seek(self, SeekFrom::Data(0)) {
+            Ok(_) => Ok(true),
+            Err(Errno::NXIO) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.sync_data()
     }
@@ -300,6 +315,42 @@ mod tests {
         let names = std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name());
         assert_eq!(names.collect::<Vec<_>>(), ["notes"]);
         std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// Regression: a removal that was interrupted left a directory that was refused for good, because
+    /// the superblock went first, and the files without it look like those of a lost disk.
+    #[test]
+    fn an_interrupted_removal_is_completed_by_the_next_creation() {
+        let (path, aside) = (place("removal"), place("removal-aside"));
+        let geometry = super::super::MediaGeometry {
+            bytes: 4 << 20,
+            zone_bytes: 1 << 20,
+            zone_capacity_bytes: 1 << 20,
+            conventional_zones: 0,
+            block_bytes: 4096,
+        };
+        let options = super::super::Options::new(geometry);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join(LOCK), "").unwrap();
+        let files = super::super::Files::open_provisional(&path, &options).unwrap();
+        // No call can remove a directory as a file, so the removal ends after its first step.
+        std::fs::create_dir(&aside).unwrap();
+        let names = std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name());
+        let names: Vec<_> = names.filter(|name| name != LOCK && name != superblock::FILE).collect();
+        for name in &names {
+            std::fs::rename(path.join(name), aside.join(name)).unwrap();
+            std::fs::create_dir(path.join(name)).unwrap();
+        }
+        drop(files);
+        assert!(!path.join(superblock::FILE).exists());
+        for name in &names {
+            std::fs::remove_dir(path.join(name)).unwrap();
+            std::fs::rename(aside.join(name), path.join(name)).unwrap();
+        }
+        drop(super::super::Files::open(&path, &options).unwrap());
+        assert!(path.join(superblock::FILE).exists() && !path.join(SUPERBLOCK_NEW).exists());
+        std::fs::remove_dir_all(&path).unwrap();
+        std::fs::remove_dir_all(&aside).unwrap();
     }
 
     /// Regression: files of `smr backing=` had mode 0644 in a directory of 0755, so any local user

@@ -5,7 +5,7 @@ use blockyard_core::SECTOR_BYTES;
 use super::error::FormatError;
 
 /// Maximum number of zones of a medium: their table has 128 MiB.
-const ZONES_MAX: u64 = 1 << 24;
+pub(super) const ZONES_MAX: u64 = 1 << 24;
 
 /// Largest medium in bytes: sums of offsets stay far from overflow.
 const BYTES_MAX: u64 = 1 << 60;

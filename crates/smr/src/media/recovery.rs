@@ -5,7 +5,6 @@
 //! An interruption at any point leads to the same state at the next opening.
 #![allow(clippy::disallowed_types)] // Creates the locks of `files`.
 
-use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use blockyard_core::SECTOR_BYTES;
@@ -26,8 +25,9 @@ use super::zone_word::ZoneRecord;
 use super::zone_word::{pack, pristine};
 use super::{journal, live, superblock, tables};
 
-/// Name of the superblock until it is complete.
-const SUPERBLOCK_NEW: &str = "superblock.new";
+/// Name of the superblock until the creation of the disk is complete, and again when the disk is
+/// removed.
+pub(super) const SUPERBLOCK_NEW: &str = "superblock.new";
 
 /// Name of a data file.
 fn data_name(number: u32) -> String {
@@ -83,20 +83,14 @@ fn compare(superblock: &Superblock, options: &Options) -> Result<(), MediaError>
     Ok(())
 }
 
-/// Creates a disk. The superblock comes last: without it, the creation was not completed.
+/// Creates a disk. The superblock gets its name last: before that, the creation is not complete.
 fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError> {
     let names = store.names().map_err(about(store, "list", ""))?;
     let may_stay = |name: &String| is_ours(name) && (store.may_have_remains() || name == LOCK);
     if let Some(name) = names.iter().find(|name| !may_stay(name)) {
         return Err(MediaError::Stranger { name: name.clone() });
     }
-    // An interrupted creation leaves no file of zone states, and a journal of zeros.
-    let journal =
-        store.open(journal::FILE).and_then(|file| file.map(|it| is_used(&it)).transpose());
-    let journal = journal.map_err(about(store, "read", journal::FILE))?;
-    if journal == Some(true) || names.iter().any(|name| name.starts_with("live.")) {
-        return Err(MediaError::NoSuperblock);
-    }
+    check_remains(store, &names)?;
     let geometry = options.geometry;
     let superblock = Superblock {
         id: store.fresh_id().map_err(MediaError::io("cannot draw an identity"))?,
@@ -131,11 +125,36 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
     Ok(superblock)
 }
 
-/// Whether a journal has a record in its first block.
-fn is_used<F: StoreFile>(journal: &F) -> io::Result<bool> {
-    let mut first = vec![0; journal.len()?.min(4096) as usize];
-    journal.read_at(0, &mut first)?;
-    Ok(first.iter().any(|byte| *byte != 0))
+/// Refuses files that an interrupted creation or removal has not left: those of a disk whose
+/// superblock was lost, or of another program.
+fn check_remains<S: Store>(store: &S, names: &[String]) -> Result<(), MediaError> {
+    let read = |name: &str| {
+        let found = load(store, name, superblock::BYTES as u64);
+        found.map(Option::unwrap_or_default).map_err(about(store, "read", name))
+    };
+    let begun = read(SUPERBLOCK_NEW)?;
+    // No client has written to this disk: its creation or its removal was interrupted.
+    if Superblock::parse(&begun).is_ok() {
+        return Ok(());
+    }
+    if !superblock::is_begun(&begun) {
+        return Err(MediaError::Stranger { name: SUPERBLOCK_NEW.to_owned() });
+    }
+    // A creation has written nothing else than the first checkpoint by now.
+    let mut is_used = read(journal::FILE)?.iter().any(|byte| *byte != 0);
+    for name in names {
+        is_used |= if name == tables::FILE {
+            let bytes = load(store, name, tables::BYTES_MAX);
+            let bytes = bytes.map_err(about(store, "read", name))?;
+            bytes.is_some_and(|bytes| !tables::is_begun(&bytes))
+        } else if name.starts_with("data.") {
+            let has_data = store.open(name).and_then(|it| it.map_or(Ok(false), |it| it.has_data()));
+            has_data.map_err(about(store, "examine", name))?
+        } else {
+            name.starts_with("live.")
+        };
+    }
+    if is_used { Err(MediaError::NoSuperblock) } else { Ok(()) }
 }
 
 /// Whether an interrupted creation may have left this file.

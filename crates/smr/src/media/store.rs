@@ -111,6 +111,12 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     /// If that fails.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
 
+    /// Whether the file has more than holes.
+    ///
+    /// # Errors
+    /// If the system does not provide it.
+    fn has_data(&self) -> io::Result<bool>;
+
     /// Makes everything durable that was written before.
     ///
     /// # Errors

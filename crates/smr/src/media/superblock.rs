@@ -16,6 +16,11 @@ const MAGIC: [u8; 8] = *b"BLKYSMR\n";
 /// End of the last field; all later bytes must be zero.
 const END: usize = 72;
 
+/// Whether these may be the bytes of a superblock that was not written completely.
+pub(crate) fn is_begun(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC) || bytes.iter().take(MAGIC.len()).all(|byte| *byte == 0)
+}
+
 /// Maximum number of data files.
 pub const DATA_FILES_MAX: u32 = 256;
 

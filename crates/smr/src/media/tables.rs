@@ -2,7 +2,7 @@
 //! one and its journal stay valid until the checkpoint is durable.
 
 use super::error::FormatError;
-use super::geometry::MediaGeometry;
+use super::geometry::{MediaGeometry, ZONES_MAX};
 use super::superblock::check_head;
 use super::zone_word::ZoneRecord;
 use super::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
@@ -32,6 +32,9 @@ pub struct ZoneTable {
     pub records: Vec<ZoneRecord>,
 }
 
+/// Maximum length of the file in bytes.
+pub(crate) const BYTES_MAX: u64 = 2 * (8 * ZONES_MAX + ALIGN);
+
 /// Length of a slot in bytes.
 pub fn slot_bytes(geometry: &MediaGeometry) -> u64 {
     (HEAD as u64 + 8 * u64::from(geometry.zone_count())).next_multiple_of(ALIGN)
@@ -58,6 +61,17 @@ pub fn print(id: &Id, checkpoint: u64, clean: bool, words: &[u64]) -> Vec<u8> {
     let crc = crc(&bytes[12..]);
     bytes[8..12].copy_from_slice(&crc.to_le_bytes());
     bytes
+}
+
+/// Whether these may be the bytes of a file that the creation of a disk has written, completely or
+/// not: nothing but the first checkpoint.
+pub(crate) fn is_begun(bytes: &[u8]) -> bool {
+    let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    let (even, odd) = bytes.split_at(bytes.len() / 2);
+    let is_first = odd.starts_with(&MAGIC) && odd.len() >= HEAD && u64_at(odd, 32) == 1;
+    bytes.len() as u64 % (2 * ALIGN) == 0
+        && is_zero(even)
+        && (is_first || is_zero(&odd[..HEAD.min(odd.len())]))
 }
 
 /// Parses the bytes of a slot.

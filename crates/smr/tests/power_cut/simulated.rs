@@ -105,6 +105,12 @@ impl StoreFile for File {
         self.0.punch(offset, len)
     }
 
+    fn has_data(&self) -> io::Result<bool> {
+        let mut bytes = vec![0; self.0.len()? as usize];
+        self.0.read_at(0, &mut bytes)?;
+        Ok(bytes.iter().any(|byte| *byte != 0))
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.0.sync()
     }
