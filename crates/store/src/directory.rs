@@ -21,6 +21,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::owner_only;
+use blockyard_volume_format::label::Label;
+use blockyard_volume_format::superblock::Superblock;
 use blockyard_volume_format::{label, segment_name, superblock};
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -35,12 +37,21 @@ use crate::{PoolFile, Purpose, StoreFile};
 /// The name of the lock file.
 const LOCK: &str = "lock";
 
-/// Names that an empty directory may have, in addition to the segments and the lock of an
-/// interrupted `create`: itself, what a file system brings along, and incomplete files.
-const EMPTY: [&str; 5] = [".", "..", "lost+found", "superblock.new", "copy.new"];
+/// Names that an empty directory may have, in addition to the remains of an interrupted `create`:
+/// itself, and what a file system brings along.
+const EMPTY: [&str; 3] = [".", "..", "lost+found"];
 
 /// The unit of `st_blocks` in bytes.
 const BLOCK_BYTES: u64 = 512;
+
+/// The name of the superblock until the creation of the pool is complete.
+const SUPERBLOCK_NEW: &str = "superblock.new";
+
+/// Bytes of a segment in which a log or pages begin: if they are zeros, it is not used.
+const HEAD_BYTES: u64 = 4096;
+
+/// Length of the magic number of a superblock or a label in bytes.
+const MARK_BYTES: u64 = 8;
 
 /// Zeros that are written at once, in bytes.
 const ZEROS: usize = 1 << 20;
@@ -183,17 +194,45 @@ impl DirectoryStore {
         is_there(superblock::FILE) || is_there(label::FILE)
     }
 
-    /// Checks that a pool may be made here, where there is none.
+    /// Checks that a pool may be made here, where there is none, and completes an interrupted
+    /// removal.
     pub(crate) fn prepare(&self, path: &Path) -> Result<(), StoreError> {
         let Some(foreign) = &self.foreign else {
             narrow(path);
-            return Ok(());
+            let failed = StoreError::io(format!("cannot remove files in `{}`", path.display()));
+            return match self.is_being_removed() {
+                true => self.remove_segments().map_err(failed),
+                false if self.has_pool() => Ok(()),
+                false => self.check_segments(path),
+            };
         };
         let wanted = format!(
             "an empty directory to make a pool in, for example one below it (one that is not there \
              is made); it holds `{foreign}`"
         );
         Err(StoreError::Invalid { field: "path", value: path.display().to_string(), wanted })
+    }
+
+    /// Refuses segments that have data, but no superblock. Of two copies, neither is changed then.
+    fn check_segments(&self, path: &Path) -> Result<(), StoreError> {
+        let is_used = |name: &String| -> io::Result<bool> {
+            let mut head = Vec::new();
+            regular(&self.open, name, OFlags::RDONLY)?.take(HEAD_BYTES).read_to_end(&mut head)?;
+            Ok(head.iter().any(|byte| *byte != 0))
+        };
+        let names = self.names();
+        let checked = names.and_then(|names| {
+            for name in names.iter().filter(|name| segment(name).is_some()) {
+                if is_used(name)? {
+                    return Err(io::Error::other(
+                        "segments of a pool are there, but its superblock is not: restore the \
+                         file `superblock`, name the pool's other copy, or move the segments away",
+                    ));
+                }
+            }
+            Ok(())
+        });
+        checked.map_err(StoreError::io(format!("cannot make a pool in `{}`", path.display())))
     }
 
     /// Writes the lock owner's entry: the process, and its control socket.
@@ -301,7 +340,8 @@ impl DirectoryStore {
     }
 
     pub(crate) fn create(&self, name: &str, len: u64) -> io::Result<PoolFile> {
-        let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC;
+        // A symbolic link may lead to a file of another program.
+        let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
         let file = descriptors::open_with_retry(Use::Write, || at(&self.open, name, flags))?;
         if !reserve(&file, len)? {
             file.set_len(len)?;
@@ -341,23 +381,57 @@ impl DirectoryStore {
         }
     }
 
-    /// Removes the files of a pool. Without the superblock and the label, which go first, there is
-    /// no pool any more.
+    /// Removes the files of a pool. The superblock gets the name that it has during a creation, and
+    /// is removed last: if the removal is interrupted, the next creation completes it.
     pub(crate) fn erase(&self) -> io::Result<()> {
-        self.remove(superblock::FILE)?;
+        self.retire()?;
         self.remove(label::FILE)?;
-        self.sync_names()?;
-        let unfinished = |name: &str| name.strip_suffix(".new").unwrap_or(name).to_owned();
-        let is_ours = |name: &String| {
-            let whole = unfinished(name);
-            segment(&whole).is_some() || [superblock::FILE, label::FILE].contains(&&whole[..])
-        };
-        for name in self.names()?.iter().filter(|name| is_ours(name)) {
-            self.remove(name)?;
-        }
+        self.remove_segments()?;
         if self.has_made_lock {
             self.remove(LOCK)?;
         }
+        self.sync_names()
+    }
+
+    /// Begins a removal: after that there is no pool.
+    fn retire(&self) -> io::Result<()> {
+        match self.rename(superblock::FILE, SUPERBLOCK_NEW) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => self.sync_names(),
+        }
+    }
+
+    /// Whether a removal was interrupted, or a creation that has made its last file: the superblock
+    /// is complete and has the name of a new one. A copy whose label does not say that it is good
+    /// has such a file during its resync.
+    fn is_being_removed(&self) -> bool {
+        let read = |name: &str, len: u64| {
+            let mut bytes = Vec::new();
+            let file = regular(&self.open, name, OFlags::RDONLY | OFlags::NOFOLLOW).ok()?;
+            file.take(len).read_to_end(&mut bytes).ok()?;
+            Some(bytes)
+        };
+        let whole = superblock::SLOTS * superblock::SLOT_BYTES as u64;
+        let is_there = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty()).is_ok();
+        let begun = read(SUPERBLOCK_NEW, whole).is_some_and(|it| Superblock::all(&it).is_ok());
+        let may_go = || match read(label::FILE, label::BYTES as u64) {
+            Some(bytes) => Label::newest(&bytes).is_ok_and(|(label, _)| label.is_good()),
+            None => true,
+        };
+        begun && !is_there && may_go()
+    }
+
+    /// Removes the segments and what is incomplete, and last the sign of an interrupted removal.
+    fn remove_segments(&self) -> io::Result<()> {
+        let goes = |name: &&String| {
+            let whole = name.strip_suffix(".new").unwrap_or(name);
+            segment(whole).is_some() || whole == label::FILE && whole != name.as_str()
+        };
+        for name in self.names()?.iter().filter(goes) {
+            self.remove(name)?;
+        }
+        self.sync_names()?;
+        self.remove(SUPERBLOCK_NEW)?;
         self.sync_names()
     }
 
@@ -441,15 +515,12 @@ pub(crate) fn other_file(path: &Path) -> Option<String> {
 
 /// A file of another program in the directory; none if it has a pool, or a copy of one.
 fn foreign(open: &File) -> io::Result<Option<String>> {
-    let names = names(open)?;
+    let mut names = names(open)?;
+    names.sort_unstable();
     let may_lock = at(open, LOCK, LOOKING).is_ok_and(|lock| is_ours(&lock));
-    let is_begun = |name: &str| {
-        let name = name.strip_suffix(".new").unwrap_or(name);
-        name.strip_prefix("segment-").is_some_and(|it| u32::from_str_radix(it, 16).is_ok())
-    };
     let is_foreign = |name: &&String| match name.as_str() {
         LOCK => !may_lock,
-        name => !EMPTY.contains(&name) && !is_begun(name),
+        name => !EMPTY.contains(&name) && !is_begun(open, name, &names),
     };
     let Some(foreign) = names.iter().filter(is_foreign).min() else { return Ok(None) };
     // Damaged or unreadable files count as a pool: opening it reports the error.
@@ -459,6 +530,28 @@ fn foreign(open: &File) -> io::Result<Option<String>> {
                 || at(open, file, LOOKING).map_or(true, is_pools))
     });
     Ok((!is_pool).then(|| foreign.clone()))
+}
+
+/// Whether an interrupted creation may have left a file. It makes segments in ascending order, and
+/// a file that is not complete begins with zeros or with its magic number. `names` is the sorted
+/// list of all files.
+fn is_begun(open: &File, name: &str, names: &[String]) -> bool {
+    let Some(whole) = name.strip_suffix(".new") else {
+        let before = |number: u32| number.checked_sub(1).map(|it| segment_name(it as usize));
+        let is_next = |number| before(number).is_none_or(|it| names.binary_search(&it).is_ok());
+        let is_removed = || names.binary_search_by(|it| it[..].cmp(SUPERBLOCK_NEW)).is_ok();
+        return segment(name).is_some_and(|number| is_next(number) || is_removed());
+    };
+    let is_marked: fn(&[u8]) -> bool = match whole {
+        superblock::FILE => superblock::is_marked,
+        label::FILE => label::is_marked,
+        _ if segment(whole).is_some() => |_| false,
+        _ => return false,
+    };
+    let mut head = Vec::new();
+    let read = regular(open, name, OFlags::RDONLY | OFlags::NOFOLLOW)
+        .and_then(|file| file.take(MARK_BYTES).read_to_end(&mut head));
+    read.is_ok() && (head.iter().all(|byte| *byte == 0) || is_marked(&head))
 }
 
 /// Whether a file, or its second slot, begins as a superblock or a label does.
@@ -571,6 +664,55 @@ mod tests {
             assert!(error.contains("not a regular file"), "{error}");
             std::fs::remove_file(path.join(name)).unwrap();
         }
+    }
+
+    /// Regression: a removal that was interrupted left a directory that was refused for good, because
+    /// the superblock went first, and the segments without it look like those of a lost pool.
+    #[test]
+    fn an_interrupted_removal_is_completed_by_the_next_creation() {
+        let name = format!("blockyard-directory-removal-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        let mut bytes = vec![0; superblock::SLOTS as usize * superblock::SLOT_BYTES];
+        let log = superblock::LogPlace { segment: 0, offset: 0, next: 1, number: 1, chain: 0 };
+        let superblock = Superblock {
+            id: [1; 16],
+            align: 512,
+            segment_bytes: 4 << 20,
+            sequence: 0,
+            epoch: 1,
+            log,
+            catalogue: blockyard_volume_format::entry::Entry::HOLE,
+            catalogue_bytes: 0,
+            catalogue_crc: 0,
+            durable: 0,
+        };
+        superblock.print(&mut bytes[..superblock::SLOT_BYTES]);
+        let files = ["segment-00000001", "segment-00000002", "segment-00000003.new", "copy.new"];
+        let directory = DirectoryStore::take(&path, Purpose::Use).unwrap();
+        std::fs::write(path.join(superblock::FILE), &bytes).unwrap();
+        files.iter().for_each(|name| std::fs::write(path.join(name), "data").unwrap());
+        // No call can remove this as a file.
+        std::fs::create_dir(path.join("segment-00000000")).unwrap();
+        directory.erase().unwrap_err();
+        drop(directory);
+        assert!(!path.join(superblock::FILE).exists() && path.join(SUPERBLOCK_NEW).exists());
+        std::fs::remove_dir(path.join("segment-00000000")).unwrap();
+        for name in &files[..2] {
+            std::fs::write(path.join(name), "data").unwrap();
+        }
+        let directory = DirectoryStore::take(&path, Purpose::Use).unwrap();
+        directory.prepare(&path).unwrap();
+        let left = || std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name());
+        assert_eq!(left().collect::<Vec<_>>(), [LOCK]);
+        // A complete removal leaves nothing.
+        std::fs::write(path.join(superblock::FILE), &bytes).unwrap();
+        files.iter().for_each(|name| std::fs::write(path.join(name), "data").unwrap());
+        directory.erase().unwrap();
+        assert_eq!(left().collect::<Vec<_>>(), [LOCK; 0]);
+        drop(directory);
+        std::fs::remove_dir_all(&path).unwrap();
     }
 
     /// Otherwise two processes would use the pool: its maker with the lock, and this one without.

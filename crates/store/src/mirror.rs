@@ -68,6 +68,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
 use blockyard_volume_format::label::{BYTES, FILE, Label, SLOT_BYTES, SLOTS};
+use blockyard_volume_format::superblock;
 
 use crate::buffer::Memory;
 use crate::descriptors::is_short;
@@ -453,6 +454,12 @@ impl<D: SegmentStore> SegmentFiles for Mirror<D> {
 
     fn erase(&self) -> io::Result<()> {
         let copies = self.0.sides.iter().filter_map(|side| side.directory.as_ref());
+        // First neither has a superblock any more: an interrupted removal must not look like a lost
+        // copy. An error is found again when the copy is erased.
+        for copy in copies.clone() {
+            let new = format!("{}.new", superblock::FILE);
+            _ = copy.rename(superblock::FILE, &new).and_then(|()| copy.sync_names());
+        }
         // If one copy cannot be erased, the other one still is.
         let erased: Vec<_> = copies.map(SegmentFiles::erase).collect();
         erased.into_iter().collect()

@@ -64,14 +64,22 @@ fn a_place_that_cannot_be_read_is_not_said_to_hold_no_pool() {
 #[test]
 fn a_directory_with_other_things_becomes_no_pool() {
     let place = place("other-things");
-    let cases: [&[(&str, &str)]; 5] = [
+    let cases: [&[(&str, &str)]; 9] = [
         &[("notes", "mine\n")],
         &[("lock", "hi\n")],
         &[("lock", ""), ("a", "1"), ("b", "2")],
         &[("lock", "pid 1\n"), ("lock.new", "x"), ("segment-00000000", "")],
         &[("copy.new", ""), ("segment-x", "mine\n")],
+        // Regression: a creation overwrote these, and its removal after a refusal removed them.
+        &[("lock", ""), ("copy.new", "mine\n")],
+        &[("superblock.new", "mine\n")],
+        &[("segment-00000007.new", "mine\n")],
+        &[("segment-00000009", "mine\n")],
     ];
-    for (case, name) in cases.into_iter().zip(["notes", "lock", "a", "lock.new", "segment-x"]) {
+    let names = ["notes", "lock", "a", "lock.new", "segment-x"].into_iter();
+    let names = names.chain(["copy.new", "superblock.new"]);
+    let names = names.chain(["segment-00000007.new", "segment-00000009"]);
+    for (case, name) in cases.into_iter().zip(names) {
         let path = place.fresh();
         fs::create_dir(&path).unwrap();
         for (name, text) in case {
@@ -110,13 +118,62 @@ fn an_empty_directory_or_an_interrupted_create_becomes_a_pool() {
     drop(Running::open(&path, options()).unwrap());
     let path = place.fresh();
     fs::create_dir(&path).unwrap();
-    for name in ["segment-00000000.new", "superblock.new", "copy.new"] {
-        fs::write(path.join(name), "begun").unwrap();
+    for (name, begun) in [
+        ("segment-00000000.new", &[0; 100][..]),
+        ("superblock.new", b"BLKYVOL\n and zeros"),
+        ("copy.new", b""),
+    ] {
+        fs::write(path.join(name), begun).unwrap();
     }
     // A power cut may leave zeros in `lock`.
     fs::write(path.join("lock"), [0; 6]).unwrap();
     drop(Running::open(&path, options()).unwrap());
     assert!(is_pool(&path).unwrap());
+}
+
+/// Regression: a pair was refused for used segments without a superblock after a label was written
+/// to both copies and a segment to the new one.
+#[test]
+fn used_segments_without_a_superblock_are_refused_and_nothing_is_written() {
+    let place = place("segments");
+    for used in [&[0][..], &[1], &[2], &[]] {
+        let (path, new) = (place.fresh(), place.fresh());
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("lock"), "").unwrap();
+        // A creation makes three segments before the superblock.
+        for number in 0..if used.is_empty() { 4 } else { 3 } {
+            let text = if used.contains(&number) { "data" } else { "" };
+            let mut bytes = text.as_bytes().to_vec();
+            bytes.resize(4 << 20, 0);
+            fs::write(path.join(format!("segment-{number:08x}")), bytes).unwrap();
+        }
+        let before = held(&path);
+        let second = (!used.is_empty()).then(|| new.join("b"));
+        for path2 in [None, second] {
+            let paths = PoolPaths { path: path.clone(), path2, degraded: false };
+            let error = refused(Running::open_places(&paths, options()));
+            assert!(error.contains("segments of a pool are there, but its sup"), "{error}");
+            assert_eq!(held(&path), before);
+            assert!(!new.exists());
+        }
+    }
+}
+
+/// Regression: `superblock.new` was a symbolic link, and a creation overwrote the file to which it
+/// led.
+#[test]
+fn a_creation_follows_no_symbolic_link() {
+    let place = place("link");
+    let (path, other) = (place.fresh(), place.fresh());
+    fs::create_dir(&path).unwrap();
+    for kept in ["", "kept"] {
+        fs::write(&other, kept).unwrap();
+        std::os::unix::fs::symlink(&other, path.join("superblock.new")).unwrap();
+        let error = refused(Running::open(&path, options()));
+        assert!(error.contains("it holds `superblock.new`"), "{error}");
+        assert_eq!(fs::read_to_string(&other).unwrap(), kept);
+        fs::remove_file(path.join("superblock.new")).unwrap();
+    }
 }
 
 /// Earlier versions made pools among other files, and files may have been added to a pool later.
