@@ -21,7 +21,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::owner_only;
-use blockyard_volume_format::label::Label;
 use blockyard_volume_format::superblock::Superblock;
 use blockyard_volume_format::{label, segment_name, superblock};
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
@@ -402,23 +401,14 @@ impl DirectoryStore {
     }
 
     /// Whether a removal was interrupted, or a creation that has made its last file: the superblock
-    /// is complete and has the name of a new one. A copy whose label does not say that it is good
-    /// has such a file during its resync.
+    /// is complete and has the name of a new one. A copy of two, which has a label, also has such a
+    /// file while its superblock is made again from the other copy: that one keeps its data.
     fn is_being_removed(&self) -> bool {
-        let read = |name: &str, len: u64| {
-            let mut bytes = Vec::new();
-            let file = regular(&self.open, name, OFlags::RDONLY | OFlags::NOFOLLOW).ok()?;
-            file.take(len).read_to_end(&mut bytes).ok()?;
-            Some(bytes)
-        };
         let whole = superblock::SLOTS * superblock::SLOT_BYTES as u64;
-        let is_there = rustix::fs::statat(&self.open, superblock::FILE, AtFlags::empty()).is_ok();
-        let begun = read(SUPERBLOCK_NEW, whole).is_some_and(|it| Superblock::all(&it).is_ok());
-        let may_go = || match read(label::FILE, label::BYTES as u64) {
-            Some(bytes) => Label::newest(&bytes).is_ok_and(|(label, _)| label.is_good()),
-            None => true,
-        };
-        begun && !is_there && may_go()
+        let mut bytes = Vec::new();
+        let read = regular(&self.open, SUPERBLOCK_NEW, OFlags::RDONLY | OFlags::NOFOLLOW)
+            .and_then(|file| file.take(whole).read_to_end(&mut bytes));
+        !self.has_pool() && read.is_ok() && Superblock::all(&bytes).is_ok()
     }
 
     /// Removes the segments and what is incomplete, and last the sign of an interrupted removal.
