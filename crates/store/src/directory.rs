@@ -21,6 +21,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::owner_only;
+use blockyard_volume_format::FormatError;
 use blockyard_volume_format::superblock::Superblock;
 use blockyard_volume_format::{label, segment_name, superblock};
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
@@ -219,19 +220,15 @@ impl DirectoryStore {
             regular(&self.open, name, OFlags::RDONLY)?.take(HEAD_BYTES).read_to_end(&mut head)?;
             Ok(head.iter().any(|byte| *byte != 0))
         };
-        let names = self.names();
-        let checked = names.and_then(|names| {
-            for name in names.iter().filter(|name| segment(name).is_some()) {
-                if is_used(name)? {
-                    return Err(io::Error::other(
-                        "segments of a pool are there, but its superblock is not: restore the \
-                         file `superblock`, name the pool's other copy, or move the segments away",
-                    ));
-                }
+        let failed = || StoreError::io(format!("cannot examine `{}`", path.display()));
+        let names = self.names().map_err(|error| failed()(error))?;
+        for name in names.iter().filter(|name| segment(name).is_some()) {
+            if is_used(name).map_err(|error| failed()(error))? {
+                let path = path.display().to_string();
+                return Err(FormatError::NoSuperblock { path }.into());
             }
-            Ok(())
-        });
-        checked.map_err(StoreError::io(format!("cannot make a pool in `{}`", path.display())))
+        }
+        Ok(())
     }
 
     /// Writes the lock owner's entry: the process, and its control socket.

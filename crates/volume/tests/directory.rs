@@ -152,7 +152,7 @@ fn used_segments_without_a_superblock_are_refused_and_nothing_is_written() {
         for path2 in [None, second] {
             let paths = PoolPaths { path: path.clone(), path2, degraded: false };
             let error = refused(Running::open_places(&paths, options()));
-            assert!(error.contains("segments of a pool are there, but its sup"), "{error}");
+            assert!(error.contains("has segments of a pool, but no superblock"), "{error}");
             assert_eq!(held(&path), before);
             assert!(!new.exists());
         }
