@@ -265,7 +265,7 @@ fn a_disk_without_a_superblock_is_kept_whatever_it_has() {
     }
 }
 
-/// The bug: next to an empty `lock`, files of another program that have names of a disk's files were
+/// The bug: next to an empty `lock`, files of another program with names of a disk's files were
 /// overwritten.
 #[test]
 fn files_of_another_program_next_to_a_lock_are_kept() {

@@ -653,8 +653,8 @@ mod tests {
         }
     }
 
-    /// Regression: a removal that was interrupted left a directory that was refused for good, because
-    /// the superblock went first, and the segments without it look like those of a lost pool.
+    /// Regression: a removal that was interrupted left a directory that no creation accepted: the
+    /// superblock went first, and the segments without it look like those of a lost pool.
     #[test]
     fn an_interrupted_removal_is_completed_by_the_next_creation() {
         let name = format!("blockyard-directory-removal-{}", std::process::id());

@@ -317,8 +317,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// Regression: a removal that was interrupted left a directory that was refused for good, because
-    /// the superblock went first, and the files without it look like those of a lost disk.
+    /// Regression: a removal that was interrupted left a directory that no creation accepted: the
+    /// superblock went first, and the files without it look like those of a lost disk.
     #[test]
     fn an_interrupted_removal_is_completed_by_the_next_creation() {
         let (path, aside) = (place("removal"), place("removal-aside"));
