@@ -162,15 +162,13 @@ pub trait VerifyPool {
         should_continue: &mut dyn FnMut() -> bool,
     ) -> Result<Verified, Self::Error>;
 
-    /// Which copy lacks a part of the log that was durable, although the other copy has all of it:
-    /// the copy was replaced by an earlier state of itself. `None` if both have it, or neither has.
+    /// Which copy was replaced by an earlier state of itself: it lacks the newest checkpoint, or a
+    /// part of the log that was durable, and the other copy lacks nothing. `None` if neither or both
+    /// lack something.
     ///
     /// # Errors
     /// If the superblock or the segments cannot be read.
-    fn copy_without_log_end<D: SegmentStore>(
-        &self,
-        copies: Copies<D>,
-    ) -> Result<Option<usize>, Self::Error>;
+    fn older_copy<D: SegmentStore>(&self, copies: Copies<D>) -> Result<Option<usize>, Self::Error>;
 }
 
 /// One of the two copies.

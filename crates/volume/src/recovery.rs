@@ -25,6 +25,7 @@ use blockyard_store::buffer::{ALIGN, Buffer, Memory};
 use blockyard_store::disk::{SEGMENT_BYTES_MIN, SEGMENTS_WANTED, shorter};
 use blockyard_store::{COPIES_MAX, Layout, SegmentStore, StoreFile};
 use blockyard_volume_format::FormatError;
+use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::catalogue::Change;
 use blockyard_volume_format::entry::{Codec, Entry};
 use blockyard_volume_format::group::{Descriptor, Kind};
@@ -137,13 +138,11 @@ pub(crate) fn look<D: SegmentStore>(
     Ok(ReadOnlyPool { volumes, number, groups, unused_groups, loose, segments })
 }
 
-/// Which of two copies lacks a group of the log that was durable, although the other copy has all
-/// of them: it was replaced by an earlier state of itself. A durable group is in both copies, so
-/// no crash leaves this. A damaged head in one copy does, and a resync repairs it. `None` if both
-/// copies have the whole log, or neither has.
-pub(crate) fn copy_without_log_end<D: SegmentStore>(
-    directory: D,
-) -> Result<Option<usize>, VolumeError> {
+/// Which of two copies was replaced by an earlier state of itself: it lacks the newest checkpoint,
+/// or a group of the log that was durable, and the other copy lacks nothing. Both are in both copies
+/// before they are relied on, so no crash leaves this. A damaged page or head in one copy does, and
+/// a resync repairs it.
+pub(crate) fn older_copy<D: SegmentStore>(directory: D) -> Result<Option<usize>, VolumeError> {
     let slots = slots(&directory)?;
     let Some(superblock) = slots.first() else { return Ok(None) };
     let segments = segments(directory, superblock, &Options::default())?;
@@ -151,9 +150,28 @@ pub(crate) fn copy_without_log_end<D: SegmentStore>(
     let ends: Vec<_> =
         copies.numbers().map(|it| (it, log_end(&segments, superblock, it))).collect();
     let durable = ends.iter().map(|(_, (_, durable))| *durable).max().unwrap_or(0);
-    let mut lacking = ends.iter().filter(|(_, (last, _))| *last < durable).map(|(copy, _)| *copy);
+    let lacks = |&(copy, (last, _)): &(usize, (u64, u64))| {
+        last < durable || !has_catalogue(&segments, superblock, copy)
+    };
+    let mut lacking = ends.iter().filter(|it| lacks(it)).map(|(copy, _)| *copy);
     let first = lacking.next();
     Ok(first.filter(|_| lacking.next().is_none() && ends.len() > 1))
+}
+
+/// Whether one copy has the top page of the catalogue of a checkpoint. Its checksum depends on
+/// all other pages of the checkpoint.
+fn has_catalogue<D: SegmentStore>(
+    segments: &Segments<D>,
+    superblock: &Superblock,
+    copy: usize,
+) -> bool {
+    let top = superblock.catalogue;
+    if top.is_hole() {
+        return true;
+    }
+    let mut page = Memory::new(ALIGN as u64).take_beyond(top.stored_bytes() as usize);
+    let read = segments.read_copy(&segments.files(), copy, top.address(), &mut page);
+    read.is_ok() && crc(&page) == top.crc()
 }
 
 /// The number of the last group that one copy has of the log, and up to which group all are known

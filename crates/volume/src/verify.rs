@@ -119,11 +119,8 @@ impl VerifyPool for PoolVerifier {
         Ok(Verified { repaired, damaged })
     }
 
-    fn copy_without_log_end<D: SegmentStore>(
-        &self,
-        copies: Copies<D>,
-    ) -> Result<Option<usize>, VolumeError> {
-        recovery::copy_without_log_end(copies)
+    fn older_copy<D: SegmentStore>(&self, copies: Copies<D>) -> Result<Option<usize>, VolumeError> {
+        recovery::older_copy(copies)
     }
 }
 

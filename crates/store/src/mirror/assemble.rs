@@ -291,27 +291,26 @@ impl<D: SegmentStore> Mirror<D> {
     }
 }
 
-/// The copy that is older by its superblocks, although both labels say that it is good. `moved`
-/// says of each label whether the other copy is not where the label says.
+/// Compares the superblocks of two copies whose labels say that both are good. `moved` says of each
+/// label whether the other copy is not where the label says.
 ///
 /// # Errors
 /// If each copy was used without the other.
-fn older<D: SegmentStore>(
+fn compare_copies<D: SegmentStore>(
     given: &[NamedCopy<D>; 2],
     moved: [bool; 2],
     titles: &[String; 2],
-) -> Result<Option<usize>, StoreError> {
+) -> Result<Superblocks, StoreError> {
     let slots = given.each_ref().map(|it| {
         let found = it.directory.as_ref().map(|found| superblocks(found, &titles[0]));
         // An unreadable superblock does not say which copy is older.
         found.and_then(Result::ok).unwrap_or_default()
     });
     match compare([&slots[0], &slots[1]]) {
-        Superblocks::InStep => Ok(None),
         // Copies of two pools that were one once: neither was made from the other's path.
         Superblocks::Older { is_shared: false, .. } if moved == [true, true] => Err(split(titles)),
-        Superblocks::Older { copy, .. } => Ok(Some(copy)),
         Superblocks::Diverged => Err(split(titles)),
+        compared => Ok(compared),
     }
 }
 
@@ -357,13 +356,20 @@ fn pair<D: SegmentStore, V: VerifyPool>(
                 return Err(StoreError::from(CopiesError::NoPool { path: first_title }).into());
             }
             let moved = [0, 1].map(|at| ordered[at].other != given[1 - at].path);
-            let old = older(&given, moved, titles)?;
+            let compared = compare_copies(&given, moved, titles)?;
             let mirror = Mirror::new(given, ordered[0], [true, true], writes);
-            let old = match old {
-                None if !found.contains(&false) => {
-                    verifier.copy_without_log_end(Copies::Two(Mirror(Arc::clone(&mirror.0))))?
+            let old = match compared {
+                Superblocks::Older { copy, is_shared: false } => Some(copy),
+                _ if found.contains(&false) => None,
+                compared => {
+                    let copies = Copies::Two(Mirror(Arc::clone(&mirror.0)));
+                    // A copy never replaces one with a newer superblock.
+                    let may_replace = |old: &usize| match compared {
+                        Superblocks::Older { copy, .. } => copy == *old,
+                        _ => true,
+                    };
+                    verifier.older_copy(copies)?.filter(may_replace)
                 }
-                old => old,
             };
             if let Some(old) = old {
                 mirror.mark_stale(old);
