@@ -162,13 +162,17 @@ pub trait VerifyPool {
         should_continue: &mut dyn FnMut() -> bool,
     ) -> Result<Verified, Self::Error>;
 
-    /// Which copy was replaced by an earlier state of itself: it lacks the newest checkpoint, or a
-    /// part of the log that was durable, and the other copy lacks nothing. `None` if neither or both
-    /// lack something.
+    /// Which copy was replaced by an earlier state of itself: it lacks a part of the log that was
+    /// durable, and the other copy has all of it. `None` if both have it, or neither has. `behind` is
+    /// the copy with the older superblock; it may also lack the newest checkpoint.
     ///
     /// # Errors
     /// If the superblock or the segments cannot be read.
-    fn older_copy<D: SegmentStore>(&self, copies: Copies<D>) -> Result<Option<usize>, Self::Error>;
+    fn older_copy<D: SegmentStore>(
+        &self,
+        copies: Copies<D>,
+        behind: Option<usize>,
+    ) -> Result<Option<usize>, Self::Error>;
 }
 
 /// One of the two copies.

@@ -138,11 +138,14 @@ pub(crate) fn look<D: SegmentStore>(
     Ok(ReadOnlyPool { volumes, number, groups, unused_groups, loose, segments })
 }
 
-/// Which of two copies was replaced by an earlier state of itself: it lacks the newest checkpoint,
-/// or a group of the log that was durable, and the other copy lacks nothing. Both are in both copies
-/// before they are relied on, so no crash leaves this. A damaged page or head in one copy does, and
-/// a resync repairs it.
-pub(crate) fn older_copy<D: SegmentStore>(directory: D) -> Result<Option<usize>, VolumeError> {
+/// Which of two copies was replaced by an earlier state of itself: it lacks a group of the log that
+/// was durable, or, if it is the one with the older superblock (`behind`), the newest checkpoint, and
+/// the other copy lacks nothing. Both are in both copies before they are relied on, so no crash
+/// leaves this. A damaged page or head in one copy does, and a resync repairs it.
+pub(crate) fn older_copy<D: SegmentStore>(
+    directory: D,
+    behind: Option<usize>,
+) -> Result<Option<usize>, VolumeError> {
     let slots = slots(&directory)?;
     let Some(superblock) = slots.first() else { return Ok(None) };
     let segments = segments(directory, superblock, &Options::default())?;
@@ -151,7 +154,7 @@ pub(crate) fn older_copy<D: SegmentStore>(directory: D) -> Result<Option<usize>,
         copies.numbers().map(|it| (it, log_end(&segments, superblock, it))).collect();
     let durable = ends.iter().map(|(_, (_, durable))| *durable).max().unwrap_or(0);
     let lacks = |&(copy, (last, _)): &(usize, (u64, u64))| {
-        last < durable || !has_catalogue(&segments, superblock, copy)
+        last < durable || behind == Some(copy) && !has_catalogue(&segments, superblock, copy)
     };
     let mut lacking = ends.iter().filter(|it| lacks(it)).map(|(copy, _)| *copy);
     let first = lacking.next();

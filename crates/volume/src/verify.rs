@@ -119,8 +119,12 @@ impl VerifyPool for PoolVerifier {
         Ok(Verified { repaired, damaged })
     }
 
-    fn older_copy<D: SegmentStore>(&self, copies: Copies<D>) -> Result<Option<usize>, VolumeError> {
-        recovery::older_copy(copies)
+    fn older_copy<D: SegmentStore>(
+        &self,
+        copies: Copies<D>,
+        behind: Option<usize>,
+    ) -> Result<Option<usize>, VolumeError> {
+        recovery::older_copy(copies, behind)
     }
 }
 

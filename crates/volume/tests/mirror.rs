@@ -188,13 +188,18 @@ fn a_copy_that_comes_back_is_made_equal() {
     read(&Volume::open_in(running, VolumeConfig::new("pool", "v0")).unwrap(), &model);
 }
 
-/// Copies the files of a directory.
+/// Copies the files of a directory; again from the start if one gets another name meanwhile, as a
+/// new segment of an open pool does.
 fn copy(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
+    let copied = || {
+        _ = fs::remove_dir_all(to);
+        fs::create_dir(to).unwrap();
+        fs::read_dir(from).unwrap().all(|entry| {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), to.join(entry.file_name())).is_ok()
+        })
+    };
+    while !copied() {}
 }
 
 /// Replaces a directory by another one.

@@ -456,5 +456,5 @@ fn a_dictionary_of_the_devices_own_contents_makes_them_smaller() {
     let with = compressed(Some(std::fs::read(&file).unwrap().into()));
     assert!(with < without * 9 / 10, "{with} {without}");
     let little = Ram::open(plain()).unwrap();
-    assert_eq!(little.train(&file, blockyard_ram::Replace::Own).unwrap_err().field(), "train");
+    assert_eq!(little.train(&file, blockyard_ram::Replace::Own).unwrap_err().field(), "dict");
 }

@@ -362,13 +362,14 @@ fn pair<D: SegmentStore, V: VerifyPool>(
                 Superblocks::Older { copy, is_shared: false } => Some(copy),
                 _ if found.contains(&false) => None,
                 compared => {
-                    let copies = Copies::Two(Mirror(Arc::clone(&mirror.0)));
-                    // A copy never replaces one with a newer superblock.
-                    let may_replace = |old: &usize| match compared {
-                        Superblocks::Older { copy, .. } => copy == *old,
-                        _ => true,
+                    let behind = match compared {
+                        Superblocks::Older { copy, .. } => Some(copy),
+                        _ => None,
                     };
-                    verifier.older_copy(copies)?.filter(may_replace)
+                    let copies = Copies::Two(Mirror(Arc::clone(&mirror.0)));
+                    let old = verifier.older_copy(copies, behind)?;
+                    // A copy never replaces one with a newer superblock.
+                    old.filter(|old| behind.is_none_or(|behind| behind == *old))
                 }
             };
             if let Some(old) = old {
