@@ -69,7 +69,7 @@ pub(crate) fn is_begun(bytes: &[u8]) -> bool {
     let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let (even, odd) = bytes.split_at(bytes.len() / 2);
     let is_first = odd.starts_with(&MAGIC) && odd.len() >= HEAD && u64_at(odd, 32) == 1;
-    bytes.len() as u64 % (2 * ALIGN) == 0
+    (bytes.len() as u64).is_multiple_of(2 * ALIGN)
         && is_zero(even)
         && (is_first || is_zero(&odd[..HEAD.min(odd.len())]))
 }
