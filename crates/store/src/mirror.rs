@@ -163,8 +163,8 @@ pub trait VerifyPool {
     ) -> Result<Verified, Self::Error>;
 
     /// Which copy was replaced by an earlier state of itself: it lacks a part of the log that was
-    /// durable, and the other copy has all of it. `None` if both have it, or neither has. `behind` is
-    /// the copy with the older superblock; it may also lack the newest checkpoint.
+    /// durable, and the other copy has all of it. `None` if both have it, or neither has. `behind`
+    /// is the copy with the older superblock; it may also lack the newest checkpoint.
     ///
     /// # Errors
     /// If the superblock or the segments cannot be read.

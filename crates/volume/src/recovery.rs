@@ -139,8 +139,8 @@ pub(crate) fn look<D: SegmentStore>(
 }
 
 /// Which of two copies was replaced by an earlier state of itself: it lacks a group of the log that
-/// was durable, or, if it is the one with the older superblock (`behind`), the newest checkpoint, and
-/// the other copy lacks nothing. Both are in both copies before they are relied on, so no crash
+/// was durable, or, if it is the one with the older superblock (`behind`), the newest checkpoint;
+/// and the other copy lacks nothing. Both are in both copies before they are relied on, so no crash
 /// leaves this. A damaged page or head in one copy does, and a resync repairs it.
 pub(crate) fn older_copy<D: SegmentStore>(
     directory: D,

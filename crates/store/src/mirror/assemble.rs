@@ -272,6 +272,21 @@ impl<D: SegmentStore> Mirror<D> {
         }))
     }
 
+    /// The copy that is older by its newest checkpoint or its log.
+    fn older_copy<V: VerifyPool>(
+        &self,
+        compared: Superblocks,
+        verifier: &V,
+    ) -> Result<Option<usize>, V::Error> {
+        let behind = match compared {
+            Superblocks::Older { copy, .. } => Some(copy),
+            _ => None,
+        };
+        let old = verifier.older_copy(Copies::Two(Mirror(Arc::clone(&self.0))), behind)?;
+        // A copy never replaces one with a newer superblock.
+        Ok(old.filter(|old| behind.is_none_or(|behind| behind == *old)))
+    }
+
     /// Marks a copy as stale that is older than the other one although both labels say that it is
     /// good.
     fn mark_stale(&self, number: usize) {
@@ -361,16 +376,7 @@ fn pair<D: SegmentStore, V: VerifyPool>(
             let old = match compared {
                 Superblocks::Older { copy, is_shared: false } => Some(copy),
                 _ if found.contains(&false) => None,
-                compared => {
-                    let behind = match compared {
-                        Superblocks::Older { copy, .. } => Some(copy),
-                        _ => None,
-                    };
-                    let copies = Copies::Two(Mirror(Arc::clone(&mirror.0)));
-                    let old = verifier.older_copy(copies, behind)?;
-                    // A copy never replaces one with a newer superblock.
-                    old.filter(|old| behind.is_none_or(|behind| behind == *old))
-                }
+                compared => mirror.older_copy(compared, verifier)?,
             };
             if let Some(old) = old {
                 mirror.mark_stale(old);
