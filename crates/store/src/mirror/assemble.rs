@@ -142,8 +142,8 @@ enum Superblocks {
 /// A superblock is durable in both copies before the next slot is written. So after a crash the
 /// newest superblock of one copy is in a slot of the other one, too. Each opening writes both slots
 /// with a new epoch, so a state from before that opening has none of the superblocks of the other
-/// copy. It is older only if nothing that grows is more there: epochs alone grow by random
-/// steps.
+/// copy. That copy is older only if its sequence number is lower, and its epoch and group number
+/// are not higher: epochs grow by random steps, so an epoch alone does not order two states.
 fn compare(copies: [&[Superblock]; 2]) -> Superblocks {
     let [Some(first), Some(second)] = copies.map(<[Superblock]>::first) else {
         return Superblocks::InStep;
