@@ -17,7 +17,7 @@ use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
 use blockyard_yard::size;
 use blockyard_yard::spec::{DeviceSpec, NAME_WANTED, check_name};
-use blockyard_yard::{AllowLists, NBD_MEMORY_MIN, UnixPlace};
+use blockyard_yard::{AllowLists, AllowedHosts, NBD_MEMORY_MIN, UnixPlace};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -182,6 +182,10 @@ pub(crate) struct ServeArgs {
     /// Serve NVMe at tcp:HOST:PORT, by default nowhere; may be repeated
     #[arg(long, value_name = "PLACE", value_parser = nvme_place)]
     pub(crate) nvme: Vec<Endpoint>,
+    /// Let the NVMe host with this NQN, as in its /etc/nvme/hostnqn, use DEVICE, `*` for every
+    /// device without a list, and no others; may be repeated
+    #[arg(long, value_name = "DEVICE=NQN", value_parser = device_host)]
+    pub(crate) nvme_allow: Vec<(String, String)>,
     /// Serve NBD on a unix socket at PATH, or at a temporary place with `-`
     #[arg(short = 'U', long, value_name = "PATH|-", conflicts_with = "nbd")]
     pub(crate) unix: Option<String>,
@@ -709,6 +713,12 @@ fn export_subject(text: &str) -> Result<(String, String), String> {
     let (export, subject) = text.split_once('=').ok_or("expected EXPORT=SUBJECT")?;
     AllowLists::default().allow(export, subject)?;
     Ok((export.to_owned(), subject.to_owned()))
+}
+
+fn device_host(text: &str) -> Result<(String, String), String> {
+    let (device, host) = text.split_once('=').ok_or("expected DEVICE=NQN")?;
+    AllowedHosts::default().allow(device, host)?;
+    Ok((device.to_owned(), host.to_owned()))
 }
 
 fn nvme_place(text: &str) -> Result<Endpoint, String> {

@@ -13,7 +13,7 @@ use blockyard_yard::endpoint::{Endpoint, check_socket_path};
 use blockyard_yard::entry::{DeviceEntry, describe};
 use blockyard_yard::error::{StackError, YardError, counted};
 use blockyard_yard::paths::{self, TempDir};
-use blockyard_yard::{UnixPlace, activation, view::DeviceView};
+use blockyard_yard::{AllowedHosts, UnixPlace, activation, view::DeviceView};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde_json::json;
@@ -192,6 +192,7 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
                        leave out one of the two, or serve NBD at unix:PATH";
         return Err(Failure::new(Code::Usage, message));
     }
+    let (nvme, nvme_allow) = nvme(args, config.nvme, config.nvme_allow)?;
     let metrics = args.metrics.clone().or(config.metrics);
     if metrics == Some(Endpoint::Stdio) {
         return Err(Failure::new(Code::Usage, "invalid metrics `stdio`: expected tcp:HOST:PORT"));
@@ -202,12 +203,12 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         let message = "fuse-allow-other: nothing is mounted; add --fuse DIR";
         return Err(Failure::new(Code::Usage, message));
     }
-    let mut api_directories = config.api_directories;
-    api_directories.extend(args.api_directory.iter().cloned());
+    let api_directories = [config.api_directories, args.api_directory.clone()].concat();
     let options = DaemonOptions {
         devices: config.devices,
         nbd,
-        nvme: if args.nvme.is_empty() { config.nvme } else { args.nvme.clone() },
+        nvme,
+        nvme_allow,
         activated,
         fuse,
         fuse_allow_other,
@@ -350,6 +351,24 @@ fn tls(args: &ServeArgs, config: &Config) -> Result<TlsSettings, Failure> {
         }
     };
     Err(Failure::new(Code::Usage, message))
+}
+
+/// Where NVMe is served, and for which hosts, by the file and the command line together.
+fn nvme(
+    args: &ServeArgs,
+    configured: Vec<Endpoint>,
+    mut allowed: AllowedHosts,
+) -> Result<(Vec<Endpoint>, AllowedHosts), Failure> {
+    let places = if args.nvme.is_empty() { configured } else { args.nvme.clone() };
+    for (device, host) in &args.nvme_allow {
+        let refused = |what| Failure::new(Code::Usage, format!("nvme-allow: {what}"));
+        allowed.allow(device, host).map_err(refused)?;
+    }
+    if places.is_empty() && !args.nvme_allow.is_empty() {
+        let message = "nvme-allow: no NVMe server would use it; add --nvme tcp:HOST:PORT";
+        return Err(Failure::new(Code::Usage, message));
+    }
+    Ok((places, allowed))
 }
 
 /// Prints for each device what it is and how to use it.

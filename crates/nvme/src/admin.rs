@@ -150,7 +150,7 @@ impl AdminQueue {
         let page = match &self.controller.target {
             ControllerTarget::Device(subsystem) => log_page::page(&request, &subsystem.shape)?,
             ControllerTarget::Discovery if request.id == log_id::DISCOVERY => {
-                let (generation, nqns) = self.subsystems.discover();
+                let (generation, nqns) = self.subsystems.discover(&self.controller.host.nqn);
                 log_page::discovery(generation, &nqns, self.address)
             }
             ControllerTarget::Discovery => return Err(StatusCode::INVALID_LOG),

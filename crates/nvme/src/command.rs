@@ -204,6 +204,8 @@ impl StatusCode {
     pub const CONNECT_BUSY: StatusCode = StatusCode(0x181);
     /// Connect: Invalid Parameters.
     pub const CONNECT_INVALID: StatusCode = StatusCode(0x182 | DO_NOT_RETRY);
+    /// Connect: Invalid Host.
+    pub const CONNECT_INVALID_HOST: StatusCode = StatusCode(0x184 | DO_NOT_RETRY);
     /// Attempted Write to Read Only Range.
     pub const READ_ONLY: StatusCode = StatusCode(0x182 | DO_NOT_RETRY);
     /// Zone Boundary Error.

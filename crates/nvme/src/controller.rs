@@ -73,7 +73,7 @@ struct ControllerState {
 pub(crate) struct Controller {
     pub(crate) id: u16,
     pub(crate) target: ControllerTarget,
-    host: HostIdentity,
+    pub(crate) host: HostIdentity,
     state: Mutex<ControllerState>,
     opened: Instant,
     /// The time at which the host last sent anything on any queue, in milliseconds after `opened`.

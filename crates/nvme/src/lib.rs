@@ -13,6 +13,7 @@
 //! - A device is the only namespace of a subsystem of its own. A zoned device is a zoned namespace:
 //!   Zone Append and the management of zones cross the wire, with the statuses of ZNS.
 
+mod access;
 mod admin;
 pub mod command;
 mod connection;
@@ -31,6 +32,7 @@ mod subsystems;
 pub mod wire;
 pub mod zones;
 
+pub use access::{AllowedHosts, EVERY_DEVICE, check_nqn};
 pub use controller::QUEUES_MAX;
 pub use host_link::LinkInfo;
 pub use server::{TargetOptions, TargetServer};

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use blockyard_core::Disk;
 use blockyard_core::rmw::SharedDisk;
 
+use crate::access::AllowedHosts;
 use crate::fabrics::NQN_LEN_MAX;
 use crate::host_link::{CUT_GRACE, HostLink};
 use crate::identify::Identity;
@@ -152,6 +153,8 @@ impl fmt::Debug for Subsystem {
 pub struct Subsystems {
     /// Distinguishes the devices of this machine from those of the same names on others.
     host: String,
+    /// The hosts that may use each device.
+    allowed: AllowedHosts,
     table: Mutex<SubsystemTable>,
 }
 
@@ -165,9 +168,9 @@ struct SubsystemTable {
 
 impl Subsystems {
     /// An empty table. `host` is the identity of this machine, from which those of its namespaces
-    /// are derived.
-    pub fn new(host: &str) -> Arc<Subsystems> {
-        Arc::new(Subsystems { host: host.to_owned(), table: Mutex::default() })
+    /// are derived; `allowed` are the hosts that may use each device.
+    pub fn new(host: &str, allowed: AllowedHosts) -> Arc<Subsystems> {
+        Arc::new(Subsystems { host: host.to_owned(), allowed, table: Mutex::default() })
     }
 
     fn table(&self) -> MutexGuard<'_, SubsystemTable> {
@@ -227,10 +230,16 @@ impl Subsystems {
         self.table().subsystems.iter().find(|subsystem| subsystem.identity.nqn == nqn).cloned()
     }
 
-    /// The number of changes so far, and the NQNs of all subsystems.
-    pub(crate) fn discover(&self) -> (u64, Vec<String>) {
+    /// Whether the host of this NQN may use a subsystem.
+    pub(crate) fn permits(&self, subsystem: &Subsystem, host: &str) -> bool {
+        self.allowed.permits(&subsystem.name, host)
+    }
+
+    /// The number of changes so far, and the NQNs of the subsystems that a host may use.
+    pub(crate) fn discover(&self, host: &str) -> (u64, Vec<String>) {
         let table = self.table();
-        let nqns = table.subsystems.iter().map(|subsystem| subsystem.identity.nqn.clone());
+        let usable = table.subsystems.iter().filter(|subsystem| self.permits(subsystem, host));
+        let nqns = usable.map(|subsystem| subsystem.identity.nqn.clone());
         (table.generation, nqns.collect())
     }
 

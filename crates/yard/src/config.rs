@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use blockyard_nbd::{Endpoint, UnixPlace};
+use blockyard_nvme::AllowedHosts;
 
 use crate::spec::DeviceSpec;
 
@@ -38,6 +39,8 @@ pub struct Config {
     pub nbd: Option<Vec<Endpoint>>,
     /// The endpoints of NVMe.
     pub nvme: Vec<Endpoint>,
+    /// The NVMe hosts that may use each device.
+    pub nvme_allow: AllowedHosts,
     /// The control socket, [`NO_SOCKET`] for none; `None` if the file does not name one.
     pub control: Option<UnixPlace>,
     /// The directories below which requests of the control API may name files.

@@ -1,6 +1,6 @@
 //! A daemon: devices, NBD servers, block files and the control plane, started and ended in order.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,7 +14,7 @@ use blockyard_nbd::{
     BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server, ServerOptions, TlsConfig,
     TlsMode, UnixPlace, listen_tcp,
 };
-use blockyard_nvme::{TargetOptions, TargetServer};
+use blockyard_nvme::{AllowedHosts, TargetOptions, TargetServer};
 
 use crate::activation;
 use crate::api::Control;
@@ -37,6 +37,8 @@ pub struct DaemonOptions {
     pub nbd: Vec<Endpoint>,
     /// The endpoints of NVMe: TCP ports.
     pub nvme: Vec<Endpoint>,
+    /// The NVMe hosts that may use each device.
+    pub nvme_allow: AllowedHosts,
     /// Whether NBD is also served on the sockets that systemd passed.
     pub activated: bool,
     /// The directory where the devices are mounted as files, if there is one.
@@ -172,7 +174,7 @@ impl Daemon {
         let nvme = options.nvme.iter().map(|endpoint| Ok((endpoint, bind_nvme(endpoint)?)));
         let nvme: Vec<_> = nvme.collect::<Result<_, DaemonError>>()?;
         if !nvme.is_empty() {
-            daemon.devices.serve_nvme();
+            daemon.devices.serve_nvme(&options.nvme_allow);
         }
         let added = daemon.devices.add_all(&options.devices);
         added.map_err(|(name, source)| DaemonError::Device { name, source })?;
@@ -185,7 +187,7 @@ impl Daemon {
             daemon.serve(server, is_stdio, &options.tls)?;
         }
         for (endpoint, listeners) in nvme {
-            daemon.start_nvme(endpoint, listeners)?;
+            daemon.start_nvme(endpoint, listeners, &options.nvme_allow)?;
         }
         warn_of_open_control(options);
         let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
@@ -273,17 +275,14 @@ impl Daemon {
         &mut self,
         endpoint: &Endpoint,
         listeners: Vec<TcpListener>,
+        allowed: &AllowedHosts,
     ) -> Result<(), DaemonError> {
         let options = TargetOptions { drain_timeout: DRAIN, ..TargetOptions::default() };
-        let server = TargetServer::start(self.devices.serve_nvme(), listeners, options)
+        let server = TargetServer::start(self.devices.serve_nvme(allowed), listeners, options)
             .map_err(|source| nvme_failure(endpoint, source))?;
         for address in server.local_addrs() {
             tracing::info!(%address, "serving NVMe");
-            tracing::warn!(
-                %address,
-                "any NVMe host that reaches this address can read and write every device: hosts \
-                 show no certificate; let a firewall choose the hosts"
-            );
+            warn_of_hosts(*address, allowed);
         }
         self.nvme.push(Arc::new(server));
         Ok(())
@@ -394,6 +393,23 @@ fn warn_of_reach(address: &str, tls: &config::TlsSettings) {
         "any client that reaches this address can read and write every device: clients show no \
          certificate; use a unix socket of mode 0600, or TLS with mode require and verify_peer"
     );
+}
+
+/// Warns about an NVMe endpoint that lets hosts connect without authentication.
+fn warn_of_hosts(address: SocketAddr, allowed: &AllowedHosts) {
+    if allowed.is_empty() {
+        tracing::warn!(
+            %address,
+            "any NVMe host that reaches this address can read and write every device: hosts show \
+             no certificate; name the allowed hosts, or let a firewall choose them"
+        );
+    } else if !address.ip().is_loopback() {
+        tracing::warn!(
+            %address,
+            "an NVMe host that reaches this address is not asked to prove the NQN that it claims; \
+             let a firewall choose the hosts"
+        );
+    }
 }
 
 /// Warns about a control socket, or an address for metrics, that lets other users connect.

@@ -33,3 +33,4 @@ pub mod zonefs;
 pub mod zones;
 
 pub use blockyard_nbd::{AllowLists, LIMIT_BYTES_MIN as NBD_MEMORY_MIN, UnixPlace, endpoint};
+pub use blockyard_nvme::AllowedHosts;

@@ -20,7 +20,7 @@ use crate::uri::{self, find_kind};
 /// The most errors that are reported.
 const ERRORS_MAX: usize = 20;
 
-pub(super) const SECTIONS: [&str; 3] = ["serve", "tls", "device"];
+pub(super) const SECTIONS: [&str; 4] = ["serve", "tls", "nvme", "device"];
 pub(super) const SERVE_KEYS: [&str; 8] = [
     "nbd",
     "nvme",
@@ -32,6 +32,7 @@ pub(super) const SERVE_KEYS: [&str; 8] = [
     "fuse_allow_other",
 ];
 pub(super) const TLS_KEYS: [&str; 4] = ["mode", "certificates", "verify_peer", "allow"];
+pub(super) const NVME_KEYS: [&str; 1] = ["allow"];
 
 type TomlValue<'a> = Spanned<DeValue<'a>>;
 
@@ -78,12 +79,13 @@ impl ConfigReader<'_> {
             match (key.get_ref().as_ref(), value.get_ref()) {
                 ("serve", DeValue::Table(table)) => self.serve(table, config),
                 ("tls", DeValue::Table(table)) => self.tls(table, config),
+                ("nvme", DeValue::Table(table)) => self.nvme(table, config),
                 ("device", DeValue::Array(devices)) => {
                     for device in devices.iter() {
                         self.device(device, config);
                     }
                 }
-                ("serve" | "tls", other) => {
+                ("serve" | "tls" | "nvme", other) => {
                     let help = format!("begin a table with a line [{}]", key.get_ref());
                     self.type_error(value.span(), key.get_ref(), other, "a table", Some(help));
                 }
@@ -158,7 +160,10 @@ impl ConfigReader<'_> {
                         config.tls.verify_peer = on;
                     }
                 }
-                "allow" => self.allow(value, config),
+                "allow" => {
+                    let lists = &mut config.tls.allow;
+                    self.allow("tls", value, |export, subject| lists.allow(export, subject));
+                }
                 other => self.unknown_key(key.span(), other, "[tls]", &TLS_KEYS),
             }
         }
@@ -171,21 +176,38 @@ impl ConfigReader<'_> {
         };
     }
 
-    /// The subjects that may use each export.
-    fn allow(&mut self, value: &TomlValue<'_>, config: &mut Config) {
+    fn nvme(&mut self, table: &DeTable<'_>, config: &mut Config) {
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "allow" => {
+                    let hosts = &mut config.nvme_allow;
+                    self.allow("nvme", value, |device, host| hosts.allow(device, host));
+                }
+                other => self.unknown_key(key.span(), other, "[nvme]", &NVME_KEYS),
+            }
+        }
+    }
+
+    /// The clients that may use each device. `section` contains the lists.
+    fn allow(
+        &mut self,
+        section: &str,
+        value: &TomlValue<'_>,
+        mut allow: impl FnMut(&str, &str) -> Result<(), &'static str>,
+    ) {
         let DeValue::Table(table) = value.get_ref() else {
-            let help = Some("begin it with a line [tls.allow]".to_owned());
+            let help = Some(format!("begin it with a line [{section}.allow]"));
             return self.type_error(value.span(), "allow", value.get_ref(), "a table", help);
         };
-        for (export, value) in table {
-            let subjects: Vec<&TomlValue<'_>> = match value.get_ref() {
+        for (device, value) in table {
+            let clients: Vec<&TomlValue<'_>> = match value.get_ref() {
                 DeValue::Array(items) => items.iter().collect(),
                 _ => vec![value],
             };
-            for item in subjects {
-                let Some(subject) = self.string("allow", item) else { continue };
-                if let Err(what) = config.tls.allow.allow(export.get_ref(), subject) {
-                    let message = format!("invalid allow `{}`", shown(subject));
+            for item in clients {
+                let Some(client) = self.string("allow", item) else { continue };
+                if let Err(what) = allow(device.get_ref(), client) {
+                    let message = format!("invalid allow `{}`", shown(client));
                     self.error(item.span(), message, Some(what.to_owned()));
                 }
             }
@@ -604,6 +626,7 @@ mod tests {
             "metrics",
             "fuse",
             "[tls]",
+            "[nvme]",
             "mode",
             "certificates",
             "verify_peer",
@@ -625,13 +648,20 @@ mod tests {
         assert_eq!(config.tls.mode, TlsMode::Require);
         assert!(config.tls.allow.permits("vol0", Some("O=Example,CN=alice")));
         assert!(config.tls.allow.permits("ram0", Some("CN=backup")));
+        let host = "nqn.2014-08.org.nvmexpress:uuid:4dd5a6b1-51c4-4a24-9a6d-1e1c9f7e0a01";
+        assert!(config.nvme_allow.permits("vol0", host));
+        assert!(!config.nvme_allow.permits("ram0", host));
     }
 
     #[test]
     fn errors_point_at_the_line_and_say_what_would_do() {
         let cases = [
             ("[serv]\n", "line 1, column 2: the file has no key `serv`; did you mean `serve`?"),
-            ("x = 1\n", "line 1, column 1: the file has no key `x`; known: serve, tls, device"),
+            (
+                "x = 1\n",
+                "line 1, column 1: the file has no key `x`; known: serve, tls, nvme, \
+              device",
+            ),
             (
                 "[serve]\nndb = []\n",
                 "line 2, column 1: [serve] has no key `ndb`; did you mean `nbd`?",
@@ -691,6 +721,25 @@ mod tests {
         for (text, want) in cases {
             let errors = parse(text).unwrap_err();
             assert_eq!(errors[0].to_string(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_that_nvme_cannot_have_are_refused() {
+        let cases = [
+            (
+                "[nvme]\nallow = [\"nqn.a\"]\n",
+                "line 2, column 9: allow: found an array, expected a table; begin it with a line \
+                 [nvme.allow]",
+            ),
+            (
+                "[nvme.allow]\nn0 = [\"nqn.a\", \"alice\"]\n",
+                "line 2, column 16: invalid allow `alice`: expected the NQN of a host, which \
+                 begins with `nqn.`, has no spaces and at most 223 bytes",
+            ),
+        ];
+        for (text, want) in cases {
+            assert_eq!(parse(text).unwrap_err()[0].to_string(), want, "{text}");
         }
     }
 

@@ -16,6 +16,7 @@ pub fn schema() -> Value {
         "properties": {
             "serve": serve(),
             "tls": tls(),
+            "nvme": nvme(),
             "device": {
                 "description": "The devices of the yard",
                 "type": "array",
@@ -109,12 +110,7 @@ fn tls() -> Value {
                     "Which clients may use which export, `*` for every other one: subjects of \
                      certificates, e.g. CN=alice",
                 "type": "object",
-                "additionalProperties": {
-                    "oneOf": [
-                        { "type": "string" },
-                        { "type": "array", "items": { "type": "string" } },
-                    ],
-                },
+                "additionalProperties": strings(),
             },
             "verify_peer": {
                 "description": "Whether clients must show a certificate that ca-cert.pem signed",
@@ -122,6 +118,33 @@ fn tls() -> Value {
                 "default": false,
             },
         },
+    })
+}
+
+fn nvme() -> Value {
+    json!({
+        "description": "Access of NVMe hosts",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": {
+            "allow": {
+                "description":
+                    "Which hosts may use which device, `*` for every other one: NQNs, as in \
+                     /etc/nvme/hostnqn of the host",
+                "type": "object",
+                "additionalProperties": strings(),
+            },
+        },
+    })
+}
+
+/// A string or an array of strings.
+fn strings() -> Value {
+    json!({
+        "oneOf": [
+            { "type": "string" },
+            { "type": "array", "items": { "type": "string" } },
+        ],
     })
 }
 
@@ -229,7 +252,7 @@ fn parameter(param: &Param) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::read::{SECTIONS, SERVE_KEYS, TLS_KEYS};
+    use super::super::read::{NVME_KEYS, SECTIONS, SERVE_KEYS, TLS_KEYS};
     use super::*;
 
     fn keys(value: &Value) -> Vec<&str> {
@@ -250,6 +273,7 @@ mod tests {
         assert_eq!(keys(&schema), sorted(SECTIONS));
         assert_eq!(keys(&schema["properties"]["serve"]), sorted(SERVE_KEYS));
         assert_eq!(keys(&schema["properties"]["tls"]), sorted(TLS_KEYS));
+        assert_eq!(keys(&schema["properties"]["nvme"]), sorted(NVME_KEYS));
         let null = &schema["properties"]["device"]["items"]["oneOf"][0];
         assert_eq!(keys(null).len(), KINDS[0].params().count() + 2);
         assert_eq!(null["properties"]["bs"]["default"], "512");

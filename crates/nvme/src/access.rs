@@ -1,0 +1,83 @@
+//! The hosts that may use each device: lists of their NQNs.
+
+use std::collections::BTreeMap;
+
+use crate::fabrics::NQN_LEN_MAX;
+
+/// The name that stands for every device without a list of its own.
+pub const EVERY_DEVICE: &str = "*";
+
+/// Allow lists. Without any list, every host may use every device; otherwise no host may use a
+/// device without a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllowedHosts(BTreeMap<String, Vec<String>>);
+
+impl AllowedHosts {
+    /// Allows the host of this NQN to use a device, or [`EVERY_DEVICE`].
+    ///
+    /// # Errors
+    /// What is expected instead of the NQN, if it is invalid.
+    pub fn allow(&mut self, device: &str, host: &str) -> Result<(), &'static str> {
+        check_nqn(host)?;
+        self.0.entry(device.to_owned()).or_default().push(host.to_owned());
+        Ok(())
+    }
+
+    /// Whether there is no list.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the host of this NQN may use a device.
+    pub fn permits(&self, device: &str, host: &str) -> bool {
+        if self.0.is_empty() {
+            return true;
+        }
+        let list = self.0.get(device).or_else(|| self.0.get(EVERY_DEVICE));
+        list.is_some_and(|list| list.iter().any(|allowed| allowed == host))
+    }
+}
+
+/// Checks the NQN of a host in a configuration.
+///
+/// # Errors
+/// What is expected instead.
+pub fn check_nqn(nqn: &str) -> Result<(), &'static str> {
+    let is_plain = !nqn.contains(|letter: char| letter.is_control() || letter.is_whitespace());
+    match nqn.starts_with("nqn.") && is_plain && nqn.len() <= NQN_LEN_MAX {
+        true => Ok(()),
+        false => Err("expected the NQN of a host, which begins with `nqn.`, has no spaces and at \
+                      most 223 bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALICE: &str = "nqn.2014-08.org.nvmexpress:uuid:4dd5a6b1-51c4-4a24-9a6d-1e1c9f7e0a01";
+    const BOB: &str = "nqn.2026-11.example:bob";
+
+    #[test]
+    fn a_device_is_for_the_hosts_in_its_list() {
+        let mut hosts = AllowedHosts::default();
+        assert!(hosts.permits("a", BOB), "no list, no check");
+        hosts.allow("a", ALICE).unwrap();
+        assert!(hosts.permits("a", ALICE));
+        for other in ["", BOB, &ALICE[1..], &ALICE[..ALICE.len() - 1], &ALICE.to_uppercase()] {
+            assert!(!hosts.permits("a", other), "{other}");
+        }
+        assert!(!hosts.permits("b", ALICE), "a device without a list is for no host");
+        hosts.allow(EVERY_DEVICE, BOB).unwrap();
+        assert!(hosts.permits("b", BOB) && !hosts.permits("a", BOB));
+    }
+
+    #[test]
+    fn a_host_is_named_by_an_nqn() {
+        let long = format!("nqn.{}", "x".repeat(NQN_LEN_MAX - 3));
+        for wrong in ["", "*", "host", "nqn", "nqn.a b", "nqn.a\n", &long] {
+            assert!(AllowedHosts::default().allow("a", wrong).is_err(), "{wrong}");
+        }
+        assert!(check_nqn(&long[..NQN_LEN_MAX]).is_ok());
+    }
+}
