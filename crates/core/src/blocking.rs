@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::bio::Completion;
 use crate::bio::{Bio, BufRef, Flags, Op, RegionId};
+use crate::bio::{Completion, Status};
 use crate::channel::Channel;
 use crate::device::Due;
 use crate::region::Region;
-use crate::status::Status;
 use crate::units::{SECTOR_BYTES, Sector};
 
 /// A channel with its own buffer, which executes one I/O at a time.

@@ -6,18 +6,13 @@ use std::time::Instant;
 
 pub use blockyard_sync::zone_gate::Waker;
 
-use crate::bio::Completion;
-use crate::bio::{Bio, BufRef, Op, RegionId};
+use crate::bio::{Bio, BufRef, Completion, Op, RegionId, Status};
 use crate::device::Due;
 use crate::region::Region;
-use crate::status::Status;
 use crate::units::Sector;
 
 mod bare;
-mod check;
-mod flush;
-mod slots;
-mod split;
+mod rules;
 mod stack;
 mod stats;
 

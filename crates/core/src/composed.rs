@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::bio::Completion;
+use crate::bio::{Completion, Status};
 use crate::channel::{Channel, ChannelConfig, ChannelStats, Stack, Stats, Waker};
 use crate::clock::{Clock, Monotonic};
 use crate::device::{Device, DeviceError, DeviceQueue, Due, Extent};
@@ -15,7 +15,6 @@ use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::region::Region;
 use crate::sched::SchedulerControl;
-use crate::status::Status;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
 use crate::zone::gate::{Gate, GateView, Gates, Ungated};

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::os::fd::RawFd;
 
+use crate::bio::Status;
 use crate::clock::Clock;
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
 use crate::request::{Batch, CompletionBatch};
 use crate::sched::SchedulerControl;
-use crate::status::Status;
 use crate::units::{Nanos, Sector};
 use crate::work::InlineRequest;
 use crate::zone::ZoneInfo;

@@ -1,7 +1,6 @@
 //! Faults that an administrator can inject at run time, in the fault injector or in a device.
 
-use crate::bio::Op;
-use crate::status::Status;
+use crate::bio::{Op, Status};
 use crate::units::Sector;
 
 /// A fault to inject, or a change of the fault rules.

@@ -5,24 +5,26 @@
 //! ```
 //!
 //! A request is one bio or several merged bios. The bios stay in the channel's slots
-//! ([`crate::channel`]); a request points to the first and the last of them.
+//! ([`crate::channel`]); a request points to the first and the last of them. [`MergeRules`] says
+//! which requests may be merged.
 //!
 //! **Exactly once.** A device takes [`Started`] tokens out of a [`Batch`]. Completing a token
 //! consumes it; a token that is dropped instead panics in debug builds. Code outside this module
 //! cannot make a token, so a device cannot forget to complete a request or complete it twice by
 //! accident.
+//!
+//! Between a channel and a device there are two batches: requests for the device, with those that
+//! it did not start, and completed requests for the channel. Both are a [`Ring`]. `VecDeque` can
+//! grow and pays for that on every push; a channel knows its bound when it opens.
 #![allow(unsafe_code)]
 
-mod batch;
-
+use std::fmt;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-pub use batch::{Batch, CompletionBatch};
-
-use crate::bio::{Bio, Flags, Op, Prio};
+use crate::bio::{Bio, Flags, Op, Prio, Status};
 use crate::limits::Limits;
-use crate::status::Status;
 use crate::units::{Nanos, Sector, Tag};
 
 /// The tag field of a request that holds no tag.
@@ -65,7 +67,7 @@ pub(crate) struct Slot {
     flags: Flags,
     /// The status of the request; for a parent, the error of the first piece that failed.
     pub(crate) status: Status,
-    /// The part of a flush sequence that is in flight (`channel::flush`).
+    /// The part of a flush sequence that is in flight (`channel::rules`).
     pub(crate) stage: Stage,
 }
 
@@ -645,5 +647,350 @@ impl MergeRules {
         range.end - range.start <= sectors_max
             && segments <= self.segments_max
             && (range.start.0 ^ (range.end.0 - 1)) & self.chunk_mask == 0
+    }
+}
+
+/// Requests for a device, in order. Bounded by the channel's depth.
+#[derive(Debug)]
+pub struct Batch {
+    requests: Ring<Started>,
+    /// The channel has to offer the first request again bio by bio.
+    broken: bool,
+}
+
+impl Batch {
+    /// An empty batch with capacity for `depth` requests.
+    pub fn with_capacity(depth: usize) -> Batch {
+        Batch { requests: Ring::with_capacity(depth), broken: false }
+    }
+
+    /// Number of requests in the batch.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether the batch is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// A request of the batch, without taking it; index 0 is the next one.
+    #[inline]
+    pub fn get(&self, index: usize) -> Option<&Started> {
+        self.requests.get(index)
+    }
+
+    /// Takes the next request. The caller must complete it.
+    #[inline]
+    #[expect(clippy::should_implement_trait, reason = "a batch is also put back into")]
+    pub fn next(&mut self) -> Option<Started> {
+        self.requests.pop_front()
+    }
+
+    /// Adds a request at the end, for middleware that passes requests on.
+    #[inline]
+    pub fn push(&mut self, started: Started) {
+        self.requests.push_back(started);
+    }
+
+    /// Puts a request back at the front. Requests that a device leaves in the batch count as not
+    /// started; the channel offers them again later, in the same order.
+    #[inline]
+    pub fn requeue(&mut self, started: Started) {
+        self.requests.push_front(started);
+    }
+
+    /// Puts a merged request back at the front, to be offered again bio by bio. For a device that
+    /// would have to fail the request because of only some of its bios. The caller then leaves the
+    /// batch alone, so that the order is kept and clients do not notice merging.
+    ///
+    /// A request of one bio cannot be broken up; check [`Started::is_merged`] first.
+    pub fn break_up(&mut self, started: Started) {
+        debug_assert!(started.is_merged(), "only a merged request can be broken up");
+        self.requests.push_front(started);
+        self.broken = true;
+    }
+
+    /// Reorders the first requests: the request at index `turns[0]` becomes the first, and so on.
+    /// Each index below `turns.len()` occurs once.
+    #[inline]
+    pub(crate) fn arrange(&mut self, turns: &[u8]) {
+        for index in 0..turns.len() {
+            // An earlier swap moved the request from here to the place that its replacement came
+            // from.
+            let mut from = usize::from(turns[index]);
+            while from < index {
+                from = usize::from(turns[from]);
+            }
+            self.requests.swap(index, from);
+        }
+    }
+
+    /// Moves the first `count` requests to the end of another batch.
+    #[inline]
+    pub(crate) fn move_first(&mut self, count: usize, to: &mut Batch) {
+        for _ in 0..count {
+            if let Some(started) = self.next() {
+                to.push(started);
+            }
+        }
+    }
+
+    /// Takes the requests that another batch still holds and puts them at the front. For middleware
+    /// that passed requests on in its own batch.
+    pub fn requeue_all(&mut self, left: &mut Batch) {
+        if left.is_empty() {
+            return;
+        }
+        self.broken = std::mem::take(&mut left.broken);
+        while let Some(started) = left.requests.pop_back() {
+            self.requests.push_front(started);
+        }
+    }
+
+    /// Whether the first request has to be offered again bio by bio; resets the flag.
+    pub(crate) fn take_broken(&mut self) -> bool {
+        std::mem::take(&mut self.broken)
+    }
+
+    #[inline]
+    pub(crate) fn start(&mut self, mut request: Request, tag: Tag) {
+        request.slot_mut().tag = tag.0;
+        self.requests.push_back(Started(request));
+    }
+
+    /// Removes the last request from the batch, with the tag that it held.
+    pub(crate) fn take_unstarted(&mut self) -> Option<(Request, Tag)> {
+        let mut request = self.requests.pop_back()?.defuse();
+        let tag = std::mem::replace(&mut request.slot_mut().tag, TAG_NONE);
+        Some((request, Tag(tag)))
+    }
+}
+
+/// Completed requests that the channel has not received yet. Bounded by the channel's depth.
+#[derive(Debug)]
+pub struct CompletionBatch {
+    requests: Ring<CompletedRequest>,
+}
+
+impl CompletionBatch {
+    /// An empty batch with capacity for `depth` completions.
+    pub fn with_capacity(depth: usize) -> CompletionBatch {
+        CompletionBatch { requests: Ring::with_capacity(depth) }
+    }
+
+    /// Number of completions in the batch.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether the batch is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Completes a request.
+    #[inline]
+    pub fn complete(&mut self, started: Started, status: Status) {
+        self.enter(started.defuse(), status);
+    }
+
+    /// Completes a zone append whose data landed at `sector`.
+    #[inline]
+    pub fn complete_append(&mut self, started: Started, sector: Sector) {
+        debug_assert_eq!(started.op(), Op::ZoneAppend);
+        let mut request = started.defuse();
+        request.slot_mut().sector = sector;
+        self.enter(request, Status::Ok);
+    }
+
+    /// Completes a request, which need not have reached the device.
+    #[inline]
+    pub(crate) fn enter(&mut self, mut request: Request, status: Status) {
+        request.slot_mut().status = status;
+        self.requests.push_back(CompletedRequest(request));
+    }
+
+    /// Adds a completed request that was taken out of another batch.
+    #[inline]
+    pub(crate) fn put(&mut self, ended: CompletedRequest) {
+        self.requests.push_back(ended);
+    }
+
+    /// Takes the oldest completion.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<CompletedRequest> {
+        self.requests.pop_front()
+    }
+
+    /// Moves the oldest completion of `from` into this batch, for middleware that delays
+    /// completions. Returns `false` if `from` is empty.
+    #[inline]
+    pub fn take_from(&mut self, from: &mut CompletionBatch) -> bool {
+        match from.requests.pop_front() {
+            Some(ended) => {
+                self.requests.push_back(ended);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Operation, tag and status of the completion at `index`, oldest first, for middleware that
+    /// observes completions.
+    pub fn get(&self, index: usize) -> Option<(Op, Tag, Status)> {
+        let slot = self.requests.get(index)?.0.slot();
+        Some((slot.op, Tag(slot.tag), slot.status))
+    }
+}
+
+/// A bounded double-ended queue of small values, for requests and completions between the layers
+/// of a channel.
+pub(crate) struct Ring<T> {
+    /// A power of two of entries. Invariant: the entries from `head` to `tail`, modulo the length,
+    /// hold values, and no others do.
+    places: Box<[MaybeUninit<T>]>,
+    head: usize,
+    tail: usize,
+}
+
+impl<T> Ring<T> {
+    /// An empty ring for at least `capacity` values.
+    pub(crate) fn with_capacity(capacity: usize) -> Ring<T> {
+        let places = (0..capacity.max(1).next_power_of_two()).map(|_| MaybeUninit::uninit());
+        Ring { places: places.collect(), head: 0, tail: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tail == self.head
+    }
+
+    #[inline]
+    fn place(&mut self, at: usize) -> &mut MaybeUninit<T> {
+        let index = at & (self.places.len() - 1);
+        // SAFETY: the length is a power of two, so the masked index is below it.
+        unsafe { self.places.get_unchecked_mut(index) }
+    }
+
+    /// Adds a value at the end.
+    ///
+    /// # Panics
+    /// If the ring is full: the bound is enforced where values enter the channel, not here.
+    #[inline]
+    pub(crate) fn push_back(&mut self, value: T) {
+        assert!(self.len() < self.places.len(), "a ring is bounded by its channel's depth");
+        self.place(self.tail).write(value);
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    /// Adds a value at the front.
+    ///
+    /// # Panics
+    /// If the ring is full, as for [`Ring::push_back`].
+    pub(crate) fn push_front(&mut self, value: T) {
+        assert!(self.len() < self.places.len(), "a ring is bounded by its channel's depth");
+        self.head = self.head.wrapping_sub(1);
+        self.place(self.head).write(value);
+    }
+
+    /// Takes the first value.
+    #[inline]
+    pub(crate) fn pop_front(&mut self) -> Option<T> {
+        if self.is_empty() {
+            return None;
+        }
+        let head = self.head;
+        self.head = head.wrapping_add(1);
+        // SAFETY: by the invariant the place held a value, and `head` has moved past it.
+        Some(unsafe { self.place(head).assume_init_read() })
+    }
+
+    /// Takes the last value.
+    pub(crate) fn pop_back(&mut self) -> Option<T> {
+        if self.is_empty() {
+            return None;
+        }
+        self.tail = self.tail.wrapping_sub(1);
+        // SAFETY: by the invariant the place held a value, and `tail` has moved before it.
+        Some(unsafe { self.place(self.tail).assume_init_read() })
+    }
+
+    /// Swaps the values at two indices, counted from the front.
+    ///
+    /// # Panics
+    /// If an index is not below the length.
+    #[inline]
+    pub(crate) fn swap(&mut self, one: usize, other: usize) {
+        assert!(one.max(other) < self.len(), "an index is out of bounds");
+        let at = |index| self.head.wrapping_add(index) & (self.places.len() - 1);
+        let (one, other) = (at(one), at(other));
+        self.places.swap(one, other);
+    }
+
+    /// The value at `index`, counted from the front.
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
+        if index >= self.len() {
+            return None;
+        }
+        let at = self.head.wrapping_add(index) & (self.places.len() - 1);
+        // SAFETY: by the invariant the place holds a value.
+        Some(unsafe { self.places[at].assume_init_ref() })
+    }
+}
+
+impl<T> Drop for Ring<T> {
+    fn drop(&mut self) {
+        while self.pop_front().is_some() {}
+    }
+}
+
+impl<T> fmt::Debug for Ring<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ring({} of {})", self.len(), self.places.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_wrap_around_and_values_are_dropped() {
+        let mut ring: Ring<Box<u32>> = Ring::with_capacity(3);
+        for round in 0..10 {
+            ring.push_back(Box::new(round));
+            ring.push_back(Box::new(round + 100));
+            ring.push_front(Box::new(round + 200));
+            assert_eq!(ring.len(), 3);
+            assert_eq!(ring.get(0).map(|v| **v), Some(round + 200));
+            assert_eq!(ring.get(3), None);
+            ring.swap(0, 2);
+            assert_eq!(ring.get(2).map(|v| **v), Some(round + 200));
+            ring.swap(2, 0);
+            ring.swap(1, 1);
+            assert_eq!(*ring.pop_back().unwrap(), round + 100);
+            assert_eq!(*ring.pop_front().unwrap(), round + 200);
+            assert_eq!(*ring.pop_front().unwrap(), round);
+            assert!(ring.pop_front().is_none() && ring.pop_back().is_none());
+        }
+        ring.push_back(Box::new(1));
+    }
+
+    #[test]
+    #[should_panic(expected = "bounded")]
+    fn push_to_full_ring_panics() {
+        let mut ring = Ring::with_capacity(2);
+        (0..3).for_each(|n| ring.push_back(n));
     }
 }

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Bio, Flags, Op};
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::composed::Composed;
 use blockyard_core::device::DeviceError;
 use blockyard_core::disk::Disk;
 use blockyard_core::inject::Injection;
-use blockyard_core::status::Status;
 use blockyard_core::units::{Sector, ZoneNo};
 use blockyard_core::zone::{ZoneCond, ZoneType};
 use blockyard_null::{IrqMode, Null, NullConfig};

@@ -16,10 +16,10 @@ mod zones;
 #[cfg(test)]
 mod tests;
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Bio, Op};
 use blockyard_core::geometry::Geometry;
 use blockyard_core::limits::Limits;
-use blockyard_core::status::Status;
 use blockyard_core::units::{SECTOR_BYTES, Sector, ZoneNo};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 

@@ -8,12 +8,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Bio, Op};
 use blockyard_core::device::{Device, DeviceError, DeviceQueue, Due};
 use blockyard_core::geometry::Geometry;
 use blockyard_core::limits::Limits;
 use blockyard_core::request::{Batch, CompletionBatch, Started};
-use blockyard_core::status::Status;
 use blockyard_core::units::{Nanos, SECTOR_BYTES, Sector};
 use blockyard_core::zone::ZoneInfo;
 

@@ -241,9 +241,9 @@ impl Workload {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_core::Status;
     use blockyard_core::geometry::{Geometry, ZoneGeometry};
     use blockyard_core::limits::Limits;
-    use blockyard_core::status::Status;
 
     use super::*;
 

@@ -6,13 +6,12 @@
 
 use std::sync::Arc;
 
-use super::check::Rules;
-use super::slots::Slots;
-use crate::bio::Bio;
+use super::rules::Rules;
+use super::stack::Slots;
+use crate::bio::{Bio, Status};
 use crate::device::{Device, DeviceError, DeviceQueue};
 use crate::region::Region;
 use crate::request::{Batch, CompletionBatch, Request};
-use crate::status::Status;
 use crate::units::{Nanos, SECTOR_SHIFT, Tag};
 
 /// A queue that executes one batch at a time, for devices whose completions do not depend on time.

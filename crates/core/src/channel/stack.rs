@@ -6,8 +6,10 @@
 //! reap ◂── completion batch ◂ pieces, flush parts ◂ tag freed ◂ zone write plug released ◂──┘
 //! ```
 //!
-//! Requests wait in the FIFO for a channel tag. A fault injector and the scheduler are not in this
-//! file: they wrap the device queue.
+//! Requests wait in the FIFO for a channel tag. After the stack come the parts that it owns: the
+//! plug, the slots, which hold the accepted bios, and the tags, which number the started requests.
+//! `rules.rs` says what becomes of a bio. A fault injector and the scheduler are not in this file:
+//! they wrap the device queue.
 //!
 //! A stack belongs to one thread. After `new` it allocates nothing, and it reads the clock once a
 //! batch.
@@ -18,25 +20,19 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::check::{self, Rules};
-use super::flush::{self, Route};
-use super::slots::{Slots, Tags};
-use super::split::{self, Unsubmitted};
+use super::rules::{self, Route, Rules, Unsubmitted};
 use super::stats::{ChannelStats, NEVER_STARTED, Tally};
 use super::{Channel, Waker};
-use crate::bio::Completion;
-use crate::bio::{Bio, BufRef, Flags, Op, RegionId};
+use crate::bio::{Bio, BufRef, Completion, Flags, Op, RegionId, Status};
 use crate::clock::{Clock, Monotonic};
 use crate::device::{DeviceQueue, Due};
 use crate::geometry::Geometry;
 use crate::limits::Limits;
 use crate::region::Region;
 use crate::request::{
-    Batch, CompletedRequest, CompletionBatch, MergeRules, Request, SLOT_NONE, Slot, Stage,
+    Batch, CompletedRequest, CompletionBatch, MergeRules, Request, Ring, SLOT_NONE, Slot, Stage,
 };
-use crate::ring::Ring;
-use crate::status::Status;
-use crate::units::{Nanos, Sector};
+use crate::units::{Nanos, SECTOR_SHIFT, Sector, Tag};
 use crate::work::InlineRequest;
 use crate::zone::gate::{Gate, GateQueues, NoGate};
 
@@ -161,7 +157,7 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
     /// Takes a bio without a range, and ignores its range fields.
     #[cold]
     fn accept_without_range(&mut self, bio: &Bio) {
-        self.accept_any(&check::normal(bio));
+        self.accept_any(&rules::normal(bio));
     }
 
     /// Takes a bio that is invalid, too long, or not a plain read or write.
@@ -207,12 +203,12 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
     #[inline]
     fn address(&self, buf: BufRef, sectors: u64) -> Option<NonNull<u8>> {
         let region = self.regions.get(buf.region.0 as usize)?.as_ref()?;
-        region.range(buf.offset, sectors << crate::units::SECTOR_SHIFT)
+        region.range(buf.offset, sectors << SECTOR_SHIFT)
     }
 
     /// Passes a bio, or a piece of one, to the plug, or completes it if it needs no request.
     fn route(&mut self, mut slot: NonNull<Slot>, bio: &Bio) {
-        match flush::route(bio, self.rules.limits()) {
+        match rules::route(bio, self.rules.limits()) {
             Route::Plain(flags) => {
                 // SAFETY: the slot was just taken, and no request refers to it.
                 unsafe { slot.as_mut().bio.flags = flags };
@@ -227,7 +223,7 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
             Route::Sequence(stage) => {
                 // SAFETY: the slot was just taken and stays taken until `reap` has seen the
                 // request.
-                let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
+                let request = unsafe { rules::flush_part(slot, stage, self.rules.limits()) };
                 self.plug.add(request);
             }
         }
@@ -237,21 +233,21 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
     #[cold]
     fn split(&mut self, mut slot: NonNull<Slot>, bio: &Bio, data: NonNull<u8>) {
         let limits = self.rules.limits();
-        let stage = match flush::route(bio, limits) {
+        let stage = match rules::route(bio, limits) {
             Route::Sequence(stage) => stage,
             Route::Plain(_) | Route::Nothing => Stage::Plain,
         };
         // SAFETY: the slot was just taken, and no request refers to it.
         let parent = unsafe { slot.as_mut() };
-        split::begin(parent);
+        rules::begin_split(parent);
         parent.stage = stage;
         let waits = stage == Stage::PreFlush;
-        let pieces = Bio { flags: flush::piece_flags(bio, limits), ..*bio };
+        let pieces = Bio { flags: rules::piece_flags(bio, limits), ..*bio };
         self.unsubmitted = Some(Unsubmitted { bio: pieces, data, parent: parent.index, waits });
         if waits {
             // SAFETY: the slot stays taken until the bio is complete, and no other request refers
             // to it until the flush has completed.
-            let request = unsafe { flush::part(slot, stage, limits) };
+            let request = unsafe { rules::flush_part(slot, stage, limits) };
             self.plug.add(request);
         } else {
             self.cut_rest();
@@ -282,7 +278,7 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
         }
         // SAFETY: only slot numbers refer to the slot of a parent, never a request.
         let complete =
-            split::piece_done(unsafe { parent.as_mut() }, Status::Ok, unsubmitted.bio.sector);
+            rules::piece_done(unsafe { parent.as_mut() }, Status::Ok, unsubmitted.bio.sector);
         debug_assert!(!complete, "the last piece was cut just now");
     }
 
@@ -379,7 +375,7 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
     ) {
         // SAFETY: the request has completed, so the slot belongs to this channel again.
         let slot_ref = unsafe { slot.as_mut() };
-        let next = flush::after(slot_ref, status, landed, self.rules.limits());
+        let next = rules::next_part(slot_ref, status, landed, self.rules.limits());
         let next = next.filter(|_| !self.closing);
         if let Some(unsubmitted) = self.unsubmitted.as_mut().filter(|unsubmitted| unsubmitted.waits)
             && unsubmitted.parent == slot_ref.index
@@ -407,9 +403,9 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
         // SAFETY: a parent's slot stays taken until its last piece completes, and only slot numbers
         // refer to it.
         let parent_ref = unsafe { parent.as_mut() };
-        if split::piece_done(parent_ref, status, sector) {
+        if rules::piece_done(parent_ref, status, sector) {
             let (status, sector) = (parent_ref.status, parent_ref.bio.sector);
-            let next = flush::after(parent_ref, status, sector, self.rules.limits());
+            let next = rules::next_part(parent_ref, status, sector, self.rules.limits());
             match next.filter(|_| !self.closing) {
                 Some(stage) => self.follow(parent, stage),
                 None => self.complete(parent, status, sector, latency_ns, out),
@@ -420,7 +416,7 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
     /// Submits the next part of a flush sequence.
     fn follow(&mut self, slot: NonNull<Slot>, stage: Stage) {
         // SAFETY: the slot stays taken, and only the next request of the sequence refers to it.
-        let request = unsafe { flush::part(slot, stage, self.rules.limits()) };
+        let request = unsafe { rules::flush_part(slot, stage, self.rules.limits()) };
         if G::ACTIVE {
             self.enter_gate(request);
         } else {
@@ -817,5 +813,139 @@ impl Plug {
     #[inline]
     fn drain(&mut self) -> std::vec::Drain<'_, Request> {
         self.requests.drain(..)
+    }
+}
+
+// The two resources of a channel: slots, which hold the bios that it has accepted at fixed
+// addresses, and tags, which number its started requests. One thread owns both, so the free ones
+// are plain stacks.
+
+/// A fixed number of slots. Requests point to slots, so all access is through raw pointers.
+#[derive(Debug)]
+pub(super) struct Slots {
+    base: NonNull<Slot>,
+    count: u16,
+    free: Vec<u16>,
+}
+
+// SAFETY: the slots are plain data that only this value owns. Requests carry pointers to slots, and
+// the channel does not touch the slots of a request until it has completed.
+unsafe impl Send for Slots {}
+
+impl Slots {
+    /// `count` free slots.
+    pub(super) fn new(count: u16) -> Slots {
+        let slots: Box<[Slot]> = (0..count).map(Slot::empty).collect();
+        let base = NonNull::from(Box::leak(slots)).cast::<Slot>();
+        Slots { base, count, free: (0..count).rev().collect() }
+    }
+
+    /// Number of free slots.
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Number of taken slots.
+    #[inline]
+    pub(super) fn taken(&self) -> usize {
+        usize::from(self.count) - self.free.len()
+    }
+
+    /// Takes a slot for a bio; `None` when all are taken.
+    #[inline]
+    pub(super) fn take(&mut self, bio: &Bio, data: NonNull<u8>) -> Option<NonNull<Slot>> {
+        let index = self.free.pop()?;
+        let slot = self.at(index);
+        // SAFETY: `at` points into our slots, and no other pointer to a free slot is in use.
+        unsafe {
+            let slot = &mut *slot.as_ptr();
+            slot.bio = *bio;
+            slot.data = data;
+            slot.parent = SLOT_NONE;
+            slot.stage = Stage::Plain;
+        }
+        Some(slot)
+    }
+
+    /// Frees a slot. No request may refer to it.
+    #[inline]
+    pub(super) fn put(&mut self, index: u16) {
+        debug_assert!(index < self.count && self.free.len() < usize::from(self.count));
+        self.free.push(index);
+    }
+
+    /// The address of a slot.
+    #[inline]
+    pub(super) fn at(&self, index: u16) -> NonNull<Slot> {
+        assert!(index < self.count, "slot numbers come from this table");
+        // SAFETY: index < count, so the result lies inside the allocation of `count` slots.
+        unsafe { self.base.add(usize::from(index)) }
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        let slots = NonNull::slice_from_raw_parts(self.base, usize::from(self.count));
+        // SAFETY: `base` and `count` are those of the box that `new` leaked.
+        drop(unsafe { Box::from_raw(slots.as_ptr()) });
+    }
+}
+
+/// The free tags of a channel.
+#[derive(Debug)]
+pub(super) struct Tags {
+    free: Vec<u16>,
+    count: u16,
+}
+
+impl Tags {
+    /// Tags from 0 to `count`.
+    pub(super) fn new(count: u16) -> Tags {
+        Tags { free: (0..count).rev().collect(), count }
+    }
+
+    /// Number of free tags.
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Number of taken tags.
+    #[inline]
+    pub(super) fn taken(&self) -> usize {
+        usize::from(self.count) - self.free.len()
+    }
+
+    /// Takes the tag that was freed last: its cache lines are still in the cache.
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<Tag> {
+        self.free.pop().map(Tag)
+    }
+
+    /// Frees a tag.
+    #[inline]
+    pub(super) fn put(&mut self, tag: Tag) {
+        debug_assert!(
+            tag.0 < self.count && !self.free.contains(&tag.0),
+            "{tag:?} given back twice"
+        );
+        self.free.push(tag.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tag_is_taken_once() {
+        let mut tags = Tags::new(3);
+        let taken: Vec<Tag> = std::iter::from_fn(|| tags.take()).collect();
+        assert_eq!(taken, [Tag(0), Tag(1), Tag(2)]);
+        assert_eq!((tags.room(), tags.taken()), (0, 3));
+        tags.put(Tag(1));
+        assert_eq!(tags.take(), Some(Tag(1)));
+        assert_eq!(tags.take(), None);
     }
 }

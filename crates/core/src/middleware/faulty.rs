@@ -12,11 +12,11 @@ use blockyard_sync::quota::Quota;
 use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
 
 use super::forward_control_plane;
+use crate::bio::Status;
 use crate::clock::Clock;
 use crate::device::{Device, DeviceError, DeviceQueue, Due};
 use crate::inject::{Injection, Rule};
 use crate::request::{Batch, CompletionBatch, Started};
-use crate::status::Status;
 use crate::units::Nanos;
 use crate::work::InlineRequest;
 

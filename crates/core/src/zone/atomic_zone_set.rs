@@ -13,7 +13,7 @@ use blockyard_sync::zone_resources::{Accounts, AccountsLock, Holding, ZoneCounts
 use super::info::{ZoneCond, ZoneInfo};
 use super::machine::{Zone, ZoneOp, holding_of};
 use super::zone_set::{Erase, Transfer, ZoneLayout, ZoneSet};
-use crate::status::Status;
+use crate::bio::Status;
 use crate::units::{Sector, ZoneNo};
 
 /// The zones of a device, with an atomic word each; `R` is the lock that guards the counts.

@@ -21,13 +21,11 @@ use std::time::Duration;
 
 use blockyard_sync::zone_gate::Waker;
 
-use crate::bio::Op;
+use crate::bio::{Op, Status};
 use crate::channel::ChannelStats;
 use crate::device::Due;
 use crate::limits::Limits;
-use crate::request::{CompletedRequest, CompletionBatch, Request};
-use crate::ring::Ring;
-use crate::status::Status;
+use crate::request::{CompletedRequest, CompletionBatch, Request, Ring};
 use crate::units::{Nanos, Sector};
 
 pub use zone_write_plug::{GateError, ZoneWritePlug, ZoneWritePlugs};

@@ -9,7 +9,7 @@ use blockyard_sync::atomic_zones::Condition;
 use blockyard_sync::zone_resources::{Holding, ResourceError};
 
 use super::info::{ZoneCond, ZoneInfo, ZoneType};
-use crate::status::Status;
+use crate::bio::Status;
 use crate::units::Sector;
 
 /// An operation on one zone.

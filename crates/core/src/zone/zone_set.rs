@@ -8,8 +8,8 @@ use std::collections::TryReserveError;
 
 use super::info::{ZoneCond, ZoneInfo};
 use super::machine::{Zone, ZoneOp};
+use crate::bio::Status;
 use crate::geometry::ZoneGeometry;
-use crate::status::Status;
 use crate::units::{Sector, ZoneNo};
 
 /// The parameters of a zone set.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Bio, BufRef, Op, RegionId};
 use blockyard_core::device::Due;
 use blockyard_core::region::Region;
-use blockyard_core::status::Status;
 use blockyard_core::units::{SECTOR_BYTES, Sector};
 
 use super::fixture::{BUFFER_BYTES, Fixture};

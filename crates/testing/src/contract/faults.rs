@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Flags, Op};
 use blockyard_core::device::Device;
 use blockyard_core::disk::Disk;
 use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::middleware::Faulty;
-use blockyard_core::status::Status;
 use blockyard_core::units::Sector;
 
 use super::fixture::{Fixture, data_bytes};

@@ -1,7 +1,7 @@
 //! One bio at a time, each compared with the model immediately: the strictest comparison.
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Bio, Flags, Op};
-use blockyard_core::status::Status;
 use blockyard_core::units::Sector;
 
 use super::Subject;

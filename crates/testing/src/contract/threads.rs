@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Bio, Op};
 use blockyard_core::disk::Disk;
 use blockyard_core::geometry::ZoneGeometry;
-use blockyard_core::status::Status;
 use blockyard_core::units::{SECTOR_BYTES, Sector};
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 

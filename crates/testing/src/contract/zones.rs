@@ -1,8 +1,8 @@
 //! Zone reports, and the limits on open and active zones.
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Bio, Op};
 use blockyard_core::device::DeviceError;
-use blockyard_core::status::Status;
 use blockyard_core::units::Sector;
 use blockyard_core::zone::ZoneCond;
 

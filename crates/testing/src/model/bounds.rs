@@ -1,7 +1,7 @@
 //! Which bios are valid, and where the block layer splits those that are too long.
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Bio, Op};
-use blockyard_core::status::Status;
 
 use super::Model;
 

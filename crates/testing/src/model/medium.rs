@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use blockyard_core::status::Status;
+use blockyard_core::Status;
 use blockyard_core::units::SECTOR_BYTES;
 
 /// Length of a sector in bytes.

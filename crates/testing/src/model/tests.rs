@@ -1,9 +1,9 @@
 //! Tests of the model against the tables that it was written from.
 
+use blockyard_core::Status;
 use blockyard_core::bio::{Bio, Op};
 use blockyard_core::geometry::{Geometry, ZoneGeometry};
 use blockyard_core::limits::Limits;
-use blockyard_core::status::Status;
 use blockyard_core::units::{Sector, ZoneNo};
 use blockyard_core::zone::ZoneCond;
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use blockyard_core::Status;
 use blockyard_core::geometry::ZoneGeometry;
-use blockyard_core::status::Status;
 use blockyard_core::units::Sector;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 

@@ -21,10 +21,10 @@ use super::in_flight::{CompletedChain, InFlightTable};
 use super::scheduled::Shared;
 use super::shared_queue::DispatchRound;
 use super::{Bypass, BypassRefusal, Left, QueuedRequest, Report, SchedulerQueue, SortedBatch};
+use crate::bio::Status;
 use crate::clock::Clock;
 use crate::device::{DeviceQueue, Due};
 use crate::request::{Batch, CompletedRequest, CompletionBatch};
-use crate::status::Status;
 use crate::units::Nanos;
 use crate::work::InlineRequest;
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use blockyard_sync::wp_cache::WpCache;
 
+use crate::bio::Status;
 use crate::device::Device;
 use crate::geometry::ZoneGeometry;
-use crate::status::Status;
 use crate::units::{Sector, ZoneNo};
 use crate::zone::{ZoneCond, ZoneInfo};
 

@@ -1,9 +1,9 @@
 //! The zone write tickets of a channel, and the requests that wait under each. All memory is
 //! allocated at open; there is one ticket for each slot of the channel.
 
+use crate::bio::Status;
 use crate::request::MergeRules;
 use crate::request::Request;
-use crate::status::Status;
 
 /// A number that means no slot and no ticket.
 const NONE: u16 = u16::MAX;

@@ -26,14 +26,12 @@ use blockyard_sync::zone_gate::{ChannelTickets, Entered, Waker, ZoneGate};
 use super::pointers::{self, Pointers};
 use super::tickets::{Refused, ZoneWriteTicket, ZoneWriteTickets};
 use super::{Gate, GateMode, GateQueues, GateView, Gates};
-use crate::bio::Op;
+use crate::bio::{Op, Status};
 use crate::device::{Device, Due};
 use crate::geometry::ZoneGeometry;
 use crate::limits::Limits;
-use crate::request::MergeRules;
 use crate::request::{CompletedRequest, Request};
-use crate::ring::Ring;
-use crate::status::Status;
+use crate::request::{MergeRules, Ring};
 use crate::units::{Nanos, Sector, ZoneNo};
 
 /// How soon, in nanoseconds, a caller that waits for other events polls for its ticket. A caller
