@@ -8,8 +8,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use crate::block_header::BlockHeader;
-use crate::bytes::{put_u32, put_u64, u32_at, u64_at};
+use crate::bytes::{BlockHeader, put_u32, put_u64, u32_at, u64_at};
 use crate::error::FormatError;
 
 /// Name of the label's file.

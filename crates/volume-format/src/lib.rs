@@ -1,7 +1,6 @@
 //! The on-disk format of pools and streams: converts bytes to values and back, without I/O.
 //! docs/format.md describes it.
 
-mod block_header;
 pub mod bytes;
 pub mod catalogue;
 pub mod entry;

@@ -3,8 +3,7 @@
 //! damaged, or joined from two is detected at that record.
 
 use crate::BLOCK_BYTES_MAX;
-use crate::block_header::BlockHeader;
-use crate::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
+use crate::bytes::{BlockHeader, crc, put_u32, put_u64, u32_at, u64_at};
 use crate::catalogue::{BLOCKS_MAX, NAME_MAX};
 use crate::error::FormatError;
 

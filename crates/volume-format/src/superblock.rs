@@ -5,8 +5,7 @@
 use std::io;
 
 use crate::VERSION;
-use crate::block_header::BlockHeader;
-use crate::bytes::{put_u32, put_u64, u32_at, u64_at};
+use crate::bytes::{BlockHeader, put_u32, put_u64, u32_at, u64_at};
 use crate::entry::{ENTRY_BYTES, Entry};
 use crate::error::FormatError;
 
