@@ -28,8 +28,8 @@ use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::buffer::Memory;
-use crate::descriptors::{self, OnDemand, Use};
 use crate::error::StoreError;
+use crate::file::{self, OnDemand, Use};
 use crate::lock::Lock;
 use crate::lock_owner::LockOwner;
 use crate::{PoolFile, Purpose, StoreFile};
@@ -88,7 +88,7 @@ impl DirectoryStore {
             let lock_owner = LockOwner::read(&path.join(LOCK));
             StoreError::InUse { path: path.to_owned(), lock_owner }
         };
-        descriptors::keep_spares();
+        file::keep_spares();
         let open = Arc::new(File::open(path).map_err(StoreError::io(doing("open")))?);
         let itself = at(&open, ".", OFlags::RDONLY | OFlags::DIRECTORY);
         let itself = itself.map_err(StoreError::io(doing("open")))?;
@@ -297,7 +297,7 @@ impl DirectoryStore {
             return self.open_segment(name, number);
         }
         let begins = || [superblock::FILE, label::FILE].contains(&name);
-        match descriptors::open_with_retry(Use::Read, || regular(&self.open, name, self.flags())) {
+        match file::open_with_retry(Use::Read, || regular(&self.open, name, self.flags())) {
             Ok(_)
                 if self.foreign.is_some()
                     && begins()
@@ -338,7 +338,7 @@ impl DirectoryStore {
     pub(crate) fn create(&self, name: &str, len: u64) -> io::Result<PoolFile> {
         // A symbolic link may lead to a file of another program.
         let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
-        let file = descriptors::open_with_retry(Use::Write, || at(&self.open, name, flags))?;
+        let file = file::open_with_retry(Use::Write, || at(&self.open, name, flags))?;
         if !reserve(&file, len)? {
             file.set_len(len)?;
         }

@@ -1,15 +1,27 @@
-//! An open file of a pool: a file of its own, or a part of the disk that contains the pool.
-#![allow(clippy::disallowed_types)] // A sync takes far longer than a lock.
+//! An open file of a pool: a file of its own, or a part of the disk that contains the pool; and the
+//! descriptors of segments.
+//!
+//! A segment is opened when it is needed. A bounded number is open at once in this process, and the
+//! one opened first is closed first. So a pool in a directory may have any number of segments.
+//!
+//! A descriptor is in use while another reference to it exists than the one here: a read or a write
+//! in flight has one, and so has a segment that is being written ([`super::Pin`]). Descriptors in
+//! use are not closed. A few spare descriptors are kept, which are closed when the process has no
+//! others left.
+#![allow(clippy::disallowed_types)] // A sync takes far longer than a lock; opening a file is rare.
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, IoSlice};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use blockyard_sync::rcu_cell::RcuCell;
 use rustix::io::ReadWriteFlags;
+use rustix::process::{Resource, getrlimit};
 
-use crate::descriptors::{OnDemand, Use};
 use crate::{Pin, StoreFile};
 
 /// Most parts that the kernel takes in one call (`IOV_MAX`).
@@ -205,6 +217,175 @@ impl StoreFile for PoolFile {
     }
 }
 
+/// Bounds of the limit on segment descriptors that are open and not in use.
+const OPEN_MIN: u64 = 16;
+const OPEN_MAX: u64 = 8192;
+
+/// These descriptors may be this fraction (1/4) of all descriptors of the process.
+const PART: u64 = 4;
+
+/// Spare descriptors for when the process has no others: one to open a segment, one to make one,
+/// for several threads at once.
+const SPARES: usize = 8;
+
+/// Spare descriptors reserved for reads: a segment that is written keeps its descriptor until it is
+/// durable.
+const FOR_READS: usize = SPARES / 2;
+
+/// What a descriptor is needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// A read, which releases it soon.
+    Read,
+    /// Making or writing a file.
+    Write,
+}
+
+/// A file that is opened when it is needed.
+pub(crate) struct OnDemand {
+    open: Box<dyn Fn() -> io::Result<File> + Send + Sync>,
+    /// The file while it is open.
+    file: RcuCell<Option<Arc<File>>>,
+}
+
+impl OnDemand {
+    /// A file that `open` opens when it is needed.
+    pub(crate) fn new(
+        open: impl Fn() -> io::Result<File> + Send + Sync + 'static,
+    ) -> Arc<OnDemand> {
+        Arc::new(OnDemand { open: Box::new(open), file: RcuCell::new(None) })
+    }
+
+    /// The open file, which stays open while the result is held.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn get(self: &Arc<Self>, what: Use) -> io::Result<Arc<File>> {
+        match &*self.file.get() {
+            Some(file) => Ok(Arc::clone(file)),
+            None => self.reopen(what),
+        }
+    }
+
+    #[cold]
+    fn reopen(self: &Arc<Self>, what: Use) -> io::Result<Arc<File>> {
+        let opened = Arc::new(open_with_retry(what, &self.open)?);
+        // Another thread may have opened it at the same moment.
+        self.file.update(|file| Some(file.clone().unwrap_or_else(|| Arc::clone(&opened))));
+        let file = (*self.file.get()).clone().unwrap_or(opened);
+        open_files().add(self);
+        Ok(file)
+    }
+
+    /// Closes the file unless it is in use. Returns whether it is closed.
+    fn close(&self) -> bool {
+        let mut is_closed = true;
+        self.file.update(|file| {
+            is_closed = file.as_ref().is_none_or(|file| Arc::strong_count(file) == 1);
+            if is_closed { None } else { file.clone() }
+        });
+        is_closed
+    }
+}
+
+impl fmt::Debug for OnDemand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnDemand").field("file", &*self.file.get()).finish_non_exhaustive()
+    }
+}
+
+/// The open files, in the order in which they were opened, and the spare descriptors.
+#[derive(Debug)]
+struct OpenFiles {
+    files: VecDeque<Weak<OnDemand>>,
+    spares: Vec<OwnedFd>,
+}
+
+static OPEN: Mutex<OpenFiles> =
+    Mutex::new(OpenFiles { files: VecDeque::new(), spares: Vec::new() });
+
+fn open_files() -> MutexGuard<'static, OpenFiles> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl OpenFiles {
+    fn add(&mut self, file: &Arc<OnDemand>) {
+        self.files.push_back(Arc::downgrade(file));
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = (limit / PART).clamp(OPEN_MIN, OPEN_MAX) as usize;
+        while self.files.len() > most && self.close_one() {}
+        self.refill();
+    }
+
+    /// Closes the file that was opened first among those that are not in use. Returns whether there
+    /// was one.
+    fn close_one(&mut self) -> bool {
+        for _ in 0..self.files.len() {
+            let Some(first) = self.files.pop_front() else { return false };
+            match first.upgrade() {
+                // The pool of the file is closed.
+                None => return true,
+                Some(file) if file.close() => return true,
+                Some(_) => self.files.push_back(first),
+            }
+        }
+        false
+    }
+
+    /// Closes a descriptor, so that a file can be opened for this use. Returns whether one was
+    /// closed. A read may take any spare descriptor. A write, which keeps its descriptor, takes
+    /// only a spare beyond those reserved for reads; descriptors of closed segments replenish the
+    /// spares first.
+    fn close_for(&mut self, what: Use) -> bool {
+        if what == Use::Read {
+            return self.spares.pop().is_some() || self.close_one();
+        }
+        while self.spares.len() <= FOR_READS && self.close_one() {
+            self.refill();
+        }
+        self.spares.len() > FOR_READS && self.spares.pop().is_some()
+    }
+
+    /// Opens spare descriptors until there are enough, or none are left in the process.
+    fn refill(&mut self) {
+        while self.spares.len() < SPARES {
+            match File::open("/dev/null") {
+                Ok(spare) => self.spares.push(spare.into()),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Whether an error says that no descriptors are left in the process or the system. Like missing
+/// space, this is temporary and says nothing about the file.
+pub fn is_short(error: &io::Error) -> bool {
+    [Some(libc::EMFILE), Some(libc::ENFILE)].contains(&error.raw_os_error())
+}
+
+/// Opens the spare descriptors.
+pub(crate) fn keep_spares() {
+    open_files().refill();
+}
+
+/// Opens a file. If the process has no descriptor left, this closes a spare one or a segment that
+/// is not in use. It tries again until nothing is left to close. One thread at a time does so:
+/// otherwise each would take the descriptor that another one has just closed for itself.
+///
+/// # Errors
+/// As `open`.
+pub(crate) fn open_with_retry<T>(what: Use, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let mut opened = open();
+    if !opened.as_ref().is_err_and(is_short) {
+        return opened;
+    }
+    let mut files = open_files();
+    while opened.as_ref().is_err_and(is_short) && files.close_for(what) {
+        opened = open();
+    }
+    opened
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,5 +416,54 @@ mod tests {
                 });
             }
         });
+    }
+
+    fn null() -> Arc<OnDemand> {
+        OnDemand::new(|| File::open("/dev/null"))
+    }
+
+    /// Regression: a read failed with an I/O error while the process had no descriptor left. Five
+    /// times in a row, another thread had taken the descriptor that was closed for it.
+    #[test]
+    fn an_open_is_tried_until_no_descriptor_can_be_closed() {
+        keep_spares();
+        let tries = std::cell::Cell::new(0);
+        let opened = open_with_retry(Use::Read, || {
+            tries.set(tries.get() + 1);
+            match tries.get() {
+                1..=6 => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+                _ => Ok(tries.get()),
+            }
+        });
+        assert_eq!(opened.unwrap(), 7);
+    }
+
+    #[test]
+    fn a_file_in_use_is_not_closed() {
+        let file = null();
+        let in_use = file.get(Use::Read).unwrap();
+        assert!(Arc::ptr_eq(&in_use, &file.get(Use::Read).unwrap()), "it is opened once");
+        assert!(!file.close() && file.file.get().is_some());
+        drop(in_use);
+        assert!(file.close() && file.file.get().is_none());
+        assert!(file.get(Use::Read).is_ok(), "it is opened again");
+    }
+
+    #[test]
+    fn the_one_opened_first_is_closed_first() {
+        let all: Vec<_> = (0..4).map(|_| null()).collect();
+        let mut files = OpenFiles { files: VecDeque::new(), spares: Vec::new() };
+        let is_open = |at: usize| all[at].file.get().is_some();
+        for file in &all {
+            let opened = Arc::new(File::open("/dev/null").unwrap());
+            file.file.update(|_| Some(Arc::clone(&opened)));
+            files.files.push_back(Arc::downgrade(file));
+        }
+        let used = all[0].get(Use::Read).unwrap();
+        assert!(files.close_one() && is_open(0) && !is_open(1) && is_open(2));
+        assert!(files.close_one() && files.close_one() && !is_open(2) && !is_open(3));
+        assert!(!files.close_one(), "the one that is left is in use");
+        drop(used);
+        assert!(files.close_one() && !is_open(0) && !files.close_one());
     }
 }

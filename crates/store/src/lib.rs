@@ -16,7 +16,6 @@
 
 pub mod buffer;
 pub mod copies;
-mod descriptors;
 mod directory;
 pub mod disk;
 mod error;
@@ -28,7 +27,6 @@ pub mod mirror;
 mod pool_store;
 pub mod reads;
 mod ring;
-pub mod tasks;
 
 use std::fmt;
 use std::fs::{File, Metadata};
@@ -39,9 +37,8 @@ use std::sync::Arc;
 use blockyard_volume_format::{FormatError, segment_name, superblock};
 
 pub use copies::Copies;
-pub use descriptors::is_short;
 pub use error::{CopiesError, StoreError};
-pub use file::PoolFile;
+pub use file::{PoolFile, is_short};
 pub use lock_owner::LockOwner;
 pub use log_writer::{Blocking, Durability, LogWriter, WriteBatch};
 pub use mirror::CopyStatus;
@@ -89,7 +86,7 @@ impl Commit {
             return Some(Commit::Group);
         }
         let workers = text.strip_prefix("taskq:")?.parse().ok()?;
-        (1..=tasks::WORKERS_MAX).contains(&workers).then_some(Commit::TaskQueue(workers))
+        (1..=log_writer::WORKERS_MAX).contains(&workers).then_some(Commit::TaskQueue(workers))
     }
 }
 

@@ -71,7 +71,7 @@ use blockyard_volume_format::label::{BYTES, FILE, Label, SLOT_BYTES, SLOTS};
 use blockyard_volume_format::superblock;
 
 use crate::buffer::Memory;
-use crate::descriptors::is_short;
+use crate::file::is_short;
 use crate::{
     Copies, EventFd, LogWriter, SegmentFiles, SegmentStore, StoreError, StoreFile, StoreLocation,
 };

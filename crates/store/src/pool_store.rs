@@ -18,8 +18,7 @@ use crate::lock_owner::LockOwner;
 use crate::log_writer::Ended;
 use crate::reads::FinishedRead;
 use crate::ring::reads::RingReads;
-use crate::ring::writes::UringLogWriter;
-use crate::ring::{self, EventFd};
+use crate::ring::{self, EventFd, UringLogWriter};
 use crate::{
     Blocking, BlockingReads, Durability, Layout, LogWriter, PoolFile, Reads, SegmentFiles,
     SegmentStore, StoreKind, StoreLocation, WriteBatch,

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use blockyard_store::buffer::Memory;
-use blockyard_store::tasks::Tasks;
+use blockyard_store::log_writer::Tasks;
 use blockyard_store::{Durability, LogWriter, StoreFile, WriteBatch};
 use blockyard_sync::event_count::EventCount;
 use blockyard_testing::allocations::Counting;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Shared;
-use crate::descriptors::is_short;
+use crate::file::is_short;
 use crate::{GoodCopies, Pin, SegmentStore, StoreFile};
 
 /// A file with one instance in each copy.

@@ -13,11 +13,10 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode};
 
-use super::files::Files;
-use super::{EventFd, Owner, open};
+use super::{EventFd, Files, Owner, open};
 use crate::PoolFile;
 use crate::buffer::Buffer;
-use crate::descriptors::Use;
+use crate::file::Use;
 use crate::reads::{FinishedRead, Reads};
 
 /// Submission entries of the ring.

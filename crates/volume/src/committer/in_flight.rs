@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use blockyard_core::Status;
 use blockyard_store::log_writer::Part;
-use blockyard_store::tasks::{CommitWriter, Tasks, blocks_of};
+use blockyard_store::log_writer::{CommitWriter, Tasks, blocks_of};
 use blockyard_store::{Commit, LogWriter, SegmentStore, WriteBatch};
 use blockyard_volume_format::group::{self as format, Head};
 
