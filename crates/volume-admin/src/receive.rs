@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use blockyard_core::Status;
 use blockyard_store::SegmentStore;
-use blockyard_volume::config::{Compression, SIZE_MAX};
+use blockyard_volume::config::SIZE_MAX;
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::map::{Leaf, Map};
 use blockyard_volume::names::{invalid, new_volume_name, snapshot_name, volume_name};
 use blockyard_volume::pool::{HIDDEN_PREFIX, Pool};
 use blockyard_volume::record::OpenVolume;
-use blockyard_volume::{Running, VolumeError};
+use blockyard_volume::{Compression, Running, VolumeError};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 use blockyard_volume_format::stream::{HEAD_BYTES, Head, Kind, MAGIC, RECORD_BYTES, Record};
 use blockyard_volume_format::{BLOCK_BYTES_MAX, FormatError, NODE_BLOCKS};

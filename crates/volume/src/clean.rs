@@ -9,7 +9,7 @@
 //!
 //! A segment is free as soon as the log states durably that it has no live blocks, without another
 //! checkpoint, see [`crate::segments`]. While space is short, cleaning runs concurrently with
-//! writes, which are throttled: see `committer/throttle.rs`.
+//! writes, which are throttled: see `committer/space.rs`.
 
 mod cold;
 mod liveness_scan;

@@ -6,14 +6,24 @@ use blockyard_store::log_writer::Payload;
 use blockyard_volume_format::BLOCK_BYTES_MAX;
 use blockyard_volume_format::entry::Codec;
 
-use crate::config::Compression;
-
 /// Length of the header of a compressed block, which contains the compressed length in bytes.
 const LEN_BYTES: usize = 4;
 
 /// Most bytes that a compressed block takes while it is made, header included.
 pub(crate) const PACKED_MAX: usize =
     LEN_BYTES + lz4_flex::block::get_maximum_output_size(BLOCK_BYTES_MAX as usize);
+
+/// How blocks are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// No compression.
+    None,
+    /// LZ4, where it saves space.
+    #[default]
+    Lz4,
+    /// Zstandard at a level of 1 to 19, where it saves space.
+    Zstd(u8),
+}
 
 /// Compresses blocks one at a time.
 pub(crate) struct Packer {

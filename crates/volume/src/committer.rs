@@ -22,10 +22,14 @@
 //!
 //! The parts of the committer have states, whose diagrams are in their files:
 //!
-//! - `IntakeState` (`intake.rs`): whether the pool is being closed.
-//! - `LogTail` (`durable.rs`): how durable the log is.
+//! - `IntakeState` (here): whether the pool is being closed.
+//! - `LogTail` (`in_flight.rs`): how durable the log is.
+//! - `SpaceWait` (`space.rs`): what writes wait for.
 //! - `RoundState` (`round.rs`): whether a checkpoint thread runs.
-//! - `SpaceWait` (`space_waiters.rs`): what writes wait for.
+//!
+//! ```text
+//! IntakeState   Accepting ── Intake::take, of `Body::Stop` ──▸ Stopping
+//! ```
 //!
 //! Invariants, which assertions cite by number:
 //!
@@ -38,43 +42,34 @@
 //! - I6: While writes wait for space, no search for more begins.
 //! - I7: When the pool closes, no record waits: those that waited precede the stop.
 
-mod awaiting_scan;
-mod batch;
-mod durable;
 mod in_flight;
-mod intake;
-mod periodic;
-mod publish;
 mod round;
 mod space;
-mod space_waiters;
-mod throttle;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
+use blockyard_store::buffer::Buffer;
 use blockyard_store::{Commit, SegmentStore};
 use blockyard_sync::completion_queue::Receiver;
-use blockyard_volume_format::catalogue::CHANGE_BYTES_MAX;
-use blockyard_volume_format::group as format;
+use blockyard_volume_format::FAN;
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::catalogue::{CHANGE_BYTES_MAX, Change};
+use blockyard_volume_format::entry::Codec;
+use blockyard_volume_format::group::{DESCRIPTORS_MAX, Descriptor, Kind, head_bytes};
 
 use crate::clean::Cleaning;
 use crate::log::LogEnd;
-use crate::pool::Pool;
-use crate::record::{Body, Record};
+use crate::pool::{Pool, Volumes};
+use crate::record::{Body, Record, Relocation};
+use crate::segments::AllocationClass;
 
-use awaiting_scan::ScanWaiters;
-use batch::{LogBatch, may_follow};
-use durable::{LogTail, QUIET, Unsynced};
-use in_flight::Pipeline;
-use intake::Intake;
-use periodic::PeriodicChecks;
-use publish::Answers;
-use round::Round;
-use space_waiters::{SpaceFound, SpaceWaiters};
-use throttle::Throttle;
+use in_flight::{Answers, LogTail, Pipeline, QUIET, Unsynced, publish_group};
+use round::{PeriodicChecks, Round};
+use space::{ScanWaiters, SpaceFound, SpaceWaiters, Throttle};
 
 /// Longest group in bytes, unless a single write is longer. One large write is as fast as several,
 /// and faster on a disk with high latency.
@@ -267,8 +262,8 @@ impl<D: SegmentStore> Committer<D> {
                 Body::Flush | Body::Checkpoint | Body::Stop => (0, 0),
             };
             let count = group.descriptors.len() + count;
-            let head = format::head_bytes(count, align);
-            let fits = count <= format::DESCRIPTORS_MAX
+            let head = head_bytes(count, align);
+            let fits = count <= DESCRIPTORS_MAX
                 && head as usize <= self.pipeline.head_bytes_max
                 && u64::from(head + group.payload_bytes) + u64::from(bytes) <= bytes_max.into();
             let follows = match record.body {
@@ -303,7 +298,7 @@ impl<D: SegmentStore> Committer<D> {
                 return Some(Status::NoSpc);
             }
             // A record that only gives pages up writes no group.
-            publish::group(&self.pool, &self.group, 0);
+            publish_group(&self.pool, &self.group, 0);
             return Some(Status::Ok);
         }
         match self.write() {
@@ -357,6 +352,292 @@ impl<D: SegmentStore> fmt::Debug for Committer<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Committer").field("log", &self.log).finish_non_exhaustive()
     }
+}
+
+// The intake: the records of all volumes, in the order in which they go into groups.
+
+/// Whether the pool is being closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IntakeState {
+    /// Records are accepted.
+    Accepting,
+    /// The record that closes the pool was taken. No record waits any more: those that waited
+    /// precede it.
+    Stopping,
+}
+
+/// The records that are not in a group yet: first the held ones, then those in the record queue.
+struct Intake {
+    queue: Receiver<Record>,
+    /// Records that were taken out of the queue and did not go into a group yet.
+    held: VecDeque<Record>,
+    /// Number of next records that get a group each, because their group found no space.
+    single: usize,
+    state: IntakeState,
+}
+
+impl Intake {
+    fn new(queue: Receiver<Record>) -> Intake {
+        Intake { queue, held: VecDeque::new(), single: 0, state: IntakeState::Accepting }
+    }
+
+    /// The record queue.
+    fn queue(&self) -> &Receiver<Record> {
+        &self.queue
+    }
+
+    /// Takes the next record.
+    fn take(&mut self) -> Option<Record> {
+        let record = self.held.pop_front().or_else(|| self.queue.take())?;
+        if matches!(record.body, Body::Stop) {
+            self.state = IntakeState::Stopping;
+        }
+        Some(record)
+    }
+
+    /// Whether the pool is being closed.
+    fn is_stopping(&self) -> bool {
+        self.state == IntakeState::Stopping
+    }
+
+    /// Puts a record before all others.
+    fn hold(&mut self, record: Record) {
+        self.held.push_front(record);
+    }
+
+    /// Puts records before all others, in their order.
+    fn hold_all(&mut self, records: impl DoubleEndedIterator<Item = Record>) {
+        records.rev().for_each(|record| self.hold(record));
+    }
+
+    /// Takes all records out of the queue and holds them.
+    fn empty_queue(&mut self) {
+        while let Some(record) = self.queue.take() {
+            self.held.push_back(record);
+        }
+    }
+
+    /// The held records.
+    fn held(&mut self) -> &mut VecDeque<Record> {
+        &mut self.held
+    }
+
+    /// Whether no record is held.
+    fn holds_none(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Gives each of the next `count` records a group of its own, in addition to those that get one
+    /// already.
+    fn add_single(&mut self, count: usize) {
+        self.single += count;
+    }
+
+    /// Whether the next record gets a group of its own.
+    fn is_single(&self) -> bool {
+        self.single > 0
+    }
+
+    /// Notes that a record went into a group.
+    fn count_grouped(&mut self) {
+        self.single = self.single.saturating_sub(1);
+    }
+}
+
+// The group: which records it takes, and what they need.
+
+/// Records that are written together.
+#[derive(Default)]
+struct LogBatch {
+    records: Vec<Record>,
+    descriptors: Vec<Descriptor>,
+    /// Bytes of catalogue changes, in the order of their descriptors.
+    changes: Vec<Buffer>,
+    payload_bytes: u32,
+    /// A record requests that the group is durable.
+    durable: bool,
+    /// A record requests a checkpoint.
+    checkpoint: bool,
+    /// A record may free space.
+    frees: bool,
+    /// The allocation class of the record that leaves the most space to others.
+    want: Option<AllocationClass>,
+    /// The most pages that the group changes.
+    pages: u64,
+    /// A requested checkpoint found no space.
+    unchecked: bool,
+    /// The group was admitted: space that others take meanwhile is not the group's.
+    admitted: bool,
+    stop: bool,
+    /// The group contains a catalogue change, and may not contain another: each is checked against
+    /// the current catalogue.
+    changes_catalogue: bool,
+    /// No further record may be added.
+    closed: bool,
+}
+
+/// Whether a record may be in a group that starts while another is in flight: its effect must not
+/// depend on that group.
+fn may_follow(record: &Record) -> bool {
+    matches!(record.body, Body::Write(_) | Body::Zero(_) | Body::Flush)
+}
+
+/// The allocation class of a record, if it needs space.
+fn want<D: SegmentStore>(record: &Record, pool: &Pool<D>) -> Option<AllocationClass> {
+    match &record.body {
+        Body::Write(_) if record.reply.is_some() => Some(AllocationClass::Write),
+        Body::Write(_) | Body::Zero(_) => Some(AllocationClass::Free),
+        Body::Move(_) => Some(AllocationClass::Move),
+        Body::Catalogue(change) if frees(change, &pool.volumes()) => Some(AllocationClass::Free),
+        Body::Catalogue(_) => Some(AllocationClass::Write),
+        Body::Flush | Body::Checkpoint | Body::Stop => None,
+    }
+}
+
+/// Whether a catalogue change may free space. Growing a volume or its reservation does not.
+fn frees(change: &Change, volumes: &Volumes) -> bool {
+    let live = |id: &u32| volumes.by_id.get(id);
+    match change {
+        Change::Create(_) | Change::Copy(_) => false,
+        Change::Reserve { id, bytes } => live(id).is_some_and(|it| *bytes <= it.reserved_bytes()),
+        Change::Resize { id, blocks } => live(id).is_some_and(|it| *blocks <= it.meta.blocks),
+        Change::Destroy { .. } | Change::Rollback { .. } => true,
+        Change::Several(changes) => changes.iter().all(|change| frees(change, volumes)),
+    }
+}
+
+/// The most pages of maps and of the catalogue that a record changes.
+fn pages<D: SegmentStore>(record: &Record, pool: &Pool<D>) -> u64 {
+    match &record.body {
+        // The leaves, their node, and a root.
+        Body::Write(payload) => leaves(record.first, payload.blocks().len() as u64) + 2,
+        // The leaves between the first and the last are dropped as a whole.
+        Body::Zero(blocks) => leaves(record.first, u64::from(*blocks)).min(2) + 2,
+        Body::Move(moved) => moved.page_count,
+        Body::Catalogue(change) => pool.volumes().change_pages(change),
+        Body::Flush | Body::Checkpoint | Body::Stop => 0,
+    }
+}
+
+/// The number of leaves that contain a range of blocks.
+fn leaves(first: u64, blocks: u64) -> u64 {
+    (first + blocks).div_ceil(FAN as u64) - first / FAN as u64
+}
+
+impl LogBatch {
+    /// The length of the group in the log, in bytes.
+    fn len(&self, align: u32) -> u32 {
+        head_bytes(self.descriptors.len(), align) + self.payload_bytes
+    }
+
+    /// Empties the group, but keeps its memory.
+    fn clear(&mut self) {
+        self.records.clear();
+        self.descriptors.clear();
+        self.changes.clear();
+        let LogBatch { records, descriptors, changes, .. } = std::mem::take(self);
+        *self = LogBatch { records, descriptors, changes, ..LogBatch::default() };
+    }
+
+    fn push(&mut self, descriptor: Descriptor) {
+        self.descriptors.push(descriptor);
+    }
+
+    /// Adds the space and pages that a record needs.
+    fn count<D: SegmentStore>(&mut self, record: &Record, pool: &Pool<D>) {
+        self.want = self.want.max(want(record, pool));
+        self.pages += pages(record, pool);
+    }
+
+    /// Adds a record.
+    fn take<D: SegmentStore>(&mut self, mut record: Record, pool: &Pool<D>, align: u32) {
+        self.count(&record, pool);
+        match &mut record.body {
+            Body::Write(payload) => {
+                let volume = record.volume.as_ref().map_or(0, |volume| volume.meta.id);
+                let blocks = (record.first..).zip(payload.blocks());
+                self.descriptors.extend(blocks.map(|(block, stored)| Descriptor {
+                    kind: Kind::Data,
+                    codec: stored.codec,
+                    volume,
+                    from: 0,
+                    to: 0,
+                    block,
+                    len: stored.len,
+                    crc: stored.crc,
+                }));
+                self.payload_bytes += payload.bytes().len() as u32;
+            }
+            Body::Zero(blocks) => {
+                self.frees = true;
+                let volume = record.volume.as_ref().map_or(0, |volume| volume.meta.id);
+                let (kind, codec, block, len) = (Kind::Zero, Codec::Raw, record.first, *blocks);
+                let (from, to, crc) = (0, 0, 0);
+                self.push(Descriptor { kind, codec, volume, from, to, block, len, crc });
+            }
+            Body::Move(moved) => {
+                self.closed = true;
+                // A checkpoint began since: other data may be at the new places, so the blocks stay
+                // where they were.
+                if pool.segments().round() > moved.round {
+                    record.body = Body::Move(nothing_moved(moved));
+                } else {
+                    self.descriptors.extend(moved.moves.iter().map(|moved| Descriptor {
+                        kind: Kind::Move,
+                        codec: moved.to.codec(),
+                        volume: moved.family,
+                        from: moved.from.address(),
+                        to: moved.to.address(),
+                        block: moved.block,
+                        len: moved.to.stored_bytes(),
+                        crc: moved.to.crc(),
+                    }));
+                }
+            }
+            Body::Catalogue(change) => {
+                self.frees = true;
+                self.changes_catalogue = true;
+                let checked = pool.volumes().check(change);
+                match checked {
+                    Ok(()) if !pool.affords(change) => {
+                        record.durable = false;
+                        record.serial = Status::NoSpc as u64;
+                    }
+                    Ok(()) => self.take_change(&change.print(), pool, align),
+                    Err(status) => {
+                        record.durable = false;
+                        record.serial = status as u64;
+                    }
+                }
+            }
+            Body::Flush => {}
+            Body::Checkpoint => self.checkpoint = true,
+            Body::Stop => {
+                self.stop = true;
+                self.closed = true;
+            }
+        }
+        self.durable |= record.durable;
+        self.records.push(record);
+    }
+
+    fn take_change<D: SegmentStore>(&mut self, change: &[u8], pool: &Pool<D>, align: u32) {
+        let len = change.len() as u32;
+        let mut bytes = pool.memory().take_beyond(len.next_multiple_of(align) as usize);
+        bytes.fill(0);
+        bytes[..change.len()].copy_from_slice(change);
+        self.payload_bytes += bytes.len() as u32;
+        let (kind, crc) = (Kind::Catalogue, crc(&bytes));
+        let (codec, volume, from, to, block) = (Codec::Raw, 0, 0, 0, 0);
+        let descriptor = Descriptor { kind, codec, volume, from, to, block, len, crc };
+        self.descriptors.push(descriptor);
+        self.changes.push(bytes);
+    }
+}
+
+/// A move of nothing, in place of one that is not made.
+fn nothing_moved(moved: &Relocation) -> Arc<Relocation> {
+    Arc::new(Relocation { round: moved.round, ..Relocation::default() })
 }
 
 #[cfg(test)]

@@ -6,20 +6,9 @@ use blockyard_core::Bytes;
 use blockyard_store::{Commit, PoolPaths, StoreKind};
 use blockyard_volume_format::catalogue::is_name;
 
+use crate::codec::Compression;
 use crate::error::VolumeError;
 use crate::names::volume_name_wanted;
-
-/// How blocks are compressed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Compression {
-    /// No compression.
-    None,
-    /// LZ4, where it saves space.
-    #[default]
-    Lz4,
-    /// Zstandard at a level of 1 to 19, where it saves space.
-    Zstd(u8),
-}
 
 /// The default level of Zstandard.
 pub const ZSTD_LEVEL: u8 = 3;

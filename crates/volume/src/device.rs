@@ -19,8 +19,7 @@ use crate::error::VolumeError;
 use crate::handle::VolumeHandle;
 use crate::map::{Lookup, Map, NotResident};
 use crate::options::Options;
-use crate::queue::{RECORDS, VolumeQueue};
-use crate::rates::Rates;
+use crate::queue::{RECORDS, Rates, VolumeQueue};
 use crate::record::OpenVolume;
 use crate::running::Running;
 

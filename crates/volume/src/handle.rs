@@ -3,9 +3,10 @@
 //!
 //! A write of part of a block reads the rest of the block, and takes effect only if the block has
 //! not changed since; otherwise it starts again. So no range is ever locked.
-
-mod blocks;
-mod pages;
+//!
+//! After the writes come the leaves that clients' threads read into memory before a write, so that
+//! the committer need not read them when it changes the map; and what a queue needs to read many
+//! blocks at once: where blocks are, and how to decode them.
 
 use std::fmt;
 use std::io;
@@ -18,13 +19,13 @@ use blockyard_store::buffer::Buffer;
 use blockyard_store::log_writer::{Payload, Stored};
 use blockyard_sync::completion_queue::{CompletionQueue, Receiver};
 use blockyard_sync::rcu_cell::RcuReader;
-use blockyard_volume_format::BLOCK_BYTES_MAX;
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::{Codec, Entry};
+use blockyard_volume_format::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS};
 
-use crate::codec::{self, Packer};
-use crate::config::Compression;
-use crate::map::{Lookup, Map, What};
+use crate::codec::{self, Compression, Packer};
+use crate::error::VolumeError;
+use crate::map::{Leaf, Lookup, Map, NotResident, What};
 use crate::pool::{Pool, WriteAck};
 use crate::record::{Body, OpenVolume, Record, Reply, ReplyTo};
 use crate::segments::Files;
@@ -593,5 +594,177 @@ impl<D: SegmentStore> fmt::Debug for VolumeHandle<D> {
             .field("volume", name)
             .field("out", &self.out)
             .finish_non_exhaustive()
+    }
+}
+
+impl<D: SegmentStore> VolumeHandle<D> {
+    /// Reads a leaf of the map into memory.
+    fn fetch(&self, leaf: &Arc<Leaf>) -> Result<(), Status> {
+        match self.pool.segments().load(leaf) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.log_unreadable(&error);
+                Err(match error {
+                    VolumeError::Io { .. } => Status::Medium,
+                    _ => Status::Protection,
+                })
+            }
+        }
+    }
+
+    /// Logs that a leaf cannot be read: the first such read at once, later ones by their number.
+    #[cold]
+    fn log_unreadable(&self, error: &VolumeError) {
+        let name = &self.volume.meta.name;
+        match self.pool.segments().unreadable_pages().due(1, Instant::now()) {
+            Some(1) => tracing::error!("{name}: {error}; its {FAN} blocks cannot be read"),
+            Some(count) => tracing::error!(
+                "{name}: {error}; {count} reads of map pages failed since the last line, and \
+                 `blockyard volume scrub` lists the damage"
+            ),
+            None => tracing::debug!("{name}: {error}; its {FAN} blocks cannot be read"),
+        }
+    }
+
+    /// Reads the leaves of some blocks of one span into memory, so that a damaged leaf is found
+    /// before the write is in the log. Each leaf is read once. If the cache is too small to keep
+    /// all of them, the committer reads those that were evicted.
+    fn prefetch(&self, first: u64, end: u64) -> Result<(), Status> {
+        let (number, from) = Map::place(first);
+        let to = from + (end - first) as u32;
+        let mut block = from;
+        while block < to {
+            let next = to.min((block / FAN as u32 + 1) * FAN as u32);
+            let away = || self.volume.map.with(number, |span| span.away(block, next));
+            while let Some(NotResident(leaf)) = away() {
+                match self.fetch(&leaf) {
+                    Ok(()) => break,
+                    Err(status)
+                        if away().is_some_and(|NotResident(now)| Arc::ptr_eq(&now, &leaf)) =>
+                    {
+                        return Err(status);
+                    }
+                    // The leaf was replaced meanwhile.
+                    Err(_) => {}
+                }
+            }
+            block = next;
+        }
+        Ok(())
+    }
+
+    /// Reads the leaves that a range of zeros changes only in part. Leaves that are dropped as a
+    /// whole are not read, but counted if the volume has a reservation.
+    fn prefetch_edges(&self, first: u64, end: u64) -> Result<(), Status> {
+        let fan = FAN as u64;
+        let edges = [(first, first % fan), (end - 1, end % fan)];
+        for (edge, _) in edges.into_iter().filter(|(_, part)| *part > 0) {
+            self.prefetch(edge, edge + 1)?;
+        }
+        if self.volume.reserved_bytes() > 0 {
+            self.pool.segments().count_owned(&self.volume.map, first, end - first);
+        }
+        Ok(())
+    }
+}
+
+impl<D: SegmentStore> VolumeHandle<D> {
+    /// Looks up the block `first` and those after it in its span, `count` at most.
+    pub(crate) fn check_at(&self, first: u64, count: u64, found: &mut Vec<Lookup>) {
+        let (span, from) = Map::place(first);
+        let count = count.min(LOOKUP_MAX).min(NODE_BLOCKS - u64::from(from));
+        found.clear();
+        self.volume.map.with(span, |span| {
+            found.extend((from..from + count as u32).map(|block| span.find(block)));
+        });
+    }
+
+    /// Reads the leaf of the map that says where a block is.
+    pub(crate) fn fetch_for(&mut self, block: u64) -> Result<(), Status> {
+        match self.lookup(block) {
+            Lookup::NotResident(leaf) => self.fetch(&leaf),
+            _ => Ok(()),
+        }
+    }
+
+    /// The file that contains an entry's bytes, and their offset in it.
+    pub(crate) fn place(&mut self, entry: &Entry) -> Option<(Arc<D::File>, u64)> {
+        let (segment, offset) = self.pool.segments().split(entry.address());
+        let file = self.files.get().get(segment as usize)?;
+        Some((Arc::clone(file), offset))
+    }
+
+    /// The number of found blocks, from the first on, that are consecutive in one segment, and
+    /// their length in bytes.
+    pub(crate) fn row(&self, found: &[Lookup]) -> (usize, usize) {
+        let (mut count, mut bytes) = (0, 0);
+        let mut next = None;
+        for found in found {
+            let Lookup::Disk(entry) = found else { break };
+            let len = entry.stored_bytes() as usize;
+            let (segment, _) = self.pool.segments().split(entry.address());
+            let follows = next.is_none_or(|next| next == (segment, entry.address()));
+            if !follows || (count > 0 && bytes + len > SCRATCH_BYTES) {
+                break;
+            }
+            (count, bytes) = (count + 1, bytes + len);
+            next = Some((segment, entry.address() + len as u64));
+        }
+        (count, bytes)
+    }
+
+    /// Decodes a block from its stored bytes, if their checksum is right.
+    pub(crate) fn unpack<'a>(&'a mut self, entry: &Entry, stored: &'a [u8]) -> Option<&'a [u8]> {
+        if crc(stored) != entry.crc() {
+            return None;
+        }
+        let size = self.block_bytes();
+        if entry.codec() == Codec::Raw {
+            return (stored.len() == size).then_some(stored);
+        }
+        let plain = &mut self.plain[..size];
+        codec::decode(entry.codec(), stored, plain).then_some(&*plain)
+    }
+
+    /// Reads a pending block from memory.
+    pub(crate) fn remember(&mut self, payload: &Payload, index: u32) -> &[u8] {
+        let size = self.block_bytes();
+        codec::unpack(payload, index, &mut self.plain[..size]);
+        &self.plain[..size]
+    }
+
+    /// The pool.
+    pub(crate) fn pool(&self) -> &Arc<Pool<D>> {
+        &self.pool
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Options;
+    use crate::stepped_pool::SteppedPool;
+
+    /// Regression: a write of blocks in two leaves never ended, because reading one leaf evicted
+    /// the other.
+    #[test]
+    fn a_cache_of_least_length_is_enough_for_a_write_of_two_leaves() {
+        let options = Options { map_cache_bytes: 4096, ..Options::default() };
+        let mut stepped = SteppedPool::by("one-leaf", 60, options);
+        stepped.take("w", 40 * 256);
+        for number in 1..40 {
+            stepped.write(number * 256 - 4, 8);
+        }
+        for number in 1..40 {
+            stepped.checkpoint();
+            stepped.write(number * 256 - 4, 8);
+        }
+        // Parts of two blocks, whose rest must be read.
+        for number in 1..40 {
+            stepped.checkpoint();
+            let at = number * 256 * 4096 - 512;
+            stepped.submit(|handle| handle.write(at, 1024, &|_, bytes| bytes.fill(7), 1, true));
+        }
+        let live = stepped.pool.find("w").unwrap();
+        assert!(live.map.with(0, |span| span.away(0, 40 * 256)).is_some(), "it caches two leaves");
     }
 }

@@ -7,26 +7,27 @@
 //! posts its record to the committer's completion queue, so that both have the same order. The
 //! committer enters blocks into the tree when they are in the log, in log order. So the tree always
 //! equals what a recovery would find.
+//!
+//! After the map come its parts: the pending writes of a span ([`Pending`]), the counts of what a
+//! change makes live and dead ([`Tally`]), and the cache of leaves ([`Cache`]). The pages are in
+//! `map/page.rs`.
+#![allow(clippy::disallowed_types)] // The cache: a leaf is read from disk, which takes far longer.
 
-pub mod cache;
 pub mod page;
-pub mod pending;
-pub mod tally;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use blockyard_store::log_writer::Payload;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 use blockyard_volume_format::entry::Entry;
-use blockyard_volume_format::{FAN, NODE_BLOCKS};
+use blockyard_volume_format::{FAN, NODE_BLOCKS, PAGE_BYTES};
 
-pub use cache::Cache;
+use page::Evicted;
 pub use page::{Generation, Leaf, Node, Page};
-pub use pending::{Coming, Pending, What};
-pub use tally::Tally;
 
 /// What the map says of a block.
 #[derive(Clone, Debug)]
@@ -437,10 +438,244 @@ impl fmt::Debug for Map {
     }
 }
 
+/// The new contents of a range.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// Data of a write, from its block `index` on.
+    Data {
+        /// The contents of the write.
+        payload: Arc<Payload>,
+        /// The block of the write at which the range begins.
+        index: u32,
+    },
+    /// Zeros.
+    Zero,
+}
+
+impl What {
+    /// The contents of the rest of the range, `blocks` further on.
+    pub(crate) fn from(&self, blocks: u32) -> What {
+        match self {
+            What::Data { payload, index } => {
+                What::Data { payload: Arc::clone(payload), index: index + blocks }
+            }
+            What::Zero => What::Zero,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Range {
+    end: u32,
+    serial: u64,
+    what: What,
+    may_fail: bool,
+}
+
+/// The pending contents of a block or range.
+#[derive(Clone, Debug)]
+pub struct Coming {
+    /// The number of the write.
+    pub serial: u64,
+    /// The new contents.
+    pub what: What,
+    /// The write is not answered yet, and may still be refused for lack of space.
+    pub may_fail: bool,
+}
+
+/// Pending writes: ranges of blocks that are not in the log yet, by their first block, each with
+/// the number of its write. Ranges do not overlap: a later write replaces what it covers of earlier
+/// ones.
+#[derive(Clone, Debug, Default)]
+pub struct Pending(BTreeMap<u32, Range>);
+
+impl Pending {
+    /// Whether no write is pending.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The pending contents of a block, if there are any.
+    pub fn at(&self, block: u32) -> Option<Coming> {
+        let (first, range) = self.0.range(..=block).next_back()?;
+        let Range { end, serial, may_fail, .. } = *range;
+        (block < end).then(|| Coming { serial, what: range.what.from(block - first), may_fail })
+    }
+
+    /// Adds a range.
+    pub fn insert(&mut self, first: u32, end: u32, coming: Coming) {
+        self.remove(first, end);
+        let Coming { serial, what, may_fail } = coming;
+        self.0.insert(first, Range { end, serial, what, may_fail });
+    }
+
+    /// Removes everything in a range.
+    fn remove(&mut self, first: u32, end: u32) {
+        // The range that begins before `first` may reach into this one, or beyond it.
+        if let Some((&at, range)) = self.0.range_mut(..first).next_back()
+            && range.end > first
+        {
+            let behind = (range.end > end).then(|| Range {
+                end: range.end,
+                serial: range.serial,
+                what: range.what.from(end - at),
+                may_fail: range.may_fail,
+            });
+            range.end = first;
+            if let Some(behind) = behind {
+                self.0.insert(end, behind);
+            }
+        }
+        while let Some((&at, _)) = self.0.range(first..end).next() {
+            let range = self.0.remove(&at).expect("it has just been found");
+            if range.end > end {
+                let what = range.what.from(end - at);
+                self.0.insert(end, Range { what, ..range });
+            }
+        }
+    }
+
+    /// Makes blocks of a write visible again, after a write that had replaced them was refused.
+    /// Blocks of later writes stay.
+    pub fn restore(&mut self, first: u32, end: u32, coming: &Coming) {
+        for block in first..end {
+            if self.at(block).is_none_or(|it| it.serial < coming.serial) {
+                let what = coming.what.from(block - first);
+                self.insert(block, block + 1, Coming { what, ..*coming });
+            }
+        }
+    }
+
+    /// Removes what is left of a write.
+    pub fn retire(&mut self, first: u32, end: u32, serial: u64) {
+        let mut from = first;
+        // All pieces of a write are inside its range.
+        while from < end
+            && let Some((&at, range)) = self.0.range(from..end).next()
+        {
+            from = range.end;
+            if range.serial == serial {
+                self.0.remove(&at);
+            }
+        }
+    }
+}
+
+/// Changes of the live counts of segments, collected by one thread while maps change.
+///
+/// A live count is never too small: bytes that may still be needed are counted. Bytes whose state
+/// is no longer known, because they were shared or not in memory, are noted as unknown, so that a
+/// liveness scan can correct the count.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    segment_bytes: u64,
+    /// Number of checkpoints that have begun; a page that first changes in this round is counted.
+    pub(crate) round: u64,
+    changes: BTreeMap<u32, i64>,
+    /// Bytes that become unknown when a leaf is dropped whose entries are not in memory.
+    pub(crate) leaf_bytes: u64,
+    /// Bytes that are still counted as live, but may not be.
+    pub unknown_bytes: u64,
+    /// Pages that the next checkpoint must write in addition.
+    pub dirtied: u64,
+    /// Change of the number of blocks that only the map has.
+    pub owned: i64,
+}
+
+impl Tally {
+    /// No changes, for segments of this length.
+    pub fn new(segment_bytes: u32) -> Tally {
+        let changes = BTreeMap::new();
+        let (segment_bytes, leaf_bytes) = (segment_bytes.into(), 0);
+        let (round, unknown_bytes, dirtied, owned) = (0, 0, 0, 0);
+        Tally { segment_bytes, round, changes, leaf_bytes, unknown_bytes, dirtied, owned }
+    }
+
+    fn change(&mut self, entry: &Entry, sign: i64) {
+        if !entry.is_hole() {
+            let segment = (entry.address() / self.segment_bytes) as u32;
+            *self.changes.entry(segment).or_default() += sign * i64::from(entry.stored_bytes());
+        }
+    }
+
+    /// Counts bytes that become live.
+    pub fn born(&mut self, entry: &Entry) {
+        self.change(entry, 1);
+    }
+
+    /// Counts bytes that are no longer live.
+    pub fn died(&mut self, entry: &Entry) {
+        self.change(entry, -1);
+    }
+
+    /// Counts bytes that may no longer be live.
+    pub fn unknown(&mut self, bytes: u64) {
+        self.unknown_bytes = self.unknown_bytes.saturating_add(bytes);
+    }
+
+    /// The change of live bytes of each segment.
+    pub fn changes(&self) -> impl Iterator<Item = (u32, i64)> {
+        self.changes.iter().map(|(segment, bytes)| (*segment, *bytes))
+    }
+}
+
+/// Leaves examined for eviction when one is added.
+const EXAMINED: usize = 8;
+
+/// Least capacity in leaves: a write of parts of two blocks needs the leaves of both.
+const LEAVES_MIN: usize = 2;
+
+/// A bounded cache of leaves that are in memory and on disk. Eviction is second chance (CLOCK): a
+/// leaf that was used since its last turn stays for another, others are evicted and read again when
+/// needed.
+///
+/// Leaves that changed since the last checkpoint are not in the cache; checkpoints bound their
+/// number.
+#[derive(Debug)]
+pub struct Cache {
+    limit: usize,
+    /// Leaves in the order in which they are examined.
+    ring: Mutex<VecDeque<Weak<Leaf>>>,
+}
+
+impl Cache {
+    /// A cache of at most this many bytes, or of what one write needs if that is more.
+    pub fn new(limit_bytes: u64) -> Cache {
+        let limit = usize::try_from(limit_bytes).unwrap_or(usize::MAX) / PAGE_BYTES;
+        Cache { limit: limit.max(LEAVES_MIN), ring: Mutex::default() }
+    }
+
+    /// Adds a leaf that is on disk and now in memory too.
+    pub fn keep(&self, leaf: &Arc<Leaf>) {
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.push_back(Arc::downgrade(leaf));
+        for _ in 0..EXAMINED {
+            if ring.len() <= self.limit {
+                return;
+            }
+            let Some(first) = ring.pop_front() else { return };
+            if first.upgrade().is_some_and(|leaf| leaf.evict() == Evicted::Used) {
+                ring.push_back(first);
+            }
+        }
+    }
+
+    /// The bound of the cache, in bytes.
+    pub fn limit_bytes(&self) -> u64 {
+        (self.limit * PAGE_BYTES) as u64
+    }
+
+    /// Number of leaves in the cache.
+    pub fn count(&self) -> usize {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use blockyard_volume_format::entry::{Codec, Entry};
+
     use super::*;
-    use blockyard_volume_format::entry::Codec;
 
     fn entry(number: u64) -> Entry {
         Entry::new(number * 4096, 4096, Codec::Raw, number)
@@ -579,5 +814,56 @@ mod tests {
             span.retire(4, 6, serial);
             assert!(matches!(span.find(5), Lookup::Zero) && span.is_settled());
         });
+    }
+
+    /// Compares the ranges with a table that has a cell for each block.
+    #[test]
+    fn ranges_are_what_a_table_says() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..200 {
+            let mut pending = Pending::default();
+            let mut table = [0u64; 40];
+            let mut writes = Vec::new();
+            for serial in 1..60 {
+                let first = random.u32(0..40);
+                let end = random.u32(first + 1..=40);
+                if random.u8(..) < 100 && !writes.is_empty() {
+                    let (first, end, serial) = writes.swap_remove(random.usize(..writes.len()));
+                    pending.retire(first, end, serial);
+                    table.iter_mut().filter(|it| **it == serial).for_each(|it| *it = 0);
+                } else {
+                    let coming = Coming { serial, what: What::Zero, may_fail: false };
+                    pending.insert(first, end, coming);
+                    table[first as usize..end as usize].fill(serial);
+                    writes.push((first, end, serial));
+                }
+                for block in 0..40 {
+                    let found = pending.at(block).map_or(0, |coming| coming.serial);
+                    assert_eq!(found, table[block as usize], "block {block}");
+                }
+            }
+            for (first, end, serial) in writes {
+                pending.retire(first, end, serial);
+            }
+            assert!(pending.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_least_recently_used_page_is_evicted_first() {
+        let cache = Cache::new(4 * PAGE_BYTES as u64);
+        let leaf = |number: u64| {
+            let leaf = Leaf::at(Entry::new(number * 4096, 4096, Codec::Raw, 1), 1);
+            leaf.fill(&Arc::default());
+            Arc::new(leaf)
+        };
+        let leaves: Vec<_> = (0..20).map(leaf).collect();
+        for leaf in &leaves {
+            cache.keep(leaf);
+            leaves[2].page();
+        }
+        let here = || leaves.iter().filter(|leaf| leaf.is_resident()).count();
+        assert!(here() <= 5 && leaves[2].is_resident(), "{}", here());
+        assert!(cache.count() <= 4 + 1);
     }
 }

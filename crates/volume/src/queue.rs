@@ -3,8 +3,12 @@
 //! A write that need not be durable completes when it is in memory, in its order among the other
 //! writes. A write with FUA, and a flush, completes when the committer answers. A read completes
 //! when the disk has delivered the data.
-
-mod reading;
+//!
+//! **Reads.** A request is cut into runs of blocks that are contiguous on disk, and all runs are
+//! read at once. Blocks that are in memory, or known to be zeros, are copied immediately.
+//!
+//! **Rate limits** of a volume say how many reads and writes, and how many of their bytes, all its
+//! queues together may start per second.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
@@ -16,13 +20,16 @@ use blockyard_core::{
     Batch, CompletionBatch, DeviceQueue, Due, Flags, Nanos, Op, Pieces, SECTOR_SHIFT, Started,
     Status, Work,
 };
-use blockyard_store::{EventFd, PoolBacking, SegmentStore};
+use blockyard_store::buffer::Buffer;
+use blockyard_store::{EventFd, PoolBacking, Reads, SegmentStore};
+use blockyard_sync::token_bucket::TokenBucket;
+use blockyard_volume_format::BLOCK_BYTES_MAX;
+use blockyard_volume_format::entry::Entry;
 
 use crate::config::SyncMode;
 use crate::device::{DEPTH, Shared};
 use crate::handle::{NO_REPLY, Outcome, VolumeHandle};
-
-use reading::Reading;
+use crate::map::Lookup;
 
 /// Most records that a queue has in the committer's completion queue.
 pub(crate) const RECORDS: usize = 128;
@@ -455,5 +462,294 @@ fn limited_bytes(work: &impl Work) -> Option<u64> {
 impl<D: SegmentStore> fmt::Debug for VolumeQueue<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VolumeQueue").field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
+/// A block of zeros.
+static ZEROS: [u8; BLOCK_BYTES_MAX as usize] = [0; BLOCK_BYTES_MAX as usize];
+
+/// A run of blocks of one request that one read covers.
+#[derive(Debug, Default)]
+struct Row {
+    /// The slot of the request.
+    slot: u32,
+    /// The first block of the run.
+    first: u64,
+    entries: Vec<Entry>,
+}
+
+/// The reads of one queue.
+#[derive(Debug)]
+struct Reading<D: SegmentStore> {
+    reads: D::Reads,
+    /// Runs, by the token of their read.
+    rows: Vec<Row>,
+    free: Vec<u32>,
+    found: Vec<Lookup>,
+}
+
+/// Copies `bytes` into the buffers of a request, starting at byte `at`.
+fn put_at(started: &Started, at: usize, bytes: &[u8]) {
+    let mut pieces = Pieces::new(started.segments());
+    pieces.skip(at);
+    pieces.write(bytes);
+}
+
+/// Where a block lies in a request: the offset in the request, and the range in the block.
+fn window(started: &Started, size: u64, block: u64) -> (usize, std::ops::Range<usize>) {
+    let (at, end) = (started.sector().bytes(), started.end().bytes());
+    let (start, stop) = (block * size, (block + 1) * size);
+    let (from, to) = (at.max(start), end.min(stop));
+    ((from - at) as usize, (from - start) as usize..(to - start) as usize)
+}
+
+impl<D: SegmentStore> Reading<D> {
+    fn new(reads: D::Reads) -> Reading<D> {
+        Reading { reads, rows: Vec::new(), free: Vec::new(), found: Vec::new() }
+    }
+
+    /// Starts the reads for a request. Returns how many runs are in flight, and the status of what
+    /// has failed already.
+    fn begin(
+        &mut self,
+        handle: &mut VolumeHandle<D>,
+        started: &Started,
+        slot: u32,
+    ) -> (u32, Status) {
+        let size = handle.block_bytes() as u64;
+        let (mut block, end) =
+            (started.sector().bytes() / size, started.end().bytes().div_ceil(size));
+        let (mut rows, mut status) = (0, Status::Ok);
+        let mut found = std::mem::take(&mut self.found);
+        while block < end {
+            handle.check_at(block, end - block, &mut found);
+            let mut next = 0;
+            while next < found.len() {
+                let at = block + next as u64;
+                let (place, part) = window(started, size, at);
+                match &found[next] {
+                    Lookup::Zero | Lookup::Cleared { .. } => {
+                        put_at(started, place, &ZEROS[part]);
+                        next += 1;
+                    }
+                    Lookup::Memory { payload, index, .. } => {
+                        let bytes = handle.remember(payload, *index);
+                        put_at(started, place, &bytes[part]);
+                        next += 1;
+                    }
+                    // About one read in a thousand needs a map page from disk: read it
+                    // synchronously.
+                    Lookup::NotResident(_) => {
+                        if let Err(error) = handle.fetch_for(at) {
+                            status = error;
+                            next += 1;
+                        } else {
+                            handle.check_at(at, end - at, &mut found);
+                            (block, next) = (at, 0);
+                        }
+                    }
+                    Lookup::Disk(_) => {
+                        let (count, bytes) = handle.row(&found[next..]);
+                        self.begin_row(handle, slot, at, &found[next..next + count], bytes);
+                        rows += 1;
+                        next += count;
+                    }
+                }
+            }
+            block += found.len() as u64;
+        }
+        found.clear();
+        self.found = found;
+        (rows, status)
+    }
+
+    fn begin_row(
+        &mut self,
+        handle: &mut VolumeHandle<D>,
+        slot: u32,
+        first: u64,
+        found: &[Lookup],
+        bytes: usize,
+    ) {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.rows.push(Row::default());
+            self.rows.len() as u32 - 1
+        });
+        let row = &mut self.rows[number as usize];
+        (row.slot, row.first) = (slot, first);
+        row.entries.clear();
+        row.entries.extend(found.iter().filter_map(|found| match found {
+            Lookup::Disk(entry) => Some(*entry),
+            _ => None,
+        }));
+        // The memory in flight is bounded by the queue's requests and their length.
+        let buffer = handle.pool().memory().take_beyond(bytes);
+        match handle.place(&row.entries[0]) {
+            Some((file, offset)) => self.reads.begin(number, &file, offset, buffer),
+            // The segment has no such file. The second attempt in `finish` reports the damage.
+            None => {
+                let missing = Arc::clone(&handle.pool().segments().files()[0]);
+                self.reads.begin(number, &missing, u64::MAX >> 1, buffer);
+            }
+        }
+    }
+
+    /// Submits the reads that were started.
+    fn submit(&mut self) {
+        self.reads.submit();
+    }
+
+    /// Takes a finished run.
+    fn take(&mut self) -> Option<Ended> {
+        let got = self.reads.take()?;
+        let row = &self.rows[got.token as usize];
+        let buffer = got.buffer.filter(|_| got.result.is_ok());
+        Some(Ended { slot: row.slot, number: got.token, buffer })
+    }
+
+    /// Copies the data of a finished run into the request, and returns the status.
+    fn finish(&mut self, handle: &mut VolumeHandle<D>, ended: &Ended, started: &Started) -> Status {
+        let row = std::mem::take(&mut self.rows[ended.number as usize]);
+        let size = handle.block_bytes() as u64;
+        let mut status = Status::Ok;
+        let mut from = 0;
+        for (block, entry) in (row.first..).zip(&row.entries) {
+            let len = entry.stored_bytes() as usize;
+            let (place, part) = window(started, size, block);
+            let stored = ended.buffer.as_ref().map(|buffer| &buffer[from..from + len]);
+            from += len;
+            if let Some(plain) = stored.and_then(|stored| handle.unpack(entry, stored)) {
+                put_at(started, place, &plain[part]);
+                continue;
+            }
+            // The block may have moved meanwhile. If not, this read returns the error and logs it.
+            let mut at = place;
+            let bytes = started.sector().bytes() + place as u64;
+            let read = handle.read(bytes, part.len(), |bytes| {
+                put_at(started, at, bytes);
+                at += bytes.len();
+            });
+            if !read.is_ok() {
+                status = read;
+            }
+        }
+        self.rows[ended.number as usize] = row;
+        self.free.push(ended.number);
+        status
+    }
+
+    /// Whether a run has finished.
+    fn is_any(&mut self) -> bool {
+        self.reads.is_any()
+    }
+
+    /// How many runs are in flight.
+    fn in_flight(&self) -> usize {
+        self.reads.in_flight()
+    }
+
+    /// Sleeps until a run has finished.
+    fn sleep(&mut self, at_most: Duration) {
+        self.reads.sleep(at_most);
+    }
+}
+
+/// A finished run.
+struct Ended {
+    /// The slot of the request.
+    slot: u32,
+    number: u32,
+    /// The data, if the read delivered all of it.
+    buffer: Option<Buffer>,
+}
+
+/// Refills of a bucket per second, at least; fewer if each would add less than one token.
+const TICKS: u64 = 100;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// The rate limits of a volume.
+#[derive(Debug)]
+pub(crate) struct Rates {
+    requests: Option<TokenBucket>,
+    bytes: Option<TokenBucket>,
+}
+
+/// A token bucket for `rate` tokens per second. The tokens per refill are an integer, so the
+/// interval between refills is what makes the rate exact.
+fn bucket(rate: u64) -> Option<TokenBucket> {
+    let share = (rate / TICKS).max(1);
+    let tick_ns = (u128::from(share) * u128::from(SECOND_NS)).checked_div(rate.into())?;
+    // One nanosecond more, so that the rate is never above the requested one.
+    Some(TokenBucket::new(share, u64::try_from(tick_ns + 1).unwrap_or(u64::MAX)))
+}
+
+impl Rates {
+    /// Limits of requests and bytes per second; 0 means unlimited.
+    pub(crate) fn new(requests: u64, bytes: u64) -> Rates {
+        Rates { requests: bucket(requests), bytes: bucket(bytes) }
+    }
+
+    /// Takes the tokens that a request needs.
+    ///
+    /// # Errors
+    /// If the request has to wait: the time in nanoseconds at which to try again.
+    pub(crate) fn take(&self, now_ns: u64, bytes: u64) -> Result<(), u64> {
+        if let Some(bucket) = &self.bytes {
+            bucket.take(now_ns, bytes)?;
+        }
+        let taken = self.requests.as_ref().map_or(Ok(()), |bucket| bucket.take(now_ns, 1));
+        if taken.is_err() {
+            self.bytes.iter().for_each(|bucket| bucket.give_back(bytes));
+        }
+        taken
+    }
+
+    /// Returns the tokens of a request that was not started.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.bytes.iter().for_each(|bucket| bucket.give_back(bytes));
+        self.requests.iter().for_each(|bucket| bucket.give_back(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many requests start in ten seconds.
+    fn begun(rates: &Rates, bytes: u64) -> u64 {
+        let (mut now, mut count) = (0, 0);
+        while now < 10 * SECOND_NS {
+            match rates.take(now, bytes) {
+                Ok(()) => count += 1,
+                Err(at) => now = at,
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn both_limits_hold() {
+        assert!((9_900..=10_200).contains(&begun(&Rates::new(1000, 0), 4096)));
+        assert!((69..=72).contains(&begun(&Rates::new(7, 0), 1 << 20)));
+        let both = Rates::new(1000, 1 << 20);
+        assert!((2_500..=2_700).contains(&begun(&both, 4096)), "the bytes");
+        assert!((9_900..=10_200).contains(&begun(&Rates::new(1000, 1 << 30), 4096)), "the number");
+        assert!((0..1000).all(|_| Rates::new(0, 0).take(0, 1 << 30).is_ok()), "no limits");
+    }
+
+    /// Regression: a limit of 199 per second became 100, because the tokens per refill were rounded
+    /// down.
+    #[test]
+    fn a_limit_is_what_was_asked_for_whatever_the_number() {
+        for rate in (1..400).chain([999, 1001, 1999, 12_345, 100_003]) {
+            let (found, slack) = (begun(&Rates::new(rate, 0), 4096), rate / 100 + 2);
+            let wanted = 10 * rate - slack..=10 * rate + slack;
+            assert!(wanted.contains(&found), "{rate}: {found} in ten seconds");
+            let found = begun(&Rates::new(0, rate << 10), 1 << 10);
+            assert!(wanted.contains(&found), "{rate} KiB: {found} in ten seconds");
+        }
+        // The largest numbers do not overflow.
+        assert!(Rates::new(u64::MAX, u64::MAX).take(0, 4096).is_ok());
     }
 }

@@ -1,26 +1,47 @@
-//! Groups in flight: how they are begun, and how they complete.
+//! Groups in flight: how they are begun, how they complete and become durable, and what happens to
+//! their records then.
 //!
 //! After a long group, more are begun while it is in flight, to keep the disk busy. After a short
 //! one, the next group is begun when the first has completed.
+//!
+//! How durable the log is, and how it becomes so:
+//!
+//! ```text
+//!               complete_oldest                sync_segments           state_durable
+//!   InFlight ─────────────────────▸ Unsynced ─────────────▸ Durable ────────────────▸ Recorded
+//!     ▴  │  complete_oldest, of a durable group               ▴                          │
+//!     │  └────────────────────────────────────────────────────┘                          │
+//!     └─────────────────────────────── append, from any state ───────────────────────────┘
+//! ```
+//!
+//! A group's header states up to which group the log was durable when that header was written. So
+//! no header states it of the last groups until another one follows, and recovery could not
+//! distinguish rot in them from a write that a power cut has torn. When the log is idle, an empty
+//! group after them states it. If no segment has space for that group, a superblock states it.
+//!
+//! When a group has completed, its blocks enter the maps, and its records are answered.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
-use blockyard_store::log_writer::Part;
-use blockyard_store::log_writer::{CommitWriter, Tasks, blocks_of};
-use blockyard_store::{Commit, LogWriter, SegmentStore, WriteBatch};
+use blockyard_store::log_writer::{CommitWriter, Part, Tasks, blocks_of};
+use blockyard_store::{Commit, Durability, LogWriter, SegmentStore, StoreFile, WriteBatch};
+use blockyard_sync::completion_queue::CompletionQueue;
+use blockyard_volume_format::entry::Entry;
 use blockyard_volume_format::group::{self as format, Head};
 
-use super::Committer;
-use super::batch::LogBatch;
-use super::publish;
-use crate::checkpoint;
+use super::{Committer, LogBatch, SYNC_DELAY_MAX};
+use crate::apply::Apply;
+use crate::error::VolumeError;
 use crate::pool::Pool;
-use crate::record::{Body, Record};
+use crate::record::{Body, Record, Reply};
 use crate::segments::AllocationClass;
+use crate::{checkpoint, relocate};
 
 /// A group in flight.
-pub(super) struct InFlightBatch {
+struct InFlightBatch {
     group: LogBatch,
     /// The group's number.
     number: u64,
@@ -247,7 +268,7 @@ impl<D: SegmentStore> Committer<D> {
     /// its first block. Ends the group's time in flight.
     fn publish(&mut self, group: &LogBatch, status: Status, address: u64) {
         if status.is_ok() {
-            publish::group(&self.pool, group, address);
+            publish_group(&self.pool, group, address);
             if group.frees {
                 self.space.enospc_backoff = 0;
             }
@@ -323,5 +344,283 @@ impl LogBatch {
                 _ => {}
             }
         }
+    }
+}
+
+// How durable the log is.
+
+/// Time without records after which the log counts as idle. A client that sends its next durable
+/// write when it has the answer to the last one leaves gaps a hundred times shorter. A disk that
+/// takes 10 ms for a durable write spends at most a tenth of its time on these groups.
+pub(super) const QUIET: Duration = Duration::from_millis(100);
+
+/// How durable the log is as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LogTail {
+    /// A group is in flight.
+    InFlight,
+    /// Groups are written and not durable.
+    Unsynced,
+    /// Every group is durable, but neither a later group nor a superblock states it of the last.
+    Durable,
+    /// It is stated durably that every group is durable: by the last group, which is empty, or by a
+    /// superblock.
+    Recorded,
+}
+
+/// The groups that are written and not durable, and what was stated durably.
+pub(super) struct Unsynced {
+    /// Segments that contain such groups.
+    segments: BTreeSet<u32>,
+    bytes: u64,
+    /// The last group when it was last stated that all groups are durable.
+    recorded: u64,
+    /// When such a group was first seen.
+    since: Option<Instant>,
+}
+
+impl Unsynced {
+    /// No groups; it was stated that groups up to `recorded` are durable.
+    pub(super) fn new(recorded: u64) -> Unsynced {
+        Unsynced { segments: BTreeSet::new(), bytes: 0, recorded, since: None }
+    }
+
+    /// Bytes of the groups.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Adds a group of `len` bytes in this segment.
+    fn add(&mut self, segment: u32, len: u32) {
+        self.segments.insert(segment);
+        self.bytes += u64::from(len);
+    }
+
+    /// Notes that a durable group in this segment has completed: with it, all groups before it are
+    /// durable.
+    fn end_durable(&mut self, segment: u32) {
+        self.segments.remove(&segment);
+        self.bytes = 0;
+        debug_assert!(self.segments.is_empty(), "I4: a segment is not synced");
+    }
+}
+
+impl<D: SegmentStore> Committer<D> {
+    /// How durable the log is.
+    pub(super) fn log_tail(&self) -> LogTail {
+        if !self.pipeline.is_empty() {
+            LogTail::InFlight
+        } else if !self.unsynced.segments.is_empty() {
+            LogTail::Unsynced
+        } else if self.unsynced.recorded < self.log.last() {
+            LogTail::Durable
+        } else {
+            LogTail::Recorded
+        }
+    }
+
+    /// Syncs all groups, including those that no client asked to be durable.
+    pub fn sync_all(&mut self) {
+        self.complete_all();
+        if !self.pool.is_latched() {
+            self.sync();
+        }
+        self.unsynced.since = None;
+    }
+
+    /// Syncs groups that no client asked to be durable, if they have waited for too long.
+    pub(super) fn sync_late(&mut self) {
+        if self.unsynced.segments.is_empty() {
+            self.unsynced.since = None;
+        } else if self.unsynced.since.get_or_insert_with(Instant::now).elapsed() >= SYNC_DELAY_MAX {
+            self.sync_all();
+        }
+    }
+
+    /// Syncs all written groups and returns whether they are durable. A failed sync is never
+    /// retried. No group may be in flight.
+    pub(super) fn sync(&mut self) -> bool {
+        debug_assert!(self.pipeline.is_empty(), "I1: a sync does not cover a group in flight");
+        if !self.sync_segments() {
+            return false;
+        }
+        self.log.durable = self.log.last();
+        true
+    }
+
+    /// Syncs the segments of groups that are written; returns whether that succeeded. A failed sync
+    /// is never retried.
+    fn sync_segments(&mut self) -> bool {
+        while let Some(segment) = self.unsynced.segments.pop_first() {
+            let place = self.pool.segments().address(segment, 0);
+            let synced = self.pool.segments().place(place).and_then(|(file, _)| file.sync());
+            if let Err(error) = synced {
+                self.pool.latch(&format!("a sync of the log failed: {error}"));
+                return false;
+            }
+            self.pool.meters().synced();
+        }
+        self.unsynced.bytes = 0;
+        true
+    }
+
+    /// Determines what must become durable with the group. Syncs other segments now.
+    fn durability(&mut self, segment: u32) -> Result<Durability, Status> {
+        if !self.group.durable {
+            return Ok(Durability::Nothing);
+        }
+        let own = self.unsynced.segments.remove(&segment);
+        if !self.sync_segments() {
+            return Err(Status::IoErr);
+        }
+        if own {
+            self.unsynced.segments.insert(segment);
+            return Ok(Durability::File);
+        }
+        Ok(Durability::Itself)
+    }
+
+    /// Does the work of an idle log: makes every group durable, and states that durably.
+    pub fn finish_idle_log(&mut self) {
+        self.sync_all();
+        self.state_durable();
+    }
+
+    /// States durably that every group is durable. Writes at most one unit, and nothing if it is
+    /// already stated.
+    pub(super) fn state_durable(&mut self) {
+        if self.log_tail() != LogTail::Durable || self.pool.is_latched() {
+            return;
+        }
+        let others = std::mem::take(&mut self.group);
+        self.group.durable = true;
+        let has_space = self.fits_existing_segments();
+        let is_written = has_space && self.append().is_ok() && self.complete_alone().is_ok();
+        self.group = others;
+        // Only one thread at a time writes superblocks: if one does, a later call tries again.
+        let is_busy = self.round.is_running();
+        let durable = self.log.last();
+        if is_written || (!has_space && !is_busy && checkpoint::state_durable(&self.pool, durable))
+        {
+            self.unsynced.recorded = self.log.last();
+            self.pool.meters().recorded(self.unsynced.recorded);
+        }
+    }
+}
+
+// What happens to the records of a group that has ended.
+
+/// The answers to records: what they still have to report, and the threads to wake.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// Volumes with a write that was answered early and then found no space: their next flush
+    /// returns the error.
+    lost: BTreeSet<u32>,
+    /// Completion queues that got answers, and whose owners are to be woken.
+    wake_list: Vec<Arc<CompletionQueue<Reply>>>,
+}
+
+/// Enters a group's blocks into the maps; `address` is that of the first block. If a map cannot be
+/// changed, the pool latches; opening it again reports the cause.
+pub(super) fn publish_group<D: SegmentStore>(pool: &Pool<D>, group: &LogBatch, address: u64) {
+    if let Err(error) = put(pool, group, address) {
+        pool.latch(&format!("a map cannot be changed: {error}"));
+    }
+}
+
+fn put<D: SegmentStore>(
+    pool: &Pool<D>,
+    group: &LogBatch,
+    mut address: u64,
+) -> Result<(), VolumeError> {
+    let align = pool.align();
+    let copies = pool.volumes().copies;
+    let mut maps = Apply::new(pool.segments(), copies);
+    let mut entries = Vec::new();
+    for record in &group.records {
+        match (&record.body, &record.volume) {
+            (Body::Write(payload), Some(volume)) => {
+                entries.clear();
+                entries.extend(payload.blocks().iter().map(|stored| {
+                    let place = address + u64::from(stored.offset);
+                    Entry::new(place, stored.len, stored.codec, stored.crc)
+                }));
+                maps.publish(volume, record.first, &entries, record.serial)?;
+                address += payload.bytes().len() as u64;
+            }
+            (Body::Zero(blocks), Some(volume)) => {
+                maps.zero(volume, record.first, u64::from(*blocks))?;
+                volume.retire(record.first, *blocks, record.serial);
+            }
+            (Body::Move(moved), _) => {
+                let segments = pool.segments();
+                let is_left = |location: Entry| {
+                    moved.pages.contains(&segments.split(location.address()).0)
+                        || moved.lost.contains(&location)
+                };
+                let volumes = pool.volumes();
+                // A block that could not be moved stays in its segment, which is therefore not
+                // freed.
+                _ = relocate::blocks(&volumes, &moved.moves, &mut maps);
+                if !moved.pages.is_empty() || !moved.lost.is_empty() {
+                    relocate::pages(&volumes, &moved.spans, is_left, &moved.lost, &mut maps);
+                    maps.tally().dirtied += pool.roots().leave(is_left) as u64;
+                }
+            }
+            (Body::Catalogue(change), _) if record.durable => {
+                pool.volumes().apply(change, &mut maps)?;
+                let len = change.print().len() as u64;
+                address += len.next_multiple_of(align.into());
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl Answers {
+    /// Answers all records of the group. [`Answers::wake`] wakes the threads that wait for them.
+    pub(super) fn answer<D: SegmentStore>(
+        &mut self,
+        pool: &Pool<D>,
+        group: &mut LogBatch,
+        status: Status,
+    ) {
+        for record in &mut group.records {
+            let volume = record.volume.as_ref().map(|volume| volume.meta.id);
+            let Some(reply) = &mut record.reply else {
+                // This write was answered early. If it failed, the volume's next flush returns the
+                // error.
+                if let Some(id) = volume {
+                    pool.dismiss();
+                    if !status.is_ok() {
+                        self.lost.insert(id);
+                    }
+                }
+                continue;
+            };
+            let status = match &record.body {
+                // A change that was refused before it entered the group.
+                Body::Catalogue(_) if !record.durable => {
+                    Status::from_u8(record.serial as u8).expect("it was put there as a status")
+                }
+                Body::Flush if volume.is_some_and(|id| self.lost.remove(&id)) => match status {
+                    Status::Ok => Status::NoSpc,
+                    status => status,
+                },
+                Body::Flush | Body::Stop if status == Status::NoSpc => Status::Ok,
+                Body::Checkpoint if status.is_ok() && group.unchecked => Status::NoSpc,
+                _ => status,
+            };
+            let to = reply.answer(status);
+            if self.wake_list.last().is_none_or(|last| !Arc::ptr_eq(last, to)) {
+                self.wake_list.push(Arc::clone(to));
+            }
+        }
+    }
+
+    /// Wakes the threads that wait for the answers.
+    pub(super) fn wake(&mut self) {
+        self.wake_list.drain(..).for_each(|queue| _ = queue.event_count().notify());
     }
 }

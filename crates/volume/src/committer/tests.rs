@@ -1,6 +1,6 @@
 //! Tests of the committer when other threads interfere, or an operation fails.
 
-use super::periodic::DEAD_MIN;
+use super::round::DEAD_MIN;
 use super::*;
 use crate::handle::{NO_REPLY, Outcome};
 use crate::maintenance::LivenessScan;

@@ -5,7 +5,7 @@
 //! there, its *location*. A copy that is to be changed has none.
 //!
 //! Nodes are always in memory. The contents of a leaf are read on demand, and evicted when memory
-//! is short and the leaf has a location: see [`super::cache`].
+//! is short and the leaf has a location: see [`super::Cache`].
 //!
 //! A leaf has a *birth* epoch: the number of copies of maps (snapshots, clones, roll-backs) that
 //! had been made when the leaf was made. A leaf born after the last copy of its map belongs to that
