@@ -21,12 +21,11 @@ use blockyard_core::{Bio, BufRef, Channel, Completion, Disk, Due, Flags, Op, Reg
 use blockyard_os::map_region;
 use blockyard_os::socket::{Ready, WaitMode};
 
-use crate::batching::AdaptiveBatching;
 use crate::buffers::{ArenaIndex, Buffers, OutSpan, RECEIVE_BYTES};
 use crate::client::Client;
 use crate::command::{CommandError, CommandPlan, ExportRules, error_of};
 use crate::exports::Export;
-use crate::transport::{Replies, Transport};
+use crate::transport::{AdaptiveBatching, Replies, Transport};
 use crate::wire::{
     self, BASE_ALLOCATION_ID, EXTENDED_REQUEST_BYTES, NbdError, Origin, Request, STATE_HOLE,
     STATE_ZERO, StatusExtent,

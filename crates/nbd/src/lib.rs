@@ -15,7 +15,6 @@
 //! project.
 
 mod access;
-mod batching;
 mod buffers;
 mod client;
 pub mod command;
