@@ -10,9 +10,8 @@ use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, Sector, Zone
 
 use crate::config::NullConfig;
 use crate::error::NullError;
-use crate::queue::NullQueue;
+use crate::queue::{Eraser, NullQueue};
 use crate::shared::Shared;
-use crate::transfer::Eraser;
 
 /// A null device. `Z` guards its zones.
 ///

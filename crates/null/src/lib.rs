@@ -27,7 +27,6 @@ mod queue;
 mod shape;
 mod shared;
 mod storage;
-mod transfer;
 
 pub use config::{IrqMode, NullConfig};
 pub use device::Null;
