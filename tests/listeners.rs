@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Stdio};
 
@@ -258,5 +259,60 @@ fn the_line_for_a_host_is_printed() {
     let line =
         format!("  nvme connect -t tcp -a 127.0.0.1 -s {port} -n nqn.2026-11.io.blockyard:mem0");
     assert!(said.lines().any(|said| said == line), "{said}");
+    assert_eq!(yard.complained(), "");
+}
+
+/// Secrets were never made for this test: they are the example of the NVM Express Base
+/// Specification.
+#[test]
+fn access_of_nvme_hosts_is_checked_before_anything_is_made() {
+    const SECRET: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+    let place = Place::new();
+    let write = |name: &str, mode: u32, text: &str| {
+        let file = place.write(name, text);
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        file
+    };
+    let good = write("good", 0o600, &format!("# hosts\nnqn.a {SECRET}\n"));
+    let open = write("open", 0o644, &format!("nqn.a {SECRET}\n"));
+    let wrong = write("wrong", 0o600, &format!("nqn.a {SECRET}\nnqn.b {}\n", &SECRET[..40]));
+    let missing = place.file("missing");
+    let volume = format!("volume:///v?size=64M&path={}", place.file("pool"));
+    let at = "tcp:127.0.0.1:0";
+    let cases: [(&[&str], i32, String); 9] = [
+        (&["--nvme-allow", "nqn.a"], 2, "expected DEVICE=NQN".to_owned()),
+        (&["--nvme-allow", "v=alice"], 2, "expected the NQN of a host".to_owned()),
+        (&["--nvme-hashes", "sha1"], 2, "sha256, sha384, sha512".to_owned()),
+        (&["--nvme-hashes", "sha256"], 2, "add --nvme-secrets FILE".to_owned()),
+        (&["--nvme-dh-groups", "null"], 2, "add --nvme-secrets FILE".to_owned()),
+        (&["--nvme-secrets", &missing], 3, format!("nvme: secrets: cannot read {missing}: ")),
+        (
+            &["--nvme-secrets", &open],
+            3,
+            format!("nvme: secrets: invalid mode 0644 of {open}: expected 0600"),
+        ),
+        (
+            &["--nvme-secrets", &wrong],
+            3,
+            format!("nvme: secrets: {wrong}, line 2: invalid secret of nqn.b: expected DHHC-1"),
+        ),
+        (
+            &["--nvme-secrets", &good, "--nvme-allow", "v=nqn.b"],
+            3,
+            format!("nvme: allow: nqn.b may use `v`, but has no secret in {good}"),
+        ),
+    ];
+    for (args, code, wanted) in cases {
+        let run = blockyard(&[&["serve", &volume, "--nvme", at], args].concat()).fails();
+        assert_eq!(run.code, Some(code), "{run}");
+        assert!(run.err.contains(&wanted), "{run}");
+        assert!(!run.err.contains(&SECRET[10..20]), "no secret is shown: {run}");
+    }
+    let run = blockyard(&["serve", &volume, "--nvme-secrets", &good]).fails();
+    assert!(run.err.contains("nvme: no server would use the options of its access"), "{run}");
+    assert!(!fs::exists(place.file("pool")).unwrap(), "a pool was made");
+    // A port where hosts authenticate is no reason for a warning.
+    let args = [MEM0, "--nvme", at, "--nvme-secrets", &good, "--nvme-allow", "mem0=nqn.a"];
+    let yard = Yard::serve_in(Place::new(), &[&args[..], &["--log", "warn"]].concat());
     assert_eq!(yard.complained(), "");
 }

@@ -2,6 +2,7 @@
 //! get far; and the rules that every plan and answer must satisfy.
 
 use blockyard_core::{Geometry, Limits, Op, Status, ZoneGeometry};
+use blockyard_nvme::auth_message::{self, HostMessage, SEND_BYTES_MAX};
 use blockyard_nvme::command::{Cqe, SQE_BYTES, Sqe, StatusCode, io_opcode};
 use blockyard_nvme::fabrics::{CONNECT_BYTES, ConnectRequest, NQN_LEN_MAX, PropertyRequest};
 use blockyard_nvme::identify::QUEUE_ENTRIES_MAX;
@@ -10,6 +11,7 @@ use blockyard_nvme::namespace::{
     BioPlan, DATA_BYTES_MAX, DiscardRange, IoPlan, NamespaceShape, RANGE_BYTES, Transfer,
     check_pointer,
 };
+use blockyard_nvme::secret::HostSecrets;
 use blockyard_nvme::wire::{
     self, C2hData, COMMON_HEADER_BYTES, DIGEST_BYTES, Digests, FatalStatus, H2C_DATA_BYTES_MAX,
     H2cData, IN_CAPSULE_BYTES_MAX, IcReq, PduFault, PduHeader, WHOLE_PDU_BYTES_MAX, pdu_type,
@@ -26,10 +28,12 @@ pub fn nvme_wire(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let shapes = [shape(None), shape(Some(512)), shape(Some(200))];
     while !input.is_empty() {
-        match input.below(6) {
+        match input.below(8) {
             0 | 1 => pdu(&mut input),
             2 => connect(&mut input),
             3 => log(&mut input, &shapes[0]),
+            4 => auth(&mut input),
+            5 => secrets(&mut input),
             _ => {
                 let which = input.below(3) as usize;
                 command(&mut input, &shapes[which]);
@@ -226,6 +230,64 @@ fn connect(input: &mut Input<'_>) {
         }
     }
     let _ = PropertyRequest::parse(&sqe);
+}
+
+/// A message of DH-HMAC-CHAP. What is read of it lies in it.
+fn auth(input: &mut Input<'_>) {
+    if let Ok(len) = auth_message::transfer_len(&sqe(input), SEND_BYTES_MAX) {
+        assert!((1..=SEND_BYTES_MAX).contains(&len));
+    }
+    let mut message = input.take(16 + 2 * 64 + 256).to_vec();
+    if message.len() >= 16 && input.below(8) > 0 {
+        message[0] = input.choose(&[0, 0, 1, 1, 1]);
+        message[1] = input.choose(&[0, 0, 1, 2, 2, 3, 4, 0xf0, 0xf1]);
+        message[6] = input.choose(&[0, 32, 48, 64, 255]);
+        message[7] = input.choose(&[0, 1, 2, 255]);
+        message[8] = input.choose(&[0, 1, 2]);
+        message[10] = input.choose(&[0, 1, 3, 30, 31, 255]);
+        message[11] = input.choose(&[0, 1, 6, 30, 31, 255]);
+        let len = input.choose(&[0, 8, 16, 72, 80, 112, 144, 136, 336, 400]);
+        message.resize(len, input.below(256) as u8);
+    }
+    let _ = auth_message::transaction(&message);
+    match HostMessage::parse(&message) {
+        Ok(HostMessage::Negotiate(read)) => {
+            if let Some((hashes, groups)) = read.lists {
+                assert!(hashes.len() <= 30 && groups.len() <= 30);
+            }
+        }
+        Ok(HostMessage::Reply(read)) => {
+            let challenge = read.challenge.map_or(read.response.len(), |(_, value)| value.len());
+            assert_eq!(challenge, read.response.len());
+            let len = 16 + 2 * read.response.len() + read.public.len();
+            assert_eq!(len, message.len());
+        }
+        Ok(HostMessage::Success2) => assert_eq!(message.len(), 16),
+        Ok(HostMessage::Failure2(_)) => assert_eq!(message.len(), 8),
+        Err(reason) => assert!(!reason.text().is_empty()),
+    }
+}
+
+/// A file of secrets. No error repeats a secret.
+fn secrets(input: &mut Input<'_>) {
+    const KEY: &str = "ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n";
+    let pieces = [
+        "nqn.a", "nqn.b", " ", "\t", "\n", "#", "DHHC-1:", "00:", "03:", "9:", KEY, ":", "=",
+        "\u{e9}",
+    ];
+    let count = input.below(24);
+    let text: String = (0..count).map(|_| input.choose(&pieces)).collect();
+    match HostSecrets::parse(&text) {
+        Ok(secrets) => {
+            for host in ["nqn.a", "nqn.b"] {
+                assert!(secrets.find(host).is_none() || text.contains(host));
+            }
+        }
+        Err((line, what)) => {
+            assert!((1..=text.matches('\n').count() + 1).contains(&line), "line {line}");
+            assert!(!what.contains(&KEY[..8]), "{what}");
+        }
+    }
 }
 
 fn log(input: &mut Input<'_>, shape: &NamespaceShape) {

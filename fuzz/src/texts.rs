@@ -58,6 +58,10 @@ const TOML_PIECES: &[&str] = &[
     "[device]\n",
     "[serve]\n",
     "[tls]\n",
+    "[nvme]\n",
+    "secrets = \"/s\"\n",
+    "hashes = [\"sha256\"]\n",
+    "allow = { a = \"nqn.a\" }\n",
     "[control]\n",
     "\n",
     "# c\n",
@@ -139,7 +143,7 @@ pub fn config(bytes: &[u8]) {
     let errors = match config::parse(&text) {
         Ok(config) => {
             assert_eq!(config.devices.len(), config.places.len());
-            config.check_tls(&text).into_iter().collect()
+            config.check_tls(&text).into_iter().chain(config.check_nvme(&text)).collect()
         }
         Err(errors) => {
             assert!(!errors.is_empty(), "refused without an error");

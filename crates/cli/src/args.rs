@@ -17,7 +17,7 @@ use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
 use blockyard_yard::size;
 use blockyard_yard::spec::{DeviceSpec, NAME_WANTED, check_name};
-use blockyard_yard::{AllowLists, AllowedHosts, NBD_MEMORY_MIN, UnixPlace};
+use blockyard_yard::{AllowLists, AllowedHosts, AuthHash, DhGroup, NBD_MEMORY_MIN, UnixPlace};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -41,7 +41,7 @@ Exit codes:
   2  a wrong option or device URI    6  the yard, or a device or zone of it, refused
   7  `volume check` or `volume scrub` found damage, or a copy that is not good; or a pool is so
      damaged that it cannot be opened
-  3  a wrong configuration file, or certificates that cannot be used
+  3  a wrong configuration file, or certificates or NVMe secrets that cannot be used
   `serve --run` exits as the command does
 ";
 
@@ -186,6 +186,16 @@ pub(crate) struct ServeArgs {
     /// device without a list, and no others; may be repeated
     #[arg(long, value_name = "DEVICE=NQN", value_parser = device_host)]
     pub(crate) nvme_allow: Vec<(String, String)>,
+    /// Let NVMe hosts authenticate by DH-HMAC-CHAP: FILE, of mode 0600, has a line with NQN and
+    /// secret of each, and the secret of the controller if the host authenticates it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nvme_secrets: Option<PathBuf>,
+    /// Allow the hash functions for that, the preferred one first [default: all]
+    #[arg(long, value_name = "HASH,...", value_delimiter = ',', value_parser = auth_hash())]
+    pub(crate) nvme_hashes: Vec<AuthHash>,
+    /// Allow the Diffie-Hellman groups for that, the preferred one first [default: all]
+    #[arg(long, value_name = "GROUP,...", value_delimiter = ',', value_parser = dh_group())]
+    pub(crate) nvme_dh_groups: Vec<DhGroup>,
     /// Serve NBD on a unix socket at PATH, or at a temporary place with `-`
     #[arg(short = 'U', long, value_name = "PATH|-", conflicts_with = "nbd")]
     pub(crate) unix: Option<String>,
@@ -719,6 +729,18 @@ fn device_host(text: &str) -> Result<(String, String), String> {
     let (device, host) = text.split_once('=').ok_or("expected DEVICE=NQN")?;
     AllowedHosts::default().allow(device, host)?;
     Ok((device.to_owned(), host.to_owned()))
+}
+
+fn auth_hash() -> impl TypedValueParser<Value = AuthHash> {
+    let word = |text: String| AuthHash::ALL.into_iter().find(|hash| hash.word() == text);
+    PossibleValuesParser::new(AuthHash::ALL.map(AuthHash::word))
+        .map(move |text| word(text).expect("it is one of the words"))
+}
+
+fn dh_group() -> impl TypedValueParser<Value = DhGroup> {
+    let word = |text: String| DhGroup::ALL.into_iter().find(|group| group.word() == text);
+    PossibleValuesParser::new(DhGroup::ALL.map(DhGroup::word))
+        .map(move |text| word(text).expect("it is one of the words"))
 }
 
 fn nvme_place(text: &str) -> Result<Endpoint, String> {

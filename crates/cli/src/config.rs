@@ -46,6 +46,7 @@ pub(crate) fn check(args: &CheckArgs, out: &mut impl Write) -> Result<(), Failur
         Ok(config) => {
             let mut errors = check_devices(&text, &config);
             errors.extend(config.check_tls(&text));
+            errors.extend(config.check_nvme(&text));
             errors.sort_by_key(|error| error.span.start);
             (Some(config), errors)
         }
@@ -70,13 +71,15 @@ pub(crate) fn check(args: &CheckArgs, out: &mut impl Write) -> Result<(), Failur
 }
 
 /// Reads a configuration that is to be served; what is wrong with it is shown. What it says of TLS
-/// is left to be checked together with what the command line adds, if it does.
-pub(crate) fn load(file: &Path, adds_tls: bool) -> Result<Config, Failure> {
+/// and of the access of NVMe hosts is left to be checked together with what the command line adds,
+/// if it does.
+pub(crate) fn load(file: &Path, adds_tls: bool, adds_nvme_access: bool) -> Result<Config, Failure> {
     let text = read(file)?;
     let errors = match parse(&text) {
         Ok(config) => {
             let mut errors = check_devices(&text, &config);
             errors.extend(config.check_tls(&text).filter(|_| !adds_tls));
+            errors.extend(config.check_nvme(&text).filter(|_| !adds_nvme_access));
             errors.sort_by_key(|error| error.span.start);
             if errors.is_empty() {
                 return Ok(config);

@@ -120,6 +120,7 @@ impl From<DaemonError> for Failure {
             }
             DaemonError::Device { .. }
             | DaemonError::ApiDirectory(_)
+            | DaemonError::NvmeSettings(_)
             | DaemonError::Nbd(ServerError::Tls(_)) => Code::Config,
             DaemonError::StdioTwice | DaemonError::Nbd(ServerError::TlsOnPipes) => Code::Usage,
             _ => Code::Failed,

@@ -6,14 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use blockyard_os::{AtomicFile, Replace};
-use blockyard_yard::config::{self, Config, TEMPLATE, TlsMode, TlsProblem, TlsSettings};
+use blockyard_yard::config::{
+    self, Config, NvmeProblem, NvmeSettings, TEMPLATE, TlsMode, TlsProblem, TlsSettings,
+};
 use blockyard_yard::control::Event;
 use blockyard_yard::daemon::{Daemon, DaemonError, DaemonOptions};
 use blockyard_yard::endpoint::{Endpoint, check_socket_path};
 use blockyard_yard::entry::{DeviceEntry, describe};
 use blockyard_yard::error::{StackError, YardError, counted};
 use blockyard_yard::paths::{self, TempDir};
-use blockyard_yard::{AllowedHosts, UnixPlace, activation, view::DeviceView};
+use blockyard_yard::{UnixPlace, activation, view::DeviceView};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde_json::json;
@@ -152,7 +154,7 @@ struct ServePlan {
 
 fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
     let mut config = match &args.config {
-        Some(file) => crate::config::load(file, adds_tls(args))?,
+        Some(file) => crate::config::load(file, adds_tls(args), adds_nvme_access(args))?,
         None => Config::default(),
     };
     add_devices(args, &mut config)?;
@@ -192,7 +194,7 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
                        leave out one of the two, or serve NBD at unix:PATH";
         return Err(Failure::new(Code::Usage, message));
     }
-    let (nvme, nvme_allow) = nvme(args, config.nvme, config.nvme_allow)?;
+    let (nvme, nvme_access) = nvme(args, config.nvme, config.nvme_access)?;
     let metrics = args.metrics.clone().or(config.metrics);
     if metrics == Some(Endpoint::Stdio) {
         return Err(Failure::new(Code::Usage, "invalid metrics `stdio`: expected tcp:HOST:PORT"));
@@ -208,7 +210,7 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         devices: config.devices,
         nbd,
         nvme,
-        nvme_allow,
+        nvme_access,
         activated,
         fuse,
         fuse_allow_other,
@@ -353,22 +355,48 @@ fn tls(args: &ServeArgs, config: &Config) -> Result<TlsSettings, Failure> {
     Err(Failure::new(Code::Usage, message))
 }
 
-/// Where NVMe is served, and for which hosts, by the file and the command line together.
+/// Whether the command line says something of the access of NVMe hosts.
+fn adds_nvme_access(args: &ServeArgs) -> bool {
+    args.nvme_secrets.is_some()
+        || !args.nvme_allow.is_empty()
+        || !args.nvme_hashes.is_empty()
+        || !args.nvme_dh_groups.is_empty()
+}
+
+/// Where NVMe is served, and the access of hosts, by the file and the command line together,
+/// checked together.
 fn nvme(
     args: &ServeArgs,
     configured: Vec<Endpoint>,
-    mut allowed: AllowedHosts,
-) -> Result<(Vec<Endpoint>, AllowedHosts), Failure> {
+    mut access: NvmeSettings,
+) -> Result<(Vec<Endpoint>, NvmeSettings), Failure> {
     let places = if args.nvme.is_empty() { configured } else { args.nvme.clone() };
     for (device, host) in &args.nvme_allow {
         let refused = |what| Failure::new(Code::Usage, format!("nvme-allow: {what}"));
-        allowed.allow(device, host).map_err(refused)?;
+        access.allow.allow(device, host).map_err(refused)?;
     }
-    if places.is_empty() && !args.nvme_allow.is_empty() {
-        let message = "nvme-allow: no NVMe server would use it; add --nvme tcp:HOST:PORT";
-        return Err(Failure::new(Code::Usage, message));
+    if args.nvme_secrets.is_some() {
+        access.secrets.clone_from(&args.nvme_secrets);
     }
-    Ok((places, allowed))
+    if !args.nvme_hashes.is_empty() {
+        access.hashes.clone_from(&args.nvme_hashes);
+    }
+    if !args.nvme_dh_groups.is_empty() {
+        access.dh_groups.clone_from(&args.nvme_dh_groups);
+    }
+    let message = match access.check() {
+        Ok(()) if places.is_empty() && adds_nvme_access(args) => {
+            "nvme: no server would use the options of its access; add --nvme tcp:HOST:PORT"
+        }
+        Ok(()) => return Ok((places, access)),
+        Err(NvmeProblem::HashesWithoutSecrets) => {
+            "nvme-hashes: no host authenticates without secrets; add --nvme-secrets FILE"
+        }
+        Err(NvmeProblem::GroupsWithoutSecrets) => {
+            "nvme-dh-groups: no host authenticates without secrets; add --nvme-secrets FILE"
+        }
+    };
+    Err(Failure::new(Code::Usage, message))
 }
 
 /// Prints for each device what it is and how to use it.

@@ -1,8 +1,11 @@
-//! The hosts that may use each device: lists of their NQNs.
+//! Which hosts may use which device: lists of their NQNs, and the secrets by which they prove them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::auth_message::{AuthHash, DhGroup};
 use crate::fabrics::NQN_LEN_MAX;
+use crate::secret::HostSecrets;
 
 /// The name that stands for every device without a list of its own.
 pub const EVERY_DEVICE: &str = "*";
@@ -23,6 +26,12 @@ impl AllowedHosts {
         Ok(())
     }
 
+    /// All hosts in the lists, with the device of each list.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let lists = self.0.iter();
+        lists.flat_map(|(device, list)| list.iter().map(|host| (device.as_str(), host.as_str())))
+    }
+
     /// Whether there is no list.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -35,6 +44,34 @@ impl AllowedHosts {
         }
         let list = self.0.get(device).or_else(|| self.0.get(EVERY_DEVICE));
         list.is_some_and(|list| list.iter().any(|allowed| allowed == host))
+    }
+}
+
+/// The access of hosts to the devices of a table of subsystems.
+#[derive(Clone, Debug, Default)]
+pub struct HostAccess {
+    /// The hosts that may use each device.
+    pub allowed: AllowedHosts,
+    /// How each host authenticates, for every device; `None` if no host has to.
+    pub authentication: Option<Arc<AuthRules>>,
+}
+
+/// How hosts authenticate, by DH-HMAC-CHAP.
+#[derive(Debug)]
+pub struct AuthRules {
+    /// The secrets. A host without one may use no device.
+    pub secrets: HostSecrets,
+    /// The allowed hash functions, the preferred one first.
+    pub hashes: Vec<AuthHash>,
+    /// The allowed Diffie-Hellman groups, the preferred one first.
+    pub groups: Vec<DhGroup>,
+}
+
+impl HostAccess {
+    /// Whether the host of this NQN may use a device, once it has proved its NQN.
+    pub fn permits(&self, device: &str, host: &str) -> bool {
+        let has_secret = |rules: &Arc<AuthRules>| rules.secrets.find(host).is_some();
+        self.allowed.permits(device, host) && self.authentication.as_ref().is_none_or(has_secret)
     }
 }
 

@@ -61,6 +61,10 @@ pub mod fabrics_type {
     pub const CONNECT: u8 = 0x01;
     /// Property Get.
     pub const PROPERTY_GET: u8 = 0x04;
+    /// Authentication Send.
+    pub const AUTH_SEND: u8 = 0x05;
+    /// Authentication Receive.
+    pub const AUTH_RECEIVE: u8 = 0x06;
 }
 
 /// A submission queue entry.
@@ -208,6 +212,8 @@ impl StatusCode {
     pub const CONNECT_INVALID_HOST: StatusCode = StatusCode(0x184 | DO_NOT_RETRY);
     /// Attempted Write to Read Only Range.
     pub const READ_ONLY: StatusCode = StatusCode(0x182 | DO_NOT_RETRY);
+    /// Authentication Required.
+    pub const AUTH_REQUIRED: StatusCode = StatusCode(0x191 | DO_NOT_RETRY);
     /// Zone Boundary Error.
     pub const ZONE_BOUNDARY: StatusCode = StatusCode(0x1b8 | DO_NOT_RETRY);
     /// Zone Is Full.

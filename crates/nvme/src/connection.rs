@@ -10,6 +10,9 @@
 //!                           └ Connect of queue N ─▸ I/O
 //! ```
 //!
+//! Where hosts have secrets, a connected queue executes no command but those for authentication
+//! until its host has authenticated (`authentication.rs`).
+//!
 //! A connection has one thread, and one of an I/O queue has one channel. It takes no lock and
 //! allocates nothing per I/O command. Commands in flight, their memory and the PDUs of a batch are
 //! bounded.
@@ -24,12 +27,14 @@ use blockyard_core::{Completion, Due, Op, Region};
 use blockyard_os::socket::{self, Ready, WaitMode};
 
 use crate::admin::{AdminAnswer, AdminQueue};
+use crate::auth_message;
+use crate::authentication::{AuthProgress, QueueAuth};
 use crate::command::{Cqe, FABRICS_OPCODE, Sqe, StatusCode, fabrics_type};
 use crate::controller::{ControllerTarget, Controllers};
 use crate::data_pool::{DataPool, PageSpan};
 use crate::fabrics::{
-    CONNECT_BYTES, CONTROLLER_OFFSET, ConnectRefusal, ConnectRequest, DISCOVERY_NQN,
-    NEW_CONTROLLER, PropertyRequest, SUBSYSTEM_OFFSET,
+    AUTH_REQUESTED, CONNECT_BYTES, CONTROLLER_OFFSET, ConnectRefusal, ConnectRequest,
+    DISCOVERY_NQN, NEW_CONTROLLER, PropertyRequest, SUBSYSTEM_OFFSET,
 };
 use crate::host_link::{HostLink, LinkRole};
 use crate::identify::QUEUE_ENTRIES_MAX;
@@ -124,6 +129,8 @@ pub(crate) struct HostConnection {
     address: SocketAddr,
     role: QueueRole,
     opened: Instant,
+    /// The authentication of the host; `None` before the Connect, and where none is required.
+    auth: Option<QueueAuth>,
     inbox: Inbox,
     outbox: Outbox,
     pool: DataPool,
@@ -158,6 +165,7 @@ impl HostConnection {
             link,
             role: QueueRole::New,
             opened: Instant::now(),
+            auth: None,
             inbox: Inbox { bytes: vec![0; INBOX_BYTES].into(), start: 0, end: 0 },
             outbox: Outbox::new(),
             pool: DataPool::new()?,
@@ -261,10 +269,10 @@ impl HostConnection {
         subsystem.detach(&self.link);
     }
 
-    /// After a TermReq: lets the host read it before the socket is closed, which would reset the
-    /// connection if the host has sent more.
+    /// After a TermReq or a failed authentication: lets the host read it before the socket is
+    /// closed, which would reset the connection if the host has sent more.
     fn linger(&mut self) {
-        if self.fault.is_none() {
+        if self.fault.is_none() && !self.auth.as_ref().is_some_and(QueueAuth::has_ended) {
             return;
         }
         socket::shutdown(&self.link.socket, Shutdown::Write);
@@ -378,15 +386,24 @@ impl HostConnection {
     /// Decides what a command is, and where its data are.
     fn begin(&mut self, index: u16, in_capsule_len: usize) -> Result<(), StatusCode> {
         let sqe = self.slots.get(index).sqe;
-        let is_connect =
-            sqe.opcode() == FABRICS_OPCODE && sqe.fabrics_type() == fabrics_type::CONNECT;
-        let (plan, transfer) = match &self.role {
-            _ if is_connect => (CommandPlan::Connect, Transfer::FromHost(CONNECT_BYTES)),
-            QueueRole::Io(queue) if sqe.opcode() != FABRICS_OPCODE => {
+        let fabrics_type = (sqe.opcode() == FABRICS_OPCODE).then(|| sqe.fabrics_type());
+        let (plan, transfer) = match (fabrics_type, &self.auth, &self.role) {
+            (Some(fabrics_type::CONNECT), ..) => {
+                (CommandPlan::Connect, Transfer::FromHost(CONNECT_BYTES))
+            }
+            (Some(fabrics_type::AUTH_SEND), Some(_), _) => {
+                let len = auth_message::transfer_len(&sqe, auth_message::SEND_BYTES_MAX)?;
+                (CommandPlan::AuthSend, Transfer::FromHost(len))
+            }
+            (Some(fabrics_type::AUTH_RECEIVE), Some(_), _) => return Ok(()),
+            (_, Some(auth), _) if !auth.is_authenticated() => {
+                return Err(StatusCode::AUTH_REQUIRED);
+            }
+            (None, _, QueueRole::Io(queue)) => {
                 let plan = queue.subsystem.shape.plan(&sqe)?;
                 (CommandPlan::Io(plan), plan.transfer())
             }
-            // A command of the admin queue has no data from the host but those of a Connect.
+            // No other command of the admin queue has data from the host.
             _ => return Ok(()),
         };
         check_pointer(&sqe, transfer, in_capsule_len)?;
@@ -523,7 +540,7 @@ impl HostConnection {
         };
         let answer = match sqe.fabrics_type() {
             fabrics_type::CONNECT => match self.connect(index, sqe) {
-                Ok(controller) => Ok(controller.into()),
+                Ok(result) => Ok(result),
                 Err(refusal) => {
                     self.complete(index, refusal.status, refusal.result);
                     return;
@@ -531,6 +548,14 @@ impl HostConnection {
             },
             fabrics_type::PROPERTY_GET => property(true),
             fabrics_type::PROPERTY_SET => property(false),
+            fabrics_type::AUTH_SEND if self.auth.is_some() => {
+                self.take_message(index);
+                return;
+            }
+            fabrics_type::AUTH_RECEIVE if self.auth.is_some() => {
+                self.send_message(index, sqe);
+                return;
+            }
             _ => Err(StatusCode::INVALID_OPCODE),
         };
         match answer {
@@ -539,8 +564,56 @@ impl HostConnection {
         }
     }
 
-    /// Executes a Connect; returns the controller's id.
-    fn connect(&mut self, index: u16, sqe: &Sqe) -> Result<u16, ConnectRefusal> {
+    /// Executes an Authentication Send.
+    fn take_message(&mut self, index: u16) {
+        let slot = self.slots.get(index);
+        let mut message = vec![0; slot.len as usize];
+        self.pool.region().read(slot.data, &mut message);
+        self.complete(index, StatusCode::OK, 0);
+        if let Some(auth) = &mut self.auth {
+            let progress = auth.send(&message, Instant::now());
+            self.note_authentication(progress);
+        }
+    }
+
+    /// Executes an Authentication Receive.
+    fn send_message(&mut self, index: u16, sqe: &Sqe) {
+        let Some(auth) = &mut self.auth else { return };
+        let message = auth_message::transfer_len(sqe, auth_message::RECEIVE_BYTES_MAX)
+            .and_then(|len| check_pointer(sqe, Transfer::ToHost(len), 0).map(|()| len))
+            .and_then(|len| auth.receive(len));
+        match message {
+            Ok((message, progress)) => {
+                self.send_page(index, sqe, &message);
+                self.note_authentication(progress);
+            }
+            Err(status) => self.complete(index, status, 0),
+        }
+    }
+
+    fn note_authentication(&mut self, progress: AuthProgress) {
+        let Some(auth) = &self.auth else { return };
+        match progress {
+            AuthProgress::Continues => {}
+            AuthProgress::Authenticated => self.note_connected(auth.role.clone()),
+            AuthProgress::Ended(why) => {
+                let (peer, LinkRole { subsystem, host, queue, .. }) = (&self.link.peer, &auth.role);
+                tracing::warn!(peer, subsystem, host, queue, "a host did not authenticate: {why}");
+                self.ending = true;
+            }
+        }
+    }
+
+    /// Notes that the host can use the queue.
+    fn note_connected(&self, role: LinkRole) {
+        let (peer, LinkRole { subsystem, host, controller, queue }) = (&self.link.peer, &role);
+        tracing::debug!(peer, subsystem, host, controller, queue, "connected");
+        // A connection has one role; its host may authenticate again.
+        let _ = self.link.role.set(role);
+    }
+
+    /// Executes a Connect; returns its result.
+    fn connect(&mut self, index: u16, sqe: &Sqe) -> Result<u64, ConnectRefusal> {
         if !matches!(self.role, QueueRole::Idle) {
             return Err(ConnectRefusal::new(StatusCode::SEQUENCE));
         }
@@ -561,12 +634,16 @@ impl HostConnection {
             controller,
             queue: request.queue,
         };
-        let (peer, queue) = (&self.link.peer, role.queue);
-        let (subsystem, host) = (&role.subsystem, &role.host);
-        tracing::debug!(peer, subsystem, host, controller, queue, "connected");
-        // A connection has one Connect that succeeds.
-        let _ = self.link.role.set(role);
-        Ok(controller)
+        let rules = match role.subsystem == DISCOVERY_NQN {
+            true => None,
+            false => self.shared.subsystems.access.authentication.clone(),
+        };
+        let Some(rules) = rules else {
+            self.note_connected(role);
+            return Ok(controller.into());
+        };
+        self.auth = Some(QueueAuth::new(role, rules, Instant::now()));
+        Ok(u64::from(controller) | AUTH_REQUESTED)
     }
 
     fn connect_admin(&self, request: &ConnectRequest) -> Result<(QueueRole, u16), ConnectRefusal> {
@@ -752,6 +829,10 @@ impl HostConnection {
         if self.ending {
             return self.wait();
         }
+        // A host that sends without end has no more time than a silent one.
+        if self.setup_deadline().is_some_and(|deadline| socket::left(deadline).is_zero()) {
+            return Err(socket::timed_out("the host did not connect or authenticate in time"));
+        }
         let received = match self.receiving {
             Some(data) if data.received < data.len && self.inbox.unread().is_empty() => {
                 let (at, len) = (data.start + u64::from(data.received), data.len - data.received);
@@ -787,13 +868,21 @@ impl HostConnection {
         }
     }
 
-    /// The time until which the host has to send something on this connection.
-    fn deadline(&self) -> Option<Instant> {
+    /// The time at which the host has to have connected, or authenticated.
+    fn setup_deadline(&self) -> Option<Instant> {
         match &self.role {
             QueueRole::New | QueueRole::Idle => Some(self.opened + CONNECT_TIMEOUT),
-            QueueRole::Admin(admin) => admin.controller.deadline(),
-            QueueRole::Io(_) => None,
+            QueueRole::Admin(_) | QueueRole::Io(_) => self.auth.as_ref()?.deadline(),
         }
+    }
+
+    /// The time until which the host has to send something on this connection.
+    fn deadline(&self) -> Option<Instant> {
+        let silent = match &self.role {
+            QueueRole::Admin(admin) => admin.controller.deadline(),
+            QueueRole::New | QueueRole::Idle | QueueRole::Io(_) => None,
+        };
+        self.setup_deadline().into_iter().chain(silent).min()
     }
 
     /// Sleeps until bytes arrive or a completion is due.

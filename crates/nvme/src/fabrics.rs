@@ -68,6 +68,9 @@ impl ConnectRefusal {
     }
 }
 
+/// The bit of a Connect's result by which the controller asks the host to authenticate.
+pub(crate) const AUTH_REQUESTED: u64 = 1 << 17;
+
 /// Offsets in a Connect's data.
 pub(crate) const CONTROLLER_OFFSET: u64 = 16;
 pub(crate) const SUBSYSTEM_OFFSET: u64 = 256;

@@ -4,9 +4,9 @@
 //! server ─ accepts ▸ connection ─ wire ◂▸ admin, io_queue ◂▸ namespace, zones ◂▸ channel
 //! ```
 //!
-//! - [`wire`], [`command`], [`fabrics`], [`identify`] and [`log_page`] have the byte formats,
-//!   [`namespace`] and [`zones`] the rules. None of them does I/O, and a fuzzer drives them without
-//!   a socket.
+//! - [`wire`], [`command`], [`fabrics`], [`auth_message`], [`identify`] and [`log_page`] have the
+//!   byte formats, [`namespace`], [`zones`] and `authentication.rs` the rules. None of them does
+//!   I/O, and a fuzzer drives them without a socket.
 //! - A connection is a queue of a controller. It has one thread and, for an I/O queue, one channel.
 //!   The thread sleeps in the socket; then it parses, submits, reaps and answers all commands that
 //!   it has received as one batch.
@@ -15,10 +15,13 @@
 
 mod access;
 mod admin;
+pub mod auth_message;
+mod authentication;
 pub mod command;
 mod connection;
 mod controller;
 mod data_pool;
+mod dh;
 pub mod fabrics;
 mod host_link;
 pub mod identify;
@@ -26,13 +29,14 @@ mod io_queue;
 pub mod log_page;
 pub mod namespace;
 mod outbox;
+pub mod secret;
 mod server;
 mod slots;
 mod subsystems;
 pub mod wire;
 pub mod zones;
 
-pub use access::{AllowedHosts, EVERY_DEVICE, check_nqn};
+pub use access::{AllowedHosts, AuthRules, EVERY_DEVICE, HostAccess, check_nqn};
 pub use controller::QUEUES_MAX;
 pub use host_link::LinkInfo;
 pub use server::{TargetOptions, TargetServer};

@@ -40,6 +40,8 @@ pub(crate) enum SlotPhase {
 pub(crate) enum CommandPlan {
     /// A Connect.
     Connect,
+    /// An Authentication Send.
+    AuthSend,
     /// A command of an I/O queue.
     Io(IoPlan),
 }

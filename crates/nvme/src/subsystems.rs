@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use blockyard_core::Disk;
 use blockyard_core::rmw::SharedDisk;
 
-use crate::access::AllowedHosts;
+use crate::access::HostAccess;
 use crate::fabrics::NQN_LEN_MAX;
 use crate::host_link::{CUT_GRACE, HostLink};
 use crate::identify::Identity;
@@ -133,7 +133,7 @@ impl Subsystem {
 
     fn info(&self) -> SubsystemInfo {
         let attached = self.attached();
-        let is_admin = |link: &&Arc<HostLink>| link.role.get().is_none_or(|role| role.queue == 0);
+        let is_admin = |link: &&Arc<HostLink>| link.role.get().is_some_and(|role| role.queue == 0);
         SubsystemInfo {
             name: self.name.clone(),
             nqn: self.identity.nqn.clone(),
@@ -154,7 +154,7 @@ pub struct Subsystems {
     /// Distinguishes the devices of this machine from those of the same names on others.
     host: String,
     /// The hosts that may use each device.
-    allowed: AllowedHosts,
+    pub(crate) access: HostAccess,
     table: Mutex<SubsystemTable>,
 }
 
@@ -168,9 +168,9 @@ struct SubsystemTable {
 
 impl Subsystems {
     /// An empty table. `host` is the identity of this machine, from which those of its namespaces
-    /// are derived; `allowed` are the hosts that may use each device.
-    pub fn new(host: &str, allowed: AllowedHosts) -> Arc<Subsystems> {
-        Arc::new(Subsystems { host: host.to_owned(), allowed, table: Mutex::default() })
+    /// are derived; `access` says which hosts may use each device.
+    pub fn new(host: &str, access: HostAccess) -> Arc<Subsystems> {
+        Arc::new(Subsystems { host: host.to_owned(), access, table: Mutex::default() })
     }
 
     fn table(&self) -> MutexGuard<'_, SubsystemTable> {
@@ -232,7 +232,7 @@ impl Subsystems {
 
     /// Whether the host of this NQN may use a subsystem.
     pub(crate) fn permits(&self, subsystem: &Subsystem, host: &str) -> bool {
-        self.allowed.permits(&subsystem.name, host)
+        self.access.permits(&subsystem.name, host)
     }
 
     /// The number of changes so far, and the NQNs of the subsystems that a host may use.

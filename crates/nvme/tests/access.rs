@@ -3,7 +3,7 @@
 
 mod initiator;
 
-use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, TargetOptions};
+use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, HostAccess, TargetOptions};
 use initiator::{
     DISCOVERY, Done, HOST, Initiator, PLAIN, Target, ZONED, connect_parts, pointed, target_for,
     with,
@@ -16,7 +16,7 @@ fn target() -> Target {
     let mut allowed = AllowedHosts::default();
     allowed.allow("plain", HOST).unwrap();
     allowed.allow(EVERY_DEVICE, OTHER).unwrap();
-    target_for(allowed, TargetOptions::default())
+    target_for(HostAccess { allowed, authentication: None }, TargetOptions::default())
 }
 
 fn connect_as(initiator: &mut Initiator, host: &str, nqn: &str) -> Done {

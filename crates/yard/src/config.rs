@@ -8,14 +8,15 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use blockyard_nbd::{Endpoint, UnixPlace};
-use blockyard_nvme::AllowedHosts;
 
 use crate::spec::DeviceSpec;
 
+mod nvme;
 mod read;
 mod schema;
 mod tls;
 
+pub use nvme::{NvmePlaces, NvmeProblem, NvmeSettings, NvmeSettingsError};
 pub use read::parse;
 pub use schema::schema;
 pub use tls::{TlsMode, TlsPlaces, TlsProblem, TlsSettings};
@@ -39,8 +40,10 @@ pub struct Config {
     pub nbd: Option<Vec<Endpoint>>,
     /// The endpoints of NVMe.
     pub nvme: Vec<Endpoint>,
-    /// The NVMe hosts that may use each device.
-    pub nvme_allow: AllowedHosts,
+    /// The access of NVMe hosts.
+    pub nvme_access: NvmeSettings,
+    /// The positions of its settings in the text.
+    pub nvme_places: NvmePlaces,
     /// The control socket, [`NO_SOCKET`] for none; `None` if the file does not name one.
     pub control: Option<UnixPlace>,
     /// The directories below which requests of the control API may name files.
@@ -64,6 +67,13 @@ pub struct Config {
 }
 
 impl Config {
+    /// The conflict in the file's settings of NVMe, if the command line adds none to them. `text`
+    /// is the configuration.
+    pub fn check_nvme(&self, text: &str) -> Option<ConfigError> {
+        let (span, message, help) = self.nvme_places.tell(self.nvme_access.check().err()?);
+        Some(ConfigError::at(text, span, message, Some(help.to_owned())))
+    }
+
     /// The conflict in the file's TLS settings, if the command line adds none to them. `text` is
     /// the configuration.
     pub fn check_tls(&self, text: &str) -> Option<ConfigError> {

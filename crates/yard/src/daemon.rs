@@ -14,7 +14,7 @@ use blockyard_nbd::{
     BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server, ServerOptions, TlsConfig,
     TlsMode, UnixPlace, listen_tcp,
 };
-use blockyard_nvme::{AllowedHosts, TargetOptions, TargetServer};
+use blockyard_nvme::{HostAccess, TargetOptions, TargetServer};
 
 use crate::activation;
 use crate::api::Control;
@@ -37,8 +37,8 @@ pub struct DaemonOptions {
     pub nbd: Vec<Endpoint>,
     /// The endpoints of NVMe: TCP ports.
     pub nvme: Vec<Endpoint>,
-    /// The NVMe hosts that may use each device.
-    pub nvme_allow: AllowedHosts,
+    /// The access of NVMe hosts.
+    pub nvme_access: config::NvmeSettings,
     /// Whether NBD is also served on the sockets that systemd passed.
     pub activated: bool,
     /// The directory where the devices are mounted as files, if there is one.
@@ -96,6 +96,9 @@ pub enum DaemonError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// The settings of NVMe are invalid.
+    #[error("nvme: {0}")]
+    NvmeSettings(#[from] config::NvmeSettingsError),
     /// Standard input is named twice.
     #[error("nbd: stdio can be served once")]
     StdioTwice,
@@ -136,6 +139,7 @@ impl Daemon {
         if options.nbd.iter().filter(|place| **place == Endpoint::Stdio).count() > 1 {
             return Err(DaemonError::StdioTwice);
         }
+        let access = options.nvme_access.load()?;
         let control = Arc::new(Control::default());
         control.paths.allow(&options.api_directories).map_err(DaemonError::ApiDirectory)?;
         let devices = Arc::clone(&control.devices);
@@ -174,7 +178,7 @@ impl Daemon {
         let nvme = options.nvme.iter().map(|endpoint| Ok((endpoint, bind_nvme(endpoint)?)));
         let nvme: Vec<_> = nvme.collect::<Result<_, DaemonError>>()?;
         if !nvme.is_empty() {
-            daemon.devices.serve_nvme(&options.nvme_allow);
+            daemon.devices.serve_nvme(&access);
         }
         let added = daemon.devices.add_all(&options.devices);
         added.map_err(|(name, source)| DaemonError::Device { name, source })?;
@@ -187,7 +191,7 @@ impl Daemon {
             daemon.serve(server, is_stdio, &options.tls)?;
         }
         for (endpoint, listeners) in nvme {
-            daemon.start_nvme(endpoint, listeners, &options.nvme_allow)?;
+            daemon.start_nvme(endpoint, listeners, &access)?;
         }
         warn_of_open_control(options);
         let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
@@ -275,14 +279,14 @@ impl Daemon {
         &mut self,
         endpoint: &Endpoint,
         listeners: Vec<TcpListener>,
-        allowed: &AllowedHosts,
+        access: &HostAccess,
     ) -> Result<(), DaemonError> {
         let options = TargetOptions { drain_timeout: DRAIN, ..TargetOptions::default() };
-        let server = TargetServer::start(self.devices.serve_nvme(allowed), listeners, options)
+        let server = TargetServer::start(self.devices.serve_nvme(access), listeners, options)
             .map_err(|source| nvme_failure(endpoint, source))?;
         for address in server.local_addrs() {
             tracing::info!(%address, "serving NVMe");
-            warn_of_hosts(*address, allowed);
+            warn_of_hosts(*address, access);
         }
         self.nvme.push(Arc::new(server));
         Ok(())
@@ -396,18 +400,21 @@ fn warn_of_reach(address: &str, tls: &config::TlsSettings) {
 }
 
 /// Warns about an NVMe endpoint that lets hosts connect without authentication.
-fn warn_of_hosts(address: SocketAddr, allowed: &AllowedHosts) {
-    if allowed.is_empty() {
+fn warn_of_hosts(address: SocketAddr, access: &HostAccess) {
+    if access.authentication.is_some() {
+        return;
+    }
+    if access.allowed.is_empty() {
         tracing::warn!(
             %address,
             "any NVMe host that reaches this address can read and write every device: hosts show \
-             no certificate; name the allowed hosts, or let a firewall choose them"
+             no certificate; let them authenticate with secrets, or let a firewall choose them"
         );
     } else if !address.ip().is_loopback() {
         tracing::warn!(
             %address,
             "an NVMe host that reaches this address is not asked to prove the NQN that it claims; \
-             let a firewall choose the hosts"
+             let it authenticate with a secret"
         );
     }
 }

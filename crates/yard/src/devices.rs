@@ -9,7 +9,7 @@ use blockyard_core::claim::DiskClaim;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_fuse::Files;
 use blockyard_nbd::{ExportOptions, Exports};
-use blockyard_nvme::{AllowedHosts, SubsystemError, Subsystems};
+use blockyard_nvme::{HostAccess, SubsystemError, Subsystems};
 use blockyard_zonefs::MountOptions;
 
 use crate::config::DEVICES_MAX;
@@ -88,10 +88,10 @@ impl Devices {
         &self.exports
     }
 
-    /// Makes an NVMe subsystem of each device that is added from now on, for the hosts that are
-    /// allowed; a later call changes nothing.
-    pub fn serve_nvme(&self, allowed: &AllowedHosts) -> Arc<Subsystems> {
-        let new = || Subsystems::new(&machine_id(), allowed.clone());
+    /// Makes an NVMe subsystem of each device that is added from now on, for the hosts that may
+    /// use it; a later call changes nothing.
+    pub fn serve_nvme(&self, access: &HostAccess) -> Arc<Subsystems> {
+        let new = || Subsystems::new(&machine_id(), access.clone());
         Arc::clone(self.subsystems.get_or_init(new))
     }
 

@@ -34,3 +34,4 @@ pub mod zones;
 
 pub use blockyard_nbd::{AllowLists, LIMIT_BYTES_MIN as NBD_MEMORY_MIN, UnixPlace, endpoint};
 pub use blockyard_nvme::AllowedHosts;
+pub use blockyard_nvme::auth_message::{AuthHash, DhGroup};

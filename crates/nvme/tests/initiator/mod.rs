@@ -10,7 +10,7 @@ use std::time::Duration;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::composed::Composed;
 use blockyard_null::{Null, NullConfig};
-use blockyard_nvme::{AllowedHosts, Subsystems, TargetOptions, TargetServer};
+use blockyard_nvme::{HostAccess, Subsystems, TargetOptions, TargetServer};
 
 pub(crate) const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 pub(crate) const PLAIN: &str = "nqn.2026-11.io.blockyard:plain";
@@ -29,12 +29,12 @@ pub(crate) fn target() -> Target {
 }
 
 pub(crate) fn target_with(options: TargetOptions) -> Target {
-    target_for(AllowedHosts::default(), options)
+    target_for(HostAccess::default(), options)
 }
 
-/// A target with devices for the allowed hosts.
-pub(crate) fn target_for(allowed: AllowedHosts, options: TargetOptions) -> Target {
-    let subsystems = Subsystems::new("test", allowed);
+/// A target with devices for the hosts that may use them.
+pub(crate) fn target_for(access: HostAccess, options: TargetOptions) -> Target {
+    let subsystems = Subsystems::new("test", access);
     let plain = NullConfig {
         size: 16 << 20,
         bs: 512,

@@ -4,11 +4,13 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use blockyard_nbd::{Endpoint, LIMIT_BYTES_MIN, UnixPlace};
+use blockyard_nvme::auth_message::{AuthHash, DhGroup};
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::{
-    Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, NO_SOCKET, TlsMode, TlsPlaces,
+    Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, NO_SOCKET, NvmePlaces, TlsMode,
+    TlsPlaces,
 };
 use crate::param::{
     DeviceKind, Param, ParamError, SWITCH_WORDS, ValueForm, expand_home, shown, switch,
@@ -32,7 +34,7 @@ pub(super) const SERVE_KEYS: [&str; 8] = [
     "fuse_allow_other",
 ];
 pub(super) const TLS_KEYS: [&str; 4] = ["mode", "certificates", "verify_peer", "allow"];
-pub(super) const NVME_KEYS: [&str; 1] = ["allow"];
+pub(super) const NVME_KEYS: [&str; 4] = ["allow", "secrets", "hashes", "dh_groups"];
 
 type TomlValue<'a> = Spanned<DeValue<'a>>;
 
@@ -180,12 +182,50 @@ impl ConfigReader<'_> {
         for (key, value) in table {
             match key.get_ref().as_ref() {
                 "allow" => {
-                    let hosts = &mut config.nvme_allow;
+                    let hosts = &mut config.nvme_access.allow;
                     self.allow("nvme", value, |device, host| hosts.allow(device, host));
+                }
+                "secrets" => config.nvme_access.secrets = self.path("secrets", value),
+                "hashes" => {
+                    let words = AuthHash::ALL.map(|hash| (hash.word(), hash));
+                    config.nvme_access.hashes = self.choices("hashes", value, &words);
+                }
+                "dh_groups" => {
+                    let words = DhGroup::ALL.map(|group| (group.word(), group));
+                    config.nvme_access.dh_groups = self.choices("dh_groups", value, &words);
                 }
                 other => self.unknown_key(key.span(), other, "[nvme]", &NVME_KEYS),
             }
         }
+        let place = |key| table.get(key).map(Spanned::span);
+        config.nvme_places = NvmePlaces { hashes: place("hashes"), dh_groups: place("dh_groups") };
+    }
+
+    /// A word, or an array of words, one at least.
+    fn choices<T: Copy>(
+        &mut self,
+        key: &str,
+        value: &TomlValue<'_>,
+        words: &[(&'static str, T)],
+    ) -> Vec<T> {
+        let items: Vec<&TomlValue<'_>> = match value.get_ref() {
+            DeValue::Array(items) => items.iter().collect(),
+            _ => vec![value],
+        };
+        let known: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+        let help = || Some(format!("expected one of {}", known.join(", ")));
+        if items.is_empty() {
+            self.error(value.span(), format!("invalid {key} `[]`"), help());
+        }
+        let mut chosen = Vec::new();
+        for item in items {
+            let Some(text) = self.string(key, item) else { continue };
+            match words.iter().find(|(word, _)| *word == text) {
+                Some((_, choice)) => chosen.push(*choice),
+                None => self.error(item.span(), format!("invalid {key} `{}`", shown(text)), help()),
+            }
+        }
+        chosen
     }
 
     /// The clients that may use each device. `section` contains the lists.
@@ -631,6 +671,9 @@ mod tests {
             "certificates",
             "verify_peer",
             "allow",
+            "secrets",
+            "hashes",
+            "dh_groups",
         ];
         let text: String = TEMPLATE
             .lines()
@@ -649,8 +692,11 @@ mod tests {
         assert!(config.tls.allow.permits("vol0", Some("O=Example,CN=alice")));
         assert!(config.tls.allow.permits("ram0", Some("CN=backup")));
         let host = "nqn.2014-08.org.nvmexpress:uuid:4dd5a6b1-51c4-4a24-9a6d-1e1c9f7e0a01";
-        assert!(config.nvme_allow.permits("vol0", host));
-        assert!(!config.nvme_allow.permits("ram0", host));
+        let access = &config.nvme_access;
+        assert!(access.allow.permits("vol0", host) && !access.allow.permits("ram0", host));
+        assert_eq!(access.secrets, Some(PathBuf::from("/etc/blockyard/nvme-secrets")));
+        assert_eq!((access.hashes.len(), access.dh_groups.len()), (3, 6));
+        assert_eq!(access.check(), Ok(()));
     }
 
     #[test]
@@ -725,7 +771,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_nvme_cannot_have_are_refused() {
+    fn invalid_settings_of_nvme_are_refused() {
         let cases = [
             (
                 "[nvme]\nallow = [\"nqn.a\"]\n",
@@ -737,9 +783,37 @@ mod tests {
                 "line 2, column 16: invalid allow `alice`: expected the NQN of a host, which \
                  begins with `nqn.`, has no spaces and at most 223 bytes",
             ),
+            (
+                "[nvme]\nsecrets = \"/s\"\nhashes = [\"sha1\"]\n",
+                "line 3, column 11: invalid hashes `sha1`: expected one of sha256, sha384, sha512",
+            ),
+            (
+                "[nvme]\nsecrets = \"/s\"\ndh_groups = []\n",
+                "line 3, column 13: invalid dh_groups `[]`: expected one of ffdhe2048, ffdhe3072, \
+                 ffdhe4096, ffdhe6144, ffdhe8192, null",
+            ),
         ];
         for (text, want) in cases {
             assert_eq!(parse(text).unwrap_err()[0].to_string(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn settings_of_an_authentication_without_secrets_are_refused() {
+        for (text, want) in [
+            (
+                "[nvme]\nhashes = \"sha256\"\n",
+                "line 2, column 10: hashes: no host authenticates without secrets; add secrets = \
+                 \"FILE\"",
+            ),
+            (
+                "[nvme]\ndh_groups = [\"null\"]\n",
+                "line 2, column 13: dh_groups: no host authenticates without secrets; add secrets \
+                 = \"FILE\"",
+            ),
+        ] {
+            let error = parse(text).unwrap().check_nvme(text).unwrap();
+            assert_eq!(error.to_string(), want, "{text}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! The configuration's JSON schema, for editors: made from the table of parameters.
 
+use blockyard_nvme::auth_message::{AuthHash, DhGroup};
 use serde_json::{Map, Value, json};
 
 use super::{NO_SOCKET, TlsMode};
@@ -134,8 +135,31 @@ fn nvme() -> Value {
                 "type": "object",
                 "additionalProperties": strings(),
             },
+            "secrets": {
+                "description":
+                    "File with the secrets of hosts, by which they have to authenticate",
+                "type": "string",
+            },
+            "hashes": {
+                "description":
+                    "Hash functions for that, the preferred one first; all without it",
+                "oneOf": words(&AuthHash::ALL.map(AuthHash::word)),
+            },
+            "dh_groups": {
+                "description":
+                    "Diffie-Hellman groups for that, the preferred one first; all without it",
+                "oneOf": words(&DhGroup::ALL.map(DhGroup::word)),
+            },
         },
     })
+}
+
+/// A word, or an array of words.
+fn words(words: &[&str]) -> Value {
+    json!([
+        { "enum": words },
+        { "type": "array", "minItems": 1, "items": { "enum": words } },
+    ])
 }
 
 /// A string or an array of strings.

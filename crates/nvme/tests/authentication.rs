@@ -1,0 +1,369 @@
+//! DH-HMAC-CHAP by a host that shares no code with the target: another library has its big
+//! integers, and the primes are computed here.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod initiator;
+
+use std::sync::Arc;
+
+use blockyard_nvme::auth_message::{AuthHash, DhGroup};
+use blockyard_nvme::secret::HostSecrets;
+use blockyard_nvme::{AuthRules, HostAccess, TargetOptions};
+use data_encoding::BASE64;
+use initiator::{
+    DISCOVERY, Done, HOST, Initiator, PLAIN, Target, command, connect_parts, fabrics, pattern,
+    pointed, target_for,
+};
+use num_bigint::BigUint;
+use ring::{digest, hmac};
+
+const OTHER: &str = "nqn.2026-11.example:other";
+/// The secret of [`HOST`], which is also that of the controller for [`OTHER`].
+const SECRET: &str = "DHHC-1:01:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+/// A secret with a longer key, and another transformation.
+const LONG: &str = "DHHC-1:03:CzBVep/E6Q4zWH2ix+wRNluApcrvFDleg6jN8hc8YYar0PUaP2\
+    SJrtP4HUJnjLHW+yBFao+02f4jSG2St9wBJgnmuv8=:";
+/// The id, the bytes and the algorithm of each hash function.
+const HASHES: [(u8, usize, hmac::Algorithm); 3] =
+    [(1, 32, hmac::HMAC_SHA256), (2, 48, hmac::HMAC_SHA384), (3, 64, hmac::HMAC_SHA512)];
+const READ: u8 = 0x02;
+const WRITE: u8 = 0x01;
+
+/// A target whose hosts authenticate by one of these.
+fn target_by(hashes: &[AuthHash], groups: &[DhGroup]) -> Target {
+    let text = format!("{HOST} {SECRET} {LONG}\n{OTHER} {LONG}\n");
+    let secrets = HostSecrets::parse(&text).unwrap();
+    let rules = AuthRules { secrets, hashes: hashes.to_vec(), groups: groups.to_vec() };
+    let authentication = Some(Arc::new(rules));
+    let access = HostAccess { authentication, ..HostAccess::default() };
+    target_for(access, TargetOptions::default())
+}
+
+fn target() -> Target {
+    target_by(&[AuthHash::Sha256], &[DhGroup::Null])
+}
+
+/// A key: HMAC of the NQN, unless the secret says that it is used as it is.
+fn key(secret: &str, nqn: &str) -> Vec<u8> {
+    let bytes = BASE64.decode(&secret.as_bytes()[10..secret.len() - 1]).unwrap();
+    let key = &bytes[..bytes.len() - 4];
+    match secret.as_bytes()[8] - b'0' {
+        0 => key.to_vec(),
+        id => mac(HASHES[usize::from(id) - 1].2, key, &[nqn.as_bytes(), b"NVMe-over-Fabrics"]),
+    }
+}
+
+fn mac(algorithm: hmac::Algorithm, key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
+    hmac::sign(&hmac::Key::new(algorithm, key), &parts.concat()).as_ref().to_vec()
+}
+
+/// The prime of a group, by the formula of RFC 7919.
+fn prime(group: u8) -> Option<BigUint> {
+    let (bits, offset) = match group {
+        0 => return None,
+        1 => (2048, 560_316_u32),
+        2 => (3072, 2_625_351),
+        3 => (4096, 5_736_041),
+        4 => (6144, 15_705_020),
+        _ => (8192, 10_965_728),
+    };
+    let one = BigUint::from(1_u8);
+    // 2^(bits - 130) e, as the sum of 1/n!, with 128 more bits.
+    let (mut term, mut e) = (&one << (bits - 130 + 128), BigUint::ZERO);
+    for divisor in 1_u32.. {
+        if term == BigUint::ZERO {
+            break;
+        }
+        e += &term;
+        term /= divisor;
+    }
+    let middle = ((e >> 128_u32) + offset) << 64_u32;
+    Some((&one << bits) - (&one << (bits - 64)) + middle - one)
+}
+
+fn padded(number: &BigUint, len: usize) -> Vec<u8> {
+    let bytes = number.to_bytes_be();
+    [vec![0; len - bytes.len()], bytes].concat()
+}
+
+/// What a host knows.
+#[derive(Clone, Copy)]
+struct Knowledge {
+    host: &'static str,
+    secret: &'static str,
+    /// The secret of the controller, if the host authenticates it.
+    controller: Option<&'static str>,
+}
+
+const ONE_WAY: Knowledge = Knowledge { host: HOST, secret: SECRET, controller: None };
+const TWO_WAY: Knowledge = Knowledge { controller: Some(LONG), ..ONE_WAY };
+
+fn auth_command(kind: u8, len: usize) -> [u8; 64] {
+    let mut sqe = fabrics(kind);
+    sqe[41..44].copy_from_slice(&[1, 1, 0xe9]);
+    sqe[44..48].copy_from_slice(&(len as u32).to_le_bytes());
+    sqe
+}
+
+fn auth_send(queue: &mut Initiator, message: &[u8]) -> Done {
+    queue.execute(auth_command(5, message.len()), message)
+}
+
+fn auth_receive(queue: &mut Initiator, len: usize) -> Done {
+    queue.read(auth_command(6, len), len)
+}
+
+/// An AUTH_Negotiate as Linux sends it, with all hash functions and groups.
+fn negotiate(transaction: u16) -> Vec<u8> {
+    let [low, high] = transaction.to_le_bytes();
+    let mut message = vec![0, 0, 0, 0, low, high, 0, 1, 1, 0, 3, 6, 1, 2, 3];
+    message.resize(12 + 30, 0);
+    message.extend_from_slice(&[0, 1, 2, 3, 4, 5]);
+    message.resize(72, 0);
+    message
+}
+
+/// The reason of an AUTH_Failure1.
+fn reason(message: &[u8]) -> u8 {
+    assert_eq!((&message[..4], message[6]), (&[0, 0xf1, 0, 0][..], 1), "{:?}", &message[..16]);
+    message[7]
+}
+
+/// Authenticates a queue of the plain device.
+///
+/// # Errors
+/// The reason of the controller's AUTH_Failure1; 0 if the controller does not know its secret.
+fn authenticate(queue: &mut Initiator, known: Knowledge) -> Result<(), u8> {
+    let transaction = 0x1234_u16.to_le_bytes();
+    assert_eq!(auth_send(queue, &negotiate(0x1234)).status, 0);
+    let challenge = auth_receive(queue, 4096).data;
+    if challenge[0] == 0 {
+        return Err(reason(&challenge));
+    }
+    assert_eq!(challenge[..6], [1, 1, 0, 0, transaction[0], transaction[1]]);
+    let (id, len, algorithm) = HASHES[usize::from(challenge[8]) - 1];
+    assert_eq!((usize::from(challenge[6]), challenge[8]), (len, id));
+    let (sequence, value) = (&challenge[12..16], &challenge[16..16 + len]);
+    assert_ne!(sequence, [0; 4]);
+    let public_len = usize::from(u16::from_le_bytes([challenge[10], challenge[11]]));
+    let (mut public, mut session) = (Vec::new(), None);
+    if let Some(prime) = prime(challenge[9]) {
+        assert_eq!(public_len as u64, prime.bits() / 8);
+        let exponent = BigUint::from_bytes_be(&pattern(40, 9));
+        let theirs = BigUint::from_bytes_be(&challenge[16 + len..16 + len + public_len]);
+        public = padded(&BigUint::from(2_u8).modpow(&exponent, &prime), public_len);
+        let shared = padded(&theirs.modpow(&exponent, &prime), public_len);
+        let hash = digest::digest(algorithm.digest_algorithm(), &shared);
+        session = Some(hash.as_ref().to_vec());
+    } else {
+        assert_eq!(public_len, 0);
+    }
+    let augmented = |value: &[u8]| match &session {
+        Some(session) => mac(algorithm, session, &[value]),
+        None => value.to_vec(),
+    };
+    let respond = |secret, role: &[u8], nqns: [&str; 2], value: &[u8], sequence: &[u8]| {
+        let mut parts = vec![augmented(value), sequence.to_vec(), transaction.to_vec(), vec![0]];
+        parts.extend([role.to_vec(), nqns[0].into(), vec![0], nqns[1].into()]);
+        mac(algorithm, &key(secret, nqns[0]), &[&parts.concat()])
+    };
+    let response = respond(known.secret, b"HostHost", [known.host, PLAIN], value, sequence);
+    let ours = pattern(len, 3);
+    let mut reply = vec![1, 2, 0, 0, transaction[0], transaction[1], len as u8, 0];
+    reply.extend_from_slice(&[u8::from(known.controller.is_some()), 0]);
+    reply.extend_from_slice(&(public_len as u16).to_le_bytes());
+    reply.extend_from_slice(&[7, 0, 0, 0]);
+    reply.extend_from_slice(&[response, ours.clone(), public].concat());
+    assert_eq!(auth_send(queue, &reply).status, 0);
+    let success = auth_receive(queue, 4096).data;
+    if success[0] == 0 {
+        return Err(reason(&success));
+    }
+    assert_eq!(success[..7], [1, 3, 0, 0, transaction[0], transaction[1], len as u8]);
+    assert_eq!(success[8], u8::from(known.controller.is_some()));
+    let Some(secret) = known.controller else { return Ok(()) };
+    let right = respond(secret, b"Controller", [PLAIN, known.host], &ours, &[7, 0, 0, 0]);
+    if success[16..16 + len] != right {
+        let failure = [0, 0xf0, 0, 0, transaction[0], transaction[1], 1, 1];
+        assert_eq!(auth_send(queue, &failure).status, 0);
+        return Err(0);
+    }
+    let mut success2 = vec![1, 4, 0, 0, transaction[0], transaction[1]];
+    success2.resize(16, 0);
+    assert_eq!(auth_send(queue, &success2).status, 0);
+    Ok(())
+}
+
+/// Connects a queue, which has to authenticate; returns the controller too.
+fn connect(target: &Target, host: &str, number: u16, controller: u16) -> (Initiator, u16) {
+    let mut queue = target.idle(0);
+    let (sqe, mut data) = connect_parts(PLAIN, number, controller, 31, 0);
+    data[512..768].fill(0);
+    data[512..512 + host.len()].copy_from_slice(host.as_bytes());
+    let done = queue.execute(sqe, &data);
+    assert_eq!((done.status, done.result >> 16), (0, 2), "authentication is asked for");
+    (queue, done.result as u16)
+}
+
+/// An admin queue that is enabled, after its authentication.
+fn admin(target: &Target, known: Knowledge) -> (Initiator, u16) {
+    let (mut admin, controller) = connect(target, known.host, 0, 0xffff);
+    assert_eq!(authenticate(&mut admin, known), Ok(()));
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+    (admin, controller)
+}
+
+#[test]
+fn a_host_authenticates_by_every_hash_and_group() {
+    for hash in AuthHash::ALL {
+        for group in DhGroup::ALL {
+            let target = target_by(&[hash], &[group]);
+            for known in [ONE_WAY, TWO_WAY] {
+                let (mut queue, _) = connect(&target, HOST, 0, 0xffff);
+                assert_eq!(authenticate(&mut queue, known), Ok(()), "{hash:?} {group:?}");
+                assert_eq!(queue.property_get(0x08, false).status, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn each_queue_authenticates_before_it_executes_anything() {
+    let target = target();
+    let (mut admin, controller) = connect(&target, HOST, 0, 0xffff);
+    assert_eq!(admin.property_get(0x08, false).status, 0x4191);
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0x4191);
+    assert_eq!(admin.identify(1, 0, 0).status, 0x4191);
+    assert_eq!(admin.connect(PLAIN, 0, 0xffff, 31, 0).status, 0x400c, "it is connected");
+    assert_eq!(authenticate(&mut admin, ONE_WAY), Ok(()));
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+    let (mut io, _) = connect(&target, HOST, 1, controller);
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0x4191);
+    let data = pattern(8192, 1);
+    assert_eq!(io.execute(command(WRITE, 0, 16), &data).status, 0x4191);
+    // No R2T asks for the data of a command that is refused.
+    io.capsule(pointed(command(WRITE, 0, 64), 0x5a, 32768), &[]);
+    assert_eq!(io.done().status, 0x4191);
+    assert_eq!(authenticate(&mut io, TWO_WAY), Ok(()));
+    assert_eq!(io.read(command(READ, 0, 16), 8192).data, [0; 8192], "nothing was written");
+    assert_eq!(io.execute(command(WRITE, 0, 16), &data).status, 0);
+}
+
+#[test]
+fn a_connection_has_a_role_once_it_is_authenticated() {
+    let target = target();
+    let (mut queue, _) = connect(&target, HOST, 0, 0xffff);
+    assert_eq!(target.server.connections()[0].host, None);
+    assert_eq!(target.subsystems.find_info("plain").unwrap().controllers, 0);
+    assert_eq!(authenticate(&mut queue, TWO_WAY), Ok(()));
+    // An answer shows that the thread of the connection has gone on.
+    assert_eq!(queue.property_get(0x08, false).status, 0);
+    assert_eq!(target.server.connections()[0].host.as_deref(), Some(HOST));
+    assert_eq!(target.subsystems.find_info("plain").unwrap().controllers, 1);
+}
+
+#[test]
+fn a_wrong_secret_ends_the_connection() {
+    let target = target();
+    let wrong = Knowledge { secret: LONG, ..ONE_WAY };
+    let (mut queue, _) = connect(&target, HOST, 0, 0xffff);
+    assert_eq!(authenticate(&mut queue, wrong), Err(1));
+    queue.ends();
+    // The secret of another host does not help.
+    let (mut queue, _) = connect(&target, OTHER, 0, 0xffff);
+    assert_eq!(authenticate(&mut queue, Knowledge { host: OTHER, ..ONE_WAY }), Err(1));
+    queue.ends();
+    // The controller has another secret than the host expects, or none for this host.
+    let expects = |host, secret, controller| Knowledge { host, secret, controller };
+    let (mut queue, _) = connect(&target, HOST, 0, 0xffff);
+    assert_eq!(authenticate(&mut queue, expects(HOST, SECRET, Some(SECRET))), Err(0));
+    queue.ends();
+    let (mut queue, _) = connect(&target, OTHER, 0, 0xffff);
+    assert_eq!(authenticate(&mut queue, expects(OTHER, LONG, Some(LONG))), Err(1));
+    queue.ends();
+    let (mut queue, _) = connect(&target, OTHER, 0, 0xffff);
+    assert_eq!(authenticate(&mut queue, expects(OTHER, LONG, None)), Ok(()));
+}
+
+#[test]
+fn a_host_without_a_secret_is_an_invalid_host() {
+    let target = target();
+    let (sqe, mut data) = connect_parts(PLAIN, 0, 0xffff, 31, 0);
+    data[512 + HOST.len() - 1] ^= 1;
+    assert_eq!(target.idle(0).execute(sqe, &data).status, 0x4184);
+    // Discovery asks for none.
+    let done = target.idle(0).connect(DISCOVERY, 0, 0xffff, 31, 0);
+    assert_eq!((done.status, done.result >> 16), (0, 0));
+}
+
+#[test]
+fn an_authenticated_host_may_authenticate_again() {
+    let target = target();
+    let (mut admin, controller) = admin(&target, ONE_WAY);
+    let (mut io, _) = connect(&target, HOST, 1, controller);
+    assert_eq!(authenticate(&mut io, ONE_WAY), Ok(()));
+    assert_eq!(auth_send(&mut admin, &negotiate(7)).status, 0);
+    assert_eq!(admin.property_get(0x08, false).status, 0, "it is used meanwhile");
+    assert_eq!(auth_receive(&mut admin, 4096).data[..6], [1, 1, 0, 0, 7, 0]);
+    let mut reply = vec![1, 2, 0, 0, 7, 0, 32];
+    reply.resize(16 + 64, 0);
+    assert_eq!(auth_send(&mut admin, &reply).status, 0);
+    assert_eq!(reason(&auth_receive(&mut admin, 4096).data), 1);
+    admin.ends();
+    io.ends();
+}
+
+#[test]
+fn messages_may_come_by_r2t() {
+    let target = target();
+    let (mut queue, _) = connect(&target, HOST, 0, 0xffff);
+    let message = negotiate(1);
+    assert_eq!(queue.write(auth_command(5, message.len()), &message).status, 0);
+    assert_eq!(auth_receive(&mut queue, 4096).data[..2], [1, 1]);
+}
+
+#[test]
+fn commands_with_other_fields_or_lengths_are_refused() {
+    let target = target();
+    let (mut queue, _) = connect(&target, HOST, 0, 0xffff);
+    let message = negotiate(1);
+    for at in [41, 42, 43] {
+        let mut sqe = auth_command(5, message.len());
+        sqe[at] = 0;
+        assert_eq!(queue.execute(sqe, &message).status, 0x4002, "byte {at}");
+    }
+    assert_eq!(queue.execute(auth_command(5, 71), &message).status, 0x400f, "not its length");
+    assert_eq!(queue.execute(auth_command(5, 1 << 20), &message).status, 0x4002);
+    assert_eq!(queue.read(auth_command(6, 1 << 20), 1 << 20).status, 0x4002);
+    assert_eq!(queue.read(auth_command(6, 4096), 4092).status, 0x400f);
+    assert_eq!(auth_send(&mut queue, &message).status, 0);
+    assert_eq!(auth_receive(&mut queue, 40).status, 0x4002, "too short for the challenge");
+    assert_eq!(auth_receive(&mut queue, 48).data[..2], [1, 1]);
+    // What the host asks for is not there.
+    assert_eq!(reason(&auth_receive(&mut queue, 48).data), 7);
+    queue.ends();
+    // Without secrets there are no such commands.
+    let open = initiator::target();
+    let mut queue = open.idle(0);
+    assert_eq!(auth_send(&mut queue, &message).status, 0x4001, "before the Connect");
+    assert_eq!(queue.connect(PLAIN, 0, 0xffff, 31, 0).result >> 16, 0);
+    assert_eq!(auth_send(&mut queue, &message).status, 0x4001);
+    assert_eq!(auth_receive(&mut queue, 48).status, 0x4001);
+}
+
+/// A host that claims the NQN of another takes no place from hosts that have authenticated.
+#[test]
+fn connections_without_authentication_make_room() {
+    let secrets = HostSecrets::parse(&format!("{HOST} {SECRET}")).unwrap();
+    let (hashes, groups) = (vec![AuthHash::Sha256], vec![DhGroup::Null]);
+    let rules = AuthRules { secrets, hashes, groups };
+    let access = HostAccess { authentication: Some(Arc::new(rules)), ..HostAccess::default() };
+    let options = TargetOptions { connections_max: 2, ..TargetOptions::default() };
+    let target = target_for(access, options);
+    let (mut admin, controller) = admin(&target, ONE_WAY);
+    let (mut unproved, _) = connect(&target, HOST, 0, 0xffff);
+    let (mut io, _) = connect(&target, HOST, 1, controller);
+    unproved.ends();
+    assert_eq!(authenticate(&mut io, ONE_WAY), Ok(()));
+    assert_eq!(admin.property_get(0x08, false).status, 0);
+}
