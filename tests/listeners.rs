@@ -294,7 +294,7 @@ fn access_of_nvme_hosts_is_checked_before_anything_is_made() {
         (
             &["--nvme-secrets", &wrong],
             3,
-            format!("nvme: secrets: {wrong}, line 2: invalid secret of nqn.b: expected DHHC-1"),
+            format!("nvme: secrets: {wrong}, line 2: invalid secret: expected DHHC-1"),
         ),
         (
             &["--nvme-secrets", &good, "--nvme-allow", "v=nqn.b"],

@@ -68,10 +68,14 @@ pub struct AuthRules {
 }
 
 impl HostAccess {
-    /// Whether the host of this NQN may use a device, once it has proved its NQN.
-    pub fn permits(&self, device: &str, host: &str) -> bool {
-        let has_secret = |rules: &Arc<AuthRules>| rules.secrets.find(host).is_some();
-        self.allowed.permits(device, host) && self.authentication.as_ref().is_none_or(has_secret)
+    /// The reason for which the host of this NQN may not use a device, whatever it proves.
+    pub fn refusal(&self, device: &str, host: &str) -> Option<&'static str> {
+        let lacks_secret = |rules: &Arc<AuthRules>| rules.secrets.find(host).is_none();
+        if !self.allowed.permits(device, host) {
+            return Some("it is not in the allow list of the device");
+        }
+        let is_unknown = self.authentication.as_ref().is_some_and(lacks_secret);
+        is_unknown.then_some("it has no secret")
     }
 }
 

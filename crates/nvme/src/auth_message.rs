@@ -155,7 +155,9 @@ impl AuthReason {
     /// The text for the log.
     pub fn text(self) -> &'static str {
         match self {
-            AuthReason::Failed => "its secret is a wrong one, or it has none",
+            AuthReason::Failed => {
+                "its secret is wrong, or it asks for one of the controller that is not there"
+            }
             AuthReason::ProtocolNotUsable => "it does not offer DH-HMAC-CHAP",
             AuthReason::ConcatenationMismatch => "it asks for TLS after the authentication",
             AuthReason::HashNotUsable => "it offers no hash function that is allowed",

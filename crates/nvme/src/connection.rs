@@ -655,10 +655,10 @@ impl HostConnection {
         } else {
             let unknown = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
             let subsystem = self.shared.subsystems.find(&request.subsystem).ok_or(unknown)?;
-            if !self.shared.subsystems.permits(&subsystem, &request.host.nqn) {
+            if let Some(why) = self.shared.subsystems.refusal(&subsystem, &request.host.nqn) {
                 let (peer, host) = (&self.link.peer, &request.host.nqn);
                 let subsystem = &request.subsystem;
-                tracing::warn!(peer, subsystem, host, "a host was refused: it is not allowed");
+                tracing::warn!(peer, subsystem, host, "a host was refused: {why}");
                 return Err(ConnectRefusal::new(StatusCode::CONNECT_INVALID_HOST));
             }
             if !subsystem.attach(&self.link) {

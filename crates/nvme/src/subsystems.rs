@@ -230,15 +230,16 @@ impl Subsystems {
         self.table().subsystems.iter().find(|subsystem| subsystem.identity.nqn == nqn).cloned()
     }
 
-    /// Whether the host of this NQN may use a subsystem.
-    pub(crate) fn permits(&self, subsystem: &Subsystem, host: &str) -> bool {
-        self.access.permits(&subsystem.name, host)
+    /// The reason for which the host of this NQN may not use a subsystem.
+    pub(crate) fn refusal(&self, subsystem: &Subsystem, host: &str) -> Option<&'static str> {
+        self.access.refusal(&subsystem.name, host)
     }
 
     /// The number of changes so far, and the NQNs of the subsystems that a host may use.
     pub(crate) fn discover(&self, host: &str) -> (u64, Vec<String>) {
         let table = self.table();
-        let usable = table.subsystems.iter().filter(|subsystem| self.permits(subsystem, host));
+        let is_usable = |it: &&Arc<Subsystem>| self.refusal(it, host).is_none();
+        let usable = table.subsystems.iter().filter(is_usable);
         let nqns = usable.map(|subsystem| subsystem.identity.nqn.clone());
         (table.generation, nqns.collect())
     }
