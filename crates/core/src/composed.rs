@@ -2,23 +2,19 @@
 #![allow(clippy::disallowed_types)] // The registry of channels is control plane.
 
 use std::fmt;
-use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::bio::{Completion, Status};
-use crate::channel::{Channel, ChannelConfig, ChannelStats, Stack, Stats, Waker};
+use crate::channel::{Channel, ChannelConfig, ChannelStats, Stack, Stats};
 use crate::clock::{Clock, Monotonic};
-use crate::device::{Device, DeviceError, DeviceQueue, Due, Extent};
+use crate::device::{Device, DeviceError, Extent};
 use crate::disk::Disk;
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
-use crate::region::Region;
 use crate::sched::SchedulerControl;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
-use crate::zone::gate::{Gate, GateView, Gates, Ungated};
-use crate::{Bio, BufRef, Op, RegionId};
+use crate::zone::gate::{GateView, Gates, Ungated};
 
 /// A named device and, if zone writes need ordering, a zone write plug.
 pub struct Composed<D, C = Monotonic, W = Ungated> {
@@ -29,7 +25,7 @@ pub struct Composed<D, C = Monotonic, W = Ungated> {
     config: ChannelConfig,
     gates: W,
     clock: C,
-    registry: Arc<Registry>,
+    registry: Registry,
 }
 
 impl<D: Device> Composed<D> {
@@ -49,7 +45,7 @@ impl<D: Device, C: Clock + Clone> Composed<D, C> {
         clock: C,
     ) -> Composed<D, C> {
         let limits = device.limits().clone();
-        let (gates, registry) = (Ungated, Arc::default());
+        let (gates, registry) = (Ungated, Registry::default());
         Composed { name, kind, device, limits, config, gates, clock, registry }
     }
 
@@ -115,8 +111,8 @@ where
     fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
         let stats = ChannelStats::new();
         let stack = self.stack(Arc::clone(&stats))?;
-        let entry = self.registry.enter(stats);
-        Ok(Box::new(Registered { stack, _entry: entry }))
+        self.registry.enter(stats);
+        Ok(Box::new(stack))
     }
 
     fn report_zones(
@@ -170,15 +166,13 @@ struct ChannelCounters {
 }
 
 impl Registry {
-    fn enter(self: &Arc<Self>, stats: Arc<ChannelStats>) -> ChannelEntry {
-        // A panic of another lock holder leaves the counters usable.
-        let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        counters.open.push(Arc::clone(&stats));
-        ChannelEntry { registry: Arc::clone(self), stats }
+    /// Adds the counters of a channel that is being opened.
+    fn enter(&self, stats: Arc<ChannelStats>) {
+        self.counters().open.push(stats);
     }
 
     fn sum(&self) -> Stats {
-        let counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counters = self.counters();
         let mut sum = counters.closed.clone();
         for stats in &counters.open {
             sum.add(stats);
@@ -186,90 +180,19 @@ impl Registry {
         sum.channels = counters.open.len() as u64;
         sum
     }
-}
 
-/// A channel's entry in the registry, until the channel is dropped.
-#[derive(Debug)]
-struct ChannelEntry {
-    registry: Arc<Registry>,
-    stats: Arc<ChannelStats>,
-}
-
-impl Drop for ChannelEntry {
-    fn drop(&mut self) {
-        let mut counters = self.registry.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The counters, up to date: no other owner has those of a channel that was dropped.
+    fn counters(&self) -> MutexGuard<'_, ChannelCounters> {
+        // A panic of another lock holder leaves the counters usable.
+        let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ChannelCounters { closed, open } = &mut *counters;
-        if let Some(index) = open.iter().position(|stats| Arc::ptr_eq(stats, &self.stats)) {
-            closed.add(&open.swap_remove(index));
-        }
-    }
-}
-
-/// A stack whose counters are in its disk's registry. Fields drop in declaration order: the stack
-/// drops first, so that the entry includes its last completions. The alignment prevents false
-/// sharing: every I/O writes to the stack, and the adjacent memory may belong to another thread.
-#[repr(align(128))]
-struct Registered<Q: DeviceQueue, C: Clock, G: Gate> {
-    stack: Stack<Q, C, G>,
-    _entry: ChannelEntry,
-}
-
-impl<Q: DeviceQueue, C: Clock, G: Gate> Channel for Registered<Q, C, G> {
-    fn register(&mut self, region: Arc<Region>) -> RegionId {
-        self.stack.register(region)
-    }
-
-    fn unregister(&mut self, region: RegionId) -> bool {
-        self.stack.unregister(region)
-    }
-
-    fn push(&mut self, bios: &[Bio]) -> usize {
-        self.stack.push(bios)
-    }
-
-    fn submit(&mut self) {
-        self.stack.submit();
-    }
-
-    fn execute_inline(
-        &mut self,
-        op: Op,
-        sector: Sector,
-        sectors: u64,
-        buf: BufRef,
-    ) -> Option<Status> {
-        self.stack.execute_inline(op, sector, sectors, buf)
-    }
-
-    fn note_latency(&mut self, op: Op, latency_ns: u64) {
-        self.stack.note_latency(op, latency_ns);
-    }
-
-    fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
-        self.stack.reap(out)
-    }
-
-    fn wait(&mut self, deadline: Option<std::time::Instant>) {
-        self.stack.wait(deadline);
-    }
-
-    fn due(&self) -> Due {
-        self.stack.due()
-    }
-
-    fn set_waker(&mut self, waker: Waker) {
-        self.stack.set_waker(waker);
-    }
-
-    fn descriptor(&mut self) -> Option<RawFd> {
-        self.stack.descriptor()
-    }
-
-    fn may_sleep(&mut self) -> bool {
-        self.stack.may_sleep()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.stack.in_flight()
+        open.retain_mut(|stats| match Arc::get_mut(stats) {
+            Some(stats) => {
+                closed.add(stats);
+                false
+            }
+            None => true,
+        });
+        counters
     }
 }

@@ -58,7 +58,9 @@ impl Default for ChannelConfig {
     }
 }
 
-/// A channel over a zone write plug and a device queue.
+/// A channel over a zone write plug and a device queue. The alignment prevents false sharing: every
+/// I/O writes to the stack, and the adjacent memory may belong to another thread.
+#[repr(align(128))]
 pub struct Stack<Q: DeviceQueue, C: Clock = Monotonic, G: Gate = NoGate> {
     queue: Q,
     /// Requests that wait for a channel tag, first in, first out, as under Linux's scheduler
