@@ -15,7 +15,6 @@
 //! of them.
 
 pub mod buffer;
-pub mod copies;
 mod directory;
 pub mod disk;
 mod error;
@@ -36,14 +35,15 @@ use std::sync::Arc;
 
 use blockyard_volume_format::{FormatError, segment_name, superblock};
 
-pub use copies::Copies;
 pub use error::{CopiesError, StoreError};
 pub use file::{PoolFile, is_short};
 pub use lock_owner::LockOwner;
 pub use log_writer::{Blocking, Durability, LogWriter, WriteBatch};
 pub use mirror::CopyStatus;
 pub use mirror::locations::PoolPaths;
-pub use pool_store::{PoolLogWriter, PoolReads, PoolStore, Purpose};
+pub use pool_store::{
+    Copies, CopiesFile, CopiesLogWriter, CopiesReads, PoolLogWriter, PoolReads, PoolStore, Purpose,
+};
 pub use reads::{BlockingReads, Reads};
 pub use ring::EventFd;
 

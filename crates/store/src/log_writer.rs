@@ -12,7 +12,7 @@
 //!
 //! An enum chooses between them at each level, once at the opening of the pool:
 //! [`PoolLogWriter`](crate::PoolLogWriter) for a directory or disk,
-//! [`CopiesLogWriter`](crate::copies::CopiesLogWriter) for one copy or two, and
+//! [`CopiesLogWriter`](crate::CopiesLogWriter) for one copy or two, and
 //! [`CommitWriter`] for group commit or workers.
 //!
 //! `commit=taskq` is [`Tasks`]: each worker writes one record and syncs for it. OpenZFS has done
