@@ -110,6 +110,7 @@ impl QueueAuth {
 
     /// Takes a message of the host.
     pub(crate) fn send(&mut self, message: &[u8], now: Instant) -> AuthProgress {
+        self.deadline.get_or_insert(now + AUTH_TIMEOUT);
         let transaction = transaction(message);
         let phase = std::mem::replace(&mut self.phase, AuthPhase::Ended);
         let is_other = phase.transaction().is_some_and(|ours| ours != transaction);
@@ -119,7 +120,6 @@ impl QueueAuth {
                 return AuthProgress::Ended("it does not accept the answers of the controller");
             }
             (Ok(HostMessage::Negotiate(message)), AuthPhase::Waits) => {
-                self.deadline.get_or_insert(now + AUTH_TIMEOUT);
                 self.negotiate(transaction, &message)
             }
             _ if is_other => Err(AuthReason::IncorrectPayload),
@@ -451,6 +451,8 @@ mod tests {
             assert_eq!(progress, AuthProgress::Authenticated);
             assert!(queue.is_authenticated() && queue.deadline().is_none());
         }
+        queue.send(&[1], Instant::now());
+        assert!(queue.deadline().is_some(), "a host that asks for no AUTH_Failure1 is cut off");
     }
 
     #[test]
