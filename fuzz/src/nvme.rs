@@ -293,7 +293,7 @@ fn secrets(input: &mut Input<'_>) {
 fn log(input: &mut Input<'_>, shape: &NamespaceShape) {
     let Ok(request) = LogRequest::parse(&sqe(input)) else { return };
     assert!(request.len <= DATA_BYTES_MAX && request.len.is_multiple_of(4));
-    if let Ok(page) = log_page::page(&request, shape)
+    if let Ok(page) = log_page::page(&request, shape, input.below(2) == 0)
         && let Ok(part) = request.part(&page)
     {
         assert_eq!(part.len(), request.len as usize);

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use crate::command::{NSID_ALL, Sqe, StatusCode, admin_opcode};
 use crate::controller::{Controller, ControllerTarget, QUEUES_MAX};
+use crate::events::{EventQueue, NoticeKind};
 use crate::fabrics::DISCOVERY_NQN;
-use crate::identify::{self, ControllerShape, EVENTS_MAX, Identity, cns};
+use crate::identify::{self, ControllerShape, Identity, cns};
 use crate::log_page::{self, LogRequest, log_id};
-use crate::namespace::NSID;
+use crate::namespace::{NSID, NamespaceShape};
 use crate::subsystems::{Subsystem, Subsystems};
 
 /// Features by their number (FID).
@@ -33,6 +34,8 @@ pub(crate) enum AdminAnswer {
     Data(Vec<u8>),
     /// No completion: the command waits for an event.
     Waits,
+    /// A completion of the command of this id, which is aborted, and then one of this command.
+    Aborted(u16),
 }
 
 /// The state of an admin queue.
@@ -42,10 +45,14 @@ pub(crate) struct AdminQueue {
     subsystems: Arc<Subsystems>,
     /// The address at which the host is connected.
     address: SocketAddr,
-    /// Asynchronous event requests that wait.
-    events: usize,
-    /// The value of the feature Asynchronous Event Configuration.
-    event_config: u32,
+    events: EventQueue,
+    /// The version of the subsystem, or the generation of the table for discovery, that the queue
+    /// has noted.
+    noted: u64,
+    /// The namespace that the queue has noted.
+    shape: Option<Arc<NamespaceShape>>,
+    /// Whether the namespace has changed since the host read of it.
+    is_changed: bool,
     /// The I/O queues that the host was granted, 0's based, twice.
     queues: u32,
 }
@@ -58,7 +65,50 @@ impl AdminQueue {
     ) -> AdminQueue {
         let most = u32::from(QUEUES_MAX - 1);
         let queues = most | most << 16;
-        AdminQueue { controller, subsystems, address, events: 0, event_config: 0, queues }
+        let (kind, noted, shape) = match &controller.target {
+            ControllerTarget::Discovery => (NoticeKind::Discovery, subsystems.generation(), None),
+            ControllerTarget::Device(subsystem) => {
+                (NoticeKind::Namespace, subsystem.version(), Some(subsystem.shape()))
+            }
+        };
+        let events = EventQueue::new(kind);
+        let is_changed = false;
+        AdminQueue { controller, subsystems, address, events, noted, shape, is_changed, queues }
+    }
+
+    /// Takes a request for events that is to be completed: its command id and result.
+    pub(crate) fn take_event(&mut self) -> Option<(u16, u64)> {
+        self.note_changes();
+        self.events.take_due()
+    }
+
+    /// Notes what has changed.
+    fn note_changes(&mut self) {
+        let now = match &self.controller.target {
+            ControllerTarget::Discovery => self.subsystems.generation(),
+            ControllerTarget::Device(subsystem) => subsystem.version(),
+        };
+        if now == self.noted {
+            return;
+        }
+        self.noted = now;
+        if let ControllerTarget::Device(subsystem) = &self.controller.target {
+            let shape = Some(subsystem.shape());
+            if shape == self.shape {
+                return;
+            }
+            self.shape = shape;
+            self.is_changed = self.controller.is_enabled();
+        }
+        self.events.note_change();
+    }
+
+    /// Drops events when the controller is no longer enabled.
+    pub(crate) fn note_phase(&mut self) {
+        if !self.controller.is_enabled() {
+            self.events.reset();
+            self.is_changed = false;
+        }
     }
 
     /// Executes a command that is no fabrics command.
@@ -79,14 +129,22 @@ impl AdminQueue {
             admin_opcode::SET_FEATURES => self.set_feature(sqe).map(AdminAnswer::Result),
             admin_opcode::GET_FEATURES => self.feature(sqe).map(AdminAnswer::Result),
             admin_opcode::KEEP_ALIVE => Ok(AdminAnswer::Result(0)),
-            // 1: the command was not aborted.
-            admin_opcode::ABORT if !is_discovery => Ok(AdminAnswer::Result(1)),
-            admin_opcode::ASYNC_EVENT if self.events < EVENTS_MAX => {
-                self.events += 1;
-                Ok(AdminAnswer::Waits)
+            admin_opcode::ABORT if !is_discovery => Ok(self.abort(sqe)),
+            admin_opcode::ASYNC_EVENT => {
+                self.events.request(sqe.cid()).map(|()| AdminAnswer::Waits)
             }
-            admin_opcode::ASYNC_EVENT => Err(StatusCode::EVENT_LIMIT),
             _ => Err(StatusCode::INVALID_OPCODE),
+        }
+    }
+
+    /// Requests for events are the only commands of this queue that wait. Those of an I/O queue
+    /// belong to another thread, and are not aborted.
+    fn abort(&mut self, sqe: &Sqe) -> AdminAnswer {
+        let (queue, cid) = (sqe.dword(10) as u16, (sqe.dword(10) >> 16) as u16);
+        match queue == 0 && self.events.abort(cid) {
+            true => AdminAnswer::Aborted(cid),
+            // 1: the command was not aborted.
+            false => AdminAnswer::Result(1),
         }
     }
 
@@ -112,7 +170,7 @@ impl AdminQueue {
         structure: u8,
         sqe: &Sqe,
     ) -> Result<Vec<u8>, StatusCode> {
-        let (shape, uuid) = (&subsystem.shape, &subsystem.identity.uuid);
+        let (shape, uuid) = (&*subsystem.shape(), &subsystem.identity.uuid);
         let (set, nsid) = ((sqe.dword(11) >> 24) as u8, sqe.nsid());
         let is_shown = self.controller.shows_namespace();
         let list = |is_active| match nsid {
@@ -145,22 +203,39 @@ impl AdminQueue {
         }
     }
 
-    fn log_page(&self, sqe: &Sqe) -> Result<Vec<u8>, StatusCode> {
+    fn log_page(&mut self, sqe: &Sqe) -> Result<Vec<u8>, StatusCode> {
         let request = LogRequest::parse(sqe)?;
+        // Before the page is made: a read of the log must not leave an event for what it had.
+        self.note_changes();
         let page = match &self.controller.target {
-            ControllerTarget::Device(subsystem) => log_page::page(&request, &subsystem.shape)?,
+            ControllerTarget::Device(subsystem) => {
+                log_page::page(&request, &subsystem.shape(), self.is_changed)?
+            }
             ControllerTarget::Discovery if request.id == log_id::DISCOVERY => {
                 let (generation, nqns) = self.subsystems.discover(&self.controller.host.nqn);
                 log_page::discovery(generation, &nqns, self.address)
             }
             ControllerTarget::Discovery => return Err(StatusCode::INVALID_LOG),
         };
-        request.part(&page)
+        let part = request.part(&page)?;
+        if !request.retain {
+            self.note_log_read(request.id);
+        }
+        Ok(part)
+    }
+
+    fn note_log_read(&mut self, id: u8) {
+        match id {
+            log_id::CHANGED_NAMESPACES => self.is_changed = false,
+            log_id::DISCOVERY => {}
+            _ => return,
+        }
+        self.events.note_log_read();
     }
 
     fn has_write_cache(&self) -> bool {
         match &self.controller.target {
-            ControllerTarget::Device(subsystem) => subsystem.shape.write_cache,
+            ControllerTarget::Device(subsystem) => subsystem.shape().write_cache,
             ControllerTarget::Discovery => false,
         }
     }
@@ -172,7 +247,7 @@ impl AdminQueue {
         }
         match id {
             feature::KEEP_ALIVE => self.controller.set_keep_alive_ms(value),
-            feature::ASYNC_EVENTS => self.event_config = value,
+            feature::ASYNC_EVENTS => self.events.set_config(value)?,
             _ if self.controller.is_discovery() => return Err(StatusCode::INVALID_FIELD),
             feature::QUEUES => {
                 let (submission, completion) = (value & 0xffff, value >> 16);
@@ -198,7 +273,7 @@ impl AdminQueue {
             || (id == feature::QUEUES && !self.controller.is_discovery());
         let value = match id {
             feature::KEEP_ALIVE => self.controller.keep_alive_ms().into(),
-            feature::ASYNC_EVENTS => self.event_config.into(),
+            feature::ASYNC_EVENTS => self.events.config().into(),
             _ if self.controller.is_discovery() => return Err(StatusCode::INVALID_FIELD),
             feature::QUEUES => self.queues.into(),
             feature::WRITE_CACHE => u64::from(self.has_write_cache()),

@@ -170,6 +170,8 @@ impl StatusCode {
     pub const INVALID_FIELD: StatusCode = StatusCode(0x002 | DO_NOT_RETRY);
     /// Internal Error.
     pub const INTERNAL: StatusCode = StatusCode(0x006 | DO_NOT_RETRY);
+    /// Command Abort Requested.
+    pub const ABORTED: StatusCode = StatusCode(0x007);
     /// Invalid Namespace or Format.
     pub const INVALID_NAMESPACE: StatusCode = StatusCode(0x00b | DO_NOT_RETRY);
     /// Command Sequence Error.

@@ -202,8 +202,10 @@ impl HostConnection {
 
     fn serve_commands(&mut self) -> io::Result<Option<PduFault>> {
         loop {
+            self.renew_namespace()?;
             let needs_bytes = self.parse();
             let reaped = self.execute();
+            self.send_events();
             let has_started = self.send()?;
             if self.ending && self.slots.executing() == 0 {
                 self.linger();
@@ -240,6 +242,48 @@ impl HostConnection {
         }
     }
 
+    /// Returns the disk of an I/O queue that is being replaced, when its commands are completed, and
+    /// goes on with the new one. Meanwhile commands wait in the socket.
+    fn renew_namespace(&mut self) -> io::Result<()> {
+        let gone = |text| Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
+        loop {
+            match &mut self.role {
+                QueueRole::Io(queue) if queue.is_outdated() && !self.ending => {
+                    if queue.is_idle() {
+                        break;
+                    }
+                }
+                _ => return Ok(()),
+            }
+            let reaped = self.execute();
+            self.send()?;
+            if self.link.is_cut() {
+                return gone("it was cut off");
+            }
+            if let QueueRole::Io(queue) = &mut self.role
+                && reaped == 0
+            {
+                queue.channel.wait(Some(Instant::now() + CUT_CHECK_INTERVAL));
+            }
+        }
+        // Answers of commands that ended without the device.
+        self.send()?;
+        let QueueRole::Io(queue) = std::mem::replace(&mut self.role, QueueRole::Idle) else {
+            return Ok(());
+        };
+        let (controller, number, subsystem) = queue.close();
+        let region = self.pool.region();
+        match IoQueue::open(&controller, number, &subsystem, &self.link, region) {
+            Ok(queue) => self.role = QueueRole::Io(Box::new(queue)),
+            Err(_) => {
+                controller.close_queue(number);
+                subsystem.detach(&self.link);
+                return gone("its device is gone");
+            }
+        }
+        Ok(())
+    }
+
     /// Whether an ending connection has waited long enough for its device.
     fn is_overdue(&mut self) -> bool {
         let now = Instant::now();
@@ -254,14 +298,16 @@ impl HostConnection {
                 admin.controller.close();
                 self.shared.controllers.remove(&admin.controller);
                 match &admin.controller.target {
-                    ControllerTarget::Discovery => return,
+                    ControllerTarget::Discovery => {
+                        self.shared.subsystems.unwatch(&self.link);
+                        return;
+                    }
                     ControllerTarget::Device(subsystem) => Arc::clone(subsystem),
                 }
             }
             QueueRole::Io(queue) => {
-                let IoQueue { controller, number, subsystem, channel, .. } = *queue;
-                // It waits for requests in flight, before the controller stops counting the queue.
-                drop(channel);
+                // Before the controller stops counting the queue.
+                let (controller, number, subsystem) = queue.close();
                 controller.close_queue(number);
                 subsystem
             }
@@ -400,7 +446,7 @@ impl HostConnection {
                 return Err(StatusCode::AUTH_REQUIRED);
             }
             (None, _, QueueRole::Io(queue)) => {
-                let plan = queue.subsystem.shape.plan(&sqe)?;
+                let plan = queue.namespace.shape.plan(&sqe)?;
                 (CommandPlan::Io(plan), plan.transfer())
             }
             // No other command of the admin queue has data from the host.
@@ -520,6 +566,10 @@ impl HostConnection {
                 Ok(AdminAnswer::Waits) => {
                     self.slots.give(index);
                 }
+                Ok(AdminAnswer::Aborted(cid)) => {
+                    self.push_completion(cid, StatusCode::ABORTED, 0);
+                    self.complete(index, StatusCode::OK, 0);
+                }
                 Ok(AdminAnswer::Data(page)) => self.send_page(index, &sqe, &page),
             },
         }
@@ -561,6 +611,9 @@ impl HostConnection {
         match answer {
             Ok(result) => self.complete(index, StatusCode::OK, result),
             Err(status) => self.complete(index, status, 0),
+        }
+        if let QueueRole::Admin(admin) = &mut self.role {
+            admin.note_phase();
         }
     }
 
@@ -651,6 +704,7 @@ impl HostConnection {
             return Err(ConnectRefusal::in_data(CONTROLLER_OFFSET));
         }
         let target = if request.subsystem == DISCOVERY_NQN {
+            self.shared.subsystems.watch(&self.link);
             ControllerTarget::Discovery
         } else {
             let unknown = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
@@ -695,18 +749,16 @@ impl HostConnection {
             controller.close_queue(request.queue);
             return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET));
         }
-        let channel = match subsystem.disk().open() {
-            Ok(channel) => channel,
-            Err(error) => {
-                tracing::warn!(subsystem = request.subsystem, %error, "no channel for a queue");
-                controller.close_queue(request.queue);
-                subsystem.detach(&self.link);
-                return Err(ConnectRefusal::new(StatusCode::INTERNAL));
-            }
-        };
         let (number, id) = (request.queue, controller.id);
-        let queue = IoQueue::new(controller, number, subsystem, channel, self.pool.region());
-        Ok((QueueRole::Io(Box::new(queue)), id))
+        let region = self.pool.region();
+        match IoQueue::open(&controller, number, &subsystem, &self.link, region) {
+            Ok(queue) => Ok((QueueRole::Io(Box::new(queue)), id)),
+            Err(refusal) => {
+                controller.close_queue(number);
+                subsystem.detach(&self.link);
+                Err(refusal)
+            }
+        }
     }
 
     /// Answers a command of an I/O queue that has ended.
@@ -779,10 +831,22 @@ impl HostConnection {
             self.link.stats.errors.add(1);
         }
         let cid = self.slots.get(index).sqe.cid();
+        self.push_completion(cid, status, result);
+        self.release(index);
+    }
+
+    fn push_completion(&mut self, cid: u16, status: StatusCode, result: u64) {
         let cqe = Cqe { result, sq_head: self.sq_head, cid, status };
         let digests = self.digests;
         self.outbox.push(|out| wire::print_response(out, &cqe, digests));
-        self.release(index);
+    }
+
+    /// Completes requests for events of which one is due.
+    fn send_events(&mut self) {
+        let QueueRole::Admin(admin) = &mut self.role else { return };
+        if let Some((cid, result)) = admin.take_event() {
+            self.push_completion(cid, StatusCode::OK, result);
+        }
     }
 
     /// Frees the slot of a command; its data may still have to be sent.
@@ -919,7 +983,11 @@ impl HostConnection {
             }
             return Ok(());
         }
-        let ready = socket::wait_either(&self.link.socket, descriptor, None, timeout)?;
+        let wake = Some(&self.link.wake);
+        let ready = socket::wait_either(&self.link.socket, descriptor, wake, timeout)?;
+        if ready == Ready::Woken {
+            self.link.wake.lower();
+        }
         if is_idle && ready == Ready::No && self.pool.is_touched() {
             self.pool.shrink();
         }

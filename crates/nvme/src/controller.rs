@@ -129,7 +129,7 @@ impl Controller {
         match &self.target {
             ControllerTarget::Discovery => false,
             ControllerTarget::Device(subsystem) => {
-                subsystem.shape.zones.is_none() || self.state().config.has_all_sets()
+                subsystem.shape().zones.is_none() || self.state().config.has_all_sets()
             }
         }
     }
@@ -137,6 +137,11 @@ impl Controller {
     /// Whether the controller executes commands other than those for fabrics.
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.state().phase, ControllerPhase::Enabled | ControllerPhase::ShutDown)
+    }
+
+    /// Whether the controller sends events.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.state().phase == ControllerPhase::Enabled
     }
 
     /// The keep-alive time-out, in milliseconds.

@@ -2,11 +2,12 @@
 #![allow(clippy::disallowed_types)] // Control plane: a value that is set once, and read in passing.
 
 use std::fmt;
+use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-use blockyard_os::socket;
+use blockyard_os::socket::{self, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 use blockyard_sync::counter::Counter;
 
@@ -43,11 +44,13 @@ pub(crate) struct HostLink {
     /// Whether it was cut: its thread ends at the next check, with or without commands in flight.
     cut: AtomicBool,
     pub(crate) socket: TcpStream,
+    /// Raised when the subsystem, or for discovery the table of subsystems, has changed.
+    pub(crate) wake: Wake,
 }
 
 impl HostLink {
-    pub(crate) fn new(id: u64, peer: String, socket: TcpStream) -> HostLink {
-        HostLink {
+    pub(crate) fn new(id: u64, peer: String, socket: TcpStream) -> io::Result<HostLink> {
+        Ok(HostLink {
             id,
             peer,
             since: SystemTime::now(),
@@ -55,7 +58,8 @@ impl HostLink {
             role: OnceLock::new(),
             cut: AtomicBool::new(false),
             socket,
-        }
+            wake: Wake::new()?,
+        })
     }
 
     /// Asks the connection to complete the commands that the device executes and then to end.

@@ -3,6 +3,7 @@
 //! Offsets in the code are those of the standard's figures.
 
 use crate::command::StatusCode;
+use crate::events::NoticeKind;
 use crate::namespace::{DATA_EXPONENT, NSID, NamespaceShape};
 use crate::wire::IN_CAPSULE_BYTES_MAX;
 
@@ -119,6 +120,12 @@ pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
     page.put(77, &[DATA_EXPONENT]);
     page.put(78, &shape.id.to_le_bytes());
     page.put(80, &VERSION.to_le_bytes());
+    // OAES: the notice that the controller sends.
+    let notice = match shape.namespace {
+        Some(_) => NoticeKind::Namespace,
+        None => NoticeKind::Discovery,
+    };
+    page.put(92, &notice.bit().to_le_bytes());
     // CTRATT: host identifiers of 128 bits.
     page.put(96, &1u32.to_le_bytes());
     // CNTRLTYPE: an I/O controller, or a discovery controller.
@@ -183,7 +190,7 @@ pub fn namespace(shape: &NamespaceShape, uuid: &[u8; 16]) -> Vec<u8> {
     page.0
 }
 
-/// CNS 02h and 07h: the active namespaces above `after`.
+/// CNS 02h and 07h, and log page 04h: the namespaces above `after`.
 pub fn active_namespaces(is_active: bool, after: u32) -> Vec<u8> {
     let mut page = Page::new();
     if is_active && after < NSID {
@@ -311,6 +318,7 @@ mod tests {
         assert_eq!(page[76], 0, "CMIC: one controller");
         assert_eq!((page[77], u16_at(&page, 78), u32_at(&page, 80)), (8, 7, 0x0002_0000));
         assert_eq!((page[111], page[259], page[261]), (1, 3, 6));
+        assert_eq!(u32_at(&page, 92), 1 << 8, "OAES");
         assert_eq!(u16_at(&page, 320), 10);
         assert_eq!((page[512], page[513], u16_at(&page, 514)), (0x66, 0x44, 128));
         assert_eq!(u16_at(&page, 520), 1 << 3, "no discards of zones");
@@ -321,6 +329,7 @@ mod tests {
         assert_eq!((u16_at(&page, 1800), page[1803]), (0, 1));
         let page = controller(&ControllerShape { id: 7, identity: &identity, namespace: None });
         assert_eq!((page[111], u32_at(&page, 516), u32_at(&page, 1792)), (2, 0, 4));
+        assert_eq!(u32_at(&page, 92), 1 << 31, "OAES");
     }
 
     #[test]

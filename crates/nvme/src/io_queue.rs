@@ -8,10 +8,12 @@ use blockyard_core::{Bio, BufRef, Channel, Completion, Op, Region, RegionId, Sec
 
 use crate::command::StatusCode;
 use crate::controller::Controller;
+use crate::fabrics::{ConnectRefusal, SUBSYSTEM_OFFSET};
+use crate::host_link::HostLink;
 use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::namespace::{BioPlan, DiscardRange, IoPlan, RANGE_BYTES};
 use crate::slots::{CommandPlan, CommandSlot};
-use crate::subsystems::Subsystem;
+use crate::subsystems::{Namespace, Subsystem};
 use crate::zones::{self, QUERY_ZONES, ZoneAction};
 
 /// How far a command is.
@@ -34,6 +36,7 @@ pub(crate) struct IoQueue {
     pub(crate) controller: Arc<Controller>,
     pub(crate) number: u16,
     pub(crate) subsystem: Arc<Subsystem>,
+    pub(crate) namespace: Namespace,
     pub(crate) channel: Box<dyn Channel>,
     /// The device's descriptor that is polled in addition to the socket, if it has one.
     pub(crate) descriptor: Option<RawFd>,
@@ -46,25 +49,59 @@ pub(crate) struct IoQueue {
 }
 
 impl IoQueue {
-    pub(crate) fn new(
-        controller: Arc<Controller>,
+    /// Opens a channel to the disk of the subsystem, when it has one.
+    ///
+    /// # Errors
+    /// If the device is being removed, or refuses a channel.
+    pub(crate) fn open(
+        controller: &Arc<Controller>,
         number: u16,
-        subsystem: Arc<Subsystem>,
-        mut channel: Box<dyn Channel>,
+        subsystem: &Arc<Subsystem>,
+        link: &HostLink,
         region: &Arc<Region>,
-    ) -> IoQueue {
+    ) -> Result<IoQueue, ConnectRefusal> {
+        let closed = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
+        let namespace = subsystem.take_namespace(link).ok_or(closed)?;
+        let mut channel = match namespace.disk.open() {
+            Ok(channel) => channel,
+            Err(error) => {
+                let nqn = &subsystem.identity.nqn;
+                tracing::warn!(subsystem = nqn, %error, "no channel for a queue");
+                subsystem.give_namespace(namespace);
+                return Err(ConnectRefusal::new(StatusCode::INTERNAL));
+            }
+        };
         let region_id = channel.register(Arc::clone(region));
-        IoQueue {
-            controller,
+        Ok(IoQueue {
+            controller: Arc::clone(controller),
             number,
-            subsystem,
+            subsystem: Arc::clone(subsystem),
+            namespace,
             descriptor: channel.descriptor(),
             channel,
             region: Arc::clone(region),
             region_id,
             bios: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
             scratch: Vec::with_capacity(QUERY_ZONES),
-        }
+        })
+    }
+
+    /// Closes the channel, which waits for requests in flight, and returns the disk.
+    pub(crate) fn close(self) -> (Arc<Controller>, u16, Arc<Subsystem>) {
+        let IoQueue { controller, number, subsystem, namespace, channel, .. } = self;
+        drop(channel);
+        subsystem.give_namespace(namespace);
+        (controller, number, subsystem)
+    }
+
+    /// Whether the disk is being replaced or removed.
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.subsystem.is_outdated(&self.namespace)
+    }
+
+    /// Whether the device has nothing more to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.bios.is_empty() && self.channel.in_flight() == 0
     }
 
     /// Starts a command whose data, if it has any from the host, are complete.
@@ -84,10 +121,9 @@ impl IoQueue {
                 _ => StatusCode::ZONE_TRANSITION.into(),
             },
             IoPlan::Report(request) => {
-                let IoQueue { subsystem, region, scratch, .. } = self;
+                let IoQueue { namespace, region, scratch, .. } = self;
                 let put = |at: u32, bytes: &[u8]| region.write(slot.data + u64::from(at), bytes);
-                let disk = subsystem.disk().as_ref();
-                match request.print(disk, &subsystem.shape, scratch, put) {
+                match request.print(&*namespace.disk, &namespace.shape, scratch, put) {
                     Ok(()) => StatusCode::OK.into(),
                     Err(status) => status.into(),
                 }
@@ -104,7 +140,7 @@ impl IoQueue {
     ) -> CommandProgress {
         let Some(bio) = slot.bio.take() else { return StatusCode::INTERNAL.into() };
         if !completion.status.is_ok() {
-            let status = match self.subsystem.shape.zones.is_some() && bio.op != Op::Flush {
+            let status = match self.namespace.shape.zones.is_some() && bio.op != Op::Flush {
                 true => match self.zone(bio.sector) {
                     Some(zone) => zones::refusal(&bio, completion.status, &zone),
                     None => StatusCode::of(completion.status, bio.op),
@@ -120,7 +156,7 @@ impl IoQueue {
                 self.advance(index, slot)
             }
             _ if bio.op == Op::ZoneAppend => {
-                let block = self.subsystem.shape.block(completion.sector);
+                let block = self.namespace.shape.block(completion.sector);
                 CommandProgress::Ended(StatusCode::OK, block)
             }
             _ => StatusCode::OK.into(),
@@ -158,7 +194,7 @@ impl IoQueue {
             let mut bytes = [0; RANGE_BYTES as usize];
             self.region.read(slot.data + u64::from(slot.next * RANGE_BYTES), &mut bytes);
             slot.next += 1;
-            let bio = self.subsystem.shape.plan_discard(&DiscardRange::parse(&bytes))?;
+            let bio = self.namespace.shape.plan_discard(&DiscardRange::parse(&bytes))?;
             if bio.is_some() {
                 return Ok(bio);
             }
@@ -171,9 +207,9 @@ impl IoQueue {
         slot: &mut CommandSlot,
         action: ZoneAction,
     ) -> Result<Option<BioPlan>, StatusCode> {
-        let shape = &self.subsystem.shape;
+        let shape = &self.namespace.shape;
         let (Some(zones), Some(op)) = (&shape.zones, action.op) else { return Ok(None) };
-        let (disk, scratch) = (self.subsystem.disk().as_ref(), &mut self.scratch);
+        let (disk, scratch) = (self.namespace.disk.as_ref(), &mut self.scratch);
         let found = zones::next_selected(disk, shape, zones, action, slot.next, scratch)?;
         Ok(found.map(|number| {
             slot.next = number + 1;
@@ -185,7 +221,7 @@ impl IoQueue {
     /// The zone that contains a sector, as it is now.
     fn zone(&mut self, sector: Sector) -> Option<ZoneInfo> {
         self.scratch.clear();
-        let reported = self.subsystem.disk().report_zones(sector, 1, &mut self.scratch);
+        let reported = self.namespace.disk.report_zones(sector, 1, &mut self.scratch);
         reported.ok().and_then(|()| self.scratch.first().copied())
     }
 

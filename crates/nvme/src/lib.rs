@@ -22,6 +22,7 @@ mod connection;
 mod controller;
 mod data_pool;
 mod dh;
+pub mod events;
 pub mod fabrics;
 mod host_link;
 pub mod identify;
@@ -40,4 +41,6 @@ pub use access::{AllowedHosts, AuthRules, EVERY_DEVICE, HostAccess, check_nqn};
 pub use controller::QUEUES_MAX;
 pub use host_link::LinkInfo;
 pub use server::{TargetOptions, TargetServer};
-pub use subsystems::{NQN_PREFIX, SUBSYSTEMS_MAX, SubsystemError, SubsystemInfo, Subsystems};
+pub use subsystems::{
+    NQN_PREFIX, SUBSYSTEMS_MAX, SubsystemError, SubsystemInfo, Subsystems, SuspendedSubsystem,
+};

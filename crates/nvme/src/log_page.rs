@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use crate::command::{Sqe, StatusCode, admin_opcode, io_opcode};
 use crate::fabrics::DISCOVERY_NQN;
-use crate::identify::{CSI_NVM, CSI_ZONED};
+use crate::identify::{self, CSI_NVM, CSI_ZONED};
 use crate::namespace::{DATA_BYTES_MAX, NamespaceShape};
 
 /// The bytes of the header of the discovery log, and of each of its entries.
@@ -36,6 +36,8 @@ pub mod log_id {
 pub struct LogRequest {
     /// The page.
     pub id: u8,
+    /// Whether the event that the page explains stays (RAE).
+    pub retain: bool,
     /// The command set, for pages that depend on it.
     pub command_set: u8,
     /// The first byte.
@@ -57,7 +59,8 @@ impl LogRequest {
             return Err(StatusCode::INVALID_FIELD);
         }
         let command_set = (sqe.dword(14) >> 24) as u8;
-        Ok(LogRequest { id: sqe.dword(10) as u8, command_set, offset, len: len as u32 })
+        let (id, retain) = (sqe.dword(10) as u8, sqe.dword(10) & 1 << 15 != 0);
+        Ok(LogRequest { id, retain, command_set, offset, len: len as u32 })
     }
 
     /// The requested part of a page, with zeros after its end.
@@ -73,20 +76,25 @@ impl LogRequest {
     }
 }
 
-/// A page of an I/O controller.
+/// A page of an I/O controller. `is_changed` is whether the namespace has changed since the host
+/// last read of it.
 ///
 /// # Errors
 /// If there is no such page.
-pub fn page(request: &LogRequest, shape: &NamespaceShape) -> Result<Vec<u8>, StatusCode> {
+pub fn page(
+    request: &LogRequest,
+    shape: &NamespaceShape,
+    is_changed: bool,
+) -> Result<Vec<u8>, StatusCode> {
     match request.id {
         log_id::SUPPORTED => Ok(supported(shape)),
         // One entry without an error.
         log_id::ERRORS => Ok(vec![0; 64]),
         log_id::HEALTH => Ok(health()),
         log_id::FIRMWARE => Ok(firmware()),
-        // No namespace comes, leaves or grows while a host is connected.
-        log_id::CHANGED_NAMESPACES => Ok(vec![0; 4096]),
+        log_id::CHANGED_NAMESPACES => Ok(identify::active_namespaces(is_changed, 0)),
         log_id::EFFECTS => effects(request.command_set, shape),
+        // No zone changes by itself.
         log_id::CHANGED_ZONES if shape.zones.is_some() => Ok(vec![0; 4096]),
         _ => Err(StatusCode::INVALID_LOG),
     }
@@ -238,10 +246,11 @@ mod tests {
     /// SPDK and nvmet have both allocated, or read, by the length and offset that a host claimed.
     #[test]
     fn lengths_and_offsets_of_a_host_are_bounded() {
-        let wanted = LogRequest { id: 0x70, command_set: 0, offset: 1024, len: 20 };
+        let wanted = LogRequest { id: 0x70, retain: false, command_set: 0, offset: 1024, len: 20 };
         assert_eq!(request([0x70 | 4 << 16, 0, 1024, 0, 0]), Ok(wanted));
         // The bit for retaining events is no part of the page's number.
-        assert_eq!(request([0x8070 | 4 << 16, 0, 1024, 0, 0]), Ok(wanted));
+        let retained = LogRequest { retain: true, ..wanted };
+        assert_eq!(request([0x8070 | 4 << 16, 0, 1024, 0, 0]), Ok(retained));
         let refused = Err(StatusCode::INVALID_FIELD);
         assert_eq!(request([0x70 | 0xffff << 16, 0xffff, 0, 0, 0]), refused, "16 GiB");
         assert_eq!(request([0x70, 0, 2, 0, 0]), refused, "an offset within a dword");
@@ -253,14 +262,15 @@ mod tests {
 
     #[test]
     fn the_effects_of_a_command_set_name_its_commands() {
-        let request = |command_set| LogRequest { id: 5, command_set, offset: 0, len: 4096 };
-        let page_of = |set, shape: &NamespaceShape| page(&request(set), shape);
+        let request =
+            |command_set| LogRequest { id: 5, retain: false, command_set, offset: 0, len: 4096 };
+        let page_of = |set, shape: &NamespaceShape| page(&request(set), shape, false);
         let plain = page_of(CSI_NVM, &shape()).unwrap();
         assert_eq!((plain[1024 + 4], plain[1024 + 4 * 9], plain[1024 + 4 * 8]), (3, 3, 0));
         assert_eq!(plain[1024 + 4 * 0x7d], 0);
         assert_eq!(page_of(CSI_ZONED, &shape()), Err(StatusCode::INVALID_FIELD));
         let none = LogRequest { id: 0x0c, ..request(0) };
-        assert_eq!(page(&none, &shape()), Err(StatusCode::INVALID_LOG));
+        assert_eq!(page(&none, &shape(), false), Err(StatusCode::INVALID_LOG));
     }
 
     #[test]

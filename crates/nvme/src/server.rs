@@ -277,7 +277,7 @@ impl TargetShared {
         }
         let id = links.next;
         links.next += 1;
-        let link = Arc::new(HostLink::new(id, peer.to_owned(), stream));
+        let link = Arc::new(HostLink::new(id, peer.to_owned(), stream)?);
         let run = {
             let (shared, link) = (Arc::clone(self), Arc::clone(&link));
             move || {

@@ -6,10 +6,11 @@
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockyard_core::Disk;
 use blockyard_core::rmw::SharedDisk;
+use blockyard_sync::atomics::{AtomicU64, Ordering};
 
 use crate::access::HostAccess;
 use crate::fabrics::NQN_LEN_MAX;
@@ -23,24 +24,60 @@ pub const NQN_PREFIX: &str = "nqn.2026-11.io.blockyard:";
 /// The longest name of a device, in bytes.
 const NAME_LEN_MAX: usize = NQN_LEN_MAX - NQN_PREFIX.len();
 
+/// How often a queue that waits for a disk checks whether its connection was cut.
+const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
 /// The most subsystems of one table.
 pub const SUBSYSTEMS_MAX: usize = 4096;
 
-/// A device that hosts can use.
+/// A device that hosts can use: the only namespace of its subsystem.
+///
+/// ```text
+///              suspend                       resume
+/// PRESENT ───────────────▸ ABSENT ─────────────────────▸ PRESENT
+///  │  ▴                     │ │
+///  │  └─────────────────────┘ │
+///  │ close   queues keep the  │ close
+///  ▾         disk for too     ▾
+/// CLOSED     long           CLOSED
+/// ```
+///
+/// 1. A queue of a host uses the disk of the state present. It notices by `version` that the state
+///    has changed, completes the commands that the disk executes, and returns the disk.
+/// 2. `suspend` returns when no queue uses the disk, so that it can be closed. Hosts stay
+///    connected; their next commands wait.
 pub(crate) struct Subsystem {
     name: String,
-    disk: SharedDisk,
     pub(crate) identity: Identity,
-    pub(crate) shape: NamespaceShape,
-    attached: Mutex<AttachedLinks>,
-    detached: Condvar,
+    state: Mutex<SubsystemState>,
+    /// The number of changes of the phase.
+    version: AtomicU64,
+    /// Notified when the phase changes, a queue returns the disk, or a connection is removed.
+    changed: Condvar,
 }
 
-/// The connections to a subsystem.
-#[derive(Default)]
-struct AttachedLinks {
-    closed: bool,
+struct SubsystemState {
+    phase: DiskPhase,
+    /// The present disk's, or the one's before.
+    shape: Arc<NamespaceShape>,
+    /// The queues that use the disk.
+    users: usize,
+    /// The connections to the subsystem.
     links: Vec<Arc<HostLink>>,
+}
+
+enum DiskPhase {
+    Present(SharedDisk),
+    Absent,
+    Closed,
+}
+
+/// The disk of a subsystem, for a queue.
+pub(crate) struct Namespace {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) shape: Arc<NamespaceShape>,
+    /// The subsystem's version: another one tells the queue to return the disk.
+    version: u64,
 }
 
 /// A subsystem as listings show it.
@@ -71,60 +108,145 @@ pub enum SubsystemError {
     /// NVMe cannot describe the device.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
+    /// The disk of a subsystem executes commands for too long.
+    #[error("hosts of subsystem `{0}` have commands that take too long: try again")]
+    Busy(String),
+    /// The new disk of a subsystem differs from the one before in more than a greater size.
+    #[error("subsystem `{0}` cannot have a smaller disk, other blocks or other zones")]
+    Unlike(String),
     /// There are [`SUBSYSTEMS_MAX`] subsystems already.
     #[error("there are {SUBSYSTEMS_MAX} subsystems already: remove one first")]
     Full,
 }
 
 impl Subsystem {
-    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
-        &self.disk.disk
+    fn state(&self) -> MutexGuard<'_, SubsystemState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn attached(&self) -> MutexGuard<'_, AttachedLinks> {
-        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The namespace in the terms of NVMe, as it is now.
+    pub(crate) fn shape(&self) -> Arc<NamespaceShape> {
+        Arc::clone(&self.state().shape)
+    }
+
+    /// The number of changes so far.
+    pub(crate) fn version(&self) -> u64 {
+        // Acquire: pairs with the Release in `enter`.
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Whether a queue has to return the disk.
+    pub(crate) fn is_outdated(&self, namespace: &Namespace) -> bool {
+        self.version() != namespace.version
+    }
+
+    /// Enters a phase, and wakes all threads that have to know.
+    fn enter(&self, state: &mut SubsystemState, phase: DiskPhase) {
+        state.phase = phase;
+        // Release: pairs with the Acquire in `version`. A thread that sees the new version takes
+        // the lock to see the phase.
+        self.version.fetch_add(1, Ordering::Release);
+        state.links.iter().for_each(|link| link.wake.raise());
+        self.changed.notify_all();
+    }
+
+    /// The disk, for a queue of this connection, which has to return it. Waits while the disk is
+    /// absent; `None` if the subsystem is closed, or the connection is cut.
+    pub(crate) fn take_namespace(&self, link: &HostLink) -> Option<Namespace> {
+        let mut state = self.state();
+        loop {
+            match &state.phase {
+                DiskPhase::Present(disk) => {
+                    let (disk, shape) = (Arc::clone(&disk.disk), Arc::clone(&state.shape));
+                    state.users += 1;
+                    return Some(Namespace { disk, shape, version: self.version() });
+                }
+                DiskPhase::Closed => return None,
+                DiskPhase::Absent if link.is_cut() => return None,
+                DiskPhase::Absent => {
+                    let waited = self.changed.wait_timeout(state, CUT_CHECK_INTERVAL);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    /// Returns the disk of a queue.
+    pub(crate) fn give_namespace(&self, namespace: Namespace) {
+        // Before the lock: the last holder closes the disk.
+        drop(namespace);
+        self.state().users -= 1;
+        self.changed.notify_all();
     }
 
     /// Adds a connection; `false` if the subsystem is being removed.
     pub(crate) fn attach(&self, link: &Arc<HostLink>) -> bool {
-        let mut attached = self.attached();
-        if attached.closed {
+        let mut state = self.state();
+        if matches!(state.phase, DiskPhase::Closed) {
             return false;
         }
-        attached.links.push(Arc::clone(link));
+        state.links.push(Arc::clone(link));
         true
     }
 
     /// Whether a mounted file system has claimed the disk. To be asked after [`Subsystem::attach`].
     pub(crate) fn is_claimed(&self) -> bool {
-        self.disk.claim.is_claimed()
+        matches!(&self.state().phase, DiskPhase::Present(disk) if disk.claim.is_claimed())
     }
 
     /// Removes a connection.
     pub(crate) fn detach(&self, link: &Arc<HostLink>) {
-        self.attached().links.retain(|other| !Arc::ptr_eq(other, link));
-        self.detached.notify_all();
+        self.state().links.retain(|other| !Arc::ptr_eq(other, link));
+        self.changed.notify_all();
+    }
+
+    /// Takes the disk away, when its queues have completed their commands. `false` if they need
+    /// more time than `drain`; then the disk stays.
+    fn suspend(&self, drain: Duration) -> bool {
+        let mut state = self.state();
+        let DiskPhase::Present(disk) = &state.phase else { return false };
+        let disk = disk.clone();
+        self.enter(&mut state, DiskPhase::Absent);
+        let in_use = |state: &mut SubsystemState| state.users > 0;
+        let waited = self.changed.wait_timeout_while(state, drain, in_use);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let is_absent = matches!(state.phase, DiskPhase::Absent);
+        if is_absent && state.users > 0 {
+            self.enter(&mut state, DiskPhase::Present(disk));
+            return false;
+        }
+        is_absent
+    }
+
+    /// Gives a subsystem without a disk another one.
+    fn resume(&self, disk: SharedDisk) -> Result<(), SubsystemError> {
+        let shape = NamespaceShape::of(disk.disk.geometry(), disk.disk.limits())?;
+        let mut state = self.state();
+        let is_like = state.shape.block_shift == shape.block_shift
+            && state.shape.zones == shape.zones
+            && state.shape.blocks <= shape.blocks;
+        if !is_like || !matches!(state.phase, DiskPhase::Absent) {
+            return Err(SubsystemError::Unlike(self.name.clone()));
+        }
+        if *state.shape != shape {
+            state.shape = Arc::new(shape);
+        }
+        self.enter(&mut state, DiskPhase::Present(disk));
+        Ok(())
     }
 
     /// Admits no new connection, asks the present ones to drain, and at `drain` cuts off those that
     /// have not ended. Returns when all have, or soon after the cut.
     fn close(&self, drain: Duration) {
-        let deadline = Instant::now() + drain;
-        let mut attached = self.attached();
-        attached.closed = true;
-        attached.links.iter().for_each(|link| link.drain());
-        while !attached.links.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            let waited = self.detached.wait_timeout(attached, left);
-            attached = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        attached.links.iter().for_each(|link| link.cut());
+        let mut state = self.state();
+        self.enter(&mut state, DiskPhase::Closed);
+        state.links.iter().for_each(|link| link.drain());
+        let here = |state: &mut SubsystemState| !state.links.is_empty();
+        let waited = self.changed.wait_timeout_while(state, drain, here);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.links.iter().for_each(|link| link.cut());
         // They end at their next check; only a system call that does not return can delay one.
-        let gone = |attached: &mut AttachedLinks| !attached.links.is_empty();
-        let waited = self.detached.wait_timeout_while(attached, CUT_GRACE, gone);
+        let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
         for link in &waited.unwrap_or_else(PoisonError::into_inner).0.links {
             let (id, peer) = (link.id, &link.peer);
             tracing::warn!(id, peer, device = self.name, "a host that was cut has not left");
@@ -132,12 +254,12 @@ impl Subsystem {
     }
 
     fn info(&self) -> SubsystemInfo {
-        let attached = self.attached();
+        let state = self.state();
         let is_admin = |link: &&Arc<HostLink>| link.role.get().is_some_and(|role| role.queue == 0);
         SubsystemInfo {
             name: self.name.clone(),
             nqn: self.identity.nqn.clone(),
-            controllers: attached.links.iter().filter(is_admin).count(),
+            controllers: state.links.iter().filter(is_admin).count(),
         }
     }
 }
@@ -164,6 +286,16 @@ struct SubsystemTable {
     subsystems: Vec<Arc<Subsystem>>,
     /// The number of changes, for discovery.
     generation: u64,
+    /// The connections of discovery controllers.
+    discovering: Vec<Arc<HostLink>>,
+}
+
+impl SubsystemTable {
+    /// Counts a change, and wakes the threads that tell their hosts.
+    fn note_change(&mut self) {
+        self.generation += 1;
+        self.discovering.iter().for_each(|link| link.wake.raise());
+    }
 }
 
 impl Subsystems {
@@ -197,14 +329,48 @@ impl Subsystems {
         }
         table.subsystems.push(Arc::new(Subsystem {
             name: name.to_owned(),
-            disk,
             identity: Identity::of(nqn, &self.host),
-            shape,
-            attached: Mutex::default(),
-            detached: Condvar::new(),
+            state: Mutex::new(SubsystemState {
+                phase: DiskPhase::Present(disk),
+                shape: Arc::new(shape),
+                users: 0,
+                links: Vec::new(),
+            }),
+            version: AtomicU64::new(0),
+            changed: Condvar::new(),
         }));
-        table.generation += 1;
+        table.note_change();
         Ok(())
+    }
+
+    /// Takes the disk of a subsystem away, to replace it by another one while its hosts stay
+    /// connected: their commands in flight are completed, and later ones wait.
+    ///
+    /// # Errors
+    /// If there is no such subsystem, or its commands take longer than `drain`.
+    pub fn suspend(
+        self: &Arc<Subsystems>,
+        name: &str,
+        drain: Duration,
+    ) -> Result<SuspendedSubsystem, SubsystemError> {
+        let found = self.table().subsystems.iter().find(|it| it.name == name).cloned();
+        let subsystem = found.ok_or_else(|| SubsystemError::Unknown(name.to_owned()))?;
+        if !subsystem.suspend(drain) {
+            return Err(SubsystemError::Busy(name.to_owned()));
+        }
+        Ok(SuspendedSubsystem { subsystems: Arc::clone(self), subsystem: Some(subsystem) })
+    }
+
+    /// Removes a subsystem that has lost its disk, and cuts its hosts off.
+    fn remove_suspended(&self, subsystem: &Arc<Subsystem>) {
+        let mut table = self.table();
+        let before = table.subsystems.len();
+        table.subsystems.retain(|other| !Arc::ptr_eq(other, subsystem));
+        if table.subsystems.len() < before {
+            table.note_change();
+        }
+        drop(table);
+        subsystem.close(Duration::ZERO);
     }
 
     /// Removes a subsystem. The commands that its device executes are completed, then its hosts are
@@ -218,7 +384,7 @@ impl Subsystems {
             let mut table = self.table();
             let index = table.subsystems.iter().position(|subsystem| subsystem.name == name);
             let index = index.ok_or_else(|| SubsystemError::Unknown(name.to_owned()))?;
-            table.generation += 1;
+            table.note_change();
             table.subsystems.remove(index)
         };
         subsystem.close(drain);
@@ -244,6 +410,21 @@ impl Subsystems {
         (table.generation, nqns.collect())
     }
 
+    /// The number of changes so far.
+    pub(crate) fn generation(&self) -> u64 {
+        self.table().generation
+    }
+
+    /// Wakes the thread of a discovery controller's connection at each change.
+    pub(crate) fn watch(&self, link: &Arc<HostLink>) {
+        self.table().discovering.push(Arc::clone(link));
+    }
+
+    /// Wakes the thread of a connection no more.
+    pub(crate) fn unwatch(&self, link: &Arc<HostLink>) {
+        self.table().discovering.retain(|other| !Arc::ptr_eq(other, link));
+    }
+
     /// The subsystem of a device; `None` if it has none.
     pub fn find_info(&self, name: &str) -> Option<SubsystemInfo> {
         let found = self.table().subsystems.iter().find(|it| it.name == name).cloned();
@@ -254,5 +435,36 @@ impl Subsystems {
     pub fn list(&self) -> Vec<SubsystemInfo> {
         let subsystems = self.table().subsystems.clone();
         subsystems.iter().map(|subsystem| subsystem.info()).collect()
+    }
+}
+
+/// A subsystem without a disk, whose hosts wait for one. Dropping it removes the subsystem.
+#[derive(Debug)]
+pub struct SuspendedSubsystem {
+    subsystems: Arc<Subsystems>,
+    /// `None` once it has a disk.
+    subsystem: Option<Arc<Subsystem>>,
+}
+
+impl SuspendedSubsystem {
+    /// Gives the subsystem a disk. Hosts learn a new size by an event.
+    ///
+    /// # Errors
+    /// If the disk is smaller than the one before, or has other blocks or zones. Then the subsystem
+    /// is removed.
+    pub fn resume(mut self, disk: impl Into<SharedDisk>) -> Result<(), SubsystemError> {
+        if let Some(subsystem) = &self.subsystem {
+            subsystem.resume(disk.into())?;
+        }
+        self.subsystem = None;
+        Ok(())
+    }
+}
+
+impl Drop for SuspendedSubsystem {
+    fn drop(&mut self) {
+        if let Some(subsystem) = &self.subsystem {
+            self.subsystems.remove_suspended(subsystem);
+        }
     }
 }

@@ -4,7 +4,8 @@
 mod initiator;
 
 use initiator::{
-    DISCOVERY, Initiator, PLAIN, Target, ZONED, command, pattern, pointed, target, with,
+    DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, pattern, pointed, target,
+    with,
 };
 
 const FLUSH: u8 = 0x00;
@@ -21,12 +22,6 @@ fn queues(target: &Target, nqn: &str, digests: u8) -> (Initiator, Initiator) {
     let (admin, controller) = target.admin(nqn, digests);
     let io = target.io(nqn, controller, digests, 0);
     (admin, io)
-}
-
-fn admin_command(opcode: u8, dword10: u32, dword11: u32) -> [u8; 64] {
-    let mut sqe = with(with([0; 64], 10, dword10), 11, dword11);
-    sqe[0] = opcode;
-    sqe
 }
 
 /// The commands of Linux 6.12, in its order.

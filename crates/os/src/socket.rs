@@ -598,7 +598,14 @@ impl Wake {
         Ok(Wake(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Raises the flag permanently.
+    /// Lowers the flag.
+    pub fn lower(&self) {
+        let mut count: u64 = 0;
+        // SAFETY: the eight bytes live through the call. It fails only when the flag is lowered.
+        let _ = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+
+    /// Raises the flag until it is lowered.
     pub fn raise(&self) {
         let one: u64 = 1;
         // SAFETY: the eight bytes live through the call. It fails only when the counter would

@@ -9,7 +9,7 @@ use blockyard_core::claim::DiskClaim;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_fuse::Files;
 use blockyard_nbd::{ExportOptions, Exports};
-use blockyard_nvme::{HostAccess, SubsystemError, Subsystems};
+use blockyard_nvme::{HostAccess, SubsystemError, Subsystems, SuspendedSubsystem};
 use blockyard_zonefs::MountOptions;
 
 use crate::config::DEVICES_MAX;
@@ -19,6 +19,13 @@ use crate::spec::DeviceSpec;
 use crate::stack;
 use crate::view::{FormatRequest, FormatView, MountView};
 use crate::zonefs::Mounts;
+
+/// How long the commands of NVMe hosts may take before a device is replaced, and how long requests
+/// may keep the device.
+const SUSPEND_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a device that is to be closed is looked at.
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The devices of one process.
 pub struct Devices {
@@ -135,7 +142,7 @@ impl Devices {
         let opened: Vec<_> = opened.collect::<Result<_, _>>()?;
         opened.iter().for_each(|(_, made)| made.keep());
         for (spec, (_reserved, made)) in specs.iter().zip(opened) {
-            self.enter(spec.clone(), usize::MAX, made).map_err(failed(spec))?;
+            self.enter(spec.clone(), usize::MAX, made, None).map_err(failed(spec))?;
         }
         Ok(())
     }
@@ -149,15 +156,17 @@ impl Devices {
         let _reserved = self.reserve(spec.name())?;
         // Outside the lock: it opens files, and requests that only read the list must not wait.
         let made = make(&spec)?;
-        self.enter(spec, usize::MAX, made)
+        self.enter(spec, usize::MAX, made, None)
     }
 
     /// Exports an open device whose name is reserved, and inserts it at this index of the list.
+    /// `suspended` is the NVMe subsystem that waits for it, if there is one.
     fn enter(
         &self,
         spec: DeviceSpec,
         index: usize,
         mut made: stack::Made,
+        suspended: Option<SuspendedSubsystem>,
     ) -> Result<DeviceEntry, YardError> {
         if let (Some(pool), Some(control)) = (&made.pool, self.control.get())
             && let Err(error) = pool.announce(control)
@@ -178,7 +187,7 @@ impl Devices {
             let _ = self.exports.remove(spec.name(), Duration::ZERO);
             return Err(error.into());
         }
-        let nqn = match self.add_subsystem(spec.name(), shared) {
+        let nqn = match self.add_subsystem(spec.name(), shared, suspended) {
             Ok(nqn) => nqn,
             Err(refusal) => {
                 tracing::warn!(device = spec.name(), "not served over NVMe: {refusal}");
@@ -201,10 +210,24 @@ impl Devices {
         &self,
         name: &str,
         disk: SharedDisk,
+        suspended: Option<SuspendedSubsystem>,
     ) -> Result<Option<String>, SubsystemError> {
         let Some(subsystems) = self.subsystems.get() else { return Ok(None) };
-        subsystems.add(name, disk)?;
+        match suspended {
+            Some(suspended) => suspended.resume(disk)?,
+            None => subsystems.add(name, disk)?,
+        }
         Ok(subsystems.find_info(name).map(|info| info.nqn))
+    }
+
+    /// Takes a device away from its NVMe hosts, which wait for it.
+    fn suspend_subsystem(&self, name: &str) -> Result<SuspendedSubsystem, YardError> {
+        let subsystems = self.subsystems.get().ok_or_else(|| self.table().unknown(name))?;
+        subsystems.suspend(name, SUSPEND_TIMEOUT).map_err(|error| {
+            tracing::warn!(device = name, "{error}");
+            let (clients, opens) = self.users(name);
+            YardError::Used { name: name.to_owned(), clients, opens }
+        })
     }
 
     /// Removes the NVMe subsystem of a device, if it has one.
@@ -260,17 +283,19 @@ impl Devices {
     }
 
     /// Removes an unused device, runs an operation that requires this, and opens the device again
-    /// with `spec`; with its old specification if the operation fails.
+    /// with `spec`; with its old specification if the operation fails. If it `grows` the device,
+    /// NVMe hosts may use it: they stay connected, and learn the new size.
     ///
     /// # Errors
     /// If there is no such device, clients use it, or the operation fails.
     pub fn rework<T>(
         &self,
         spec: DeviceSpec,
+        grows: bool,
         work: impl FnOnce() -> Result<T, YardError>,
     ) -> Result<T, YardError> {
         let name = spec.name().to_owned();
-        self.is_idle(&name)?;
+        self.is_idle(&name, grows)?;
         let (index, entry, _reserved) = {
             let mut table = self.table();
             let index = table.entries.iter().position(|entry| entry.spec.name() == name);
@@ -279,25 +304,48 @@ impl Devices {
             let entry = table.entries.remove(index);
             (index, entry, Reserved { devices: self, name: name.clone() })
         };
+        let suspended = match &entry.nqn {
+            Some(_) if grows => match self.suspend_subsystem(&name) {
+                Ok(suspended) => Some(suspended),
+                Err(error) => {
+                    let mut table = self.table();
+                    let index = index.min(table.entries.len());
+                    table.entries.insert(index, entry);
+                    return Err(error);
+                }
+            },
+            _ => None,
+        };
         let before = entry.spec.clone();
+        let disk = Arc::downgrade(&entry.disk);
         drop(entry);
         let exported = self.exports.remove(&name, Duration::ZERO);
-        self.remove_subsystem(&name, Duration::ZERO);
+        if suspended.is_none() {
+            self.remove_subsystem(&name, Duration::ZERO);
+        }
         self.files.remove(&name, Duration::ZERO)?;
         exported?;
+        // A request that lists the devices may have it for a moment longer, and an open volume can
+        // neither be changed nor opened again.
+        let deadline = Instant::now() + SUSPEND_TIMEOUT;
+        while disk.strong_count() > 0 && Instant::now() < deadline {
+            std::thread::sleep(CLOSE_POLL_INTERVAL);
+        }
         let done = work();
         let spec = if done.is_ok() { spec } else { before };
         let made = stack::open(&spec)?;
-        self.enter(spec, index, made)?;
+        self.enter(spec, index, made, suspended)?;
         done
     }
 
-    /// Fails if a device is in use.
-    fn is_idle(&self, name: &str) -> Result<(), YardError> {
+    /// Fails if a device is in use. NVMe hosts count unless they stay while the device grows.
+    fn is_idle(&self, name: &str, grows: bool) -> Result<(), YardError> {
         if let Some(dir) = self.zonefs_place(name) {
             return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
         }
-        match self.users(name) {
+        let (clients, opens) = self.users(name);
+        let clients = if grows { self.nbd_clients(name) } else { clients };
+        match (clients, opens) {
             (0, 0) => Ok(()),
             (clients, opens) => Err(YardError::Used { name: name.to_owned(), clients, opens }),
         }
@@ -310,11 +358,15 @@ impl Devices {
 
     /// The number of a device's NBD clients and NVMe hosts.
     pub fn clients(&self, name: &str) -> u64 {
-        let exports = self.exports.list();
-        let export = exports.iter().find(|export| export.name == name);
         let subsystem = self.subsystems.get().and_then(|subsystems| subsystems.find_info(name));
         let hosts = subsystem.map_or(0, |subsystem| subsystem.controllers as u64);
-        export.map_or(0, |export| export.clients as u64) + hosts
+        self.nbd_clients(name) + hosts
+    }
+
+    fn nbd_clients(&self, name: &str) -> u64 {
+        let exports = self.exports.list();
+        let export = exports.iter().find(|export| export.name == name);
+        export.map_or(0, |export| export.clients as u64)
     }
 
     /// Whether a command may change zones of a device in use. A mounted zonefs keeps the states of
@@ -486,6 +538,28 @@ mod tests {
         assert!(devices.add(bad).is_err() && devices.remove("a", DRAIN).is_ok());
         assert!(devices.add(spec("null:///a?size=1G")).is_ok());
         assert!(devices.add(spec("null:///c?size=1G")).is_ok());
+    }
+
+    /// A list of devices that another request had just taken kept the device open while it was
+    /// changed: the change failed, the device could not be opened again, and the yard lost it.
+    #[test]
+    fn a_device_is_changed_when_no_request_has_it_any_more() {
+        let devices = Devices::new();
+        devices.add(spec("null:///a?size=1G")).unwrap();
+        let held = devices.list();
+        let disk = Arc::downgrade(&held[0].disk);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while devices.find("a").is_ok() {
+                    std::thread::yield_now();
+                }
+                drop(held);
+            });
+            let holders = || Ok(disk.strong_count());
+            let holders = devices.rework(spec("null:///a?size=2G"), false, holders);
+            assert_eq!(holders.unwrap(), 0);
+        });
+        assert_eq!(devices.find("a").unwrap().disk.geometry().len_bytes(), 2 << 30);
     }
 
     #[test]

@@ -572,7 +572,7 @@ impl Devices {
 
     /// Executes a verb on a volume of an open pool. A verb that would change a device while it is
     /// in use requires that the device has no users: the device is removed for a moment and opened
-    /// again.
+    /// again. NVMe hosts may use a device that grows.
     ///
     /// # Errors
     /// If the pool or the volume does not exist, clients use it, or it refuses.
@@ -602,13 +602,15 @@ impl Devices {
             None => work(&pool, verb, request)?,
             Some(entry) => {
                 let mut spec = entry.spec.clone();
+                let has = entry.disk.geometry().len_bytes();
                 drop(entry);
+                let grows = verb == "resize" && request.size_bytes.is_some_and(|size| size > has);
                 if let Some(size) = request.size_bytes
                     && spec.is_set("size")
                 {
                     spec.set_text("size", &size.to_string()).map_err(crate::uri::UriError::from)?;
                 }
-                self.rework(spec, || work(&pool, verb, request))?
+                self.rework(spec, grows, || work(&pool, verb, request))?
             }
         };
         Ok(VolumeDone { name: request.name.clone(), done })

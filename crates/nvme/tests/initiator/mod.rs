@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockyard_core::Disk;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::composed::Composed;
 use blockyard_null::{Null, NullConfig};
@@ -28,6 +29,18 @@ pub(crate) fn target() -> Target {
     target_with(TargetOptions::default())
 }
 
+/// The configuration of the plain device.
+pub(crate) fn plain() -> NullConfig {
+    let (size, bs) = (16 << 20, 512);
+    NullConfig { size, bs, memory_backed: true, discard: true, ..NullConfig::default() }
+}
+
+/// A device, which need not be served yet.
+pub(crate) fn disk(name: &str, config: NullConfig) -> Arc<dyn Disk> {
+    let null = Null::open(config).expect("the configuration fits");
+    Arc::new(Composed::new(name.to_owned(), "null", null, ChannelConfig { depth: 64 }))
+}
+
 pub(crate) fn target_with(options: TargetOptions) -> Target {
     target_for(HostAccess::default(), options)
 }
@@ -35,13 +48,6 @@ pub(crate) fn target_with(options: TargetOptions) -> Target {
 /// A target with devices for the hosts that may use them.
 pub(crate) fn target_for(access: HostAccess, options: TargetOptions) -> Target {
     let subsystems = Subsystems::new("test", access);
-    let plain = NullConfig {
-        size: 16 << 20,
-        bs: 512,
-        memory_backed: true,
-        discard: true,
-        ..NullConfig::default()
-    };
     let zoned = NullConfig {
         size: 32 << 20,
         bs: 4096,
@@ -51,12 +57,10 @@ pub(crate) fn target_for(access: HostAccess, options: TargetOptions) -> Target {
         zone_max_open: 2,
         zone_max_active: 3,
         discard: false,
-        ..plain.clone()
+        ..plain()
     };
-    for (name, config) in [("plain", plain), ("zoned", zoned)] {
-        let null = Null::open(config).expect("the configuration fits");
-        let disk = Composed::new(name.to_owned(), "null", null, ChannelConfig { depth: 64 });
-        subsystems.add(name, Arc::new(disk)).expect("NVMe can describe it");
+    for (name, config) in [("plain", plain()), ("zoned", zoned)] {
+        subsystems.add(name, disk(name, config)).expect("NVMe can describe it");
     }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = TargetServer::start(Arc::clone(&subsystems), vec![listener], options).unwrap();
@@ -154,6 +158,13 @@ pub(crate) fn command(opcode: u8, slba: u64, blocks: u32) -> [u8; 64] {
 /// Sets a dword of a command.
 pub(crate) fn with(mut sqe: [u8; 64], dword: usize, value: u32) -> [u8; 64] {
     sqe[4 * dword..4 * dword + 4].copy_from_slice(&value.to_le_bytes());
+    sqe
+}
+
+/// A command of the admin queue.
+pub(crate) fn admin_command(opcode: u8, dword10: u32, dword11: u32) -> [u8; 64] {
+    let mut sqe = with(with([0; 64], 10, dword10), 11, dword11);
+    sqe[0] = opcode;
     sqe
 }
 
@@ -342,6 +353,12 @@ impl Initiator {
 
     pub(crate) fn property_set(&mut self, offset: u32, value: u32) -> Done {
         self.execute(with(with(fabrics(0), 11, offset), 12, value), &[])
+    }
+
+    /// Reads the beginning of a log page. `retain` is RAE.
+    pub(crate) fn log(&mut self, id: u8, bytes: u32, retain: bool) -> Done {
+        let dword = u32::from(id) | u32::from(retain) << 15 | (bytes / 4 - 1) << 16;
+        self.read(admin_command(2, dword, 0), bytes as usize)
     }
 
     pub(crate) fn identify(&mut self, cns: u8, nsid: u32, set: u8) -> Done {

@@ -1,0 +1,210 @@
+//! What a host learns while it is connected: namespaces that grow, devices that come and go.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod initiator;
+
+use std::time::Duration;
+
+use blockyard_null::{IrqMode, NullConfig};
+use blockyard_nvme::SubsystemError;
+use initiator::{
+    DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, disk, pattern, plain,
+    pointed, target,
+};
+
+const WRITE: u8 = 0x01;
+const READ: u8 = 0x02;
+const DRAIN: Duration = Duration::from_secs(60);
+const NAMESPACE_CHANGED: u64 = 0x04_0002;
+const DISCOVERY_CHANGED: u64 = 0x70_f002;
+
+/// Asks for notices, and for events by as many requests as there may be; the requests' ids.
+fn listen(admin: &mut Initiator, notice: u32) -> Vec<u16> {
+    assert_eq!(admin.execute(admin_command(9, 0x0b, notice), &[]).status, 0);
+    (0..4).map(|_| admin.capsule(admin_command(0x0c, 0, 0), &[])).collect()
+}
+
+/// Replaces the plain device by one of `size` bytes.
+fn grow(target: &Target, size: u64) {
+    let suspended = target.subsystems.suspend("plain", DRAIN).unwrap();
+    suspended.resume(disk("plain", NullConfig { size, ..plain() })).unwrap();
+}
+
+fn event(admin: &mut Initiator) -> (u16, u64) {
+    let done = admin.done();
+    assert_eq!(done.status, 0);
+    (done.cid, done.result)
+}
+
+fn blocks(admin: &mut Initiator) -> u64 {
+    u64::from_le_bytes(admin.identify(0, 1, 0).data[..8].try_into().unwrap())
+}
+
+#[test]
+fn a_host_learns_of_a_namespace_that_grows_and_uses_it_without_reconnecting() {
+    let target = target();
+    let (mut admin, controller) = target.admin(PLAIN, 0);
+    let mut io = target.io(PLAIN, controller, 0, 0);
+    assert_eq!(admin.identify(1, 0, 0).data[92..96], 0x100u32.to_le_bytes(), "OAES");
+    let requests = listen(&mut admin, 0x100);
+    // The data of this write come after the change.
+    let data = pattern(16384, 3);
+    let cid = io.capsule(pointed(command(WRITE, 0, 32), 0x5a, data.len()), &[]);
+    let r2t = io.receive().unwrap();
+    let tag = u16::from_le_bytes([r2t.header[10], r2t.header[11]]);
+    grow(&target, 32 << 20);
+    assert_eq!(event(&mut admin), (requests[0], NAMESPACE_CHANGED));
+    assert_eq!(blocks(&mut admin), 32 << 11);
+    io.h2c_data(cid, tag, 0, &data);
+    assert_eq!(io.done().status, 0);
+    assert_eq!(io.read(command(READ, 0, 32), 16384).data, data);
+    let last = (32 << 11) - 1;
+    assert_eq!(io.execute(command(WRITE, last, 1), &pattern(512, 1)).status, 0);
+    assert_eq!(io.read(command(READ, last, 1), 512).data, pattern(512, 1));
+    assert_eq!(io.read(command(READ, last + 1, 1), 512).status, 0x4080);
+    // No other notice before the host reads of this one; a read that retains the event is none.
+    grow(&target, 48 << 20);
+    assert_eq!(admin.log(4, 4096, true).data[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+    grow(&target, 64 << 20);
+    assert_eq!(admin.log(4, 4096, false).data[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(admin.log(4, 4096, false).data, [0; 4096]);
+    grow(&target, 80 << 20);
+    assert_eq!(event(&mut admin), (requests[1], NAMESPACE_CHANGED));
+    assert_eq!(blocks(&mut admin), 80 << 11);
+    // A device of the same size is no change for a host.
+    assert_eq!(admin.log(4, 4096, false).data[0], 1);
+    grow(&target, 80 << 20);
+    assert_eq!(admin.log(4, 4096, false).data[0], 0);
+}
+
+#[test]
+fn commands_wait_while_the_device_is_replaced() {
+    let target = target();
+    let (_admin, controller) = target.admin(PLAIN, 3);
+    let mut io = target.io(PLAIN, controller, 3, 0);
+    let suspended = target.subsystems.suspend("plain", DRAIN).unwrap();
+    let cids: Vec<_> = (0..100)
+        .map(|block| io.capsule(pointed(command(READ, block, 1), 0x5a, 512), &[]))
+        .collect();
+    suspended.resume(disk("plain", plain())).unwrap();
+    for _ in cids {
+        assert_eq!(io.done().status, 0);
+    }
+    // A queue that is connected meanwhile waits too.
+    let suspended = target.subsystems.suspend("plain", DRAIN).unwrap();
+    let resume = std::thread::spawn(move || suspended.resume(disk("plain", plain())));
+    let mut second = target.idle(0);
+    assert_eq!(second.connect(PLAIN, 2, controller, 31, 0).status, 0);
+    resume.join().unwrap().unwrap();
+    assert_eq!(second.read(command(READ, 0, 1), 512).status, 0);
+}
+
+#[test]
+fn a_device_whose_commands_take_too_long_is_not_replaced() {
+    let target = target();
+    // Reads take a second.
+    let (irqmode, completion_nsec) = (IrqMode::Timer, 1 << 30);
+    let slow = NullConfig { irqmode, completion_nsec, ..plain() };
+    target.subsystems.add("slow", disk("slow", slow)).unwrap();
+    let nqn = "nqn.2026-11.io.blockyard:slow";
+    let (_admin, controller) = target.admin(nqn, 0);
+    let mut io = target.io(nqn, controller, 0, 0);
+    io.capsule(pointed(command(READ, 0, 1), 0x5a, 512), &[]);
+    let is_received = |target: &Target| {
+        let links = target.server.connections();
+        links.iter().any(|link| link.queue == Some(1) && link.commands == 2)
+    };
+    while !is_received(&target) {
+        std::thread::yield_now();
+    }
+    let busy = target.subsystems.suspend("slow", Duration::ZERO).map(drop);
+    assert_eq!(busy, Err(SubsystemError::Busy("slow".to_owned())));
+    assert_eq!(io.done().status, 0);
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0, "it goes on");
+    let unknown = target.subsystems.suspend("none", DRAIN).map(drop);
+    assert_eq!(unknown, Err(SubsystemError::Unknown("none".to_owned())));
+}
+
+#[test]
+fn a_device_that_does_not_come_back_disconnects_its_hosts() {
+    let target = target();
+    for smaller in [true, false] {
+        let (mut admin, controller) = target.admin(PLAIN, 0);
+        let mut io = target.io(PLAIN, controller, 0, 0);
+        let suspended = target.subsystems.suspend("plain", DRAIN).unwrap();
+        match smaller {
+            true => {
+                let less = NullConfig { size: 8 << 20, ..plain() };
+                let unlike = SubsystemError::Unlike("plain".to_owned());
+                assert_eq!(suspended.resume(disk("plain", less)), Err(unlike));
+            }
+            false => drop(suspended),
+        }
+        admin.ends();
+        io.ends();
+        assert_eq!(target.idle(0).connect(PLAIN, 0, 0xffff, 31, 0).status, 0x4182);
+        target.subsystems.add("plain", disk("plain", plain())).unwrap();
+    }
+}
+
+#[test]
+fn requests_for_events_end_with_the_controller_or_by_an_abort() {
+    let target = target();
+    let (mut admin, controller) = target.admin(PLAIN, 0);
+    let mut io = target.io(PLAIN, controller, 0, 0);
+    let requests = listen(&mut admin, 0x100);
+    assert_eq!(admin.execute(admin_command(0x0c, 0, 0), &[]).status, 0x4105);
+    // The completion of the aborted command comes first.
+    let abort = |queue: u32, cid: u16| admin_command(8, queue | u32::from(cid) << 16, 0);
+    let cid = admin.capsule(abort(0, requests[1]), &[]);
+    let aborted = admin.done();
+    assert_eq!((aborted.cid, aborted.status), (requests[1], 0x007));
+    let done = admin.done();
+    assert_eq!((done.cid, done.status, done.result), (cid, 0, 0));
+    assert_eq!(admin.execute(abort(0, requests[1]), &[]).result, 1, "it waits no more");
+    assert_eq!(admin.execute(abort(1, requests[0]), &[]).result, 1, "another queue");
+    assert_eq!(admin.execute(admin_command(9, 0x0b, 1 << 9), &[]).status, 0x4002);
+    assert_eq!(admin.execute(admin_command(10, 0x0b, 0), &[]).result, 0x100);
+    // A reset drops requests, notices and the list of changes.
+    assert_eq!(admin.property_set(0x14, 0x46_0060).status, 0);
+    io.ends();
+    while admin.property_get(0x1c, false).result != 0 {}
+    grow(&target, 32 << 20);
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+    assert_eq!(admin.execute(admin_command(10, 0x0b, 0), &[]).result, 0);
+    let requests = listen(&mut admin, 0x100);
+    grow(&target, 48 << 20);
+    assert_eq!(event(&mut admin), (requests[0], NAMESPACE_CHANGED));
+}
+
+/// A discovery controller with a keep-alive time-out stays, and tells of each change.
+#[test]
+fn a_discovery_controller_tells_of_devices_that_come_and_go() {
+    let target = target();
+    let (mut discovery, _) = target.admin(DISCOVERY, 0);
+    let controller = discovery.identify(1, 0, 0).data;
+    assert_eq!(controller[92..96], (1u32 << 31).to_le_bytes(), "OAES");
+    assert_eq!(discovery.execute(admin_command(9, 0x0b, 0x100), &[]).status, 0x4002);
+    assert_eq!(discovery.execute(admin_command(9, 0x0f, 120_000), &[]).status, 0);
+    let requests = listen(&mut discovery, 1 << 31);
+    let head = |discovery: &mut Initiator, retain| {
+        let data = discovery.log(0x70, 20, retain).data;
+        let word = |at: usize| u64::from_le_bytes(data[at..at + 8].try_into().unwrap());
+        (word(0), word(8))
+    };
+    let before = head(&mut discovery, false);
+    target.subsystems.add("third", disk("third", plain())).unwrap();
+    assert_eq!(event(&mut discovery), (requests[0], DISCOVERY_CHANGED));
+    assert_eq!(head(&mut discovery, true), (before.0 + 1, before.1 + 1));
+    // Masked until the log is read without RAE.
+    target.subsystems.remove("third", DRAIN).unwrap();
+    assert_eq!(head(&mut discovery, false), (before.0 + 2, before.1));
+    target.subsystems.remove("zoned", DRAIN).unwrap();
+    assert_eq!(event(&mut discovery), (requests[1], DISCOVERY_CHANGED));
+    assert_eq!(head(&mut discovery, false), (before.0 + 3, before.1 - 1));
+    assert_eq!(discovery.execute(admin_command(0x18, 0, 0), &[]).status, 0, "keep alive");
+    // A device that grows is no change of the log.
+    grow(&target, 32 << 20);
+    assert_eq!(head(&mut discovery, false).0, before.0 + 3);
+    assert_eq!(target.idle(0).connect(ZONED, 0, 0xffff, 31, 0).status, 0x4182);
+}
