@@ -182,6 +182,9 @@ pub(crate) struct ServeArgs {
     /// Serve NVMe at tcp:HOST:PORT, by default nowhere; may be repeated
     #[arg(long, value_name = "PLACE", value_parser = nvme_place)]
     pub(crate) nvme: Vec<Endpoint>,
+    /// Let NVMe hosts discover the devices at tcp:HOST:PORT, e.g. port 8009; may be repeated
+    #[arg(long, value_name = "PLACE", value_parser = nvme_place)]
+    pub(crate) nvme_discovery: Vec<Endpoint>,
     /// Let the NVMe host with this NQN, as in its /etc/nvme/hostnqn, use DEVICE, `*` for every
     /// device without a list, and no others; may be repeated
     #[arg(long, value_name = "DEVICE=NQN", value_parser = device_host)]

@@ -205,11 +205,20 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         let message = "fuse-allow-other: nothing is mounted; add --fuse DIR";
         return Err(Failure::new(Code::Usage, message));
     }
+    let nvme_discovery = match args.nvme_discovery.is_empty() {
+        true => config.nvme_discovery,
+        false => args.nvme_discovery.clone(),
+    };
+    if nvme.is_empty() && !nvme_discovery.is_empty() {
+        let message = "nvme-discovery: NVMe is not served; add --nvme tcp:HOST:PORT";
+        return Err(Failure::new(Code::Usage, message));
+    }
     let api_directories = [config.api_directories, args.api_directory.clone()].concat();
     let options = DaemonOptions {
         devices: config.devices,
         nbd,
         nvme,
+        nvme_discovery,
         nvme_access,
         activated,
         fuse,
@@ -427,6 +436,9 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
     for address in nvme_addresses(daemon) {
         writeln!(out, "NVMe at tcp:{address}")?;
     }
+    for address in nvme_discovery_addresses(daemon) {
+        writeln!(out, "NVMe discovery at tcp:{address}")?;
+    }
     if let (Some(dir), Some(transport)) = (daemon.mount_dir(), daemon.mount_transport()) {
         writeln!(out, "files in {}, through {transport}", dir.display())?;
     }
@@ -460,11 +472,15 @@ fn announce_json(
     };
     let devices: Vec<_> = devices.list().iter().map(view).collect();
     let nbd = addresses(daemon);
+    let places = |at: &mut dyn Iterator<Item = SocketAddr>| -> Vec<String> {
+        at.map(|address| format!("tcp:{address}")).collect()
+    };
     let metrics = daemon.control().and_then(|control| control.metrics_address());
     let said = json!({
         "devices": devices,
         "nbd": nbd,
-        "nvme": nvme_addresses(daemon).map(|address| format!("tcp:{address}")).collect::<Vec<_>>(),
+        "nvme": places(&mut nvme_addresses(daemon)),
+        "nvme_discovery": places(&mut nvme_discovery_addresses(daemon)),
         "files": daemon.mount_dir(),
         "files_transport": daemon.mount_transport(),
         "control": control,
@@ -483,6 +499,11 @@ fn addresses(daemon: &Daemon) -> Vec<&str> {
 /// Everywhere where NVMe is served.
 fn nvme_addresses(daemon: &Daemon) -> impl Iterator<Item = SocketAddr> {
     daemon.nvme_servers().iter().flat_map(|server| server.local_addrs()).copied()
+}
+
+/// Everywhere where NVMe hosts discover devices only.
+fn nvme_discovery_addresses(daemon: &Daemon) -> impl Iterator<Item = SocketAddr> {
+    daemon.nvme_discovery_servers().iter().flat_map(|server| server.local_addrs()).copied()
 }
 
 fn status(daemon: &Daemon) -> String {

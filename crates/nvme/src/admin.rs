@@ -212,8 +212,9 @@ impl AdminQueue {
                 log_page::page(&request, &subsystem.shape(), self.is_changed)?
             }
             ControllerTarget::Discovery if request.id == log_id::DISCOVERY => {
-                let (generation, nqns) = self.subsystems.discover(&self.controller.host.nqn);
-                log_page::discovery(generation, &nqns, self.address)
+                let host = &self.controller.host.nqn;
+                let (generation, nqns, devices) = self.subsystems.discover(host, self.address);
+                log_page::discovery(generation, &nqns, devices, self.address)
             }
             ControllerTarget::Discovery => return Err(StatusCode::INVALID_LOG),
         };

@@ -70,6 +70,8 @@ const _: () = assert!(WHOLE_PDU_BYTES_MAX < INBOX_BYTES, "a whole PDU fits");
 pub(crate) struct SessionShared {
     pub(crate) subsystems: Arc<Subsystems>,
     pub(crate) controllers: Controllers,
+    /// Whether hosts find only the discovery subsystem here.
+    pub(crate) discovery_only: bool,
 }
 
 /// What a connection is.
@@ -708,6 +710,9 @@ impl HostConnection {
             ControllerTarget::Discovery
         } else {
             let unknown = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
+            if self.shared.discovery_only {
+                return Err(unknown);
+            }
             let subsystem = self.shared.subsystems.find(&request.subsystem).ok_or(unknown)?;
             if let Some(why) = self.shared.subsystems.refusal(&subsystem, &request.host.nqn) {
                 let (peer, host) = (&self.link.peer, &request.host.nqn);

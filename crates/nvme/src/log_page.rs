@@ -181,14 +181,22 @@ fn effects(command_set: u8, shape: &NamespaceShape) -> Result<Vec<u8>, StatusCod
     Ok(page)
 }
 
-/// Page 70h: the subsystems that a host finds at the address at which it is connected, and the
-/// discovery subsystem itself.
-pub fn discovery(generation: u64, nqns: &[String], address: SocketAddr) -> Vec<u8> {
+/// Page 70h: the discovery subsystem at the address at which the host is connected, and the
+/// subsystems of devices at the address at which it reaches them, if it reaches them.
+pub fn discovery(
+    generation: u64,
+    nqns: &[String],
+    devices: Option<SocketAddr>,
+    here: SocketAddr,
+) -> Vec<u8> {
     let mut page = vec![0; DISCOVERY_ENTRY_BYTES];
+    push_entry(&mut page, DISCOVERY_NQN, 3, here);
+    if let Some(address) = devices {
+        nqns.iter().for_each(|nqn| push_entry(&mut page, nqn, 2, address));
+    }
+    let entries = page.len() / DISCOVERY_ENTRY_BYTES - 1;
     page[..8].copy_from_slice(&generation.to_le_bytes());
-    page[8..16].copy_from_slice(&(nqns.len() as u64 + 1).to_le_bytes());
-    push_entry(&mut page, DISCOVERY_NQN, 3, address);
-    nqns.iter().for_each(|nqn| push_entry(&mut page, nqn, 2, address));
+    page[8..16].copy_from_slice(&(entries as u64).to_le_bytes());
     page
 }
 
@@ -203,8 +211,9 @@ fn push_entry(page: &mut Vec<u8>, nqn: &str, subsystem_type: u8, address: Socket
     entry[4..8].copy_from_slice(&[1, 0, 0xff, 0xff]);
     entry[8..10].copy_from_slice(&32u16.to_le_bytes());
     if subsystem_type == 3 {
-        // EFLAGS: the information is the same at each address of the subsystem.
-        entry[10] = 1;
+        // EFLAGS: the information is the same at each address of the subsystem, and a host may stay
+        // connected.
+        entry[10] = 1 | 2;
     }
     let mut text = |at: usize, len: usize, text: &str| {
         entry[at..at + len].fill(b' ');
@@ -276,15 +285,22 @@ mod tests {
     #[test]
     fn discovery_has_the_address_of_the_connection() {
         let nqns = ["nqn.2026-11.io.blockyard:a".to_owned()];
-        let page = discovery(5, &nqns, "127.0.0.1:4420".parse().unwrap());
+        let (here, devices) = ("127.0.0.1:8009", "127.0.0.1:4420");
+        let page = discovery(5, &nqns, devices.parse().ok(), here.parse().unwrap());
         assert_eq!(page.len(), 3 * 1024);
+        let itself = &page[1024..];
+        assert_eq!(
+            (&itself[..11], &itself[32..38]),
+            (&[3, 1, 3, 2, 1, 0, 255, 255, 32, 0, 3][..], &b"8009  "[..])
+        );
         assert_eq!((u64_at(&page, 0), u64_at(&page, 8), page[16]), (5, 2, 0));
         let entry = &page[2048..];
         assert_eq!(entry[..8], [3, 1, 2, 2, 1, 0, 0xff, 0xff]);
         assert_eq!(&entry[32..38], b"4420  ");
         assert_eq!(&entry[256..283], b"nqn.2026-11.io.blockyard:a\0");
         assert_eq!(&entry[512..523], b"127.0.0.1  ");
-        let page = discovery(5, &nqns, "[::1]:4420".parse().unwrap());
+        let page = discovery(5, &nqns, None, "[::1]:4420".parse().unwrap());
         assert_eq!((page[1024 + 1], &page[1024 + 512..1024 + 516]), (2, b"::1 ".as_slice()));
+        assert_eq!((u64_at(&page, 8), page.len()), (1, 2 * 1024), "no address of devices");
     }
 }

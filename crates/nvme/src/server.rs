@@ -35,11 +35,14 @@ pub struct TargetOptions {
     /// The time after a shutdown until connections are cut off. Meanwhile the device can complete
     /// commands.
     pub drain_timeout: Duration,
+    /// Whether hosts find only the discovery subsystem at this server.
+    pub discovery_only: bool,
 }
 
 impl Default for TargetOptions {
     fn default() -> TargetOptions {
-        TargetOptions { connections_max: 256, drain_timeout: Duration::from_secs(5) }
+        let (connections_max, drain_timeout) = (256, Duration::from_secs(5));
+        TargetOptions { connections_max, drain_timeout, discovery_only: false }
     }
 }
 
@@ -111,7 +114,9 @@ impl TargetServer {
             listener.set_nonblocking(true)?;
             addresses.push(listener.local_addr()?);
         }
-        let session = SessionShared { subsystems, controllers: Controllers::default() };
+        let discovery_only = options.discovery_only;
+        let controllers = Controllers::default();
+        let session = SessionShared { subsystems, controllers, discovery_only };
         let shared = Arc::new(TargetShared {
             session: Arc::new(session),
             options,
@@ -127,6 +132,9 @@ impl TargetServer {
             move || shared.accept_all()
         };
         let accepting = thread::Builder::new().name("nvme-accept".to_owned()).spawn(accept)?;
+        if !discovery_only {
+            shared.session.subsystems.add_ports(&shared.addresses);
+        }
         Ok(TargetServer { shared, accepting: Mutex::new(Some(accepting)) })
     }
 
@@ -162,6 +170,9 @@ impl TargetServer {
         if let Some(accepting) = accepting {
             // A panic of the thread was reported when it happened.
             let _ = accepting.join();
+        }
+        if !shared.options.discovery_only {
+            shared.session.subsystems.remove_ports(&shared.addresses);
         }
         let deadline = Instant::now() + shared.options.drain_timeout;
         let mut links = shared.links();

@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -286,6 +287,8 @@ struct SubsystemTable {
     subsystems: Vec<Arc<Subsystem>>,
     /// The number of changes, for discovery.
     generation: u64,
+    /// The addresses at which hosts connect to the subsystems.
+    ports: Vec<SocketAddr>,
     /// The connections of discovery controllers.
     discovering: Vec<Arc<HostLink>>,
 }
@@ -401,13 +404,32 @@ impl Subsystems {
         self.access.refusal(&subsystem.name, host)
     }
 
-    /// The number of changes so far, and the NQNs of the subsystems that a host may use.
-    pub(crate) fn discover(&self, host: &str) -> (u64, Vec<String>) {
+    /// The number of changes so far, the NQNs of the subsystems that a host may use, and the address
+    /// at which it reaches them if it is connected at the address `here`.
+    pub(crate) fn discover(
+        &self,
+        host: &str,
+        here: SocketAddr,
+    ) -> (u64, Vec<String>, Option<SocketAddr>) {
         let table = self.table();
         let is_usable = |it: &&Arc<Subsystem>| self.refusal(it, host).is_none();
         let usable = table.subsystems.iter().filter(is_usable);
         let nqns = usable.map(|subsystem| subsystem.identity.nqn.clone());
-        (table.generation, nqns.collect())
+        (table.generation, nqns.collect(), nearest_port(&table.ports, here))
+    }
+
+    /// Adds addresses at which hosts connect to the subsystems.
+    pub(crate) fn add_ports(&self, ports: &[SocketAddr]) {
+        let mut table = self.table();
+        table.ports.extend(ports);
+        table.note_change();
+    }
+
+    /// Removes addresses.
+    pub(crate) fn remove_ports(&self, ports: &[SocketAddr]) {
+        let mut table = self.table();
+        table.ports.retain(|port| !ports.contains(port));
+        table.note_change();
     }
 
     /// The number of changes so far.
@@ -438,6 +460,25 @@ impl Subsystems {
     }
 }
 
+/// The one address of the subsystems for a host that is connected at `here`: this one, or else one
+/// with the same host part. A subsystem has one controller for a host, so that a second address
+/// would be refused. `None` if the host reaches no address: a loopback address is for this machine.
+fn nearest_port(ports: &[SocketAddr], here: SocketAddr) -> Option<SocketAddr> {
+    let ip = here.ip().to_canonical();
+    let reached = ports.iter().filter_map(|port| match port.ip().to_canonical() {
+        own if own == ip => Some((port.port() != here.port(), *port)),
+        any if any.is_unspecified() && (any.is_ipv6() || ip.is_ipv4()) => {
+            Some((port.port() != here.port(), SocketAddr::new(ip, port.port())))
+        }
+        other => {
+            let is_reached = !other.is_unspecified() && (!other.is_loopback() || ip.is_loopback());
+            is_reached.then_some((true, *port))
+        }
+    });
+    let is_same_host = |address: &SocketAddr| address.ip().to_canonical() == ip;
+    reached.min_by_key(|(elsewhere, address)| (*elsewhere, !is_same_host(address))).map(|it| it.1)
+}
+
 /// A subsystem without a disk, whose hosts wait for one. Dropping it removes the subsystem.
 #[derive(Debug)]
 pub struct SuspendedSubsystem {
@@ -466,5 +507,29 @@ impl Drop for SuspendedSubsystem {
         if let Some(subsystem) = &self.subsystem {
             self.subsystems.remove_suspended(subsystem);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_gets_the_nearest_address_that_it_reaches() {
+        let nearest = |ports: &[&str], here: &str| {
+            let ports: Vec<_> = ports.iter().map(|port| port.parse().unwrap()).collect();
+            nearest_port(&ports, here.parse().unwrap()).map(|address| address.to_string())
+        };
+        let found = |text: &str| Some(text.to_owned());
+        let ports = ["127.0.0.1:4420", "192.0.2.1:4420", "127.0.0.1:4421"];
+        assert_eq!(nearest(&ports, "127.0.0.1:4421"), found("127.0.0.1:4421"));
+        assert_eq!(nearest(&ports, "127.0.0.1:8009"), found("127.0.0.1:4420"));
+        assert_eq!(nearest(&ports, "192.0.2.1:8009"), found("192.0.2.1:4420"));
+        assert_eq!(nearest(&ports, "192.0.2.2:8009"), found("192.0.2.1:4420"));
+        assert_eq!(nearest(&ports[..1], "192.0.2.2:8009"), None, "loopback is for this machine");
+        assert_eq!(nearest(&["0.0.0.0:4420"], "192.0.2.2:8009"), found("192.0.2.2:4420"));
+        assert_eq!(nearest(&["0.0.0.0:4420"], "[::1]:8009"), None);
+        assert_eq!(nearest(&["[::]:4420"], "[::ffff:192.0.2.2]:8009"), found("192.0.2.2:4420"));
+        assert_eq!(nearest(&[], "192.0.2.2:8009"), None);
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_nvme::SubsystemError;
 use initiator::{
-    DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, disk, pattern, plain,
-    pointed, target,
+    DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, discovery_of, disk,
+    pattern, plain, pointed, target,
 };
 
 const WRITE: u8 = 0x01;
@@ -207,4 +207,37 @@ fn a_discovery_controller_tells_of_devices_that_come_and_go() {
     grow(&target, 32 << 20);
     assert_eq!(head(&mut discovery, false).0, before.0 + 3);
     assert_eq!(target.idle(0).connect(ZONED, 0, 0xffff, 31, 0).status, 0x4182);
+}
+
+/// A port for discovery alone names the port of the devices, and does not serve them.
+#[test]
+fn a_discovery_port_leads_to_the_port_of_the_devices() {
+    let target = target();
+    let finder = discovery_of(&target);
+    let (mut discovery, _) = finder.admin(DISCOVERY, 0);
+    let read = |discovery: &mut Initiator| {
+        let log = discovery.log(0x70, 4096, false).data;
+        let count = u64::from_le_bytes(log[8..16].try_into().unwrap());
+        let entries = log[1024..].chunks(1024).take(count as usize);
+        let text = |entry: &[u8], at: usize| {
+            let end = entry[at..].iter().position(|byte| *byte == 0 || *byte == b' ').unwrap();
+            String::from_utf8(entry[at..at + end].to_vec()).unwrap()
+        };
+        entries.map(|entry| (text(entry, 256), text(entry, 32))).collect::<Vec<_>>()
+    };
+    let (here, there) = (finder.address().port().to_string(), target.address().port().to_string());
+    let itself = (DISCOVERY.to_owned(), here);
+    let wanted =
+        [itself.clone(), (PLAIN.to_owned(), there.clone()), (ZONED.to_owned(), there.clone())];
+    assert_eq!(read(&mut discovery), wanted);
+    assert_eq!(finder.idle(0).connect(PLAIN, 0, 0xffff, 31, 0).status, 0x4182);
+    // The port of the devices answers discovery too.
+    let (mut other, _) = target.admin(DISCOVERY, 0);
+    assert_eq!(read(&mut other)[0], (DISCOVERY.to_owned(), there));
+    // The end of that port is a change.
+    let requests = listen(&mut discovery, 1 << 31);
+    drop(other);
+    target.server.stop();
+    assert_eq!(event(&mut discovery), (requests[0], DISCOVERY_CHANGED));
+    assert_eq!(read(&mut discovery), [itself]);
 }

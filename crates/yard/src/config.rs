@@ -40,6 +40,8 @@ pub struct Config {
     pub nbd: Option<Vec<Endpoint>>,
     /// The endpoints of NVMe.
     pub nvme: Vec<Endpoint>,
+    /// The endpoints of NVMe discovery alone.
+    pub nvme_discovery: Vec<Endpoint>,
     /// The access of NVMe hosts.
     pub nvme_access: NvmeSettings,
     /// The positions of its settings in the text.

@@ -28,6 +28,10 @@ use crate::spec::DeviceSpec;
 /// How long clients may take to disconnect when the daemon ends.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// Options with endpoints of NVMe.
+const NVME: &str = "nvme";
+const NVME_DISCOVERY: &str = "nvme-discovery";
+
 /// The options of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonOptions {
@@ -37,6 +41,8 @@ pub struct DaemonOptions {
     pub nbd: Vec<Endpoint>,
     /// The endpoints of NVMe: TCP ports.
     pub nvme: Vec<Endpoint>,
+    /// The endpoints of NVMe discovery alone: TCP ports.
+    pub nvme_discovery: Vec<Endpoint>,
     /// The access of NVMe hosts.
     pub nvme_access: config::NvmeSettings,
     /// Whether NBD is also served on the sockets that systemd passed.
@@ -89,8 +95,10 @@ pub enum DaemonError {
     #[error("nbd: {0}")]
     Nbd(ServerError),
     /// An NVMe endpoint cannot be bound, or the NVMe server cannot be started.
-    #[error("nvme: {endpoint}: cannot listen: {source}; --nvme names another place")]
+    #[error("{option}: {endpoint}: cannot listen: {source}; --{option} names another place")]
     Nvme {
+        /// The option that has the endpoint.
+        option: &'static str,
         /// The endpoint.
         endpoint: String,
         /// The system's error.
@@ -119,6 +127,7 @@ pub struct Daemon {
     control: Option<ControlServer>,
     servers: Vec<Arc<Server>>,
     nvme: Vec<Arc<TargetServer>>,
+    nvme_discovery: Vec<Arc<TargetServer>>,
     /// The memory budget of all servers' connections.
     memory: Arc<MemoryBudget>,
     mount: Option<Mount>,
@@ -158,12 +167,13 @@ impl Daemon {
         let cleanup = Arc::clone(&control.cleanup);
         let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
         let (control, shared) = (control_server, control);
-        let (mount, nvme) = (None, Vec::new());
+        let (mount, nvme, nvme_discovery) = (None, Vec::new(), Vec::new());
         let mut daemon = Daemon {
             devices,
             control,
             servers,
             nvme,
+            nvme_discovery,
             memory,
             mount,
             cleanup,
@@ -175,8 +185,8 @@ impl Daemon {
             daemon.mount(dir, options.fuse_allow_other)?;
         }
         let bound = daemon.bind_nbd(options)?;
-        let nvme = options.nvme.iter().map(|endpoint| Ok((endpoint, bind_nvme(endpoint)?)));
-        let nvme: Vec<_> = nvme.collect::<Result<_, DaemonError>>()?;
+        let nvme = bind_all_nvme(NVME, &options.nvme)?;
+        let nvme_discovery = bind_all_nvme(NVME_DISCOVERY, &options.nvme_discovery)?;
         if !nvme.is_empty() {
             daemon.devices.serve_nvme(&access);
         }
@@ -193,11 +203,15 @@ impl Daemon {
         for (endpoint, listeners) in nvme {
             daemon.start_nvme(endpoint, listeners, &access)?;
         }
+        for (endpoint, listeners) in nvme_discovery {
+            daemon.start_nvme_discovery(endpoint, listeners, &access)?;
+        }
         warn_of_open_control(options);
         let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
         // It is still empty: only this function sets it.
         let _ = shared.servers.set(servers);
-        let nvme: Vec<Weak<TargetServer>> = daemon.nvme.iter().map(Arc::downgrade).collect();
+        let nvme = daemon.nvme.iter().chain(&daemon.nvme_discovery);
+        let nvme: Vec<Weak<TargetServer>> = nvme.map(Arc::downgrade).collect();
         let _ = shared.nvme.set(nvme);
         Ok(daemon)
     }
@@ -283,12 +297,33 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let options = TargetOptions { drain_timeout: DRAIN, ..TargetOptions::default() };
         let server = TargetServer::start(self.devices.serve_nvme(access), listeners, options)
-            .map_err(|source| nvme_failure(endpoint, source))?;
+            .map_err(|source| nvme_failure(NVME, endpoint, source))?;
         for address in server.local_addrs() {
             tracing::info!(%address, "serving NVMe");
             warn_of_hosts(*address, access);
         }
         self.nvme.push(Arc::new(server));
+        Ok(())
+    }
+
+    /// Starts a server of NVMe discovery on sockets that listen.
+    fn start_nvme_discovery(
+        &mut self,
+        endpoint: &Endpoint,
+        listeners: Vec<TcpListener>,
+        access: &HostAccess,
+    ) -> Result<(), DaemonError> {
+        let options = TargetOptions {
+            drain_timeout: DRAIN,
+            discovery_only: true,
+            ..TargetOptions::default()
+        };
+        let server = TargetServer::start(self.devices.serve_nvme(access), listeners, options)
+            .map_err(|source| nvme_failure(NVME_DISCOVERY, endpoint, source))?;
+        for address in server.local_addrs() {
+            tracing::info!(%address, "serving NVMe discovery");
+        }
+        self.nvme_discovery.push(Arc::new(server));
         Ok(())
     }
 
@@ -305,6 +340,11 @@ impl Daemon {
     /// The NVMe servers, in the order of the options.
     pub fn nvme_servers(&self) -> &[Arc<TargetServer>] {
         &self.nvme
+    }
+
+    /// The servers of NVMe discovery alone, in the order of the options.
+    pub fn nvme_discovery_servers(&self) -> &[Arc<TargetServer>] {
+        &self.nvme_discovery
     }
 
     /// The directory with the devices as files, if they are mounted.
@@ -349,11 +389,13 @@ impl Drop for Daemon {
         // All servers begin to shut down before any is waited for, so their clients share one drain
         // time.
         self.servers.iter().for_each(|server| server.begin_shutdown());
-        self.nvme.iter().for_each(|server| server.begin_shutdown());
+        let nvme = self.nvme.iter().chain(&self.nvme_discovery);
+        nvme.for_each(|server| server.begin_shutdown());
         if let Some(mount) = self.mount.take() {
             mount.stop(DRAIN);
         }
         self.servers.drain(..).for_each(|server| server.stop());
+        self.nvme_discovery.drain(..).for_each(|server| server.stop());
         self.nvme.drain(..).for_each(|server| server.stop());
         for entry in self.devices.list() {
             // A request may have removed the device just now.
@@ -367,17 +409,24 @@ impl Drop for Daemon {
     }
 }
 
-/// Listens at every address of an NVMe endpoint.
-fn bind_nvme(endpoint: &Endpoint) -> Result<Vec<TcpListener>, DaemonError> {
-    let listening = match endpoint {
-        Endpoint::Tcp { host, port } => listen_tcp(host, *port),
-        Endpoint::Unix(_) | Endpoint::Stdio => Err(std::io::ErrorKind::Unsupported.into()),
+/// Listens at every address of each endpoint of an option.
+fn bind_all_nvme<'e>(
+    option: &'static str,
+    endpoints: &'e [Endpoint],
+) -> Result<Vec<(&'e Endpoint, Vec<TcpListener>)>, DaemonError> {
+    let bind = |endpoint: &'e Endpoint| {
+        let listening = match endpoint {
+            Endpoint::Tcp { host, port } => listen_tcp(host, *port),
+            Endpoint::Unix(_) | Endpoint::Stdio => Err(std::io::ErrorKind::Unsupported.into()),
+        };
+        let listeners = listening.map_err(|source| nvme_failure(option, endpoint, source))?;
+        Ok((endpoint, listeners))
     };
-    listening.map_err(|source| nvme_failure(endpoint, source))
+    endpoints.iter().map(bind).collect()
 }
 
-fn nvme_failure(endpoint: &Endpoint, source: std::io::Error) -> DaemonError {
-    DaemonError::Nvme { endpoint: endpoint.to_string(), source }
+fn nvme_failure(option: &'static str, endpoint: &Endpoint, source: std::io::Error) -> DaemonError {
+    DaemonError::Nvme { option, endpoint: endpoint.to_string(), source }
 }
 
 fn nbd_failure(error: ServerError) -> DaemonError {

@@ -67,6 +67,15 @@ pub(crate) fn target_for(access: HostAccess, options: TargetOptions) -> Target {
     Target { subsystems, server }
 }
 
+/// A server for discovery alone, of the devices of a target.
+pub(crate) fn discovery_of(target: &Target) -> Target {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let options = TargetOptions { discovery_only: true, ..TargetOptions::default() };
+    let subsystems = Arc::clone(&target.subsystems);
+    let server = TargetServer::start(Arc::clone(&subsystems), vec![listener], options).unwrap();
+    Target { subsystems, server }
+}
+
 impl Target {
     pub(crate) fn address(&self) -> SocketAddr {
         self.server.local_addrs()[0]

@@ -23,9 +23,10 @@ use crate::uri::{self, find_kind};
 const ERRORS_MAX: usize = 20;
 
 pub(super) const SECTIONS: [&str; 4] = ["serve", "tls", "nvme", "device"];
-pub(super) const SERVE_KEYS: [&str; 8] = [
+pub(super) const SERVE_KEYS: [&str; 9] = [
     "nbd",
     "nvme",
+    "nvme_discovery",
     "control",
     "api_directories",
     "nbd_memory",
@@ -117,13 +118,9 @@ impl ConfigReader<'_> {
                     let places = items.into_iter().filter_map(|item| self.place("nbd", item));
                     config.nbd = Some(places.collect());
                 }
-                "nvme" => {
-                    let items: Vec<&TomlValue<'_>> = match value.get_ref() {
-                        DeValue::Array(items) => items.iter().collect(),
-                        _ => vec![value],
-                    };
-                    let places = items.into_iter().filter_map(|item| self.nvme_place(item));
-                    config.nvme = places.collect();
+                "nvme" => config.nvme = self.nvme_places("nvme", value),
+                "nvme_discovery" => {
+                    config.nvme_discovery = self.nvme_places("nvme_discovery", value);
                 }
                 "control" => config.control = self.socket_place("control", value),
                 "api_directories" => config.api_directories = self.paths("api_directories", value),
@@ -407,13 +404,22 @@ impl ConfigReader<'_> {
         }
     }
 
+    /// The endpoints of NVMe, one or several.
+    fn nvme_places(&mut self, key: &str, value: &TomlValue<'_>) -> Vec<Endpoint> {
+        let items: Vec<&TomlValue<'_>> = match value.get_ref() {
+            DeValue::Array(items) => items.iter().collect(),
+            _ => vec![value],
+        };
+        items.into_iter().filter_map(|item| self.nvme_place(key, item)).collect()
+    }
+
     /// An endpoint of NVMe.
-    fn nvme_place(&mut self, value: &TomlValue<'_>) -> Option<Endpoint> {
-        let place = self.place("nvme", value)?;
+    fn nvme_place(&mut self, key: &str, value: &TomlValue<'_>) -> Option<Endpoint> {
+        let place = self.place(key, value)?;
         if let Endpoint::Tcp { .. } = place {
             return Some(place);
         }
-        let message = format!("invalid nvme `{place}`");
+        let message = format!("invalid {key} `{place}`");
         self.error(value.span(), message, Some("expected tcp:HOST:PORT".to_owned()));
         None
     }
@@ -684,7 +690,7 @@ mod tests {
             .collect();
         let config = parse(&text).unwrap();
         assert_eq!(config.nbd.unwrap().len(), 2);
-        assert_eq!(config.nvme.len(), 1);
+        assert_eq!((config.nvme.len(), config.nvme_discovery.len()), (1, 1));
         assert!(config.control.is_some() && config.metrics.is_some());
         assert_eq!(config.api_directories, [PathBuf::from("/srv/blockyard")]);
         assert!(config.fuse.is_some() && config.fuse_allow_other);
@@ -719,6 +725,10 @@ mod tests {
             (
                 "[serve]\nnvme = \"unix:/a\"\n",
                 "line 2, column 8: invalid nvme `unix:/a`: expected tcp:HOST:PORT",
+            ),
+            (
+                "[serve]\nnvme_discovery = [\"tcp:[::1]:8009\", \"unix:/a\"]\n",
+                "line 2, column 36: invalid nvme_discovery `unix:/a`: expected tcp:HOST:PORT",
             ),
             (
                 "[serve]\nnbd = \"udp:1\"\n",

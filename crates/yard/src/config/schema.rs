@@ -53,6 +53,13 @@ fn serve() -> Value {
                     { "type": "array", "items": { "type": "string", "pattern": listen_tcp } },
                 ],
             },
+            "nvme_discovery": {
+                "description": "Where NVMe hosts discover devices only; nowhere without it",
+                "oneOf": [
+                    { "type": "string", "pattern": listen_tcp },
+                    { "type": "array", "items": { "type": "string", "pattern": listen_tcp } },
+                ],
+            },
             "control": {
                 "description":
                     "Path of the control socket, with ?owner=, group= and mode= if needed; `none` \
