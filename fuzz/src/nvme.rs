@@ -71,6 +71,8 @@ fn sqe(input: &mut Input<'_>) -> Sqe {
         bytes[0] = input.choose(&[
             io_opcode::FLUSH,
             io_opcode::READ,
+            io_opcode::COMPARE,
+            io_opcode::VERIFY,
             io_opcode::WRITE,
             io_opcode::WRITE_ZEROES,
             io_opcode::DATASET_MANAGEMENT,
@@ -100,6 +102,10 @@ fn command(input: &mut Input<'_>, shape: &NamespaceShape) {
     };
     match plan {
         IoPlan::Bio(bio) => check_bio(&bio, shape),
+        IoPlan::Compare(bio) | IoPlan::Verify(bio) => {
+            check_bio(&bio, shape);
+            assert!(bio.op == Op::Read && (1..=DATA_BYTES_MAX).contains(&plan.scratch_bytes()));
+        }
         IoPlan::Report(request) => {
             assert!(request.first < shape.blocks && request.len_bytes <= DATA_BYTES_MAX);
         }

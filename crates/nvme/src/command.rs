@@ -38,10 +38,14 @@ pub mod io_opcode {
     pub const WRITE: u8 = 0x01;
     /// Read.
     pub const READ: u8 = 0x02;
+    /// Compare.
+    pub const COMPARE: u8 = 0x05;
     /// Write Zeroes.
     pub const WRITE_ZEROES: u8 = 0x08;
     /// Dataset Management.
     pub const DATASET_MANAGEMENT: u8 = 0x09;
+    /// Verify.
+    pub const VERIFY: u8 = 0x0c;
     /// Zone Management Send.
     pub const ZONE_SEND: u8 = 0x79;
     /// Zone Management Receive.
@@ -238,6 +242,8 @@ impl StatusCode {
     pub const READ_ERROR: StatusCode = StatusCode(0x281 | DO_NOT_RETRY);
     /// End-to-end Guard Check Error.
     pub const GUARD: StatusCode = StatusCode(0x282 | DO_NOT_RETRY);
+    /// Compare Failure.
+    pub const COMPARE_FAILURE: StatusCode = StatusCode(0x285 | DO_NOT_RETRY);
 
     /// Whether the command has succeeded.
     pub fn is_ok(self) -> bool {

@@ -459,9 +459,10 @@ impl HostConnection {
         slot.plan = plan;
         if let Transfer::FromHost(len) | Transfer::ToHost(len) = transfer {
             slot.len = len;
-            if in_capsule_len == 0 {
-                slot.phase = SlotPhase::WaitsForMemory;
-            }
+            slot.received = in_capsule_len as u32;
+        }
+        if slot.pages_bytes() > 0 {
+            slot.phase = SlotPhase::WaitsForMemory;
         }
         Ok(())
     }
@@ -480,13 +481,10 @@ impl HostConnection {
     fn grant_memory(&mut self) {
         while let Some(&index) = self.waiting.front() {
             let slot = self.slots.get(index);
-            let Some(span) = self.pool.take(slot.len) else { return };
+            let Some(span) = self.pool.take(slot.pages_bytes()) else { return };
             self.waiting.pop_front();
-            slot.span = Some(span);
-            slot.data = span.offset();
-            let is_read = matches!(slot.plan, CommandPlan::Io(plan)
-                if matches!(plan.transfer(), Transfer::ToHost(_)));
-            if is_read {
+            slot.take_pages(span);
+            if !slot.lacks_data() {
                 slot.phase = SlotPhase::Executes;
                 self.carry_out(index);
                 continue;

@@ -147,7 +147,8 @@ pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
         page.put(516, &NSID.to_le_bytes());
         let discards = u16::from(namespace.discards && namespace.zones.is_none()) << 2;
         let write_zeroes = u16::from(namespace.write_zeroes) << 3;
-        page.put(520, &(discards | write_zeroes).to_le_bytes());
+        // ONCS: also Compare and Verify.
+        page.put(520, &(1 | discards | write_zeroes | 1 << 7).to_le_bytes());
         // VWC: whether there is a cache; a flush of all namespaces is allowed.
         page.put(525, &[u8::from(namespace.write_cache) | 6]);
         page.put(540, &NSID.to_le_bytes());
@@ -244,8 +245,8 @@ pub fn namespace_of_set(shape: &NamespaceShape, set: u8) -> Result<Vec<u8>, Stat
 pub fn controller_of_set(shape: &NamespaceShape, set: u8) -> Result<Vec<u8>, StatusCode> {
     let mut page = Page::new();
     match (set, &shape.zones) {
-        // All limits of the NVM command set are 0: none.
-        (CSI_NVM, _) => {}
+        // VSL: Verify reads, and reads of the device are bounded. All other limits are 0: none.
+        (CSI_NVM, _) => page.put(0, &[DATA_EXPONENT]),
         (CSI_ZONED, Some(zones)) => page.put(0, &[zones.append_exponent]),
         _ => return Err(StatusCode::INVALID_FIELD),
     }
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!(u32_at(&page, 92), 1 << 8, "OAES");
         assert_eq!(u16_at(&page, 320), 10);
         assert_eq!((page[512], page[513], u16_at(&page, 514)), (0x66, 0x44, 128));
-        assert_eq!(u16_at(&page, 520), 1 << 3, "no discards of zones");
+        assert_eq!(u16_at(&page, 520), 1 | 1 << 3 | 1 << 7, "no discards of zones");
         assert_eq!(page[525], 7);
         assert_eq!(u32_at(&page, 536), 1 | 1 << 20 | 1 << 21);
         assert_eq!(&page[768..794], identity.nqn.as_bytes());
@@ -344,6 +345,7 @@ mod tests {
         assert_eq!((u32_at(&page, 4), u32_at(&page, 8)), (u32::MAX, 1), "0's based, or no limit");
         assert_eq!((u64_at(&page, 2816), page[2824]), (256, 0));
         assert_eq!(controller_of_set(&zoned(), CSI_ZONED).unwrap()[0], 4);
+        assert_eq!(controller_of_set(&zoned(), CSI_NVM).unwrap()[0], 8, "VSL");
         assert_eq!(controller_of_set(&zoned(), 1), Err(StatusCode::INVALID_FIELD));
     }
 

@@ -16,6 +16,9 @@ use crate::slots::{CommandPlan, CommandSlot};
 use crate::subsystems::{Namespace, Subsystem};
 use crate::zones::{self, QUERY_ZONES, ZoneAction};
 
+/// The bytes that are compared at once.
+const COMPARE_BYTES: u32 = 4096;
+
 /// How far a command is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandProgress {
@@ -108,7 +111,9 @@ impl IoQueue {
     pub(crate) fn start(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
         let CommandPlan::Io(plan) = slot.plan else { return StatusCode::INTERNAL.into() };
         match plan {
-            IoPlan::Bio(bio) => self.push(index, slot, bio),
+            IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio) => {
+                self.push(index, slot, bio)
+            }
             IoPlan::ManageAll(ZoneAction { op: Some(Op::ZoneReset), .. }) => {
                 let op = Op::ZoneResetAll;
                 let (sector, sectors) = (Sector(0), 0);
@@ -155,6 +160,10 @@ impl IoQueue {
             {
                 self.advance(index, slot)
             }
+            CommandPlan::Io(IoPlan::Compare(_)) => match self.is_equal(slot) {
+                true => StatusCode::OK.into(),
+                false => StatusCode::COMPARE_FAILURE.into(),
+            },
             _ if bio.op == Op::ZoneAppend => {
                 let block = self.namespace.shape.block(completion.sector);
                 CommandProgress::Ended(StatusCode::OK, block)
@@ -165,10 +174,25 @@ impl IoQueue {
 
     fn push(&mut self, index: u16, slot: &mut CommandSlot, bio: BioPlan) -> CommandProgress {
         slot.bio = Some(bio);
-        let buf = BufRef { region: self.region_id, offset: slot.data };
+        let offset = match slot.plan {
+            CommandPlan::Io(IoPlan::Compare(_) | IoPlan::Verify(_)) => slot.scratch,
+            _ => slot.data,
+        };
+        let buf = BufRef { region: self.region_id, offset };
         let pushed = Bio::new(bio.op, bio.sector, bio.sectors).with_flags(bio.flags).with_buf(buf);
         self.bios.push(pushed.with_user_data(index.into()));
         CommandProgress::InFlight
+    }
+
+    /// Whether the data of the host are those that the device has read.
+    fn is_equal(&self, slot: &CommandSlot) -> bool {
+        let (mut host, mut device) = ([0; COMPARE_BYTES as usize], [0; COMPARE_BYTES as usize]);
+        (0..slot.len).step_by(COMPARE_BYTES as usize).all(|at| {
+            let len = (slot.len - at).min(COMPARE_BYTES) as usize;
+            self.region.read(slot.data + u64::from(at), &mut host[..len]);
+            self.region.read(slot.scratch + u64::from(at), &mut device[..len]);
+            host[..len] == device[..len]
+        })
     }
 
     /// The next operation of a command that consists of several.

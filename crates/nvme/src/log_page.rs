@@ -166,6 +166,8 @@ fn effects(command_set: u8, shape: &NamespaceShape) -> Result<Vec<u8>, StatusCod
     let mut io = |opcode: u8, effects: u8| page[1024 + 4 * usize::from(opcode)] = effects;
     io(io_opcode::FLUSH, SUPPORTED);
     io(io_opcode::READ, SUPPORTED);
+    io(io_opcode::COMPARE, SUPPORTED);
+    io(io_opcode::VERIFY, SUPPORTED);
     io(io_opcode::WRITE, SUPPORTED | CHANGES_DATA);
     if shape.write_zeroes {
         io(io_opcode::WRITE_ZEROES, SUPPORTED | CHANGES_DATA);

@@ -157,10 +157,13 @@ impl NamespaceShape {
                 sectors: 0,
                 flags: Flags::NONE,
             })),
-            io_opcode::READ => self.plan_range(sqe, Op::Read, Flags::NONE),
+            io_opcode::READ => self.plan_range(sqe, Op::Read, Flags::NONE).map(IoPlan::Bio),
+            io_opcode::COMPARE => self.plan_range(sqe, Op::Read, Flags::NONE).map(IoPlan::Compare),
+            io_opcode::VERIFY => self.plan_range(sqe, Op::Read, Flags::NONE).map(IoPlan::Verify),
             io_opcode::WRITE => {
                 let fua = sqe.dword(12) & 1 << 30 != 0;
-                self.plan_range(sqe, Op::Write, if fua { Flags::FUA } else { Flags::NONE })
+                let flags = if fua { Flags::FUA } else { Flags::NONE };
+                self.plan_range(sqe, Op::Write, flags).map(IoPlan::Bio)
             }
             io_opcode::WRITE_ZEROES if self.write_zeroes => {
                 let mut flags = Flags::NONE;
@@ -170,7 +173,7 @@ impl NamespaceShape {
                 if sqe.dword(12) & 1 << 30 != 0 {
                     flags = flags | Flags::FUA;
                 }
-                self.plan_range(sqe, Op::WriteZeroes, flags)
+                self.plan_range(sqe, Op::WriteZeroes, flags).map(IoPlan::Bio)
             }
             io_opcode::DATASET_MANAGEMENT if self.discards && self.zones.is_none() => {
                 let count = (sqe.dword(10) & 0xff) + 1;
@@ -218,7 +221,7 @@ impl NamespaceShape {
     }
 
     /// A read, write or write-zeroes.
-    fn plan_range(&self, sqe: &Sqe, op: Op, flags: Flags) -> Result<IoPlan, StatusCode> {
+    fn plan_range(&self, sqe: &Sqe, op: Op, flags: Flags) -> Result<BioPlan, StatusCode> {
         let (first, blocks) = (sqe.slba(), u64::from(sqe.dword(12) & 0xffff) + 1);
         if op.has_data() && blocks << self.block_shift > u64::from(DATA_BYTES_MAX) {
             return Err(StatusCode::INVALID_FIELD);
@@ -234,7 +237,7 @@ impl NamespaceShape {
                 }
             }
         }
-        Ok(IoPlan::Bio(BioPlan { op, sector, sectors, flags }))
+        Ok(BioPlan { op, sector, sectors, flags })
     }
 
     fn plan_zoned(&self, sqe: &Sqe, zones: &ZonedShape) -> Result<IoPlan, StatusCode> {
@@ -334,6 +337,10 @@ pub struct BioPlan {
 pub enum IoPlan {
     /// One operation of the device.
     Bio(BioPlan),
+    /// A read whose data are compared with those of the host.
+    Compare(BioPlan),
+    /// A read whose data are dropped.
+    Verify(BioPlan),
     /// Discards of ranges that the command's data list.
     Discards {
         /// The number of ranges.
@@ -374,9 +381,20 @@ impl IoPlan {
         match self {
             IoPlan::Bio(bio) if bio.op == Op::Read => Transfer::ToHost(bio.data_bytes()),
             IoPlan::Bio(bio) if bio.op.has_data() => Transfer::FromHost(bio.data_bytes()),
+            IoPlan::Compare(bio) => Transfer::FromHost(bio.data_bytes()),
             IoPlan::Discards { len, .. } | IoPlan::Hints { len } => Transfer::FromHost(*len),
             IoPlan::Report(request) => Transfer::ToHost(request.len_bytes),
-            IoPlan::Bio(_) | IoPlan::ManageAll(_) | IoPlan::Offline { .. } => Transfer::None,
+            IoPlan::Bio(_) | IoPlan::Verify(_) | IoPlan::ManageAll(_) | IoPlan::Offline { .. } => {
+                Transfer::None
+            }
+        }
+    }
+
+    /// The bytes that the device reads and the host does not get.
+    pub fn scratch_bytes(&self) -> u32 {
+        match self {
+            IoPlan::Compare(bio) | IoPlan::Verify(bio) => bio.data_bytes(),
+            _ => 0,
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The commands of a connection, from their capsule to their completion.
 //!
 //! ```text
-//!          capsule, no data or data in the capsule
+//!          capsule, no data or data in the capsule, and nothing else to read
 //! FREE ──────────────────────────────────────────────▸ EXECUTES ──▸ FREE
 //!   │ capsule, other data                                ▴  ▴        ▴
-//!   ▾                  pages for the data of a read      │  │        │
+//!   ▾      pages for the data that the device reads      │  │        │
 //! WAITS FOR MEMORY ──────────────────────────────────────┘  │        │
 //!   │ pages for the data of a write: R2T                    │        │
 //!   ▾                         all data, good digests        │        │
@@ -19,7 +19,7 @@
 use crate::command::Sqe;
 use crate::data_pool::PageSpan;
 use crate::identify::QUEUE_ENTRIES_MAX;
-use crate::namespace::{BioPlan, IoPlan};
+use crate::namespace::{BioPlan, IoPlan, Transfer};
 
 /// The bits of a tag that name the slot.
 const SLOT_BITS: u32 = (QUEUE_ENTRIES_MAX - 1).count_ones();
@@ -60,6 +60,8 @@ pub(crate) struct CommandSlot {
     pub(crate) data: u64,
     /// The bytes of data.
     pub(crate) len: u32,
+    /// The offset of the data in the region that the device reads and the host does not get.
+    pub(crate) scratch: u64,
     /// The bytes received so far, of data that come by R2T.
     pub(crate) received: u32,
     /// Whether a PDU with a part of the data had a wrong digest.
@@ -67,6 +69,46 @@ pub(crate) struct CommandSlot {
     /// The pages of the pool that the data take.
     pub(crate) span: Option<PageSpan>,
     generation: u16,
+}
+
+impl CommandSlot {
+    /// Whether data have to come from the host.
+    pub(crate) fn lacks_data(&self) -> bool {
+        let is_from_host = match self.plan {
+            CommandPlan::Connect | CommandPlan::AuthSend => true,
+            CommandPlan::Io(plan) => matches!(plan.transfer(), Transfer::FromHost(_)),
+        };
+        is_from_host && self.received < self.len
+    }
+
+    /// The bytes of pages that the command needs: for data that are not in its capsule, and for
+    /// what the device reads in addition.
+    pub(crate) fn pages_bytes(&self) -> u32 {
+        self.own_bytes() + self.scratch_bytes()
+    }
+
+    /// The bytes of pages for data of the host.
+    fn own_bytes(&self) -> u32 {
+        // Data in a capsule are received before pages are asked for.
+        if self.received == self.len { 0 } else { self.len }
+    }
+
+    fn scratch_bytes(&self) -> u32 {
+        match self.plan {
+            CommandPlan::Connect | CommandPlan::AuthSend => 0,
+            CommandPlan::Io(plan) => plan.scratch_bytes(),
+        }
+    }
+
+    /// Takes the pages that the command needs.
+    pub(crate) fn take_pages(&mut self, span: PageSpan) {
+        let own = self.own_bytes();
+        if own > 0 {
+            self.data = span.offset();
+        }
+        self.scratch = span.offset() + u64::from(own);
+        self.span = Some(span);
+    }
 }
 
 /// The commands of a connection.
@@ -86,6 +128,7 @@ impl CommandSlots {
             next: 0,
             data: 0,
             len: 0,
+            scratch: 0,
             received: 0,
             is_damaged: false,
             span: None,
@@ -120,6 +163,7 @@ impl CommandSlots {
             next: 0,
             data: 0,
             len: 0,
+            scratch: 0,
             received: 0,
             is_damaged: false,
             span: None,

@@ -11,6 +11,8 @@ use initiator::{
 const FLUSH: u8 = 0x00;
 const WRITE: u8 = 0x01;
 const READ: u8 = 0x02;
+const COMPARE: u8 = 0x05;
+const VERIFY: u8 = 0x0c;
 const WRITE_ZEROES: u8 = 0x08;
 const DISCARD: u8 = 0x09;
 const ZONE_SEND: u8 = 0x79;
@@ -139,6 +141,55 @@ fn a_host_without_flow_control_gets_no_completion_of_a_read() {
     let done = io.execute(command(FLUSH, 0, 0), &[]);
     assert_eq!((done.status, done.sq_head), (0, 0xffff));
     assert_eq!(io.read(command(READ, 1 << 40, 1), 512).status, 0x4080, "errors do complete");
+}
+
+/// By each way that data take, up to the longest, which take all memory of a connection.
+#[test]
+fn compare_finds_what_differs_and_verify_reads() {
+    let target = target();
+    for digests in [0, 3] {
+        let (_admin, mut io) = queues(&target, PLAIN, digests);
+        let data = pattern(1 << 20, digests);
+        assert_eq!(io.write(command(WRITE, 0, 2048), &data).status, 0);
+        assert_eq!(io.execute(command(COMPARE, 0, 16), &data[..8192]).status, 0);
+        assert_eq!(io.write(command(COMPARE, 0, 1), &data[..512]).status, 0);
+        assert_eq!(io.write(command(COMPARE, 0, 2048), &data).status, 0);
+        for at in [0, 4095, 4096, (1 << 20) - 1] {
+            let mut other = data.clone();
+            other[at] ^= 1;
+            assert_eq!(io.write(command(COMPARE, 0, 2048), &other).status, 0x4285, "{at}");
+        }
+        assert_eq!(io.execute(command(COMPARE, 1, 1), &data[..512]).status, 0x4285);
+        assert_eq!(io.execute(command(COMPARE, 1 << 40, 1), &data[..512]).status, 0x4080);
+        assert_eq!(io.execute(command(COMPARE, 0, 2), &data[..512]).status, 0x400f);
+        assert_eq!(io.execute(command(VERIFY, 0, 2048), &[]).status, 0);
+        assert_eq!(io.execute(command(VERIFY, 0, 2049), &[]).status, 0x4002, "longer than VSL");
+        assert_eq!(io.execute(command(VERIFY, (16 << 11) - 1, 2), &[]).status, 0x4080);
+        assert_eq!(io.read(command(READ, 0, 2048), 1 << 20).data, data, "nothing has changed");
+        // A fused compare is half of an operation that is not supported.
+        let mut fused = pointed(command(COMPARE, 0, 1), 0x01, 512);
+        fused[1] |= 1;
+        let cid = io.capsule(fused, &data[..512]);
+        let done = io.done();
+        assert_eq!((done.cid, done.status), (cid, 0x4002));
+    }
+}
+
+#[test]
+fn many_compares_share_the_memory_of_a_connection() {
+    let target = target();
+    let (_admin, mut io) = queues(&target, PLAIN, 0);
+    let zeros = vec![0; 8192];
+    // Each needs pages for what the device reads.
+    let cids: Vec<_> = (0..128)
+        .map(|_| match io.next_cid % 2 {
+            0 => io.capsule(pointed(command(COMPARE, 0, 16), 0x01, 8192), &zeros),
+            _ => io.capsule(command(VERIFY, 0, 512), &[]),
+        })
+        .collect();
+    for _ in cids {
+        assert_eq!(io.done().status, 0);
+    }
 }
 
 #[test]
@@ -306,7 +357,7 @@ fn commands_that_do_not_exist_are_refused_and_skipped() {
     let target = target();
     let (mut admin, mut io) = queues(&target, PLAIN, 0);
     // The data in the capsule of a refused command are skipped: the next command is found.
-    for sqe in [command(0x55, 0, 1), command(APPEND, 0, 1), command(0x05, 0, 1)] {
+    for sqe in [command(0x55, 0, 1), command(APPEND, 0, 1), command(0x04, 0, 1)] {
         assert_eq!(io.execute(sqe, &pattern(4096, 1)).status, 0x4001);
     }
     assert_eq!(io.execute(with(command(WRITE, 0, 1), 1, 2), &[0; 512]).status, 0x400b);
