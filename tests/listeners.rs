@@ -250,6 +250,24 @@ fn nvme_is_served_where_asked_and_says_what_it_cannot_describe() {
 }
 
 #[test]
+fn discovery_of_nvme_has_ports_of_its_own() {
+    let places = ["--nvme", "tcp:127.0.0.1:0", "--nvme-discovery", "tcp:127.0.0.1:0"];
+    let yard = Yard::serve_in(Place::new(), &[&[N0], &places[..], &["--json"]].concat());
+    let said: serde_json::Value = serde_json::from_str(&yard.printed()).unwrap();
+    let place = said["nvme_discovery"][0].as_str().unwrap();
+    assert!(place.starts_with("tcp:127.0.0.1:") && said["nvme"][0] != place, "{said}");
+    let (status, text) = Yard::try_serve(&[N0, places[0], places[1], places[2], place])
+        .map(drop)
+        .expect_err("the port is taken");
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains(&format!("nvme-discovery: {place}: cannot listen: ")), "{text}");
+    assert!(text.contains("--nvme-discovery names another place"), "{text}");
+    let alone = blockyard(&["serve", N0, "--nvme-discovery", "tcp:127.0.0.1:0"]);
+    assert_eq!(alone.code, Some(2), "{alone}");
+    assert!(alone.err.contains("NVMe is not served; add --nvme tcp:HOST:PORT"), "{alone}");
+}
+
+#[test]
 fn the_line_for_a_host_is_printed() {
     let args = ["--nvme", "tcp:127.0.0.1:0", "--log", "error"];
     let yard = Yard::serve_in(Place::new(), &[&[MEM0], &args[..]].concat());

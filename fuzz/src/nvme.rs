@@ -1,9 +1,12 @@
 //! NVMe hosts: PDUs and commands derived from the input, mostly well-formed, so that random inputs
 //! get far; and the rules that every plan and answer must satisfy.
 
+use std::net::SocketAddr;
+
 use blockyard_core::{Geometry, Limits, Op, Status, ZoneGeometry};
 use blockyard_nvme::auth_message::{self, HostMessage, SEND_BYTES_MAX};
 use blockyard_nvme::command::{Cqe, SQE_BYTES, Sqe, StatusCode, io_opcode};
+use blockyard_nvme::events::{EVENTS_MAX, EventQueue, NoticeKind};
 use blockyard_nvme::fabrics::{CONNECT_BYTES, ConnectRequest, NQN_LEN_MAX, PropertyRequest};
 use blockyard_nvme::identify::QUEUE_ENTRIES_MAX;
 use blockyard_nvme::log_page::{self, LogRequest};
@@ -28,12 +31,13 @@ pub fn nvme_wire(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let shapes = [shape(None), shape(Some(512)), shape(Some(200))];
     while !input.is_empty() {
-        match input.below(8) {
+        match input.below(9) {
             0 | 1 => pdu(&mut input),
             2 => connect(&mut input),
             3 => log(&mut input, &shapes[0]),
             4 => auth(&mut input),
             5 => secrets(&mut input),
+            6 => events(&mut input),
             _ => {
                 let which = input.below(3) as usize;
                 command(&mut input, &shapes[which]);
@@ -299,9 +303,53 @@ fn secrets(input: &mut Input<'_>) {
 fn log(input: &mut Input<'_>, shape: &NamespaceShape) {
     let Ok(request) = LogRequest::parse(&sqe(input)) else { return };
     assert!(request.len <= DATA_BYTES_MAX && request.len.is_multiple_of(4));
+    let here = SocketAddr::from(([127, 0, 0, 1], 8009));
+    let devices = (input.below(2) == 0).then_some(SocketAddr::from(([0; 16], 4420)));
+    let nqns = vec!["nqn.2026-11.io.blockyard:a".to_owned(); input.below(4) as usize];
+    let page = log_page::discovery(input.word(), &nqns, devices, here);
+    if let Ok(part) = request.part(&page) {
+        assert_eq!(part.len(), request.len as usize);
+    }
     if let Ok(page) = log_page::page(&request, shape, input.below(2) == 0)
         && let Ok(part) = request.part(&page)
     {
         assert_eq!(part.len(), request.len as usize);
+    }
+}
+
+/// An event answers a request that waits, and after a notice there is no other one before the log
+/// is read.
+fn events(input: &mut Input<'_>) {
+    let kind = input.choose(&[NoticeKind::Namespace, NoticeKind::Discovery]);
+    let mut events = EventQueue::new(kind);
+    let (mut waiting, mut is_masked) = (Vec::new(), false);
+    for cid in 0..input.below(32) as u16 {
+        match input.below(7) {
+            0 | 1 => match events.request(cid) {
+                Ok(()) => waiting.push(cid),
+                Err(status) => {
+                    assert!(status == StatusCode::EVENT_LIMIT && waiting.len() == EVENTS_MAX);
+                }
+            },
+            2 => {
+                let aborted = input.below(32) as u16;
+                assert_eq!(events.abort(aborted), waiting.contains(&aborted));
+                waiting.retain(|other| *other != aborted);
+            }
+            3 => {
+                let config = input.choose(&[0, 0xff, kind.bit(), kind.bit() | 0xff, 1 << 9]);
+                assert_eq!(events.set_config(config).is_ok(), config != 1 << 9);
+            }
+            4 => {
+                events.note_log_read();
+                is_masked = false;
+            }
+            _ => events.note_change(),
+        }
+        if let Some((due, _)) = events.take_due() {
+            assert!(!is_masked && events.config() & kind.bit() != 0);
+            assert_eq!(waiting.remove(0), due, "the oldest request");
+            is_masked = true;
+        }
     }
 }

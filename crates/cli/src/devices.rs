@@ -5,10 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use blockyard_yard::client::{Client, Notice};
+use blockyard_yard::error::counted;
 use blockyard_yard::paths;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::{Table, duration};
-use blockyard_yard::view::DeviceView;
+use blockyard_yard::view::{DeviceView, HostView};
 use serde_json::{Value, json};
 
 use crate::args::{AddArgs, DeviceArgs, InjectArgs, RemoveArgs, TalkArgs};
@@ -125,6 +126,11 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         rows.push(("gate", zoned.gate.clone()));
         rows.push(("append", if zoned.append_emulated { "emulated" } else { "native" }.to_owned()));
     }
+    rows.extend(device.hosts.iter().map(|host| {
+        let queues = counted(host.queues, "queue");
+        let HostView { nqn, peer, controller, .. } = host;
+        ("host", format!("{nqn} at {peer}, controller {controller}, {queues}"))
+    }));
     rows.extend(device.notes.iter().map(|note| ("note", note.clone())));
     for (name, value) in rows {
         writeln!(out, "{name:<16} {value}")?;

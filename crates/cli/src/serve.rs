@@ -152,6 +152,35 @@ struct ServePlan {
     temp: Option<TempDir>,
 }
 
+/// The places of NVMe discovery alone.
+fn nvme_discovery(
+    args: &ServeArgs,
+    configured: Vec<Endpoint>,
+    nvme: &[Endpoint],
+) -> Result<Vec<Endpoint>, Failure> {
+    let places = match args.nvme_discovery.is_empty() {
+        true => configured,
+        false => args.nvme_discovery.clone(),
+    };
+    if nvme.is_empty() && !places.is_empty() {
+        let message = "nvme-discovery: NVMe is not served; add --nvme tcp:HOST:PORT";
+        return Err(Failure::new(Code::Usage, message));
+    }
+    Ok(places)
+}
+
+/// The place of metrics.
+fn metrics_place(
+    args: &ServeArgs,
+    configured: Option<Endpoint>,
+) -> Result<Option<Endpoint>, Failure> {
+    let place = args.metrics.clone().or(configured);
+    if place == Some(Endpoint::Stdio) {
+        return Err(Failure::new(Code::Usage, "invalid metrics `stdio`: expected tcp:HOST:PORT"));
+    }
+    Ok(place)
+}
+
 fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
     let mut config = match &args.config {
         Some(file) => crate::config::load(file, adds_tls(args), adds_nvme_access(args))?,
@@ -195,22 +224,12 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         return Err(Failure::new(Code::Usage, message));
     }
     let (nvme, nvme_access) = nvme(args, config.nvme, config.nvme_access)?;
-    let metrics = args.metrics.clone().or(config.metrics);
-    if metrics == Some(Endpoint::Stdio) {
-        return Err(Failure::new(Code::Usage, "invalid metrics `stdio`: expected tcp:HOST:PORT"));
-    }
+    let nvme_discovery = nvme_discovery(args, config.nvme_discovery, &nvme)?;
+    let metrics = metrics_place(args, config.metrics)?;
     let fuse = args.fuse.clone().or(config.fuse);
     let fuse_allow_other = args.fuse_allow_other || config.fuse_allow_other;
     if fuse_allow_other && fuse.is_none() {
         let message = "fuse-allow-other: nothing is mounted; add --fuse DIR";
-        return Err(Failure::new(Code::Usage, message));
-    }
-    let nvme_discovery = match args.nvme_discovery.is_empty() {
-        true => config.nvme_discovery,
-        false => args.nvme_discovery.clone(),
-    };
-    if nvme.is_empty() && !nvme_discovery.is_empty() {
-        let message = "nvme-discovery: NVMe is not served; add --nvme tcp:HOST:PORT";
         return Err(Failure::new(Code::Usage, message));
     }
     let api_directories = [config.api_directories, args.api_directory.clone()].concat();
@@ -468,7 +487,7 @@ fn announce_json(
 ) -> Result<(), Failure> {
     let devices = daemon.devices();
     let view = |entry: &DeviceEntry| {
-        DeviceView::new(entry, 0, devices.files().find_info(entry.spec.name()))
+        DeviceView::new(entry, 0, Vec::new(), devices.files().find_info(entry.spec.name()))
     };
     let devices: Vec<_> = devices.list().iter().map(view).collect();
     let nbd = addresses(daemon);

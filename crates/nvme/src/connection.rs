@@ -18,7 +18,7 @@
 //! bounded.
 
 use std::io::{self, Read};
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ use crate::host_link::{HostLink, LinkRole};
 use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::io_queue::{CommandProgress, IoQueue};
 use crate::namespace::{IoPlan, Transfer, check_pointer};
-use crate::outbox::Outbox;
+use crate::outbox::{self, Outbox};
 use crate::slots::{CommandPlan, CommandSlots, SlotPhase};
 use crate::subsystems::Subsystems;
 use crate::wire::{
@@ -60,8 +60,6 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// The longest wait for the device before the next check whether the connection was cut.
 const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a connection waits after its TermReq for the host to close it.
-const LINGER: Duration = Duration::from_secs(1);
 
 const _: () = assert!(WHOLE_PDU_BYTES_MAX < INBOX_BYTES, "a whole PDU fits");
 
@@ -210,7 +208,9 @@ impl HostConnection {
             self.send_events();
             let has_started = self.send()?;
             if self.ending && self.slots.executing() == 0 {
-                self.linger();
+                if self.fault.is_some() || self.auth.as_ref().is_some_and(QueueAuth::has_ended) {
+                    outbox::linger(&self.link.socket);
+                }
                 return Ok(self.fault);
             }
             if self.ending && self.is_overdue() {
@@ -244,8 +244,8 @@ impl HostConnection {
         }
     }
 
-    /// Returns the disk of an I/O queue that is being replaced, when its commands are completed, and
-    /// goes on with the new one. Meanwhile commands wait in the socket.
+    /// Returns the disk of an I/O queue that is being replaced, when its commands are completed,
+    /// and continues with the new one. Meanwhile commands wait in the socket.
     fn renew_namespace(&mut self) -> io::Result<()> {
         let gone = |text| Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
         loop {
@@ -315,31 +315,6 @@ impl HostConnection {
             }
         };
         subsystem.detach(&self.link);
-    }
-
-    /// After a TermReq or a failed authentication: lets the host read it before the socket is
-    /// closed, which would reset the connection if the host has sent more.
-    fn linger(&mut self) {
-        if self.fault.is_none() && !self.auth.as_ref().is_some_and(QueueAuth::has_ended) {
-            return;
-        }
-        socket::shutdown(&self.link.socket, Shutdown::Write);
-        let deadline = Instant::now() + LINGER;
-        let mut bytes = [0; 4096];
-        while !socket::left(deadline).is_zero() {
-            match (&self.link.socket).read(&mut bytes) {
-                Ok(0) => return,
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let readable = socket::Interest::Readable;
-                    let left = Some(socket::left(deadline));
-                    if socket::wait(&self.link.socket, readable, None, left).is_err() {
-                        return;
-                    }
-                }
-                Err(_) => return,
-            }
-        }
     }
 
     /// Parses the received PDUs; `true` if more bytes are needed for the next one.

@@ -16,8 +16,9 @@
 //! 2. The end of the controller's enabled state drops requests and notice without an answer.
 
 use crate::command::StatusCode;
-use crate::identify::EVENTS_MAX;
-use crate::log_page::log_id;
+
+/// The asynchronous event requests that may be outstanding (AERL + 1).
+pub const EVENTS_MAX: usize = 4;
 
 /// The notice that a controller can send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,10 +41,10 @@ impl NoticeKind {
     /// Dword 0 of the completion: type 2, the information, and the log page.
     fn result(self) -> u64 {
         let (information, log) = match self {
-            NoticeKind::Namespace => (0x00, log_id::CHANGED_NAMESPACES),
-            NoticeKind::Discovery => (0xf0, log_id::DISCOVERY),
+            NoticeKind::Namespace => (0x00, 0x04),
+            NoticeKind::Discovery => (0xf0, 0x70),
         };
-        2 | information << 8 | u64::from(log) << 16
+        2 | information << 8 | log << 16
     }
 }
 

@@ -24,6 +24,29 @@ pub(crate) struct LinkStats {
     pub(crate) errors: Counter,
 }
 
+/// Counts of commands of several connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommandTotals {
+    /// Commands received.
+    pub commands: u64,
+    /// Bytes read from the namespace.
+    pub read_bytes: u64,
+    /// Bytes written to the namespace, without zeroed and deallocated ones.
+    pub written_bytes: u64,
+    /// Commands completed with an error.
+    pub errors: u64,
+}
+
+impl CommandTotals {
+    pub(crate) fn add(&mut self, stats: &LinkStats) {
+        self.commands += stats.commands.get();
+        self.read_bytes += stats.read_bytes.get();
+        self.written_bytes += stats.written_bytes.get();
+        self.errors += stats.errors.get();
+    }
+}
+
 /// What a connection is for, known after its Connect.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkRole {

@@ -3,7 +3,7 @@
 //! Offsets in the code are those of the standard's figures.
 
 use crate::command::StatusCode;
-use crate::events::NoticeKind;
+use crate::events::{EVENTS_MAX, NoticeKind};
 use crate::namespace::{DATA_EXPONENT, NSID, NamespaceShape};
 use crate::wire::IN_CAPSULE_BYTES_MAX;
 
@@ -13,8 +13,6 @@ pub const PAGE_BYTES: usize = 4096;
 pub const VERSION: u32 = 0x0002_0000;
 /// The most commands of a queue (MQES + 1, MAXCMD).
 pub const QUEUE_ENTRIES_MAX: u16 = 128;
-/// The asynchronous event requests that may be outstanding (AERL + 1).
-pub const EVENTS_MAX: usize = 4;
 /// The unit of keep-alive timers, in milliseconds.
 pub const KEEP_ALIVE_UNIT_MS: u32 = 100;
 

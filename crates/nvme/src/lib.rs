@@ -39,8 +39,9 @@ pub mod zones;
 
 pub use access::{AllowedHosts, AuthRules, EVERY_DEVICE, HostAccess, check_nqn};
 pub use controller::QUEUES_MAX;
-pub use host_link::LinkInfo;
+pub use host_link::{CommandTotals, LinkInfo};
 pub use server::{TargetOptions, TargetServer};
 pub use subsystems::{
-    NQN_PREFIX, SUBSYSTEMS_MAX, SubsystemError, SubsystemInfo, Subsystems, SuspendedSubsystem,
+    HostInfo, NQN_PREFIX, SUBSYSTEMS_MAX, SubsystemError, SubsystemInfo, Subsystems,
+    SuspendedSubsystem,
 };

@@ -2,9 +2,9 @@
 //! data are gathered in a byte vector, where neighbours are one piece; the data of reads are sent
 //! from the region.
 
-use std::io;
-use std::net::TcpStream;
-use std::time::Duration;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
 
 use blockyard_core::Region;
 use blockyard_os::socket::{self, Interest, PieceSource, Ready, SendMode, SendPiece};
@@ -16,6 +16,9 @@ const PIECES_FULL: usize = 256;
 
 /// The time after which a host that accepts no byte is disconnected.
 const STALL_MAX: Duration = Duration::from_secs(30);
+
+/// How long a connection waits for the host to close it.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// PDUs that wait to be sent, in order.
 #[derive(Debug)]
@@ -94,6 +97,27 @@ fn send_all(
         }
     }
     Ok(())
+}
+
+/// After a TermReq or a failed authentication: lets the host read it before the socket is closed,
+/// which would reset the connection if the host has sent more.
+pub(crate) fn linger(mut to: &TcpStream) {
+    socket::shutdown(to, Shutdown::Write);
+    let deadline = Instant::now() + LINGER;
+    let mut bytes = [0; 4096];
+    while !socket::left(deadline).is_zero() {
+        match to.read(&mut bytes) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = Some(socket::left(deadline));
+                if socket::wait(to, Interest::Readable, None, left).is_err() {
+                    return;
+                }
+            }
+            Err(_) => return,
+        }
+    }
 }
 
 /// Removes the first `sent` bytes from the pieces, and returns the number of pieces sent

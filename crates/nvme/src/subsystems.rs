@@ -15,7 +15,7 @@ use blockyard_sync::atomics::{AtomicU64, Ordering};
 
 use crate::access::HostAccess;
 use crate::fabrics::NQN_LEN_MAX;
-use crate::host_link::{CUT_GRACE, HostLink};
+use crate::host_link::{CUT_GRACE, CommandTotals, HostLink};
 use crate::identify::Identity;
 use crate::namespace::{NamespaceError, NamespaceShape};
 
@@ -65,6 +65,8 @@ struct SubsystemState {
     users: usize,
     /// The connections to the subsystem.
     links: Vec<Arc<HostLink>>,
+    /// The commands of connections that have ended.
+    past: CommandTotals,
 }
 
 enum DiskPhase {
@@ -91,6 +93,26 @@ pub struct SubsystemInfo {
     pub nqn: String,
     /// The hosts' controllers that use it now.
     pub controllers: usize,
+    /// The I/O queues of these controllers.
+    pub queues: usize,
+    /// The hosts of these controllers, in the order of their connection.
+    pub hosts: Vec<HostInfo>,
+    /// The commands since the device was added, also those of hosts that have left.
+    pub totals: CommandTotals,
+}
+
+/// A host of a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostInfo {
+    /// The NQN of the host.
+    pub nqn: String,
+    /// The address of its admin queue.
+    pub peer: String,
+    /// The controller.
+    pub controller: u16,
+    /// The I/O queues.
+    pub queues: usize,
 }
 
 /// The reason for which the table of subsystems refused a change.
@@ -197,7 +219,12 @@ impl Subsystem {
 
     /// Removes a connection.
     pub(crate) fn detach(&self, link: &Arc<HostLink>) {
-        self.state().links.retain(|other| !Arc::ptr_eq(other, link));
+        let mut state = self.state();
+        if let Some(at) = state.links.iter().position(|other| Arc::ptr_eq(other, link)) {
+            state.links.remove(at);
+            state.past.add(&link.stats);
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -257,10 +284,26 @@ impl Subsystem {
     fn info(&self) -> SubsystemInfo {
         let state = self.state();
         let is_admin = |link: &&Arc<HostLink>| link.role.get().is_some_and(|role| role.queue == 0);
+        let roles = || state.links.iter().filter_map(|link| Some((link, link.role.get()?)));
+        let queues = |controller: Option<u16>| {
+            let is_its = |id: u16| controller.is_none_or(|controller| controller == id);
+            roles().filter(|(_, role)| role.queue > 0 && is_its(role.controller)).count()
+        };
+        let hosts = roles().filter(|(_, role)| role.queue == 0).map(|(link, role)| HostInfo {
+            nqn: role.host.clone(),
+            peer: link.peer.clone(),
+            controller: role.controller,
+            queues: queues(Some(role.controller)),
+        });
+        let mut totals = state.past;
+        state.links.iter().for_each(|link| totals.add(&link.stats));
         SubsystemInfo {
             name: self.name.clone(),
             nqn: self.identity.nqn.clone(),
             controllers: state.links.iter().filter(is_admin).count(),
+            queues: queues(None),
+            hosts: hosts.collect(),
+            totals,
         }
     }
 }
@@ -338,6 +381,7 @@ impl Subsystems {
                 shape: Arc::new(shape),
                 users: 0,
                 links: Vec::new(),
+                past: CommandTotals::default(),
             }),
             version: AtomicU64::new(0),
             changed: Condvar::new(),
@@ -404,8 +448,8 @@ impl Subsystems {
         self.access.refusal(&subsystem.name, host)
     }
 
-    /// The number of changes so far, the NQNs of the subsystems that a host may use, and the address
-    /// at which it reaches them if it is connected at the address `here`.
+    /// The number of changes so far, the NQNs of the subsystems that a host may use, and the
+    /// address at which it reaches them if it is connected at the address `here`.
     pub(crate) fn discover(
         &self,
         host: &str,

@@ -120,7 +120,7 @@ fn a_device_whose_commands_take_too_long_is_not_replaced() {
     let busy = target.subsystems.suspend("slow", Duration::ZERO).map(drop);
     assert_eq!(busy, Err(SubsystemError::Busy("slow".to_owned())));
     assert_eq!(io.done().status, 0);
-    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0, "it goes on");
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0, "the queue continues");
     let unknown = target.subsystems.suspend("none", DRAIN).map(drop);
     assert_eq!(unknown, Err(SubsystemError::Unknown("none".to_owned())));
 }

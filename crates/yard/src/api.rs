@@ -284,8 +284,9 @@ async fn version() -> axum::Json<VersionView> {
 }
 
 fn view(devices: &Devices, entry: &DeviceEntry) -> DeviceView {
-    let clients = devices.clients(entry.spec.name());
-    DeviceView::new(entry, clients, devices.files().find_info(entry.spec.name()))
+    let name = entry.spec.name();
+    let (clients, hosts) = (devices.clients(name), devices.hosts(name));
+    DeviceView::new(entry, clients, hosts, devices.files().find_info(name))
 }
 
 async fn list(State(control): Shared) -> Answer<Vec<DeviceView>> {

@@ -207,13 +207,18 @@ impl Daemon {
             daemon.start_nvme_discovery(endpoint, listeners, &access)?;
         }
         warn_of_open_control(options);
-        let servers: Vec<Weak<Server>> = daemon.servers.iter().map(Arc::downgrade).collect();
-        // It is still empty: only this function sets it.
-        let _ = shared.servers.set(servers);
-        let nvme = daemon.nvme.iter().chain(&daemon.nvme_discovery);
-        let nvme: Vec<Weak<TargetServer>> = nvme.map(Arc::downgrade).collect();
-        let _ = shared.nvme.set(nvme);
+        daemon.share_servers(&shared);
         Ok(daemon)
+    }
+
+    /// Gives the control plane the servers, whose connections it lists.
+    fn share_servers(&self, control: &Control) {
+        let servers: Vec<Weak<Server>> = self.servers.iter().map(Arc::downgrade).collect();
+        // Both are still empty: only this function sets them.
+        let _ = control.servers.set(servers);
+        let nvme = self.nvme.iter().chain(&self.nvme_discovery);
+        let nvme: Vec<Weak<TargetServer>> = nvme.map(Arc::downgrade).collect();
+        let _ = control.nvme.set(nvme);
     }
 
     fn mount(&mut self, dir: &Path, allow_other: bool) -> Result<(), DaemonError> {

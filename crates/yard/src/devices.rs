@@ -9,7 +9,7 @@ use blockyard_core::claim::DiskClaim;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_fuse::Files;
 use blockyard_nbd::{ExportOptions, Exports};
-use blockyard_nvme::{HostAccess, SubsystemError, Subsystems, SuspendedSubsystem};
+use blockyard_nvme::{HostAccess, HostInfo, SubsystemError, Subsystems, SuspendedSubsystem};
 use blockyard_zonefs::MountOptions;
 
 use crate::config::DEVICES_MAX;
@@ -17,7 +17,7 @@ use crate::entry::{DeviceEntry, describe};
 use crate::error::{StackError, YardError};
 use crate::spec::DeviceSpec;
 use crate::stack;
-use crate::view::{FormatRequest, FormatView, MountView};
+use crate::view::{FormatRequest, FormatView, HostView, MountView};
 use crate::zonefs::Mounts;
 
 /// How long the commands of NVMe hosts may take before a device is replaced, and how long requests
@@ -361,6 +361,19 @@ impl Devices {
         let subsystem = self.subsystems.get().and_then(|subsystems| subsystems.find_info(name));
         let hosts = subsystem.map_or(0, |subsystem| subsystem.controllers as u64);
         self.nbd_clients(name) + hosts
+    }
+
+    /// The NVMe hosts of a device.
+    pub fn hosts(&self, name: &str) -> Vec<HostView> {
+        let subsystem = self.subsystems.get().and_then(|subsystems| subsystems.find_info(name));
+        let hosts = subsystem.map(|subsystem| subsystem.hosts).unwrap_or_default();
+        let view = |host: HostInfo| HostView {
+            nqn: host.nqn,
+            peer: host.peer,
+            controller: host.controller,
+            queues: host.queues as u64,
+        };
+        hosts.into_iter().map(view).collect()
     }
 
     fn nbd_clients(&self, name: &str) -> u64 {

@@ -10,6 +10,7 @@ use blockyard_core::sched::deadline::{Counters, Stats as Scheduled};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{Op, SECTOR_BYTES, Sector};
 use blockyard_nbd::MemoryUse;
+use blockyard_nvme::SubsystemInfo;
 use blockyard_sync::counter::bucket_floor;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -41,6 +42,7 @@ pub fn encode(devices: &Devices, connections: u64, memory: MemoryUse) -> String 
         connections,
         memory,
         pools,
+        subsystems: devices.subsystems().map(|table| table.list()).unwrap_or_default(),
         devices: devices.list().into_iter().map(DeviceSample::new).collect(),
     };
     registry.register_collector(Box::new(sample));
@@ -56,6 +58,7 @@ struct MetricsSample {
     connections: u64,
     memory: MemoryUse,
     pools: Vec<PoolView>,
+    subsystems: Vec<SubsystemInfo>,
     devices: Vec<DeviceSample>,
 }
 
@@ -133,6 +136,9 @@ const PER_OP: [(&str, &str, CountOf); 4] = [
     ("device_errors", "Bios that failed", |stats, op| stats.op(op).errors),
     ("device_merges", "Bios merged into another's request", |stats, op| stats.op(op).merges),
 ];
+
+/// A value of the NVMe hosts of a device.
+type HostsOf = fn(&SubsystemInfo) -> u64;
 
 type Gauge = fn(&DeviceSample) -> u64;
 
@@ -225,11 +231,49 @@ impl Collector for MetricsSample {
         encoder
             .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
             .encode_gauge(&self.connections)?;
-        self.encode_memory(&mut encoder)
+        self.encode_memory(&mut encoder)?;
+        self.encode_nvme(&mut encoder)
     }
 }
 
 impl MetricsSample {
+    fn encode_nvme(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let gauges: [(&str, &str, HostsOf); 2] = [
+            ("nvme_controllers", "Controllers of NVMe hosts now", |row| row.controllers as u64),
+            ("nvme_queues", "I/O queues of NVMe hosts now", |row| row.queues as u64),
+        ];
+        for (name, help, value) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for row in &self.subsystems {
+                family.encode_family(&[("device", &*row.name)])?.encode_gauge(&value(row))?;
+            }
+        }
+        let counters: [(&str, &str, HostsOf); 2] = [
+            ("nvme_commands", "Commands of NVMe hosts", |row| row.totals.commands),
+            ("nvme_errors", "Commands of NVMe hosts that failed", |row| row.totals.errors),
+        ];
+        for (name, help, value) in counters {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for row in &self.subsystems {
+                family
+                    .encode_family(&[("device", &*row.name)])?
+                    .encode_counter::<NoLabelSet, _, f64>(&value(row), None)?;
+            }
+        }
+        let help = "Data of commands of NVMe hosts that succeeded";
+        let mut family =
+            encoder.encode_descriptor("nvme_bytes", help, None, MetricType::Counter)?;
+        for row in &self.subsystems {
+            let bytes = [("read", row.totals.read_bytes), ("write", row.totals.written_bytes)];
+            for (op, bytes) in bytes {
+                family
+                    .encode_family(&[("device", &*row.name), ("op", op)])?
+                    .encode_counter::<NoLabelSet, _, f64>(&bytes, None)?;
+            }
+        }
+        Ok(())
+    }
+
     fn encode_memory(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let MemoryUse { limit_bytes, used_bytes, waits, refused, .. } = self.memory;
         let gauges = [
@@ -375,6 +419,7 @@ mod tests {
     use std::sync::Arc;
 
     use blockyard_core::blocking::Io;
+    use blockyard_nvme::HostAccess;
 
     use super::*;
     use crate::paths::TempDir;
@@ -434,6 +479,24 @@ mod tests {
             .collect();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             assert!(names.iter().any(|name| line.starts_with(name)), "{line} has no type");
+        }
+    }
+
+    #[test]
+    fn hosts_of_nvme_are_counted_by_device() {
+        let devices = Devices::new();
+        devices.serve_nvme(&HostAccess::default());
+        devices.add(crate::uri::parse("null:///n0?size=1M").unwrap()).unwrap();
+        let text = encode(&devices, 0, MemoryUse::default());
+        for line in [
+            "blockyard_nvme_controllers{device=\"n0\"} 0",
+            "blockyard_nvme_queues{device=\"n0\"} 0",
+            "blockyard_nvme_commands_total{device=\"n0\"} 0",
+            "blockyard_nvme_bytes_total{device=\"n0\",op=\"read\"} 0",
+            "blockyard_nvme_bytes_total{device=\"n0\",op=\"write\"} 0",
+            "blockyard_nvme_errors_total{device=\"n0\"} 0",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is missing:\n{text}");
         }
     }
 

@@ -68,6 +68,9 @@ pub struct DeviceView {
     /// The NQN of its NVMe subsystem, if it has one.
     #[serde(default)]
     pub nqn: Option<String>,
+    /// The NVMe hosts that use it now.
+    #[serde(default)]
+    pub hosts: Vec<HostView>,
     /// The path of its block file, if files are mounted.
     #[serde(default)]
     pub file: Option<String>,
@@ -123,9 +126,28 @@ pub struct LimitsView {
     pub queue_depth: u16,
 }
 
+/// An NVMe host of a device.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct HostView {
+    /// The NQN of the host.
+    pub nqn: String,
+    /// The address of its admin queue.
+    pub peer: String,
+    /// The controller.
+    pub controller: u16,
+    /// The number of its I/O queues.
+    pub queues: u64,
+}
+
 impl DeviceView {
-    /// A device with this number of clients, and with its file if there is one.
-    pub fn new(entry: &DeviceEntry, clients: u64, file: Option<FileInfo>) -> DeviceView {
+    /// A device with this number of clients, some of which are NVMe hosts, and with its file if
+    /// there is one.
+    pub fn new(
+        entry: &DeviceEntry,
+        clients: u64,
+        hosts: Vec<HostView>,
+        file: Option<FileInfo>,
+    ) -> DeviceView {
         let (disk, limits) = (entry.disk.as_ref(), entry.disk.limits());
         let (geometry, gate) = (disk.geometry(), disk.gate());
         DeviceView {
@@ -160,6 +182,7 @@ impl DeviceView {
             channels: disk.stats().channels,
             clients,
             nqn: entry.nqn.clone(),
+            hosts,
             opens: file.as_ref().map_or(0, |file| file.opens),
             file_transport: file
                 .as_ref()

@@ -11,6 +11,7 @@ use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::entry::WORK_MAX;
 use blockyard_yard::paths::TempDir;
 use blockyard_yard::view::{ErrorBody, RootView, ZoneRequest};
+use blockyard_yard::volumes::VolumeRequest;
 use blockyard_yard::{uri, zones};
 
 /// A daemon for one test, and a client of it.
@@ -387,4 +388,104 @@ fn metrics_are_served_alone_elsewhere() {
         assert!(answer.starts_with(status), "{answer}");
     }
     drop(temp);
+}
+
+/// The admin queue of an NVMe host on a subsystem, and an I/O queue of it.
+fn nvme_queues(address: std::net::SocketAddr, nqn: &str) -> [std::net::TcpStream; 2] {
+    let mut controller = 0xffffu16;
+    [(0u16, 31u16), (1, 127)].map(|(queue, entries)| {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let mut request = [0; 128];
+        (request[2], request[4]) = (128, 128);
+        stream.write_all(&request).unwrap();
+        stream.read_exact(&mut request).unwrap();
+        let mut capsule = vec![0; 72 + 1024];
+        (capsule[0], capsule[2], capsule[3]) = (4, 72, 72);
+        capsule[4..8].copy_from_slice(&(72 + 1024u32).to_le_bytes());
+        (capsule[8], capsule[9], capsule[12]) = (0x7f, 0x40, 1);
+        capsule[40..44].copy_from_slice(&1024u32.to_le_bytes());
+        capsule[47] = 1;
+        capsule[50..52].copy_from_slice(&queue.to_le_bytes());
+        capsule[52..54].copy_from_slice(&entries.to_le_bytes());
+        let data = &mut capsule[72..];
+        data[16..18].copy_from_slice(&controller.to_le_bytes());
+        data[256..256 + nqn.len()].copy_from_slice(nqn.as_bytes());
+        data[512..512 + HOST_NQN.len()].copy_from_slice(HOST_NQN.as_bytes());
+        let answer = exchange(&mut stream, &capsule);
+        controller = u16::from_le_bytes([answer[8], answer[9]]);
+        if queue == 0 {
+            let mut enable = [0; 72];
+            (enable[0], enable[2], enable[4], enable[8], enable[9]) = (4, 72, 72, 0x7f, 0x40);
+            enable[52] = 0x14;
+            enable[56..60].copy_from_slice(&0x46_0061u32.to_le_bytes());
+            exchange(&mut stream, &enable);
+        }
+        stream
+    })
+}
+
+/// Sends a command that succeeds without data to the host; returns its completion.
+fn exchange(stream: &mut std::net::TcpStream, capsule: &[u8]) -> [u8; 24] {
+    stream.write_all(capsule).unwrap();
+    let mut answer = [0; 24];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!((answer[0], &answer[22..24]), (5, &[0, 0][..]), "{answer:?}");
+    answer
+}
+
+const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
+
+/// NBD clients cannot learn a new length, so the volume must have none. NVMe hosts can.
+#[test]
+fn a_volume_grows_under_an_nvme_host_and_does_not_shrink() {
+    let temp = TempDir::new().unwrap();
+    let (control, pool) = (temp.path().join("control.sock"), temp.path().join("pool"));
+    let uri = format!("volume:///v0?size=64M&path={}", pool.display());
+    let host = "127.0.0.1".to_owned();
+    let options = DaemonOptions {
+        devices: vec![uri::parse(&uri).unwrap()],
+        nvme: vec![Endpoint::Tcp { host, port: 0 }],
+        control: Some(control.clone().into()),
+        ..DaemonOptions::default()
+    };
+    let daemon = Daemon::start(&options).unwrap();
+    let address = daemon.nvme_servers()[0].local_addrs()[0];
+    let client = Client::new(control);
+    let [mut admin, mut io] = nvme_queues(address, "nqn.2026-11.io.blockyard:v0");
+    let shown = client.device("v0").unwrap();
+    assert_eq!((shown.clients, shown.hosts.len()), (1, 1));
+    assert_eq!((&*shown.hosts[0].nqn, shown.hosts[0].queues), (HOST_NQN, 1));
+    // Reads the last block of a volume of this length; `false` if it is beyond the end.
+    let block = shown.logical_block_bytes;
+    let mut read = [0; 72];
+    (read[0], read[2], read[4], read[8], read[9], read[12]) = (4, 72, 72, 2, 0x40, 1);
+    read[40..44].copy_from_slice(&block.to_le_bytes());
+    read[47] = 0x5a;
+    let mut read_last = |mib: u64| {
+        read[48..56].copy_from_slice(&((mib << 20) / u64::from(block) - 1).to_le_bytes());
+        io.write_all(&read).unwrap();
+        let mut answer = [0; 24];
+        io.read_exact(&mut answer).unwrap();
+        if answer[0] == 5 {
+            assert_eq!(answer[22..24], (0x4080u16 << 1).to_le_bytes(), "LBA Out of Range");
+            return false;
+        }
+        // The data, and the completion.
+        io.read_exact(&mut vec![0; block as usize + 24]).unwrap();
+        true
+    };
+    let resize = |size: u64, force: bool| {
+        let (name, size_bytes) = ("v0".to_owned(), Some(size));
+        client.volume("resize", &VolumeRequest { name, size_bytes, force, ..Default::default() })
+    };
+    assert!(read_last(64) && !read_last(128));
+    assert_eq!(resize(128 << 20, false).unwrap().done, "resized v0 to 128M");
+    assert!(read_last(128) && !read_last(129));
+    assert_eq!(refused(resize(64 << 20, true)).0, "busy");
+    // What the pool refuses leaves the volume as it was.
+    assert!(resize((200 << 20) + 1000, false).is_err(), "no whole blocks");
+    assert!(read_last(128));
+    let mut keep_alive = [0; 72];
+    (keep_alive[0], keep_alive[2], keep_alive[4], keep_alive[8]) = (4, 72, 72, 0x18);
+    exchange(&mut admin, &keep_alive);
 }
