@@ -918,11 +918,13 @@ impl HostConnection {
         }
     }
 
-    /// The time until which the host has to send something on this connection.
+    /// The time until which the host has to send something on this connection. A host that computes
+    /// its first response may be silent for longer than its keep-alive time-out.
     fn deadline(&self) -> Option<Instant> {
+        let is_proved = self.auth.as_ref().is_none_or(QueueAuth::is_authenticated);
         let silent = match &self.role {
-            QueueRole::Admin(admin) => admin.controller.deadline(),
-            QueueRole::New | QueueRole::Idle | QueueRole::Io(_) => None,
+            QueueRole::Admin(admin) if is_proved => admin.controller.deadline(),
+            QueueRole::New | QueueRole::Idle | QueueRole::Admin(_) | QueueRole::Io(_) => None,
         };
         self.setup_deadline().into_iter().chain(silent).min()
     }

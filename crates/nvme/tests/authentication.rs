@@ -12,7 +12,7 @@ use blockyard_nvme::{AuthRules, HostAccess, TargetOptions};
 use data_encoding::BASE64;
 use initiator::{
     DISCOVERY, Done, HOST, Initiator, PLAIN, Target, command, connect_parts, fabrics, pattern,
-    pointed, target_for,
+    pointed, target_for, with,
 };
 use num_bigint::BigUint;
 use ring::{digest, hmac};
@@ -196,8 +196,20 @@ fn authenticate(queue: &mut Initiator, known: Knowledge) -> Result<(), u8> {
 
 /// Connects a queue, which has to authenticate; returns the controller too.
 fn connect(target: &Target, host: &str, number: u16, controller: u16) -> (Initiator, u16) {
+    connect_for(target, host, number, controller, 0)
+}
+
+/// Connects a queue with a keep-alive time-out.
+fn connect_for(
+    target: &Target,
+    host: &str,
+    number: u16,
+    controller: u16,
+    keep_alive_ms: u32,
+) -> (Initiator, u16) {
     let mut queue = target.idle(0);
     let (sqe, mut data) = connect_parts(PLAIN, number, controller, 31, 0);
+    let sqe = with(sqe, 12, keep_alive_ms);
     data[512..768].fill(0);
     data[512..512 + host.len()].copy_from_slice(host.as_bytes());
     let done = queue.execute(sqe, &data);
@@ -311,6 +323,19 @@ fn an_authenticated_host_may_authenticate_again() {
     assert_eq!(reason(&auth_receive(&mut admin, 4096).data), 1);
     admin.ends();
     io.ends();
+}
+
+/// The kernel of an emulated host computed in a large group for longer than its keep-alive
+/// time-out, and was disconnected.
+#[test]
+fn a_host_that_has_to_authenticate_is_not_taken_for_silent() {
+    let target = target();
+    let (mut computes, _) = connect_for(&target, HOST, 0, 0xffff, 100);
+    let (mut silent, _) = connect_for(&target, HOST, 0, 0xffff, 100);
+    assert_eq!(authenticate(&mut silent, ONE_WAY), Ok(()));
+    silent.ends();
+    assert_eq!(authenticate(&mut computes, ONE_WAY), Ok(()));
+    computes.ends();
 }
 
 #[test]
