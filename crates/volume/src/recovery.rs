@@ -5,8 +5,8 @@
 //! superblock or a later group states that it was durable: then the log is damaged. Nothing is
 //! appended before a superblock with a new epoch is durable.
 //!
-//! Of groups that are known to have been durable, the heads are enough; see [`heads`]. The others,
-//! a few at the end, are read completely and made durable.
+//! Of groups that are known to have been durable, the heads are enough; see [`header_scan`]. The
+//! others, a few at the end, are read completely and made durable.
 
 mod groups;
 mod header_scan;
