@@ -26,7 +26,8 @@ pub struct ExportOptions {
     /// The smallest block of clients, in bytes: a power of two. Above 1, a client that does not ask
     /// for block sizes is refused.
     pub min_block_bytes: u32,
-    /// A description for people, shown when clients list the exports.
+    /// A description for people, shown when clients list the exports. It is cut off after 4096
+    /// bytes, the longest string of the protocol.
     pub description: String,
 }
 
@@ -288,8 +289,10 @@ impl Exports {
         &self,
         name: &str,
         disk: impl Into<SharedDisk>,
-        options: ExportOptions,
+        mut options: ExportOptions,
     ) -> Result<(), ExportError> {
+        let description = &mut options.description;
+        description.truncate(description.floor_char_boundary(STRING_BYTES_MAX));
         for (field, text) in [("name", name), ("description", &options.description)] {
             let empty_name = field == "name" && text.is_empty();
             if empty_name || wire::parse_name(text.as_bytes()).is_err() {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use blockyard_core::Limits;
 use blockyard_nbd::wire::{self, Style, export_flag, option, option_reply};
-use blockyard_nbd::{ExportOptions, ServerOptions};
+use blockyard_nbd::{ExportOptions, Exports, ServerOptions};
 use common::ram::Ram;
 use common::{Client, Fixture};
 
@@ -23,6 +23,16 @@ fn fixture() -> Fixture {
 
 fn greet(fixture: &Fixture) -> Client<std::os::unix::net::UnixStream> {
     Client::greet(fixture.connect())
+}
+
+/// Regression: a device with a long path could not be exported.
+#[test]
+fn a_long_description_is_cut_off() {
+    let exports = Exports::new();
+    let description = "x".to_owned() + &"é".repeat(4096);
+    let options = ExportOptions { description, ..ExportOptions::default() };
+    exports.add("long", Ram::new(1 << 20), options).unwrap();
+    assert_eq!(exports.list()[0].description, "x".to_owned() + &"é".repeat(2047));
 }
 
 #[test]

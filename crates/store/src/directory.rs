@@ -291,6 +291,7 @@ impl DirectoryStore {
         if name == superblock::FILE
             && let Some(locked) = &*self.superblock()
         {
+            self.check_links(name, locked.metadata()?.nlink())?;
             return Ok(Some(PoolFile::sharing(locked.file())));
         }
         if let Some(number) = segment(name) {
@@ -305,10 +306,25 @@ impl DirectoryStore {
             {
                 Err(io::Error::other("a pool has been made here this moment; open it again"))
             }
-            Ok(file) => Ok(Some(PoolFile::of(file))),
+            Ok(file) => {
+                self.check_links(name, file.metadata()?.nlink())?;
+                Ok(Some(PoolFile::of(file)))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Refuses a file that another directory has too, if this pool may be written.
+    fn check_links(&self, name: &str, links: u64) -> io::Result<()> {
+        if self.purpose == Purpose::ReadOnly || links < 2 {
+            return Ok(());
+        }
+        let what = format!(
+            "`{name}` has {links} names (hard links): writing it would change another copy of the \
+             pool too; expected files of its own, as `cp -r` makes"
+        );
+        Err(io::Error::other(what))
     }
 
     /// A segment file, which is opened when it is needed.
@@ -321,14 +337,7 @@ impl DirectoryStore {
         if !FileType::from_raw_mode(found.st_mode).is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
-        if self.purpose != Purpose::ReadOnly && found.st_nlink > 1 {
-            let what = format!(
-                "segment `{name}` has {} names (hard links): writing it would change another copy \
-                 of the pool too; expected files of its own, as `cp -r` makes",
-                found.st_nlink
-            );
-            return Err(io::Error::other(what));
-        }
+        self.check_links(name, found.st_nlink)?;
         let (open, flags) = (Arc::clone(&self.open), self.flags());
         let file = OnDemand::new(move || regular(&open, &segment_name(number as usize), flags));
         let (len, blocks) = (found.st_size.cast_unsigned(), found.st_blocks.cast_unsigned());

@@ -188,6 +188,23 @@ fn a_copy_that_comes_back_is_made_equal() {
     read(&Volume::open_in(running, VolumeConfig::new("pool", "v0")).unwrap(), &model);
 }
 
+/// The bug: a resync wrote the label of a copy whose file another directory had too.
+#[test]
+fn a_copy_with_a_hard_linked_label_is_refused() {
+    let place = place("mirror-links");
+    let path = |name: &str| place.path().join(name);
+    let (first, second, linked) = (path("a"), path("b"), path("linked"));
+    drop(open(&first, &second));
+    fs::hard_link(second.join("copy"), &linked).unwrap();
+    let label = fs::read(&linked).unwrap();
+    let error = Volume::open_with(config(&first, &second), options()).unwrap_err().to_string();
+    assert!(error.contains("`copy` has 2 names (hard links)"), "{error}");
+    assert!(fs::read(&linked).unwrap() == label);
+    fs::remove_file(&linked).unwrap();
+    let volume = open(&first, &second);
+    assert!(volume.running().status().unwrap().copies.iter().all(|it| it.state.is_good()));
+}
+
 /// Copies the files of a directory; again from the start if one gets another name meanwhile, as a
 /// new segment of an open pool does.
 fn copy(from: &Path, to: &Path) {
