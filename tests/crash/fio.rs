@@ -9,6 +9,9 @@ use crate::rounds::Seed;
 use crate::run::{bounded, finish};
 use crate::yard::Yard;
 
+/// The writes that fio keeps in flight.
+const DEPTH: u64 = 16;
+
 /// fio, once writing and once reading, with its records in a folder of its own.
 pub(crate) struct Fio {
     place: Place,
@@ -19,12 +22,14 @@ pub(crate) struct Fio {
 pub(crate) struct Writing(Child);
 
 impl Writing {
-    /// Whether fio has written: a kill before that shows nothing.
+    /// Whether fio has written enough for a kill. With more writes than its depth, but fewer than
+    /// twice as many, fio 3.33 verifies the first ones whether they were answered or not
+    /// (`verify_state_should_stop` in its verify.c).
     pub(crate) fn has_written(&mut self, yard: &Yard, volume: &str) -> bool {
         assert!(self.0.try_wait().unwrap().is_none(), "fio has ended");
         let stats = yard.command(&["stats", volume, "--json"]).ok().json();
         assert_eq!(stats[0]["device"], volume, "{stats}");
-        stats[0]["ops"]["write"]["ops"].as_u64() > Some(0)
+        stats[0]["ops"]["write"]["ops"].as_u64() > Some(2 * DEPTH)
     }
 
     /// Waits for fio's end, successful or not.
@@ -45,11 +50,12 @@ impl Fio {
         line
     }
 
-    /// Starts to overwrite a volume of 64 MiB with 16 durable writes in flight; `more` are further
-    /// arguments.
+    /// Starts to overwrite a volume of 64 MiB with [`DEPTH`] durable writes in flight; `more` are
+    /// further arguments.
     pub(crate) fn write(&self, yard: &Yard, volume: &str, more: &[&str]) -> Writing {
         let uri = format!("--uri={}", yard.uri(volume));
-        let writes = ["--iodepth=16", "--do_verify=0", "--verify_state_save=1"];
+        let depth = format!("--iodepth={DEPTH}");
+        let writes = [depth.as_str(), "--do_verify=0", "--verify_state_save=1"];
         let line = [&self.line(&uri)[..], &writes, more].concat();
         let mut command = bounded(&line);
         let report = File::create(self.report()).unwrap();
