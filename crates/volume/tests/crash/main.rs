@@ -26,13 +26,13 @@ mod threads;
 mod turns;
 
 use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use blockyard_core::Status;
 use blockyard_testing::directory::{Change, Medium, SimulatedDirectory};
 use blockyard_testing::seed::Seed;
 use blockyard_testing::simulated_store::{FaultPlan, SimulatedStore, When};
 use blockyard_volume::{Compression, Options};
+use crc_fast::CrcAlgorithm;
 
 use fixture::{Fixture, History, Shape, Step, format};
 
@@ -108,16 +108,19 @@ fn go_on(fixture: &mut Fixture) {
     assert!(status.is_ok() || status == Status::NoSpc, "{status}");
 }
 
-/// A hash of the contents of a directory.
+/// A checksum of the names and contents of a directory.
 pub(crate) fn fingerprint(directory: &SimulatedDirectory) -> u64 {
-    let mut hasher = DefaultHasher::new();
+    let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
+    let mut bytes = Vec::new();
     for name in directory.names() {
         let file = directory.open(&name).unwrap();
-        let mut bytes = vec![0; file.len() as usize];
+        bytes.resize(file.len() as usize, 0);
         file.read_at(0, &mut bytes).unwrap();
-        (name, bytes).hash(&mut hasher);
+        digest.update(name.as_bytes());
+        digest.update(&file.len().to_le_bytes());
+        digest.update(&bytes);
     }
-    hasher.finish()
+    digest.finalize()
 }
 
 /// Opens what a cut has left, checks it, and writes: what is made durable now must be there after
