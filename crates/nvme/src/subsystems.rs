@@ -283,7 +283,8 @@ impl Subsystem {
 
     fn info(&self) -> SubsystemInfo {
         let state = self.state();
-        let is_admin = |link: &&Arc<HostLink>| link.role.get().is_some_and(|role| role.queue == 0);
+        // Also one that has to authenticate itself: a file system that claims the device must see it.
+        let is_admin = |link: &&Arc<HostLink>| link.role.get().is_none_or(|role| role.queue == 0);
         let roles = || state.links.iter().filter_map(|link| Some((link, link.role.get()?)));
         let queues = |controller: Option<u16>| {
             let is_its = |id: u16| controller.is_none_or(|controller| controller == id);
