@@ -56,8 +56,8 @@ fn baselines_and_schedulers_that_are_not_there_are_named() {
 #[test]
 fn one_filename_is_one_device() {
     let Some(engine) = engine() else { return };
-    let mut line = vec!["--filename=n", "--name=a", "--dev=null:///a", "--name=b"];
-    line.extend(["--dev=null:///b", "--rw=read", "--size=1M"]);
+    let mut line = vec!["--filename=n", "--rw=read", "--size=1M", "--name=a", "--dev=null:///a"];
+    line.extend(["--name=b", "--dev=null:///b"]);
     fio(&engine, &line).fails().says(&["filename `n` is device `null:///a`", "`null:///b`"]);
     let mut line = vec!["--filename=n", "--name=a", "--dev=null:///a?size=1M", "--name=b"];
     line.extend(["--dev=null:///a?size=2M"]);
