@@ -12,6 +12,7 @@ use crate::collect::collect;
 use crate::error::LabError;
 use crate::experiment::Experiment;
 use crate::experiment::Settings;
+use crate::headlines;
 use crate::kernel_replay::{self, command::KernelReplayCommand};
 use crate::progress::{self, Progress};
 use crate::registry;
@@ -41,6 +42,8 @@ pub enum LabCommand {
     /// Make a report of results: a page of HTML that needs no network, and a Markdown file with the
     /// same tables
     Report(ReportArgs),
+    /// Write the table of headline figures into docs/measuring.md
+    Headlines(HeadlinesArgs),
     /// Predict throughput on more cores than this machine has, by the Universal Scalability Law
     Scale(ScaleArgs),
     /// Compare the product's schedulers with the running kernel's
@@ -92,6 +95,17 @@ pub struct ReportArgs {
     /// The page; the Markdown gets the same name with .md [default: report.html in --from]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+}
+
+/// `lab headlines`.
+#[derive(Args, Debug)]
+pub struct HeadlinesArgs {
+    /// Files of results, which replace the stored ones [default: the stored results]
+    #[arg(value_name = "RESULTS")]
+    pub results: Vec<PathBuf>,
+    /// The directory of the documents
+    #[arg(long, value_name = "DIR", default_value = "docs")]
+    pub docs: PathBuf,
 }
 
 const RUN_HELP: &str = "\
@@ -176,6 +190,7 @@ pub fn run(command: &LabCommand, out: &mut impl Write) -> Result<(), CommandErro
         }
         LabCommand::Scale(args) => scale::command::run(args, out),
         LabCommand::Report(args) => report(args, out),
+        LabCommand::Headlines(args) => Ok(headlines::update(&args.results, &args.docs)?),
         LabCommand::KernelReplay(command) => kernel_replay::command::run(command, out),
         LabCommand::Serve(args) => Ok(serve::run(args)?),
     }

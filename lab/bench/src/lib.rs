@@ -14,6 +14,7 @@ pub mod error;
 pub mod experiment;
 pub mod experiments;
 pub mod fio_bytes;
+pub mod headlines;
 pub mod kernel_replay;
 pub mod limits;
 pub mod load;
