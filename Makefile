@@ -20,7 +20,10 @@ MDBOOK_ROOT = $(CURDIR)/target/tools/mdbook-$(MDBOOK)
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-.PHONY: help deps build-deps build lab book run fio check test root format lint unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
+# Builds all tests, and runs them at the same time as the commands that it is given.
+TESTS = FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/tests
+
+.PHONY: help deps build-deps build lab book run fio check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -45,7 +48,10 @@ fio: build-deps ## the engine for stock fio, and a line to paste that uses it
 check: deps ## before a commit: formatting, lints, tidy, unit tests of what changed (BASE=commit)
 	@./.ci/check
 
-test: root format lint unit loom shuttle gate ## everything: formatting, lints, all tests, models, the gate
+test: root format lint suites ## everything: formatting, lints, all tests, models, the gate
+
+suites: deps
+	$(TESTS) '$(MAKE) -s loom' '$(MAKE) -s shuttle' '$(MAKE) -s gate'
 
 # Tests mount file systems, attach loop devices, and change users.
 root:
@@ -58,13 +64,9 @@ format: deps
 lint: deps
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-# Unit and contract tests, tidy, and the whole program against clients that others wrote. The tests of
-# fio's engine fail without one. Then RAM disks without codecs in C.
+# Unit and contract tests, tidy, and the whole program against clients that others wrote.
 unit: deps
-	BLOCKYARD_FIO_ENGINE=$$(FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/fio dev || echo none) \
-		$(CARGO) test --locked --workspace --no-fail-fast
-	$(CARGO) test --locked -p blockyard-ram --no-default-features --lib --test contract --test store \
-		--test background
+	$(TESTS)
 
 # Every interleaving of every primitive, within the bounds of its model.
 loom: deps
@@ -78,8 +80,8 @@ shuttle: deps
 	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-core --profile loom \
 		--test atomic_zone_set_by_chance --test gate_by_chance --test scheduler_by_chance \
 		--target-dir target/shuttle
-	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-ram --profile loom \
-		--test store_by_chance --target-dir target/shuttle
+	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-ram --no-default-features \
+		--profile loom --test store_by_chance --target-dir target/shuttle
 
 # Undefined behaviour and data races in the pool of RAM disks; needs a nightly toolchain with Miri
 # (`rustup component add --toolchain nightly miri rust-src`), so `make test` leaves it out.
