@@ -283,7 +283,7 @@ impl Subsystem {
 
     fn info(&self) -> SubsystemInfo {
         let state = self.state();
-        // Also one that has to authenticate itself: a file system that claims the device must see it.
+        // Also one that has to authenticate itself: a file system that is mounted must see it.
         let is_admin = |link: &&Arc<HostLink>| link.role.get().is_none_or(|role| role.queue == 0);
         let roles = || state.links.iter().filter_map(|link| Some((link, link.role.get()?)));
         let queues = |controller: Option<u16>| {

@@ -225,7 +225,8 @@ fn table(runs: &[Results]) -> Result<String, LabError> {
         let details = format!("[{page}](measurements/{page}.md)");
         _ = writeln!(text, "| {what} | {compared} | {figure} | {aim} | {details} |");
     }
-    text.push('\n');
+    text.push_str("\n| experiment | day | rounds | machine | load before |\n");
+    text.push_str("| --- | --- | --- | --- | --- |\n");
     for run in runs {
         let names: Vec<&str> = run.experiments.iter().map(|info| info.name.as_str()).collect();
         let machine = &run.machine;
@@ -233,7 +234,7 @@ fn table(runs: &[Results]) -> Result<String, LabError> {
         let rounds = run.experiments.iter().map(|info| info.rounds).min().unwrap_or_default();
         _ = writeln!(
             text,
-            "- {}: {day}, {rounds} rounds, {}, {} processors{}, Linux {}, load before {}.",
+            "| {} | {day} | {rounds} | {}, {} processors{}, Linux {} | {} |",
             names.join(", "),
             machine.cpu,
             machine.processors,
