@@ -141,7 +141,6 @@ impl DirectoryStore {
                 // The file is opened again when it is read, which reports the error.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
-            directory.check_superblock().map_err(StoreError::io(doing("write to")))?;
         }
         if directory.signs && directory.has_pool() {
             narrow(path);
@@ -173,15 +172,6 @@ impl DirectoryStore {
         let file = file.map_err(TryLockError::Error)?;
         *self.superblock() = Lock::take_if_able(file)?;
         Ok(())
-    }
-
-    /// Refuses a superblock that another directory has too. Only an opening does so: a name that is
-    /// added while the pool is open does not stop it.
-    fn check_superblock(&self) -> io::Result<()> {
-        match &*self.superblock() {
-            Some(locked) => self.check_links(superblock::FILE, locked.metadata()?.nlink()),
-            None => Ok(()),
-        }
     }
 
     /// Whether the locked superblock still has its name.

@@ -40,6 +40,7 @@ fn a_comparison_that_is_missing_or_was_measured_twice_is_refused() {
     runs.extend(stored());
     let error = headlines::page(&runs, &page()).unwrap_err().to_string();
     assert!(error.contains("more than one comparison"), "{error}");
+    let mut runs = stored();
     let first = runs[0].ratios[0].clone();
     let is_other = |workload: &str| workload != first.workload;
     runs.iter_mut().for_each(|run| run.ratios.retain(|ratio| is_other(&ratio.workload)));
