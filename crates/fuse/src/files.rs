@@ -230,12 +230,32 @@ impl Files {
     /// # Errors
     /// If there is no such file.
     pub fn remove(&self, name: &str, drain: Duration) -> Result<(), FileError> {
+        self.remove_if(name, drain, |_| true).map(|_| ())
+    }
+
+    /// Removes a file that no program has open; returns whether none has.
+    ///
+    /// # Errors
+    /// If there is no such file.
+    pub fn remove_unused(&self, name: &str) -> Result<bool, FileError> {
+        self.remove_if(name, Duration::ZERO, |opens| opens == 0)
+    }
+
+    fn remove_if(
+        &self,
+        name: &str,
+        drain: Duration,
+        may_go: impl FnOnce(u64) -> bool,
+    ) -> Result<bool, FileError> {
         let deadline = Instant::now() + drain;
         let (ino, mounts) = {
             let mut table = self.table();
             let Some(entry) = table.by_name(OsStr::new(name)) else {
                 return Err(FileError::Unknown { name: name.to_owned() });
             };
+            if !may_go(entry.opens) {
+                return Ok(false);
+            }
             let ino = entry.file.ino;
             table.entries[slot_of(ino)] = None;
             (ino, table.mounts.clone())
@@ -246,7 +266,7 @@ impl Files {
             // The kernel may not have cached the name; then there is nothing to invalidate.
             let _ = mount.notifier.inval_entry(INodeNo::ROOT, OsStr::new(name));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// All files.

@@ -173,21 +173,10 @@ impl Devices {
         {
             tracing::warn!(device = spec.name(), "commands will not find the yard: {error}");
         }
-        let options = ExportOptions {
-            read_only: made.disk.limits().read_only,
-            min_block_bytes: spec.number("min_block") as u32, // At most 64 KiB.
-            description: describe(&spec, made.disk.as_ref()),
-        };
         // One lock for sub-block writes by any protocol.
         let shared = SharedDisk::from(Arc::clone(&made.disk));
-        let claim = Arc::clone(&shared.claim);
-        self.exports.add(spec.name(), shared.clone(), options)?;
-        if let Err(error) = self.files.add(spec.name(), shared.clone()) {
-            // It was added just now, and no other request can remove it while its name is reserved.
-            let _ = self.exports.remove(spec.name(), Duration::ZERO);
-            return Err(error.into());
-        }
-        let nqn = match self.add_subsystem(spec.name(), shared, suspended) {
+        self.export(&spec, &shared)?;
+        let nqn = match self.add_subsystem(spec.name(), shared.clone(), suspended) {
             Ok(nqn) => nqn,
             Err(refusal) => {
                 tracing::warn!(device = spec.name(), "not served over NVMe: {refusal}");
@@ -198,11 +187,26 @@ impl Devices {
         for note in &made.notes {
             tracing::debug!(device = spec.name(), "{note}");
         }
-        let entry = DeviceEntry::new(spec, made, claim, nqn);
+        let entry = DeviceEntry::new(spec, made, shared, nqn);
         let mut table = self.table();
         let index = index.min(table.entries.len());
         table.entries.insert(index, entry.clone());
         Ok(entry)
+    }
+
+    /// Gives a disk to NBD and to the block files.
+    fn export(&self, spec: &DeviceSpec, shared: &SharedDisk) -> Result<(), YardError> {
+        let options = ExportOptions {
+            read_only: shared.disk.limits().read_only,
+            min_block_bytes: spec.number("min_block") as u32, // At most 64 KiB.
+            description: describe(spec, shared.disk.as_ref()),
+        };
+        self.exports.add(spec.name(), shared.clone(), options)?;
+        self.files.add(spec.name(), shared.clone()).map_err(|error| {
+            // It was added just now, and no other request can remove it while its name is reserved.
+            let _ = self.exports.remove(spec.name(), Duration::ZERO);
+            error.into()
+        })
     }
 
     /// Makes an NVMe subsystem of a device, if NVMe is served; returns its NQN.
@@ -220,13 +224,40 @@ impl Devices {
         Ok(subsystems.find_info(name).map(|info| info.nqn))
     }
 
-    /// Takes a device away from its NVMe hosts, which wait for it.
-    fn suspend_subsystem(&self, name: &str) -> Result<SuspendedSubsystem, YardError> {
-        let subsystems = self.subsystems.get().ok_or_else(|| self.table().unknown(name))?;
-        subsystems.suspend(name, SUSPEND_TIMEOUT).map_err(|error| {
-            tracing::warn!(device = name, "{error}");
-            let (clients, opens) = self.users(name);
-            YardError::Used { name: name.to_owned(), clients, opens }
+    /// Takes an unused device away from all exporters. If it `grows`, NVMe hosts may use it: they
+    /// wait for it. If this fails, the device is exported as before.
+    fn withdraw(
+        &self,
+        entry: &DeviceEntry,
+        grows: bool,
+    ) -> Result<Option<SuspendedSubsystem>, YardError> {
+        let name = entry.spec.name();
+        // No client that comes after this is admitted, so that the counts below stay true.
+        let Some(_claim) = entry.shared.claim.claim() else {
+            let (name, dir) = (name.to_owned(), self.zonefs_place(name));
+            return Err(YardError::Mounted { name, dir });
+        };
+        let (clients, opens) = self.users(name);
+        let clients = if grows { self.nbd_clients(name) } else { clients };
+        let used = |opens| YardError::Used { name: name.to_owned(), clients, opens };
+        if clients + opens > 0 {
+            return Err(used(opens));
+        }
+        // A claim keeps no reader away.
+        if !self.files.remove_unused(name)? {
+            return Err(used(1));
+        }
+        self.exports.remove(name, Duration::ZERO)?;
+        let subsystems = self.subsystems.get().filter(|_| grows && entry.nqn.is_some());
+        let Some(subsystems) = subsystems else {
+            self.remove_subsystem(name, Duration::ZERO);
+            return Ok(None);
+        };
+        subsystems.suspend(name, SUSPEND_TIMEOUT).map(Some).map_err(|error| {
+            match self.export(&entry.spec, &entry.shared) {
+                Ok(()) => error.into(),
+                Err(error) => error,
+            }
         })
     }
 
@@ -295,7 +326,6 @@ impl Devices {
         work: impl FnOnce() -> Result<T, YardError>,
     ) -> Result<T, YardError> {
         let name = spec.name().to_owned();
-        self.is_idle(&name, grows)?;
         let (index, entry, _reserved) = {
             let mut table = self.table();
             let index = table.entries.iter().position(|entry| entry.spec.name() == name);
@@ -304,27 +334,18 @@ impl Devices {
             let entry = table.entries.remove(index);
             (index, entry, Reserved { devices: self, name: name.clone() })
         };
-        let suspended = match &entry.nqn {
-            Some(_) if grows => match self.suspend_subsystem(&name) {
-                Ok(suspended) => Some(suspended),
-                Err(error) => {
-                    let mut table = self.table();
-                    let index = index.min(table.entries.len());
-                    table.entries.insert(index, entry);
-                    return Err(error);
-                }
-            },
-            _ => None,
+        let suspended = match self.withdraw(&entry, grows) {
+            Ok(suspended) => suspended,
+            Err(error) => {
+                let mut table = self.table();
+                let index = index.min(table.entries.len());
+                table.entries.insert(index, entry);
+                return Err(error);
+            }
         };
         let before = entry.spec.clone();
         let disk = Arc::downgrade(&entry.disk);
         drop(entry);
-        let exported = self.exports.remove(&name, Duration::ZERO);
-        if suspended.is_none() {
-            self.remove_subsystem(&name, Duration::ZERO);
-        }
-        self.files.remove(&name, Duration::ZERO)?;
-        exported?;
         // A request that lists the devices may have it for a moment longer, and an open volume can
         // neither be changed nor opened again.
         let deadline = Instant::now() + SUSPEND_TIMEOUT;
@@ -336,19 +357,6 @@ impl Devices {
         let made = stack::open(&spec)?;
         self.enter(spec, index, made, suspended)?;
         done
-    }
-
-    /// Fails if a device is in use. NVMe hosts count unless they stay while the device grows.
-    fn is_idle(&self, name: &str, grows: bool) -> Result<(), YardError> {
-        if let Some(dir) = self.zonefs_place(name) {
-            return Err(YardError::Mounted { name: name.to_owned(), dir: Some(dir) });
-        }
-        let (clients, opens) = self.users(name);
-        let clients = if grows { self.nbd_clients(name) } else { clients };
-        match (clients, opens) {
-            (0, 0) => Ok(()),
-            (clients, opens) => Err(YardError::Used { name: name.to_owned(), clients, opens }),
-        }
     }
 
     /// The number of a device's clients, and how many times its file is open.
@@ -437,7 +445,7 @@ impl Devices {
     /// Claims a device for a file system.
     fn claim(&self, entry: &DeviceEntry, force: bool) -> Result<DiskClaim, YardError> {
         let name = entry.spec.name().to_owned();
-        let Some(claim) = entry.claim.claim() else {
+        let Some(claim) = entry.shared.claim.claim() else {
             return Err(YardError::Mounted { name, dir: None });
         };
         // After the claim: a client that comes later is refused.
@@ -573,6 +581,24 @@ mod tests {
             assert_eq!(holders.unwrap(), 0);
         });
         assert_eq!(devices.find("a").unwrap().disk.geometry().len_bytes(), 2 << 30);
+    }
+
+    #[test]
+    fn a_device_that_a_mount_has_claimed_is_not_changed_and_stays() {
+        let devices = Devices::new();
+        let entry = devices.add(spec("null:///a?size=1G")).unwrap();
+        let change = || devices.rework(spec("null:///a?size=2G"), false, || Ok(()));
+        let claim = entry.shared.claim.claim();
+        let error = change().unwrap_err().to_string();
+        assert!(error.contains("is mounted"), "{error}");
+        drop(claim);
+        assert!(devices.files().find_info("a").is_some() && devices.list().len() == 1);
+        assert!(devices.exports().list().iter().any(|export| export.name == "a"));
+        drop(entry);
+        change().unwrap();
+        assert_eq!(devices.find("a").unwrap().disk.geometry().len_bytes(), 2 << 30);
+        // New clients are admitted again.
+        assert!(!devices.find("a").unwrap().shared.claim.is_claimed());
     }
 
     #[test]

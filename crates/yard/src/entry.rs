@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use blockyard_core::Disk;
-use blockyard_core::claim::ClaimState;
+use blockyard_core::rmw::SharedDisk;
 use blockyard_core::zone::gate::GateMode;
 use blockyard_ram::Ram;
 use blockyard_volume::Running;
@@ -37,7 +37,8 @@ pub struct DeviceEntry {
     /// The time at which it was opened.
     pub since: Instant,
     work: Arc<Semaphore>,
-    pub(crate) claim: Arc<ClaimState>,
+    /// The disk with the lock and the claim that its exporters share.
+    pub(crate) shared: SharedDisk,
 }
 
 impl DeviceEntry {
@@ -45,12 +46,12 @@ impl DeviceEntry {
     pub(crate) fn new(
         spec: DeviceSpec,
         made: Made,
-        claim: Arc<ClaimState>,
+        shared: SharedDisk,
         nqn: Option<String>,
     ) -> DeviceEntry {
         let Made { disk, notes, ram, pool, .. } = made;
         let work = Arc::new(Semaphore::new(WORK_MAX));
-        DeviceEntry { spec, disk, notes, ram, pool, nqn, since: Instant::now(), work, claim }
+        DeviceEntry { spec, disk, notes, ram, pool, nqn, since: Instant::now(), work, shared }
     }
 
     /// A permit to wait for the device, held until it is dropped.

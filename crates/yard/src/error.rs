@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use blockyard_core::{DeviceError, Status};
 use blockyard_fuse::FileError;
 use blockyard_nbd::ExportError;
+use blockyard_nvme::SubsystemError;
 use blockyard_ram::RamError;
 use blockyard_smr::media::MediaError;
 use blockyard_store::StoreError;
@@ -230,6 +231,9 @@ pub enum YardError {
     /// The table of block files refused.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The table of NVMe subsystems refused.
+    #[error(transparent)]
+    Subsystem(#[from] SubsystemError),
     /// A file system is mounted on the device.
     #[error(
         "`{name}` is mounted at {}; unmount it first",
@@ -375,6 +379,7 @@ impl YardError {
             | YardError::Used { .. }
             | YardError::ZonesUsed { .. }
             | YardError::MountUsed { .. }
+            | YardError::Subsystem(_)
             | YardError::Volume(
                 VolumeError::Busy { .. } | VolumeError::Store(StoreError::InUse { .. }),
             ) => "busy",

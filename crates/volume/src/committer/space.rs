@@ -619,8 +619,8 @@ impl<D: SegmentStore> Committer<D> {
         (2 * self.pool.segments().leaves().limit_bytes()).max(DIRTY_BYTES_MIN)
     }
 
-    /// Whether a checkpoint that must wait for a liveness scan has so much to write that no more
-    /// may be added.
+    /// Whether a checkpoint that must wait for a liveness scan has reached the limit of pages to
+    /// write or of log to replay, so that writes must wait.
     pub(super) fn is_overrun(&self) -> bool {
         // A thread that has ended, for whatever reason, is joined soon.
         let is_second = self.pool.maintenance().scan() == LivenessScan::Second;
