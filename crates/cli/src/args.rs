@@ -193,10 +193,12 @@ pub(crate) struct ServeArgs {
     /// secret of each, and the secret of the controller if the host authenticates it
     #[arg(long, value_name = "FILE")]
     pub(crate) nvme_secrets: Option<PathBuf>,
-    /// Allow the hash functions for that, the preferred one first [default: all]
+    /// Hash functions that NVMe hosts may use for DH-HMAC-CHAP, the preferred one first [default:
+    /// all]
     #[arg(long, value_name = "HASH,...", value_delimiter = ',', value_parser = auth_hash())]
     pub(crate) nvme_hashes: Vec<AuthHash>,
-    /// Allow the Diffie-Hellman groups for that, the preferred one first [default: all]
+    /// Diffie-Hellman groups that NVMe hosts may use for DH-HMAC-CHAP, the preferred one first
+    /// [default: all]
     #[arg(long, value_name = "GROUP,...", value_delimiter = ',', value_parser = dh_group())]
     pub(crate) nvme_dh_groups: Vec<DhGroup>,
     /// Serve NBD on a unix socket at PATH, or at a temporary place with `-`

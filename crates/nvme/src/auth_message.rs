@@ -156,7 +156,8 @@ impl AuthReason {
     pub fn text(self) -> &'static str {
         match self {
             AuthReason::Failed => {
-                "its secret is wrong, or it asks for one of the controller that is not there"
+                "its secret is wrong, or it asks the controller to authenticate, for which the \
+                 secrets file has no secret"
             }
             AuthReason::ProtocolNotUsable => "it does not offer DH-HMAC-CHAP",
             AuthReason::ConcatenationMismatch => "it asks for TLS after the authentication",

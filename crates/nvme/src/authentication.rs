@@ -14,8 +14,8 @@
 //! every state ── AUTH_Failure2, or the host asks for a message that is not there ──▸ ENDED
 //! ```
 //!
-//! 1. A queue executes no other command until it has come back to the state waits.
-//! 2. An authenticated host may negotiate again; its queue is used meanwhile.
+//! 1. A queue executes no other command before its host has authenticated once.
+//! 2. An authenticated host may negotiate again; its queue executes commands meanwhile.
 //! 3. In the state ended, the connection ends.
 
 use std::sync::Arc;

@@ -693,7 +693,7 @@ impl HostConnection {
                 tracing::warn!(peer, subsystem, host, "a host was refused: {why}");
                 return Err(ConnectRefusal::new(StatusCode::CONNECT_INVALID_HOST));
             }
-            if !subsystem.attach(&self.link) {
+            if !subsystem.attach(&self.link, 0) {
                 return Err(unknown);
             }
             if subsystem.is_claimed() {
@@ -723,7 +723,7 @@ impl HostConnection {
             _ => return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET)),
         };
         controller.open_queue(request, &self.link)?;
-        if !subsystem.attach(&self.link) {
+        if !subsystem.attach(&self.link, request.queue) {
             controller.close_queue(request.queue);
             return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET));
         }
@@ -854,7 +854,10 @@ impl HostConnection {
     /// Sends all PDUs, and gives their memory to commands that wait for it; `true` if some did.
     fn send(&mut self) -> io::Result<bool> {
         if !self.outbox.is_empty() {
-            self.outbox.send(&self.link.socket, self.pool.region())?;
+            self.link.note_sending(true);
+            let sent = self.outbox.send(&self.link.socket, self.pool.region());
+            self.link.note_sending(false);
+            sent?;
         }
         for span in self.sending.drain(..) {
             self.pool.give(span);
@@ -902,12 +905,18 @@ impl HostConnection {
         Ok(())
     }
 
+    /// Notes that the host is alive, if it has proved that it is the controller's.
     fn note_heard(&self) {
         match &self.role {
-            QueueRole::Admin(admin) => admin.controller.note_heard(),
-            QueueRole::Io(queue) => queue.controller.note_heard(),
-            QueueRole::New | QueueRole::Idle => {}
+            QueueRole::Admin(admin) if self.is_proved() => admin.controller.note_heard(),
+            QueueRole::Io(queue) if self.is_proved() => queue.controller.note_heard(),
+            _ => {}
         }
+    }
+
+    /// Whether the host has authenticated, or does not have to.
+    fn is_proved(&self) -> bool {
+        self.auth.as_ref().is_none_or(QueueAuth::is_authenticated)
     }
 
     /// The time at which the host has to have connected, or authenticated.
@@ -921,9 +930,8 @@ impl HostConnection {
     /// The time until which the host has to send something on this connection. A host that computes
     /// its first response may be silent for longer than its keep-alive time-out.
     fn deadline(&self) -> Option<Instant> {
-        let is_proved = self.auth.as_ref().is_none_or(QueueAuth::is_authenticated);
         let silent = match &self.role {
-            QueueRole::Admin(admin) if is_proved => admin.controller.deadline(),
+            QueueRole::Admin(admin) if self.is_proved() => admin.controller.deadline(),
             QueueRole::New | QueueRole::Idle | QueueRole::Admin(_) | QueueRole::Io(_) => None,
         };
         self.setup_deadline().into_iter().chain(silent).min()

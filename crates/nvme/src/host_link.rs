@@ -66,6 +66,8 @@ pub(crate) struct HostLink {
     pub(crate) role: OnceLock<LinkRole>,
     /// Whether it was cut: its thread ends at the next check, with or without commands in flight.
     cut: AtomicBool,
+    /// Whether its thread sends, and waits if the host does not receive.
+    sending: AtomicBool,
     pub(crate) socket: TcpStream,
     /// Raised when the subsystem, or for discovery the table of subsystems, has changed.
     pub(crate) wake: Wake,
@@ -80,6 +82,7 @@ impl HostLink {
             stats: LinkStats::default(),
             role: OnceLock::new(),
             cut: AtomicBool::new(false),
+            sending: AtomicBool::new(false),
             socket,
             wake: Wake::new()?,
         })
@@ -94,6 +97,16 @@ impl HostLink {
     pub(crate) fn is_cut(&self) -> bool {
         // Relaxed: the flag publishes no data.
         self.cut.load(Ordering::Relaxed)
+    }
+
+    /// Whether the thread of the connection sends, and waits if the host does not receive.
+    pub(crate) fn is_sending(&self) -> bool {
+        // Relaxed, here and below: the flag publishes no data.
+        self.sending.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_sending(&self, sending: bool) {
+        self.sending.store(sending, Ordering::Relaxed);
     }
 
     /// Ends the connection, sent or not, and its wait for the device.

@@ -60,7 +60,7 @@ impl IoQueue {
         controller: &Arc<Controller>,
         number: u16,
         subsystem: &Arc<Subsystem>,
-        link: &HostLink,
+        link: &Arc<HostLink>,
         region: &Arc<Region>,
     ) -> Result<IoQueue, ConnectRefusal> {
         let closed = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);

@@ -7,12 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use data_encoding::BASE64;
 use ring::hmac;
+use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
 use crate::access::check_nqn;
@@ -25,7 +27,7 @@ const FILE_LEN_MAX: u64 = 1 << 20;
 /// The bytes of the CRC-32 after a key.
 const CRC_BYTES: usize = 4;
 
-/// A secret of DH-HMAC-CHAP, as `nvme gen-dhchap-key` prints it. Its memory is cleared in the end.
+/// A secret of DH-HMAC-CHAP, as `nvme gen-dhchap-key` prints it. Dropping it clears its memory.
 pub struct Secret {
     key: Zeroizing<Vec<u8>>,
     /// The hash function by which the key is combined with an NQN; `None`: it is used as it is.
@@ -112,12 +114,25 @@ pub enum SecretsError {
         source: io::Error,
     },
     /// Other users may read or change it.
-    #[error("invalid mode {mode:04o} of {path}: expected 0600, so that no other user can read it")]
+    #[error(
+        "invalid mode {mode:04o} of {path}: expected 0600 or 0400, so that no other user can read \
+         it"
+    )]
     Mode {
         /// The path.
         path: String,
         /// The permission bits.
         mode: u32,
+    },
+    /// It belongs to another user, who may read and change it.
+    #[error("invalid owner {owner} of {path}: expected the user of this process, {own}, or root")]
+    Owner {
+        /// The path.
+        path: String,
+        /// The user id of the owner.
+        owner: u32,
+        /// The effective user id of this process.
+        own: u32,
     },
     /// A line is invalid.
     #[error("{path}, line {line}: {what}")]
@@ -135,11 +150,14 @@ impl HostSecrets {
     /// Reads a file of secrets.
     ///
     /// # Errors
-    /// If it cannot be read, other users can access it, or a line is invalid.
+    /// If it cannot be read, belongs to another user, other users can access it, or a line is
+    /// invalid.
     pub fn read(path: &Path) -> Result<HostSecrets, SecretsError> {
         let shown = || path.display().to_string();
         let failed = |source| SecretsError::Read { path: shown(), source };
-        let file = std::fs::File::open(path).map_err(failed)?;
+        // The open of a FIFO that no process writes to would block.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().read(true).custom_flags(flags).open(path).map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         if !found.is_file() {
             return Err(failed(io::Error::other("it is no regular file")));
@@ -147,6 +165,10 @@ impl HostSecrets {
         let mode = found.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(SecretsError::Mode { path: shown(), mode });
+        }
+        let (owner, own) = (found.uid(), rustix::process::geteuid().as_raw());
+        if owner != own && owner != 0 {
+            return Err(SecretsError::Owner { path: shown(), owner, own });
         }
         if found.len() > FILE_LEN_MAX {
             return Err(failed(io::Error::other(format!("it has more than {FILE_LEN_MAX} bytes"))));
@@ -209,7 +231,9 @@ impl HostSecrets {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use blockyard_testing::capability::Capability;
     use blockyard_testing::temp_dir::TempDir;
+    use rustix::fs::{CWD, FileType};
 
     use super::*;
 
@@ -311,8 +335,8 @@ mod tests {
         for mode in [0o644, 0o640, 0o620, 0o601] {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
             let wanted = format!(
-                "invalid mode {mode:04o} of {shown}: expected 0600, so that no other user can read \
-                 it"
+                "invalid mode {mode:04o} of {shown}: expected 0600 or 0400, so that no other user \
+                 can read it"
             );
             assert_eq!(read(), Err(wanted));
         }
@@ -320,7 +344,24 @@ mod tests {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
             assert!(read().unwrap_err().starts_with(&format!("{shown}, line 2: expected the NQN")));
         }
-        let error = HostSecrets::read(dir.path()).unwrap_err().to_string();
-        assert!(error.ends_with("it is no regular file"), "{error}");
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
+        for other in [dir.path(), &fifo] {
+            let error = HostSecrets::read(other).unwrap_err().to_string();
+            assert!(error.ends_with("it is no regular file"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        let dir = TempDir::new(&std::env::temp_dir(), "blockyard-secrets-owner");
+        let path = dir.path().join("secrets");
+        std::fs::write(&path, "").unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        if let Err(error) = std::os::unix::fs::chown(&path, Some(12345), None) {
+            return Capability::Root.is_missing(error);
+        }
+        let error = HostSecrets::read(&path).unwrap_err().to_string();
+        assert!(error.starts_with("invalid owner 12345 of "), "{error}");
     }
 }

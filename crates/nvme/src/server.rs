@@ -17,6 +17,7 @@ use blockyard_sync::atomics::{AtomicBool, Ordering};
 
 use crate::connection::{HostConnection, SessionShared};
 use crate::controller::Controllers;
+use crate::fabrics::DISCOVERY_NQN;
 use crate::host_link::{CUT_GRACE, HostLink, LinkInfo};
 use crate::subsystems::Subsystems;
 
@@ -77,9 +78,10 @@ struct Links {
 }
 
 impl Links {
-    /// Makes room for one more connection, by cutting the oldest without a Connect if needed: a
-    /// host that connects and sends nothing must not block others. `false` if there is no room.
-    fn make_room(&self, connections_max: usize) -> bool {
+    /// Makes room for one more connection if needed: a host that connects and proves nothing must
+    /// not block others. Cuts the oldest that has no Connect or owes an authentication; else, if
+    /// hosts have `secrets`, the oldest of discovery, which needs none. `false` if there is no room.
+    fn make_room(&self, connections_max: usize, secrets: bool) -> bool {
         if self.here.len() < connections_max {
             return true;
         }
@@ -91,9 +93,14 @@ impl Links {
         if staying().count() < connections_max {
             return true;
         }
-        let unconnected = staying().filter(|link| link.role.get().is_none());
-        let Some(oldest) = unconnected.min_by_key(|link| link.id) else { return false };
-        tracing::warn!(id = oldest.id, peer = oldest.peer, "cut off before its Connect");
+        let rank = |link: &Arc<HostLink>| match link.role.get() {
+            None => Some(0),
+            Some(role) if secrets && role.subsystem == DISCOVERY_NQN => Some(1),
+            Some(_) => None,
+        };
+        let unproved = staying().filter_map(|link| Some(((rank(link)?, link.id), link)));
+        let Some((_, oldest)) = unproved.min_by_key(|(order, _)| *order) else { return false };
+        tracing::warn!(id = oldest.id, peer = oldest.peer, "cut off for one more connection");
         oldest.cut();
         true
     }
@@ -283,7 +290,8 @@ impl TargetShared {
     fn start_link(self: &Arc<TargetShared>, stream: TcpStream, peer: &str) -> io::Result<()> {
         let mut links = self.links();
         let max = self.options.connections_max;
-        if !links.make_room(max) {
+        let has_secrets = self.session.subsystems.access.authentication.is_some();
+        if !links.make_room(max, has_secrets) {
             return Err(io::Error::other(format!("there are {max} connections already")));
         }
         let id = links.next;

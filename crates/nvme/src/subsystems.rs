@@ -46,7 +46,8 @@ pub const SUBSYSTEMS_MAX: usize = 4096;
 /// 1. A queue of a host uses the disk of the state present. It notices by `version` that the state
 ///    has changed, completes the commands that the disk executes, and returns the disk.
 /// 2. `suspend` returns when no queue uses the disk, so that it can be closed. Hosts stay
-///    connected; their next commands wait.
+///    connected; their next commands wait. A host that does not receive its data keeps the disk: it
+///    is cut off.
 pub(crate) struct Subsystem {
     name: String,
     pub(crate) identity: Identity,
@@ -61,11 +62,11 @@ struct SubsystemState {
     phase: DiskPhase,
     /// The present disk's, or the one's before.
     shape: Arc<NamespaceShape>,
-    /// The queues that use the disk.
-    users: usize,
-    /// The connections to the subsystem.
-    links: Vec<Arc<HostLink>>,
-    /// The commands of connections that have ended.
+    /// The connections of the queues that use the disk.
+    users: Vec<Arc<HostLink>>,
+    /// The connections to the subsystem, each with the number of its queue.
+    links: Vec<(u16, Arc<HostLink>)>,
+    /// The commands of hosts whose connections have ended.
     past: CommandTotals,
 }
 
@@ -81,6 +82,7 @@ pub(crate) struct Namespace {
     pub(crate) shape: Arc<NamespaceShape>,
     /// The subsystem's version: another one tells the queue to return the disk.
     version: u64,
+    user: Arc<HostLink>,
 }
 
 /// A subsystem as listings show it.
@@ -135,7 +137,10 @@ pub enum SubsystemError {
     #[error("hosts of subsystem `{0}` have commands that take too long: try again")]
     Busy(String),
     /// The new disk of a subsystem differs from the one before in more than a greater size.
-    #[error("subsystem `{0}` cannot have a smaller disk, other blocks or other zones")]
+    #[error(
+        "subsystem `{0}` cannot have a smaller disk, other blocks or other zones while hosts use \
+         it; disconnect them first"
+    )]
     Unlike(String),
     /// There are [`SUBSYSTEMS_MAX`] subsystems already.
     #[error("there are {SUBSYSTEMS_MAX} subsystems already: remove one first")]
@@ -169,20 +174,21 @@ impl Subsystem {
         // Release: pairs with the Acquire in `version`. A thread that sees the new version takes
         // the lock to see the phase.
         self.version.fetch_add(1, Ordering::Release);
-        state.links.iter().for_each(|link| link.wake.raise());
+        state.links.iter().for_each(|(_, link)| link.wake.raise());
         self.changed.notify_all();
     }
 
     /// The disk, for a queue of this connection, which has to return it. Waits while the disk is
     /// absent; `None` if the subsystem is closed, or the connection is cut.
-    pub(crate) fn take_namespace(&self, link: &HostLink) -> Option<Namespace> {
+    pub(crate) fn take_namespace(&self, link: &Arc<HostLink>) -> Option<Namespace> {
         let mut state = self.state();
         loop {
             match &state.phase {
                 DiskPhase::Present(disk) => {
                     let (disk, shape) = (Arc::clone(&disk.disk), Arc::clone(&state.shape));
-                    state.users += 1;
-                    return Some(Namespace { disk, shape, version: self.version() });
+                    state.users.push(Arc::clone(link));
+                    let (version, user) = (self.version(), Arc::clone(link));
+                    return Some(Namespace { disk, shape, version, user });
                 }
                 DiskPhase::Closed => return None,
                 DiskPhase::Absent if link.is_cut() => return None,
@@ -196,19 +202,20 @@ impl Subsystem {
 
     /// Returns the disk of a queue.
     pub(crate) fn give_namespace(&self, namespace: Namespace) {
+        let Namespace { disk, user, .. } = namespace;
         // Before the lock: the last holder closes the disk.
-        drop(namespace);
-        self.state().users -= 1;
+        drop(disk);
+        self.state().users.retain(|other| !Arc::ptr_eq(other, &user));
         self.changed.notify_all();
     }
 
-    /// Adds a connection; `false` if the subsystem is being removed.
-    pub(crate) fn attach(&self, link: &Arc<HostLink>) -> bool {
+    /// Adds the connection of a queue; `false` if the subsystem is being removed.
+    pub(crate) fn attach(&self, link: &Arc<HostLink>, queue: u16) -> bool {
         let mut state = self.state();
         if matches!(state.phase, DiskPhase::Closed) {
             return false;
         }
-        state.links.push(Arc::clone(link));
+        state.links.push((queue, Arc::clone(link)));
         true
     }
 
@@ -220,26 +227,40 @@ impl Subsystem {
     /// Removes a connection.
     pub(crate) fn detach(&self, link: &Arc<HostLink>) {
         let mut state = self.state();
-        if let Some(at) = state.links.iter().position(|other| Arc::ptr_eq(other, link)) {
+        if let Some(at) = state.links.iter().position(|(_, other)| Arc::ptr_eq(other, link)) {
             state.links.remove(at);
-            state.past.add(&link.stats);
+            // One that was refused may connect again, and is counted then.
+            if link.role.get().is_some() {
+                state.past.add(&link.stats);
+            }
         }
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Takes the disk away, when its queues have completed their commands. `false` if they need
-    /// more time than `drain`; then the disk stays.
+    /// Takes the disk away, when its queues have completed their commands. Hosts that have not
+    /// received their data within `drain` are cut off. `false` if the disk executes commands for
+    /// longer; then it stays.
     fn suspend(&self, drain: Duration) -> bool {
         let mut state = self.state();
         let DiskPhase::Present(disk) = &state.phase else { return false };
         let disk = disk.clone();
         self.enter(&mut state, DiskPhase::Absent);
-        let in_use = |state: &mut SubsystemState| state.users > 0;
+        let in_use = |state: &mut SubsystemState| !state.users.is_empty();
         let waited = self.changed.wait_timeout_while(state, drain, in_use);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let stalled = state.users.iter().filter(|link| link.is_sending());
+        let cut = stalled.map(|link| {
+            let (id, peer, device) = (link.id, &link.peer, &self.name);
+            tracing::warn!(id, peer, device, "cut off: it does not receive its data");
+            link.cut();
+        });
+        if cut.count() > 0 {
+            let waited = self.changed.wait_timeout_while(state, CUT_GRACE, in_use);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
         let is_absent = matches!(state.phase, DiskPhase::Absent);
-        if is_absent && state.users > 0 {
+        if is_absent && !state.users.is_empty() {
             self.enter(&mut state, DiskPhase::Present(disk));
             return false;
         }
@@ -268,14 +289,14 @@ impl Subsystem {
     fn close(&self, drain: Duration) {
         let mut state = self.state();
         self.enter(&mut state, DiskPhase::Closed);
-        state.links.iter().for_each(|link| link.drain());
+        state.links.iter().for_each(|(_, link)| link.drain());
         let here = |state: &mut SubsystemState| !state.links.is_empty();
         let waited = self.changed.wait_timeout_while(state, drain, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        state.links.iter().for_each(|link| link.cut());
+        state.links.iter().for_each(|(_, link)| link.cut());
         // They end at their next check; only a system call that does not return can delay one.
         let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
-        for link in &waited.unwrap_or_else(PoisonError::into_inner).0.links {
+        for (_, link) in &waited.unwrap_or_else(PoisonError::into_inner).0.links {
             let (id, peer) = (link.id, &link.peer);
             tracing::warn!(id, peer, device = self.name, "a host that was cut has not left");
         }
@@ -283,9 +304,7 @@ impl Subsystem {
 
     fn info(&self) -> SubsystemInfo {
         let state = self.state();
-        // Also one that has to authenticate itself: a file system that is mounted must see it.
-        let is_admin = |link: &&Arc<HostLink>| link.role.get().is_none_or(|role| role.queue == 0);
-        let roles = || state.links.iter().filter_map(|link| Some((link, link.role.get()?)));
+        let roles = || state.links.iter().filter_map(|(_, link)| Some((link, link.role.get()?)));
         let queues = |controller: Option<u16>| {
             let is_its = |id: u16| controller.is_none_or(|controller| controller == id);
             roles().filter(|(_, role)| role.queue > 0 && is_its(role.controller)).count()
@@ -297,11 +316,12 @@ impl Subsystem {
             queues: queues(Some(role.controller)),
         });
         let mut totals = state.past;
-        state.links.iter().for_each(|link| totals.add(&link.stats));
+        roles().for_each(|(link, _)| totals.add(&link.stats));
         SubsystemInfo {
             name: self.name.clone(),
             nqn: self.identity.nqn.clone(),
-            controllers: state.links.iter().filter(is_admin).count(),
+            // Also those of hosts that have to authenticate: a mount must see them.
+            controllers: state.links.iter().filter(|(queue, _)| *queue == 0).count(),
             queues: queues(None),
             hosts: hosts.collect(),
             totals,
@@ -380,7 +400,7 @@ impl Subsystems {
             state: Mutex::new(SubsystemState {
                 phase: DiskPhase::Present(disk),
                 shape: Arc::new(shape),
-                users: 0,
+                users: Vec::new(),
                 links: Vec::new(),
                 past: CommandTotals::default(),
             }),
@@ -392,10 +412,11 @@ impl Subsystems {
     }
 
     /// Takes the disk of a subsystem away, to replace it by another one while its hosts stay
-    /// connected: their commands in flight are completed, and later ones wait.
+    /// connected: their commands in flight are completed, and later ones wait. A host that does not
+    /// receive its data within `drain` is cut off.
     ///
     /// # Errors
-    /// If there is no such subsystem, or its commands take longer than `drain`.
+    /// If there is no such subsystem, or the disk executes commands for longer than `drain`.
     pub fn suspend(
         self: &Arc<Subsystems>,
         name: &str,

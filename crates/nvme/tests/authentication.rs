@@ -394,3 +394,22 @@ fn connections_without_authentication_make_room() {
     assert_eq!(authenticate(&mut io, ONE_WAY), Ok(()));
     assert_eq!(admin.property_get(0x08, false).status, 0);
 }
+
+/// Connections of discovery need no secret, and kept the hosts that have one away.
+#[test]
+fn discovery_makes_room_for_hosts_that_have_secrets() {
+    let secrets = HostSecrets::parse(&format!("{HOST} {SECRET}")).unwrap();
+    let (hashes, groups) = (vec![AuthHash::Sha256], vec![DhGroup::Null]);
+    let rules = AuthRules { secrets, hashes, groups };
+    let access = HostAccess { authentication: Some(Arc::new(rules)), ..HostAccess::default() };
+    let options = TargetOptions { connections_max: 2, ..TargetOptions::default() };
+    let target = target_for(access, options);
+    let (mut first, _) = target.admin(DISCOVERY, 0);
+    let (mut second, _) = target.admin(DISCOVERY, 0);
+    let (mut admin, controller) = admin(&target, ONE_WAY);
+    first.ends();
+    let (mut io, _) = connect(&target, HOST, 1, controller);
+    second.ends();
+    assert_eq!(authenticate(&mut io, ONE_WAY), Ok(()));
+    assert_eq!(admin.property_get(0x08, false).status, 0);
+}

@@ -5,6 +5,7 @@ mod initiator;
 
 use std::time::Duration;
 
+use blockyard_core::rmw::SharedDisk;
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_nvme::SubsystemError;
 use initiator::{
@@ -123,6 +124,47 @@ fn a_device_whose_commands_take_too_long_is_not_replaced() {
     assert_eq!(io.read(command(READ, 0, 1), 512).status, 0, "the queue continues");
     let unknown = target.subsystems.suspend("none", DRAIN).map(drop);
     assert_eq!(unknown, Err(SubsystemError::Unknown("none".to_owned())));
+}
+
+/// A host that did not receive kept every change of the device away, and each attempt stopped the
+/// other hosts for as long as a change may take.
+#[test]
+fn a_host_that_does_not_receive_is_cut_off_when_the_device_is_replaced() {
+    let target = target();
+    let (_admin, controller) = target.admin(PLAIN, 0);
+    let mut stalled = target.io(PLAIN, controller, 0, 0);
+    for _ in 0..120 {
+        stalled.capsule(pointed(command(READ, 0, 2048), 0x5a, 1 << 20), &[]);
+    }
+    let (_other_admin, controller) = target.admin(PLAIN, 0);
+    let mut other = target.io(PLAIN, controller, 0, 0);
+    assert_eq!(other.read(command(READ, 0, 1), 512).status, 0);
+    let suspended = target.subsystems.suspend("plain", Duration::from_secs(1)).unwrap();
+    suspended.resume(disk("plain", plain())).unwrap();
+    assert_eq!(other.read(command(READ, 0, 1), 512).status, 0);
+    assert_eq!(target.subsystems.find_info("plain").unwrap().queues, 1);
+}
+
+/// The bug: commands of such a host were counted twice.
+#[test]
+fn a_host_that_is_admitted_at_its_second_attempt_is_counted_once() {
+    let target = target();
+    let shared = SharedDisk::from(disk("shared", plain()));
+    target.subsystems.add("shared", shared.clone()).unwrap();
+    let claim = shared.claim.claim();
+    let nqn = "nqn.2026-11.io.blockyard:shared";
+    let mut host = target.idle(0);
+    assert_eq!(host.connect(nqn, 0, 0xffff, 31, 0).status, 0x181);
+    assert_eq!(target.subsystems.find_info("shared").unwrap().totals.commands, 0);
+    drop(claim);
+    assert_eq!(host.connect(nqn, 0, 0xffff, 31, 0).status, 0);
+    let info = || target.subsystems.find_info("shared").unwrap();
+    assert_eq!((info().totals.commands, info().controllers), (2, 1));
+    drop(host);
+    while info().controllers > 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(info().totals.commands, 2);
 }
 
 #[test]
