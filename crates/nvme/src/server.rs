@@ -80,7 +80,7 @@ struct Links {
 impl Links {
     /// Makes room for one more connection if needed: a host that connects and proves nothing must
     /// not block others. Cuts the oldest that has no Connect or owes an authentication; else, if
-    /// hosts have `secrets`, the oldest of discovery, which needs none. `false` if there is no room.
+    /// hosts have `secrets`, the oldest of discovery, which needs none. `false` if there is none.
     fn make_room(&self, connections_max: usize, secrets: bool) -> bool {
         if self.here.len() < connections_max {
             return true;
