@@ -25,6 +25,7 @@ use crate::scratch::Scratch;
 use crate::serve::{self, ServeArgs};
 use crate::stop::Stop;
 use crate::tools::engine;
+use crate::tools::nvme_peer::NvmePeer;
 
 /// The directory in which cargo puts the engine; it may also be in the program's directory.
 const BUILT: &str = "target/release";
@@ -140,6 +141,11 @@ pub struct HowArgs {
     /// directory, or in target/release, that the installed fio accepts]
     #[arg(long, value_name = "PATH")]
     pub engine: Option<PathBuf>,
+    /// A device of another NVMe/TCP target that listens already, for `nvme`: null, memory or zoned,
+    /// then the target's address, the NQN, the process, and SPDK's RPC socket if it polls; may be
+    /// repeated
+    #[arg(long, value_name = "DEVICE=ADDRESS:PORT,NQN,PID[,RPC]")]
+    pub nvme_peer: Vec<NvmePeer>,
     /// Where results are kept, a file per run
     #[arg(long, value_name = "DIR", default_value = "lab-results")]
     pub out: PathBuf,
@@ -260,6 +266,7 @@ impl Default for HowArgs {
             seconds: None,
             only: Vec::new(),
             engine: None,
+            nvme_peer: Vec::new(),
             out: PathBuf::new(),
             json: false,
         }
@@ -292,6 +299,7 @@ fn settings(how: &HowArgs, scratch: &Path) -> Result<Settings, CommandError> {
         lab,
         scratch: scratch.to_owned(),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
+        nvme_peers: how.nvme_peer.clone(),
     })
 }
 

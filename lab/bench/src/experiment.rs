@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::LabError;
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
+use crate::tools::nvme_peer::NvmePeer;
 
 /// An experiment.
 #[derive(Debug)]
@@ -47,6 +48,8 @@ pub struct Settings {
     pub scratch: PathBuf,
     /// Processors that this process may use.
     pub processors: usize,
+    /// NVMe/TCP targets of other projects that listen already.
+    pub nvme_peers: Vec<NvmePeer>,
 }
 
 /// The role of a variant in the experiment.

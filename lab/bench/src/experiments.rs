@@ -7,6 +7,7 @@ pub mod fuse;
 pub mod hot_path;
 pub mod limits;
 pub mod nbd;
+pub mod nvme;
 pub mod race;
 mod ram_data;
 pub mod ram_kernel;

@@ -5,9 +5,9 @@
 //! another load of the machine.
 
 use crate::experiments::{
-    clock, fio_engine, fuse, hot_path, limits, limits::names, nbd, race, ram_kernel, ram_locks,
-    scheduler, scheduler_kernel, scheduler_latency, scheduler_merge, schedulers, smr_append,
-    sync_writes, volume_limits, zone_append, zone_gate, zone_locks,
+    clock, fio_engine, fuse, hot_path, limits, limits::names, nbd, nvme, race, ram_kernel,
+    ram_locks, scheduler, scheduler_kernel, scheduler_latency, scheduler_merge, schedulers,
+    smr_append, sync_writes, volume_limits, zone_append, zone_gate, zone_locks,
 };
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
@@ -145,6 +145,7 @@ const RULES: &[RatioRule] = &[
 pub const NONE_APPLIES: &[(&str, &str)] = &[
     (clock::NAME, "what the lab itself costs is a limit, and has none"),
     (limits::NAME, "these are the limits"),
+    (nvme::NAME, "the kernel's TCP bounds it, which no limit measures; NBD over TCP is next to it"),
     (
         scheduler_latency::NAME,
         "a read waits for the device's 200 us and for others, which are data",
@@ -269,6 +270,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "".into(),
             processors: 2,
+            nvme_peers: Vec::new(),
         };
         let of = |name: &str| {
             let all = crate::registry::experiments();

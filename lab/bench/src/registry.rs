@@ -16,6 +16,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::hot_path::NAME, experiments::hot_path::build),
         (experiments::limits::NAME, experiments::limits::build),
         (experiments::nbd::NAME, experiments::nbd::build),
+        (experiments::nvme::NAME, experiments::nvme::build),
         (experiments::race::NAME, experiments::race::build),
         (experiments::ram_kernel::NAME, experiments::ram_kernel::build),
         (experiments::ram_locks::NAME, experiments::ram_locks::build),
@@ -49,6 +50,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
+            nvme_peers: Vec::new(),
         }
     }
 

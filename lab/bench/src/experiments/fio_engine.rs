@@ -131,6 +131,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
+            nvme_peers: Vec::new(),
         }
     }
 

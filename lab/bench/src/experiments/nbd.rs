@@ -239,7 +239,7 @@ fn processors_of(server: &ServerKind, jobs: u32, settings: &Settings) -> [f64; 2
 ///
 /// `used` is the number of processors that each side can use, `busy` the number that it kept busy;
 /// the server is first.
-fn limit(used: [f64; 2], busy: [f64; 2], processors: usize) -> &'static str {
+pub(super) fn limit(used: [f64; 2], busy: [f64; 2], processors: usize) -> &'static str {
     let [server, client] = busy;
     match (server >= BUSY * used[0], client >= BUSY * used[1]) {
         (true, true) => "both",
@@ -269,6 +269,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch,
             processors: 2,
+            nvme_peers: Vec::new(),
         }
     }
 

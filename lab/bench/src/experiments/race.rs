@@ -382,6 +382,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
+            nvme_peers: Vec::new(),
         };
         let stop = Stop::new();
         let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(30));

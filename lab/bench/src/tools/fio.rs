@@ -126,6 +126,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
+            nvme_peers: Vec::new(),
         };
         let on = |settings: &Settings| {
             Fio::on_engine(settings, "null:///z?zoned=1", Some("one-lock"), "--rw=read --bs=4k")

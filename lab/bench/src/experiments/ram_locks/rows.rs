@@ -332,6 +332,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
+            nvme_peers: Vec::new(),
         };
         let mut notes = Vec::new();
         for cell in cells(&settings, SMALL) {

@@ -8,7 +8,7 @@ use crate::load::latencies;
 use crate::load::workers;
 use crate::sample::{LatencyPercentiles, Round, Sample};
 use crate::tools::child::CommandLine;
-use crate::tools::nbd_writer::{NbdWriter, Writes};
+use crate::tools::nbd_client::{NbdClient, NbdOp, NbdRequests, Place};
 use crate::tools::pool_place::VOLUME;
 use crate::tools::server::Server;
 
@@ -134,10 +134,10 @@ impl CellParams {
         let (line, export) = self.line(settings, round)?;
         let server = Server::start(line, settings, round.stop)?;
         let depth = (self.in_flight / self.connections) as usize;
-        let writes = Writes { len: self.size.len, depth, durable: true };
-        let socket = server.socket();
+        let writes = NbdRequests { op: NbdOp::DurableWrite, len: self.size.len, depth };
+        let place = Place::Unix(server.socket());
         let connect = |number: u32| {
-            NbdWriter::connect(&socket, export, writes, round.seed ^ u64::from(number) << 32)
+            NbdClient::connect(&place, export, writes, round.seed ^ u64::from(number) << 32)
         };
         let works = (0..self.connections).map(connect).collect::<Result<Vec<_>, _>>()?;
         let outcome = workers::run(works, round, || server.cpu())?;
@@ -250,6 +250,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: scratch.path().to_owned(),
             processors: 2,
+            nvme_peers: Vec::new(),
         };
         let stop = Stop::new();
         let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(50));

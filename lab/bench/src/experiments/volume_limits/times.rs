@@ -16,7 +16,7 @@ use crate::load::durable::{Ask, Durable, IoSpan, Ios};
 use crate::load::workers::{self, Work};
 use crate::sample::{Round, Sample};
 use crate::tools::child::CommandLine;
-use crate::tools::nbd_writer::{NbdWriter, Writes};
+use crate::tools::nbd_client::{NbdClient, NbdOp, NbdRequests, Place};
 use crate::tools::pool_place::{self, PoolShape};
 use crate::tools::server::Server;
 
@@ -298,9 +298,9 @@ fn reopen<const LEN: u64>(settings: &Settings, round: &Round<'_>) -> Result<Samp
     let line = CommandLine::new("", &line)
         .with(&[("LAB", &settings.lab.display()), ("POOL", &path.display())]);
     let server = Server::start(line, settings, round.stop)?;
-    let writes = Writes { len: LEN, depth: 16, durable: false };
-    let socket = server.socket();
-    let mut writer = NbdWriter::connect(&socket, pool_place::VOLUME, writes, round.seed)?;
+    let writes = NbdRequests { op: NbdOp::Write, len: LEN, depth: 16 };
+    let place = Place::Unix(server.socket());
+    let mut writer = NbdClient::connect(&place, pool_place::VOLUME, writes, round.seed)?;
     let mut left = LOG_BYTES / LEN;
     while left > 0 {
         if round.stop.is_set() {

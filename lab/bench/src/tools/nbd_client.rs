@@ -1,13 +1,16 @@
-//! An NBD client that keeps a number of writes in flight on one connection, each with
-//! `NBD_CMD_FLAG_FUA`. No other client does so: fio's NBD engine has no such flag.
+//! An NBD client that keeps a number of requests in flight on one connection. Its writes may have
+//! `NBD_CMD_FLAG_FUA`, which fio's NBD engine does not offer.
 //!
 //! It supports simple replies only, and sends as much as it may at once, so that its own cost is
 //! small compared with a server's.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use blockyard_nbd::wire::{self, command, command_flag, export_flag, info, option, option_reply};
@@ -24,22 +27,82 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 const OPTION_BYTES_MAX: u32 = 64 << 10;
 /// The length of a simple reply without data.
 const REPLY_BYTES: usize = 16;
+/// The most bytes of replies that one system call receives.
+const RECEIVE_BYTES: usize = 256 << 10;
 
-/// The writes of a connection.
+/// The place of a server.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// A port.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Unix(path) => write!(f, "{}", path.display()),
+            Place::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+impl Place {
+    /// A connected socket. A `File`, because both kinds are read and written in the same way.
+    fn connect(&self) -> io::Result<File> {
+        let socket: OwnedFd = match self {
+            Place::Unix(path) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_read_timeout(Some(SILENCE_MAX))?;
+                stream.set_write_timeout(Some(SILENCE_MAX))?;
+                stream.into()
+            }
+            Place::Tcp(address) => {
+                let stream = TcpStream::connect(address)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(SILENCE_MAX))?;
+                stream.set_write_timeout(Some(SILENCE_MAX))?;
+                stream.into()
+            }
+        };
+        Ok(socket.into())
+    }
+}
+
+/// What the requests of a connection do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NbdOp {
+    /// They read.
+    Read,
+    /// They write.
+    Write,
+    /// They write, and are durable when they complete.
+    DurableWrite,
+}
+
+/// The requests of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Writes {
-    /// The length of a write in bytes.
+pub struct NbdRequests {
+    /// What each request does.
+    pub op: NbdOp,
+    /// The length of a request in bytes.
     pub len: u64,
-    /// The number of writes in flight.
+    /// The number of requests in flight.
     pub depth: usize,
-    /// Whether each write is to be durable when it completes.
-    pub durable: bool,
+}
+
+impl NbdRequests {
+    /// The length of a reply with its data.
+    fn reply_bytes(&self) -> usize {
+        REPLY_BYTES + if self.op == NbdOp::Read { self.len as usize } else { 0 }
+    }
 }
 
 /// One connection.
-pub struct NbdWriter {
-    stream: UnixStream,
-    writes: Writes,
+pub struct NbdClient {
+    stream: File,
+    requests: NbdRequests,
     blocks: u64,
     rng: Rng,
     data: Vec<u8>,
@@ -53,78 +116,104 @@ pub struct NbdWriter {
     latency: Histogram<u64>,
 }
 
-impl fmt::Debug for NbdWriter {
+impl fmt::Debug for NbdClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NbdWriter").field("writes", &self.writes).finish_non_exhaustive()
+        f.debug_struct("NbdClient").field("requests", &self.requests).finish_non_exhaustive()
     }
 }
 
-impl NbdWriter {
-    /// Connects to an export of the server on a unix socket.
+impl NbdClient {
+    /// Connects to an export of a server.
     ///
     /// # Errors
     /// If the server does not answer or has no such export, or if the export is too short or lacks
     /// FUA.
     pub fn connect(
-        socket: &Path,
+        place: &Place,
         export: &str,
-        writes: Writes,
+        requests: NbdRequests,
         seed: u64,
-    ) -> Result<NbdWriter, LabError> {
-        let what = format!("NBD export `{export}` at {}", socket.display());
-        let connected = UnixStream::connect(socket).and_then(|stream| {
-            stream.set_read_timeout(Some(SILENCE_MAX))?;
-            stream.set_write_timeout(Some(SILENCE_MAX))?;
-            Ok(stream)
-        });
-        let mut stream = connected.map_err(LabError::io(what.clone()))?;
+    ) -> Result<NbdClient, LabError> {
+        let what = format!("NBD export `{export}` at {place}");
+        let mut stream = place.connect().map_err(LabError::io(what.clone()))?;
         let (bytes, flags) = negotiate(&mut stream, export).map_err(LabError::io(what.clone()))?;
-        if writes.durable && flags & export_flag::SEND_FUA == 0 {
+        if requests.op == NbdOp::DurableWrite && flags & export_flag::SEND_FUA == 0 {
             return Err(LabError::failed(what, "the server takes no FUA"));
         }
-        let blocks = bytes / writes.len;
+        let blocks = bytes / requests.len;
         if blocks == 0 {
             return Err(LabError::failed(what, format!("it has {bytes} bytes only")));
         }
-        let mut rng = Rng::with_seed(seed);
-        let data = std::iter::repeat_with(|| rng.u8(..)).take(writes.len as usize).collect();
-        Ok(NbdWriter {
+        let (mut rng, depth) = (Rng::with_seed(seed), requests.depth);
+        let data = std::iter::repeat_with(|| rng.u8(..)).take(requests.len as usize).collect();
+        let reply_bytes = requests.reply_bytes();
+        let received = (reply_bytes * depth).min(RECEIVE_BYTES).max(2 * reply_bytes);
+        Ok(NbdClient {
             stream,
-            writes,
+            requests,
             blocks,
             rng,
             data,
-            heads: vec![[0; wire::REQUEST_BYTES]; writes.depth],
-            since: vec![Instant::now(); writes.depth],
-            free: (0..writes.depth).collect(),
-            replies: vec![0; REPLY_BYTES * writes.depth.max(2)],
+            heads: vec![[0; wire::REQUEST_BYTES]; depth],
+            since: vec![Instant::now(); depth],
+            free: (0..depth).collect(),
+            replies: vec![0; received],
             have: 0,
             latency: latencies(),
         })
     }
 
-    /// Latencies of writes that ended in the window, in nanoseconds.
+    /// Writes the whole export once, one block after the other, so that reads find data.
+    ///
+    /// # Errors
+    /// If the server does not answer, or with an error.
+    pub fn write_all(&mut self) -> Result<(), LabError> {
+        let all = |this: &mut NbdClient| -> io::Result<()> {
+            for block in 0..this.blocks {
+                let at = block * this.requests.len;
+                this.stream.write_all(&request(
+                    0,
+                    command::WRITE,
+                    0,
+                    at,
+                    this.data.len() as u32,
+                ))?;
+                this.stream.write_all(&this.data)?;
+                let mut reply = [0; REPLY_BYTES];
+                this.stream.read_exact(&mut reply)?;
+                slot_of(&reply, 1)?;
+            }
+            Ok(())
+        };
+        all(self).map_err(LabError::io("an NBD write"))
+    }
+
+    /// Latencies of requests that ended in the window, in nanoseconds.
     pub fn latency(&self) -> &Histogram<u64> {
         &self.latency
     }
 
-    /// Sends writes up to the queue depth.
+    /// Sends requests up to the queue depth.
     fn fill(&mut self) -> io::Result<()> {
         if self.free.is_empty() {
             return Ok(());
         }
         let now = Instant::now();
-        let flags = if self.writes.durable { command_flag::FUA } else { 0 };
+        let (flags, command, data) = match self.requests.op {
+            NbdOp::Read => (0, command::READ, &[][..]),
+            NbdOp::Write => (0, command::WRITE, &self.data[..]),
+            NbdOp::DurableWrite => (command_flag::FUA, command::WRITE, &self.data[..]),
+        };
         for &slot in &self.free {
-            let offset = self.rng.u64(..self.blocks) * self.writes.len;
+            let offset = self.rng.u64(..self.blocks) * self.requests.len;
             self.heads[slot] =
-                request(flags, command::WRITE, slot as u64, offset, self.writes.len as u32);
+                request(flags, command, slot as u64, offset, self.requests.len as u32);
             self.since[slot] = now;
         }
         let mut slices = Vec::with_capacity(2 * self.free.len());
         for slot in self.free.drain(..) {
             slices.push(IoSlice::new(&self.heads[slot]));
-            slices.push(IoSlice::new(&self.data));
+            slices.push(IoSlice::new(data));
         }
         let mut left = &mut slices[..];
         while !left.is_empty() {
@@ -144,25 +233,25 @@ impl NbdWriter {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.have += read;
-        let whole = self.have / REPLY_BYTES;
-        for reply in self.replies[..whole * REPLY_BYTES].chunks_exact(REPLY_BYTES) {
-            let slot = slot_of(reply, self.writes.depth)?;
-            let waited = self.since[slot].elapsed().as_nanos() as u64;
-            self.latency.saturating_record(waited);
+        let (reply_bytes, now) = (self.requests.reply_bytes(), Instant::now());
+        let whole = self.have / reply_bytes;
+        for reply in self.replies[..whole * reply_bytes].chunks_exact(reply_bytes) {
+            let slot = slot_of(reply, self.requests.depth)?;
+            self.latency.saturating_record((now - self.since[slot]).as_nanos() as u64);
             self.free.push(slot);
         }
-        self.replies.copy_within(whole * REPLY_BYTES..self.have, 0);
-        self.have -= whole * REPLY_BYTES;
+        self.replies.copy_within(whole * reply_bytes..self.have, 0);
+        self.have -= whole * reply_bytes;
         Ok(whole as u64)
     }
 
-    /// Waits for all writes in flight, and sends a flush.
+    /// Waits for all requests in flight, and sends a flush.
     ///
     /// # Errors
     /// If the server does not answer, or with an error.
     pub fn flush(&mut self) -> Result<(), LabError> {
-        let all = |this: &mut NbdWriter| -> io::Result<()> {
-            while this.free.len() < this.writes.depth {
+        let all = |this: &mut NbdClient| -> io::Result<()> {
+            while this.free.len() < this.requests.depth {
                 this.take()?;
             }
             this.stream.write_all(&request(0, command::FLUSH, 0, 0, 0))?;
@@ -174,9 +263,9 @@ impl NbdWriter {
     }
 }
 
-impl Work for NbdWriter {
+impl Work for NbdClient {
     fn turn(&mut self) -> Result<u64, LabError> {
-        self.fill().and_then(|()| self.take()).map_err(LabError::io("an NBD write"))
+        self.fill().and_then(|()| self.take()).map_err(LabError::io("an NBD request"))
     }
 
     fn begin(&mut self) {
@@ -209,7 +298,7 @@ fn slot_of(reply: &[u8], depth: usize) -> io::Result<usize> {
 }
 
 /// Negotiates: returns the export's length and flags.
-fn negotiate(stream: &mut UnixStream, export: &str) -> io::Result<(u64, u16)> {
+fn negotiate(stream: &mut File, export: &str) -> io::Result<(u64, u16)> {
     let odd = |what: &str| Err(io::Error::other(format!("the server's handshake: {what}")));
     let mut greeting = [0; wire::GREETING_BYTES];
     stream.read_exact(&mut greeting)?;
@@ -264,27 +353,42 @@ mod tests {
     use crate::stop::Stop;
 
     #[test]
-    fn writes_are_kept_in_flight_and_counted() {
+    fn requests_are_kept_in_flight_and_counted() {
         let scratch = Scratch::new().unwrap();
-        let disk = stack::open(&uri::parse("ram:///d?size=64M").unwrap()).unwrap().disk;
+        let disk = stack::open(&uri::parse("ram:///d?size=4M").unwrap()).unwrap().disk;
         let exports = Exports::new();
         exports.add("d", Arc::clone(&disk), ExportOptions::default()).unwrap();
         let socket = scratch.path().join("s");
-        let endpoint = Endpoint::Unix(socket.clone().into());
-        let _server = Server::start(exports, endpoint, ServerOptions::default()).unwrap();
-        let writes = Writes { len: 8192, depth: 5, durable: false };
-        let open = |number| NbdWriter::connect(&socket, "d", writes, number).unwrap();
+        let unix = Endpoint::Unix(socket.clone().into());
+        let tcp: Endpoint = "tcp:127.0.0.1:0".parse().unwrap();
+        let start = |endpoint| {
+            Server::start(Arc::clone(&exports), endpoint, ServerOptions::default()).unwrap()
+        };
+        let (_unix, tcp) = (start(unix), start(tcp));
+        let address = tcp.local_addr().trim_start_matches("tcp:").parse().unwrap();
         let stop = Stop::new();
         let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(20));
         let round = Round { warm_up, duration, number: 0, seed: 1, stop: &stop };
-        let mut outcome = workers::run(vec![open(1), open(2)], &round, || ()).unwrap();
+        let run = |place: &Place, op| {
+            let requests = NbdRequests { op, len: 8192, depth: 5 };
+            let open = |seed| NbdClient::connect(place, "d", requests, seed).unwrap();
+            workers::run(vec![open(1), open(2)], &round, || ()).unwrap()
+        };
+        let unix = Place::Unix(socket);
+        let mut outcome = run(&unix, NbdOp::Write);
         assert!(outcome.ios > 0);
-        for writer in &mut outcome.workers {
-            assert!(!writer.latency().is_empty());
-            writer.flush().unwrap();
+        for client in &mut outcome.workers {
+            assert!(!client.latency().is_empty());
+            client.flush().unwrap();
         }
         assert!(disk.stats().op(Op::Write).ops >= outcome.ios);
-        let error = NbdWriter::connect(&socket, "no", writes, 1).unwrap_err().to_string();
+        let before = disk.stats().op(Op::Write).ops;
+        outcome.workers[0].write_all().unwrap();
+        assert_eq!(disk.stats().op(Op::Write).ops - before, (4 << 20) / 8192);
+        let outcome = run(&Place::Tcp(address), NbdOp::Read);
+        assert!(outcome.ios > 0 && disk.stats().op(Op::Read).ops >= outcome.ios);
+        let requests = NbdRequests { op: NbdOp::Read, len: 8192, depth: 1 };
+        let error = NbdClient::connect(&unix, "no", requests, 1).unwrap_err().to_string();
         assert!(error.contains("`no`") && error.contains("it refuses"), "{error}");
     }
 
