@@ -268,6 +268,29 @@ fn discovery_of_nvme_has_ports_of_its_own() {
 }
 
 #[test]
+fn nvme_is_served_at_run_time_by_commands() {
+    let yard = Yard::serve(&[MEM0]);
+    let listen = |place: &str| yard.command(&["nvme", "listen", place]);
+    let said = listen("tcp:127.0.0.1:0").ok().out;
+    let place = said.lines().find_map(|line| line.strip_prefix("NVMe at ")).unwrap();
+    assert!(said.contains("  warning: any NVMe host that reaches this address"), "{said}");
+    assert!(yard.complained().contains("hosts show no certificate"), "{}", yard.complained());
+    let run = listen(place).fails().says(&[&format!("cannot listen at `{place}`: ")]);
+    assert_eq!(run.code, Some(6), "{run}");
+    let run = listen("unix:/run/x").fails().says(&["expected tcp:HOST:PORT"]);
+    assert_eq!(run.code, Some(2), "{run}");
+    let finder = yard.command(&["nvme", "listen", "tcp:127.0.0.1:0", "--discovery"]).ok().out;
+    assert!(finder.starts_with("NVMe discovery at tcp:127.0.0.1:"), "{finder}");
+    let listed = yard.command(&["nvme", "list"]).ok().out;
+    let rows: Vec<Vec<_>> = listed.lines().map(|row| row.split_whitespace().collect()).collect();
+    assert_eq!(rows[1], ["tcp:127.0.0.1:0", place, "devices", "0"], "{listed}");
+    assert_eq!(rows[2][2..], ["discovery", "0"], "{listed}");
+    let stopped = yard.command(&["nvme", "unlisten", place]).ok().out;
+    assert_eq!(stopped, format!("NVMe no longer at {place}\n"));
+    yard.command(&["nvme", "unlisten", place]).fails().says(&["there is no NVMe listener at"]);
+}
+
+#[test]
 fn the_line_for_a_host_is_printed() {
     let args = ["--nvme", "tcp:127.0.0.1:0", "--log", "error"];
     let yard = Yard::serve_in(Place::new(), &[&[MEM0], &args[..]].concat());
@@ -326,10 +349,16 @@ fn access_of_nvme_hosts_is_checked_before_anything_is_made() {
         assert!(run.err.contains(&wanted), "{run}");
         assert!(!run.err.contains(&SECRET[10..20]), "no secret is shown: {run}");
     }
-    let run = blockyard(&["serve", &volume, "--nvme-secrets", &good]).fails();
+    let alone = ["serve", &volume, "--nvme-secrets", &good, "--control", "none"];
+    let run = blockyard(&alone).fails();
     assert!(run.err.contains("nvme: no server would use the options of its access"), "{run}");
     assert!(!fs::exists(place.file("pool")).unwrap(), "a pool was made");
-    // A port where hosts authenticate is no reason for a warning.
+    // A port where hosts authenticate is no reason for a warning, whenever it is opened.
+    let args = [MEM0, "--nvme-secrets", &good, "--nvme-allow", "mem0=nqn.a", "--log", "warn"];
+    let yard = Yard::serve_in(Place::new(), &args);
+    let said = yard.command(&["nvme", "listen", at]).ok().out;
+    assert!(said.starts_with("NVMe at tcp:127.0.0.1:") && said.lines().count() == 1, "{said}");
+    assert_eq!(yard.complained(), "");
     let args = [MEM0, "--nvme", at, "--nvme-secrets", &good, "--nvme-allow", "mem0=nqn.a"];
     let yard = Yard::serve_in(Place::new(), &[&args[..], &["--log", "warn"]].concat());
     assert_eq!(yard.complained(), "");

@@ -86,6 +86,9 @@ pub(crate) enum Command {
     /// Show or change the I/O scheduler of a device, and its tunables
     #[command(subcommand)]
     Sched(SchedCommand),
+    /// Start and stop NVMe listeners of a running yard
+    #[command(subcommand)]
+    Nvme(NvmeCommand),
     /// Work on a compressed RAM disk: compact, recompress, write back, save
     #[command(subcommand)]
     Ram(RamCommand),
@@ -610,6 +613,53 @@ pub(crate) struct StatsArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1, requires = "watch")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) interval: u64,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `nvme`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum NvmeCommand {
+    /// Let NVMe hosts connect at one more place
+    Listen(NvmeListenArgs),
+    /// Stop listening at a place
+    Unlisten(NvmeUnlistenArgs),
+    /// List the places where NVMe hosts connect
+    List(TalkArgs),
+}
+
+const NVME_LISTEN_HELP: &str = "\
+The rules of access are those of `serve`: --nvme-allow, --nvme-secrets, or [nvme] in the
+configuration. Without them any host that reaches the place can read and write every device.
+
+Examples:
+  blockyard nvme listen tcp:127.0.0.1:4420
+  blockyard nvme listen tcp:192.0.2.1:8009 --discovery
+";
+
+/// `nvme listen`.
+#[derive(Args, Debug)]
+#[command(after_help = NVME_LISTEN_HELP)]
+pub(crate) struct NvmeListenArgs {
+    /// Where to listen: tcp:HOST:PORT
+    #[arg(value_parser = nvme_place)]
+    pub(crate) place: Endpoint,
+    /// Let hosts only discover the devices there, which another place has to serve
+    #[arg(long)]
+    pub(crate) discovery: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `nvme unlisten`.
+#[derive(Args, Debug)]
+pub(crate) struct NvmeUnlistenArgs {
+    /// The place, as it was given or as `nvme list` shows its address
+    #[arg(value_parser = nvme_place)]
+    pub(crate) place: Endpoint,
+    /// Stop it even if hosts are connected; they are disconnected
+    #[arg(short, long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
 }

@@ -5,6 +5,7 @@ mod config;
 mod devices;
 mod failure;
 mod manual;
+mod nvme;
 mod output_file;
 mod ram;
 mod run;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::Mkzonefs(args) => zonefs::format(&args, &mut out),
         Command::Zonefs(command) => zonefs::run(&command, &mut out),
         Command::Sched(command) => sched::run(&command, &mut out),
+        Command::Nvme(command) => nvme::run(&command, &mut out),
         Command::Ram(command) => ram::run(&command, &mut out),
         Command::Volume(command) => volume::run(&command, &mut out),
         Command::Stats(args) => stats::run(&args, &mut out),

@@ -1,7 +1,6 @@
 //! `serve`: from the command line to a running yard, and to its end.
 
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -223,7 +222,7 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
                        leave out one of the two, or serve NBD at unix:PATH";
         return Err(Failure::new(Code::Usage, message));
     }
-    let (nvme, nvme_access) = nvme(args, config.nvme, config.nvme_access)?;
+    let (nvme, nvme_access) = nvme(args, config.nvme, config.nvme_access, control.is_some())?;
     let nvme_discovery = nvme_discovery(args, config.nvme_discovery, &nvme)?;
     let metrics = metrics_place(args, config.metrics)?;
     let fuse = args.fuse.clone().or(config.fuse);
@@ -397,6 +396,7 @@ fn nvme(
     args: &ServeArgs,
     configured: Vec<Endpoint>,
     mut access: NvmeSettings,
+    has_control: bool,
 ) -> Result<(Vec<Endpoint>, NvmeSettings), Failure> {
     let places = if args.nvme.is_empty() { configured } else { args.nvme.clone() };
     for (device, host) in &args.nvme_allow {
@@ -413,8 +413,9 @@ fn nvme(
         access.dh_groups.clone_from(&args.nvme_dh_groups);
     }
     let message = match access.check() {
-        Ok(()) if places.is_empty() && adds_nvme_access(args) => {
-            "nvme: no server would use the options of its access; add --nvme tcp:HOST:PORT"
+        Ok(()) if places.is_empty() && !has_control && adds_nvme_access(args) => {
+            "nvme: no server would use the options of its access; add --nvme tcp:HOST:PORT, or a \
+             control socket"
         }
         Ok(()) => return Ok((places, access)),
         Err(NvmeProblem::HashesWithoutSecrets) => {
@@ -435,6 +436,7 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
     if args.json {
         return announce_json(&mut out, control, daemon);
     }
+    let nvme = daemon.nvme().addresses(false);
     for entry in daemon.devices().list() {
         let uri = server.and_then(|server| server.uri(entry.spec.name()));
         let disk = entry.disk.as_ref();
@@ -442,20 +444,20 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
         if let Some(line) = shell_snippet::line(&entry.spec, disk, uri.as_deref(), control) {
             writeln!(out, "  {line}")?;
         }
-        if let (Some(nqn), Some(address)) = (&entry.nqn, nvme_addresses(daemon).next()) {
-            writeln!(out, "  {}", shell_snippet::nvme_connect(nqn, address))?;
+        if let (Some(nqn), Some(address)) = (entry.nqn(), nvme.first()) {
+            writeln!(out, "  {}", shell_snippet::nvme_connect(nqn, *address))?;
         }
-        for note in &entry.notes {
+        for note in entry.notes() {
             writeln!(out, "  note: {note}")?;
         }
     }
     for address in addresses(daemon) {
         writeln!(out, "NBD at {address}")?;
     }
-    for address in nvme_addresses(daemon) {
+    for address in nvme {
         writeln!(out, "NVMe at tcp:{address}")?;
     }
-    for address in nvme_discovery_addresses(daemon) {
+    for address in daemon.nvme().addresses(true) {
         writeln!(out, "NVMe discovery at tcp:{address}")?;
     }
     if let (Some(dir), Some(transport)) = (daemon.mount_dir(), daemon.mount_transport()) {
@@ -474,7 +476,7 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
 /// Says what was corrected, where standard output is not ours.
 fn warn_of_notes(daemon: &Daemon) {
     for entry in daemon.devices().list() {
-        for note in &entry.notes {
+        for note in entry.notes() {
             tracing::warn!(device = entry.spec.name(), "{note}");
         }
     }
@@ -491,15 +493,16 @@ fn announce_json(
     };
     let devices: Vec<_> = devices.list().iter().map(view).collect();
     let nbd = addresses(daemon);
-    let places = |at: &mut dyn Iterator<Item = SocketAddr>| -> Vec<String> {
-        at.map(|address| format!("tcp:{address}")).collect()
+    let places = |is_discovery| -> Vec<String> {
+        let addresses = daemon.nvme().addresses(is_discovery).into_iter();
+        addresses.map(|address| format!("tcp:{address}")).collect()
     };
     let metrics = daemon.control().and_then(|control| control.metrics_address());
     let said = json!({
         "devices": devices,
         "nbd": nbd,
-        "nvme": places(&mut nvme_addresses(daemon)),
-        "nvme_discovery": places(&mut nvme_discovery_addresses(daemon)),
+        "nvme": places(false),
+        "nvme_discovery": places(true),
         "files": daemon.mount_dir(),
         "files_transport": daemon.mount_transport(),
         "control": control,
@@ -515,20 +518,11 @@ fn addresses(daemon: &Daemon) -> Vec<&str> {
     servers.flat_map(|server| server.local_addrs()).map(String::as_str).collect()
 }
 
-/// Everywhere where NVMe is served.
-fn nvme_addresses(daemon: &Daemon) -> impl Iterator<Item = SocketAddr> {
-    daemon.nvme_servers().iter().flat_map(|server| server.local_addrs()).copied()
-}
-
-/// Everywhere where NVMe hosts discover devices only.
-fn nvme_discovery_addresses(daemon: &Daemon) -> impl Iterator<Item = SocketAddr> {
-    daemon.nvme_discovery_servers().iter().flat_map(|server| server.local_addrs()).copied()
-}
-
 fn status(daemon: &Daemon) -> String {
     let devices = counted(daemon.devices().list().len() as u64, "device");
     let mut places: Vec<_> = addresses(daemon).into_iter().map(str::to_owned).collect();
-    places.extend(nvme_addresses(daemon).map(|address| format!("tcp:{address}")));
+    let nvme = daemon.nvme().addresses(false).into_iter();
+    places.extend(nvme.map(|address| format!("tcp:{address}")));
     format!("serving {devices} at {}", places.join(", "))
 }
 

@@ -366,6 +366,16 @@ impl SubsystemTable {
 }
 
 impl Subsystems {
+    /// The access of hosts.
+    pub fn access(&self) -> &HostAccess {
+        &self.access
+    }
+
+    /// Whether there is an address at which hosts connect to the subsystems.
+    pub fn is_served(&self) -> bool {
+        !self.table().ports.is_empty()
+    }
+
     /// An empty table. `host` is the identity of this machine, from which those of its namespaces
     /// are derived; `access` says which hosts may use each device.
     pub fn new(host: &str, access: HostAccess) -> Arc<Subsystems> {

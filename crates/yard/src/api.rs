@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockyard_core::DeviceError;
 use blockyard_nbd::{MemoryBudget, MemoryUse, Server};
-use blockyard_nvme::{NQN_PREFIX, TargetServer};
+use blockyard_nvme::NQN_PREFIX;
 use blockyard_store::StoreError;
 use blockyard_volume::VolumeError;
 use serde::Deserialize;
@@ -29,12 +29,13 @@ use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::inject;
 use crate::metrics;
+use crate::nvme_listeners::NvmeListeners;
 use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequest, RamView};
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
-    InjectRequest, MountRequest, MountView, NbdMemoryView, RootView, StatsView, VersionView,
-    ZoneDone, ZoneRequest, ZonesView,
+    InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView,
+    StatsView, VersionView, ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::zonefs;
 use crate::zones::{self, Verb};
@@ -70,8 +71,8 @@ pub struct Control {
     pub memory: OnceLock<Arc<MemoryBudget>>,
     /// The NBD servers, once they run. The daemon owns them.
     pub servers: OnceLock<Vec<Weak<Server>>>,
-    /// The NVMe servers, once they run. The daemon owns them.
-    pub nvme: OnceLock<Vec<Weak<TargetServer>>>,
+    /// The NVMe listeners.
+    pub nvme: Arc<NvmeListeners>,
 }
 
 type Shared = State<Arc<Control>>;
@@ -81,7 +82,7 @@ type Answer<T> = Result<axum::Json<T>, ErrorResponse>;
 const NBD: &str = "nbd";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 27] = [
+pub const PATHS: [&str; 28] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -107,6 +108,7 @@ pub const PATHS: [&str; 27] = [
     "/v1/volumes/scrub",
     "/v1/stats",
     "/v1/connections",
+    "/v1/nvme/listeners",
     "/v1/nbd-memory",
     "/metrics",
 ];
@@ -139,6 +141,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/volumes/scrub", post(volumes::scrub))
         .route("/v1/stats", get(stats))
         .route("/v1/connections", get(connections))
+        .route("/v1/nvme/listeners", get(listeners).post(listen).delete(unlisten))
         .route("/v1/nbd-memory", get(nbd_memory))
         .route("/metrics", get(metrics))
         .fallback(no_such_path)
@@ -174,6 +177,7 @@ impl From<YardError> for ErrorResponse {
         let status = match &error {
             YardError::NoSuchDevice { .. }
             | YardError::NoSuchPool { .. }
+            | YardError::NoSuchListener { .. }
             | YardError::Volume(
                 VolumeError::NoSuchVolume { .. }
                 | VolumeError::NoBase { .. }
@@ -181,6 +185,8 @@ impl From<YardError> for ErrorResponse {
             ) => StatusCode::NOT_FOUND,
             YardError::Taken { .. }
             | YardError::Full { .. }
+            | YardError::Listen { .. }
+            | YardError::ListenerUsed { .. }
             | YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::ZonesUsed { .. }
@@ -583,8 +589,7 @@ fn all_connections(control: &Control) -> Vec<ConnectionView> {
         errors: info.errors,
         memory_bytes: info.memory_bytes,
     });
-    let servers = control.nvme.get().into_iter().flatten().filter_map(Weak::upgrade);
-    let infos = servers.flat_map(|server| server.connections());
+    let infos = control.nvme.connections().into_iter();
     let device = |nqn: String| nqn.strip_prefix(NQN_PREFIX).map(str::to_owned);
     let hosts = infos.map(|info| ConnectionView {
         protocol: "nvme".to_owned(),
@@ -613,6 +618,33 @@ async fn nbd_memory(State(control): Shared) -> axum::Json<NbdMemoryView> {
 
 async fn connections(State(control): Shared) -> axum::Json<Vec<ConnectionView>> {
     axum::Json(all_connections(&control))
+}
+
+async fn listeners(State(control): Shared) -> axum::Json<Vec<ListenerView>> {
+    axum::Json(control.nvme.list(&control.devices))
+}
+
+async fn listen(
+    State(control): Shared,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, axum::Json<ListenerView>), ErrorResponse> {
+    let ListenRequest { place, discovery } = read(body)?;
+    // It may look a name up.
+    let started = blocking(move || control.nvme.listen(&control.devices, &place, discovery));
+    Ok((StatusCode::CREATED, started.await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UnlistenQuery {
+    place: String,
+    #[serde(default)]
+    force: bool,
+}
+
+async fn unlisten(State(control): Shared, asked: Asked) -> Answer<ListenerView> {
+    let UnlistenQuery { place, force } = query(asked)?;
+    blocking(move || control.nvme.unlisten(&control.devices, &place, force)).await
 }
 
 async fn metrics(State(control): Shared) -> Result<Response, ErrorResponse> {

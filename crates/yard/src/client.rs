@@ -14,8 +14,8 @@ use crate::scheduler::{SchedulerRequest, SchedulerView};
 use crate::uri::encode;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
-    InjectRequest, MountRequest, MountView, NbdMemoryView, StatsView, VersionView, ZoneDone,
-    ZoneRequest, ZonesView,
+    InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, StatsView,
+    VersionView, ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
 
@@ -258,6 +258,33 @@ impl Client {
     /// If the yard cannot be reached.
     pub fn connections(&self) -> Result<Vec<ConnectionView>, ClientError> {
         self.get("/v1/connections")
+    }
+
+    /// The NVMe listeners.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn listeners(&self) -> Result<Vec<ListenerView>, ClientError> {
+        self.get("/v1/nvme/listeners")
+    }
+
+    /// Starts an NVMe listener.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn listen(&self, request: &ListenRequest) -> Result<ListenerView, ClientError> {
+        self.json(Method::POST, "/v1/nvme/listeners", request)
+    }
+
+    /// Stops an NVMe listener; with `force` even if hosts use devices through it.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn unlisten(&self, place: &str, force: bool) -> Result<ListenerView, ClientError> {
+        // In a query string a plus means a space.
+        let place = encode(place).replace('+', "%2B");
+        let path = format!("/v1/nvme/listeners?place={place}&force={force}");
+        self.parse(self.exchange(Method::DELETE, &path, Vec::new())?)
     }
 
     /// Executes an operation on a RAM disk.

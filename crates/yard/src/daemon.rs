@@ -1,20 +1,18 @@
 //! A daemon: devices, NBD servers, block files and the control plane, started and ended in order.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use blockyard_fuse::{Mount, MountError, MountOptions};
 pub use blockyard_nbd::ServerError;
 use blockyard_nbd::{
     BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server, ServerOptions, TlsConfig,
-    TlsMode, UnixPlace, listen_tcp,
+    TlsMode, UnixPlace,
 };
-use blockyard_nvme::{HostAccess, TargetOptions, TargetServer};
 
 use crate::activation;
 use crate::api::Control;
@@ -23,10 +21,8 @@ use crate::config;
 use crate::control::{ControlError, ControlServer, Event};
 use crate::devices::Devices;
 use crate::error::YardError;
+use crate::nvme_listeners::{self, DRAIN, NvmeListeners};
 use crate::spec::DeviceSpec;
-
-/// How long clients may take to disconnect when the daemon ends.
-const DRAIN: Duration = Duration::from_secs(5);
 
 /// Options with endpoints of NVMe.
 const NVME: &str = "nvme";
@@ -104,6 +100,14 @@ pub enum DaemonError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// The yard refuses an NVMe listener.
+    #[error("{option}: {source}")]
+    NvmeListener {
+        /// The option that has the endpoint.
+        option: &'static str,
+        /// The reason.
+        source: YardError,
+    },
     /// The settings of NVMe are invalid.
     #[error("nvme: {0}")]
     NvmeSettings(#[from] config::NvmeSettingsError),
@@ -126,8 +130,7 @@ pub struct Daemon {
     devices: Arc<Devices>,
     control: Option<ControlServer>,
     servers: Vec<Arc<Server>>,
-    nvme: Vec<Arc<TargetServer>>,
-    nvme_discovery: Vec<Arc<TargetServer>>,
+    nvme: Arc<NvmeListeners>,
     /// The memory budget of all servers' connections.
     memory: Arc<MemoryBudget>,
     mount: Option<Mount>,
@@ -152,6 +155,7 @@ impl Daemon {
         let control = Arc::new(Control::default());
         control.paths.allow(&options.api_directories).map_err(DaemonError::ApiDirectory)?;
         let devices = Arc::clone(&control.devices);
+        devices.make_subsystems(access);
         if let Some(place) = &options.control {
             devices.set_control(&place.path);
         }
@@ -167,13 +171,12 @@ impl Daemon {
         let cleanup = Arc::clone(&control.cleanup);
         let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
         let (control, shared) = (control_server, control);
-        let (mount, nvme, nvme_discovery) = (None, Vec::new(), Vec::new());
+        let (mount, nvme) = (None, Arc::clone(&shared.nvme));
         let mut daemon = Daemon {
             devices,
             control,
             servers,
             nvme,
-            nvme_discovery,
             memory,
             mount,
             cleanup,
@@ -187,9 +190,6 @@ impl Daemon {
         let bound = daemon.bind_nbd(options)?;
         let nvme = bind_all_nvme(NVME, &options.nvme)?;
         let nvme_discovery = bind_all_nvme(NVME_DISCOVERY, &options.nvme_discovery)?;
-        if !nvme.is_empty() {
-            daemon.devices.serve_nvme(&access);
-        }
         let added = daemon.devices.add_all(&options.devices);
         added.map_err(|(name, source)| DaemonError::Device { name, source })?;
         let (sender, cleanup) = (daemon.sender(), Arc::clone(&daemon.cleanup));
@@ -201,10 +201,10 @@ impl Daemon {
             daemon.serve(server, is_stdio, &options.tls)?;
         }
         for (endpoint, listeners) in nvme {
-            daemon.start_nvme(endpoint, listeners, &access)?;
+            daemon.start_nvme(NVME, endpoint, listeners)?;
         }
         for (endpoint, listeners) in nvme_discovery {
-            daemon.start_nvme_discovery(endpoint, listeners, &access)?;
+            daemon.start_nvme(NVME_DISCOVERY, endpoint, listeners)?;
         }
         warn_of_open_control(options);
         daemon.share_servers(&shared);
@@ -214,11 +214,8 @@ impl Daemon {
     /// Gives the control plane the servers, whose connections it lists.
     fn share_servers(&self, control: &Control) {
         let servers: Vec<Weak<Server>> = self.servers.iter().map(Arc::downgrade).collect();
-        // Both are still empty: only this function sets them.
+        // It is still empty: only this function sets it.
         let _ = control.servers.set(servers);
-        let nvme = self.nvme.iter().chain(&self.nvme_discovery);
-        let nvme: Vec<Weak<TargetServer>> = nvme.map(Arc::downgrade).collect();
-        let _ = control.nvme.set(nvme);
     }
 
     fn mount(&mut self, dir: &Path, allow_other: bool) -> Result<(), DaemonError> {
@@ -293,43 +290,21 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts an NVMe server on sockets that listen.
+    /// Starts an NVMe listener with sockets that listen.
     fn start_nvme(
-        &mut self,
+        &self,
+        option: &'static str,
         endpoint: &Endpoint,
         listeners: Vec<TcpListener>,
-        access: &HostAccess,
     ) -> Result<(), DaemonError> {
-        let options = TargetOptions { drain_timeout: DRAIN, ..TargetOptions::default() };
-        let server = TargetServer::start(self.devices.serve_nvme(access), listeners, options)
-            .map_err(|source| nvme_failure(NVME, endpoint, source))?;
-        for address in server.local_addrs() {
-            tracing::info!(%address, "serving NVMe");
-            warn_of_hosts(*address, access);
+        let is_discovery = option == NVME_DISCOVERY;
+        match self.nvme.start(&self.devices, endpoint, listeners, is_discovery) {
+            Ok(_) => Ok(()),
+            Err(YardError::Listen { place: endpoint, source }) => {
+                Err(DaemonError::Nvme { option, endpoint, source })
+            }
+            Err(source) => Err(DaemonError::NvmeListener { option, source }),
         }
-        self.nvme.push(Arc::new(server));
-        Ok(())
-    }
-
-    /// Starts a server of NVMe discovery on sockets that listen.
-    fn start_nvme_discovery(
-        &mut self,
-        endpoint: &Endpoint,
-        listeners: Vec<TcpListener>,
-        access: &HostAccess,
-    ) -> Result<(), DaemonError> {
-        let options = TargetOptions {
-            drain_timeout: DRAIN,
-            discovery_only: true,
-            ..TargetOptions::default()
-        };
-        let server = TargetServer::start(self.devices.serve_nvme(access), listeners, options)
-            .map_err(|source| nvme_failure(NVME_DISCOVERY, endpoint, source))?;
-        for address in server.local_addrs() {
-            tracing::info!(%address, "serving NVMe discovery");
-        }
-        self.nvme_discovery.push(Arc::new(server));
-        Ok(())
     }
 
     /// The devices.
@@ -342,14 +317,9 @@ impl Daemon {
         &self.servers
     }
 
-    /// The NVMe servers, in the order of the options.
-    pub fn nvme_servers(&self) -> &[Arc<TargetServer>] {
+    /// The NVMe listeners.
+    pub fn nvme(&self) -> &NvmeListeners {
         &self.nvme
-    }
-
-    /// The servers of NVMe discovery alone, in the order of the options.
-    pub fn nvme_discovery_servers(&self) -> &[Arc<TargetServer>] {
-        &self.nvme_discovery
     }
 
     /// The directory with the devices as files, if they are mounted.
@@ -394,14 +364,12 @@ impl Drop for Daemon {
         // All servers begin to shut down before any is waited for, so their clients share one drain
         // time.
         self.servers.iter().for_each(|server| server.begin_shutdown());
-        let nvme = self.nvme.iter().chain(&self.nvme_discovery);
-        nvme.for_each(|server| server.begin_shutdown());
+        let nvme = self.nvme.close();
         if let Some(mount) = self.mount.take() {
             mount.stop(DRAIN);
         }
         self.servers.drain(..).for_each(|server| server.stop());
-        self.nvme_discovery.drain(..).for_each(|server| server.stop());
-        self.nvme.drain(..).for_each(|server| server.stop());
+        nvme.stop();
         for entry in self.devices.list() {
             // A request may have removed the device just now.
             let _ = self.devices.remove(entry.spec.name(), DRAIN);
@@ -419,19 +387,11 @@ fn bind_all_nvme<'e>(
     option: &'static str,
     endpoints: &'e [Endpoint],
 ) -> Result<Vec<(&'e Endpoint, Vec<TcpListener>)>, DaemonError> {
-    let bind = |endpoint: &'e Endpoint| {
-        let listening = match endpoint {
-            Endpoint::Tcp { host, port } => listen_tcp(host, *port),
-            Endpoint::Unix(_) | Endpoint::Stdio => Err(std::io::ErrorKind::Unsupported.into()),
-        };
-        let listeners = listening.map_err(|source| nvme_failure(option, endpoint, source))?;
-        Ok((endpoint, listeners))
+    let bind = |endpoint: &'e Endpoint| match nvme_listeners::bind(endpoint) {
+        Ok(listeners) => Ok((endpoint, listeners)),
+        Err(source) => Err(DaemonError::Nvme { option, endpoint: endpoint.to_string(), source }),
     };
     endpoints.iter().map(bind).collect()
-}
-
-fn nvme_failure(option: &'static str, endpoint: &Endpoint, source: std::io::Error) -> DaemonError {
-    DaemonError::Nvme { option, endpoint: endpoint.to_string(), source }
 }
 
 fn nbd_failure(error: ServerError) -> DaemonError {
@@ -451,26 +411,6 @@ fn warn_of_reach(address: &str, tls: &config::TlsSettings) {
         "any client that reaches this address can read and write every device: clients show no \
          certificate; use a unix socket of mode 0600, or TLS with mode require and verify_peer"
     );
-}
-
-/// Warns about an NVMe endpoint that lets hosts connect without authentication.
-fn warn_of_hosts(address: SocketAddr, access: &HostAccess) {
-    if access.authentication.is_some() {
-        return;
-    }
-    if access.allowed.is_empty() {
-        tracing::warn!(
-            %address,
-            "any NVMe host that reaches this address can read and write every device: hosts show \
-             no certificate; let them authenticate with secrets, or let a firewall choose them"
-        );
-    } else if !address.ip().is_loopback() {
-        tracing::warn!(
-            %address,
-            "an NVMe host that reaches this address is not asked to prove the NQN that it claims; \
-             let it authenticate with a secret"
-        );
-    }
 }
 
 /// Warns about a control socket, or an address for metrics, that lets other users connect.

@@ -9,11 +9,11 @@ use blockyard_core::claim::DiskClaim;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_fuse::Files;
 use blockyard_nbd::{ExportOptions, Exports};
-use blockyard_nvme::{HostAccess, HostInfo, SubsystemError, Subsystems, SuspendedSubsystem};
+use blockyard_nvme::{HostAccess, HostInfo, NQN_PREFIX, Subsystems, SuspendedSubsystem};
 use blockyard_zonefs::MountOptions;
 
 use crate::config::DEVICES_MAX;
-use crate::entry::{DeviceEntry, describe};
+use crate::entry::{DeviceEntry, NvmeExport, describe};
 use crate::error::{StackError, YardError};
 use crate::spec::DeviceSpec;
 use crate::stack;
@@ -31,7 +31,7 @@ const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub struct Devices {
     table: Mutex<DeviceTable>,
     exports: Arc<Exports>,
-    /// The NVMe subsystems, if NVMe is served.
+    /// The NVMe subsystems, once the access of hosts is known.
     subsystems: OnceLock<Arc<Subsystems>>,
     mounts: Mounts,
     files: Arc<Files>,
@@ -96,13 +96,12 @@ impl Devices {
     }
 
     /// Makes an NVMe subsystem of each device that is added from now on, for the hosts that may
-    /// use it; a later call changes nothing.
-    pub fn serve_nvme(&self, access: &HostAccess) -> Arc<Subsystems> {
-        let new = || Subsystems::new(&machine_id(), access.clone());
-        Arc::clone(self.subsystems.get_or_init(new))
+    /// use it; a later call changes nothing. Hosts reach it once a listener is started.
+    pub fn make_subsystems(&self, access: HostAccess) {
+        self.subsystems.get_or_init(|| Subsystems::new(&machine_id(), access));
     }
 
-    /// The NVMe subsystems, if NVMe is served.
+    /// The NVMe subsystems, once there are any.
     pub fn subsystems(&self) -> Option<&Arc<Subsystems>> {
         self.subsystems.get()
     }
@@ -165,7 +164,7 @@ impl Devices {
         &self,
         spec: DeviceSpec,
         index: usize,
-        mut made: stack::Made,
+        made: stack::Made,
         suspended: Option<SuspendedSubsystem>,
     ) -> Result<DeviceEntry, YardError> {
         if let (Some(pool), Some(control)) = (&made.pool, self.control.get())
@@ -176,18 +175,12 @@ impl Devices {
         // One lock for sub-block writes by any protocol.
         let shared = SharedDisk::from(Arc::clone(&made.disk));
         self.export(&spec, &shared)?;
-        let nqn = match self.add_subsystem(spec.name(), shared.clone(), suspended) {
-            Ok(nqn) => nqn,
-            Err(refusal) => {
-                tracing::warn!(device = spec.name(), "not served over NVMe: {refusal}");
-                made.notes.push(format!("not served over NVMe: {refusal}"));
-                None
-            }
-        };
-        for note in &made.notes {
-            tracing::debug!(device = spec.name(), "{note}");
+        let nvme = self.add_subsystem(spec.name(), &shared, suspended);
+        let entry = DeviceEntry::new(spec, made, shared, nvme);
+        entry.warn_of_nvme();
+        for note in entry.notes() {
+            tracing::debug!(device = entry.spec.name(), "{note}");
         }
-        let entry = DeviceEntry::new(spec, made, shared, nqn);
         let mut table = self.table();
         let index = index.min(table.entries.len());
         table.entries.insert(index, entry.clone());
@@ -209,19 +202,20 @@ impl Devices {
         })
     }
 
-    /// Makes an NVMe subsystem of a device, if NVMe is served; returns its NQN.
+    /// Makes an NVMe subsystem of a device, if the yard has a table of them.
     fn add_subsystem(
         &self,
         name: &str,
-        disk: SharedDisk,
+        disk: &SharedDisk,
         suspended: Option<SuspendedSubsystem>,
-    ) -> Result<Option<String>, SubsystemError> {
-        let Some(subsystems) = self.subsystems.get() else { return Ok(None) };
-        match suspended {
-            Some(suspended) => suspended.resume(disk)?,
-            None => subsystems.add(name, disk)?,
-        }
-        Ok(subsystems.find_info(name).map(|info| info.nqn))
+    ) -> Option<NvmeExport> {
+        let subsystems = Arc::clone(self.subsystems.get()?);
+        let added = match suspended {
+            Some(suspended) => suspended.resume(disk.clone()),
+            None => subsystems.add(name, disk.clone()),
+        };
+        let nqn = added.map(|()| format!("{NQN_PREFIX}{name}")).map_err(|error| error.to_string());
+        Some(NvmeExport { subsystems, nqn })
     }
 
     /// Takes an unused device away from all exporters. If it `grows`, NVMe hosts may use it: they
@@ -248,7 +242,7 @@ impl Devices {
             return Err(used(1));
         }
         self.exports.remove(name, Duration::ZERO)?;
-        let subsystems = self.subsystems.get().filter(|_| grows && entry.nqn.is_some());
+        let subsystems = self.subsystems.get().filter(|_| grows && entry.has_subsystem());
         let Some(subsystems) = subsystems else {
             self.remove_subsystem(name, Duration::ZERO);
             return Ok(None);

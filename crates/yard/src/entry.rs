@@ -6,6 +6,7 @@ use std::time::Instant;
 use blockyard_core::Disk;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_core::zone::gate::GateMode;
+use blockyard_nvme::Subsystems;
 use blockyard_ram::Ram;
 use blockyard_volume::Running;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -27,18 +28,26 @@ pub struct DeviceEntry {
     /// The device.
     pub disk: Arc<dyn Disk>,
     /// Notes on parameters that were corrected when it was opened.
-    pub notes: Vec<String>,
+    notes: Vec<String>,
     /// The device as a RAM disk, if it is one.
     pub ram: Option<Arc<Ram>>,
     /// The pool that the device is in, if it is a volume.
     pub pool: Option<Arc<Running>>,
-    /// The NQN of its NVMe subsystem, if NVMe is served and can describe the device.
-    pub nqn: Option<String>,
+    /// The device as an NVMe subsystem, if the yard has a table of them.
+    nvme: Option<NvmeExport>,
     /// The time at which it was opened.
     pub since: Instant,
     work: Arc<Semaphore>,
     /// The disk with the lock and the claim that its exporters share.
     pub(crate) shared: SharedDisk,
+}
+
+/// A device as an NVMe subsystem.
+#[derive(Clone)]
+pub(crate) struct NvmeExport {
+    pub(crate) subsystems: Arc<Subsystems>,
+    /// The NQN, or the reason for which the device has no subsystem.
+    pub(crate) nqn: Result<String, String>,
 }
 
 impl DeviceEntry {
@@ -47,11 +56,41 @@ impl DeviceEntry {
         spec: DeviceSpec,
         made: Made,
         shared: SharedDisk,
-        nqn: Option<String>,
+        nvme: Option<NvmeExport>,
     ) -> DeviceEntry {
         let Made { disk, notes, ram, pool, .. } = made;
         let work = Arc::new(Semaphore::new(WORK_MAX));
-        DeviceEntry { spec, disk, notes, ram, pool, nqn, since: Instant::now(), work, shared }
+        DeviceEntry { spec, disk, notes, ram, pool, nvme, since: Instant::now(), work, shared }
+    }
+
+    /// The device as a subsystem, while NVMe is served.
+    fn served_nvme(&self) -> Option<&NvmeExport> {
+        self.nvme.as_ref().filter(|export| export.subsystems.is_served())
+    }
+
+    /// Whether the device has an NVMe subsystem, served or not.
+    pub(crate) fn has_subsystem(&self) -> bool {
+        self.nvme.as_ref().is_some_and(|export| export.nqn.is_ok())
+    }
+
+    /// The NQN of its NVMe subsystem, if NVMe is served and can describe the device.
+    pub fn nqn(&self) -> Option<&str> {
+        self.served_nvme().and_then(|export| export.nqn.as_deref().ok())
+    }
+
+    /// Notes: the parameters that were corrected when it was opened, and why NVMe, while it is
+    /// served, does not serve the device.
+    pub fn notes(&self) -> Vec<String> {
+        let refusal = self.served_nvme().and_then(|export| export.nqn.as_ref().err());
+        let refusal = refusal.map(|refusal| format!("not served over NVMe: {refusal}"));
+        self.notes.iter().cloned().chain(refusal).collect()
+    }
+
+    /// Logs why NVMe, while it is served, does not serve the device.
+    pub(crate) fn warn_of_nvme(&self) {
+        if let Some(Err(refusal)) = self.served_nvme().map(|export| &export.nqn) {
+            tracing::warn!(device = self.spec.name(), "not served over NVMe: {refusal}");
+        }
     }
 
     /// A permit to wait for the device, held until it is dropped.

@@ -234,6 +234,37 @@ pub enum YardError {
     /// The table of NVMe subsystems refused.
     #[error(transparent)]
     Subsystem(#[from] SubsystemError),
+    /// An NVMe listener cannot be started.
+    #[error("cannot listen at `{place}`: {source}; name another place")]
+    Listen {
+        /// The place.
+        place: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// There is no NVMe listener at this place.
+    #[error("there is no NVMe listener at `{place}`; {known}")]
+    NoSuchListener {
+        /// The requested place, shortened.
+        place: String,
+        /// The places of the listeners.
+        known: String,
+    },
+    /// Hosts use devices through an NVMe listener.
+    #[error(
+        "cannot stop the NVMe listener at `{place}`: {} connected; disconnect first, or use \
+         --force (`?force=true`), which disconnects them",
+        match hosts {
+            1 => "1 host is".to_owned(),
+            hosts => format!("{hosts} hosts are"),
+        }
+    )]
+    ListenerUsed {
+        /// The place.
+        place: String,
+        /// The number of hosts.
+        hosts: u64,
+    },
     /// A file system is mounted on the device.
     #[error(
         "`{name}` is mounted at {}; unmount it first",
@@ -362,6 +393,15 @@ impl YardError {
         YardError::NoSuchDevice { name: shown(name), advice }
     }
 
+    /// The error for a place at which no NVMe listener is; `known` are the places of all.
+    pub(crate) fn no_such_listener(place: &str, known: Vec<String>) -> YardError {
+        let known = match known.is_empty() {
+            true => "there is none".to_owned(),
+            false => format!("expected one of: {}", known.join(", ")),
+        };
+        YardError::NoSuchListener { place: shown(place), known }
+    }
+
     /// The error for an unknown fault of the device `name`.
     pub fn no_such_fault(name: &str, kind: &DeviceKind, fault: &str) -> YardError {
         let advice = crate::suggestion::suggestion(fault, kind.faults.iter().copied());
@@ -375,10 +415,13 @@ impl YardError {
             YardError::NoSuchDevice { .. } => "no_such_device",
             YardError::Taken { .. } | YardError::Export(ExportError::Taken { .. }) => "taken",
             YardError::Full { .. } => "full",
+            YardError::Listen { .. } => "listen_failed",
+            YardError::NoSuchListener { .. } => "no_such_listener",
             YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::ZonesUsed { .. }
             | YardError::MountUsed { .. }
+            | YardError::ListenerUsed { .. }
             | YardError::Subsystem(_)
             | YardError::Volume(
                 VolumeError::Busy { .. } | VolumeError::Store(StoreError::InUse { .. }),
@@ -450,6 +493,9 @@ impl YardError {
             YardError::Uri(UriError::Param(ParamError::UnknownKey { key, .. })) => (key, ""),
             YardError::NoSuchTunable { name, .. } => (name, ""),
             YardError::NoSuchPool { path, .. } => ("pool", path),
+            YardError::Listen { place, .. }
+            | YardError::NoSuchListener { place, .. }
+            | YardError::ListenerUsed { place, .. } => ("place", place),
             YardError::Missing { field, .. } => (field, ""),
             YardError::Uri(UriError::Twice { key }) => (key, ""),
             YardError::Uri(UriError::UnknownKind { kind, .. }) => ("kind", kind),

@@ -16,6 +16,7 @@ mod http;
 pub mod inject;
 pub mod memory;
 pub mod metrics;
+pub mod nvme_listeners;
 pub mod param;
 pub mod paths;
 pub mod ram;

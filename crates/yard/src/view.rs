@@ -80,7 +80,7 @@ pub struct DeviceView {
     /// How many times that file is open now.
     #[serde(default)]
     pub opens: u64,
-    /// Notes on parameters that were corrected when the device was opened.
+    /// Notes on parameters that were corrected when the device was opened, and on NVMe.
     pub notes: Vec<String>,
     /// Nanoseconds since the device was opened.
     pub age_ns: u64,
@@ -181,7 +181,7 @@ impl DeviceView {
             scheduler: scheduler::active(disk).to_owned(),
             channels: disk.stats().channels,
             clients,
-            nqn: entry.nqn.clone(),
+            nqn: entry.nqn().map(str::to_owned),
             hosts,
             opens: file.as_ref().map_or(0, |file| file.opens),
             file_transport: file
@@ -189,7 +189,7 @@ impl DeviceView {
                 .and_then(|file| file.transport)
                 .map(|transport| transport.name().to_owned()),
             file: file.and_then(|file| file.path).map(|path| path.display().to_string()),
-            notes: entry.notes.clone(),
+            notes: entry.notes(),
             age_ns: age_ns(entry),
         }
     }
@@ -402,6 +402,32 @@ impl From<MemoryUse> for NbdMemoryView {
         let MemoryUse { limit_bytes, used_bytes, waits, refused, .. } = usage;
         NbdMemoryView { limit_bytes, used_bytes, waits, refused }
     }
+}
+
+/// An NVMe listener: `GET /v1/nvme/listeners`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ListenerView {
+    /// The place, as it was given.
+    pub place: String,
+    /// The addresses, with the actual port.
+    pub addresses: Vec<String>,
+    /// Whether hosts find only the discovery subsystem there.
+    pub discovery: bool,
+    /// The hosts that use devices through it now.
+    pub hosts: u64,
+    /// Warnings about hosts that connect without authentication.
+    pub warnings: Vec<String>,
+}
+
+/// `POST /v1/nvme/listeners`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListenRequest {
+    /// Where to listen: `tcp:HOST:PORT`.
+    pub place: String,
+    /// Whether hosts find only the discovery subsystem there.
+    #[serde(default)]
+    pub discovery: bool,
 }
 
 /// `POST /v1/devices`.

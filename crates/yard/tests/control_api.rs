@@ -10,7 +10,7 @@ use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::entry::WORK_MAX;
 use blockyard_yard::paths::TempDir;
-use blockyard_yard::view::{ErrorBody, RootView, ZoneRequest};
+use blockyard_yard::view::{ErrorBody, ListenRequest, ListenerView, RootView, ZoneRequest};
 use blockyard_yard::volumes::VolumeRequest;
 use blockyard_yard::{uri, zones};
 
@@ -449,7 +449,7 @@ fn a_volume_grows_under_an_nvme_host_and_does_not_shrink() {
         ..DaemonOptions::default()
     };
     let daemon = Daemon::start(&options).unwrap();
-    let address = daemon.nvme_servers()[0].local_addrs()[0];
+    let address = daemon.nvme().addresses(false)[0];
     let client = Client::new(control);
     let [mut admin, mut io] = nvme_queues(address, "nqn.2026-11.io.blockyard:v0");
     let shown = client.device("v0").unwrap();
@@ -488,4 +488,70 @@ fn a_volume_grows_under_an_nvme_host_and_does_not_shrink() {
     let mut keep_alive = [0; 72];
     (keep_alive[0], keep_alive[2], keep_alive[4], keep_alive[8]) = (4, 72, 72, 0x18);
     exchange(&mut admin, &keep_alive);
+}
+
+#[test]
+fn nvme_listeners_come_and_go_while_the_yard_serves() {
+    let served = serve(&["null:///a?size=1G", ZONED]);
+    let client = &served.client;
+    let listen = |place: &str, discovery: bool| {
+        client.listen(&ListenRequest { place: place.to_owned(), discovery })
+    };
+    let unserved = |device: &str| {
+        let shown = client.device(device).unwrap();
+        assert_eq!(shown.nqn, None);
+        assert!(shown.notes.iter().all(|note| !note.contains("NVMe")), "{:?}", shown.notes);
+    };
+    unserved("a");
+    unserved("z");
+    let any = "tcp:127.0.0.1:0";
+    // What is refused leaves nothing.
+    for place in ["unix:/x", "stdio", "tcp:x", "nonsense"] {
+        let (code, field, message) = refused(listen(place, false));
+        assert_eq!((&*code, &*field), ("invalid", "place"));
+        assert_eq!(message, format!("invalid place `{place}`: expected tcp:HOST:PORT"));
+    }
+    let (code, field, message) = refused(listen(any, true));
+    assert_eq!((&*code, &*field), ("invalid", "discovery"), "{message}");
+    let (code, field, message) = refused(client.unlisten(any, false));
+    assert_eq!((&*code, &*field), ("no_such_listener", "place"));
+    assert_eq!(message, format!("there is no NVMe listener at `{any}`; there is none"));
+    assert_eq!(client.listeners().unwrap(), []);
+    // The devices that are there are served, those that NVMe cannot describe say so.
+    let started = listen(any, false).unwrap();
+    assert_eq!((&*started.place, started.discovery, started.hosts), (any, false, 0));
+    assert!(started.warnings[0].starts_with("any NVMe host that reaches"), "{started:?}");
+    let [address] = &started.addresses[..] else { panic!("{started:?}") };
+    let nqn = "nqn.2026-11.io.blockyard:a";
+    assert_eq!(client.device("a").unwrap().nqn.as_deref(), Some(nqn));
+    let notes = client.device("z").unwrap().notes;
+    assert!(notes[0].starts_with("not served over NVMe: it has 2 conventional zones"), "{notes:?}");
+    let (code, field, message) = refused(listen(address, false));
+    assert_eq!((&*code, &*field), ("listen_failed", "place"));
+    assert!(message.starts_with(&format!("cannot listen at `{address}`: ")), "{message}");
+    assert!(listen(any, true).unwrap().warnings.is_empty(), "discovery shows names only");
+    let places = |listed: Vec<ListenerView>| {
+        listed.iter().map(|it| (it.discovery, it.hosts)).collect::<Vec<_>>()
+    };
+    assert_eq!(places(client.listeners().unwrap()), [(false, 0), (true, 0)]);
+    // A listener that hosts use is stopped by force only, and their connections end.
+    let socket = address.strip_prefix("tcp:").unwrap().parse().unwrap();
+    let [mut admin, mut io] = nvme_queues(socket, nqn);
+    assert_eq!(places(client.listeners().unwrap()), [(false, 1), (true, 0)]);
+    assert_eq!(client.connections().unwrap().len(), 2);
+    let (code, field, message) = refused(client.unlisten(address, false));
+    assert_eq!((&*code, &*field), ("busy", "place"));
+    assert!(message.contains("1 host is connected"), "{message}");
+    assert_eq!(client.unlisten(address, true).unwrap().hosts, 1);
+    for stream in [&mut admin, &mut io] {
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the connection ends");
+    }
+    unserved("a");
+    unserved("z");
+    assert_eq!(client.device("a").unwrap().clients, 0);
+    // A device that is added meanwhile is served at the same port later.
+    client.add("null:///b?size=1G").unwrap();
+    assert_eq!(&listen(address, false).unwrap().addresses[0], address);
+    let [_admin, _io] = nvme_queues(socket, "nqn.2026-11.io.blockyard:b");
+    assert_eq!(client.device("b").unwrap().hosts.len(), 1);
 }

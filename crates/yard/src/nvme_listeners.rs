@@ -1,0 +1,283 @@
+//! The NVMe listeners of a yard: those of its options, and those that requests start and stop.
+//!
+//! ```text
+//! OPEN ── start, stop a listener ──▸ OPEN ── close: the daemon ends ──▸ CLOSED
+//! ```
+//!
+//! Hosts use the access rules of the table of subsystems through every listener, whenever it is
+//! started.
+#![allow(clippy::disallowed_types)] // The table of listeners is control plane.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use blockyard_nbd::{Endpoint, listen_tcp};
+use blockyard_nvme::{HostAccess, LinkInfo, NQN_PREFIX, TargetOptions, TargetServer};
+
+use crate::devices::Devices;
+use crate::error::YardError;
+use crate::view::ListenerView;
+
+/// The most NVMe listeners of a yard. Each has a thread.
+const LISTENERS_MAX: usize = 64;
+
+/// How long hosts may take to get their answers when a listener stops.
+pub(crate) const DRAIN: Duration = Duration::from_secs(5);
+
+/// A listener.
+#[derive(Debug)]
+struct NvmeListener {
+    /// The place, as it was given.
+    place: String,
+    is_discovery: bool,
+    server: TargetServer,
+}
+
+#[derive(Debug)]
+enum ListenerTable {
+    /// In the order in which they were started.
+    Open(Vec<NvmeListener>),
+    Closed,
+}
+
+impl ListenerTable {
+    fn listeners(&self) -> &[NvmeListener] {
+        match self {
+            ListenerTable::Open(listeners) => listeners,
+            ListenerTable::Closed => &[],
+        }
+    }
+}
+
+/// The NVMe listeners of a yard.
+#[derive(Debug)]
+pub struct NvmeListeners {
+    table: Mutex<ListenerTable>,
+}
+
+/// The listeners of a yard that ends.
+#[derive(Debug)]
+pub(crate) struct EndingListeners(Vec<NvmeListener>);
+
+impl EndingListeners {
+    /// Waits until all have stopped.
+    pub(crate) fn stop(self) {
+        self.0.iter().for_each(|listener| listener.server.stop());
+    }
+}
+
+impl Default for NvmeListeners {
+    fn default() -> NvmeListeners {
+        NvmeListeners { table: Mutex::new(ListenerTable::Open(Vec::new())) }
+    }
+}
+
+/// Listens at every address of a place.
+///
+/// # Errors
+/// If the system refuses, or the place is no TCP port.
+pub(crate) fn bind(place: &Endpoint) -> io::Result<Vec<TcpListener>> {
+    match place {
+        Endpoint::Tcp { host, port } => listen_tcp(host, *port),
+        Endpoint::Unix(_) | Endpoint::Stdio => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+impl NvmeListeners {
+    fn table(&self) -> MutexGuard<'_, ListenerTable> {
+        // Every change of the table is one call: a holder that panicked has left it consistent.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a listener at a place, for a request.
+    ///
+    /// # Errors
+    /// If the place is no TCP port or cannot be used, hosts would discover devices that no listener
+    /// serves, or there are as many listeners as may be. Then nothing listens at the place.
+    pub fn listen(
+        &self,
+        devices: &Devices,
+        place: &str,
+        is_discovery: bool,
+    ) -> Result<ListenerView, YardError> {
+        let endpoint = match place.parse() {
+            Ok(endpoint @ Endpoint::Tcp { .. }) => endpoint,
+            Ok(Endpoint::Unix(_) | Endpoint::Stdio) | Err(_) => {
+                let (field, value) = ("place", place.chars().take(80).collect());
+                let wanted = "tcp:HOST:PORT".to_owned();
+                return Err(YardError::Argument { field, value, wanted });
+            }
+        };
+        let refused = |source| YardError::Listen { place: endpoint.to_string(), source };
+        // Outside the lock: it may look a name up.
+        let listeners = bind(&endpoint).map_err(refused)?;
+        self.start(devices, &endpoint, listeners, is_discovery)
+    }
+
+    /// Starts a listener with sockets that listen.
+    ///
+    /// # Errors
+    /// If hosts would discover devices that no listener serves, there are as many listeners as may
+    /// be, or the system refuses.
+    pub(crate) fn start(
+        &self,
+        devices: &Devices,
+        place: &Endpoint,
+        listeners: Vec<TcpListener>,
+        is_discovery: bool,
+    ) -> Result<ListenerView, YardError> {
+        let place = place.to_string();
+        let refused = |source| YardError::Listen { place: place.clone(), source };
+        let other = |text: String| refused(io::Error::other(text));
+        let mut table = self.table();
+        let ListenerTable::Open(open) = &mut *table else {
+            return Err(other("the yard ends".to_owned()));
+        };
+        if is_discovery && open.iter().all(|listener| listener.is_discovery) {
+            return Err(YardError::Argument {
+                field: "discovery",
+                value: "true".to_owned(),
+                wanted: "an NVMe listener that serves the devices; start that one first".to_owned(),
+            });
+        }
+        if open.len() >= LISTENERS_MAX {
+            return Err(other(format!("there are {LISTENERS_MAX} NVMe listeners already")));
+        }
+        let Some(subsystems) = devices.subsystems() else {
+            return Err(other("the yard has no NVMe subsystems".to_owned()));
+        };
+        let options = TargetOptions {
+            drain_timeout: DRAIN,
+            discovery_only: is_discovery,
+            ..TargetOptions::default()
+        };
+        let is_first = !subsystems.is_served();
+        let server =
+            TargetServer::start(subsystems.clone(), listeners, options).map_err(refused)?;
+        for address in server.local_addrs() {
+            match is_discovery {
+                true => tracing::info!(%address, "serving NVMe discovery"),
+                false => tracing::info!(%address, "serving NVMe"),
+            }
+        }
+        let listener = NvmeListener { place, is_discovery, server };
+        let view = listener.view(subsystems.access());
+        view.warnings.iter().for_each(|warning| tracing::warn!(place = view.place, "{warning}"));
+        open.push(listener);
+        drop(table);
+        if is_first && !is_discovery {
+            devices.list().iter().for_each(|entry| entry.warn_of_nvme());
+        }
+        Ok(view)
+    }
+
+    /// Stops a listener, named by its place or by an address at which it listens. Its hosts'
+    /// commands in flight are completed, and the hosts disconnected.
+    ///
+    /// # Errors
+    /// If there is no such listener, or hosts use devices through it and `force` is not given.
+    pub fn unlisten(
+        &self,
+        devices: &Devices,
+        place: &str,
+        force: bool,
+    ) -> Result<ListenerView, YardError> {
+        let mut table = self.table();
+        let Some(at) = table.listeners().iter().position(|it| it.is_at(place)) else {
+            let known = table.listeners().iter().map(|listener| listener.place.clone());
+            return Err(YardError::no_such_listener(place, known.collect()));
+        };
+        let access = devices.subsystems().map(|subsystems| subsystems.access().clone());
+        let view = table.listeners()[at].view(&access.unwrap_or_default());
+        if view.hosts > 0 && !force {
+            return Err(YardError::ListenerUsed { place: view.place, hosts: view.hosts });
+        }
+        let ListenerTable::Open(open) = &mut *table else { return Ok(view) };
+        let listener = open.remove(at);
+        drop(table);
+        // Outside the lock: it waits for hosts.
+        listener.server.stop();
+        tracing::info!(place = view.place, "NVMe listener stopped");
+        Ok(view)
+    }
+
+    /// The listeners, in the order in which they were started.
+    pub fn list(&self, devices: &Devices) -> Vec<ListenerView> {
+        let access = devices.subsystems().map(|subsystems| subsystems.access().clone());
+        let access = access.unwrap_or_default();
+        self.table().listeners().iter().map(|listener| listener.view(&access)).collect()
+    }
+
+    /// The addresses of the listeners that serve devices, or of those for discovery alone.
+    pub fn addresses(&self, is_discovery: bool) -> Vec<SocketAddr> {
+        let table = self.table();
+        let listeners = table.listeners().iter().filter(|it| it.is_discovery == is_discovery);
+        listeners.flat_map(|listener| listener.server.local_addrs()).copied().collect()
+    }
+
+    /// The connections of all listeners.
+    pub fn connections(&self) -> Vec<LinkInfo> {
+        let table = self.table();
+        table.listeners().iter().flat_map(|listener| listener.server.connections()).collect()
+    }
+
+    /// Begins to stop all listeners, and starts no other one.
+    pub(crate) fn close(&self) -> EndingListeners {
+        let closed = std::mem::replace(&mut *self.table(), ListenerTable::Closed);
+        let listeners = match closed {
+            ListenerTable::Open(listeners) => listeners,
+            ListenerTable::Closed => Vec::new(),
+        };
+        listeners.iter().for_each(|listener| listener.server.begin_shutdown());
+        EndingListeners(listeners)
+    }
+}
+
+impl NvmeListener {
+    fn is_at(&self, place: &str) -> bool {
+        let is_its =
+            |address: &SocketAddr| place.strip_prefix("tcp:") == Some(&address.to_string());
+        self.place == place || self.server.local_addrs().iter().any(is_its)
+    }
+
+    fn view(&self, access: &HostAccess) -> ListenerView {
+        let addresses = self.server.local_addrs();
+        let warning = |address: &SocketAddr| match self.is_discovery {
+            true => None,
+            false => access_warning(*address, access),
+        };
+        let mut warnings: Vec<_> = addresses.iter().filter_map(warning).collect();
+        warnings.dedup();
+        let connections = self.server.connections();
+        let is_device = |nqn: &str| nqn.starts_with(NQN_PREFIX);
+        let is_host = |link: &&LinkInfo| {
+            link.queue == Some(0) && link.subsystem.as_deref().is_some_and(is_device)
+        };
+        ListenerView {
+            place: self.place.clone(),
+            addresses: addresses.iter().map(|address| format!("tcp:{address}")).collect(),
+            discovery: self.is_discovery,
+            hosts: connections.iter().filter(is_host).count() as u64,
+            warnings: warnings.into_iter().map(str::to_owned).collect(),
+        }
+    }
+}
+
+/// The warning about an address at which hosts connect without authentication.
+fn access_warning(address: SocketAddr, access: &HostAccess) -> Option<&'static str> {
+    if access.authentication.is_some() {
+        return None;
+    }
+    if access.allowed.is_empty() {
+        return Some(
+            "any NVMe host that reaches this address can read and write every device: hosts show \
+             no certificate; let them authenticate with secrets, or let a firewall choose them",
+        );
+    }
+    (!address.ip().is_loopback()).then_some(
+        "an NVMe host that reaches this address is not asked to prove the NQN that it claims; let \
+         it authenticate with a secret",
+    )
+}
