@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockyard_core::clock::{Clock, Monotonic};
-use blockyard_core::{Completion, Due, Op, Region};
+use blockyard_core::{Completion, Due, Op};
 use blockyard_os::socket::{self, Ready, WaitMode};
 
 use crate::admin::{AdminAnswer, AdminQueue};
@@ -31,7 +31,7 @@ use crate::auth_message;
 use crate::authentication::{AuthProgress, QueueAuth};
 use crate::command::{Cqe, FABRICS_OPCODE, Sqe, StatusCode, fabrics_type};
 use crate::controller::{ControllerTarget, Controllers};
-use crate::data_pool::{DataPool, PageSpan};
+use crate::data_pool::{DataPool, PageSpan, digest_of};
 use crate::fabrics::{
     AUTH_REQUESTED, CONNECT_BYTES, CONTROLLER_OFFSET, ConnectRefusal, ConnectRequest,
     DISCOVERY_NQN, NEW_CONTROLLER, PropertyRequest, SUBSYSTEM_OFFSET,
@@ -278,7 +278,7 @@ impl HostConnection {
         match IoQueue::open(&controller, number, &subsystem, &self.link, region) {
             Ok(queue) => self.role = QueueRole::Io(Box::new(queue)),
             Err(_) => {
-                controller.close_queue(number);
+                controller.close_queue(&self.link);
                 subsystem.detach(&self.link);
                 return gone("its device is gone");
             }
@@ -309,8 +309,8 @@ impl HostConnection {
             }
             QueueRole::Io(queue) => {
                 // Before the controller stops counting the queue.
-                let (controller, number, subsystem) = queue.close();
-                controller.close_queue(number);
+                let (controller, _, subsystem) = queue.close();
+                controller.close_queue(&self.link);
                 subsystem
             }
         };
@@ -621,6 +621,13 @@ impl HostConnection {
 
     fn note_authentication(&mut self, progress: AuthProgress) {
         let Some(auth) = &self.auth else { return };
+        let is_taken = |queue: &IoQueue| !queue.controller.prove_queue(&self.link);
+        let progress = match (progress, &self.role) {
+            (AuthProgress::Authenticated, QueueRole::Io(queue)) if is_taken(queue) => {
+                AuthProgress::Ended("another connection has its queue")
+            }
+            (progress, _) => progress,
+        };
         match progress {
             AuthProgress::Continues => {}
             AuthProgress::Authenticated => self.note_connected(auth.role.clone()),
@@ -722,9 +729,10 @@ impl HostConnection {
             }
             _ => return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET)),
         };
-        controller.open_queue(request, &self.link)?;
+        let is_proved = self.shared.subsystems.access.authentication.is_none();
+        controller.open_queue(request, &self.link, is_proved)?;
         if !subsystem.attach(&self.link, request.queue) {
-            controller.close_queue(request.queue);
+            controller.close_queue(&self.link);
             return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET));
         }
         let (number, id) = (request.queue, controller.id);
@@ -732,7 +740,7 @@ impl HostConnection {
         match IoQueue::open(&controller, number, &subsystem, &self.link, region) {
             Ok(queue) => Ok((QueueRole::Io(Box::new(queue)), id)),
             Err(refusal) => {
-                controller.close_queue(number);
+                controller.close_queue(&self.link);
                 subsystem.detach(&self.link);
                 Err(refusal)
             }
@@ -981,17 +989,4 @@ impl HostConnection {
         }
         Ok(())
     }
-}
-
-/// The digest of data in a region.
-fn digest_of(region: &Region, at: u64, len: u32) -> u32 {
-    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
-    let (mut bytes, mut done) = ([0; 4096], 0);
-    while done < len {
-        let part = (len - done).min(bytes.len() as u32) as usize;
-        region.read(at + u64::from(done), &mut bytes[..part]);
-        digest.update(&bytes[..part]);
-        done += part as u32;
-    }
-    digest.finalize() as u32
 }

@@ -14,7 +14,9 @@
 //! ```
 //!
 //! 1. I/O queues connect in the state enabled only. Leaving it cuts their connections.
-//! 2. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
+//! 2. A queue number belongs to the connection that has authenticated for it. Until then any number
+//!    of connections that claim to be the host's may ask for it.
+//! 3. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
 //!    queue has ended and so has the last command of the host.
 #![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
 
@@ -59,12 +61,21 @@ enum ControllerPhase {
     Closed,
 }
 
+/// The connection of an I/O queue.
+#[derive(Debug)]
+struct QueueLink {
+    number: u16,
+    link: Arc<HostLink>,
+    /// Whether its host has authenticated, or does not have to.
+    is_proved: bool,
+}
+
 #[derive(Debug)]
 struct ControllerState {
     phase: ControllerPhase,
     config: Configuration,
     /// The connections of I/O queues.
-    queues: Vec<(u16, Arc<HostLink>)>,
+    queues: Vec<QueueLink>,
     keep_alive_ms: u32,
 }
 
@@ -211,7 +222,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Admits the connection of an I/O queue.
+    /// Admits the connection of an I/O queue, whose host `is_proved` or has to authenticate.
     ///
     /// # Errors
     /// If the controller is not enabled, the host is another one, or there can be no such queue.
@@ -219,6 +230,7 @@ impl Controller {
         &self,
         request: &ConnectRequest,
         link: &Arc<HostLink>,
+        is_proved: bool,
     ) -> Result<(), ConnectRefusal> {
         if request.host != self.host {
             return Err(ConnectRefusal::in_data(HOST_OFFSET));
@@ -230,16 +242,32 @@ impl Controller {
         if state.phase != ControllerPhase::Enabled {
             return Err(ConnectRefusal::new(StatusCode::CONNECT_BUSY));
         }
-        if state.queues.iter().any(|(queue, _)| *queue == request.queue) {
+        let number = request.queue;
+        if state.queues.iter().any(|queue| queue.is_proved && queue.number == number) {
             return Err(ConnectRefusal::new(StatusCode::SEQUENCE));
         }
-        state.queues.push((request.queue, Arc::clone(link)));
+        state.queues.push(QueueLink { number, link: Arc::clone(link), is_proved });
         Ok(())
     }
 
+    /// Notes that the host of an I/O queue has authenticated on this connection; `false` if another
+    /// connection has the number of the queue.
+    pub(crate) fn prove_queue(&self, link: &Arc<HostLink>) -> bool {
+        let mut state = self.state();
+        let is_this = |queue: &QueueLink| Arc::ptr_eq(&queue.link, link);
+        let Some(at) = state.queues.iter().position(is_this) else { return false };
+        let number = state.queues[at].number;
+        let is_other = |queue: &QueueLink| queue.number == number && !is_this(queue);
+        if state.queues.iter().any(|queue| queue.is_proved && is_other(queue)) {
+            return false;
+        }
+        state.queues[at].is_proved = true;
+        true
+    }
+
     /// Notes that the connection of an I/O queue has ended.
-    pub(crate) fn close_queue(&self, queue: u16) {
-        self.state().queues.retain(|(other, _)| *other != queue);
+    pub(crate) fn close_queue(&self, link: &Arc<HostLink>) {
+        self.state().queues.retain(|queue| !Arc::ptr_eq(&queue.link, link));
     }
 
     /// Ends the controller and cuts the connections of its I/O queues.
@@ -252,7 +280,7 @@ impl ControllerState {
     fn enter(&mut self, phase: ControllerPhase) {
         self.phase = phase;
         if phase != ControllerPhase::Enabled {
-            self.queues.iter().for_each(|(_, link)| link.cut());
+            self.queues.iter().for_each(|queue| queue.link.cut());
         }
     }
 }

@@ -105,6 +105,19 @@ impl DataPool {
     }
 }
 
+/// The digest of data in a region.
+pub(crate) fn digest_of(region: &Region, at: u64, len: u32) -> u32 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    let (mut bytes, mut done) = ([0; 4096], 0);
+    while done < len {
+        let part = (len - done).min(bytes.len() as u32) as usize;
+        region.read(at + u64::from(done), &mut bytes[..part]);
+        digest.update(&bytes[..part]);
+        done += part as u32;
+    }
+    digest.finalize() as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,6 +4,7 @@
 
 mod initiator;
 
+use std::io::Write;
 use std::sync::Arc;
 
 use blockyard_nvme::auth_message::{AuthHash, DhGroup};
@@ -259,6 +260,57 @@ fn each_queue_authenticates_before_it_executes_anything() {
     assert_eq!(authenticate(&mut io, TWO_WAY), Ok(()));
     assert_eq!(io.read(command(READ, 0, 16), 8192).data, [0; 8192], "nothing was written");
     assert_eq!(io.execute(command(WRITE, 0, 16), &data).status, 0);
+}
+
+/// A connection that claimed the NQN and identifier of a host kept the host's own connection of the
+/// same queue away for as long as an authentication may take.
+#[test]
+fn a_queue_belongs_to_the_connection_that_authenticates() {
+    let target = target();
+    let (_admin, controller) = admin(&target, ONE_WAY);
+    let (mut stranger, _) = connect(&target, HOST, 1, controller);
+    let (mut io, _) = connect(&target, HOST, 1, controller);
+    let (mut late, _) = connect(&target, HOST, 1, controller);
+    assert_eq!(authenticate(&mut io, ONE_WAY), Ok(()));
+    let data = pattern(8192, 1);
+    assert_eq!(io.execute(command(WRITE, 0, 16), &data).status, 0);
+    // From now on there is such a queue, also for a host that authenticates too late.
+    let (sqe, parts) = connect_parts(PLAIN, 1, controller, 31, 0);
+    assert_eq!(target.idle(0).execute(sqe, &parts).status, 0x400c);
+    assert_eq!(authenticate(&mut late, ONE_WAY), Ok(()));
+    late.ends();
+    assert_eq!(stranger.read(command(READ, 0, 1), 512).status, 0x4191);
+    // The end of the others takes nothing from the queue.
+    drop(stranger);
+    while target.server.connections().len() > 2 {
+        std::thread::yield_now();
+    }
+    assert_eq!(io.read(command(READ, 0, 16), 8192).data, data);
+    assert_eq!(target.idle(0).execute(sqe, &parts).status, 0x400c);
+    // The end of the queue frees its number.
+    drop(io);
+    while target.server.connections().len() > 1 {
+        std::thread::yield_now();
+    }
+    let (mut io, _) = connect(&target, HOST, 1, controller);
+    assert_eq!(authenticate(&mut io, ONE_WAY), Ok(()));
+}
+
+/// What a connection sends that has not authenticated does not show that the host is alive.
+#[test]
+fn a_queue_without_authentication_keeps_no_silent_controller_alive() {
+    let target = target();
+    let (mut admin, controller) = connect_for(&target, HOST, 0, 0xffff, 100);
+    assert_eq!(authenticate(&mut admin, ONE_WAY), Ok(()));
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+    let (mut stranger, _) = connect(&target, HOST, 1, controller);
+    let bytes = stranger.print(4, &pointed(command(READ, 0, 1), 0x5a, 512), &[]);
+    let sends = std::thread::spawn(move || {
+        while stranger.stream.write_all(&bytes).is_ok() && stranger.receive().is_some() {}
+    });
+    admin.ends();
+    // The controller takes its queues with it.
+    sends.join().unwrap();
 }
 
 #[test]
