@@ -305,9 +305,8 @@ fn log(input: &mut Input<'_>, shape: &NamespaceShape) {
     assert!(request.len <= DATA_BYTES_MAX && request.len.is_multiple_of(4));
     let here = SocketAddr::from(([127, 0, 0, 1], 8009));
     let devices = (input.below(2) == 0).then_some(SocketAddr::from(([0; 16], 4420)));
-    let nqns = vec!["nqn.2026-11.io.blockyard:a".to_owned(); input.below(4) as usize];
-    let page = log_page::discovery(input.word(), &nqns, devices, here);
-    if let Ok(part) = request.part(&page) {
+    let nqns = vec!["nqn.2026-11.io.blockyard:a"; input.below(4) as usize];
+    if let Ok(part) = log_page::discovery(&request, input.word(), &nqns, (devices, here)) {
         assert_eq!(part.len(), request.len as usize);
     }
     if let Ok(page) = log_page::page(&request, shape, input.below(2) == 0)

@@ -207,18 +207,18 @@ impl AdminQueue {
         let request = LogRequest::parse(sqe)?;
         // Before the page is made: a read of the log must not leave an event for what it had.
         self.note_changes();
-        let page = match &self.controller.target {
+        let part = match &self.controller.target {
             ControllerTarget::Device(subsystem) => {
-                log_page::page(&request, &subsystem.shape(), self.is_changed)?
+                request.part(&log_page::page(&request, &subsystem.shape(), self.is_changed)?)?
             }
             ControllerTarget::Discovery if request.id == log_id::DISCOVERY => {
                 let host = &self.controller.host.nqn;
-                let (generation, nqns, devices) = self.subsystems.discover(host, self.address);
-                log_page::discovery(generation, &nqns, devices, self.address)
+                let (generation, found, devices) = self.subsystems.discover(host, self.address);
+                let nqns: Vec<_> = found.iter().map(|it| &*it.identity.nqn).collect();
+                log_page::discovery(&request, generation, &nqns, (devices, self.address))?
             }
             ControllerTarget::Discovery => return Err(StatusCode::INVALID_LOG),
         };
-        let part = request.part(&page)?;
         if !request.retain {
             self.note_log_read(request.id);
         }

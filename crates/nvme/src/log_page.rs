@@ -183,29 +183,53 @@ fn effects(command_set: u8, shape: &NamespaceShape) -> Result<Vec<u8>, StatusCod
     Ok(page)
 }
 
-/// Page 70h: the discovery subsystem at the address at which the host is connected, and the
-/// subsystems of devices at the address at which it reaches them, if it reaches them.
+/// The requested part of page 70h, and no more: the discovery subsystem at the address at which the
+/// host is connected, `here`, and the subsystems of devices at the address at which it reaches
+/// them, if it reaches them.
+///
+/// # Errors
+/// If the part begins after the end.
 pub fn discovery(
+    request: &LogRequest,
     generation: u64,
-    nqns: &[String],
-    devices: Option<SocketAddr>,
-    here: SocketAddr,
-) -> Vec<u8> {
-    let mut page = vec![0; DISCOVERY_ENTRY_BYTES];
-    push_entry(&mut page, DISCOVERY_NQN, 3, here);
-    if let Some(address) = devices {
-        nqns.iter().for_each(|nqn| push_entry(&mut page, nqn, 2, address));
+    nqns: &[&str],
+    (devices, here): (Option<SocketAddr>, SocketAddr),
+) -> Result<Vec<u8>, StatusCode> {
+    let nqns = if devices.is_some() { nqns } else { &[] };
+    let entries = 1 + nqns.len();
+    let page_len = (DISCOVERY_ENTRY_BYTES * (1 + entries)) as u64;
+    if request.offset > page_len {
+        return Err(StatusCode::INVALID_FIELD);
     }
-    let entries = page.len() / DISCOVERY_ENTRY_BYTES - 1;
-    page[..8].copy_from_slice(&generation.to_le_bytes());
-    page[8..16].copy_from_slice(&(entries as u64).to_le_bytes());
-    page
+    let end = page_len.min(request.offset + u64::from(request.len));
+    let mut part = Vec::with_capacity(request.len as usize);
+    let mut at = request.offset;
+    while at < end {
+        let mut entry = [0; DISCOVERY_ENTRY_BYTES];
+        match (at / DISCOVERY_ENTRY_BYTES as u64, devices) {
+            (0, _) => {
+                entry[..8].copy_from_slice(&generation.to_le_bytes());
+                entry[8..16].copy_from_slice(&(entries as u64).to_le_bytes());
+            }
+            (1, _) => print_entry(&mut entry, DISCOVERY_NQN, 3, here),
+            (index, Some(address)) => print_entry(&mut entry, nqns[index as usize - 2], 2, address),
+            (_, None) => {}
+        }
+        let start = (at % DISCOVERY_ENTRY_BYTES as u64) as usize;
+        let len = (DISCOVERY_ENTRY_BYTES - start).min((end - at) as usize);
+        part.extend_from_slice(&entry[start..start + len]);
+        at += len as u64;
+    }
+    part.resize(request.len as usize, 0);
+    Ok(part)
 }
 
-fn push_entry(page: &mut Vec<u8>, nqn: &str, subsystem_type: u8, address: SocketAddr) {
-    let start = page.len();
-    page.resize(start + DISCOVERY_ENTRY_BYTES, 0);
-    let entry = &mut page[start..];
+fn print_entry(
+    entry: &mut [u8; DISCOVERY_ENTRY_BYTES],
+    nqn: &str,
+    subsystem_type: u8,
+    address: SocketAddr,
+) {
     let ip = address.ip().to_canonical();
     // TRTYPE: TCP. ADRFAM. SUBTYPE. TREQ: a secure channel is not required.
     entry[..4].copy_from_slice(&[3, if ip.is_ipv4() { 1 } else { 2 }, subsystem_type, 2]);
@@ -286,10 +310,21 @@ mod tests {
 
     #[test]
     fn discovery_has_the_address_of_the_connection() {
-        let nqns = ["nqn.2026-11.io.blockyard:a".to_owned()];
-        let (here, devices) = ("127.0.0.1:8009", "127.0.0.1:4420");
-        let page = discovery(5, &nqns, devices.parse().ok(), here.parse().unwrap());
+        let nqns = ["nqn.2026-11.io.blockyard:a"];
+        let addresses = ("127.0.0.1:4420".parse().ok(), "127.0.0.1:8009".parse().unwrap());
+        let whole = LogRequest { id: 0x70, retain: true, command_set: 0, offset: 0, len: 3 * 1024 };
+        let page = discovery(&whole, 5, &nqns, addresses).unwrap();
         assert_eq!(page.len(), 3 * 1024);
+        // Each part is that of the page, with zeros after its end.
+        for (offset, len) in [(0, 16), (8, 1020), (1020, 1032), (2044, 2048), (3072, 4), (3068, 4)]
+        {
+            let request = LogRequest { offset, len, ..whole };
+            let part = discovery(&request, 5, &nqns, addresses);
+            assert_eq!(part, request.part(&page), "{offset} {len}");
+        }
+        let after_end = LogRequest { offset: 3076, ..whole };
+        let refused = Err(StatusCode::INVALID_FIELD);
+        assert_eq!(discovery(&after_end, 5, &nqns, addresses), refused);
         let itself = &page[1024..];
         assert_eq!(
             (&itself[..11], &itself[32..38]),
@@ -301,8 +336,9 @@ mod tests {
         assert_eq!(&entry[32..38], b"4420  ");
         assert_eq!(&entry[256..283], b"nqn.2026-11.io.blockyard:a\0");
         assert_eq!(&entry[512..523], b"127.0.0.1  ");
-        let page = discovery(5, &nqns, None, "[::1]:4420".parse().unwrap());
+        let here = "[::1]:4420".parse().unwrap();
+        let page = discovery(&whole, 5, &nqns, (None, here)).unwrap();
         assert_eq!((page[1024 + 1], &page[1024 + 512..1024 + 516]), (2, b"::1 ".as_slice()));
-        assert_eq!((u64_at(&page, 8), page.len()), (1, 2 * 1024), "no address of devices");
+        assert_eq!((u64_at(&page, 8), &page[2048..]), (1, &[0; 1024][..]), "no address of devices");
     }
 }

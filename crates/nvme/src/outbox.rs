@@ -71,6 +71,8 @@ impl Outbox {
         let sent = send_all(to, region, &self.bytes, &mut self.pieces);
         self.bytes.clear();
         self.pieces.clear();
+        // A log page may be longer than all else.
+        self.bytes.shrink_to(2 * BYTES_FULL);
         sent
     }
 }

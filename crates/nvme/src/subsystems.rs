@@ -347,8 +347,8 @@ pub struct Subsystems {
 
 #[derive(Debug, Default)]
 struct SubsystemTable {
-    /// In the order in which they were added.
-    subsystems: Vec<Arc<Subsystem>>,
+    /// In the order in which they were added. A reader keeps the list as it was, without the lock.
+    subsystems: Arc<Vec<Arc<Subsystem>>>,
     /// The number of changes, for discovery.
     generation: u64,
     /// The addresses at which hosts connect to the subsystems.
@@ -404,7 +404,7 @@ impl Subsystems {
         if table.subsystems.len() >= SUBSYSTEMS_MAX {
             return Err(SubsystemError::Full);
         }
-        table.subsystems.push(Arc::new(Subsystem {
+        Arc::make_mut(&mut table.subsystems).push(Arc::new(Subsystem {
             name: name.to_owned(),
             identity: Identity::of(nqn, &self.host),
             state: Mutex::new(SubsystemState {
@@ -444,7 +444,7 @@ impl Subsystems {
     fn remove_suspended(&self, subsystem: &Arc<Subsystem>) {
         let mut table = self.table();
         let before = table.subsystems.len();
-        table.subsystems.retain(|other| !Arc::ptr_eq(other, subsystem));
+        Arc::make_mut(&mut table.subsystems).retain(|other| !Arc::ptr_eq(other, subsystem));
         if table.subsystems.len() < before {
             table.note_change();
         }
@@ -464,7 +464,7 @@ impl Subsystems {
             let index = table.subsystems.iter().position(|subsystem| subsystem.name == name);
             let index = index.ok_or_else(|| SubsystemError::Unknown(name.to_owned()))?;
             table.note_change();
-            table.subsystems.remove(index)
+            Arc::make_mut(&mut table.subsystems).remove(index)
         };
         subsystem.close(drain);
         Ok(())
@@ -480,18 +480,20 @@ impl Subsystems {
         self.access.refusal(&subsystem.name, host)
     }
 
-    /// The number of changes so far, the NQNs of the subsystems that a host may use, and the
-    /// address at which it reaches them if it is connected at the address `here`.
+    /// The number of changes so far, the subsystems that a host may use, and the address at which
+    /// it reaches them if it is connected at the address `here`.
     pub(crate) fn discover(
         &self,
         host: &str,
         here: SocketAddr,
-    ) -> (u64, Vec<String>, Option<SocketAddr>) {
+    ) -> (u64, Vec<Arc<Subsystem>>, Option<SocketAddr>) {
         let table = self.table();
+        let (generation, address) = (table.generation, nearest_port(&table.ports, here));
+        let subsystems = Arc::clone(&table.subsystems);
+        // Without the lock: there may be thousands of subsystems, and allowed hosts.
+        drop(table);
         let is_usable = |it: &&Arc<Subsystem>| self.refusal(it, host).is_none();
-        let usable = table.subsystems.iter().filter(is_usable);
-        let nqns = usable.map(|subsystem| subsystem.identity.nqn.clone());
-        (table.generation, nqns.collect(), nearest_port(&table.ports, here))
+        (generation, subsystems.iter().filter(is_usable).cloned().collect(), address)
     }
 
     /// Adds addresses at which hosts connect to the subsystems.
@@ -531,7 +533,7 @@ impl Subsystems {
 
     /// All subsystems, in the order in which they were added.
     pub fn list(&self) -> Vec<SubsystemInfo> {
-        let subsystems = self.table().subsystems.clone();
+        let subsystems = Arc::clone(&self.table().subsystems);
         subsystems.iter().map(|subsystem| subsystem.info()).collect()
     }
 }
