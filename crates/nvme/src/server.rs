@@ -253,11 +253,11 @@ impl TargetShared {
                     }
                 }
             }
-            self.join_ended();
         }
     }
 
-    /// Joins the threads of connections that have ended.
+    /// Joins the threads of connections that have ended. The thread of a connection that ends does
+    /// so, and thus only one thread keeps its memory after its end.
     fn join_ended(&self) {
         let mut links = self.links();
         let ended = std::mem::take(&mut links.ended);
@@ -301,6 +301,7 @@ impl TargetShared {
             let (shared, link) = (Arc::clone(self), Arc::clone(&link));
             move || {
                 shared.run(&link);
+                shared.join_ended();
                 let mut links = shared.links();
                 links.here.remove(&link.id);
                 links.ended.push(link.id);

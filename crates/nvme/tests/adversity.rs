@@ -5,12 +5,13 @@
 mod initiator;
 
 use std::io::Write;
+use std::net::TcpStream;
 use std::time::Duration;
 
 use blockyard_nvme::TargetOptions;
 use initiator::{
-    DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, command, connect_parts, fabrics, h2c_header,
-    pattern, pointed, target, target_with, with,
+    DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
+    crc32c, fabrics, h2c_header, pattern, pointed, target, target_with, with,
 };
 
 const WRITE: u8 = 0x01;
@@ -78,6 +79,26 @@ fn data_out_of_order_or_range_end_the_connection() {
     assert_eq!(io.term(), (4, 12));
 }
 
+/// A read has no R2T: data for it were written to memory of the device's.
+#[test]
+fn data_for_a_read_end_the_connection() {
+    let target = target();
+    let (_admin, mut io) = queue(&target, 0);
+    // The read is completed before the TermReq, which is the last PDU.
+    let read = pointed(command(READ, 0, 2048), 0x5a, 1 << 20);
+    let capsule = io.print(4, &read, &[]);
+    let data = io.print(6, &h2c_header(0, 0, 0, 512), &[0; 512]);
+    io.stream.write_all(&[capsule, data].concat()).unwrap();
+    loop {
+        let pdu = io.receive().expect("a TermReq");
+        match pdu.kind {
+            3 => break assert_eq!(pdu.header[8..14], [1, 0, 10, 0, 0, 0]),
+            kind => assert!(matches!(kind, 5 | 7), "{pdu:?}"),
+        }
+    }
+    io.ends();
+}
+
 /// Data of length 0 made a target loop; a length that is not the PDU's made it read elsewhere.
 #[test]
 fn lengths_that_lie_end_the_connection() {
@@ -106,6 +127,25 @@ fn lengths_that_lie_end_the_connection() {
         io.stream.write_all(&bytes).unwrap();
         assert_eq!(io.term(), wanted, "{:?}", &bytes[..8]);
     }
+    // The check of a header digest read beyond the buffer, by the length that the header claimed.
+    let with_digests = |mut bytes: Vec<u8>| {
+        bytes[1] = 3;
+        bytes
+    };
+    let cases = [
+        (pdu(6, 255, 28, 28 + 512 + 4, &[]), (1, 2)),
+        (pdu(4, 255, 0, 300, &[]), (1, 2)),
+        (pdu(4, 72, 0, 72, &[]), (1, 4)),
+        (pdu(6, 24, 28, 28 + 512, &h2c_header(0, 0, 0, 512)), (1, 16)),
+    ];
+    for (bytes, wanted) in cases {
+        let (_admin, mut io) = queue(&target, 3);
+        let mut bytes = with_digests(bytes);
+        let digest = crc32c(&bytes);
+        bytes.extend_from_slice(&digest.to_le_bytes());
+        io.stream.write_all(&bytes).unwrap();
+        assert_eq!(io.term(), wanted, "{:?}", &bytes[..8]);
+    }
     // A host that is in order is served as before.
     let (_admin, mut io) = queue(&target, 0);
     assert_eq!(io.read(command(READ, 0, 1), 512).status, 0);
@@ -128,6 +168,41 @@ fn a_port_scanner_is_disconnected() {
     (request[2], request[4], request[8]) = (128, 128, 1);
     future.stream.write_all(&request).unwrap();
     assert_eq!(future.term(), (6, 8), "a version that is not supported");
+}
+
+/// A target that could not write the TermReq to such a scanner used a whole processor from then on.
+#[test]
+fn scanners_that_read_no_answer_leave_nothing() {
+    let target = target();
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &[0; 128], &[4, 0, 72]] {
+        for _ in 0..8 {
+            // Unread answers make the close a reset.
+            target.raw().stream.write_all(garbage).unwrap();
+        }
+    }
+    while !target.server.connections().is_empty() {
+        std::thread::yield_now();
+    }
+}
+
+/// Targets have allocated, and read, by the length and the offset that a host claimed.
+#[test]
+fn logs_are_read_in_parts_of_any_length() {
+    let target = target();
+    let (mut admin, mut io) = queue(&target, 0);
+    let whole = admin.log(5, 4096, false).data;
+    assert_eq!(whole[1024 + 4], 3, "Write");
+    assert_eq!(admin.log(5, 4, false).data, whole[..4]);
+    let long = admin.read(admin_command(2, 5 | 0xffff << 16, 3), 1 << 20).data;
+    assert!(long[..4096] == whole && long[4096..].iter().all(|byte| *byte == 0));
+    let part = with(admin_command(2, 5 | 1 << 16, 0), 12, 1024 + 4);
+    assert_eq!(admin.read(part, 8).data, whole[1028..1036]);
+    for (dword, value) in [(11, 0xffff), (12, 2), (12, 4100), (13, 1)] {
+        let sqe = with(admin_command(2, 5 | 0xff << 16, 0), dword, value);
+        assert_eq!(admin.read(sqe, 1024).status, 0x4002, "dword {dword} is {value}");
+    }
+    assert_eq!(admin.log(0x80, 512, false).status, 0x4109, "no log of reservations");
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0);
 }
 
 #[test]
@@ -305,4 +380,9 @@ fn a_server_that_stops_disconnects_its_hosts() {
     io.ends();
     admin.ends();
     assert!(target.server.connections().is_empty());
+    // Nothing listens any more.
+    let address = target.address();
+    drop(target);
+    let refused = TcpStream::connect(address).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
 }

@@ -9,8 +9,8 @@ use blockyard_core::rmw::SharedDisk;
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_nvme::SubsystemError;
 use initiator::{
-    DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, discovery_of, disk,
-    pattern, plain, pointed, target,
+    DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
+    discovery_of, disk, pattern, plain, pointed, target,
 };
 
 const WRITE: u8 = 0x01;
@@ -189,6 +189,36 @@ fn a_device_that_does_not_come_back_disconnects_its_hosts() {
         assert_eq!(target.idle(0).connect(PLAIN, 0, 0xffff, 31, 0).status, 0x4182);
         target.subsystems.add("plain", disk("plain", plain())).unwrap();
     }
+}
+
+/// A device that was removed while hosts waited for it was used after its end.
+#[test]
+fn a_queue_that_waits_for_a_device_that_is_removed_ends() {
+    let target = target();
+    let (mut admin, controller) = target.admin(PLAIN, 0);
+    let suspended = target.subsystems.suspend("plain", DRAIN).unwrap();
+    let mut waits = target.idle(0);
+    let (sqe, data) = connect_parts(PLAIN, 1, controller, 31, 0);
+    waits.capsule(pointed(sqe, 0x01, data.len()), &data);
+    let is_received = |target: &Target| {
+        let links = target.server.connections();
+        links.iter().any(|link| link.queue.is_none() && link.commands == 1)
+    };
+    while !is_received(&target) {
+        std::thread::yield_now();
+    }
+    target.subsystems.remove("plain", DRAIN).unwrap();
+    admin.ends();
+    // The answer may not get through any more.
+    if let Some(pdu) = waits.receive() {
+        assert_eq!((pdu.kind, &pdu.header[22..24]), (5, &(0x4182_u16 << 1).to_le_bytes()[..]));
+        waits.ends();
+    }
+    assert!(suspended.resume(disk("plain", plain())).is_err(), "it is gone");
+    target.subsystems.add("plain", disk("plain", plain())).unwrap();
+    let (_admin, controller) = target.admin(PLAIN, 0);
+    let mut io = target.io(PLAIN, controller, 0, 0);
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0);
 }
 
 #[test]

@@ -1,0 +1,111 @@
+//! Many hostile connections at once. This test measures the memory of the process, so it is the
+//! only one in its program.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod initiator;
+
+use std::io::Write;
+
+use blockyard_nvme::TargetOptions;
+use initiator::{Initiator, PLAIN, Target, command, h2c_header, pattern, pointed, target_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const WRITE: u8 = 0x01;
+const READ: u8 = 0x02;
+
+/// A hostile connection, or the two of a controller that stalls.
+fn hostile(target: &Target, kind: usize) -> Vec<Initiator> {
+    let stalled = |bytes: &[u8]| {
+        let mut io = target.idle(0);
+        io.stream.write_all(bytes).unwrap();
+        vec![io]
+    };
+    let raw = |bytes: &[u8]| {
+        let mut raw = target.raw();
+        raw.stream.write_all(bytes).unwrap();
+        vec![raw]
+    };
+    // Few hosts keep a megabyte of answers in the kernel.
+    match if kind % 64 == 7 { 7 } else { kind % 7 } {
+        // Stalled: nothing, or an ICReq and nothing else.
+        0 => raw(&[]),
+        1 => stalled(&[]),
+        // Truncated: a part of an ICReq, and of a capsule.
+        2 => raw(&[0, 0, 128, 0, 128]),
+        3 => stalled(&[4, 0, 72, 72, 72, 32, 0, 0, 1]),
+        // Lengths that lie.
+        4 => stalled(&[6, 0, 24, 24, 255, 255, 255, 255]),
+        // A wrong order.
+        5 => raw(&[4, 0, 72, 0, 72, 0, 0, 0]),
+        // Data that never end, and answers that are not read.
+        kind => {
+            let (admin, controller) = target.admin(PLAIN, 0);
+            let mut io = target.io(PLAIN, controller, 0, 0);
+            if kind == 6 {
+                let cid = io.capsule(pointed(command(WRITE, 0, 32), 0x5a, 16384), &[]);
+                let r2t = io.receive().unwrap();
+                let tag = u16::from_le_bytes([r2t.header[10], r2t.header[11]]);
+                let bytes = io.print(6, &h2c_header(cid, tag, 0, 16384), &[1; 16384]);
+                io.stream.write_all(&bytes[..8000]).unwrap();
+            } else {
+                let sqe = pointed(command(READ, 0, 256), 0x5a, 128 << 10);
+                for _ in 0..64 {
+                    io.capsule(sqe, &[]);
+                }
+            }
+            vec![admin, io]
+        }
+    }
+}
+
+/// The pages of the process: mapped, and resident.
+fn pages() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let mut fields = text.split(' ').map(|field| field.parse().unwrap());
+    (fields.next().unwrap(), fields.next().unwrap())
+}
+
+/// A thousand hostile connections delay no command of a good host forever and change none of its
+/// data, and their memory comes back.
+#[test]
+fn a_thousand_hostile_connections_leave_a_good_host_alone() {
+    const HOSTILE: usize = 1000;
+    const ROUNDS: u64 = 500;
+    let files = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).unwrap();
+    let target = target_with(TargetOptions { connections_max: 1100, ..TargetOptions::default() });
+    // The hostile hosts use the plain device, and change other blocks.
+    let (_admin, controller) = target.admin(PLAIN, 0);
+    let mut good = target.io(PLAIN, controller, 0, 0);
+    let mut exchange = |rounds: std::ops::Range<u64>| {
+        for round in rounds {
+            let (data, block) = (pattern(32768, round as u8), 1024 + round % 64 * 64);
+            assert_eq!(good.write(command(WRITE, block, 64), &data).status, 0);
+            assert!(good.read(command(READ, block, 64), 32768).data == data, "round {round}");
+        }
+    };
+    let mut after = Vec::new();
+    for wave in 0..6 {
+        let mut connections: Vec<Initiator> = Vec::new();
+        let mut round = 0;
+        while connections.len() < HOSTILE {
+            connections.extend(hostile(&target, round));
+            exchange(round as u64..round as u64 + 1);
+            round += 1;
+        }
+        // All commands of the good host complete while the others are there.
+        exchange(0..ROUNDS);
+        drop(connections);
+        while target.server.connections().len() > 2 {
+            std::thread::yield_now();
+        }
+        exchange(0..1);
+        assert_eq!(target.subsystems.find_info("plain").unwrap().controllers, 1, "wave {wave}");
+        after.push(pages());
+    }
+    // The first waves fill the allocator's arenas. Each connection maps 3 MiB and uses 200 KiB:
+    // what two waves left would be 1,536,000 and 100,000 pages.
+    let [.., (mapped, resident), _, (mapped_then, resident_then)] = after[..] else { panic!() };
+    assert!(mapped_then < mapped + 256_000, "{after:?}");
+    assert!(resident_then < resident + 8_000, "{after:?}");
+}
