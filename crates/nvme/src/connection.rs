@@ -208,6 +208,12 @@ impl HostConnection {
             self.send_events();
             let has_started = self.send()?;
             if self.ending && self.slots.executing() == 0 {
+                if let Some(fault) = &self.fault {
+                    // The last PDU: the completions of commands in flight are sent.
+                    let rejected = self.inbox.unread();
+                    self.outbox.push(|out| wire::print_term(out, fault, rejected));
+                    self.send()?;
+                }
                 if self.fault.is_some() || self.auth.as_ref().is_some_and(QueueAuth::has_ended) {
                     outbox::linger(&self.link.socket);
                 }
@@ -324,8 +330,6 @@ impl HostConnection {
                 Ok(true) => {}
                 Ok(false) => return true,
                 Err(fault) => {
-                    let rejected = self.inbox.unread();
-                    self.outbox.push(|out| wire::print_term(out, &fault, rejected));
                     self.fault = Some(fault);
                     self.ending = true;
                 }
