@@ -146,3 +146,4 @@ guest: deps ## devices attached by the kernel over NBD and NVMe/TCP, in guests w
 	./tests/guest/file_systems target/debug/blockyard
 	./tests/guest/nvme target/debug/blockyard
 	./tests/guest/nvme_faults target/debug/blockyard
+	./tests/guest/nvme_compare target/debug/blockyard
