@@ -291,6 +291,24 @@ fn nvme_is_served_at_run_time_by_commands() {
 }
 
 #[test]
+fn all_devices_are_namespaces_of_one_subsystem_where_asked() {
+    let nqn = "nqn.2026-11.io.blockyard:all";
+    let args = ["--nvme", "tcp:127.0.0.1:0", "--nvme-subsystem", nqn];
+    let yard = Yard::serve_in(Place::new(), &[&[MEM0, N0], &args[..]].concat());
+    let said = yard.printed();
+    let line = said.lines().find(|line| line.starts_with("  all devices: nvme connect -t tcp"));
+    assert!(line.unwrap().ends_with(&format!("-n {nqn}")), "{said}");
+    for (name, nsid) in [("mem0", 1), ("n0", 2)] {
+        let shown = yard.command(&["show", name]).ok().out;
+        let wanted = format!("nqn.2026-11.io.blockyard:{name}, namespace {nsid} of all devices");
+        assert!(shown.contains(&wanted), "{shown}");
+    }
+    let wrong = blockyard(&["serve", N0, "--nvme", "tcp:127.0.0.1:0", "--nvme-subsystem", "all"]);
+    assert_eq!(wrong.code, Some(2), "{wrong}");
+    assert!(wrong.err.contains("expected an NQN, which begins with `nqn.`"), "{wrong}");
+}
+
+#[test]
 fn the_line_for_a_host_is_printed() {
     let args = ["--nvme", "tcp:127.0.0.1:0", "--log", "error"];
     let yard = Yard::serve_in(Place::new(), &[&[MEM0], &args[..]].concat());

@@ -8,7 +8,7 @@ use blockyard_nvme::auth_message::{self, HostMessage, SEND_BYTES_MAX};
 use blockyard_nvme::command::{Cqe, SQE_BYTES, Sqe, StatusCode, io_opcode};
 use blockyard_nvme::events::{EVENTS_MAX, EventQueue, NoticeKind};
 use blockyard_nvme::fabrics::{CONNECT_BYTES, ConnectRequest, NQN_LEN_MAX, PropertyRequest};
-use blockyard_nvme::identify::QUEUE_ENTRIES_MAX;
+use blockyard_nvme::identify::{ControllerFeatures, QUEUE_ENTRIES_MAX};
 use blockyard_nvme::log_page::{self, LogRequest};
 use blockyard_nvme::namespace::{
     BioPlan, DATA_BYTES_MAX, DiscardRange, IoPlan, NamespaceShape, RANGE_BYTES, Transfer,
@@ -309,7 +309,8 @@ fn log(input: &mut Input<'_>, shape: &NamespaceShape) {
     if let Ok(part) = log_page::discovery(&request, input.word(), &nqns, (devices, here)) {
         assert_eq!(part.len(), request.len as usize);
     }
-    if let Ok(page) = log_page::page(&request, shape, input.below(2) == 0)
+    let changed = (0..input.below(2048) as u32).collect();
+    if let Ok(page) = log_page::page(&request, &ControllerFeatures::of(shape), &changed)
         && let Ok(part) = request.part(&page)
     {
         assert_eq!(part.len(), request.len as usize);

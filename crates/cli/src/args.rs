@@ -17,7 +17,9 @@ use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
 use blockyard_yard::size;
 use blockyard_yard::spec::{DeviceSpec, NAME_WANTED, check_name};
-use blockyard_yard::{AllowLists, AllowedHosts, AuthHash, DhGroup, NBD_MEMORY_MIN, UnixPlace};
+use blockyard_yard::{
+    AllowLists, AllowedHosts, AuthHash, DhGroup, NBD_MEMORY_MIN, UnixPlace, check_subsystem_nqn,
+};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -204,6 +206,10 @@ pub(crate) struct ServeArgs {
     /// [default: all]
     #[arg(long, value_name = "GROUP,...", value_delimiter = ',', value_parser = dh_group())]
     pub(crate) nvme_dh_groups: Vec<DhGroup>,
+    /// Serve one more NVMe subsystem, of this NQN, e.g. nqn.2026-11.io.blockyard:all, with all
+    /// devices as namespaces
+    #[arg(long, value_name = "NQN", value_parser = subsystem_nqn)]
+    pub(crate) nvme_subsystem: Option<String>,
     /// Serve NBD on a unix socket at PATH, or at a temporary place with `-`
     #[arg(short = 'U', long, value_name = "PATH|-", conflicts_with = "nbd")]
     pub(crate) unix: Option<String>,
@@ -784,6 +790,10 @@ fn device_host(text: &str) -> Result<(String, String), String> {
     let (device, host) = text.split_once('=').ok_or("expected DEVICE=NQN")?;
     AllowedHosts::default().allow(device, host)?;
     Ok((device.to_owned(), host.to_owned()))
+}
+
+fn subsystem_nqn(text: &str) -> Result<String, &'static str> {
+    check_subsystem_nqn(text).map(|()| text.to_owned())
 }
 
 fn auth_hash() -> impl TypedValueParser<Value = AuthHash> {

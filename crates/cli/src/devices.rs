@@ -103,7 +103,14 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         ("queue depth", device.limits.queue_depth.to_string()),
         ("channels", device.channels.to_string()),
         ("clients", device.clients.to_string()),
-        ("nvme", device.nqn.clone().unwrap_or_else(|| "not served".to_owned())),
+        (
+            "nvme",
+            match (&device.nqn, device.nsid) {
+                (Some(nqn), Some(nsid)) => format!("{nqn}, namespace {nsid} of all devices"),
+                (Some(nqn), None) => nqn.clone(),
+                (None, _) => "not served".to_owned(),
+            },
+        ),
         ("file", device.file.clone().unwrap_or_else(|| "not mounted".to_owned())),
         ("file requests by", device.file_transport.clone().unwrap_or_else(|| "-".to_owned())),
         ("opens", device.opens.to_string()),

@@ -388,6 +388,7 @@ fn adds_nvme_access(args: &ServeArgs) -> bool {
         || !args.nvme_allow.is_empty()
         || !args.nvme_hashes.is_empty()
         || !args.nvme_dh_groups.is_empty()
+        || args.nvme_subsystem.is_some()
 }
 
 /// Where NVMe is served, and the access of hosts, by the file and the command line together,
@@ -408,6 +409,9 @@ fn nvme(
     }
     if !args.nvme_hashes.is_empty() {
         access.hashes.clone_from(&args.nvme_hashes);
+    }
+    if args.nvme_subsystem.is_some() {
+        access.subsystem.clone_from(&args.nvme_subsystem);
     }
     if !args.nvme_dh_groups.is_empty() {
         access.dh_groups.clone_from(&args.nvme_dh_groups);
@@ -454,8 +458,11 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
     for address in addresses(daemon) {
         writeln!(out, "NBD at {address}")?;
     }
-    for address in nvme {
+    for address in &nvme {
         writeln!(out, "NVMe at tcp:{address}")?;
+    }
+    if let (Some(nqn), Some(address)) = (&options.nvme_access.subsystem, nvme.first()) {
+        writeln!(out, "  all devices: {}", shell_snippet::nvme_connect(nqn, *address))?;
     }
     for address in daemon.nvme().addresses(true) {
         writeln!(out, "NVMe discovery at tcp:{address}")?;

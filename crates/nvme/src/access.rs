@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::auth_message::{AuthHash, DhGroup};
-use crate::fabrics::NQN_LEN_MAX;
+use crate::fabrics::{DISCOVERY_NQN, NQN_LEN_MAX};
 use crate::secret::HostSecrets;
 
 /// The name that stands for every device without a list of its own.
@@ -35,6 +35,11 @@ impl AllowedHosts {
     /// Whether there is no list.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Whether the host of this NQN may use a device, whichever it is.
+    pub fn permits_any(&self, host: &str) -> bool {
+        self.0.is_empty() || self.iter().any(|(_, allowed)| allowed == host)
     }
 
     /// Whether the host of this NQN may use a device.
@@ -70,12 +75,40 @@ pub struct AuthRules {
 impl HostAccess {
     /// The reason for which the host of this NQN may not use a device, whatever it proves.
     pub fn refusal(&self, device: &str, host: &str) -> Option<&'static str> {
-        let lacks_secret = |rules: &Arc<AuthRules>| rules.secrets.find(host).is_none();
-        if !self.allowed.permits(device, host) {
-            return Some("it is not in the allow list of the device");
+        match self.allowed.permits(device, host) {
+            true => self.lack_of_secret(host),
+            false => Some("it is not in the allow list of the device"),
         }
-        let is_unknown = self.authentication.as_ref().is_some_and(lacks_secret);
-        is_unknown.then_some("it has no secret")
+    }
+
+    /// The reason for which the host of this NQN may use no device.
+    pub fn refusal_of_all(&self, host: &str) -> Option<&'static str> {
+        match self.allowed.permits_any(host) {
+            true => self.lack_of_secret(host),
+            false => Some("it is in no allow list"),
+        }
+    }
+
+    fn lack_of_secret(&self, host: &str) -> Option<&'static str> {
+        let lacks = |rules: &Arc<AuthRules>| rules.secrets.find(host).is_none();
+        self.authentication.as_ref().is_some_and(lacks).then_some("it has no secret")
+    }
+}
+
+fn is_nqn(nqn: &str) -> bool {
+    let is_plain = !nqn.contains(|letter: char| letter.is_control() || letter.is_whitespace());
+    nqn.starts_with("nqn.") && is_plain && nqn.len() <= NQN_LEN_MAX
+}
+
+/// Checks the NQN of a subsystem in a configuration.
+///
+/// # Errors
+/// What is expected instead.
+pub fn check_subsystem_nqn(nqn: &str) -> Result<(), &'static str> {
+    match is_nqn(nqn) && nqn != DISCOVERY_NQN {
+        true => Ok(()),
+        false => Err("expected an NQN, which begins with `nqn.`, has no spaces and at most 223 \
+                      bytes, and not that of discovery"),
     }
 }
 
@@ -84,8 +117,7 @@ impl HostAccess {
 /// # Errors
 /// What is expected instead.
 pub fn check_nqn(nqn: &str) -> Result<(), &'static str> {
-    let is_plain = !nqn.contains(|letter: char| letter.is_control() || letter.is_whitespace());
-    match nqn.starts_with("nqn.") && is_plain && nqn.len() <= NQN_LEN_MAX {
+    match is_nqn(nqn) {
         true => Ok(()),
         false => Err("expected the NQN of a host, which begins with `nqn.`, has no spaces and at \
                       most 223 bytes"),
@@ -111,6 +143,8 @@ mod tests {
         assert!(!hosts.permits("b", ALICE), "a device without a list is for no host");
         hosts.allow(EVERY_DEVICE, BOB).unwrap();
         assert!(hosts.permits("b", BOB) && !hosts.permits("a", BOB));
+        assert!(hosts.permits_any(ALICE) && hosts.permits_any(BOB) && !hosts.permits_any("nqn.c"));
+        assert!(AllowedHosts::default().permits_any("nqn.c"));
     }
 
     #[test]
@@ -120,5 +154,9 @@ mod tests {
             assert!(AllowedHosts::default().allow("a", wrong).is_err(), "{wrong}");
         }
         assert!(check_nqn(&long[..NQN_LEN_MAX]).is_ok());
+        assert!(check_subsystem_nqn(&long[..NQN_LEN_MAX]).is_ok());
+        for wrong in ["all", "nqn.a b", &long, DISCOVERY_NQN] {
+            assert!(check_subsystem_nqn(wrong).is_err(), "{wrong}");
+        }
     }
 }

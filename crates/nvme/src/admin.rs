@@ -1,16 +1,18 @@
 //! The admin queue: what each of its commands answers. No I/O.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::all_devices::AllDevices;
 use crate::command::{NSID_ALL, Sqe, StatusCode, admin_opcode};
 use crate::controller::{Controller, ControllerTarget, QUEUES_MAX};
 use crate::events::{EventQueue, NoticeKind};
 use crate::fabrics::DISCOVERY_NQN;
-use crate::identify::{self, ControllerShape, Identity, cns};
+use crate::identify::{self, ControllerFeatures, ControllerShape, Identity, cns};
 use crate::log_page::{self, LogRequest, log_id};
-use crate::namespace::{NSID, NamespaceShape};
-use crate::subsystems::{Subsystem, Subsystems};
+use crate::namespace::{DATA_EXPONENT, NSID, NamespaceShape};
+use crate::subsystems::{SUBSYSTEMS_MAX, Subsystem, Subsystems};
 
 /// Features by their number (FID).
 mod feature {
@@ -38,6 +40,9 @@ pub(crate) enum AdminAnswer {
     Aborted(u16),
 }
 
+/// A namespace as it was noted: the device, by the id of its subsystem, and its shape.
+type NotedNamespace = (u64, Arc<NamespaceShape>);
+
 /// The state of an admin queue.
 #[derive(Debug)]
 pub(crate) struct AdminQueue {
@@ -46,13 +51,12 @@ pub(crate) struct AdminQueue {
     /// The address at which the host is connected.
     address: SocketAddr,
     events: EventQueue,
-    /// The version of the subsystem, or the generation of the table for discovery, that the queue
-    /// has noted.
+    /// The version of what the controller gives access to that the queue has noted.
     noted: u64,
-    /// The namespace that the queue has noted.
-    shape: Option<Arc<NamespaceShape>>,
-    /// Whether the namespace has changed since the host read of it.
-    is_changed: bool,
+    /// The namespaces that the queue has noted, by their numbers.
+    namespaces: BTreeMap<u32, NotedNamespace>,
+    /// The namespaces that have changed since the host read of them.
+    changed: BTreeSet<u32>,
     /// The I/O queues that the host was granted, 0's based, twice.
     queues: u32,
 }
@@ -65,15 +69,61 @@ impl AdminQueue {
     ) -> AdminQueue {
         let most = u32::from(QUEUES_MAX - 1);
         let queues = most | most << 16;
-        let (kind, noted, shape) = match &controller.target {
-            ControllerTarget::Discovery => (NoticeKind::Discovery, subsystems.generation(), None),
-            ControllerTarget::Device(subsystem) => {
-                (NoticeKind::Namespace, subsystem.version(), Some(subsystem.shape()))
-            }
+        let kind = match controller.is_discovery() {
+            true => NoticeKind::Discovery,
+            false => NoticeKind::Namespace,
         };
-        let events = EventQueue::new(kind);
-        let is_changed = false;
-        AdminQueue { controller, subsystems, address, events, noted, shape, is_changed, queues }
+        let mut admin = AdminQueue {
+            controller,
+            subsystems,
+            address,
+            events: EventQueue::new(kind),
+            noted: 0,
+            namespaces: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            queues,
+        };
+        admin.noted = admin.version();
+        admin.namespaces = admin.note_namespaces();
+        admin
+    }
+
+    /// The version of what the controller gives access to.
+    fn version(&self) -> u64 {
+        match &self.controller.target {
+            ControllerTarget::Discovery => self.subsystems.generation(),
+            ControllerTarget::Device(subsystem) => subsystem.version(),
+            ControllerTarget::All(_) => self.subsystems.version(),
+        }
+    }
+
+    /// The devices and their numbers, in order, also those that the host cannot use because it
+    /// did not enable all command sets.
+    fn devices(&self) -> Vec<(u32, Arc<Subsystem>)> {
+        match &self.controller.target {
+            ControllerTarget::Discovery => Vec::new(),
+            ControllerTarget::Device(subsystem) => vec![(NSID, Arc::clone(subsystem))],
+            ControllerTarget::All(_) => {
+                let found = AllDevices::namespaces(&self.subsystems, &self.controller.host.nqn);
+                found.into_iter().map(|subsystem| (subsystem.nsid, subsystem)).collect()
+            }
+        }
+    }
+
+    /// The device of a namespace that the host can use.
+    fn device(&self, nsid: u32) -> Option<Arc<Subsystem>> {
+        let host = &self.controller.host.nqn;
+        let found = match &self.controller.target {
+            ControllerTarget::Discovery => None,
+            ControllerTarget::Device(subsystem) => (nsid == NSID).then(|| Arc::clone(subsystem)),
+            ControllerTarget::All(_) => AllDevices::find(&self.subsystems, nsid, host),
+        };
+        found.filter(|subsystem| self.controller.shows(&subsystem.shape()))
+    }
+
+    fn note_namespaces(&self) -> BTreeMap<u32, NotedNamespace> {
+        let devices = self.devices().into_iter();
+        devices.map(|(nsid, subsystem)| (nsid, (subsystem.id, subsystem.shape()))).collect()
     }
 
     /// Takes a request for events that is to be completed: its command id and result.
@@ -84,21 +134,22 @@ impl AdminQueue {
 
     /// Notes what has changed.
     fn note_changes(&mut self) {
-        let now = match &self.controller.target {
-            ControllerTarget::Discovery => self.subsystems.generation(),
-            ControllerTarget::Device(subsystem) => subsystem.version(),
-        };
+        let now = self.version();
         if now == self.noted {
             return;
         }
         self.noted = now;
-        if let ControllerTarget::Device(subsystem) = &self.controller.target {
-            let shape = Some(subsystem.shape());
-            if shape == self.shape {
+        if !self.controller.is_discovery() {
+            let namespaces = self.note_namespaces();
+            if namespaces == self.namespaces {
                 return;
             }
-            self.shape = shape;
-            self.is_changed = self.controller.is_enabled();
+            let before = std::mem::replace(&mut self.namespaces, namespaces);
+            let all = before.keys().chain(self.namespaces.keys());
+            let changed = all.filter(|nsid| before.get(nsid) != self.namespaces.get(nsid));
+            if self.controller.is_enabled() {
+                self.changed.extend(changed);
+            }
         }
         self.events.note_change();
     }
@@ -107,7 +158,7 @@ impl AdminQueue {
     pub(crate) fn note_phase(&mut self) {
         if !self.controller.is_enabled() {
             self.events.reset();
-            self.is_changed = false;
+            self.changed.clear();
         }
     }
 
@@ -150,74 +201,83 @@ impl AdminQueue {
 
     fn identify(&self, sqe: &Sqe) -> Result<Vec<u8>, StatusCode> {
         let structure = sqe.dword(10) as u8;
-        let subsystem = match &self.controller.target {
-            ControllerTarget::Device(subsystem) => subsystem,
-            ControllerTarget::Discovery if structure == cns::CONTROLLER => {
-                let nqn = DISCOVERY_NQN.to_owned();
-                let identity = Identity { nqn, serial: "discovery".to_owned(), uuid: [0; 16] };
-                let id = self.controller.id;
-                let shape = ControllerShape { id, identity: &identity, namespace: None };
-                return Ok(identify::controller(&shape));
-            }
-            ControllerTarget::Discovery => return Err(StatusCode::INVALID_FIELD),
-        };
-        self.identify_device(subsystem, structure, sqe)
-    }
-
-    fn identify_device(
-        &self,
-        subsystem: &Subsystem,
-        structure: u8,
-        sqe: &Sqe,
-    ) -> Result<Vec<u8>, StatusCode> {
-        let (shape, uuid) = (&*subsystem.shape(), &subsystem.identity.uuid);
+        let features = self.features();
+        if structure == cns::CONTROLLER {
+            return Ok(self.identify_controller(features));
+        }
+        let features = features.ok_or(StatusCode::INVALID_FIELD)?;
         let (set, nsid) = ((sqe.dword(11) >> 24) as u8, sqe.nsid());
-        let is_shown = self.controller.shows_namespace();
-        let list = |is_active| match nsid {
-            0xffff_fffe | NSID_ALL => Err(StatusCode::INVALID_NAMESPACE),
-            _ => Ok(identify::active_namespaces(is_active, nsid)),
-        };
+        let device = || self.device(nsid).ok_or(StatusCode::INVALID_NAMESPACE);
         match structure {
-            cns::CONTROLLER => Ok(identify::controller(&ControllerShape {
-                id: self.controller.id,
-                identity: &subsystem.identity,
-                namespace: Some(shape),
-            })),
-            cns::ACTIVE_NAMESPACES => list(is_shown),
-            cns::ACTIVE_OF_SET => list(is_shown && set == identify::command_set(shape)),
-            cns::CONTROLLER_OF_SET => identify::controller_of_set(shape, set),
-            cns::COMMAND_SETS => Ok(identify::command_sets(shape)),
-            cns::NAMESPACE
-            | cns::DESCRIPTORS
-            | cns::NAMESPACE_OF_SET
-            | cns::NAMESPACE_INDEPENDENT
-                if nsid != NSID || !is_shown =>
-            {
-                Err(StatusCode::INVALID_NAMESPACE)
+            cns::ACTIVE_NAMESPACES => self.list_namespaces(nsid, None),
+            cns::ACTIVE_OF_SET => self.list_namespaces(nsid, Some(set)),
+            cns::CONTROLLER_OF_SET => identify::controller_of_set(&features, set),
+            cns::COMMAND_SETS => Ok(identify::command_sets(&features)),
+            cns::NAMESPACE => {
+                let device = device()?;
+                Ok(identify::namespace(&device.shape(), &device.identity.uuid))
             }
-            cns::NAMESPACE => Ok(identify::namespace(shape, uuid)),
-            cns::DESCRIPTORS => Ok(identify::descriptors(shape, uuid)),
-            cns::NAMESPACE_OF_SET => identify::namespace_of_set(shape, set),
-            cns::NAMESPACE_INDEPENDENT => Ok(identify::namespace_independent(shape)),
+            cns::DESCRIPTORS => {
+                let device = device()?;
+                Ok(identify::descriptors(&device.shape(), &device.identity.uuid))
+            }
+            cns::NAMESPACE_OF_SET => identify::namespace_of_set(&device()?.shape(), set),
+            cns::NAMESPACE_INDEPENDENT => Ok(identify::namespace_independent(&device()?.shape())),
             _ => Err(StatusCode::INVALID_FIELD),
         }
+    }
+
+    /// The features of the controller; `None` for discovery.
+    fn features(&self) -> Option<ControllerFeatures> {
+        match &self.controller.target {
+            ControllerTarget::Discovery => None,
+            ControllerTarget::Device(subsystem) => Some(ControllerFeatures::of(&subsystem.shape())),
+            ControllerTarget::All(_) => {
+                let shapes = self.devices().into_iter().map(|(_, subsystem)| subsystem.shape());
+                let appends = shapes.filter_map(|it| Some(it.zones.as_ref()?.append_exponent));
+                let shortest = appends.min().unwrap_or(DATA_EXPONENT);
+                Some(ControllerFeatures::of_many(SUBSYSTEMS_MAX as u32, shortest))
+            }
+        }
+    }
+
+    fn identify_controller(&self, features: Option<ControllerFeatures>) -> Vec<u8> {
+        let (nqn, serial) = (DISCOVERY_NQN.to_owned(), "discovery".to_owned());
+        let discovery = Identity { nqn, serial, uuid: [0; 16] };
+        let identity = self.controller.target.identity().unwrap_or(&discovery);
+        identify::controller(&ControllerShape { id: self.controller.id, identity, features })
+    }
+
+    /// The namespaces above `after` that the host can use, those of a command set if one is given.
+    fn list_namespaces(&self, after: u32, set: Option<u8>) -> Result<Vec<u8>, StatusCode> {
+        if matches!(after, 0xffff_fffe | NSID_ALL) {
+            return Err(StatusCode::INVALID_NAMESPACE);
+        }
+        let listed = self.devices().into_iter().filter_map(|(nsid, subsystem)| {
+            let shape = subsystem.shape();
+            let is_of_set = set.is_none_or(|set| set == identify::command_set(&shape));
+            (is_of_set && self.controller.shows(&shape)).then_some(nsid)
+        });
+        Ok(identify::namespace_list(listed, after))
     }
 
     fn log_page(&mut self, sqe: &Sqe) -> Result<Vec<u8>, StatusCode> {
         let request = LogRequest::parse(sqe)?;
         // Before the page is made: a read of the log must not leave an event for what it had.
         self.note_changes();
-        let part = match &self.controller.target {
-            ControllerTarget::Device(subsystem) => {
-                request.part(&log_page::page(&request, &subsystem.shape(), self.is_changed)?)?
-            }
-            ControllerTarget::Discovery if request.id == log_id::DISCOVERY => {
+        let part = match self.features() {
+            Some(features) => request.part(&log_page::page(&request, &features, &self.changed)?)?,
+            None if request.id == log_id::DISCOVERY => {
                 let host = &self.controller.host.nqn;
                 let (generation, found, devices) = self.subsystems.discover(host, self.address);
-                let nqns: Vec<_> = found.iter().map(|it| &*it.identity.nqn).collect();
+                // A host that used a device by two subsystems would see it twice.
+                let nqns = match self.subsystems.all_nqn() {
+                    Some(all) => found.iter().take(1).map(|_| all).collect(),
+                    None => found.iter().map(|it| &*it.identity.nqn).collect::<Vec<_>>(),
+                };
                 log_page::discovery(&request, generation, &nqns, (devices, self.address))?
             }
-            ControllerTarget::Discovery => return Err(StatusCode::INVALID_LOG),
+            None => return Err(StatusCode::INVALID_LOG),
         };
         if !request.retain {
             self.note_log_read(request.id);
@@ -227,7 +287,7 @@ impl AdminQueue {
 
     fn note_log_read(&mut self, id: u8) {
         match id {
-            log_id::CHANGED_NAMESPACES => self.is_changed = false,
+            log_id::CHANGED_NAMESPACES => self.changed.clear(),
             log_id::DISCOVERY => {}
             _ => return,
         }
@@ -235,10 +295,7 @@ impl AdminQueue {
     }
 
     fn has_write_cache(&self) -> bool {
-        match &self.controller.target {
-            ControllerTarget::Device(subsystem) => subsystem.shape().write_cache,
-            ControllerTarget::Discovery => false,
-        }
+        self.features().is_some_and(|features| features.write_cache)
     }
 
     fn set_feature(&mut self, sqe: &Sqe) -> Result<u64, StatusCode> {

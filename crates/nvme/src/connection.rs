@@ -19,11 +19,11 @@
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockyard_core::clock::{Clock, Monotonic};
-use blockyard_core::{Completion, Due, Op};
+use blockyard_core::{Completion, Op};
 use blockyard_os::socket::{self, Ready, WaitMode};
 
 use crate::admin::{AdminAnswer, AdminQueue};
@@ -38,8 +38,9 @@ use crate::fabrics::{
 };
 use crate::host_link::{HostLink, LinkRole};
 use crate::identify::QUEUE_ENTRIES_MAX;
-use crate::io_queue::{CommandProgress, IoQueue};
+use crate::io_queue::{CUT_CHECK_INTERVAL, IoQueue};
 use crate::namespace::{IoPlan, Transfer, check_pointer};
+use crate::namespace_queue::{CommandProgress, NamespaceQueue};
 use crate::outbox::{self, Outbox};
 use crate::slots::{CommandPlan, CommandSlots, SlotPhase};
 use crate::subsystems::Subsystems;
@@ -56,10 +57,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const IDLE_BEFORE_SHRINK: Duration = Duration::from_secs(1);
 /// How long an ending connection waits for its commands in flight.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The poll interval of a channel that does not report when completions are due.
-const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// The longest wait for the device before the next check whether the connection was cut.
-const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 const _: () = assert!(WHOLE_PDU_BYTES_MAX < INBOX_BYTES, "a whole PDU fits");
 
@@ -82,6 +79,16 @@ enum QueueRole {
     Admin(AdminQueue),
     /// An I/O queue of a controller.
     Io(Box<IoQueue>),
+}
+
+impl QueueRole {
+    /// An open namespace of an I/O queue; `None` after the last one.
+    fn namespace(&mut self, at: usize) -> Option<&mut NamespaceQueue> {
+        match self {
+            QueueRole::Io(queue) => queue.namespace(at),
+            QueueRole::New | QueueRole::Idle | QueueRole::Admin(_) => None,
+        }
+    }
 }
 
 /// Data of a PDU that is being received.
@@ -202,7 +209,7 @@ impl HostConnection {
 
     fn serve_commands(&mut self) -> io::Result<Option<PduFault>> {
         loop {
-            self.renew_namespace()?;
+            self.renew_namespaces()?;
             let needs_bytes = self.parse();
             let reaped = self.execute();
             self.send_events();
@@ -234,7 +241,7 @@ impl HostConnection {
     }
 
     fn has_bios(&self) -> bool {
-        matches!(&self.role, QueueRole::Io(queue) if !queue.bios.is_empty())
+        matches!(&self.role, QueueRole::Io(queue) if queue.has_bios())
     }
 
     /// Waits for commands in flight of a host that can no longer be answered.
@@ -245,19 +252,19 @@ impl HostConnection {
             if let QueueRole::Io(queue) = &mut self.role
                 && reaped == 0
             {
-                queue.channel.wait(Some(Instant::now() + CUT_CHECK_INTERVAL));
+                queue.wait(Instant::now() + CUT_CHECK_INTERVAL);
             }
         }
     }
 
-    /// Returns the disk of an I/O queue that is being replaced, when its commands are completed,
-    /// and continues with the new one. Meanwhile commands wait in the socket.
-    fn renew_namespace(&mut self) -> io::Result<()> {
+    /// Returns the disks of an I/O queue that are being replaced or removed, when their commands
+    /// are completed, and continues with the new ones. Meanwhile commands wait in the socket.
+    fn renew_namespaces(&mut self) -> io::Result<()> {
         let gone = |text| Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
         loop {
             match &mut self.role {
                 QueueRole::Io(queue) if queue.is_outdated() && !self.ending => {
-                    if queue.is_idle() {
+                    if queue.may_renew() {
                         break;
                     }
                 }
@@ -271,25 +278,16 @@ impl HostConnection {
             if let QueueRole::Io(queue) = &mut self.role
                 && reaped == 0
             {
-                queue.channel.wait(Some(Instant::now() + CUT_CHECK_INTERVAL));
+                queue.wait(Instant::now() + CUT_CHECK_INTERVAL);
             }
         }
         // Answers of commands that ended without the device.
         self.send()?;
-        let QueueRole::Io(queue) = std::mem::replace(&mut self.role, QueueRole::Idle) else {
-            return Ok(());
+        let is_renewed = match &mut self.role {
+            QueueRole::Io(queue) => queue.renew(),
+            _ => true,
         };
-        let (controller, number, subsystem) = queue.close();
-        let region = self.pool.region();
-        match IoQueue::open(&controller, number, &subsystem, &self.link, region) {
-            Ok(queue) => self.role = QueueRole::Io(Box::new(queue)),
-            Err(_) => {
-                controller.close_queue(&self.link);
-                subsystem.detach(&self.link);
-                return gone("its device is gone");
-            }
-        }
-        Ok(())
+        if is_renewed { Ok(()) } else { gone("its device is gone") }
     }
 
     /// Whether an ending connection has waited long enough for its device.
@@ -300,27 +298,22 @@ impl HostConnection {
 
     /// Ends what the connection is to its controller and subsystem.
     fn leave(&mut self) {
-        let subsystem = match std::mem::replace(&mut self.role, QueueRole::New) {
+        let controller = match std::mem::replace(&mut self.role, QueueRole::New) {
             QueueRole::New | QueueRole::Idle => return,
             QueueRole::Admin(admin) => {
                 admin.controller.close();
                 self.shared.controllers.remove(&admin.controller);
-                match &admin.controller.target {
-                    ControllerTarget::Discovery => {
-                        self.shared.subsystems.unwatch(&self.link);
-                        return;
-                    }
-                    ControllerTarget::Device(subsystem) => Arc::clone(subsystem),
-                }
+                self.shared.subsystems.unwatch(&self.link);
+                admin.controller
             }
             QueueRole::Io(queue) => {
                 // Before the controller stops counting the queue.
-                let (controller, _, subsystem) = queue.close();
+                let controller = queue.close();
                 controller.close_queue(&self.link);
-                subsystem
+                controller
             }
         };
-        subsystem.detach(&self.link);
+        controller.target.detach(&self.link);
     }
 
     /// Parses the received PDUs; `true` if more bytes are needed for the next one.
@@ -414,7 +407,8 @@ impl HostConnection {
     fn begin(&mut self, index: u16, in_capsule_len: usize) -> Result<(), StatusCode> {
         let sqe = self.slots.get(index).sqe;
         let fabrics_type = (sqe.opcode() == FABRICS_OPCODE).then(|| sqe.fabrics_type());
-        let (plan, transfer) = match (fabrics_type, &self.auth, &self.role) {
+        let mut device = 0;
+        let (plan, transfer) = match (fabrics_type, &self.auth, &mut self.role) {
             (Some(fabrics_type::CONNECT), ..) => {
                 (CommandPlan::Connect, Transfer::FromHost(CONNECT_BYTES))
             }
@@ -427,7 +421,8 @@ impl HostConnection {
                 return Err(StatusCode::AUTH_REQUIRED);
             }
             (None, _, QueueRole::Io(queue)) => {
-                let plan = queue.namespace.shape.plan(&sqe)?;
+                let plan;
+                (device, plan) = queue.plan(&sqe)?;
                 (CommandPlan::Io(plan), plan.transfer())
             }
             // No other command of the admin queue has data from the host.
@@ -435,7 +430,7 @@ impl HostConnection {
         };
         check_pointer(&sqe, transfer, in_capsule_len)?;
         let slot = self.slots.get(index);
-        slot.plan = plan;
+        (slot.plan, slot.device) = (plan, device);
         if let Transfer::FromHost(len) | Transfer::ToHost(len) = transfer {
             slot.len = len;
             slot.received = in_capsule_len as u32;
@@ -697,18 +692,22 @@ impl HostConnection {
             if self.shared.discovery_only {
                 return Err(unknown);
             }
-            let subsystem = self.shared.subsystems.find(&request.subsystem).ok_or(unknown)?;
-            if let Some(why) = self.shared.subsystems.refusal(&subsystem, &request.host.nqn) {
-                let (peer, host) = (&self.link.peer, &request.host.nqn);
-                let subsystem = &request.subsystem;
+            let (subsystems, host) = (&self.shared.subsystems, &request.host.nqn);
+            let target = subsystems.find(&request.subsystem).ok_or(unknown)?;
+            let refusal = match &target {
+                ControllerTarget::Device(subsystem) => subsystems.refusal(subsystem, host),
+                _ => subsystems.access.refusal_of_all(host),
+            };
+            if let Some(why) = refusal {
+                let (peer, subsystem) = (&self.link.peer, &request.subsystem);
                 tracing::warn!(peer, subsystem, host, "a host was refused: {why}");
                 return Err(ConnectRefusal::new(StatusCode::CONNECT_INVALID_HOST));
             }
-            if !subsystem.attach(&self.link, 0) {
+            if !target.attach(&self.link, 0) {
                 return Err(unknown);
             }
-            if subsystem.is_claimed() {
-                subsystem.detach(&self.link);
+            if matches!(&target, ControllerTarget::Device(subsystem) if subsystem.is_claimed()) {
+                target.detach(&self.link);
                 tracing::warn!(
                     subsystem = request.subsystem,
                     host = request.host.nqn,
@@ -716,7 +715,10 @@ impl HostConnection {
                 );
                 return Err(ConnectRefusal::new(StatusCode::CONNECT_BUSY));
             }
-            ControllerTarget::Device(subsystem)
+            if let ControllerTarget::All(_) = target {
+                subsystems.watch(&self.link);
+            }
+            target
         };
         let controller = self.shared.controllers.add(target, request);
         let id = controller.id;
@@ -727,25 +729,22 @@ impl HostConnection {
     fn connect_io(&self, request: &ConnectRequest) -> Result<(QueueRole, u16), ConnectRefusal> {
         let unknown = ConnectRefusal::in_data(CONTROLLER_OFFSET);
         let controller = self.shared.controllers.find(request.controller).ok_or(unknown)?;
-        let subsystem = match &controller.target {
-            ControllerTarget::Device(subsystem) if subsystem.identity.nqn == request.subsystem => {
-                Arc::clone(subsystem)
-            }
-            _ => return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET)),
-        };
+        let other = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
+        if controller.target.identity().is_none_or(|it| it.nqn != request.subsystem) {
+            return Err(other);
+        }
         let is_proved = self.shared.subsystems.access.authentication.is_none();
         controller.open_queue(request, &self.link, is_proved)?;
-        if !subsystem.attach(&self.link, request.queue) {
+        if !controller.target.attach(&self.link, request.queue) {
             controller.close_queue(&self.link);
-            return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET));
+            return Err(other);
         }
-        let (number, id) = (request.queue, controller.id);
-        let region = self.pool.region();
-        match IoQueue::open(&controller, number, &subsystem, &self.link, region) {
-            Ok(queue) => Ok((QueueRole::Io(Box::new(queue)), id)),
+        let subsystems = &self.shared.subsystems;
+        match IoQueue::open(&controller, subsystems, &self.link, self.pool.region()) {
+            Ok(queue) => Ok((QueueRole::Io(Box::new(queue)), controller.id)),
             Err(refusal) => {
                 controller.close_queue(&self.link);
-                subsystem.detach(&self.link);
+                controller.target.detach(&self.link);
                 Err(refusal)
             }
         }
@@ -846,21 +845,22 @@ impl HostConnection {
 
     /// Executes commands; returns the number of completions.
     fn execute(&mut self) -> usize {
-        let mut reaped = 0;
-        if let QueueRole::Io(queue) = &mut self.role {
+        let (mut reaped, mut at) = (0, 0);
+        loop {
             self.done.clear();
-            queue.execute(&mut self.done);
-            reaped = self.done.len();
-        }
-        for at in 0..reaped {
-            let completion = self.done[at];
-            let index = completion.user_data as u16;
-            if let QueueRole::Io(queue) = &mut self.role {
-                let progress = queue.completed(index, self.slots.get(index), &completion);
-                self.note(index, progress);
+            let Some(namespace) = self.role.namespace(at) else { return reaped };
+            namespace.execute(&mut self.done);
+            for done in 0..self.done.len() {
+                let completion = self.done[done];
+                let index = completion.user_data as u16;
+                if let Some(namespace) = self.role.namespace(at) {
+                    let progress = namespace.completed(index, self.slots.get(index), &completion);
+                    self.note(index, progress);
+                }
             }
+            reaped += self.done.len();
+            at += 1;
         }
-        reaped
     }
 
     /// Sends all PDUs, and gives their memory to commands that wait for it; `true` if some did.
@@ -962,29 +962,25 @@ impl HostConnection {
         if is_idle && self.pool.is_touched() {
             timeout = timeout.min(IDLE_BEFORE_SHRINK);
         }
-        let mut descriptor = None;
-        if let QueueRole::Io(queue) = &mut self.role
-            && queue.channel.in_flight() > 0
-        {
-            descriptor = queue.descriptor;
-            timeout = timeout.min(match queue.channel.due() {
-                Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())),
-                Due::Never if descriptor.is_some() => CUT_CHECK_INTERVAL,
-                Due::Never => COMPLETION_POLL_INTERVAL,
-            });
-            if timeout.is_zero() || (descriptor.is_some() && !queue.channel.may_sleep()) {
-                return Ok(());
-            }
-        }
         if self.ending {
             // The socket is at its end, and would not let the thread sleep.
             if let QueueRole::Io(queue) = &mut self.role {
-                queue.channel.wait(Some(Instant::now() + timeout.min(CUT_CHECK_INTERVAL)));
+                queue.wait(Instant::now() + timeout.min(CUT_CHECK_INTERVAL));
             }
             return Ok(());
         }
+        let mut descriptors: &[RawFd] = &[];
+        if let QueueRole::Io(queue) = &mut self.role
+            && let Some((longest, found)) = queue.prepare_sleep()
+        {
+            descriptors = found;
+            timeout = timeout.min(longest);
+            if timeout.is_zero() {
+                return Ok(());
+            }
+        }
         let wake = Some(&self.link.wake);
-        let ready = socket::wait_either(&self.link.socket, descriptor, wake, timeout)?;
+        let ready = socket::wait_any(&self.link.socket, descriptors, wake, timeout)?;
         if ready == Ready::Woken {
             self.link.wake.lower();
         }

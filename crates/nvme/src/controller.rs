@@ -25,12 +25,15 @@ use std::time::{Duration, Instant};
 
 use blockyard_sync::atomics::{AtomicU64, Ordering};
 
+use crate::all_devices::AllDevices;
 use crate::command::StatusCode;
 use crate::fabrics::{
     self, Configuration, ConnectRefusal, ConnectRequest, HOST_OFFSET, HostIdentity,
     PropertyRequest, keep_alive_rounded, property,
 };
 use crate::host_link::HostLink;
+use crate::identify::Identity;
+use crate::namespace::NamespaceShape;
 use crate::subsystems::Subsystem;
 
 /// The most I/O queues of a controller.
@@ -50,6 +53,38 @@ pub(crate) enum ControllerTarget {
     Discovery,
     /// A device.
     Device(Arc<Subsystem>),
+    /// All devices.
+    All(Arc<AllDevices>),
+}
+
+impl ControllerTarget {
+    /// The identity of the subsystem; `None` for discovery.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        match self {
+            ControllerTarget::Discovery => None,
+            ControllerTarget::Device(subsystem) => Some(&subsystem.identity),
+            ControllerTarget::All(all) => Some(&all.identity),
+        }
+    }
+
+    /// Adds the connection of a queue; `false` if the subsystem is being removed.
+    pub(crate) fn attach(&self, link: &Arc<HostLink>, queue: u16) -> bool {
+        match self {
+            ControllerTarget::Discovery => {}
+            ControllerTarget::Device(subsystem) => return subsystem.attach(link, queue),
+            ControllerTarget::All(all) => all.attach(link, queue),
+        }
+        true
+    }
+
+    /// Removes a connection.
+    pub(crate) fn detach(&self, link: &Arc<HostLink>) {
+        match self {
+            ControllerTarget::Discovery => {}
+            ControllerTarget::Device(subsystem) => subsystem.detach(link),
+            ControllerTarget::All(all) => all.detach(link),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,14 +170,9 @@ impl Controller {
         (!may_idle).then(|| heard + IDLE_MAX)
     }
 
-    /// Whether the host can use the namespace: a zoned one only if it enabled all command sets.
-    pub(crate) fn shows_namespace(&self) -> bool {
-        match &self.target {
-            ControllerTarget::Discovery => false,
-            ControllerTarget::Device(subsystem) => {
-                subsystem.shape().zones.is_none() || self.state().config.has_all_sets()
-            }
-        }
+    /// Whether the host can use a namespace: a zoned one only if it enabled all command sets.
+    pub(crate) fn shows(&self, shape: &NamespaceShape) -> bool {
+        shape.zones.is_none() || self.state().config.has_all_sets()
     }
 
     /// Whether the controller executes commands other than those for fabrics.

@@ -98,6 +98,42 @@ impl Page {
     }
 }
 
+/// What a controller offers for all its namespaces together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControllerFeatures {
+    /// The greatest number of a namespace (NN).
+    pub namespaces_max: u32,
+    /// Whether namespaces may take discards.
+    pub discards: bool,
+    /// Whether namespaces may take write-zeroes.
+    pub write_zeroes: bool,
+    /// Whether namespaces may have a volatile write cache.
+    pub write_cache: bool,
+    /// The longest append, in units of 4 KiB as a power of two (ZASL); `None` if no namespace is
+    /// zoned.
+    pub append_exponent: Option<u8>,
+}
+
+impl ControllerFeatures {
+    /// Those of a controller with this namespace alone.
+    pub fn of(shape: &NamespaceShape) -> ControllerFeatures {
+        ControllerFeatures {
+            namespaces_max: NSID,
+            discards: shape.discards && shape.zones.is_none(),
+            write_zeroes: shape.write_zeroes,
+            write_cache: shape.write_cache,
+            append_exponent: shape.zones.as_ref().map(|zones| zones.append_exponent),
+        }
+    }
+
+    /// Those of a controller whose namespaces come and go.
+    pub fn of_many(namespaces_max: u32, append_exponent: u8) -> ControllerFeatures {
+        let append_exponent = Some(append_exponent);
+        let (discards, write_zeroes, write_cache) = (true, true, true);
+        ControllerFeatures { namespaces_max, discards, write_zeroes, write_cache, append_exponent }
+    }
+}
+
 /// The properties of a controller that its structure shows.
 #[derive(Clone, Copy, Debug)]
 pub struct ControllerShape<'a> {
@@ -105,8 +141,8 @@ pub struct ControllerShape<'a> {
     pub id: u16,
     /// The subsystem.
     pub identity: &'a Identity,
-    /// The namespace; `None` for a discovery controller.
-    pub namespace: Option<&'a NamespaceShape>,
+    /// The features; `None` for a discovery controller.
+    pub features: Option<ControllerFeatures>,
 }
 
 /// CNS 01h: the controller.
@@ -119,7 +155,7 @@ pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
     page.put(78, &shape.id.to_le_bytes());
     page.put(80, &VERSION.to_le_bytes());
     // OAES: the notice that the controller sends.
-    let notice = match shape.namespace {
+    let notice = match shape.features {
         Some(_) => NoticeKind::Namespace,
         None => NoticeKind::Discovery,
     };
@@ -127,7 +163,7 @@ pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
     // CTRATT: host identifiers of 128 bits.
     page.put(96, &1u32.to_le_bytes());
     // CNTRLTYPE: an I/O controller, or a discovery controller.
-    page.put(111, &[if shape.namespace.is_some() { 1 } else { 2 }]);
+    page.put(111, &[if shape.features.is_some() { 1 } else { 2 }]);
     // ACL and AERL, 0's based.
     page.put(258, &[3, EVENTS_MAX as u8 - 1]);
     // FRMW: one slot, which cannot be written. LPA: effects and extended data.
@@ -140,16 +176,17 @@ pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
     // SGLS: supported, with an offset in the capsule, and for the transport.
     page.put(536, &(1u32 | 1 << 20 | 1 << 21).to_le_bytes());
     page.put(768, shape.identity.nqn.as_bytes());
-    if let Some(namespace) = shape.namespace {
+    if let Some(features) = shape.features {
         page.put(512, &[0x66, 0x44]);
-        page.put(516, &NSID.to_le_bytes());
-        let discards = u16::from(namespace.discards && namespace.zones.is_none()) << 2;
-        let write_zeroes = u16::from(namespace.write_zeroes) << 3;
+        page.put(516, &features.namespaces_max.to_le_bytes());
+        let discards = u16::from(features.discards) << 2;
+        let write_zeroes = u16::from(features.write_zeroes) << 3;
         // ONCS: also Compare and Verify.
         page.put(520, &(1 | discards | write_zeroes | 1 << 7).to_le_bytes());
-        // VWC: whether there is a cache; a flush of all namespaces is allowed.
-        page.put(525, &[u8::from(namespace.write_cache) | 6]);
-        page.put(540, &NSID.to_le_bytes());
+        // VWC: whether there is a cache; a flush of all namespaces is allowed if there is one.
+        let flush_all = if features.namespaces_max == NSID { 6 } else { 4 };
+        page.put(525, &[u8::from(features.write_cache) | flush_all]);
+        page.put(540, &features.namespaces_max.to_le_bytes());
         // IOCCSZ and IORCSZ, in units of 16 bytes.
         page.put(1792, &(4 + IN_CAPSULE_BYTES_MAX / 16).to_le_bytes());
     } else {
@@ -189,11 +226,12 @@ pub fn namespace(shape: &NamespaceShape, uuid: &[u8; 16]) -> Vec<u8> {
     page.0
 }
 
-/// CNS 02h and 07h, and log page 04h: the namespaces above `after`.
-pub fn active_namespaces(is_active: bool, after: u32) -> Vec<u8> {
+/// CNS 02h and 07h, and log page 04h: the first of these namespaces, which are in order, that are
+/// above `after`.
+pub fn namespace_list(namespaces: impl Iterator<Item = u32>, after: u32) -> Vec<u8> {
     let mut page = Page::new();
-    if is_active && after < NSID {
-        page.put(0, &NSID.to_le_bytes());
+    for (at, nsid) in namespaces.filter(|nsid| *nsid > after).take(PAGE_BYTES / 4).enumerate() {
+        page.put(4 * at, &nsid.to_le_bytes());
     }
     page.0
 }
@@ -240,12 +278,12 @@ pub fn namespace_of_set(shape: &NamespaceShape, set: u8) -> Result<Vec<u8>, Stat
 ///
 /// # Errors
 /// If the controller does not have that command set.
-pub fn controller_of_set(shape: &NamespaceShape, set: u8) -> Result<Vec<u8>, StatusCode> {
+pub fn controller_of_set(features: &ControllerFeatures, set: u8) -> Result<Vec<u8>, StatusCode> {
     let mut page = Page::new();
-    match (set, &shape.zones) {
+    match (set, features.append_exponent) {
         // VSL: Verify reads, and reads of the device are bounded. All other limits are 0: none.
         (CSI_NVM, _) => page.put(0, &[DATA_EXPONENT]),
-        (CSI_ZONED, Some(zones)) => page.put(0, &[zones.append_exponent]),
+        (CSI_ZONED, Some(append_exponent)) => page.put(0, &[append_exponent]),
         _ => return Err(StatusCode::INVALID_FIELD),
     }
     Ok(page.0)
@@ -261,9 +299,9 @@ pub fn namespace_independent(shape: &NamespaceShape) -> Vec<u8> {
 }
 
 /// CNS 1Ch: the one combination of command sets.
-pub fn command_sets(shape: &NamespaceShape) -> Vec<u8> {
+pub fn command_sets(features: &ControllerFeatures) -> Vec<u8> {
     let mut page = Page::new();
-    page.put(0, &[1 << CSI_NVM | 1 << command_set(shape)]);
+    page.put(0, &[1 << CSI_NVM | u8::from(features.append_exponent.is_some()) << CSI_ZONED]);
     page.0
 }
 
@@ -308,9 +346,9 @@ mod tests {
 
     #[test]
     fn a_controller_has_what_hosts_check() {
-        let (identity, shape) = (identity(), zoned());
-        let page =
-            controller(&ControllerShape { id: 7, identity: &identity, namespace: Some(&shape) });
+        let (identity, features) = (identity(), ControllerFeatures::of(&zoned()));
+        let shape = ControllerShape { id: 7, identity: &identity, features: Some(features) };
+        let page = controller(&shape);
         assert_eq!(page.len(), 4096);
         assert_eq!(page[4..24], *identity.serial.as_bytes());
         assert_eq!(&page[24..36], b"Blockyard   ");
@@ -326,7 +364,12 @@ mod tests {
         assert_eq!(&page[768..794], identity.nqn.as_bytes());
         assert_eq!((u32_at(&page, 1792), u32_at(&page, 1796)), (516, 1));
         assert_eq!((u16_at(&page, 1800), page[1803]), (0, 1));
-        let page = controller(&ControllerShape { id: 7, identity: &identity, namespace: None });
+        assert_eq!((u32_at(&page, 516), u32_at(&page, 540)), (1, 1));
+        let many = ControllerFeatures::of_many(4096, 4);
+        let page = controller(&ControllerShape { features: Some(many), ..shape });
+        assert_eq!((u32_at(&page, 516), u32_at(&page, 540), page[525]), (4096, 4096, 5));
+        assert_eq!(u16_at(&page, 520), 1 | 1 << 2 | 1 << 3 | 1 << 7);
+        let page = controller(&ControllerShape { features: None, ..shape });
         assert_eq!((page[111], u32_at(&page, 516), u32_at(&page, 1792)), (2, 0, 4));
         assert_eq!(u32_at(&page, 92), 1 << 31, "OAES");
     }
@@ -342,20 +385,22 @@ mod tests {
         assert_eq!((u16_at(&page, 0), u16_at(&page, 2)), (0, 1));
         assert_eq!((u32_at(&page, 4), u32_at(&page, 8)), (u32::MAX, 1), "0's based, or no limit");
         assert_eq!((u64_at(&page, 2816), page[2824]), (256, 0));
-        assert_eq!(controller_of_set(&zoned(), CSI_ZONED).unwrap()[0], 4);
-        assert_eq!(controller_of_set(&zoned(), CSI_NVM).unwrap()[0], 8, "VSL");
-        assert_eq!(controller_of_set(&zoned(), 1), Err(StatusCode::INVALID_FIELD));
+        let features = ControllerFeatures::of(&zoned());
+        assert_eq!(controller_of_set(&features, CSI_ZONED).unwrap()[0], 4);
+        assert_eq!(controller_of_set(&features, CSI_NVM).unwrap()[0], 8, "VSL");
+        assert_eq!(controller_of_set(&features, 1), Err(StatusCode::INVALID_FIELD));
     }
 
     #[test]
     fn a_plain_namespace_has_no_zones() {
         let plain = NamespaceShape { zones: None, preferred_blocks: 8, ..zoned() };
         assert_eq!(namespace_of_set(&plain, CSI_ZONED), Err(StatusCode::INVALID_FIELD));
-        assert_eq!(controller_of_set(&plain, CSI_ZONED), Err(StatusCode::INVALID_FIELD));
+        let features = ControllerFeatures::of(&plain);
+        assert_eq!(controller_of_set(&features, CSI_ZONED), Err(StatusCode::INVALID_FIELD));
         let page = namespace(&plain, &[9; 16]);
         assert_eq!((page[24], u16_at(&page, 64), page[33]), (16, 7, 9));
-        assert_eq!(command_sets(&plain)[0], 1);
-        assert_eq!(command_sets(&zoned())[0], 5);
+        assert_eq!(command_sets(&features)[0], 1);
+        assert_eq!(command_sets(&ControllerFeatures::of(&zoned()))[0], 5);
     }
 
     #[test]
@@ -364,8 +409,14 @@ mod tests {
         assert_eq!((page[0], page[1], page[20], page[21]), (2, 16, 3, 16));
         assert_eq!(page[40..45], [4, 1, 0, 0, 2]);
         assert_eq!(page[45..49], [0; 4], "the list ends");
-        assert_eq!(u32_at(&active_namespaces(true, 0), 0), 1);
-        assert_eq!(u32_at(&active_namespaces(true, 1), 0), 0);
-        assert_eq!(u32_at(&active_namespaces(false, 0), 0), 0);
+    }
+
+    #[test]
+    fn a_list_of_namespaces_has_the_first_above_a_number() {
+        assert_eq!(namespace_list([].into_iter(), 0), [0; 4096]);
+        let page = namespace_list([1, 2, 5].into_iter(), 1);
+        assert_eq!((u32_at(&page, 0), u32_at(&page, 4), u32_at(&page, 8)), (2, 5, 0));
+        let page = namespace_list(1..=4096, 1);
+        assert_eq!((page.len(), u32_at(&page, 4092)), (4096, 1025));
     }
 }

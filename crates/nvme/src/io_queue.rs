@@ -1,263 +1,187 @@
-//! An I/O queue: commands become bios, completions become statuses.
+//! An I/O queue: a channel to the device of each namespace that its host uses.
+//!
+//! A queue of a device's own subsystem has its namespace from the Connect on. A queue of the
+//! subsystem of all devices opens a namespace with the first command for it, and loses it when the
+//! device is removed.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use blockyard_core::zone::{ZoneCond, ZoneInfo};
-use blockyard_core::{Bio, BufRef, Channel, Completion, Op, Region, RegionId, Sector};
+use blockyard_core::clock::{Clock, Monotonic};
+use blockyard_core::{Due, Region};
+use blockyard_os::socket::OTHERS_MAX;
 
-use crate::command::StatusCode;
-use crate::controller::Controller;
+use crate::all_devices::AllDevices;
+use crate::command::{NSID_ALL, Sqe, StatusCode, io_opcode};
+use crate::controller::{Controller, ControllerTarget};
 use crate::fabrics::{ConnectRefusal, SUBSYSTEM_OFFSET};
 use crate::host_link::HostLink;
-use crate::identify::QUEUE_ENTRIES_MAX;
-use crate::namespace::{BioPlan, DiscardRange, IoPlan, RANGE_BYTES};
-use crate::slots::{CommandPlan, CommandSlot};
-use crate::subsystems::{Namespace, Subsystem};
-use crate::zones::{self, QUERY_ZONES, ZoneAction};
+use crate::namespace::{IoPlan, NSID};
+use crate::namespace_queue::{CommandProgress, NamespaceQueue};
+use crate::slots::CommandSlot;
+use crate::subsystems::Subsystems;
 
-/// The bytes that are compared at once.
-const COMPARE_BYTES: u32 = 4096;
+/// The poll interval of a channel that does not report when completions are due.
+const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// The longest wait for a device before the next check whether the connection was cut.
+pub(crate) const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How far a command is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CommandProgress {
-    /// The device executes an operation of it.
-    InFlight,
-    /// It has ended, with this result. A read's data lie at the slot's place if it succeeded.
-    Ended(StatusCode, u64),
-}
-
-impl From<StatusCode> for CommandProgress {
-    fn from(status: StatusCode) -> CommandProgress {
-        CommandProgress::Ended(status, 0)
-    }
-}
-
-/// An I/O queue of a controller, with a channel to the device.
+/// An I/O queue of a controller.
 pub(crate) struct IoQueue {
     pub(crate) controller: Arc<Controller>,
-    pub(crate) number: u16,
-    pub(crate) subsystem: Arc<Subsystem>,
-    pub(crate) namespace: Namespace,
-    pub(crate) channel: Box<dyn Channel>,
-    /// The device's descriptor that is polled in addition to the socket, if it has one.
-    pub(crate) descriptor: Option<RawFd>,
+    subsystems: Arc<Subsystems>,
+    link: Arc<HostLink>,
     region: Arc<Region>,
-    region_id: RegionId,
-    /// Bios that are not pushed yet.
-    pub(crate) bios: Vec<Bio>,
-    /// Zones of a report; memory that is kept, so that a report allocates nothing.
-    scratch: Vec<ZoneInfo>,
+    /// The namespaces that the host uses, in no order.
+    namespaces: Vec<NamespaceQueue>,
+    /// The descriptors of devices that are to complete something.
+    descriptors: Vec<RawFd>,
 }
 
 impl IoQueue {
-    /// Opens a channel to the disk of the subsystem, when it has one.
+    /// Opens a queue, with a channel to the device if the subsystem is that of one.
     ///
     /// # Errors
     /// If the device is being removed, or refuses a channel.
     pub(crate) fn open(
         controller: &Arc<Controller>,
-        number: u16,
-        subsystem: &Arc<Subsystem>,
+        subsystems: &Arc<Subsystems>,
         link: &Arc<HostLink>,
         region: &Arc<Region>,
     ) -> Result<IoQueue, ConnectRefusal> {
-        let closed = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
-        let namespace = subsystem.take_namespace(link).ok_or(closed)?;
-        let mut channel = match namespace.disk.open() {
-            Ok(channel) => channel,
-            Err(error) => {
-                let nqn = &subsystem.identity.nqn;
-                tracing::warn!(subsystem = nqn, %error, "no channel for a queue");
-                subsystem.give_namespace(namespace);
-                return Err(ConnectRefusal::new(StatusCode::INTERNAL));
+        let namespaces = match &controller.target {
+            ControllerTarget::Discovery => return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET)),
+            ControllerTarget::Device(subsystem) => {
+                vec![NamespaceQueue::open(NSID, subsystem, link, region)?]
             }
+            ControllerTarget::All(_) => Vec::new(),
         };
-        let region_id = channel.register(Arc::clone(region));
         Ok(IoQueue {
             controller: Arc::clone(controller),
-            number,
-            subsystem: Arc::clone(subsystem),
-            namespace,
-            descriptor: channel.descriptor(),
-            channel,
+            subsystems: Arc::clone(subsystems),
+            link: Arc::clone(link),
             region: Arc::clone(region),
-            region_id,
-            bios: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
-            scratch: Vec::with_capacity(QUERY_ZONES),
+            namespaces,
+            descriptors: Vec::with_capacity(OTHERS_MAX),
         })
     }
 
-    /// Closes the channel, which waits for requests in flight, and returns the disk.
-    pub(crate) fn close(self) -> (Arc<Controller>, u16, Arc<Subsystem>) {
-        let IoQueue { controller, number, subsystem, namespace, channel, .. } = self;
-        drop(channel);
-        subsystem.give_namespace(namespace);
-        (controller, number, subsystem)
+    /// Closes all channels, which waits for requests in flight.
+    pub(crate) fn close(self) -> Arc<Controller> {
+        for namespace in self.namespaces {
+            namespace.close();
+        }
+        self.controller
     }
 
-    /// Whether the disk is being replaced or removed.
-    pub(crate) fn is_outdated(&self) -> bool {
-        self.subsystem.is_outdated(&self.namespace)
+    /// What a command asks for, and the id of its device's subsystem.
+    ///
+    /// # Errors
+    /// The status of a command that is refused without asking the device.
+    pub(crate) fn plan(&mut self, sqe: &Sqe) -> Result<(u64, IoPlan), StatusCode> {
+        let nsid = match sqe.nsid() {
+            NSID_ALL if sqe.opcode() == io_opcode::FLUSH && !self.has_all_devices() => NSID,
+            nsid => nsid,
+        };
+        let found = self.namespaces.iter().position(|it| it.nsid == nsid);
+        let at = found.map_or_else(|| self.open_namespace(nsid), Ok)?;
+        let NamespaceQueue { namespace, subsystem, .. } = &self.namespaces[at];
+        Ok((subsystem.id, namespace.shape.plan(sqe)?))
     }
 
-    /// Whether the device has nothing more to do.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.bios.is_empty() && self.channel.in_flight() == 0
+    fn has_all_devices(&self) -> bool {
+        matches!(self.controller.target, ControllerTarget::All(_))
+    }
+
+    /// Opens a namespace of the subsystem of all devices; returns its index.
+    fn open_namespace(&mut self, nsid: u32) -> Result<usize, StatusCode> {
+        if !self.has_all_devices() {
+            return Err(StatusCode::INVALID_NAMESPACE);
+        }
+        let found = AllDevices::find(&self.subsystems, nsid, &self.controller.host.nqn);
+        let subsystem = found.ok_or(StatusCode::INVALID_NAMESPACE)?;
+        let opened = NamespaceQueue::open(nsid, &subsystem, &self.link, &self.region);
+        self.namespaces.push(opened.map_err(|refusal| match refusal.status {
+            StatusCode::INTERNAL => StatusCode::INTERNAL,
+            _ => StatusCode::INVALID_NAMESPACE,
+        })?);
+        Ok(self.namespaces.len() - 1)
     }
 
     /// Starts a command whose data, if it has any from the host, are complete.
     pub(crate) fn start(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
-        let CommandPlan::Io(plan) = slot.plan else { return StatusCode::INTERNAL.into() };
-        match plan {
-            IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio) => {
-                self.push(index, slot, bio)
+        let device = slot.device;
+        match self.namespaces.iter_mut().find(|it| it.subsystem.id == device) {
+            Some(namespace) => namespace.start(index, slot),
+            // The device was removed while the data came.
+            None => StatusCode::INVALID_NAMESPACE.into(),
+        }
+    }
+
+    /// An open namespace; `None` after the last one.
+    pub(crate) fn namespace(&mut self, at: usize) -> Option<&mut NamespaceQueue> {
+        self.namespaces.get_mut(at)
+    }
+
+    /// Whether bios wait to be pushed.
+    pub(crate) fn has_bios(&self) -> bool {
+        self.namespaces.iter().any(|it| !it.bios.is_empty())
+    }
+
+    /// Whether a disk is being replaced or removed.
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.namespaces.iter().any(NamespaceQueue::is_outdated)
+    }
+
+    /// Whether the disks that are being replaced or removed have nothing more to do.
+    pub(crate) fn may_renew(&self) -> bool {
+        self.namespaces.iter().all(|it| !it.is_outdated() || it.is_idle())
+    }
+
+    /// Returns the disks that are being replaced or removed, and opens channels to their
+    /// successors. `false` if the device of its own subsystem has none.
+    pub(crate) fn renew(&mut self) -> bool {
+        let may_go = |it: &NamespaceQueue| it.is_outdated() && it.is_idle();
+        while let Some(at) = self.namespaces.iter().position(may_go) {
+            let (nsid, subsystem) = self.namespaces.swap_remove(at).close();
+            match NamespaceQueue::open(nsid, &subsystem, &self.link, &self.region) {
+                Ok(renewed) => self.namespaces.push(renewed),
+                Err(_) if self.has_all_devices() => {}
+                Err(_) => return false,
             }
-            IoPlan::ManageAll(ZoneAction { op: Some(Op::ZoneReset), .. }) => {
-                let op = Op::ZoneResetAll;
-                let (sector, sectors) = (Sector(0), 0);
-                self.push(index, slot, BioPlan { op, sector, sectors, flags: Default::default() })
-            }
-            IoPlan::Discards { .. } | IoPlan::ManageAll(_) => self.advance(index, slot),
-            IoPlan::Hints { .. } => StatusCode::OK.into(),
-            IoPlan::Offline { sector } => match self.zone(sector).map(|zone| zone.cond) {
-                Some(ZoneCond::Offline) => StatusCode::OK.into(),
-                _ => StatusCode::ZONE_TRANSITION.into(),
-            },
-            IoPlan::Report(request) => {
-                let IoQueue { namespace, region, scratch, .. } = self;
-                let put = |at: u32, bytes: &[u8]| region.write(slot.data + u64::from(at), bytes);
-                match request.print(&*namespace.disk, &namespace.shape, scratch, put) {
-                    Ok(()) => StatusCode::OK.into(),
-                    Err(status) => status.into(),
+        }
+        true
+    }
+
+    /// Sleeps until a device has completed something, or until the deadline.
+    pub(crate) fn wait(&mut self, deadline: Instant) {
+        let busy = self.namespaces.iter_mut().find(|it| it.channel.in_flight() > 0);
+        if let Some(namespace) = busy {
+            namespace.channel.wait(Some(deadline));
+        }
+    }
+
+    /// The longest sleep before the next look for completions, 0 for none, and the descriptors that
+    /// end it earlier; `None` if no device is to complete anything.
+    pub(crate) fn prepare_sleep(&mut self) -> Option<(Duration, &[RawFd])> {
+        self.descriptors.clear();
+        let mut longest = None;
+        for namespace in self.namespaces.iter_mut().filter(|it| it.channel.in_flight() > 0) {
+            let descriptor = namespace.descriptor.filter(|_| self.descriptors.len() < OTHERS_MAX);
+            let due = match namespace.channel.due() {
+                Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())),
+                Due::Never if descriptor.is_some() => CUT_CHECK_INTERVAL,
+                Due::Never => COMPLETION_POLL_INTERVAL,
+            };
+            longest = Some(longest.unwrap_or(due).min(due));
+            if let Some(descriptor) = descriptor {
+                self.descriptors.push(descriptor);
+                if !due.is_zero() && !namespace.channel.may_sleep() {
+                    longest = Some(Duration::ZERO);
                 }
             }
         }
-    }
-
-    /// Goes on with a command after a completion of the device.
-    pub(crate) fn completed(
-        &mut self,
-        index: u16,
-        slot: &mut CommandSlot,
-        completion: &Completion,
-    ) -> CommandProgress {
-        let Some(bio) = slot.bio.take() else { return StatusCode::INTERNAL.into() };
-        if !completion.status.is_ok() {
-            let status = match self.namespace.shape.zones.is_some() && bio.op != Op::Flush {
-                true => match self.zone(bio.sector) {
-                    Some(zone) => zones::refusal(&bio, completion.status, &zone),
-                    None => StatusCode::of(completion.status, bio.op),
-                },
-                false => StatusCode::of(completion.status, bio.op),
-            };
-            return status.into();
-        }
-        match slot.plan {
-            CommandPlan::Io(IoPlan::Discards { .. } | IoPlan::ManageAll(_))
-                if bio.op != Op::ZoneResetAll =>
-            {
-                self.advance(index, slot)
-            }
-            CommandPlan::Io(IoPlan::Compare(_)) => match self.is_equal(slot) {
-                true => StatusCode::OK.into(),
-                false => StatusCode::COMPARE_FAILURE.into(),
-            },
-            _ if bio.op == Op::ZoneAppend => {
-                let block = self.namespace.shape.block(completion.sector);
-                CommandProgress::Ended(StatusCode::OK, block)
-            }
-            _ => StatusCode::OK.into(),
-        }
-    }
-
-    fn push(&mut self, index: u16, slot: &mut CommandSlot, bio: BioPlan) -> CommandProgress {
-        slot.bio = Some(bio);
-        let offset = match slot.plan {
-            CommandPlan::Io(IoPlan::Compare(_) | IoPlan::Verify(_)) => slot.scratch,
-            _ => slot.data,
-        };
-        let buf = BufRef { region: self.region_id, offset };
-        let pushed = Bio::new(bio.op, bio.sector, bio.sectors).with_flags(bio.flags).with_buf(buf);
-        self.bios.push(pushed.with_user_data(index.into()));
-        CommandProgress::InFlight
-    }
-
-    /// Whether the data of the host are those that the device has read.
-    fn is_equal(&self, slot: &CommandSlot) -> bool {
-        let (mut host, mut device) = ([0; COMPARE_BYTES as usize], [0; COMPARE_BYTES as usize]);
-        (0..slot.len).step_by(COMPARE_BYTES as usize).all(|at| {
-            let len = (slot.len - at).min(COMPARE_BYTES) as usize;
-            self.region.read(slot.data + u64::from(at), &mut host[..len]);
-            self.region.read(slot.scratch + u64::from(at), &mut device[..len]);
-            host[..len] == device[..len]
-        })
-    }
-
-    /// The next operation of a command that consists of several.
-    fn advance(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
-        let next = match slot.plan {
-            CommandPlan::Io(IoPlan::Discards { count, .. }) => self.next_discard(slot, count),
-            CommandPlan::Io(IoPlan::ManageAll(action)) => self.next_zone(slot, action),
-            _ => return StatusCode::INTERNAL.into(),
-        };
-        match next {
-            Ok(Some(bio)) => self.push(index, slot, bio),
-            Ok(None) => StatusCode::OK.into(),
-            Err(status) => status.into(),
-        }
-    }
-
-    fn next_discard(
-        &mut self,
-        slot: &mut CommandSlot,
-        count: u32,
-    ) -> Result<Option<BioPlan>, StatusCode> {
-        while slot.next < count {
-            let mut bytes = [0; RANGE_BYTES as usize];
-            self.region.read(slot.data + u64::from(slot.next * RANGE_BYTES), &mut bytes);
-            slot.next += 1;
-            let bio = self.namespace.shape.plan_discard(&DiscardRange::parse(&bytes))?;
-            if bio.is_some() {
-                return Ok(bio);
-            }
-        }
-        Ok(None)
-    }
-
-    fn next_zone(
-        &mut self,
-        slot: &mut CommandSlot,
-        action: ZoneAction,
-    ) -> Result<Option<BioPlan>, StatusCode> {
-        let shape = &self.namespace.shape;
-        let (Some(zones), Some(op)) = (&shape.zones, action.op) else { return Ok(None) };
-        let (disk, scratch) = (self.namespace.disk.as_ref(), &mut self.scratch);
-        let found = zones::next_selected(disk, shape, zones, action, slot.next, scratch)?;
-        Ok(found.map(|number| {
-            slot.next = number + 1;
-            let sector = shape.sector(u64::from(number) * zones.zone_blocks);
-            BioPlan { op, sector, sectors: 0, flags: Default::default() }
-        }))
-    }
-
-    /// The zone that contains a sector, as it is now.
-    fn zone(&mut self, sector: Sector) -> Option<ZoneInfo> {
-        self.scratch.clear();
-        let reported = self.namespace.disk.report_zones(sector, 1, &mut self.scratch);
-        reported.ok().and_then(|()| self.scratch.first().copied())
-    }
-
-    /// Pushes and submits bios, and appends the completions to `done`.
-    pub(crate) fn execute(&mut self, done: &mut Vec<Completion>) {
-        if !self.bios.is_empty() {
-            let taken = self.channel.push(&self.bios);
-            self.bios.drain(..taken);
-            self.channel.submit();
-        }
-        if self.channel.in_flight() > 0 {
-            self.channel.reap(done);
-        }
+        Some((longest?, &self.descriptors[..]))
     }
 }

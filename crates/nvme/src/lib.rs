@@ -10,11 +10,13 @@
 //! - A connection is a queue of a controller. It has one thread and, for an I/O queue, one channel.
 //!   The thread sleeps in the socket; then it parses, submits, reaps and answers all commands that
 //!   it has received as one batch.
-//! - A device is the only namespace of a subsystem of its own. A zoned device is a zoned namespace:
-//!   Zone Append and the management of zones cross the wire, with the statuses of ZNS.
+//! - A device is the only namespace of a subsystem of its own, and one of many in the subsystem of
+//!   all devices, if there is one (`all_devices.rs`). A zoned device is a zoned namespace: Zone
+//!   Append and the management of zones cross the wire, with the statuses of ZNS.
 
 mod access;
 mod admin;
+mod all_devices;
 pub mod auth_message;
 mod authentication;
 pub mod command;
@@ -29,6 +31,7 @@ pub mod identify;
 mod io_queue;
 pub mod log_page;
 pub mod namespace;
+mod namespace_queue;
 mod outbox;
 pub mod secret;
 mod server;
@@ -37,7 +40,9 @@ mod subsystems;
 pub mod wire;
 pub mod zones;
 
-pub use access::{AllowedHosts, AuthRules, EVERY_DEVICE, HostAccess, check_nqn};
+pub use access::{
+    AllowedHosts, AuthRules, EVERY_DEVICE, HostAccess, check_nqn, check_subsystem_nqn,
+};
 pub use controller::QUEUES_MAX;
 pub use host_link::{CommandTotals, LinkInfo};
 pub use server::{TargetOptions, TargetServer};

@@ -1,12 +1,13 @@
 //! Log pages (NVM Express Base Specification 2.0, 5.16), and the part of a page that a command asks
 //! for.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use crate::command::{Sqe, StatusCode, admin_opcode, io_opcode};
+use crate::command::{NSID_ALL, Sqe, StatusCode, admin_opcode, io_opcode};
 use crate::fabrics::DISCOVERY_NQN;
-use crate::identify::{self, CSI_NVM, CSI_ZONED};
-use crate::namespace::{DATA_BYTES_MAX, NamespaceShape};
+use crate::identify::{self, CSI_NVM, CSI_ZONED, ControllerFeatures};
+use crate::namespace::DATA_BYTES_MAX;
 
 /// The bytes of the header of the discovery log, and of each of its entries.
 pub const DISCOVERY_ENTRY_BYTES: usize = 1024;
@@ -76,32 +77,39 @@ impl LogRequest {
     }
 }
 
-/// A page of an I/O controller. `is_changed` is whether the namespace has changed since the host
-/// last read of it.
+/// The most namespaces in the list of changed ones.
+const CHANGED_MAX: usize = 1024;
+
+/// A page of an I/O controller. `changed` are the namespaces, in order, that have changed since the
+/// host last read of them.
 ///
 /// # Errors
 /// If there is no such page.
 pub fn page(
     request: &LogRequest,
-    shape: &NamespaceShape,
-    is_changed: bool,
+    features: &ControllerFeatures,
+    changed: &BTreeSet<u32>,
 ) -> Result<Vec<u8>, StatusCode> {
     match request.id {
-        log_id::SUPPORTED => Ok(supported(shape)),
+        log_id::SUPPORTED => Ok(supported(features)),
         // One entry without an error.
         log_id::ERRORS => Ok(vec![0; 64]),
         log_id::HEALTH => Ok(health()),
         log_id::FIRMWARE => Ok(firmware()),
-        log_id::CHANGED_NAMESPACES => Ok(identify::active_namespaces(is_changed, 0)),
-        log_id::EFFECTS => effects(request.command_set, shape),
+        // More than the list can have: one entry that stands for them.
+        log_id::CHANGED_NAMESPACES if changed.len() > CHANGED_MAX => {
+            Ok(identify::namespace_list([NSID_ALL].into_iter(), 0))
+        }
+        log_id::CHANGED_NAMESPACES => Ok(identify::namespace_list(changed.iter().copied(), 0)),
+        log_id::EFFECTS => effects(request.command_set, features),
         // No zone changes by itself.
-        log_id::CHANGED_ZONES if shape.zones.is_some() => Ok(vec![0; 4096]),
+        log_id::CHANGED_ZONES if features.append_exponent.is_some() => Ok(vec![0; 4096]),
         _ => Err(StatusCode::INVALID_LOG),
     }
 }
 
 /// Page 00h: which pages there are.
-fn supported(shape: &NamespaceShape) -> Vec<u8> {
+fn supported(features: &ControllerFeatures) -> Vec<u8> {
     let mut page = vec![0; 1024];
     let mut ids = vec![
         log_id::SUPPORTED,
@@ -111,7 +119,7 @@ fn supported(shape: &NamespaceShape) -> Vec<u8> {
         log_id::CHANGED_NAMESPACES,
         log_id::EFFECTS,
     ];
-    if shape.zones.is_some() {
+    if features.append_exponent.is_some() {
         ids.push(log_id::CHANGED_ZONES);
     }
     for id in ids {
@@ -147,8 +155,9 @@ const SUPPORTED: u8 = 1;
 const CHANGES_DATA: u8 = 2;
 
 /// Page 05h: the commands of a command set.
-fn effects(command_set: u8, shape: &NamespaceShape) -> Result<Vec<u8>, StatusCode> {
-    if command_set != CSI_NVM && (command_set != CSI_ZONED || shape.zones.is_none()) {
+fn effects(command_set: u8, features: &ControllerFeatures) -> Result<Vec<u8>, StatusCode> {
+    let has_zones = features.append_exponent.is_some();
+    if command_set != CSI_NVM && (command_set != CSI_ZONED || !has_zones) {
         return Err(StatusCode::INVALID_FIELD);
     }
     let mut page = vec![0; 4096];
@@ -169,10 +178,10 @@ fn effects(command_set: u8, shape: &NamespaceShape) -> Result<Vec<u8>, StatusCod
     io(io_opcode::COMPARE, SUPPORTED);
     io(io_opcode::VERIFY, SUPPORTED);
     io(io_opcode::WRITE, SUPPORTED | CHANGES_DATA);
-    if shape.write_zeroes {
+    if features.write_zeroes {
         io(io_opcode::WRITE_ZEROES, SUPPORTED | CHANGES_DATA);
     }
-    if shape.discards && shape.zones.is_none() {
+    if features.discards {
         io(io_opcode::DATASET_MANAGEMENT, SUPPORTED | CHANGES_DATA);
     }
     if command_set == CSI_ZONED {
@@ -265,16 +274,13 @@ mod tests {
         LogRequest::parse(&Sqe::parse(&bytes).unwrap())
     }
 
-    fn shape() -> NamespaceShape {
-        NamespaceShape {
-            block_shift: 9,
-            blocks: 8,
-            preferred_blocks: 1,
+    fn features() -> ControllerFeatures {
+        ControllerFeatures {
+            namespaces_max: 1,
             discards: true,
             write_zeroes: false,
             write_cache: false,
-            read_only: false,
-            zones: None,
+            append_exponent: None,
         }
     }
 
@@ -299,13 +305,22 @@ mod tests {
     fn the_effects_of_a_command_set_name_its_commands() {
         let request =
             |command_set| LogRequest { id: 5, retain: false, command_set, offset: 0, len: 4096 };
-        let page_of = |set, shape: &NamespaceShape| page(&request(set), shape, false);
-        let plain = page_of(CSI_NVM, &shape()).unwrap();
+        let page_of = |set| page(&request(set), &features(), &BTreeSet::new());
+        let plain = page_of(CSI_NVM).unwrap();
         assert_eq!((plain[1024 + 4], plain[1024 + 4 * 9], plain[1024 + 4 * 8]), (3, 3, 0));
         assert_eq!(plain[1024 + 4 * 0x7d], 0);
-        assert_eq!(page_of(CSI_ZONED, &shape()), Err(StatusCode::INVALID_FIELD));
+        assert_eq!(page_of(CSI_ZONED), Err(StatusCode::INVALID_FIELD));
         let none = LogRequest { id: 0x0c, ..request(0) };
-        assert_eq!(page(&none, &shape(), false), Err(StatusCode::INVALID_LOG));
+        assert_eq!(page(&none, &features(), &BTreeSet::new()), Err(StatusCode::INVALID_LOG));
+    }
+
+    #[test]
+    fn the_list_of_changed_namespaces_says_when_there_are_too_many() {
+        let request = LogRequest { id: 4, retain: false, command_set: 0, offset: 0, len: 4096 };
+        let list = |count: u32| page(&request, &features(), &(1..=count).collect()).unwrap();
+        assert_eq!(list(2)[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(list(1024)[4092..], [0, 4, 0, 0]);
+        assert_eq!(list(1025)[..8], [255, 255, 255, 255, 0, 0, 0, 0]);
     }
 
     #[test]

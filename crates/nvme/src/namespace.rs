@@ -5,14 +5,14 @@
 
 use blockyard_core::{Flags, Geometry, Limits, Op, SECTOR_SHIFT, Sector};
 
-use crate::command::{NSID_ALL, Sqe, StatusCode, io_opcode};
+use crate::command::{Sqe, StatusCode, io_opcode};
 use crate::zones::{ReportRequest, ZoneAction};
 
 /// The longest data of a command, in units of 4 KiB as a power of two (MDTS).
 pub const DATA_EXPONENT: u8 = 8;
 /// The longest data of a command, in bytes.
 pub const DATA_BYTES_MAX: u32 = 4096 << DATA_EXPONENT;
-/// The namespace id of a subsystem's device.
+/// The number of a namespace (NSID) that is the only one of its subsystem.
 pub const NSID: u32 = 1;
 /// The bytes of a range of a Dataset Management command.
 pub const RANGE_BYTES: u32 = 16;
@@ -137,7 +137,7 @@ impl NamespaceShape {
         sector.0 >> (self.block_shift - SECTOR_SHIFT)
     }
 
-    /// What an I/O command asks for.
+    /// What an I/O command for this namespace asks for.
     ///
     /// # Errors
     /// The status of a command that is refused without asking the device.
@@ -145,12 +145,7 @@ impl NamespaceShape {
         if sqe.is_fused() {
             return Err(StatusCode::INVALID_FIELD);
         }
-        let opcode = sqe.opcode();
-        let all = opcode == io_opcode::FLUSH && sqe.nsid() == NSID_ALL;
-        if sqe.nsid() != NSID && !all {
-            return Err(StatusCode::INVALID_NAMESPACE);
-        }
-        match opcode {
+        match sqe.opcode() {
             io_opcode::FLUSH => Ok(IoPlan::Bio(BioPlan {
                 op: Op::Flush,
                 sector: Sector(0),

@@ -52,6 +52,8 @@ pub(crate) struct CommandSlot {
     pub(crate) phase: SlotPhase,
     pub(crate) sqe: Sqe,
     pub(crate) plan: CommandPlan,
+    /// The id of the subsystem of the device, for a command of an I/O queue.
+    pub(crate) device: u64,
     /// The operation that the device executes now.
     pub(crate) bio: Option<BioPlan>,
     /// The next range or zone of a command that consists of several operations.
@@ -124,6 +126,7 @@ impl CommandSlots {
             phase: SlotPhase::Free,
             sqe: Sqe::ZERO,
             plan: CommandPlan::Connect,
+            device: 0,
             bio: None,
             next: 0,
             data: 0,
@@ -159,6 +162,7 @@ impl CommandSlots {
             phase: SlotPhase::Executes,
             sqe,
             plan,
+            device: 0,
             bio: None,
             next: 0,
             data: 0,

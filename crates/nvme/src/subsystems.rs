@@ -4,6 +4,7 @@
 //! a device is added or removed; never for an I/O.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,8 @@ use blockyard_core::rmw::SharedDisk;
 use blockyard_sync::atomics::{AtomicU64, Ordering};
 
 use crate::access::HostAccess;
+use crate::all_devices::AllDevices;
+use crate::controller::ControllerTarget;
 use crate::fabrics::NQN_LEN_MAX;
 use crate::host_link::{CUT_GRACE, CommandTotals, HostLink};
 use crate::identify::Identity;
@@ -51,6 +54,10 @@ pub const SUBSYSTEMS_MAX: usize = 4096;
 pub(crate) struct Subsystem {
     name: String,
     pub(crate) identity: Identity,
+    /// Distinguishes it from all others of the table, also from earlier and later ones.
+    pub(crate) id: u64,
+    /// The number of the device as a namespace of the subsystem of all devices.
+    pub(crate) nsid: u32,
     state: Mutex<SubsystemState>,
     /// The number of changes of the phase.
     version: AtomicU64,
@@ -62,7 +69,7 @@ struct SubsystemState {
     phase: DiskPhase,
     /// The present disk's, or the one's before.
     shape: Arc<NamespaceShape>,
-    /// The connections of the queues that use the disk.
+    /// The connections of the queues that use the disk, also those of the subsystem of all devices.
     users: Vec<Arc<HostLink>>,
     /// The connections to the subsystem, each with the number of its queue.
     links: Vec<(u16, Arc<HostLink>)>,
@@ -93,13 +100,16 @@ pub struct SubsystemInfo {
     pub name: String,
     /// The NQN.
     pub nqn: String,
-    /// The hosts' controllers that use it now.
+    /// The number of the device as a namespace of the subsystem of all devices.
+    pub nsid: u32,
+    /// The hosts' controllers that use it now, also those of the subsystem of all devices.
     pub controllers: usize,
     /// The I/O queues of these controllers.
     pub queues: usize,
     /// The hosts of these controllers, in the order of their connection.
     pub hosts: Vec<HostInfo>,
-    /// The commands since the device was added, also those of hosts that have left.
+    /// The commands since the device was added, also those of hosts that have left, without those
+    /// by the subsystem of all devices.
     pub totals: CommandTotals,
 }
 
@@ -174,7 +184,8 @@ impl Subsystem {
         // Release: pairs with the Acquire in `version`. A thread that sees the new version takes
         // the lock to see the phase.
         self.version.fetch_add(1, Ordering::Release);
-        state.links.iter().for_each(|(_, link)| link.wake.raise());
+        let links = state.links.iter().map(|(_, link)| link);
+        links.chain(&state.users).for_each(|link| link.wake.raise());
         self.changed.notify_all();
     }
 
@@ -285,18 +296,21 @@ impl Subsystem {
     }
 
     /// Admits no new connection, asks the present ones to drain, and at `drain` cuts off those that
-    /// have not ended. Returns when all have, or soon after the cut.
+    /// have not ended, and those of the subsystem of all devices that have not returned the disk.
+    /// Returns when all have, or soon after the cut.
     fn close(&self, drain: Duration) {
         let mut state = self.state();
         self.enter(&mut state, DiskPhase::Closed);
         state.links.iter().for_each(|(_, link)| link.drain());
-        let here = |state: &mut SubsystemState| !state.links.is_empty();
+        let here = |state: &mut SubsystemState| !state.links.is_empty() || !state.users.is_empty();
         let waited = self.changed.wait_timeout_while(state, drain, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.links.iter().for_each(|(_, link)| link.cut());
+        state.users.iter().for_each(|link| link.cut());
         // They end at their next check; only a system call that does not return can delay one.
         let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
-        for (_, link) in &waited.unwrap_or_else(PoisonError::into_inner).0.links {
+        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        for link in state.links.iter().map(|(_, link)| link).chain(&state.users) {
             let (id, peer) = (link.id, &link.peer);
             tracing::warn!(id, peer, device = self.name, "a host that was cut has not left");
         }
@@ -304,7 +318,35 @@ impl Subsystem {
 
     fn info(&self) -> SubsystemInfo {
         let state = self.state();
-        let roles = || state.links.iter().filter_map(|(_, link)| Some((link, link.role.get()?)));
+        let mut totals = state.past;
+        let connected = state.links.iter().filter(|(_, link)| link.role.get().is_some());
+        connected.for_each(|(_, link)| totals.add(&link.stats));
+        let mut info = SubsystemInfo {
+            name: self.name.clone(),
+            nqn: self.identity.nqn.clone(),
+            nsid: self.nsid,
+            controllers: 0,
+            queues: 0,
+            hosts: Vec::new(),
+            totals,
+        };
+        info.add_hosts(&state.links, |_| true);
+        info
+    }
+}
+
+impl SubsystemInfo {
+    /// Adds the hosts of connections, each with the number of its queue, that may use the device.
+    pub(crate) fn add_hosts(
+        &mut self,
+        links: &[(u16, Arc<HostLink>)],
+        may_use: impl Fn(&str) -> bool,
+    ) {
+        let may_use = &may_use;
+        let roles = || {
+            let roles = links.iter().filter_map(|(_, link)| Some((link, link.role.get()?)));
+            roles.filter(move |(_, role)| may_use(&role.host))
+        };
         let queues = |controller: Option<u16>| {
             let is_its = |id: u16| controller.is_none_or(|controller| controller == id);
             roles().filter(|(_, role)| role.queue > 0 && is_its(role.controller)).count()
@@ -315,17 +357,12 @@ impl Subsystem {
             controller: role.controller,
             queues: queues(Some(role.controller)),
         });
-        let mut totals = state.past;
-        roles().for_each(|(link, _)| totals.add(&link.stats));
-        SubsystemInfo {
-            name: self.name.clone(),
-            nqn: self.identity.nqn.clone(),
-            // Also those of hosts that have to authenticate: a mount must see them.
-            controllers: state.links.iter().filter(|(queue, _)| *queue == 0).count(),
-            queues: queues(None),
-            hosts: hosts.collect(),
-            totals,
-        }
+        // Also those of hosts that have to authenticate: a mount must see them.
+        let may_be_host = |link: &HostLink| link.role.get().is_none_or(|role| may_use(&role.host));
+        self.controllers +=
+            links.iter().filter(|(queue, link)| *queue == 0 && may_be_host(link)).count();
+        self.queues += queues(None);
+        self.hosts.extend(hosts);
     }
 }
 
@@ -342,6 +379,8 @@ pub struct Subsystems {
     host: String,
     /// The hosts that may use each device.
     pub(crate) access: HostAccess,
+    /// The subsystem of all devices, if there is one.
+    pub(crate) all: Option<Arc<AllDevices>>,
     table: Mutex<SubsystemTable>,
 }
 
@@ -349,19 +388,38 @@ pub struct Subsystems {
 struct SubsystemTable {
     /// In the order in which they were added. A reader keeps the list as it was, without the lock.
     subsystems: Arc<Vec<Arc<Subsystem>>>,
+    /// The number of subsystems that were ever added.
+    added: u64,
     /// The number of changes, for discovery.
     generation: u64,
+    /// The number of changes of namespaces, and of all that discovery shows.
+    version: u64,
     /// The addresses at which hosts connect to the subsystems.
     ports: Vec<SocketAddr>,
-    /// The connections of discovery controllers.
-    discovering: Vec<Arc<HostLink>>,
+    /// The connections of controllers that tell their hosts of changes.
+    watching: Vec<Arc<HostLink>>,
 }
 
 impl SubsystemTable {
     /// Counts a change, and wakes the threads that tell their hosts.
     fn note_change(&mut self) {
         self.generation += 1;
-        self.discovering.iter().for_each(|link| link.wake.raise());
+        self.note_namespace();
+    }
+
+    /// Counts a change of a namespace, and wakes the threads that tell their hosts.
+    fn note_namespace(&mut self) {
+        self.version += 1;
+        self.watching.iter().for_each(|link| link.wake.raise());
+    }
+
+    /// The lowest number that is no namespace's.
+    fn free_nsid(&self) -> u32 {
+        let taken: BTreeSet<u32> = self.subsystems.iter().map(|it| it.nsid).collect();
+        (1..)
+            .zip(&taken)
+            .find(|(nsid, taken)| nsid != *taken)
+            .map_or_else(|| taken.len() as u32 + 1, |(nsid, _)| nsid)
     }
 }
 
@@ -377,9 +435,16 @@ impl Subsystems {
     }
 
     /// An empty table. `host` is the identity of this machine, from which those of its namespaces
-    /// are derived; `access` says which hosts may use each device.
-    pub fn new(host: &str, access: HostAccess) -> Arc<Subsystems> {
-        Arc::new(Subsystems { host: host.to_owned(), access, table: Mutex::default() })
+    /// are derived; `access` says which hosts may use each device; `all` is the NQN of a subsystem
+    /// of all devices, if there is to be one.
+    pub fn new(host: &str, access: HostAccess, all: Option<String>) -> Arc<Subsystems> {
+        let all = all.map(|nqn| Arc::new(AllDevices::new(Identity::of(nqn, host))));
+        Arc::new(Subsystems { host: host.to_owned(), access, all, table: Mutex::default() })
+    }
+
+    /// The NQN of the subsystem of all devices, if there is one.
+    pub fn all_nqn(&self) -> Option<&str> {
+        self.all.as_ref().map(|all| &*all.identity.nqn)
     }
 
     fn table(&self) -> MutexGuard<'_, SubsystemTable> {
@@ -398,15 +463,20 @@ impl Subsystems {
         }
         let shape = NamespaceShape::of(disk.disk.geometry(), disk.disk.limits())?;
         let mut table = self.table();
-        if table.subsystems.iter().any(|other| other.name == name) {
+        let is_taken = table.subsystems.iter().any(|other| other.name == name);
+        if is_taken || self.all_nqn() == Some(&*nqn) {
             return Err(SubsystemError::Taken(name.to_owned()));
         }
         if table.subsystems.len() >= SUBSYSTEMS_MAX {
             return Err(SubsystemError::Full);
         }
+        table.added += 1;
+        let (id, nsid) = (table.added, table.free_nsid());
         Arc::make_mut(&mut table.subsystems).push(Arc::new(Subsystem {
             name: name.to_owned(),
             identity: Identity::of(nqn, &self.host),
+            id,
+            nsid,
             state: Mutex::new(SubsystemState {
                 phase: DiskPhase::Present(disk),
                 shape: Arc::new(shape),
@@ -470,14 +540,24 @@ impl Subsystems {
         Ok(())
     }
 
-    /// The subsystem of this NQN.
-    pub(crate) fn find(&self, nqn: &str) -> Option<Arc<Subsystem>> {
-        self.table().subsystems.iter().find(|subsystem| subsystem.identity.nqn == nqn).cloned()
+    /// The subsystem of this NQN, for a controller.
+    pub(crate) fn find(&self, nqn: &str) -> Option<ControllerTarget> {
+        if let Some(all) = self.all.as_ref().filter(|all| all.identity.nqn == nqn) {
+            return Some(ControllerTarget::All(Arc::clone(all)));
+        }
+        let table = self.table();
+        let found = table.subsystems.iter().find(|subsystem| subsystem.identity.nqn == nqn);
+        found.map(|subsystem| ControllerTarget::Device(Arc::clone(subsystem)))
     }
 
-    /// The reason for which the host of this NQN may not use a subsystem.
+    /// The reason for which the host of this NQN may not use a device.
     pub(crate) fn refusal(&self, subsystem: &Subsystem, host: &str) -> Option<&'static str> {
         self.access.refusal(&subsystem.name, host)
+    }
+
+    /// All devices that have a subsystem, in the order in which they were added.
+    pub(crate) fn devices(&self) -> Arc<Vec<Arc<Subsystem>>> {
+        Arc::clone(&self.table().subsystems)
     }
 
     /// The number of changes so far, the subsystems that a host may use, and the address at which
@@ -515,26 +595,38 @@ impl Subsystems {
         self.table().generation
     }
 
-    /// Wakes the thread of a discovery controller's connection at each change.
+    /// The number of changes of namespaces so far.
+    pub(crate) fn version(&self) -> u64 {
+        self.table().version
+    }
+
+    /// Wakes the thread of a controller's connection at each change.
     pub(crate) fn watch(&self, link: &Arc<HostLink>) {
-        self.table().discovering.push(Arc::clone(link));
+        self.table().watching.push(Arc::clone(link));
     }
 
     /// Wakes the thread of a connection no more.
     pub(crate) fn unwatch(&self, link: &Arc<HostLink>) {
-        self.table().discovering.retain(|other| !Arc::ptr_eq(other, link));
+        self.table().watching.retain(|other| !Arc::ptr_eq(other, link));
+    }
+
+    fn info(&self, subsystem: &Subsystem) -> SubsystemInfo {
+        let mut info = subsystem.info();
+        if let Some(all) = &self.all {
+            all.add_hosts(&mut info, |host| self.refusal(subsystem, host).is_none());
+        }
+        info
     }
 
     /// The subsystem of a device; `None` if it has none.
     pub fn find_info(&self, name: &str) -> Option<SubsystemInfo> {
         let found = self.table().subsystems.iter().find(|it| it.name == name).cloned();
-        found.map(|subsystem| subsystem.info())
+        found.map(|subsystem| self.info(&subsystem))
     }
 
     /// All subsystems, in the order in which they were added.
     pub fn list(&self) -> Vec<SubsystemInfo> {
-        let subsystems = Arc::clone(&self.table().subsystems);
-        subsystems.iter().map(|subsystem| subsystem.info()).collect()
+        self.devices().iter().map(|subsystem| self.info(subsystem)).collect()
     }
 }
 
@@ -574,6 +666,7 @@ impl SuspendedSubsystem {
     pub fn resume(mut self, disk: impl Into<SharedDisk>) -> Result<(), SubsystemError> {
         if let Some(subsystem) = &self.subsystem {
             subsystem.resume(disk.into())?;
+            self.subsystems.table().note_namespace();
         }
         self.subsystem = None;
         Ok(())
@@ -591,6 +684,46 @@ impl Drop for SuspendedSubsystem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_namespace_gets_the_lowest_free_number() {
+        let mut table = SubsystemTable::default();
+        let mut add = |numbers: &[u32]| {
+            let subsystem = |nsid: &u32| Arc::new(subsystem_of(*nsid));
+            table.subsystems = Arc::new(numbers.iter().map(subsystem).collect());
+            table.free_nsid()
+        };
+        assert_eq!((add(&[]), add(&[1]), add(&[2])), (1, 2, 1));
+        assert_eq!((add(&[2, 1]), add(&[4, 1, 2])), (3, 3));
+    }
+
+    fn subsystem_of(nsid: u32) -> Subsystem {
+        let shape = NamespaceShape {
+            block_shift: 9,
+            blocks: 8,
+            preferred_blocks: 1,
+            discards: false,
+            write_zeroes: false,
+            write_cache: false,
+            read_only: false,
+            zones: None,
+        };
+        Subsystem {
+            name: String::new(),
+            identity: Identity::of(String::new(), ""),
+            id: nsid.into(),
+            nsid,
+            state: Mutex::new(SubsystemState {
+                phase: DiskPhase::Absent,
+                shape: Arc::new(shape),
+                users: Vec::new(),
+                links: Vec::new(),
+                past: CommandTotals::default(),
+            }),
+            version: AtomicU64::new(0),
+            changed: Condvar::new(),
+        }
+    }
 
     #[test]
     fn a_host_gets_the_nearest_address_that_it_reaches() {

@@ -590,7 +590,11 @@ fn all_connections(control: &Control) -> Vec<ConnectionView> {
         memory_bytes: info.memory_bytes,
     });
     let infos = control.nvme.connections().into_iter();
-    let device = |nqn: String| nqn.strip_prefix(NQN_PREFIX).map(str::to_owned);
+    let all = control.devices.subsystems().and_then(|subsystems| subsystems.all_nqn());
+    let device = |nqn: String| {
+        let name = nqn.strip_prefix(NQN_PREFIX).filter(|_| all != Some(&*nqn));
+        name.map(str::to_owned)
+    };
     let hosts = infos.map(|info| ConnectionView {
         protocol: "nvme".to_owned(),
         id: info.id,

@@ -155,7 +155,7 @@ impl Daemon {
         let control = Arc::new(Control::default());
         control.paths.allow(&options.api_directories).map_err(DaemonError::ApiDirectory)?;
         let devices = Arc::clone(&control.devices);
-        devices.make_subsystems(access);
+        devices.make_subsystems(access, options.nvme_access.subsystem.clone());
         if let Some(place) = &options.control {
             devices.set_control(&place.path);
         }

@@ -96,9 +96,10 @@ impl Devices {
     }
 
     /// Makes an NVMe subsystem of each device that is added from now on, for the hosts that may
-    /// use it; a later call changes nothing. Hosts reach it once a listener is started.
-    pub fn make_subsystems(&self, access: HostAccess) {
-        self.subsystems.get_or_init(|| Subsystems::new(&machine_id(), access));
+    /// use it, and a namespace of the subsystem of the NQN `all`, if one is given; a later call
+    /// changes nothing. Hosts reach it once a listener is started.
+    pub fn make_subsystems(&self, access: HostAccess, all: Option<String>) {
+        self.subsystems.get_or_init(|| Subsystems::new(&machine_id(), access, all));
     }
 
     /// The NVMe subsystems, once there are any.
@@ -215,7 +216,8 @@ impl Devices {
             None => subsystems.add(name, disk.clone()),
         };
         let nqn = added.map(|()| format!("{NQN_PREFIX}{name}")).map_err(|error| error.to_string());
-        Some(NvmeExport { subsystems, nqn })
+        let nsid = subsystems.find_info(name).map(|info| info.nsid);
+        Some(NvmeExport { subsystems, nqn, nsid })
     }
 
     /// Takes an unused device away from all exporters. If it `grows`, NVMe hosts may use it: they

@@ -48,6 +48,8 @@ pub(crate) struct NvmeExport {
     pub(crate) subsystems: Arc<Subsystems>,
     /// The NQN, or the reason for which the device has no subsystem.
     pub(crate) nqn: Result<String, String>,
+    /// The number of the device as a namespace of the subsystem of all devices.
+    pub(crate) nsid: Option<u32>,
 }
 
 impl DeviceEntry {
@@ -76,6 +78,12 @@ impl DeviceEntry {
     /// The NQN of its NVMe subsystem, if NVMe is served and can describe the device.
     pub fn nqn(&self) -> Option<&str> {
         self.served_nvme().and_then(|export| export.nqn.as_deref().ok())
+    }
+
+    /// The NSID of the device in the NVMe subsystem of all devices, if that is served.
+    pub fn nsid(&self) -> Option<u32> {
+        let export = self.served_nvme().filter(|export| export.subsystems.all_nqn().is_some());
+        export.and_then(|export| export.nsid)
     }
 
     /// Notes: the parameters that were corrected when it was opened, and why NVMe, while it is

@@ -34,5 +34,5 @@ pub mod zonefs;
 pub mod zones;
 
 pub use blockyard_nbd::{AllowLists, LIMIT_BYTES_MIN as NBD_MEMORY_MIN, UnixPlace, endpoint};
-pub use blockyard_nvme::AllowedHosts;
 pub use blockyard_nvme::auth_message::{AuthHash, DhGroup};
+pub use blockyard_nvme::{AllowedHosts, check_subsystem_nqn};

@@ -485,7 +485,7 @@ mod tests {
     #[test]
     fn hosts_of_nvme_are_counted_by_device() {
         let devices = Devices::new();
-        devices.make_subsystems(HostAccess::default());
+        devices.make_subsystems(HostAccess::default(), None);
         devices.add(crate::uri::parse("null:///n0?size=1M").unwrap()).unwrap();
         let text = encode(&devices, 0, MemoryUse::default());
         for line in [

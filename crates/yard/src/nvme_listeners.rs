@@ -14,7 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockyard_nbd::{Endpoint, listen_tcp};
-use blockyard_nvme::{HostAccess, LinkInfo, NQN_PREFIX, TargetOptions, TargetServer};
+use blockyard_nvme::fabrics::DISCOVERY_NQN;
+use blockyard_nvme::{HostAccess, LinkInfo, TargetOptions, TargetServer};
 
 use crate::devices::Devices;
 use crate::error::YardError;
@@ -251,9 +252,8 @@ impl NvmeListener {
         let mut warnings: Vec<_> = addresses.iter().filter_map(warning).collect();
         warnings.dedup();
         let connections = self.server.connections();
-        let is_device = |nqn: &str| nqn.starts_with(NQN_PREFIX);
         let is_host = |link: &&LinkInfo| {
-            link.queue == Some(0) && link.subsystem.as_deref().is_some_and(is_device)
+            link.queue == Some(0) && link.subsystem.as_deref() != Some(DISCOVERY_NQN)
         };
         ListenerView {
             place: self.place.clone(),

@@ -68,6 +68,9 @@ pub struct DeviceView {
     /// The NQN of its NVMe subsystem, if it has one.
     #[serde(default)]
     pub nqn: Option<String>,
+    /// The NSID of the device in the NVMe subsystem of all devices, if that is served.
+    #[serde(default)]
+    pub nsid: Option<u32>,
     /// The NVMe hosts that use it now.
     #[serde(default)]
     pub hosts: Vec<HostView>,
@@ -182,6 +185,7 @@ impl DeviceView {
             channels: disk.stats().channels,
             clients,
             nqn: entry.nqn().map(str::to_owned),
+            nsid: entry.nsid(),
             hosts,
             opens: file.as_ref().map_or(0, |file| file.opens),
             file_transport: file
@@ -361,7 +365,8 @@ pub struct ConnectionView {
     pub id: u64,
     /// The address of the client.
     pub peer: String,
-    /// The device; `null` during the handshake, and for a host that discovers devices.
+    /// The device; `null` during the handshake, for a host that discovers devices, and for one that
+    /// uses all of them.
     pub device: Option<String>,
     /// The NQN of an NVMe host.
     #[serde(default)]

@@ -16,6 +16,7 @@ use blockyard_nvme::{HostAccess, Subsystems, TargetOptions, TargetServer};
 pub(crate) const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 pub(crate) const PLAIN: &str = "nqn.2026-11.io.blockyard:plain";
 pub(crate) const ZONED: &str = "nqn.2026-11.io.blockyard:zoned";
+pub(crate) const ALL: &str = "nqn.2026-11.io.blockyard:all";
 pub(crate) const HOST: &str =
     "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
 
@@ -47,7 +48,15 @@ pub(crate) fn target_with(options: TargetOptions) -> Target {
 
 /// A target with devices for the hosts that may use them.
 pub(crate) fn target_for(access: HostAccess, options: TargetOptions) -> Target {
-    let subsystems = Subsystems::new("test", access);
+    start(Subsystems::new("test", access, None), options)
+}
+
+/// A target that has a subsystem of all devices too.
+pub(crate) fn target_of_all(access: HostAccess) -> Target {
+    start(Subsystems::new("test", access, Some(ALL.to_owned())), TargetOptions::default())
+}
+
+fn start(subsystems: Arc<Subsystems>, options: TargetOptions) -> Target {
     let zoned = NullConfig {
         size: 32 << 20,
         bs: 4096,

@@ -20,6 +20,8 @@ pub struct NvmeSettings {
     pub hashes: Vec<AuthHash>,
     /// The Diffie-Hellman groups for the authentication, the preferred one first; empty for all.
     pub dh_groups: Vec<DhGroup>,
+    /// The NQN of a subsystem with all devices as namespaces, if there is to be one.
+    pub subsystem: Option<String>,
 }
 
 /// The reason for which the settings of NVMe are refused when the secrets are read.

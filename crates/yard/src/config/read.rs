@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use blockyard_nbd::{Endpoint, LIMIT_BYTES_MIN, UnixPlace};
 use blockyard_nvme::auth_message::{AuthHash, DhGroup};
+use blockyard_nvme::check_subsystem_nqn;
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
@@ -35,7 +36,7 @@ pub(super) const SERVE_KEYS: [&str; 9] = [
     "fuse_allow_other",
 ];
 pub(super) const TLS_KEYS: [&str; 4] = ["mode", "certificates", "verify_peer", "allow"];
-pub(super) const NVME_KEYS: [&str; 4] = ["allow", "secrets", "hashes", "dh_groups"];
+pub(super) const NVME_KEYS: [&str; 5] = ["allow", "secrets", "hashes", "dh_groups", "subsystem"];
 
 type TomlValue<'a> = Spanned<DeValue<'a>>;
 
@@ -191,11 +192,25 @@ impl ConfigReader<'_> {
                     let words = DhGroup::ALL.map(|group| (group.word(), group));
                     config.nvme_access.dh_groups = self.choices("dh_groups", value, &words);
                 }
+                "subsystem" => config.nvme_access.subsystem = self.subsystem(value),
                 other => self.unknown_key(key.span(), other, "[nvme]", &NVME_KEYS),
             }
         }
         let place = |key| table.get(key).map(Spanned::span);
         config.nvme_places = NvmePlaces { hashes: place("hashes"), dh_groups: place("dh_groups") };
+    }
+
+    /// The NQN of a subsystem.
+    fn subsystem(&mut self, value: &TomlValue<'_>) -> Option<String> {
+        let nqn = self.string("subsystem", value)?;
+        match check_subsystem_nqn(nqn) {
+            Ok(()) => Some(nqn.to_owned()),
+            Err(wanted) => {
+                let message = format!("invalid subsystem `{}`: {wanted}", shown(nqn));
+                self.error(value.span(), message, None);
+                None
+            }
+        }
     }
 
     /// A word, or an array of words, one at least.
@@ -680,6 +695,7 @@ mod tests {
             "secrets",
             "hashes",
             "dh_groups",
+            "subsystem",
         ];
         let text: String = TEMPLATE
             .lines()
@@ -702,6 +718,7 @@ mod tests {
         assert!(access.allow.permits("vol0", host) && !access.allow.permits("ram0", host));
         assert_eq!(access.secrets, Some(PathBuf::from("/etc/blockyard/nvme-secrets")));
         assert_eq!((access.hashes.len(), access.dh_groups.len()), (3, 6));
+        assert_eq!(access.subsystem.as_deref(), Some("nqn.2026-11.io.blockyard:all"));
         assert_eq!(access.check(), Ok(()));
     }
 
@@ -791,6 +808,11 @@ mod tests {
                 "[nvme]\nallow = [\"nqn.a\"]\n",
                 "line 2, column 9: allow: found an array, expected a table; begin it with a line \
                  [nvme.allow]",
+            ),
+            (
+                "[nvme]\nsubsystem = \"all\"\n",
+                "line 2, column 13: invalid subsystem `all`: expected an NQN, which begins with \
+                 `nqn.`, has no spaces and at most 223 bytes, and not that of discovery",
             ),
             (
                 "[nvme.allow]\nn0 = [\"nqn.a\", \"alice\"]\n",

@@ -157,6 +157,11 @@ fn nvme() -> Value {
                     "Diffie-Hellman groups for that, the preferred one first; all without it",
                 "oneOf": words(&DhGroup::ALL.map(DhGroup::word)),
             },
+            "subsystem": {
+                "description":
+                    "NQN of a subsystem with all devices as namespaces; none without it",
+                "type": "string",
+            },
         },
     })
 }

@@ -531,7 +531,7 @@ mod tests {
 
     fn served(uri_text: &str) -> (Arc<dyn Disk>, TargetServer) {
         let disk = stack::open(&uri::parse(uri_text).unwrap()).unwrap().disk;
-        let subsystems = Subsystems::new("test", HostAccess::default());
+        let subsystems = Subsystems::new("test", HostAccess::default(), None);
         subsystems.add("d", Arc::clone(&disk)).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = TargetServer::start(subsystems, vec![listener], TargetOptions::default());

@@ -1,0 +1,259 @@
+//! A namespace of an I/O queue: commands become bios, completions become statuses.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use blockyard_core::zone::{ZoneCond, ZoneInfo};
+use blockyard_core::{Bio, BufRef, Channel, Completion, Op, Region, RegionId, Sector};
+
+use crate::command::StatusCode;
+use crate::fabrics::{ConnectRefusal, SUBSYSTEM_OFFSET};
+use crate::host_link::HostLink;
+use crate::identify::QUEUE_ENTRIES_MAX;
+use crate::namespace::{BioPlan, DiscardRange, IoPlan, RANGE_BYTES};
+use crate::slots::{CommandPlan, CommandSlot};
+use crate::subsystems::{Namespace, Subsystem};
+use crate::zones::{self, QUERY_ZONES, ZoneAction};
+
+/// The bytes that are compared at once.
+const COMPARE_BYTES: u32 = 4096;
+
+/// How far a command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommandProgress {
+    /// The device executes an operation of it.
+    InFlight,
+    /// It has ended, with this result. A read's data lie at the slot's place if it succeeded.
+    Ended(StatusCode, u64),
+}
+
+impl From<StatusCode> for CommandProgress {
+    fn from(status: StatusCode) -> CommandProgress {
+        CommandProgress::Ended(status, 0)
+    }
+}
+
+/// A namespace of an I/O queue, with a channel to the device.
+pub(crate) struct NamespaceQueue {
+    pub(crate) nsid: u32,
+    pub(crate) subsystem: Arc<Subsystem>,
+    pub(crate) namespace: Namespace,
+    pub(crate) channel: Box<dyn Channel>,
+    /// The device's descriptor that is polled in addition to the socket, if it has one.
+    pub(crate) descriptor: Option<RawFd>,
+    region: Arc<Region>,
+    region_id: RegionId,
+    /// Bios that are not pushed yet.
+    pub(crate) bios: Vec<Bio>,
+    /// Zones of a report; memory that is kept, so that a report allocates nothing.
+    scratch: Vec<ZoneInfo>,
+}
+
+impl NamespaceQueue {
+    /// Opens a channel to the disk of a subsystem, when it has one.
+    ///
+    /// # Errors
+    /// If the device is being removed, or refuses a channel.
+    pub(crate) fn open(
+        nsid: u32,
+        subsystem: &Arc<Subsystem>,
+        link: &Arc<HostLink>,
+        region: &Arc<Region>,
+    ) -> Result<NamespaceQueue, ConnectRefusal> {
+        let closed = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
+        let namespace = subsystem.take_namespace(link).ok_or(closed)?;
+        let mut channel = match namespace.disk.open() {
+            Ok(channel) => channel,
+            Err(error) => {
+                let nqn = &subsystem.identity.nqn;
+                tracing::warn!(subsystem = nqn, %error, "no channel for a queue");
+                subsystem.give_namespace(namespace);
+                return Err(ConnectRefusal::new(StatusCode::INTERNAL));
+            }
+        };
+        let region_id = channel.register(Arc::clone(region));
+        Ok(NamespaceQueue {
+            nsid,
+            subsystem: Arc::clone(subsystem),
+            namespace,
+            descriptor: channel.descriptor(),
+            channel,
+            region: Arc::clone(region),
+            region_id,
+            bios: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
+            scratch: Vec::with_capacity(QUERY_ZONES),
+        })
+    }
+
+    /// Closes the channel, which waits for requests in flight, and returns the disk.
+    pub(crate) fn close(self) -> (u32, Arc<Subsystem>) {
+        let NamespaceQueue { nsid, subsystem, namespace, channel, .. } = self;
+        drop(channel);
+        subsystem.give_namespace(namespace);
+        (nsid, subsystem)
+    }
+
+    /// Whether the disk is being replaced or removed.
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.subsystem.is_outdated(&self.namespace)
+    }
+
+    /// Whether the device has nothing more to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.bios.is_empty() && self.channel.in_flight() == 0
+    }
+
+    /// Starts a command whose data, if it has any from the host, are complete.
+    pub(crate) fn start(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
+        let CommandPlan::Io(plan) = slot.plan else { return StatusCode::INTERNAL.into() };
+        match plan {
+            IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio) => {
+                self.push(index, slot, bio)
+            }
+            IoPlan::ManageAll(ZoneAction { op: Some(Op::ZoneReset), .. }) => {
+                let op = Op::ZoneResetAll;
+                let (sector, sectors) = (Sector(0), 0);
+                self.push(index, slot, BioPlan { op, sector, sectors, flags: Default::default() })
+            }
+            IoPlan::Discards { .. } | IoPlan::ManageAll(_) => self.advance(index, slot),
+            IoPlan::Hints { .. } => StatusCode::OK.into(),
+            IoPlan::Offline { sector } => match self.zone(sector).map(|zone| zone.cond) {
+                Some(ZoneCond::Offline) => StatusCode::OK.into(),
+                _ => StatusCode::ZONE_TRANSITION.into(),
+            },
+            IoPlan::Report(request) => {
+                let NamespaceQueue { namespace, region, scratch, .. } = self;
+                let put = |at: u32, bytes: &[u8]| region.write(slot.data + u64::from(at), bytes);
+                match request.print(&*namespace.disk, &namespace.shape, scratch, put) {
+                    Ok(()) => StatusCode::OK.into(),
+                    Err(status) => status.into(),
+                }
+            }
+        }
+    }
+
+    /// Goes on with a command after a completion of the device.
+    pub(crate) fn completed(
+        &mut self,
+        index: u16,
+        slot: &mut CommandSlot,
+        completion: &Completion,
+    ) -> CommandProgress {
+        let Some(bio) = slot.bio.take() else { return StatusCode::INTERNAL.into() };
+        if !completion.status.is_ok() {
+            let status = match self.namespace.shape.zones.is_some() && bio.op != Op::Flush {
+                true => match self.zone(bio.sector) {
+                    Some(zone) => zones::refusal(&bio, completion.status, &zone),
+                    None => StatusCode::of(completion.status, bio.op),
+                },
+                false => StatusCode::of(completion.status, bio.op),
+            };
+            return status.into();
+        }
+        match slot.plan {
+            CommandPlan::Io(IoPlan::Discards { .. } | IoPlan::ManageAll(_))
+                if bio.op != Op::ZoneResetAll =>
+            {
+                self.advance(index, slot)
+            }
+            CommandPlan::Io(IoPlan::Compare(_)) => match self.is_equal(slot) {
+                true => StatusCode::OK.into(),
+                false => StatusCode::COMPARE_FAILURE.into(),
+            },
+            _ if bio.op == Op::ZoneAppend => {
+                let block = self.namespace.shape.block(completion.sector);
+                CommandProgress::Ended(StatusCode::OK, block)
+            }
+            _ => StatusCode::OK.into(),
+        }
+    }
+
+    fn push(&mut self, index: u16, slot: &mut CommandSlot, bio: BioPlan) -> CommandProgress {
+        slot.bio = Some(bio);
+        let offset = match slot.plan {
+            CommandPlan::Io(IoPlan::Compare(_) | IoPlan::Verify(_)) => slot.scratch,
+            _ => slot.data,
+        };
+        let buf = BufRef { region: self.region_id, offset };
+        let pushed = Bio::new(bio.op, bio.sector, bio.sectors).with_flags(bio.flags).with_buf(buf);
+        self.bios.push(pushed.with_user_data(index.into()));
+        CommandProgress::InFlight
+    }
+
+    /// Whether the data of the host are those that the device has read.
+    fn is_equal(&self, slot: &CommandSlot) -> bool {
+        let (mut host, mut device) = ([0; COMPARE_BYTES as usize], [0; COMPARE_BYTES as usize]);
+        (0..slot.len).step_by(COMPARE_BYTES as usize).all(|at| {
+            let len = (slot.len - at).min(COMPARE_BYTES) as usize;
+            self.region.read(slot.data + u64::from(at), &mut host[..len]);
+            self.region.read(slot.scratch + u64::from(at), &mut device[..len]);
+            host[..len] == device[..len]
+        })
+    }
+
+    /// The next operation of a command that consists of several.
+    fn advance(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
+        let next = match slot.plan {
+            CommandPlan::Io(IoPlan::Discards { count, .. }) => self.next_discard(slot, count),
+            CommandPlan::Io(IoPlan::ManageAll(action)) => self.next_zone(slot, action),
+            _ => return StatusCode::INTERNAL.into(),
+        };
+        match next {
+            Ok(Some(bio)) => self.push(index, slot, bio),
+            Ok(None) => StatusCode::OK.into(),
+            Err(status) => status.into(),
+        }
+    }
+
+    fn next_discard(
+        &mut self,
+        slot: &mut CommandSlot,
+        count: u32,
+    ) -> Result<Option<BioPlan>, StatusCode> {
+        while slot.next < count {
+            let mut bytes = [0; RANGE_BYTES as usize];
+            self.region.read(slot.data + u64::from(slot.next * RANGE_BYTES), &mut bytes);
+            slot.next += 1;
+            let bio = self.namespace.shape.plan_discard(&DiscardRange::parse(&bytes))?;
+            if bio.is_some() {
+                return Ok(bio);
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_zone(
+        &mut self,
+        slot: &mut CommandSlot,
+        action: ZoneAction,
+    ) -> Result<Option<BioPlan>, StatusCode> {
+        let shape = &self.namespace.shape;
+        let (Some(zones), Some(op)) = (&shape.zones, action.op) else { return Ok(None) };
+        let (disk, scratch) = (self.namespace.disk.as_ref(), &mut self.scratch);
+        let found = zones::next_selected(disk, shape, zones, action, slot.next, scratch)?;
+        Ok(found.map(|number| {
+            slot.next = number + 1;
+            let sector = shape.sector(u64::from(number) * zones.zone_blocks);
+            BioPlan { op, sector, sectors: 0, flags: Default::default() }
+        }))
+    }
+
+    /// The zone that contains a sector, as it is now.
+    fn zone(&mut self, sector: Sector) -> Option<ZoneInfo> {
+        self.scratch.clear();
+        let reported = self.namespace.disk.report_zones(sector, 1, &mut self.scratch);
+        reported.ok().and_then(|()| self.scratch.first().copied())
+    }
+
+    /// Pushes and submits bios, and appends the completions to `done`.
+    pub(crate) fn execute(&mut self, done: &mut Vec<Completion>) {
+        if !self.bios.is_empty() {
+            let taken = self.channel.push(&self.bios);
+            self.bios.drain(..taken);
+            self.channel.submit();
+        }
+        if self.channel.in_flight() > 0 {
+            self.channel.reap(done);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The subsystem of all devices: namespaces that come, go and grow while hosts use others.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod initiator;
+
+use std::io::Read;
+use std::time::Duration;
+
+use blockyard_core::rmw::SharedDisk;
+use blockyard_null::NullConfig;
+use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, HostAccess, SubsystemError};
+use initiator::{
+    ALL, DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
+    disk, pattern, plain, pointed, target_of_all, with,
+};
+
+const WRITE: u8 = 0x01;
+const READ: u8 = 0x02;
+const FLUSH: u8 = 0x00;
+const APPEND: u8 = 0x7d;
+const DRAIN: Duration = Duration::from_secs(60);
+const NAMESPACE_CHANGED: u64 = 0x04_0002;
+
+fn target() -> Target {
+    target_of_all(HostAccess::default())
+}
+
+fn queues(target: &Target) -> (Initiator, Initiator) {
+    let (admin, controller) = target.admin(ALL, 0);
+    let io = target.io(ALL, controller, 0, 0);
+    (admin, io)
+}
+
+/// A command for a namespace.
+fn to(nsid: u32, sqe: [u8; 64]) -> [u8; 64] {
+    with(sqe, 1, nsid)
+}
+
+/// The numbers in a list of namespaces.
+fn numbers(data: &[u8]) -> Vec<u32> {
+    let numbers = data.chunks(4).map(|it| u32::from_le_bytes(it.try_into().unwrap()));
+    numbers.take_while(|number| *number != 0).collect()
+}
+
+fn namespaces(admin: &mut Initiator) -> Vec<u32> {
+    numbers(&admin.identify(2, 0, 0).data)
+}
+
+/// Reads the list of changed namespaces, without retaining the event.
+fn changed(admin: &mut Initiator) -> Vec<u32> {
+    numbers(&admin.log(4, 4096, false).data)
+}
+
+fn blocks(admin: &mut Initiator, nsid: u32) -> u64 {
+    u64::from_le_bytes(admin.identify(0, nsid, 0).data[..8].try_into().unwrap())
+}
+
+/// Asks for notices of namespaces, and for events.
+fn listen(admin: &mut Initiator) {
+    assert_eq!(admin.execute(admin_command(9, 0x0b, 0x100), &[]).status, 0);
+    for _ in 0..4 {
+        admin.capsule(admin_command(0x0c, 0, 0), &[]);
+    }
+}
+
+fn event(admin: &mut Initiator) {
+    let done = admin.done();
+    assert_eq!((done.status, done.result), (0, NAMESPACE_CHANGED));
+}
+
+#[test]
+fn each_device_is_a_namespace_of_its_command_set() {
+    let target = target();
+    let (mut admin, _) = target.admin(ALL, 0);
+    let controller = admin.identify(1, 0, 0).data;
+    assert_eq!(&controller[768..768 + ALL.len()], ALL.as_bytes());
+    assert_eq!(controller[516..520], 4096u32.to_le_bytes(), "NN");
+    assert_eq!((controller[76], controller[525]), (0, 5), "CMIC, and no flush of all");
+    assert_eq!(namespaces(&mut admin), [1, 2]);
+    assert_eq!(numbers(&admin.identify(2, 1, 0).data), [2]);
+    assert_eq!(numbers(&admin.identify(7, 0, 0).data), [1]);
+    assert_eq!(numbers(&admin.identify(7, 0, 2).data), [2]);
+    assert_eq!(admin.identify(2, u32::MAX, 0).status, 0x400b);
+    assert_eq!(admin.identify(0x1c, 0, 0).data[0], 5);
+    assert_eq!((blocks(&mut admin, 1), blocks(&mut admin, 2)), (16 << 11, 32 << 8));
+    for (nsid, set) in [(1, 0), (2, 2)] {
+        assert_eq!(admin.identify(3, nsid, 0).data[40..45], [4, 1, 0, 0, set]);
+        assert_eq!(admin.identify(5, nsid, set).status, 0);
+        assert_eq!(admin.identify(8, nsid, 0).status, 0);
+    }
+    for cns in [0, 3, 5, 8] {
+        assert_eq!(admin.identify(cns, 3, 0).status, 0x400b, "no such namespace");
+    }
+    assert_eq!(admin.identify(6, 0, 2).data[0], 8, "ZASL");
+    let effects = admin.read(with(admin_command(2, 5 | 1023 << 16, 0), 14, 2 << 24), 4096).data;
+    assert_eq!(effects[1024 + 4 * usize::from(APPEND)], 3);
+    // A host that did not enable all command sets has no zoned namespaces.
+    let mut old = target.idle(0);
+    assert_eq!(old.connect(ALL, 0, 0xffff, 31, 0).status, 0);
+    assert_eq!(old.property_set(0x14, 0x46_0001).status, 0);
+    assert_eq!(namespaces(&mut old), [1]);
+    assert_eq!(old.identify(0, 2, 0).status, 0x400b);
+    // The identifiers are those of the device, by whichever subsystem.
+    let (mut alone, _) = target.admin(PLAIN, 0);
+    assert_eq!(alone.identify(3, 1, 0).data, admin.identify(3, 1, 0).data);
+}
+
+#[test]
+fn a_queue_uses_all_namespaces() {
+    let target = target();
+    let (_admin, mut io) = queues(&target);
+    let (first, second) = (pattern(4096, 1), pattern(4096, 2));
+    assert_eq!(io.execute(to(1, command(WRITE, 0, 8)), &first).status, 0);
+    assert_eq!(io.execute(to(2, command(WRITE, 0, 1)), &second).status, 0);
+    let appended = io.execute(to(2, command(APPEND, 0, 1)), &first);
+    assert_eq!((appended.status, appended.result), (0, 1));
+    // Commands for both are in flight together.
+    for _ in 0..30 {
+        io.capsule(pointed(to(1, command(READ, 0, 8)), 0x5a, 4096), &[]);
+        io.capsule(pointed(to(2, command(READ, 0, 1)), 0x5a, 4096), &[]);
+    }
+    let mut seen = [0; 2];
+    for _ in 0..60 {
+        let done = io.done();
+        assert_eq!(done.status, 0);
+        seen[if done.data == first { 0 } else { 1 }] += 1;
+        assert!(done.data == first || done.data == second);
+    }
+    assert_eq!(seen, [30, 30]);
+    for nsid in [0, 3, 4097, u32::MAX] {
+        assert_eq!(io.execute(to(nsid, command(FLUSH, 0, 0)), &[]).status, 0x400b, "{nsid}");
+    }
+    assert_eq!(io.execute(to(1, command(FLUSH, 0, 0)), &[]).status, 0);
+    assert_eq!(io.execute(to(1, command(APPEND, 0, 1)), &first).status, 0x4001, "not zoned");
+}
+
+#[test]
+fn namespaces_come_and_go_while_a_host_uses_others() {
+    let target = target();
+    let (mut admin, mut io) = queues(&target);
+    listen(&mut admin);
+    let data = pattern(4096, 1);
+    assert_eq!(io.execute(to(1, command(WRITE, 0, 8)), &data).status, 0);
+    assert_eq!(io.execute(to(2, command(WRITE, 0, 1)), &data).status, 0);
+    target.subsystems.add("third", disk("third", plain())).unwrap();
+    event(&mut admin);
+    assert_eq!(changed(&mut admin), [3]);
+    assert_eq!(namespaces(&mut admin), [1, 2, 3]);
+    assert_eq!(io.read(to(3, command(READ, 0, 8)), 4096).data, [0; 4096]);
+    // The data of this write come when the device is gone, and another one has its number.
+    let late = pattern(16384, 9);
+    let cid = io.capsule(pointed(to(1, command(WRITE, 0, 32)), 0x5a, late.len()), &[]);
+    let r2t = io.receive().unwrap();
+    let tag = u16::from_le_bytes([r2t.header[10], r2t.header[11]]);
+    target.subsystems.remove("plain", DRAIN).unwrap();
+    event(&mut admin);
+    assert_eq!(changed(&mut admin), [1]);
+    assert_eq!(namespaces(&mut admin), [2, 3]);
+    assert_eq!(admin.identify(0, 1, 0).status, 0x400b);
+    target.subsystems.add("fourth", disk("fourth", plain())).unwrap();
+    event(&mut admin);
+    assert_eq!(changed(&mut admin), [1], "the lowest free number");
+    io.h2c_data(cid, tag, 0, &late);
+    assert_eq!(io.done().status, 0x400b);
+    assert_eq!(io.read(to(1, command(READ, 0, 8)), 4096).data, [0; 4096], "another device");
+    assert_eq!(io.read(to(2, command(READ, 0, 1)), 4096).data, data);
+    // Several changes between two reads of the list.
+    target.subsystems.remove("third", DRAIN).unwrap();
+    event(&mut admin);
+    target.subsystems.remove("fourth", DRAIN).unwrap();
+    target.subsystems.add("fifth", disk("fifth", plain())).unwrap();
+    assert_eq!(changed(&mut admin), [1, 3]);
+    assert_eq!(namespaces(&mut admin), [1, 2]);
+    assert_eq!(changed(&mut admin), []);
+}
+
+#[test]
+fn a_namespace_that_grows_keeps_its_number() {
+    let target = target();
+    let (mut admin, mut io) = queues(&target);
+    listen(&mut admin);
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0);
+    let suspended = target.subsystems.suspend("plain", DRAIN).unwrap();
+    // This waits for the new disk.
+    let cid = io.capsule(pointed(to(1, command(READ, 40 << 11, 1)), 0x5a, 512), &[]);
+    let grown = NullConfig { size: 64 << 20, ..plain() };
+    suspended.resume(disk("plain", grown)).unwrap();
+    event(&mut admin);
+    assert_eq!(changed(&mut admin), [1]);
+    assert_eq!(blocks(&mut admin, 1), 64 << 11);
+    let done = io.done();
+    assert_eq!((done.cid, done.status), (cid, 0));
+    assert_eq!(io.execute(to(2, command(FLUSH, 0, 0)), &[]).status, 0);
+    // A device that does not come back is removed, and the host stays.
+    drop(target.subsystems.suspend("plain", DRAIN).unwrap());
+    event(&mut admin);
+    assert_eq!(changed(&mut admin), [1]);
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0x400b);
+    assert_eq!(io.execute(to(2, command(FLUSH, 0, 0)), &[]).status, 0);
+}
+
+#[test]
+fn a_host_sees_the_namespaces_that_it_may_use() {
+    let mut allowed = AllowedHosts::default();
+    allowed.allow("plain", "nqn.2026-11.example:other").unwrap();
+    allowed.allow(EVERY_DEVICE, HOST).unwrap();
+    let target = target_of_all(HostAccess { allowed, authentication: None });
+    let (mut admin, mut io) = queues(&target);
+    assert_eq!(namespaces(&mut admin), [2]);
+    assert_eq!(admin.identify(0, 1, 0).status, 0x400b);
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0x400b);
+    assert_eq!(io.read(to(2, command(READ, 0, 1)), 4096).status, 0);
+    let uses = |device: &str| target.subsystems.find_info(device).unwrap().controllers;
+    assert_eq!((uses("plain"), uses("zoned")), (0, 1));
+    listen(&mut admin);
+    // A change of a device of others is none.
+    target.subsystems.remove("plain", DRAIN).unwrap();
+    target.subsystems.add("third", disk("third", plain())).unwrap();
+    event(&mut admin);
+    assert_eq!(changed(&mut admin), [1]);
+    assert_eq!(namespaces(&mut admin), [1, 2]);
+    // A host in no list may not connect.
+    let (sqe, mut data) = connect_parts(ALL, 0, 0xffff, 31, 0);
+    data[512 + HOST.len() - 1] ^= 1;
+    assert_eq!(target.idle(0).execute(sqe, &data).status, 0x4184);
+}
+
+#[test]
+fn discovery_names_the_subsystem_of_all_devices_alone() {
+    let target = target();
+    let (mut discovery, _) = target.admin(DISCOVERY, 0);
+    let log = discovery.log(0x70, 4096, false).data;
+    assert_eq!(log[8..16], 2u64.to_le_bytes());
+    assert_eq!(&log[2048 + 256..2048 + 256 + ALL.len()], ALL.as_bytes());
+    // The subsystems of devices are there too.
+    let (mut zoned, _) = target.admin(ZONED, 0);
+    assert_eq!(namespaces(&mut zoned), [1]);
+}
+
+#[test]
+fn hosts_of_all_devices_are_clients_of_each() {
+    let target = target();
+    let shared = SharedDisk::from(disk("shared", plain()));
+    target.subsystems.add("shared", shared.clone()).unwrap();
+    let (mut admin, mut io) = queues(&target);
+    assert_eq!(io.read(to(3, command(READ, 0, 1)), 512).status, 0);
+    for name in ["plain", "zoned", "shared"] {
+        let info = target.subsystems.find_info(name).unwrap();
+        assert_eq!((info.controllers, info.queues, info.hosts.len()), (1, 1, 1), "{name}");
+        assert_eq!((&*info.hosts[0].nqn, info.hosts[0].queues), (HOST, 1));
+    }
+    // A device whose file system is mounted is no namespace for a host that comes later.
+    let claim = shared.claim.claim();
+    assert_eq!(namespaces(&mut admin), [1, 2]);
+    let (_other, mut later) = queues(&target);
+    assert_eq!(later.read(to(3, command(READ, 0, 1)), 512).status, 0x400b);
+    drop(claim);
+    assert_eq!(later.read(to(3, command(READ, 0, 1)), 512).status, 0);
+    // A device cannot have the name of the subsystem.
+    let taken = target.subsystems.add("all", disk("all", plain()));
+    assert_eq!(taken, Err(SubsystemError::Taken("all".to_owned())));
+    drop((admin, io, _other, later));
+    while target.subsystems.find_info("plain").unwrap().controllers > 0 {
+        std::thread::yield_now();
+    }
+}
+
+/// A host that does not receive does not keep a device that is removed.
+#[test]
+fn a_host_that_does_not_receive_is_cut_off_when_a_device_is_removed() {
+    let target = target();
+    let (mut admin, mut io) = queues(&target);
+    for _ in 0..120 {
+        io.capsule(pointed(to(1, command(READ, 0, 2048)), 0x5a, 1 << 20), &[]);
+    }
+    let is_busy = |target: &Target| {
+        let links = target.server.connections();
+        links.iter().any(|link| link.queue == Some(1) && link.read_bytes > 0)
+    };
+    while !is_busy(&target) {
+        std::thread::yield_now();
+    }
+    target.subsystems.remove("plain", Duration::ZERO).unwrap();
+    assert_eq!(namespaces(&mut admin), [2]);
+    // The connection ends, within a PDU.
+    while io.stream.read(&mut [0; 65536]).is_ok_and(|len| len > 0) {}
+}
