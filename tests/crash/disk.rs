@@ -239,9 +239,14 @@ impl Disk {
         self.is_off
     }
 
-    /// The bytes that a cut might lose, except in files that the pool does not depend on.
+    /// The bytes that a cut might lose, except in files that the pool does not depend on and in the
+    /// superblock, which a checkpoint writes at a time of its own.
     pub(crate) fn unsynced_bytes(&self) -> usize {
-        let files = self.files.iter().filter(|(node, _)| !self.is_aside(**node));
+        let superblock = OsStr::new("superblock");
+        let superblocks: Vec<u64> =
+            self.names.values().filter_map(|names| names.get(superblock)).copied().collect();
+        let is_counted = |node: u64| !self.is_aside(node) && !superblocks.contains(&node);
+        let files = self.files.iter().filter(|(node, _)| is_counted(**node));
         files.map(|(_, file)| file.old.len() * SECTOR).sum()
     }
 
