@@ -1,6 +1,5 @@
 //! Runs the contract suite of all devices on volumes of several shapes, each test in its own
 //! directory.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};

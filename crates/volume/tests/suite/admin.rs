@@ -1,5 +1,4 @@
 //! Snapshots, clones, roll-back, resizing, `destroy` and `check`, on real files.
-#![allow(clippy::unwrap_used)] // Test code.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

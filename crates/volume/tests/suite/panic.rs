@@ -1,5 +1,4 @@
 //! The committer thread panics: no client waits forever, and the pool can be closed.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

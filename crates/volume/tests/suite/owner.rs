@@ -2,9 +2,6 @@
 //!
 //! The test starts itself as the owner. The owner opens the pool, and for each line on its standard
 //! input writes a block durably and prints the result, or prints whether the pool is latched.
-#![allow(clippy::unwrap_used)] // Test code.
-
-mod loop_device;
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::fs::FileExt;
@@ -17,7 +14,7 @@ use blockyard_testing::channel::handle;
 use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Options, Running, Volume, VolumeConfig};
 
-use loop_device::LoopDevice;
+use crate::loop_device::LoopDevice;
 
 /// The environment variable with the owner's directory.
 const DIRECTORY: &str = "BLOCKYARD_VOLUME_OWNER_DIRECTORY";
@@ -83,7 +80,7 @@ struct Owner {
 impl Owner {
     fn start(directory: &Path) -> Owner {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["owner", "--exact", "--nocapture"]).env(DIRECTORY, directory);
+        command.args(["owner::owner", "--exact", "--nocapture"]).env(DIRECTORY, directory);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let said = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut owner = Owner { input: child.stdin.take(), child, said };

@@ -1,15 +1,12 @@
 //! Reads and writes that skip the path through the channel (`execute_inline`): they have the same
 //! effect as pushed ones, and `execute_inline` refuses everything that needs the full path.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
-mod common;
-
+use crate::common::Fixture;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::middleware::Faulty;
 use blockyard_core::*;
 use blockyard_null::{IrqMode, Null, NullConfig};
-use common::Fixture;
 
 fn memory() -> NullConfig {
     NullConfig { size: 4 << 20, memory_backed: true, ..NullConfig::default() }
@@ -73,7 +70,7 @@ fn execute_inline_refuses_bios_that_need_the_full_path() {
     // A region that the channel does not know.
     let unknown = BufRef { region: RegionId(9), offset: 0 };
     assert_eq!(one.channel.execute_inline(Op::Read, Sector(0), 8, unknown), None);
-    let outside = BufRef { region: one.id, offset: common::REGION_BYTES as u64 - 512 };
+    let outside = BufRef { region: one.id, offset: crate::common::REGION_BYTES as u64 - 512 };
     assert_eq!(one.channel.execute_inline(Op::Read, Sector(0), 8, outside), None);
     // Another request is in flight.
     let bio = Bio::read(Sector(0), 8, one.buf(0));

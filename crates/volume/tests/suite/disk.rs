@@ -1,8 +1,5 @@
 //! A pool on a block device, and in a file used as a disk: the contract suite, sectors of both
 //! lengths, refusals, discards, two copies.
-#![allow(clippy::unwrap_used)] // Test code.
-
-mod loop_device;
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -20,7 +17,7 @@ use blockyard_volume::{
 };
 use blockyard_volume_admin::check::check;
 
-use loop_device::{LoopDevice, run};
+use crate::loop_device::{LoopDevice, run};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,7 +1,4 @@
 //! Devices that wrap a device: delays, faults and traces.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // A test may.
-
-mod common;
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +7,7 @@ use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
 use blockyard_core::*;
 
-use common::*;
+use crate::common::*;
 
 #[test]
 fn delayed_completions_come_when_due() {

@@ -1,5 +1,4 @@
 //! A pool is made only in a directory that contains nothing else; other files are left unchanged.
-#![allow(clippy::unwrap_used)] // Test code.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};

@@ -1,8 +1,5 @@
 //! The stack over a device that logs its requests: merging, splitting, flush sequences, order, and
 //! invalid bios.
-#![allow(clippy::unwrap_used)] // A test that cannot continue fails at once.
-
-mod common;
 
 use std::sync::Arc;
 
@@ -10,7 +7,7 @@ use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::middleware::Faulty;
 use blockyard_core::*;
 
-use common::*;
+use crate::common::*;
 
 #[test]
 fn data_round_trips_through_merged_and_split_requests() {

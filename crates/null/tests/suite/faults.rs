@@ -1,5 +1,4 @@
 //! The device's own faults, injected at random between bios, compared with the model.
-#![allow(clippy::unwrap_used)] // Clippy does not see test code outside of `#[test]`.
 
 use std::sync::Arc;
 

@@ -2,9 +2,6 @@
 //! write and sync of it fails. Under load no reader, writer, scrub or export sees an error. During
 //! a resync the opening ends, with all data or with an error, and a disk that comes back is used
 //! again.
-#![allow(clippy::unwrap_used, clippy::disallowed_types)] // Test code.
-
-mod loop_device;
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +18,7 @@ use blockyard_volume_admin::image::{Image, export};
 use blockyard_volume_admin::scrub::scrub;
 use blockyard_volume_admin::send::Sending;
 
-use loop_device::{LoopDevice, run};
+use crate::loop_device::{LoopDevice, run};
 
 const MIB: u64 = 1 << 20;
 

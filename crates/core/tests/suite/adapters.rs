@@ -1,7 +1,4 @@
 //! The blocking and future adapters, for callers that do not want a completion ring.
-#![allow(clippy::unwrap_used)] // A test that cannot continue fails at once.
-
-mod common;
 
 use std::sync::Arc;
 
@@ -9,7 +6,7 @@ use blockyard_core::blocking::Io;
 use blockyard_core::middleware::Delayed;
 use blockyard_core::*;
 
-use common::*;
+use crate::common::*;
 
 #[test]
 fn blocking_adapter_reads_its_own_writes() {

@@ -1,5 +1,4 @@
 //! The device contract on null devices whose channels share a scheduler.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, Barrier};
 

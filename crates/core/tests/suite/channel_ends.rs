@@ -1,7 +1,4 @@
 //! The resources and counters of a channel, tags, regions and statistics, and its drop.
-#![allow(clippy::unwrap_used)] // A test that cannot continue fails at once.
-
-mod common;
 
 use std::sync::Arc;
 
@@ -10,7 +7,7 @@ use blockyard_core::clock::Clock;
 use blockyard_core::middleware::Delayed;
 use blockyard_core::*;
 
-use common::*;
+use crate::common::*;
 
 #[test]
 fn full_channel_accepts_fewer_bios_and_region_in_use_stays() {

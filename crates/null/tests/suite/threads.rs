@@ -1,14 +1,11 @@
 //! Many threads on one device: appends leave no gap, and zone limits leak no resources.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 
+use crate::common::Fixture;
 use blockyard_core::zone::ZoneCond;
 use blockyard_core::*;
 use blockyard_null::NullConfig;
-use common::Fixture;
 
 #[test]
 fn eight_threads_append_to_one_zone() {

@@ -1,6 +1,5 @@
 //! A volume in two directories: either is sufficient, damage in one is repaired from the other, and
 //! a stale copy is never used as current.
-#![allow(clippy::unwrap_used)] // Test code.
 
 use std::fs;
 use std::io::ErrorKind;

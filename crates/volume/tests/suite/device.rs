@@ -1,6 +1,5 @@
 //! A volume on real files: data persist across openings, a second process is refused, and the pool
 //! is free for others after its devices are closed.
-#![allow(clippy::unwrap_used)] // Test code.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,14 +1,12 @@
 //! docs/zones.md compared with the device: both tables, cell by cell, through a channel.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
-mod common;
-#[path = "../../core/src/zone/document.rs"]
+#[path = "../../../core/src/zone/document.rs"]
 mod document;
 
+use crate::common::Fixture;
 use blockyard_core::zone::ZoneCond;
 use blockyard_core::{Op, Status};
 use blockyard_null::NullConfig;
-use common::Fixture;
 
 /// Zone size in sectors; `CAPACITY` is the writable part.
 const ZONE: u64 = 512;

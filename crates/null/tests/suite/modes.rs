@@ -1,14 +1,11 @@
 //! Faults, completion modes and limits of the device, on a clock that moves only when a thread
 //! waits.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
-mod common;
-
+use crate::common::Fixture;
 use blockyard_core::clock::Clock;
 use blockyard_core::zone::ZoneCond;
 use blockyard_core::*;
 use blockyard_null::{IrqMode, NullConfig};
-use common::Fixture;
 
 fn memory() -> NullConfig {
     NullConfig { size: 4 << 20, memory_backed: true, ..NullConfig::default() }

@@ -1,8 +1,6 @@
 //! Concurrent channels of a shared scheduler, over a device that completes requests within `start`:
 //! which requests may take the fast path, and in which order they go. Most tests run on one thread
 //! and submit from within the device, so that each run is the same.
-#![cfg(not(any(loom, shuttle)))]
-#![allow(clippy::unwrap_used, clippy::disallowed_types)] // Allowed in tests.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

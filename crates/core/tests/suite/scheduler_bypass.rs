@@ -1,7 +1,5 @@
 //! The fast path of a shared scheduler: requests pass in the scheduler's order, each exactly once,
 //! regardless of what the device does with them.
-#![cfg(not(any(loom, shuttle)))]
-#![allow(clippy::unwrap_used, clippy::disallowed_types)] // Allowed in tests.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,5 @@
 //! `iops` and `bandwidth` limits of a volume. A manual clock advances only when nothing else can
 //! happen, so the final time is the cost of the limits alone, on any machine.
-#![allow(clippy::unwrap_used)] // Test code.
 
 use std::path::Path;
 use std::sync::Arc;

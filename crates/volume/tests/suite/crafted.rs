@@ -1,6 +1,5 @@
 //! Crafted pools with correct checksums but invalid contents. They must be refused, or reads must
 //! return errors; nothing may panic.
-#![allow(clippy::unwrap_used)] // Test code.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -1,6 +1,5 @@
 //! The zone write plug on null devices: what waits, in which order it is submitted, what is merged,
 //! and where appends that are made of writes land, whatever fails or changes from outside.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,4 @@
 //! Zones with one atomic word each: the device contract, and what must hold under concurrency.
-#![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};

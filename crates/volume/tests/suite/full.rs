@@ -1,6 +1,5 @@
 //! A volume on a full real file system, and in a nearly full pool: acknowledged writes are there, a
 //! discard frees space, and cleaning keeps up.
-#![allow(clippy::unwrap_used)] // Test code.
 
 use std::collections::HashSet;
 use std::path::Path;
