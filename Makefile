@@ -48,10 +48,10 @@ fio: build-deps ## the engine for stock fio, and a line to paste that uses it
 check: deps ## before a commit: formatting, lints, tidy, unit tests of what changed (BASE=commit)
 	@./.ci/check
 
-test: root format lint suites ## everything: formatting, lints, all tests, models, the gate
+test: root format suites ## everything: formatting, lints, all tests, models, the gate
 
 suites: deps
-	$(TESTS) '$(MAKE) -s loom' '$(MAKE) -s shuttle' '$(MAKE) -s gate'
+	$(TESTS) '$(MAKE) -s lint' '$(MAKE) -s loom' '$(MAKE) -s shuttle' '$(MAKE) -s gate'
 
 # Tests mount file systems, attach loop devices, and change users.
 root:
@@ -62,7 +62,7 @@ format: deps
 	$(CARGO) fmt --all --check
 
 lint: deps
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets --target-dir target/lint -- -D warnings
 
 # Unit and contract tests, tidy, and the whole program against clients that others wrote.
 unit: deps
@@ -70,18 +70,15 @@ unit: deps
 
 # Every interleaving of every primitive, within the bounds of its model.
 loom: deps
-	RUSTFLAGS="--cfg loom" $(CARGO) test --locked -p blockyard-sync --profile loom --lib \
-		--target-dir target/loom
+	RUSTFLAGS="--cfg loom" $(CARGO) test --locked -p blockyard-sync --lib --target-dir target/loom
 
 # Interleavings by chance of more threads than loom can explore; a failure prints its seed.
 # What is drawn is the same each time; SHUTTLE_RANDOM_SEED=N draws something else.
 shuttle: export SHUTTLE_RANDOM_SEED ?= 1
 shuttle: deps
-	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-core --profile loom \
-		--test atomic_zone_set_by_chance --test gate_by_chance --test scheduler_by_chance \
-		--target-dir target/shuttle
-	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-ram --no-default-features \
-		--profile loom --test store_by_chance --target-dir target/shuttle
+	RUSTFLAGS="--cfg shuttle" $(CARGO) test --locked -p blockyard-core -p blockyard-ram \
+		--no-default-features --test atomic_zone_set_by_chance --test gate_by_chance \
+		--test scheduler_by_chance --test store_by_chance --target-dir target/shuttle
 
 # Undefined behaviour and data races in the pool of RAM disks; needs a nightly toolchain with Miri
 # (`rustup component add --toolchain nightly miri rust-src`), so `make test` leaves it out.

@@ -1,4 +1,5 @@
-//! Rules about tests: none is ignored, none sleeps, none asserts on the clock.
+//! Rules about tests: none is ignored, none sleeps, none asserts on the clock, and none is in a doc
+//! comment, where `make test` does not run it.
 
 use super::Finding;
 use super::source::tests_start;
@@ -15,9 +16,16 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, file) in tree.ending(".rs") {
         let start = tests_start(path, &file.text);
+        let mut is_example = false;
         for (at, line) in file.text.lines().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
             let mut find = |rule, text: &str| findings.push(Finding::new(path, at + 1, rule, text));
+            if let Some(language) = fence(line) {
+                is_example = !is_example;
+                if is_example && language != "text" {
+                    find("doc-test", "no test runs it; mark it as text, or write a unit test");
+                }
+            }
             if code.trim_start().starts_with("#[ignore") {
                 find("ignored-test", "a test that never runs tests nothing; mend or remove it");
             }
@@ -39,6 +47,12 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     }
     findings.extend(stale(tree));
     findings
+}
+
+/// What a doc comment's line says after the marks that begin or end a block of code.
+fn fence(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    line.strip_prefix("///").or(line.strip_prefix("//!"))?.trim().strip_prefix("```")
 }
 
 /// Whether `code` holds `word` outside a string.
@@ -76,6 +90,19 @@ mod tests {
         assert_eq!(rules("crates/a/src/lib.rs", &tests), ["sleeping-test"]);
         assert_eq!(rules("tests/interop.rs", sleep), ["sleeping-test"]);
         assert_eq!(rules("crates/a/tests/b.rs", sleep), ["sleeping-test"]);
+    }
+
+    #[test]
+    fn an_example_that_would_not_run_is_found() {
+        let block = |language: &str| format!("//! ```{language}\n//! f();\n//! ```\n");
+        let found = |text: String| rules("crates/a/src/lib.rs", &text);
+        assert!(found(block("text")).is_empty());
+        assert_eq!(found(block("")), ["doc-test"]);
+        assert_eq!(found(block("text") + &block("ignore")), ["doc-test"]);
+        assert_eq!(
+            found("    /// ```rust\n    /// f();\n    /// ```\nfn a() {}\n".to_owned()),
+            ["doc-test"]
+        );
     }
 
     #[test]
