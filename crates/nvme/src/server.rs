@@ -58,7 +58,6 @@ pub struct TargetServer {
 struct TargetShared {
     session: Arc<SessionShared>,
     options: TargetOptions,
-    listeners: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
     stopping: AtomicBool,
     /// Wakes the accepting thread.
@@ -73,8 +72,8 @@ struct Links {
     next: u64,
     here: HashMap<u64, Arc<HostLink>>,
     threads: HashMap<u64, JoinHandle<()>>,
-    /// Connections whose threads are about to end and can be joined.
-    ended: Vec<u64>,
+    /// The last connection that ended: the thread of the next one that ends joins its thread.
+    ended: Option<u64>,
 }
 
 impl Links {
@@ -127,7 +126,6 @@ impl TargetServer {
         let shared = Arc::new(TargetShared {
             session: Arc::new(session),
             options,
-            listeners,
             addresses,
             stopping: AtomicBool::new(false),
             wake: Wake::new()?,
@@ -136,7 +134,8 @@ impl TargetServer {
         });
         let accept = {
             let shared = Arc::clone(&shared);
-            move || shared.accept_all()
+            // The thread owns the listeners: they are closed when it has ended.
+            move || shared.accept_all(&listeners)
         };
         let accepting = thread::Builder::new().name("nvme-accept".to_owned()).spawn(accept)?;
         if !discovery_only {
@@ -231,9 +230,9 @@ impl TargetShared {
     }
 
     /// The loop of the accepting thread.
-    fn accept_all(self: &Arc<TargetShared>) {
+    fn accept_all(self: &Arc<TargetShared>, listeners: &[TcpListener]) {
         while !self.is_stopping() {
-            match socket::wait_readable(&self.listeners, &self.wake) {
+            match socket::wait_readable(listeners, &self.wake) {
                 Ok(Ready::Yes) => {}
                 Ok(Ready::Woken | Ready::No) => continue,
                 Err(error) => {
@@ -241,7 +240,7 @@ impl TargetShared {
                     return;
                 }
             }
-            for listener in &self.listeners {
+            for listener in listeners {
                 match listener.accept() {
                     Ok((stream, address)) => self.admit(stream, format!("tcp:{address}")),
                     Err(error) if is_gone(&error) => {}
@@ -256,14 +255,15 @@ impl TargetShared {
         }
     }
 
-    /// Joins the threads of connections that have ended. The thread of a connection that ends does
-    /// so, and thus only one thread keeps its memory after its end.
-    fn join_ended(&self) {
+    /// Ends a connection, as the last step of its thread, and joins the thread of the connection
+    /// that ended before it: thus only one thread keeps its memory after its end.
+    fn end_link(&self, id: u64) {
         let mut links = self.links();
-        let ended = std::mem::take(&mut links.ended);
-        let threads: Vec<_> = ended.iter().filter_map(|id| links.threads.remove(id)).collect();
+        let before = links.ended.replace(id).and_then(|id| links.threads.remove(&id));
+        links.here.remove(&id);
         drop(links);
-        for thread in threads {
+        self.left.notify_all();
+        if let Some(thread) = before {
             // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
@@ -301,12 +301,7 @@ impl TargetShared {
             let (shared, link) = (Arc::clone(self), Arc::clone(&link));
             move || {
                 shared.run(&link);
-                shared.join_ended();
-                let mut links = shared.links();
-                links.here.remove(&link.id);
-                links.ended.push(link.id);
-                drop(links);
-                shared.left.notify_all();
+                shared.end_link(link.id);
             }
         };
         let thread = thread::Builder::new().name(format!("nvme-{id}")).spawn(run)?;

@@ -46,6 +46,17 @@ pub(crate) fn target_with(options: TargetOptions) -> Target {
     target_for(HostAccess::default(), options)
 }
 
+/// A target that listens at a place that no other test uses. When it has stopped, no other program
+/// gets its port.
+pub(crate) fn target_at(place: &str) -> Target {
+    let Target { subsystems, server } = target();
+    drop(server);
+    let listener = TcpListener::bind(place).unwrap();
+    let options = TargetOptions::default();
+    let server = TargetServer::start(Arc::clone(&subsystems), vec![listener], options).unwrap();
+    Target { subsystems, server }
+}
+
 /// A target with devices for the hosts that may use them.
 pub(crate) fn target_for(access: HostAccess, options: TargetOptions) -> Target {
     start(Subsystems::new("test", access, None), options)
