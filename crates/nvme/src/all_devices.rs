@@ -6,7 +6,7 @@
 //!   every subsystem.
 //! - The state of each device is that of its own subsystem (`subsystems.rs`): a queue takes its
 //!   disk with the first command for it, and returns it when the device is replaced or removed.
-#![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
+#![allow(clippy::disallowed_types)] // Control plane: I/O to an open namespace takes no lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

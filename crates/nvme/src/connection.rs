@@ -13,9 +13,10 @@
 //! Where hosts have secrets, a connected queue executes no command but those for authentication
 //! until its host has authenticated (`authentication.rs`).
 //!
-//! A connection has one thread, and one of an I/O queue has one channel. It takes no lock and
-//! allocates nothing per I/O command. Commands in flight, their memory and the PDUs of a batch are
-//! bounded.
+//! A connection has one thread, and that of an I/O queue one channel for each namespace that it
+//! uses. A command for a namespace that the queue has open takes no lock and allocates nothing; the
+//! first one for a namespace looks it up and opens the channel. Commands in flight, their memory
+//! and the PDUs of a batch are bounded.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;

@@ -7,9 +7,9 @@
 //! - [`wire`], [`command`], [`fabrics`], [`auth_message`], [`identify`] and [`log_page`] have the
 //!   byte formats, [`namespace`], [`zones`] and `authentication.rs` the rules. None of them does
 //!   I/O, and a fuzzer drives them without a socket.
-//! - A connection is a queue of a controller. It has one thread and, for an I/O queue, one channel.
-//!   The thread sleeps in the socket; then it parses, submits, reaps and answers all commands that
-//!   it has received as one batch.
+//! - A connection is a queue of a controller. It has one thread and, for an I/O queue, one channel
+//!   for each namespace that it uses. The thread sleeps in the socket; then it parses, submits,
+//!   reaps and answers all commands that it has received as one batch.
 //! - A device is the only namespace of a subsystem of its own, and one of many in the subsystem of
 //!   all devices, if there is one (`all_devices.rs`). A zoned device is a zoned namespace: Zone
 //!   Append and the management of zones cross the wire, with the statuses of ZNS.

@@ -1,7 +1,8 @@
 //! The table of subsystems: devices by NQN, shared by all servers and changeable while they run.
 //!
-//! Control plane: the locks here are taken when a host connects, discovers or disconnects, and when
-//! a device is added or removed; never for an I/O.
+//! Control plane: the locks here are taken when a host connects, discovers or disconnects, when a
+//! device is added or removed, and by an I/O command for a namespace that its queue does not have
+//! open; by no other I/O command.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
 use std::collections::BTreeSet;

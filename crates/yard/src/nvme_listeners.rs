@@ -4,8 +4,7 @@
 //! OPEN ── start, stop a listener ──▸ OPEN ── close: the daemon ends ──▸ CLOSED
 //! ```
 //!
-//! Hosts use the access rules of the table of subsystems through every listener, whenever it is
-//! started.
+//! Every listener applies the access rules of the table of subsystems, whenever it is started.
 #![allow(clippy::disallowed_types)] // The table of listeners is control plane.
 
 use std::io;
