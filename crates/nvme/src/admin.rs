@@ -104,7 +104,7 @@ impl AdminQueue {
             ControllerTarget::Discovery => Vec::new(),
             ControllerTarget::Device(subsystem) => vec![(NSID, Arc::clone(subsystem))],
             ControllerTarget::All(_) => {
-                let found = AllDevices::namespaces(&self.subsystems, &self.controller.host.nqn);
+                let found = AllDevices::namespaces(&self.subsystems, &self.controller);
                 found.into_iter().map(|subsystem| (subsystem.nsid, subsystem)).collect()
             }
         }
@@ -112,11 +112,10 @@ impl AdminQueue {
 
     /// The device of a namespace that the host can use.
     fn device(&self, nsid: u32) -> Option<Arc<Subsystem>> {
-        let host = &self.controller.host.nqn;
         let found = match &self.controller.target {
             ControllerTarget::Discovery => None,
             ControllerTarget::Device(subsystem) => (nsid == NSID).then(|| Arc::clone(subsystem)),
-            ControllerTarget::All(_) => AllDevices::find(&self.subsystems, nsid, host),
+            ControllerTarget::All(_) => AllDevices::find(&self.subsystems, nsid, &self.controller),
         };
         found.filter(|subsystem| self.controller.shows(&subsystem.shape()))
     }

@@ -10,6 +10,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::controller::Controller;
 use crate::host_link::HostLink;
 use crate::identify::Identity;
 use crate::subsystems::{Subsystem, SubsystemInfo, Subsystems};
@@ -41,20 +42,27 @@ impl AllDevices {
         self.links().retain(|(_, other)| !Arc::ptr_eq(other, link));
     }
 
-    /// The devices that are namespaces for a host, in the order of their numbers: those that it may
-    /// use, without those whose file system is mounted.
-    pub(crate) fn namespaces(subsystems: &Subsystems, host: &str) -> Vec<Arc<Subsystem>> {
+    /// The devices that are namespaces for a controller's host, in the order of their numbers:
+    /// those that it may use, without those that the controller hides.
+    pub(crate) fn namespaces(
+        subsystems: &Subsystems,
+        controller: &Controller,
+    ) -> Vec<Arc<Subsystem>> {
         let devices = subsystems.devices();
-        let shown = devices.iter().filter(|it| is_namespace(subsystems, it, host));
+        let shown = devices.iter().filter(|it| is_namespace(subsystems, it, controller));
         let mut namespaces: Vec<_> = shown.cloned().collect();
         namespaces.sort_by_key(|it| it.nsid);
         namespaces
     }
 
-    /// The device of this number, if it is a namespace for a host.
-    pub(crate) fn find(subsystems: &Subsystems, nsid: u32, host: &str) -> Option<Arc<Subsystem>> {
+    /// The device of this number, if it is a namespace for a controller's host.
+    pub(crate) fn find(
+        subsystems: &Subsystems,
+        nsid: u32,
+        controller: &Controller,
+    ) -> Option<Arc<Subsystem>> {
         let found = subsystems.devices().iter().find(|it| it.nsid == nsid).cloned();
-        found.filter(|it| is_namespace(subsystems, it, host))
+        found.filter(|it| is_namespace(subsystems, it, controller))
     }
 
     /// Adds the hosts that may use a device to its own.
@@ -63,6 +71,6 @@ impl AllDevices {
     }
 }
 
-fn is_namespace(subsystems: &Subsystems, device: &Subsystem, host: &str) -> bool {
-    subsystems.refusal(device, host).is_none() && !device.is_claimed()
+fn is_namespace(subsystems: &Subsystems, device: &Subsystem, controller: &Controller) -> bool {
+    subsystems.refusal(device, &controller.host.nqn).is_none() && !controller.hides(device)
 }

@@ -724,6 +724,9 @@ impl HostConnection {
         let controller = self.shared.controllers.add(target, request);
         let id = controller.id;
         let subsystems = Arc::clone(&self.shared.subsystems);
+        if let ControllerTarget::All(_) = controller.target {
+            controller.hide_claimed(&subsystems.devices());
+        }
         Ok((QueueRole::Admin(AdminQueue::new(controller, subsystems, self.address)), id))
     }
 

@@ -112,6 +112,9 @@ struct ControllerState {
     /// The connections of I/O queues.
     queues: Vec<QueueLink>,
     keep_alive_ms: u32,
+    /// The devices, by the ids of their subsystems, of which a file system was mounted when the
+    /// host connected, and has been since.
+    hidden: Vec<u64>,
 }
 
 /// A controller, shared by the threads of its connections.
@@ -133,6 +136,7 @@ impl Controller {
             config: Configuration::default(),
             queues: Vec::new(),
             keep_alive_ms: keep_alive_rounded(request.keep_alive_ms),
+            hidden: Vec::new(),
         };
         Controller {
             id,
@@ -173,6 +177,24 @@ impl Controller {
     /// Whether the host can use a namespace: a zoned one only if it enabled all command sets.
     pub(crate) fn shows(&self, shape: &NamespaceShape) -> bool {
         shape.zones.is_none() || self.state().config.has_all_sets()
+    }
+
+    /// Hides those devices from the host whose file system is mounted. To be called after
+    /// [`ControllerTarget::attach`]: a mount that comes later counts the host as a client.
+    pub(crate) fn hide_claimed(&self, devices: &[Arc<Subsystem>]) {
+        let claimed = devices.iter().filter(|device| device.is_claimed()).map(|device| device.id);
+        self.state().hidden.extend(claimed);
+    }
+
+    /// Whether a device is hidden from the host; no longer once its file system is not mounted.
+    pub(crate) fn hides(&self, device: &Subsystem) -> bool {
+        let mut state = self.state();
+        let Some(at) = state.hidden.iter().position(|id| *id == device.id) else { return false };
+        let is_hidden = device.is_claimed();
+        if !is_hidden {
+            state.hidden.swap_remove(at);
+        }
+        is_hidden
     }
 
     /// Whether the controller executes commands other than those for fabrics.

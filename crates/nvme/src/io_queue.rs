@@ -99,7 +99,7 @@ impl IoQueue {
         if !self.has_all_devices() {
             return Err(StatusCode::INVALID_NAMESPACE);
         }
-        let found = AllDevices::find(&self.subsystems, nsid, &self.controller.host.nqn);
+        let found = AllDevices::find(&self.subsystems, nsid, &self.controller);
         let subsystem = found.ok_or(StatusCode::INVALID_NAMESPACE)?;
         let opened = NamespaceQueue::open(nsid, &subsystem, &self.link, &self.region);
         self.namespaces.push(opened.map_err(|refusal| match refusal.status {

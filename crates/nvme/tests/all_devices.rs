@@ -251,18 +251,41 @@ fn hosts_of_all_devices_are_clients_of_each() {
     }
     // A device whose file system is mounted is no namespace for a host that comes later.
     let claim = shared.claim.claim();
-    assert_eq!(namespaces(&mut admin), [1, 2]);
-    let (_other, mut later) = queues(&target);
+    let (mut other, mut later) = queues(&target);
+    assert_eq!(namespaces(&mut other), [1, 2]);
     assert_eq!(later.read(to(3, command(READ, 0, 1)), 512).status, 0x400b);
+    assert_eq!(namespaces(&mut admin), [1, 2, 3], "this host is a client, and keeps it");
     drop(claim);
+    assert_eq!(namespaces(&mut other), [1, 2, 3]);
     assert_eq!(later.read(to(3, command(READ, 0, 1)), 512).status, 0);
+    // A later claim counts both hosts, and hides the device from neither.
+    let _claim = shared.claim.claim();
+    assert_eq!((namespaces(&mut admin), namespaces(&mut other)), (vec![1, 2, 3], vec![1, 2, 3]));
     // A device cannot have the name of the subsystem.
     let taken = target.subsystems.add("all", disk("all", plain()));
     assert_eq!(taken, Err(SubsystemError::Taken("all".to_owned())));
-    drop((admin, io, _other, later));
+    drop((admin, io, other, later));
     while target.subsystems.find_info("plain").unwrap().controllers > 0 {
         std::thread::yield_now();
     }
+}
+
+/// A resize, or a mount that is refused, claims a device for a moment. A connected host that looked
+/// at the device then was told that it had gone.
+#[test]
+fn a_claim_takes_no_namespace_from_a_connected_host() {
+    let target = target();
+    let shared = SharedDisk::from(disk("shared", plain()));
+    target.subsystems.add("shared", shared.clone()).unwrap();
+    let (mut admin, mut io) = queues(&target);
+    listen(&mut admin);
+    let _claim = shared.claim.claim();
+    assert_eq!(io.read(to(3, command(READ, 0, 1)), 512).status, 0, "the first use");
+    assert_eq!(admin.identify(0, 3, 0).status, 0);
+    target.subsystems.add("fourth", disk("fourth", plain())).unwrap();
+    event(&mut admin);
+    assert_eq!(changed(&mut admin), [4]);
+    assert_eq!(namespaces(&mut admin), [1, 2, 3, 4]);
 }
 
 /// A host that does not receive does not keep a device that is removed.
