@@ -296,12 +296,18 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Admits no new connection, asks the present ones to drain, and at `drain` cuts off those that
-    /// have not ended, and those of the subsystem of all devices that have not returned the disk.
+    /// Admits no new connection, and tells the queues that the disk is gone. The caller holds the
+    /// lock of the table, and takes the subsystem out of it afterwards: a queue that uses the disk
+    /// must not send it commands for the next device with the number.
+    fn close(&self) {
+        self.enter(&mut self.state(), DiskPhase::Closed);
+    }
+
+    /// Asks the connections of a closed subsystem to drain, and at `drain` cuts off those that have
+    /// not ended, and those of the subsystem of all devices that have not returned the disk.
     /// Returns when all have, or soon after the cut.
-    fn close(&self, drain: Duration) {
+    fn disconnect(&self, drain: Duration) {
         let mut state = self.state();
-        self.enter(&mut state, DiskPhase::Closed);
         state.links.iter().for_each(|(_, link)| link.drain());
         let here = |state: &mut SubsystemState| !state.links.is_empty() || !state.users.is_empty();
         let waited = self.changed.wait_timeout_while(state, drain, here);
@@ -515,12 +521,13 @@ impl Subsystems {
     fn remove_suspended(&self, subsystem: &Arc<Subsystem>) {
         let mut table = self.table();
         let before = table.subsystems.len();
+        subsystem.close();
         Arc::make_mut(&mut table.subsystems).retain(|other| !Arc::ptr_eq(other, subsystem));
         if table.subsystems.len() < before {
             table.note_change();
         }
         drop(table);
-        subsystem.close(Duration::ZERO);
+        subsystem.disconnect(Duration::ZERO);
     }
 
     /// Removes a subsystem. The commands that its device executes are completed, then its hosts are
@@ -534,10 +541,11 @@ impl Subsystems {
             let mut table = self.table();
             let index = table.subsystems.iter().position(|subsystem| subsystem.name == name);
             let index = index.ok_or_else(|| SubsystemError::Unknown(name.to_owned()))?;
+            table.subsystems[index].close();
             table.note_change();
             Arc::make_mut(&mut table.subsystems).remove(index)
         };
-        subsystem.close(drain);
+        subsystem.disconnect(drain);
         Ok(())
     }
 
@@ -684,6 +692,10 @@ impl Drop for SuspendedSubsystem {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_core::channel::ChannelConfig;
+    use blockyard_core::composed::Composed;
+    use blockyard_null::{Null, NullConfig};
+
     use super::*;
 
     #[test]
@@ -696,6 +708,37 @@ mod tests {
         };
         assert_eq!((add(&[]), add(&[1]), add(&[2])), (1, 2, 1));
         assert_eq!((add(&[2, 1]), add(&[4, 1, 2])), (3, 3));
+    }
+
+    /// The next device may take the number as soon as the table does not have the device. A queue
+    /// that could not see by then that its disk was gone wrote to it what was meant for the next.
+    #[test]
+    fn a_device_that_is_removed_is_closed_before_its_number_is_free() {
+        let config = ChannelConfig { depth: 1 };
+        for _ in 0..16 {
+            let subsystems = Subsystems::new("", HostAccess::default(), None);
+            let null = Null::open(NullConfig::default()).unwrap();
+            let disk: Arc<dyn Disk> = Arc::new(Composed::new("a".to_owned(), "null", null, config));
+            subsystems.add("a", disk).unwrap();
+            let subsystem = Arc::clone(&subsystems.devices()[0]);
+            std::thread::scope(|scope| {
+                // The remover stops at this lock.
+                let state = subsystem.state();
+                scope.spawn(|| subsystems.remove("a", Duration::ZERO).unwrap());
+                let is_still = || match subsystems.table.try_lock() {
+                    Ok(table) => !table.subsystems.is_empty(),
+                    Err(_) => false,
+                };
+                while is_still() {
+                    std::thread::yield_now();
+                }
+                drop(state);
+                while !subsystems.devices().is_empty() {
+                    std::thread::yield_now();
+                }
+                assert_eq!(subsystem.version(), 1);
+            });
+        }
     }
 
     fn subsystem_of(nsid: u32) -> Subsystem {
