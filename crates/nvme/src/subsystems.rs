@@ -304,8 +304,9 @@ impl Subsystem {
     }
 
     /// Asks the connections of a closed subsystem to drain, and at `drain` cuts off those that have
-    /// not ended, and those of the subsystem of all devices that have not returned the disk.
-    /// Returns when all have, or soon after the cut.
+    /// not ended. The queues of the subsystem of all devices have [`CUT_GRACE`] more to return the
+    /// disk, because their connections serve other devices too. Returns when all have, or soon
+    /// after the cut.
     fn disconnect(&self, drain: Duration) {
         let mut state = self.state();
         state.links.iter().for_each(|(_, link)| link.drain());
@@ -313,10 +314,14 @@ impl Subsystem {
         let waited = self.changed.wait_timeout_while(state, drain, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.links.iter().for_each(|(_, link)| link.cut());
-        state.users.iter().for_each(|link| link.cut());
         // They end at their next check; only a system call that does not return can delay one.
         let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
-        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if !state.users.is_empty() {
+            state.users.iter().for_each(|link| link.cut());
+            let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
         for link in state.links.iter().map(|(_, link)| link).chain(&state.users) {
             let (id, peer) = (link.id, &link.peer);
             tracing::warn!(id, peer, device = self.name, "a host that was cut has not left");

@@ -288,6 +288,18 @@ fn a_claim_takes_no_namespace_from_a_connected_host() {
     assert_eq!(namespaces(&mut admin), [1, 2, 3, 4]);
 }
 
+/// A removal without time for its hosts cut each connection that had used the device, even an idle
+/// one that serves other devices.
+#[test]
+fn a_removal_without_time_cuts_no_queue_that_uses_other_devices() {
+    let target = target();
+    let (mut admin, mut io) = queues(&target);
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0);
+    target.subsystems.remove("plain", Duration::ZERO).unwrap();
+    assert_eq!(io.read(to(2, command(READ, 0, 1)), 4096).status, 0);
+    assert_eq!(namespaces(&mut admin), [2]);
+}
+
 /// A host that does not receive does not keep a device that is removed.
 #[test]
 fn a_host_that_does_not_receive_is_cut_off_when_a_device_is_removed() {
