@@ -207,6 +207,13 @@ impl AdminQueue {
         let features = features.ok_or(StatusCode::INVALID_FIELD)?;
         let (set, nsid) = ((sqe.dword(11) >> 24) as u8, sqe.nsid());
         let device = || self.device(nsid).ok_or(StatusCode::INVALID_NAMESPACE);
+        let is_of_one = matches!(
+            structure,
+            cns::NAMESPACE | cns::NAMESPACE_OF_SET | cns::NAMESPACE_INDEPENDENT
+        );
+        if is_of_one && self.device(nsid).is_none() && self.controller.is_valid(nsid) {
+            return Ok(identify::inactive_namespace());
+        }
         match structure {
             cns::ACTIVE_NAMESPACES => self.list_namespaces(nsid, None),
             cns::ACTIVE_OF_SET => self.list_namespaces(nsid, Some(set)),

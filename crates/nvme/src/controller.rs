@@ -34,7 +34,7 @@ use crate::fabrics::{
 use crate::host_link::HostLink;
 use crate::identify::Identity;
 use crate::namespace::NamespaceShape;
-use crate::subsystems::Subsystem;
+use crate::subsystems::{SUBSYSTEMS_MAX, Subsystem};
 
 /// The most I/O queues of a controller.
 pub const QUEUES_MAX: u16 = 32;
@@ -177,6 +177,16 @@ impl Controller {
     /// Whether the host can use a namespace: a zoned one only if it enabled all command sets.
     pub(crate) fn shows(&self, shape: &NamespaceShape) -> bool {
         shape.zones.is_none() || self.state().config.has_all_sets()
+    }
+
+    /// Whether there can be a namespace of this number (NN).
+    pub(crate) fn is_valid(&self, nsid: u32) -> bool {
+        let most = match self.target {
+            ControllerTarget::Discovery => 0,
+            ControllerTarget::Device(_) => 1,
+            ControllerTarget::All(_) => SUBSYSTEMS_MAX as u32,
+        };
+        (1..=most).contains(&nsid)
     }
 
     /// Hides those devices from the host whose file system is mounted. To be called after

@@ -253,6 +253,11 @@ pub fn command_set(shape: &NamespaceShape) -> u8 {
     if shape.zones.is_some() { CSI_ZONED } else { CSI_NVM }
 }
 
+/// A namespace that has no device.
+pub fn inactive_namespace() -> Vec<u8> {
+    Page::new().0
+}
+
 /// CNS 05h: the namespace for a command set.
 ///
 /// # Errors

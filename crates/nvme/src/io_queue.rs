@@ -52,6 +52,10 @@ impl IoQueue {
     ) -> Result<IoQueue, ConnectRefusal> {
         let namespaces = match &controller.target {
             ControllerTarget::Discovery => return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET)),
+            // A host that cannot use the only namespace has none.
+            ControllerTarget::Device(subsystem) if !controller.shows(&subsystem.shape()) => {
+                Vec::new()
+            }
             ControllerTarget::Device(subsystem) => {
                 vec![NamespaceQueue::open(NSID, subsystem, link, region)?]
             }
@@ -96,15 +100,19 @@ impl IoQueue {
 
     /// Opens a namespace of the subsystem of all devices; returns its index.
     fn open_namespace(&mut self, nsid: u32) -> Result<usize, StatusCode> {
-        if !self.has_all_devices() {
+        if !self.controller.is_valid(nsid) {
             return Err(StatusCode::INVALID_NAMESPACE);
         }
+        if !self.has_all_devices() {
+            return Err(StatusCode::INVALID_FIELD);
+        }
         let found = AllDevices::find(&self.subsystems, nsid, &self.controller);
-        let subsystem = found.ok_or(StatusCode::INVALID_NAMESPACE)?;
+        let found = found.filter(|subsystem| self.controller.shows(&subsystem.shape()));
+        let subsystem = found.ok_or(StatusCode::INVALID_FIELD)?;
         let opened = NamespaceQueue::open(nsid, &subsystem, &self.link, &self.region);
         self.namespaces.push(opened.map_err(|refusal| match refusal.status {
             StatusCode::INTERNAL => StatusCode::INTERNAL,
-            _ => StatusCode::INVALID_NAMESPACE,
+            _ => StatusCode::INVALID_FIELD,
         })?);
         Ok(self.namespaces.len() - 1)
     }
@@ -115,7 +123,7 @@ impl IoQueue {
         match self.namespaces.iter_mut().find(|it| it.subsystem.id == device) {
             Some(namespace) => namespace.start(index, slot),
             // The device was removed while the data came.
-            None => StatusCode::INVALID_NAMESPACE.into(),
+            None => StatusCode::INVALID_FIELD.into(),
         }
     }
 

@@ -88,8 +88,12 @@ fn each_device_is_a_namespace_of_its_command_set() {
         assert_eq!(admin.identify(5, nsid, set).status, 0);
         assert_eq!(admin.identify(8, nsid, 0).status, 0);
     }
-    for cns in [0, 3, 5, 8] {
-        assert_eq!(admin.identify(cns, 3, 0).status, 0x400b, "no such namespace");
+    for cns in [0, 5, 8] {
+        let inactive = admin.identify(cns, 3, 0);
+        assert_eq!((inactive.status, inactive.data), (0, vec![0; 4096]), "no device");
+    }
+    for (cns, nsid) in [(3, 3), (0, 0), (0, 4097), (3, 4097), (5, 4097), (8, u32::MAX)] {
+        assert_eq!(admin.identify(cns, nsid, 0).status, 0x400b, "{cns} {nsid}");
     }
     assert_eq!(admin.identify(6, 0, 2).data[0], 8, "ZASL");
     let effects = admin.read(with(admin_command(2, 5 | 1023 << 16, 0), 14, 2 << 24), 4096).data;
@@ -99,7 +103,7 @@ fn each_device_is_a_namespace_of_its_command_set() {
     assert_eq!(old.connect(ALL, 0, 0xffff, 31, 0).status, 0);
     assert_eq!(old.property_set(0x14, 0x46_0001).status, 0);
     assert_eq!(namespaces(&mut old), [1]);
-    assert_eq!(old.identify(0, 2, 0).status, 0x400b);
+    assert_eq!(old.identify(0, 2, 0).data, [0; 4096]);
     // The identifiers are those of the device, by whichever subsystem.
     let (mut alone, _) = target.admin(PLAIN, 0);
     assert_eq!(alone.identify(3, 1, 0).data, admin.identify(3, 1, 0).data);
@@ -127,8 +131,8 @@ fn a_queue_uses_all_namespaces() {
         assert!(done.data == first || done.data == second);
     }
     assert_eq!(seen, [30, 30]);
-    for nsid in [0, 3, 4097, u32::MAX] {
-        assert_eq!(io.execute(to(nsid, command(FLUSH, 0, 0)), &[]).status, 0x400b, "{nsid}");
+    for (nsid, status) in [(0, 0x400b), (3, 0x4002), (4097, 0x400b), (u32::MAX, 0x400b)] {
+        assert_eq!(io.execute(to(nsid, command(FLUSH, 0, 0)), &[]).status, status, "{nsid}");
     }
     assert_eq!(io.execute(to(1, command(FLUSH, 0, 0)), &[]).status, 0);
     assert_eq!(io.execute(to(1, command(APPEND, 0, 1)), &first).status, 0x4001, "not zoned");
@@ -156,12 +160,12 @@ fn namespaces_come_and_go_while_a_host_uses_others() {
     event(&mut admin);
     assert_eq!(changed(&mut admin), [1]);
     assert_eq!(namespaces(&mut admin), [2, 3]);
-    assert_eq!(admin.identify(0, 1, 0).status, 0x400b);
+    assert_eq!(admin.identify(0, 1, 0).data, [0; 4096]);
     target.subsystems.add("fourth", disk("fourth", plain())).unwrap();
     event(&mut admin);
     assert_eq!(changed(&mut admin), [1], "the lowest free number");
     io.h2c_data(cid, tag, 0, &late);
-    assert_eq!(io.done().status, 0x400b);
+    assert_eq!(io.done().status, 0x4002);
     assert_eq!(io.read(to(1, command(READ, 0, 8)), 4096).data, [0; 4096], "another device");
     assert_eq!(io.read(to(2, command(READ, 0, 1)), 4096).data, data);
     // Several changes between two reads of the list.
@@ -195,7 +199,7 @@ fn a_namespace_that_grows_keeps_its_number() {
     drop(target.subsystems.suspend("plain", DRAIN).unwrap());
     event(&mut admin);
     assert_eq!(changed(&mut admin), [1]);
-    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0x400b);
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0x4002);
     assert_eq!(io.execute(to(2, command(FLUSH, 0, 0)), &[]).status, 0);
 }
 
@@ -207,8 +211,8 @@ fn a_host_sees_the_namespaces_that_it_may_use() {
     let target = target_of_all(HostAccess { allowed, authentication: None });
     let (mut admin, mut io) = queues(&target);
     assert_eq!(namespaces(&mut admin), [2]);
-    assert_eq!(admin.identify(0, 1, 0).status, 0x400b);
-    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0x400b);
+    assert_eq!(admin.identify(0, 1, 0).data, [0; 4096]);
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0x4002);
     assert_eq!(io.read(to(2, command(READ, 0, 1)), 4096).status, 0);
     let uses = |device: &str| target.subsystems.find_info(device).unwrap().controllers;
     assert_eq!((uses("plain"), uses("zoned")), (0, 1));
@@ -253,7 +257,7 @@ fn hosts_of_all_devices_are_clients_of_each() {
     let claim = shared.claim.claim();
     let (mut other, mut later) = queues(&target);
     assert_eq!(namespaces(&mut other), [1, 2]);
-    assert_eq!(later.read(to(3, command(READ, 0, 1)), 512).status, 0x400b);
+    assert_eq!(later.read(to(3, command(READ, 0, 1)), 512).status, 0x4002);
     assert_eq!(namespaces(&mut admin), [1, 2, 3], "this host is a client, and keeps it");
     drop(claim);
     assert_eq!(namespaces(&mut other), [1, 2, 3]);
@@ -286,6 +290,24 @@ fn a_claim_takes_no_namespace_from_a_connected_host() {
     event(&mut admin);
     assert_eq!(changed(&mut admin), [4]);
     assert_eq!(namespaces(&mut admin), [1, 2, 3, 4]);
+}
+
+/// A host that did not enable all command sets could write to zoned namespaces that Identify and
+/// the lists did not show.
+#[test]
+fn a_host_without_all_command_sets_cannot_use_zoned_namespaces() {
+    let target = target();
+    for (nqn, nsid) in [(ALL, 2), (ZONED, 1)] {
+        let mut admin = target.idle(0);
+        let connected = admin.connect(nqn, 0, 0xffff, 31, 0);
+        assert_eq!((connected.status, admin.property_set(0x14, 0x46_0001).status), (0, 0));
+        let mut io = target.io(nqn, connected.result as u16, 0, 0);
+        let data = pattern(4096, 1);
+        assert_eq!(io.execute(to(nsid, command(WRITE, 0, 1)), &data).status, 0x4002);
+        assert_eq!(io.execute(to(nsid, command(APPEND, 0, 1)), &data).status, 0x4002);
+        assert_eq!(io.read(to(nsid, command(READ, 0, 1)), 4096).status, 0x4002);
+        assert_eq!(admin.identify(0, nsid, 0).data, [0; 4096]);
+    }
 }
 
 /// A removal without time for its hosts cut each connection that had used the device, even an idle
