@@ -345,11 +345,11 @@ async fn remove(State(control): Shared, name: Name, asked: Asked) -> Answer<Devi
         let DeviceView { clients, opens, .. } = before;
         if clients + opens > 0 && !asked.force {
             let connections = all_connections(&control).into_iter();
-            // A host has a connection for each queue, and the first is that of queue 0.
-            let is_its = |it: &ConnectionView| {
-                it.device.as_ref() == Some(&name) && it.queue.is_none_or(|queue| queue == 0)
-            };
-            let peers = connections.filter(is_its).map(|it| it.peer).collect();
+            let is_nbd =
+                |it: &ConnectionView| it.protocol == NBD && it.device.as_ref() == Some(&name);
+            let nbd = connections.filter(is_nbd).map(|it| it.peer);
+            let hosts = control.devices.hosts(&name).into_iter().map(|it| it.peer);
+            let peers = nbd.chain(hosts).collect();
             return Err(YardError::Busy { name, clients, peers, opens });
         }
         if let Some(dir) = control.devices.zonefs_place(&name).filter(|_| !asked.force) {

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use blockyard_yard::api::PATHS;
 use blockyard_yard::client::{Client, ClientError};
+use blockyard_yard::config::NvmeSettings;
 use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::entry::WORK_MAX;
@@ -23,12 +24,17 @@ struct Served {
 }
 
 fn serve(uris: &[&str]) -> Served {
+    serve_with(uris, NvmeSettings::default())
+}
+
+fn serve_with(uris: &[&str], nvme_access: NvmeSettings) -> Served {
     let temp = TempDir::new().unwrap();
     let control = temp.path().join("control.sock");
     let options = DaemonOptions {
         devices: uris.iter().map(|text| uri::parse(text).unwrap()).collect(),
         nbd: vec![Endpoint::Unix(temp.path().join("nbd.sock").into())],
         control: Some(control.clone().into()),
+        nvme_access,
         ..DaemonOptions::default()
     };
     Served { _daemon: Daemon::start(&options).unwrap(), client: Client::new(control), temp }
@@ -431,6 +437,22 @@ fn exchange(stream: &mut std::net::TcpStream, capsule: &[u8]) -> [u8; 24] {
     stream.read_exact(&mut answer).unwrap();
     assert_eq!((answer[0], &answer[22..24]), (5, &[0, 0][..]), "{answer:?}");
     answer
+}
+
+/// The refusal did not name the hosts of the subsystem of all devices.
+#[test]
+fn the_refusal_to_remove_a_device_names_the_hosts_of_all_devices() {
+    let all = "nqn.2026-11.io.blockyard:all";
+    let nvme = NvmeSettings { subsystem: Some(all.to_owned()), ..NvmeSettings::default() };
+    let served = serve_with(&["null:///a?size=1G"], nvme);
+    let place = "tcp:127.0.0.1:0".to_owned();
+    let started = served.client.listen(&ListenRequest { place, discovery: false }).unwrap();
+    let address = started.addresses[0].strip_prefix("tcp:").unwrap().parse().unwrap();
+    let [admin, _io] = nvme_queues(address, all);
+    let (code, _, message) = refused(served.client.remove("a", false));
+    assert_eq!(code, "busy");
+    let client = format!("it has 1 client (tcp:{})", admin.local_addr().unwrap());
+    assert!(message.contains(&client), "{message}");
 }
 
 const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
