@@ -103,7 +103,8 @@ pub struct SubsystemInfo {
     pub nqn: String,
     /// The number of the device as a namespace of the subsystem of all devices.
     pub nsid: u32,
-    /// The hosts' controllers that use it now, also those of the subsystem of all devices.
+    /// The hosts' controllers that use it now, also those of the subsystem of all devices; at least
+    /// one while an I/O queue has the disk, which may outlive its controller.
     pub controllers: usize,
     /// The I/O queues of these controllers.
     pub queues: usize,
@@ -196,6 +197,7 @@ impl Subsystem {
         let mut state = self.state();
         loop {
             match &state.phase {
+                _ if link.is_cut() => return None,
                 DiskPhase::Present(disk) => {
                     let (disk, shape) = (Arc::clone(&disk.disk), Arc::clone(&state.shape));
                     state.users.push(Arc::clone(link));
@@ -203,7 +205,6 @@ impl Subsystem {
                     return Some(Namespace { disk, shape, version, user });
                 }
                 DiskPhase::Closed => return None,
-                DiskPhase::Absent if link.is_cut() => return None,
                 DiskPhase::Absent => {
                     let waited = self.changed.wait_timeout(state, CUT_CHECK_INTERVAL);
                     state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -219,6 +220,11 @@ impl Subsystem {
         drop(disk);
         self.state().users.retain(|other| !Arc::ptr_eq(other, &user));
         self.changed.notify_all();
+    }
+
+    /// Whether a queue has the disk.
+    fn is_used(&self) -> bool {
+        !self.state().users.is_empty()
     }
 
     /// Adds the connection of a queue; `false` if the subsystem is being removed.
@@ -629,6 +635,9 @@ impl Subsystems {
         if let Some(all) = &self.all {
             all.add_hosts(&mut info, |host| self.refusal(subsystem, host).is_none());
         }
+        // After the connections were counted: a queue whose admin queue has left since is cut, and
+        // takes no disk any more.
+        info.controllers = info.controllers.max(subsystem.is_used().into());
         info
     }
 
@@ -715,16 +724,39 @@ mod tests {
         assert_eq!((add(&[2, 1]), add(&[4, 1, 2])), (3, 3));
     }
 
+    /// A mount of a zonefs that counts no client reads the write pointers. An I/O queue that had
+    /// outlived its admin queue was not counted, and moved them.
+    #[test]
+    fn a_queue_that_has_the_disk_is_a_client_without_its_admin_queue() {
+        let subsystems = Subsystems::new("", HostAccess::default(), None);
+        subsystems.add("a", null()).unwrap();
+        let subsystem = Arc::clone(&subsystems.devices()[0]);
+        let clients = || subsystems.find_info("a").unwrap().controllers;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let link = Arc::new(HostLink::new(1, String::new(), socket).unwrap());
+        let namespace = subsystem.take_namespace(&link).unwrap();
+        assert_eq!(clients(), 1);
+        // As the end of the admin queue does.
+        link.cut();
+        assert_eq!(clients(), 1);
+        subsystem.give_namespace(namespace);
+        assert_eq!(clients(), 0);
+        assert!(subsystem.take_namespace(&link).is_none(), "a mount would not count this queue");
+    }
+
+    fn null() -> Arc<dyn Disk> {
+        let null = Null::open(NullConfig::default()).unwrap();
+        Arc::new(Composed::new("a".to_owned(), "null", null, ChannelConfig { depth: 1 }))
+    }
+
     /// The next device may take the number as soon as the table does not have the device. A queue
     /// that could not see by then that its disk was gone wrote to it what was meant for the next.
     #[test]
     fn a_device_that_is_removed_is_closed_before_its_number_is_free() {
-        let config = ChannelConfig { depth: 1 };
         for _ in 0..16 {
             let subsystems = Subsystems::new("", HostAccess::default(), None);
-            let null = Null::open(NullConfig::default()).unwrap();
-            let disk: Arc<dyn Disk> = Arc::new(Composed::new("a".to_owned(), "null", null, config));
-            subsystems.add("a", disk).unwrap();
+            subsystems.add("a", null()).unwrap();
             let subsystem = Arc::clone(&subsystems.devices()[0]);
             std::thread::scope(|scope| {
                 // The remover stops at this lock.
