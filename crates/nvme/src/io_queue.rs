@@ -17,6 +17,7 @@ use crate::command::{NSID_ALL, Sqe, StatusCode, io_opcode};
 use crate::controller::{Controller, ControllerTarget};
 use crate::fabrics::{ConnectRefusal, SUBSYSTEM_OFFSET};
 use crate::host_link::HostLink;
+use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::namespace::{IoPlan, NSID};
 use crate::namespace_queue::{CommandProgress, NamespaceQueue};
 use crate::slots::CommandSlot;
@@ -24,6 +25,9 @@ use crate::subsystems::Subsystems;
 
 /// The poll interval of a channel that does not report when completions are due.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// The most namespaces that a queue has open: with as many as commands, there is always one without
+/// a command to close for another.
+const NAMESPACES_OPEN_MAX: usize = QUEUE_ENTRIES_MAX as usize;
 /// The longest wait for a device before the next check whether the connection was cut.
 pub(crate) const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -35,6 +39,8 @@ pub(crate) struct IoQueue {
     region: Arc<Region>,
     /// The namespaces that the host uses, in no order.
     namespaces: Vec<NamespaceQueue>,
+    /// The number of commands so far.
+    commands: u64,
     /// The descriptors of devices that are to complete something.
     descriptors: Vec<RawFd>,
 }
@@ -67,6 +73,7 @@ impl IoQueue {
             link: Arc::clone(link),
             region: Arc::clone(region),
             namespaces,
+            commands: 0,
             descriptors: Vec::with_capacity(OTHERS_MAX),
         })
     }
@@ -90,7 +97,9 @@ impl IoQueue {
         };
         let found = self.namespaces.iter().position(|it| it.nsid == nsid);
         let at = found.map_or_else(|| self.open_namespace(nsid), Ok)?;
-        let NamespaceQueue { namespace, subsystem, .. } = &self.namespaces[at];
+        self.commands += 1;
+        let NamespaceQueue { namespace, subsystem, used, .. } = &mut self.namespaces[at];
+        *used = self.commands;
         Ok((subsystem.id, namespace.shape.plan(sqe)?))
     }
 
@@ -109,22 +118,40 @@ impl IoQueue {
         let found = AllDevices::find(&self.subsystems, nsid, &self.controller);
         let found = found.filter(|subsystem| self.controller.shows(&subsystem.shape()));
         let subsystem = found.ok_or(StatusCode::INVALID_FIELD)?;
+        self.close_longest_idle()?;
         let opened = NamespaceQueue::open(nsid, &subsystem, &self.link, &self.region);
         self.namespaces.push(opened.map_err(|refusal| match refusal.status {
-            StatusCode::INTERNAL => StatusCode::INTERNAL,
+            StatusCode::INTERNAL => StatusCode::INTERRUPTED,
             _ => StatusCode::INVALID_FIELD,
         })?);
         Ok(self.namespaces.len() - 1)
     }
 
+    /// Makes room for another namespace.
+    fn close_longest_idle(&mut self) -> Result<(), StatusCode> {
+        if self.namespaces.len() < NAMESPACES_OPEN_MAX {
+            return Ok(());
+        }
+        let idle = self.namespaces.iter().enumerate().filter(|(_, it)| it.is_idle());
+        let longest = idle.min_by_key(|(_, it)| it.used).map(|(at, _)| at);
+        self.namespaces.swap_remove(longest.ok_or(StatusCode::INTERRUPTED)?).close();
+        Ok(())
+    }
+
     /// Starts a command whose data, if it has any from the host, are complete.
     pub(crate) fn start(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
         let device = slot.device;
-        match self.namespaces.iter_mut().find(|it| it.subsystem.id == device) {
-            Some(namespace) => namespace.start(index, slot),
-            // The device was removed while the data came.
-            None => StatusCode::INVALID_FIELD.into(),
-        }
+        let find = |it: &NamespaceQueue| it.subsystem.id == device;
+        let at = match self.namespaces.iter().position(find) {
+            Some(at) => at,
+            // The namespace was closed, or the device removed, while the data came.
+            None => match self.open_namespace(slot.sqe.nsid()) {
+                Ok(at) if find(&self.namespaces[at]) => at,
+                Ok(_) => return StatusCode::INVALID_FIELD.into(),
+                Err(status) => return status.into(),
+            },
+        };
+        self.namespaces[at].start(index, slot)
     }
 
     /// An open namespace; `None` after the last one.

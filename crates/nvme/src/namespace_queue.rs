@@ -37,6 +37,8 @@ impl From<StatusCode> for CommandProgress {
 pub(crate) struct NamespaceQueue {
     pub(crate) nsid: u32,
     pub(crate) subsystem: Arc<Subsystem>,
+    /// The number of the queue's last command for it.
+    pub(crate) used: u64,
     pub(crate) namespace: Namespace,
     pub(crate) channel: Box<dyn Channel>,
     /// The device's descriptor that is polled in addition to the socket, if it has one.
@@ -75,6 +77,7 @@ impl NamespaceQueue {
         Ok(NamespaceQueue {
             nsid,
             subsystem: Arc::clone(subsystem),
+            used: 0,
             namespace,
             descriptor: channel.descriptor(),
             channel,

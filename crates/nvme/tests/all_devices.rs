@@ -1,12 +1,21 @@
 //! The subsystem of all devices: namespaces that come, go and grow while hosts use others.
-#![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test may.
 
 mod initiator;
 
 use std::io::{ErrorKind, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use blockyard_core::channel::{Channel, Stats};
+use blockyard_core::device::{DeviceError, Extent};
+use blockyard_core::geometry::Geometry;
+use blockyard_core::inject::Injection;
+use blockyard_core::limits::Limits;
 use blockyard_core::rmw::SharedDisk;
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{Disk, Sector};
 use blockyard_null::NullConfig;
 use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, HostAccess, SubsystemError};
 use initiator::{
@@ -308,6 +317,91 @@ fn a_host_without_all_command_sets_cannot_use_zoned_namespaces() {
         assert_eq!(io.read(to(nsid, command(READ, 0, 1)), 4096).status, 0x4002);
         assert_eq!(admin.identify(0, nsid, 0).data, [0; 4096]);
     }
+}
+
+/// A queue kept a channel to each of up to 4096 devices.
+#[test]
+fn a_queue_closes_the_namespace_that_it_has_not_used_for_longest() {
+    let target = target();
+    let small = || NullConfig { size: 1 << 20, ..plain() };
+    let added: Vec<_> = (3..=132).map(|nsid: u32| disk(&nsid.to_string(), small())).collect();
+    for device in &added {
+        target.subsystems.add(device.name(), Arc::clone(device)).unwrap();
+    }
+    let users = || added.iter().map(Arc::strong_count).sum::<usize>();
+    let before = users();
+    let (_admin, mut io) = queues(&target);
+    // The data of this write come when its namespace has been closed.
+    let late = pattern(16384, 9);
+    let cid = io.capsule(pointed(to(3, command(WRITE, 0, 32)), 0x5a, late.len()), &[]);
+    let r2t = io.receive().unwrap();
+    let tag = u16::from_le_bytes([r2t.header[10], r2t.header[11]]);
+    for nsid in 4..=132 {
+        let data = pattern(512, nsid as u8);
+        assert_eq!(io.execute(to(nsid, command(WRITE, 0, 1)), &data).status, 0);
+    }
+    assert_eq!(users() - before, 128);
+    io.h2c_data(cid, tag, 0, &late);
+    assert_eq!(io.done().status, 0);
+    assert_eq!(io.read(to(3, command(READ, 0, 32)), late.len()).data, late);
+    for nsid in 4..=132 {
+        let data = pattern(512, nsid as u8);
+        assert_eq!(io.read(to(nsid, command(READ, 0, 1)), 512).data, data);
+    }
+    assert_eq!(users() - before, 128);
+}
+
+/// A device that refuses its first channel.
+struct RefusesOnce(Arc<dyn Disk>, AtomicBool);
+
+impl Disk for RefusesOnce {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn kind(&self) -> &'static str {
+        self.0.kind()
+    }
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+    fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
+        match self.1.swap(true, Ordering::Relaxed) {
+            true => self.0.open(),
+            false => Err(DeviceError::Os { what: "memory", errno: 12 }),
+        }
+    }
+    fn report_zones(
+        &self,
+        from: Sector,
+        zones_max: usize,
+        out: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        self.0.report_zones(from, zones_max, out)
+    }
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        self.0.extent(from, sectors)
+    }
+    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+        self.0.inject(injection)
+    }
+    fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+}
+
+/// A device that has no channel at the moment gave a program an error that the host did not retry.
+#[test]
+fn a_command_for_a_device_without_a_channel_may_be_retried() {
+    let target = target();
+    let refuses: Arc<dyn Disk> =
+        Arc::new(RefusesOnce(disk("refuses", plain()), AtomicBool::new(false)));
+    target.subsystems.add("refuses", refuses).unwrap();
+    let (_admin, mut io) = queues(&target);
+    assert_eq!(io.read(to(3, command(READ, 0, 1)), 512).status, 0x21);
+    assert_eq!(io.read(to(3, command(READ, 0, 1)), 512).status, 0);
 }
 
 /// A removal without time for its hosts cut each connection that had used the device, even an idle
