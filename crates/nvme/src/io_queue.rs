@@ -174,15 +174,18 @@ impl IoQueue {
         self.namespaces.iter().all(|it| !it.is_outdated() || it.is_idle())
     }
 
-    /// Returns the disks that are being replaced or removed, and opens channels to their
-    /// successors. `false` if the device of its own subsystem has none.
+    /// Returns the disks that are being replaced or removed. A queue of a device's own subsystem
+    /// opens a channel to the successor; `false` if there is none. In the subsystem of all devices,
+    /// the next command for a namespace opens it, so that commands for others do not wait.
     pub(crate) fn renew(&mut self) -> bool {
         let may_go = |it: &NamespaceQueue| it.is_outdated() && it.is_idle();
         while let Some(at) = self.namespaces.iter().position(may_go) {
             let (nsid, subsystem) = self.namespaces.swap_remove(at).close();
+            if self.has_all_devices() {
+                continue;
+            }
             match NamespaceQueue::open(nsid, &subsystem, &self.link, &self.region) {
                 Ok(renewed) => self.namespaces.push(renewed),
-                Err(_) if self.has_all_devices() => {}
                 Err(_) => return false,
             }
         }

@@ -319,6 +319,22 @@ fn a_host_without_all_command_sets_cannot_use_zoned_namespaces() {
     }
 }
 
+/// A queue that had used a device waited for its successor without a command for it. Commands for
+/// other devices waited too, and these devices could not be replaced.
+#[test]
+fn a_queue_uses_other_devices_while_one_is_replaced() {
+    let target = target();
+    let (_admin, mut io) = queues(&target);
+    for nsid in [1, 2] {
+        assert_eq!(io.execute(to(nsid, command(FLUSH, 0, 0)), &[]).status, 0);
+    }
+    let suspended = target.subsystems.suspend("plain", DRAIN).unwrap();
+    assert_eq!(io.execute(to(2, command(FLUSH, 0, 0)), &[]).status, 0);
+    drop(target.subsystems.suspend("zoned", DRAIN).unwrap());
+    suspended.resume(disk("plain", plain())).unwrap();
+    assert_eq!(io.execute(to(1, command(FLUSH, 0, 0)), &[]).status, 0);
+}
+
 /// A queue kept a channel to each of up to 4096 devices.
 #[test]
 fn a_queue_closes_the_namespace_that_it_has_not_used_for_longest() {
