@@ -239,15 +239,13 @@ impl Disk {
         self.is_off
     }
 
-    /// The bytes that a cut might lose, except in files that the pool does not depend on and in the
-    /// superblock, which a checkpoint writes at a time of its own.
-    pub(crate) fn unsynced_bytes(&self) -> usize {
-        let superblock = OsStr::new("superblock");
-        let superblocks: Vec<u64> =
-            self.names.values().filter_map(|names| names.get(superblock)).copied().collect();
-        let is_counted = |node: u64| !self.is_aside(node) && !superblocks.contains(&node);
-        let files = self.files.iter().filter(|(node, _)| is_counted(**node));
-        files.map(|(_, file)| file.old.len() * SECTOR).sum()
+    /// Whether a cut might lose a sector with a part of `data`, whatever file it is in.
+    pub(crate) fn has_unsynced(&self, data: &[u8]) -> bool {
+        let is_part = |sector: &[u8]| data.windows(SECTOR).any(|part| part == sector);
+        self.files.values().any(|file| {
+            let mut offsets = file.old.keys().map(|sector| *sector as usize * SECTOR);
+            offsets.any(|from| file.bytes.get(from..from + SECTOR).is_some_and(is_part))
+        })
     }
 
     /// Whether every file except one name has the bytes that it has in `other`.
