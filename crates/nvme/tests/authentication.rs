@@ -9,16 +9,17 @@ use std::sync::Arc;
 
 use blockyard_nvme::auth_message::{AuthHash, DhGroup};
 use blockyard_nvme::secret::HostSecrets;
-use blockyard_nvme::{AuthRules, HostAccess, TargetOptions};
+use blockyard_nvme::{AllowedHosts, AuthRules, EVERY_DEVICE, HostAccess, TargetOptions};
 use data_encoding::BASE64;
 use initiator::{
-    DISCOVERY, Done, HOST, Initiator, PLAIN, Target, admin_command, command, connect_parts,
-    fabrics, pattern, pointed, target_for, with,
+    ALL, DISCOVERY, Done, HOST, Initiator, PLAIN, Target, admin_command, command, connect_parts,
+    fabrics, pattern, pointed, target_for, target_of_all, with,
 };
 use num_bigint::BigUint;
 use ring::{digest, hmac};
 
 const OTHER: &str = "nqn.2026-11.example:other";
+const WITHOUT_SECRET: &str = "nqn.2026-11.example:without";
 /// The secret of [`HOST`], which is also that of the controller for [`OTHER`].
 const SECRET: &str = "DHHC-1:01:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
 /// A secret with a longer key, and another transformation.
@@ -30,14 +31,17 @@ const HASHES: [(u8, usize, hmac::Algorithm); 3] =
 const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 
-/// A target whose hosts authenticate by one of these.
-fn target_by(hashes: &[AuthHash], groups: &[DhGroup]) -> Target {
+/// Access of hosts that authenticate by one of these.
+fn access_by(hashes: &[AuthHash], groups: &[DhGroup]) -> HostAccess {
     let text = format!("{HOST} {SECRET} {LONG}\n{OTHER} {LONG}\n");
     let secrets = HostSecrets::parse(&text).unwrap();
     let rules = AuthRules { secrets, hashes: hashes.to_vec(), groups: groups.to_vec() };
-    let authentication = Some(Arc::new(rules));
-    let access = HostAccess { authentication, ..HostAccess::default() };
-    target_for(access, TargetOptions::default())
+    HostAccess { authentication: Some(Arc::new(rules)), ..HostAccess::default() }
+}
+
+/// A target whose hosts authenticate by one of these.
+fn target_by(hashes: &[AuthHash], groups: &[DhGroup]) -> Target {
+    target_for(access_by(hashes, groups), TargetOptions::default())
 }
 
 fn target() -> Target {
@@ -90,13 +94,15 @@ fn padded(number: &BigUint, len: usize) -> Vec<u8> {
 /// What a host knows.
 #[derive(Clone, Copy)]
 struct Knowledge {
+    subsystem: &'static str,
     host: &'static str,
     secret: &'static str,
     /// The secret of the controller, if the host authenticates it.
     controller: Option<&'static str>,
 }
 
-const ONE_WAY: Knowledge = Knowledge { host: HOST, secret: SECRET, controller: None };
+const ONE_WAY: Knowledge =
+    Knowledge { subsystem: PLAIN, host: HOST, secret: SECRET, controller: None };
 const TWO_WAY: Knowledge = Knowledge { controller: Some(LONG), ..ONE_WAY };
 
 fn auth_command(kind: u8, len: usize) -> [u8; 64] {
@@ -130,7 +136,7 @@ fn reason(message: &[u8]) -> u8 {
     message[7]
 }
 
-/// Authenticates a queue of the plain device.
+/// Authenticates a queue.
 ///
 /// # Errors
 /// The reason of the controller's AUTH_Failure1; 0 if the controller does not know its secret.
@@ -168,7 +174,8 @@ fn authenticate(queue: &mut Initiator, known: Knowledge) -> Result<(), u8> {
         parts.extend([role.to_vec(), nqns[0].into(), vec![0], nqns[1].into()]);
         mac(algorithm, &key(secret, nqns[0]), &[&parts.concat()])
     };
-    let response = respond(known.secret, b"HostHost", [known.host, PLAIN], value, sequence);
+    let response =
+        respond(known.secret, b"HostHost", [known.host, known.subsystem], value, sequence);
     let ours = pattern(len, 3);
     let mut reply = vec![1, 2, 0, 0, transaction[0], transaction[1], len as u8, 0];
     reply.extend_from_slice(&[u8::from(known.controller.is_some()), 0]);
@@ -183,7 +190,7 @@ fn authenticate(queue: &mut Initiator, known: Knowledge) -> Result<(), u8> {
     assert_eq!(success[..7], [1, 3, 0, 0, transaction[0], transaction[1], len as u8]);
     assert_eq!(success[8], u8::from(known.controller.is_some()));
     let Some(secret) = known.controller else { return Ok(()) };
-    let right = respond(secret, b"Controller", [PLAIN, known.host], &ours, &[7, 0, 0, 0]);
+    let right = respond(secret, b"Controller", [known.subsystem, known.host], &ours, &[7, 0, 0, 0]);
     if success[16..16 + len] != right {
         let failure = [0, 0xf0, 0, 0, transaction[0], transaction[1], 1, 1];
         assert_eq!(auth_send(queue, &failure).status, 0);
@@ -195,27 +202,40 @@ fn authenticate(queue: &mut Initiator, known: Knowledge) -> Result<(), u8> {
     Ok(())
 }
 
-/// Connects a queue, which has to authenticate; returns the controller too.
+/// Connects a queue of the plain device, which has to authenticate; returns the controller too.
 fn connect(target: &Target, host: &str, number: u16, controller: u16) -> (Initiator, u16) {
-    connect_for(target, host, number, controller, 0)
+    let mut queue = target.idle(0);
+    let controller = ask(&mut queue, connect_parts(PLAIN, number, controller, 31, 0), host);
+    (queue, controller)
 }
 
-/// Connects a queue with a keep-alive time-out.
-fn connect_for(
-    target: &Target,
-    host: &str,
-    number: u16,
-    controller: u16,
-    keep_alive_ms: u32,
-) -> (Initiator, u16) {
+/// Connects an admin queue of the plain device with a keep-alive time-out.
+fn connect_for(target: &Target, host: &str, keep_alive_ms: u32) -> Initiator {
     let mut queue = target.idle(0);
-    let (sqe, mut data) = connect_parts(PLAIN, number, controller, 31, 0);
-    let sqe = with(sqe, 12, keep_alive_ms);
+    let (sqe, data) = connect_parts(PLAIN, 0, 0xffff, 31, 0);
+    ask(&mut queue, (with(sqe, 12, keep_alive_ms), data), host);
+    queue
+}
+
+/// Connects a queue of the subsystem of all devices; returns the controller too.
+fn connect_all(target: &Target, host: &str, number: u16, controller: u16) -> (Initiator, u16) {
+    let mut queue = target.idle(0);
+    let controller = ask(&mut queue, connect_parts(ALL, number, controller, 31, 0), host);
+    (queue, controller)
+}
+
+/// Sends the Connect of a host that has to authenticate; returns the controller.
+fn ask(queue: &mut Initiator, parts: ([u8; 64], Vec<u8>), host: &str) -> u16 {
+    let done = connect_as(queue, parts, host);
+    assert_eq!((done.status, done.result >> 16), (0, 2), "authentication is asked for");
+    done.result as u16
+}
+
+/// Sends the Connect of a host.
+fn connect_as(queue: &mut Initiator, (sqe, mut data): ([u8; 64], Vec<u8>), host: &str) -> Done {
     data[512..768].fill(0);
     data[512..512 + host.len()].copy_from_slice(host.as_bytes());
-    let done = queue.execute(sqe, &data);
-    assert_eq!((done.status, done.result >> 16), (0, 2), "authentication is asked for");
-    (queue, done.result as u16)
+    queue.execute(sqe, &data)
 }
 
 /// An admin queue that is enabled, after its authentication.
@@ -340,7 +360,7 @@ fn a_wrong_secret_ends_the_connection() {
     assert_eq!(authenticate(&mut queue, Knowledge { host: OTHER, ..ONE_WAY }), Err(1));
     queue.ends();
     // The controller has another secret than the host expects, or none for this host.
-    let expects = |host, secret, controller| Knowledge { host, secret, controller };
+    let expects = |host, secret, controller| Knowledge { host, secret, controller, ..ONE_WAY };
     let (mut queue, _) = connect(&target, HOST, 0, 0xffff);
     assert_eq!(authenticate(&mut queue, expects(HOST, SECRET, Some(SECRET))), Err(0));
     queue.ends();
@@ -384,8 +404,8 @@ fn an_authenticated_host_may_authenticate_again() {
 #[test]
 fn a_host_that_has_to_authenticate_is_not_taken_for_silent() {
     let target = target();
-    let (mut computes, _) = connect_for(&target, HOST, 0, 0xffff, 100);
-    let (mut silent, _) = connect_for(&target, HOST, 0, 0xffff, 100);
+    let mut computes = connect_for(&target, HOST, 100);
+    let mut silent = connect_for(&target, HOST, 100);
     assert_eq!(authenticate(&mut silent, ONE_WAY), Ok(()));
     silent.ends();
     assert_eq!(authenticate(&mut computes, ONE_WAY), Ok(()));
@@ -464,4 +484,90 @@ fn discovery_makes_room_for_hosts_that_have_secrets() {
     second.ends();
     assert_eq!(authenticate(&mut io, ONE_WAY), Ok(()));
     assert_eq!(admin.property_get(0x08, false).status, 0);
+}
+
+/// A target with the subsystem of all devices: the plain device is for [`HOST`], every other one
+/// for [`OTHER`]. A third host is in a list and has no secret.
+fn target_of_lists() -> Target {
+    let mut allowed = AllowedHosts::default();
+    allowed.allow("plain", HOST).unwrap();
+    allowed.allow(EVERY_DEVICE, OTHER).unwrap();
+    allowed.allow(EVERY_DEVICE, WITHOUT_SECRET).unwrap();
+    target_of_all(HostAccess { allowed, ..access_by(&[AuthHash::Sha256], &[DhGroup::Null]) })
+}
+
+const ALL_ONE_WAY: Knowledge = Knowledge { subsystem: ALL, ..ONE_WAY };
+const ALL_TWO_WAY: Knowledge = Knowledge { subsystem: ALL, ..TWO_WAY };
+
+/// A command for a namespace.
+fn to(nsid: u32, sqe: [u8; 64]) -> [u8; 64] {
+    with(sqe, 1, nsid)
+}
+
+#[test]
+fn each_queue_of_all_devices_authenticates_and_uses_what_its_host_may() {
+    let target = target_of_lists();
+    for known in [
+        ALL_ONE_WAY,
+        ALL_TWO_WAY,
+        Knowledge { host: OTHER, secret: LONG, controller: None, ..ALL_ONE_WAY },
+    ] {
+        let (mut admin, controller) = connect_all(&target, known.host, 0, 0xffff);
+        assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0x4191);
+        assert_eq!(admin.identify(2, 0, 0).status, 0x4191);
+        assert_eq!(authenticate(&mut admin, known), Ok(()));
+        assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+        let (mut io, _) = connect_all(&target, known.host, 1, controller);
+        let (own, other) = if known.host == HOST { (1, 2) } else { (2, 1) };
+        let read = |nsid| to(nsid, command(READ, 0, 8));
+        let len = |nsid| if nsid == 1 { 4096 } else { 32768 };
+        assert_eq!(io.read(read(own), len(own)).status, 0x4191);
+        // No R2T asks for the data of a command that is refused.
+        io.capsule(pointed(to(own, command(WRITE, 0, 64)), 0x5a, 64 << 9), &[]);
+        assert_eq!(io.done().status, 0x4191);
+        assert_eq!(authenticate(&mut io, known), Ok(()));
+        assert_eq!(io.read(read(own), len(own)).status, 0);
+        assert_eq!(io.read(read(other), len(other)).status, 0x4002, "a device of another host");
+        assert_eq!(admin.identify(2, 0, 0).data[..8], [own as u8, 0, 0, 0, 0, 0, 0, 0]);
+    }
+}
+
+#[test]
+fn a_host_that_is_not_allowed_or_has_no_secret_may_not_connect_to_all_devices() {
+    let target = target_of_lists();
+    for host in ["nqn.2026-11.example:unknown", WITHOUT_SECRET] {
+        let mut queue = target.idle(0);
+        let done = connect_as(&mut queue, connect_parts(ALL, 0, 0xffff, 31, 0), host);
+        assert_eq!((done.status, done.result), (0x4184, 0), "{host}");
+        // The connection stays, for another Connect.
+        ask(&mut queue, connect_parts(ALL, 0, 0xffff, 31, 0), HOST);
+        assert_eq!(authenticate(&mut queue, ALL_TWO_WAY), Ok(()));
+    }
+}
+
+#[test]
+fn a_wrong_secret_ends_a_connection_to_all_devices() {
+    let target = target_of_lists();
+    for (known, reason) in [
+        (Knowledge { secret: LONG, ..ALL_ONE_WAY }, 1),
+        (Knowledge { secret: LONG, ..ALL_TWO_WAY }, 1),
+        (Knowledge { controller: Some(SECRET), ..ALL_TWO_WAY }, 0),
+        (Knowledge { host: OTHER, secret: LONG, ..ALL_TWO_WAY }, 1),
+        // The response names the subsystem: that for another one is wrong.
+        (ONE_WAY, 1),
+    ] {
+        let (mut queue, _) = connect_all(&target, known.host, 0, 0xffff);
+        assert_eq!(authenticate(&mut queue, known), Err(reason));
+        queue.ends();
+    }
+    // An I/O queue that fails leaves the controller and its other queues as they are.
+    let (mut admin, controller) = connect_all(&target, HOST, 0, 0xffff);
+    assert_eq!(authenticate(&mut admin, ALL_TWO_WAY), Ok(()));
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+    let (mut wrong, _) = connect_all(&target, HOST, 1, controller);
+    assert_eq!(authenticate(&mut wrong, Knowledge { secret: LONG, ..ALL_ONE_WAY }), Err(1));
+    wrong.ends();
+    let (mut io, _) = connect_all(&target, HOST, 1, controller);
+    assert_eq!(authenticate(&mut io, ALL_ONE_WAY), Ok(()));
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0);
 }
