@@ -294,7 +294,10 @@ impl Controller {
         link: &Arc<HostLink>,
         is_proved: bool,
     ) -> Result<(), ConnectRefusal> {
-        if request.host != self.host {
+        // A host identifier of zeros in the Connect of an I/O queue says nothing (NVM Express Base
+        // Specification 2.1, Figure 546).
+        let HostIdentity { id, nqn } = &request.host;
+        if *nqn != self.host.nqn || (*id != self.host.id && *id != [0; 16]) {
             return Err(ConnectRefusal::in_data(HOST_OFFSET));
         }
         if self.is_discovery() || request.queue > QUEUES_MAX {

@@ -276,6 +276,10 @@ fn a_connect_is_checked_against_controller_and_host() {
         let done = target.idle(0).execute(sqe, &data);
         assert_eq!((done.status, done.result), (0x4182, 0x1_0200));
     }
+    // An I/O queue may leave the host identifier out, as the Base Specification has it since 2.1.
+    let (sqe, mut data) = connect_parts(PLAIN, 5, controller, 31, 0);
+    data[..16].fill(0);
+    assert_eq!(target.idle(0).execute(sqe, &data).status, 0);
     // A connection has one Connect, a queue one connection.
     let mut io = target.io(PLAIN, controller, 0, 0);
     assert_eq!(io.connect(PLAIN, 2, controller, 31, 0).status, 0x400c);
@@ -290,6 +294,28 @@ fn a_connect_is_checked_against_controller_and_host() {
     io.ends();
     let (_discovery, controller) = target.admin(DISCOVERY, 0);
     assert_eq!(refused(DISCOVERY, 1, controller, 31), 0x1_0100);
+}
+
+/// The Base Specification takes controllers with one host identifier for those of one host, which
+/// matters to reservations, and permits several identifiers for the NQN of a host. It asks for no
+/// refusal of either.
+#[test]
+fn a_host_may_have_several_identifiers_and_hosts_may_share_one() {
+    let target = target();
+    let connected = |id: u8, nqn: &str| {
+        let mut admin = target.idle(0);
+        let (sqe, mut data) = connect_parts(PLAIN, 0, 0xffff, 31, 0);
+        data[..16].fill(id);
+        data[512..768].fill(0);
+        data[512..512 + nqn.len()].copy_from_slice(nqn.as_bytes());
+        assert_eq!(admin.execute(sqe, &data).status, 0, "{id} {nqn}");
+        admin
+    };
+    let other = "nqn.2026-11.example:other";
+    let _admins = [connected(7, HOST), connected(8, HOST), connected(7, other), connected(0, HOST)];
+    let info = target.subsystems.find_info("plain").unwrap();
+    let hosts: Vec<_> = info.hosts.iter().map(|host| &*host.nqn).collect();
+    assert_eq!(hosts, [HOST, HOST, other, HOST]);
 }
 
 #[test]
