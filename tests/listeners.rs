@@ -303,6 +303,13 @@ fn all_devices_are_namespaces_of_one_subsystem_where_asked() {
         let wanted = format!("nqn.2026-11.io.blockyard:{name}, namespace {nsid} of all devices");
         assert!(shown.contains(&wanted), "{shown}");
     }
+    // A program that starts a yard reads it from the line of JSON.
+    let yard = Yard::serve_in(Place::new(), &[&[N0], &args[..], &["--json"]].concat());
+    let said: serde_json::Value = serde_json::from_str(&yard.printed()).unwrap();
+    assert_eq!(said["nvme_subsystem"], nqn, "{said}");
+    let yard = Yard::serve_in(Place::new(), &[&[N0], &args[..2], &["--json"]].concat());
+    let said: serde_json::Value = serde_json::from_str(&yard.printed()).unwrap();
+    assert!(said["nvme_subsystem"].is_null(), "{said}");
     let wrong = blockyard(&["serve", N0, "--nvme", "tcp:127.0.0.1:0", "--nvme-subsystem", "all"]);
     assert_eq!(wrong.code, Some(2), "{wrong}");
     assert!(wrong.err.contains("expected an NQN, which begins with `nqn.`"), "{wrong}");

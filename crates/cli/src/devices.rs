@@ -133,16 +133,21 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         rows.push(("gate", zoned.gate.clone()));
         rows.push(("append", if zoned.append_emulated { "emulated" } else { "native" }.to_owned()));
     }
-    rows.extend(device.hosts.iter().map(|host| {
-        let queues = counted(host.queues, "queue");
-        let HostView { nqn, peer, controller, .. } = host;
-        ("host", format!("{nqn} at {peer}, controller {controller}, {queues}"))
-    }));
+    rows.extend(device.hosts.iter().map(|host| ("host", host_text(device, host))));
     rows.extend(device.notes.iter().map(|note| ("note", note.clone())));
     for (name, value) in rows {
         writeln!(out, "{name:<16} {value}")?;
     }
     Ok(())
+}
+
+/// An NVMe host of a device; its subsystem is named if that is not the device's own.
+fn host_text(device: &DeviceView, host: &HostView) -> String {
+    let queues = counted(host.queues, "queue");
+    let HostView { nqn, subsystem, peer, controller, .. } = host;
+    let is_own = device.nqn.as_ref() == Some(subsystem);
+    let by = if is_own { String::new() } else { format!(" of {subsystem}") };
+    format!("{nqn} at {peer}, controller {controller}{by}, {queues}")
 }
 
 pub(crate) fn add(args: &AddArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -178,7 +183,7 @@ pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), F
     for connection in connections {
         table.row([
             connection.peer,
-            connection.device.unwrap_or_else(|| "-".to_owned()),
+            connection.device.or(connection.subsystem).unwrap_or_else(|| "-".to_owned()),
             match connection.queue {
                 Some(queue) => format!("{} queue {queue}", connection.protocol),
                 None => connection.protocol,

@@ -498,6 +498,7 @@ fn announce_json(
     let view = |entry: &DeviceEntry| {
         DeviceView::new(entry, 0, Vec::new(), devices.files().find_info(entry.spec.name()))
     };
+    let subsystem = devices.subsystems().and_then(|subsystems| subsystems.all_nqn());
     let devices: Vec<_> = devices.list().iter().map(view).collect();
     let nbd = addresses(daemon);
     let places = |is_discovery| -> Vec<String> {
@@ -510,6 +511,7 @@ fn announce_json(
         "nbd": nbd,
         "nvme": places(false),
         "nvme_discovery": places(true),
+        "nvme_subsystem": subsystem,
         "files": daemon.mount_dir(),
         "files_transport": daemon.mount_transport(),
         "control": control,

@@ -43,7 +43,7 @@ use crate::io_queue::{CUT_CHECK_INTERVAL, IoQueue};
 use crate::namespace::{IoPlan, Transfer, check_pointer};
 use crate::namespace_queue::{CommandProgress, NamespaceQueue};
 use crate::outbox::{self, Outbox};
-use crate::slots::{CommandPlan, CommandSlots, SlotPhase};
+use crate::slots::{CommandPlan, CommandSlot, CommandSlots, SlotPhase};
 use crate::subsystems::Subsystems;
 use crate::wire::{
     self, C2hData, CAPSULE_HEADER_BYTES, COMMON_HEADER_BYTES, DIGEST_BYTES, Digests, FatalStatus,
@@ -408,7 +408,6 @@ impl HostConnection {
     fn begin(&mut self, index: u16, in_capsule_len: usize) -> Result<(), StatusCode> {
         let sqe = self.slots.get(index).sqe;
         let fabrics_type = (sqe.opcode() == FABRICS_OPCODE).then(|| sqe.fabrics_type());
-        let mut device = 0;
         let (plan, transfer) = match (fabrics_type, &self.auth, &mut self.role) {
             (Some(fabrics_type::CONNECT), ..) => {
                 (CommandPlan::Connect, Transfer::FromHost(CONNECT_BYTES))
@@ -422,8 +421,7 @@ impl HostConnection {
                 return Err(StatusCode::AUTH_REQUIRED);
             }
             (None, _, QueueRole::Io(queue)) => {
-                let plan;
-                (device, plan) = queue.plan(&sqe)?;
+                let plan = queue.plan(self.slots.get(index))?;
                 (CommandPlan::Io(plan), plan.transfer())
             }
             // No other command of the admin queue has data from the host.
@@ -431,7 +429,7 @@ impl HostConnection {
         };
         check_pointer(&sqe, transfer, in_capsule_len)?;
         let slot = self.slots.get(index);
-        (slot.plan, slot.device) = (plan, device);
+        slot.plan = plan;
         if let Transfer::FromHost(len) | Transfer::ToHost(len) = transfer {
             slot.len = len;
             slot.received = in_capsule_len as u32;
@@ -820,10 +818,14 @@ impl HostConnection {
 
     /// Sends the completion of a command, and frees its slot.
     fn complete(&mut self, index: u16, status: StatusCode, result: u64) {
+        let &mut CommandSlot { sqe, device, .. } = self.slots.get(index);
         if !status.is_ok() {
             self.link.stats.errors.add(1);
+            if let QueueRole::Io(queue) = &self.role {
+                queue.count_error(device);
+            }
         }
-        let cid = self.slots.get(index).sqe.cid();
+        let cid = sqe.cid();
         self.push_completion(cid, status, result);
         self.release(index);
     }

@@ -15,16 +15,17 @@ use blockyard_sync::counter::Counter;
 /// for it.
 pub(crate) const CUT_GRACE: Duration = Duration::from_secs(2);
 
-/// Counters of a connection. Its thread writes them, any thread reads them.
+/// Counters of the commands of a connection, all or those for one namespace. The thread of the
+/// connection writes them, any thread reads them.
 #[derive(Debug, Default)]
-pub(crate) struct LinkStats {
+pub(crate) struct CommandStats {
     pub(crate) commands: Counter,
     pub(crate) read_bytes: Counter,
     pub(crate) written_bytes: Counter,
     pub(crate) errors: Counter,
 }
 
-/// Counts of commands of several connections.
+/// Counts of I/O commands of several connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommandTotals {
@@ -39,7 +40,7 @@ pub struct CommandTotals {
 }
 
 impl CommandTotals {
-    pub(crate) fn add(&mut self, stats: &LinkStats) {
+    pub(crate) fn add(&mut self, stats: &CommandStats) {
         self.commands += stats.commands.get();
         self.read_bytes += stats.read_bytes.get();
         self.written_bytes += stats.written_bytes.get();
@@ -62,7 +63,7 @@ pub(crate) struct HostLink {
     /// The host's address.
     pub(crate) peer: String,
     since: SystemTime,
-    pub(crate) stats: LinkStats,
+    pub(crate) stats: CommandStats,
     pub(crate) role: OnceLock<LinkRole>,
     /// Whether it was cut: its thread ends at the next check, with or without commands in flight.
     cut: AtomicBool,
@@ -79,7 +80,7 @@ impl HostLink {
             id,
             peer,
             since: SystemTime::now(),
-            stats: LinkStats::default(),
+            stats: CommandStats::default(),
             role: OnceLock::new(),
             cut: AtomicBool::new(false),
             sending: AtomicBool::new(false),

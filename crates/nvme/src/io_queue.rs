@@ -13,7 +13,7 @@ use blockyard_core::{Due, Region};
 use blockyard_os::socket::OTHERS_MAX;
 
 use crate::all_devices::AllDevices;
-use crate::command::{NSID_ALL, Sqe, StatusCode, io_opcode};
+use crate::command::{NSID_ALL, StatusCode, io_opcode};
 use crate::controller::{Controller, ControllerTarget};
 use crate::fabrics::{ConnectRefusal, SUBSYSTEM_OFFSET};
 use crate::host_link::HostLink;
@@ -86,11 +86,12 @@ impl IoQueue {
         self.controller
     }
 
-    /// What a command asks for, and the id of its device's subsystem.
+    /// What a command asks for; also notes its device.
     ///
     /// # Errors
     /// The status of a command that is refused without asking the device.
-    pub(crate) fn plan(&mut self, sqe: &Sqe) -> Result<(u64, IoPlan), StatusCode> {
+    pub(crate) fn plan(&mut self, slot: &mut CommandSlot) -> Result<IoPlan, StatusCode> {
+        let sqe = &slot.sqe;
         let nsid = match sqe.nsid() {
             NSID_ALL if sqe.opcode() == io_opcode::FLUSH && !self.has_all_devices() => NSID,
             nsid => nsid,
@@ -100,7 +101,16 @@ impl IoQueue {
         self.commands += 1;
         let NamespaceQueue { namespace, subsystem, used, .. } = &mut self.namespaces[at];
         *used = self.commands;
-        Ok((subsystem.id, namespace.shape.plan(sqe)?))
+        slot.device = subsystem.id;
+        namespace.stats.commands.add(1);
+        namespace.shape.plan(sqe)
+    }
+
+    /// Counts an error of a command for a device, by the id of its subsystem.
+    pub(crate) fn count_error(&self, device: u64) {
+        if let Some(found) = self.namespaces.iter().find(|it| it.subsystem.id == device) {
+            found.namespace.stats.errors.add(1);
+        }
     }
 
     fn has_all_devices(&self) -> bool {

@@ -10,7 +10,7 @@ use crate::command::StatusCode;
 use crate::fabrics::{ConnectRefusal, SUBSYSTEM_OFFSET};
 use crate::host_link::HostLink;
 use crate::identify::QUEUE_ENTRIES_MAX;
-use crate::namespace::{BioPlan, DiscardRange, IoPlan, RANGE_BYTES};
+use crate::namespace::{BioPlan, DiscardRange, IoPlan, RANGE_BYTES, Transfer};
 use crate::slots::{CommandPlan, CommandSlot};
 use crate::subsystems::{Namespace, Subsystem};
 use crate::zones::{self, QUERY_ZONES, ZoneAction};
@@ -108,6 +108,11 @@ impl NamespaceQueue {
 
     /// Starts a command whose data, if it has any from the host, are complete.
     pub(crate) fn start(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
+        let progress = self.begin(index, slot);
+        self.count(slot, progress)
+    }
+
+    fn begin(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
         let CommandPlan::Io(plan) = slot.plan else { return StatusCode::INTERNAL.into() };
         match plan {
             IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio) => {
@@ -137,6 +142,29 @@ impl NamespaceQueue {
 
     /// Goes on with a command after a completion of the device.
     pub(crate) fn completed(
+        &mut self,
+        index: u16,
+        slot: &mut CommandSlot,
+        completion: &Completion,
+    ) -> CommandProgress {
+        let progress = self.go_on(index, slot, completion);
+        self.count(slot, progress)
+    }
+
+    /// Counts the data of a command that has ended.
+    fn count(&self, slot: &CommandSlot, progress: CommandProgress) -> CommandProgress {
+        let CommandProgress::Ended(StatusCode::OK, _) = progress else { return progress };
+        let CommandPlan::Io(plan) = slot.plan else { return progress };
+        let stats = &self.namespace.stats;
+        match (plan, plan.transfer()) {
+            (_, Transfer::ToHost(len)) => stats.read_bytes.add(len.into()),
+            (IoPlan::Bio(_), Transfer::FromHost(len)) => stats.written_bytes.add(len.into()),
+            _ => {}
+        }
+        progress
+    }
+
+    fn go_on(
         &mut self,
         index: u16,
         slot: &mut CommandSlot,

@@ -19,7 +19,7 @@ use crate::access::HostAccess;
 use crate::all_devices::AllDevices;
 use crate::controller::ControllerTarget;
 use crate::fabrics::NQN_LEN_MAX;
-use crate::host_link::{CUT_GRACE, CommandTotals, HostLink};
+use crate::host_link::{CUT_GRACE, CommandStats, CommandTotals, HostLink};
 use crate::identify::Identity;
 use crate::namespace::{NamespaceError, NamespaceShape};
 
@@ -70,12 +70,19 @@ struct SubsystemState {
     phase: DiskPhase,
     /// The present disk's, or the one's before.
     shape: Arc<NamespaceShape>,
-    /// The connections of the queues that use the disk, also those of the subsystem of all devices.
-    users: Vec<Arc<HostLink>>,
+    /// The queues that use the disk, also those of the subsystem of all devices.
+    users: Vec<NamespaceUser>,
     /// The connections to the subsystem, each with the number of its queue.
     links: Vec<(u16, Arc<HostLink>)>,
-    /// The commands of hosts whose connections have ended.
+    /// The commands of queues that have returned a disk.
     past: CommandTotals,
+}
+
+/// A queue that uses the disk.
+struct NamespaceUser {
+    link: Arc<HostLink>,
+    /// The commands of the queue since it took the disk.
+    stats: Arc<CommandStats>,
 }
 
 enum DiskPhase {
@@ -90,7 +97,8 @@ pub(crate) struct Namespace {
     pub(crate) shape: Arc<NamespaceShape>,
     /// The subsystem's version: another one tells the queue to return the disk.
     version: u64,
-    user: Arc<HostLink>,
+    /// The commands of the queue for this namespace.
+    pub(crate) stats: Arc<CommandStats>,
 }
 
 /// A subsystem as listings show it.
@@ -110,8 +118,8 @@ pub struct SubsystemInfo {
     pub queues: usize,
     /// The hosts of these controllers, in the order of their connection.
     pub hosts: Vec<HostInfo>,
-    /// The commands since the device was added, also those of hosts that have left, without those
-    /// by the subsystem of all devices.
+    /// The I/O commands for the device since it was added, by its own subsystem and by that of all
+    /// devices, also those of hosts that have left.
     pub totals: CommandTotals,
 }
 
@@ -121,6 +129,8 @@ pub struct SubsystemInfo {
 pub struct HostInfo {
     /// The NQN of the host.
     pub nqn: String,
+    /// The NQN of the subsystem: the device's own, or that of all devices.
+    pub subsystem: String,
     /// The address of its admin queue.
     pub peer: String,
     /// The controller.
@@ -159,6 +169,13 @@ pub enum SubsystemError {
     Full,
 }
 
+impl SubsystemState {
+    /// The connections of the queues that use the disk.
+    fn users(&self) -> impl Iterator<Item = &Arc<HostLink>> {
+        self.users.iter().map(|user| &user.link)
+    }
+}
+
 impl Subsystem {
     fn state(&self) -> MutexGuard<'_, SubsystemState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -187,7 +204,7 @@ impl Subsystem {
         // the lock to see the phase.
         self.version.fetch_add(1, Ordering::Release);
         let links = state.links.iter().map(|(_, link)| link);
-        links.chain(&state.users).for_each(|link| link.wake.raise());
+        links.chain(state.users()).for_each(|link| link.wake.raise());
         self.changed.notify_all();
     }
 
@@ -200,9 +217,9 @@ impl Subsystem {
                 _ if link.is_cut() => return None,
                 DiskPhase::Present(disk) => {
                     let (disk, shape) = (Arc::clone(&disk.disk), Arc::clone(&state.shape));
-                    state.users.push(Arc::clone(link));
-                    let (version, user) = (self.version(), Arc::clone(link));
-                    return Some(Namespace { disk, shape, version, user });
+                    let (link, stats) = (Arc::clone(link), Arc::<CommandStats>::default());
+                    state.users.push(NamespaceUser { link, stats: Arc::clone(&stats) });
+                    return Some(Namespace { disk, shape, version: self.version(), stats });
                 }
                 DiskPhase::Closed => return None,
                 DiskPhase::Absent => {
@@ -215,10 +232,13 @@ impl Subsystem {
 
     /// Returns the disk of a queue.
     pub(crate) fn give_namespace(&self, namespace: Namespace) {
-        let Namespace { disk, user, .. } = namespace;
+        let Namespace { disk, stats, .. } = namespace;
         // Before the lock: the last holder closes the disk.
         drop(disk);
-        self.state().users.retain(|other| !Arc::ptr_eq(other, &user));
+        let mut state = self.state();
+        state.past.add(&stats);
+        state.users.retain(|user| !Arc::ptr_eq(&user.stats, &stats));
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -244,15 +264,7 @@ impl Subsystem {
 
     /// Removes a connection.
     pub(crate) fn detach(&self, link: &Arc<HostLink>) {
-        let mut state = self.state();
-        if let Some(at) = state.links.iter().position(|(_, other)| Arc::ptr_eq(other, link)) {
-            state.links.remove(at);
-            // One that was refused may connect again, and is counted then.
-            if link.role.get().is_some() {
-                state.past.add(&link.stats);
-            }
-        }
-        drop(state);
+        self.state().links.retain(|(_, other)| !Arc::ptr_eq(other, link));
         self.changed.notify_all();
     }
 
@@ -267,7 +279,7 @@ impl Subsystem {
         let in_use = |state: &mut SubsystemState| !state.users.is_empty();
         let waited = self.changed.wait_timeout_while(state, drain, in_use);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let stalled = state.users.iter().filter(|link| link.is_sending());
+        let stalled = state.users().filter(|link| link.is_sending());
         let cut = stalled.map(|link| {
             let (id, peer, device) = (link.id, &link.peer, &self.name);
             tracing::warn!(id, peer, device, "cut off: it does not receive its data");
@@ -324,11 +336,11 @@ impl Subsystem {
         let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if !state.users.is_empty() {
-            state.users.iter().for_each(|link| link.cut());
+            state.users().for_each(|link| link.cut());
             let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        for link in state.links.iter().map(|(_, link)| link).chain(&state.users) {
+        for link in state.links.iter().map(|(_, link)| link).chain(state.users()) {
             let (id, peer) = (link.id, &link.peer);
             tracing::warn!(id, peer, device = self.name, "a host that was cut has not left");
         }
@@ -337,8 +349,7 @@ impl Subsystem {
     fn info(&self) -> SubsystemInfo {
         let state = self.state();
         let mut totals = state.past;
-        let connected = state.links.iter().filter(|(_, link)| link.role.get().is_some());
-        connected.for_each(|(_, link)| totals.add(&link.stats));
+        state.users.iter().for_each(|user| totals.add(&user.stats));
         let mut info = SubsystemInfo {
             name: self.name.clone(),
             nqn: self.identity.nqn.clone(),
@@ -371,6 +382,7 @@ impl SubsystemInfo {
         };
         let hosts = roles().filter(|(_, role)| role.queue == 0).map(|(link, role)| HostInfo {
             nqn: role.host.clone(),
+            subsystem: role.subsystem.clone(),
             peer: link.peer.clone(),
             controller: role.controller,
             queues: queues(Some(role.controller)),

@@ -283,6 +283,36 @@ fn hosts_of_all_devices_are_clients_of_each() {
     }
 }
 
+/// The totals of a device did not count the commands of these hosts.
+#[test]
+fn commands_are_counted_for_the_device_that_they_use() {
+    let target = target();
+    let (admin, mut io) = queues(&target);
+    let data = pattern(8192, 1);
+    assert_eq!(io.execute(to(1, command(WRITE, 0, 16)), &data).status, 0);
+    assert_eq!(io.read(to(2, command(READ, 0, 1)), 4096).status, 0);
+    assert_eq!(io.write(to(1, command(WRITE, 0, 64)), &pattern(32768, 2)).status, 0);
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0);
+    // Refused by the rules, by a pointer without its length, and by the zone.
+    assert_eq!(io.execute(to(1, command(APPEND, 0, 1)), &data).status, 0x4001);
+    assert_eq!(io.read(to(1, command(READ, 0, 2)), 512).status, 0x400f);
+    assert_eq!(io.execute(to(2, command(WRITE, 5, 2)), &data).status, 0x41bc);
+    // No device has these.
+    assert_eq!(io.execute(to(3, command(FLUSH, 0, 0)), &[]).status, 0x4002);
+    let counted = |device: &str| {
+        let totals = target.subsystems.find_info(device).unwrap().totals;
+        (totals.commands, totals.read_bytes, totals.written_bytes, totals.errors)
+    };
+    assert_eq!(counted("plain"), (5, 512, 8192 + 32768, 2));
+    assert_eq!(counted("zoned"), (2, 4096, 0, 1));
+    // They stay when the host has left.
+    drop((admin, io));
+    while target.subsystems.find_info("plain").unwrap().controllers > 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(counted("plain"), (5, 512, 8192 + 32768, 2));
+}
+
 /// A resize, or a mount that is refused, claims a device for a moment. A connected host that looked
 /// at the device then was told that it had gone.
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use blockyard_core::rmw::SharedDisk;
 use blockyard_null::{IrqMode, NullConfig};
-use blockyard_nvme::SubsystemError;
+use blockyard_nvme::{SubsystemError, SubsystemInfo};
 use initiator::{
     DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
     discovery_of, disk, pattern, plain, pointed, target,
@@ -147,7 +147,8 @@ fn a_host_that_does_not_receive_is_cut_off_when_the_device_is_replaced() {
     }
 }
 
-/// The bug: commands of such a host were counted twice.
+/// The commands of a host that was refused at first were counted twice. What is counted is its I/O
+/// commands, also when it has left.
 #[test]
 fn a_host_that_is_admitted_at_its_second_attempt_is_counted_once() {
     let target = target();
@@ -157,16 +158,30 @@ fn a_host_that_is_admitted_at_its_second_attempt_is_counted_once() {
     let nqn = "nqn.2026-11.io.blockyard:shared";
     let mut host = target.idle(0);
     assert_eq!(host.connect(nqn, 0, 0xffff, 31, 0).status, 0x181);
-    assert_eq!(target.subsystems.find_info("shared").unwrap().totals.commands, 0);
     drop(claim);
-    assert_eq!(host.connect(nqn, 0, 0xffff, 31, 0).status, 0);
+    let controller = host.connect(nqn, 0, 0xffff, 31, 0).result as u16;
+    assert_eq!(host.property_set(0x14, 0x46_0061).status, 0);
     let info = || target.subsystems.find_info("shared").unwrap();
-    assert_eq!((info().totals.commands, info().controllers), (2, 1));
-    drop(host);
+    assert_eq!((info().totals, info().controllers), (Default::default(), 1));
+    let mut io = target.io(nqn, controller, 0, 0);
+    assert_eq!(io.read(command(READ, 0, 8), 4096).status, 0);
+    assert_eq!(io.execute(command(WRITE, 0, 2), &pattern(1024, 1)).status, 0);
+    assert_eq!(io.read(command(READ, 1 << 40, 8), 4096).status, 0x4080);
+    let counted = |info: SubsystemInfo| {
+        let totals = info.totals;
+        (totals.commands, totals.read_bytes, totals.written_bytes, totals.errors)
+    };
+    assert_eq!(counted(info()), (3, 4096, 1024, 1));
+    // A disk that takes the place of another one is the same device.
+    let suspended = target.subsystems.suspend("shared", DRAIN).unwrap();
+    suspended.resume(disk("shared", plain())).unwrap();
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0);
+    assert_eq!(counted(info()), (4, 4608, 1024, 1));
+    drop((host, io));
     while info().controllers > 0 {
         std::thread::yield_now();
     }
-    assert_eq!(info().totals.commands, 2);
+    assert_eq!(counted(info()), (4, 4608, 1024, 1));
 }
 
 #[test]

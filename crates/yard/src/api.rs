@@ -580,6 +580,7 @@ fn all_connections(control: &Control) -> Vec<ConnectionView> {
         id: info.id,
         peer: info.peer,
         device: info.export,
+        subsystem: None,
         host: None,
         queue: None,
         tls: info.tls,
@@ -591,15 +592,16 @@ fn all_connections(control: &Control) -> Vec<ConnectionView> {
     });
     let infos = control.nvme.connections().into_iter();
     let all = control.devices.subsystems().and_then(|subsystems| subsystems.all_nqn());
-    let device = |nqn: String| {
-        let name = nqn.strip_prefix(NQN_PREFIX).filter(|_| all != Some(&*nqn));
+    let device = |nqn: &str| {
+        let name = nqn.strip_prefix(NQN_PREFIX).filter(|_| all != Some(nqn));
         name.map(str::to_owned)
     };
     let hosts = infos.map(|info| ConnectionView {
         protocol: "nvme".to_owned(),
         id: info.id,
         peer: info.peer,
-        device: info.subsystem.and_then(device),
+        device: info.subsystem.as_deref().and_then(device),
+        subsystem: info.subsystem,
         host: info.host,
         queue: info.queue,
         tls: false,

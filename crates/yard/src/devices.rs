@@ -373,6 +373,7 @@ impl Devices {
         let hosts = subsystem.map(|subsystem| subsystem.hosts).unwrap_or_default();
         let view = |host: HostInfo| HostView {
             nqn: host.nqn,
+            subsystem: host.subsystem,
             peer: host.peer,
             controller: host.controller,
             queues: host.queues as u64,

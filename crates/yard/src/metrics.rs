@@ -249,8 +249,8 @@ impl MetricsSample {
             }
         }
         let counters: [(&str, &str, HostsOf); 2] = [
-            ("nvme_commands", "Commands of NVMe hosts", |row| row.totals.commands),
-            ("nvme_errors", "Commands of NVMe hosts that failed", |row| row.totals.errors),
+            ("nvme_commands", "I/O commands of NVMe hosts", |row| row.totals.commands),
+            ("nvme_errors", "I/O commands of NVMe hosts that failed", |row| row.totals.errors),
         ];
         for (name, help, value) in counters {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -260,7 +260,7 @@ impl MetricsSample {
                     .encode_counter::<NoLabelSet, _, f64>(&value(row), None)?;
             }
         }
-        let help = "Data of commands of NVMe hosts that succeeded";
+        let help = "Data of I/O commands of NVMe hosts that succeeded";
         let mut family =
             encoder.encode_descriptor("nvme_bytes", help, None, MetricType::Counter)?;
         for row in &self.subsystems {

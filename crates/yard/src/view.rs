@@ -134,6 +134,9 @@ pub struct LimitsView {
 pub struct HostView {
     /// The NQN of the host.
     pub nqn: String,
+    /// The NQN of the subsystem that it uses: the device's own, or that of all devices.
+    #[serde(default)]
+    pub subsystem: String,
     /// The address of its admin queue.
     pub peer: String,
     /// The controller.
@@ -368,6 +371,9 @@ pub struct ConnectionView {
     /// The device; `null` during the handshake, for a host that discovers devices, and for one that
     /// uses all of them.
     pub device: Option<String>,
+    /// The NQN of the subsystem that an NVMe host uses; `null` during the handshake.
+    #[serde(default)]
+    pub subsystem: Option<String>,
     /// The NQN of an NVMe host.
     #[serde(default)]
     pub host: Option<String>,

@@ -455,6 +455,49 @@ fn the_refusal_to_remove_a_device_names_the_hosts_of_all_devices() {
     assert!(message.contains(&client), "{message}");
 }
 
+/// The metrics did not count their commands, and the list of connections did not say what they use.
+#[test]
+fn hosts_of_all_devices_are_in_devices_connections_and_metrics() {
+    let all = "nqn.2026-11.io.blockyard:all";
+    let nvme = NvmeSettings { subsystem: Some(all.to_owned()), ..NvmeSettings::default() };
+    let served = serve_with(&["null:///a?size=1G", "null:///b?size=1G"], nvme);
+    let client = &served.client;
+    let place = "tcp:127.0.0.1:0".to_owned();
+    let started = client.listen(&ListenRequest { place, discovery: false }).unwrap();
+    let address = started.addresses[0].strip_prefix("tcp:").unwrap().parse().unwrap();
+    let [admin, mut io] = nvme_queues(address, all);
+    // A Flush of `a` succeeds, one beyond the namespaces is counted for no device.
+    let mut flush = [0; 72];
+    (flush[0], flush[2], flush[4], flush[9], flush[12]) = (4, 72, 72, 0x40, 1);
+    exchange(&mut io, &flush);
+    flush[12] = 3;
+    io.write_all(&flush).unwrap();
+    io.read_exact(&mut [0; 24]).unwrap();
+    for name in ["a", "b"] {
+        let shown = client.device(name).unwrap();
+        let [host] = &shown.hosts[..] else { panic!("{shown:?}") };
+        assert_eq!((shown.clients, host.queues), (1, 1), "{name}");
+        assert_eq!((&*host.nqn, &*host.subsystem), (HOST_NQN, all));
+        assert_eq!(host.peer, format!("tcp:{}", admin.local_addr().unwrap()));
+        assert_ne!(shown.nqn.as_deref(), Some(all), "its own subsystem is another one");
+    }
+    let connections = client.connections().unwrap();
+    let queues: Vec<_> = connections.iter().map(|it| (it.queue, it.device.as_deref())).collect();
+    assert_eq!(queues, [(Some(0), None), (Some(1), None)]);
+    assert!(connections.iter().all(|it| it.subsystem.as_deref() == Some(all)));
+    let text = client.metrics().unwrap();
+    for (name, value) in [
+        (r#"nvme_controllers{device="a"}"#, "1"),
+        (r#"nvme_controllers{device="b"}"#, "1"),
+        (r#"nvme_queues{device="b"}"#, "1"),
+        (r#"nvme_commands_total{device="a"}"#, "1"),
+        (r#"nvme_commands_total{device="b"}"#, "0"),
+        (r#"nvme_errors_total{device="a"}"#, "0"),
+    ] {
+        assert!(text.contains(&format!("\nblockyard_{name} {value}\n")), "{name}: {text}");
+    }
+}
+
 const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
 
 /// NBD clients cannot learn a new length, so the volume must have none. NVMe hosts can.
