@@ -18,7 +18,7 @@
 //! first one for a namespace looks it up and opens the channel. Commands in flight, their memory
 //! and the PDUs of a batch are bounded.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -31,44 +31,30 @@ use crate::admin::{AdminAnswer, AdminQueue};
 use crate::auth_message;
 use crate::authentication::{AuthProgress, QueueAuth};
 use crate::command::{Cqe, FABRICS_OPCODE, Sqe, StatusCode, fabrics_type};
-use crate::controller::{ControllerTarget, Controllers};
 use crate::data_pool::{DataPool, PageSpan, digest_of};
 use crate::fabrics::{
-    AUTH_REQUESTED, CONNECT_BYTES, CONTROLLER_OFFSET, ConnectRefusal, ConnectRequest,
-    DISCOVERY_NQN, NEW_CONTROLLER, PropertyRequest, SUBSYSTEM_OFFSET,
+    AUTH_REQUESTED, CONNECT_BYTES, ConnectRefusal, ConnectRequest, DISCOVERY_NQN, PropertyRequest,
 };
 use crate::host_link::{HostLink, LinkRole};
 use crate::identify::QUEUE_ENTRIES_MAX;
+use crate::inbox::Inbox;
 use crate::io_queue::{CUT_CHECK_INTERVAL, IoQueue};
 use crate::namespace::{IoPlan, Transfer, check_pointer};
 use crate::namespace_queue::{CommandProgress, NamespaceQueue};
 use crate::outbox::{self, Outbox};
+use crate::session::SessionShared;
 use crate::slots::{CommandPlan, CommandSlot, CommandSlots, SlotPhase};
-use crate::subsystems::Subsystems;
 use crate::wire::{
     self, C2hData, CAPSULE_HEADER_BYTES, COMMON_HEADER_BYTES, DIGEST_BYTES, Digests, FatalStatus,
-    H2cData, IcReq, PduFault, PduHeader, PduLayout, WHOLE_PDU_BYTES_MAX, crc32c, pdu_type, u32_at,
+    H2cData, IcReq, PduFault, PduHeader, PduLayout, crc32c, pdu_type, u32_at,
 };
 
-/// The bytes that one receive asks for; the longest PDU that is parsed as a whole fits.
-const INBOX_BYTES: usize = 64 << 10;
 /// How long a host may take from connecting to its Connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection is idle before it returns memory.
 const IDLE_BEFORE_SHRINK: Duration = Duration::from_secs(1);
 /// How long an ending connection waits for its commands in flight.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-
-const _: () = assert!(WHOLE_PDU_BYTES_MAX < INBOX_BYTES, "a whole PDU fits");
-
-/// The state that all connections of a server share.
-#[derive(Debug)]
-pub(crate) struct SessionShared {
-    pub(crate) subsystems: Arc<Subsystems>,
-    pub(crate) controllers: Controllers,
-    /// Whether hosts find only the discovery subsystem here.
-    pub(crate) discovery_only: bool,
-}
 
 /// What a connection is.
 enum QueueRole {
@@ -100,34 +86,6 @@ struct ReceivingData {
     start: u64,
     len: u32,
     received: u32,
-}
-
-/// Received bytes that are not parsed yet.
-#[derive(Debug)]
-struct Inbox {
-    bytes: Box<[u8]>,
-    start: usize,
-    end: usize,
-}
-
-impl Inbox {
-    fn unread(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
-    }
-
-    fn skip(&mut self, len: usize) {
-        self.start += len;
-    }
-
-    /// Room for receiving.
-    fn room(&mut self) -> &mut [u8] {
-        if self.start > 0 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
-        }
-        &mut self.bytes[self.end..]
-    }
 }
 
 /// The connection of a host.
@@ -174,7 +132,7 @@ impl HostConnection {
             role: QueueRole::New,
             opened: Instant::now(),
             auth: None,
-            inbox: Inbox { bytes: vec![0; INBOX_BYTES].into(), start: 0, end: 0 },
+            inbox: Inbox::new(),
             outbox: Outbox::new(),
             pool: DataPool::new()?,
             slots: CommandSlots::new(),
@@ -653,11 +611,20 @@ impl HostConnection {
         let mut data = [0; CONNECT_BYTES as usize];
         self.pool.region().read(self.slots.get(index).data, &mut data);
         let request = ConnectRequest::parse(sqe, &data)?;
-        let (role, controller) = match request.queue {
-            0 => self.connect_admin(&request)?,
-            _ => self.connect_io(&request)?,
+        let controller = match request.queue {
+            0 => {
+                let admin = self.shared.connect_admin(&self.link, self.address, &request)?;
+                let id = admin.controller.id;
+                self.role = QueueRole::Admin(admin);
+                id
+            }
+            _ => {
+                let queue = self.shared.connect_io(&self.link, self.pool.region(), &request)?;
+                let id = queue.controller.id;
+                self.role = QueueRole::Io(Box::new(queue));
+                id
+            }
         };
-        self.role = role;
         self.entries = request.entries;
         self.flow_control = !request.no_flow_control;
         self.sq_head = if self.flow_control { 1 } else { 0xffff };
@@ -677,79 +644,6 @@ impl HostConnection {
         };
         self.auth = Some(QueueAuth::new(role, rules, Instant::now()));
         Ok(u64::from(controller) | AUTH_REQUESTED)
-    }
-
-    fn connect_admin(&self, request: &ConnectRequest) -> Result<(QueueRole, u16), ConnectRefusal> {
-        if request.controller != NEW_CONTROLLER {
-            return Err(ConnectRefusal::in_data(CONTROLLER_OFFSET));
-        }
-        let target = if request.subsystem == DISCOVERY_NQN {
-            self.shared.subsystems.watch(&self.link);
-            ControllerTarget::Discovery
-        } else {
-            let unknown = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
-            if self.shared.discovery_only {
-                return Err(unknown);
-            }
-            let (subsystems, host) = (&self.shared.subsystems, &request.host.nqn);
-            let target = subsystems.find(&request.subsystem).ok_or(unknown)?;
-            let refusal = match &target {
-                ControllerTarget::Device(subsystem) => subsystems.refusal(subsystem, host),
-                _ => subsystems.access.refusal_of_all(host),
-            };
-            if let Some(why) = refusal {
-                let (peer, subsystem) = (&self.link.peer, &request.subsystem);
-                tracing::warn!(peer, subsystem, host, "a host was refused: {why}");
-                return Err(ConnectRefusal::new(StatusCode::CONNECT_INVALID_HOST));
-            }
-            if !target.attach(&self.link, 0) {
-                return Err(unknown);
-            }
-            if matches!(&target, ControllerTarget::Device(subsystem) if subsystem.is_claimed()) {
-                target.detach(&self.link);
-                tracing::warn!(
-                    subsystem = request.subsystem,
-                    host = request.host.nqn,
-                    "a host was refused: a file system of the device is mounted; unmount it first"
-                );
-                return Err(ConnectRefusal::new(StatusCode::CONNECT_BUSY));
-            }
-            if let ControllerTarget::All(_) = target {
-                subsystems.watch(&self.link);
-            }
-            target
-        };
-        let controller = self.shared.controllers.add(target, request);
-        let id = controller.id;
-        let subsystems = Arc::clone(&self.shared.subsystems);
-        if let ControllerTarget::All(_) = controller.target {
-            controller.hide_claimed(&subsystems.devices());
-        }
-        Ok((QueueRole::Admin(AdminQueue::new(controller, subsystems, self.address)), id))
-    }
-
-    fn connect_io(&self, request: &ConnectRequest) -> Result<(QueueRole, u16), ConnectRefusal> {
-        let unknown = ConnectRefusal::in_data(CONTROLLER_OFFSET);
-        let controller = self.shared.controllers.find(request.controller).ok_or(unknown)?;
-        let other = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
-        if controller.target.identity().is_none_or(|it| it.nqn != request.subsystem) {
-            return Err(other);
-        }
-        let is_proved = self.shared.subsystems.access.authentication.is_none();
-        controller.open_queue(request, &self.link, is_proved)?;
-        if !controller.target.attach(&self.link, request.queue) {
-            controller.close_queue(&self.link);
-            return Err(other);
-        }
-        let subsystems = &self.shared.subsystems;
-        match IoQueue::open(&controller, subsystems, &self.link, self.pool.region()) {
-            Ok(queue) => Ok((QueueRole::Io(Box::new(queue)), controller.id)),
-            Err(refusal) => {
-                controller.close_queue(&self.link);
-                controller.target.detach(&self.link);
-                Err(refusal)
-            }
-        }
     }
 
     /// Answers a command of an I/O queue that has ended.
@@ -907,11 +801,7 @@ impl HostConnection {
                 }
                 got
             }
-            _ => {
-                let got = (&self.link.socket).read(self.inbox.room());
-                self.inbox.end += *got.as_ref().unwrap_or(&0);
-                got
-            }
+            _ => self.inbox.receive(&self.link.socket),
         };
         match received {
             Ok(0) => self.ending = true,

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use blockyard_os::socket::{self, Ready, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
-use crate::connection::{HostConnection, SessionShared};
+use crate::connection::HostConnection;
 use crate::controller::Controllers;
 use crate::fabrics::DISCOVERY_NQN;
 use crate::host_link::{CUT_GRACE, HostLink, LinkInfo};
+use crate::session::SessionShared;
 use crate::subsystems::Subsystems;
 
 /// The requested send buffer of sockets: a batch of PDUs fits, so that sending does not block.
