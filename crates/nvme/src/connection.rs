@@ -38,15 +38,16 @@ use crate::fabrics::{
 use crate::host_link::{HostLink, LinkRole};
 use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::inbox::Inbox;
-use crate::io_queue::{CUT_CHECK_INTERVAL, IoQueue};
+use crate::io_queue::IoQueue;
 use crate::namespace::{IoPlan, Transfer, check_pointer};
 use crate::namespace_queue::{CommandProgress, NamespaceQueue};
 use crate::outbox::{self, Outbox};
 use crate::session::SessionShared;
 use crate::slots::{CommandPlan, CommandSlot, CommandSlots, SlotPhase};
+use crate::subsystems::{CUT_CHECK_INTERVAL, Subsystem};
 use crate::wire::{
     self, C2hData, CAPSULE_HEADER_BYTES, COMMON_HEADER_BYTES, DIGEST_BYTES, Digests, FatalStatus,
-    H2cData, IcReq, PduFault, PduHeader, PduLayout, crc32c, pdu_type, u32_at,
+    H2cData, IcReq, PduFault, PduHeader, PduLayout, crc32c, pdu_type, u16_at, u32_at,
 };
 
 /// How long a host may take from connecting to its Connect.
@@ -76,6 +77,16 @@ impl QueueRole {
             QueueRole::New | QueueRole::Idle | QueueRole::Admin(_) => None,
         }
     }
+}
+
+/// Why parsing has stopped.
+enum ParseStop {
+    /// The next PDU needs more bytes.
+    NeedsBytes,
+    /// The PDUs that wait are to be sent first, or the connection ends.
+    Batch,
+    /// The next PDU is for a device that is being replaced.
+    Absent(Arc<Subsystem>),
 }
 
 /// Data of a PDU that is being received.
@@ -169,7 +180,7 @@ impl HostConnection {
     fn serve_commands(&mut self) -> io::Result<Option<PduFault>> {
         loop {
             self.renew_namespaces()?;
-            let needs_bytes = self.parse();
+            let stop = self.parse();
             let reaped = self.execute();
             self.send_events();
             let has_started = self.send()?;
@@ -192,10 +203,25 @@ impl HostConnection {
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
             }
             // Completions may have made room for more bios, and sent data for more commands.
-            if has_started || (reaped > 0 && self.has_bios()) || !(needs_bytes || self.ending) {
+            if has_started || (reaped > 0 && self.has_bios()) {
                 continue;
             }
-            self.receive()?;
+            match stop {
+                ParseStop::Absent(device) if reaped == 0 => self.wait_for(&device),
+                ParseStop::NeedsBytes => self.receive()?,
+                ParseStop::Batch if self.ending => self.receive()?,
+                ParseStop::Absent(_) | ParseStop::Batch => {}
+            }
+        }
+    }
+
+    /// Waits for a short time for commands in flight, or else for a device that is being replaced.
+    fn wait_for(&mut self, device: &Subsystem) {
+        match &mut self.role {
+            QueueRole::Io(queue) if !queue.is_idle() => {
+                queue.wait(Instant::now() + CUT_CHECK_INTERVAL);
+            }
+            _ => device.wait_for_disk(),
         }
     }
 
@@ -275,19 +301,46 @@ impl HostConnection {
         controller.target.detach(&self.link);
     }
 
-    /// Parses the received PDUs; `true` if more bytes are needed for the next one.
-    fn parse(&mut self) -> bool {
+    /// Parses the received PDUs. One for a device that is being replaced waits, and so do those
+    /// after it: meanwhile the queue answers the commands that it has begun.
+    fn parse(&mut self) -> ParseStop {
         while !self.ending && !self.outbox.is_full() {
+            if let Some(device) = self.absent_device() {
+                return ParseStop::Absent(device);
+            }
             match self.parse_one() {
                 Ok(true) => {}
-                Ok(false) => return true,
+                Ok(false) => return ParseStop::NeedsBytes,
                 Err(fault) => {
                     self.fault = Some(fault);
                     self.ending = true;
                 }
             }
         }
-        false
+        ParseStop::Batch
+    }
+
+    /// The device for whose command the next PDU is, if it is being replaced.
+    fn absent_device(&mut self) -> Option<Arc<Subsystem>> {
+        let QueueRole::Io(queue) = &self.role else { return None };
+        if !queue.has_all_devices() {
+            return None;
+        }
+        let unread = self.inbox.unread();
+        let index = match (&self.receiving, unread.first()) {
+            (Some(data), _) => data.slot,
+            (None, Some(&pdu_type::CAPSULE_CMD)) => {
+                let sqe = Sqe::parse(unread.get(COMMON_HEADER_BYTES..CAPSULE_HEADER_BYTES)?)?;
+                let nsid = (sqe.opcode() != FABRICS_OPCODE).then(|| sqe.nsid())?;
+                return queue.absent_device(nsid);
+            }
+            (None, Some(&pdu_type::H2C_DATA)) => {
+                let ids = unread.get(COMMON_HEADER_BYTES..COMMON_HEADER_BYTES + 4)?;
+                self.slots.find_receiving(u16_at(ids, 2), u16_at(ids, 0))?
+            }
+            _ => return None,
+        };
+        queue.absent_device_of(self.slots.get(index))
     }
 
     /// Parses one PDU, or data of one; `false` if more bytes are needed.
@@ -408,9 +461,18 @@ impl HostConnection {
         }
     }
 
+    /// Whether the device of a command is being replaced.
+    fn lacks_device(&mut self, index: u16) -> bool {
+        let QueueRole::Io(queue) = &self.role else { return false };
+        queue.absent_device_of(self.slots.get(index)).is_some()
+    }
+
     /// Gives memory to commands that wait for it, in the order of arrival.
     fn grant_memory(&mut self) {
         while let Some(&index) = self.waiting.front() {
+            if self.lacks_device(index) {
+                return;
+            }
             let slot = self.slots.get(index);
             let Some(span) = self.pool.take(slot.pages_bytes()) else { return };
             self.waiting.pop_front();
@@ -857,6 +919,9 @@ impl HostConnection {
         }
         if is_idle && self.pool.is_touched() {
             timeout = timeout.min(IDLE_BEFORE_SHRINK);
+        }
+        if self.waiting.front().copied().is_some_and(|index| self.lacks_device(index)) {
+            timeout = timeout.min(CUT_CHECK_INTERVAL);
         }
         if self.ending {
             // The socket is at its end, and would not let the thread sleep.

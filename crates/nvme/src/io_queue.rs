@@ -21,15 +21,13 @@ use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::namespace::{IoPlan, NSID};
 use crate::namespace_queue::{CommandProgress, NamespaceQueue};
 use crate::slots::CommandSlot;
-use crate::subsystems::Subsystems;
+use crate::subsystems::{CUT_CHECK_INTERVAL, Subsystem, Subsystems};
 
 /// The poll interval of a channel that does not report when completions are due.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// The most namespaces that a queue has open: with as many as commands, there is always one without
 /// a command to close for another.
 const NAMESPACES_OPEN_MAX: usize = QUEUE_ENTRIES_MAX as usize;
-/// The longest wait for a device before the next check whether the connection was cut.
-pub(crate) const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An I/O queue of a controller.
 pub(crate) struct IoQueue {
@@ -113,8 +111,25 @@ impl IoQueue {
         }
     }
 
-    fn has_all_devices(&self) -> bool {
+    /// Whether its controller has all devices.
+    pub(crate) fn has_all_devices(&self) -> bool {
         matches!(self.controller.target, ControllerTarget::All(_))
+    }
+
+    /// The device of a namespace that is not open, if it is being replaced. A queue of a device's
+    /// own subsystem waits for the device in [`IoQueue::renew`].
+    pub(crate) fn absent_device(&self, nsid: u32) -> Option<Arc<Subsystem>> {
+        if !self.has_all_devices() || self.namespaces.iter().any(|it| it.nsid == nsid) {
+            return None;
+        }
+        let found = AllDevices::find(&self.subsystems, nsid, &self.controller);
+        found.filter(|subsystem| subsystem.is_absent())
+    }
+
+    /// The device of a command that has begun, if it is being replaced.
+    pub(crate) fn absent_device_of(&self, slot: &CommandSlot) -> Option<Arc<Subsystem>> {
+        // A command for authentication has no device.
+        if slot.device == 0 { None } else { self.absent_device(slot.sqe.nsid()) }
     }
 
     /// Opens a namespace of the subsystem of all devices; returns its index.
@@ -172,6 +187,11 @@ impl IoQueue {
     /// Whether bios wait to be pushed.
     pub(crate) fn has_bios(&self) -> bool {
         self.namespaces.iter().any(|it| !it.bios.is_empty())
+    }
+
+    /// Whether no device has anything to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.namespaces.iter().all(NamespaceQueue::is_idle)
     }
 
     /// Whether a disk is being replaced or removed.

@@ -30,7 +30,7 @@ pub const NQN_PREFIX: &str = "nqn.2026-11.io.blockyard:";
 const NAME_LEN_MAX: usize = NQN_LEN_MAX - NQN_PREFIX.len();
 
 /// How often a queue that waits for a disk checks whether its connection was cut.
-const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The most subsystems of one table.
 pub const SUBSYSTEMS_MAX: usize = 4096;
@@ -240,6 +240,17 @@ impl Subsystem {
         state.users.retain(|user| !Arc::ptr_eq(&user.stats, &stats));
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Whether the disk is being replaced.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self.state().phase, DiskPhase::Absent)
+    }
+
+    /// Waits for a short time while the disk is being replaced.
+    pub(crate) fn wait_for_disk(&self) {
+        let is_absent = |state: &mut SubsystemState| matches!(state.phase, DiskPhase::Absent);
+        drop(self.changed.wait_timeout_while(self.state(), CUT_CHECK_INTERVAL, is_absent));
     }
 
     /// Whether a queue has the disk.

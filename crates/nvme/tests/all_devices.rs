@@ -3,7 +3,7 @@
 
 mod initiator;
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use blockyard_null::NullConfig;
 use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, HostAccess, SubsystemError};
 use initiator::{
     ALL, DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
-    disk, pattern, plain, pointed, target_of_all, with,
+    disk, h2c_header, pattern, plain, pointed, target_of_all, with,
 };
 
 const WRITE: u8 = 0x01;
@@ -363,6 +363,71 @@ fn a_queue_uses_other_devices_while_one_is_replaced() {
     drop(target.subsystems.suspend("zoned", DRAIN).unwrap());
     suspended.resume(disk("plain", plain())).unwrap();
     assert_eq!(io.execute(to(1, command(FLUSH, 0, 0)), &[]).status, 0);
+}
+
+/// The bug: a queue with a command for a device that was being replaced waited for it with the
+/// answers of other commands unsent, and kept the other devices from being replaced.
+#[test]
+fn a_queue_answers_other_commands_while_one_waits_for_its_device() {
+    let target = target();
+    let (mut admin, mut io) = queues(&target);
+    let data = pattern(16384, 3);
+    // The data of a write come when its device is away.
+    let late = io.capsule(pointed(to(1, command(WRITE, 0, 32)), 0x5a, data.len()), &[]);
+    let r2t = io.receive().unwrap();
+    let tag = u16::from_le_bytes([r2t.header[10], r2t.header[11]]);
+    let suspended = target.subsystems.suspend("plain", DRAIN).unwrap();
+    // In one segment: a read of the other device, which is answered, and what has to wait.
+    let read = pointed(to(2, command(READ, 0, 1)), 0x5a, 4096);
+    let [first, waits, last] = [0x100_u16, 0x101, 0x102];
+    let with_cid = |mut sqe: [u8; 64], cid: u16| {
+        sqe[2..4].copy_from_slice(&cid.to_le_bytes());
+        sqe
+    };
+    let mut bytes = io.print(4, &with_cid(read, first), &[]);
+    bytes.extend(io.print(6, &h2c_header(late, tag, 0, data.len() as u32), &data));
+    let flush = pointed(to(1, command(FLUSH, 0, 0)), 1, 0);
+    bytes.extend(io.print(4, &with_cid(flush, waits), &[]));
+    bytes.extend(io.print(4, &with_cid(read, last), &[]));
+    io.stream.write_all(&bytes).unwrap();
+    let done = io.done();
+    assert_eq!((done.cid, done.status), (first, 0));
+    // The other device can be replaced, and removed, while the queue waits.
+    let other = target.subsystems.suspend("zoned", DRAIN).unwrap();
+    drop(other);
+    assert_eq!(namespaces(&mut admin), [1]);
+    suspended.resume(disk("plain", plain())).unwrap();
+    let mut seen = [(); 3].map(|()| io.done()).map(|done| (done.cid, done.status));
+    seen.sort_unstable();
+    assert_eq!(seen, [(late, 0), (waits, 0), (last, 0x4002)]);
+    assert_eq!(io.read(to(1, command(READ, 0, 32)), data.len()).data, data);
+}
+
+/// A command that waited for memory when its device was replaced held the answers back too.
+#[test]
+fn a_command_that_waits_for_memory_and_its_device_holds_no_answer_back() {
+    let target = target();
+    let (_admin, mut io) = queues(&target);
+    // Two writes of the other device have all memory of the connection until they are complete.
+    let writes = [0, 256].map(|slba| {
+        let cid = io.capsule(pointed(to(2, command(WRITE, slba, 256)), 0x5a, 1 << 20), &[]);
+        let r2t = io.receive().unwrap();
+        (cid, u16::from_le_bytes([r2t.header[10], r2t.header[11]]))
+    });
+    let waits = io.capsule(pointed(to(1, command(READ, 0, 2048)), 0x5a, 1 << 20), &[]);
+    // An answer shows that the queue has begun the read.
+    assert_eq!(io.execute(to(2, command(FLUSH, 0, 0)), &[]).status, 0);
+    let suspended = target.subsystems.suspend("plain", DRAIN).unwrap();
+    for (cid, tag) in writes {
+        for offset in (0..1 << 20).step_by(128 << 10) {
+            io.h2c_data(cid, tag, offset, &pattern(128 << 10, 1));
+        }
+        let done = io.done();
+        assert_eq!((done.cid, done.status), (cid, 0));
+    }
+    suspended.resume(disk("plain", plain())).unwrap();
+    let done = io.done();
+    assert_eq!((done.cid, done.status, done.data.len()), (waits, 0, 1 << 20));
 }
 
 /// A queue kept a channel to each of up to 4096 devices.
