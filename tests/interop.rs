@@ -12,6 +12,7 @@ mod block_file;
 mod control;
 mod copy;
 mod engine;
+mod file;
 mod fio;
 mod guides;
 mod info;

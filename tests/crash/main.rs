@@ -27,6 +27,7 @@ mod cuts;
 mod damage;
 mod disk;
 mod errors;
+mod file;
 mod fio;
 mod history;
 mod kills;

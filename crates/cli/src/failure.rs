@@ -115,7 +115,7 @@ impl From<DaemonError> for Failure {
             DaemonError::Device { source: YardError::Stack(StackError::Volume(error)), .. } => {
                 Code::of_pool(error)
             }
-            DaemonError::Device { source: YardError::Stack(StackError::InUse(_)), .. } => {
+            DaemonError::Device { source: YardError::Stack(StackError::InUse { .. }), .. } => {
                 Code::Refused
             }
             DaemonError::Device { .. }

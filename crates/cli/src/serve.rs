@@ -67,7 +67,7 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
 /// that names the device, and of the configuration otherwise.
 fn start_failure(args: &ServeArgs, error: DaemonError) -> Failure {
     if let DaemonError::Device { name, source } = &error
-        && !matches!(source, YardError::Stack(StackError::Volume(_) | StackError::InUse(_)))
+        && !matches!(source, YardError::Stack(StackError::Volume(_) | StackError::InUse { .. }))
         && args.devices.iter().any(|spec| spec.name() == name)
     {
         return Failure::new(Code::Usage, error);

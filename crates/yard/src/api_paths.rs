@@ -85,8 +85,9 @@ impl ApiPaths {
     ) -> Result<(), YardError> {
         let paths = spec.kind().params().filter(|param| param.is_path());
         for param in paths {
+            let may_be_pool = spec.kind().name == "volume" && param.name == "path";
             match spec.text(param.name) {
-                Some(text) if param.name != "path" || !is_open_pool(&text) => {
+                Some(text) if !may_be_pool || !is_open_pool(&text) => {
                     self.check(param.name, Path::new(&text))?;
                 }
                 _ => {}

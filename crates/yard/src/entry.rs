@@ -130,6 +130,9 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
     if spec.kind().name == "volume" {
         text += &format!(", in {}", pool_path(spec).display());
     }
+    if spec.kind().name == "file" {
+        text += &format!(", {}", spec.text("path").unwrap_or_default());
+    }
     if let Some(ram) = describe_ram(spec) {
         text += &ram;
     }

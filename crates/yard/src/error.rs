@@ -7,7 +7,6 @@ use blockyard_fuse::FileError;
 use blockyard_nbd::ExportError;
 use blockyard_nvme::SubsystemError;
 use blockyard_ram::RamError;
-use blockyard_smr::media::MediaError;
 use blockyard_store::StoreError;
 use blockyard_volume::VolumeError;
 use blockyard_zonefs::{MountError, ZoneFsError};
@@ -78,9 +77,14 @@ pub enum StackError {
         /// The operation and the error.
         message: String,
     },
-    /// Another process has the backing of an SMR disk open.
-    #[error("backing: {0}")]
-    InUse(MediaError),
+    /// Another process has the file that a device is made of.
+    #[error("{message}")]
+    InUse {
+        /// The parameter that names the file.
+        field: &'static str,
+        /// The file, and the process.
+        message: String,
+    },
     /// The pool of a volume cannot be opened.
     #[error(transparent)]
     Volume(VolumeError),
@@ -92,8 +96,8 @@ impl StackError {
         match self {
             StackError::Invalid { field, .. }
             | StackError::Missing { field, .. }
-            | StackError::Refused { field, .. } => field,
-            StackError::InUse(_) => "backing",
+            | StackError::Refused { field, .. }
+            | StackError::InUse { field, .. } => field,
             StackError::Volume(error) => error.field(),
         }
     }
@@ -454,7 +458,7 @@ impl YardError {
             YardError::Device(DeviceError::Gone) => "gone",
             YardError::Device(DeviceError::Os { .. })
             | YardError::Stack(
-                StackError::Refused { .. } | StackError::InUse(_) | StackError::Volume(_),
+                StackError::Refused { .. } | StackError::InUse { .. } | StackError::Volume(_),
             ) => "refused",
             YardError::Export(_) | YardError::File(_) => "export_failed",
             YardError::Uri(_)
@@ -506,7 +510,7 @@ impl YardError {
             YardError::Stack(
                 error @ (StackError::Missing { .. }
                 | StackError::Refused { .. }
-                | StackError::InUse(_)
+                | StackError::InUse { .. }
                 | StackError::Volume(_)),
             ) => (error.field(), ""),
             YardError::Inject(InjectError { field, value, .. }) => (field, value),

@@ -27,6 +27,7 @@ use crate::param::ValueForm;
 use crate::scheduler::{self, is_tunable};
 use crate::spec::DeviceSpec;
 
+mod file;
 mod ram;
 mod smr;
 mod volume;
@@ -153,6 +154,7 @@ fn open_with<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
         "smr" => smr::open(spec)?,
         "ram" => ram::open(spec)?,
         "volume" => volume::open(spec)?,
+        "file" => file::open(spec)?,
         other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
     };
     made.notes.extend(untuned(spec));
@@ -180,6 +182,7 @@ pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
         "smr" => smr::check(spec)?,
         "ram" => ram::check(spec)?,
         "volume" => volume::check(spec)?,
+        "file" => file::check(spec)?,
         _ => notes(spec, &*null::<AtomicZoneSet>(spec)?),
     };
     notes.extend(untuned(spec));
@@ -439,12 +442,17 @@ mod tests {
         }
     }
 
-    /// A specification of each kind; a volume needs a pool and a size.
+    /// A specification of each kind; a volume needs a pool and a size, and a file a path.
     fn example(kind: &'static DeviceKind, pool: &TempDir) -> DeviceSpec {
         let mut spec = DeviceSpec::new(kind, "d").unwrap();
         if kind.name == "volume" {
             spec.set_text("path", &pool.path().display().to_string()).unwrap();
             spec.set_text("size", "1G").unwrap();
+        }
+        if kind.name == "file" {
+            let path = pool.path().with_extension("image");
+            std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).unwrap();
+            spec.set_text("path", &path.display().to_string()).unwrap();
         }
         spec
     }

@@ -181,7 +181,7 @@ mod tests {
             ("null:///", "the name is missing"),
             ("null:///?size=1G", "the name is missing"),
             ("nul:///n0", "did you mean `null`?"),
-            ("zvol:///n0", "`zvol` is not a kind of device (known: null, smr, ram, volume)"),
+            ("zvol:///n0", "`zvol` is not a kind of device (known: null, smr, ram, volume, file)"),
             ("null:///a/b", "invalid name `a/b`"),
             ("null:///n0?", "is not followed by a parameter"),
             ("null:///n0?size=1G&&bs=512", "is not followed by a parameter"),

@@ -766,8 +766,8 @@ mod tests {
             ),
             (
                 "[[device]]\nname = \"a\"\nkind = \"nul\"\n",
-                "line 3, column 8: `nul` is not a kind of device (known: null, smr, ram, volume); \
-                 did you mean `null`?",
+                "line 3, column 8: `nul` is not a kind of device (known: null, smr, ram, volume, \
+                 file); did you mean `null`?",
             ),
             (
                 "[device]\nname = \"a\"\nkind = \"null\"\n",

@@ -71,6 +71,13 @@ pub const KINDS: &[DeviceKind] = &[
         faults: &[],
         hints: VOLUME_HINTS,
     },
+    DeviceKind {
+        name: "file",
+        doc: "existing regular file or block device; direct I/O by io_uring",
+        params: FILE,
+        faults: &[],
+        hints: FILE_HINTS,
+    },
 ];
 
 /// The parameters of every kind.
@@ -437,6 +444,46 @@ const VOLUME_HINTS: &[(&str, &str)] = &[
     ("sparse", "it always is; leave it out"),
     ("refreservation", "write reservation=100G"),
     ("name", "the name is the path of the URI: volume:///NAME"),
+];
+
+const FILE: &[Param] = &[
+    param("path", PATH, "", "the regular file or block device, which has to be given"),
+    param(
+        "size",
+        size(0, SIZE_MAX),
+        "0",
+        "length of the file, which is created if there is none; an existing file must have it and \
+         is never resized; 0: what it has",
+    ),
+    param(
+        "direct",
+        ValueForm::Choice(&["auto", "on", "off"]),
+        "auto",
+        "bypass the page cache (O_DIRECT); auto: where the kernel reports that the file allows it",
+    ),
+    param(
+        "io",
+        ValueForm::Choice(&["auto", "uring", "blocking"]),
+        "auto",
+        "how requests are executed: by io_uring where the system allows it; by io_uring; or by \
+         calls that block",
+    ),
+];
+
+/// Names from other programs that users try on files.
+const FILE_HINTS: &[(&str, &str)] = &[
+    ("file", "write path=FILE"),
+    ("filename", "write path=FILE"),
+    ("device", "write path=/dev/NAME"),
+    ("backing", "write path=FILE"),
+    ("capacity", "write size=100G"),
+    ("bs", "it is that of the block device, or 512; direct=on takes what the file system needs"),
+    ("cache", "write direct=on or direct=off"),
+    ("aio", "write io=uring or io=blocking"),
+    ("format", "a file is served as it is, in raw format; leave it out"),
+    ("discard", "it takes discards where the file system does; leave it out"),
+    ("readonly", "write read_only=1"),
+    ("name", "the name is the path of the URI: file:///NAME"),
 ];
 
 /// The null device's own faults.

@@ -41,9 +41,12 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let config = disk_config(spec);
     if let Some(path) = spec.text("backing") {
         let files = Files::open_provisional(Path::new(&path), &backing(spec, &config));
-        let files = files.map_err(|error| match error {
-            MediaError::InUse { .. } => StackError::InUse(error),
-            _ => StackError::Refused { field: "backing", message: format!("backing: {error}") },
+        let files = files.map_err(|error| {
+            let (field, message) = ("backing", format!("backing: {error}"));
+            match error {
+                MediaError::InUse { .. } => StackError::InUse { field, message },
+                _ => StackError::Refused { field, message },
+            }
         })?;
         let provisional = files.provisional().clone();
         return Ok(Made { provisional, ..on(spec, config, files, notes)? });

@@ -1,0 +1,373 @@
+//! The file of a device: opens, creates, locks and examines it, and latches it after a failed
+//! flush.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockyard_core::owner_only;
+use blockyard_core::provisional::Provisional;
+use blockyard_core::{Extent, Region, SECTOR_BYTES, SECTOR_SHIFT, Sector};
+use blockyard_sync::rcu_cell::RcuCell;
+use rustix::fs::{AtFlags, FallocateFlags, StatxFlags};
+
+use crate::config::{Direct, FileConfig};
+use crate::error::FileDeviceError;
+use crate::lock;
+
+/// The unit of the probe whether the file system deallocates, in bytes, and the physical block size
+/// of a file whose file system reports an unusable one.
+const PAGE_BYTES: u64 = 4096;
+
+/// Largest block size that is used, in bytes.
+const BLOCK_BYTES_MAX: u64 = 64 << 10;
+
+/// The type that `statfs` reports for a FUSE file system (`FUSE_SUPER_MAGIC` of linux/magic.h).
+const FUSE: rustix::fs::FsWord = 0x6573_5546;
+
+/// Zeros that a write-zeroes writes if the file system has no call for it, in bytes.
+const FILL_BYTES: usize = 256 << 10;
+
+/// An open file, and what its system calls need to know about it.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    path: PathBuf,
+    /// Has the lock. I/O goes through descriptions of its own, from [`Backing::reopen`].
+    file: File,
+    pub(crate) is_device: bool,
+    pub(crate) len: u64,
+    pub(crate) logical_block_bytes: u32,
+    pub(crate) physical_block_bytes: u32,
+    /// I/O bypasses the page cache.
+    pub(crate) is_direct: bool,
+    /// The address of data is a multiple of this; 1 without direct I/O.
+    pub(crate) memory_align: usize,
+    pub(crate) read_only: bool,
+    /// The file or device can deallocate a range, which then reads as zeros.
+    pub(crate) can_discard: bool,
+    /// A write can make its own data durable. FUSE servers often ignore the flag for that.
+    pub(crate) has_fua: bool,
+    /// Whether a file that this opening created stays.
+    pub(crate) provisional: Provisional,
+}
+
+impl Backing {
+    /// Opens the file, or creates it if there is none and `size` is given.
+    pub(crate) fn open(config: &FileConfig) -> Result<Backing, FileDeviceError> {
+        config.check()?;
+        let path = config.path.as_path();
+        let (file, provisional) = match path.metadata() {
+            Ok(found) => (open_existing(config, &found)?, Provisional::kept()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && config.size > 0 => {
+                create(config)?
+            }
+            Err(error) => return Err(absent(path, error)),
+        };
+        let examined = examine(config, file, provisional.clone());
+        if examined.is_err() && !provisional.is_kept() {
+            _ = std::fs::remove_file(path);
+        }
+        examined
+    }
+
+    /// Another open file description of the file, for one queue. Each description reports a failed
+    /// write-back once, so each queue has its own.
+    ///
+    /// # Errors
+    /// If the system refuses it.
+    pub(crate) fn reopen(&self) -> io::Result<File> {
+        reopen(&self.file, self.read_only, self.is_direct)
+    }
+
+    /// The description that has the lock.
+    pub(crate) fn locked(&self) -> &File {
+        &self.file
+    }
+
+    /// The path, for messages.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The extent at a sector of the file: a hole, or data.
+    pub(crate) fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        let data = |sectors| Extent { sectors, allocated: true, zero: false };
+        if self.is_device {
+            return data(sectors);
+        }
+        let block = u64::from(self.logical_block_bytes);
+        let (at, end) = (from.bytes(), from.bytes() + (sectors << SECTOR_SHIFT));
+        let seek = |from| rustix::fs::seek(&self.file, from);
+        let next_data = match seek(rustix::fs::SeekFrom::Data(at)) {
+            Ok(next) => next.min(end),
+            // lseek(2): there are no data after the offset.
+            Err(rustix::io::Errno::NXIO) => end,
+            Err(_) => return data(sectors),
+        };
+        // A block that is only partly a hole is data.
+        let hole = (next_data - at) / block * block;
+        if hole > 0 {
+            return Extent { sectors: hole >> SECTOR_SHIFT, allocated: false, zero: true };
+        }
+        let next_hole = seek(rustix::fs::SeekFrom::Hole(next_data)).unwrap_or(end).clamp(at, end);
+        data((next_hole - at).next_multiple_of(block).clamp(block, end - at) >> SECTOR_SHIFT)
+    }
+}
+
+/// What all queues of a device share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) backing: Backing,
+    /// Set when a flush has failed: completed writes may be lost.
+    pub(crate) is_latched: Arc<RcuCell<bool>>,
+    pub(crate) zeros: Arc<Region>,
+}
+
+impl Shared {
+    pub(crate) fn new(backing: Backing) -> Shared {
+        let is_latched = Arc::new(RcuCell::new(false));
+        Shared { backing, is_latched, zeros: Region::alloc(FILL_BYTES) }
+    }
+
+    /// Latches the device after a failed flush: from now on changes and flushes fail.
+    #[cold]
+    pub(crate) fn latch(&self, errno: i32) {
+        if *self.is_latched.get() {
+            return;
+        }
+        self.is_latched.update(|_| true);
+        let (path, error) = (self.backing.path(), io::Error::from_raw_os_error(errno));
+        tracing::error!(
+            "{}: a flush failed: {error}; until the device is opened again, writes and flushes \
+             fail with EIO, because completed writes may be lost",
+            path.display()
+        );
+    }
+}
+
+/// Removes a file that the opening created and that was not kept, and releases the lock.
+impl Drop for Backing {
+    fn drop(&mut self) {
+        if !self.provisional.is_kept()
+            && let (Ok(ours), Ok(found)) = (self.file.metadata(), self.path.symlink_metadata())
+            && (ours.dev(), ours.ino()) == (found.dev(), found.ino())
+        {
+            _ = std::fs::remove_file(&self.path);
+        }
+        lock::unlock(&self.file, self.is_device);
+    }
+}
+
+fn refused<'a>(
+    verb: &'static str,
+    path: &'a Path,
+    advice: &'static str,
+) -> impl Fn(io::Error) -> FileDeviceError + use<'a> {
+    move |source| FileDeviceError::Io { verb, path: path.to_owned(), source, advice }
+}
+
+/// The error for a file that cannot be found or examined.
+fn absent(path: &Path, error: io::Error) -> FileDeviceError {
+    let advice = match error.kind() {
+        io::ErrorKind::NotFound => "; size=SIZE creates the file",
+        _ => "",
+    };
+    refused("open", path, advice)(error)
+}
+
+/// Opens an existing file, which is not changed.
+fn open_existing(config: &FileConfig, found: &std::fs::Metadata) -> Result<File, FileDeviceError> {
+    let (path, kind) = (config.path.as_path(), found.file_type());
+    if !kind.is_file() && !kind.is_block_device() {
+        let what = match () {
+            () if kind.is_dir() => "a directory",
+            () if kind.is_char_device() => "a character device",
+            () => "no file",
+        };
+        let wanted = format!("a regular file or a block device; it is {what}");
+        return Err(FileDeviceError::invalid("path", path.display(), wanted));
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(!config.read_only);
+    if kind.is_block_device() && !config.read_only {
+        options.custom_flags(libc::O_EXCL);
+    }
+    options.open(path).map_err(|error| {
+        let is_read_only =
+            matches!(error.raw_os_error(), Some(libc::EACCES | libc::EROFS | libc::EPERM));
+        let advice = match () {
+            () if error.raw_os_error() == Some(libc::EBUSY) => {
+                "; it is mounted, or another program has it exclusively"
+            }
+            () if is_read_only && !config.read_only => "; read_only=1 opens it for reading",
+            () => "",
+        };
+        refused("open", path, advice)(error)
+    })
+}
+
+/// Creates a sparse file that only its owner may use.
+fn create(config: &FileConfig) -> Result<(File, Provisional), FileDeviceError> {
+    let path = config.path.as_path();
+    if config.read_only {
+        let wanted = "an existing file: with read_only=1 none is created";
+        return Err(FileDeviceError::invalid("path", path.display(), wanted));
+    }
+    let mut options = owner_only::make_options();
+    let file = options.create_new(true).open(path).map_err(refused("create", path, ""))?;
+    let made = file.set_len(config.size).and_then(|()| file.sync_all()).and_then(|()| {
+        // The directory entry must survive a power cut as the file's first flush does.
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+    });
+    made.map_err(|error| {
+        _ = std::fs::remove_file(path);
+        refused("create", path, "")(error)
+    })?;
+    Ok((file, Provisional::removed_at_close()))
+}
+
+/// Locks the file and examines it.
+fn examine(
+    config: &FileConfig,
+    mut file: File,
+    provisional: Provisional,
+) -> Result<Backing, FileDeviceError> {
+    let path = config.path.as_path();
+    let failed = refused("examine", path, "");
+    let found = file.metadata().map_err(&failed)?;
+    let is_device = found.file_type().is_block_device();
+    lock::lock(&file, is_device, config.read_only).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            FileDeviceError::InUse { path: path.to_owned(), owner: lock::owner(&file) }
+        }
+        _ => refused("lock", path, "")(error),
+    })?;
+    if is_device && lock::zone_sectors(&file) > 0 {
+        let wanted = "a block device without zones; zoned block devices are not supported";
+        return Err(FileDeviceError::invalid("path", path.display(), wanted));
+    }
+    let len = file.seek(SeekFrom::End(0)).map_err(&failed)?;
+    check_len(config, len)?;
+    let (sector_bytes, physical) = if is_device {
+        let sector = rustix::fs::ioctl_blksszget(&file).map_err(|error| failed(error.into()))?;
+        let physical = rustix::fs::ioctl_blkpbszget(&file).map_err(|error| failed(error.into()))?;
+        (u64::from(sector), u64::from(physical))
+    } else {
+        (SECTOR_BYTES, found.blksize())
+    };
+    let direct = direct_io(config, &file, sector_bytes, len)?;
+    let logical = sector_bytes.max(direct.map_or(0, |it| it.offset_align));
+    if !logical.is_power_of_two() || logical > BLOCK_BYTES_MAX || !len.is_multiple_of(logical) {
+        let wanted = format!("a file whose length is a multiple of {logical} bytes; it has {len}");
+        return Err(FileDeviceError::invalid("path", path.display(), wanted));
+    }
+    let is_usable = physical.is_power_of_two() && physical <= BLOCK_BYTES_MAX;
+    let physical = logical.max(if is_usable { physical } else { PAGE_BYTES });
+    let is_fuse = rustix::fs::fstatfs(&file).is_ok_and(|it| it.f_type == FUSE);
+    Ok(Backing {
+        path: path.to_owned(),
+        is_device,
+        len,
+        logical_block_bytes: logical as u32,
+        physical_block_bytes: physical as u32,
+        is_direct: direct.is_some(),
+        memory_align: direct.map_or(1, |it| it.memory_align),
+        read_only: config.read_only,
+        can_discard: !config.read_only && can_discard(&file, is_device, found.rdev(), len),
+        // With the page cache, a failed synchronous write could not be told from a failed sync.
+        has_fua: direct.is_some() && !is_fuse,
+        file,
+        provisional,
+    })
+}
+
+/// Checks the length of the file.
+fn check_len(config: &FileConfig, len: u64) -> Result<(), FileDeviceError> {
+    let shown = config.path.display();
+    if config.size != 0 && config.size != len {
+        let wanted = format!("{len}, the length in bytes of `{shown}`, which is never resized");
+        return Err(FileDeviceError::invalid("size", config.size, wanted));
+    }
+    if len == 0 || !len.is_multiple_of(SECTOR_BYTES) {
+        let wanted = format!(
+            "a file whose length is a multiple of {SECTOR_BYTES} bytes, and not 0; it has {len}: \
+             `truncate -s %{SECTOR_BYTES} FILE` extends it"
+        );
+        return Err(FileDeviceError::invalid("path", shown, wanted));
+    }
+    Ok(())
+}
+
+/// The alignment that direct I/O needs, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DirectAlign {
+    offset_align: u64,
+    memory_align: usize,
+}
+
+/// The alignment of direct I/O, if the device is to use it.
+fn direct_io(
+    config: &FileConfig,
+    file: &File,
+    sector_bytes: u64,
+    len: u64,
+) -> Result<Option<DirectAlign>, FileDeviceError> {
+    if config.direct == Direct::Off {
+        return Ok(None);
+    }
+    let reported = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    let reported = reported.ok().filter(|it| it.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    let align = reported.map(|it| DirectAlign {
+        offset_align: it.stx_dio_offset_align.into(),
+        memory_align: it.stx_dio_mem_align as usize,
+    });
+    // statx(2): an alignment of 0 means that the file has no direct I/O.
+    let opened = match align {
+        Some(align) if align.offset_align == 0 || align.memory_align == 0 => {
+            Err(io::Error::from_raw_os_error(libc::EINVAL))
+        }
+        _ => reopen(file, config.read_only, true),
+    };
+    if config.direct == Direct::On {
+        opened.map_err(refused(
+            "open",
+            &config.path,
+            "; its file system has no direct I/O: direct=off uses the page cache",
+        ))?;
+        // The largest alignment that file systems with direct I/O need.
+        let unknown = DirectAlign { offset_align: PAGE_BYTES, memory_align: PAGE_BYTES as usize };
+        return Ok(Some(align.unwrap_or(unknown)));
+    }
+    let fits =
+        |it: &DirectAlign| it.offset_align <= sector_bytes && len.is_multiple_of(sector_bytes);
+    Ok(align.filter(|align| opened.is_ok() && fits(align)))
+}
+
+/// Opens the file of a description again, whatever its path is now.
+fn reopen(file: &File, read_only: bool, is_direct: bool) -> io::Result<File> {
+    let flags = if is_direct { libc::O_DIRECT } else { 0 };
+    let mut options = OpenOptions::new();
+    options.read(true).write(!read_only).custom_flags(flags);
+    options.open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Whether a range can be deallocated.
+fn can_discard(file: &File, is_device: bool, device: u64, len: u64) -> bool {
+    if is_device {
+        let number = format!("{}:{}", libc::major(device), libc::minor(device));
+        // A partition has the queue of its disk.
+        return ["queue", "../queue"].iter().any(|queue| {
+            let path = format!("/sys/dev/block/{number}/{queue}/discard_max_bytes");
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            text.trim().parse().is_ok_and(|bytes: u64| bytes > 0)
+        });
+    }
+    // Deallocating a range after the end of the file changes nothing.
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let at = len.next_multiple_of(PAGE_BYTES);
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, flags, at, PAGE_BYTES)).is_ok()
+}

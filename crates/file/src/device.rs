@@ -1,0 +1,147 @@
+//! The control plane of a `file` device.
+
+use std::sync::Arc;
+
+use blockyard_core::provisional::Provisional;
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_SHIFT, Sector};
+
+use crate::backing::{Backing, Shared};
+use crate::blocking::BlockingQueue;
+use crate::config::{FileConfig, IoEngine};
+use crate::error::FileDeviceError;
+use crate::queue::FileQueue;
+use crate::ring::{self, DEPTH, RingQueue};
+
+/// Longest read or write in sectors: 1 MiB. The channel splits longer ones, and their pieces run
+/// concurrently.
+const SECTORS_MAX: u64 = 2048;
+
+/// Longest discard or write-zeroes in sectors: 2 GiB. One call deallocates as much, and other
+/// requests run meanwhile.
+const ZERO_SECTORS_MAX: u64 = 1 << 22;
+
+/// A regular file or block device as a device.
+#[derive(Debug)]
+pub struct FileDevice {
+    shared: Arc<Shared>,
+    geometry: Geometry,
+    limits: Limits,
+    /// Queues use io_uring.
+    is_uring: bool,
+}
+
+impl FileDevice {
+    /// Opens the file. One that this creates stays.
+    ///
+    /// # Errors
+    /// As [`FileDevice::open_provisional`].
+    pub fn open(config: &FileConfig) -> Result<FileDevice, FileDeviceError> {
+        let device = FileDevice::open_provisional(config)?;
+        device.provisional().keep();
+        Ok(device)
+    }
+
+    /// Opens the file. One that this creates is removed when the device closes, unless
+    /// [`FileDevice::provisional`] is kept.
+    ///
+    /// # Errors
+    /// If a parameter is invalid, the file is in use, or the system refuses an operation. Then no
+    /// file was changed, and none that this created is left.
+    pub fn open_provisional(config: &FileConfig) -> Result<FileDevice, FileDeviceError> {
+        config.check()?;
+        let is_uring = config.io != IoEngine::Blocking
+            && match (ring::probe(), config.io) {
+                (Ok(()), _) => true,
+                (Err(error), IoEngine::Uring) => return Err(FileDeviceError::NoUring(error)),
+                (Err(error), _) => {
+                    let path = config.path.display();
+                    tracing::warn!("{path}: the system refuses io_uring ({error}): calls block");
+                    false
+                }
+            };
+        let backing = Backing::open(config)?;
+        let geometry = Geometry {
+            sectors: backing.len >> SECTOR_SHIFT,
+            logical_block_bytes: backing.logical_block_bytes,
+            physical_block_bytes: backing.physical_block_bytes,
+            zones: None,
+        };
+        let limits = Limits {
+            sectors_max: SECTORS_MAX,
+            // A merged request would fail as a whole where one of its bios fails alone, and the
+            // kernel merges neighbours that are submitted together.
+            segments_max: 1,
+            discard_sectors_max: if backing.can_discard { ZERO_SECTORS_MAX } else { 0 },
+            write_zeroes_sectors_max: ZERO_SECTORS_MAX,
+            write_cache: true,
+            fua: backing.has_fua,
+            read_only: backing.read_only,
+            ..Limits::unlimited(DEPTH)
+        };
+        let shared = Arc::new(Shared::new(backing));
+        Ok(FileDevice { shared, geometry, limits, is_uring })
+    }
+
+    /// Whether the file stays, if the opening created it.
+    pub fn provisional(&self) -> &Provisional {
+        &self.shared.backing.provisional
+    }
+
+    /// Whether I/O bypasses the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.shared.backing.is_direct
+    }
+
+    /// Whether io_uring executes requests, and not blocking calls.
+    pub fn is_uring(&self) -> bool {
+        self.is_uring
+    }
+}
+
+impl Device for FileDevice {
+    type Queue = FileQueue;
+
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn open_queue(&self) -> Result<FileQueue, DeviceError> {
+        let failed = |error: std::io::Error| DeviceError::Os {
+            what: "cannot open a queue of the file",
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        let shared = Arc::clone(&self.shared);
+        Ok(if self.is_uring {
+            FileQueue::Ring(Box::new(RingQueue::new(shared).map_err(failed)?))
+        } else {
+            FileQueue::Blocking(Box::new(BlockingQueue::new(shared).map_err(failed)?))
+        })
+    }
+
+    fn report_zones(
+        &self,
+        from: Sector,
+        _zones_max: usize,
+        _out: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        let sectors = self.geometry.sectors;
+        if from.0 < sectors {
+            Ok(())
+        } else {
+            Err(DeviceError::OutOfRange { sector: from, sectors })
+        }
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        let sectors = sectors.min(self.geometry.sectors.saturating_sub(from.0));
+        if sectors == 0 {
+            return Extent { sectors: 1, allocated: true, zero: false };
+        }
+        self.shared.backing.extent(from, sectors)
+    }
+}
