@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Stdio};
 
@@ -387,4 +388,62 @@ fn access_of_nvme_hosts_is_checked_before_anything_is_made() {
     let args = [MEM0, "--nvme", at, "--nvme-secrets", &good, "--nvme-allow", "mem0=nqn.a"];
     let yard = Yard::serve_in(Place::new(), &[&args[..], &["--log", "warn"]].concat());
     assert_eq!(yard.complained(), "");
+}
+
+/// A hypervisor's first message, GET_FEATURES; returns the features.
+fn vhost_features(path: &std::path::Path) -> (UnixStream, u64) {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.write_all([1_u32, 1, 0].map(u32::to_le_bytes).as_flattened()).unwrap();
+    let mut reply = [0; 20];
+    stream.read_exact(&mut reply).unwrap();
+    (stream, u64::from_le_bytes(reply[12..].try_into().unwrap()))
+}
+
+#[test]
+fn a_device_is_served_to_a_hypervisor_at_its_socket() {
+    const FLUSH: u64 = 1 << 9;
+    const ZONED: u64 = 1 << 17;
+    let place = Place::new();
+    let path = place.path().join("vm");
+    let at = format!("mem0=unix:{}", path.display());
+    let mut yard = Yard::serve_in(place, &[MEM0, N0, "--vhost", &at]);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let printed = yard.printed();
+    assert!(printed.contains("-device vhost-user-blk-pci,chardev=mem0"), "{printed}");
+    let (stream, features) = vhost_features(&path);
+    assert_eq!(features & (FLUSH | ZONED), FLUSH);
+    let shown = yard.command(&["show", "mem0", "--json"]).ok().out;
+    assert!(shown.contains(&format!("\"vhost\": \"unix:{}\"", path.display())), "{shown}");
+    assert!(shown.contains("\"clients\": 1"), "{shown}");
+    let connections = yard.command(&["connections"]).ok().out;
+    let of_us = format!("process {}", std::process::id());
+    assert!(connections.contains("vhost") && connections.contains(&of_us), "{connections}");
+    drop(stream);
+    yard.command(&["remove", "mem0"]).ok();
+    assert!(!path.exists(), "the device was removed");
+    yard.signal("TERM");
+    assert_eq!(yard.end().code(), Some(0));
+}
+
+#[test]
+fn a_socket_for_hypervisors_that_cannot_be_served_makes_nothing() {
+    let place = Place::new();
+    let path = place.path().join("vm");
+    let at = format!("unix:{}", path.display());
+    let serve =
+        |vhost: &str| blockyard(&["serve", MEM0, "-U", "-", "--vhost", vhost, "--run", "true"]);
+    for (vhost, code, wanted) in [
+        ("mem0".to_owned(), 2, "expected DEVICE=unix:PATH"),
+        ("mem0=tcp:127.0.0.1:1".to_owned(), 2, "expected unix:PATH"),
+        (format!("mem1={at}"), 1, "did you mean `mem0`"),
+        ("mem0=unix:/dev/null".to_owned(), 1, "no socket"),
+    ] {
+        let run = serve(&vhost);
+        assert_eq!(run.code, Some(code), "{vhost}: {run}");
+        assert!(run.err.contains(wanted), "{vhost}: {run}");
+        assert!(!path.exists(), "{vhost}");
+    }
+    let run = serve(&format!("mem0={at}"));
+    assert_eq!(run.code, Some(0), "{run}");
+    assert!(!path.exists(), "the socket is removed at the end");
 }

@@ -17,6 +17,7 @@ use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
 use blockyard_yard::size;
 use blockyard_yard::spec::{DeviceSpec, NAME_WANTED, check_name};
+use blockyard_yard::vhost::VhostPlace;
 use blockyard_yard::{
     AllowLists, AllowedHosts, AuthHash, DhGroup, NBD_MEMORY_MIN, UnixPlace, check_subsystem_nqn,
 };
@@ -190,6 +191,10 @@ pub(crate) struct ServeArgs {
     /// Let NVMe hosts discover the devices at tcp:HOST:PORT, e.g. port 8009; may be repeated
     #[arg(long, value_name = "PLACE", value_parser = nvme_place)]
     pub(crate) nvme_discovery: Vec<Endpoint>,
+    /// Serve DEVICE to a virtual machine by vhost-user-blk at a unix socket, DEVICE=unix:PATH; may
+    /// be repeated
+    #[arg(long, value_name = "DEVICE=PLACE", value_parser = vhost_place)]
+    pub(crate) vhost: Vec<VhostPlace>,
     /// Let the NVMe host with this NQN, as in its /etc/nvme/hostnqn, use DEVICE, `*` for every
     /// device without a list, and no others; may be repeated
     #[arg(long, value_name = "DEVICE=NQN", value_parser = device_host)]
@@ -806,6 +811,11 @@ fn dh_group() -> impl TypedValueParser<Value = DhGroup> {
     let word = |text: String| DhGroup::ALL.into_iter().find(|group| group.word() == text);
     PossibleValuesParser::new(DhGroup::ALL.map(DhGroup::word))
         .map(move |text| word(text).expect("it is one of the words"))
+}
+
+fn vhost_place(text: &str) -> Result<VhostPlace, String> {
+    let (device, place) = text.split_once('=').ok_or("expected DEVICE=unix:PATH")?;
+    VhostPlace::of(device, place)
 }
 
 fn nvme_place(text: &str) -> Result<Endpoint, String> {

@@ -111,6 +111,7 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
                 (None, _) => "not served".to_owned(),
             },
         ),
+        ("vhost", device.vhost.clone().unwrap_or_else(|| "not served".to_owned())),
         ("file", device.file.clone().unwrap_or_else(|| "not mounted".to_owned())),
         ("file requests by", device.file_transport.clone().unwrap_or_else(|| "-".to_owned())),
         ("opens", device.opens.to_string()),

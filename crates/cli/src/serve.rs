@@ -237,6 +237,7 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         nbd,
         nvme,
         nvme_discovery,
+        vhost: if args.vhost.is_empty() { config.vhost } else { args.vhost.clone() },
         nvme_access,
         activated,
         fuse,
@@ -451,6 +452,9 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
         if let (Some(nqn), Some(address)) = (entry.nqn(), nvme.first()) {
             writeln!(out, "  {}", shell_snippet::nvme_connect(nqn, *address))?;
         }
+        if let Some((place, _)) = daemon.devices().vhost().find(entry.spec.name()) {
+            writeln!(out, "  {}", shell_snippet::vhost_device(&place))?;
+        }
         for note in entry.notes() {
             writeln!(out, "  note: {note}")?;
         }
@@ -495,9 +499,7 @@ fn announce_json(
     daemon: &Daemon,
 ) -> Result<(), Failure> {
     let devices = daemon.devices();
-    let view = |entry: &DeviceEntry| {
-        DeviceView::new(entry, 0, Vec::new(), devices.files().find_info(entry.spec.name()))
-    };
+    let view = |entry: &DeviceEntry| DeviceView::new(entry, devices);
     let subsystem = devices.subsystems().and_then(|subsystems| subsystems.all_nqn());
     let devices: Vec<_> = devices.list().iter().map(view).collect();
     let nbd = addresses(daemon);

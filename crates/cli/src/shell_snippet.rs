@@ -5,6 +5,7 @@ use std::path::Path;
 
 use blockyard_core::Disk;
 use blockyard_yard::spec::DeviceSpec;
+use blockyard_yard::vhost::VhostPlace;
 
 /// A line for a shell that uses the device. `uri` is its NBD URI, if NBD is served anywhere.
 pub(crate) fn line(
@@ -39,6 +40,19 @@ pub(crate) fn line(
 pub(crate) fn nvme_connect(nqn: &str, address: SocketAddr) -> String {
     let (ip, port) = (address.ip(), address.port());
     format!("nvme connect -t tcp -a {ip} -s {port} -n {nqn}")
+}
+
+/// Options of QEMU that attach the device to a virtual machine, whose memory has to be shared.
+pub(crate) fn vhost_device(place: &VhostPlace) -> String {
+    let VhostPlace { device, place } = place;
+    let path = place.path.display().to_string();
+    let chardev = quote(&format!("socket,id={device},path={path},reconnect=1"));
+    format!(
+        "qemu-system-x86_64 ... \\\n    \
+         -object memory-backend-memfd,id=mem,size=1G,share=on,seal=on \\\n    \
+         -machine memory-backend=mem -m 1G -chardev {chardev} \\\n    \
+         -device vhost-user-blk-pci,chardev={device}"
+    )
 }
 
 /// `--control PATH`, unless commands find the socket without.

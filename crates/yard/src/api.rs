@@ -25,7 +25,6 @@ use serde::de::DeserializeOwned;
 use crate::api_paths::ApiPaths;
 use crate::cleanup_registry::CleanupRegistry;
 use crate::devices::Devices;
-use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::inject;
 use crate::metrics;
@@ -289,21 +288,15 @@ async fn version() -> axum::Json<VersionView> {
     })
 }
 
-fn view(devices: &Devices, entry: &DeviceEntry) -> DeviceView {
-    let name = entry.spec.name();
-    let (clients, hosts) = (devices.clients(name), devices.hosts(name));
-    DeviceView::new(entry, clients, hosts, devices.files().find_info(name))
-}
-
 async fn list(State(control): Shared) -> Answer<Vec<DeviceView>> {
     let devices = control.devices.list();
-    let views = devices.iter().map(|entry| view(&control.devices, entry));
+    let views = devices.iter().map(|entry| DeviceView::new(entry, &control.devices));
     Ok(axum::Json(views.collect()))
 }
 
 async fn show(State(control): Shared, name: Name) -> Answer<DeviceView> {
     let name = path(name)?;
-    Ok(axum::Json(view(&control.devices, &control.devices.find(&name)?)))
+    Ok(axum::Json(DeviceView::new(&control.devices.find(&name)?, &control.devices)))
 }
 
 async fn add(
@@ -317,7 +310,7 @@ async fn add(
         control.paths.check_device(&spec, is_open)?;
         let entry = control.devices.add(spec)?;
         tracing::info!(device = entry.spec.name(), uri = %entry.spec, "device added");
-        Ok(view(&control.devices, &entry))
+        Ok(DeviceView::new(&entry, &control.devices))
     });
     Ok((StatusCode::CREATED, made.await?))
 }
@@ -341,7 +334,7 @@ async fn remove(State(control): Shared, name: Name, asked: Asked) -> Answer<Devi
         .into());
     }
     blocking(move || {
-        let before = view(&control.devices, &control.devices.find(&name)?);
+        let before = DeviceView::new(&control.devices.find(&name)?, &control.devices);
         let DeviceView { clients, opens, .. } = before;
         if clients + opens > 0 && !asked.force {
             let connections = all_connections(&control).into_iter();
@@ -611,7 +604,25 @@ fn all_connections(control: &Control) -> Vec<ConnectionView> {
         errors: info.errors,
         memory_bytes: 0,
     });
-    clients.chain(hosts).collect()
+    let hypervisors = control.devices.vhost().list().into_iter();
+    let hypervisors = hypervisors.filter(|(_, info)| info.is_connected);
+    let hypervisors = hypervisors.map(|(place, info)| ConnectionView {
+        protocol: "vhost".to_owned(),
+        // A device has one at a time.
+        id: 0,
+        peer: info.pid.map_or_else(|| "unknown".to_owned(), |pid| format!("process {pid}")),
+        device: Some(place.device),
+        subsystem: None,
+        host: None,
+        queue: None,
+        tls: false,
+        requests: info.requests,
+        read_bytes: info.read_bytes,
+        written_bytes: info.written_bytes,
+        errors: info.errors,
+        memory_bytes: 0,
+    });
+    clients.chain(hosts).chain(hypervisors).collect()
 }
 
 fn memory_use(control: &Control) -> MemoryUse {

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use blockyard_nbd::{Endpoint, UnixPlace};
 
 use crate::spec::DeviceSpec;
+use crate::vhost::VhostPlace;
 
 mod nvme;
 mod read;
@@ -42,6 +43,8 @@ pub struct Config {
     pub nvme: Vec<Endpoint>,
     /// The endpoints of NVMe discovery alone.
     pub nvme_discovery: Vec<Endpoint>,
+    /// The sockets at which hypervisors find devices.
+    pub vhost: Vec<VhostPlace>,
     /// The access of NVMe hosts.
     pub nvme_access: NvmeSettings,
     /// The positions of its settings in the text.

@@ -23,6 +23,7 @@ use crate::devices::Devices;
 use crate::error::YardError;
 use crate::nvme_listeners::{self, DRAIN, NvmeListeners};
 use crate::spec::DeviceSpec;
+use crate::vhost::{BoundVhost, VhostPlace};
 
 /// Options with endpoints of NVMe.
 const NVME: &str = "nvme";
@@ -39,6 +40,8 @@ pub struct DaemonOptions {
     pub nvme: Vec<Endpoint>,
     /// The endpoints of NVMe discovery alone: TCP ports.
     pub nvme_discovery: Vec<Endpoint>,
+    /// The sockets at which hypervisors find devices.
+    pub vhost: Vec<VhostPlace>,
     /// The access of NVMe hosts.
     pub nvme_access: config::NvmeSettings,
     /// Whether NBD is also served on the sockets that systemd passed.
@@ -105,6 +108,17 @@ pub enum DaemonError {
     NvmeListener {
         /// The option that has the endpoint.
         option: &'static str,
+        /// The reason.
+        source: YardError,
+    },
+    /// A socket for hypervisors cannot be bound.
+    #[error("vhost: {0}; --vhost names another place")]
+    VhostPlace(ListenError),
+    /// A device cannot be served to hypervisors.
+    #[error("vhost: invalid device `{device}`: {source}")]
+    Vhost {
+        /// The device.
+        device: String,
         /// The reason.
         source: YardError,
     },
@@ -188,10 +202,16 @@ impl Daemon {
             daemon.mount(dir, options.fuse_allow_other)?;
         }
         let bound = daemon.bind_nbd(options)?;
+        let vhost = daemon.bind_vhost(options)?;
         let nvme = bind_all_nvme(NVME, &options.nvme)?;
         let nvme_discovery = bind_all_nvme(NVME_DISCOVERY, &options.nvme_discovery)?;
         let added = daemon.devices.add_all(&options.devices);
         added.map_err(|(name, source)| DaemonError::Device { name, source })?;
+        for bound in vhost {
+            let device = bound.device().to_owned();
+            let served = daemon.devices.serve_vhost(bound);
+            served.map_err(|source| DaemonError::Vhost { device, source })?;
+        }
         let (sender, cleanup) = (daemon.sender(), Arc::clone(&daemon.cleanup));
         daemon
             .control
@@ -245,6 +265,23 @@ impl Daemon {
                 let adopt = |exports, options| Server::adopt(exports, socket, options);
                 bound.push((self.bind_by(&options.tls, adopt)?, false));
             }
+        }
+        Ok(bound)
+    }
+
+    /// Binds the sockets at which hypervisors find devices.
+    fn bind_vhost(&self, options: &DaemonOptions) -> Result<Vec<BoundVhost>, DaemonError> {
+        let mut bound = Vec::new();
+        for place in &options.vhost {
+            let device = &place.device;
+            let unknown = || {
+                let names = options.devices.iter().map(DeviceSpec::name);
+                let (device, source) = (device.clone(), YardError::no_such_device(device, names));
+                DaemonError::Vhost { device, source }
+            };
+            options.devices.iter().find(|spec| spec.name() == device).ok_or_else(unknown)?;
+            bound.push(BoundVhost::bind(place).map_err(DaemonError::VhostPlace)?);
+            self.cleanup.add(&place.place.path);
         }
         Ok(bound)
     }

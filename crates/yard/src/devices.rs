@@ -17,6 +17,7 @@ use crate::entry::{DeviceEntry, NvmeExport, describe};
 use crate::error::{StackError, YardError};
 use crate::spec::DeviceSpec;
 use crate::stack;
+use crate::vhost::{BoundVhost, VhostServers};
 use crate::view::{FormatRequest, FormatView, HostView, MountView};
 use crate::zonefs::Mounts;
 
@@ -35,6 +36,7 @@ pub struct Devices {
     subsystems: OnceLock<Arc<Subsystems>>,
     mounts: Mounts,
     files: Arc<Files>,
+    vhost: VhostServers,
     /// The control socket of this yard, once it is known.
     control: OnceLock<PathBuf>,
 }
@@ -59,6 +61,13 @@ impl DeviceTable {
     }
 }
 
+/// The exporters that wait for a device that is being replaced.
+#[derive(Default)]
+struct Suspended {
+    subsystem: Option<SuspendedSubsystem>,
+    vhost: Option<BoundVhost>,
+}
+
 /// A reserved name. Dropping it releases the name; it must not be dropped while the lock is held.
 struct Reserved<'d> {
     devices: &'d Devices,
@@ -78,6 +87,7 @@ impl Default for Devices {
             exports: Exports::new(),
             subsystems: OnceLock::new(),
             files: Files::new(),
+            vhost: VhostServers::default(),
             mounts: Mounts::default(),
             control: OnceLock::new(),
         }
@@ -105,6 +115,20 @@ impl Devices {
     /// The NVMe subsystems, once there are any.
     pub fn subsystems(&self) -> Option<&Arc<Subsystems>> {
         self.subsystems.get()
+    }
+
+    /// The vhost-user servers of the devices that have one.
+    pub fn vhost(&self) -> &VhostServers {
+        &self.vhost
+    }
+
+    /// Serves a device to hypervisors at a socket that listens.
+    ///
+    /// # Errors
+    /// If there is no such device, it is served already, or the system refuses.
+    pub(crate) fn serve_vhost(&self, bound: BoundVhost) -> Result<(), YardError> {
+        let entry = self.find(bound.device())?;
+        self.vhost.start(entry.shared.clone(), bound)
     }
 
     /// The block files: every device under its name.
@@ -142,7 +166,8 @@ impl Devices {
         let opened: Vec<_> = opened.collect::<Result<_, _>>()?;
         opened.iter().for_each(|(_, made)| made.keep());
         for (spec, (_reserved, made)) in specs.iter().zip(opened) {
-            self.enter(spec.clone(), usize::MAX, made, None).map_err(failed(spec))?;
+            self.enter(spec.clone(), usize::MAX, made, Suspended::default())
+                .map_err(failed(spec))?;
         }
         Ok(())
     }
@@ -156,17 +181,17 @@ impl Devices {
         let _reserved = self.reserve(spec.name())?;
         // Outside the lock: it opens files, and requests that only read the list must not wait.
         let made = make(&spec)?;
-        self.enter(spec, usize::MAX, made, None)
+        self.enter(spec, usize::MAX, made, Suspended::default())
     }
 
     /// Exports an open device whose name is reserved, and inserts it at this index of the list.
-    /// `suspended` is the NVMe subsystem that waits for it, if there is one.
+    /// `suspended` are the exporters that wait for it.
     fn enter(
         &self,
         spec: DeviceSpec,
         index: usize,
         made: stack::Made,
-        suspended: Option<SuspendedSubsystem>,
+        suspended: Suspended,
     ) -> Result<DeviceEntry, YardError> {
         if let (Some(pool), Some(control)) = (&made.pool, self.control.get())
             && let Err(error) = pool.announce(control)
@@ -176,7 +201,10 @@ impl Devices {
         // One lock for sub-block writes by any protocol.
         let shared = SharedDisk::from(Arc::clone(&made.disk));
         self.export(&spec, &shared)?;
-        let nvme = self.add_subsystem(spec.name(), &shared, suspended);
+        let nvme = self.add_subsystem(spec.name(), &shared, suspended.subsystem);
+        if let Some(vhost) = suspended.vhost {
+            self.vhost.resume(vhost, shared.clone());
+        }
         let entry = DeviceEntry::new(spec, made, shared, nvme);
         entry.warn_of_nvme();
         for note in entry.notes() {
@@ -222,11 +250,7 @@ impl Devices {
 
     /// Takes an unused device away from all exporters. If it `grows`, NVMe hosts may use it: they
     /// wait for it. If this fails, the device is exported as before.
-    fn withdraw(
-        &self,
-        entry: &DeviceEntry,
-        grows: bool,
-    ) -> Result<Option<SuspendedSubsystem>, YardError> {
+    fn withdraw(&self, entry: &DeviceEntry, grows: bool) -> Result<Suspended, YardError> {
         let name = entry.spec.name();
         // No client that comes after this is admitted, so that the counts below stay true.
         let Some(_claim) = entry.shared.claim.claim() else {
@@ -234,7 +258,7 @@ impl Devices {
             return Err(YardError::Mounted { name, dir });
         };
         let (clients, opens) = self.users(name);
-        let clients = if grows { self.nbd_clients(name) } else { clients };
+        let clients = if grows { self.nbd_clients(name) + self.hypervisors(name) } else { clients };
         let used = |opens| YardError::Used { name: name.to_owned(), clients, opens };
         if clients + opens > 0 {
             return Err(used(opens));
@@ -247,14 +271,18 @@ impl Devices {
         let subsystems = self.subsystems.get().filter(|_| grows && entry.has_subsystem());
         let Some(subsystems) = subsystems else {
             self.remove_subsystem(name, Duration::ZERO);
-            return Ok(None);
+            return Ok(Suspended { subsystem: None, vhost: self.vhost.suspend(name) });
         };
-        subsystems.suspend(name, SUSPEND_TIMEOUT).map(Some).map_err(|error| {
-            match self.export(&entry.spec, &entry.shared) {
-                Ok(()) => error.into(),
-                Err(error) => error,
+        match subsystems.suspend(name, SUSPEND_TIMEOUT) {
+            Ok(subsystem) => {
+                let subsystem = Some(subsystem);
+                Ok(Suspended { subsystem, vhost: self.vhost.suspend(name) })
             }
-        })
+            Err(error) => match self.export(&entry.spec, &entry.shared) {
+                Ok(()) => Err(error.into()),
+                Err(error) => Err(error),
+            },
+        }
     }
 
     /// Removes the NVMe subsystem of a device, if it has one.
@@ -295,6 +323,7 @@ impl Devices {
         let deadline = Instant::now() + drain;
         self.mounts.remove(name, drain);
         let left = || deadline.saturating_duration_since(Instant::now());
+        self.vhost.remove(name);
         let exported = self.exports.remove(name, left());
         self.remove_subsystem(name, left());
         self.files.remove(name, left())?;
@@ -360,11 +389,16 @@ impl Devices {
         (self.clients(name), self.files.find_info(name).map_or(0, |info| info.opens))
     }
 
-    /// The number of a device's NBD clients and NVMe hosts.
+    /// The number of a device's NBD clients, NVMe hosts and hypervisors.
     pub fn clients(&self, name: &str) -> u64 {
         let subsystem = self.subsystems.get().and_then(|subsystems| subsystems.find_info(name));
         let hosts = subsystem.map_or(0, |subsystem| subsystem.controllers as u64);
-        self.nbd_clients(name) + hosts
+        self.nbd_clients(name) + hosts + self.hypervisors(name)
+    }
+
+    /// The number of hypervisors that use a device: 0 or 1.
+    fn hypervisors(&self, name: &str) -> u64 {
+        self.vhost.find(name).map_or(0, |(_, info)| info.is_connected.into())
     }
 
     /// The NVMe hosts of a device.

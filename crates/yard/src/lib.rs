@@ -27,6 +27,7 @@ pub mod stack;
 pub mod suggestion;
 pub mod table;
 pub mod uri;
+pub mod vhost;
 pub mod view;
 pub mod volumes;
 pub mod zone_check;

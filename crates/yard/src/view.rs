@@ -4,11 +4,11 @@ use blockyard_core::channel::Stats;
 use blockyard_core::zone::gate::GateMode;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Op, Sector};
-use blockyard_fuse::FileInfo;
 use blockyard_nbd::MemoryUse;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
 use serde::{Deserialize, Serialize};
 
+use crate::devices::Devices;
 use crate::entry::{DeviceEntry, describe};
 use crate::ram::RamView;
 use crate::scheduler;
@@ -63,7 +63,7 @@ pub struct DeviceView {
     pub scheduler: String,
     /// Channels open now.
     pub channels: u64,
-    /// NBD clients and NVMe hosts that use it now.
+    /// NBD clients, NVMe hosts and hypervisors that use it now.
     pub clients: u64,
     /// The NQN of its NVMe subsystem, if it has one.
     #[serde(default)]
@@ -74,6 +74,9 @@ pub struct DeviceView {
     /// The NVMe hosts that use it now.
     #[serde(default)]
     pub hosts: Vec<HostView>,
+    /// The socket at which hypervisors find it, if it has one: `unix:PATH`.
+    #[serde(default)]
+    pub vhost: Option<String>,
     /// The path of its block file, if files are mounted.
     #[serde(default)]
     pub file: Option<String>,
@@ -146,14 +149,10 @@ pub struct HostView {
 }
 
 impl DeviceView {
-    /// A device with this number of clients, some of which are NVMe hosts, and with its file if
-    /// there is one.
-    pub fn new(
-        entry: &DeviceEntry,
-        clients: u64,
-        hosts: Vec<HostView>,
-        file: Option<FileInfo>,
-    ) -> DeviceView {
+    /// A device with its clients, its file and its sockets.
+    pub fn new(entry: &DeviceEntry, devices: &Devices) -> DeviceView {
+        let name = entry.spec.name();
+        let file = devices.files().find_info(name);
         let (disk, limits) = (entry.disk.as_ref(), entry.disk.limits());
         let (geometry, gate) = (disk.geometry(), disk.gate());
         DeviceView {
@@ -186,10 +185,11 @@ impl DeviceView {
             },
             scheduler: scheduler::active(disk).to_owned(),
             channels: disk.stats().channels,
-            clients,
+            clients: devices.clients(name),
             nqn: entry.nqn().map(str::to_owned),
             nsid: entry.nsid(),
-            hosts,
+            hosts: devices.hosts(name),
+            vhost: devices.vhost().find(name).map(|(place, _)| format!("unix:{}", place.place)),
             opens: file.as_ref().map_or(0, |file| file.opens),
             file_transport: file
                 .as_ref()
@@ -358,10 +358,10 @@ pub fn dense(latency: &LatencyView) -> Vec<u64> {
     buckets
 }
 
-/// The connection of an NBD client, or of a queue of an NVMe host.
+/// The connection of an NBD client, of a queue of an NVMe host, or of a hypervisor.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ConnectionView {
-    /// The protocol: `nbd` or `nvme`.
+    /// The protocol: `nbd`, `nvme` or `vhost`.
     #[serde(default)]
     pub protocol: String,
     /// The connection's number in its server.

@@ -19,11 +19,12 @@ use crate::param::{
 use crate::spec::DeviceSpec;
 use crate::suggestion::nearest;
 use crate::uri::{self, find_kind};
+use crate::vhost::VhostPlace;
 
 /// The most errors that are reported.
 const ERRORS_MAX: usize = 20;
 
-pub(super) const SECTIONS: [&str; 4] = ["serve", "tls", "nvme", "device"];
+pub(super) const SECTIONS: [&str; 5] = ["serve", "tls", "nvme", "vhost", "device"];
 pub(super) const SERVE_KEYS: [&str; 9] = [
     "nbd",
     "nvme",
@@ -84,12 +85,13 @@ impl ConfigReader<'_> {
                 ("serve", DeValue::Table(table)) => self.serve(table, config),
                 ("tls", DeValue::Table(table)) => self.tls(table, config),
                 ("nvme", DeValue::Table(table)) => self.nvme(table, config),
+                ("vhost", DeValue::Table(table)) => self.vhost(table, config),
                 ("device", DeValue::Array(devices)) => {
                     for device in devices.iter() {
                         self.device(device, config);
                     }
                 }
-                ("serve" | "tls" | "nvme", other) => {
+                ("serve" | "tls" | "nvme" | "vhost", other) => {
                     let help = format!("begin a table with a line [{}]", key.get_ref());
                     self.type_error(value.span(), key.get_ref(), other, "a table", Some(help));
                 }
@@ -174,6 +176,21 @@ impl ConfigReader<'_> {
             verify_peer: place("verify_peer"),
             allow: place("allow"),
         };
+    }
+
+    /// The sockets of devices, by their names. A device that does not exist is found when all
+    /// devices are known.
+    fn vhost(&mut self, table: &DeTable<'_>, config: &mut Config) {
+        for (key, value) in table {
+            let device = key.get_ref();
+            let Some(place) = self.string("vhost", value) else { continue };
+            match VhostPlace::of(device, place) {
+                Ok(place) => config.vhost.push(place),
+                Err(error) => {
+                    self.error(value.span(), format!("vhost: `{device}`: {error}"), None);
+                }
+            }
+        }
     }
 
     fn nvme(&mut self, table: &DeTable<'_>, config: &mut Config) {
@@ -737,8 +754,9 @@ mod tests {
             (
                 "x = 1\n",
                 "line 1, column 1: the file has no key `x`; known: serve, tls, nvme, \
-              device",
+              vhost, device",
             ),
+            ("[vhost]\nvm = \"tcp:a:1\"\n", "line 2, column 6: vhost: `vm`: expected unix:PATH"),
             (
                 "[serve]\nndb = []\n",
                 "line 2, column 1: [serve] has no key `ndb`; did you mean `nbd`?",

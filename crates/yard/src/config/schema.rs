@@ -18,6 +18,12 @@ pub fn schema() -> Value {
             "serve": serve(),
             "tls": tls(),
             "nvme": nvme(),
+            "vhost": {
+                "description":
+                    "Sockets at which hypervisors find devices: `DEVICE = \"unix:PATH\"`",
+                "type": "object",
+                "additionalProperties": { "type": "string", "pattern": "^unix:.+$" },
+            },
             "device": {
                 "description": "The devices of the yard",
                 "type": "array",

@@ -1,0 +1,394 @@
+//! What a hypervisor asks for: memory, features, rings. Each message of vhost-user is a method.
+//!
+//! ```text
+//! ring: UNUSED ── number, addresses, base, kick, enable ──▸ RUNNING (a thread)
+//!       UNUSED ◂─ get base, disable, new memory or features, end of the connection ──┘
+//! ```
+//!
+//! A ring runs while it has all that it needs. Whatever changes what a running ring uses ends its
+//! thread, which completes the requests that it took, and starts another one.
+#![allow(clippy::disallowed_types)] // Control plane: the lock is held for one message.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use blockyard_core::Disk;
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+
+use crate::config_space::{self, CONFIG_BYTES, WRITEBACK_OFFSET, feature};
+use crate::device::{DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX, QueueCounts};
+use crate::inflight::InflightMap;
+use crate::memory::{GuestMap, MappedRegion, REGIONS_MAX, RegionPlace};
+use crate::queue::{QueueSetup, RunningQueue};
+use crate::virtqueue::RingPlace;
+
+/// A ring, and the thread that serves it.
+#[derive(Default)]
+struct RingState {
+    place: RingPlace,
+    has_addresses: bool,
+    kick: Option<File>,
+    call: Option<File>,
+    error: Option<File>,
+    is_enabled: bool,
+    /// Of all threads that have served the ring.
+    counts: Arc<QueueCounts>,
+    running: Option<RunningQueue>,
+}
+
+/// The state of one connection.
+pub(crate) struct Backend {
+    disk: Arc<dyn Disk>,
+    shape: Arc<DeviceShape>,
+    /// The features that the guest's driver accepted.
+    features: u64,
+    /// Whether the guest lets the device keep writes in a volatile cache.
+    writeback: bool,
+    mapped: Vec<MappedRegion>,
+    map: Option<Arc<GuestMap>>,
+    /// The record of requests in flight, if the hypervisor keeps one.
+    inflight: Option<InflightMap>,
+    rings: Vec<RingState>,
+}
+
+impl Backend {
+    pub(crate) fn new(disk: Arc<dyn Disk>) -> Backend {
+        let shape = Arc::new(DeviceShape::of(disk.as_ref()));
+        let rings = (0..QUEUES_MAX).map(|_| RingState::default()).collect();
+        let (mapped, writeback) = (Vec::new(), true);
+        Backend { disk, shape, features: 0, writeback, mapped, map: None, inflight: None, rings }
+    }
+
+    /// The number of rings that are being served.
+    pub(crate) fn running(&self) -> usize {
+        self.rings.iter().filter(|ring| ring.running.is_some()).count()
+    }
+
+    /// The sum of one of the counters of all rings.
+    pub(crate) fn count(&self, counter: impl Fn(&QueueCounts) -> u64) -> u64 {
+        self.rings.iter().map(|ring| counter(&ring.counts)).sum()
+    }
+
+    /// The length of the guest's memory, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.mapped.iter().map(|region| region.place.len).sum()
+    }
+
+    /// Ends all threads.
+    pub(crate) fn stop(&mut self) {
+        (0..self.rings.len()).for_each(|index| self.stop_ring(index));
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut RingState> {
+        self.rings.get_mut(index as usize).ok_or(Error::InvalidParam)
+    }
+
+    /// Ends the thread of a ring; a later start continues after the last chain that it took.
+    fn stop_ring(&mut self, index: usize) {
+        if let Some(next) = self.rings[index].running.take().and_then(RunningQueue::stop) {
+            self.rings[index].place.next_available = next;
+        }
+    }
+
+    /// Starts the thread of a ring, if it has all that it needs.
+    fn start_ring(&mut self, index: usize) -> Result<()> {
+        let Backend { disk, shape, map, inflight, rings, features, writeback, .. } = self;
+        let ring = &mut rings[index];
+        let (Some(map), Some(kick)) = (map, &ring.kick) else { return Ok(()) };
+        // Without protocol features there is no message that enables a ring.
+        let is_enabled = ring.is_enabled || *features & feature::PROTOCOL_FEATURES == 0;
+        if !is_enabled || !ring.has_addresses || ring.running.is_some() {
+            return Ok(());
+        }
+        let copy = |file: &File| file.try_clone().map_err(Error::ReqHandlerError);
+        let setup = QueueSetup {
+            name: format!("{}-{index}", disk.name()),
+            disk: Arc::clone(disk),
+            shape: Arc::clone(shape),
+            map: Arc::clone(map),
+            place: ring.place,
+            record: inflight.as_ref().and_then(|map| map.ring(index, ring.place.entries)),
+            event_idx: *features & feature::EVENT_IDX != 0,
+            // VIRTIO 1.3, 5.2.6.2: without FLUSH the driver cannot make writes durable.
+            write_through: *features & feature::FLUSH == 0 || !*writeback,
+            kick: copy(kick)?,
+            call: ring.call.as_ref().map(copy).transpose()?,
+            error: ring.error.as_ref().map(copy).transpose()?,
+            counts: Arc::clone(&ring.counts),
+        };
+        match RunningQueue::start(setup) {
+            Ok(running) => ring.running = Some(running),
+            Err(error) => {
+                tracing::warn!(device = disk.name(), ring = index, %error, "cannot serve a ring");
+                return Err(Error::ReqHandlerError(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes a ring, which is not served meanwhile.
+    fn change_ring(&mut self, index: u32, change: impl FnOnce(&mut RingState)) -> Result<()> {
+        self.ring(index)?;
+        let index = index as usize;
+        self.stop_ring(index);
+        change(&mut self.rings[index]);
+        self.start_ring(index)
+    }
+
+    /// Changes what all rings use; none is served meanwhile.
+    fn change_all<T>(&mut self, change: impl FnOnce(&mut Backend) -> Result<T>) -> Result<T> {
+        self.stop();
+        let changed = change(self)?;
+        (0..self.rings.len()).try_for_each(|index| self.start_ring(index))?;
+        Ok(changed)
+    }
+
+    /// Replaces the guest's memory.
+    fn set_memory(&mut self, mapped: Vec<MappedRegion>) -> Result<()> {
+        self.change_all(|backend| {
+            backend.map = match mapped.is_empty() {
+                true => None,
+                false => Some(Arc::new(GuestMap::new(&mapped).map_err(Error::ReqHandlerError)?)),
+            };
+            backend.mapped = mapped;
+            Ok(())
+        })
+    }
+}
+
+fn place_of(guest: u64, user: u64, len: u64, file_offset: u64) -> RegionPlace {
+    RegionPlace { guest, user, len, file_offset }
+}
+
+impl VhostUserBackendReqHandlerMut for Backend {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.reset_device()
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.stop();
+        self.rings.iter_mut().for_each(|ring| *ring = RingState::default());
+        (self.features, self.writeback) = (0, true);
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(config_space::features(&self.shape))
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !config_space::features(&self.shape) != 0 {
+            return Err(Error::InvalidParam);
+        }
+        if features == self.features {
+            return Ok(());
+        }
+        self.change_all(|backend| {
+            backend.features = features;
+            Ok(())
+        })
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let map = |(it, file): (&VhostUserMemoryRegion, File)| {
+            let (guest, user, len) = (it.guest_phys_addr, it.user_addr, it.memory_size);
+            MappedRegion::map(place_of(guest, user, len, it.mmap_offset), file)
+        };
+        let mapped = regions.iter().zip(files).map(map).collect::<std::io::Result<_>>();
+        self.set_memory(mapped.map_err(Error::ReqHandlerError)?)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        if num == 0 || num > u32::from(QUEUE_ENTRIES_MAX) || !num.is_power_of_two() {
+            return Err(Error::InvalidParam);
+        }
+        // At most QUEUE_ENTRIES_MAX.
+        self.change_ring(index, |ring| ring.place.entries = num as u16)
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        self.change_ring(index, |ring| {
+            ring.place = RingPlace { descriptors, used, available, ..ring.place };
+            ring.has_addresses = true;
+        })
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        // A split ring has an index of 16 bits.
+        let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        self.change_ring(index, |ring| ring.place.next_available = base)
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        self.ring(index)?;
+        self.stop_ring(index as usize);
+        let ring = self.ring(index)?;
+        // The message stops the ring: "Vhost-user Protocol", "Starting and stopping rings".
+        ring.kick = None;
+        Ok(VhostUserVringState::new(index, ring.place.next_available.into()))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        if file.is_none() {
+            tracing::warn!("a hypervisor asks for a ring without kicks, which is not supported");
+            return Err(Error::InvalidOperation("rings without kicks are not supported"));
+        }
+        self.change_ring(index.into(), |ring| ring.kick = file)
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.change_ring(index.into(), |ring| ring.call = file)
+    }
+
+    fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.change_ring(index.into(), |ring| ring.error = file)
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    }
+
+    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(QUEUES_MAX as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.change_ring(index, |ring| ring.is_enabled = enable)
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let all = config_space::print(&self.shape, QUEUES_MAX as u16, self.writeback);
+        let end = offset.checked_add(size).ok_or(Error::InvalidParam)? as usize;
+        all.get(offset as usize..end).map(<[u8]>::to_vec).ok_or(Error::InvalidParam)
+    }
+
+    fn set_config(&mut self, offset: u32, bytes: &[u8], _: VhostUserConfigFlags) -> Result<()> {
+        let offset = offset as usize;
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > CONFIG_BYTES) {
+            return Err(Error::InvalidParam);
+        }
+        // A driver writes this field only; a hypervisor may send the whole space.
+        let writeback = WRITEBACK_OFFSET.checked_sub(offset).and_then(|at| bytes.get(at));
+        match writeback {
+            Some(byte) if (*byte != 0) != self.writeback => self.change_all(|backend| {
+                backend.writeback = *byte != 0;
+                Ok(())
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("the device is no GPU"))
+    }
+
+    fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("the device has no shared objects"))
+    }
+
+    fn get_inflight_fd(&mut self, it: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let made = InflightMap::create(it.num_queues, it.queue_size);
+        let (file, bytes) = made.map_err(Error::ReqHandlerError)?;
+        Ok((VhostUserInflight::new(bytes, 0, it.num_queues, it.queue_size), file))
+    }
+
+    fn set_inflight_fd(&mut self, it: &VhostUserInflight, file: File) -> Result<()> {
+        let (offset, bytes) = (it.mmap_offset, it.mmap_size);
+        let map = InflightMap::map(file, offset, bytes, it.num_queues, it.queue_size);
+        let map = map.map_err(Error::ReqHandlerError)?;
+        self.change_all(|backend| {
+            backend.inflight = Some(map);
+            Ok(())
+        })
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(REGIONS_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        it: &VhostUserSingleMemoryRegion,
+        file: File,
+        _: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        let (guest, user, len) = (it.guest_phys_addr, it.user_addr, it.memory_size);
+        let place = place_of(guest, user, len, it.mmap_offset);
+        let mut mapped = self.mapped.clone();
+        mapped.push(MappedRegion::map(place, file).map_err(Error::ReqHandlerError)?);
+        self.set_memory(mapped)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, it: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let mut mapped = self.mapped.clone();
+        let (guest, user, len) = (it.guest_phys_addr, it.user_addr, it.memory_size);
+        let is_it = |region: &MappedRegion| {
+            let place = &region.place;
+            (place.guest, place.user, place.len) == (guest, user, len)
+        };
+        let Some(at) = mapped.iter().position(is_it) else { return Err(Error::InvalidParam) };
+        mapped.remove(at);
+        self.set_memory(mapped)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _: VhostTransferStateDirection,
+        _: VhostTransferStatePhase,
+        _: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation("the device has no state to transfer"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("the device has no state to transfer"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("the device has no shared memory"))
+    }
+
+    fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
+        Err(Error::InvalidOperation("migration is not supported"))
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

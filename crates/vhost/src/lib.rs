@@ -1,0 +1,31 @@
+//! vhost-user-blk: a device as a disk of a virtual machine, in the memory of the guest.
+//!
+//! ```text
+//! server ─ accepts ▸ backend: memory, features, rings ─ starts ▸ queue thread
+//! guest ring ─ virtqueue ▸ request ▸ bio ▸ channel ─ completion ▸ status byte, used ring, call
+//! ```
+//!
+//! - [`request`] and [`config_space`] have the formats of VIRTIO 1.3, section 5.2. They do no I/O,
+//!   and a fuzzer drives them.
+//! - The messages of vhost-user are parsed by crate `vhost`; [`backend`] does what they ask for.
+//! - Each ring has a thread and a channel of its own ([`queue`]). Bios point into the memory of the
+//!   guest, so that data are not copied beyond what the device copies.
+//! - The hypervisor (QEMU, cloud-hypervisor, crosvm) is the client. The guest is not trusted: its
+//!   rings and descriptors are checked, and read once. The hypervisor is trusted as far as a
+//!   process that shares its memory has to be: it can end this process by truncating that memory,
+//!   unless it sealed it ([`memory`]).
+//!
+//! Standards: VIRTIO 1.3 (OASIS); "Vhost-user Protocol" of the QEMU documentation.
+
+mod backend;
+pub mod config_space;
+mod device;
+mod inflight;
+mod memory;
+mod queue;
+pub mod request;
+mod server;
+mod virtqueue;
+
+pub use device::{DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX};
+pub use server::{VhostInfo, VhostServer};

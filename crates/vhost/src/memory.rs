@@ -1,0 +1,341 @@
+//! The memory of a guest, which its hypervisor shares with this process.
+//!
+//! The guest changes its memory at any time, so no Rust reference to it exists: copies are made
+//! through raw pointers ([`Region`]), and what is checked is a copy that was made once.
+//!
+//! A hypervisor that truncates the file of the memory ends every process that touches the lost
+//! pages (SIGBUS). A memfd with the seal `F_SEAL_SHRINK` cannot be truncated.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use blockyard_core::Region;
+use rustix::fs::{SealFlags, fcntl_get_seals};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+/// The most regions of memory: what QEMU uses at most.
+pub(crate) const REGIONS_MAX: usize = 64;
+
+/// A part of the guest's memory, as the hypervisor describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegionPlace {
+    /// The address in the guest.
+    pub(crate) guest: u64,
+    /// The address in the hypervisor's process, which the messages about rings use.
+    pub(crate) user: u64,
+    /// The length in bytes.
+    pub(crate) len: u64,
+    /// The offset in the file.
+    pub(crate) file_offset: u64,
+}
+
+/// Mapped memory of the guest.
+#[derive(Clone)]
+pub(crate) struct MappedRegion {
+    pub(crate) place: RegionPlace,
+    mapping: Arc<MmapRegion>,
+}
+
+impl MappedRegion {
+    /// Maps a part of a file.
+    ///
+    /// # Errors
+    /// If the file is shorter, or the system refuses.
+    pub(crate) fn map(place: RegionPlace, file: File) -> io::Result<MappedRegion> {
+        let len = usize::try_from(place.len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
+            tracing::info!(
+                guest_address = place.guest,
+                "the hypervisor can truncate the file of this memory, which would end the yard; \
+                 QEMU seals it with memory-backend-memfd,seal=on"
+            );
+        }
+        let found = file.metadata()?;
+        let end = place.file_offset.checked_add(place.len);
+        if found.is_file() && end.is_none_or(|end| end > found.len()) {
+            // An access after the end of the file would end this process.
+            return Err(io::Error::other("a region of memory ends after the end of its file"));
+        }
+        let mapping = MmapRegion::from_file(FileOffset::new(file, place.file_offset), len);
+        let mapping = Arc::new(mapping.map_err(io::Error::other)?);
+        Ok(MappedRegion { place, mapping })
+    }
+
+    /// A region that bios can point into, which keeps the memory mapped.
+    #[allow(unsafe_code)]
+    fn region(&self) -> Option<Arc<Region>> {
+        let base = NonNull::new(self.mapping.as_ptr())?;
+        let owner = Box::new(Arc::clone(&self.mapping));
+        // SAFETY: the mapping is readable and writable for its length until the owner is dropped;
+        // crate vm-memory and this crate access it by raw pointers only.
+        Some(unsafe { Region::foreign(base, self.mapping.size(), owner) })
+    }
+}
+
+/// A run of bytes in one region of the guest's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GuestPiece {
+    /// The index of the region.
+    pub(crate) region: u16,
+    /// The offset in the region.
+    pub(crate) offset: u64,
+    /// The length in bytes, not 0.
+    pub(crate) len: u64,
+}
+
+/// All memory of a guest.
+pub(crate) struct GuestMap {
+    /// For crate virtio-queue, which reads rings and descriptors.
+    pub(crate) memory: GuestMemoryMmap,
+    /// By address in the guest.
+    regions: Vec<(RegionPlace, Arc<Region>)>,
+}
+
+impl GuestMap {
+    /// The memory that consists of these regions.
+    ///
+    /// # Errors
+    /// If there are none or too many, or two overlap.
+    pub(crate) fn new(mapped: &[MappedRegion]) -> io::Result<GuestMap> {
+        let invalid = |text: &'static str| io::Error::new(io::ErrorKind::InvalidInput, text);
+        if mapped.len() > REGIONS_MAX {
+            return Err(invalid("too many regions of memory"));
+        }
+        let mut mapped: Vec<&MappedRegion> = mapped.iter().collect();
+        mapped.sort_by_key(|it| it.place.guest);
+        let (mut all, mut regions) = (Vec::new(), Vec::new());
+        for it in mapped {
+            let base = GuestAddress(it.place.guest);
+            let region = GuestRegionMmap::with_arc(Arc::clone(&it.mapping), base);
+            all.push(region.ok_or_else(|| invalid("a region ends beyond the address space"))?);
+            let region = it.region().ok_or_else(|| invalid("a region lies at address 0"))?;
+            regions.push((it.place, region));
+        }
+        let memory = GuestMemoryMmap::from_regions(all).map_err(io::Error::other)?;
+        Ok(GuestMap { memory, regions })
+    }
+
+    /// The regions, in the order of their indexes.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
+        self.regions.iter().map(|(_, region)| region)
+    }
+
+    /// The guest's address of an address in the hypervisor's process.
+    pub(crate) fn guest_of_user(&self, user: u64) -> Option<GuestAddress> {
+        let inside = |(place, _): &&(RegionPlace, _)| {
+            user.checked_sub(place.user).is_some_and(|offset| offset < place.len)
+        };
+        let (place, _) = self.regions.iter().find(inside)?;
+        Some(GuestAddress(place.guest + (user - place.user)))
+    }
+
+    /// Appends the pieces of a range, which may lie in several regions. Returns `false` if a byte
+    /// of it is not memory, or if there are too many pieces for `into`.
+    pub(crate) fn pieces(&self, mut from: u64, mut len: u64, into: &mut Vec<GuestPiece>) -> bool {
+        while len > 0 {
+            let next = self.regions.partition_point(|(place, _)| place.guest <= from);
+            let Some(region) = next.checked_sub(1) else { return false };
+            let place = &self.regions[region].0;
+            let offset = from - place.guest;
+            if offset >= place.len || into.len() == into.capacity() {
+                return false;
+            }
+            let here = (place.len - offset).min(len);
+            // There are at most REGIONS_MAX.
+            into.push(GuestPiece { region: region as u16, offset, len: here });
+            len -= here;
+            let Some(next) = from.checked_add(here) else { return len == 0 };
+            from = next;
+        }
+        true
+    }
+
+    /// Copies bytes of pieces, from an offset on. Returns the number of copied bytes, which is
+    /// lower if the pieces end before.
+    pub(crate) fn read(&self, pieces: &[GuestPiece], offset: u64, into: &mut [u8]) -> usize {
+        self.each(pieces, offset, into.len(), |region, at, done| {
+            region.read(at, &mut into[done.start..done.end]);
+        })
+    }
+
+    /// Copies bytes to pieces, from an offset on. Returns the number of copied bytes, which is
+    /// lower if the pieces end before.
+    pub(crate) fn write(&self, pieces: &[GuestPiece], offset: u64, from: &[u8]) -> usize {
+        self.each(pieces, offset, from.len(), |region, at, done| {
+            region.write(at, &from[done.start..done.end]);
+        })
+    }
+
+    /// Calls `copy` for each run of bytes: with its region, its offset there, and its place in the
+    /// `len` bytes.
+    fn each(
+        &self,
+        pieces: &[GuestPiece],
+        mut skip: u64,
+        len: usize,
+        mut copy: impl FnMut(&Region, u64, Range<usize>),
+    ) -> usize {
+        let mut done = 0;
+        for piece in pieces {
+            let skipped = skip.min(piece.len);
+            skip -= skipped;
+            let here = (len - done).min((piece.len - skipped) as usize);
+            if here > 0 {
+                let region = &self.regions[usize::from(piece.region)].1;
+                copy(region, piece.offset + skipped, done..done + here);
+                done += here;
+            }
+        }
+        done
+    }
+}
+
+/// The number of bytes of pieces.
+pub(crate) fn len_bytes(pieces: &[GuestPiece]) -> u64 {
+    pieces.iter().map(|piece| piece.len).sum()
+}
+
+/// Removes the first bytes of pieces.
+pub(crate) fn skip(pieces: &mut Vec<GuestPiece>, mut bytes: u64) {
+    for piece in pieces.iter_mut() {
+        let here = bytes.min(piece.len);
+        piece.offset += here;
+        piece.len -= here;
+        bytes -= here;
+    }
+    pieces.retain(|piece| piece.len > 0);
+}
+
+/// Moves the last bytes of pieces to `tail`. Returns `false` if there are fewer.
+pub(crate) fn split_tail(
+    pieces: &mut Vec<GuestPiece>,
+    mut bytes: u64,
+    tail: &mut Vec<GuestPiece>,
+) -> bool {
+    tail.clear();
+    while bytes > 0 {
+        let Some(last) = pieces.last_mut() else { return false };
+        let here = bytes.min(last.len);
+        last.len -= here;
+        tail.push(GuestPiece { region: last.region, offset: last.offset + last.len, len: here });
+        if last.len == 0 {
+            pieces.pop();
+        }
+        bytes -= here;
+    }
+    tail.reverse();
+    true
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    /// A memfd.
+    pub(crate) fn memfd(len: u64) -> File {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let fd: OwnedFd = rustix::fs::memfd_create("guest", flags).unwrap();
+        let file = File::from(fd);
+        file.set_len(len).unwrap();
+        file
+    }
+
+    fn map(guest: u64, user: u64, len: u64) -> MappedRegion {
+        let place = RegionPlace { guest, user, len, file_offset: 0 };
+        MappedRegion::map(place, memfd(len)).unwrap()
+    }
+
+    /// Two neighbours, and one after a hole.
+    fn guest() -> GuestMap {
+        let mapped = [
+            map(0x10000, 0x7000_0000, 0x4000),
+            map(0, 0x5000_0000, 0x4000),
+            map(0x4000, 0x6000_0000, 0x4000),
+        ];
+        GuestMap::new(&mapped).unwrap()
+    }
+
+    #[test]
+    fn a_range_across_two_regions_is_split() {
+        let guest = guest();
+        let mut pieces = Vec::with_capacity(4);
+        assert!(guest.pieces(0x3f00, 0x300, &mut pieces));
+        let wanted = [
+            GuestPiece { region: 0, offset: 0x3f00, len: 0x100 },
+            GuestPiece { region: 1, offset: 0, len: 0x200 },
+        ];
+        assert_eq!(pieces, wanted);
+        let data: Vec<u8> = (0..=255).cycle().take(0x300).collect();
+        assert_eq!(guest.write(&pieces, 0, &data), 0x300);
+        let mut back = vec![0; 0x300];
+        assert_eq!(guest.read(&pieces, 0, &mut back), 0x300);
+        assert_eq!(back, data);
+        assert_eq!(guest.read(&pieces, 0xff, &mut back[..3]), 3);
+        assert_eq!(back[..3], data[0xff..0x102]);
+        assert_eq!(guest.read(&pieces, 0x2ff, &mut [0; 2]), 1);
+    }
+
+    #[test]
+    fn a_range_with_a_byte_that_is_no_memory_is_refused() {
+        let guest = guest();
+        for (from, len) in
+            [(0x8000, 1), (0x7fff, 2), (0x13fff, 2), (u64::MAX, 1), (u64::MAX, u64::MAX)]
+        {
+            let mut pieces = Vec::with_capacity(4);
+            assert!(!guest.pieces(from, len, &mut pieces), "{from:#x} {len:#x}");
+        }
+        let mut full = Vec::with_capacity(1);
+        assert!(!guest.pieces(0x3f00, 0x300, &mut full), "there is room for one piece only");
+    }
+
+    #[test]
+    fn addresses_of_the_hypervisor_become_those_of_the_guest() {
+        let guest = guest();
+        assert_eq!(guest.guest_of_user(0x6000_0010), Some(GuestAddress(0x4010)));
+        assert_eq!(guest.guest_of_user(0x6000_4000), None);
+        assert_eq!(guest.guest_of_user(0), None);
+    }
+
+    #[test]
+    fn regions_that_overlap_and_files_that_are_too_short_are_refused() {
+        let mapped = [map(0, 0, 0x4000), map(0x3000, 0x10000, 0x4000)];
+        assert!(GuestMap::new(&mapped).is_err());
+        assert!(GuestMap::new(&[]).is_err());
+        let place = RegionPlace { guest: 0, user: 0, len: 0x4000, file_offset: 0x1000 };
+        assert!(MappedRegion::map(place, memfd(0x4000)).is_err());
+        let place = RegionPlace { guest: u64::MAX - 0xfff, user: 0, len: 0x2000, file_offset: 0 };
+        assert!(GuestMap::new(&[MappedRegion::map(place, memfd(0x4000)).unwrap()]).is_err());
+    }
+
+    #[test]
+    fn the_head_and_the_tail_of_pieces_are_cut_off_at_any_byte() {
+        let whole = [
+            GuestPiece { region: 0, offset: 100, len: 10 },
+            GuestPiece { region: 1, offset: 0, len: 4 },
+            GuestPiece { region: 2, offset: 50, len: 7 },
+        ];
+        for head in 0..=21 {
+            for tail_bytes in 0..=21 - head {
+                let (mut pieces, mut tail) = (whole.to_vec(), Vec::new());
+                assert!(split_tail(&mut pieces, tail_bytes, &mut tail));
+                skip(&mut pieces, head);
+                assert_eq!(len_bytes(&pieces), 21 - head - tail_bytes);
+                assert_eq!(len_bytes(&tail), tail_bytes);
+                let bytes = |pieces: &[GuestPiece]| -> Vec<(u16, u64)> {
+                    let of = |it: &GuestPiece| {
+                        (it.offset..it.offset + it.len).map(|at| (it.region, at)).collect()
+                    };
+                    pieces.iter().flat_map(|it: &GuestPiece| -> Vec<_> { of(it) }).collect()
+                };
+                let rest = [bytes(&pieces), bytes(&tail)].concat();
+                assert_eq!(rest, bytes(&whole)[head as usize..]);
+            }
+        }
+        assert!(!split_tail(&mut whole.to_vec(), 22, &mut Vec::new()));
+    }
+}

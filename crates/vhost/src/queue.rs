@@ -1,0 +1,625 @@
+//! The thread of a ring: requests of the guest become bios, completions become answers.
+//!
+//! ```text
+//! take chains ▸ plan ▸ push, submit ▸ reap ▸ answer ▸ call the guest ▸ sleep until a kick,
+//!                                                                      a completion, or the end
+//! ```
+//!
+//! A thread owns its ring and a channel of the device, takes no lock, and allocates nothing per
+//! request. Bios point into the memory of the guest. Data whose buffers do not consist of whole
+//! blocks, and the data of an append in several buffers, are copied through a bounce buffer, which
+//! one request has at a time; the requests after it wait.
+#![allow(clippy::disallowed_types)] // The flag that ends a thread is read once per batch.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use blockyard_core::clock::{Clock, Monotonic};
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{
+    Bio, BufRef, Channel, Completion, Disk, Due, Flags, Op, Region, RegionId, Sector, Status,
+};
+use blockyard_os::map_region;
+use blockyard_os::socket::{self, Interest, Ready, Wake};
+use blockyard_sync::atomics::{AtomicBool, Ordering};
+
+use crate::config_space::SEGMENTS_MAX;
+use crate::device::{DeviceShape, QueueCounts};
+use crate::inflight::RingRecord;
+use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, len_bytes, skip, split_tail};
+use crate::request::{
+    BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, RANGES_MAX, ZONE_BYTES, report_header,
+    zone_descriptor,
+};
+use crate::virtqueue::{Chain, RingFault, RingPlace, Virtqueue};
+
+/// The longest data that go through the bounce buffer, in bytes: more than Linux sends in one
+/// request.
+const BOUNCE_BYTES: u64 = 4 << 20;
+/// The most pieces of a chain: its buffers, each of which may lie in several regions of memory.
+const PIECES_MAX: usize = SEGMENTS_MAX as usize + 2 + REGIONS_MAX;
+/// The most bios of a request.
+const BIOS_PER_REQUEST: usize = PIECES_MAX;
+/// The bytes that are copied at once to or from the bounce buffer.
+const COPY_BYTES: usize = 4096;
+/// The longest tail of a request: the sector of an append, and the status.
+const TAIL_BYTES_MAX: usize = 9;
+/// The zones that a report reads at once.
+const REPORT_ZONES: usize = 64;
+/// The longest sleep while the device works, after which the thread looks for completions.
+const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The longest sleep of a thread that has nothing to do.
+const IDLE_WAIT: Duration = Duration::from_secs(60);
+
+/// What a thread needs to serve a ring.
+pub(crate) struct QueueSetup {
+    pub(crate) name: String,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) shape: Arc<DeviceShape>,
+    pub(crate) map: Arc<GuestMap>,
+    pub(crate) place: RingPlace,
+    pub(crate) record: Option<RingRecord>,
+    pub(crate) event_idx: bool,
+    /// Whether each write has to be durable when it is answered.
+    pub(crate) write_through: bool,
+    pub(crate) kick: File,
+    pub(crate) call: Option<File>,
+    /// Told when the ring is malformed.
+    pub(crate) error: Option<File>,
+    pub(crate) counts: Arc<QueueCounts>,
+}
+
+/// A ring that is being served.
+pub(crate) struct RunningQueue {
+    stop: Arc<StopFlag>,
+    thread: JoinHandle<u16>,
+}
+
+/// Asks a thread to end.
+struct StopFlag {
+    is_raised: AtomicBool,
+    wake: Wake,
+}
+
+impl RunningQueue {
+    /// Starts the thread of a ring.
+    ///
+    /// # Errors
+    /// If the ring is malformed, or the device or the system refuses.
+    pub(crate) fn start(setup: QueueSetup) -> io::Result<RunningQueue> {
+        let stop = Arc::new(StopFlag { is_raised: AtomicBool::new(false), wake: Wake::new()? });
+        let mut queue = QueueThread::new(setup, Arc::clone(&stop))?;
+        let name = format!("vhost-{}", queue.setup.name);
+        let run = move || {
+            queue.run();
+            queue.ring.next_available()
+        };
+        let thread = thread::Builder::new().name(name).spawn(run)?;
+        Ok(RunningQueue { stop, thread })
+    }
+
+    /// Ends the thread when the requests that it took are answered. Returns the index of the next
+    /// available chain.
+    pub(crate) fn stop(self) -> Option<u16> {
+        // Release: pairs with the Acquire in `is_stopping`.
+        self.stop.is_raised.store(true, Ordering::Release);
+        self.stop.wake.raise();
+        self.thread.join().ok()
+    }
+}
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    op: Op,
+    /// The bios that have not completed.
+    left: u32,
+    /// The first bio that failed.
+    failed: Option<(Sector, Status)>,
+    /// The length of the data, in bytes.
+    bytes: u32,
+    uses_bounce: bool,
+}
+
+/// The place of the last bytes that the device writes: the status, and for an append the sector
+/// before it. 9 bytes have at most 9 pieces.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tail {
+    pieces: [GuestPiece; 9],
+    count: u8,
+}
+
+impl Tail {
+    fn of(pieces: &[GuestPiece]) -> Tail {
+        let mut tail = Tail { pieces: Default::default(), count: pieces.len() as u8 };
+        tail.pieces[..pieces.len()].copy_from_slice(pieces);
+        tail
+    }
+
+    fn pieces(&self) -> &[GuestPiece] {
+        &self.pieces[..usize::from(self.count)]
+    }
+}
+
+/// What became of a request that was to start.
+#[derive(Clone, Copy, Debug)]
+enum RequestStart {
+    /// The bios are made.
+    InFlight(InFlight),
+    /// It has to wait for the bounce buffer.
+    Waits,
+    /// It has ended without a bio; the device wrote this many bytes of data.
+    Ended(BlkStatus, u32),
+}
+
+struct QueueThread {
+    setup: QueueSetup,
+    stop: Arc<StopFlag>,
+    ring: Virtqueue,
+    channel: Box<dyn Channel>,
+    /// The device's descriptor, if it has one.
+    descriptor: Option<RawFd>,
+    /// The regions of the guest's memory in the channel, by their indexes.
+    regions: Vec<RegionId>,
+    /// The chain that was taken last: its data, without the header and the tail.
+    chain: Chain,
+    tail: Vec<GuestPiece>,
+    /// The request of the chain, if it waits for the bounce buffer.
+    held: Option<Plan>,
+    bounce: Bounce,
+    /// By the heads of chains.
+    slots: Vec<Option<InFlight>>,
+    /// By the heads of chains too.
+    tails: Vec<Tail>,
+    in_flight: usize,
+    bios: Vec<Bio>,
+    done: Vec<Completion>,
+    zones: Vec<ZoneInfo>,
+    /// Whether the guest was not told of the last answers.
+    owes_call: bool,
+}
+
+/// The bounce buffer.
+struct Bounce {
+    memory: Arc<Region>,
+    region: RegionId,
+    is_used: bool,
+    /// Where the data of the read that uses it go.
+    pieces: Vec<GuestPiece>,
+}
+
+impl QueueThread {
+    fn new(mut setup: QueueSetup, stop: Arc<StopFlag>) -> io::Result<QueueThread> {
+        let malformed = |fault: RingFault| io::Error::new(io::ErrorKind::InvalidData, fault.0);
+        let (map, record) = (Arc::clone(&setup.map), setup.record.take());
+        let ring = Virtqueue::new(&setup.place, map, record, setup.event_idx);
+        let ring = ring.map_err(malformed)?;
+        let mut channel = setup.disk.open().map_err(|error| io::Error::other(error.to_string()))?;
+        let regions = setup.map.regions().map(|region| channel.register(Arc::clone(region)));
+        let regions: Vec<_> = regions.collect();
+        let memory = map_region(BOUNCE_BYTES as usize)?;
+        let region = channel.register(Arc::clone(&memory));
+        let pieces = Vec::with_capacity(PIECES_MAX);
+        let entries = usize::from(setup.place.entries);
+        Ok(QueueThread {
+            stop,
+            ring,
+            descriptor: channel.descriptor(),
+            regions,
+            channel,
+            chain: Chain::new(PIECES_MAX),
+            tail: Vec::with_capacity(TAIL_BYTES_MAX),
+            held: None,
+            bounce: Bounce { memory, region, is_used: false, pieces },
+            slots: vec![None; entries],
+            tails: vec![Tail::default(); entries],
+            in_flight: 0,
+            bios: Vec::with_capacity(2 * BIOS_PER_REQUEST),
+            done: Vec::with_capacity(entries),
+            zones: Vec::with_capacity(REPORT_ZONES),
+            owes_call: false,
+            setup,
+        })
+    }
+
+    fn is_stopping(&self) -> bool {
+        // Acquire: pairs with the Release in `RunningQueue::stop`.
+        self.stop.is_raised.load(Ordering::Acquire)
+    }
+
+    /// Serves the ring until it is stopped or malformed, and then completes what it took.
+    fn run(&mut self) {
+        blockyard_os::sharpen_timers();
+        let served = self.serve().and_then(|()| self.drain());
+        let Err(RingFault(text)) = served else { return };
+        tracing::warn!(queue = self.setup.name, "the ring is not served any more: {text}");
+        if let Some(error) = &self.setup.error {
+            notify(error);
+        }
+        // The channel waits for what the device has started, so that it writes no memory later.
+    }
+
+    fn serve(&mut self) -> Result<(), RingFault> {
+        self.ring.request_kicks(false)?;
+        self.take_unanswered()?;
+        while !self.is_stopping() {
+            let taken = self.take_requests()?;
+            let reaped = self.execute()?;
+            self.call()?;
+            if taken == 0 && reaped == 0 {
+                self.sleep()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes what was taken, and tells the guest.
+    fn drain(&mut self) -> Result<(), RingFault> {
+        while self.in_flight > 0 || self.held.is_some() {
+            self.start_held()?;
+            if self.execute()? == 0 {
+                self.channel.wait(Some(Instant::now() + COMPLETION_POLL_INTERVAL));
+            }
+        }
+        self.call()
+    }
+
+    /// Takes the chains that are available, as many as there is room for. Returns their number.
+    fn take_requests(&mut self) -> Result<usize, RingFault> {
+        self.start_held()?;
+        let mut taken = 0;
+        while self.held.is_none()
+            && self.bios.len() + BIOS_PER_REQUEST <= self.bios.capacity()
+            && self.ring.take(&mut self.chain)?
+        {
+            if self.slots[usize::from(self.chain.head)].is_some() {
+                return Err(RingFault("a chain is available again before it was answered"));
+            }
+            let planned = self.plan()?;
+            self.begin(planned)?;
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    /// Begins the requests again that were in flight when the server was killed. To execute one
+    /// twice has the same effect as once, except in sequential zones.
+    fn take_unanswered(&mut self) -> Result<(), RingFault> {
+        while self.ring.take_again(&mut self.chain)? {
+            let planned = match self.plan()? {
+                Ok(Plan::Io { op, sector, .. })
+                    if op == Op::ZoneResetAll
+                        || (op.is_write() && self.setup.shape.is_sequential(sector.0)) =>
+                {
+                    Err(BlkStatus::IoErr)
+                }
+                planned => planned,
+            };
+            self.begin(planned)?;
+            while self.held.is_some() || self.bios.len() + BIOS_PER_REQUEST > self.bios.capacity() {
+                self.start_held()?;
+                if self.execute()? == 0 {
+                    self.channel.wait(Some(Instant::now() + COMPLETION_POLL_INTERVAL));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the request of the chain, or refuses it.
+    fn begin(&mut self, planned: Result<Plan, BlkStatus>) -> Result<(), RingFault> {
+        match planned {
+            Ok(plan) => self.start(plan),
+            Err(status) => self.answer(self.chain.head, status, None, 0),
+        }
+    }
+
+    /// Plans the request of the chain, and cuts header and tail off.
+    fn plan(&mut self) -> Result<Result<Plan, BlkStatus>, RingFault> {
+        let QueueThread { setup, chain, tail, tails, .. } = self;
+        let mut header = [0; HEADER_BYTES];
+        if setup.map.read(&chain.readable, 0, &mut header) < HEADER_BYTES {
+            return Err(RingFault("a request is shorter than its header"));
+        }
+        // The only read of the header: the guest may change it now.
+        let header = BlkHeader::parse(&header);
+        skip(&mut chain.readable, HEADER_BYTES as u64);
+        if !split_tail(&mut chain.writable, header.tail_bytes(), tail) {
+            return Err(RingFault("a request has no room for its status"));
+        }
+        tails[usize::from(chain.head)] = Tail::of(tail);
+        let (out_bytes, in_bytes) = (len_bytes(&chain.readable), len_bytes(&chain.writable));
+        Ok(setup.shape.plan(header, out_bytes, in_bytes))
+    }
+
+    /// Starts the request that waits for the bounce buffer, if it is free.
+    fn start_held(&mut self) -> Result<(), RingFault> {
+        match self.held.take() {
+            Some(plan) => self.start(plan),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts the request of the chain.
+    fn start(&mut self, plan: Plan) -> Result<(), RingFault> {
+        let head = self.chain.head;
+        let started = match plan {
+            Plan::Io { op, sector, sectors, flags } => {
+                let bio = Bio::new(op, sector, sectors).with_flags(flags);
+                self.start_io(bio.with_user_data(head.into()))
+            }
+            Plan::Ranges { op, count } => self.start_ranges(op, count),
+            Plan::GetId => {
+                let written = self.setup.map.write(&self.chain.writable, 0, &self.setup.shape.id);
+                RequestStart::Ended(BlkStatus::Ok, written as u32) // At most ID_BYTES.
+            }
+            Plan::Report { from } => RequestStart::Ended(BlkStatus::Ok, self.report(from)),
+        };
+        match started {
+            RequestStart::InFlight(request) => {
+                self.slots[usize::from(head)] = Some(request);
+                self.in_flight += 1;
+                Ok(())
+            }
+            RequestStart::Waits => {
+                self.held = Some(plan);
+                Ok(())
+            }
+            RequestStart::Ended(status, written) => self.answer(head, status, None, written),
+        }
+    }
+
+    /// Makes the bios of an operation.
+    fn start_io(&mut self, mut bio: Bio) -> RequestStart {
+        // VIRTIO 1.3, 2.7.4.2: a chain has less than 4 GiB.
+        let bytes = u32::try_from(bio.sectors * 512).unwrap_or(u32::MAX);
+        let request = InFlight { op: bio.op, left: 0, failed: None, bytes, uses_bounce: false };
+        let pieces = match bio.op {
+            Op::Read => &self.chain.writable,
+            Op::Write | Op::ZoneAppend => &self.chain.readable,
+            _ => {
+                self.bios.push(bio);
+                return RequestStart::InFlight(InFlight { left: 1, ..request });
+            }
+        };
+        if bio.op != Op::Read && self.setup.write_through {
+            bio = bio.with_flags(bio.flags | Flags::FUA);
+        }
+        let block_bytes = self.setup.shape.block_sectors * 512;
+        let is_odd = pieces.iter().any(|piece| !piece.len.is_multiple_of(block_bytes));
+        if is_odd || (bio.op == Op::ZoneAppend && pieces.len() > 1) {
+            return self.start_bounced(bio, request);
+        }
+        let mut sector = bio.sector;
+        for piece in pieces {
+            let sectors = piece.len / 512;
+            let region = self.regions[usize::from(piece.region)];
+            let buf = BufRef { region, offset: piece.offset };
+            self.bios.push(Bio { sector, sectors, ..bio }.with_buf(buf));
+            sector += sectors;
+        }
+        // At most PIECES_MAX.
+        RequestStart::InFlight(InFlight { left: pieces.len() as u32, ..request })
+    }
+
+    /// Makes the bio of an operation whose data go through the bounce buffer.
+    fn start_bounced(&mut self, bio: Bio, request: InFlight) -> RequestStart {
+        let bytes = bio.sectors * 512;
+        if bytes > BOUNCE_BYTES {
+            return RequestStart::Ended(BlkStatus::IoErr, 0);
+        }
+        let QueueThread { setup, chain, bounce, .. } = self;
+        if bounce.is_used {
+            return RequestStart::Waits;
+        }
+        bounce.is_used = true;
+        bounce.pieces.clear();
+        if bio.op == Op::Read {
+            bounce.pieces.extend_from_slice(&chain.writable);
+        } else {
+            let mut some = [0; COPY_BYTES];
+            for at in (0..bytes).step_by(COPY_BYTES) {
+                let some = &mut some[..COPY_BYTES.min((bytes - at) as usize)];
+                setup.map.read(&chain.readable, at, some);
+                bounce.memory.write(at, some);
+            }
+        }
+        self.bios.push(bio.with_buf(BufRef { region: bounce.region, offset: 0 }));
+        RequestStart::InFlight(InFlight { left: 1, uses_bounce: true, ..request })
+    }
+
+    /// Makes the bios of a discard or write-zeroes, after all its segments are checked.
+    fn start_ranges(&mut self, op: Op, count: u32) -> RequestStart {
+        let mut all = [[0; RANGE_BYTES]; RANGES_MAX as usize];
+        let ranges = &mut all[..count as usize];
+        // The only read of the segments: the guest may change them now.
+        self.setup.map.read(&self.chain.readable, 0, ranges.as_flattened_mut());
+        let first = self.bios.len();
+        for range in ranges.iter() {
+            match self.setup.shape.plan_range(op, range) {
+                Ok(bio) => self.bios.push(bio.with_user_data(self.chain.head.into())),
+                Err(status) => {
+                    self.bios.truncate(first);
+                    return RequestStart::Ended(status, 0);
+                }
+            }
+        }
+        let (left, bytes, uses_bounce) = (count, 0, false);
+        RequestStart::InFlight(InFlight { op, left, failed: None, bytes, uses_bounce })
+    }
+
+    /// Reports zones, as many as there is room for: VIRTIO 1.3, 5.2.6. Returns the number of bytes.
+    fn report(&mut self, from: Sector) -> u32 {
+        let QueueThread { setup, chain, zones, .. } = self;
+        let into = &chain.writable;
+        let room = (len_bytes(into) / ZONE_BYTES as u64).saturating_sub(1);
+        let (mut next, mut count) = (from, 0);
+        while count < room && next.0 < setup.shape.sectors {
+            zones.clear();
+            let wanted = (room - count).min(REPORT_ZONES as u64) as usize;
+            if setup.disk.report_zones(next, wanted, zones).is_err() || zones.is_empty() {
+                break;
+            }
+            for zone in zones.iter() {
+                count += 1;
+                setup.map.write(into, count * ZONE_BYTES as u64, &zone_descriptor(zone));
+                next = zone.start + zone.sectors;
+            }
+        }
+        setup.map.write(into, 0, &report_header(count));
+        // A chain has less than 4 GiB.
+        ((count + 1) * ZONE_BYTES as u64) as u32
+    }
+
+    /// Pushes and submits bios, and answers the requests that are complete. Returns the number of
+    /// completions.
+    fn execute(&mut self) -> Result<usize, RingFault> {
+        if !self.bios.is_empty() {
+            let taken = self.channel.push(&self.bios);
+            self.bios.drain(..taken);
+            self.channel.submit();
+        }
+        if self.channel.in_flight() == 0 {
+            return Ok(0);
+        }
+        let mut done = std::mem::take(&mut self.done);
+        done.clear();
+        let reaped = self.channel.reap(&mut done);
+        let answered = done.iter().try_for_each(|completion| self.completed(completion));
+        self.done = done;
+        answered.map(|()| reaped)
+    }
+
+    fn completed(&mut self, completion: &Completion) -> Result<(), RingFault> {
+        let head = completion.user_data as u16; // As `start` set it.
+        let Some(slot) = &mut self.slots[usize::from(head)] else { return Ok(()) };
+        slot.left -= 1;
+        if !completion.status.is_ok() && slot.failed.is_none() {
+            slot.failed = Some((completion.sector, completion.status));
+        }
+        if slot.left > 0 {
+            return Ok(());
+        }
+        let InFlight { op, failed, bytes, uses_bounce, .. } = *slot;
+        self.slots[usize::from(head)] = None;
+        self.in_flight -= 1;
+        if uses_bounce {
+            self.bounce.is_used = false;
+        }
+        if let Some((sector, status)) = failed {
+            let status = self.status_of(op, sector, status);
+            return self.answer(head, status, None, 0);
+        }
+        let counts = &self.setup.counts;
+        let written = if op == Op::Read { bytes } else { 0 };
+        match op {
+            Op::Read => counts.read_bytes.add(bytes.into()),
+            Op::Write | Op::ZoneAppend => counts.written_bytes.add(bytes.into()),
+            _ => {}
+        }
+        if uses_bounce && op == Op::Read {
+            self.copy_from_bounce(bytes.into());
+        }
+        let sector = (op == Op::ZoneAppend).then_some(completion.sector);
+        self.answer(head, BlkStatus::Ok, sector, written)
+    }
+
+    fn copy_from_bounce(&mut self, bytes: u64) {
+        let Bounce { memory, pieces, .. } = &self.bounce;
+        let mut some = [0; COPY_BYTES];
+        for at in (0..bytes).step_by(COPY_BYTES) {
+            let some = &mut some[..COPY_BYTES.min((bytes - at) as usize)];
+            memory.read(at, some);
+            self.setup.map.write(pieces, at, some);
+        }
+    }
+
+    #[cold]
+    fn status_of(&mut self, op: Op, sector: Sector, status: Status) -> BlkStatus {
+        let QueueThread { setup, zones, .. } = self;
+        zones.clear();
+        if setup.shape.is_sequential(sector.0) {
+            // Without the zone, the status says less.
+            let _ = setup.disk.report_zones(sector, 1, zones);
+        }
+        setup.shape.status_of(op, sector, status, zones.first())
+    }
+
+    /// Answers a chain: writes the status, and for an append the sector, before the guest can see
+    /// that the chain is used.
+    fn answer(
+        &mut self,
+        head: u16,
+        status: BlkStatus,
+        sector: Option<Sector>,
+        written: u32,
+    ) -> Result<(), RingFault> {
+        let counts = &self.setup.counts;
+        counts.requests.add(1);
+        counts.errors.add(u64::from(status != BlkStatus::Ok));
+        let mut bytes = [0; TAIL_BYTES_MAX];
+        bytes[..8].copy_from_slice(&sector.unwrap_or(Sector(0)).0.to_le_bytes());
+        bytes[8] = status as u8;
+        let tail = self.tails[usize::from(head)].pieces();
+        let len = len_bytes(tail) as usize;
+        self.setup.map.write(tail, 0, &bytes[TAIL_BYTES_MAX - len..]);
+        self.owes_call = true;
+        self.ring.answer(head, written.saturating_add(len as u32))
+    }
+
+    /// Tells the guest of answers, if it wants to know.
+    fn call(&mut self) -> Result<(), RingFault> {
+        if std::mem::take(&mut self.owes_call)
+            && self.ring.wants_call()?
+            && let Some(call) = &self.setup.call
+        {
+            notify(call);
+        }
+        Ok(())
+    }
+
+    /// Sleeps until the guest kicks, the device has completed something, or the thread is to end.
+    fn sleep(&mut self) -> Result<(), RingFault> {
+        if self.held.is_none() && self.ring.request_kicks(true)? {
+            self.ring.request_kicks(false)?;
+            return Ok(());
+        }
+        let is_busy = self.channel.in_flight() > 0;
+        let timeout = match self.channel.due() {
+            _ if !is_busy => None,
+            Due::At(at) => Some(Duration::from_nanos(at.since(Monotonic.now()))),
+            Due::Never if self.descriptor.is_some() => None,
+            Due::Never => Some(COMPLETION_POLL_INTERVAL),
+        };
+        let is_due = timeout.is_some_and(|time| time.is_zero());
+        if !is_due && (!is_busy || self.descriptor.is_none() || self.channel.may_sleep()) {
+            self.wait(self.descriptor.filter(|_| is_busy), timeout.unwrap_or(IDLE_WAIT));
+        }
+        self.ring.request_kicks(false).map(|_| ())
+    }
+
+    fn wait(&self, descriptor: Option<RawFd>, timeout: Duration) {
+        let QueueThread { setup, stop, .. } = self;
+        let kick = &setup.kick;
+        let woken = socket::wait_either(kick, descriptor, Some(&stop.wake), timeout);
+        let is_ready = |woken: io::Result<Ready>| matches!(woken, Ok(Ready::Yes));
+        // A read would block if the device's descriptor was the one that is ready.
+        if is_ready(woken)
+            && (descriptor.is_none()
+                || is_ready(socket::wait(kick, Interest::Readable, None, Some(Duration::ZERO))))
+        {
+            let _ = socket::read_slice(kick, &mut [0; 8]);
+        }
+    }
+}
+
+/// Tells the other side of an eventfd.
+fn notify(file: &File) {
+    // A full counter tells it too, and a closed one concerns the other side alone.
+    let _ = socket::write_slice(file, &1_u64.to_ne_bytes());
+}

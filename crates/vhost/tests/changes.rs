@@ -1,0 +1,241 @@
+//! Rings stop and start again, memory comes and goes, hypervisors leave: no request is lost.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod guest;
+
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use blockyard_core::rmw::SharedDisk;
+use blockyard_vhost::request::kind;
+use guest::{DATA, Guest, disk, into, out, plain, print_header, regions, serve};
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserInflight;
+
+/// Offers a read of sector 0 with its own buffers.
+fn offer_read(guest: &mut Guest, number: u64) {
+    let at = DATA + number * 8192;
+    guest.put(at, &print_header(kind::IN, 0));
+    guest.put(at + 16, &[0xff]);
+    guest.offer(0, &[out(at, 16), into(at + 4096, 512), into(at + 16, 1)]);
+}
+
+#[test]
+fn a_ring_that_stops_completes_what_it_took_and_goes_on_after_it() {
+    let config = blockyard_null::NullConfig {
+        irqmode: blockyard_null::IrqMode::Timer,
+        completion_nsec: 5_000_000,
+        ..plain()
+    };
+    let served = serve(disk("d", config));
+    let mut guest = Guest::connect(&served, 1, 0);
+    let mut answered = 0u64;
+    for round in 1..=20u64 {
+        (0..5).for_each(|number| offer_read(&mut guest, round * 5 + number));
+        guest.kick(0);
+        if round % 2 == 0 {
+            guest.rings[0].wait_until_taken(&guest.memory);
+        }
+        let base = u64::from(guest.frontend.get_vring_base(0).unwrap());
+        while guest.try_answer(0, Duration::ZERO).is_some() {
+            answered += 1;
+        }
+        assert_eq!(answered, base, "what was taken is answered");
+        guest.frontend.set_vring_base(0, base as u16).unwrap();
+        let kick = guest.rings[0].kick.try_clone().unwrap();
+        kick.write(1).unwrap();
+        guest.frontend.set_vring_kick(0, &kick).unwrap();
+    }
+    while answered < 100 {
+        guest.answer(0);
+        answered += 1;
+    }
+    assert_eq!(served.server.info().requests, 100);
+}
+
+#[test]
+fn memory_is_replaced_while_requests_are_in_flight() {
+    let config = blockyard_null::NullConfig {
+        irqmode: blockyard_null::IrqMode::Timer,
+        completion_nsec: 2_000_000,
+        ..plain()
+    };
+    let served = serve(disk("d", config));
+    let mut guest = Guest::connect(&served, 1, 0);
+    assert_eq!(guest.request(kind::OUT, 0, &[9; 512], 0).0, 0);
+    for round in 0..10 {
+        (0..5).for_each(|number| offer_read(&mut guest, number));
+        guest.kick(0);
+        let all = regions(&guest.memory);
+        match round % 2 {
+            0 => _ = guest.frontend.set_mem_table(&all).unwrap(),
+            _ => {
+                guest.frontend.remove_mem_region(&all[1]).unwrap();
+                guest.frontend.add_mem_region(&all[1]).unwrap();
+            }
+        }
+        for number in 0..5 {
+            guest.answer(0);
+            let at = DATA + number * 8192;
+            assert_eq!(guest.get(at + 16, 1), [0]);
+            assert_eq!(guest.get(at + 4096, 512), [9; 512]);
+        }
+    }
+}
+
+#[test]
+fn a_disabled_ring_takes_nothing() {
+    let served = serve(disk("d", plain()));
+    let mut guest = Guest::connect(&served, 1, 0);
+    guest.frontend.set_vring_enable(0, false).unwrap();
+    offer_read(&mut guest, 0);
+    guest.kick(0);
+    assert_eq!(guest.try_answer(0, Duration::from_millis(50)), None);
+    assert_eq!(served.server.info().queues, 0);
+    guest.frontend.set_vring_enable(0, true).unwrap();
+    guest.answer(0);
+    guest.frontend.reset_device().unwrap();
+    assert_eq!(served.server.info().queues, 0);
+}
+
+#[test]
+fn a_hypervisor_that_leaves_makes_room_for_the_next() {
+    let served = serve(disk("d", plain()));
+    for round in 0..20u8 {
+        let mut guest = Guest::connect(&served, 2, 0);
+        assert_eq!(guest.request(kind::OUT, 0, &[round; 512], 0).0, 0);
+        offer_read(&mut guest, 3);
+        guest.kick(0);
+        drop(guest);
+        let mut guest = Guest::connect(&served, 1, 0);
+        assert_eq!(guest.request(kind::IN, 0, &[], 512), (0, vec![round; 512]));
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while served.server.info().is_connected && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert!(!served.server.info().is_connected);
+}
+
+#[test]
+fn a_server_that_stops_completes_what_it_took() {
+    let config = blockyard_null::NullConfig {
+        irqmode: blockyard_null::IrqMode::Timer,
+        completion_nsec: 5_000_000,
+        ..plain()
+    };
+    let disk = disk("d", config);
+    let served = serve(std::sync::Arc::clone(&disk));
+    let mut guest = Guest::connect(&served, 1, 0);
+    (0..5).for_each(|number| offer_read(&mut guest, number));
+    guest.kick(0);
+    guest.answer(0);
+    served.server.stop();
+    let mut answered = 1;
+    while guest.try_answer(0, Duration::ZERO).is_some() {
+        answered += 1;
+    }
+    assert_eq!(answered, 5);
+    assert_eq!(disk.stats().channels, 0);
+}
+
+#[test]
+fn a_disk_that_a_file_system_has_claimed_is_not_served() {
+    let shared = SharedDisk::from(disk("d", plain()));
+    let claim = shared.claim.claim();
+    let served = serve(shared);
+    let stream = std::os::unix::net::UnixStream::connect(&served.path).unwrap();
+    let frontend = vhost::vhost_user::Frontend::from_stream(stream, 1);
+    assert!(frontend.get_features().is_err());
+    drop(claim);
+    let mut guest = Guest::connect(&served, 1, 0);
+    assert_eq!(guest.request(kind::OUT, 0, &[1; 512], 0).0, 0);
+}
+
+/// Writes the record of a server that was killed: it had taken these chains, in this order, and
+/// answered none.
+fn record_of_a_killed_server(guest: &mut Guest, taken: &[u16]) {
+    let wanted = VhostUserInflight::new(0, 0, 1, guest::ENTRIES);
+    let (made, file) = guest.frontend.get_inflight_fd(&wanted).unwrap();
+    let mut record = vec![0_u8; made.mmap_size as usize];
+    record[8..10].copy_from_slice(&1_u16.to_le_bytes());
+    record[10..12].copy_from_slice(&guest::ENTRIES.to_le_bytes());
+    for (number, head) in taken.iter().enumerate() {
+        let entry = 16 * (usize::from(*head) + 1);
+        record[entry] = 1;
+        record[entry + 8..entry + 16].copy_from_slice(&(number as u64 + 7).to_le_bytes());
+    }
+    file.write_all_at(&record, made.mmap_offset).unwrap();
+    guest.frontend.set_inflight_fd(&made, file.as_raw_fd()).unwrap();
+}
+
+#[test]
+fn requests_that_a_killed_server_had_taken_are_executed_in_their_order() {
+    let served = serve(disk("d", plain()));
+    let mut guest = Guest::connect(&served, 0, 0);
+    guest.prepare_ring();
+    let memory = guest.memory.clone();
+    // Two writes of one sector, a read of it, and one more that the killed server had not taken.
+    let chain = |guest: &mut Guest, number: u64, kind: u32, data: u8| {
+        let at = DATA + number * 8192;
+        guest.put(at, &print_header(kind, 0));
+        guest.put(at + 16, &[0xff]);
+        guest.put(at + 4096, &[data; 512]);
+        let is_written = kind == kind::IN;
+        let data = guest::Buffer { at: at + 4096, len: 512, is_written };
+        guest.rings[0].chain(&memory, &[out(at, 16), data, into(at + 16, 1)])
+    };
+    let first = chain(&mut guest, 0, kind::OUT, 1);
+    let second = chain(&mut guest, 1, kind::OUT, 2);
+    let read = chain(&mut guest, 2, kind::IN, 0);
+    let later = chain(&mut guest, 3, kind::OUT, 3);
+    for head in [first, second, read, later] {
+        guest.rings[0].make_available(&memory, head);
+    }
+    record_of_a_killed_server(&mut guest, &[second, first, read]);
+    guest.start_ring(0);
+    let mut answered: Vec<u16> = (0..4).map(|_| guest.answer(0).0).collect();
+    answered.sort_unstable();
+    assert_eq!(answered, [first, second, read, later]);
+    for number in 0..4 {
+        assert_eq!(guest.get(DATA + number * 8192 + 16, 1), [0], "{number}");
+    }
+    assert_eq!(guest.get(DATA + 2 * 8192 + 4096, 512), [1; 512], "in the order of the record");
+    assert_eq!(guest.request(kind::IN, 0, &[], 512), (0, vec![3; 512]));
+    assert_eq!(served.server.info().requests, 5);
+}
+
+/// An append that is executed twice would leave its data twice.
+#[test]
+fn changes_of_zones_that_a_killed_server_had_taken_fail() {
+    let served = serve(disk("z", guest::zoned()));
+    let mut guest = Guest::connect(&served, 0, 0);
+    guest.prepare_ring();
+    let memory = guest.memory.clone();
+    let zone = 3 * 2048_u64;
+    let mut heads = Vec::new();
+    for (number, (kind, sector)) in
+        [(kind::ZONE_APPEND, zone), (kind::OUT, zone), (kind::ZONE_RESET_ALL, 0), (kind::OUT, 0)]
+            .into_iter()
+            .enumerate()
+    {
+        let at = DATA + number as u64 * 16384;
+        guest.put(at, &print_header(kind, sector));
+        guest.put(at + 16, &[0xff; 9]);
+        let tail = if kind == kind::ZONE_APPEND { into(at + 16, 9) } else { into(at + 24, 1) };
+        let chain = match kind {
+            kind::ZONE_RESET_ALL => vec![out(at, 16), tail],
+            _ => vec![out(at, 16), out(at + 4096, 4096), tail],
+        };
+        heads.push(guest.rings[0].chain(&memory, &chain));
+        guest.rings[0].make_available(&memory, heads[number]);
+    }
+    record_of_a_killed_server(&mut guest, &heads);
+    guest.start_ring(0);
+    (0..4).for_each(|_| _ = guest.answer(0));
+    let statuses: Vec<u8> =
+        (0..4).flat_map(|number| guest.get(DATA + number * 16384 + 24, 1)).collect();
+    assert_eq!(statuses, [1, 1, 1, 0], "a conventional zone is written again");
+}

@@ -1,0 +1,193 @@
+//! Guests and hypervisors that lie harm no other client: their ring is not served any more, and all
+//! other rings are.
+#![allow(clippy::unwrap_used)] // A test may.
+
+mod guest;
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use blockyard_vhost::request::kind;
+use guest::{
+    Buffer, DATA, ENTRIES, Guest, REGION_BYTES, disk, into, out, plain, print_header, serve,
+};
+use vhost::VhostBackend;
+
+/// A guest breaks its first ring; its second one and another guest's go on.
+fn breaks_the_ring(case: &str, lie: impl FnOnce(&mut Guest)) {
+    let served = serve(disk("d", plain()));
+    let mut guest = Guest::connect(&served, 2, 0);
+    assert_eq!(guest.request(kind::OUT, 0, &[7; 512], 0).0, 0, "{case}");
+    lie(&mut guest);
+    guest.kick(0);
+    // The thread ends, after which the ring has no answers.
+    assert_eq!(guest.try_answer(0, Duration::from_millis(50)), None, "{case}");
+    let (header, status) = (DATA, DATA + 16);
+    guest.put(header, &print_header(kind::IN, 0));
+    guest.offer(1, &[out(header, 16), into(DATA + 4096, 512), into(status, 1)]);
+    guest.kick(1);
+    assert_eq!(guest.answer(1).1, 513, "{case}");
+    assert_eq!(guest.get(DATA + 4096, 512), [7; 512], "{case}");
+    drop(guest);
+    let mut guest = Guest::connect(&served, 1, 0);
+    assert_eq!(guest.request(kind::IN, 0, &[], 512), (0, vec![7; 512]), "{case}");
+}
+
+#[test]
+fn malformed_chains_end_their_ring_alone() {
+    let header = |guest: &Guest| guest.put(DATA, &print_header(kind::IN, 0));
+    breaks_the_ring("a buffer after the memory", |guest| {
+        header(guest);
+        guest.offer(0, &[out(DATA, 16), into(2 * REGION_BYTES - 511, 512), into(DATA + 16, 1)]);
+    });
+    breaks_the_ring("an address that overflows", |guest| {
+        header(guest);
+        guest.offer(0, &[out(DATA, 16), into(u64::MAX - 10, 512), into(DATA + 16, 1)]);
+    });
+    breaks_the_ring("a short header", |guest| {
+        guest.offer(0, &[out(DATA, 15), into(DATA + 16, 1)]);
+    });
+    breaks_the_ring("no status", |guest| {
+        header(guest);
+        guest.offer(0, &[out(DATA, 16)]);
+    });
+    breaks_the_ring("a buffer to read after one to write", |guest| {
+        header(guest);
+        guest.offer(0, &[into(DATA + 16, 1), out(DATA, 16)]);
+    });
+    breaks_the_ring("a head that does not exist", |guest| {
+        let memory = guest.memory.clone();
+        guest.rings[0].make_available(&memory, ENTRIES);
+    });
+    breaks_the_ring("more chains than entries", |guest| {
+        let memory = guest.memory.clone();
+        guest.rings[0].set_available(&memory, 5000);
+    });
+    breaks_the_ring("a table of descriptors outside the memory", |guest| {
+        let memory = guest.memory.clone();
+        let table = Buffer { at: 3 * REGION_BYTES, len: 64, is_written: false };
+        guest.rings[0].put_descriptor(&memory, 9, &table, None, 4);
+        guest.rings[0].make_available(&memory, 9);
+    });
+    breaks_the_ring("a table whose length is odd", |guest| {
+        let memory = guest.memory.clone();
+        let table = Buffer { at: DATA, len: 63, is_written: false };
+        guest.rings[0].put_descriptor(&memory, 9, &table, None, 4);
+        guest.rings[0].make_available(&memory, 9);
+    });
+    breaks_the_ring("a chain that is a loop of headers", |guest| {
+        let memory = guest.memory.clone();
+        let loop_back = out(DATA, 8);
+        guest.rings[0].put_descriptor(&memory, 9, &loop_back, Some(9), 0);
+        guest.rings[0].make_available(&memory, 9);
+    });
+    breaks_the_ring("more buffers than a request may have", |guest| {
+        header(guest);
+        let mut buffers = vec![out(DATA, 16)];
+        buffers.extend((0..4000).map(|_| into(DATA + 4096, 512)));
+        buffers.push(into(DATA + 16, 1));
+        guest.offer_indirect(0, DATA + (256 << 10), &buffers);
+    });
+}
+
+/// A chain that is available twice at once would be answered twice.
+#[test]
+fn a_chain_that_is_in_flight_twice_ends_its_ring() {
+    let config = blockyard_null::NullConfig {
+        irqmode: blockyard_null::IrqMode::Timer,
+        completion_nsec: 20_000_000,
+        ..plain()
+    };
+    let served = serve(disk("d", config));
+    let mut guest = Guest::connect(&served, 1, 0);
+    guest.put(DATA, &print_header(kind::IN, 0));
+    let head = guest.offer(0, &[out(DATA, 16), into(DATA + 4096, 512), into(DATA + 16, 1)]);
+    let memory = guest.memory.clone();
+    guest.rings[0].make_available(&memory, head);
+    guest.kick(0);
+    assert_eq!(guest.try_answer(0, Duration::from_millis(100)), None);
+    // The next start of the ring, as by the reset of the guest, is served.
+    let mut guest = {
+        drop(guest);
+        Guest::connect(&served, 1, 0)
+    };
+    assert_eq!(guest.request(kind::OUT, 0, &[1; 512], 0).0, 0);
+}
+
+/// Header and status are changed by the guest while the request runs: what was checked is used.
+#[test]
+fn a_guest_that_changes_a_request_gets_what_it_asked_for_first() {
+    let config = blockyard_null::NullConfig {
+        irqmode: blockyard_null::IrqMode::Timer,
+        completion_nsec: 20_000_000,
+        ..plain()
+    };
+    let served = serve(disk("d", config));
+    let mut guest = Guest::connect(&served, 1, 0);
+    guest.put(DATA, &print_header(kind::IN, 8));
+    guest.put(DATA + 16, &[0xff]);
+    let buffers = [out(DATA, 16), into(DATA + 4096, 512), into(DATA + 16, 1)];
+    let head = guest.offer(0, &buffers);
+    guest.kick(0);
+    guest.rings[0].wait_until_taken(&guest.memory);
+    guest.put(DATA, &print_header(kind::OUT, u64::MAX));
+    let memory = guest.memory.clone();
+    guest.rings[0].put_descriptor(&memory, head, &out(u64::MAX, u32::MAX), Some(500), 0);
+    assert_eq!(guest.answer(0), (head, 513));
+    assert_eq!(guest.get(DATA + 16, 1), [0]);
+}
+
+#[test]
+fn malformed_messages_end_their_connection_alone() {
+    let served = serve(disk("d", plain()));
+    let message = |request: u32, flags: u32, size: u32, body: &[u8]| {
+        let words = [request, flags, size].map(u32::to_le_bytes);
+        [words.as_flattened(), body].concat()
+    };
+    let cases = [
+        vec![0],
+        vec![0xff; 12],
+        message(1, 0, 0, &[]),
+        message(1, 1, u32::MAX, &[]),
+        message(999, 1, 0, &[]),
+        // SET_MEM_TABLE without files.
+        message(5, 1, 40, &[1; 40]),
+        // SET_VRING_NUM of a ring that does not exist.
+        message(8, 1, 8, &[0xff; 8]),
+        // GET_CONFIG beyond the end.
+        message(24, 1, 12, &[0xff; 12]),
+        // SET_VRING_KICK without a file.
+        message(12, 1, 8, &0u64.to_le_bytes()),
+    ];
+    for bytes in cases {
+        let mut stream = UnixStream::connect(&served.path).unwrap();
+        stream.write_all(&bytes).unwrap();
+        drop(stream);
+        let mut guest = Guest::connect(&served, 1, 0);
+        assert_eq!(guest.request(kind::OUT, 0, &[1; 512], 0).0, 0, "{bytes:x?}");
+    }
+}
+
+#[test]
+fn rings_that_cannot_be_served_are_refused() {
+    let served = serve(disk("d", plain()));
+    let mut guest = Guest::connect(&served, 1, 0);
+    for entries in [0, 3, 2048] {
+        assert!(guest.frontend.set_vring_num(1, entries).is_err(), "{entries}");
+    }
+    let memory_end = guest.place(&guest.rings[0]).desc_table_addr + REGION_BYTES;
+    for (field, address) in [(0, memory_end * 2), (1, 16), (2, memory_end * 2)] {
+        let mut place = guest.place(&guest.rings[0]);
+        match field {
+            0 => place.desc_table_addr = address,
+            1 => place.used_ring_addr = address,
+            _ => place.avail_ring_addr = address,
+        }
+        assert!(guest.frontend.set_vring_addr(0, &place).is_err(), "{field}");
+    }
+    let place = guest.place(&guest.rings[0]);
+    guest.frontend.set_vring_addr(0, &place).unwrap();
+    assert_eq!(guest.request(kind::OUT, 0, &[1; 512], 0).0, 0);
+    assert!(guest.frontend.set_features(u64::MAX).is_err());
+}
