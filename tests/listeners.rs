@@ -419,6 +419,9 @@ fn a_device_is_served_to_a_hypervisor_at_its_socket() {
     let of_us = format!("process {}", std::process::id());
     assert!(connections.contains("vhost") && connections.contains(&of_us), "{connections}");
     drop(stream);
+    while yard.command(&["connections"]).ok().out.contains("vhost") {
+        std::thread::yield_now();
+    }
     yard.command(&["remove", "mem0"]).ok();
     assert!(!path.exists(), "the device was removed");
     yard.signal("TERM");

@@ -21,7 +21,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
-use crate::config_space::{self, CONFIG_BYTES, WRITEBACK_OFFSET, feature};
+use crate::config_space::{self, feature};
 use crate::device::{DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX, QueueCounts};
 use crate::inflight::InflightMap;
 use crate::memory::{GuestMap, MappedRegion, REGIONS_MAX, RegionPlace};
@@ -37,6 +37,8 @@ struct RingState {
     call: Option<File>,
     error: Option<File>,
     is_enabled: bool,
+    /// The ring is not served again until the guest sets it up again.
+    is_malformed: bool,
     /// Of all threads that have served the ring.
     counts: Arc<QueueCounts>,
     running: Option<RunningQueue>,
@@ -48,8 +50,6 @@ pub(crate) struct Backend {
     shape: Arc<DeviceShape>,
     /// The features that the guest's driver accepted.
     features: u64,
-    /// Whether the guest lets the device keep writes in a volatile cache.
-    writeback: bool,
     mapped: Vec<MappedRegion>,
     map: Option<Arc<GuestMap>>,
     /// The record of requests in flight, if the hypervisor keeps one.
@@ -61,8 +61,8 @@ impl Backend {
     pub(crate) fn new(disk: Arc<dyn Disk>) -> Backend {
         let shape = Arc::new(DeviceShape::of(disk.as_ref()));
         let rings = (0..QUEUES_MAX).map(|_| RingState::default()).collect();
-        let (mapped, writeback) = (Vec::new(), true);
-        Backend { disk, shape, features: 0, writeback, mapped, map: None, inflight: None, rings }
+        let mapped = Vec::new();
+        Backend { disk, shape, features: 0, mapped, map: None, inflight: None, rings }
     }
 
     /// The number of rings that are being served.
@@ -82,6 +82,7 @@ impl Backend {
 
     /// Ends all threads.
     pub(crate) fn stop(&mut self) {
+        self.rings.iter().flat_map(|ring| &ring.running).for_each(RunningQueue::begin_stop);
         (0..self.rings.len()).for_each(|index| self.stop_ring(index));
     }
 
@@ -91,19 +92,21 @@ impl Backend {
 
     /// Ends the thread of a ring; a later start continues after the last chain that it took.
     fn stop_ring(&mut self, index: usize) {
-        if let Some(next) = self.rings[index].running.take().and_then(RunningQueue::stop) {
-            self.rings[index].place.next_available = next;
+        let ring = &mut self.rings[index];
+        if let Some(end) = ring.running.take().and_then(RunningQueue::stop) {
+            ring.place.next_available = end.next_available;
+            ring.is_malformed = end.is_malformed;
         }
     }
 
     /// Starts the thread of a ring, if it has all that it needs.
     fn start_ring(&mut self, index: usize) -> Result<()> {
-        let Backend { disk, shape, map, inflight, rings, features, writeback, .. } = self;
+        let Backend { disk, shape, map, inflight, rings, features, .. } = self;
         let ring = &mut rings[index];
         let (Some(map), Some(kick)) = (map, &ring.kick) else { return Ok(()) };
         // Without protocol features there is no message that enables a ring.
         let is_enabled = ring.is_enabled || *features & feature::PROTOCOL_FEATURES == 0;
-        if !is_enabled || !ring.has_addresses || ring.running.is_some() {
+        if !is_enabled || !ring.has_addresses || ring.is_malformed || ring.running.is_some() {
             return Ok(());
         }
         let copy = |file: &File| file.try_clone().map_err(Error::ReqHandlerError);
@@ -116,7 +119,7 @@ impl Backend {
             record: inflight.as_ref().and_then(|map| map.ring(index, ring.place.entries)),
             event_idx: *features & feature::EVENT_IDX != 0,
             // VIRTIO 1.3, 5.2.6.2: without FLUSH the driver cannot make writes durable.
-            write_through: *features & feature::FLUSH == 0 || !*writeback,
+            write_through: *features & feature::FLUSH == 0,
             kick: copy(kick)?,
             call: ring.call.as_ref().map(copy).transpose()?,
             error: ring.error.as_ref().map(copy).transpose()?,
@@ -141,24 +144,24 @@ impl Backend {
         self.start_ring(index)
     }
 
-    /// Changes what all rings use; none is served meanwhile.
-    fn change_all<T>(&mut self, change: impl FnOnce(&mut Backend) -> Result<T>) -> Result<T> {
+    /// Changes what all rings use; none is served meanwhile. A ring that cannot be served after it
+    /// is logged: a later message may bring what it lacks, as the memory in which it lies.
+    fn change_all(&mut self, change: impl FnOnce(&mut Backend)) {
         self.stop();
-        let changed = change(self)?;
-        (0..self.rings.len()).try_for_each(|index| self.start_ring(index))?;
-        Ok(changed)
+        change(self);
+        for index in 0..self.rings.len() {
+            let _ = self.start_ring(index);
+        }
     }
 
     /// Replaces the guest's memory.
     fn set_memory(&mut self, mapped: Vec<MappedRegion>) -> Result<()> {
-        self.change_all(|backend| {
-            backend.map = match mapped.is_empty() {
-                true => None,
-                false => Some(Arc::new(GuestMap::new(&mapped).map_err(Error::ReqHandlerError)?)),
-            };
-            backend.mapped = mapped;
-            Ok(())
-        })
+        let map = match mapped.is_empty() {
+            true => None,
+            false => Some(Arc::new(GuestMap::new(&mapped).map_err(Error::ReqHandlerError)?)),
+        };
+        self.change_all(|backend| (backend.map, backend.mapped) = (map, mapped));
+        Ok(())
     }
 }
 
@@ -178,7 +181,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     fn reset_device(&mut self) -> Result<()> {
         self.stop();
         self.rings.iter_mut().for_each(|ring| *ring = RingState::default());
-        (self.features, self.writeback) = (0, true);
+        (self.features, self.inflight) = (0, None);
         Ok(())
     }
 
@@ -193,10 +196,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
         if features == self.features {
             return Ok(());
         }
-        self.change_all(|backend| {
-            backend.features = features;
-            Ok(())
-        })
+        self.change_all(|backend| backend.features = features);
+        Ok(())
     }
 
     fn set_mem_table(
@@ -233,7 +234,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     ) -> Result<()> {
         self.change_ring(index, |ring| {
             ring.place = RingPlace { descriptors, used, available, ..ring.place };
-            ring.has_addresses = true;
+            (ring.has_addresses, ring.is_malformed) = (true, false);
         })
     }
 
@@ -244,11 +245,12 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        self.ring(index)?;
+        // An error ends the connection: the message has no other answer than an index.
+        self.ring(index).map_err(|_| Error::BackendInternalError)?;
         self.stop_ring(index as usize);
         let ring = self.ring(index)?;
         // The message stops the ring: "Vhost-user Protocol", "Starting and stopping rings".
-        ring.kick = None;
+        (ring.kick, ring.is_malformed) = (None, false);
         Ok(VhostUserVringState::new(index, ring.place.next_available.into()))
     }
 
@@ -290,25 +292,13 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        let all = config_space::print(&self.shape, QUEUES_MAX as u16, self.writeback);
+        let all = config_space::print(&self.shape, QUEUES_MAX as u16);
         let end = offset.checked_add(size).ok_or(Error::InvalidParam)? as usize;
         all.get(offset as usize..end).map(<[u8]>::to_vec).ok_or(Error::InvalidParam)
     }
 
-    fn set_config(&mut self, offset: u32, bytes: &[u8], _: VhostUserConfigFlags) -> Result<()> {
-        let offset = offset as usize;
-        if offset.checked_add(bytes.len()).is_none_or(|end| end > CONFIG_BYTES) {
-            return Err(Error::InvalidParam);
-        }
-        // A driver writes this field only; a hypervisor may send the whole space.
-        let writeback = WRITEBACK_OFFSET.checked_sub(offset).and_then(|at| bytes.get(at));
-        match writeback {
-            Some(byte) if (*byte != 0) != self.writeback => self.change_all(|backend| {
-                backend.writeback = *byte != 0;
-                Ok(())
-            }),
-            _ => Ok(()),
-        }
+    fn set_config(&mut self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
+        Err(Error::InvalidOperation("no field of the configuration space can be written"))
     }
 
     fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
@@ -321,7 +311,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
 
     fn get_inflight_fd(&mut self, it: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let made = InflightMap::create(it.num_queues, it.queue_size);
-        let (file, bytes) = made.map_err(Error::ReqHandlerError)?;
+        // An error ends the connection: the message has no other answer than a file.
+        let (file, bytes) = made.map_err(|_| Error::BackendInternalError)?;
         Ok((VhostUserInflight::new(bytes, 0, it.num_queues, it.queue_size), file))
     }
 
@@ -329,10 +320,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
         let (offset, bytes) = (it.mmap_offset, it.mmap_size);
         let map = InflightMap::map(file, offset, bytes, it.num_queues, it.queue_size);
         let map = map.map_err(Error::ReqHandlerError)?;
-        self.change_all(|backend| {
-            backend.inflight = Some(map);
-            Ok(())
-        })
+        self.change_all(|backend| backend.inflight = Some(map));
+        Ok(())
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {

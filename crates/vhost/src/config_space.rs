@@ -1,15 +1,13 @@
 //! The configuration space and the features of virtio-blk: VIRTIO 1.3, 5.2.3 and 5.2.4.
 
-use crate::device::{DeviceShape, QUEUE_ENTRIES_MAX};
+use crate::device::DeviceShape;
 use crate::request::RANGES_MAX;
 
 /// The length of the configuration space with the fields of zoned devices, in bytes.
 pub const CONFIG_BYTES: usize = 96;
-/// The offset of the field `writeback`, the only one that a driver writes.
-pub const WRITEBACK_OFFSET: usize = 32;
-
-/// The most data buffers of one request: those of the longest ring, without header and status.
-pub const SEGMENTS_MAX: u32 = QUEUE_ENTRIES_MAX as u32 - 2;
+/// The most data buffers of one request: a ring of 128 entries, as QEMU's is by default, has room
+/// for them, the header and the status without tables of descriptors.
+pub const SEGMENTS_MAX: u32 = 126;
 
 /// Feature bits.
 pub mod feature {
@@ -19,7 +17,6 @@ pub mod feature {
     pub const BLK_SIZE: u64 = 1 << 6;
     pub const FLUSH: u64 = 1 << 9;
     pub const TOPOLOGY: u64 = 1 << 10;
-    pub const CONFIG_WCE: u64 = 1 << 11;
     pub const MQ: u64 = 1 << 12;
     pub const DISCARD: u64 = 1 << 13;
     pub const WRITE_ZEROES: u64 = 1 << 14;
@@ -38,7 +35,6 @@ pub fn features(shape: &DeviceShape) -> u64 {
         | BLK_SIZE
         | FLUSH
         | TOPOLOGY
-        | CONFIG_WCE
         | MQ
         | INDIRECT_DESC
         | EVENT_IDX
@@ -55,7 +51,7 @@ pub fn features(shape: &DeviceShape) -> u64 {
 }
 
 /// Prints the configuration space: VIRTIO 1.3, 5.2.4, `struct virtio_blk_config`.
-pub fn print(shape: &DeviceShape, queues: u16, writeback: bool) -> [u8; CONFIG_BYTES] {
+pub fn print(shape: &DeviceShape, queues: u16) -> [u8; CONFIG_BYTES] {
     let mut bytes = [0; CONFIG_BYTES];
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
     let field32 = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
@@ -66,7 +62,6 @@ pub fn print(shape: &DeviceShape, queues: u16, writeback: bool) -> [u8; CONFIG_B
     let blocks = (shape.physical_block_sectors / shape.block_sectors).max(1);
     put(24, &[blocks.ilog2() as u8]); // Below 64.
     put(26, &u16::try_from(blocks).unwrap_or(u16::MAX).to_le_bytes());
-    put(WRITEBACK_OFFSET, &[writeback.into()]);
     put(34, &queues.to_le_bytes());
     put(36, &field32(shape.discard_sectors_max));
     put(40, &RANGES_MAX.to_le_bytes());

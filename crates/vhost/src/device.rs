@@ -10,6 +10,10 @@ pub const QUEUES_MAX: usize = 64;
 /// The most entries of a ring.
 pub const QUEUE_ENTRIES_MAX: u16 = 1024;
 
+/// The longest data that go through the bounce buffer of a ring, in bytes: more than Linux sends in
+/// one request.
+pub(crate) const BOUNCE_BYTES: u64 = 4 << 20;
+
 /// The largest number of sectors that a field of 32 bits can have, in whole blocks of any size.
 const SECTORS_MAX: u64 = (u32::MAX as u64 + 1) - (1 << 16);
 
@@ -53,7 +57,8 @@ impl DeviceShape {
             // Linux ignores discards of zoned devices.
             discard_sectors_max: whole(limits.discard_sectors_max),
             write_zeroes_sectors_max: whole(limits.write_zeroes_sectors_max),
-            append_sectors_max: whole(limits.zone_append_sectors_max),
+            // An append in several buffers goes through the bounce buffer.
+            append_sectors_max: whole(limits.zone_append_sectors_max.min(BOUNCE_BYTES / 512)),
             read_only: limits.read_only,
             zones: geometry.zones.clone(),
             id,

@@ -17,7 +17,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use crate::device::{QUEUE_ENTRIES_MAX, QUEUES_MAX};
@@ -63,9 +63,12 @@ impl InflightMap {
         if entries == 0 || entries > QUEUE_ENTRIES_MAX {
             return Err(invalid("the number of entries is out of range"));
         }
-        let file = File::from(memfd_create("blockyard-inflight", MemfdFlags::CLOEXEC)?);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create("blockyard-inflight", flags)?);
         let bytes = (usize::from(queues) * record_bytes(entries)) as u64;
         file.set_len(bytes)?;
+        // A hypervisor that truncated it would end this process.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((file, bytes))
     }
 
@@ -82,9 +85,8 @@ impl InflightMap {
     ) -> io::Result<InflightMap> {
         let wanted = usize::from(queues) * record_bytes(entries);
         let end = offset.checked_add(bytes);
-        if bytes < wanted as u64
-            || end.is_none_or(|end| file.metadata().is_ok_and(|it| it.len() < end))
-        {
+        let file_bytes = file.metadata()?.len();
+        if bytes < wanted as u64 || end.is_none_or(|end| file_bytes < end) {
             return Err(invalid("the record of requests in flight is too short"));
         }
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), wanted);
@@ -148,7 +150,8 @@ impl RingRecord {
         let is_taken = |head: &u16| self.get::<u8>(Self::entry(*head)) != 0;
         let counter = |head: &u16| self.get::<u64>(Self::entry(*head) + 8);
         let mut taken: Vec<u16> = (0..self.entries).filter(is_taken).collect();
-        taken.sort_by_key(counter);
+        // Each counter is read once: the hypervisor can change them.
+        taken.sort_by_cached_key(counter);
         self.counter = taken.iter().map(counter).max().map_or(0, |last| last.wrapping_add(1));
         Some(taken)
     }

@@ -27,8 +27,7 @@ use blockyard_os::map_region;
 use blockyard_os::socket::{self, Interest, Ready, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
-use crate::config_space::SEGMENTS_MAX;
-use crate::device::{DeviceShape, QueueCounts};
+use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
 use crate::inflight::RingRecord;
 use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, len_bytes, skip, split_tail};
 use crate::request::{
@@ -37,11 +36,8 @@ use crate::request::{
 };
 use crate::virtqueue::{Chain, RingFault, RingPlace, Virtqueue};
 
-/// The longest data that go through the bounce buffer, in bytes: more than Linux sends in one
-/// request.
-const BOUNCE_BYTES: u64 = 4 << 20;
 /// The most pieces of a chain: its buffers, each of which may lie in several regions of memory.
-const PIECES_MAX: usize = SEGMENTS_MAX as usize + 2 + REGIONS_MAX;
+const PIECES_MAX: usize = QUEUE_ENTRIES_MAX as usize + REGIONS_MAX;
 /// The most bios of a request.
 const BIOS_PER_REQUEST: usize = PIECES_MAX;
 /// The bytes that are copied at once to or from the bounce buffer.
@@ -77,7 +73,16 @@ pub(crate) struct QueueSetup {
 /// A ring that is being served.
 pub(crate) struct RunningQueue {
     stop: Arc<StopFlag>,
-    thread: JoinHandle<u16>,
+    thread: JoinHandle<QueueEnd>,
+}
+
+/// How the thread of a ring ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueEnd {
+    /// The index of the next available chain.
+    pub(crate) next_available: u16,
+    /// Whether the ring is malformed.
+    pub(crate) is_malformed: bool,
 }
 
 /// Asks a thread to end.
@@ -96,19 +101,23 @@ impl RunningQueue {
         let mut queue = QueueThread::new(setup, Arc::clone(&stop))?;
         let name = format!("vhost-{}", queue.setup.name);
         let run = move || {
-            queue.run();
-            queue.ring.next_available()
+            let is_malformed = !queue.run();
+            QueueEnd { next_available: queue.ring.next_available(), is_malformed }
         };
         let thread = thread::Builder::new().name(name).spawn(run)?;
         Ok(RunningQueue { stop, thread })
     }
 
-    /// Ends the thread when the requests that it took are answered. Returns the index of the next
-    /// available chain.
-    pub(crate) fn stop(self) -> Option<u16> {
+    /// Asks the thread to end when the requests that it took are answered.
+    pub(crate) fn begin_stop(&self) {
         // Release: pairs with the Acquire in `is_stopping`.
         self.stop.is_raised.store(true, Ordering::Release);
         self.stop.wake.raise();
+    }
+
+    /// Waits until the requests that the thread took are answered; `None` if it panicked.
+    pub(crate) fn stop(self) -> Option<QueueEnd> {
+        self.begin_stop();
         self.thread.join().ok()
     }
 }
@@ -232,20 +241,25 @@ impl QueueThread {
         self.stop.is_raised.load(Ordering::Acquire)
     }
 
-    /// Serves the ring until it is stopped or malformed, and then completes what it took.
-    fn run(&mut self) {
+    /// Serves the ring until it is stopped, and then completes what it took. Returns `false` if the
+    /// ring is malformed.
+    fn run(&mut self) -> bool {
         blockyard_os::sharpen_timers();
         let served = self.serve().and_then(|()| self.drain());
-        let Err(RingFault(text)) = served else { return };
+        let Err(RingFault(text)) = served else { return true };
         tracing::warn!(queue = self.setup.name, "the ring is not served any more: {text}");
         if let Some(error) = &self.setup.error {
             notify(error);
         }
         // The channel waits for what the device has started, so that it writes no memory later.
+        false
     }
 
     fn serve(&mut self) -> Result<(), RingFault> {
         self.ring.request_kicks(false)?;
+        // The guest may not know of answers that a killed server gave, or that were given before
+        // the hypervisor told where to call.
+        self.tell();
         self.take_unanswered()?;
         while !self.is_stopping() {
             let taken = self.take_requests()?;
@@ -273,10 +287,7 @@ impl QueueThread {
     fn take_requests(&mut self) -> Result<usize, RingFault> {
         self.start_held()?;
         let mut taken = 0;
-        while self.held.is_none()
-            && self.bios.len() + BIOS_PER_REQUEST <= self.bios.capacity()
-            && self.ring.take(&mut self.chain)?
-        {
+        while self.has_room() && !self.is_stopping() && self.ring.take(&mut self.chain)? {
             if self.slots[usize::from(self.chain.head)].is_some() {
                 return Err(RingFault("a chain is available again before it was answered"));
             }
@@ -301,7 +312,7 @@ impl QueueThread {
                 planned => planned,
             };
             self.begin(planned)?;
-            while self.held.is_some() || self.bios.len() + BIOS_PER_REQUEST > self.bios.capacity() {
+            while !self.has_room() {
                 self.start_held()?;
                 if self.execute()? == 0 {
                     self.channel.wait(Some(Instant::now() + COMPLETION_POLL_INTERVAL));
@@ -442,7 +453,12 @@ impl QueueThread {
         let first = self.bios.len();
         for range in ranges.iter() {
             match self.setup.shape.plan_range(op, range) {
-                Ok(bio) => self.bios.push(bio.with_user_data(self.chain.head.into())),
+                Ok(bio) => {
+                    let is_through = self.setup.write_through && op == Op::WriteZeroes;
+                    let fua = if is_through { Flags::FUA } else { Flags::NONE };
+                    let bio = bio.with_flags(bio.flags | fua);
+                    self.bios.push(bio.with_user_data(self.chain.head.into()));
+                }
                 Err(status) => {
                     self.bios.truncate(first);
                     return RequestStart::Ended(status, 0);
@@ -574,18 +590,26 @@ impl QueueThread {
 
     /// Tells the guest of answers, if it wants to know.
     fn call(&mut self) -> Result<(), RingFault> {
-        if std::mem::take(&mut self.owes_call)
-            && self.ring.wants_call()?
-            && let Some(call) = &self.setup.call
-        {
-            notify(call);
+        if std::mem::take(&mut self.owes_call) && self.ring.wants_call()? {
+            self.tell();
         }
         Ok(())
     }
 
+    fn tell(&self) {
+        if let Some(call) = &self.setup.call {
+            notify(call);
+        }
+    }
+
+    /// Whether one more request may be taken.
+    fn has_room(&self) -> bool {
+        self.held.is_none() && self.bios.len() + BIOS_PER_REQUEST <= self.bios.capacity()
+    }
+
     /// Sleeps until the guest kicks, the device has completed something, or the thread is to end.
     fn sleep(&mut self) -> Result<(), RingFault> {
-        if self.held.is_none() && self.ring.request_kicks(true)? {
+        if self.has_room() && self.ring.request_kicks(true)? {
             self.ring.request_kicks(false)?;
             return Ok(());
         }

@@ -14,6 +14,7 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use blockyard_core::Disk;
 use blockyard_core::claim::ClaimState;
@@ -23,6 +24,9 @@ use blockyard_sync::atomics::{AtomicBool, Ordering};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::backend::Backend;
+
+/// How long the server waits after it has refused a hypervisor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A server as listings show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,7 +106,10 @@ impl VhostServer {
         let Some(Connected { pid, backend, .. }) = &*connected else {
             return VhostInfo::default();
         };
-        let backend = backend.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(backend) = backend.try_lock() else {
+            // A message is being handled, which may wait for the device.
+            return VhostInfo { is_connected: true, pid: *pid, ..VhostInfo::default() };
+        };
         VhostInfo {
             is_connected: true,
             pid: *pid,
@@ -168,24 +175,30 @@ impl ServerShared {
             match served {
                 Ok(()) => tracing::info!(device, "the hypervisor has left"),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => tracing::warn!(device, %error, "a hypervisor is disconnected"),
+                Err(error) => {
+                    tracing::warn!(device, %error, "a hypervisor is disconnected");
+                    // One that connects again and again does not fill the log.
+                    thread::sleep(ACCEPT_PAUSE);
+                }
             }
         }
     }
 
     /// Serves a hypervisor until it leaves or the server stops.
     fn serve(&self, stream: UnixStream) -> io::Result<()> {
-        if self.claim.is_claimed() {
-            return Err(io::Error::other("a file system is mounted on the device"));
-        }
         stream.set_nonblocking(false)?;
         let pid = socket::peer_pid(&stream);
-        tracing::info!(device = self.disk.name(), pid, "a hypervisor is connected");
         let backend = Backend::new(Arc::clone(&self.disk));
         let backend = Arc::new(Mutex::new(backend));
         let connected =
             Connected { pid, socket: stream.try_clone()?, backend: Arc::clone(&backend) };
         *self.connected() = Some(connected);
+        // After it counts as a client: a claim that comes later finds it.
+        if self.claim.is_claimed() {
+            *self.connected() = None;
+            return Err(io::Error::other("a file system or a change has claimed the device"));
+        }
+        tracing::info!(device = self.disk.name(), pid, "a hypervisor is connected");
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let ended = loop {
             // `stop` closes the connection that it finds; this one may have come after it.
@@ -202,8 +215,8 @@ impl ServerShared {
                 Err(error) => break Err(io::Error::other(error.to_string())),
             }
         };
-        *self.connected() = None;
         backend.lock().unwrap_or_else(PoisonError::into_inner).stop();
+        *self.connected() = None;
         ended
     }
 }

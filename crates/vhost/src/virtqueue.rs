@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
+use crate::device::QUEUE_ENTRIES_MAX;
 use crate::inflight::RingRecord;
 use crate::memory::{GuestMap, GuestPiece};
 
@@ -175,7 +176,9 @@ impl Virtqueue {
             let flags = word16(12);
             if flags & INDIRECT != 0 {
                 // VIRTIO 1.3, 2.7.5.3.1: no table in a table, and no descriptor after it.
-                if is_indirect || flags & NEXT != 0 || len == 0 || len % 16 != 0 {
+                let entries_max = u32::from(QUEUE_ENTRIES_MAX);
+                let is_table = len.is_multiple_of(16) && (1..=entries_max).contains(&(len / 16));
+                if is_indirect || flags & NEXT != 0 || !is_table {
                     return Err(RingFault("a table of descriptors is malformed"));
                 }
                 (table, entries, is_indirect) = (from, len / 16, true);

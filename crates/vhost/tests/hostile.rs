@@ -82,6 +82,14 @@ fn malformed_chains_end_their_ring_alone() {
         guest.rings[0].put_descriptor(&memory, 9, &loop_back, Some(9), 0);
         guest.rings[0].make_available(&memory, 9);
     });
+    breaks_the_ring("an endless chain of empty buffers", |guest| {
+        let memory = guest.memory.clone();
+        // The only descriptor of a table that claims to have as many as can be.
+        let table = Buffer { at: DATA, len: u32::MAX - 15, is_written: false };
+        guest::descriptor(&memory, DATA, &out(DATA, 0), Some(0), 0);
+        guest.rings[0].put_descriptor(&memory, 9, &table, None, 4);
+        guest.rings[0].make_available(&memory, 9);
+    });
     breaks_the_ring("more buffers than a request may have", |guest| {
         header(guest);
         let mut buffers = vec![out(DATA, 16)];

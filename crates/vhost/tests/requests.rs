@@ -7,14 +7,12 @@ use std::sync::Arc;
 
 use blockyard_core::inject::Injection;
 use blockyard_null::NullConfig;
-use blockyard_vhost::config_space::{WRITEBACK_OFFSET, feature};
+use blockyard_vhost::config_space::feature;
 use blockyard_vhost::request::kind;
 use guest::{
     Buffer, DATA, Guest, REGION_BYTES, disk, into, out, plain, print_header, print_range, serve,
     zoned,
 };
-use vhost::vhost_user::VhostUserFrontend;
-use vhost::vhost_user::message::VhostUserConfigFlags;
 
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -46,7 +44,7 @@ fn a_plain_disk_has_the_features_and_the_configuration_of_one() {
     assert_eq!(guest.features & (feature::RO | feature::ZONED), 0);
     let config = guest.config();
     assert_eq!(config[..8], (16u64 << 20 >> 9).to_le_bytes());
-    assert_eq!((word(&config, 20), config[WRITEBACK_OFFSET]), (512, 1));
+    assert_eq!((word(&config, 12), word(&config, 20)), (126, 512));
     assert_eq!(config[34..36], 64u16.to_le_bytes());
     let (status, id) = guest.request(kind::GET_ID, 0, &[], 20);
     assert_eq!(
@@ -231,25 +229,16 @@ fn discards_and_zeroes_clear_their_segments() {
     }
 }
 
-/// A guest that cannot flush, or that wants no cache, has its writes after a power cut; another
-/// one after a flush.
+/// A guest that cannot flush has its writes after a power cut; another one after a flush.
 #[test]
 fn writes_are_durable_when_the_guest_relies_on_it() {
     const NEW: [u8; 512] = [1; 512];
-    for (without, writeback, flushes, is_kept) in [
-        (0, true, false, false),
-        (0, true, true, true),
-        (0, false, false, true),
-        (feature::FLUSH, true, false, true),
-    ] {
+    for (without, flushes, is_kept) in
+        [(0, false, false), (0, true, true), (feature::FLUSH, false, true)]
+    {
         let disk = disk("d", NullConfig { cache_size: 1 << 20, ..plain() });
         let served = serve(Arc::clone(&disk));
         let mut guest = Guest::connect(&served, 1, without);
-        if !writeback {
-            let flags = VhostUserConfigFlags::WRITABLE;
-            guest.frontend.set_config(WRITEBACK_OFFSET as u32, flags, &[0]).unwrap();
-            assert_eq!(guest.config()[WRITEBACK_OFFSET], 0);
-        }
         assert_eq!(guest.request(kind::OUT, 0, &NEW, 0).0, 0);
         if flushes {
             assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).0, 0);
@@ -257,7 +246,14 @@ fn writes_are_durable_when_the_guest_relies_on_it() {
         let (name, value) = ("power_cut".to_owned(), String::new());
         disk.inject(&Injection::Device { name, value }).unwrap();
         let (status, back) = guest.request(kind::IN, 0, &[], 512);
-        assert_eq!((status, back == NEW), (0, is_kept), "{without:#x} {writeback} {flushes}");
+        assert_eq!((status, back == NEW), (0, is_kept), "{without:#x} {flushes}");
+        if without == feature::FLUSH {
+            let zeroes = print_range(0, 1, 0);
+            assert_eq!(guest.request(kind::WRITE_ZEROES, 0, &zeroes, 0).0, 0);
+            let (name, value) = ("power_cut".to_owned(), String::new());
+            disk.inject(&Injection::Device { name, value }).unwrap();
+            assert_eq!(guest.request(kind::IN, 0, &[], 512), (0, vec![0; 512]));
+        }
     }
 }
 
