@@ -16,5 +16,6 @@ pub mod refusals;
 pub mod stream;
 pub mod texts;
 pub mod trace;
+pub mod vhost;
 pub mod volume;
 pub mod zonefs;

@@ -99,6 +99,42 @@ fn malformed_chains_end_their_ring_alone() {
     });
 }
 
+/// Rings of random descriptors, most of which refer to memory: the server answers or refuses them,
+/// and serves the next guest.
+#[test]
+fn rings_of_random_descriptors_harm_nothing_else() {
+    let served = serve(disk("d", plain()));
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut below = move |bound: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % bound
+    };
+    for round in 0..200 {
+        let mut guest = Guest::connect(&served, 1, 0);
+        let memory = guest.memory.clone();
+        guest.put(DATA, &print_header([0, 1, 4, 8, 11, 13, 24][below(7) as usize], below(40_000)));
+        for number in 0..ENTRIES {
+            let at = if below(4) == 0 { DATA } else { below(2 * REGION_BYTES + 4096) };
+            let len = [1, 15, 16, 512, 4096, 65_536, u32::MAX][below(7) as usize];
+            let buffer = Buffer { at, len, is_written: below(2) == 0 };
+            let next = (below(3) > 0).then(|| below(u64::from(ENTRIES) + 2) as u16);
+            let more = if below(8) == 0 { 4 } else { 0 };
+            guest.rings[0].put_descriptor(&memory, number, &buffer, next, more);
+        }
+        for _ in 0..=below(8) {
+            guest.rings[0].make_available(&memory, below(u64::from(ENTRIES) + 2) as u16);
+        }
+        guest.kick(0);
+        // As long as there are answers; the writes of the guest may have changed its own rings.
+        while guest.try_answer(0, Duration::from_millis(2)).is_some() {}
+        assert!(served.server.info().is_connected, "round {round}");
+    }
+    let mut guest = Guest::connect(&served, 1, 0);
+    assert_eq!(guest.request(kind::OUT, 0, &[1; 512], 0).0, 0);
+}
+
 /// A chain that is available twice at once would be answered twice.
 #[test]
 fn a_chain_that_is_in_flight_twice_ends_its_ring() {
