@@ -443,14 +443,15 @@ mod tests {
     }
 
     /// A specification of each kind; a volume needs a pool and a size, and a file a path.
-    fn example(kind: &'static DeviceKind, pool: &TempDir) -> DeviceSpec {
+    fn example(kind: &'static DeviceKind, place: &TempDir) -> DeviceSpec {
         let mut spec = DeviceSpec::new(kind, "d").unwrap();
         if kind.name == "volume" {
-            spec.set_text("path", &pool.path().display().to_string()).unwrap();
+            let path = place.path().join("pool");
+            spec.set_text("path", &path.display().to_string()).unwrap();
             spec.set_text("size", "1G").unwrap();
         }
         if kind.name == "file" {
-            let path = pool.path().with_extension("image");
+            let path = place.path().join("image");
             std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).unwrap();
             spec.set_text("path", &path.display().to_string()).unwrap();
         }
