@@ -1,7 +1,7 @@
 //! The file of a device: opens, creates, locks and examines it, and latches it after a failed
 //! flush.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -25,19 +25,13 @@ const PAGE_BYTES: u64 = 4096;
 /// Largest block size that is used, in bytes.
 const BLOCK_BYTES_MAX: u64 = 64 << 10;
 
-/// The type that `statfs` reports for a FUSE file system (`FUSE_SUPER_MAGIC` of linux/magic.h).
-const FUSE: rustix::fs::FsWord = 0x6573_5546;
-
 /// Zeros that a write-zeroes writes if the file system has no call for it, in bytes.
 const FILL_BYTES: usize = 256 << 10;
 
 /// An open file, and what its system calls need to know about it.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    path: PathBuf,
-    /// Has the lock. I/O goes through descriptions of its own, from [`Backing::reopen`].
-    file: File,
-    pub(crate) is_device: bool,
+    locked: LockedFile,
     pub(crate) len: u64,
     pub(crate) logical_block_bytes: u32,
     pub(crate) physical_block_bytes: u32,
@@ -48,10 +42,10 @@ pub(crate) struct Backing {
     pub(crate) read_only: bool,
     /// The file or device can deallocate a range, which then reads as zeros.
     pub(crate) can_discard: bool,
-    /// A write can make its own data durable. FUSE servers often ignore the flag for that.
+    /// A write can make its own data durable: on a block device with direct I/O. The sync of such a
+    /// write reports a failed write-back as `fdatasync` does, and the kernel reports it once. A
+    /// regular file can have write-backs, so there a flush must be the only one to sync.
     pub(crate) has_fua: bool,
-    /// Whether a file that this opening created stays.
-    pub(crate) provisional: Provisional,
 }
 
 impl Backing {
@@ -59,18 +53,16 @@ impl Backing {
     pub(crate) fn open(config: &FileConfig) -> Result<Backing, FileDeviceError> {
         config.check()?;
         let path = config.path.as_path();
-        let (file, provisional) = match path.metadata() {
-            Ok(found) => (open_existing(config, &found)?, Provisional::kept()),
+        let locked = match path.metadata() {
+            Ok(found) => {
+                LockedFile::lock(config, open_existing(config, &found)?, Provisional::kept())?
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound && config.size > 0 => {
                 create(config)?
             }
             Err(error) => return Err(absent(path, error)),
         };
-        let examined = examine(config, file, provisional.clone());
-        if examined.is_err() && !provisional.is_kept() {
-            _ = std::fs::remove_file(path);
-        }
-        examined
+        examine(config, locked)
     }
 
     /// Another open file description of the file, for one queue. Each description reports a failed
@@ -79,28 +71,33 @@ impl Backing {
     /// # Errors
     /// If the system refuses it.
     pub(crate) fn reopen(&self) -> io::Result<File> {
-        reopen(&self.file, self.read_only, self.is_direct)
+        reopen(&self.locked.file, self.read_only, self.is_direct)
     }
 
     /// The description that has the lock.
     pub(crate) fn locked(&self) -> &File {
-        &self.file
+        &self.locked.file
+    }
+
+    /// Whether a file that this opening created stays.
+    pub(crate) fn provisional(&self) -> &Provisional {
+        &self.locked.provisional
     }
 
     /// The path, for messages.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        &self.locked.path
     }
 
     /// The extent at a sector of the file: a hole, or data.
     pub(crate) fn extent(&self, from: Sector, sectors: u64) -> Extent {
         let data = |sectors| Extent { sectors, allocated: true, zero: false };
-        if self.is_device {
+        if self.locked.is_device {
             return data(sectors);
         }
         let block = u64::from(self.logical_block_bytes);
         let (at, end) = (from.bytes(), from.bytes() + (sectors << SECTOR_SHIFT));
-        let seek = |from| rustix::fs::seek(&self.file, from);
+        let seek = |from| rustix::fs::seek(&self.locked.file, from);
         let next_data = match seek(rustix::fs::SeekFrom::Data(at)) {
             Ok(next) => next.min(end),
             // lseek(2): there are no data after the offset.
@@ -113,7 +110,8 @@ impl Backing {
             return Extent { sectors: hole >> SECTOR_SHIFT, allocated: false, zero: true };
         }
         let next_hole = seek(rustix::fs::SeekFrom::Hole(next_data)).unwrap_or(end).clamp(at, end);
-        data((next_hole - at).next_multiple_of(block).clamp(block, end - at) >> SECTOR_SHIFT)
+        // The range may be shorter than one block.
+        data((next_hole - at).next_multiple_of(block).max(block).min(end - at) >> SECTOR_SHIFT)
     }
 }
 
@@ -148,12 +146,54 @@ impl Shared {
     }
 }
 
-/// Removes a file that the opening created and that was not kept, and releases the lock.
-impl Drop for Backing {
+/// The open file that has the lock. I/O goes through descriptions of its own, from
+/// [`Backing::reopen`].
+#[derive(Debug)]
+struct LockedFile {
+    path: PathBuf,
+    file: File,
+    is_device: bool,
+    /// Whether a file that this opening created stays.
+    provisional: Provisional,
+}
+
+impl LockedFile {
+    /// Locks an open file, and checks that the path still names it.
+    fn lock(
+        config: &FileConfig,
+        file: File,
+        provisional: Provisional,
+    ) -> Result<LockedFile, FileDeviceError> {
+        let path = config.path.as_path();
+        let ours = file.metadata().map_err(refused("examine", path, ""))?;
+        let is_device = ours.file_type().is_block_device();
+        lock::lock(&file, is_device, config.read_only).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                FileDeviceError::InUse { path: path.to_owned(), owner: lock::owner(&file) }
+            }
+            _ => refused("lock", path, "")(error),
+        })?;
+        let locked = LockedFile { path: path.to_owned(), file, is_device, provisional };
+        // The previous owner of the lock may have removed the file before it released the lock.
+        if !path.metadata().is_ok_and(|found| is_same(&ours, &found)) {
+            let error = io::Error::other("the file was replaced or removed during the opening");
+            return Err(refused("open", path, "; try again")(error));
+        }
+        Ok(locked)
+    }
+}
+
+/// Whether both describe one file.
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+/// Removes a file that the opening created and that was not kept, and then releases the lock.
+impl Drop for LockedFile {
     fn drop(&mut self) {
         if !self.provisional.is_kept()
             && let (Ok(ours), Ok(found)) = (self.file.metadata(), self.path.symlink_metadata())
-            && (ours.dev(), ours.ino()) == (found.dev(), found.ino())
+            && is_same(&ours, &found)
         {
             _ = std::fs::remove_file(&self.path);
         }
@@ -179,7 +219,7 @@ fn absent(path: &Path, error: io::Error) -> FileDeviceError {
 }
 
 /// Opens an existing file, which is not changed.
-fn open_existing(config: &FileConfig, found: &std::fs::Metadata) -> Result<File, FileDeviceError> {
+fn open_existing(config: &FileConfig, found: &Metadata) -> Result<File, FileDeviceError> {
     let (path, kind) = (config.path.as_path(), found.file_type());
     if !kind.is_file() && !kind.is_block_device() {
         let what = match () {
@@ -209,8 +249,9 @@ fn open_existing(config: &FileConfig, found: &std::fs::Metadata) -> Result<File,
     })
 }
 
-/// Creates a sparse file that only its owner may use.
-fn create(config: &FileConfig) -> Result<(File, Provisional), FileDeviceError> {
+/// Creates a sparse file that only its owner may use. Locks it first: without the lock, a failed
+/// opening could remove a file that another process has opened.
+fn create(config: &FileConfig) -> Result<LockedFile, FileDeviceError> {
     let path = config.path.as_path();
     if config.read_only {
         let wanted = "an existing file: with read_only=1 none is created";
@@ -218,48 +259,37 @@ fn create(config: &FileConfig) -> Result<(File, Provisional), FileDeviceError> {
     }
     let mut options = owner_only::make_options();
     let file = options.create_new(true).open(path).map_err(refused("create", path, ""))?;
+    let locked = LockedFile::lock(config, file, Provisional::removed_at_close())?;
+    let file = &locked.file;
     let made = file.set_len(config.size).and_then(|()| file.sync_all()).and_then(|()| {
         // The directory entry must survive a power cut as the file's first flush does.
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
     });
-    made.map_err(|error| {
-        _ = std::fs::remove_file(path);
-        refused("create", path, "")(error)
-    })?;
-    Ok((file, Provisional::removed_at_close()))
+    made.map_err(refused("create", path, ""))?;
+    Ok(locked)
 }
 
-/// Locks the file and examines it.
-fn examine(
-    config: &FileConfig,
-    mut file: File,
-    provisional: Provisional,
-) -> Result<Backing, FileDeviceError> {
+/// Examines a locked file.
+fn examine(config: &FileConfig, locked: LockedFile) -> Result<Backing, FileDeviceError> {
     let path = config.path.as_path();
     let failed = refused("examine", path, "");
+    let (mut file, is_device) = (&locked.file, locked.is_device);
     let found = file.metadata().map_err(&failed)?;
-    let is_device = found.file_type().is_block_device();
-    lock::lock(&file, is_device, config.read_only).map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => {
-            FileDeviceError::InUse { path: path.to_owned(), owner: lock::owner(&file) }
-        }
-        _ => refused("lock", path, "")(error),
-    })?;
-    if is_device && lock::zone_sectors(&file) > 0 {
+    if is_device && lock::zone_sectors(file) > 0 {
         let wanted = "a block device without zones; zoned block devices are not supported";
         return Err(FileDeviceError::invalid("path", path.display(), wanted));
     }
     let len = file.seek(SeekFrom::End(0)).map_err(&failed)?;
     check_len(config, len)?;
     let (sector_bytes, physical) = if is_device {
-        let sector = rustix::fs::ioctl_blksszget(&file).map_err(|error| failed(error.into()))?;
-        let physical = rustix::fs::ioctl_blkpbszget(&file).map_err(|error| failed(error.into()))?;
+        let sector = rustix::fs::ioctl_blksszget(file).map_err(|error| failed(error.into()))?;
+        let physical = rustix::fs::ioctl_blkpbszget(file).map_err(|error| failed(error.into()))?;
         (u64::from(sector), u64::from(physical))
     } else {
         (SECTOR_BYTES, found.blksize())
     };
-    let direct = direct_io(config, &file, sector_bytes, len)?;
+    let direct = direct_io(config, file, sector_bytes, len)?;
     let logical = sector_bytes.max(direct.map_or(0, |it| it.offset_align));
     if !logical.is_power_of_two() || logical > BLOCK_BYTES_MAX || !len.is_multiple_of(logical) {
         let wanted = format!("a file whose length is a multiple of {logical} bytes; it has {len}");
@@ -267,21 +297,16 @@ fn examine(
     }
     let is_usable = physical.is_power_of_two() && physical <= BLOCK_BYTES_MAX;
     let physical = logical.max(if is_usable { physical } else { PAGE_BYTES });
-    let is_fuse = rustix::fs::fstatfs(&file).is_ok_and(|it| it.f_type == FUSE);
     Ok(Backing {
-        path: path.to_owned(),
-        is_device,
         len,
         logical_block_bytes: logical as u32,
         physical_block_bytes: physical as u32,
         is_direct: direct.is_some(),
         memory_align: direct.map_or(1, |it| it.memory_align),
         read_only: config.read_only,
-        can_discard: !config.read_only && can_discard(&file, is_device, found.rdev(), len),
-        // With the page cache, a failed synchronous write could not be told from a failed sync.
-        has_fua: direct.is_some() && !is_fuse,
-        file,
-        provisional,
+        can_discard: !config.read_only && can_discard(file, is_device, found.rdev(), len),
+        has_fua: direct.is_some() && is_device,
+        locked,
     })
 }
 
@@ -359,15 +384,73 @@ fn reopen(file: &File, read_only: bool, is_direct: bool) -> io::Result<File> {
 fn can_discard(file: &File, is_device: bool, device: u64, len: u64) -> bool {
     if is_device {
         let number = format!("{}:{}", libc::major(device), libc::minor(device));
-        // A partition has the queue of its disk.
+        // A partition has the queue of its disk. The call for a discard zeroes the range, so the
+        // device needs both commands.
         return ["queue", "../queue"].iter().any(|queue| {
-            let path = format!("/sys/dev/block/{number}/{queue}/discard_max_bytes");
-            let text = std::fs::read_to_string(path).unwrap_or_default();
-            text.trim().parse().is_ok_and(|bytes: u64| bytes > 0)
+            ["discard_max_bytes", "write_zeroes_max_bytes"].iter().all(|limit| {
+                let path = format!("/sys/dev/block/{number}/{queue}/{limit}");
+                let text = std::fs::read_to_string(path).unwrap_or_default();
+                text.trim().parse().is_ok_and(|bytes: u64| bytes > 0)
+            })
         });
     }
     // Deallocating a range after the end of the file changes nothing.
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let at = len.next_multiple_of(PAGE_BYTES);
     rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, flags, at, PAGE_BYTES)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use blockyard_testing::temp_dir::TempDir;
+
+    use super::*;
+
+    fn place(name: &str) -> TempDir {
+        TempDir::new(&std::env::temp_dir(), &format!("blockyard-backing-{name}"))
+    }
+
+    #[test]
+    fn extent_of_less_than_a_block_ends_with_the_range() {
+        let place = place("extent");
+        let path = place.fresh();
+        std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+        let mut backing = Backing::open(&FileConfig::new(&path)).unwrap();
+        backing.logical_block_bytes = 4096;
+        for (from, sectors) in [(0, 1), (8, 7), (9, 8), (2047, 1)] {
+            let extent = backing.extent(Sector(from), sectors);
+            assert_eq!(extent, Extent { sectors, allocated: true, zero: false }, "{from}");
+        }
+    }
+
+    #[test]
+    fn file_that_is_not_at_its_path_any_more_is_refused() {
+        let place = place("replaced");
+        let config = FileConfig::new(place.fresh());
+        for is_replaced in [false, true] {
+            let file = owner_only::make_options().open(&config.path).unwrap();
+            std::fs::remove_file(&config.path).unwrap();
+            if is_replaced {
+                std::fs::write(&config.path, "new").unwrap();
+            }
+            let opened = LockedFile::lock(&config, file, Provisional::removed_at_close());
+            let text = opened.unwrap_err().to_string();
+            assert!(text.contains("replaced or removed"), "{text}");
+            // The file of another process stays.
+            assert_eq!(config.path.exists(), is_replaced);
+        }
+    }
+
+    #[test]
+    fn file_is_removed_only_by_the_owner_of_its_lock() {
+        let place = place("owner");
+        let config = FileConfig::new(place.fresh());
+        let open = || owner_only::make_options().open(&config.path).unwrap();
+        let owner = LockedFile::lock(&config, open(), Provisional::removed_at_close()).unwrap();
+        let other = LockedFile::lock(&config, open(), Provisional::removed_at_close());
+        assert!(matches!(other, Err(FileDeviceError::InUse { .. })));
+        assert!(config.path.exists());
+        drop(owner);
+        assert!(!config.path.exists());
+    }
 }

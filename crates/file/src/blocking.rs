@@ -95,7 +95,8 @@ impl BlockingQueue {
     }
 
     fn sync(&mut self) -> Status {
-        if let Err(error) = rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file)) {
+        // Never repeated: the kernel reports a failed write-back once, with any error number.
+        if let Err(error) = rustix::fs::fdatasync(&self.file) {
             self.shared.latch(error.raw_os_error());
         }
         // Another queue may have latched the device since.

@@ -85,7 +85,7 @@ impl FileDevice {
 
     /// Whether the file stays, if the opening created it.
     pub fn provisional(&self) -> &Provisional {
-        &self.shared.backing.provisional
+        self.shared.backing.provisional()
     }
 
     /// Whether I/O bypasses the page cache.

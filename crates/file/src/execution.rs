@@ -27,8 +27,15 @@ const INTERRUPTED_MAX: u8 = 100;
 /// Whether a call has done nothing and is to be repeated. The kernel cancels calls that wait for a
 /// worker when the thread that submitted them ends. Under a scheduler, another thread than the
 /// channel's may have submitted a call.
-pub(crate) fn is_interrupted(result: i32) -> bool {
-    [-libc::EINTR, -libc::EAGAIN, -libc::ECANCELED].contains(&result)
+///
+/// A call that syncs reports a failed write-back once, with any error number that the disk or the
+/// file system gave it. So a sync, or a write that syncs, is repeated only if it never began.
+pub(crate) fn is_interrupted(result: i32, is_sync: bool) -> bool {
+    match -result {
+        libc::ECANCELED => true,
+        libc::EINTR | libc::EAGAIN => !is_sync,
+        _ => false,
+    }
 }
 
 /// Bounce buffers of a queue, and their length in bytes: 1 MiB in total. A request that needs one
@@ -186,7 +193,9 @@ impl Execution {
     /// Handles the result of a call: the number of bytes, or a negative error number.
     pub(crate) fn ended(&mut self, result: i32, bounces: &Bounces) -> Next {
         match result {
-            _ if is_interrupted(result) && self.interrupted < INTERRUPTED_MAX => {
+            _ if is_interrupted(result, self.is_fua_write())
+                && self.interrupted < INTERRUPTED_MAX =>
+            {
                 self.interrupted += 1;
                 Next::Again
             }
@@ -249,9 +258,14 @@ impl Execution {
     /// Whether a failure may have lost writes that completed before. A write with FUA that fails
     /// for want of space has not reached its sync.
     pub(crate) fn loses_writes(&self, status: Status) -> bool {
-        let is_fua =
-            self.step == ExecutionStep::Transfer && self.started.flags().contains(Flags::FUA);
-        is_fua && !matches!(status, Status::Ok | Status::NoSpc)
+        self.is_fua_write() && !matches!(status, Status::Ok | Status::NoSpc)
+    }
+
+    /// Whether the present call is a write that syncs its data.
+    fn is_fua_write(&self) -> bool {
+        self.step == ExecutionStep::Transfer
+            && self.started.op() == Op::Write
+            && self.started.flags().contains(Flags::FUA)
     }
 }
 
@@ -276,6 +290,20 @@ pub(crate) fn status_of(errno: i32) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sync_is_repeated_only_if_it_never_began() {
+        for (errno, is_repeated) in [
+            (libc::ECANCELED, [true, true]),
+            (libc::EINTR, [true, false]),
+            (libc::EAGAIN, [true, false]),
+            (libc::EIO, [false, false]),
+            (0, [false, false]),
+        ] {
+            let found = [false, true].map(|is_sync| is_interrupted(-errno, is_sync));
+            assert_eq!(found, is_repeated, "{errno}");
+        }
+    }
 
     #[test]
     fn error_numbers_keep_their_meaning() {

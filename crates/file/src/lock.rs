@@ -3,7 +3,8 @@
 //! Every file gets an `flock`, which conflicts with that of a pool, and keeps udev from probing a
 //! block device while it changes. A block device is opened exclusively (`O_EXCL`) by its caller. A
 //! regular file gets a lock of the whole file that belongs to the open file description
-//! (`F_OFD_SETLK`, fcntl(2)), which conflicts with the locks of QEMU and of `lockf`.
+//! (`F_OFD_SETLK`, fcntl(2)). A writer's lock conflicts with the locks of QEMU and of `lockf`. A
+//! reader has a read lock, as a QEMU that writes has, so these two do not conflict.
 //!
 //! Both locks belong to the open file. An io_uring that has the file registered keeps it open until
 //! its last operation has ended. So the lock of a killed process lasts until its writes have ended,

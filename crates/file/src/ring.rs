@@ -5,6 +5,8 @@
 //!
 //! **Syncs.** One sync of a queue is in flight at a time, and completes all flushes that waited
 //! when it started. So no flush can miss an error that the kernel has reported to another one.
+//! Writes that sync their own data (`RWF_DSYNC`) would take such an error too: only a block device
+//! with direct I/O gets them, which has no write-backs.
 #![allow(unsafe_code)] // Submissions name memory by address.
 
 use std::fmt;
@@ -268,7 +270,7 @@ impl RingQueue {
 
     /// Completes the flushes that a sync was for, and starts the next sync.
     fn synced(&mut self, result: i32, done: &mut CompletionBatch) {
-        if is_interrupted(result) {
+        if is_interrupted(result, true) {
             return self.push_sync();
         }
         self.is_syncing = false;

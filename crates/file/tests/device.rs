@@ -109,7 +109,7 @@ fn file_has_one_writer_or_many_readers() {
     drop(open(&config));
 }
 
-/// An open queue keeps its file, but not the lock, after the device is gone.
+/// An open queue keeps its file and the lock after the device is gone.
 #[test]
 fn lock_lasts_as_long_as_the_queues() {
     let place = place("queue-lock");
