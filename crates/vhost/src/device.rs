@@ -54,7 +54,6 @@ impl DeviceShape {
             sectors: geometry.sectors,
             block_sectors,
             physical_block_sectors: u64::from(geometry.physical_block_bytes) / 512,
-            // Linux ignores discards of zoned devices.
             discard_sectors_max: whole(limits.discard_sectors_max),
             write_zeroes_sectors_max: whole(limits.write_zeroes_sectors_max),
             // An append in several buffers goes through the bounce buffer.

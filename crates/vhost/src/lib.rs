@@ -13,7 +13,7 @@
 //! - The hypervisor (QEMU, cloud-hypervisor, crosvm) is the client. The guest is not trusted: its
 //!   rings and descriptors are checked, and read once. The hypervisor is trusted as far as a
 //!   process that shares its memory has to be: it can end this process by truncating that memory,
-//!   unless it sealed it ([`memory`]).
+//!   if the memory is not sealed ([`memory`]).
 //!
 //! Standards: VIRTIO 1.3 (OASIS); "Vhost-user Protocol" of the QEMU documentation.
 

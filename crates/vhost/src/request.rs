@@ -267,8 +267,8 @@ impl DeviceShape {
         sector >= u64::from(zones.conventional_count) * zones.zone_sectors
     }
 
-    /// The status of an operation that the device refused or that failed. `zone` is the zone of
-    /// its first sector, as it is now.
+    /// The status of an operation that the device refused or that failed. `zone` is the zone of the
+    /// operation's first sector, as the device reports it now.
     pub fn status_of(
         &self,
         op: Op,
@@ -311,10 +311,9 @@ pub fn zone_descriptor(zone: &ZoneInfo) -> [u8; ZONE_BYTES] {
         ZoneType::Conventional => 1,
         ZoneType::SequentialWriteRequired => 2,
     };
-    // The numbers of conditions are those of ZBC, as here.
     bytes[25] = zone.cond as u8;
     bytes
 }
 
-/// Whether a zone of this condition can be named in a report of any device.
+// VIRTIO 1.3, 5.2.6 numbers the conditions as ZBC does.
 const _: () = assert!(ZoneCond::Offline as u8 == 0xf && ZoneCond::NotWp as u8 == 0);

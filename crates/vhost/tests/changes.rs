@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::rmw::SharedDisk;
 use blockyard_vhost::request::kind;
-use guest::{DATA, Guest, disk, into, out, plain, print_header, regions, serve};
+use guest::{DATA, Guest, disk, into, out, plain, print_header, regions, serve, slow};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
@@ -24,12 +24,7 @@ fn offer_read(guest: &mut Guest, number: u64) {
 
 #[test]
 fn a_ring_that_stops_completes_what_it_took_and_goes_on_after_it() {
-    let config = blockyard_null::NullConfig {
-        irqmode: blockyard_null::IrqMode::Timer,
-        completion_nsec: 5_000_000,
-        ..plain()
-    };
-    let served = serve(disk("d", config));
+    let served = serve(disk("d", slow(5_000_000)));
     let mut guest = Guest::connect(&served, 1, 0);
     let mut answered = 0u64;
     for round in 1..=20u64 {
@@ -57,12 +52,7 @@ fn a_ring_that_stops_completes_what_it_took_and_goes_on_after_it() {
 
 #[test]
 fn memory_is_replaced_while_requests_are_in_flight() {
-    let config = blockyard_null::NullConfig {
-        irqmode: blockyard_null::IrqMode::Timer,
-        completion_nsec: 2_000_000,
-        ..plain()
-    };
-    let served = serve(disk("d", config));
+    let served = serve(disk("d", slow(2_000_000)));
     let mut guest = Guest::connect(&served, 1, 0);
     assert_eq!(guest.request(kind::OUT, 0, &[9; 512], 0).0, 0);
     for round in 0..10 {
@@ -121,12 +111,7 @@ fn a_hypervisor_that_leaves_makes_room_for_the_next() {
 
 #[test]
 fn a_server_that_stops_completes_what_it_took() {
-    let config = blockyard_null::NullConfig {
-        irqmode: blockyard_null::IrqMode::Timer,
-        completion_nsec: 5_000_000,
-        ..plain()
-    };
-    let disk = disk("d", config);
+    let disk = disk("d", slow(5_000_000));
     let served = serve(std::sync::Arc::clone(&disk));
     let mut guest = Guest::connect(&served, 1, 0);
     (0..5).for_each(|number| offer_read(&mut guest, number));

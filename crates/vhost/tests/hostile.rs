@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use blockyard_vhost::request::kind;
 use guest::{
-    Buffer, DATA, ENTRIES, Guest, REGION_BYTES, disk, into, out, plain, print_header, serve,
+    Buffer, DATA, ENTRIES, Guest, REGION_BYTES, disk, into, out, plain, print_header, serve, slow,
 };
 use vhost::VhostBackend;
 
@@ -138,12 +138,7 @@ fn rings_of_random_descriptors_harm_nothing_else() {
 /// A chain that is available twice at once would be answered twice.
 #[test]
 fn a_chain_that_is_in_flight_twice_ends_its_ring() {
-    let config = blockyard_null::NullConfig {
-        irqmode: blockyard_null::IrqMode::Timer,
-        completion_nsec: 20_000_000,
-        ..plain()
-    };
-    let served = serve(disk("d", config));
+    let served = serve(disk("d", slow(20_000_000)));
     let mut guest = Guest::connect(&served, 1, 0);
     guest.put(DATA, &print_header(kind::IN, 0));
     let head = guest.offer(0, &[out(DATA, 16), into(DATA + 4096, 512), into(DATA + 16, 1)]);
@@ -162,12 +157,7 @@ fn a_chain_that_is_in_flight_twice_ends_its_ring() {
 /// Header and status are changed by the guest while the request runs: what was checked is used.
 #[test]
 fn a_guest_that_changes_a_request_gets_what_it_asked_for_first() {
-    let config = blockyard_null::NullConfig {
-        irqmode: blockyard_null::IrqMode::Timer,
-        completion_nsec: 20_000_000,
-        ..plain()
-    };
-    let served = serve(disk("d", config));
+    let served = serve(disk("d", slow(20_000_000)));
     let mut guest = Guest::connect(&served, 1, 0);
     guest.put(DATA, &print_header(kind::IN, 8));
     guest.put(DATA + 16, &[0xff]);

@@ -14,7 +14,7 @@ use std::time::Duration;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_core::{Composed, Disk};
-use blockyard_null::{Null, NullConfig};
+use blockyard_null::{IrqMode, Null, NullConfig};
 use blockyard_os::socket::{self, Interest, Ready};
 use blockyard_vhost::VhostServer;
 use blockyard_vhost::config_space::{CONFIG_BYTES, feature};
@@ -92,6 +92,11 @@ pub(crate) fn disk(name: &str, config: NullConfig) -> Arc<dyn Disk> {
 /// A plain disk of 16 MiB that keeps its data.
 pub(crate) fn plain() -> NullConfig {
     NullConfig { size: 16 << 20, memory_backed: true, discard: true, ..NullConfig::default() }
+}
+
+/// A plain disk whose requests take `completion_nsec` nanoseconds each.
+pub(crate) fn slow(completion_nsec: u64) -> NullConfig {
+    NullConfig { irqmode: IrqMode::Timer, completion_nsec, ..plain() }
 }
 
 /// A zoned disk: 8 zones of 1 MiB, 768 KiB of which can be written, blocks of 4 KiB; two zones are
