@@ -31,4 +31,5 @@ mod user;
 mod volume;
 mod yard;
 mod zoned;
+mod zoned_files;
 mod zonefs;

@@ -14,7 +14,7 @@ use crate::yard::{BLOCKYARD, Yard};
 const HARNESS: [&str; 3] = ["notices", "out", "err"];
 
 /// The files that must exist.
-const MADE: [&str; 15] = [
+const MADE: [&str; 16] = [
     "blockyard/nbd.sock",
     "blockyard/control.sock",
     "blockyard/vol0/superblock",
@@ -23,6 +23,7 @@ const MADE: [&str; 15] = [
     "yard.toml",
     "pools/pool/lock",
     "smr/disk/journal",
+    "zones/live.00",
     "backing",
     "trace",
     "saved",
@@ -75,6 +76,7 @@ fn everything_is_its_owners_alone(user: &[&str], owner: u32) {
     let devices = [
         format!("volume:///v?path={pool}&size=64M"),
         format!("smr:///s?size=64M&zone_size=16M&backing={}", file("smr/disk")),
+        format!("null:///z?zoned=1&size=64M&zone_size=16M&backing={}", file("zones")),
         format!("ram:///r?size=8M&backing={}", file("backing")),
         format!("null:///t?size=1M&memory_backed=1&trace={trace}"),
     ];

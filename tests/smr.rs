@@ -184,7 +184,7 @@ fn another_shape_or_another_thing_in_the_folder_is_refused() {
     std::fs::write(format!("{directory}/notes"), "mine").unwrap();
     let stranger = format!("smr:///s0?size=16M&zone_size=1M&backing={directory}");
     let refused = blockyard(&["serve", &stranger, "--nbd", &socket]).fails();
-    assert!(refused.err.contains("no SMR disk"), "{refused}");
+    assert!(refused.err.contains("no zoned disk"), "{refused}");
 }
 
 /// The bug: `serve` of an SMR disk that another process has open had the exit code of a wrong
@@ -230,7 +230,7 @@ fn files_without_a_superblock_are_kept() {
     }
     let refused = serve(&format!("smr:///s0?size=16M&zone_size=1M&backing={parts}")).fails();
     assert!(
-        refused.err.contains("holds `data.0") && refused.err.contains("no SMR disk"),
+        refused.err.contains("holds `data.0") && refused.err.contains("no zoned disk"),
         "{refused}"
     );
     for part in ["data.00", "data.01"] {

@@ -22,11 +22,11 @@ use blockyard_core::{BufRef, RegionId};
 use blockyard_null::{IrqMode, Null, NullConfig};
 use blockyard_ram::{Ram, RamConfig};
 use blockyard_smr::disk::Disk as SmrDisk;
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::{DiskConfig, Sd};
 use blockyard_testing::clock::ManualClock;
 use blockyard_testing::contract::TestChannel;
 use blockyard_testing::model::{ExpectedResult, Model, ZoneRules};
+use blockyard_zone_media::MemoryMedium;
 
 use crate::input::Input;
 

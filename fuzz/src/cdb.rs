@@ -6,10 +6,10 @@ use blockyard_core::Sector;
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_smr::cdb::Command;
 use blockyard_smr::cdb::operations::{self, OPERATIONS, Operation};
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sense::{ScsiStatus, Sense, SenseFormat};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
 use blockyard_smr::{Disk, DiskConfig};
+use blockyard_zone_media::MemoryMedium;
 
 use crate::input::Input;
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Bio, Composed, Device, Disk as _, Op, Sector, blocking};
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sense::{ScsiStatus, Sense};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
 use blockyard_smr::{Disk, DiskConfig, Sd};
 use blockyard_testing::clock::ManualClock;
+use blockyard_zone_media::MemoryMedium;
 
 use crate::input::Input;
 

@@ -1,11 +1,11 @@
 //! The files of an SMR disk's directory: as the product prints them with any fields, or any bytes.
 //! An accepted file must be within bounds and consistent; any other is refused with a text.
 
-use blockyard_smr::media::journal::{self, JournalRecord, RECORD_BYTES};
-use blockyard_smr::media::live::Share;
-use blockyard_smr::media::superblock::{JOURNAL_RECORDS_MAX, Superblock};
-use blockyard_smr::media::zone_word::{UNREADABLE, pack, unpack};
-use blockyard_smr::media::{FormatError, MediaGeometry, ZoneRecord, live, tables};
+use blockyard_zone_media::journal::{self, JournalRecord, RECORD_BYTES};
+use blockyard_zone_media::live::Share;
+use blockyard_zone_media::superblock::{JOURNAL_RECORDS_MAX, Superblock};
+use blockyard_zone_media::zone_word::{UNREADABLE, pack, unpack};
+use blockyard_zone_media::{FormatError, MediaGeometry, ZoneRecord, live, tables};
 
 use crate::input::Input;
 

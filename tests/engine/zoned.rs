@@ -52,6 +52,29 @@ fn a_shingled_disk_verifies() {
     }
 }
 
+/// One process of fio writes, and another one finds its data and its write pointers.
+#[test]
+fn zones_in_files_are_found_by_another_process() {
+    let Some(engine) = engine() else { return };
+    let place = Place::new();
+    let device = format!(
+        "--dev=null:///z?size=64M&zoned=1&zone_size=4M&zone_capacity=3M&zone_max_open=4&backing={}",
+        place.file("zones")
+    );
+    let job = |rw: &str, more: &[&str]| {
+        let mut line = vec![device.as_str(), "--filename=/dev/z", "--name=z", "--zonemode=zbd"];
+        line.extend(["--direct=1", rw, "--bs=32k", "--iodepth=4", "--verify=crc32c"]);
+        line.extend(["--verify_fatal=1", "--verify_state_save=0"]);
+        line.extend(more);
+        done(fio(&engine, &line))
+    };
+    // 768 blocks fill eight zones. The next process goes on at the write pointers that it finds.
+    assert_eq!(job("--rw=write", &["--size=32M", "--do_verify=0"])[1], 768);
+    assert_eq!(job("--rw=read", &["--size=32M"])[0], 768);
+    assert_eq!(job("--rw=write", &["--offset=32M", "--size=32M", "--do_verify=0"])[1], 768);
+    assert_eq!(job("--rw=read", &["--size=64M"])[0], 1536);
+}
+
 #[test]
 fn zones_are_reset_when_they_are_full() {
     let Some(engine) = engine() else { return };

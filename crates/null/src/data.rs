@@ -8,7 +8,7 @@ use crate::error::NullError;
 use crate::storage::Storage;
 
 /// The byte that a sequential zone reads as above its write pointer.
-const ABOVE_WP: u8 = 0xff;
+pub(crate) const ABOVE_WP: u8 = 0xff;
 
 /// The data of a device.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! Why a null device could not be created.
 
 use blockyard_core::DeviceError;
+use blockyard_zone_media::RecordError;
 
 /// Why a null device could not be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +30,9 @@ pub enum NullError {
         /// The error number.
         errno: i32,
     },
+    /// The zones on the medium do not match the parameters.
+    #[error("backing: {0}")]
+    Zones(#[source] RecordError),
 }
 
 impl NullError {
@@ -54,6 +58,9 @@ impl From<NullError> for DeviceError {
             }
             NullError::Memory { errno, .. } => {
                 DeviceError::Os { what: "reserving the device's memory", errno }
+            }
+            NullError::Zones(_) => {
+                DeviceError::Os { what: "opening the recorded zones", errno: libc::EINVAL }
             }
         }
     }

@@ -5,15 +5,19 @@
 //! stack is measured against it. With memory it stores written data and does nothing else.
 //!
 //! ```text
-//! NullQueue ─ batch ▸ faults, limits ▸ ZoneSet (condition, write pointer) ▸ Data (cache, memory)
+//! NullQueue ─ batch ▸ faults, limits ▸ InMemory: ZoneSet (condition, write pointer) ▸ Data (cache,
+//!                                               memory)
+//!                                      OnMedia:  RecordedZones ▸ Media (files, records of zones)
 //! ```
 //!
 //! The type parameter of [`Null`] determines how zones are guarded: a [`ZoneSet`], by default
-//! [`AtomicZoneSet`].
+//! [`AtomicZoneSet`]. A zoned device on a medium ([`NullOnMedia`]) keeps data and zones when it is
+//! closed; it has the medium of the SMR disks.
 //!
 //! [`AtomicZoneSet`]: blockyard_core::zone::AtomicZoneSet
 //! [`ZoneSet`]: blockyard_core::zone::ZoneSet
 
+mod backend;
 mod bad_blocks;
 mod cache;
 mod config;
@@ -23,13 +27,17 @@ mod device;
 mod error;
 mod fault_attr;
 mod faults;
+mod in_memory;
+mod on_media;
 mod queue;
 mod shape;
 mod shared;
 mod storage;
 
 pub use config::{IrqMode, NullConfig};
-pub use device::Null;
+pub use device::{Null, NullDevice, NullOnMedia, media_geometry};
 pub use error::NullError;
 pub use fault_attr::FaultAttr;
+pub use in_memory::InMemory;
+pub use on_media::OnMedia;
 pub use queue::NullQueue;

@@ -61,6 +61,40 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// The shape of a zoned device on a medium, which keeps the data and the zones.
+    pub(crate) fn on_media(config: &NullConfig) -> Result<Shape, NullError> {
+        if !config.zoned {
+            return Err(invalid("zoned", 0, "1 with backing; `file:` serves a plain file"));
+        }
+        if config.memory_backed {
+            return Err(invalid(
+                "memory_backed",
+                1,
+                "0 with backing, which keeps the data in files",
+            ));
+        }
+        if config.cache_size != 0 {
+            let wanted = "0 with backing: the write cache is the kernel's page cache";
+            return Err(invalid("cache_size", config.cache_size, wanted));
+        }
+        if config.zone_full {
+            return Err(invalid(
+                "zone_full",
+                1,
+                "0 with backing, which keeps the zones' conditions",
+            ));
+        }
+        let mut shape = Shape::new(&NullConfig { discard: false, ..config.clone() })?;
+        if config.discard {
+            shape.notes.push("discard: ignored in zoned mode".to_owned());
+        }
+        shape.limits.write_cache = true;
+        shape.limits.fua = shape.config.fua;
+        Ok(shape)
+    }
+}
+
 fn check_plain(config: &NullConfig) -> Result<(), NullError> {
     if !config.bs.is_power_of_two() || !(512..=4096).contains(&config.bs) {
         return Err(invalid("bs", config.bs, "512, 1024, 2048 or 4096"));

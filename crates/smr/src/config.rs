@@ -1,7 +1,7 @@
 //! Configuration of an emulated disk, and its validation.
 
 use blockyard_core::Bytes;
-use blockyard_core::zone::ZoneCond;
+use blockyard_zone_media::RecordError;
 use thiserror::Error;
 
 use crate::sense::SenseFormat;
@@ -72,35 +72,9 @@ pub enum DiskError {
         /// What the field accepts.
         wanted: String,
     },
-    /// The medium has a zone record that is impossible on this disk.
-    #[error(
-        "the medium has zone {zone} as {cond} with {written_sectors} sectors written: \
-         expected {wanted}"
-    )]
-    Zone {
-        /// Zone number.
-        zone: u32,
-        /// The recorded condition.
-        cond: ZoneCond,
-        /// The recorded number of written sectors.
-        written_sectors: u64,
-        /// What is expected.
-        wanted: String,
-    },
-    /// The medium belongs to a disk with another number of zones.
-    #[error("the medium has {found} zones, the disk {wanted}: it belongs to another geometry")]
-    ZoneCount {
-        /// Zones on the medium.
-        found: usize,
-        /// Zones of the disk.
-        wanted: u32,
-    },
-    /// There is not enough memory for the zones.
-    #[error("no memory for the state of {zones} zones; a larger zone_size takes less")]
-    Memory {
-        /// Number of zones.
-        zones: u32,
-    },
+    /// The medium's records of the zones do not match the disk, or there is no memory for them.
+    #[error(transparent)]
+    Zones(#[from] RecordError),
 }
 
 fn invalid(

@@ -19,23 +19,24 @@ use std::io;
 use blockyard_core::inject::{Injection, ZoneFault};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{DeviceError, SECTOR_SHIFT, Sector};
-use blockyard_sync::zone_resources::ZoneCounts;
+use blockyard_sync::zone_resources::{ZoneCounts, ZoneLimits};
 
 use crate::cdb::{Blocks, CdbError, Command};
 use crate::config::{DiskConfig, DiskError};
 use crate::layout::Layout;
-use crate::media::Media;
 use crate::sense::{Sense, SenseFormat};
 use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
-use crate::zones::Zones;
 use crate::{capacity, inquiry, mode, opcodes, vpd};
+use blockyard_zone_media::{Media, RecordedZones};
 
 /// A host-managed SMR disk on a medium.
 #[derive(Debug)]
 pub struct Disk<M> {
     config: DiskConfig,
-    zones: Zones,
+    zones: RecordedZones<Layout>,
     media: M,
+    /// Sectors of a physical block.
+    physical_sectors: u64,
     /// Log2 of the sectors in a logical block.
     block_shift: u32,
 }
@@ -67,9 +68,12 @@ impl<M: Media> Disk<M> {
     /// If the configuration is invalid, or the medium's records do not match it.
     pub fn open(config: DiskConfig, media: M) -> Result<Disk<M>, DiskError> {
         config.check()?;
-        let zones = Zones::new(&config, &media.zones())?;
+        let limits = ZoneLimits { open_max: config.zone_max_open, active_max: 0 };
+        let physical_sectors = u64::from(config.physical_block) >> SECTOR_SHIFT;
+        let layout = Layout::new(&config);
+        let zones = RecordedZones::new(layout, limits, &media.zones(), physical_sectors)?;
         let block_shift = config.logical_block.trailing_zeros() - SECTOR_SHIFT;
-        Ok(Disk { config, zones, media, block_shift })
+        Ok(Disk { config, zones, media, physical_sectors, block_shift })
     }
 
     /// The configuration of the disk.

@@ -6,6 +6,7 @@
 
 use blockyard_core::zone::Zone;
 use blockyard_core::{SECTOR_SHIFT, Sector};
+use blockyard_zone_media::SequentialZones;
 
 use crate::config::DiskConfig;
 
@@ -113,10 +114,26 @@ impl Layout {
         }
         self.gap(slot).expect("what is not in the first zone of a slot is in its gap")
     }
+}
 
-    /// An empty sequential zone at a slot.
+/// The zones that have a state, by slot.
+impl SequentialZones for Layout {
+    fn zone_count(&self) -> u32 {
+        self.slots()
+    }
+
     #[inline]
-    pub fn sequential(&self, slot: u32) -> Zone {
+    fn is_conventional(&self, slot: u32) -> bool {
+        Layout::is_conventional(self, slot)
+    }
+
+    fn conventional(&self, slot: u32) -> Zone {
+        let ZonePlace { start, end, .. } = self.first(slot);
+        Zone::conventional(start, end - start)
+    }
+
+    #[inline]
+    fn sequential(&self, slot: u32) -> Zone {
         let ZonePlace { start, end, .. } = self.first(slot);
         Zone::sequential(start, end - start, end - start)
     }

@@ -10,7 +10,6 @@ pub mod config;
 pub mod disk;
 mod inquiry;
 pub mod layout;
-pub mod media;
 pub mod mode;
 mod opcodes;
 pub mod sd;
@@ -20,7 +19,6 @@ pub mod timed;
 pub mod timing;
 pub mod transport;
 pub mod vpd;
-mod zones;
 
 pub use config::{DiskConfig, DiskError};
 pub use disk::Disk;

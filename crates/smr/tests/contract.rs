@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::{CacheMode, Files, MediaGeometry, MemoryMedium, Options};
 use blockyard_smr::sd::Sd;
 use blockyard_testing::contract;
 use blockyard_testing::model::ZoneRules;
 use blockyard_testing::temp_dir::TempDir;
+use blockyard_zone_media::{CacheMode, Files, MediaGeometry, MemoryMedium, Options};
 
 /// 16 zones of 512 KiB, two of them conventional, no limit on open zones.
 fn zoned() -> DiskConfig {

@@ -8,10 +8,10 @@ use std::sync::Mutex;
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::{Blocks, Command, Form, OperationFilter, ZoneAction};
 use blockyard_smr::config::DiskError;
-use blockyard_smr::media::{Media, MemoryMedium, ZoneRecord};
 use blockyard_smr::sense::Sense;
 use blockyard_smr::transport::{Data, TransportError};
 use blockyard_smr::{Disk, DiskConfig, ScsiTransport};
+use blockyard_zone_media::{Media, MemoryMedium, ZoneRecord};
 
 const ZONE_BYTES: u64 = 64 << 10;
 /// Blocks of a zone, including its gap.
@@ -334,7 +334,7 @@ fn a_disk_that_is_opened_again_has_no_open_zone() {
     assert!(text.contains("zone 3 as closed with 17 sectors written"), "{text}");
     assert!(refused(records(3, Closed, ZONE + 8)).contains("at most 128"));
     assert!(refused(records(3, NotWp, 0)).contains("a condition of a sequential zone"));
-    assert!(refused(vec![ZoneRecord::EMPTY; 7]).contains("has 7 zones, the disk 8"));
+    assert!(refused(vec![ZoneRecord::EMPTY; 7]).contains("has 7 zones, the device 8"));
     assert!(open_with(config(|_| {}), records(0, NotWp, 0)).is_ok());
 }
 

@@ -11,11 +11,11 @@ use blockyard_core::clock::Clock;
 use blockyard_core::{Bio, Composed, Disk as _, Flags, Nanos, Op, Sector, Status};
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sd::Sd;
 use blockyard_smr::sense::{ScsiStatus, Sense, SenseKey};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
 use blockyard_testing::clock::ManualClock;
+use blockyard_zone_media::MemoryMedium;
 
 type Ended = Result<Outcome, TransportError>;
 

@@ -5,9 +5,9 @@
 use blockyard_core::{Device, Sector};
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sd::Sd;
 use blockyard_testing::allocations::Counting;
+use blockyard_zone_media::MemoryMedium;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

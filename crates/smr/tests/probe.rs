@@ -11,10 +11,10 @@ use blockyard_core::zone::{ZoneCond, ZoneType};
 use blockyard_core::{Bio, Composed, Device, DeviceError, Disk as _, Op, Sector, Status};
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sd::Sd;
 use blockyard_smr::sense::{ScsiStatus, Sense, SenseKey};
 use blockyard_smr::transport::{Data, Outcome, ScsiTransport, TransportError};
+use blockyard_zone_media::MemoryMedium;
 
 /// A modification of a response, given the command and the response.
 type Change = Box<dyn Fn(&[u8], &mut [u8]) + Send + Sync>;

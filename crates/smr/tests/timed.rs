@@ -8,13 +8,13 @@ use blockyard_core::clock::Clock;
 use blockyard_core::{Bio, Composed, Disk as _, Flags, Sector};
 use blockyard_smr::config::DiskConfig;
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sd::Sd;
 use blockyard_smr::timed::Timed;
 use blockyard_smr::timing::DriveTimes;
 use blockyard_testing::clock::ManualClock;
 use blockyard_testing::contract;
 use blockyard_testing::model::ZoneRules;
+use blockyard_zone_media::MemoryMedium;
 
 fn open(config: &DiskConfig) -> Sd<Timed<Disk<MemoryMedium>>> {
     let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();

@@ -19,3 +19,4 @@ pub mod seed;
 pub mod simulated_store;
 pub mod temp_dir;
 pub mod workload;
+pub mod zone_store;

@@ -117,8 +117,11 @@ pub fn describe(spec: &DeviceSpec, disk: &dyn Disk) -> String {
     let geometry = disk.geometry();
     let mut text = format!("{} {}", disk.kind(), Bytes(geometry.len_bytes()));
     if spec.kind().name == "null" {
-        let kept = spec.switch("memory_backed");
-        text += if kept { ", keeps data in memory" } else { ", keeps nothing" };
+        text += &match spec.text("backing") {
+            Some(backing) => format!(", keeps data in {backing}"),
+            None if spec.switch("memory_backed") => ", keeps data in memory".to_owned(),
+            None => ", keeps nothing".to_owned(),
+        };
     }
     if spec.kind().name == "smr" {
         text += &match (spec.text("device"), spec.text("backing")) {

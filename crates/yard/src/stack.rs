@@ -18,9 +18,10 @@ use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneWritePlugs};
 use blockyard_core::zone::{AtomicZoneSet, ZoneSet};
 use blockyard_core::{Composed, Device, Disk, owner_only};
-use blockyard_null::{IrqMode, Null, NullConfig, NullError};
+use blockyard_null::{IrqMode, NullConfig};
 use blockyard_ram::{Ram, RamConfig};
 use blockyard_volume::Running;
+use blockyard_zone_media::MediaError;
 
 use crate::error::StackError;
 use crate::param::ValueForm;
@@ -28,6 +29,7 @@ use crate::scheduler::{self, is_tunable};
 use crate::spec::DeviceSpec;
 
 mod file;
+mod null;
 mod ram;
 mod smr;
 mod volume;
@@ -65,17 +67,6 @@ impl Made {
     }
 }
 
-impl From<NullError> for StackError {
-    fn from(error: NullError) -> StackError {
-        match error {
-            NullError::Invalid { field, value, wanted } => {
-                StackError::Invalid { field, value, wanted }
-            }
-            other => StackError::Refused { field: "size", message: other.to_string() },
-        }
-    }
-}
-
 /// The error with a size as it was given, instead of in bytes.
 fn as_given(spec: &DeviceSpec, error: StackError) -> StackError {
     let StackError::Invalid { field, wanted, value } = error else { return error };
@@ -86,23 +77,6 @@ fn as_given(spec: &DeviceSpec, error: StackError) -> StackError {
 fn given_as(spec: &DeviceSpec, field: &str) -> Option<String> {
     let (param, given) = spec.given().find(|(param, _)| param.name == field)?;
     matches!(param.form, ValueForm::Size { .. }).then(|| param.print(given))
-}
-
-/// A note for each given parameter that has no effect without another one.
-fn idle(spec: &DeviceSpec) -> Vec<String> {
-    let timer = spec.choice("irqmode") == IrqMode::Timer as usize;
-    let notes = spec.given().filter_map(|(param, value)| {
-        let given = *value != param.default_value();
-        let needs = match param.name {
-            "completion_nsec" if !timer => "irqmode=timer",
-            name if (name.starts_with("zone_") || name == "gate") && !spec.switch("zoned") => {
-                "zoned=1"
-            }
-            _ => return None,
-        };
-        given.then(|| format!("{}: ignored without {needs}", param.name))
-    });
-    notes.collect()
 }
 
 /// A note for each given tunable of a scheduler that the device does not use yet.
@@ -146,11 +120,7 @@ pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError
 
 fn open_with<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
     let mut made = match spec.kind().name {
-        "null" => {
-            let null = null::<Z>(spec)?;
-            let notes = notes(spec, &null);
-            Made { notes, ..Made::without_files(with_delay::<Zoned, _>(spec, null)?) }
-        }
+        "null" => null::open::<Z>(spec)?,
         "smr" => smr::open(spec)?,
         "ram" => ram::open(spec)?,
         "volume" => volume::open(spec)?,
@@ -183,19 +153,19 @@ pub fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
         "ram" => ram::check(spec)?,
         "volume" => volume::check(spec)?,
         "file" => file::check(spec)?,
-        _ => notes(spec, &*null::<AtomicZoneSet>(spec)?),
+        _ => null::check::<AtomicZoneSet>(spec)?,
     };
     notes.extend(untuned(spec));
     Ok(notes)
 }
 
-fn null<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Arc<Null<Z>>, StackError> {
-    let made = null_config(spec).and_then(|config| Ok(Null::open_with(config)?));
-    made.map(Arc::new).map_err(|error| as_given(spec, error))
-}
-
-fn notes<Z: ZoneSet>(spec: &DeviceSpec, null: &Null<Z>) -> Vec<String> {
-    null.notes().iter().cloned().chain(idle(spec)).collect()
+/// The refusal of a directory for the data and zones of a device.
+fn backing_refused(error: MediaError) -> StackError {
+    let (field, message) = ("backing", format!("backing: {error}"));
+    match error {
+        MediaError::InUse { .. } => StackError::InUse { field, message },
+        _ => StackError::Refused { field, message },
+    }
 }
 
 /// Whether devices of a kind can be zoned. A kind that cannot compiles no layers for zones.

@@ -147,6 +147,10 @@ pub fn open(name: &str, spec: &DeviceSpec) -> Result<Arc<dyn Disk>, BaselineErro
         let needs = needs.map_or_else(String::new, |switch| format!(" with {switch}=1"));
         return Err(BaselineError::NoEffect { name, kind, needs });
     }
+    if kind == "null" && spec.text("backing").is_some() {
+        // Its zones are those of the medium, whatever guards those of a device in memory.
+        return Err(BaselineError::NoEffect { name, kind, needs: " without backing".to_owned() });
+    }
     Ok(open(spec)?.disk)
 }
 

@@ -2,18 +2,18 @@
 
 use std::io;
 
-use blockyard_core::zone::ZoneCond;
-use blockyard_core::zone::zbc::Refusal;
+use blockyard_core::zone::zbc::{self, Refusal};
+use blockyard_core::zone::{Zone, ZoneCond};
 use blockyard_core::{SECTOR_SHIFT, Sector};
 
 use super::{Disk, Stop, room_for, sent};
 use crate::cdb::{Blocks, Form};
 use crate::layout::{ZonePart, ZonePlace};
-use crate::media::Media;
 use crate::opcodes;
 use crate::sense::Sense;
 use crate::transport::{Data, Outcome};
 use crate::vpd::{TRANSFER_BYTES_MAX, UNMAP_BYTES_MAX, UNMAP_RANGES_MAX, WRITE_SAME_BYTES_MAX};
+use blockyard_zone_media::{Media, PermittedWrite};
 
 /// Bytes of a repeated block that are written to the medium at once.
 const FILL_BYTES: usize = 64 << 10;
@@ -227,10 +227,18 @@ impl<M: Media> Disk<M> {
                 self.copy(start, sectors, content).map_err(|_| Sense::WRITE_ERROR.at(at))
             }
             ZonePart::Sequential => {
-                let copy = || self.copy(start, sectors, content);
+                let permit = |zone: &Zone| {
+                    let to = zbc::step_write(zone, start, sectors)?;
+                    // ZBC-2 4.5.3.4.2: a write ends at the end of a physical block.
+                    match (start.0 + sectors).is_multiple_of(self.physical_sectors) {
+                        true => Ok(PermittedWrite { at: start, sectors, to }),
+                        false => Err(Refusal::Unaligned),
+                    }
+                };
+                let copy = |_| self.copy(start, sectors, content);
                 let (copied, state) = self
                     .zones
-                    .write(place.slot, start, sectors, copy)
+                    .write(place.slot, permit, copy)
                     .map_err(|refusal| sense_of(refusal).at(at))?;
                 // The write pointer has moved even if the copy failed, and other threads may
                 // already have written after it. So the medium records the new state in any case.

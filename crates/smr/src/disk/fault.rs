@@ -10,7 +10,7 @@ use blockyard_core::zone::ZoneCond;
 
 use super::Disk;
 use crate::layout::ZonePart;
-use crate::media::Media;
+use blockyard_zone_media::Media;
 
 impl<M: Media> Disk<M> {
     /// Applies a fault.
@@ -61,8 +61,8 @@ impl<M: Media> Disk<M> {
 mod tests {
     use super::*;
     use crate::config::DiskConfig;
-    use crate::media::MemoryMedium;
     use crate::transport::ScsiTransport;
+    use blockyard_zone_media::MemoryMedium;
 
     fn inject(disk: &Disk<MemoryMedium>, name: &str, value: &str) -> Result<(), DeviceError> {
         disk.inject(&Injection::Device { name: name.to_owned(), value: value.to_owned() })

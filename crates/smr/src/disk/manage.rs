@@ -1,15 +1,15 @@
 //! Zone management: open, close, finish and reset; ZBC-2 5.2 to 5.8.
 
 use blockyard_core::Sector;
-use blockyard_core::zone::{ZoneCond, ZoneOp};
+use blockyard_core::zone::{Zone, ZoneCond, ZoneOp, zbc};
 
 use super::access::sense_of;
 use super::{Disk, Stop};
 use crate::cdb::ZoneAction;
 use crate::layout::ZonePart;
-use crate::media::Media;
 use crate::sense::Sense;
 use crate::transport::Outcome;
+use blockyard_zone_media::Media;
 
 /// Byte offset of the zone ID field in a command.
 const ZONE_ID: u16 = 2;
@@ -84,7 +84,11 @@ impl<M: Media> Disk<M> {
 
     /// Changes the state of a zone and records it on the medium.
     fn change(&self, slot: u32, op: ZoneOp, all: bool) -> Result<(), Sense> {
-        let kept = self.zones.manage(slot, op, all, &self.media).map_err(sense_of)?;
+        let step = |zone: &Zone| match all {
+            true => Ok(zbc::step_all(zone, op)),
+            false => zbc::step(zone, op),
+        };
+        let kept = self.zones.manage(slot, op, step, &self.media).map_err(sense_of)?;
         kept.map_err(|_| Sense::INTERNAL_TARGET_FAILURE)
     }
 }

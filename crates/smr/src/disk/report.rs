@@ -5,9 +5,9 @@ use blockyard_core::zone::{ZoneCond, ZoneInfo};
 
 use super::{Disk, Stop, room_for_answer};
 use crate::layout::{ZonePart, ZonePlace};
-use crate::media::Media;
 use crate::sense::Sense;
 use crate::transport::{Data, Outcome};
+use blockyard_zone_media::Media;
 
 /// Bytes of the header, and of each zone descriptor.
 pub(super) const REPORT_UNIT_BYTES: usize = 64;

@@ -2,10 +2,10 @@
 
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sense::{Sense, SenseKey};
 use blockyard_smr::transport::{Data, ScsiTransport};
 use blockyard_smr::{Disk, DiskConfig};
+use blockyard_zone_media::MemoryMedium;
 
 /// Sense key, additional sense code, and its qualifier.
 pub(crate) type Code = (SenseKey, u8, u8);

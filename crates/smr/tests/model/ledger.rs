@@ -8,10 +8,10 @@ use std::thread;
 
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
-use blockyard_smr::media::{Media, MemoryMedium, ZoneRecord};
 use blockyard_smr::transport::{Data, ScsiTransport};
 use blockyard_smr::{Disk, DiskConfig};
 use blockyard_testing::seed::Seed;
+use blockyard_zone_media::{Media, MemoryMedium, ZoneRecord};
 
 use super::plain::{BLOCK, PHYSICAL};
 

@@ -8,10 +8,10 @@ mod threads;
 
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::transport::{Data, ScsiTransport};
 use blockyard_smr::{Disk, DiskConfig};
 use blockyard_testing::seed::Seed;
+use blockyard_zone_media::MemoryMedium;
 use fastrand::Rng;
 use plain::{Action, BLOCK, Code, Cond, PHYSICAL, Plain};
 

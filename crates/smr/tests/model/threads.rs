@@ -5,8 +5,8 @@ use std::thread;
 use blockyard_core::zone::ZoneCond;
 use blockyard_smr::Disk;
 use blockyard_smr::cdb::Form;
-use blockyard_smr::media::MemoryMedium;
 use blockyard_testing::seed::Seed;
+use blockyard_zone_media::MemoryMedium;
 use fastrand::Rng;
 
 use super::plain::{Action, BLOCK, Cond, PHYSICAL, Plain, UNALIGNED_WRITE};

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::{env, fs, process, thread};
 
 use blockyard_smr::cdb::Command::Inquiry;
-use blockyard_smr::media::MemoryMedium;
 use blockyard_smr::sense::SenseFormat;
 use blockyard_smr::transport::{Data, ScsiTransport};
 use blockyard_smr::{Disk, DiskConfig};
+use blockyard_zone_media::MemoryMedium;
 
 /// A character device for programs to stat; the shim replaces their open by the socket.
 const NODE: &str = "/dev/null";

@@ -173,6 +173,12 @@ const NULL: &[Param] = &[
         "longest zone append in sectors; 0: none of its own, made of writes",
     ),
     param("zone_full", ValueForm::Switch, "0", "sequential zones start full"),
+    param(
+        "backing",
+        PATH,
+        "",
+        "keep data and zones in files of this folder (zoned=1); empty: lost with the device",
+    ),
     param("badblocks", text(KIB as usize), "", "bad sectors at start, e.g. +8-15,+64-64"),
     param("badblocks_once", ValueForm::Switch, "0", "a bad range is good again after one hit"),
     param("badblocks_partial_io", ValueForm::Switch, "0", "move what lies before the bad block"),
@@ -514,5 +520,7 @@ const NULL_HINTS: &[(&str, &str)] = &[
     ("power", "a device is on from the moment it is added; `blockyard remove` takes it away"),
     ("zone_readonly", "set it at run time: blockyard inject NAME zone_readonly=SECTOR"),
     ("zone_offline", "set it at run time: blockyard inject NAME zone_offline=SECTOR"),
+    ("base_dir", "write backing=DIR"),
+    ("path", "write backing=DIR; `file:` serves an existing file"),
     ("name", "the name is the path of the URI: null:///NAME"),
 ];

@@ -5,16 +5,14 @@ use std::sync::Arc;
 
 use blockyard_smr::config::{DiskConfig, DiskError};
 use blockyard_smr::disk::Disk;
-use blockyard_smr::media::{
-    CacheMode, Files, Media, MediaError, MediaGeometry, MemoryMedium, Options,
-};
 use blockyard_smr::sd::{Sd, SdError};
 use blockyard_smr::sg::Sg;
 use blockyard_smr::timed::Timed;
 use blockyard_smr::timing::DriveTimes;
 use blockyard_smr::transport::ScsiTransport;
+use blockyard_zone_media::{CacheMode, Files, Media, MediaGeometry, MemoryMedium, Options};
 
-use super::{Made, Zoned, as_given, with_delay};
+use super::{Made, Zoned, as_given, backing_refused, with_delay};
 use crate::error::StackError;
 use crate::spec::DeviceSpec;
 
@@ -41,13 +39,7 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let config = disk_config(spec);
     if let Some(path) = spec.text("backing") {
         let files = Files::open_provisional(Path::new(&path), &backing(spec, &config));
-        let files = files.map_err(|error| {
-            let (field, message) = ("backing", format!("backing: {error}"));
-            match error {
-                MediaError::InUse { .. } => StackError::InUse { field, message },
-                _ => StackError::Refused { field, message },
-            }
-        })?;
+        let files = files.map_err(backing_refused)?;
         let provisional = files.provisional().clone();
         return Ok(Made { provisional, ..on(spec, config, files, notes)? });
     }

@@ -18,7 +18,7 @@ pub enum FormatError {
         want: u64,
     },
     /// The file starts with wrong magic bytes.
-    #[error("`{file}` does not begin with the mark of a Blockyard SMR disk")]
+    #[error("`{file}` does not begin with the mark of a Blockyard zoned disk")]
     Magic {
         /// The file.
         file: &'static str,
@@ -96,6 +96,16 @@ pub enum MediaError {
     /// A file has invalid contents.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// A file has not the length that it got when the disk was created.
+    #[error("`{name}` has {len} bytes, not {want}: another program has changed it")]
+    Length {
+        /// Name of the file.
+        name: String,
+        /// The length of the file.
+        len: u64,
+        /// The expected length.
+        want: u64,
+    },
     /// The directory holds a disk with another geometry.
     #[error(
         "the backing holds a disk with {field}={kept}, not {field}={asked}; ask for \
@@ -111,8 +121,8 @@ pub enum MediaError {
     },
     /// The directory holds other files.
     #[error(
-        "the backing holds `{name}` and no SMR disk; give an empty directory or one that does not \
-         exist yet"
+        "the backing holds `{name}` and no zoned disk; give an empty directory or one that does \
+         not exist yet"
     )]
     Stranger {
         /// The name of one of these files.
@@ -120,10 +130,17 @@ pub enum MediaError {
     },
     /// The directory holds the files of a disk without its superblock.
     #[error(
-        "the backing holds the files of an SMR disk without `superblock`: restore that file, or \
+        "the backing holds the files of a zoned disk without `superblock`: restore that file, or \
          give an empty directory"
     )]
     NoSuperblock,
+    /// The path is no directory.
+    #[error("the backing {} is no directory: give an empty directory, or one that does not exist \
+             yet", path.display())]
+    NotDirectory {
+        /// The path.
+        path: PathBuf,
+    },
     /// Another process has the disk open.
     #[error("{} is in use by another process: stop it, or give another backing", path.display())]
     InUse {

@@ -8,23 +8,23 @@
 #![allow(clippy::unwrap_used)] // Test code.
 
 mod history;
-mod simulated;
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
-use blockyard_core::zone::ZoneCond;
-use blockyard_smr::cdb::{Blocks, Command, Form, ZoneAction};
-use blockyard_smr::media::{CacheMode, Files, Media, MediaGeometry, Options, ZoneRecord};
-use blockyard_smr::transport::Data;
-use blockyard_smr::{Disk, DiskConfig, ScsiTransport};
+use blockyard_core::zone::{Zone, ZoneCond, ZoneLayout, ZoneOp};
+use blockyard_core::{Sector, Status, ZoneGeometry};
+use blockyard_sync::zone_resources::ZoneLimits;
 use blockyard_testing::directory::{Medium, SimulatedDirectory};
 use blockyard_testing::seed::Seed;
 use blockyard_testing::simulated_store::{FaultPlan, Operation, When};
+use blockyard_testing::zone_store::{Moment, SimulatedZoneStore};
+use blockyard_zone_media::{
+    CacheMode, Files, Media, MediaGeometry, Options, PermittedWrite, RecordedZones, ZoneRecord,
+};
 
-use history::{BLOCK, Done, Durable, History, Moment, Step, ZONE_BLOCKS};
-use simulated::Simulated;
+use history::{BLOCK, Done, Durable, History, Step, ZONE_BLOCKS};
 
 /// Zones of the disk: two conventional ones; the last zone is shorter.
 const ZONES: u32 = 6;
@@ -48,18 +48,18 @@ fn options(cache: CacheMode) -> Options {
     Options { cache, journal_records: 7, data_files: 2, ..Options::new(geometry) }
 }
 
-fn open(directory: &SimulatedDirectory, cache: CacheMode) -> Files<Simulated> {
-    open_store(Simulated::new(directory), cache)
+fn open(directory: &SimulatedDirectory, cache: CacheMode) -> Files<SimulatedZoneStore> {
+    open_store(SimulatedZoneStore::new(directory), cache)
 }
 
-fn open_store(store: Simulated, cache: CacheMode) -> Files<Simulated> {
+fn open_store(store: SimulatedZoneStore, cache: CacheMode) -> Files<SimulatedZoneStore> {
     let opened = Files::open_in(store, &options(cache));
     opened.unwrap_or_else(|error| panic!("the disk does not open: {error}"))
 }
 
 /// Random steps on an existing disk in two sessions: the first ends with a clean close, or with a
 /// kill if that loses nothing. The history records which operations each step took.
-fn work(store: &Simulated, cache: CacheMode, seed: Seed, stream: u64) -> History {
+fn work(store: &SimulatedZoneStore, cache: CacheMode, seed: Seed, stream: u64) -> History {
     let mut random = seed.rng(stream);
     let mut history = History::new(&options(cache).geometry);
     let files = open_store(store.clone(), cache);
@@ -78,8 +78,8 @@ fn work(store: &Simulated, cache: CacheMode, seed: Seed, stream: u64) -> History
 }
 
 fn steps(
-    files: &Files<Simulated>,
-    store: &Simulated,
+    files: &Files<SimulatedZoneStore>,
+    store: &SimulatedZoneStore,
     history: &mut History,
     random: &mut fastrand::Rng,
     serials: std::ops::RangeInclusive<u8>,
@@ -149,7 +149,7 @@ fn cut_everywhere_in(
     drop(open(&directory, cache));
     directory.settle();
     let mut medium = directory.medium();
-    let store = Simulated::new(&directory);
+    let store = SimulatedZoneStore::new(&directory);
     store.store.set_faults(FaultPlan { ignored_syncs, ..FaultPlan::default() });
     let history = work(&store, cache, seed, stream);
     let changes = directory.changes();
@@ -196,7 +196,12 @@ fn cut_again(history: &History, moment: usize, found: &SimulatedDirectory, cache
 
 /// Continues with a reopened disk: what is written and flushed now survives another power cut.
 /// `base` is what was durable when the disk was opened.
-fn go_on(files: Files<Simulated>, found: &SimulatedDirectory, mut base: Medium, cache: CacheMode) {
+fn go_on(
+    files: Files<SimulatedZoneStore>,
+    found: &SimulatedDirectory,
+    mut base: Medium,
+    cache: CacheMode,
+) {
     let writable = |record: &ZoneRecord| !matches!(record.cond, ZoneCond::NotWp | ZoneCond::Full);
     let zones = files.zones();
     let Some(zone) = zones.iter().position(writable) else { return };
@@ -252,7 +257,7 @@ fn a_power_cut_under_several_threads_respects_the_flushes_of_each() {
         drop(open(&directory, cache));
         directory.settle();
         let mut medium = directory.medium();
-        let store = Simulated::new(&directory);
+        let store = SimulatedZoneStore::new(&directory);
         let files = open_store(store.clone(), cache);
         let mut history = History::new(&options(cache).geometry);
         let thread = |own: u32| {
@@ -317,7 +322,7 @@ fn a_reset_during_a_flush_is_not_undone_by_it() {
     for cache in [CacheMode::Through, CacheMode::Volatile { bytes: 4096 }] {
         let directory = SimulatedDirectory::default();
         let mut medium = Medium::new();
-        let store = Simulated::new(&directory);
+        let store = SimulatedZoneStore::new(&directory);
         let files = Arc::new(open_store(store.clone(), cache));
         let state =
             |cond, written_sectors, erasures| ZoneRecord { cond, written_sectors, erasures };
@@ -354,7 +359,7 @@ fn a_reset_during_a_flush_is_not_undone_by_it() {
 fn a_flush_does_not_take_back_what_another_has_made_durable() {
     let cache = CacheMode::Volatile { bytes: 4096 };
     let directory = SimulatedDirectory::default();
-    let store = Simulated::new(&directory);
+    let store = SimulatedZoneStore::new(&directory);
     let files = Arc::new(open_store(store.clone(), cache));
     let at = 3 * ZONE_BLOCKS * BLOCK;
     let state = |cond, written_sectors| ZoneRecord { cond, written_sectors, erasures: 0 };
@@ -381,7 +386,7 @@ fn kill_everywhere(cache: CacheMode, stream: u64, durable: Durable) {
     drop(open(&directory, cache));
     directory.settle();
     let mut medium = directory.medium();
-    let history = work(&Simulated::new(&directory), cache, seed, stream);
+    let history = work(&SimulatedZoneStore::new(&directory), cache, seed, stream);
     let changes = directory.changes();
     let mut random = seed.rng(stream + 1000);
     for moment in 0..=changes.len() {
@@ -478,7 +483,7 @@ fn after_a_failed_write_no_flush_lies() {
 #[test]
 fn a_failed_punch_costs_no_other_zone_its_data() {
     let directory = SimulatedDirectory::default();
-    let store = Simulated::new(&directory);
+    let store = SimulatedZoneStore::new(&directory);
     let files = open_store(store.clone(), CacheMode::Through);
     let zone_bytes = ZONE_BLOCKS * BLOCK;
     let record = |erasures, written_sectors| {
@@ -511,49 +516,52 @@ fn a_failed_punch_costs_no_other_zone_its_data() {
     assert_eq!(bytes, [0; BLOCK as usize], "what was given up is gone");
 }
 
-/// While FINISH of a reset zone waits for the journal, no read returns the old data.
+/// While a finish of a reset zone waits for the journal, no read may return the old data.
 #[test]
 fn finish_shows_nothing_from_before_a_reset() {
-    let config = DiskConfig {
-        size: 512 << 10,
-        zone_size: 64 << 10,
-        zone_nr_conv: 2,
-        logical_block: BLOCK as u32,
-        physical_block: BLOCK as u32,
-        ..DiskConfig::default()
-    };
     let geometry = MediaGeometry {
-        bytes: config.size,
-        zone_bytes: config.zone_size,
-        zone_capacity_bytes: config.zone_size,
+        bytes: 512 << 10,
+        zone_bytes: 64 << 10,
+        zone_capacity_bytes: 64 << 10,
         ..options(CacheMode::Through).geometry
     };
-    let store = Simulated::new(&SimulatedDirectory::default());
-    let files = Files::open_in(store.clone(), &Options::new(geometry)).unwrap();
-    let disk = Arc::new(Disk::open(config, files).unwrap());
-    let lba = 2 * (64 << 10) / BLOCK;
-    let send = |command: Command, data: Data<'_>| {
-        assert_eq!(disk.execute(&command.print(), data).unwrap().sense, None, "{command:?}");
+    let store = SimulatedZoneStore::new(&SimulatedDirectory::default());
+    let files = Arc::new(Files::open_in(store.clone(), &Options::new(geometry)).unwrap());
+    let layout = ZoneLayout {
+        zones: ZoneGeometry {
+            zone_sectors: 128,
+            zone_capacity_sectors: 128,
+            zone_count: 8,
+            conventional_count: 2,
+            open_max: 0,
+            active_max: 0,
+        },
+        sectors: 1024,
+        full: false,
+        data: true,
     };
-    let zones = |action| Command::Zones { action, zone_id: lba, all: false };
-    let (form, blocks) = (Form::Sixteen, Blocks { lba, count: 1 });
-    let bytes = [7; BLOCK as usize];
-    send(Command::Write { form, blocks, fua: true }, Data::Out(&bytes));
-    send(zones(ZoneAction::Reset), Data::None);
-    let (reader, seen) = (Arc::clone(&disk), Arc::new(OnceLock::new()));
+    let zones = RecordedZones::new(layout, ZoneLimits::default(), &files.zones(), 1).unwrap();
+    let zones = Arc::new(zones);
+    let start = Sector(2 * 128);
+    let permit = |zone: &Zone| {
+        let to = zone.step_write(start, 1)?;
+        Ok::<_, Status>(PermittedWrite { at: start, sectors: 1, to })
+    };
+    let copy = |write: PermittedWrite| files.write(write.at.bytes(), &[7; BLOCK as usize]);
+    let (copied, state) = zones.write(2, permit, copy).unwrap();
+    copied.and_then(|()| files.zone_changed(2, state)).unwrap();
+    files.flush().unwrap();
+    let manage = |op| zones.manage(2, op, |zone| zone.step(op), &*files).unwrap().unwrap();
+    manage(ZoneOp::Reset);
+    let (reader, seen) = (Arc::clone(&zones), Arc::new(OnceLock::new()));
     let found = Arc::clone(&seen);
-    store.store.on_next(Operation::Sync, move || {
-        let mut room = [1; BLOCK as usize];
-        let command = Command::Read { form, blocks, fua: false };
-        reader.execute(&command.print(), Data::In(&mut room)).unwrap();
-        found.set(room).unwrap();
-    });
-    send(zones(ZoneAction::Finish), Data::None);
-    assert_eq!(seen.get(), Some(&[0; BLOCK as usize]), "FINISH has waited for no sync, or lied");
+    store.store.on_next(Operation::Sync, move || found.set(reader.readable_end(2)).unwrap());
+    manage(ZoneOp::Finish);
+    assert_eq!(seen.get(), Some(&Some(start)), "the finish has waited for no sync, or lied");
     let mut room = [1; BLOCK as usize];
-    send(Command::Read { form, blocks, fua: false }, Data::In(&mut room));
+    files.read(start.bytes(), &mut room).unwrap();
     assert_eq!(room, [0; BLOCK as usize]);
-    assert_eq!(disk.zone(2).cond, ZoneCond::Full);
+    assert_eq!(zones.cond(2), ZoneCond::Full);
 }
 
 /// Makes one operation of a kind fail, and all later ones of that kind. Data flushed by then
@@ -563,7 +571,7 @@ fn fail_in_a_workload(faults: FaultPlan, done: u64, all: bool) {
     let _watch = seed.watch(&format!("{faults:?}"));
     for cache in [CacheMode::Through, CacheMode::Volatile { bytes: 4096 }] {
         let directory = SimulatedDirectory::default();
-        let store = Simulated::new(&directory);
+        let store = SimulatedZoneStore::new(&directory);
         let files = open_store(store.clone(), cache);
         directory.settle();
         let mut medium = directory.medium();

@@ -11,16 +11,16 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use blockyard_core::zone::ZoneCond;
-use blockyard_smr::media::{
+use blockyard_zone_media::{
     CacheMode, Files, Media, MediaError, MediaGeometry, Options, ZoneRecord,
 };
 
 /// Environment variable with the directory of the victim process.
-const DIRECTORY: &str = "BLOCKYARD_SMR_KILL_DIRECTORY";
+const DIRECTORY: &str = "BLOCKYARD_ZONE_MEDIA_KILL_DIRECTORY";
 /// Set if the victim uses a volatile cache.
-const VOLATILE: &str = "BLOCKYARD_SMR_KILL_VOLATILE";
+const VOLATILE: &str = "BLOCKYARD_ZONE_MEDIA_KILL_VOLATILE";
 /// Set if the victim never flushes.
-const UNFLUSHED: &str = "BLOCKYARD_SMR_KILL_UNFLUSHED";
+const UNFLUSHED: &str = "BLOCKYARD_ZONE_MEDIA_KILL_UNFLUSHED";
 
 const BLOCK: u64 = 4096;
 const ZONE: u64 = 1 << 20;
@@ -287,5 +287,5 @@ fn clean_close_is_recognised_and_takes_little_space() {
     std::fs::create_dir_all(&strange.0).unwrap();
     std::fs::write(strange.0.join("thesis.tex"), "x").unwrap();
     let refused = Files::open(&strange.0, &options).unwrap_err().to_string();
-    assert!(refused.starts_with("the backing holds `thesis.tex` and no SMR disk"), "{refused}");
+    assert!(refused.starts_with("the backing holds `thesis.tex` and no zoned disk"), "{refused}");
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::zone_word::ZoneRecord;
+use crate::zone_word::ZoneRecord;
 
 /// A medium. All offsets and lengths are in bytes from the start of the disk and are multiples of
 /// 512. Callers have checked that they lie on the disk.

@@ -6,10 +6,10 @@
 //! durable when it was written. If one of those is invalid, the journal was damaged later, which is
 //! an error.
 
-use super::error::FormatError;
-use super::geometry::MediaGeometry;
-use super::zone_word::ZoneRecord;
-use super::zone_word::{crc, u32_at, u64_at, unpack};
+use crate::error::FormatError;
+use crate::geometry::MediaGeometry;
+use crate::zone_word::ZoneRecord;
+use crate::zone_word::{crc, u32_at, u64_at, unpack};
 
 /// Name of the journal file.
 pub const FILE: &str = "journal";

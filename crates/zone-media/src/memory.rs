@@ -9,8 +9,8 @@
 use std::io;
 use std::ptr::NonNull;
 
-use super::medium::Media;
-use super::zone_word::ZoneRecord;
+use crate::medium::Media;
+use crate::zone_word::ZoneRecord;
 
 /// Granularity in which memory is freed.
 const PAGE_BYTES: u64 = 4096;

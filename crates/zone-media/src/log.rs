@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use super::journal::{JournalRecord, RECORD_BYTES};
-use super::store::StoreFile;
-use super::tables;
-use super::zone_word::Id;
+use crate::journal::{JournalRecord, RECORD_BYTES};
+use crate::store::StoreFile;
+use crate::tables;
+use crate::zone_word::Id;
 
 /// A position in the log, to ask whether everything before it is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,11 +16,11 @@ use blockyard_core::provisional::Provisional;
 use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::error::MediaError;
-use super::recovery::{SUPERBLOCK_NEW, is_ours};
-use super::store::{Store, StoreFile};
-use super::superblock;
-use super::zone_word::Id;
+use crate::error::MediaError;
+use crate::recovery::{SUPERBLOCK_NEW, is_ours};
+use crate::store::{Store, StoreFile};
+use crate::superblock;
+use crate::zone_word::Id;
 
 /// Name of the lock file.
 pub(crate) const LOCK: &str = "lock";
@@ -75,6 +75,9 @@ impl Directory {
     pub fn take(path: &Path) -> Result<Directory, MediaError> {
         let what = |doing: &str| format!("{doing} {}", path.display());
         let in_use = || MediaError::InUse { path: path.to_owned() };
+        if path.exists() && !path.is_dir() {
+            return Err(MediaError::NotDirectory { path: path.to_owned() });
+        }
         let new_directories = owner_only::missing_directories(path);
         owner_only::create_dir_all(path).map_err(MediaError::io(what("cannot make")))?;
         let open = File::open(path).map_err(MediaError::io(what("cannot open")))?;
@@ -283,7 +286,7 @@ mod tests {
     use super::*;
 
     fn place(name: &str) -> PathBuf {
-        let name = format!("blockyard-smr-{name}-{}", std::process::id());
+        let name = format!("blockyard-zone-media-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         // Left by a killed process with the same number.
         _ = std::fs::remove_dir_all(&path);
@@ -322,17 +325,17 @@ mod tests {
     #[test]
     fn an_interrupted_removal_is_completed_by_the_next_creation() {
         let (path, aside) = (place("removal"), place("removal-aside"));
-        let geometry = super::super::MediaGeometry {
+        let geometry = crate::MediaGeometry {
             bytes: 4 << 20,
             zone_bytes: 1 << 20,
             zone_capacity_bytes: 1 << 20,
             conventional_zones: 0,
             block_bytes: 4096,
         };
-        let options = super::super::Options::new(geometry);
+        let options = crate::Options::new(geometry);
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join(LOCK), "").unwrap();
-        let files = super::super::Files::open_provisional(&path, &options).unwrap();
+        let files = crate::Files::open_provisional(&path, &options).unwrap();
         // No call can remove a directory as a file, so the removal ends after its first step.
         std::fs::create_dir(&aside).unwrap();
         let names = std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name());
@@ -347,34 +350,34 @@ mod tests {
             std::fs::remove_dir(path.join(name)).unwrap();
             std::fs::rename(aside.join(name), path.join(name)).unwrap();
         }
-        drop(super::super::Files::open(&path, &options).unwrap());
+        drop(crate::Files::open(&path, &options).unwrap());
         assert!(path.join(superblock::FILE).exists() && !path.join(SUPERBLOCK_NEW).exists());
         std::fs::remove_dir_all(&path).unwrap();
         std::fs::remove_dir_all(&aside).unwrap();
     }
 
-    /// Regression: files of `smr backing=` had mode 0644 in a directory of 0755, so any local user
+    /// Regression: files of a `backing=` had mode 0644 in a directory of 0755, so any local user
     /// could read the disk.
     #[test]
     fn a_disk_that_other_users_could_read_is_its_owners_alone_after_an_opening() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
-        let name = format!("blockyard-smr-modes-{}", std::process::id());
+        let name = format!("blockyard-zone-media-modes-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let modes = || {
             let files = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
             let all = files.chain([path.clone()]);
             all.map(|path| (path.metadata().unwrap().mode() & 0o777, path)).collect::<Vec<_>>()
         };
-        let geometry = super::super::MediaGeometry {
+        let geometry = crate::MediaGeometry {
             bytes: 4 << 20,
             zone_bytes: 1 << 20,
             zone_capacity_bytes: 1 << 20,
             conventional_zones: 0,
             block_bytes: 4096,
         };
-        let options = super::super::Options::new(geometry);
+        let options = crate::Options::new(geometry);
         for _ in 0..2 {
-            drop(super::super::Files::open(&path, &options).unwrap());
+            drop(crate::Files::open(&path, &options).unwrap());
             assert!(modes().len() > 3, "the directory, the lock, data and states of zones");
             for (mode, path) in modes() {
                 assert_eq!(mode, if path.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());

@@ -25,16 +25,16 @@ use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 
-use super::directory::Directory;
-use super::error::MediaError;
-use super::geometry::MediaGeometry;
-use super::live::Share;
-use super::log::{Log, LogPosition};
-use super::medium::Media;
-use super::overlay::{Overlay, ZonePlace};
-use super::store::{Store, StoreFile};
-use super::zone_word::ZoneRecord;
-use super::zone_word::{pack, settled};
+use crate::directory::Directory;
+use crate::error::MediaError;
+use crate::geometry::MediaGeometry;
+use crate::live::Share;
+use crate::log::{Log, LogPosition};
+use crate::medium::Media;
+use crate::overlay::{Overlay, ZonePlace};
+use crate::store::{Store, StoreFile};
+use crate::zone_word::ZoneRecord;
+use crate::zone_word::{pack, settled};
 
 /// What a kill of the process may lose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 
 use blockyard_core::zone::ZoneCond;
 
-use super::geometry::MediaGeometry;
+use crate::geometry::MediaGeometry;
 
 /// Version of the format of all files.
 pub const VERSION: u32 = 1;

@@ -7,11 +7,11 @@
 //! describe data that are lost. So a live file is valid only during the boot under which it was
 //! written. Its head contains the identity of that boot.
 
-use super::error::FormatError;
-use super::geometry::MediaGeometry;
-use super::superblock::check_head;
-use super::zone_word::ZoneRecord;
-use super::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
+use crate::error::FormatError;
+use crate::geometry::MediaGeometry;
+use crate::superblock::check_head;
+use crate::zone_word::ZoneRecord;
+use crate::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
 
 /// Prefix of the file names.
 pub const FILE: &str = "live";
@@ -110,8 +110,8 @@ pub fn parse(
 
 #[cfg(test)]
 mod tests {
-    use super::super::zone_word::{pack, pristine};
     use super::*;
+    use crate::zone_word::{pack, pristine};
 
     const GEOMETRY: MediaGeometry = MediaGeometry {
         bytes: 16 << 20,

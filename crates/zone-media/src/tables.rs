@@ -1,11 +1,11 @@
 //! The full table of zones, in two slots: a checkpoint overwrites the older slot, so that the newer
 //! one and its journal stay valid until the checkpoint is durable.
 
-use super::error::FormatError;
-use super::geometry::{MediaGeometry, ZONES_MAX};
-use super::superblock::check_head;
-use super::zone_word::ZoneRecord;
-use super::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
+use crate::error::FormatError;
+use crate::geometry::{MediaGeometry, ZONES_MAX};
+use crate::superblock::check_head;
+use crate::zone_word::ZoneRecord;
+use crate::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
 
 /// Name of the tables file.
 pub const FILE: &str = "tables";
@@ -126,8 +126,8 @@ pub fn newest(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<ZoneTab
 
 #[cfg(test)]
 mod tests {
-    use super::super::zone_word::{pack, pristine};
     use super::*;
+    use crate::zone_word::{pack, pristine};
     use blockyard_core::zone::ZoneCond;
 
     const GEOMETRY: MediaGeometry = MediaGeometry {

@@ -2,7 +2,7 @@
 
 use blockyard_core::SECTOR_BYTES;
 
-use super::error::FormatError;
+use crate::error::FormatError;
 
 /// Maximum number of zones of a medium: their table has 128 MiB.
 pub(super) const ZONES_MAX: u64 = 1 << 24;

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io;
 
-use super::zone_word::Id;
+use crate::zone_word::Id;
 
 /// A directory.
 pub trait Store: fmt::Debug + Send + Sync + 'static {

@@ -4,7 +4,8 @@
 use std::io;
 
 use blockyard_core::zone::ZoneCond;
-use blockyard_smr::media::{Media, MediaGeometry, ZoneRecord};
+use blockyard_testing::zone_store::Moment;
+use blockyard_zone_media::{Media, MediaGeometry, ZoneRecord};
 
 /// Length of a block in bytes.
 pub(crate) const BLOCK: u64 = 512;
@@ -67,20 +68,6 @@ impl Step {
             _ => false,
         }
     }
-}
-
-/// A moment of the workload.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
-    /// Number of directory operations before it.
-    pub(crate) changes: usize,
-    /// Order among all moments: several may have the same number of operations before them.
-    pub(crate) tick: u64,
-}
-
-impl Moment {
-    /// A moment that never comes.
-    pub(crate) const NEVER: Moment = Moment { changes: usize::MAX, tick: u64::MAX };
 }
 
 /// When a step started and ended.

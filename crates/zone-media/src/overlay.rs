@@ -10,7 +10,7 @@ use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
 
-use super::store::StoreFile;
+use crate::store::StoreFile;
 
 /// Length of a page in bytes.
 const PAGE: u64 = 4096;

@@ -1,9 +1,9 @@
 //! The superblock: identifies the disk in a backing directory. Written once, when the disk is
 //! created.
 
-use super::error::FormatError;
-use super::geometry::MediaGeometry;
-use super::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at};
+use crate::error::FormatError;
+use crate::geometry::MediaGeometry;
+use crate::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at};
 
 /// Name of the superblock file.
 pub const FILE: &str = "superblock";

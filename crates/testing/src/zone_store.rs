@@ -1,41 +1,55 @@
-//! The simulated store of the tests as the store of a medium.
-
-#![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
+//! The simulated store as the store of a zoned device's medium.
+#![allow(clippy::disallowed_types)] // Counts moments, in tests.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use blockyard_smr::media::store::{Store, StoreFile};
-use blockyard_smr::media::zone_word::Id;
 use blockyard_store::{SegmentFiles as _, StoreFile as _};
-use blockyard_testing::directory::{SECTOR, SimulatedDirectory};
-use blockyard_testing::simulated_store::{SimulatedFile, SimulatedStore};
+use blockyard_zone_media::store::{Store, StoreFile};
+use blockyard_zone_media::zone_word::Id;
 
-use crate::history::Moment;
+use crate::directory::{SECTOR, SimulatedDirectory};
+use crate::simulated_store::{SimulatedFile, SimulatedStore};
 
 /// Atomic unit of tables, journal and similar files in bytes: less than a sector, because those of
 /// a small disk would fit in one.
 const SMALL_UNIT: usize = 64;
 
-/// A simulated store.
+/// A moment of a workload on a simulated store.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Number of directory operations before it.
+    pub changes: usize,
+    /// Order among all moments: several may have the same number of operations before them.
+    pub tick: u64,
+}
+
+impl Moment {
+    /// A moment that never comes.
+    pub const NEVER: Moment = Moment { changes: usize::MAX, tick: u64::MAX };
+}
+
+/// A simulated store of a zoned device's medium.
 #[derive(Clone, Debug)]
-pub(crate) struct Simulated {
-    pub(crate) store: SimulatedStore,
+pub struct SimulatedZoneStore {
+    /// The store, for its faults and hooks.
+    pub store: SimulatedStore,
     ticks: Arc<Mutex<u64>>,
 }
 
 /// A file of the store.
 #[derive(Debug)]
-pub(crate) struct File(SimulatedFile);
+pub struct ZoneStoreFile(SimulatedFile);
 
-impl Simulated {
-    pub(crate) fn new(directory: &SimulatedDirectory) -> Simulated {
-        Simulated { store: SimulatedStore::new(directory), ticks: Arc::default() }
+impl SimulatedZoneStore {
+    /// A store in a directory.
+    pub fn new(directory: &SimulatedDirectory) -> SimulatedZoneStore {
+        SimulatedZoneStore { store: SimulatedStore::new(directory), ticks: Arc::default() }
     }
 
     /// The current moment.
-    pub(crate) fn now(&self) -> Moment {
-        let mut ticks = self.ticks.lock().unwrap();
+    pub fn now(&self) -> Moment {
+        let mut ticks = self.ticks.lock().unwrap_or_else(PoisonError::into_inner);
         *ticks += 1;
         Moment { changes: self.store.directory().change_count(), tick: *ticks }
     }
@@ -47,20 +61,20 @@ fn id(number: u64) -> Id {
     id
 }
 
-impl Store for Simulated {
-    type File = File;
+impl Store for SimulatedZoneStore {
+    type File = ZoneStoreFile;
 
     fn title(&self) -> String {
         "simulated".to_owned()
     }
 
-    fn open(&self, name: &str) -> io::Result<Option<File>> {
-        Ok(self.store.open(name)?.map(File))
+    fn open(&self, name: &str) -> io::Result<Option<ZoneStoreFile>> {
+        Ok(self.store.open(name)?.map(ZoneStoreFile))
     }
 
-    fn create(&self, name: &str, len: u64) -> io::Result<File> {
+    fn create(&self, name: &str, len: u64) -> io::Result<ZoneStoreFile> {
         let unit = if name.starts_with("data") { SECTOR } else { SMALL_UNIT };
-        self.store.create_with_unit(name, len, unit).map(File)
+        self.store.create_with_unit(name, len, unit).map(ZoneStoreFile)
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -88,7 +102,7 @@ impl Store for Simulated {
     }
 }
 
-impl StoreFile for File {
+impl StoreFile for ZoneStoreFile {
     fn len(&self) -> io::Result<u64> {
         self.0.len()
     }

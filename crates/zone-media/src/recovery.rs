@@ -12,18 +12,19 @@ use blockyard_core::zone::ZoneCond;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::sleep_lock::SleepLock;
 
-use super::directory::LOCK;
-use super::error::MediaError;
-use super::files::{CacheMode, Cell, DataFile, Files, Options};
-use super::journal::RECORD_BYTES;
-use super::live::Share;
-use super::log::Log;
-use super::overlay::Overlay;
-use super::store::{Store, StoreFile, load};
-use super::superblock::{JOURNAL_RECORDS_MAX, Superblock};
-use super::zone_word::ZoneRecord;
-use super::zone_word::{pack, pristine};
-use super::{journal, live, superblock, tables};
+use crate::directory::LOCK;
+use crate::error::MediaError;
+use crate::files::{CacheMode, Cell, DataFile, Files, Options};
+use crate::geometry::MediaGeometry;
+use crate::journal::RECORD_BYTES;
+use crate::live::Share;
+use crate::log::Log;
+use crate::overlay::Overlay;
+use crate::store::{Store, StoreFile, load};
+use crate::superblock::{JOURNAL_RECORDS_MAX, Superblock};
+use crate::zone_word::ZoneRecord;
+use crate::zone_word::{pack, pristine};
+use crate::{journal, live, superblock, tables};
 
 /// Name of the superblock until the creation of the disk is complete, and again when the disk is
 /// removed.
@@ -32,6 +33,12 @@ pub(super) const SUPERBLOCK_NEW: &str = "superblock.new";
 /// Name of a data file.
 fn data_name(number: u32) -> String {
     format!("data.{number:02x}")
+}
+
+/// Length of a data file in bytes.
+fn data_bytes(geometry: &MediaGeometry, number: u32, data_files: u32) -> u64 {
+    let zones = geometry.zone_count().saturating_sub(number).div_ceil(data_files);
+    u64::from(zones) * geometry.zone_bytes
 }
 
 /// An I/O error with the file and the operation.
@@ -101,9 +108,8 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
     store.begin_disk();
     let zones = geometry.zone_count();
     for number in 0..superblock.data_files {
-        let slots = u64::from((zones - number).div_ceil(superblock.data_files));
         let name = data_name(number);
-        let file = store.create(&name, slots * geometry.zone_bytes);
+        let file = store.create(&name, data_bytes(&geometry, number, superblock.data_files));
         let file = file.map_err(about(store, "make", &name))?;
         // Without hole punching a disk would only grow; detect that now.
         file.punch(0, geometry.zone_bytes).map_err(about(store, "punch holes into", &name))?;
@@ -204,29 +210,37 @@ fn find<S: Store>(store: &S, superblock: Superblock) -> Result<Found, MediaError
     Ok(Found { superblock, checkpoint: table.checkpoint, clean, records })
 }
 
+/// Opens a file of a disk. The lengths never change: if one has, something durable is missing.
+fn open_existing<S: Store>(store: &S, name: &str, want: u64) -> Result<S::File, MediaError> {
+    let file = store.open(name).map_err(about(store, "open", name))?;
+    let file = file.ok_or(std::io::ErrorKind::NotFound.into());
+    let file = file.map_err(about(store, "find", name))?;
+    match file.len().map_err(about(store, "examine", name))? {
+        len if len == want => Ok(file),
+        len => Err(MediaError::Length { name: name.to_owned(), len, want }),
+    }
+}
+
 /// Continues with a disk in its recovered state.
 fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S>, MediaError> {
     let Found { superblock, checkpoint, clean, records } = found;
     let Superblock { id, geometry, data_files, journal_records } = superblock;
-    let open = |name: &str| match store.open(name) {
-        Ok(Some(file)) => Ok(file),
-        Ok(None) => Err(about(&store, "find", name)(std::io::ErrorKind::NotFound.into())),
-        Err(error) => Err(about(&store, "open", name)(error)),
-    };
+    let open = |name: &str, len: u64| open_existing(&store, name, len);
     let mut data = Vec::with_capacity(data_files as usize);
     for number in 0..data_files {
         let overlay = match options.cache {
             CacheMode::Through => None,
             CacheMode::Volatile { bytes } => Some(Overlay::new(bytes / u64::from(data_files))),
         };
-        let file = open(&data_name(number))?;
+        let file = open(&data_name(number), data_bytes(&geometry, number, data_files))?;
         let (dirty, given_up) = (SleepLock::new(Vec::new()), SleepLock::new(Vec::new()));
         data.push(DataFile { file, dirty, given_up, overlay, live: None });
     }
-    let journal = Arc::new(open(journal::FILE)?);
+    let journal_bytes = u64::from(journal_records) * RECORD_BYTES as u64;
+    let journal = Arc::new(open(journal::FILE, journal_bytes)?);
     let log = Log {
         journal: Arc::clone(&journal),
-        tables: open(tables::FILE)?,
+        tables: open(tables::FILE, 2 * tables::slot_bytes(&geometry))?,
         id,
         slot_bytes: tables::slot_bytes(&geometry),
         image: records.iter().map(|record| pack(*record)).collect(),
