@@ -137,11 +137,12 @@ postgres: deps ## PostgreSQL on a volume commits for 60 seconds, and all of it i
 
 # Not part of `make test`: it needs network and 2 GB for the images of the guests, the first time some
 # minutes to make them, and then 30 to 40 minutes where QEMU has no KVM.
-guest: deps ## devices attached over NBD, NVMe/TCP and vhost-user-blk, in guests with Linux 6.1, 6.12 and 7.2
+guest: deps ## devices over NBD, NVMe/TCP, vhost-user-blk and ublk, in guests with Linux 6.1, 6.12 and 7.2
 	$(CARGO) build --locked -p blockyard
 	./tests/guest/guest build
 	./tests/guest/file_systems target/debug/blockyard
 	./tests/guest/vhost target/debug/blockyard
+	./tests/guest/ublk target/debug/blockyard
 	./tests/guest/nvme target/debug/blockyard
 	./tests/guest/nvme_faults target/debug/blockyard
 	./tests/guest/nvme_compare target/debug/blockyard

@@ -450,3 +450,38 @@ fn a_socket_for_hypervisors_that_cannot_be_served_makes_nothing() {
     assert_eq!(run.code, Some(0), "{run}");
     assert!(!path.exists(), "the socket is removed at the end");
 }
+
+/// What is wrong on the command line is found before the kernel is asked, which the tests of guests
+/// do (`tests/guest/ublk`).
+#[test]
+fn a_block_device_of_the_kernel_that_cannot_be_served_makes_nothing() {
+    let serve = |ublk: &[&str]| {
+        let options = ublk.iter().flat_map(|place| ["--ublk", place]);
+        let args: Vec<_> = ["serve", MEM0, N0, "-U", "-", "--run", "true"].to_vec();
+        blockyard(&args.into_iter().chain(options).collect::<Vec<_>>())
+    };
+    for (ublk, code, wanted) in [
+        (&["mem0=x"][..], 2, "invalid id `x`: expected the N of /dev/ublkbN, 0 to 1048575, or any"),
+        (&["=0"], 2, "letters, digits"),
+        (&["mem1=0"], 1, "did you mean `mem0`"),
+        (
+            &["mem0=0", "mem0=1"],
+            1,
+            "invalid ublk `mem0=1`: expected each device and each number once",
+        ),
+        (&["mem0=7", "n0=7"], 1, "invalid ublk `n0=7`: expected each device and each number once"),
+    ] {
+        let run = serve(ublk);
+        assert_eq!(run.code, Some(code), "{ublk:?}: {run}");
+        assert!(run.err.contains(wanted), "{ublk:?}: {run}");
+    }
+    if !std::path::Path::new("/dev/ublk-control").exists() {
+        let wanted = "load the driver by `modprobe ublk_drv` (Linux 6.5 or later";
+        for run in
+            [serve(&["mem0"]), blockyard(&["ublk", "list"]), blockyard(&["ublk", "remove", "0"])]
+        {
+            assert_eq!(run.code, Some(1), "{run}");
+            assert!(run.err.contains(wanted), "{run}");
+        }
+    }
+}

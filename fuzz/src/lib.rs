@@ -16,6 +16,7 @@ pub mod refusals;
 pub mod stream;
 pub mod texts;
 pub mod trace;
+pub mod ublk;
 pub mod vhost;
 pub mod volume;
 pub mod zonefs;

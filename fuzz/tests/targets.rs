@@ -44,6 +44,7 @@ target!(uri, blockyard_fuzz::texts::uri);
 target!(config, blockyard_fuzz::texts::config);
 target!(fault, blockyard_fuzz::texts::fault);
 target!(stream, blockyard_fuzz::stream::stream);
+target!(ublk_requests, blockyard_fuzz::ublk::requests);
 target!(vhost_requests, blockyard_fuzz::vhost::requests);
 target!(volume, blockyard_fuzz::volume::volume);
 target!(zonefs_superblock, blockyard_fuzz::zonefs::superblock);

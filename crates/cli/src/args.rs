@@ -17,6 +17,7 @@ use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
 use blockyard_yard::size;
 use blockyard_yard::spec::{DeviceSpec, NAME_WANTED, check_name};
+use blockyard_yard::ublk::{ANY_ID, UblkPlace, parse_id};
 use blockyard_yard::vhost::VhostPlace;
 use blockyard_yard::{
     AllowLists, AllowedHosts, AuthHash, DhGroup, NBD_MEMORY_MIN, UnixPlace, check_subsystem_nqn,
@@ -92,6 +93,9 @@ pub(crate) enum Command {
     /// Start and stop NVMe listeners of a running yard
     #[command(subcommand)]
     Nvme(NvmeCommand),
+    /// List and remove the ublk devices of this machine
+    #[command(subcommand)]
+    Ublk(UblkCommand),
     /// Work on a compressed RAM disk: compact, recompress, write back, save
     #[command(subcommand)]
     Ram(RamCommand),
@@ -100,7 +104,7 @@ pub(crate) enum Command {
     Volume(VolumeCommand),
     /// Show what the devices have done, or are doing
     Stats(StatsArgs),
-    /// List the NBD clients and NVMe hosts of a yard
+    /// List the clients of a yard: of NBD, NVMe, vhost-user and ublk
     Connections(TalkArgs),
     /// Give a device a fault
     Inject(InjectArgs),
@@ -195,6 +199,10 @@ pub(crate) struct ServeArgs {
     /// be repeated
     #[arg(long, value_name = "DEVICE=PLACE", value_parser = vhost_place)]
     pub(crate) vhost: Vec<VhostPlace>,
+    /// Make DEVICE the block device /dev/ublkbID of this machine by ublk, or one of any number;
+    /// needs root; may be repeated
+    #[arg(long, value_name = "DEVICE[=ID]", value_parser = ublk_place)]
+    pub(crate) ublk: Vec<UblkPlace>,
     /// Let the NVMe host with this NQN, as in its /etc/nvme/hostnqn, use DEVICE, `*` for every
     /// device without a list, and no others; may be repeated
     #[arg(long, value_name = "DEVICE=NQN", value_parser = device_host)]
@@ -675,6 +683,38 @@ pub(crate) struct NvmeUnlistenArgs {
     pub(crate) talk: TalkArgs,
 }
 
+const UBLK_HELP: &str = "\
+These commands ask the kernel and need root, and no yard. A device is `live` while a server serves
+it, `quiesced` while its requests wait for another server: the same `blockyard serve ... --ublk
+DEVICE=ID` goes on with it. A `dead` one has no block device.
+";
+
+/// `ublk`.
+#[derive(Debug, Subcommand)]
+#[command(after_help = UBLK_HELP)]
+pub(crate) enum UblkCommand {
+    /// List the ublk devices of this machine, those of other programs included
+    List(UblkListArgs),
+    /// Remove a ublk device that has no server; requests that wait for one fail
+    Remove(UblkRemoveArgs),
+}
+
+/// `ublk list`.
+#[derive(Args, Debug)]
+pub(crate) struct UblkListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `ublk remove`.
+#[derive(Args, Debug)]
+pub(crate) struct UblkRemoveArgs {
+    /// The N of /dev/ublkbN
+    #[arg(value_parser = parse_id)]
+    pub(crate) id: u32,
+}
+
 const INJECT_HELP: &str = "\
 FAULT is one of:
   add,op=OP,start=SECTOR,nr_sectors=N,status=STATUS,chance=N,times=N
@@ -816,6 +856,11 @@ fn dh_group() -> impl TypedValueParser<Value = DhGroup> {
 fn vhost_place(text: &str) -> Result<VhostPlace, String> {
     let (device, place) = text.split_once('=').ok_or("expected DEVICE=unix:PATH")?;
     VhostPlace::of(device, place)
+}
+
+fn ublk_place(text: &str) -> Result<UblkPlace, String> {
+    let (device, id) = text.split_once('=').unwrap_or((text, ANY_ID));
+    UblkPlace::of(&name(device)?, id)
 }
 
 fn nvme_place(text: &str) -> Result<Endpoint, String> {

@@ -112,6 +112,7 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
             },
         ),
         ("vhost", device.vhost.clone().unwrap_or_else(|| "not served".to_owned())),
+        ("ublk", device.ublk.clone().unwrap_or_else(|| "not served".to_owned())),
         ("file", device.file.clone().unwrap_or_else(|| "not mounted".to_owned())),
         ("file requests by", device.file_transport.clone().unwrap_or_else(|| "-".to_owned())),
         ("opens", device.opens.to_string()),

@@ -13,6 +13,7 @@ mod sched;
 mod serve;
 mod shell_snippet;
 mod stats;
+mod ublk;
 mod volume;
 mod zone;
 mod zonefs;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Zonefs(command) => zonefs::run(&command, &mut out),
         Command::Sched(command) => sched::run(&command, &mut out),
         Command::Nvme(command) => nvme::run(&command, &mut out),
+        Command::Ublk(command) => ublk::run(&command, &mut out),
         Command::Ram(command) => ram::run(&command, &mut out),
         Command::Volume(command) => volume::run(&command, &mut out),
         Command::Stats(args) => stats::run(&args, &mut out),

@@ -14,6 +14,7 @@ use blockyard_yard::endpoint::{Endpoint, check_socket_path};
 use blockyard_yard::entry::{DeviceEntry, describe};
 use blockyard_yard::error::{StackError, YardError, counted};
 use blockyard_yard::paths::{self, TempDir};
+use blockyard_yard::ublk::block_path;
 use blockyard_yard::{UnixPlace, activation, view::DeviceView};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -180,6 +181,21 @@ fn metrics_place(
     Ok(place)
 }
 
+/// Where files are mounted, and whether other users see them.
+fn fuse(
+    args: &ServeArgs,
+    configured: Option<PathBuf>,
+    allow_other: bool,
+) -> Result<(Option<PathBuf>, bool), Failure> {
+    let dir = args.fuse.clone().or(configured);
+    let allow_other = args.fuse_allow_other || allow_other;
+    if allow_other && dir.is_none() {
+        let message = "fuse-allow-other: nothing is mounted; add --fuse DIR";
+        return Err(Failure::new(Code::Usage, message));
+    }
+    Ok((dir, allow_other))
+}
+
 fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
     let mut config = match &args.config {
         Some(file) => crate::config::load(file, adds_tls(args), adds_nvme_access(args))?,
@@ -225,12 +241,7 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
     let (nvme, nvme_access) = nvme(args, config.nvme, config.nvme_access, control.is_some())?;
     let nvme_discovery = nvme_discovery(args, config.nvme_discovery, &nvme)?;
     let metrics = metrics_place(args, config.metrics)?;
-    let fuse = args.fuse.clone().or(config.fuse);
-    let fuse_allow_other = args.fuse_allow_other || config.fuse_allow_other;
-    if fuse_allow_other && fuse.is_none() {
-        let message = "fuse-allow-other: nothing is mounted; add --fuse DIR";
-        return Err(Failure::new(Code::Usage, message));
-    }
+    let (fuse, fuse_allow_other) = fuse(args, config.fuse, config.fuse_allow_other)?;
     let api_directories = [config.api_directories, args.api_directory.clone()].concat();
     let options = DaemonOptions {
         devices: config.devices,
@@ -238,6 +249,7 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         nvme,
         nvme_discovery,
         vhost: if args.vhost.is_empty() { config.vhost } else { args.vhost.clone() },
+        ublk: if args.ublk.is_empty() { config.ublk } else { args.ublk.clone() },
         nvme_access,
         activated,
         fuse,
@@ -454,6 +466,9 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
         }
         if let Some((place, _)) = daemon.devices().vhost().find(entry.spec.name()) {
             writeln!(out, "  {}", shell_snippet::vhost_device(&place))?;
+        }
+        if let Some(info) = daemon.devices().ublk().find(entry.spec.name()) {
+            writeln!(out, "  {}", block_path(info.id))?;
         }
         for note in entry.notes() {
             writeln!(out, "  note: {note}")?;

@@ -18,6 +18,7 @@ use blockyard_core::DeviceError;
 use blockyard_nbd::{MemoryBudget, MemoryUse, Server};
 use blockyard_nvme::NQN_PREFIX;
 use blockyard_store::StoreError;
+use blockyard_ublk::block_path;
 use blockyard_volume::VolumeError;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -604,25 +605,37 @@ fn all_connections(control: &Control) -> Vec<ConnectionView> {
         errors: info.errors,
         memory_bytes: 0,
     });
-    let hypervisors = control.devices.vhost().list().into_iter();
-    let hypervisors = hypervisors.filter(|(_, info)| info.is_connected);
-    let hypervisors = hypervisors.map(|(place, info)| ConnectionView {
+    clients.chain(hosts).chain(hypervisors(control)).chain(block_devices(control)).collect()
+}
+
+fn hypervisors(control: &Control) -> impl Iterator<Item = ConnectionView> {
+    let servers = control.devices.vhost().list().into_iter();
+    servers.filter(|(_, info)| info.is_connected).map(|(place, info)| ConnectionView {
         protocol: "vhost".to_owned(),
         // A device has one at a time.
         id: 0,
         peer: info.pid.map_or_else(|| "unknown".to_owned(), |pid| format!("process {pid}")),
         device: Some(place.device),
-        subsystem: None,
-        host: None,
-        queue: None,
-        tls: false,
         requests: info.requests,
         read_bytes: info.read_bytes,
         written_bytes: info.written_bytes,
         errors: info.errors,
-        memory_bytes: 0,
-    });
-    clients.chain(hosts).chain(hypervisors).collect()
+        ..ConnectionView::default()
+    })
+}
+
+fn block_devices(control: &Control) -> impl Iterator<Item = ConnectionView> {
+    control.devices.ublk().list().into_iter().map(|(device, info)| ConnectionView {
+        protocol: "ublk".to_owned(),
+        id: info.id.into(),
+        peer: block_path(info.id),
+        device: Some(device),
+        requests: info.requests,
+        read_bytes: info.read_bytes,
+        written_bytes: info.written_bytes,
+        errors: info.errors,
+        ..ConnectionView::default()
+    })
 }
 
 fn memory_use(control: &Control) -> MemoryUse {

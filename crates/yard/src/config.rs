@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use blockyard_nbd::{Endpoint, UnixPlace};
 
 use crate::spec::DeviceSpec;
+use crate::ublk::UblkPlace;
 use crate::vhost::VhostPlace;
 
 mod nvme;
@@ -45,6 +46,8 @@ pub struct Config {
     pub nvme_discovery: Vec<Endpoint>,
     /// The sockets at which hypervisors find devices.
     pub vhost: Vec<VhostPlace>,
+    /// The devices that are block devices of the kernel.
+    pub ublk: Vec<UblkPlace>,
     /// The access of NVMe hosts.
     pub nvme_access: NvmeSettings,
     /// The positions of its settings in the text.

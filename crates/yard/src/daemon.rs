@@ -23,6 +23,7 @@ use crate::devices::Devices;
 use crate::error::YardError;
 use crate::nvme_listeners::{self, DRAIN, NvmeListeners};
 use crate::spec::DeviceSpec;
+use crate::ublk::{self, UblkError, UblkPlace};
 use crate::vhost::{BoundVhost, VhostPlace};
 
 /// Options with endpoints of NVMe.
@@ -42,6 +43,8 @@ pub struct DaemonOptions {
     pub nvme_discovery: Vec<Endpoint>,
     /// The sockets at which hypervisors find devices.
     pub vhost: Vec<VhostPlace>,
+    /// The devices that are block devices of the kernel.
+    pub ublk: Vec<UblkPlace>,
     /// The access of NVMe hosts.
     pub nvme_access: config::NvmeSettings,
     /// Whether NBD is also served on the sockets that systemd passed.
@@ -117,6 +120,17 @@ pub enum DaemonError {
     /// A device cannot be served to hypervisors.
     #[error("vhost: invalid device `{device}`: {source}")]
     Vhost {
+        /// The device.
+        device: String,
+        /// The reason.
+        source: YardError,
+    },
+    /// The kernel has no ublk driver for this process.
+    #[error("ublk: {0}")]
+    UblkMissing(UblkError),
+    /// A device cannot be a block device of the kernel.
+    #[error("ublk: invalid device `{device}`: {source}")]
+    Ublk {
         /// The device.
         device: String,
         /// The reason.
@@ -203,15 +217,12 @@ impl Daemon {
         }
         let bound = daemon.bind_nbd(options)?;
         let vhost = daemon.bind_vhost(options)?;
+        check_ublk(options)?;
         let nvme = bind_all_nvme(NVME, &options.nvme)?;
         let nvme_discovery = bind_all_nvme(NVME_DISCOVERY, &options.nvme_discovery)?;
         let added = daemon.devices.add_all(&options.devices);
         added.map_err(|(name, source)| DaemonError::Device { name, source })?;
-        for bound in vhost {
-            let device = bound.device().to_owned();
-            let served = daemon.devices.serve_vhost(bound);
-            served.map_err(|source| DaemonError::Vhost { device, source })?;
-        }
+        daemon.serve_vhost(vhost)?;
         let (sender, cleanup) = (daemon.sender(), Arc::clone(&daemon.cleanup));
         daemon
             .control
@@ -226,6 +237,7 @@ impl Daemon {
         for (endpoint, listeners) in nvme_discovery {
             daemon.start_nvme(NVME_DISCOVERY, endpoint, listeners)?;
         }
+        daemon.serve_ublk(options)?;
         warn_of_open_control(options);
         daemon.share_servers(&shared);
         Ok(daemon)
@@ -284,6 +296,26 @@ impl Daemon {
             self.cleanup.add(&place.place.path);
         }
         Ok(bound)
+    }
+
+    /// Serves devices to hypervisors.
+    fn serve_vhost(&self, bound: Vec<BoundVhost>) -> Result<(), DaemonError> {
+        for bound in bound {
+            let device = bound.device().to_owned();
+            let served = self.devices.serve_vhost(bound);
+            served.map_err(|source| DaemonError::Vhost { device, source })?;
+        }
+        Ok(())
+    }
+
+    /// Serves devices to the kernel, which uses them at once: it reads partition tables.
+    fn serve_ublk(&self, options: &DaemonOptions) -> Result<(), DaemonError> {
+        for place in &options.ublk {
+            let device = place.device.clone();
+            let served = self.devices.serve_ublk(place);
+            served.map_err(|source| DaemonError::Ublk { device, source })?;
+        }
+        Ok(())
     }
 
     /// Binds the sockets of an NBD server by `bind`.
@@ -417,6 +449,28 @@ impl Drop for Daemon {
         }
         drop(self.control.take());
     }
+}
+
+/// Checks the options of ublk and that the kernel has it, before anything is made.
+fn check_ublk(options: &DaemonOptions) -> Result<(), DaemonError> {
+    for (index, UblkPlace { device, id }) in options.ublk.iter().enumerate() {
+        let refused = |source| Err(DaemonError::Ublk { device: device.clone(), source });
+        if !options.devices.iter().any(|spec| spec.name() == device) {
+            let names = options.devices.iter().map(DeviceSpec::name);
+            return refused(YardError::no_such_device(device, names));
+        }
+        let before = &options.ublk[..index];
+        let is_twice = |it: &UblkPlace| it.device == *device || (id.is_some() && it.id == *id);
+        if before.iter().any(is_twice) {
+            let value = id.map_or_else(|| device.clone(), |id| format!("{device}={id}"));
+            let wanted = "each device and each number once".to_owned();
+            return refused(YardError::Argument { field: "ublk", value, wanted });
+        }
+    }
+    if options.ublk.is_empty() {
+        return Ok(());
+    }
+    ublk::check_available().map_err(DaemonError::UblkMissing)
 }
 
 /// Listens at every address of each endpoint of an option.

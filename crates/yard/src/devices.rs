@@ -17,6 +17,7 @@ use crate::entry::{DeviceEntry, NvmeExport, describe};
 use crate::error::{StackError, YardError};
 use crate::spec::DeviceSpec;
 use crate::stack;
+use crate::ublk::{UblkPlace, UblkServers};
 use crate::vhost::{BoundVhost, VhostServers};
 use crate::view::{FormatRequest, FormatView, HostView, MountView};
 use crate::zonefs::Mounts;
@@ -37,6 +38,7 @@ pub struct Devices {
     mounts: Mounts,
     files: Arc<Files>,
     vhost: VhostServers,
+    ublk: UblkServers,
     /// The control socket of this yard, once it is known.
     control: OnceLock<PathBuf>,
 }
@@ -88,6 +90,7 @@ impl Default for Devices {
             subsystems: OnceLock::new(),
             files: Files::new(),
             vhost: VhostServers::default(),
+            ublk: UblkServers::default(),
             mounts: Mounts::default(),
             control: OnceLock::new(),
         }
@@ -129,6 +132,20 @@ impl Devices {
     pub(crate) fn serve_vhost(&self, bound: BoundVhost) -> Result<(), YardError> {
         let entry = self.find(bound.device())?;
         self.vhost.start(entry.shared.clone(), bound)
+    }
+
+    /// The servers of the devices that are block devices of the kernel.
+    pub fn ublk(&self) -> &UblkServers {
+        &self.ublk
+    }
+
+    /// Serves a device as a block device of the kernel.
+    ///
+    /// # Errors
+    /// If there is no such device, it is served already, or the kernel refuses.
+    pub(crate) fn serve_ublk(&self, place: &UblkPlace) -> Result<(), YardError> {
+        let entry = self.find(&place.device)?;
+        self.ublk.start(entry.shared.clone(), place, &entry.spec)
     }
 
     /// The block files: every device under its name.
@@ -258,7 +275,8 @@ impl Devices {
             return Err(YardError::Mounted { name, dir });
         };
         let (clients, opens) = self.users(name);
-        let clients = if grows { self.nbd_clients(name) + self.hypervisors(name) } else { clients };
+        let others = self.nbd_clients(name) + self.hypervisors(name) + self.block_devices(name);
+        let clients = if grows { others } else { clients };
         let used = |opens| YardError::Used { name: name.to_owned(), clients, opens };
         if clients + opens > 0 {
             return Err(used(opens));
@@ -324,6 +342,7 @@ impl Devices {
         self.mounts.remove(name, drain);
         let left = || deadline.saturating_duration_since(Instant::now());
         self.vhost.remove(name);
+        self.ublk.remove(name);
         let exported = self.exports.remove(name, left());
         self.remove_subsystem(name, left());
         self.files.remove(name, left())?;
@@ -389,11 +408,17 @@ impl Devices {
         (self.clients(name), self.files.find_info(name).map_or(0, |info| info.opens))
     }
 
-    /// The number of a device's NBD clients, NVMe hosts and hypervisors.
+    /// The number of a device's NBD clients, NVMe hosts, hypervisors and block devices.
     pub fn clients(&self, name: &str) -> u64 {
         let subsystem = self.subsystems.get().and_then(|subsystems| subsystems.find_info(name));
         let hosts = subsystem.map_or(0, |subsystem| subsystem.controllers as u64);
-        self.nbd_clients(name) + hosts + self.hypervisors(name)
+        self.nbd_clients(name) + hosts + self.hypervisors(name) + self.block_devices(name)
+    }
+
+    /// The number of block devices of the kernel that a device is served as: 0 or 1. The kernel is
+    /// its client, whether a program has it open or not.
+    fn block_devices(&self, name: &str) -> u64 {
+        self.ublk.find(name).is_some().into()
     }
 
     /// The number of hypervisors that use a device: 0 or 1.

@@ -8,6 +8,7 @@ use blockyard_nbd::ExportError;
 use blockyard_nvme::SubsystemError;
 use blockyard_ram::RamError;
 use blockyard_store::StoreError;
+use blockyard_ublk::UblkError;
 use blockyard_volume::VolumeError;
 use blockyard_zonefs::{MountError, ZoneFsError};
 
@@ -292,6 +293,9 @@ pub enum YardError {
     /// The file system cannot be mounted or unmounted.
     #[error(transparent)]
     Mount(#[from] MountError),
+    /// A device cannot be a block device of the kernel.
+    #[error(transparent)]
+    Ublk(#[from] UblkError),
     /// The device has no zones.
     #[error(
         "`{name}` is not a zoned device; `zoned=1` of a null device, or an smr device, makes one"
@@ -450,6 +454,7 @@ impl YardError {
             YardError::NotMounted { .. } => "not_mounted",
             YardError::ZoneFs(_) => "zonefs",
             YardError::Mount(_) => "mount_failed",
+            YardError::Ublk(_) => "ublk_failed",
             YardError::Zone { .. } => "zone_operation_failed",
             YardError::NoSuchFault { .. } | YardError::Device(DeviceError::NoSuchFault { .. }) => {
                 "no_such_fault"

@@ -26,6 +26,7 @@ pub mod spec;
 pub mod stack;
 pub mod suggestion;
 pub mod table;
+pub mod ublk;
 pub mod uri;
 pub mod vhost;
 pub mod view;

@@ -6,6 +6,7 @@ use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Op, Sector};
 use blockyard_nbd::MemoryUse;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
+use blockyard_ublk::block_path;
 use serde::{Deserialize, Serialize};
 
 use crate::devices::Devices;
@@ -63,7 +64,7 @@ pub struct DeviceView {
     pub scheduler: String,
     /// Channels open now.
     pub channels: u64,
-    /// NBD clients, NVMe hosts and hypervisors that use it now.
+    /// NBD clients, NVMe hosts, hypervisors and block devices of the kernel that use it now.
     pub clients: u64,
     /// The NQN of its NVMe subsystem, if it has one.
     #[serde(default)]
@@ -77,6 +78,9 @@ pub struct DeviceView {
     /// The socket at which hypervisors find it, if it has one: `unix:PATH`.
     #[serde(default)]
     pub vhost: Option<String>,
+    /// The path of the block device of the kernel that it is, if it is one: `/dev/ublkbN`.
+    #[serde(default)]
+    pub ublk: Option<String>,
     /// The path of its block file, if files are mounted.
     #[serde(default)]
     pub file: Option<String>,
@@ -190,6 +194,7 @@ impl DeviceView {
             nsid: entry.nsid(),
             hosts: devices.hosts(name),
             vhost: devices.vhost().find(name).map(|(place, _)| format!("unix:{}", place.place)),
+            ublk: devices.ublk().find(name).map(|info| block_path(info.id)),
             opens: file.as_ref().map_or(0, |file| file.opens),
             file_transport: file
                 .as_ref()
@@ -358,10 +363,10 @@ pub fn dense(latency: &LatencyView) -> Vec<u64> {
     buckets
 }
 
-/// The connection of an NBD client, of a queue of an NVMe host, or of a hypervisor.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+/// The connection of an NBD client, of a queue of an NVMe host, of a hypervisor, or of the kernel.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct ConnectionView {
-    /// The protocol: `nbd`, `nvme` or `vhost`.
+    /// The protocol: `nbd`, `nvme`, `vhost` or `ublk`.
     #[serde(default)]
     pub protocol: String,
     /// The connection's number in its server.

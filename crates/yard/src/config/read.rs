@@ -18,13 +18,14 @@ use crate::param::{
 };
 use crate::spec::DeviceSpec;
 use crate::suggestion::nearest;
+use crate::ublk::UblkPlace;
 use crate::uri::{self, find_kind};
 use crate::vhost::VhostPlace;
 
 /// The most errors that are reported.
 const ERRORS_MAX: usize = 20;
 
-pub(super) const SECTIONS: [&str; 5] = ["serve", "tls", "nvme", "vhost", "device"];
+pub(super) const SECTIONS: [&str; 6] = ["serve", "tls", "nvme", "vhost", "ublk", "device"];
 pub(super) const SERVE_KEYS: [&str; 9] = [
     "nbd",
     "nvme",
@@ -86,12 +87,13 @@ impl ConfigReader<'_> {
                 ("tls", DeValue::Table(table)) => self.tls(table, config),
                 ("nvme", DeValue::Table(table)) => self.nvme(table, config),
                 ("vhost", DeValue::Table(table)) => self.vhost(table, config),
+                ("ublk", DeValue::Table(table)) => self.ublk(table, config),
                 ("device", DeValue::Array(devices)) => {
                     for device in devices.iter() {
                         self.device(device, config);
                     }
                 }
-                ("serve" | "tls" | "nvme" | "vhost", other) => {
+                ("serve" | "tls" | "nvme" | "vhost" | "ublk", other) => {
                     let help = format!("begin a table with a line [{}]", key.get_ref());
                     self.type_error(value.span(), key.get_ref(), other, "a table", Some(help));
                 }
@@ -189,6 +191,27 @@ impl ConfigReader<'_> {
                 Err(error) => {
                     self.error(value.span(), format!("vhost: `{device}`: {error}"), None);
                 }
+            }
+        }
+    }
+
+    /// The numbers of devices' block devices, by their names.
+    fn ublk(&mut self, table: &DeTable<'_>, config: &mut Config) {
+        for (key, value) in table {
+            let device = key.get_ref();
+            let id = match value.get_ref() {
+                DeValue::Integer(number) => whole(number),
+                DeValue::String(text) => Some(text.to_string()),
+                _ => None,
+            };
+            let Some(id) = id else {
+                let wanted = "a number or `any`";
+                self.type_error(value.span(), "ublk", value.get_ref(), wanted, None);
+                continue;
+            };
+            match UblkPlace::of(device, &id) {
+                Ok(place) => config.ublk.push(place),
+                Err(error) => self.error(value.span(), format!("ublk: `{device}`: {error}"), None),
             }
         }
     }
@@ -740,6 +763,21 @@ mod tests {
     }
 
     #[test]
+    fn block_devices_have_a_number_or_any() {
+        let ublk = parse("[ublk]\nvm = 3\nram = \"any\"\n").unwrap().ublk;
+        let place = |device: &str, id| UblkPlace { device: device.to_owned(), id };
+        assert_eq!(ublk, [place("ram", None), place("vm", Some(3))]);
+        let error = |text| parse(text).map(drop).unwrap_err()[0].to_string();
+        assert_eq!(
+            error("[ublk]\nvm = 1048576\n"),
+            "line 2, column 6: ublk: `vm`: invalid id `1048576`: expected the N of /dev/ublkbN, 0 \
+             to 1048575, or any"
+        );
+        let wanted = "line 2, column 6: ublk: found a boolean, expected a number or `any`";
+        assert_eq!(error("[ublk]\nvm = true\n"), wanted);
+    }
+
+    #[test]
     fn nvme_hosts_discover_at_tcp_ports() {
         let text = "[serve]\nnvme_discovery = [\"tcp:[::1]:8009\", \"unix:/a\"]\n";
         let error = parse(text).map(drop).unwrap_err()[0].to_string();
@@ -754,7 +792,7 @@ mod tests {
             (
                 "x = 1\n",
                 "line 1, column 1: the file has no key `x`; known: serve, tls, nvme, \
-              vhost, device",
+              vhost, ublk, device",
             ),
             ("[vhost]\nvm = \"tcp:a:1\"\n", "line 2, column 6: vhost: `vm`: expected unix:PATH"),
             (

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use super::{NO_SOCKET, TlsMode};
 use crate::param::{DeviceKind, KINDS, Param, ValueForm};
 use crate::spec::NAME_LEN_MAX;
+use crate::ublk::{ANY_ID, ID_MAX};
 
 /// The JSON schema (draft 2020-12) of a configuration.
 pub fn schema() -> Value {
@@ -23,6 +24,18 @@ pub fn schema() -> Value {
                     "Sockets at which hypervisors find devices: `DEVICE = \"unix:PATH\"`",
                 "type": "object",
                 "additionalProperties": { "type": "string", "pattern": "^unix:.+$" },
+            },
+            "ublk": {
+                "description":
+                    "Devices that are block devices of the kernel: `DEVICE = N` for /dev/ublkbN, \
+                     or `DEVICE = \"any\"`",
+                "type": "object",
+                "additionalProperties": {
+                    "oneOf": [
+                        { "type": "integer", "minimum": 0, "maximum": ID_MAX },
+                        { "const": ANY_ID },
+                    ],
+                },
             },
             "device": {
                 "description": "The devices of the yard",

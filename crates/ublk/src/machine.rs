@@ -1,0 +1,136 @@
+//! The ublk devices of the machine, ours and those of other programs: listed, found, removed.
+
+use std::fs;
+
+use crate::abi::{ControlCommand, DevInfo, DeviceState};
+use crate::control::Control;
+use crate::error::UblkError;
+use crate::name_file;
+
+/// The directory with an entry `ublkcN` for each device.
+const CLASS: &str = "/sys/class/ublk-char";
+
+/// A ublk device of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MachineDevice {
+    /// The number N of `/dev/ublkbN`.
+    pub id: u32,
+    /// The state: `live`, `quiesced` (requests wait for a server), `failing`, `dead` (no block
+    /// device) or `unknown`.
+    pub state: &'static str,
+    /// The process of the server, if it is running.
+    pub pid: Option<i32>,
+    /// The name of the device in the yard that serves or has served it; `None` for a device of
+    /// another program.
+    pub device: Option<String>,
+    /// The number of queues.
+    pub queues: u16,
+    /// The requests of a queue.
+    pub depth: u16,
+}
+
+/// The ublk devices of the machine, by their numbers.
+///
+/// # Errors
+/// If the kernel has no ublk driver, or refuses it to this process.
+pub fn list() -> Result<Vec<MachineDevice>, UblkError> {
+    let mut control = Control::open()?;
+    let mut devices = Vec::new();
+    for id in ids()? {
+        // It may have been deleted just now.
+        let Some(info) = control.info(id)? else { continue };
+        devices.push(MachineDevice {
+            id,
+            state: info.state.name(),
+            pid: Some(info.pid).filter(|pid| is_alive(*pid)),
+            device: name_file::read(id, info.identity),
+            queues: info.queues,
+            depth: info.depth,
+        });
+    }
+    Ok(devices)
+}
+
+/// Removes a ublk device that has no server. Requests that wait for one fail.
+///
+/// # Errors
+/// If there is none of this number, a process serves it, or the kernel refuses.
+pub fn remove(id: u32) -> Result<(), UblkError> {
+    let mut control = Control::open()?;
+    let info = control.info(id)?.ok_or(UblkError::Unknown { id })?;
+    if info.state == DeviceState::Live && is_alive(info.pid) {
+        return Err(UblkError::InUse { id, pid: info.pid });
+    }
+    control.command(ControlCommand::StopDev, id, 0)?;
+    delete(&mut control, id)?;
+    name_file::remove(id);
+    Ok(())
+}
+
+/// The first device that fits.
+pub(crate) fn find(
+    control: &mut Control,
+    fits: impl Fn(&DevInfo) -> bool,
+) -> Result<Option<DevInfo>, UblkError> {
+    for id in ids()? {
+        if let Some(info) = control.info(id)?.filter(|info| fits(info)) {
+            return Ok(Some(info));
+        }
+    }
+    Ok(None)
+}
+
+/// Deletes a device that is stopped or was never started. Does not wait for programs that have its
+/// block device open.
+pub(crate) fn delete(control: &mut Control, id: u32) -> Result<(), UblkError> {
+    match control.command(ControlCommand::DelDevAsync, id, 0) {
+        Err(UblkError::Command { source, .. })
+            if source.raw_os_error() == Some(libc::EOPNOTSUPP) =>
+        {
+            // Linux before 6.7.
+            control.command(ControlCommand::DelDev, id, 0)
+        }
+        Err(UblkError::Command { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {
+            Ok(())
+        }
+        result => result,
+    }
+}
+
+/// Whether a process exists and has not ended.
+pub(crate) fn is_alive(pid: i32) -> bool {
+    if pid <= 0 {
+        return false;
+    }
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // proc(5): the state follows the name, which is in parentheses and may have any character.
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
+}
+
+/// The numbers of all devices, in order.
+fn ids() -> Result<Vec<u32>, UblkError> {
+    let entries = match fs::read_dir(CLASS) {
+        Ok(entries) => entries,
+        // Without a device there may be no directory.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    };
+    let number = |name: &str| name.strip_prefix("ublkc").and_then(|number| number.parse().ok());
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut ids: Vec<u32> = names.filter_map(|name| number(&name)).collect();
+    ids.sort_unstable();
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_alive_and_no_process_is_not() {
+        assert!(is_alive(std::process::id() as i32));
+        assert!(!is_alive(0) && !is_alive(-1) && !is_alive(i32::MAX));
+    }
+}

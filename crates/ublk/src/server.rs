@@ -1,0 +1,374 @@
+//! A server: a block device of the kernel, and the threads that serve its queues.
+//!
+//! ```text
+//! NEW ─ add, parameters ▸ ADDED ─ threads fetch, start ▸ LIVE ─ stop, delete ▸ gone
+//!                                     LIVE ─ the server is killed ▸ QUIESCED (or DEAD)
+//!     QUIESCED ─ begin recovery, threads fetch, end recovery ▸ LIVE
+//! ```
+//!
+//! A device that keeps its data over a kill of the server is made so that the kernel waits for
+//! another server (QUIESCED). Any other is stopped by the kernel (DEAD): requests fail, because the
+//! next server would have a device without the data.
+#![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blockyard_core::Disk;
+use blockyard_core::rmw::SharedDisk;
+use blockyard_sync::atomics::{AtomicBool, Ordering};
+
+use crate::abi::{ControlCommand, DevInfo, DeviceState, block_path, feature};
+use crate::char_device::CharDevice;
+use crate::control::Control;
+use crate::error::UblkError;
+use crate::machine;
+use crate::name_file;
+use crate::queue::{QueueCounts, QueueHandle, QueueSetup};
+use crate::shape::DeviceShape;
+
+/// How long the kernel may take to notice that a server was killed. It finds a queue whose requests
+/// were all in flight by their timeout, after 30 s.
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a process may take to end after it was killed.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the number of a deleted device may stay in use by a program that has it open.
+const FREE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the state of a device is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How a disk is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UblkOptions {
+    /// The number of the block device; `None` lets the kernel choose one.
+    pub id: Option<u32>,
+    /// A text that is equal for two servers only if their disks have the same data.
+    pub identity: String,
+    /// Whether the disk has its data after this process was killed, so that another one can go on.
+    pub keeps_data: bool,
+}
+
+/// A server as listings show it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UblkInfo {
+    /// The number of the block device.
+    pub id: u32,
+    /// The queues that are served.
+    pub queues: usize,
+    /// Whether the block device was made by an earlier server.
+    pub is_recovered: bool,
+    /// Requests that were completed.
+    pub requests: u64,
+    /// Requests that were completed with an error.
+    pub errors: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+}
+
+/// A running server. Dropping it stops it.
+pub struct UblkServer {
+    name: String,
+    id: u32,
+    is_recovered: bool,
+    counts: Vec<Arc<QueueCounts>>,
+    /// Empty once stopped.
+    running: Mutex<Vec<QueueHandle>>,
+}
+
+impl UblkServer {
+    /// Makes a block device of a disk, or goes on with the one that a killed server of the same
+    /// disk has left.
+    ///
+    /// # Errors
+    /// If the kernel has no ublk driver or refuses, the driver cannot have the disk, or the number
+    /// is in use.
+    pub fn start(disk: SharedDisk, options: &UblkOptions) -> Result<UblkServer, UblkError> {
+        let SharedDisk { disk, claim, .. } = disk;
+        let shape = Arc::new(DeviceShape::of(disk.as_ref())?);
+        if claim.is_claimed() {
+            return Err(UblkError::Claimed);
+        }
+        let mut control = Control::open()?;
+        let features = shape.features(options.keeps_data);
+        control.check_features(features & !feature::CMD_IOCTL_ENCODE)?;
+        let identity = name_file::identity_of(&options.identity);
+        let left = match options.id {
+            Some(id) => find_left(&mut control, id, identity)?,
+            None => machine::find(&mut control, |it| {
+                it.identity == identity && it.state == DeviceState::Quiesced
+            })?,
+        };
+        let starting = Starting { disk, shape, identity };
+        match left {
+            Some(info) => starting.recover(control, &info),
+            None => starting.create(control, options.id, features),
+        }
+    }
+
+    /// The state of the server.
+    pub fn info(&self) -> UblkInfo {
+        let sum = |counter: fn(&QueueCounts) -> u64| self.counts.iter().map(|it| counter(it)).sum();
+        UblkInfo {
+            id: self.id,
+            queues: self.running().len(),
+            is_recovered: self.is_recovered,
+            requests: sum(|counts| counts.requests.get()),
+            errors: sum(|counts| counts.errors.get()),
+            read_bytes: sum(|counts| counts.read_bytes.get()),
+            written_bytes: sum(|counts| counts.written_bytes.get()),
+        }
+    }
+
+    fn running(&self) -> MutexGuard<'_, Vec<QueueHandle>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Completes the requests in flight, and removes the block device. A program that has it open
+    /// gets errors from then on. A later call does nothing.
+    pub fn stop(&self) {
+        let running = std::mem::take(&mut *self.running());
+        if running.is_empty() {
+            return;
+        }
+        if is_in_use(self.id) {
+            let path = block_path(self.id);
+            tracing::warn!(device = self.name, path, "removed while it is mounted or in use");
+        }
+        if let Err(error) = delete(self.id, running) {
+            tracing::error!(device = self.name, "{error}");
+        }
+    }
+}
+
+impl Drop for UblkServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for UblkServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UblkServer").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// The device of a number, if a killed server of the same disk has left it for another one. One
+/// that the kernel has stopped is deleted.
+fn find_left(control: &mut Control, id: u32, identity: u64) -> Result<Option<DevInfo>, UblkError> {
+    let begin = Instant::now();
+    loop {
+        let Some(info) = control.info(id)? else { return Ok(None) };
+        let is_alive = machine::is_alive(info.pid);
+        match info.state {
+            _ if info.identity != identity => {
+                return match info.state {
+                    DeviceState::Live if is_alive => Err(UblkError::Served { id, pid: info.pid }),
+                    state => Err(UblkError::Foreign { id, state: state.name() }),
+                };
+            }
+            DeviceState::Quiesced | DeviceState::FailIo => return Ok(Some(info)),
+            DeviceState::Dead => {
+                // A server that is about to start the device has it open.
+                CharDevice::open(id).map_err(|source| UblkError::Queue { id, source })?;
+                machine::delete(control, id)?;
+                return match wait_free(control, id)? {
+                    true => Ok(None),
+                    false => Err(UblkError::StillOpen { id }),
+                };
+            }
+            // The kernel is noticing that the server was killed, or the server is ending.
+            DeviceState::Live | DeviceState::Unknown(_) => {
+                let timeout = if is_alive { END_TIMEOUT } else { NOTICE_TIMEOUT };
+                if begin.elapsed() > timeout {
+                    return Err(UblkError::Served { id, pid: info.pid });
+                }
+                thread::sleep(LOOK_INTERVAL);
+            }
+        }
+    }
+}
+
+/// A server that is being started.
+struct Starting {
+    disk: Arc<dyn Disk>,
+    shape: Arc<DeviceShape>,
+    identity: u64,
+}
+
+impl Starting {
+    /// Makes a block device.
+    fn create(
+        self,
+        mut control: Control,
+        id: Option<u32>,
+        features: u64,
+    ) -> Result<UblkServer, UblkError> {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let info = control.add(&DevInfo {
+            queues: self.shape.queues(processors),
+            depth: self.shape.depth(),
+            state: DeviceState::Dead,
+            io_bytes_max: self.shape.io_bytes_max,
+            id: id.unwrap_or(u32::MAX),
+            pid: -1,
+            features,
+            identity: self.identity,
+        })?;
+        name_file::write(info.id, self.identity, self.disk.name());
+        let set = control.set_params(info.id, &self.shape.params);
+        let queues = set.and_then(|()| self.prepare(&info));
+        match queues {
+            Ok(queues) => self.serve(control, &info, queues, ControlCommand::StartDev),
+            Err(error) => {
+                // The reason why there is nothing to serve says more.
+                let _ = machine::delete(&mut control, info.id);
+                name_file::remove(info.id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Goes on with a block device.
+    fn recover(self, mut control: Control, info: &DevInfo) -> Result<UblkServer, UblkError> {
+        let id = info.id;
+        let params = control.params(id)?;
+        if let Some(what) = self.shape.params.difference(&params) {
+            return Err(UblkError::Changed { id, what });
+        }
+        if info.io_bytes_max > self.shape.io_bytes_max {
+            return Err(UblkError::Changed { id, what: "longest request" });
+        }
+        let queues = self.prepare(info)?;
+        begin_recovery(&mut control, id)?;
+        self.serve(control, info, queues, ControlCommand::EndUserRecovery)
+    }
+
+    /// Starts the threads of all queues.
+    fn prepare(&self, info: &DevInfo) -> Result<Queues, UblkError> {
+        let mut queues = Queues::default();
+        for queue in 0..info.queues {
+            let counts = Arc::new(QueueCounts::default());
+            let setup = QueueSetup {
+                disk: Arc::clone(&self.disk),
+                shape: Arc::clone(&self.shape),
+                queue,
+                depth: info.depth,
+                counts: Arc::clone(&counts),
+                has_failed: Arc::clone(&queues.has_failed),
+            };
+            let handle = QueueHandle::prepare(setup);
+            let refused = |source| UblkError::Queue { id: info.id, source };
+            queues.handles.push(handle.map_err(refused)?);
+            queues.counts.push(counts);
+        }
+        Ok(queues)
+    }
+
+    /// Lets the threads fetch, and the block device appear or go on. If that fails, a device that
+    /// was recovered stays for another server.
+    fn serve(
+        self,
+        mut control: Control,
+        info: &DevInfo,
+        mut queues: Queues,
+        command: ControlCommand,
+    ) -> Result<UblkServer, UblkError> {
+        let id = info.id;
+        let is_recovered = command == ControlCommand::EndUserRecovery;
+        let opened = CharDevice::open(id).map_err(|source| UblkError::Queue { id, source });
+        let started = opened.and_then(|device| {
+            let device = Arc::new(device);
+            queues.handles.iter_mut().for_each(|queue| queue.serve(Arc::clone(&device)));
+            drop(device);
+            let has_failed = Arc::clone(&queues.has_failed);
+            // Acquire: pairs with the Release of a thread that cannot fetch.
+            control.command_unless(command, id, std::process::id(), move || {
+                has_failed.load(Ordering::Acquire)
+            })
+        });
+        // It may still be busy with a command that was given up.
+        drop(control);
+        if let Err(error) = started {
+            if !is_recovered && let Err(error) = delete(id, queues.handles) {
+                tracing::error!(device = self.disk.name(), "{error}");
+            }
+            return Err(error);
+        }
+        let path = block_path(id);
+        tracing::info!(device = self.disk.name(), path, is_recovered, "serving ublk");
+        let Queues { handles, counts, .. } = queues;
+        let name = self.disk.name().to_owned();
+        Ok(UblkServer { name, id, is_recovered, counts, running: Mutex::new(handles) })
+    }
+}
+
+/// The queues of a device that is being started.
+#[derive(Default)]
+struct Queues {
+    handles: Vec<QueueHandle>,
+    counts: Vec<Arc<QueueCounts>>,
+    has_failed: Arc<AtomicBool>,
+}
+
+/// Begins a recovery, once the kernel has closed what the killed server had open.
+fn begin_recovery(control: &mut Control, id: u32) -> Result<(), UblkError> {
+    let begin = Instant::now();
+    loop {
+        match control.command(ControlCommand::StartUserRecovery, id, 0) {
+            Err(UblkError::Command { source, .. })
+                if source.kind() == ErrorKind::ResourceBusy && begin.elapsed() < NOTICE_TIMEOUT =>
+            {
+                thread::sleep(LOOK_INTERVAL);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Stops a device, waits for its threads and deletes it.
+fn delete(id: u32, running: Vec<QueueHandle>) -> Result<(), UblkError> {
+    let mut control = Control::open()?;
+    // It waits for the requests in flight, which the threads complete, and cancels all fetches.
+    let stopped = control.command(ControlCommand::StopDev, id, 0);
+    match &stopped {
+        Ok(()) => {}
+        // Another process has deleted it.
+        Err(UblkError::Command { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {}
+        Err(_) => return stopped,
+    }
+    running.into_iter().for_each(QueueHandle::join);
+    machine::delete(&mut control, id)?;
+    name_file::remove(id);
+    if !wait_free(&mut control, id)? {
+        let path = block_path(id);
+        tracing::warn!(path, "its number is free once all programs have closed it");
+    }
+    Ok(())
+}
+
+/// Waits until the number of a deleted device is free, and returns whether it is. A program that
+/// has the block device open keeps the number.
+fn wait_free(control: &mut Control, id: u32) -> Result<bool, UblkError> {
+    let begin = Instant::now();
+    while control.info(id)?.is_some() {
+        if begin.elapsed() > FREE_TIMEOUT {
+            return Ok(false);
+        }
+        thread::sleep(LOOK_INTERVAL);
+    }
+    Ok(true)
+}
+
+/// Whether a block device is mounted, or used exclusively by another part of the kernel.
+fn is_in_use(id: u32) -> bool {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(block_path(id));
+    opened.is_err_and(|error: io::Error| error.kind() == ErrorKind::ResourceBusy)
+}

@@ -1,0 +1,193 @@
+//! The block devices of the kernel that a yard serves by ublk, and those of the whole machine.
+#![allow(clippy::disallowed_types)] // The table of servers is control plane.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use blockyard_core::rmw::SharedDisk;
+pub use blockyard_ublk::{
+    ID_MAX, MachineDevice, UblkError, UblkInfo, block_path, check_available, list, remove,
+};
+use blockyard_ublk::{UblkOptions, UblkServer};
+
+use crate::error::YardError;
+use crate::param::shown;
+use crate::spec::DeviceSpec;
+use crate::stack;
+
+/// The word for a number that the kernel chooses.
+pub const ANY_ID: &str = "any";
+
+/// A device, and the number of the block device that it is served as: `DEVICE` or `DEVICE=N`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UblkPlace {
+    /// The name of the device.
+    pub device: String,
+    /// The N of `/dev/ublkbN`; `None` lets the kernel choose it.
+    pub id: Option<u32>,
+}
+
+impl UblkPlace {
+    /// Reads the number of a device's block device.
+    ///
+    /// # Errors
+    /// What is expected.
+    pub fn of(device: &str, id: &str) -> Result<UblkPlace, String> {
+        let device = device.to_owned();
+        if id == ANY_ID {
+            return Ok(UblkPlace { device, id: None });
+        }
+        match parse_id(id) {
+            Ok(id) => Ok(UblkPlace { device, id: Some(id) }),
+            Err(wanted) => Err(format!("invalid id `{}`: {wanted}, or {ANY_ID}", shown(id))),
+        }
+    }
+}
+
+/// Reads the number of a block device.
+///
+/// # Errors
+/// What is expected.
+pub fn parse_id(text: &str) -> Result<u32, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let id = text.parse().ok().filter(|id| is_number && *id <= ID_MAX);
+    id.ok_or_else(|| format!("expected the N of /dev/ublkbN, 0 to {ID_MAX}"))
+}
+
+/// The server of a device.
+#[derive(Debug)]
+struct DeviceServer {
+    device: String,
+    server: UblkServer,
+}
+
+/// The servers of a yard.
+#[derive(Debug, Default)]
+pub struct UblkServers {
+    table: Mutex<Vec<DeviceServer>>,
+}
+
+impl UblkServers {
+    fn table(&self) -> MutexGuard<'_, Vec<DeviceServer>> {
+        // Every change of the table is one call: a holder that panicked has left it consistent.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves a device, which has to be open.
+    ///
+    /// # Errors
+    /// If it is served already, or the kernel has no ublk driver, refuses or cannot have it.
+    pub(crate) fn start(
+        &self,
+        disk: SharedDisk,
+        place: &UblkPlace,
+        spec: &DeviceSpec,
+    ) -> Result<(), YardError> {
+        if self.find(&place.device).is_some() {
+            let (field, value) = ("ublk", place.device.clone());
+            return Err(YardError::Argument {
+                field,
+                value,
+                wanted: "each device once".to_owned(),
+            });
+        }
+        let (identity, keeps_data) = identity(spec);
+        let options = UblkOptions { id: place.id, identity, keeps_data };
+        let server = UblkServer::start(disk, &options)?;
+        self.table().push(DeviceServer { device: place.device.clone(), server });
+        Ok(())
+    }
+
+    /// The state of the server of a device.
+    pub fn find(&self, device: &str) -> Option<UblkInfo> {
+        let table = self.table();
+        table.iter().find(|it| it.device == device).map(|it| it.server.info())
+    }
+
+    /// The names of all devices that are served, with the states of their servers.
+    pub fn list(&self) -> Vec<(String, UblkInfo)> {
+        self.table().iter().map(|it| (it.device.clone(), it.server.info())).collect()
+    }
+
+    /// Completes the requests of a device's block device, and removes it.
+    pub(crate) fn remove(&self, device: &str) {
+        let removed = {
+            let mut table = self.table();
+            let at = table.iter().position(|it| it.device == device);
+            at.map(|at| table.remove(at))
+        };
+        if let Some(removed) = removed {
+            removed.server.stop();
+        }
+    }
+}
+
+/// What tells the data of a device from those of another one, and whether they are still there
+/// after the process was killed.
+fn identity(spec: &DeviceSpec) -> (String, bool) {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let given = |key| spec.text(key).map(|path| real(Path::new(&path)));
+    let (path, keeps_data) = match spec.kind().name {
+        "volume" => (Some(real(&stack::pool_path(spec))), true),
+        "file" => (given("path"), true),
+        "smr" => {
+            let path = given("device").or_else(|| given("backing"));
+            let keeps_data = path.is_some();
+            (path, keeps_data)
+        }
+        // Without memory it has no data to lose; the states of zones are data.
+        "null" => {
+            let path = given("backing");
+            let has_data = spec.switch("memory_backed") || spec.switch("zoned");
+            let keeps_data = path.is_some() || !has_data;
+            (path, keeps_data)
+        }
+        _ => (None, false),
+    };
+    let path = path.map(|path| path.display().to_string()).unwrap_or_default();
+    (format!("blockyard {} {} {path}", spec.kind().name, spec.name()), keeps_data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uri;
+
+    #[test]
+    fn a_place_has_a_number_or_any() {
+        let place = |id| Ok(UblkPlace { device: "v".to_owned(), id });
+        assert_eq!(UblkPlace::of("v", "any"), place(None));
+        assert_eq!(UblkPlace::of("v", "1048575"), place(Some(ID_MAX)));
+        for bad in ["", "-1", "+1", "1048576", "0x1", "99999999999", "b0"] {
+            let error = UblkPlace::of("v", bad).unwrap_err();
+            let wanted = "expected the N of /dev/ublkbN, 0 to 1048575, or any";
+            assert!(error.starts_with(&format!("invalid id `{bad}`")), "{error}");
+            assert!(error.ends_with(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_devices_outside_the_process_keep_their_data_over_a_kill() {
+        let identity = |text: &str| identity(&uri::parse(text).unwrap());
+        for (text, keeps) in [
+            ("volume:///a?path=/nowhere/p&size=1G", true),
+            ("file:///a?path=/nowhere/f", true),
+            ("smr:///a?backing=/nowhere/d", true),
+            ("smr:///a", false),
+            ("ram:///a", false),
+            ("null:///a", true),
+            ("null:///a?memory_backed=1", false),
+            ("null:///a?zoned=1", false),
+            ("null:///a?zoned=1&backing=/nowhere/z", true),
+        ] {
+            assert_eq!(identity(text).1, keeps, "{text}");
+        }
+        let (of, other) = (identity("file:///a?path=/f"), identity("file:///a?path=/g"));
+        assert_ne!(of, other);
+        // A link, or a parameter that changes no data, makes no other device.
+        assert_eq!(
+            identity("file:///a?path=/dev/../dev/null&read_only=1").0,
+            "blockyard file a /dev/null"
+        );
+    }
+}
