@@ -393,10 +393,15 @@ fn access_of_nvme_hosts_is_checked_before_anything_is_made() {
 /// A hypervisor's first message, GET_FEATURES; returns the features.
 fn vhost_features(path: &std::path::Path) -> (UnixStream, u64) {
     let mut stream = UnixStream::connect(path).unwrap();
+    let features = get_features(&mut stream);
+    (stream, features)
+}
+
+fn get_features(stream: &mut UnixStream) -> u64 {
     stream.write_all([1_u32, 1, 0].map(u32::to_le_bytes).as_flattened()).unwrap();
     let mut reply = [0; 20];
     stream.read_exact(&mut reply).unwrap();
-    (stream, u64::from_le_bytes(reply[12..].try_into().unwrap()))
+    u64::from_le_bytes(reply[12..].try_into().unwrap())
 }
 
 #[test]
@@ -426,6 +431,69 @@ fn a_device_is_served_to_a_hypervisor_at_its_socket() {
     assert!(!path.exists(), "the device was removed");
     yard.signal("TERM");
     assert_eq!(yard.end().code(), Some(0));
+}
+
+#[test]
+fn a_socket_for_a_hypervisor_comes_and_goes_in_a_running_yard() {
+    let place = Place::new();
+    let path = place.path().join("vm");
+    let at = format!("unix:{}", path.display());
+    let directory = place.path().display().to_string();
+    let options = ["--api-directory", &directory, "--vhost-poll", "50"];
+    let yard = Yard::serve_in(place, &[&[MEM0, N0][..], &options].concat());
+    for (args, wanted) in [
+        (["listen", "mem1", &at], "did you mean `mem0`"),
+        (["listen", "mem0", "tcp:127.0.0.1:1"], "expected unix:PATH"),
+        (["listen", "mem0", "unix:/run/vm"], "invalid place `/run/vm`"),
+    ] {
+        let run = yard.command(&[&["vhost"][..], &args].concat());
+        assert!(run.code != Some(0) && run.err.contains(wanted), "{args:?}: {run}");
+        assert!(!path.exists(), "{args:?}");
+    }
+    let said = yard.command(&["vhost", "listen", "mem0", &at]).ok().out;
+    assert_eq!(said, format!("mem0 at {at}\n"));
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let again = yard.command(&["vhost", "listen", "mem0", &format!("{at}2")]);
+    assert!(again.err.contains("a device has one vhost-user socket"), "{again}");
+    assert!(!path.with_extension("2").exists());
+    let (stream, _) = vhost_features(&path);
+    let of_us = format!("process {}", std::process::id());
+    let listed = yard.command(&["vhost", "list"]).ok().out;
+    assert!(listed.contains(&at) && listed.contains(&of_us), "{listed}");
+    for command in [&["vhost", "unlisten", "mem0"][..], &["remove", "mem0"]] {
+        let refused = yard.command(command);
+        assert!(refused.code != Some(0) && refused.err.contains("--force"), "{refused}");
+    }
+    let refused = yard.command(&["remove", "mem0"]);
+    assert!(refused.err.contains(&of_us), "{refused}");
+    let said = yard.command(&["vhost", "unlisten", "mem0", "--force"]).ok().out;
+    assert_eq!(said, format!("mem0 no longer at {at}\n"));
+    assert!(!path.exists());
+    let gone = yard.command(&["vhost", "unlisten", "mem0"]);
+    assert!(gone.err.contains("`mem0` has no vhost-user socket"), "{gone}");
+    drop(stream);
+    yard.command(&["vhost", "listen", "mem0", &at, "--json"]).ok();
+    vhost_features(&path);
+}
+
+#[test]
+fn a_volume_grows_while_a_hypervisor_has_it() {
+    let place = Place::new();
+    let path = place.path().join("vm");
+    let at = format!("vm=unix:{}", path.display());
+    let pool = place.path().join("pool").display().to_string();
+    let volume = format!("volume:///vm?size=64M&path={pool}");
+    let yard = Yard::serve_in(place, &[&volume, "--vhost", &at]);
+    let (mut stream, features) = vhost_features(&path);
+    let resize = ["volume", "resize", &pool, "vm", "--size"];
+    yard.command(&[&resize[..], &["128M"]].concat()).ok();
+    assert_eq!(get_features(&mut stream), features, "the hypervisor stays connected");
+    let refused = yard.command(&[&resize[..], &["64M", "--force"]].concat());
+    assert!(refused.err.contains("1 client"), "{refused}");
+    let shown = yard.command(&["show", "vm", "--json"]).ok().out;
+    assert!(shown.contains(&format!("unix:{}", path.display())), "{shown}");
+    drop(stream);
+    assert_eq!(vhost_features(&path).1, features);
 }
 
 #[test]

@@ -96,6 +96,9 @@ pub(crate) enum Command {
     /// List and remove the ublk devices of this machine
     #[command(subcommand)]
     Ublk(UblkCommand),
+    /// Serve devices of a running yard to virtual machines
+    #[command(subcommand)]
+    Vhost(VhostCommand),
     /// Work on a compressed RAM disk: compact, recompress, write back, save
     #[command(subcommand)]
     Ram(RamCommand),
@@ -203,6 +206,10 @@ pub(crate) struct ServeArgs {
     /// needs root; may be repeated
     #[arg(long, value_name = "DEVICE[=ID]", value_parser = ublk_place)]
     pub(crate) ublk: Vec<UblkPlace>,
+    /// Poll each ring of a virtual machine for at most PERCENT of the time, instead of sleeping
+    /// [default: 0]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) vhost_poll: Option<u32>,
     /// Let the NVMe host with this NQN, as in its /etc/nvme/hostnqn, use DEVICE, `*` for every
     /// device without a list, and no others; may be repeated
     #[arg(long, value_name = "DEVICE=NQN", value_parser = device_host)]
@@ -713,6 +720,50 @@ pub(crate) struct UblkRemoveArgs {
     /// The N of /dev/ublkbN
     #[arg(value_parser = parse_id)]
     pub(crate) id: u32,
+}
+
+/// `vhost`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum VhostCommand {
+    /// Serve a device to a virtual machine at a unix socket
+    Listen(VhostListenArgs),
+    /// Serve a device to virtual machines no longer, and remove its socket
+    Unlisten(VhostUnlistenArgs),
+    /// List the sockets at which virtual machines find devices
+    List(TalkArgs),
+}
+
+const VHOST_LISTEN_HELP: &str = "\
+The yard makes the socket at or below the directories of `serve --api-directory DIR` only; by
+default there is none. `serve --vhost` needs no such directory.
+
+Examples:
+  blockyard serve --api-directory /run/blockyard
+  blockyard vhost listen mem0 unix:/run/blockyard/mem0.sock
+";
+
+/// `vhost listen`.
+#[derive(Args, Debug)]
+#[command(after_help = VHOST_LISTEN_HELP)]
+pub(crate) struct VhostListenArgs {
+    /// The device
+    pub(crate) device: String,
+    /// Where to listen: unix:PATH
+    pub(crate) place: String,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// `vhost unlisten`.
+#[derive(Args, Debug)]
+pub(crate) struct VhostUnlistenArgs {
+    /// The device
+    pub(crate) device: String,
+    /// Stop it even if a hypervisor is connected; it is disconnected
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
 }
 
 const INJECT_HELP: &str = "\

@@ -4,8 +4,8 @@ mod args;
 mod config;
 mod devices;
 mod failure;
+mod listeners;
 mod manual;
-mod nvme;
 mod output_file;
 mod ram;
 mod run;
@@ -46,7 +46,8 @@ fn main() -> ExitCode {
         Command::Mkzonefs(args) => zonefs::format(&args, &mut out),
         Command::Zonefs(command) => zonefs::run(&command, &mut out),
         Command::Sched(command) => sched::run(&command, &mut out),
-        Command::Nvme(command) => nvme::run(&command, &mut out),
+        Command::Nvme(command) => listeners::run_nvme(&command, &mut out),
+        Command::Vhost(command) => listeners::run_vhost(&command, &mut out),
         Command::Ublk(command) => ublk::run(&command, &mut out),
         Command::Ram(command) => ram::run(&command, &mut out),
         Command::Volume(command) => volume::run(&command, &mut out),

@@ -242,7 +242,6 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
     let nvme_discovery = nvme_discovery(args, config.nvme_discovery, &nvme)?;
     let metrics = metrics_place(args, config.metrics)?;
     let (fuse, fuse_allow_other) = fuse(args, config.fuse, config.fuse_allow_other)?;
-    let api_directories = [config.api_directories, args.api_directory.clone()].concat();
     let options = DaemonOptions {
         devices: config.devices,
         nbd,
@@ -255,10 +254,11 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         fuse,
         fuse_allow_other,
         control,
-        api_directories,
+        api_directories: [config.api_directories, args.api_directory.clone()].concat(),
         metrics,
         tls,
         nbd_memory: args.nbd_memory.or(config.nbd_memory),
+        vhost_poll: args.vhost_poll.or(config.vhost_poll).unwrap_or(0),
     };
     Ok(ServePlan { options, temp })
 }

@@ -3,14 +3,18 @@
 //! ```text
 //! ring: UNUSED ── number, addresses, base, kick, enable ──▸ RUNNING (a thread)
 //!       UNUSED ◂─ get base, disable, new memory or features, end of the connection ──┘
+//! disk: PRESENT ── suspend: all rings are UNUSED ──▸ ABSENT ── resume ──▸ PRESENT
 //! ```
 //!
-//! A ring runs while it has all that it needs. Whatever changes what a running ring uses ends its
-//! thread, which completes the requests that it took, and starts another one.
+//! A ring runs while it has all that it needs, which includes the disk. Whatever changes what a
+//! running ring uses ends its thread, which completes the requests that it took, and starts another
+//! one.
 #![allow(clippy::disallowed_types)] // Control plane: the lock is held for one message.
 
 use std::fs::File;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
 use vhost::VhostUserMemoryRegionBase;
@@ -21,12 +25,16 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
+use crate::backend_channel::BackendChannel;
 use crate::config_space::{self, feature};
 use crate::device::{DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX, QueueCounts};
 use crate::inflight::InflightMap;
 use crate::memory::{GuestMap, MappedRegion, REGIONS_MAX, RegionPlace};
 use crate::queue::{QueueSetup, RunningQueue};
 use crate::virtqueue::RingPlace;
+
+/// How often the threads that are to end are looked at.
+pub(crate) const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A ring, and the thread that serves it.
 #[derive(Default)]
@@ -46,7 +54,8 @@ struct RingState {
 
 /// The state of one connection.
 pub(crate) struct Backend {
-    disk: Arc<dyn Disk>,
+    /// `None` while the disk is being replaced.
+    disk: Option<Arc<dyn Disk>>,
     shape: Arc<DeviceShape>,
     /// The features that the guest's driver accepted.
     features: u64,
@@ -54,15 +63,74 @@ pub(crate) struct Backend {
     map: Option<Arc<GuestMap>>,
     /// The record of requests in flight, if the hypervisor keeps one.
     inflight: Option<InflightMap>,
+    /// Tells the hypervisor of a change, if it wants to know.
+    channel: Option<BackendChannel>,
+    poll_percent: u32,
     rings: Vec<RingState>,
 }
 
 impl Backend {
-    pub(crate) fn new(disk: Arc<dyn Disk>) -> Backend {
+    /// The state of a new connection. The threads of its rings may poll for `poll_percent` percent
+    /// of the time.
+    pub(crate) fn new(disk: Arc<dyn Disk>, poll_percent: u32) -> Backend {
         let shape = Arc::new(DeviceShape::of(disk.as_ref()));
         let rings = (0..QUEUES_MAX).map(|_| RingState::default()).collect();
-        let mapped = Vec::new();
-        Backend { disk, shape, features: 0, mapped, map: None, inflight: None, rings }
+        Backend {
+            disk: Some(disk),
+            shape,
+            features: 0,
+            mapped: Vec::new(),
+            map: None,
+            inflight: None,
+            channel: None,
+            poll_percent,
+            rings,
+        }
+    }
+
+    /// Takes over the channel to the hypervisor.
+    pub(crate) fn set_channel(&mut self, channel: BackendChannel) {
+        self.channel = Some(channel);
+    }
+
+    /// Releases the disk, when the requests that were taken are answered; later ones wait in their
+    /// rings. `false` if that takes until the deadline: then the rings go on.
+    pub(crate) fn suspend(&mut self, deadline: Instant) -> bool {
+        self.rings.iter().flat_map(|ring| &ring.running).for_each(RunningQueue::begin_stop);
+        let has_ended =
+            |ring: &RingState| ring.running.as_ref().is_none_or(RunningQueue::has_ended);
+        while !self.rings.iter().all(has_ended) {
+            if Instant::now() >= deadline {
+                self.cancel_stop();
+                return false;
+            }
+            thread::sleep(END_POLL_INTERVAL);
+        }
+        self.stop();
+        self.disk = None;
+        true
+    }
+
+    /// Serves the rings with another disk, and tells the hypervisor if its capacity is larger.
+    /// `false` if a driver that knows the disk before it could not go on.
+    pub(crate) fn resume(&mut self, disk: Arc<dyn Disk>) -> bool {
+        let shape = DeviceShape::of(disk.as_ref());
+        if !shape.succeeds(&self.shape) {
+            return false;
+        }
+        let is_larger = shape != *self.shape;
+        let name = disk.name().to_owned();
+        self.shape = Arc::new(shape);
+        self.disk = Some(disk);
+        // A ring that cannot be served is logged.
+        (0..self.rings.len()).for_each(|index| _ = self.start_ring(index));
+        if is_larger
+            && let Some(channel) = &self.channel
+            && let Err(error) = channel.config_changed()
+        {
+            tracing::warn!(device = name, %error, "the hypervisor does not learn the new capacity");
+        }
+        true
     }
 
     /// The number of rings that are being served.
@@ -86,6 +154,18 @@ impl Backend {
         (0..self.rings.len()).for_each(|index| self.stop_ring(index));
     }
 
+    /// Lets all threads that were asked to end go on, and starts those again that have ended.
+    fn cancel_stop(&mut self) {
+        for index in 0..self.rings.len() {
+            let running = self.rings[index].running.as_ref();
+            if running.is_some_and(|running| !running.cancel_stop()) {
+                self.stop_ring(index);
+                // A ring that cannot be served is logged.
+                let _ = self.start_ring(index);
+            }
+        }
+    }
+
     fn ring(&mut self, index: u32) -> Result<&mut RingState> {
         self.rings.get_mut(index as usize).ok_or(Error::InvalidParam)
     }
@@ -101,9 +181,9 @@ impl Backend {
 
     /// Starts the thread of a ring, if it has all that it needs.
     fn start_ring(&mut self, index: usize) -> Result<()> {
-        let Backend { disk, shape, map, inflight, rings, features, .. } = self;
+        let Backend { disk, shape, map, inflight, rings, features, poll_percent, .. } = self;
         let ring = &mut rings[index];
-        let (Some(map), Some(kick)) = (map, &ring.kick) else { return Ok(()) };
+        let (Some(disk), Some(map), Some(kick)) = (disk, map, &ring.kick) else { return Ok(()) };
         // Without protocol features there is no message that enables a ring.
         let is_enabled = ring.is_enabled || *features & feature::PROTOCOL_FEATURES == 0;
         if !is_enabled || !ring.has_addresses || ring.is_malformed || ring.running.is_some() {
@@ -124,6 +204,7 @@ impl Backend {
             call: ring.call.as_ref().map(copy).transpose()?,
             error: ring.error.as_ref().map(copy).transpose()?,
             counts: Arc::clone(&ring.counts),
+            poll_percent: *poll_percent,
         };
         match RunningQueue::start(setup) {
             Ok(running) => ring.running = Some(running),
@@ -274,6 +355,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         Ok(VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::RESET_DEVICE
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)

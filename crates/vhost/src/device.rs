@@ -41,6 +41,13 @@ pub struct DeviceShape {
 }
 
 impl DeviceShape {
+    /// Whether a driver that knows a device by the shape `before` can go on with this one: only the
+    /// capacity may differ, and be larger.
+    pub(crate) fn succeeds(&self, before: &DeviceShape) -> bool {
+        *before == DeviceShape { sectors: before.sectors, ..self.clone() }
+            && self.sectors >= before.sectors
+    }
+
     /// The shape of a disk.
     pub fn of(disk: &dyn Disk) -> DeviceShape {
         let (geometry, limits) = (disk.geometry(), disk.limits());

@@ -18,10 +18,12 @@
 //! Standards: VIRTIO 1.3 (OASIS); "Vhost-user Protocol" of the QEMU documentation.
 
 mod backend;
+mod backend_channel;
 pub mod config_space;
 mod device;
 mod inflight;
 mod memory;
+mod poll;
 mod queue;
 pub mod request;
 mod server;

@@ -1,15 +1,20 @@
 //! The thread of a ring: requests of the guest become bios, completions become answers.
 //!
 //! ```text
-//! take chains ▸ plan ▸ push, submit ▸ reap ▸ answer ▸ call the guest ▸ sleep until a kick,
-//!                                                                      a completion, or the end
+//! take chains ▸ plan ▸ push, submit ▸ reap ▸ answer ▸ call the guest ▸ poll ▸ sleep until a kick,
+//!                                                                a completion, or the end
 //! ```
 //!
 //! A thread owns its ring and a channel of the device, takes no lock, and allocates nothing per
 //! request. Bios point into the memory of the guest. Data whose buffers do not consist of whole
 //! blocks, and the data of an append in several buffers, are copied through a bounce buffer, which
 //! one request has at a time; the requests after it wait.
-#![allow(clippy::disallowed_types)] // The flag that ends a thread is read once per batch.
+//!
+//! ```text
+//! SERVING ── begin_stop ──▸ STOPPING ── what it took is answered ──▸ ENDED
+//!    ◂───── cancel_stop ──────┘
+//! ```
+#![allow(clippy::disallowed_types)] // The state of a thread is read once per batch.
 
 use std::fs::File;
 use std::io;
@@ -25,11 +30,12 @@ use blockyard_core::{
 };
 use blockyard_os::map_region;
 use blockyard_os::socket::{self, Interest, Ready, Wake};
-use blockyard_sync::atomics::{AtomicBool, Ordering};
+use blockyard_sync::atomics::{AtomicU32, Ordering, spin_hint};
 
 use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
 use crate::inflight::RingRecord;
 use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, len_bytes, skip, split_tail};
+use crate::poll::PollBudget;
 use crate::request::{
     BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, RANGES_MAX, ZONE_BYTES, report_header,
     zone_descriptor,
@@ -68,11 +74,13 @@ pub(crate) struct QueueSetup {
     /// Told when the ring is malformed.
     pub(crate) error: Option<File>,
     pub(crate) counts: Arc<QueueCounts>,
+    /// The percentage of the time in which the thread may look for work instead of sleeping.
+    pub(crate) poll_percent: u32,
 }
 
 /// A ring that is being served.
 pub(crate) struct RunningQueue {
-    stop: Arc<StopFlag>,
+    stop: Arc<StopState>,
     thread: JoinHandle<QueueEnd>,
 }
 
@@ -85,10 +93,23 @@ pub(crate) struct QueueEnd {
     pub(crate) is_malformed: bool,
 }
 
-/// Asks a thread to end.
-struct StopFlag {
-    is_raised: AtomicBool,
+/// Whether a thread serves its ring; the diagram is in the head of the module.
+struct StopState {
+    phase: AtomicU32,
     wake: Wake,
+}
+
+impl StopState {
+    const SERVING: u32 = 0;
+    const STOPPING: u32 = 1;
+    const ENDED: u32 = 2;
+
+    /// Changes the phase, if it is the first one.
+    fn enter(&self, from: u32, to: u32) -> bool {
+        // AcqRel: the caller that ends the thread sees what the thread did, and the thread what was
+        // done before.
+        self.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
 }
 
 impl RunningQueue {
@@ -97,7 +118,8 @@ impl RunningQueue {
     /// # Errors
     /// If the ring is malformed, or the device or the system refuses.
     pub(crate) fn start(setup: QueueSetup) -> io::Result<RunningQueue> {
-        let stop = Arc::new(StopFlag { is_raised: AtomicBool::new(false), wake: Wake::new()? });
+        let phase = AtomicU32::new(StopState::SERVING);
+        let stop = Arc::new(StopState { phase, wake: Wake::new()? });
         let mut queue = QueueThread::new(setup, Arc::clone(&stop))?;
         let name = format!("vhost-{}", queue.setup.name);
         let run = move || {
@@ -110,9 +132,19 @@ impl RunningQueue {
 
     /// Asks the thread to end when the requests that it took are answered.
     pub(crate) fn begin_stop(&self) {
-        // Release: pairs with the Acquire in `is_stopping`.
-        self.stop.is_raised.store(true, Ordering::Release);
+        // Otherwise it is stopping already.
+        let _ = self.stop.enter(StopState::SERVING, StopState::STOPPING);
         self.stop.wake.raise();
+    }
+
+    /// Lets a thread that was asked to end go on; `false` if it has ended.
+    pub(crate) fn cancel_stop(&self) -> bool {
+        self.stop.enter(StopState::STOPPING, StopState::SERVING)
+    }
+
+    /// Whether the thread has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// Waits until the requests that the thread took are answered; `None` if it panicked.
@@ -168,7 +200,7 @@ enum RequestStart {
 
 struct QueueThread {
     setup: QueueSetup,
-    stop: Arc<StopFlag>,
+    stop: Arc<StopState>,
     ring: Virtqueue,
     channel: Box<dyn Channel>,
     /// The device's descriptor, if it has one.
@@ -191,6 +223,7 @@ struct QueueThread {
     zones: Vec<ZoneInfo>,
     /// Whether the guest was not told of the last answers.
     owes_call: bool,
+    poll: PollBudget,
 }
 
 /// The bounce buffer.
@@ -203,7 +236,7 @@ struct Bounce {
 }
 
 impl QueueThread {
-    fn new(mut setup: QueueSetup, stop: Arc<StopFlag>) -> io::Result<QueueThread> {
+    fn new(mut setup: QueueSetup, stop: Arc<StopState>) -> io::Result<QueueThread> {
         let malformed = |fault: RingFault| io::Error::new(io::ErrorKind::InvalidData, fault.0);
         let (map, record) = (Arc::clone(&setup.map), setup.record.take());
         let ring = Virtqueue::new(&setup.place, map, record, setup.event_idx);
@@ -232,21 +265,23 @@ impl QueueThread {
             done: Vec::with_capacity(entries),
             zones: Vec::with_capacity(REPORT_ZONES),
             owes_call: false,
+            poll: PollBudget::new(setup.poll_percent, Monotonic.now().0),
             setup,
         })
     }
 
     fn is_stopping(&self) -> bool {
-        // Acquire: pairs with the Release in `RunningQueue::stop`.
-        self.stop.is_raised.load(Ordering::Acquire)
+        // Acquire: as in `StopState::enter`.
+        self.stop.phase.load(Ordering::Acquire) != StopState::SERVING
     }
 
     /// Serves the ring until it is stopped, and then completes what it took. Returns `false` if the
     /// ring is malformed.
     fn run(&mut self) -> bool {
         blockyard_os::sharpen_timers();
-        let served = self.serve().and_then(|()| self.drain());
-        let Err(RingFault(text)) = served else { return true };
+        let Err(RingFault(text)) = self.serve() else { return true };
+        // Release: as in `StopState::enter`.
+        self.stop.phase.store(StopState::ENDED, Ordering::Release);
         tracing::warn!(queue = self.setup.name, "the ring is not served any more: {text}");
         if let Some(error) = &self.setup.error {
             notify(error);
@@ -261,15 +296,21 @@ impl QueueThread {
         // the hypervisor told where to call.
         self.tell();
         self.take_unanswered()?;
-        while !self.is_stopping() {
-            let taken = self.take_requests()?;
-            let reaped = self.execute()?;
-            self.call()?;
-            if taken == 0 && reaped == 0 {
-                self.sleep()?;
+        loop {
+            while !self.is_stopping() {
+                let taken = self.take_requests()?;
+                let reaped = self.execute()?;
+                self.call()?;
+                if taken == 0 && reaped == 0 {
+                    self.sleep()?;
+                }
             }
+            self.drain()?;
+            if self.stop.enter(StopState::STOPPING, StopState::ENDED) {
+                return Ok(());
+            }
+            // The end was cancelled.
         }
-        Ok(())
     }
 
     /// Completes what was taken, and tells the guest.
@@ -607,8 +648,34 @@ impl QueueThread {
         self.held.is_none() && self.bios.len() + BIOS_PER_REQUEST <= self.bios.capacity()
     }
 
+    /// Looks for work for as long as the budget allows. Returns whether there is some.
+    fn poll(&mut self) -> Result<bool, RingFault> {
+        if self.setup.poll_percent == 0 {
+            return Ok(false);
+        }
+        let start = Monotonic.now();
+        let window = self.poll.begin(start.0);
+        if window == 0 {
+            return Ok(false);
+        }
+        loop {
+            let has_found = (self.has_room() && self.ring.has_available()?)
+                || self.execute()? > 0
+                || self.is_stopping();
+            let polled = Monotonic.now().since(start);
+            if has_found || polled >= window {
+                self.poll.end(polled);
+                return Ok(has_found);
+            }
+            spin_hint();
+        }
+    }
+
     /// Sleeps until the guest kicks, the device has completed something, or the thread is to end.
     fn sleep(&mut self) -> Result<(), RingFault> {
+        if self.poll()? {
+            return Ok(());
+        }
         if self.has_room() && self.ring.request_kicks(true)? {
             self.ring.request_kicks(false)?;
             return Ok(());
@@ -622,7 +689,11 @@ impl QueueThread {
         };
         let is_due = timeout.is_some_and(|time| time.is_zero());
         if !is_due && (!is_busy || self.descriptor.is_none() || self.channel.may_sleep()) {
+            let start = (self.setup.poll_percent > 0).then(|| Monotonic.now());
             self.wait(self.descriptor.filter(|_| is_busy), timeout.unwrap_or(IDLE_WAIT));
+            if let Some(start) = start {
+                self.poll.slept(Monotonic.now().since(start));
+            }
         }
         self.ring.request_kicks(false).map(|_| ())
     }
@@ -631,6 +702,10 @@ impl QueueThread {
         let QueueThread { setup, stop, .. } = self;
         let kick = &setup.kick;
         let woken = socket::wait_either(kick, descriptor, Some(&stop.wake), timeout);
+        if matches!(woken, Ok(Ready::Woken)) {
+            // The phase was changed before the wake was raised.
+            stop.wake.lower();
+        }
         let is_ready = |woken: io::Result<Ready>| matches!(woken, Ok(Ready::Yes));
         // A read would block if the device's descriptor was the one that is ready.
         if is_ready(woken)

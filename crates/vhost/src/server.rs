@@ -3,9 +3,11 @@
 //! ```text
 //! LISTENING ── a hypervisor connects ──▸ CONNECTED ── it leaves ──▸ LISTENING
 //!      └───────────── stop ──▸ STOPPED ◂── stop ──┘
+//! disk: PRESENT ── suspend ──▸ ABSENT ── resume ──▸ PRESENT
 //! ```
 //!
-//! A device has one hypervisor at a time: another one waits until the first has left.
+//! A device has one hypervisor at a time: another one waits until the first has left. While the
+//! disk is absent, the connected hypervisor's requests wait, and others are refused.
 #![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
 
 use std::fmt;
@@ -14,19 +16,21 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use blockyard_core::Disk;
-use blockyard_core::claim::ClaimState;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_os::socket::{self, Ready, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, END_POLL_INTERVAL};
+use crate::backend_channel::BackendChannel;
 
 /// How long the server waits after it has refused a hypervisor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long the requests in flight may take when a server is dropped.
+const DROP_DRAIN: Duration = Duration::from_secs(10);
 
 /// A server as listings show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,11 +62,18 @@ pub struct VhostServer {
 }
 
 struct ServerShared {
-    disk: Arc<dyn Disk>,
-    claim: Arc<ClaimState>,
+    /// The name of the device.
+    name: String,
+    poll_percent: u32,
     is_stopping: AtomicBool,
     wake: Wake,
-    connected: Mutex<Option<Connected>>,
+    state: Mutex<ServerState>,
+}
+
+struct ServerState {
+    /// `None` while the disk is being replaced.
+    disk: Option<SharedDisk>,
+    connected: Option<Connected>,
 }
 
 /// The hypervisor that is connected.
@@ -74,20 +85,25 @@ struct Connected {
 }
 
 impl VhostServer {
-    /// Serves a disk at a socket that listens already.
+    /// Serves a disk at a socket that listens already. The thread of each ring may look for work,
+    /// instead of sleeping, for `poll_percent` percent of the time, of 100 at most.
     ///
     /// # Errors
     /// If the system refuses a thread or a descriptor.
-    pub fn start(disk: SharedDisk, listener: UnixListener) -> io::Result<VhostServer> {
-        let SharedDisk { disk, claim, .. } = disk;
+    pub fn start(
+        disk: SharedDisk,
+        listener: UnixListener,
+        poll_percent: u32,
+    ) -> io::Result<VhostServer> {
         listener.set_nonblocking(true)?;
-        let name = format!("vhost-{}", disk.name());
+        let name = disk.disk.name().to_owned();
+        let thread_name = format!("vhost-{name}");
         let shared = Arc::new(ServerShared {
-            disk,
-            claim,
+            name,
+            poll_percent,
             is_stopping: AtomicBool::new(false),
             wake: Wake::new()?,
-            connected: Mutex::new(None),
+            state: Mutex::new(ServerState { disk: Some(disk), connected: None }),
         });
         let accept = {
             let shared = Arc::clone(&shared);
@@ -96,14 +112,14 @@ impl VhostServer {
                 listener
             }
         };
-        let thread = thread::Builder::new().name(name).spawn(accept)?;
+        let thread = thread::Builder::new().name(thread_name).spawn(accept)?;
         Ok(VhostServer { shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// The state of the server.
     pub fn info(&self) -> VhostInfo {
-        let connected = self.shared.connected();
-        let Some(Connected { pid, backend, .. }) = &*connected else {
+        let state = self.shared.state();
+        let Some(Connected { pid, backend, .. }) = &state.connected else {
             return VhostInfo::default();
         };
         let Ok(backend) = backend.try_lock() else {
@@ -122,37 +138,98 @@ impl VhostServer {
         }
     }
 
-    /// Completes the requests in flight and disconnects the hypervisor. Returns the socket, for a
-    /// server that goes on there; `None` if the server is stopped already.
-    pub fn stop(&self) -> Option<UnixListener> {
+    /// Releases the disk, to replace it by another one while the hypervisor stays connected: the
+    /// requests that were taken are completed, and later ones wait. `false` if the disk executes
+    /// requests for longer than `drain`, or is released already; then nothing changes.
+    pub fn suspend(&self, drain: Duration) -> bool {
+        let deadline = Instant::now() + drain;
+        let (disk, backend) = {
+            let mut state = self.shared.state();
+            let backend = state.connected.as_ref().map(|it| Arc::clone(&it.backend));
+            (state.disk.take(), backend)
+        };
+        let Some(disk) = disk else { return false };
+        let is_released = backend.is_none_or(|backend| {
+            loop {
+                // A message is being handled, which may wait for the device.
+                if let Ok(mut backend) = backend.try_lock() {
+                    return backend.suspend(deadline);
+                }
+                if Instant::now() >= deadline {
+                    return false;
+                }
+                thread::sleep(END_POLL_INTERVAL);
+            }
+        });
+        if !is_released {
+            self.shared.state().disk = Some(disk);
+        }
+        is_released
+    }
+
+    /// Serves another disk. The hypervisor learns a larger capacity; it is disconnected if anything
+    /// else is different, or the capacity smaller.
+    pub fn resume(&self, disk: SharedDisk) {
+        let mut state = self.shared.state();
+        let new = Arc::clone(&disk.disk);
+        state.disk = Some(disk);
+        let Some(Connected { socket, backend, .. }) = &state.connected else { return };
+        let socket = socket.try_clone();
+        let backend = Arc::clone(backend);
+        drop(state);
+        if backend.lock().unwrap_or_else(PoisonError::into_inner).resume(new) {
+            return;
+        }
+        tracing::warn!(
+            device = self.shared.name,
+            "the device is another one: the hypervisor is disconnected"
+        );
+        if let Ok(socket) = socket {
+            socket::shutdown(&socket, Shutdown::Both);
+        }
+    }
+
+    /// Completes the requests in flight and disconnects the hypervisor. If the disk executes them
+    /// for longer than `drain`, threads that wait for it go on, and end when it has completed
+    /// them.
+    pub fn stop(&self, drain: Duration) {
         // Release: pairs with the Acquire in `is_stopping`.
         self.shared.is_stopping.store(true, Ordering::Release);
         self.shared.wake.raise();
-        if let Some(connected) = &*self.shared.connected() {
+        if let Some(connected) = &self.shared.state().connected {
             socket::shutdown(&connected.socket, Shutdown::Both);
         }
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else { return };
+        let deadline = Instant::now() + drain;
+        while !thread.is_finished() {
+            if Instant::now() >= deadline {
+                let device = &self.shared.name;
+                tracing::warn!(device, "requests of the hypervisor are still executed");
+                return;
+            }
+            thread::sleep(END_POLL_INTERVAL);
+        }
         // A panic of the thread was reported when it happened.
-        thread?.join().ok()
+        let _ = thread.join();
     }
 }
 
 impl Drop for VhostServer {
     fn drop(&mut self) {
-        self.stop();
+        self.stop(DROP_DRAIN);
     }
 }
 
 impl fmt::Debug for VhostServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.shared.disk.name();
-        f.debug_struct("VhostServer").field("device", &device).finish_non_exhaustive()
+        f.debug_struct("VhostServer").field("device", &self.shared.name).finish_non_exhaustive()
     }
 }
 
 impl ServerShared {
-    fn connected(&self) -> MutexGuard<'_, Option<Connected>> {
-        self.connected.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, ServerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_stopping(&self) -> bool {
@@ -161,7 +238,7 @@ impl ServerShared {
     }
 
     fn accept_all(&self, listener: &UnixListener) {
-        let device = self.disk.name();
+        let device = &self.name;
         while !self.is_stopping() {
             match socket::wait_readable(&[listener], &self.wake) {
                 Ok(Ready::Yes) => {}
@@ -188,36 +265,54 @@ impl ServerShared {
     fn serve(&self, stream: UnixStream) -> io::Result<()> {
         stream.set_nonblocking(false)?;
         let pid = socket::peer_pid(&stream);
-        let backend = Backend::new(Arc::clone(&self.disk));
-        let backend = Arc::new(Mutex::new(backend));
-        let connected =
-            Connected { pid, socket: stream.try_clone()?, backend: Arc::clone(&backend) };
-        *self.connected() = Some(connected);
+        let socket = stream.try_clone()?;
+        let (backend, claim) = {
+            let mut state = self.state();
+            let Some(SharedDisk { disk, claim, .. }) = &state.disk else {
+                return Err(io::Error::other("the device is being replaced"));
+            };
+            let backend = Backend::new(Arc::clone(disk), self.poll_percent);
+            let backend = Arc::new(Mutex::new(backend));
+            let claim = Arc::clone(claim);
+            state.connected = Some(Connected { pid, socket, backend: Arc::clone(&backend) });
+            (backend, claim)
+        };
         // After it counts as a client: a claim that comes later finds it.
-        if self.claim.is_claimed() {
-            *self.connected() = None;
+        if claim.is_claimed() {
+            self.state().connected = None;
             return Err(io::Error::other("a file system or a change has claimed the device"));
         }
-        tracing::info!(device = self.disk.name(), pid, "a hypervisor is connected");
-        let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
-        let ended = loop {
-            // `stop` closes the connection that it finds; this one may have come after it.
-            if self.is_stopping() {
-                break Ok(());
-            }
-            match handler.handle_request() {
-                Ok(()) => {}
-                Err(Error::Disconnected) => break Ok(()),
-                Err(error) if is_refusal(&error) => {
-                    tracing::warn!(device = self.disk.name(), %error, "a message is refused");
-                }
-                Err(_) if self.is_stopping() => break Ok(()),
-                Err(error) => break Err(io::Error::other(error.to_string())),
-            }
-        };
+        tracing::info!(device = self.name, pid, "a hypervisor is connected");
+        let ended = self.obey(stream, &backend);
         backend.lock().unwrap_or_else(PoisonError::into_inner).stop();
-        *self.connected() = None;
+        self.state().connected = None;
         ended
+    }
+
+    /// Obeys the messages of a hypervisor.
+    fn obey(&self, stream: UnixStream, backend: &Arc<Mutex<Backend>>) -> io::Result<()> {
+        let connection = stream.try_clone()?;
+        let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(backend));
+        // `stop` closes the connection that it finds; this one may have come after it.
+        while !self.is_stopping() {
+            // An error is one of the connection, which reading the message finds too.
+            let channel = BackendChannel::peek(&connection).ok().flatten();
+            match handler.handle_request() {
+                Ok(()) => {
+                    if let Some(channel) = channel {
+                        let backend = backend.lock();
+                        backend.unwrap_or_else(PoisonError::into_inner).set_channel(channel);
+                    }
+                }
+                Err(Error::Disconnected) => break,
+                Err(error) if is_refusal(&error) => {
+                    tracing::warn!(device = self.name, %error, "a message is refused");
+                }
+                Err(_) if self.is_stopping() => break,
+                Err(error) => return Err(io::Error::other(error.to_string())),
+            }
+        }
+        Ok(())
     }
 }
 

@@ -109,6 +109,16 @@ impl Virtqueue {
         self.queue.next_avail()
     }
 
+    /// Whether a chain is available.
+    ///
+    /// # Errors
+    /// If the ring lies outside the guest's memory.
+    pub(crate) fn has_available(&self) -> Result<bool, RingFault> {
+        let available = self.queue.avail_idx(&self.map.memory, Ordering::Acquire);
+        let available = available.map_err(|_| RingFault("its index cannot be read"))?.0;
+        Ok(available != self.queue.next_avail())
+    }
+
     /// Takes the next chain that the guest made available, or returns `false` if there is none.
     ///
     /// # Errors

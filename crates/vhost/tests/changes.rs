@@ -3,13 +3,19 @@
 
 mod guest;
 
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use blockyard_core::rmw::SharedDisk;
+use blockyard_null::NullConfig;
 use blockyard_vhost::request::kind;
-use guest::{DATA, Guest, disk, into, out, plain, print_header, regions, serve, slow};
+use guest::{
+    DATA, Guest, PATIENCE, disk, into, out, plain, print_header, regions, serve, serve_polling,
+    slow,
+};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
@@ -117,7 +123,7 @@ fn a_server_that_stops_completes_what_it_took() {
     (0..5).for_each(|number| offer_read(&mut guest, number));
     guest.kick(0);
     guest.answer(0);
-    served.server.stop();
+    served.server.stop(PATIENCE);
     let mut answered = 1;
     while guest.try_answer(0, Duration::ZERO).is_some() {
         answered += 1;
@@ -126,12 +132,136 @@ fn a_server_that_stops_completes_what_it_took() {
     assert_eq!(disk.stats().channels, 0);
 }
 
+/// A disk like `plain`, of this many MiB.
+fn of_mib(mib: u64) -> SharedDisk {
+    SharedDisk::from(disk("d", NullConfig { size: mib << 20, ..plain() }))
+}
+
+fn capacity(guest: &mut Guest) -> u64 {
+    u64::from_le_bytes(guest.config()[..8].try_into().unwrap())
+}
+
+#[test]
+fn requests_wait_while_the_disk_is_replaced_and_the_hypervisor_learns_its_size() {
+    let served = serve(of_mib(16));
+    let mut guest = Guest::connect(&served, 2, 0);
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    guest.frontend.set_backend_request_fd(&theirs).unwrap();
+    assert_eq!(guest.request(kind::OUT, 0, &[9; 512], 0).0, 0);
+    for mib in [32, 48, 48, 64] {
+        let before = capacity(&mut guest);
+        assert!(served.server.suspend(PATIENCE));
+        assert!(!served.server.suspend(PATIENCE), "it has no disk");
+        offer_read(&mut guest, 0);
+        guest.kick(0);
+        assert_eq!(guest.try_answer(0, Duration::from_millis(20)), None);
+        // Messages are answered meanwhile.
+        assert_eq!(capacity(&mut guest), before);
+        assert_eq!(served.server.info().queues, 0);
+        served.server.resume(of_mib(mib));
+        guest.answer(0);
+        assert_eq!((guest.get(DATA + 16, 1), guest.get(DATA + 4096, 512)), (vec![0], vec![0; 512]));
+        assert_eq!(capacity(&mut guest), mib << 11);
+        if capacity(&mut guest) > before {
+            // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, without data.
+            let mut message = [0; 12];
+            ours.read_exact(&mut message).unwrap();
+            assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        }
+        assert_eq!(served.server.info().queues, 2);
+    }
+    ours.set_nonblocking(true).unwrap();
+    assert!(ours.read(&mut [0; 12]).is_err(), "an equal size is no change");
+}
+
+#[test]
+fn a_hypervisor_that_does_not_listen_is_served_on() {
+    let served = serve(of_mib(16));
+    let mut guest = Guest::connect(&served, 1, 0);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    guest.frontend.set_backend_request_fd(&theirs).unwrap();
+    drop((ours, theirs));
+    assert!(served.server.suspend(PATIENCE));
+    served.server.resume(of_mib(32));
+    assert_eq!(guest.request(kind::OUT, 65_535, &[9; 512], 0).0, 0);
+}
+
+#[test]
+fn a_disk_that_executes_requests_for_too_long_stays() {
+    let served = serve(disk("d", slow(30_000_000)));
+    let mut guest = Guest::connect(&served, 2, 0);
+    let mut kept = 0;
+    for round in 0..20 {
+        (0..3).for_each(|number| offer_read(&mut guest, number));
+        guest.kick(0);
+        guest.rings[0].wait_until_taken(&guest.memory);
+        // Around the time that the reads need, so that some threads have ended already.
+        if served.server.suspend(Duration::from_millis(20 + round)) {
+            let config = NullConfig { memory_backed: true, ..slow(30_000_000) };
+            served.server.resume(SharedDisk::from(disk("d", config)));
+        } else {
+            kept += 1;
+        }
+        (0..3).for_each(|_| _ = guest.answer(0));
+    }
+    assert!(kept > 0, "some reads take longer than 20 ms");
+    assert!(!served.server.suspend(Duration::ZERO), "the threads need time to end");
+    assert_eq!(guest.request(kind::OUT, 0, &[9; 512], 0).0, 0);
+}
+
+#[test]
+fn a_disk_of_another_shape_disconnects_the_hypervisor() {
+    for other in [of_mib(8), SharedDisk::from(disk("d", guest::zoned()))] {
+        let served = serve(of_mib(16));
+        let guest = Guest::connect(&served, 1, 0);
+        assert!(served.server.suspend(PATIENCE));
+        let stream = UnixStream::connect(&served.path).unwrap();
+        let sectors = other.disk.geometry().sectors;
+        served.server.resume(other);
+        assert!(guest.frontend.get_features().is_err());
+        drop((guest, stream));
+        let mut guest = Guest::connect(&served, 1, 0);
+        assert_eq!(capacity(&mut guest), sectors);
+    }
+}
+
+#[test]
+fn a_server_does_not_wait_for_a_disk_for_longer_than_it_may() {
+    let served = serve(disk("d", slow(2_000_000_000)));
+    let mut guest = Guest::connect(&served, 1, 0);
+    offer_read(&mut guest, 0);
+    guest.kick(0);
+    guest.rings[0].wait_until_taken(&guest.memory);
+    served.server.stop(Duration::ZERO);
+    assert_eq!(guest.try_answer(0, Duration::ZERO), None);
+    // The thread ends when the disk has completed the read.
+    guest.answer(0);
+}
+
+#[test]
+fn a_ring_that_is_polled_answers_as_others_do() {
+    for percent in [10, 100] {
+        let served = serve_polling(disk("d", plain()), percent);
+        let mut guest = Guest::connect(&served, 2, 0);
+        for round in 0..300_u64 {
+            let byte = round as u8;
+            assert_eq!(guest.request(kind::OUT, round, &[byte; 512], 0).0, 0);
+            if round % 50 == 0 {
+                // Long enough for the thread to sleep.
+                assert_eq!(guest.try_answer(0, Duration::from_millis(5)), None);
+            }
+            assert_eq!(guest.request(kind::IN, round, &[], 512), (0, vec![byte; 512]));
+        }
+        assert!(served.server.suspend(PATIENCE));
+    }
+}
+
 #[test]
 fn a_disk_that_a_file_system_has_claimed_is_not_served() {
     let shared = SharedDisk::from(disk("d", plain()));
     let claim = shared.claim.claim();
     let served = serve(shared);
-    let stream = std::os::unix::net::UnixStream::connect(&served.path).unwrap();
+    let stream = UnixStream::connect(&served.path).unwrap();
     let frontend = vhost::vhost_user::Frontend::from_stream(stream, 1);
     assert!(frontend.get_features().is_err());
     drop(claim);

@@ -44,6 +44,7 @@ use request::RequestError;
 
 mod request;
 mod stream;
+mod vhost;
 mod volumes;
 
 /// The API version in the paths.
@@ -80,9 +81,11 @@ type Answer<T> = Result<axum::Json<T>, ErrorResponse>;
 
 /// The protocol of a connection of the NBD server.
 const NBD: &str = "nbd";
+/// The protocol of a queue of an NVMe host.
+const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 28] = [
+pub const PATHS: [&str; 29] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -109,6 +112,7 @@ pub const PATHS: [&str; 28] = [
     "/v1/stats",
     "/v1/connections",
     "/v1/nvme/listeners",
+    "/v1/vhost",
     "/v1/nbd-memory",
     "/metrics",
 ];
@@ -142,6 +146,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/stats", get(stats))
         .route("/v1/connections", get(connections))
         .route("/v1/nvme/listeners", get(listeners).post(listen).delete(unlisten))
+        .route("/v1/vhost", get(vhost::list).post(vhost::listen).delete(vhost::unlisten))
         .route("/v1/nbd-memory", get(nbd_memory))
         .route("/metrics", get(metrics))
         .fallback(no_such_path)
@@ -178,6 +183,7 @@ impl From<YardError> for ErrorResponse {
             YardError::NoSuchDevice { .. }
             | YardError::NoSuchPool { .. }
             | YardError::NoSuchListener { .. }
+            | YardError::NoVhost { .. }
             | YardError::Volume(
                 VolumeError::NoSuchVolume { .. }
                 | VolumeError::NoBase { .. }
@@ -187,6 +193,9 @@ impl From<YardError> for ErrorResponse {
             | YardError::Full { .. }
             | YardError::Listen { .. }
             | YardError::ListenerUsed { .. }
+            | YardError::VhostServed { .. }
+            | YardError::VhostBusy { .. }
+            | YardError::VhostUsed { .. }
             | YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::ZonesUsed { .. }
@@ -339,11 +348,12 @@ async fn remove(State(control): Shared, name: Name, asked: Asked) -> Answer<Devi
         let DeviceView { clients, opens, .. } = before;
         if clients + opens > 0 && !asked.force {
             let connections = all_connections(&control).into_iter();
-            let is_nbd =
-                |it: &ConnectionView| it.protocol == NBD && it.device.as_ref() == Some(&name);
-            let nbd = connections.filter(is_nbd).map(|it| it.peer);
+            // Of an NVMe host, each queue is a connection.
+            let is_client =
+                |it: &ConnectionView| it.protocol != NVME && it.device.as_ref() == Some(&name);
+            let clients_of = connections.filter(is_client).map(|it| it.peer);
             let hosts = control.devices.hosts(&name).into_iter().map(|it| it.peer);
-            let peers = nbd.chain(hosts).collect();
+            let peers = clients_of.chain(hosts).collect();
             return Err(YardError::Busy { name, clients, peers, opens });
         }
         if let Some(dir) = control.devices.zonefs_place(&name).filter(|_| !asked.force) {
@@ -591,7 +601,7 @@ fn all_connections(control: &Control) -> Vec<ConnectionView> {
         name.map(str::to_owned)
     };
     let hosts = infos.map(|info| ConnectionView {
-        protocol: "nvme".to_owned(),
+        protocol: NVME.to_owned(),
         id: info.id,
         peer: info.peer,
         device: info.subsystem.as_deref().and_then(device),

@@ -15,7 +15,7 @@ use crate::uri::encode;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
     InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, StatsView,
-    VersionView, ZoneDone, ZoneRequest, ZonesView,
+    VersionView, VhostRequest, VhostView, ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
 
@@ -284,6 +284,31 @@ impl Client {
         // In a query string a plus means a space.
         let place = encode(place).replace('+', "%2B");
         let path = format!("/v1/nvme/listeners?place={place}&force={force}");
+        self.parse(self.exchange(Method::DELETE, &path, Vec::new())?)
+    }
+
+    /// The sockets at which hypervisors find devices.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn vhost(&self) -> Result<Vec<VhostView>, ClientError> {
+        self.get("/v1/vhost")
+    }
+
+    /// Serves a device to a hypervisor at a socket.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn listen_vhost(&self, request: &VhostRequest) -> Result<VhostView, ClientError> {
+        self.json(Method::POST, "/v1/vhost", request)
+    }
+
+    /// Serves a device to hypervisors no longer; with `force` even if one uses it.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn unlisten_vhost(&self, device: &str, force: bool) -> Result<VhostView, ClientError> {
+        let path = format!("/v1/vhost?device={}&force={force}", encode(device));
         self.parse(self.exchange(Method::DELETE, &path, Vec::new())?)
     }
 

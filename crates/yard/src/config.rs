@@ -64,6 +64,8 @@ pub struct Config {
     pub fuse_allow_other: bool,
     /// The most bytes for the buffers of all NBD connections; `None` if the file does not set it.
     pub nbd_memory: Option<u64>,
+    /// The percentage of the time in which the thread of each ring of a virtual machine may poll.
+    pub vhost_poll: Option<u32>,
     /// The TLS settings of NBD.
     pub tls: TlsSettings,
     /// The positions of the TLS settings in the text.

@@ -64,6 +64,8 @@ pub struct DaemonOptions {
     /// The most bytes for the buffers of all NBD connections together; `None` derives it from the
     /// memory that the process may use.
     pub nbd_memory: Option<u64>,
+    /// The percentage of the time in which the thread of each ring of a virtual machine may poll.
+    pub vhost_poll: u32,
 }
 
 /// The reason for which a daemon could not start.
@@ -215,6 +217,7 @@ impl Daemon {
         if let Some(dir) = &options.fuse {
             daemon.mount(dir, options.fuse_allow_other)?;
         }
+        daemon.devices.vhost().set_poll_percent(options.vhost_poll);
         let bound = daemon.bind_nbd(options)?;
         let vhost = daemon.bind_vhost(options)?;
         check_ublk(options)?;

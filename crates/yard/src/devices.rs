@@ -18,12 +18,12 @@ use crate::error::{StackError, YardError};
 use crate::spec::DeviceSpec;
 use crate::stack;
 use crate::ublk::{UblkPlace, UblkServers};
-use crate::vhost::{BoundVhost, VhostServers};
+use crate::vhost::{BoundVhost, SuspendedVhost, VhostServers};
 use crate::view::{FormatRequest, FormatView, HostView, MountView};
 use crate::zonefs::Mounts;
 
-/// How long the commands of NVMe hosts may take before a device is replaced, and how long requests
-/// may keep the device.
+/// How long the commands of NVMe hosts and of hypervisors may take before a device is replaced, and
+/// how long requests may keep the device.
 const SUSPEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a device that is to be closed is looked at.
@@ -67,7 +67,7 @@ impl DeviceTable {
 #[derive(Default)]
 struct Suspended {
     subsystem: Option<SuspendedSubsystem>,
-    vhost: Option<BoundVhost>,
+    vhost: Option<SuspendedVhost>,
 }
 
 /// A reserved name. Dropping it releases the name; it must not be dropped while the lock is held.
@@ -265,8 +265,8 @@ impl Devices {
         Some(NvmeExport { subsystems, nqn, nsid })
     }
 
-    /// Takes an unused device away from all exporters. If it `grows`, NVMe hosts may use it: they
-    /// wait for it. If this fails, the device is exported as before.
+    /// Takes an unused device away from all exporters. If it `grows`, NVMe hosts and hypervisors
+    /// may use it: they wait for it. If this fails, the device is exported as before.
     fn withdraw(&self, entry: &DeviceEntry, grows: bool) -> Result<Suspended, YardError> {
         let name = entry.spec.name();
         // No client that comes after this is admitted, so that the counts below stay true.
@@ -275,7 +275,7 @@ impl Devices {
             return Err(YardError::Mounted { name, dir });
         };
         let (clients, opens) = self.users(name);
-        let others = self.nbd_clients(name) + self.hypervisors(name) + self.block_devices(name);
+        let others = self.nbd_clients(name) + self.block_devices(name);
         let clients = if grows { others } else { clients };
         let used = |opens| YardError::Used { name: name.to_owned(), clients, opens };
         if clients + opens > 0 {
@@ -286,20 +286,30 @@ impl Devices {
             return Err(used(1));
         }
         self.exports.remove(name, Duration::ZERO)?;
+        self.suspend(entry, grows).or_else(|error| {
+            self.export(&entry.spec, &entry.shared)?;
+            Err(error)
+        })
+    }
+
+    /// Takes a device away from the exporters whose clients may wait for it.
+    fn suspend(&self, entry: &DeviceEntry, grows: bool) -> Result<Suspended, YardError> {
+        let name = entry.spec.name();
         let subsystems = self.subsystems.get().filter(|_| grows && entry.has_subsystem());
-        let Some(subsystems) = subsystems else {
-            self.remove_subsystem(name, Duration::ZERO);
-            return Ok(Suspended { subsystem: None, vhost: self.vhost.suspend(name) });
-        };
-        match subsystems.suspend(name, SUSPEND_TIMEOUT) {
-            Ok(subsystem) => {
-                let subsystem = Some(subsystem);
-                Ok(Suspended { subsystem, vhost: self.vhost.suspend(name) })
+        let suspend = |subsystems: &Arc<Subsystems>| subsystems.suspend(name, SUSPEND_TIMEOUT);
+        let subsystem = subsystems.map(suspend).transpose()?;
+        match self.vhost.suspend(name, SUSPEND_TIMEOUT) {
+            Ok(vhost) => {
+                if subsystem.is_none() {
+                    self.remove_subsystem(name, Duration::ZERO);
+                }
+                Ok(Suspended { subsystem, vhost })
             }
-            Err(error) => match self.export(&entry.spec, &entry.shared) {
-                Ok(()) => Err(error.into()),
-                Err(error) => Err(error),
-            },
+            Err(error) => {
+                // The disk that it had.
+                subsystem.map(|it| it.resume(entry.shared.clone())).transpose()?;
+                Err(error)
+            }
         }
     }
 
@@ -341,7 +351,7 @@ impl Devices {
         let deadline = Instant::now() + drain;
         self.mounts.remove(name, drain);
         let left = || deadline.saturating_duration_since(Instant::now());
-        self.vhost.remove(name);
+        self.vhost.remove(name, left());
         self.ublk.remove(name);
         let exported = self.exports.remove(name, left());
         self.remove_subsystem(name, left());
@@ -359,7 +369,7 @@ impl Devices {
 
     /// Removes an unused device, runs an operation that requires this, and opens the device again
     /// with `spec`; with its old specification if the operation fails. If it `grows` the device,
-    /// NVMe hosts may use it: they stay connected, and learn the new size.
+    /// NVMe hosts and a hypervisor may use it: they stay connected, and learn the new size.
     ///
     /// # Errors
     /// If there is no such device, clients use it, or the operation fails.

@@ -239,13 +239,44 @@ pub enum YardError {
     /// The table of NVMe subsystems refused.
     #[error(transparent)]
     Subsystem(#[from] SubsystemError),
-    /// An NVMe listener cannot be started.
+    /// A listener cannot be started.
     #[error("cannot listen at `{place}`: {source}; name another place")]
     Listen {
         /// The place.
         place: String,
         /// The system's error.
         source: std::io::Error,
+    },
+    /// The device has a vhost-user socket.
+    #[error("`{name}` is served to a hypervisor at {at}; a device has one vhost-user socket")]
+    VhostServed {
+        /// The device.
+        name: String,
+        /// The socket.
+        at: String,
+    },
+    /// The device has no vhost-user socket.
+    #[error("`{name}` has no vhost-user socket")]
+    NoVhost {
+        /// The device.
+        name: String,
+    },
+    /// The device executes requests of a hypervisor for too long.
+    #[error("the hypervisor of `{name}` has requests that take too long: try again")]
+    VhostBusy {
+        /// The device.
+        name: String,
+    },
+    /// A hypervisor uses the device.
+    #[error(
+        "a hypervisor uses `{name}` at {at}; end it first, or use --force (`?force=true`), which \
+         disconnects it"
+    )]
+    VhostUsed {
+        /// The device.
+        name: String,
+        /// The socket.
+        at: String,
     },
     /// There is no NVMe listener at this place.
     #[error("there is no NVMe listener at `{place}`; {known}")]
@@ -421,11 +452,15 @@ impl YardError {
     pub fn code(&self) -> &'static str {
         match self {
             YardError::NoSuchDevice { .. } => "no_such_device",
-            YardError::Taken { .. } | YardError::Export(ExportError::Taken { .. }) => "taken",
+            YardError::Taken { .. }
+            | YardError::VhostServed { .. }
+            | YardError::Export(ExportError::Taken { .. }) => "taken",
             YardError::Full { .. } => "full",
             YardError::Listen { .. } => "listen_failed",
-            YardError::NoSuchListener { .. } => "no_such_listener",
-            YardError::Busy { .. }
+            YardError::NoSuchListener { .. } | YardError::NoVhost { .. } => "no_such_listener",
+            YardError::VhostBusy { .. }
+            | YardError::VhostUsed { .. }
+            | YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::ZonesUsed { .. }
             | YardError::MountUsed { .. }
@@ -486,6 +521,10 @@ impl YardError {
             | YardError::NotMounted { name }
             | YardError::Busy { name, .. }
             | YardError::Used { name, .. }
+            | YardError::VhostServed { name, .. }
+            | YardError::NoVhost { name }
+            | YardError::VhostBusy { name }
+            | YardError::VhostUsed { name, .. }
             | YardError::ZonesUsed { name, .. }
             | YardError::MountUsed { name, .. }
             | YardError::Volume(

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! SERVED ── suspend: the device is replaced ──▸ SUSPENDED ── resume ──▸ SERVED
-//!    └── remove: the device is removed, or the yard ends ──▸ gone
+//!    └── remove: as asked, or with the device ──▸ gone ◂── dropped ──┘
 //! ```
 #![allow(clippy::disallowed_types)] // The table of servers is control plane.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use blockyard_core::rmw::SharedDisk;
 use blockyard_nbd::{Endpoint, ListenError, UnixPlace, listen_unix};
@@ -50,7 +51,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// A socket that listens, for a device that is not open yet, or that is being replaced.
+/// A socket that listens, for a device that is not served there yet.
 #[derive(Debug)]
 pub(crate) struct BoundVhost {
     place: VhostPlace,
@@ -80,6 +81,7 @@ impl BoundVhost {
 struct DeviceServer {
     place: VhostPlace,
     server: VhostServer,
+    /// Removed after the server has stopped.
     file: SocketFile,
 }
 
@@ -87,9 +89,18 @@ struct DeviceServer {
 #[derive(Debug, Default)]
 pub struct VhostServers {
     table: Mutex<Vec<DeviceServer>>,
+    /// The percentage of the time in which the thread of a ring may poll, once it is set.
+    poll_percent: OnceLock<u32>,
 }
 
 impl VhostServers {
+    /// Sets the percentage of the time in which the thread of each ring may look for work instead
+    /// of sleeping, once; until then it is 0.
+    pub fn set_poll_percent(&self, percent: u32) {
+        // It is not set: only the daemon does so, at its start.
+        let _ = self.poll_percent.set(percent);
+    }
+
     fn table(&self) -> MutexGuard<'_, Vec<DeviceServer>> {
         // Every change of the table is one call: a holder that panicked has left it consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,14 +112,15 @@ impl VhostServers {
     /// If the device is served already, or the system refuses.
     pub(crate) fn start(&self, disk: SharedDisk, bound: BoundVhost) -> Result<(), YardError> {
         let BoundVhost { place, listener, file } = bound;
+        let mut table = self.table();
+        if let Some(other) = table.iter().find(|it| it.place.device == place.device) {
+            let (name, at) = (place.device, format!("unix:{}", other.place.place));
+            return Err(YardError::VhostServed { name, at });
+        }
         let path = place.place.path.display().to_string();
         let refused = |source| YardError::Listen { place: format!("unix:{path}"), source };
-        let mut table = self.table();
-        if table.iter().any(|it| it.place.device == place.device) {
-            let text = format!("`{}` has a vhost-user socket already", place.device);
-            return Err(refused(std::io::Error::other(text)));
-        }
-        let server = VhostServer::start(disk, listener).map_err(refused)?;
+        let poll_percent = self.poll_percent.get().copied().unwrap_or(0);
+        let server = VhostServer::start(disk, listener, poll_percent).map_err(refused)?;
         tracing::info!(device = place.device, path, "serving vhost-user-blk");
         table.push(DeviceServer { place, server, file });
         Ok(())
@@ -121,7 +133,7 @@ impl VhostServers {
         found.map(|it| (it.place.clone(), it.server.info()))
     }
 
-    /// All sockets, in the order in which they were given.
+    /// All sockets.
     pub fn list(&self) -> Vec<(VhostPlace, VhostInfo)> {
         self.table().iter().map(|it| (it.place.clone(), it.server.info())).collect()
     }
@@ -132,24 +144,41 @@ impl VhostServers {
         Some(table.remove(at))
     }
 
-    /// Stops the server of a device that is being replaced, and keeps its socket.
-    pub(crate) fn suspend(&self, device: &str) -> Option<BoundVhost> {
-        let DeviceServer { place, server, file } = self.take(device)?;
-        server.stop().map(|listener| BoundVhost { place, listener, file })
+    /// Takes the disk away from the server of a device that is being replaced. Its hypervisor stays
+    /// connected, and its requests wait. `None` if the device has no server.
+    ///
+    /// # Errors
+    /// If the disk executes requests for longer than `drain`. Then it is served as before.
+    pub(crate) fn suspend(
+        &self,
+        device: &str,
+        drain: Duration,
+    ) -> Result<Option<SuspendedVhost>, YardError> {
+        let Some(server) = self.take(device) else { return Ok(None) };
+        if server.server.suspend(drain) {
+            return Ok(Some(SuspendedVhost(server)));
+        }
+        self.table().push(server);
+        Err(YardError::VhostBusy { name: device.to_owned() })
     }
 
     /// Serves a device that was replaced.
-    pub(crate) fn resume(&self, suspended: BoundVhost, disk: SharedDisk) {
-        if let Err(error) = self.start(disk, suspended) {
-            tracing::error!("the device is not served to hypervisors any more: {error}");
-        }
+    pub(crate) fn resume(&self, suspended: SuspendedVhost, disk: SharedDisk) {
+        let SuspendedVhost(server) = suspended;
+        server.server.resume(disk);
+        self.table().push(server);
     }
 
-    /// Stops the server of a device and removes its socket. The hypervisor's requests in flight are
-    /// completed.
-    pub(crate) fn remove(&self, device: &str) {
-        if let Some(removed) = self.take(device) {
-            removed.server.stop();
-        }
+    /// Stops the server of a device and removes its socket; `None` if it has none. The hypervisor's
+    /// requests in flight are completed, if that takes no longer than `drain`.
+    pub(crate) fn remove(&self, device: &str, drain: Duration) -> Option<VhostPlace> {
+        let DeviceServer { place, server, file } = self.take(device)?;
+        server.stop(drain);
+        drop(file);
+        Some(place)
     }
 }
+
+/// A server without a disk. Dropping it stops the server and removes its socket.
+#[derive(Debug)]
+pub(crate) struct SuspendedVhost(DeviceServer);

@@ -7,12 +7,14 @@ use blockyard_core::{Op, Sector};
 use blockyard_nbd::MemoryUse;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
 use blockyard_ublk::block_path;
+use blockyard_vhost::VhostInfo;
 use serde::{Deserialize, Serialize};
 
 use crate::devices::Devices;
 use crate::entry::{DeviceEntry, describe};
 use crate::ram::RamView;
 use crate::scheduler;
+use crate::vhost::VhostPlace;
 
 /// `GET /v1`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -444,6 +446,43 @@ pub struct ListenRequest {
     /// Whether hosts find only the discovery subsystem there.
     #[serde(default)]
     pub discovery: bool,
+}
+
+/// The socket at which a hypervisor finds a device: `GET /v1/vhost`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct VhostView {
+    /// The device.
+    pub device: String,
+    /// The socket: `unix:PATH`.
+    pub place: String,
+    /// Whether a hypervisor is connected.
+    pub is_connected: bool,
+    /// The process of the hypervisor, if the system knows it.
+    pub pid: Option<i32>,
+    /// The rings that are served.
+    pub queues: u64,
+}
+
+impl From<(VhostPlace, VhostInfo)> for VhostView {
+    fn from((place, info): (VhostPlace, VhostInfo)) -> VhostView {
+        VhostView {
+            device: place.device,
+            place: format!("unix:{}", place.place),
+            is_connected: info.is_connected,
+            pid: info.pid,
+            queues: info.queues as u64,
+        }
+    }
+}
+
+/// `POST /v1/vhost`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct VhostRequest {
+    /// The device.
+    pub device: String,
+    /// Where to listen: `unix:PATH`.
+    pub place: String,
 }
 
 /// `POST /v1/devices`.

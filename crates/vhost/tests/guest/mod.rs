@@ -38,7 +38,7 @@ const RING_BYTES: u64 = 64 << 10;
 /// Where the rings end, and the data begin.
 pub(crate) const DATA: u64 = 1 << 20;
 /// How long a test waits for an answer before it fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -68,19 +68,24 @@ pub(crate) struct Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        self.server.stop();
+        self.server.stop(PATIENCE);
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 /// Serves a disk at a fresh path.
 pub(crate) fn serve(disk: impl Into<SharedDisk>) -> Served {
+    serve_polling(disk, 0)
+}
+
+/// Serves a disk at a fresh path; threads may poll for this percentage of the time.
+pub(crate) fn serve_polling(disk: impl Into<SharedDisk>, poll_percent: u32) -> Served {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let name = format!("blockyard-vhost-{}-{number}", std::process::id());
     let path = std::env::temp_dir().join(name);
     let listener = UnixListener::bind(&path).unwrap();
-    Served { server: VhostServer::start(disk.into(), listener).unwrap(), path }
+    Served { server: VhostServer::start(disk.into(), listener, poll_percent).unwrap(), path }
 }
 
 /// A disk of this configuration.
@@ -163,6 +168,7 @@ impl Guest {
         let wanted = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::RESET_DEVICE
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;

@@ -26,10 +26,11 @@ use crate::vhost::VhostPlace;
 const ERRORS_MAX: usize = 20;
 
 pub(super) const SECTIONS: [&str; 6] = ["serve", "tls", "nvme", "vhost", "ublk", "device"];
-pub(super) const SERVE_KEYS: [&str; 9] = [
+pub(super) const SERVE_KEYS: [&str; 10] = [
     "nbd",
     "nvme",
     "nvme_discovery",
+    "vhost_poll",
     "control",
     "api_directories",
     "nbd_memory",
@@ -129,6 +130,7 @@ impl ConfigReader<'_> {
                 }
                 "control" => config.control = self.socket_place("control", value),
                 "api_directories" => config.api_directories = self.paths("api_directories", value),
+                "vhost_poll" => config.vhost_poll = self.percent("vhost_poll", value),
                 "nbd_memory" => config.nbd_memory = self.nbd_memory(value),
                 "metrics" => config.metrics = self.place("metrics", value),
                 "fuse" => config.fuse = self.path("fuse", value),
@@ -489,6 +491,20 @@ impl ConfigReader<'_> {
         }
     }
 
+    /// A whole number from 0 to 100.
+    fn percent(&mut self, key: &str, value: &TomlValue<'_>) -> Option<u32> {
+        let DeValue::Integer(number) = value.get_ref() else {
+            self.type_error(value.span(), key, value.get_ref(), "a number", None);
+            return None;
+        };
+        let percent = number.to_string().parse().ok().filter(|percent| *percent <= 100);
+        if percent.is_none() {
+            let help = Some("expected a number from 0 to 100".to_owned());
+            self.error(value.span(), format!("invalid {key} `{number}`"), help);
+        }
+        percent
+    }
+
     fn nbd_memory(&mut self, value: &TomlValue<'_>) -> Option<u64> {
         let text = self.string("nbd_memory", value)?;
         let bytes = crate::size::parse(text).ok().filter(|bytes| *bytes >= LIMIT_BYTES_MIN);
@@ -724,6 +740,7 @@ mod tests {
             "control",
             "api_directories",
             "nbd_memory",
+            "vhost_poll",
             "metrics",
             "fuse",
             "[tls]",
@@ -748,6 +765,7 @@ mod tests {
         assert_eq!(config.nbd.unwrap().len(), 2);
         assert_eq!((config.nvme.len(), config.nvme_discovery.len()), (1, 1));
         assert!(config.control.is_some() && config.metrics.is_some());
+        assert_eq!(config.vhost_poll, Some(50));
         assert_eq!(config.api_directories, [PathBuf::from("/srv/blockyard")]);
         assert!(config.fuse.is_some() && config.fuse_allow_other);
         assert_eq!(config.tls.mode, TlsMode::Require);

@@ -49,9 +49,19 @@ pub fn schema() -> Value {
     })
 }
 
+fn nvme_places(description: &str) -> Value {
+    let listen = "^tcp:.+:[0-9]+$";
+    json!({
+        "description": description,
+        "oneOf": [
+            { "type": "string", "pattern": listen },
+            { "type": "array", "items": { "type": "string", "pattern": listen } },
+        ],
+    })
+}
+
 fn serve() -> Value {
     let listen = "^(unix:.+|tcp:.+:[0-9]+)$";
-    let listen_tcp = "^tcp:.+:[0-9]+$";
     json!({
         "description": "Where the yard is served",
         "type": "object",
@@ -65,20 +75,9 @@ fn serve() -> Value {
                     { "type": "array", "items": { "type": "string", "pattern": listen } },
                 ],
             },
-            "nvme": {
-                "description": "Where NVMe hosts connect; nowhere without it",
-                "oneOf": [
-                    { "type": "string", "pattern": listen_tcp },
-                    { "type": "array", "items": { "type": "string", "pattern": listen_tcp } },
-                ],
-            },
-            "nvme_discovery": {
-                "description": "Where NVMe hosts discover devices only; nowhere without it",
-                "oneOf": [
-                    { "type": "string", "pattern": listen_tcp },
-                    { "type": "array", "items": { "type": "string", "pattern": listen_tcp } },
-                ],
-            },
+            "nvme": nvme_places("Where NVMe hosts connect; nowhere without it"),
+            "nvme_discovery":
+                nvme_places("Where NVMe hosts discover devices only; nowhere without it"),
             "control": {
                 "description":
                     "Path of the control socket, with ?owner=, group= and mode= if needed; `none` \
@@ -91,6 +90,15 @@ fn serve() -> Value {
                      without it",
                 "type": "array",
                 "items": { "type": "string", "pattern": "^/" },
+            },
+            "vhost_poll": {
+                "description":
+                    "Percentage of the time in which the thread of each ring of a virtual machine \
+                     may poll it, instead of sleeping",
+                "type": "integer",
+                "minimum": 0,
+                "maximum": 100,
+                "default": 0,
             },
             "nbd_memory": {
                 "description":

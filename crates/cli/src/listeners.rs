@@ -1,0 +1,110 @@
+//! `nvme` and `vhost`: the places where NVMe hosts and hypervisors connect to a running yard.
+
+use std::io::Write;
+
+use blockyard_yard::table::Table;
+use blockyard_yard::view::{ListenRequest, ListenerView, VhostRequest, VhostView};
+
+use crate::args::{
+    NvmeCommand, NvmeListenArgs, NvmeUnlistenArgs, TalkArgs, VhostCommand, VhostListenArgs,
+    VhostUnlistenArgs,
+};
+use crate::devices::{client, print_json};
+use crate::failure::Failure;
+
+pub(crate) fn run_nvme(command: &NvmeCommand, out: &mut impl Write) -> Result<(), Failure> {
+    match command {
+        NvmeCommand::Listen(args) => listen(args, out),
+        NvmeCommand::Unlisten(args) => unlisten(args, out),
+        NvmeCommand::List(talk) => list(talk, out),
+    }
+}
+
+/// The protocol of a listener, as `serve` prints it.
+fn protocol(listener: &ListenerView) -> &'static str {
+    if listener.discovery { "NVMe discovery" } else { "NVMe" }
+}
+
+fn listen(args: &NvmeListenArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let request = ListenRequest { place: args.place.to_string(), discovery: args.discovery };
+    let listener = client(&args.talk).listen(&request)?;
+    if args.talk.json {
+        return print_json(&listener, out);
+    }
+    for address in &listener.addresses {
+        writeln!(out, "{} at {address}", protocol(&listener))?;
+    }
+    for warning in &listener.warnings {
+        writeln!(out, "  warning: {warning}")?;
+    }
+    Ok(())
+}
+
+fn unlisten(args: &NvmeUnlistenArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let listener = client(&args.talk).unlisten(&args.place.to_string(), args.force)?;
+    if args.talk.json {
+        return print_json(&listener, out);
+    }
+    for address in &listener.addresses {
+        writeln!(out, "{} no longer at {address}", protocol(&listener))?;
+    }
+    Ok(())
+}
+
+fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let listeners = client(talk).listeners()?;
+    if talk.json {
+        return print_json(&listeners, out);
+    }
+    let mut table = Table::new(["PLACE", "ADDRESS", "SERVES", "HOSTS"]);
+    for listener in listeners {
+        let serves = if listener.discovery { "discovery" } else { "devices" };
+        let hosts = listener.hosts.to_string();
+        table.row([listener.place, listener.addresses.join(" "), serves.to_owned(), hosts]);
+    }
+    Ok(table.print(3, out)?)
+}
+
+pub(crate) fn run_vhost(command: &VhostCommand, out: &mut impl Write) -> Result<(), Failure> {
+    match command {
+        VhostCommand::Listen(args) => listen_vhost(args, out),
+        VhostCommand::Unlisten(args) => unlisten_vhost(args, out),
+        VhostCommand::List(talk) => list_vhost(talk, out),
+    }
+}
+
+fn listen_vhost(args: &VhostListenArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let (device, place) = (args.device.clone(), args.place.clone());
+    let served = client(&args.talk).listen_vhost(&VhostRequest { device, place })?;
+    if args.talk.json {
+        return print_json(&served, out);
+    }
+    writeln!(out, "{} at {}", served.device, served.place)?;
+    Ok(())
+}
+
+fn unlisten_vhost(args: &VhostUnlistenArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let served = client(&args.talk).unlisten_vhost(&args.device, args.force)?;
+    if args.talk.json {
+        return print_json(&served, out);
+    }
+    writeln!(out, "{} no longer at {}", served.device, served.place)?;
+    Ok(())
+}
+
+fn list_vhost(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let sockets = client(talk).vhost()?;
+    if talk.json {
+        return print_json(&sockets, out);
+    }
+    let mut table = Table::new(["DEVICE", "PLACE", "HYPERVISOR", "QUEUES"]);
+    for VhostView { device, place, is_connected, pid, queues } in sockets {
+        let hypervisor = match pid {
+            Some(pid) => format!("process {pid}"),
+            None if is_connected => "connected".to_owned(),
+            None => "-".to_owned(),
+        };
+        table.row([device, place, hypervisor, queues.to_string()]);
+    }
+    Ok(table.print(3, out)?)
+}
