@@ -10,13 +10,16 @@ use std::sync::Arc;
 
 use blockyard_core::owner_only;
 use blockyard_core::provisional::Provisional;
-use blockyard_core::{Extent, Region, SECTOR_BYTES, SECTOR_SHIFT, Sector};
+use blockyard_core::{
+    Extent, Region, SECTOR_BYTES, SECTOR_SHIFT, Sector, Started, Status, ZoneGeometry,
+};
 use blockyard_sync::rcu_cell::RcuCell;
 use rustix::fs::{AtFlags, FallocateFlags, StatxFlags};
 
 use crate::config::{Direct, FileConfig};
 use crate::error::FileDeviceError;
 use crate::lock;
+use crate::zoned;
 
 /// The unit of the probe whether the file system deallocates, in bytes, and the physical block size
 /// of a file whose file system reports an unusable one.
@@ -46,6 +49,11 @@ pub(crate) struct Backing {
     /// write reports a failed write-back as `fdatasync` does, and the kernel reports it once. A
     /// regular file can have write-backs, so there a flush must be the only one to sync.
     pub(crate) has_fua: bool,
+    /// The zones of a zoned block device.
+    pub(crate) zones: Option<ZoneGeometry>,
+    /// The longest request that a zoned block device takes whole, in sectors. The kernel splits a
+    /// longer one, and before Linux 6.10 may reorder the pieces of a write.
+    pub(crate) whole_sectors_max: u64,
 }
 
 impl Backing {
@@ -128,6 +136,14 @@ impl Shared {
     pub(crate) fn new(backing: Backing) -> Shared {
         let is_latched = Arc::new(RcuCell::new(false));
         Shared { backing, is_latched, zeros: Region::alloc(FILL_BYTES) }
+    }
+
+    /// Executes a request that manages zones; `None` for other requests. The calling thread waits
+    /// for the device.
+    pub(crate) fn manage_zones(&self, started: &Started) -> Option<Status> {
+        let Backing { zones, len, .. } = &self.backing;
+        let zone_sectors = zones.as_ref()?.zone_sectors;
+        zoned::manage(self.backing.locked(), (len >> SECTOR_SHIFT, zone_sectors), started)
     }
 
     /// Latches the device after a failed flush: from now on changes and flushes fail.
@@ -276,16 +292,13 @@ fn examine(config: &FileConfig, locked: LockedFile) -> Result<Backing, FileDevic
     let failed = refused("examine", path, "");
     let (mut file, is_device) = (&locked.file, locked.is_device);
     let found = file.metadata().map_err(&failed)?;
-    if is_device && lock::zone_sectors(file) > 0 {
-        let wanted = "a block device without zones; zoned block devices are not supported";
-        return Err(FileDeviceError::invalid("path", path.display(), wanted));
-    }
     let len = file.seek(SeekFrom::End(0)).map_err(&failed)?;
     check_len(config, len)?;
     let (sector_bytes, physical) = if is_device {
         let sector = rustix::fs::ioctl_blksszget(file).map_err(|error| failed(error.into()))?;
         let physical = rustix::fs::ioctl_blkpbszget(file).map_err(|error| failed(error.into()))?;
-        (u64::from(sector), u64::from(physical))
+        let granularity = queue_limit(found.rdev(), "zone_write_granularity").unwrap_or(0);
+        (u64::from(sector).max(granularity), u64::from(physical))
     } else {
         (SECTOR_BYTES, found.blksize())
     };
@@ -295,6 +308,7 @@ fn examine(config: &FileConfig, locked: LockedFile) -> Result<Backing, FileDevic
         let wanted = format!("a file whose length is a multiple of {logical} bytes; it has {len}");
         return Err(FileDeviceError::invalid("path", path.display(), wanted));
     }
+    let zones = zones(config, &locked, (len, found.rdev()), direct.is_some())?;
     let is_usable = physical.is_power_of_two() && physical <= BLOCK_BYTES_MAX;
     let physical = logical.max(if is_usable { physical } else { PAGE_BYTES });
     Ok(Backing {
@@ -304,10 +318,60 @@ fn examine(config: &FileConfig, locked: LockedFile) -> Result<Backing, FileDevic
         is_direct: direct.is_some(),
         memory_align: direct.map_or(1, |it| it.memory_align),
         read_only: config.read_only,
-        can_discard: !config.read_only && can_discard(file, is_device, found.rdev(), len),
+        can_discard: !config.read_only
+            && zones.is_none()
+            && can_discard(file, is_device, found.rdev(), len),
         has_fua: direct.is_some() && is_device,
+        zones,
+        whole_sectors_max: whole_sectors_max(found.rdev()),
         locked,
     })
+}
+
+/// The zones of a zoned block device.
+fn zones(
+    config: &FileConfig,
+    locked: &LockedFile,
+    (len, device): (u64, u64),
+    is_direct: bool,
+) -> Result<Option<ZoneGeometry>, FileDeviceError> {
+    let (path, file) = (config.path.as_path(), &locked.file);
+    let zone_sectors = if locked.is_device { zoned::zone_sectors(file) } else { 0 };
+    if zone_sectors == 0 {
+        return Ok(None);
+    }
+    if !is_direct {
+        // The page cache writes pages in any order.
+        let wanted = "auto or on: a zoned block device needs direct I/O";
+        return Err(FileDeviceError::invalid("direct", config.direct, wanted));
+    }
+    let limit = |name| {
+        let value = queue_limit(device, name).unwrap_or(0);
+        u32::try_from(value).unwrap_or(0)
+    };
+    let limits = (limit("max_open_zones"), limit("max_active_zones"));
+    let examined = zoned::examine(file, (len >> SECTOR_SHIFT, zone_sectors), limits);
+    examined.map(Some).map_err(refused("examine the zones of", path, ""))
+}
+
+/// The longest request of a block device that the kernel does not split, in sectors: with a segment
+/// for each page of its data.
+fn whole_sectors_max(device: u64) -> u64 {
+    let limit = |name, unit: u64| {
+        queue_limit(device, name).map_or(u64::MAX, |count| count.saturating_mul(unit))
+    };
+    let bytes = limit("max_sectors_kb", 1024).min(limit("max_segments", PAGE_BYTES));
+    (bytes >> SECTOR_SHIFT).max(PAGE_BYTES >> SECTOR_SHIFT)
+}
+
+/// A limit of the queue of a block device; `None` if the kernel does not report it.
+fn queue_limit(device: u64, name: &str) -> Option<u64> {
+    let number = format!("{}:{}", libc::major(device), libc::minor(device));
+    // A partition has the queue of its disk.
+    let text = ["queue", "../queue"].iter().find_map(|queue| {
+        std::fs::read_to_string(format!("/sys/dev/block/{number}/{queue}/{name}")).ok()
+    });
+    text?.trim().parse().ok()
 }
 
 /// Checks the length of the file.
@@ -383,16 +447,10 @@ fn reopen(file: &File, read_only: bool, is_direct: bool) -> io::Result<File> {
 /// Whether a range can be deallocated.
 fn can_discard(file: &File, is_device: bool, device: u64, len: u64) -> bool {
     if is_device {
-        let number = format!("{}:{}", libc::major(device), libc::minor(device));
-        // A partition has the queue of its disk. The call for a discard zeroes the range, so the
-        // device needs both commands.
-        return ["queue", "../queue"].iter().any(|queue| {
-            ["discard_max_bytes", "write_zeroes_max_bytes"].iter().all(|limit| {
-                let path = format!("/sys/dev/block/{number}/{queue}/{limit}");
-                let text = std::fs::read_to_string(path).unwrap_or_default();
-                text.trim().parse().is_ok_and(|bytes: u64| bytes > 0)
-            })
-        });
+        // The call for a discard zeroes the range, so the device needs both commands.
+        return ["discard_max_bytes", "write_zeroes_max_bytes"]
+            .iter()
+            .all(|limit| queue_limit(device, limit).is_some_and(|bytes| bytes > 0));
     }
     // Deallocating a range after the end of the file changes nothing.
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

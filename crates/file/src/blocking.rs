@@ -43,6 +43,9 @@ impl BlockingQueue {
         if started.op() != Op::Read && **self.is_latched.get() {
             return (started, Status::IoErr);
         }
+        if let Some(status) = self.shared.manage_zones(&started) {
+            return (started, status);
+        }
         let mut execution = match Execution::new(started, &mut self.bounces) {
             Ok(execution) => execution,
             // Not reached: one request at a time finds a free bounce buffer.

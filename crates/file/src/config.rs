@@ -1,5 +1,6 @@
 //! Parameters of a `file` device. All of them are checked before a file is opened or created.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use blockyard_core::SECTOR_BYTES;
@@ -17,6 +18,16 @@ pub enum Direct {
     On,
     /// Never.
     Off,
+}
+
+impl fmt::Display for Direct {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direct::Auto => "auto",
+            Direct::On => "on",
+            Direct::Off => "off",
+        })
+    }
 }
 
 /// The system calls that execute requests.

@@ -12,6 +12,7 @@ use crate::config::{FileConfig, IoEngine};
 use crate::error::FileDeviceError;
 use crate::queue::FileQueue;
 use crate::ring::{self, DEPTH, RingQueue};
+use crate::zoned;
 
 /// Longest read or write in sectors: 1 MiB. The channel splits longer ones, and their pieces run
 /// concurrently.
@@ -65,15 +66,24 @@ impl FileDevice {
             sectors: backing.len >> SECTOR_SHIFT,
             logical_block_bytes: backing.logical_block_bytes,
             physical_block_bytes: backing.physical_block_bytes,
-            zones: None,
+            zones: backing.zones.clone(),
         };
+        let chunk_sectors = backing.zones.as_ref().map_or(0, |zones| zones.zone_sectors);
+        let is_zoned = backing.zones.is_some();
         let limits = Limits {
-            sectors_max: SECTORS_MAX,
+            sectors_max: match is_zoned {
+                true => SECTORS_MAX.min(backing.whole_sectors_max),
+                false => SECTORS_MAX,
+            },
+            chunk_sectors,
+            // The kernel's workers may execute two calls in any order.
+            ordered: !is_zoned,
             // A merged request would fail as a whole where one of its bios fails alone, and the
             // kernel merges neighbours that are submitted together.
             segments_max: 1,
             discard_sectors_max: if backing.can_discard { ZERO_SECTORS_MAX } else { 0 },
-            write_zeroes_sectors_max: ZERO_SECTORS_MAX,
+            // In a sequential zone zeros would have to be written in order.
+            write_zeroes_sectors_max: if is_zoned { 0 } else { ZERO_SECTORS_MAX },
             write_cache: true,
             fua: backing.has_fua,
             read_only: backing.read_only,
@@ -126,14 +136,18 @@ impl Device for FileDevice {
     fn report_zones(
         &self,
         from: Sector,
-        _zones_max: usize,
-        _out: &mut Vec<ZoneInfo>,
+        zones_max: usize,
+        out: &mut Vec<ZoneInfo>,
     ) -> Result<(), DeviceError> {
         let sectors = self.geometry.sectors;
-        if from.0 < sectors {
-            Ok(())
-        } else {
-            Err(DeviceError::OutOfRange { sector: from, sectors })
+        if from.0 >= sectors {
+            return Err(DeviceError::OutOfRange { sector: from, sectors });
+        }
+        match &self.geometry.zones {
+            Some(zones) => {
+                zoned::report_zones(self.shared.backing.locked(), zones, from, zones_max, out)
+            }
+            None => Ok(()),
         }
     }
 

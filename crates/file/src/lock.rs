@@ -9,7 +9,7 @@
 //! Both locks belong to the open file. An io_uring that has the file registered keeps it open until
 //! its last operation has ended. So the lock of a killed process lasts until its writes have ended,
 //! and no other process writes before.
-#![allow(unsafe_code)] // fcntl and ioctl have no safe wrapper for these commands.
+#![allow(unsafe_code)] // fcntl has no safe wrapper for these commands.
 
 use std::fs::{File, Metadata, TryLockError};
 use std::io;
@@ -23,9 +23,6 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// How often locking is tried.
 const RETRY: Duration = Duration::from_millis(10);
-
-/// `BLKGETZONESZ` of linux/blkzoned.h: `_IOR(0x12, 132, __u32)`.
-const BLKGETZONESZ: libc::Ioctl = 0x8004_1284_u32 as libc::Ioctl;
 
 /// Locks an open file, exclusively or shared with other readers. Waits for a short time.
 ///
@@ -112,18 +109,6 @@ fn process_with(file: &File, found: &Metadata) -> Option<u32> {
             !is_own && std::fs::metadata(entry.path()).is_ok_and(is_same)
         })
     })
-}
-
-/// The zone size of a block device in sectors; 0 if it has no zones.
-pub(crate) fn zone_sectors(device: &File) -> u32 {
-    let mut sectors = 0_u32;
-    // SAFETY: the call writes one 32-bit number to `sectors`, which lives until it returns, and the
-    // descriptor is open.
-    match unsafe { libc::ioctl(device.as_raw_fd(), BLKGETZONESZ, &raw mut sectors) } {
-        0 => sectors,
-        // Linux before 4.20 does not know the command, and other devices refuse it.
-        _ => 0,
-    }
 }
 
 #[cfg(test)]

@@ -151,6 +151,10 @@ impl RingQueue {
                 done.complete(started, Status::IoErr);
                 continue;
             }
+            if let Some(status) = self.shared.manage_zones(&started) {
+                done.complete(started, status);
+                continue;
+            }
             let Some(slot) = self.free.pop() else {
                 batch.requeue(started);
                 break;

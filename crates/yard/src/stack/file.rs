@@ -1,8 +1,9 @@
 //! Existing files and block devices.
 
+use blockyard_core::Device;
 use blockyard_file::{Direct, FileConfig, FileDevice, FileDeviceError, IoEngine};
 
-use super::{Conventional, Made, as_given, with_delay};
+use super::{Conventional, Made, Zoned, as_given, with_delay};
 use crate::error::StackError;
 use crate::spec::DeviceSpec;
 
@@ -11,7 +12,10 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let opened = FileDevice::open_provisional(&config(spec));
     let device = opened.map_err(|error| refused(spec, error))?;
     let provisional = device.provisional().clone();
-    let disk = with_delay::<Conventional, _>(spec, device)?;
+    let disk = match device.geometry().zones {
+        Some(_) => with_delay::<Zoned, _>(spec, device)?,
+        None => with_delay::<Conventional, _>(spec, device)?,
+    };
     Ok(Made { provisional, ..Made::without_files(disk) })
 }
 
