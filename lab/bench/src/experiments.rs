@@ -2,6 +2,7 @@
 
 mod cached;
 pub mod clock;
+pub mod file;
 pub mod fio_engine;
 pub mod fuse;
 pub mod hot_path;
@@ -20,6 +21,7 @@ pub mod scheduler_merge;
 pub(crate) mod schedulers;
 pub mod smr_append;
 pub mod sync_writes;
+pub mod vhost;
 pub mod volume_limits;
 pub mod zone_append;
 pub mod zone_gate;

@@ -5,9 +5,9 @@
 //! another load of the machine.
 
 use crate::experiments::{
-    clock, fio_engine, fuse, hot_path, limits, limits::names, nbd, nvme, race, ram_kernel,
+    clock, file, fio_engine, fuse, hot_path, limits, limits::names, nbd, nvme, race, ram_kernel,
     ram_locks, scheduler, scheduler_kernel, scheduler_latency, scheduler_merge, schedulers,
-    smr_append, sync_writes, volume_limits, zone_append, zone_gate, zone_locks,
+    smr_append, sync_writes, vhost, volume_limits, zone_append, zone_gate, zone_locks,
 };
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
@@ -144,6 +144,7 @@ const RULES: &[RatioRule] = &[
 /// The experiments without a rule, and why no limit of the machine applies to them.
 pub const NONE_APPLIES: &[(&str, &str)] = &[
     (clock::NAME, "what the lab itself costs is a limit, and has none"),
+    (file::NAME, "its limit is in it: fio's own io_uring"),
     (limits::NAME, "these are the limits"),
     (nvme::NAME, "the kernel's TCP bounds it, which no limit measures; NBD over TCP is next to it"),
     (
@@ -153,6 +154,7 @@ pub const NONE_APPLIES: &[(&str, &str)] = &[
     (smr_append::NAME, "the drive's times bound it, which are data"),
     (sync_writes::NAME, "the disk's write and sync bound it, which are the rows of `raw`"),
     (volume_limits::NAME, "its limits are in it: the rows of `raw`, and times that are aimed at"),
+    (vhost::NAME, "the wakes of two threads bound it, which no limit measures"),
     (scheduler_merge::NAME, "the device's 1 ms and its tags bound it, which are data"),
 ];
 

@@ -11,6 +11,7 @@ pub type Build = fn(&Settings) -> Experiment;
 pub fn experiments() -> Vec<(&'static str, Build)> {
     vec![
         (experiments::clock::NAME, experiments::clock::build),
+        (experiments::file::NAME, experiments::file::build),
         (experiments::fio_engine::NAME, experiments::fio_engine::build),
         (experiments::fuse::NAME, experiments::fuse::build),
         (experiments::hot_path::NAME, experiments::hot_path::build),
@@ -26,6 +27,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::scheduler_merge::NAME, experiments::scheduler_merge::build),
         (experiments::smr_append::NAME, experiments::smr_append::build),
         (experiments::sync_writes::NAME, experiments::sync_writes::build),
+        (experiments::vhost::NAME, experiments::vhost::build),
         (experiments::volume_limits::NAME, experiments::volume_limits::build),
         (experiments::zone_append::NAME, experiments::zone_append::build),
         (experiments::zone_gate::NAME, experiments::zone_gate::build),

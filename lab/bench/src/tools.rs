@@ -17,4 +17,5 @@ pub mod nvme_client;
 pub mod nvme_peer;
 pub mod pool_place;
 pub mod server;
+pub mod vhost_client;
 pub mod zram_device;
