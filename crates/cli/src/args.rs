@@ -17,13 +17,17 @@ use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
 use blockyard_yard::size;
 use blockyard_yard::spec::{DeviceSpec, NAME_WANTED, check_name};
-use blockyard_yard::ublk::{ANY_ID, UblkPlace, parse_id};
+use blockyard_yard::ublk::{ANY_ID, UblkPlace};
 use blockyard_yard::vhost::VhostPlace;
 use blockyard_yard::{
     AllowLists, AllowedHosts, AuthHash, DhGroup, NBD_MEMORY_MIN, UnixPlace, check_subsystem_nqn,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+mod listeners;
+
+pub(crate) use listeners::*;
 
 const ABOUT: &str = "Makes block devices (null, zoned, shingled, compressed RAM, durable volumes) \
                      and serves them";
@@ -639,129 +643,6 @@ pub(crate) struct StatsArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1, requires = "watch")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) interval: u64,
-    #[command(flatten)]
-    pub(crate) talk: TalkArgs,
-}
-
-/// `nvme`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum NvmeCommand {
-    /// Let NVMe hosts connect at one more place
-    Listen(NvmeListenArgs),
-    /// Stop listening at a place
-    Unlisten(NvmeUnlistenArgs),
-    /// List the places where NVMe hosts connect
-    List(TalkArgs),
-}
-
-const NVME_LISTEN_HELP: &str = "\
-The rules of access are those of `serve`: --nvme-allow, --nvme-secrets, or [nvme] in the
-configuration. Without them any host that reaches the place can read and write every device.
-
-Examples:
-  blockyard nvme listen tcp:127.0.0.1:4420
-  blockyard nvme listen tcp:192.0.2.1:8009 --discovery
-";
-
-/// `nvme listen`.
-#[derive(Args, Debug)]
-#[command(after_help = NVME_LISTEN_HELP)]
-pub(crate) struct NvmeListenArgs {
-    /// Where to listen: tcp:HOST:PORT
-    #[arg(value_parser = nvme_place)]
-    pub(crate) place: Endpoint,
-    /// Let hosts only discover the devices there, which another place has to serve
-    #[arg(long)]
-    pub(crate) discovery: bool,
-    #[command(flatten)]
-    pub(crate) talk: TalkArgs,
-}
-
-/// `nvme unlisten`.
-#[derive(Args, Debug)]
-pub(crate) struct NvmeUnlistenArgs {
-    /// The place, as it was given or as `nvme list` shows its address
-    #[arg(value_parser = nvme_place)]
-    pub(crate) place: Endpoint,
-    /// Stop it even if hosts are connected; they are disconnected
-    #[arg(short, long)]
-    pub(crate) force: bool,
-    #[command(flatten)]
-    pub(crate) talk: TalkArgs,
-}
-
-const UBLK_HELP: &str = "\
-These commands ask the kernel and need root, and no yard. A device is `live` while a server serves
-it, `quiesced` while its requests wait for another server: the same `blockyard serve ... --ublk
-DEVICE=ID` goes on with it. A `dead` one has no block device.
-";
-
-/// `ublk`.
-#[derive(Debug, Subcommand)]
-#[command(after_help = UBLK_HELP)]
-pub(crate) enum UblkCommand {
-    /// List the ublk devices of this machine, those of other programs included
-    List(UblkListArgs),
-    /// Remove a ublk device that has no server; requests that wait for one fail
-    Remove(UblkRemoveArgs),
-}
-
-/// `ublk list`.
-#[derive(Args, Debug)]
-pub(crate) struct UblkListArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// `ublk remove`.
-#[derive(Args, Debug)]
-pub(crate) struct UblkRemoveArgs {
-    /// The N of /dev/ublkbN
-    #[arg(value_parser = parse_id)]
-    pub(crate) id: u32,
-}
-
-/// `vhost`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum VhostCommand {
-    /// Serve a device to a virtual machine at a unix socket
-    Listen(VhostListenArgs),
-    /// Serve a device to virtual machines no longer, and remove its socket
-    Unlisten(VhostUnlistenArgs),
-    /// List the sockets at which virtual machines find devices
-    List(TalkArgs),
-}
-
-const VHOST_LISTEN_HELP: &str = "\
-The yard makes the socket at or below the directories of `serve --api-directory DIR` only; by
-default there is none. `serve --vhost` needs no such directory.
-
-Examples:
-  blockyard serve --api-directory /run/blockyard
-  blockyard vhost listen mem0 unix:/run/blockyard/mem0.sock
-";
-
-/// `vhost listen`.
-#[derive(Args, Debug)]
-#[command(after_help = VHOST_LISTEN_HELP)]
-pub(crate) struct VhostListenArgs {
-    /// The device
-    pub(crate) device: String,
-    /// Where to listen: unix:PATH
-    pub(crate) place: String,
-    #[command(flatten)]
-    pub(crate) talk: TalkArgs,
-}
-
-/// `vhost unlisten`.
-#[derive(Args, Debug)]
-pub(crate) struct VhostUnlistenArgs {
-    /// The device
-    pub(crate) device: String,
-    /// Stop it even if a hypervisor is connected; it is disconnected
-    #[arg(short, long)]
-    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
 }
