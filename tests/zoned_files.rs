@@ -140,3 +140,56 @@ fn an_smr_disk_serves_the_files_of_a_zoned_device() {
     assert_eq!(zone(&yard, 5), ("closed".to_owned(), 24));
     nbdsh(&yard.uri("z0"), "assert h.pread(12288, 5 << 20) == b'a' * 8192 + b'c' * 4096");
 }
+
+/// An image moves the zones of a device in files to one in memory, and back.
+#[test]
+fn an_image_of_zones_is_saved_and_loaded() {
+    let place = Place::new();
+    let memory = ZONED.replace("z0", "z1") + "&memory_backed=1";
+    let yard = Yard::serve(&[&backed(&place, ""), &memory]);
+    let file = place.file("image");
+    let zone = |device: &str, verb: &str, more: &[&str]| {
+        yard.command(&[&["zone", verb, device][..], more].concat())
+    };
+    let report = |device: &str| zone(device, "report", &["--json"]).ok().json();
+    nbdsh(
+        &yard.uri("z0"),
+        "import random\n\
+         h.pwrite(random.Random(1).randbytes(8 << 10), 0)\n\
+         h.pwrite(random.Random(2).randbytes(300 << 10), 5 << 20)\n\
+         h.pwrite(random.Random(3).randbytes(768 << 10), 6 << 20)\n\
+         h.pwrite(random.Random(4).randbytes(8 << 10), 7 << 20)",
+    );
+    command(&yard, "finish", 7).ok();
+    command(&yard, "close", 5).ok();
+    let said = zone("z0", "save", &[&file]).ok().out;
+    assert!(said.starts_with("z0: saved ") && said.contains(&file), "{said}");
+    let line = std::fs::read(&file).unwrap();
+    let line = line.split(|byte| *byte == b'\n').next().unwrap();
+    let description: serde_json::Value = serde_json::from_slice(line).unwrap();
+    assert_eq!(description["zone_capacity_bytes"], 768 << 10, "{description}");
+    assert_eq!(description["zones"].as_array().unwrap().len(), 5, "{description}");
+    zone("z1", "load", &[&file]).ok();
+    assert_eq!(report("z1"), report("z0"));
+    let same = "import random\n\
+         assert h.pread(8 << 10, 0) == random.Random(1).randbytes(8 << 10)\n\
+         assert h.pread(300 << 10, 5 << 20) == random.Random(2).randbytes(300 << 10)\n\
+         assert h.pread(768 << 10, 6 << 20) == random.Random(3).randbytes(768 << 10)\n\
+         assert h.pread(8 << 10, 7 << 20) == random.Random(4).randbytes(8 << 10)";
+    nbdsh(&yard.uri("z1"), same);
+    // What a device holds, and a file that is no image, are replaced by request only.
+    zone("z1", "load", &[&file]).fails().says(&["of the device holds data; --force"]);
+    let other = place.file("notes");
+    std::fs::write(&other, "mine").unwrap();
+    zone("z0", "save", &[&other]).fails().says(&["cannot replace", "--force"]);
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "mine");
+    zone("z1", "load", &[&other, "--force"]).fails().says(&["no image of a zoned device"]);
+    nbdsh(&yard.uri("z1"), same);
+    yard.command(&["zone", "reset-all", "z0"]).ok();
+    zone("z0", "load", &[&file, "--force"]).ok();
+    assert_eq!(report("z1"), report("z0"));
+    nbdsh(&yard.uri("z0"), same);
+    yard.command(&["add", "null:///small?zoned=1&memory_backed=1&size=8M&zone_size=1M"]).ok();
+    let refused = zone("small", "load", &[&file]).fails();
+    assert!(refused.err.contains("the image has size=16777216, the device size=8388608"));
+}

@@ -19,4 +19,5 @@ pub mod trace;
 pub mod ublk;
 pub mod vhost;
 pub mod volume;
+pub mod zoned;
 pub mod zonefs;

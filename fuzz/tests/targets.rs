@@ -49,3 +49,5 @@ target!(vhost_requests, blockyard_fuzz::vhost::requests);
 target!(volume, blockyard_fuzz::volume::volume);
 target!(zonefs_superblock, blockyard_fuzz::zonefs::superblock);
 target!(zonefs_options, blockyard_fuzz::zonefs::options);
+target!(zoned_files, blockyard_fuzz::zoned::files);
+target!(zoned_image, blockyard_fuzz::zoned::image);

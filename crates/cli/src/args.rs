@@ -400,6 +400,37 @@ pub(crate) enum ZoneCommand {
     ResetAll(ZoneResetAllArgs),
     /// Say whether a device's zones would be accepted elsewhere, and quote the reason if not
     Check(ZoneCheckArgs),
+    /// Write the geometry, the zones and the data of a device to a file
+    Save(ZoneImageArgs),
+    /// Bring a device of the same geometry into the state of a saved file
+    Load(ZoneImageArgs),
+}
+
+const ZONE_IMAGE_HELP: &str = "\
+The file begins with a line of JSON: the geometry, and each zone that holds something. The data
+follow. `head -1 FILE` prints the line. Stop the clients of the device first: `save` fails if a zone
+is reset meanwhile. `load` closes zones that were open; if it fails, the device is empty.
+
+Examples:
+  blockyard zone save zoned0 before.zones
+  blockyard zone load zoned0 before.zones --force
+";
+
+/// `zone save`, `zone load`.
+#[derive(Args, Debug)]
+#[command(after_help = ZONE_IMAGE_HELP)]
+pub(crate) struct ZoneImageArgs {
+    /// The device's name
+    #[arg(value_parser = name)]
+    pub(crate) device: String,
+    /// The file; `save` replaces it as a whole or not at all
+    pub(crate) file: PathBuf,
+    /// With `save`, replace the file whatever it is; with `load`, replace what the device holds,
+    /// even if clients use it
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
 }
 
 const ZONE_CHECK_HELP: &str = "\

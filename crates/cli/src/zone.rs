@@ -1,6 +1,6 @@
 //! `zone`: the report and the verbs of blkzone, over the control API, and `zone check`.
 
-use std::io::Write;
+use std::io::{Read, Write};
 
 use blockyard_core::SECTOR_BYTES;
 use blockyard_yard::client::{Client, ClientError};
@@ -9,17 +9,22 @@ use blockyard_yard::size::Bytes;
 use blockyard_yard::stack;
 use blockyard_yard::view::{ZoneRequest, ZoneView};
 use blockyard_yard::zone_check::{VerdictView, of_disk, of_served};
+use blockyard_yard::zone_image::{self, ZoneImageDone};
 use serde_json::json;
 
 use crate::args::{
     Amount, Distance, Subject, TalkArgs, ZoneArgs, ZoneChangeArgs, ZoneCheckArgs, ZoneCommand,
-    ZoneResetAllArgs,
+    ZoneImageArgs, ZoneResetAllArgs,
 };
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
+use crate::output_file::{OutputFile, Replace, file_failed};
 
 /// Zones asked for at once.
 const PAGE: usize = 4096;
+
+/// Most bytes that are passed on at once.
+const PART_BYTES: usize = 256 << 10;
 
 pub(crate) fn run(command: &ZoneCommand, out: &mut impl Write) -> Result<(), Failure> {
     match command {
@@ -34,7 +39,50 @@ pub(crate) fn run(command: &ZoneCommand, out: &mut impl Write) -> Result<(), Fai
             print_done(talk, device, "reset-all", done.zones, out)
         }
         ZoneCommand::Check(args) => check(args, out),
+        ZoneCommand::Save(args) => save(args, out),
+        ZoneCommand::Load(args) => load(args, out),
     }
+}
+
+/// Writes an image to a file, with the rights of the user who asks.
+fn save(args: &ZoneImageArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let replace = Replace { force: args.force, magic: zone_image::MAGIC };
+    let output = OutputFile::create(&args.file, replace)?;
+    let mut answer = client(&args.talk).zone_image(&args.device)?;
+    let (mut part, mut bytes) = (vec![0; PART_BYTES], 0);
+    loop {
+        let failed = |error| Failure::new(Code::Refused, format!("stream: {error}"));
+        let len = answer.read(&mut part).map_err(failed)?;
+        if len == 0 {
+            break;
+        }
+        let written = output.file().write_all(&part[..len]);
+        written.map_err(|error| file_failed(&args.file, &error))?;
+        bytes += len as u64;
+    }
+    output.finish()?;
+    let device = &args.device;
+    if args.talk.json {
+        return print_json(&json!({ "device": device, "verb": "save", "bytes": bytes }), out);
+    }
+    Ok(writeln!(out, "{device}: saved {} to {}", counted(bytes, "byte"), args.file.display())?)
+}
+
+/// Sends an image to a device.
+fn load(args: &ZoneImageArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let file = std::fs::File::open(&args.file);
+    let mut file = file.map_err(|error| {
+        Failure::new(Code::Failed, format!("cannot read `{}`: {error}", args.file.display()))
+    })?;
+    let ZoneImageDone { zones, bytes } =
+        client(&args.talk).load_zone_image(&args.device, args.force, &mut file)?;
+    let device = &args.device;
+    if args.talk.json {
+        let done = json!({ "device": device, "verb": "load", "zones": zones, "bytes": bytes });
+        return print_json(&done, out);
+    }
+    let (zones, bytes) = (counted(zones, "zone"), counted(bytes, "byte"));
+    Ok(writeln!(out, "{device}: loaded {zones}, {bytes}")?)
 }
 
 fn check(args: &ZoneCheckArgs, out: &mut impl Write) -> Result<(), Failure> {

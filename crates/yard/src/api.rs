@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
@@ -37,6 +37,7 @@ use crate::view::{
     InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView,
     StatsView, VersionView, ZoneDone, ZoneRequest, ZonesView,
 };
+use crate::zone_image::{self, ZoneImageDone, ZoneImageError};
 use crate::zonefs;
 use crate::zones::{self, Verb};
 
@@ -85,7 +86,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 29] = [
+pub const PATHS: [&str; 30] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -94,6 +95,7 @@ pub const PATHS: [&str; 29] = [
     "/v1/devices/{name}/scheduler",
     "/v1/devices/{name}/zones",
     "/v1/devices/{name}/zones/{verb}",
+    "/v1/devices/{name}/zones/image",
     "/v1/devices/{name}/inject",
     "/v1/devices/{name}/ram",
     "/v1/devices/{name}/ram/{verb}",
@@ -128,6 +130,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/scheduler", get(scheduler).post(set_scheduler))
         .route("/v1/devices/{name}/zones", get(report))
         .route("/v1/devices/{name}/zones/{verb}", post(manage))
+        .route("/v1/devices/{name}/zones/image", get(save_zones).post(load_zones))
         .route("/v1/devices/{name}/inject", post(inject_fault))
         .route("/v1/devices/{name}/ram", get(ram_stats))
         .route("/v1/devices/{name}/ram/{verb}", get(ram_content).post(ram_work))
@@ -211,6 +214,13 @@ impl From<YardError> for ErrorResponse {
             | YardError::ZoneFs(_)
             | YardError::Mount(_)
             | YardError::Zone { .. }
+            | YardError::ZoneImage(
+                ZoneImageError::NotEmpty { .. }
+                | ZoneImageError::Geometry { .. }
+                | ZoneImageError::Active { .. }
+                | ZoneImageError::Unit { .. }
+                | ZoneImageError::Zone { .. },
+            )
             | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
             YardError::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
             YardError::Device(DeviceError::Os { .. }) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -399,6 +409,55 @@ async fn manage(
         zones::manage(entry.disk.as_ref(), verb, &request)
     })
     .await
+}
+
+/// An image of the zones of a device, as a stream.
+async fn save_zones(State(control): Shared, name: Name) -> Result<Response, ErrorResponse> {
+    let name = path(name)?;
+    let entry = control.devices.find(&name)?;
+    if entry.disk.geometry().zones.is_none() {
+        return Err(YardError::NotZoned { name }.into());
+    }
+    let place = entry.begin_work()?;
+    let (answer, mut out) = stream::outgoing();
+    tokio::task::spawn_blocking(move || {
+        let _place = place;
+        match zone_image::save(entry.disk.as_ref(), &mut out) {
+            Ok(done) => tracing::info!(device = name, zones = done.zones, "zones sent"),
+            Err(error) => out.fail(&name, std::io::Error::other(error)),
+        }
+    });
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response())
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct LoadQuery {
+    force: bool,
+}
+
+/// Brings a device into the state of an image, which is the body.
+async fn load_zones(
+    State(control): Shared,
+    name: Name,
+    asked: Asked,
+    body: Body,
+) -> Answer<ZoneImageDone> {
+    let (name, LoadQuery { force }): (String, LoadQuery) = (path(name)?, query(asked)?);
+    let entry = control.devices.find(&name)?;
+    let place = entry.begin_work()?;
+    let (sender, mut input) = stream::incoming();
+    let loaded = blocking(move || {
+        let _place = place;
+        if entry.disk.geometry().zones.is_some() {
+            control.devices.may_change_zones(&name, force)?;
+        }
+        let done = zone_image::load(entry.disk.as_ref(), &mut input, force)?;
+        tracing::info!(device = name, zones = done.zones, "zones loaded");
+        Ok(done)
+    });
+    let (loaded, _) = tokio::join!(loaded, stream::pass_on(body, sender));
+    loaded
 }
 
 async fn format_zonefs(

@@ -18,6 +18,7 @@ use crate::view::{
     VersionView, VhostRequest, VhostView, ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
+use crate::zone_image::ZoneImageDone;
 
 mod connection;
 
@@ -310,6 +311,30 @@ impl Client {
     pub fn unlisten_vhost(&self, device: &str, force: bool) -> Result<VhostView, ClientError> {
         let path = format!("/v1/vhost?device={}&force={force}", encode(device));
         self.parse(self.exchange(Method::DELETE, &path, Vec::new())?)
+    }
+
+    /// An image of the zones of a device.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn zone_image(&self, name: &str) -> Result<Answer, ClientError> {
+        self.stream_of(Method::GET, &device_path(name, "/zones/image"), Vec::new())
+    }
+
+    /// Sends an image to a device, which gets its state. With `force` a device that clients use or
+    /// that holds data is taken too.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses, or the image cannot be read.
+    pub fn load_zone_image(
+        &self,
+        name: &str,
+        force: bool,
+        input: &mut dyn Read,
+    ) -> Result<ZoneImageDone, ClientError> {
+        let path = device_path(name, &format!("/zones/image?force={force}"));
+        let connection = self.connect(TIMEOUT_LONG)?;
+        self.parse(self.whole(connection.send_stream(&path, input, &mut |_| {}))?)
     }
 
     /// Executes an operation on a RAM disk.

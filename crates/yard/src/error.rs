@@ -16,6 +16,7 @@ use crate::inject::InjectError;
 use crate::param::{DeviceKind, ParamError, shown};
 use crate::spec::NameError;
 use crate::uri::UriError;
+use crate::zone_image::ZoneImageError;
 
 /// A count with its noun: `1 zone`, `2 zones`.
 pub fn counted(count: u64, noun: &str) -> String {
@@ -335,6 +336,9 @@ pub enum YardError {
         /// The device.
         name: String,
     },
+    /// The zones of a device cannot be saved or loaded.
+    #[error(transparent)]
+    ZoneImage(ZoneImageError),
     /// The device is no RAM disk.
     #[error("`{name}` is not a RAM disk; `kind = \"ram\"` makes one")]
     NotRam {
@@ -394,6 +398,15 @@ pub enum YardError {
         /// The number of zones that were changed before.
         done: u64,
     },
+}
+
+impl From<ZoneImageError> for YardError {
+    fn from(error: ZoneImageError) -> YardError {
+        match error {
+            ZoneImageError::NotZoned { name } => YardError::NotZoned { name },
+            other => YardError::ZoneImage(other),
+        }
+    }
 }
 
 impl From<RamError> for YardError {
@@ -484,6 +497,8 @@ impl YardError {
             | YardError::NoSuchTunable { .. } => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
             YardError::NotRam { .. } => "not_ram",
+            YardError::ZoneImage(ZoneImageError::NotEmpty { .. }) => "needs_force",
+            YardError::ZoneImage(_) => "zone_image_failed",
             YardError::Ram(_) => "ram_failed",
             YardError::Mounted { .. } => "mounted",
             YardError::NotMounted { .. } => "not_mounted",
@@ -558,6 +573,7 @@ impl YardError {
                 | StackError::Volume(_)),
             ) => (error.field(), ""),
             YardError::Inject(InjectError { field, value, .. }) => (field, value),
+            YardError::ZoneImage(ZoneImageError::Geometry { field, .. }) => (field, ""),
             YardError::NoSuchFault { fault, .. }
             | YardError::Device(DeviceError::NoSuchFault { fault }) => ("fault", fault),
             YardError::Zone { status, sector, .. } => {

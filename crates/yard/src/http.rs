@@ -81,8 +81,11 @@ static OVERLOADED: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// The path whose body is a stream.
-const STREAM_PATH: &str = "/v1/volumes/receive";
+/// Whether the body of a request to this path is a stream, of any length.
+fn takes_stream(path: &str) -> bool {
+    path == "/v1/volumes/receive"
+        || (path.starts_with("/v1/devices/") && path.ends_with("/zones/image"))
+}
 
 /// A connection that may know its peer's user.
 pub(crate) trait Peer {
@@ -172,7 +175,7 @@ where
     let routes = TowerToHyperService::new(routes);
     let service = service_fn(move |request: Request<Incoming>| {
         let in_progress = InProgress(Arc::clone(&busy));
-        let is_stream = request.uri().path() == STREAM_PATH;
+        let is_stream = takes_stream(request.uri().path());
         let wait = if is_stream { waits.stream } else { waits.body };
         if is_stream || request.body().is_end_stream() {
             in_progress.begin();

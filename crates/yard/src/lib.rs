@@ -32,6 +32,7 @@ pub mod vhost;
 pub mod view;
 pub mod volumes;
 pub mod zone_check;
+pub mod zone_image;
 pub mod zonefs;
 pub mod zones;
 
