@@ -180,6 +180,7 @@ Examples:
   blockyard serve 'null:///x?size=1G' --run 'nbdinfo \"$uri\"'
   nbdinfo -- [ blockyard serve 'null:///x?size=1G' --nbd stdio ]
   blockyard serve --fuse /mnt/yard       then: losetup --find --show --direct-io=on /mnt/yard/mem0
+  blockyard serve 'volume:///v0?size=10G' --ublk v0=0         then, as root: mkfs.ext4 /dev/ublkb0
   blockyard serve -c yard.toml --pidfile /run/blockyard.pid
 ";
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use io_uring::squeue::Entry128;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
+use rustix::process::configure_io_flusher_behavior;
 
 use crate::abi::{
     CONTROL_PATH, ControlCommand, ControlData, DevInfo, INFO_BYTES, PARAMS_BYTES, Params, feature,
@@ -30,12 +31,15 @@ pub(crate) struct Control {
 }
 
 /// Checks that the kernel has a ublk driver which this process may use, with what every device
-/// needs.
+/// needs, and prepares this thread, and all that it starts later, to serve the kernel: to get
+/// memory they do not wait for I/O, which may be to a block device of this process.
 ///
 /// # Errors
 /// What is missing.
-pub fn check_available() -> Result<(), UblkError> {
-    Control::open()?.check_features(feature::USER_COPY)
+pub fn prepare_process() -> Result<(), UblkError> {
+    Control::open()?.check_features(feature::USER_COPY)?;
+    configure_io_flusher_behavior(true).map_err(io::Error::from)?;
+    Ok(())
 }
 
 impl Control {

@@ -107,6 +107,11 @@ impl QueueHandle {
         }
     }
 
+    /// Whether the thread serves: no process has stopped the device.
+    pub(crate) fn is_serving(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
     /// Waits for the end of the thread: the device is stopped, or was never given.
     pub(crate) fn join(self) {
         drop(self.go);

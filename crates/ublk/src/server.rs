@@ -118,7 +118,7 @@ impl UblkServer {
         let sum = |counter: fn(&QueueCounts) -> u64| self.counts.iter().map(|it| counter(it)).sum();
         UblkInfo {
             id: self.id,
-            queues: self.running().len(),
+            queues: self.running().iter().filter(|queue| queue.is_serving()).count(),
             is_recovered: self.is_recovered,
             requests: sum(|counts| counts.requests.get()),
             errors: sum(|counts| counts.errors.get()),

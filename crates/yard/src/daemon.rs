@@ -454,7 +454,8 @@ impl Drop for Daemon {
     }
 }
 
-/// Checks the options of ublk and that the kernel has it, before anything is made.
+/// Checks the options of ublk and that the kernel has it, before anything is made, and prepares the
+/// process for it.
 fn check_ublk(options: &DaemonOptions) -> Result<(), DaemonError> {
     for (index, UblkPlace { device, id }) in options.ublk.iter().enumerate() {
         let refused = |source| Err(DaemonError::Ublk { device: device.clone(), source });
@@ -473,7 +474,8 @@ fn check_ublk(options: &DaemonOptions) -> Result<(), DaemonError> {
     if options.ublk.is_empty() {
         return Ok(());
     }
-    ublk::check_available().map_err(DaemonError::UblkMissing)
+    // Before devices start threads.
+    ublk::prepare_process().map_err(DaemonError::UblkMissing)
 }
 
 /// Listens at every address of each endpoint of an option.

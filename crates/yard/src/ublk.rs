@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::rmw::SharedDisk;
 pub use blockyard_ublk::{
-    ID_MAX, MachineDevice, UblkError, UblkInfo, block_path, check_available, list, remove,
+    ID_MAX, MachineDevice, UblkError, UblkInfo, block_path, list, prepare_process, remove,
 };
 use blockyard_ublk::{UblkOptions, UblkServer};
 
