@@ -99,7 +99,10 @@ pub enum ZoneImageError {
     #[error("this is no image of a zoned device, or it is damaged: {0}")]
     Format(String),
     /// The image is of a device with another geometry.
-    #[error("the image has {field}={image}, the device {field}={device}; expected equal values")]
+    #[error(
+        "the image has {field}={image}, the device {field}={device}; expected equal values, but \
+         for a device that has more whole zones"
+    )]
     Geometry {
         /// The field.
         field: &'static str,
@@ -446,7 +449,8 @@ fn check_unchanged(zoned: &Zoned<'_>, zone: u32, sectors: u64) -> Result<(), Zon
     if holds { Ok(()) } else { Err(ZoneImageError::Changed { zone }) }
 }
 
-/// Brings a device into the state of an image. Zones that were open are closed. Without `force` the
+/// Brings a device into the state of an image. A device may have more zones than the image; they
+/// are empty then. Zones that were open are closed. Without `force` the
 /// device must hold nothing. If it fails after it has begun, the device holds nothing.
 ///
 /// # Errors
@@ -473,8 +477,11 @@ pub fn load(
 /// Checks that an image is one of an equal device, and that the device can be in its state.
 fn check_fits(zoned: &Zoned<'_>, image: &ZoneImage) -> Result<(), ZoneImageError> {
     let device = ZoneImage::of(zoned.disk, zoned.zones);
+    // Zones beyond those of the image stay empty: that is how a device gets more of them.
+    let grows = device.size_bytes > image.size_bytes
+        && image.size_bytes.is_multiple_of(image.zone_bytes.max(1));
     for ((field, image), (_, device)) in image.fields().into_iter().zip(device.fields()) {
-        if image != device {
+        if image != device && !(grows && field == "size") {
             return Err(ZoneImageError::Geometry { field, image, device });
         }
     }

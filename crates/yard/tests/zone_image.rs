@@ -129,7 +129,7 @@ fn an_image_moves_between_kinds_of_devices() {
 fn another_geometry_and_too_low_limits_are_refused_by_name() {
     let image = image_of(&*worked(NULL));
     for (from, to, want) in [
-        ("size=8M", "size=16M", "the image has size=8388608, the device size=16777216"),
+        ("size=8M", "size=4M", "the image has size=8388608, the device size=4194304"),
         ("zone_size=512k", "zone_size=1M", "zone_size=524288, the device zone_size=1048576"),
         ("=384k", "=256k", "zone_capacity=393216, the device zone_capacity=262144"),
         ("zone_nr_conv=2", "zone_nr_conv=1", "zone_nr_conv=2, the device zone_nr_conv=1"),
@@ -143,6 +143,21 @@ fn another_geometry_and_too_low_limits_are_refused_by_name() {
     let plain = made("null:///p?size=8M&memory_backed=1");
     assert!(refused(&*plain, &image, false).contains("is not a zoned device"));
     assert!(save(&*plain, &mut Vec::new()).is_err());
+}
+
+#[test]
+fn a_device_with_more_zones_takes_an_image() {
+    let disk = worked(NULL);
+    let larger = made(&NULL.replace("size=8M", "size=12M"));
+    load(&*larger, &mut &image_of(&*disk)[..], false).unwrap();
+    let (zones, before) = (contents(&*larger), contents(&*disk));
+    assert_eq!((before.len(), zones.len()), (16, 24));
+    assert!(zones[..16] == before && zones[16..].iter().all(|zone| zone.0 == ZoneCond::Empty));
+    // The last zone of this device is shorter, and would become a whole one.
+    let runt = NULL.replace("size=8M", "size=7936k").replace("&zone_capacity=384k", "");
+    let larger = made(&runt.replace("size=7936k", "size=12M"));
+    let error = refused(&*larger, &image_of(&*made(&runt)), false);
+    assert!(error.contains("the image has size=8126464, the device size=12582912"), "{error}");
 }
 
 /// A changed byte or an early end anywhere is an error, and leaves nothing on the device.
