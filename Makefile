@@ -121,9 +121,10 @@ soak: ## submitters come and go under a scheduler that is switched, 5 minutes a 
 
 # Each prints what it did; a round that fails prints how to run it again. Three pools of each of 40
 # kinds are cut five times each under the tests' own client, and ten more under fio, which verifies.
-crash: deps ## 200 kills of a server of volumes, 600 power cuts below it, 50 under fio, errors, damage, rot
+crash: deps ## 200 kills of a server of volumes and of zones, 600 power cuts below it, 50 under fio, errors, damage, rot
 	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		kills damage
+	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard-null --test on_media -- kill
 	BLOCKYARD_CRASH_ROUNDS=10 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		cuts::fio errors nbdkit
 	BLOCKYARD_CRASH_ROUNDS=120 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \

@@ -211,6 +211,10 @@ impl<B: Backend> Device for NullDevice<B> {
             "zone_readonly" => self.change_zone("zone_readonly", value, ZoneCond::ReadOnly),
             "zone_offline" => self.change_zone("zone_offline", value, ZoneCond::Offline),
             "power_cut" if self.shared.backend.power_cut() => Ok(()),
+            "power_cut" => {
+                let wanted = "a device in memory: this one keeps its data".to_owned();
+                Err(DeviceError::Invalid { field: "power_cut", value: value.clone(), wanted })
+            }
             _ if self.shared.faults.set(name, value)? => Ok(()),
             _ => Err(no_such_fault()),
         }

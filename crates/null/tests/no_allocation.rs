@@ -9,8 +9,9 @@ use blockyard_core::channel::ChannelConfig;
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::gate::ZoneWritePlugs;
 use blockyard_core::*;
-use blockyard_null::{IrqMode, NullConfig};
+use blockyard_null::{IrqMode, NullConfig, NullOnMedia};
 use blockyard_testing::allocations::Counting;
+use blockyard_zone_media::MemoryMedium;
 use common::Fixture;
 
 #[global_allocator]
@@ -118,6 +119,26 @@ fn gated_and_scheduled_rig(config: NullConfig) -> Fixture {
     fixture
 }
 
+/// A fixture whose channel goes to a device on a medium, without the medium's own files.
+fn on_medium_rig() -> Fixture {
+    let config = NullConfig {
+        size: 32 << 20,
+        max_sectors: 128,
+        zoned: true,
+        zone_size: 1 << 20,
+        zone_max_open: 4,
+        zone_max_active: 8,
+        ..NullConfig::default()
+    };
+    let memory = MemoryMedium::new(config.size, config.zone_size).unwrap();
+    let null = Arc::new(NullOnMedia::open_on(&config, memory).unwrap());
+    let disk = Composed::new("medium".to_owned(), "null", null, ChannelConfig::default());
+    let mut fixture = Fixture::new(config);
+    fixture.channel = disk.open().unwrap();
+    fixture.id = fixture.channel.register(Arc::clone(&fixture.region));
+    fixture
+}
+
 #[test]
 fn nothing_is_allocated_after_open() {
     let plain = || NullConfig { size: 32 << 20, max_sectors: 128, ..NullConfig::default() };
@@ -163,4 +184,5 @@ fn nothing_is_allocated_after_open() {
     for (name, config) in gated {
         assert_eq!(allocations(config, true), 0, "{name}");
     }
+    assert_eq!(allocations_on(on_medium_rig(), true, true), 0, "on a medium");
 }

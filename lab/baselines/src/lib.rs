@@ -214,6 +214,8 @@ mod tests {
         assert!(limit.starts_with("before: a baseline of the RAM disk has size"), "{limit}");
         let plain = refused("one-lock", "null:///d");
         assert!(plain.contains("with zoned=1 only"), "{plain}");
+        let backed = refused("one-lock", "null:///d?zoned=1&size=1G&backing=/no/such/directory");
+        assert!(backed.contains("null devices without backing only"), "{backed}");
         let bad = refused("one-lock", "null:///d?zoned=1&zone_size=3M");
         assert!(bad.starts_with("invalid zone_size `3M`"), "{bad}");
     }
