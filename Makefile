@@ -143,6 +143,7 @@ guest: deps ## devices over NBD, NVMe/TCP, vhost-user-blk and ublk, in guests wi
 	./tests/guest/guest build
 	./tests/guest/file_systems target/debug/blockyard
 	./tests/guest/vhost target/debug/blockyard
+	./tests/guest/vhost_zoned target/debug/blockyard
 	./tests/guest/ublk target/debug/blockyard
 	./tests/guest/file target/debug/blockyard
 	./tests/guest/nvme target/debug/blockyard

@@ -230,6 +230,19 @@ pub(crate) fn split_tail(
     true
 }
 
+/// Copies the first bytes of pieces to the beginning of `head`. Returns `false` if there are fewer.
+pub(crate) fn copy_head(pieces: &[GuestPiece], mut bytes: u64, head: &mut Vec<GuestPiece>) -> bool {
+    for (index, piece) in pieces.iter().enumerate() {
+        if bytes == 0 {
+            break;
+        }
+        let len = bytes.min(piece.len);
+        head.insert(index, GuestPiece { len, ..*piece });
+        bytes -= len;
+    }
+    bytes == 0
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use std::os::fd::OwnedFd;

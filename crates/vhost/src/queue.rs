@@ -34,7 +34,7 @@ use blockyard_sync::atomics::{AtomicU32, Ordering, spin_hint};
 
 use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
 use crate::inflight::RingRecord;
-use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, len_bytes, skip, split_tail};
+use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, copy_head, len_bytes, skip, split_tail};
 use crate::poll::PollBudget;
 use crate::request::{
     BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, RANGES_MAX, ZONE_BYTES, report_header,
@@ -48,8 +48,11 @@ const PIECES_MAX: usize = QUEUE_ENTRIES_MAX as usize + REGIONS_MAX;
 const BIOS_PER_REQUEST: usize = PIECES_MAX;
 /// The bytes that are copied at once to or from the bounce buffer.
 const COPY_BYTES: usize = 4096;
+/// The length of a status, and of the sector that an append returns.
+const STATUS_BYTES: u64 = 1;
+const SECTOR_BYTES: u64 = 8;
 /// The longest tail of a request: the sector of an append, and the status.
-const TAIL_BYTES_MAX: usize = 9;
+const TAIL_BYTES_MAX: usize = (SECTOR_BYTES + STATUS_BYTES) as usize;
 /// The zones that a report reads at once.
 const REPORT_ZONES: usize = 64;
 /// The longest sleep while the device works, after which the thread looks for completions.
@@ -167,8 +170,8 @@ struct InFlight {
     uses_bounce: bool,
 }
 
-/// The place of the last bytes that the device writes: the status, and for an append the sector
-/// before it. 9 bytes have at most 9 pieces.
+/// The place of what the device writes besides data: for an append the sector, and the status. 9
+/// bytes have at most 9 pieces.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tail {
     pieces: [GuestPiece; 9],
@@ -381,8 +384,14 @@ impl QueueThread {
         // The only read of the header: the guest may change it now.
         let header = BlkHeader::parse(&header);
         skip(&mut chain.readable, HEADER_BYTES as u64);
-        if !split_tail(&mut chain.writable, header.tail_bytes(), tail) {
+        if !split_tail(&mut chain.writable, STATUS_BYTES, tail) {
             return Err(RingFault("a request has no room for its status"));
+        }
+        if header.returns_sector() {
+            if !copy_head(&chain.writable, SECTOR_BYTES, tail) {
+                return Err(RingFault("an append has no room for its sector"));
+            }
+            chain.writable.clear();
         }
         tails[usize::from(chain.head)] = Tail::of(tail);
         let (out_bytes, in_bytes) = (len_bytes(&chain.readable), len_bytes(&chain.writable));

@@ -74,10 +74,10 @@ impl BlkHeader {
         BlkHeader { kind: word32(bytes, 0), sector: word64(bytes, 8) }
     }
 
-    /// The number of bytes after the data that the device writes: the status, and for an append
-    /// the sector before it.
-    pub fn tail_bytes(&self) -> u64 {
-        if self.kind == kind::ZONE_APPEND { 9 } else { 1 }
+    /// Whether the device writes a sector at the beginning of what it may write, besides the status
+    /// in the last byte. Between the two, Linux has seven bytes that belong to neither.
+    pub fn returns_sector(&self) -> bool {
+        self.kind == kind::ZONE_APPEND
     }
 }
 
