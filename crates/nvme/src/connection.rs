@@ -180,7 +180,12 @@ impl HostConnection {
     fn serve_commands(&mut self) -> io::Result<Option<PduFault>> {
         loop {
             self.renew_namespaces()?;
+            // Before a command that was held begins.
+            if self.link.is_cut() {
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
+            }
             let stop = self.parse();
+            self.end_namespaces();
             let reaped = self.execute();
             self.send_events();
             let has_started = self.send()?;
@@ -198,9 +203,6 @@ impl HostConnection {
             }
             if self.ending && self.is_overdue() {
                 return Err(socket::timed_out("its last commands took too long"));
-            }
-            if self.link.is_cut() {
-                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
             }
             // Completions may have made room for more bios, and sent data for more commands.
             if has_started || (reaped > 0 && self.has_bios()) {
@@ -233,12 +235,23 @@ impl HostConnection {
     fn finish(&mut self) {
         self.ending = true;
         while self.slots.executing() > 0 && !self.is_overdue() {
+            self.end_namespaces();
             let reaped = self.execute();
             if let QueueRole::Io(queue) = &mut self.role
                 && reaped == 0
             {
                 queue.wait(Instant::now() + CUT_CHECK_INTERVAL);
             }
+        }
+    }
+
+    /// On an ending connection, begins no more operations of commands, and returns the disks that
+    /// have no command.
+    fn end_namespaces(&mut self) {
+        if let QueueRole::Io(queue) = &mut self.role
+            && self.ending
+        {
+            queue.end();
         }
     }
 
@@ -287,7 +300,7 @@ impl HostConnection {
             QueueRole::New | QueueRole::Idle => return,
             QueueRole::Admin(admin) => {
                 admin.controller.close();
-                self.shared.controllers.remove(&admin.controller);
+                self.shared.subsystems.controllers.remove(&admin.controller);
                 self.shared.subsystems.unwatch(&self.link);
                 admin.controller
             }
@@ -577,7 +590,7 @@ impl HostConnection {
             let controller = controller.as_ref().ok_or(StatusCode::SEQUENCE)?;
             let request = PropertyRequest::parse(sqe)?;
             match get {
-                true => controller.property(&request),
+                true => controller.property(&request, &self.shared.subsystems.controllers),
                 false => controller.set_property(&request).map(|()| 0),
             }
         };

@@ -16,7 +16,9 @@
 //! 1. I/O queues connect in the state enabled only. Leaving it cuts their connections.
 //! 2. A queue number belongs to the connection that has authenticated for it. Until then any number
 //!    of connections that claim to be the host's may ask for it.
-//! 3. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
+//! 3. A host's next controller is not ready, and admits no I/O queue, while I/O queues of a closed
+//!    one have not ended.
+//! 4. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
 //!    queue has ended and so has the last command of the host.
 #![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
 
@@ -45,6 +47,9 @@ const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(1);
 /// How long a controller may be silent that has no keep-alive time-out and is not enabled, or is a
 /// discovery controller.
 const IDLE_MAX: Duration = Duration::from_secs(120);
+
+/// CSTS.RDY.
+const STATUS_READY: u32 = 1;
 
 /// What a controller gives access to.
 #[derive(Clone, Debug)]
@@ -230,11 +235,18 @@ impl Controller {
     ///
     /// # Errors
     /// If there is no such property, or it has another size.
-    pub(crate) fn property(&self, request: &PropertyRequest) -> Result<u64, StatusCode> {
+    pub(crate) fn property(
+        &self,
+        request: &PropertyRequest,
+        controllers: &Controllers,
+    ) -> Result<u64, StatusCode> {
         let value = match request.offset {
             property::CAP => fabrics::capabilities(),
             property::VS => fabrics::version(),
             property::CC => self.state().config.0.into(),
+            property::CSTS if controllers.has_predecessor(self) => {
+                (self.status() & !STATUS_READY).into()
+            }
             property::CSTS => self.status().into(),
             property::NSSR | property::CRTO => 0,
             _ => return Err(StatusCode::INVALID_FIELD),
@@ -248,14 +260,13 @@ impl Controller {
 
     /// The controller status property.
     fn status(&self) -> u32 {
-        const READY: u32 = 1;
         const FAILED: u32 = 2;
         let state = self.state();
         let has_queues = !state.queues.is_empty();
         match state.phase {
             ControllerPhase::Disabled => u32::from(has_queues),
-            ControllerPhase::Enabled => READY,
-            ControllerPhase::ShutDown => READY | if has_queues { 1 << 2 } else { 2 << 2 },
+            ControllerPhase::Enabled => STATUS_READY,
+            ControllerPhase::ShutDown => STATUS_READY | if has_queues { 1 << 2 } else { 2 << 2 },
             ControllerPhase::Failed | ControllerPhase::Closed => FAILED,
         }
     }
@@ -330,6 +341,17 @@ impl Controller {
         true
     }
 
+    /// Whether the connection of an I/O queue has not ended.
+    fn has_queues(&self) -> bool {
+        !self.state().queues.is_empty()
+    }
+
+    /// Whether it associates the same host with the same subsystem.
+    fn is_of_host(&self, other: &Controller) -> bool {
+        let nqn = |it: &Controller| it.target.identity().map(|identity| identity.nqn.clone());
+        self.host == other.host && nqn(self) == nqn(other)
+    }
+
     /// Notes that the connection of an I/O queue has ended.
     pub(crate) fn close_queue(&self, link: &Arc<HostLink>) {
         self.state().queues.retain(|queue| !Arc::ptr_eq(&queue.link, link));
@@ -350,7 +372,8 @@ impl ControllerState {
     }
 }
 
-/// The controllers of a server, by their ids.
+/// The controllers of all servers, by their ids: the servers have the same subsystems, and a
+/// controller's id is unique in its subsystem.
 #[derive(Debug, Default)]
 pub(crate) struct Controllers {
     table: Mutex<ControllerTable>,
@@ -359,6 +382,8 @@ pub(crate) struct Controllers {
 #[derive(Debug, Default)]
 struct ControllerTable {
     controllers: Vec<Arc<Controller>>,
+    /// Closed ones whose I/O queues have not ended.
+    ending: Vec<Arc<Controller>>,
     last_id: u16,
 }
 
@@ -370,7 +395,7 @@ impl Controllers {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new controller with an id that no other one has. The server has fewer connections than
+    /// A new controller with an id that no other one has. The servers have fewer connections than
     /// there are ids.
     pub(crate) fn add(
         &self,
@@ -381,7 +406,8 @@ impl Controllers {
         loop {
             table.last_id = table.last_id % Controllers::ID_MAX + 1;
             let id = table.last_id;
-            if table.controllers.iter().all(|other| other.id != id) {
+            let mut others = table.controllers.iter().chain(&table.ending);
+            if others.all(|other| other.id != id) {
                 let controller = Arc::new(Controller::new(id, target, request));
                 table.controllers.push(Arc::clone(&controller));
                 return controller;
@@ -393,8 +419,22 @@ impl Controllers {
         self.table().controllers.iter().find(|controller| controller.id == id).cloned()
     }
 
+    /// Removes a closed controller.
     pub(crate) fn remove(&self, controller: &Arc<Controller>) {
-        self.table().controllers.retain(|other| !Arc::ptr_eq(other, controller));
+        let mut table = self.table();
+        table.controllers.retain(|other| !Arc::ptr_eq(other, controller));
+        table.ending.retain(|other| other.has_queues());
+        if controller.has_queues() {
+            table.ending.push(Arc::clone(controller));
+        }
+    }
+
+    /// Whether an earlier association of the controller's host with its subsystem has I/O queues
+    /// that have not ended: their commands could change data after the controller's first ones.
+    pub(crate) fn has_predecessor(&self, controller: &Controller) -> bool {
+        let mut table = self.table();
+        table.ending.retain(|other| other.has_queues());
+        table.ending.iter().any(|other| other.is_of_host(controller))
     }
 }
 
@@ -446,8 +486,10 @@ mod tests {
     #[test]
     fn properties_have_one_size() {
         let controller = Controller::new(1, ControllerTarget::Discovery, &request(0));
-        let get =
-            |offset, is_long| controller.property(&PropertyRequest { offset, is_long, value: 0 });
+        let get = |offset, is_long| {
+            let request = PropertyRequest { offset, is_long, value: 0 };
+            controller.property(&request, &Controllers::default())
+        };
         assert_eq!(get(property::VS, false), Ok(0x0002_0000));
         assert!(get(property::CAP, true).is_ok());
         for (offset, is_long) in [(property::CAP, false), (property::VS, true), (4, false)] {

@@ -84,6 +84,18 @@ impl IoQueue {
         self.controller
     }
 
+    /// From now on a command of several operations begins no more of them. In the subsystem of all
+    /// devices, disks without a command are returned.
+    pub(crate) fn end(&mut self) {
+        self.namespaces.iter_mut().for_each(|it| it.is_ending = true);
+        if !self.has_all_devices() {
+            return;
+        }
+        while let Some(at) = self.namespaces.iter().position(NamespaceQueue::is_idle) {
+            self.namespaces.swap_remove(at).close();
+        }
+    }
+
     /// What a command asks for; also notes its device.
     ///
     /// # Errors

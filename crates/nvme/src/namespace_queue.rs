@@ -45,6 +45,8 @@ pub(crate) struct NamespaceQueue {
     pub(crate) descriptor: Option<RawFd>,
     region: Arc<Region>,
     region_id: RegionId,
+    /// Whether a command of several operations begins no more of them.
+    pub(crate) is_ending: bool,
     /// Bios that are not pushed yet.
     pub(crate) bios: Vec<Bio>,
     /// Zones of a report; memory that is kept, so that a report allocates nothing.
@@ -83,6 +85,7 @@ impl NamespaceQueue {
             channel,
             region: Arc::clone(region),
             region_id,
+            is_ending: false,
             bios: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
             scratch: Vec::with_capacity(QUERY_ZONES),
         })
@@ -185,6 +188,10 @@ impl NamespaceQueue {
             CommandPlan::Io(IoPlan::Discards { .. } | IoPlan::ManageAll(_))
                 if bio.op != Op::ZoneResetAll =>
             {
+                if self.is_ending {
+                    // The host's next association must not find it executed later.
+                    return StatusCode::ABORTED.into();
+                }
                 self.advance(index, slot)
             }
             CommandPlan::Io(IoPlan::Compare(_)) => match self.is_equal(slot) {

@@ -16,7 +16,6 @@ use blockyard_os::socket::{self, Ready, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
 use crate::connection::HostConnection;
-use crate::controller::Controllers;
 use crate::fabrics::DISCOVERY_NQN;
 use crate::host_link::{CUT_GRACE, HostLink, LinkInfo};
 use crate::session::SessionShared;
@@ -122,8 +121,7 @@ impl TargetServer {
             addresses.push(listener.local_addr()?);
         }
         let discovery_only = options.discovery_only;
-        let controllers = Controllers::default();
-        let session = SessionShared { subsystems, controllers, discovery_only };
+        let session = SessionShared { subsystems, discovery_only };
         let shared = Arc::new(TargetShared {
             session: Arc::new(session),
             options,

@@ -7,7 +7,7 @@ use blockyard_core::Region;
 
 use crate::admin::AdminQueue;
 use crate::command::StatusCode;
-use crate::controller::{ControllerTarget, Controllers};
+use crate::controller::ControllerTarget;
 use crate::fabrics::{
     CONTROLLER_OFFSET, ConnectRefusal, ConnectRequest, DISCOVERY_NQN, NEW_CONTROLLER,
     SUBSYSTEM_OFFSET,
@@ -20,7 +20,6 @@ use crate::subsystems::Subsystems;
 #[derive(Debug)]
 pub(crate) struct SessionShared {
     pub(crate) subsystems: Arc<Subsystems>,
-    pub(crate) controllers: Controllers,
     /// Whether hosts find only the discovery subsystem here.
     pub(crate) discovery_only: bool,
 }
@@ -75,7 +74,7 @@ impl SessionShared {
             }
             target
         };
-        let controller = self.controllers.add(target, request);
+        let controller = self.subsystems.controllers.add(target, request);
         let subsystems = Arc::clone(&self.subsystems);
         if let ControllerTarget::All(_) = controller.target {
             controller.hide_claimed(&subsystems.devices());
@@ -94,10 +93,14 @@ impl SessionShared {
         request: &ConnectRequest,
     ) -> Result<IoQueue, ConnectRefusal> {
         let unknown = ConnectRefusal::in_data(CONTROLLER_OFFSET);
-        let controller = self.controllers.find(request.controller).ok_or(unknown)?;
+        let controllers = &self.subsystems.controllers;
+        let controller = controllers.find(request.controller).ok_or(unknown)?;
         let other = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
         if controller.target.identity().is_none_or(|it| it.nqn != request.subsystem) {
             return Err(other);
+        }
+        if controllers.has_predecessor(&controller) {
+            return Err(ConnectRefusal::new(StatusCode::CONNECT_BUSY));
         }
         let is_proved = self.subsystems.access.authentication.is_none();
         controller.open_queue(request, link, is_proved)?;

@@ -5,7 +5,6 @@
 //! open; by no other I/O command.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +16,7 @@ use blockyard_sync::atomics::{AtomicU64, Ordering};
 
 use crate::access::HostAccess;
 use crate::all_devices::AllDevices;
-use crate::controller::ControllerTarget;
+use crate::controller::{ControllerTarget, Controllers};
 use crate::fabrics::NQN_LEN_MAX;
 use crate::host_link::{CUT_GRACE, CommandStats, CommandTotals, HostLink};
 use crate::identify::Identity;
@@ -156,7 +155,7 @@ pub enum SubsystemError {
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
     /// The disk of a subsystem executes commands for too long.
-    #[error("hosts of subsystem `{0}` have commands that take too long: try again")]
+    #[error("a host of subsystem `{0}` has commands that take too long: try again")]
     Busy(String),
     /// The new disk of a subsystem differs from the one before in more than a greater size.
     #[error(
@@ -422,6 +421,8 @@ pub struct Subsystems {
     pub(crate) access: HostAccess,
     /// The subsystem of all devices, if there is one.
     pub(crate) all: Option<Arc<AllDevices>>,
+    /// The controllers of all servers.
+    pub(crate) controllers: Controllers,
     table: Mutex<SubsystemTable>,
 }
 
@@ -431,6 +432,8 @@ struct SubsystemTable {
     subsystems: Arc<Vec<Arc<Subsystem>>>,
     /// The number of subsystems that were ever added.
     added: u64,
+    /// The namespace number that was given out last.
+    last_nsid: u32,
     /// The number of changes, for discovery.
     generation: u64,
     /// The number of changes of namespaces, and of all that discovery shows.
@@ -454,13 +457,15 @@ impl SubsystemTable {
         self.watching.iter().for_each(|link| link.wake.raise());
     }
 
-    /// The lowest number that is no namespace's.
-    fn free_nsid(&self) -> u32 {
-        let taken: BTreeSet<u32> = self.subsystems.iter().map(|it| it.nsid).collect();
-        (1..)
-            .zip(&taken)
-            .find(|(nsid, taken)| nsid != *taken)
-            .map_or_else(|| taken.len() as u32 + 1, |(nsid, _)| nsid)
+    /// The next number that is no namespace's. Numbers are given out in turn: a host that has not
+    /// learned yet that a device was removed must not reach the next one by its number.
+    fn take_nsid(&mut self) -> u32 {
+        loop {
+            self.last_nsid = self.last_nsid % SUBSYSTEMS_MAX as u32 + 1;
+            if self.subsystems.iter().all(|it| it.nsid != self.last_nsid) {
+                return self.last_nsid;
+            }
+        }
     }
 }
 
@@ -480,7 +485,8 @@ impl Subsystems {
     /// of all devices, if there is to be one.
     pub fn new(host: &str, access: HostAccess, all: Option<String>) -> Arc<Subsystems> {
         let all = all.map(|nqn| Arc::new(AllDevices::new(Identity::of(nqn, host))));
-        Arc::new(Subsystems { host: host.to_owned(), access, all, table: Mutex::default() })
+        let (controllers, table) = (Controllers::default(), Mutex::default());
+        Arc::new(Subsystems { host: host.to_owned(), access, all, controllers, table })
     }
 
     /// The NQN of the subsystem of all devices, if there is one.
@@ -512,7 +518,7 @@ impl Subsystems {
             return Err(SubsystemError::Full);
         }
         table.added += 1;
-        let (id, nsid) = (table.added, table.free_nsid());
+        let (id, nsid) = (table.added, table.take_nsid());
         Arc::make_mut(&mut table.subsystems).push(Arc::new(Subsystem {
             name: name.to_owned(),
             identity: Identity::of(nqn, &self.host),
@@ -736,15 +742,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_gets_the_lowest_free_number() {
+    fn numbers_of_namespaces_are_given_out_in_turn() {
         let mut table = SubsystemTable::default();
         let mut add = |numbers: &[u32]| {
             let subsystem = |nsid: &u32| Arc::new(subsystem_of(*nsid));
             table.subsystems = Arc::new(numbers.iter().map(subsystem).collect());
-            table.free_nsid()
+            table.take_nsid()
         };
-        assert_eq!((add(&[]), add(&[1]), add(&[2])), (1, 2, 1));
-        assert_eq!((add(&[2, 1]), add(&[4, 1, 2])), (3, 3));
+        assert_eq!((add(&[]), add(&[1]), add(&[2])), (1, 2, 3), "1 is free, and not its turn");
+        for wanted in 4..=SUBSYSTEMS_MAX as u32 {
+            assert_eq!(add(&[2, 3]), wanted);
+        }
+        assert_eq!((add(&[2, 3]), add(&[2, 3])), (1, 4));
     }
 
     /// A mount of a zonefs that counts no client reads the write pointers. An I/O queue that had

@@ -8,10 +8,12 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use blockyard_nvme::TargetOptions;
+use blockyard_null::{IrqMode, NullConfig};
+use blockyard_nvme::{TargetOptions, TargetServer};
 use initiator::{
     DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
-    crc32c, fabrics, h2c_header, pattern, pointed, target, target_at, target_with, with,
+    crc32c, disk, fabrics, h2c_header, pattern, plain, pointed, target, target_at, target_with,
+    with,
 };
 
 const WRITE: u8 = 0x01;
@@ -369,6 +371,48 @@ fn a_host_that_vanishes_leaves_its_memory_and_its_zone() {
     let (_admin, controller) = target.admin(ZONED, 0);
     let mut io = target.io(ZONED, controller, 0, 0);
     assert_eq!(io.write(command(WRITE, 0, 4), &pattern(16384, 1)).status, 0, "at the start still");
+}
+
+/// A discard of several ranges went on after its host had reset the connection, over a write that
+/// the host's next association had completed.
+#[test]
+fn a_host_that_comes_back_finds_no_late_change() {
+    const SLOW: &str = "nqn.2026-11.io.blockyard:slow";
+    let target = target();
+    let config = NullConfig { irqmode: IrqMode::Timer, completion_nsec: 150_000_000, ..plain() };
+    target.subsystems.add("slow", disk("slow", config)).unwrap();
+    let (first, second) = (pattern(512, 1), pattern(512, 2));
+    let (admin, controller) = target.admin(SLOW, 0);
+    let mut io = target.io(SLOW, controller, 0, 0);
+    assert_eq!(io.execute(command(WRITE, 8, 1), &first).status, 0);
+    let range = |block: u64| {
+        let mut range = [0; 16];
+        range[4..8].copy_from_slice(&1_u32.to_le_bytes());
+        range[8..].copy_from_slice(&block.to_le_bytes());
+        range
+    };
+    let ranges = [100, 200, 300, 8].map(range);
+    io.capsule(with(with(command(0x09, 0, 0), 10, 3), 11, 4), ranges.as_flattened());
+    drop((io, admin));
+    let (_admin, controller) = target.admin(SLOW, 0);
+    let mut io = target.io(SLOW, controller, 0, 0);
+    assert_eq!(io.execute(command(WRITE, 8, 1), &second).status, 0);
+    for _ in 0..5 {
+        assert_eq!(io.read(command(READ, 8, 1), 512).data, second);
+    }
+}
+
+/// Two servers of one subsystem gave their controllers the same ids.
+#[test]
+fn controllers_of_a_subsystem_have_different_ids_at_all_places() {
+    let target = target();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let subsystems = std::sync::Arc::clone(&target.subsystems);
+    let server = TargetServer::start(subsystems, vec![listener], TargetOptions::default()).unwrap();
+    let other = Target { subsystems: std::sync::Arc::clone(&target.subsystems), server };
+    let (_first, id) = target.admin(PLAIN, 0);
+    let (_second, other_id) = other.admin(PLAIN, 0);
+    assert_ne!(id, other_id);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use blockyard_core::limits::Limits;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Disk, Sector};
-use blockyard_null::NullConfig;
+use blockyard_null::{IrqMode, NullConfig};
 use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, HostAccess, SubsystemError};
 use initiator::{
     ALL, DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
@@ -160,7 +160,7 @@ fn namespaces_come_and_go_while_a_host_uses_others() {
     assert_eq!(changed(&mut admin), [3]);
     assert_eq!(namespaces(&mut admin), [1, 2, 3]);
     assert_eq!(io.read(to(3, command(READ, 0, 8)), 4096).data, [0; 4096]);
-    // The data of this write come when the device is gone, and another one has its number.
+    // The data of this write come when the device is gone.
     let late = pattern(16384, 9);
     let cid = io.capsule(pointed(to(1, command(WRITE, 0, 32)), 0x5a, late.len()), &[]);
     let r2t = io.receive().unwrap();
@@ -172,18 +172,19 @@ fn namespaces_come_and_go_while_a_host_uses_others() {
     assert_eq!(admin.identify(0, 1, 0).data, [0; 4096]);
     target.subsystems.add("fourth", disk("fourth", plain())).unwrap();
     event(&mut admin);
-    assert_eq!(changed(&mut admin), [1], "the lowest free number");
+    assert_eq!(changed(&mut admin), [4], "no device gets the number of another one");
     io.h2c_data(cid, tag, 0, &late);
     assert_eq!(io.done().status, 0x4002);
-    assert_eq!(io.read(to(1, command(READ, 0, 8)), 4096).data, [0; 4096], "another device");
+    assert_eq!(io.execute(to(1, command(WRITE, 0, 8)), &data).status, 0x4002);
+    assert_eq!(io.read(to(4, command(READ, 0, 8)), 4096).data, [0; 4096], "another device");
     assert_eq!(io.read(to(2, command(READ, 0, 1)), 4096).data, data);
     // Several changes between two reads of the list.
     target.subsystems.remove("third", DRAIN).unwrap();
     event(&mut admin);
     target.subsystems.remove("fourth", DRAIN).unwrap();
     target.subsystems.add("fifth", disk("fifth", plain())).unwrap();
-    assert_eq!(changed(&mut admin), [1, 3]);
-    assert_eq!(namespaces(&mut admin), [1, 2]);
+    assert_eq!(changed(&mut admin), [3, 4, 5]);
+    assert_eq!(namespaces(&mut admin), [2, 5]);
     assert_eq!(changed(&mut admin), []);
 }
 
@@ -212,6 +213,21 @@ fn a_namespace_that_grows_keeps_its_number() {
     assert_eq!(io.execute(to(2, command(FLUSH, 0, 0)), &[]).status, 0);
 }
 
+/// A queue kept the devices without a command for as long as another one executed its last command.
+#[test]
+fn a_host_that_is_gone_keeps_no_device_without_a_command() {
+    let target = target();
+    let slow = NullConfig { irqmode: IrqMode::Timer, completion_nsec: 3_000_000_000, ..plain() };
+    target.subsystems.add("slow", disk("slow", slow)).unwrap();
+    let (admin, mut io) = queues(&target);
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0);
+    io.capsule(pointed(to(3, command(READ, 0, 1)), 0x5a, 512), &[]);
+    assert_eq!(io.execute(to(1, command(FLUSH, 0, 0)), &[]).status, 0, "the read has begun");
+    drop((admin, io));
+    drop(target.subsystems.suspend("plain", Duration::from_secs(1)).unwrap());
+    assert!(target.subsystems.suspend("slow", Duration::ZERO).is_err());
+}
+
 #[test]
 fn a_host_sees_the_namespaces_that_it_may_use() {
     let mut allowed = AllowedHosts::default();
@@ -230,8 +246,8 @@ fn a_host_sees_the_namespaces_that_it_may_use() {
     target.subsystems.remove("plain", DRAIN).unwrap();
     target.subsystems.add("third", disk("third", plain())).unwrap();
     event(&mut admin);
-    assert_eq!(changed(&mut admin), [1]);
-    assert_eq!(namespaces(&mut admin), [1, 2]);
+    assert_eq!(changed(&mut admin), [3]);
+    assert_eq!(namespaces(&mut admin), [2, 3]);
     // A host in no list may not connect.
     let (sqe, mut data) = connect_parts(ALL, 0, 0xffff, 31, 0);
     data[512 + HOST.len() - 1] ^= 1;

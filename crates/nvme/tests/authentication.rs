@@ -224,9 +224,15 @@ fn connect_all(target: &Target, host: &str, number: u16, controller: u16) -> (In
     (queue, controller)
 }
 
-/// Sends the Connect of a host that has to authenticate; returns the controller.
+/// Sends the Connect of a host that has to authenticate, again while queues of the host's controller
+/// before are ending; returns the controller.
 fn ask(queue: &mut Initiator, parts: ([u8; 64], Vec<u8>), host: &str) -> u16 {
-    let done = connect_as(queue, parts, host);
+    const BUSY: u16 = 0x181;
+    let mut done = connect_as(queue, parts.clone(), host);
+    while done.status == BUSY {
+        std::thread::yield_now();
+        done = connect_as(queue, parts.clone(), host);
+    }
     assert_eq!((done.status, done.result >> 16), (0, 2), "authentication is asked for");
     done.result as u16
 }

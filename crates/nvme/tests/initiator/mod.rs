@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
 use blockyard_core::channel::ChannelConfig;
@@ -121,7 +121,13 @@ impl Target {
         let done = initiator.connect(nqn, 0, 0xffff, 31, 0);
         assert_eq!(done.status, 0, "{done:?}");
         assert_eq!(initiator.property_set(0x14, 0x46_0061).status, 0);
-        assert_eq!(initiator.property_get(0x1c, false).result, 1, "ready");
+        // Not before the queues of an earlier controller have ended.
+        let is_ready = |initiator: &mut Initiator| initiator.property_get(0x1c, false).result == 1;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_ready(&mut initiator) {
+            assert!(Instant::now() < deadline, "it gets ready");
+            std::thread::yield_now();
+        }
         (initiator, done.result as u16)
     }
 
