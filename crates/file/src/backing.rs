@@ -28,6 +28,9 @@ const PAGE_BYTES: u64 = 4096;
 /// Largest block size that is used, in bytes.
 const BLOCK_BYTES_MAX: u64 = 64 << 10;
 
+/// Pages that the kernel puts into one bio.
+const BIO_PAGES_MAX: u64 = 256;
+
 /// Zeros that a write-zeroes writes if the file system has no call for it, in bytes.
 const FILL_BYTES: usize = 256 << 10;
 
@@ -47,7 +50,8 @@ pub(crate) struct Backing {
     pub(crate) can_discard: bool,
     /// A write can make its own data durable: on a block device with direct I/O. The sync of such a
     /// write reports a failed write-back as `fdatasync` does, and the kernel reports it once. A
-    /// regular file can have write-backs, so there a flush must be the only one to sync.
+    /// regular file can have write-backs, so there a flush must be the only one to sync. In a zone a
+    /// write can fail because of its place, which loses no earlier write.
     pub(crate) has_fua: bool,
     /// The zones of a zoned block device.
     pub(crate) zones: Option<ZoneGeometry>,
@@ -321,7 +325,7 @@ fn examine(config: &FileConfig, locked: LockedFile) -> Result<Backing, FileDevic
         can_discard: !config.read_only
             && zones.is_none()
             && can_discard(file, is_device, found.rdev(), len),
-        has_fua: direct.is_some() && is_device,
+        has_fua: direct.is_some() && is_device && zones.is_none(),
         zones,
         whole_sectors_max: whole_sectors_max(found.rdev()),
         locked,
@@ -342,7 +346,7 @@ fn zones(
     }
     if !is_direct {
         // The page cache writes pages in any order.
-        let wanted = "auto or on: a zoned block device needs direct I/O";
+        let wanted = "on: a zoned block device needs direct I/O";
         return Err(FileDeviceError::invalid("direct", config.direct, wanted));
     }
     let limit = |name| {
@@ -355,13 +359,13 @@ fn zones(
 }
 
 /// The longest request of a block device that the kernel does not split, in sectors: with a segment
-/// for each page of its data.
+/// for each page of its data, the first and last of which may be parts, and 256 pages at most.
 fn whole_sectors_max(device: u64) -> u64 {
     let limit = |name, unit: u64| {
         queue_limit(device, name).map_or(u64::MAX, |count| count.saturating_mul(unit))
     };
-    let bytes = limit("max_sectors_kb", 1024).min(limit("max_segments", PAGE_BYTES));
-    (bytes >> SECTOR_SHIFT).max(PAGE_BYTES >> SECTOR_SHIFT)
+    let segments = limit("max_segments", 1).min(BIO_PAGES_MAX).saturating_sub(1).max(1);
+    limit("max_sectors_kb", 1024).min(segments * PAGE_BYTES).max(PAGE_BYTES) >> SECTOR_SHIFT
 }
 
 /// A limit of the queue of a block device; `None` if the kernel does not report it.

@@ -145,7 +145,7 @@ pub(crate) fn report_zones(
         what: "BLKREPORTZONE",
         errno: error.raw_os_error().unwrap_or(libc::EIO),
     };
-    let bad = || DeviceError::Os { what: "the zone report makes no sense", errno: libc::EIO };
+    let bad = || DeviceError::Os { what: "the zone report is inconsistent", errno: libc::EIO };
     let first = geometry.zone_of(from);
     let end = (first.0 as usize).saturating_add(zones_max).min(geometry.zone_count as usize);
     let (mut number, mut next) = (first.0 as usize, geometry.start_of(first));
@@ -233,7 +233,8 @@ impl ZoneScan {
             }
             KernelZone::SEQUENTIAL => {
                 if self.capacity == 0 {
-                    self.capacity = if is_last { self.zone_sectors } else { capacity };
+                    let is_short = len < self.zone_sectors;
+                    self.capacity = if is_short { self.zone_sectors } else { capacity };
                 }
                 let fits = capacity == self.capacity
                     || (is_last && len < self.zone_sectors && capacity <= self.capacity);
@@ -339,6 +340,9 @@ mod tests {
             active_max: 5,
         };
         assert_eq!(scan(192, &zones).unwrap(), wanted);
+        // The only sequential zone is the last one.
+        let zones = [zone(0, 64, 1, 64), zone(64, 64, 2, 48)];
+        assert_eq!(scan(128, &zones).unwrap().zone_capacity_sectors, 48);
         // A last zone may be shorter.
         let zones = [zone(0, 64, 2, 64), zone(64, 64, 2, 64), zone(128, 8, 2, 8)];
         assert_eq!(scan(136, &zones).unwrap().zone_capacity_sectors, 64);

@@ -6,15 +6,21 @@
 //!
 //! A socket has its final mode before it listens, whatever the umask: at no moment can another user
 //! connect.
+#![allow(clippy::disallowed_types)] // A lock of the control plane.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use blockyard_os::socket;
 
 use crate::endpoint::{ListenError, SocketAccess, UnixPlace};
+
+/// Held from the creation of a socket until it listens: meanwhile another thread would take it for
+/// that of a server that has ended.
+static LISTENING: Mutex<()> = Mutex::new(());
 
 /// Listens at a path. The socket of a server that has ended is replaced; any other file is not.
 ///
@@ -34,6 +40,7 @@ pub fn listen_unix(place: &UnixPlace) -> Result<UnixListener, ListenError> {
     let group =
         group.as_deref().map(|name| known("group", name, socket::group_id(name))).transpose();
     let ids = (owner?, group?);
+    let _listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
     let mode = place.access.mode();
     let socket = match socket::bind_unix(path, mode) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {

@@ -66,6 +66,11 @@ pub(crate) struct Backend {
     /// Tells the hypervisor of a change, if it wants to know.
     channel: Option<BackendChannel>,
     poll_percent: u32,
+    /// Whether the hypervisor may have missed a change of the capacity. It drops the message while
+    /// its device is not started, so the message waits for a ring that is served.
+    owes_change: bool,
+    /// Whether the connection has ended.
+    is_closed: bool,
     rings: Vec<RingState>,
 }
 
@@ -84,6 +89,9 @@ impl Backend {
             inflight: None,
             channel: None,
             poll_percent,
+            // An earlier connection may have missed a change.
+            owes_change: true,
+            is_closed: false,
             rings,
         }
     }
@@ -91,6 +99,25 @@ impl Backend {
     /// Takes over the channel to the hypervisor.
     pub(crate) fn set_channel(&mut self, channel: BackendChannel) {
         self.channel = Some(channel);
+        self.tell_change();
+    }
+
+    /// Tells the hypervisor that the capacity may have changed, if it is owed and would be heard.
+    fn tell_change(&mut self) {
+        let Some(channel) = self.channel.as_ref().filter(|_| self.owes_change) else { return };
+        if self.running() == 0 {
+            return;
+        }
+        self.owes_change = false;
+        if let Err(error) = channel.config_changed() {
+            tracing::warn!(%error, "a hypervisor does not learn the capacity of its disk");
+        }
+    }
+
+    /// Ends all threads, at the end of the connection. None is started again.
+    pub(crate) fn close(&mut self) {
+        self.is_closed = true;
+        self.stop();
     }
 
     /// Releases the disk, when the requests that were taken are answered; later ones wait in their
@@ -112,25 +139,19 @@ impl Backend {
     }
 
     /// Serves the rings with another disk, and tells the hypervisor if its capacity is larger.
-    /// `false` if a driver that knows the disk before it could not go on.
+    /// `false` if a driver that knows the disk before it could not go on, or a ring cannot be
+    /// served.
     pub(crate) fn resume(&mut self, disk: Arc<dyn Disk>) -> bool {
         let shape = DeviceShape::of(disk.as_ref());
         if !shape.succeeds(&self.shape) {
             return false;
         }
-        let is_larger = shape != *self.shape;
-        let name = disk.name().to_owned();
+        self.owes_change |= shape != *self.shape;
         self.shape = Arc::new(shape);
         self.disk = Some(disk);
-        // A ring that cannot be served is logged.
-        (0..self.rings.len()).for_each(|index| _ = self.start_ring(index));
-        if is_larger
-            && let Some(channel) = &self.channel
-            && let Err(error) = channel.config_changed()
-        {
-            tracing::warn!(device = name, %error, "the hypervisor does not learn the new capacity");
-        }
-        true
+        let is_served = (0..self.rings.len()).all(|index| self.start_ring(index).is_ok());
+        self.tell_change();
+        is_served
     }
 
     /// The number of rings that are being served.
@@ -159,6 +180,7 @@ impl Backend {
         for index in 0..self.rings.len() {
             let running = self.rings[index].running.as_ref();
             if running.is_some_and(|running| !running.cancel_stop()) {
+                // It ends without waiting for the disk.
                 self.stop_ring(index);
                 // A ring that cannot be served is logged.
                 let _ = self.start_ring(index);
@@ -181,6 +203,9 @@ impl Backend {
 
     /// Starts the thread of a ring, if it has all that it needs.
     fn start_ring(&mut self, index: usize) -> Result<()> {
+        if self.is_closed {
+            return Ok(());
+        }
         let Backend { disk, shape, map, inflight, rings, features, poll_percent, .. } = self;
         let ring = &mut rings[index];
         let (Some(disk), Some(map), Some(kick)) = (disk, map, &ring.kick) else { return Ok(()) };
@@ -207,7 +232,10 @@ impl Backend {
             poll_percent: *poll_percent,
         };
         match RunningQueue::start(setup) {
-            Ok(running) => ring.running = Some(running),
+            Ok(running) => {
+                ring.running = Some(running);
+                self.tell_change();
+            }
             Err(error) => {
                 tracing::warn!(device = disk.name(), ring = index, %error, "cannot serve a ring");
                 return Err(Error::ReqHandlerError(error));

@@ -13,6 +13,7 @@
 //! ```text
 //! SERVING ── begin_stop ──▸ STOPPING ── what it took is answered ──▸ ENDED
 //!    ◂───── cancel_stop ──────┘
+//! SERVING, STOPPING ── the ring is malformed ──▸ FAILED
 //! ```
 #![allow(clippy::disallowed_types)] // The state of a thread is read once per batch.
 
@@ -106,6 +107,7 @@ impl StopState {
     const SERVING: u32 = 0;
     const STOPPING: u32 = 1;
     const ENDED: u32 = 2;
+    const FAILED: u32 = 3;
 
     /// Changes the phase, if it is the first one.
     fn enter(&self, from: u32, to: u32) -> bool {
@@ -140,9 +142,12 @@ impl RunningQueue {
         self.stop.wake.raise();
     }
 
-    /// Lets a thread that was asked to end go on; `false` if it has ended.
+    /// Lets a thread that was asked to end go on; `false` if it has ended, or is about to. One
+    /// whose ring is malformed ends in any case.
     pub(crate) fn cancel_stop(&self) -> bool {
         self.stop.enter(StopState::STOPPING, StopState::SERVING)
+            // Acquire: as in `StopState::enter`.
+            || self.stop.phase.load(Ordering::Acquire) == StopState::FAILED
     }
 
     /// Whether the thread has ended.
@@ -284,7 +289,7 @@ impl QueueThread {
         blockyard_os::sharpen_timers();
         let Err(RingFault(text)) = self.serve() else { return true };
         // Release: as in `StopState::enter`.
-        self.stop.phase.store(StopState::ENDED, Ordering::Release);
+        self.stop.phase.store(StopState::FAILED, Ordering::Release);
         tracing::warn!(queue = self.setup.name, "the ring is not served any more: {text}");
         if let Some(error) = &self.setup.error {
             notify(error);
@@ -309,18 +314,25 @@ impl QueueThread {
                 }
             }
             self.drain()?;
-            if self.stop.enter(StopState::STOPPING, StopState::ENDED) {
+            if !self.has_requests() && self.stop.enter(StopState::STOPPING, StopState::ENDED) {
                 return Ok(());
             }
             // The end was cancelled.
         }
     }
 
-    /// Completes what was taken, and tells the guest.
+    /// Whether a request that was taken is not answered.
+    fn has_requests(&self) -> bool {
+        self.in_flight > 0 || self.held.is_some()
+    }
+
+    /// Completes what was taken, and tells the guest, until the end is cancelled.
     fn drain(&mut self) -> Result<(), RingFault> {
-        while self.in_flight > 0 || self.held.is_some() {
+        while self.has_requests() && self.is_stopping() {
             self.start_held()?;
-            if self.execute()? == 0 {
+            let reaped = self.execute()?;
+            self.call()?;
+            if reaped == 0 {
                 self.channel.wait(Some(Instant::now() + COMPLETION_POLL_INTERVAL));
             }
         }

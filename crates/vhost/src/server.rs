@@ -182,7 +182,7 @@ impl VhostServer {
         }
         tracing::warn!(
             device = self.shared.name,
-            "the device is another one: the hypervisor is disconnected"
+            "the hypervisor is disconnected: it cannot go on with the device"
         );
         if let Ok(socket) = socket {
             socket::shutdown(&socket, Shutdown::Both);
@@ -190,34 +190,45 @@ impl VhostServer {
     }
 
     /// Completes the requests in flight and disconnects the hypervisor. If the disk executes them
-    /// for longer than `drain`, threads that wait for it go on, and end when it has completed
-    /// them.
-    pub fn stop(&self, drain: Duration) {
+    /// for longer than `drain`, threads that wait for it go on, and end when it has completed them.
+    /// Returns whether all have ended: until then the guest must not be served by another server,
+    /// because both would write its rings.
+    pub fn stop(&self, drain: Duration) -> bool {
         // Release: pairs with the Acquire in `is_stopping`.
         self.shared.is_stopping.store(true, Ordering::Release);
         self.shared.wake.raise();
         if let Some(connected) = &self.shared.state().connected {
             socket::shutdown(&connected.socket, Shutdown::Both);
         }
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(thread) = thread else { return };
         let deadline = Instant::now() + drain;
-        while !thread.is_finished() {
+        while !self.has_ended() {
             if Instant::now() >= deadline {
                 let device = &self.shared.name;
                 tracing::warn!(device, "requests of the hypervisor are still executed");
-                return;
+                return false;
             }
             thread::sleep(END_POLL_INTERVAL);
         }
         // A panic of the thread was reported when it happened.
-        let _ = thread.join();
+        self.thread().take().map(JoinHandle::join);
+        true
+    }
+
+    /// Whether all threads of a stopped server have ended.
+    pub fn has_ended(&self) -> bool {
+        self.thread().as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<UnixListener>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for VhostServer {
     fn drop(&mut self) {
-        self.stop(DROP_DRAIN);
+        if !self.shared.is_stopping() {
+            self.stop(DROP_DRAIN);
+        }
     }
 }
 
@@ -284,7 +295,7 @@ impl ServerShared {
         }
         tracing::info!(device = self.name, pid, "a hypervisor is connected");
         let ended = self.obey(stream, &backend);
-        backend.lock().unwrap_or_else(PoisonError::into_inner).stop();
+        backend.lock().unwrap_or_else(PoisonError::into_inner).close();
         self.state().connected = None;
         ended
     }

@@ -197,6 +197,7 @@ impl From<YardError> for ErrorResponse {
             | YardError::Listen { .. }
             | YardError::ListenerUsed { .. }
             | YardError::VhostServed { .. }
+            | YardError::VhostListen(_)
             | YardError::VhostBusy { .. }
             | YardError::VhostUsed { .. }
             | YardError::Busy { .. }

@@ -130,8 +130,16 @@ impl Devices {
     /// # Errors
     /// If there is no such device, it is served already, or the system refuses.
     pub(crate) fn serve_vhost(&self, bound: BoundVhost) -> Result<(), YardError> {
-        let entry = self.find(bound.device())?;
-        self.vhost.start(entry.shared.clone(), bound)
+        let name = bound.device().to_owned();
+        let entry = self.find(&name)?;
+        self.vhost.start(entry.shared.clone(), bound)?;
+        // A request may have removed or replaced the device meanwhile.
+        let is_same = |now: DeviceEntry| Arc::ptr_eq(&now.disk, &entry.disk);
+        if self.find(&name).is_ok_and(is_same) {
+            return Ok(());
+        }
+        self.vhost.remove(&name, Duration::ZERO);
+        Err(YardError::VhostBusy { name })
     }
 
     /// The servers of the devices that are block devices of the kernel.

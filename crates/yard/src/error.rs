@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use blockyard_core::{DeviceError, Status};
 use blockyard_fuse::FileError;
 use blockyard_nbd::ExportError;
+use blockyard_nbd::ListenError;
 use blockyard_nvme::SubsystemError;
 use blockyard_ram::RamError;
 use blockyard_store::StoreError;
@@ -263,7 +264,10 @@ pub enum YardError {
         name: String,
     },
     /// The device executes requests of a hypervisor for too long.
-    #[error("the hypervisor of `{name}` has requests that take too long: try again")]
+    #[error(
+        "cannot change how `{name}` is served to hypervisors: requests of one take too long; try \
+         again"
+    )]
     VhostBusy {
         /// The device.
         name: String,
@@ -279,6 +283,9 @@ pub enum YardError {
         /// The socket.
         at: String,
     },
+    /// A socket for a hypervisor cannot be made.
+    #[error(transparent)]
+    VhostListen(#[from] ListenError),
     /// There is no NVMe listener at this place.
     #[error("there is no NVMe listener at `{place}`; {known}")]
     NoSuchListener {
@@ -469,7 +476,7 @@ impl YardError {
             | YardError::VhostServed { .. }
             | YardError::Export(ExportError::Taken { .. }) => "taken",
             YardError::Full { .. } => "full",
-            YardError::Listen { .. } => "listen_failed",
+            YardError::Listen { .. } | YardError::VhostListen(_) => "listen_failed",
             YardError::NoSuchListener { .. } | YardError::NoVhost { .. } => "no_such_listener",
             YardError::VhostBusy { .. }
             | YardError::VhostUsed { .. }

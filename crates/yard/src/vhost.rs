@@ -81,14 +81,21 @@ impl BoundVhost {
 struct DeviceServer {
     place: VhostPlace,
     server: VhostServer,
-    /// Removed after the server has stopped.
     file: SocketFile,
+}
+
+#[derive(Debug, Default)]
+struct VhostTable {
+    servers: Vec<DeviceServer>,
+    /// Stopped servers, by the names of their devices, whose threads wait for their disks. Until
+    /// they have ended, no other server may serve the guests of the device.
+    stopping: Vec<(String, VhostServer)>,
 }
 
 /// The servers of a yard.
 #[derive(Debug, Default)]
 pub struct VhostServers {
-    table: Mutex<Vec<DeviceServer>>,
+    table: Mutex<VhostTable>,
     /// The percentage of the time in which the thread of a ring may poll, once it is set.
     poll_percent: OnceLock<u32>,
 }
@@ -97,11 +104,11 @@ impl VhostServers {
     /// Sets the percentage of the time in which the thread of each ring may look for work instead
     /// of sleeping, once; until then it is 0.
     pub fn set_poll_percent(&self, percent: u32) {
-        // It is not set: only the daemon does so, at its start.
+        // The daemon calls this once, so the cell is empty.
         let _ = self.poll_percent.set(percent);
     }
 
-    fn table(&self) -> MutexGuard<'_, Vec<DeviceServer>> {
+    fn table(&self) -> MutexGuard<'_, VhostTable> {
         // Every change of the table is one call: a holder that panicked has left it consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,11 +116,16 @@ impl VhostServers {
     /// Serves a device at a socket that listens.
     ///
     /// # Errors
-    /// If the device is served already, or the system refuses.
+    /// If the device is served already, a stopped server of it has requests in flight, or the
+    /// system refuses.
     pub(crate) fn start(&self, disk: SharedDisk, bound: BoundVhost) -> Result<(), YardError> {
         let BoundVhost { place, listener, file } = bound;
         let mut table = self.table();
-        if let Some(other) = table.iter().find(|it| it.place.device == place.device) {
+        table.stopping.retain(|(_, server)| !server.has_ended());
+        if table.stopping.iter().any(|(device, _)| *device == place.device) {
+            return Err(YardError::VhostBusy { name: place.device });
+        }
+        if let Some(other) = table.servers.iter().find(|it| it.place.device == place.device) {
             let (name, at) = (place.device, format!("unix:{}", other.place.place));
             return Err(YardError::VhostServed { name, at });
         }
@@ -122,26 +134,26 @@ impl VhostServers {
         let poll_percent = self.poll_percent.get().copied().unwrap_or(0);
         let server = VhostServer::start(disk, listener, poll_percent).map_err(refused)?;
         tracing::info!(device = place.device, path, "serving vhost-user-blk");
-        table.push(DeviceServer { place, server, file });
+        table.servers.push(DeviceServer { place, server, file });
         Ok(())
     }
 
     /// The socket of a device, and the state of its server.
     pub fn find(&self, device: &str) -> Option<(VhostPlace, VhostInfo)> {
         let table = self.table();
-        let found = table.iter().find(|it| it.place.device == device);
+        let found = table.servers.iter().find(|it| it.place.device == device);
         found.map(|it| (it.place.clone(), it.server.info()))
     }
 
     /// All sockets.
     pub fn list(&self) -> Vec<(VhostPlace, VhostInfo)> {
-        self.table().iter().map(|it| (it.place.clone(), it.server.info())).collect()
+        self.table().servers.iter().map(|it| (it.place.clone(), it.server.info())).collect()
     }
 
     fn take(&self, device: &str) -> Option<DeviceServer> {
         let mut table = self.table();
-        let at = table.iter().position(|it| it.place.device == device)?;
-        Some(table.remove(at))
+        let at = table.servers.iter().position(|it| it.place.device == device)?;
+        Some(table.servers.remove(at))
     }
 
     /// Takes the disk away from the server of a device that is being replaced. Its hypervisor stays
@@ -158,7 +170,7 @@ impl VhostServers {
         if server.server.suspend(drain) {
             return Ok(Some(SuspendedVhost(server)));
         }
-        self.table().push(server);
+        self.table().servers.push(server);
         Err(YardError::VhostBusy { name: device.to_owned() })
     }
 
@@ -166,15 +178,18 @@ impl VhostServers {
     pub(crate) fn resume(&self, suspended: SuspendedVhost, disk: SharedDisk) {
         let SuspendedVhost(server) = suspended;
         server.server.resume(disk);
-        self.table().push(server);
+        self.table().servers.push(server);
     }
 
     /// Stops the server of a device and removes its socket; `None` if it has none. The hypervisor's
     /// requests in flight are completed, if that takes no longer than `drain`.
     pub(crate) fn remove(&self, device: &str, drain: Duration) -> Option<VhostPlace> {
         let DeviceServer { place, server, file } = self.take(device)?;
-        server.stop(drain);
+        // No hypervisor finds it any more.
         drop(file);
+        if !server.stop(drain) {
+            self.table().stopping.push((place.device.clone(), server));
+        }
         Some(place)
     }
 }

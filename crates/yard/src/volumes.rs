@@ -572,7 +572,7 @@ impl Devices {
 
     /// Executes a verb on a volume of an open pool. A verb that would change a device while it is
     /// in use requires that the device has no users: the device is removed for a moment and opened
-    /// again. NVMe hosts may use a device that grows.
+    /// again. NVMe hosts and hypervisors may use a device that grows.
     ///
     /// # Errors
     /// If the pool or the volume does not exist, clients use it, or it refuses.

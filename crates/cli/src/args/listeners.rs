@@ -90,7 +90,7 @@ pub(crate) struct UblkRemoveArgs {
 pub(crate) enum VhostCommand {
     /// Serve a device to a virtual machine at a unix socket
     Listen(VhostListenArgs),
-    /// Serve a device to virtual machines no longer, and remove its socket
+    /// Stop serving a device to virtual machines, and remove its socket
     Unlisten(VhostUnlistenArgs),
     /// List the sockets at which virtual machines find devices
     List(TalkArgs),

@@ -21,16 +21,14 @@ pub(super) async fn listen(
 ) -> Result<(StatusCode, axum::Json<VhostView>), ErrorResponse> {
     let VhostRequest { device, place } = read(body)?;
     let started = blocking(move || {
-        let mut wanted = VhostPlace::of(&device, &place).map_err(|wanted| YardError::Argument {
-            field: "place",
-            value: place.clone(),
-            wanted,
+        let mut wanted = VhostPlace::of(&device, &place).map_err(|refusal| {
+            let wanted = refusal.strip_prefix("expected ").unwrap_or(&refusal).to_owned();
+            YardError::Argument { field: "place", value: place, wanted }
         })?;
         wanted.place.path = control.paths.check("place", &wanted.place.path)?;
         // Before a socket is made.
         control.devices.find(&device)?;
-        let bound = BoundVhost::bind(&wanted)
-            .map_err(|source| YardError::Listen { place, source: std::io::Error::other(source) })?;
+        let bound = BoundVhost::bind(&wanted)?;
         control.cleanup.add(&wanted.place.path);
         control.devices.serve_vhost(bound)?;
         let served = control.devices.vhost().find(&device);
@@ -57,7 +55,9 @@ pub(super) async fn unlisten(State(control): Shared, asked: Asked) -> Answer<Vho
         if before.is_connected && !force {
             return Err(YardError::VhostUsed { name: device, at: before.place });
         }
-        servers.remove(&device, std::time::Duration::from_millis(DRAIN_MS));
+        let removed = servers.remove(&device, std::time::Duration::from_millis(DRAIN_MS));
+        // The device is being replaced.
+        removed.ok_or_else(|| YardError::VhostBusy { name: device.clone() })?;
         tracing::info!(device, "no longer served to hypervisors");
         Ok(before)
     })
