@@ -50,8 +50,8 @@ pub(crate) struct Backing {
     pub(crate) can_discard: bool,
     /// A write can make its own data durable: on a block device with direct I/O. The sync of such a
     /// write reports a failed write-back as `fdatasync` does, and the kernel reports it once. A
-    /// regular file can have write-backs, so there a flush must be the only one to sync. In a zone a
-    /// write can fail because of its place, which loses no earlier write.
+    /// regular file can have write-backs, so there a flush must be the only one to sync. In a zone
+    /// a write can fail because of its place, which loses no earlier write.
     pub(crate) has_fua: bool,
     /// The zones of a zoned block device.
     pub(crate) zones: Option<ZoneGeometry>,

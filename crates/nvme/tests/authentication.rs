@@ -224,8 +224,8 @@ fn connect_all(target: &Target, host: &str, number: u16, controller: u16) -> (In
     (queue, controller)
 }
 
-/// Sends the Connect of a host that has to authenticate, again while queues of the host's controller
-/// before are ending; returns the controller.
+/// Sends the Connect of a host that has to authenticate, again while queues of the host's
+/// controller before are ending; returns the controller.
 fn ask(queue: &mut Initiator, parts: ([u8; 64], Vec<u8>), host: &str) -> u16 {
     const BUSY: u16 = 0x181;
     let mut done = connect_as(queue, parts.clone(), host);
