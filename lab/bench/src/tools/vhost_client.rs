@@ -4,12 +4,13 @@
 #![allow(unsafe_code)] // The driver wants the addresses of mapped memory.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use blockyard_os::socket::{self, Interest};
 use fastrand::Rng;
 use hdrhistogram::Histogram;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -24,6 +25,9 @@ use crate::load::workers::Work;
 
 /// The entries of a ring. Each request has three descriptors, so that one ring takes 128 requests.
 const RING_ENTRIES: u16 = 512;
+
+/// The longest wait for a call, after which the ring is looked at again.
+const CALL_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Features of virtio-blk: flush and several rings.
 const FLUSH: u64 = 1 << 9;
@@ -175,6 +179,17 @@ impl VhostRing<'_> {
         Ok(())
     }
 
+    /// Sleeps until the server calls. QEMU's makes the descriptor one whose reads do not wait.
+    fn wait_for_call(&self) -> io::Result<()> {
+        match self.call.read() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let call = self.call.as_ref();
+                socket::wait(call, Interest::Readable, None, Some(CALL_WAIT_MAX)).map(drop)
+            }
+            read => read.map(drop),
+        }
+    }
+
     /// Takes the answers that are there; waits for a call if there is none. Returns their number.
     fn take(&mut self) -> io::Result<u64> {
         let mut taken = 0;
@@ -194,7 +209,7 @@ impl VhostRing<'_> {
             if taken > 0 {
                 return Ok(taken);
             }
-            self.call.read()?;
+            self.wait_for_call()?;
         }
     }
 }
