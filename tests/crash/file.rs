@@ -169,6 +169,14 @@ fn full_file_system_below_a_file_is_reported_and_nothing_is_lost() {
         }
         drop((client, yard));
         std::fs::remove_file(&path).unwrap();
+        // The kernel closes the rings of a process, and their files, some time after its end.
+        let free = || {
+            let found = rustix::fs::statvfs(&mount.0).unwrap();
+            found.f_bavail * found.f_frsize
+        };
+        while free() < 15 << 20 {
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -102,9 +102,20 @@ impl UblkServer {
         let identity = name_file::identity_of(&options.identity);
         let left = match options.id {
             Some(id) => find_left(&mut control, id, identity)?,
-            None => machine::find(&mut control, |it| {
-                it.identity == identity && it.state == DeviceState::Quiesced
-            })?,
+            None => {
+                // The kernel may not have noticed yet that the server was killed.
+                let is_left = |it: &DevInfo| match it.state {
+                    DeviceState::Quiesced | DeviceState::FailIo => true,
+                    DeviceState::Live => !machine::is_alive(it.pid),
+                    DeviceState::Dead | DeviceState::Unknown(_) => false,
+                };
+                let found =
+                    machine::find(&mut control, |it| it.identity == identity && is_left(it))?;
+                match found {
+                    Some(info) => find_left(&mut control, info.id, identity)?,
+                    None => None,
+                }
+            }
         };
         let starting = Starting { disk, shape, identity };
         match left {

@@ -450,6 +450,11 @@ async fn load_zones(
     let (sender, mut input) = stream::incoming();
     let loaded = blocking(move || {
         let _place = place;
+        // No client and no other load comes meanwhile.
+        let Some(_claim) = entry.shared.claim.claim() else {
+            let dir = control.devices.zonefs_place(&name);
+            return Err(YardError::Mounted { name, dir });
+        };
         if entry.disk.geometry().zones.is_some() {
             control.devices.may_change_zones(&name, force)?;
         }

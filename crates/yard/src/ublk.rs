@@ -15,6 +15,10 @@ use crate::param::shown;
 use crate::spec::DeviceSpec;
 use crate::stack;
 
+/// The choice `always` of a volume's `sync`, and `volatile` of an SMR disk's `cache`.
+const SYNC_ALWAYS: usize = 1;
+const CACHE_VOLATILE: usize = 2;
+
 /// The word for a number that the kernel chooses.
 pub const ANY_ID: &str = "any";
 
@@ -122,17 +126,23 @@ impl UblkServers {
     }
 }
 
-/// What tells the data of a device from those of another one, and whether they are still there
-/// after the process was killed.
+/// What tells the data of a device from those of another one, and whether all completed writes are
+/// still there after the process was killed. A device that loses some must end with its server: a
+/// file system that goes on would take the success of its next flush for theirs.
 fn identity(spec: &DeviceSpec) -> (String, bool) {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let given = |key| spec.text(key).map(|path| real(Path::new(&path)));
     let (path, keeps_data) = match spec.kind().name {
-        "volume" => (Some(real(&stack::pool_path(spec))), true),
+        "volume" => {
+            let keeps_data = spec.choice("sync") == SYNC_ALWAYS;
+            (Some(real(&stack::pool_path(spec))), keeps_data)
+        }
         "file" => (given("path"), true),
         "smr" => {
-            let path = given("device").or_else(|| given("backing"));
-            let keeps_data = path.is_some();
+            let device = given("device");
+            let is_volatile = device.is_none() && spec.choice("cache") == CACHE_VOLATILE;
+            let path = device.or_else(|| given("backing"));
+            let keeps_data = path.is_some() && !is_volatile;
             (path, keeps_data)
         }
         // Without memory it has no data to lose; the states of zones are data.
@@ -167,12 +177,15 @@ mod tests {
     }
 
     #[test]
-    fn only_devices_outside_the_process_keep_their_data_over_a_kill() {
+    fn only_devices_without_writes_in_memory_keep_their_data_over_a_kill() {
         let identity = |text: &str| identity(&uri::parse(text).unwrap());
         for (text, keeps) in [
-            ("volume:///a?path=/nowhere/p&size=1G", true),
+            ("volume:///a?path=/nowhere/p&size=1G", false),
+            ("volume:///a?path=/nowhere/p&size=1G&sync=always", true),
+            ("volume:///a?path=/nowhere/p&size=1G&sync=disabled", false),
             ("file:///a?path=/nowhere/f", true),
             ("smr:///a?backing=/nowhere/d", true),
+            ("smr:///a?backing=/nowhere/d&cache=volatile", false),
             ("smr:///a", false),
             ("ram:///a", false),
             ("null:///a", true),

@@ -8,8 +8,9 @@
 //! BLKYZEND                     8 bytes
 //! ```
 //!
-//! A zone that is not in the list is empty or, if it is conventional, zeros. docs/zoned-files.md
-//! describes the fields.
+//! A zone that is not in the list is empty or, if it is conventional, zeros. Zones that are partly
+//! written come last: one that is written and then finished needs an active zone for a moment.
+//! docs/zoned-files.md describes the fields.
 
 use std::io::{ErrorKind, Read, Write};
 use std::time::Duration;
@@ -57,7 +58,7 @@ pub struct ZoneImage {
     pub zone_capacity_bytes: u64,
     /// Number of conventional zones, at the start.
     pub conventional: u32,
-    /// The zones that hold something, by number.
+    /// The zones that hold something, by number: first those that are not active, then the others.
     pub zones: Vec<ImageZone>,
 }
 
@@ -231,12 +232,13 @@ impl ZoneImage {
             let found = self.blockyard_zones;
             return Err(format!("it has version {found}; this program knows version {VERSION}"));
         }
-        let mut next = 0;
+        let mut last = None;
         for ImageZone { zone, cond, sectors } in &self.zones {
-            if *zone < next {
-                return Err(format!("zone {zone} follows zone {}", next - 1));
+            let place = (self.cond(cond).is_some_and(is_active), *zone);
+            if let Some(last) = last.filter(|last| place <= *last) {
+                return Err(format!("zone {zone} follows zone {}", last.1));
             }
-            next = zone.saturating_add(1);
+            last = Some(place);
             let start = u64::from(*zone).checked_mul(self.zone_bytes);
             let left = start.and_then(|start| self.size_bytes.checked_sub(start));
             let Some(left) = left.filter(|left| *left > 0) else {
@@ -270,6 +272,11 @@ impl ZoneImage {
     fn cond(&self, name: &str) -> Option<ZoneCond> {
         ZoneCond::ALL.into_iter().find(|cond| cond.name() == name)
     }
+}
+
+/// Whether a zone in this condition is one of those that a device limits.
+fn is_active(cond: ZoneCond) -> bool {
+    matches!(cond, ZoneCond::ImplicitOpen | ZoneCond::ExplicitOpen | ZoneCond::Closed)
 }
 
 /// The zones of a device, and how it is read and written.
@@ -395,12 +402,13 @@ fn saved(zoned: &Zoned<'_>, number: u32, info: &ZoneInfo) -> Option<ImageZone> {
 pub fn save(disk: &dyn Disk, out: &mut impl Write) -> Result<ZoneImageDone, ZoneImageError> {
     let mut zoned = Zoned::open(disk)?;
     let mut image = ZoneImage::of(disk, zoned.zones);
-    let mut finished = Vec::new();
+    let (mut finished, mut active) = (Vec::new(), Vec::new());
     zoned.report(|number, info| {
         if info.cond == ZoneCond::Full && info.wp == info.start + info.sectors {
             finished.push(image.zones.len());
         }
-        image.zones.extend(saved(&zoned, number, info));
+        let zones = if is_active(info.cond) { &mut active } else { &mut image.zones };
+        zones.extend(saved(&zoned, number, info));
         Ok::<_, ZoneImageError>(())
     })?;
     for at in finished {
@@ -408,6 +416,7 @@ pub fn save(disk: &dyn Disk, out: &mut impl Write) -> Result<ZoneImageDone, Zone
         let ImageZone { zone, sectors, .. } = image.zones[at];
         image.zones[at].sectors = zoned.sectors_to_last_byte(zone, sectors)?;
     }
+    image.zones.append(&mut active);
     let mut done = ZoneImageDone { zones: image.zones.len() as u64, bytes: 0 };
     let mut line = serde_json::to_vec(&image).expect("a description is plain data");
     line.push(b'\n');
@@ -485,11 +494,8 @@ fn check_fits(zoned: &Zoned<'_>, image: &ZoneImage) -> Result<(), ZoneImageError
             return Err(ZoneImageError::Geometry { field, image, device });
         }
     }
-    let is_partial = |zone: &&ImageZone| {
-        let cond = image.cond(&zone.cond);
-        use ZoneCond::{Closed, ExplicitOpen, ImplicitOpen};
-        matches!(cond, Some(ImplicitOpen | ExplicitOpen | Closed)) && zone.sectors > 0
-    };
+    let is_partial =
+        |zone: &&ImageZone| image.cond(&zone.cond).is_some_and(is_active) && zone.sectors > 0;
     let active = image.zones.iter().filter(is_partial).count() as u64;
     let limit = zoned.zones.active_max;
     if limit != 0 && active > u64::from(limit) {

@@ -79,7 +79,11 @@ impl Directory {
             return Err(MediaError::NotDirectory { path: path.to_owned() });
         }
         let new_directories = owner_only::missing_directories(path);
-        owner_only::create_dir_all(path).map_err(MediaError::io(what("cannot make")))?;
+        let made = owner_only::create_dir_all(path).and_then(|()| {
+            // A power cut after the first flush must not lose the directory itself.
+            new_directories.iter().try_for_each(|made| sync_parent(made))
+        });
+        made.map_err(MediaError::io(what("cannot make")))?;
         let open = File::open(path).map_err(MediaError::io(what("cannot open")))?;
         // Some file systems cannot lock a directory.
         if matches!(open.try_lock(), Err(TryLockError::WouldBlock)) {
@@ -278,6 +282,23 @@ impl StoreFile for File {
 
     fn sync(&self) -> io::Result<()> {
         self.sync_data()
+    }
+}
+
+/// Makes the name of a directory durable, where the system can.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let Some(parent) = path.parent() else { return Ok(()) };
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    match File::open(parent).and_then(|parent| parent.sync_all()) {
+        // Some file systems cannot sync a directory, and some users may not read it.
+        Err(error)
+            if [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidInput]
+                .contains(&error.kind())
+                || error.raw_os_error() == Some(libc::EOPNOTSUPP) =>
+        {
+            Ok(())
+        }
+        synced => synced,
     }
 }
 
