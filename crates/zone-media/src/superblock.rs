@@ -30,7 +30,7 @@ pub const JOURNAL_RECORDS_MAX: u32 = 1 << 20;
 /// The superblock of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Random identity from the disk's creation; every file of the disk contains it.
+    /// Random identity from the creation of the disk. Superblock, tables and live words contain it.
     pub id: Id,
     /// The geometry of the disk.
     pub geometry: MediaGeometry,
