@@ -83,7 +83,7 @@ fn selected(args: &RamSelectArgs) -> RamRequest {
     }
 }
 
-/// Writes what a RAM disk holds to a file, with the rights of the user who asks.
+/// Writes what a RAM disk holds to a file, with the rights of the user of the command.
 fn save(args: &RamFileArgs, out: &mut impl Write) -> Result<(), Failure> {
     let replace = Replace { force: args.force, magic: &snapshot::MAGIC };
     let output = OutputFile::create(&args.file, replace)?;

@@ -44,7 +44,7 @@ pub(crate) fn run(command: &ZoneCommand, out: &mut impl Write) -> Result<(), Fai
     }
 }
 
-/// Writes an image to a file, with the rights of the user who asks.
+/// Writes an image to a file, with the rights of the user of the command.
 fn save(args: &ZoneImageArgs, out: &mut impl Write) -> Result<(), Failure> {
     let replace = Replace { force: args.force, magic: zone_image::MAGIC };
     let output = OutputFile::create(&args.file, replace)?;
