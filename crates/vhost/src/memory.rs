@@ -11,10 +11,11 @@ use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blockyard_core::Region;
 use rustix::fs::{SealFlags, fcntl_get_seals};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 /// The most regions of memory: what QEMU uses at most.
 pub(crate) const REGIONS_MAX: usize = 64;
@@ -86,12 +87,19 @@ pub(crate) struct GuestPiece {
     pub(crate) len: u64,
 }
 
+/// A region of a guest's memory.
+struct GuestRegion {
+    place: RegionPlace,
+    /// For the indexes of rings, which are atomic.
+    mapping: Arc<MmapRegion>,
+    /// For everything else.
+    region: Arc<Region>,
+}
+
 /// All memory of a guest.
 pub(crate) struct GuestMap {
-    /// For crate virtio-queue, which reads rings and descriptors.
-    pub(crate) memory: GuestMemoryMmap,
     /// By address in the guest.
-    regions: Vec<(RegionPlace, Arc<Region>)>,
+    regions: Vec<GuestRegion>,
 }
 
 impl GuestMap {
@@ -101,44 +109,87 @@ impl GuestMap {
     /// If there are none or too many, or two overlap.
     pub(crate) fn new(mapped: &[MappedRegion]) -> io::Result<GuestMap> {
         let invalid = |text: &'static str| io::Error::new(io::ErrorKind::InvalidInput, text);
-        if mapped.len() > REGIONS_MAX {
-            return Err(invalid("too many regions of memory"));
+        if mapped.is_empty() || mapped.len() > REGIONS_MAX {
+            return Err(invalid("the number of regions is out of range"));
         }
         let mut mapped: Vec<&MappedRegion> = mapped.iter().collect();
         mapped.sort_by_key(|it| it.place.guest);
-        let (mut all, mut regions) = (Vec::new(), Vec::new());
+        let (mut regions, mut next) = (Vec::new(), 0);
         for it in mapped {
-            let base = GuestAddress(it.place.guest);
-            let region = GuestRegionMmap::with_arc(Arc::clone(&it.mapping), base);
-            all.push(region.ok_or_else(|| invalid("a region ends beyond the address space"))?);
+            let place = it.place;
+            if place.guest < next {
+                return Err(invalid("two regions overlap"));
+            }
+            let end = place.guest.checked_add(place.len);
+            next = end.ok_or_else(|| invalid("a region ends beyond the address space"))?;
             let region = it.region().ok_or_else(|| invalid("a region lies at address 0"))?;
-            regions.push((it.place, region));
+            regions.push(GuestRegion { place, mapping: Arc::clone(&it.mapping), region });
         }
-        let memory = GuestMemoryMmap::from_regions(all).map_err(io::Error::other)?;
-        Ok(GuestMap { memory, regions })
+        Ok(GuestMap { regions })
     }
 
     /// The regions, in the order of their indexes.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
-        self.regions.iter().map(|(_, region)| region)
+        self.regions.iter().map(|it| &it.region)
     }
 
-    /// The guest's address of an address in the hypervisor's process.
-    pub(crate) fn guest_of_user(&self, user: u64) -> Option<GuestAddress> {
-        let inside = |(place, _): &&(RegionPlace, _)| {
-            user.checked_sub(place.user).is_some_and(|offset| offset < place.len)
+    /// The bytes at an address in the hypervisor's process, if they lie in one region.
+    pub(crate) fn run_of_user(&self, user: u64, len: u64) -> Option<GuestPiece> {
+        let fits = |(index, it): (usize, &GuestRegion)| {
+            let offset = user.checked_sub(it.place.user)?;
+            let fits = it.place.len.checked_sub(offset)? >= len;
+            // There are at most REGIONS_MAX.
+            fits.then_some(GuestPiece { region: index as u16, offset, len })
         };
-        let (place, _) = self.regions.iter().find(inside)?;
-        Some(GuestAddress(place.guest + (user - place.user)))
+        self.regions.iter().enumerate().find_map(fits)
+    }
+
+    /// The bytes at an address in the guest, if they lie in one region.
+    pub(crate) fn run(&self, from: u64, len: u64) -> Option<GuestPiece> {
+        let next = self.regions.partition_point(|it| it.place.guest <= from);
+        let region = next.checked_sub(1)?;
+        let place = &self.regions[region].place;
+        let offset = from - place.guest;
+        let fits = place.len.checked_sub(offset)? >= len;
+        // There are at most REGIONS_MAX.
+        fits.then_some(GuestPiece { region: region as u16, offset, len })
+    }
+
+    /// Reads an index of a ring, at an offset in a run.
+    pub(crate) fn load(&self, run: GuestPiece, at: u64, order: Ordering) -> u16 {
+        let mapping = &self.regions[usize::from(run.region)].mapping;
+        let at = (run.offset + at) as usize;
+        // `Virtqueue::new` checked that the rings lie in the memory and are aligned.
+        u16::from_le(mapping.as_volatile_slice().load(at, order).unwrap_or_default())
+    }
+
+    /// Writes an index of a ring, at an offset in a run.
+    pub(crate) fn store(&self, run: GuestPiece, at: u64, value: u16, order: Ordering) {
+        let mapping = &self.regions[usize::from(run.region)].mapping;
+        let at = (run.offset + at) as usize;
+        // As for `load`.
+        let _ = mapping.as_volatile_slice().store(value.to_le(), at, order);
+    }
+
+    /// Copies bytes at an offset in a run, which must contain them.
+    pub(crate) fn copy_from<const N: usize>(&self, run: GuestPiece, at: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.regions[usize::from(run.region)].region.read(run.offset + at, &mut bytes);
+        bytes
+    }
+
+    /// Copies bytes to an offset in a run, which must contain them.
+    pub(crate) fn copy_to(&self, run: GuestPiece, at: u64, bytes: &[u8]) {
+        self.regions[usize::from(run.region)].region.write(run.offset + at, bytes);
     }
 
     /// Appends the pieces of a range, which may lie in several regions. Returns `false` if a byte
     /// of it is not memory, or if there are too many pieces for `into`.
     pub(crate) fn pieces(&self, mut from: u64, mut len: u64, into: &mut Vec<GuestPiece>) -> bool {
         while len > 0 {
-            let next = self.regions.partition_point(|(place, _)| place.guest <= from);
+            let next = self.regions.partition_point(|it| it.place.guest <= from);
             let Some(region) = next.checked_sub(1) else { return false };
-            let place = &self.regions[region].0;
+            let place = &self.regions[region].place;
             let offset = from - place.guest;
             if offset >= place.len || into.len() == into.capacity() {
                 return false;
@@ -184,7 +235,7 @@ impl GuestMap {
             skip -= skipped;
             let here = (len - done).min((piece.len - skipped) as usize);
             if here > 0 {
-                let region = &self.regions[usize::from(piece.region)].1;
+                let region = &self.regions[usize::from(piece.region)].region;
                 copy(region, piece.offset + skipped, done..done + here);
                 done += here;
             }
@@ -307,11 +358,27 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn addresses_of_the_hypervisor_become_those_of_the_guest() {
+    fn a_run_of_bytes_lies_in_one_region() {
         let guest = guest();
-        assert_eq!(guest.guest_of_user(0x6000_0010), Some(GuestAddress(0x4010)));
-        assert_eq!(guest.guest_of_user(0x6000_4000), None);
-        assert_eq!(guest.guest_of_user(0), None);
+        let run = |region, offset, len| Some(GuestPiece { region, offset, len });
+        assert_eq!(guest.run_of_user(0x6000_0010, 16), run(1, 0x10, 16));
+        assert_eq!(guest.run_of_user(0x6000_3ff0, 16), run(1, 0x3ff0, 16));
+        assert_eq!(guest.run_of_user(0x6000_3ff0, 17), None);
+        assert_eq!(guest.run_of_user(0x6000_4000, 1), None);
+        assert_eq!(guest.run_of_user(0, 1), None);
+        assert_eq!(guest.run_of_user(u64::MAX, u64::MAX), None);
+        assert_eq!(guest.run(0x4010, 16), run(1, 0x10, 16));
+        assert_eq!(guest.run(0x3ff0, 16), run(0, 0x3ff0, 16));
+        // The next region begins there.
+        assert_eq!(guest.run(0x3ff0, 17), None);
+        assert_eq!(guest.run(0x8000, 1), None);
+        assert_eq!(guest.run(u64::MAX, 1), None);
+        let index = guest.run(0x4010, 2).unwrap();
+        guest.store(index, 0, 0x1234, Ordering::Release);
+        assert_eq!(guest.load(index, 0, Ordering::Acquire), 0x1234);
+        assert_eq!(guest.copy_from(index, 0), [0x34, 0x12]);
+        guest.copy_to(index, 1, &[0x56]);
+        assert_eq!(guest.load(index, 0, Ordering::Acquire), 0x5634);
     }
 
     #[test]

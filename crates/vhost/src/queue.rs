@@ -1,7 +1,7 @@
 //! The thread of a ring: requests of the guest become bios, completions become answers.
 //!
 //! ```text
-//! take chains ▸ plan ▸ push, submit ▸ reap ▸ answer ▸ call the guest ▸ poll ▸ sleep until a kick,
+//! take chains ▸ plan ▸ push, submit ▸ reap ▸ answer ▸ call the guest ▸ spin ▸ sleep until a kick,
 //!                                                                a completion, or the end
 //! ```
 //!
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{
-    Bio, BufRef, Channel, Completion, Disk, Due, Flags, Op, Region, RegionId, Sector, Status,
+    Bio, BufRef, Channel, Completion, Disk, Due, Flags, Nanos, Op, Region, RegionId, Sector, Status,
 };
 use blockyard_os::map_region;
 use blockyard_os::socket::{self, Interest, Ready, Wake};
@@ -36,7 +36,7 @@ use blockyard_sync::atomics::{AtomicU32, Ordering, spin_hint};
 use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
 use crate::inflight::RingRecord;
 use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, copy_head, len_bytes, skip, split_tail};
-use crate::poll::PollBudget;
+use crate::poll::{PollBudget, SpinBudget};
 use crate::request::{
     BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, RANGES_MAX, ZONE_BYTES, report_header,
     zone_descriptor,
@@ -58,6 +58,12 @@ const TAIL_BYTES_MAX: usize = (SECTOR_BYTES + STATUS_BYTES) as usize;
 const REPORT_ZONES: usize = 64;
 /// The longest sleep while the device works, after which the thread looks for completions.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// A spin that has found a request ends when no other one has come for this long, in nanoseconds: a
+/// guest that makes several needs less for each.
+const QUIET_NS: u64 = 500;
+/// The longest time that a spin lets the first request wait, in nanoseconds.
+const GATHER_NS: u64 = 4_000;
 
 /// The longest sleep of a thread that has nothing to do.
 const IDLE_WAIT: Duration = Duration::from_secs(60);
@@ -184,10 +190,9 @@ struct Tail {
 }
 
 impl Tail {
-    fn of(pieces: &[GuestPiece]) -> Tail {
-        let mut tail = Tail { pieces: Default::default(), count: pieces.len() as u8 };
-        tail.pieces[..pieces.len()].copy_from_slice(pieces);
-        tail
+    fn set(&mut self, pieces: &[GuestPiece]) {
+        self.pieces[..pieces.len()].copy_from_slice(pieces);
+        self.count = pieces.len() as u8; // At most 9.
     }
 
     fn pieces(&self) -> &[GuestPiece] {
@@ -231,6 +236,9 @@ struct QueueThread {
     zones: Vec<ZoneInfo>,
     /// Whether the guest was not told of the last answers.
     owes_call: bool,
+    /// Whether the next requests are the first ones after a sleep.
+    has_slept: bool,
+    spin: SpinBudget,
     poll: PollBudget,
 }
 
@@ -273,6 +281,8 @@ impl QueueThread {
             done: Vec::with_capacity(entries),
             zones: Vec::with_capacity(REPORT_ZONES),
             owes_call: false,
+            has_slept: false,
+            spin: SpinBudget::new(),
             poll: PollBudget::new(setup.poll_percent, Monotonic.now().0),
             setup,
         })
@@ -299,7 +309,7 @@ impl QueueThread {
     }
 
     fn serve(&mut self) -> Result<(), RingFault> {
-        self.ring.request_kicks(false)?;
+        self.ring.request_kicks(false);
         // The guest may not know of answers that a killed server gave, or that were given before
         // the hypervisor told where to call.
         self.tell();
@@ -307,13 +317,13 @@ impl QueueThread {
         loop {
             while !self.is_stopping() {
                 let taken = self.take_requests()?;
-                let reaped = self.execute()?;
-                self.call()?;
+                let reaped = self.execute();
+                self.call();
                 if taken == 0 && reaped == 0 {
-                    self.sleep()?;
+                    self.rest();
                 }
             }
-            self.drain()?;
+            self.drain();
             if !self.has_requests() && self.stop.enter(StopState::STOPPING, StopState::ENDED) {
                 return Ok(());
             }
@@ -327,29 +337,32 @@ impl QueueThread {
     }
 
     /// Completes what was taken, and tells the guest, until the end is cancelled.
-    fn drain(&mut self) -> Result<(), RingFault> {
+    fn drain(&mut self) {
         while self.has_requests() && self.is_stopping() {
-            self.start_held()?;
-            let reaped = self.execute()?;
-            self.call()?;
+            self.start_held();
+            let reaped = self.execute();
+            self.call();
             if reaped == 0 {
                 self.channel.wait(Some(Instant::now() + COMPLETION_POLL_INTERVAL));
             }
         }
-        self.call()
+        self.call();
     }
 
     /// Takes the chains that are available, as many as there is room for. Returns their number.
     fn take_requests(&mut self) -> Result<usize, RingFault> {
-        self.start_held()?;
+        self.start_held();
         let mut taken = 0;
         while self.has_room() && !self.is_stopping() && self.ring.take(&mut self.chain)? {
             if self.slots[usize::from(self.chain.head)].is_some() {
                 return Err(RingFault("a chain is available again before it was answered"));
             }
             let planned = self.plan()?;
-            self.begin(planned)?;
+            self.begin(planned);
             taken += 1;
+        }
+        if taken > 0 && std::mem::take(&mut self.has_slept) {
+            self.spin.slept(taken);
         }
         Ok(taken)
     }
@@ -367,10 +380,10 @@ impl QueueThread {
                 }
                 planned => planned,
             };
-            self.begin(planned)?;
+            self.begin(planned);
             while !self.has_room() {
-                self.start_held()?;
-                if self.execute()? == 0 {
+                self.start_held();
+                if self.execute() == 0 {
                     self.channel.wait(Some(Instant::now() + COMPLETION_POLL_INTERVAL));
                 }
             }
@@ -379,7 +392,7 @@ impl QueueThread {
     }
 
     /// Starts the request of the chain, or refuses it.
-    fn begin(&mut self, planned: Result<Plan, BlkStatus>) -> Result<(), RingFault> {
+    fn begin(&mut self, planned: Result<Plan, BlkStatus>) {
         match planned {
             Ok(plan) => self.start(plan),
             Err(status) => self.answer(self.chain.head, status, None, 0),
@@ -405,21 +418,20 @@ impl QueueThread {
             }
             chain.writable.clear();
         }
-        tails[usize::from(chain.head)] = Tail::of(tail);
+        tails[usize::from(chain.head)].set(tail);
         let (out_bytes, in_bytes) = (len_bytes(&chain.readable), len_bytes(&chain.writable));
         Ok(setup.shape.plan(header, out_bytes, in_bytes))
     }
 
     /// Starts the request that waits for the bounce buffer, if it is free.
-    fn start_held(&mut self) -> Result<(), RingFault> {
-        match self.held.take() {
-            Some(plan) => self.start(plan),
-            None => Ok(()),
+    fn start_held(&mut self) {
+        if let Some(plan) = self.held.take() {
+            self.start(plan);
         }
     }
 
     /// Starts the request of the chain.
-    fn start(&mut self, plan: Plan) -> Result<(), RingFault> {
+    fn start(&mut self, plan: Plan) {
         let head = self.chain.head;
         let started = match plan {
             Plan::Io { op, sector, sectors, flags } => {
@@ -437,12 +449,8 @@ impl QueueThread {
             RequestStart::InFlight(request) => {
                 self.slots[usize::from(head)] = Some(request);
                 self.in_flight += 1;
-                Ok(())
             }
-            RequestStart::Waits => {
-                self.held = Some(plan);
-                Ok(())
-            }
+            RequestStart::Waits => self.held = Some(plan),
             RequestStart::Ended(status, written) => self.answer(head, status, None, written),
         }
     }
@@ -556,32 +564,32 @@ impl QueueThread {
 
     /// Pushes and submits bios, and answers the requests that are complete. Returns the number of
     /// completions.
-    fn execute(&mut self) -> Result<usize, RingFault> {
+    fn execute(&mut self) -> usize {
         if !self.bios.is_empty() {
             let taken = self.channel.push(&self.bios);
             self.bios.drain(..taken);
             self.channel.submit();
         }
         if self.channel.in_flight() == 0 {
-            return Ok(0);
+            return 0;
         }
         let mut done = std::mem::take(&mut self.done);
         done.clear();
         let reaped = self.channel.reap(&mut done);
-        let answered = done.iter().try_for_each(|completion| self.completed(completion));
+        done.iter().for_each(|completion| self.completed(completion));
         self.done = done;
-        answered.map(|()| reaped)
+        reaped
     }
 
-    fn completed(&mut self, completion: &Completion) -> Result<(), RingFault> {
+    fn completed(&mut self, completion: &Completion) {
         let head = completion.user_data as u16; // As `start` set it.
-        let Some(slot) = &mut self.slots[usize::from(head)] else { return Ok(()) };
+        let Some(slot) = &mut self.slots[usize::from(head)] else { return };
         slot.left -= 1;
         if !completion.status.is_ok() && slot.failed.is_none() {
             slot.failed = Some((completion.sector, completion.status));
         }
         if slot.left > 0 {
-            return Ok(());
+            return;
         }
         let InFlight { op, failed, bytes, uses_bounce, .. } = *slot;
         self.slots[usize::from(head)] = None;
@@ -604,7 +612,7 @@ impl QueueThread {
             self.copy_from_bounce(bytes.into());
         }
         let sector = (op == Op::ZoneAppend).then_some(completion.sector);
-        self.answer(head, BlkStatus::Ok, sector, written)
+        self.answer(head, BlkStatus::Ok, sector, written);
     }
 
     fn copy_from_bounce(&mut self, bytes: u64) {
@@ -630,13 +638,7 @@ impl QueueThread {
 
     /// Answers a chain: writes the status, and for an append the sector, before the guest can see
     /// that the chain is used.
-    fn answer(
-        &mut self,
-        head: u16,
-        status: BlkStatus,
-        sector: Option<Sector>,
-        written: u32,
-    ) -> Result<(), RingFault> {
+    fn answer(&mut self, head: u16, status: BlkStatus, sector: Option<Sector>, written: u32) {
         let counts = &self.setup.counts;
         counts.requests.add(1);
         counts.errors.add(u64::from(status != BlkStatus::Ok));
@@ -647,15 +649,14 @@ impl QueueThread {
         let len = len_bytes(tail) as usize;
         self.setup.map.write(tail, 0, &bytes[TAIL_BYTES_MAX - len..]);
         self.owes_call = true;
-        self.ring.answer(head, written.saturating_add(len as u32))
+        self.ring.answer(head, written.saturating_add(len as u32));
     }
 
     /// Tells the guest of answers, if it wants to know.
-    fn call(&mut self) -> Result<(), RingFault> {
-        if std::mem::take(&mut self.owes_call) && self.ring.wants_call()? {
+    fn call(&mut self) {
+        if std::mem::take(&mut self.owes_call) && self.ring.wants_call() {
             self.tell();
         }
-        Ok(())
     }
 
     fn tell(&self) {
@@ -669,37 +670,54 @@ impl QueueThread {
         self.held.is_none() && self.bios.len() + BIOS_PER_REQUEST <= self.bios.capacity()
     }
 
-    /// Looks for work for as long as the budget allows. Returns whether there is some.
-    fn poll(&mut self) -> Result<bool, RingFault> {
-        if self.setup.poll_percent == 0 {
-            return Ok(false);
-        }
+    /// Waits for work: spins, or sleeps.
+    fn rest(&mut self) {
         let start = Monotonic.now();
-        let window = self.poll.begin(start.0);
-        if window == 0 {
-            return Ok(false);
+        let polled = self.poll.begin(start.0);
+        // At zero, the thread sleeps at once.
+        let window = polled.max(self.spin.window());
+        let found = if window > 0 { self.spin(start, window) } else { None };
+        if window > 0 {
+            let time = Monotonic.now().since(start);
+            self.poll.end(time.min(polled));
+            self.spin.spun(time, found);
         }
+        if found.is_none() {
+            self.sleep();
+        }
+    }
+
+    /// Looks for work for as long as the window allows, and lets requests accumulate for a moment.
+    /// Returns the number of requests that it found; `None` if there is no work.
+    fn spin(&mut self, start: Nanos, window: u64) -> Option<u16> {
+        // The waiting requests that were seen last, since when, and since when there are any.
+        let (mut seen, mut since, mut first) = (0, 0, 0);
+        let (quiet, longest) = if self.spin.gathers() { (QUIET_NS, GATHER_NS) } else { (0, 0) };
         loop {
-            let has_found = (self.has_room() && self.ring.has_available()?)
-                || self.execute()? > 0
-                || self.is_stopping();
-            let polled = Monotonic.now().since(start);
-            if has_found || polled >= window {
-                self.poll.end(polled);
-                return Ok(has_found);
+            let now = Monotonic.now().since(start);
+            let waiting = if self.has_room() { self.ring.waiting() } else { 0 };
+            if waiting != seen {
+                first = if seen == 0 { now } else { first };
+                (seen, since) = (waiting, now);
+            }
+            if seen > 0 && (now - since >= quiet || now - first >= longest) {
+                return Some(seen);
+            }
+            if self.execute() > 0 || self.is_stopping() {
+                return Some(seen.max(1));
+            }
+            if seen == 0 && now >= window {
+                return None;
             }
             spin_hint();
         }
     }
 
     /// Sleeps until the guest kicks, the device has completed something, or the thread is to end.
-    fn sleep(&mut self) -> Result<(), RingFault> {
-        if self.poll()? {
-            return Ok(());
-        }
-        if self.has_room() && self.ring.request_kicks(true)? {
-            self.ring.request_kicks(false)?;
-            return Ok(());
+    fn sleep(&mut self) {
+        if self.has_room() && self.ring.request_kicks(true) {
+            self.ring.request_kicks(false);
+            return;
         }
         let is_busy = self.channel.in_flight() > 0;
         let timeout = match self.channel.due() {
@@ -710,13 +728,12 @@ impl QueueThread {
         };
         let is_due = timeout.is_some_and(|time| time.is_zero());
         if !is_due && (!is_busy || self.descriptor.is_none() || self.channel.may_sleep()) {
-            let start = (self.setup.poll_percent > 0).then(|| Monotonic.now());
+            let start = Monotonic.now();
             self.wait(self.descriptor.filter(|_| is_busy), timeout.unwrap_or(IDLE_WAIT));
-            if let Some(start) = start {
-                self.poll.slept(Monotonic.now().since(start));
-            }
+            self.poll.slept(Monotonic.now().since(start));
+            self.has_slept = true;
         }
-        self.ring.request_kicks(false).map(|_| ())
+        self.ring.request_kicks(false);
     }
 
     fn wait(&self, descriptor: Option<RawFd>, timeout: Duration) {

@@ -1,21 +1,38 @@
 //! A ring of the guest: the requests that it makes available, and the answers to them.
 //!
-//! Crate virtio-queue has the indexes and events of a split ring (VIRTIO 1.3, 2.7). Chains are read
-//! here, because they are read again by their heads after a restart, and because the crate ends a
-//! malformed one early. A chain is read once, into pieces of the guest's memory. A malformed chain
-//! ends the service of its ring: a guess about what the driver meant could write to memory that the
-//! guest uses.
+//! A split ring (VIRTIO 1.3, 2.7) has three parts, each of which lies in one region of memory:
+//!
+//! ```text
+//! descriptors  16 bytes each: address u64 │ length u32 │ flags u16 │ next u16
+//! available    flags u16 │ index u16 │ head u16 for each entry │ used event u16
+//! used         flags u16 │ index u16 │ head u32, length u32 for each entry │ available event u16
+//! ```
+//!
+//! The guest writes the available part and the device the used part. A chain is read once, into
+//! pieces of the guest's memory. A malformed chain ends the service of its ring: a guess about what
+//! the driver meant could write to memory that the guest uses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress};
+use std::sync::atomic::{Ordering, fence};
 
 use crate::device::QUEUE_ENTRIES_MAX;
 use crate::inflight::RingRecord;
 use crate::memory::{GuestMap, GuestPiece};
+
+/// The length of a descriptor, in bytes.
+const DESCRIPTOR_BYTES: u64 = 16;
+/// Offsets in the available and the used part.
+const FLAGS_AT: u64 = 0;
+const INDEX_AT: u64 = 2;
+const ENTRIES_AT: u64 = 4;
+/// The lengths of an entry of the available and of the used part, in bytes.
+const AVAILABLE_BYTES: u64 = 2;
+const USED_BYTES: u64 = 8;
+/// The length of an event index, which follows the entries, in bytes.
+const EVENT_BYTES: u64 = 2;
+/// The flag of either part by which its writer wants no notification.
+const NO_NOTIFICATION: u16 = 1;
 
 /// Where a ring lies, as the hypervisor sets it up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,8 +74,20 @@ impl Chain {
 
 /// A ring of the guest.
 pub(crate) struct Virtqueue {
-    queue: Queue,
     map: Arc<GuestMap>,
+    entries: u16,
+    descriptors: GuestPiece,
+    available: GuestPiece,
+    used: GuestPiece,
+    event_idx: bool,
+    /// The index of the next available chain.
+    next_available: u16,
+    /// The guest's index, as it was read last: chains before it are available.
+    seen_available: u16,
+    /// The index of the next answer.
+    next_used: u16,
+    /// The answers that [`Virtqueue::wants_call`] has not considered.
+    answers: u16,
     record: Option<RingRecord>,
     /// The chains that were taken and not answered when the server ended.
     unanswered: VecDeque<u16>,
@@ -75,48 +104,59 @@ impl Virtqueue {
         mut record: Option<RingRecord>,
         event_idx: bool,
     ) -> Result<Virtqueue, RingFault> {
-        let outside = || RingFault("the ring does not lie in the memory of the guest");
-        let address = |user| map.guest_of_user(user).ok_or_else(outside);
-        let mut queue = Queue::new(place.entries)
-            .map_err(|_| RingFault("the number of its entries is no power of two"))?;
-        let (descriptors, available) = (address(place.descriptors)?, address(place.available)?);
-        let used = address(place.used)?;
-        queue
-            .try_set_desc_table_address(descriptors)
-            .and_then(|()| queue.try_set_avail_ring_address(available))
-            .and_then(|()| queue.try_set_used_ring_address(used))
-            .map_err(|_| RingFault("the ring is not aligned"))?;
-        queue.set_event_idx(event_idx);
-        queue.set_ready(true);
-        if !queue.is_valid(&map.memory) {
-            return Err(outside());
+        let entries = place.entries;
+        if !entries.is_power_of_two() || entries > QUEUE_ENTRIES_MAX {
+            return Err(RingFault("the number of its entries is no power of two"));
         }
-        queue.set_next_avail(place.next_available);
-        let used = queue.used_idx(&map.memory, Ordering::Acquire).map_err(|_| outside())?;
-        queue.set_next_used(used.0);
-        let unanswered = record.as_mut().and_then(|record| record.recover(used.0));
+        let part = |user, entry_bytes, extra_bytes, align| {
+            let len = entry_bytes * u64::from(entries) + extra_bytes;
+            let run: Option<GuestPiece> = map.run_of_user(user, len);
+            let run = run.ok_or(RingFault("the ring does not lie in the memory of the guest"))?;
+            // A mapping begins at a page.
+            match run.offset.is_multiple_of(align) {
+                true => Ok(run),
+                false => Err(RingFault("the ring is not aligned")),
+            }
+        };
+        // VIRTIO 1.3, 2.7: lengths and alignment.
+        let descriptors = part(place.descriptors, DESCRIPTOR_BYTES, 0, 16)?;
+        let extra_bytes = ENTRIES_AT + EVENT_BYTES;
+        let available = part(place.available, AVAILABLE_BYTES, extra_bytes, 2)?;
+        let used = part(place.used, USED_BYTES, extra_bytes, 4)?;
+        let next_used = map.load(used, INDEX_AT, Ordering::Acquire);
+        let mut next_available = place.next_available;
+        let unanswered = record.as_mut().and_then(|record| record.recover(next_used));
         if let Some(unanswered) = &unanswered {
             // A chain is answered, recorded, or the next one to take. A hypervisor whose server has
             // ended does not know the index.
-            queue.set_next_avail(used.0.wrapping_add(unanswered.len() as u16));
+            next_available = next_used.wrapping_add(unanswered.len() as u16);
         }
-        let unanswered = unanswered.unwrap_or_default().into();
-        Ok(Virtqueue { queue, map, record, unanswered })
+        Ok(Virtqueue {
+            map,
+            entries,
+            descriptors,
+            available,
+            used,
+            event_idx,
+            next_available,
+            seen_available: next_available,
+            next_used,
+            answers: 0,
+            record,
+            unanswered: unanswered.unwrap_or_default().into(),
+        })
     }
 
     /// The index of the next available chain.
     pub(crate) fn next_available(&self) -> u16 {
-        self.queue.next_avail()
+        self.next_available
     }
 
-    /// Whether a chain is available.
-    ///
-    /// # Errors
-    /// If the ring lies outside the guest's memory.
-    pub(crate) fn has_available(&self) -> Result<bool, RingFault> {
-        let available = self.queue.avail_idx(&self.map.memory, Ordering::Acquire);
-        let available = available.map_err(|_| RingFault("its index cannot be read"))?.0;
-        Ok(available != self.queue.next_avail())
+    /// The number of chains that are available.
+    pub(crate) fn waiting(&self) -> u16 {
+        // Relaxed: `take` reads the index again before it reads a chain.
+        let available = self.map.load(self.available, INDEX_AT, Ordering::Relaxed);
+        available.wrapping_sub(self.next_available)
     }
 
     /// Takes the next chain that the guest made available, or returns `false` if there is none.
@@ -124,26 +164,27 @@ impl Virtqueue {
     /// # Errors
     /// If the ring or the chain is malformed.
     pub(crate) fn take(&mut self, chain: &mut Chain) -> Result<bool, RingFault> {
-        let memory = &self.map.memory;
-        let available = self.queue.avail_idx(memory, Ordering::Acquire);
-        let available = available.map_err(|_| RingFault("its index cannot be read"))?.0;
-        let next = self.queue.next_avail();
-        let waiting = available.wrapping_sub(next);
-        if waiting == 0 {
-            return Ok(false);
+        let next = self.next_available;
+        if self.seen_available == next {
+            // Acquire: pairs with the guest's release of the index. The chains before it, and their
+            // descriptors, are complete.
+            self.seen_available = self.map.load(self.available, INDEX_AT, Ordering::Acquire);
+            let waiting = self.seen_available.wrapping_sub(next);
+            if waiting == 0 {
+                return Ok(false);
+            }
+            if waiting > self.entries {
+                return Err(RingFault("more chains are available than the ring has entries"));
+            }
         }
-        if waiting > self.queue.size() {
-            return Err(RingFault("more chains are available than the ring has entries"));
-        }
-        let slot = self.queue.avail_ring() + 4 + 2 * u64::from(next % self.queue.size());
-        let head: Result<u16, _> = memory.load(GuestAddress(slot), Ordering::Relaxed);
-        let head = head.map_err(|_| RingFault("the next chain cannot be read"))?;
+        let slot = ENTRIES_AT + AVAILABLE_BYTES * u64::from(next % self.entries);
+        let head = self.map.load(self.available, slot, Ordering::Relaxed);
         // The guest must not make the same chain available again before it is answered.
-        self.walk(u16::from_le(head), chain)?;
+        self.walk(head, chain)?;
         if let Some(record) = &mut self.record {
             record.taken(chain.head);
         }
-        self.queue.set_next_avail(next.wrapping_add(1));
+        self.next_available = next.wrapping_add(1);
         Ok(true)
     }
 
@@ -167,7 +208,7 @@ impl Virtqueue {
         chain.head = head;
         chain.readable.clear();
         chain.writable.clear();
-        let (mut table, mut entries) = (self.queue.desc_table(), u32::from(self.queue.size()));
+        let (mut table, mut entries) = (self.descriptors, u32::from(self.entries));
         let (mut next, mut left, mut is_indirect) = (head, entries, false);
         loop {
             if u32::from(next) >= entries {
@@ -177,9 +218,7 @@ impl Virtqueue {
                 return Err(RingFault("a chain has more descriptors than its table"));
             };
             left = rest;
-            let at = table.checked_add(16 * u64::from(next)).map(GuestAddress);
-            let bytes = at.and_then(|at| self.map.memory.read_obj::<[u8; 16]>(at).ok());
-            let bytes = bytes.ok_or(RingFault("a descriptor does not lie in the memory"))?;
+            let bytes: [u8; 16] = self.map.copy_from(table, DESCRIPTOR_BYTES * u64::from(next));
             let word16 = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
             let from = u64::from_le_bytes(std::array::from_fn(|at| bytes[at]));
             let len = u32::from_le_bytes(std::array::from_fn(|at| bytes[8 + at]));
@@ -191,7 +230,9 @@ impl Virtqueue {
                 if is_indirect || flags & NEXT != 0 || !is_table {
                     return Err(RingFault("a table of descriptors is malformed"));
                 }
-                (table, entries, is_indirect) = (from, len / 16, true);
+                let run = self.map.run(from, len.into());
+                table = run.ok_or(RingFault("a descriptor does not lie in the memory"))?;
+                (entries, is_indirect) = (len / 16, true);
                 (next, left) = (0, entries);
                 continue;
             }
@@ -213,42 +254,61 @@ impl Virtqueue {
         }
     }
 
-    /// Answers a chain: the device wrote this many bytes.
-    ///
-    /// # Errors
-    /// If the ring cannot be written.
-    pub(crate) fn answer(&mut self, head: u16, written: u32) -> Result<(), RingFault> {
+    /// Answers a chain, which the ring has: the device wrote this many bytes.
+    pub(crate) fn answer(&mut self, head: u16, written: u32) {
         if let Some(record) = &self.record {
             record.answering(head);
         }
-        let added = self.queue.add_used(&self.map.memory, head, written);
-        added.map_err(|_| RingFault("its answers cannot be written"))?;
+        let slot = ENTRIES_AT + USED_BYTES * u64::from(self.next_used % self.entries);
+        let mut entry = [0; USED_BYTES as usize];
+        entry[..4].copy_from_slice(&u32::from(head).to_le_bytes());
+        entry[4..].copy_from_slice(&written.to_le_bytes());
+        self.map.copy_to(self.used, slot, &entry);
+        self.next_used = self.next_used.wrapping_add(1);
+        self.answers = self.answers.saturating_add(1);
+        // Release: the guest that sees the index sees the entry, the data and the status.
+        self.map.store(self.used, INDEX_AT, self.next_used, Ordering::Release);
         if let Some(record) = &self.record {
-            record.answered(head, self.queue.next_used());
+            record.answered(head, self.next_used);
         }
-        Ok(())
     }
 
-    /// Whether the guest wants to be told about the answers since the last call.
-    ///
-    /// # Errors
-    /// If the ring cannot be read.
-    pub(crate) fn wants_call(&mut self) -> Result<bool, RingFault> {
-        let wants = self.queue.needs_notification(&self.map.memory);
-        wants.map_err(|_| RingFault("its event index cannot be read"))
+    /// Whether the guest wants to be told about the answers since the last time.
+    pub(crate) fn wants_call(&mut self) -> bool {
+        let answers = std::mem::take(&mut self.answers);
+        // SeqCst: the guest writes its wish and then reads the index of the answers; here the index
+        // was written before the wish is read. So one of the two sees the other's write.
+        fence(Ordering::SeqCst);
+        if !self.event_idx {
+            let flags = self.map.load(self.available, FLAGS_AT, Ordering::Relaxed);
+            return flags & NO_NOTIFICATION == 0;
+        }
+        // VIRTIO 1.3, 2.7.7.2: the call is for the answer with this index.
+        let at = ENTRIES_AT + AVAILABLE_BYTES * u64::from(self.entries);
+        let event = self.map.load(self.available, at, Ordering::Relaxed);
+        self.next_used.wrapping_sub(event).wrapping_sub(1) < answers
     }
 
     /// Requests no kicks, or requests one for the next chain. Returns whether a chain is available
     /// already.
-    ///
-    /// # Errors
-    /// If the ring cannot be written.
-    pub(crate) fn request_kicks(&mut self, wanted: bool) -> Result<bool, RingFault> {
-        let memory = &self.map.memory;
-        let done = match wanted {
-            true => self.queue.enable_notification(memory),
-            false => self.queue.disable_notification(memory).map(|()| false),
-        };
-        done.map_err(|_| RingFault("its flags cannot be written"))
+    pub(crate) fn request_kicks(&mut self, wanted: bool) -> bool {
+        match (self.event_idx, wanted) {
+            (true, true) => {
+                let at = ENTRIES_AT + USED_BYTES * u64::from(self.entries);
+                self.map.store(self.used, at, self.next_available, Ordering::Relaxed);
+            }
+            // The guest kicks once after the index was set.
+            (true, false) => return false,
+            (false, _) => {
+                let flags = if wanted { 0 } else { NO_NOTIFICATION };
+                self.map.store(self.used, FLAGS_AT, flags, Ordering::Relaxed);
+            }
+        }
+        if !wanted {
+            return false;
+        }
+        // SeqCst: as in `wants_call`, with the guest's index of available chains.
+        fence(Ordering::SeqCst);
+        self.waiting() > 0
     }
 }
