@@ -27,6 +27,7 @@ mod run;
 mod scheduler;
 mod smr;
 mod tls;
+mod top;
 mod user;
 mod volume;
 mod yard;

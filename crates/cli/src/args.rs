@@ -1,11 +1,13 @@
 //! The command line.
 
+mod activity;
 mod ram;
 mod volume;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
+pub(crate) use activity::{IostatArgs, StatsArgs, TopArgs};
 pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
 pub(crate) use volume::{
     ImageFormat, VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeExportArgs, VolumePoolArgs,
@@ -38,7 +40,7 @@ Begin with:
   blockyard list                             from another terminal: what is served
   blockyard zone report zoned0 -c 4          the first zones of a zoned device
   blockyard add 'null:///fast?size=10G'      one more device, at run time
-  blockyard stats --watch                    what the devices are doing, every second
+  blockyard top                              what it does, every second
 
 Devices are named by URI: KIND:///NAME?KEY=VALUE&... . `blockyard help-device null` lists the keys.
 Sizes are binary: 4k is 4096 bytes; 10G, 10GB and 10GiB are the same; 8s is 8 sectors of 512 bytes.
@@ -111,6 +113,10 @@ pub(crate) enum Command {
     Volume(VolumeCommand),
     /// Show what the devices have done, or are doing
     Stats(StatsArgs),
+    /// Show what the devices do, with the columns of iostat -x or zpool iostat -l
+    Iostat(IostatArgs),
+    /// Watch devices, zones, RAM disks, pools and clients on a terminal
+    Top(TopArgs),
     /// List the clients of a yard: of NBD, NVMe, vhost-user and ublk
     Connections(TalkArgs),
     /// Give a device a fault
@@ -650,31 +656,6 @@ pub(crate) struct SchedSetArgs {
     /// What to set
     #[arg(value_name = "KEY=VALUE", required = true, value_parser = key_value)]
     pub(crate) pairs: Vec<(String, String)>,
-    #[command(flatten)]
-    pub(crate) talk: TalkArgs,
-}
-
-const STATS_HELP: &str = "\
-Columns, as in iostat -x: reads, writes and MiB of each per second; merged reads and writes per
-second; mean latency of reads and of writes; 50th, 99th and 99.9th percentile over both; failed
-operations per second. Appends and write-zeroes count as writes. The first lines are means since
-the device was made; with --watch the next ones are of each second.
-";
-
-/// `stats`.
-#[derive(Args, Debug)]
-#[command(after_help = STATS_HELP)]
-pub(crate) struct StatsArgs {
-    /// Only this device
-    #[arg(value_parser = name)]
-    pub(crate) device: Option<String>,
-    /// Print again every second until Ctrl-C
-    #[arg(short, long)]
-    pub(crate) watch: bool,
-    /// Seconds between two prints
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, requires = "watch")]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) interval: u64,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
 }

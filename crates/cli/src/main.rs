@@ -4,6 +4,8 @@ mod args;
 mod config;
 mod devices;
 mod failure;
+mod interval;
+mod iostat;
 mod listeners;
 mod manual;
 mod output_file;
@@ -13,6 +15,7 @@ mod sched;
 mod serve;
 mod shell_snippet;
 mod stats;
+mod top;
 mod ublk;
 mod volume;
 mod zone;
@@ -52,6 +55,8 @@ fn main() -> ExitCode {
         Command::Ram(command) => ram::run(&command, &mut out),
         Command::Volume(command) => volume::run(&command, &mut out),
         Command::Stats(args) => stats::run(&args, &mut out),
+        Command::Iostat(args) => iostat::run(&args, &mut out),
+        Command::Top(args) => top::run(&args, &mut out),
         Command::Init(args) => config::init(&args, &mut out),
         Command::Check(args) => config::check(&args, &mut out),
         Command::Schema => config::print_schema(&mut out),

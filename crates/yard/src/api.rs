@@ -30,6 +30,7 @@ use crate::error::YardError;
 use crate::inject;
 use crate::metrics;
 use crate::nvme_listeners::NvmeListeners;
+use crate::process::ProcessView;
 use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequest, RamView};
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
 use crate::view::{
@@ -37,6 +38,7 @@ use crate::view::{
     InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView,
     StatsView, VersionView, ZoneDone, ZoneRequest, ZonesView,
 };
+use crate::zone_counts::ZoneCountsView;
 use crate::zone_image::{self, ZoneImageDone, ZoneImageError};
 use crate::zonefs;
 use crate::zones::{self, Verb};
@@ -86,7 +88,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 30] = [
+pub const PATHS: [&str; 32] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -112,6 +114,8 @@ pub const PATHS: [&str; 30] = [
     "/v1/volumes/receive",
     "/v1/volumes/scrub",
     "/v1/stats",
+    "/v1/zones",
+    "/v1/process",
     "/v1/connections",
     "/v1/nvme/listeners",
     "/v1/vhost",
@@ -147,6 +151,8 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/volumes/receive", post(volumes::receive))
         .route("/v1/volumes/scrub", post(volumes::scrub))
         .route("/v1/stats", get(stats))
+        .route("/v1/zones", get(zone_counts))
+        .route("/v1/process", get(process))
         .route("/v1/connections", get(connections))
         .route("/v1/nvme/listeners", get(listeners).post(listen).delete(unlisten))
         .route("/v1/vhost", get(vhost::list).post(vhost::listen).delete(vhost::unlisten))
@@ -523,6 +529,19 @@ async fn stats(State(control): Shared) -> Answer<Vec<StatsView>> {
 async fn stats_of(State(control): Shared, name: Name) -> Answer<StatsView> {
     let name = path(name)?;
     Ok(axum::Json(StatsView::new(&control.devices.find(&name)?)))
+}
+
+async fn zone_counts(State(control): Shared) -> Answer<Vec<ZoneCountsView>> {
+    // A block device of the kernel is asked for its zones.
+    blocking(move || {
+        let devices = control.devices.list();
+        Ok(devices.iter().filter_map(|entry| ZoneCountsView::new(entry.disk.as_ref())).collect())
+    })
+    .await
+}
+
+async fn process() -> axum::Json<ProcessView> {
+    axum::Json(ProcessView::new())
 }
 
 async fn ram_stats(State(control): Shared, name: Name) -> Answer<RamView> {

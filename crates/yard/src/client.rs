@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::paths;
+use crate::process::ProcessView;
 use crate::ram::{BlocksView, HistogramsView, RamDone, RamRequest};
 use crate::scheduler::{SchedulerRequest, SchedulerView};
 use crate::uri::encode;
@@ -18,6 +19,7 @@ use crate::view::{
     VersionView, VhostRequest, VhostView, ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
+use crate::zone_counts::ZoneCountsView;
 use crate::zone_image::ZoneImageDone;
 
 mod connection;
@@ -215,6 +217,22 @@ impl Client {
     /// If the yard cannot be reached.
     pub fn stats(&self) -> Result<Vec<StatsView>, ClientError> {
         self.get("/v1/stats")
+    }
+
+    /// The zones of all zoned devices by condition.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn zone_counts(&self) -> Result<Vec<ZoneCountsView>, ClientError> {
+        self.get("/v1/zones")
+    }
+
+    /// What the daemon itself uses.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn process(&self) -> Result<ProcessView, ClientError> {
+        self.get("/v1/process")
     }
 
     /// Statistics of one device.

@@ -7,8 +7,8 @@ use std::fmt;
 
 use blockyard_core::channel::Stats;
 use blockyard_core::sched::deadline::{Counters, Stats as Scheduled};
-use blockyard_core::zone::{ZoneCond, ZoneInfo};
-use blockyard_core::{Op, SECTOR_BYTES, Sector};
+use blockyard_core::zone::ZoneCond;
+use blockyard_core::{Op, SECTOR_BYTES};
 use blockyard_nbd::MemoryUse;
 use blockyard_nvme::SubsystemInfo;
 use blockyard_sync::counter::bucket_floor;
@@ -20,12 +20,11 @@ use prometheus_client::registry::Registry;
 use crate::devices::Devices;
 use crate::entry::DeviceEntry;
 use crate::param::SCHEDULERS;
+use crate::process::ProcessView;
 use crate::ram::{HistogramsView, RamView, SizeView};
 use crate::scheduler;
 use crate::volumes::PoolView;
-
-/// The number of zones that are read at once to count them.
-const ZONES_PAGE: usize = 4096;
+use crate::zone_counts::count_by_condition;
 
 /// The latency buckets' upper bounds: powers of two from 2^10 ns (about 1 us) to 2^33 (about 9 s).
 const BUCKET_POWERS: std::ops::RangeInclusive<u32> = 10..=33;
@@ -44,6 +43,7 @@ pub fn encode(devices: &Devices, connections: u64, memory: MemoryUse) -> String 
         pools,
         subsystems: devices.subsystems().map(|table| table.list()).unwrap_or_default(),
         devices: devices.list().into_iter().map(DeviceSample::new).collect(),
+        process: ProcessView::new(),
     };
     registry.register_collector(Box::new(sample));
     let mut text = String::new();
@@ -60,6 +60,7 @@ struct MetricsSample {
     pools: Vec<PoolView>,
     subsystems: Vec<SubsystemInfo>,
     devices: Vec<DeviceSample>,
+    process: ProcessView,
 }
 
 /// The values of one device.
@@ -82,7 +83,7 @@ impl fmt::Debug for DeviceSample {
 
 impl DeviceSample {
     fn new(entry: DeviceEntry) -> DeviceSample {
-        let (stats, zones) = (entry.disk.stats(), count_zones(&entry));
+        let (stats, zones) = (entry.disk.stats(), count_by_condition(entry.disk.as_ref()));
         let scheduled = entry.disk.scheduler().map(|control| control.stats());
         let ram = RamView::of(&entry);
         let (sizes, ages) = entry.ram.as_ref().map_or_else(Default::default, |ram| {
@@ -103,26 +104,6 @@ impl DeviceSample {
     fn name(&self) -> &str {
         self.entry.spec.name()
     }
-}
-
-fn count_zones(entry: &DeviceEntry) -> Vec<(ZoneCond, u64)> {
-    if entry.disk.geometry().zones.is_none() {
-        return Vec::new();
-    }
-    let mut counts = ZoneCond::ALL.map(|cond| (cond, 0));
-    let mut page: Vec<ZoneInfo> = Vec::new();
-    let mut from = Sector(0);
-    while from.0 < entry.disk.geometry().sectors {
-        page.clear();
-        let reported = entry.disk.report_zones(from, ZONES_PAGE, &mut page);
-        let Some(last) = page.last().filter(|_| reported.is_ok()) else { break };
-        from = last.start + last.sectors;
-        for zone in &page {
-            let count = counts.iter_mut().find(|(cond, _)| *cond == zone.cond);
-            count.expect("every condition has a row").1 += 1;
-        }
-    }
-    counts.to_vec()
 }
 
 type CountOf = fn(&Stats, Op) -> u64;
@@ -232,11 +213,28 @@ impl Collector for MetricsSample {
             .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
             .encode_gauge(&self.connections)?;
         self.encode_memory(&mut encoder)?;
-        self.encode_nvme(&mut encoder)
+        self.encode_nvme(&mut encoder)?;
+        self.encode_process(&mut encoder)
     }
 }
 
 impl MetricsSample {
+    fn encode_process(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "1, with the version of the program as a label";
+        encoder
+            .encode_descriptor("build_info", help, None, MetricType::Gauge)?
+            .encode_family(&[("version", env!("CARGO_PKG_VERSION"))])?
+            .encode_gauge(&1)?;
+        let help = "CPU time of the daemon, of the user and of the system together";
+        encoder
+            .encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?
+            .encode_counter::<NoLabelSet, _, f64>(&(self.process.cpu_ns as f64 / 1e9), None)?;
+        let help = "Memory of the daemon that is resident";
+        encoder
+            .encode_descriptor("process_resident_memory_bytes", help, None, MetricType::Gauge)?
+            .encode_gauge(&self.process.resident_bytes)
+    }
+
     fn encode_nvme(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let gauges: [(&str, &str, HostsOf); 2] = [
             ("nvme_controllers", "Controllers of NVMe hosts now", |row| row.controllers as u64),
@@ -418,6 +416,7 @@ fn histogram(latency: &[u64]) -> (f64, u64, Vec<(f64, u64)>) {
 mod tests {
     use std::sync::Arc;
 
+    use blockyard_core::Sector;
     use blockyard_core::blocking::Io;
     use blockyard_nvme::HostAccess;
 
@@ -470,6 +469,9 @@ mod tests {
             "blockyard_nbd_connections 2",
             "# TYPE blockyard_nbd_memory_used_bytes gauge",
             "# TYPE blockyard_nbd_memory_waits counter",
+            "# TYPE blockyard_process_cpu_seconds counter",
+            "# TYPE blockyard_process_resident_memory_bytes gauge",
+            concat!("blockyard_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is missing:\n{text}");
         }

@@ -1,0 +1,164 @@
+//! What a device did between two samples of its statistics.
+
+use blockyard_core::channel::percentile_ns;
+use blockyard_yard::ram::RamView;
+use blockyard_yard::view::{LatencyView, OpView, StatsView, dense, sparse};
+
+/// Operations that count as writes, as in their latency.
+const WRITES: [&str; 3] = ["write", "zone_append", "write_zeroes"];
+
+/// What a device did in an interval.
+#[derive(Clone, Debug)]
+pub(crate) struct Interval {
+    pub(crate) device: String,
+    pub(crate) seconds: f64,
+    pub(crate) reads: OpView,
+    /// Writes, appends and write-zeroes.
+    pub(crate) writes: OpView,
+    pub(crate) discards: OpView,
+    pub(crate) flushes: OpView,
+    /// All operations, those on zones included.
+    pub(crate) all: OpView,
+    pub(crate) read_latency: Vec<u64>,
+    pub(crate) write_latency: Vec<u64>,
+    pub(crate) other_latency: Vec<u64>,
+    /// The statistics of a RAM disk at the end of the interval.
+    pub(crate) ram: Option<RamView>,
+}
+
+impl Interval {
+    /// The interval from one sample to a later one; from the device's opening if there is none
+    /// before, or only of another device of the same name.
+    pub(crate) fn new(before: &[StatsView], now: &StatsView) -> Interval {
+        // A device that is younger than before is another device.
+        let before =
+            before.iter().find(|other| other.device == now.device && other.age_ns <= now.age_ns);
+        let op = |name: &str| {
+            let of = |stats: &StatsView| stats.ops.get(name).copied().unwrap_or_default();
+            minus(of(now), before.map(of).unwrap_or_default())
+        };
+        let latency = |of: fn(&StatsView) -> &LatencyView| {
+            let mut counts = dense(of(now));
+            if let Some(before) = before {
+                let old = dense(of(before));
+                counts.iter_mut().zip(old).for_each(|(new, old)| *new = new.saturating_sub(old));
+            }
+            counts
+        };
+        let age_ns = now.age_ns - before.map_or(0, |before| before.age_ns);
+        Interval {
+            device: now.device.clone(),
+            seconds: (age_ns as f64 / 1e9).max(1e-9),
+            reads: op("read"),
+            writes: WRITES.into_iter().map(op).fold(OpView::default(), plus),
+            discards: op("discard"),
+            flushes: op("flush"),
+            all: now.ops.keys().map(|name| op(name)).fold(OpView::default(), plus),
+            read_latency: latency(|stats| &stats.read_latency),
+            write_latency: latency(|stats| &stats.write_latency),
+            other_latency: latency(|stats| &stats.other_latency),
+            ram: now.ram,
+        }
+    }
+
+    /// The intervals of all devices of a sample.
+    pub(crate) fn of_all(before: &[StatsView], now: &[StatsView]) -> Vec<Interval> {
+        now.iter().map(|stats| Interval::new(before, stats)).collect()
+    }
+
+    /// A number of events as events per second.
+    pub(crate) fn rate(&self, count: u64) -> f64 {
+        count as f64 / self.seconds
+    }
+
+    /// A percentile of the latency of reads and writes together, in nanoseconds, exact to 1/16;
+    /// `None` without any.
+    pub(crate) fn percentile_ns(&self, per_mille: u64) -> Option<u64> {
+        let pairs = self.read_latency.iter().zip(&self.write_latency);
+        percentile_ns(&pairs.map(|(reads, writes)| reads + writes).collect::<Vec<_>>(), per_mille)
+    }
+
+    /// The mean number of operations between their submission and their completion, as `aqu-sz` of
+    /// iostat: by Little's law the sum of their latencies per time.
+    pub(crate) fn queue_size(&self) -> f64 {
+        let all = [&self.read_latency, &self.write_latency, &self.other_latency];
+        let sum: f64 = all.into_iter().map(|latency| total(latency).0 as f64).sum();
+        sum / (self.seconds * 1e9)
+    }
+}
+
+/// The mean of a latency in nanoseconds, exact to 1/16; `None` without values.
+pub(crate) fn mean_ns(latency: &[u64]) -> Option<u64> {
+    let (sum, count) = total(latency);
+    (count > 0).then(|| (sum / count) as u64)
+}
+
+/// The sum of the values of a latency, exact to 1/16, and their number.
+fn total(latency: &[u64]) -> (u128, u128) {
+    sparse(latency).into_iter().fold((0, 0), |(sum, total), (floor_ns, count)| {
+        (sum + u128::from(floor_ns) * u128::from(count), total + u128::from(count))
+    })
+}
+
+fn minus(now: OpView, before: OpView) -> OpView {
+    OpView {
+        ops: now.ops.saturating_sub(before.ops),
+        bytes: now.bytes.saturating_sub(before.bytes),
+        errors: now.errors.saturating_sub(before.errors),
+        merges: now.merges.saturating_sub(before.merges),
+    }
+}
+
+fn plus(a: OpView, b: OpView) -> OpView {
+    OpView {
+        ops: a.ops + b.ops,
+        bytes: a.bytes + b.bytes,
+        errors: a.errors + b.errors,
+        merges: a.merges + b.merges,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// A device with this many reads of 1 MiB and 1 us, one in ten of which failed.
+    pub(crate) fn stats(age_s: u64, reads: u64) -> StatsView {
+        let op = OpView { ops: reads, bytes: reads << 20, errors: reads / 10, merges: 0 };
+        StatsView {
+            device: "d".to_owned(),
+            age_ns: age_s * 1_000_000_000,
+            channels: 1,
+            ops: BTreeMap::from([("read".to_owned(), op)]),
+            read_latency: vec![(1024, reads)],
+            write_latency: Vec::new(),
+            other_latency: Vec::new(),
+            ram: None,
+        }
+    }
+
+    #[test]
+    fn an_interval_without_a_sample_before_begins_at_the_opening() {
+        let interval = Interval::new(&[], &stats(10, 100));
+        assert_eq!((interval.reads.ops, interval.seconds), (100, 10.0));
+        assert_eq!(interval.all.errors, 10);
+        assert_eq!(interval.percentile_ns(990), Some(1024));
+    }
+
+    #[test]
+    fn an_interval_has_the_difference_of_its_samples() {
+        let interval = Interval::new(&[stats(10, 100)], &stats(12, 150));
+        assert_eq!((interval.reads.ops, interval.rate(interval.reads.ops)), (50, 25.0));
+        assert_eq!(mean_ns(&interval.read_latency), Some(1024));
+        let (queue, wanted) = (interval.queue_size(), 50.0 * 1024.0 / 2e9);
+        assert!((queue - wanted).abs() < 1e-12, "{queue} {wanted}");
+    }
+
+    #[test]
+    fn a_younger_device_of_the_same_name_is_another_one() {
+        let interval = Interval::new(&[stats(10, 100)], &stats(1, 7));
+        assert_eq!((interval.reads.ops, interval.seconds), (7, 1.0));
+    }
+}

@@ -1,0 +1,224 @@
+//! `iostat`: what the devices do, with the columns of `iostat -x` or of `zpool iostat -l`.
+
+use std::io::Write;
+use std::time::Duration;
+
+use blockyard_yard::client::Client;
+use blockyard_yard::table::{Table, duration};
+use blockyard_yard::view::StatsView;
+use serde_json::Value;
+
+use crate::args::IostatArgs;
+use crate::devices::client;
+use crate::failure::{Code, Failure};
+use crate::interval::{Interval, mean_ns};
+use crate::top::{self, device_json, short};
+
+const KIB: f64 = 1024.0;
+const MIB: f64 = KIB * KIB;
+
+/// The columns of `iostat -x` that are known here.
+const EXTENDED: [&str; 19] = [
+    "Device", "r/s", "rMB/s", "rrqm/s", "%rrqm", "r_await", "rareq-sz", "w/s", "wMB/s", "wrqm/s",
+    "%wrqm", "w_await", "wareq-sz", "d/s", "dMB/s", "dareq-sz", "f/s", "o_await", "aqu-sz",
+];
+
+/// The columns of `zpool iostat -l` that are known here, and percentiles.
+const LATENCY: [&str; 11] = [
+    "device",
+    "read/s",
+    "write/s",
+    "read_bw",
+    "write_bw",
+    "read_wait",
+    "write_wait",
+    "p50",
+    "p90",
+    "p99",
+    "p99.9",
+];
+
+/// What is printed how often.
+#[derive(Debug, PartialEq)]
+struct ReportPlan {
+    devices: Vec<String>,
+    interval: Option<Duration>,
+    /// The number of reports; `None`: until Ctrl-C.
+    count: Option<u64>,
+}
+
+impl ReportPlan {
+    /// Devices, then an interval, then a number of reports, as iostat takes them: the words that
+    /// are numbers at the end are no devices.
+    fn new(words: &[String]) -> Result<ReportPlan, Failure> {
+        let is_number = |word: &String| word.parse::<f64>().is_ok();
+        let numbers = words.iter().rev().take(2).take_while(|word| is_number(word)).count();
+        let (devices, numbers) = words.split_at(words.len() - numbers);
+        let invalid = |field: &str, value: &String, wanted: &str| {
+            Failure::new(Code::Usage, format!("invalid {field} {value:?}: {wanted}"))
+        };
+        let interval = numbers
+            .first()
+            .map(|word| top::delay(word).map_err(|wanted| invalid("INTERVAL", word, &wanted)));
+        let count = numbers.get(1).map(|word| {
+            let count = word.parse::<u64>().ok().filter(|count| *count > 0);
+            count.ok_or_else(|| invalid("COUNT", word, "expected a whole number from 1"))
+        });
+        let (interval, count) = (interval.transpose()?, count.transpose()?);
+        let count = if interval.is_none() { Some(1) } else { count };
+        Ok(ReportPlan { devices: devices.to_vec(), interval, count })
+    }
+}
+
+pub(crate) fn run(args: &IostatArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let plan = ReportPlan::new(&args.words)?;
+    if args.no_first && plan.interval.is_none() {
+        let message = "-y leaves out the only report: give an INTERVAL";
+        return Err(Failure::new(Code::Usage, message));
+    }
+    let client = client(&args.talk);
+    let (mut before, mut left) = (Vec::new(), plan.count);
+    if args.no_first {
+        before = sample(&client, &plan.devices)?;
+        pause(&plan);
+    }
+    loop {
+        let now = sample(&client, &plan.devices)?;
+        print(args, &Interval::of_all(&before, &now), out)?;
+        out.flush()?;
+        left = left.map(|left| left - 1);
+        if left == Some(0) {
+            return Ok(());
+        }
+        before = now;
+        pause(&plan);
+        if !args.talk.json {
+            writeln!(out)?;
+        }
+    }
+}
+
+fn pause(plan: &ReportPlan) {
+    std::thread::sleep(plan.interval.unwrap_or_default());
+}
+
+fn sample(client: &Client, devices: &[String]) -> Result<Vec<StatsView>, Failure> {
+    if devices.is_empty() {
+        return Ok(client.stats()?);
+    }
+    Ok(devices.iter().map(|name| client.stats_of(name)).collect::<Result<_, _>>()?)
+}
+
+fn print(args: &IostatArgs, devices: &[Interval], out: &mut impl Write) -> Result<(), Failure> {
+    if args.talk.json {
+        // A line each time, so that a reader knows where one ends.
+        let line: Value = devices.iter().map(device_json).collect();
+        return Ok(writeln!(out, "{line}")?);
+    }
+    let mut table = match args.latency {
+        true => Table::new(LATENCY),
+        false => Table::new(EXTENDED),
+    };
+    for device in devices {
+        match args.latency {
+            true => table.row(latency(device)),
+            false => table.row(extended(device)),
+        }
+    }
+    Ok(table.print(1, out)?)
+}
+
+fn extended(it: &Interval) -> [String; 19] {
+    let rate = |count: u64| format!("{:.2}", it.rate(count));
+    let mib = |bytes: u64| format!("{:.2}", it.rate(bytes) / MIB);
+    let merged = |merges: u64, ops: u64| format!("{:.2}", 100.0 * part(merges, merges + ops));
+    let wait = |latency: &[u64]| format!("{:.3}", mean_ns(latency).unwrap_or(0) as f64 / 1e6);
+    let size = |bytes: u64, ops: u64| format!("{:.2}", part(bytes, ops) / KIB);
+    let (reads, writes, discards) = (&it.reads, &it.writes, &it.discards);
+    [
+        it.device.clone(),
+        rate(reads.ops),
+        mib(reads.bytes),
+        rate(reads.merges),
+        merged(reads.merges, reads.ops),
+        wait(&it.read_latency),
+        size(reads.bytes, reads.ops),
+        rate(writes.ops),
+        mib(writes.bytes),
+        rate(writes.merges),
+        merged(writes.merges, writes.ops),
+        wait(&it.write_latency),
+        size(writes.bytes, writes.ops),
+        rate(discards.ops),
+        mib(discards.bytes),
+        size(discards.bytes, discards.ops),
+        rate(it.flushes.ops),
+        wait(&it.other_latency),
+        format!("{:.2}", it.queue_size()),
+    ]
+}
+
+fn latency(it: &Interval) -> [String; 11] {
+    let time = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), duration);
+    let percentile = |per_mille| time(it.percentile_ns(per_mille));
+    let bandwidth = |bytes: u64| top::short_bytes(it.rate(bytes) as u64);
+    [
+        it.device.clone(),
+        short(it.rate(it.reads.ops)),
+        short(it.rate(it.writes.ops)),
+        bandwidth(it.reads.bytes),
+        bandwidth(it.writes.bytes),
+        time(mean_ns(&it.read_latency)),
+        time(mean_ns(&it.write_latency)),
+        percentile(500),
+        percentile(900),
+        percentile(990),
+        percentile(999),
+    ]
+}
+
+fn part(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interval::tests::stats;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn numbers_at_the_end_are_the_interval_and_the_count() {
+        let cases = [
+            ("", &[][..], None, Some(1)),
+            ("d", &["d"], None, Some(1)),
+            ("2", &[], Some(2000), None),
+            ("0.5 3", &[], Some(500), Some(3)),
+            ("a b 1 10", &["a", "b"], Some(1000), Some(10)),
+            ("7 1 10", &["7"], Some(1000), Some(10)),
+        ];
+        for (text, devices, interval, count) in cases {
+            let interval = interval.map(Duration::from_millis);
+            let devices = devices.iter().map(|it| (*it).to_owned()).collect();
+            let wanted = ReportPlan { devices, interval, count };
+            assert_eq!(ReportPlan::new(&words(text)).unwrap(), wanted, "{text}");
+        }
+        for text in ["0", "1 0", "1 1.5", "d -1 4"] {
+            assert!(ReportPlan::new(&words(text)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn columns_have_the_units_of_iostat() {
+        let interval = Interval::new(&[], &stats(10, 100));
+        let row = extended(&interval);
+        let of = |name| row[EXTENDED.iter().position(|it| *it == name).unwrap()].as_str();
+        assert_eq!((of("r/s"), of("rMB/s"), of("rareq-sz")), ("10.00", "10.00", "1024.00"));
+        assert_eq!((of("r_await"), of("w_await"), of("%rrqm")), ("0.001", "0.000", "0.00"));
+        let row = latency(&interval);
+        assert_eq!(row[..7], ["d", "10.0", "0", "10.0M", "0", "1.0us", "-"]);
+    }
+}

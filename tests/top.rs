@@ -1,0 +1,107 @@
+//! `top` and `iostat`, on a terminal and in pipes, while clients do I/O.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::run::{bounded, nbdsh, python};
+use crate::yard::{BLOCKYARD, Yard};
+
+const MEM0: &str = "null:///mem0?size=64M&memory_backed=1&discard=1";
+const ZONED: &str = "null:///z0?size=64M&zoned=1&zone_size=4M&zone_nr_conv=2";
+const RAM: &str = "ram:///r0?size=64M";
+
+#[test]
+fn a_report_has_what_a_client_did() {
+    let yard = Yard::serve(&[MEM0, ZONED]);
+    let script =
+        "for i in range(10):\n  h.pwrite(bytes(8192), i * 8192)\nh.pread(4096, 0)\nh.flush()";
+    nbdsh(&yard.uri("mem0"), script);
+    let line = yard.command(&["iostat", "mem0", "--json"]).ok();
+    let report: Value = serde_json::from_str(&line.out).unwrap();
+    let device = &report[0];
+    let number = |name: &str| device[name].as_f64().unwrap_or_else(|| panic!("{name}: {device}"));
+    let ratio = number("writes_per_second") / number("reads_per_second");
+    assert!((ratio - 10.0).abs() < 1e-6, "{device}");
+    let bytes = number("written_bytes_per_second") / number("writes_per_second");
+    assert!((bytes - 8192.0).abs() < 1e-3, "{device}");
+    assert!(number("write_await_ns") > 0.0 && number("queue_size") > 0.0, "{device}");
+    assert_eq!(device["errors_per_second"], 0.0, "{device}");
+
+    let text = yard.command(&["iostat"]).ok().out;
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let (head, mem0) = (&rows[0], &rows[1]);
+    assert_eq!((head.len(), mem0.len(), rows.len()), (19, 19, 3), "{text}");
+    let at = |name: &str| head.iter().position(|it| *it == name).unwrap();
+    assert_eq!((mem0[0], mem0[at("wareq-sz")], mem0[at("rareq-sz")]), ("mem0", "8.00", "4.00"));
+    let latency = yard.command(&["iostat", "-l", "mem0", "0.1", "2"]).ok().out;
+    assert_eq!(latency.matches("read_wait").count(), 2, "{latency}");
+
+    let run = yard.command(&["iostat", "never"]).fails().says(&["never"]);
+    assert_eq!(run.code, Some(5), "{run}");
+    for words in [&["iostat", "-y"][..], &["iostat", "mem0", "0"], &["top", "-d", "0"]] {
+        let run = yard.command(words).fails();
+        assert_eq!(run.code, Some(2), "{run}");
+    }
+}
+
+#[test]
+fn samples_follow_a_client_and_name_every_page() {
+    let yard = Yard::serve(&[MEM0, ZONED, RAM]);
+    let control = yard.control();
+    let line = [BLOCKYARD, "top", "--json", "-d", "0.1", "--control", &control];
+    let mut top = bounded(&line).stdout(Stdio::piped()).spawn().unwrap();
+    let mut samples = BufReader::new(top.stdout.take().unwrap()).lines();
+    let mut next = || -> Value { serde_json::from_str(&samples.next().unwrap().unwrap()).unwrap() };
+    let first = next();
+    assert_eq!(first["zones"][0]["device"], "z0", "{first}");
+    assert_eq!(first["zones"][0]["zones"]["not-wp"], 2, "{first}");
+    assert_eq!(first["zones"][0]["zones"]["empty"], 14, "{first}");
+    assert!(first["process"]["resident_bytes"].as_u64().unwrap() > 1 << 20, "{first}");
+    assert_eq!(first["devices"][2]["device"], "r0", "{first}");
+    assert!(first["devices"][2]["ram"].is_object(), "{first}");
+    nbdsh(&yard.uri("mem0"), "h.pwrite(bytes(8192), 0)");
+    // The program's time limit bounds this.
+    while next()["devices"][0]["writes_per_second"] == 0.0 {}
+    top.kill().unwrap();
+    top.wait().unwrap();
+
+    let text = yard.command(&["top", "--batch", "-n", "1", "-d", "0.1"]).ok().out;
+    for words in ["IOPS", "DEVICE", "imp-open", "ratio"] {
+        assert!(text.contains(words), "no {words}: {text}");
+    }
+    let run = yard.command(&["top"]).fails().says(&["not a terminal", "--batch"]);
+    assert_eq!(run.code, Some(2), "{run}");
+}
+
+/// Draws on a terminal, turns a page, and leaves the terminal as it was.
+#[test]
+fn a_terminal_shows_pages_and_is_left_as_it_was() {
+    const SCRIPT: &str = "
+import fcntl, os, pty, select, struct, sys, termios
+pid, terminal = pty.fork()
+if pid == 0:
+    os.environ['TERM'] = 'xterm'
+    os.execv(sys.argv[1], [sys.argv[1], 'top', '-d', '0.2', '--control', sys.argv[2]])
+lines = 24
+def await_text(text):
+    # Only what has changed is drawn, unless the terminal has another size.
+    global lines
+    seen = b''
+    while text not in seen:
+        lines = 49 - lines
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack('HHHH', lines, 120, 0, 0))
+        while select.select([terminal], [], [], 0.1)[0] and text not in seen:
+            seen += os.read(terminal, 65536)
+await_text(b'mem0')
+os.write(terminal, b'2')
+await_text(b'imp-open')
+os.write(terminal, b'q')
+await_text(b'\\x1b[?1049l')
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+";
+    let yard = Yard::serve(&[MEM0, ZONED]);
+    python(SCRIPT, &[BLOCKYARD, &yard.control()]);
+}
