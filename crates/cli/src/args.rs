@@ -4,6 +4,7 @@ mod activity;
 mod ram;
 mod volume;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -15,6 +16,7 @@ pub(crate) use volume::{
 };
 
 use blockyard_core::zone::check::Target;
+use blockyard_yard::config::{NVME_CONNECTIONS, NVME_THREADS};
 use blockyard_yard::endpoint::{Endpoint, EndpointError};
 use blockyard_yard::param::KINDS;
 use blockyard_yard::size;
@@ -24,7 +26,7 @@ use blockyard_yard::vhost::VhostPlace;
 use blockyard_yard::{
     AllowLists, AllowedHosts, AuthHash, DhGroup, NBD_MEMORY_MIN, UnixPlace, check_subsystem_nqn,
 };
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 mod listeners;
@@ -241,6 +243,13 @@ pub(crate) struct ServeArgs {
     /// devices as namespaces
     #[arg(long, value_name = "NQN", value_parser = subsystem_nqn)]
     pub(crate) nvme_subsystem: Option<String>,
+    /// Serve the connections of all NVMe hosts by at most N threads [default: the number of
+    /// processors]
+    #[arg(long, value_name = "N", value_parser = nvme_count(&NVME_THREADS))]
+    pub(crate) nvme_threads: Option<u64>,
+    /// Allow at most N connections to each NVMe place; each queue of a host is one [default: 1024]
+    #[arg(long, value_name = "N", value_parser = nvme_count(&NVME_CONNECTIONS))]
+    pub(crate) nvme_connections: Option<u64>,
     /// Serve NBD on a unix socket at PATH, or at a temporary place with `-`
     #[arg(short = 'U', long, value_name = "PATH|-", conflicts_with = "nbd")]
     pub(crate) unix: Option<String>,
@@ -806,6 +815,11 @@ fn vhost_place(text: &str) -> Result<VhostPlace, String> {
 fn ublk_place(text: &str) -> Result<UblkPlace, String> {
     let (device, id) = text.split_once('=').unwrap_or((text, ANY_ID));
     UblkPlace::of(&name(device)?, id)
+}
+
+/// A number within bounds.
+fn nvme_count(bounds: &RangeInclusive<usize>) -> RangedU64ValueParser {
+    RangedU64ValueParser::new().range(*bounds.start() as u64..=*bounds.end() as u64)
 }
 
 fn nvme_place(text: &str) -> Result<Endpoint, String> {

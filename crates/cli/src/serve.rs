@@ -1,6 +1,7 @@
 //! `serve`: from the command line to a running yard, and to its end.
 
 use std::io::{self, Read, Write};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -395,13 +396,15 @@ fn tls(args: &ServeArgs, config: &Config) -> Result<TlsSettings, Failure> {
     Err(Failure::new(Code::Usage, message))
 }
 
-/// Whether the command line says something of the access of NVMe hosts.
+/// Whether the command line says something of the access or the connections of NVMe hosts.
 fn adds_nvme_access(args: &ServeArgs) -> bool {
     args.nvme_secrets.is_some()
         || !args.nvme_allow.is_empty()
         || !args.nvme_hashes.is_empty()
         || !args.nvme_dh_groups.is_empty()
         || args.nvme_subsystem.is_some()
+        || args.nvme_threads.is_some()
+        || args.nvme_connections.is_some()
 }
 
 /// Where NVMe is served, and the access of hosts, by the file and the command line together,
@@ -429,9 +432,12 @@ fn nvme(
     if !args.nvme_dh_groups.is_empty() {
         access.dh_groups.clone_from(&args.nvme_dh_groups);
     }
+    let count = |given: Option<u64>| given.and_then(|count| NonZeroUsize::new(count as usize));
+    access.threads = count(args.nvme_threads).or(access.threads);
+    access.connections = count(args.nvme_connections).or(access.connections);
     let message = match access.check() {
         Ok(()) if places.is_empty() && !has_control && adds_nvme_access(args) => {
-            "nvme: no server would use the options of its access; add --nvme tcp:HOST:PORT, or a \
+            "nvme: no server would use its options; add --nvme tcp:HOST:PORT, or a \
              control socket"
         }
         Ok(()) => return Ok((places, access)),

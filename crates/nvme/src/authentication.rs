@@ -2,13 +2,14 @@
 //! controller proves that it knows its own. No I/O.
 //!
 //! ```text
-//!  AUTH_Negotiate               Challenge received          a right Reply
-//! WAITS ───────────▸ CHALLENGES ──────────────────▸ CHALLENGED ─────────▸ PROVES
-//!   ▴                                                                       │
-//!   │ Success1 received, by a host that did not challenge the controller    │
-//!   ├───────────────────────────────────────────────────────────────────────┤
-//!   │ Success2                                          Success1 received   ▾
-//!   └──────────────────────────────────────────────────────────────────── CONFIRMS
+//!   AUTH_Negotiate   exchange computed       Challenge received      Reply        secret computed,
+//!                    (not with group null)                                         right response
+//! WAITS ──▸ COMPUTES ───────────▸ CHALLENGES ───────▸ CHALLENGED ──▸ COMPUTES ──────────▸ PROVES
+//!   ▴                                                                                       │
+//!   │ Success1 received, by a host that did not challenge the controller                    │
+//!   ├───────────────────────────────────────────────────────────────────────────────────────┤
+//!   │ Success2                                                          Success1 received   ▾
+//!   └──────────────────────────────────────────────────────────────────────────────────── CONFIRMS
 //!
 //! every state ── a wrong message ──▸ FAILS ── AUTH_Failure1 received ──▸ ENDED
 //! every state ── AUTH_Failure2, or the host asks for a message that is not there ──▸ ENDED
@@ -17,6 +18,8 @@
 //! 1. A queue executes no other command before its host has authenticated once.
 //! 2. An authenticated host may negotiate again; its queue executes commands meanwhile.
 //! 3. In the state ended, the connection ends.
+//! 4. While values of Diffie-Hellman are computed, by another thread, the connection takes no
+//!    message.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,6 +33,7 @@ use crate::auth_message::{
 };
 use crate::command::StatusCode;
 use crate::dh::{DhExchange, random};
+use crate::dh_worker::{DhResult, DhWork};
 use crate::host_link::LinkRole;
 use crate::secret::algorithm;
 
@@ -44,12 +48,34 @@ struct Challenge {
     sequence: u32,
     value: Vec<u8>,
     /// `None` without Diffie-Hellman.
-    exchange: Option<DhExchange>,
+    exchange: Option<Box<DhExchange>>,
+}
+
+/// A Reply whose secret is being computed.
+struct PendingReply {
+    transaction: u16,
+    hash: AuthHash,
+    sequence: u32,
+    /// The challenge of the controller.
+    value: Vec<u8>,
+    response: Vec<u8>,
+    /// The challenge of the host.
+    challenge: Option<(u32, Vec<u8>)>,
+}
+
+/// What the authentication does with a value that is being computed.
+enum Computed {
+    /// It becomes the exchange of a Challenge.
+    Challenge { transaction: u16, hash: AuthHash, group: DhGroup },
+    /// It proves or disproves a Reply.
+    Reply(Box<PendingReply>),
 }
 
 enum AuthPhase {
     /// Waits for an AUTH_Negotiate.
     Waits,
+    /// Waits for a value of Diffie-Hellman; the work until the connection has taken it.
+    Computes(Computed, Option<DhWork>),
     /// The message is the Challenge.
     Challenges(Vec<u8>, Box<Challenge>),
     /// The host has the Challenge: waits for the Reply.
@@ -69,6 +95,8 @@ enum AuthPhase {
 pub(crate) enum AuthProgress {
     /// More messages follow.
     Continues,
+    /// A value has to be computed first ([`QueueAuth::take_work`]).
+    Computes,
     /// The queue is authenticated.
     Authenticated,
     /// The authentication has failed, for this reason, and the connection ends.
@@ -124,7 +152,7 @@ impl QueueAuth {
             }
             _ if is_other => Err(AuthReason::IncorrectPayload),
             (Ok(HostMessage::Reply(message)), AuthPhase::Challenged(challenge)) => {
-                self.reply(&message, &challenge)
+                self.reply(&message, *challenge)
             }
             (Ok(HostMessage::Success2), AuthPhase::Confirms(_)) => {
                 self.phase = AuthPhase::Waits;
@@ -132,10 +160,43 @@ impl QueueAuth {
             }
             (Ok(_), _) => Err(AuthReason::IncorrectMessage),
         };
+        self.enter(transaction, next);
+        match &self.phase {
+            AuthPhase::Computes(..) => AuthProgress::Computes,
+            _ => AuthProgress::Continues,
+        }
+    }
+
+    fn enter(&mut self, transaction: u16, next: Result<AuthPhase, AuthReason>) {
         self.phase = next.unwrap_or_else(|reason| {
             AuthPhase::Fails(auth_message::failure1(transaction, reason), reason)
         });
-        AuthProgress::Continues
+    }
+
+    /// What is to be computed, once.
+    pub(crate) fn take_work(&mut self) -> Option<DhWork> {
+        match &mut self.phase {
+            AuthPhase::Computes(_, work) => work.take(),
+            _ => None,
+        }
+    }
+
+    /// Continues with what was computed.
+    pub(crate) fn computed(&mut self, result: DhResult) {
+        let transaction = self.phase.transaction().unwrap_or_default();
+        let phase = std::mem::replace(&mut self.phase, AuthPhase::Ended);
+        let next = match (phase, result) {
+            (
+                AuthPhase::Computes(Computed::Challenge { transaction, hash, group }, _),
+                DhResult::Exchange(Some(exchange)),
+            ) => Ok(challenge(transaction, (hash, group), Some(exchange))),
+            (AuthPhase::Computes(Computed::Reply(reply), _), DhResult::Secret(Some(shared))) => {
+                self.prove(&reply, Some(shared))
+            }
+            // The public value of the host is none of the group.
+            _ => Err(AuthReason::IncorrectPayload),
+        };
+        self.enter(transaction, next);
     }
 
     /// The message for the host, in a buffer of this length, and what follows.
@@ -149,6 +210,7 @@ impl QueueAuth {
             | AuthPhase::Proves { message, .. }
             | AuthPhase::Fails(message, _) => message,
             AuthPhase::Waits
+            | AuthPhase::Computes(..)
             | AuthPhase::Challenged(_)
             | AuthPhase::Confirms(_)
             | AuthPhase::Ended => {
@@ -197,44 +259,53 @@ impl QueueAuth {
         let hash = *hash.ok_or(AuthReason::HashNotUsable)?;
         let group = self.rules.groups.iter().find(|group| groups.contains(&(**group as u8)));
         let group: DhGroup = *group.ok_or(AuthReason::GroupNotUsable)?;
-        let mut sequence = [0; 4];
-        random(&mut sequence);
-        // 0 stands for no sequence number.
-        let sequence = u32::from_le_bytes(sequence).max(1);
-        let mut value = vec![0; hash.len_bytes()];
-        random(&mut value);
-        let exchange = DhExchange::new(group);
-        let public = exchange.as_ref().map_or(&[][..], DhExchange::public);
-        let message =
-            auth_message::challenge(transaction, (hash, group), (sequence, &value), public);
-        let challenge = Challenge { transaction, hash, sequence, value, exchange };
-        Ok(AuthPhase::Challenges(message, Box::new(challenge)))
+        Ok(match group {
+            DhGroup::Null => challenge(transaction, (hash, group), None),
+            _ => AuthPhase::Computes(
+                Computed::Challenge { transaction, hash, group },
+                Some(DhWork::Exchange(group)),
+            ),
+        })
     }
 
-    fn reply(&self, reply: &Reply<'_>, challenge: &Challenge) -> Result<AuthPhase, AuthReason> {
-        let Challenge { transaction, hash, sequence, ref value, ref exchange } = *challenge;
+    fn reply(&self, reply: &Reply<'_>, challenge: Challenge) -> Result<AuthPhase, AuthReason> {
+        let Challenge { transaction, hash, sequence, value, exchange } = challenge;
         let public_len = exchange.as_ref().map_or(0, |exchange| exchange.public().len());
         if reply.response.len() != hash.len_bytes() || reply.public.len() != public_len {
             return Err(AuthReason::IncorrectPayload);
         }
-        let shared = match exchange {
-            Some(exchange) => {
-                Some(exchange.shared(reply.public).ok_or(AuthReason::IncorrectPayload)?)
-            }
-            None => None,
+        let pending = PendingReply {
+            transaction,
+            hash,
+            sequence,
+            value,
+            response: reply.response.to_vec(),
+            challenge: reply.challenge.map(|(sequence, value)| (sequence, value.to_vec())),
         };
+        let Some(exchange) = exchange else { return self.prove(&pending, None) };
+        let work = DhWork::Secret(exchange, reply.public.to_vec());
+        Ok(AuthPhase::Computes(Computed::Reply(Box::new(pending)), Some(work)))
+    }
+
+    /// Checks the response of the host, and answers its challenge.
+    fn prove(
+        &self,
+        reply: &PendingReply,
+        shared: Option<Zeroizing<Vec<u8>>>,
+    ) -> Result<AuthPhase, AuthReason> {
+        let PendingReply { transaction, hash, sequence, .. } = *reply;
         let (host, subsystem) = (self.role.host.as_str(), self.role.subsystem.as_str());
         let secret = self.rules.secrets.find(host).ok_or(AuthReason::Failed)?;
         let proof = Proof { hash, transaction, shared };
         let key = proof.key(&secret.host.key(host));
-        let signed = proof.signed(value, sequence, b"HostHost", [host, subsystem]);
+        let signed = proof.signed(&reply.value, sequence, b"HostHost", [host, subsystem]);
         // The comparison takes the same time wherever they differ.
-        hmac::verify(&key, &signed, reply.response).map_err(|_| AuthReason::Failed)?;
-        let response = match reply.challenge {
+        hmac::verify(&key, &signed, &reply.response).map_err(|_| AuthReason::Failed)?;
+        let response = match &reply.challenge {
             Some((sequence, value)) => {
                 let secret = secret.controller.as_ref().ok_or(AuthReason::Failed)?;
                 let key = proof.key(&secret.key(subsystem));
-                let signed = proof.signed(value, sequence, b"Controller", [subsystem, host]);
+                let signed = proof.signed(value, *sequence, b"Controller", [subsystem, host]);
                 Some(hmac::sign(&key, &signed))
             }
             None => None,
@@ -245,6 +316,24 @@ impl QueueAuth {
     }
 }
 
+/// A Challenge with new random numbers.
+fn challenge(
+    transaction: u16,
+    (hash, group): (AuthHash, DhGroup),
+    exchange: Option<Box<DhExchange>>,
+) -> AuthPhase {
+    let mut sequence = [0; 4];
+    random(&mut sequence);
+    // 0 stands for no sequence number.
+    let sequence = u32::from_le_bytes(sequence).max(1);
+    let mut value = vec![0; hash.len_bytes()];
+    random(&mut value);
+    let public = exchange.as_ref().map_or(&[][..], |exchange| exchange.public());
+    let message = auth_message::challenge(transaction, (hash, group), (sequence, &value), public);
+    let challenge = Challenge { transaction, hash, sequence, value, exchange };
+    AuthPhase::Challenges(message, Box::new(challenge))
+}
+
 impl AuthPhase {
     /// The identifier of the present transaction.
     fn transaction(&self) -> Option<u16> {
@@ -252,6 +341,8 @@ impl AuthPhase {
             AuthPhase::Challenges(_, challenge) | AuthPhase::Challenged(challenge) => {
                 Some(challenge.transaction)
             }
+            AuthPhase::Computes(Computed::Challenge { transaction, .. }, _) => Some(*transaction),
+            AuthPhase::Computes(Computed::Reply(reply), _) => Some(reply.transaction),
             AuthPhase::Proves { transaction, .. } | AuthPhase::Confirms(transaction) => {
                 Some(*transaction)
             }
@@ -303,6 +394,21 @@ mod tests {
     const SUBSYSTEM: &str = "nqn.2026-11.io.blockyard:vol0";
     const SECRET: &str = "DHHC-1:01:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
 
+    impl QueueAuth {
+        /// Takes a message, and computes what it asks for at once.
+        fn take(&mut self, message: &[u8]) -> AuthProgress {
+            match self.send(message, Instant::now()) {
+                AuthProgress::Computes => {
+                    let work = self.take_work().unwrap();
+                    assert!(self.take_work().is_none(), "once");
+                    self.computed(work.run());
+                    AuthProgress::Continues
+                }
+                progress => progress,
+            }
+        }
+    }
+
     fn queue() -> QueueAuth {
         let role = LinkRole {
             subsystem: SUBSYSTEM.to_owned(),
@@ -330,7 +436,7 @@ mod tests {
 
     /// The reason of the AUTH_Failure1 after a message.
     fn refused(queue: &mut QueueAuth, message: &[u8]) -> u8 {
-        assert_eq!(queue.send(message, Instant::now()), AuthProgress::Continues);
+        assert_eq!(queue.take(message), AuthProgress::Continues);
         let (answer, progress) = queue.receive(4096).unwrap();
         assert!(matches!(progress, AuthProgress::Ended(_)) && queue.has_ended());
         assert!(!queue.is_authenticated());
@@ -369,7 +475,7 @@ mod tests {
             (&[2], &[1], [48, 0, 2, 1]),
         ] {
             let mut queue = queue();
-            let sent = queue.send(&negotiate(hashes, groups), Instant::now());
+            let sent = queue.take(&negotiate(hashes, groups));
             assert_eq!(sent, AuthProgress::Continues);
             let (message, progress) = queue.receive(4096).unwrap();
             assert_eq!((&message[..6], progress), (&[1, 1, 0, 0, 5, 0][..], sent));
@@ -400,7 +506,7 @@ mod tests {
         assert_eq!(refused(&mut queue(), &[1]), 6);
         let negotiated = || {
             let mut queue = queue();
-            queue.send(&negotiate, Instant::now());
+            queue.take(&negotiate);
             queue
         };
         for message in [&negotiate, &reply, &success2] {
@@ -442,16 +548,16 @@ mod tests {
         let mut queue = queue();
         assert!(queue.deadline().is_some());
         for _ in 0..2 {
-            queue.send(&negotiate(&[1], &[0]), Instant::now());
+            queue.take(&negotiate(&[1], &[0]));
             assert!(queue.deadline().is_some(), "it has to end what it began");
             let (challenge, _) = queue.receive(4096).unwrap();
-            queue.send(&reply(&challenge, SECRET, false), Instant::now());
+            queue.take(&reply(&challenge, SECRET, false));
             let (success, progress) = queue.receive(16).unwrap();
             assert_eq!((&success[..2], success[8]), (&[1, 3][..], 0));
             assert_eq!(progress, AuthProgress::Authenticated);
             assert!(queue.is_authenticated() && queue.deadline().is_none());
         }
-        queue.send(&[1], Instant::now());
+        queue.take(&[1]);
         assert!(queue.deadline().is_some(), "a host that asks for no AUTH_Failure1 is cut off");
     }
 
@@ -460,7 +566,7 @@ mod tests {
         let other = SECRET.replace(":01:", ":00:");
         for (secret, is_mutual) in [(other.as_str(), false), (SECRET, true)] {
             let mut queue = queue();
-            queue.send(&negotiate(&[1], &[0]), Instant::now());
+            queue.take(&negotiate(&[1], &[0]));
             let (challenge, _) = queue.receive(4096).unwrap();
             assert_eq!(refused(&mut queue, &reply(&challenge, secret, is_mutual)), 1);
         }
@@ -469,7 +575,7 @@ mod tests {
     #[test]
     fn a_message_stays_until_the_host_has_room_for_it() {
         let mut queue = queue();
-        queue.send(&negotiate(&[1], &[1]), Instant::now());
+        queue.take(&negotiate(&[1], &[1]));
         assert_eq!(queue.receive(303).unwrap_err(), StatusCode::INVALID_FIELD);
         let (message, _) = queue.receive(304).unwrap();
         assert_eq!((message.len(), message[0]), (16 + 32 + 256, 1));
@@ -478,9 +584,9 @@ mod tests {
     #[test]
     fn a_host_that_gives_up_ends_its_connection() {
         let mut queue = queue();
-        queue.send(&negotiate(&[1], &[0]), Instant::now());
+        queue.take(&negotiate(&[1], &[0]));
         queue.receive(4096).unwrap();
-        let sent = queue.send(&[0, 0xf0, 0, 0, 5, 0, 1, 4], Instant::now());
+        let sent = queue.take(&[0, 0xf0, 0, 0, 5, 0, 1, 4]);
         assert!(matches!(sent, AuthProgress::Ended(_)) && queue.has_ended());
     }
 }

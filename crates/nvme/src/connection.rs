@@ -1,8 +1,29 @@
-//! A connection: PDUs become commands, completions become PDUs.
+//! A connection: PDUs become commands, completions become PDUs. It is a state machine without a
+//! thread: its owner gives it turns, and no turn waits.
 //!
 //! ```text
-//! receive ▸ parse all that is there ▸ push, submit, reap ▸ send all PDUs ▸ receive ..
+//!  a turn:  up to 8 rounds of   parse all that is there ▸ push, submit, reap ▸ send ▸ receive
 //! ```
+//!
+//! The phases, and the functions that move between them:
+//!
+//! ```text
+//!         drain: end of the stream, TermReq, violation, failed authentication
+//! SERVES ───────────────────────────────────────────────────────────────────▸ DRAINS
+//!   │                                                                          │  │
+//!   │ abandon: cut, time-out, error                     abandon: cut, error,   │  │ finish:
+//!   │ of the socket                                     10 s after the drain   │  │ all answers
+//!   ▾                                                                          │  │ are sent
+//! ABANDONS ◂───────────────────────────────────────────────────────────────────┘  │
+//!   │ no command in flight, or 10 s                                               ▾
+//!   ▾                             closed by the host, 1 s    after a TermReq or a failed
+//! ENDED ◂─────────────────────────────────────────────────── authentication: LINGERS, else ENDED
+//! ```
+//!
+//! In SERVES, parsing stops while something is missing (`ParseStop`): bytes, a device that is being
+//! replaced, a value of Diffie-Hellman, or room for answers, because the host does not read. Then
+//! the turn says what the connection waits for (`Wait`): the socket, a time, or only a wake or the
+//! descriptors of devices, for which its owner waits always.
 //!
 //! ```text
 //!           ICReq           Connect of queue 0 ──▸ ADMIN
@@ -13,49 +34,60 @@
 //! Where hosts have secrets, a connected queue executes no command but those for authentication
 //! until its host has authenticated (`authentication.rs`).
 //!
-//! A connection has one thread, and that of an I/O queue one channel for each namespace that it
-//! uses. A command for a namespace that the queue has open takes no lock and allocates nothing; the
-//! first one for a namespace looks it up and opens the channel. Commands in flight, their memory
-//! and the PDUs of a batch are bounded.
+//! A connection belongs to one thread at a time, and that of an I/O queue has one channel for each
+//! namespace that it uses. A command for a namespace that the queue has open takes no lock and
+//! allocates nothing; the first one for a namespace looks it up and opens the channel. Commands in
+//! flight, their memory and the PDUs of a batch are bounded. A connection that is idle for a second
+//! returns the memory for bytes and data.
 
+mod commands;
+
+use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockyard_core::{Completion, Op};
-use blockyard_os::socket::{self, Ready, WaitMode};
+use blockyard_core::Completion;
+use blockyard_os::epoll::Watch;
+use blockyard_os::socket;
 
-use crate::admin::{AdminAnswer, AdminQueue};
-use crate::auth_message;
-use crate::authentication::{AuthProgress, QueueAuth};
-use crate::command::{Cqe, FABRICS_OPCODE, Sqe, StatusCode, fabrics_type};
-use crate::data_pool::{DataPool, PageSpan, digest_of};
-use crate::fabrics::{
-    AUTH_REQUESTED, CONNECT_BYTES, ConnectRefusal, ConnectRequest, DISCOVERY_NQN, PropertyRequest,
-};
-use crate::host_link::{HostLink, LinkRole};
+use crate::admin::AdminQueue;
+use crate::authentication::QueueAuth;
+use crate::command::{FABRICS_OPCODE, Sqe, StatusCode};
+use crate::data_pool::{DataPool, PageSpan};
+use crate::dh_worker::DhReply;
+use crate::fabrics::ConnectRequest;
+use crate::host_link::HostLink;
+use crate::host_stream::HostStream;
 use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::inbox::Inbox;
-use crate::io_queue::IoQueue;
-use crate::namespace::{IoPlan, Transfer, check_pointer};
-use crate::namespace_queue::{CommandProgress, NamespaceQueue};
-use crate::outbox::{self, Outbox};
+use crate::io_queue::{IoQueue, Renewal};
+use crate::namespace_queue::{DeviceWatch, NamespaceQueue};
+use crate::outbox::Outbox;
 use crate::session::SessionShared;
-use crate::slots::{CommandPlan, CommandSlot, CommandSlots, SlotPhase};
-use crate::subsystems::{CUT_CHECK_INTERVAL, Subsystem};
+use crate::slots::CommandSlots;
+use crate::subsystems::Subsystem;
 use crate::wire::{
-    self, C2hData, CAPSULE_HEADER_BYTES, COMMON_HEADER_BYTES, DIGEST_BYTES, Digests, FatalStatus,
-    H2cData, IcReq, PduFault, PduHeader, PduLayout, crc32c, pdu_type, u16_at, u32_at,
+    self, CAPSULE_HEADER_BYTES, COMMON_HEADER_BYTES, Digests, FatalStatus, PduFault, PduHeader,
+    pdu_type, u16_at,
 };
 
 /// How long a host may take from connecting to its Connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection is idle before it returns memory.
 const IDLE_BEFORE_SHRINK: Duration = Duration::from_secs(1);
-/// How long an ending connection waits for its commands in flight.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an ending connection waits for its commands in flight and for its host to read.
+pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time after which a host that accepts no byte is disconnected.
+pub(crate) const STALL_MAX: Duration = Duration::from_secs(30);
+/// How long a connection waits for the host to close it after a TermReq or a failed authentication.
+/// Closing the socket at once would reset the connection if the host has sent more.
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
+/// How often a connection looks for the device of a command that waits for memory.
+const DEVICE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The rounds of a turn: a busy host has no more before the others of its thread have had a turn.
+const ROUNDS_MAX: u32 = 8;
 
 /// What a connection is.
 enum QueueRole {
@@ -79,6 +111,25 @@ impl QueueRole {
     }
 }
 
+/// The phase of a connection; the module's head has the diagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serves,
+    /// Completes the commands in flight and sends their answers.
+    Drains {
+        until: Instant,
+    },
+    /// Completes the commands in flight of a host that can no longer be answered.
+    Abandons {
+        until: Instant,
+    },
+    /// Waits for the host to close the connection.
+    Lingers {
+        until: Instant,
+    },
+    Ended,
+}
+
 /// Why parsing has stopped.
 enum ParseStop {
     /// The next PDU needs more bytes.
@@ -87,6 +138,38 @@ enum ParseStop {
     Batch,
     /// The next PDU is for a device that is being replaced.
     Absent(Arc<Subsystem>),
+    /// The queue's device is being replaced or removed: a wake or a completion continues.
+    Renews,
+    /// A value of Diffie-Hellman is being computed.
+    Computes,
+}
+
+/// What follows a round.
+enum AfterRound {
+    /// Another round.
+    Again,
+    /// Nothing, until the socket is ready for this, or something else happens.
+    Waits(Option<Watch>),
+}
+
+/// What a connection waits for, in addition to its wake and the descriptors of devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wait {
+    /// The event of the socket; `None` for none, not even its end.
+    pub(crate) socket: Option<Watch>,
+    /// The time of the next turn at the latest.
+    pub(crate) until: Option<Instant>,
+}
+
+/// What follows a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterTurn {
+    /// Another turn, after those of other connections.
+    Again,
+    /// A turn when one of these comes.
+    Waits(Wait),
+    /// No other turn: [`HostConnection::leave`] ends the connection.
+    Ended,
 }
 
 /// Data of a PDU that is being received.
@@ -100,20 +183,31 @@ struct ReceivingData {
 }
 
 /// The connection of a host.
-pub(crate) struct HostConnection {
+pub(crate) struct HostConnection<S> {
     shared: Arc<SessionShared>,
     link: Arc<HostLink>,
+    transport: S,
     address: SocketAddr,
+    watch: DeviceWatch,
     role: QueueRole,
+    phase: Phase,
     opened: Instant,
+    /// The time of the present turn.
+    now: Instant,
     /// The authentication of the host; `None` before the Connect, and where none is required.
     auth: Option<QueueAuth>,
+    /// The place of the value that is being computed for the authentication.
+    computing: Option<Arc<DhReply>>,
+    /// The Connect that waits for a device that is being replaced.
+    connecting: Option<(u16, ConnectRequest)>,
     inbox: Inbox,
     outbox: Outbox,
+    /// The time until which the host has to read, while it does not.
+    stalled_until: Option<Instant>,
     pool: DataPool,
     slots: CommandSlots,
     /// Commands that wait for memory, in the order of arrival.
-    waiting: std::collections::VecDeque<u16>,
+    waiting: VecDeque<u16>,
     receiving: Option<ReceivingData>,
     /// Pages of data that are being sent.
     sending: Vec<PageSpan>,
@@ -124,30 +218,48 @@ pub(crate) struct HostConnection {
     entries: u16,
     sq_head: u16,
     flow_control: bool,
-    /// Whether parsing has stopped: only commands in flight complete.
-    ending: bool,
-    overdue_at: Option<Instant>,
+    /// Whether the end of the host's stream was asked for.
+    is_draining: bool,
+    /// The beginning of the present rest.
+    idle_since: Option<Instant>,
     fault: Option<PduFault>,
+    /// Whether the TermReq for the fault is printed.
+    has_term: bool,
+    /// Why the connection was abandoned.
+    failure: Option<io::Error>,
 }
 
-impl HostConnection {
+impl<S: HostStream> HostConnection<S> {
+    /// A connection of a host that is connected at `address`.
+    ///
+    /// # Errors
+    /// If the system refuses memory.
     pub(crate) fn new(
         shared: Arc<SessionShared>,
         link: Arc<HostLink>,
-    ) -> io::Result<HostConnection> {
-        link.socket.set_nonblocking(true)?;
+        (transport, address): (S, SocketAddr),
+        watch: DeviceWatch,
+        now: Instant,
+    ) -> io::Result<HostConnection<S>> {
         Ok(HostConnection {
-            address: link.socket.local_addr()?,
             shared,
             link,
+            transport,
+            address,
+            watch,
             role: QueueRole::New,
-            opened: Instant::now(),
+            phase: Phase::Serves,
+            opened: now,
+            now,
             auth: None,
-            inbox: Inbox::new(),
-            outbox: Outbox::new(),
+            computing: None,
+            connecting: None,
+            inbox: Inbox::default(),
+            outbox: Outbox::default(),
+            stalled_until: None,
             pool: DataPool::new()?,
             slots: CommandSlots::new(),
-            waiting: std::collections::VecDeque::with_capacity(QUEUE_ENTRIES_MAX.into()),
+            waiting: VecDeque::with_capacity(QUEUE_ENTRIES_MAX.into()),
             receiving: None,
             sending: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
             done: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
@@ -156,74 +268,218 @@ impl HostConnection {
             entries: 1,
             sq_head: 0,
             flow_control: true,
-            ending: false,
-            overdue_at: None,
+            is_draining: false,
+            idle_since: None,
             fault: None,
+            has_term: false,
+            failure: None,
         })
     }
 
-    /// Serves the host until it disconnects, is asked to leave, or violates the protocol; the
-    /// violation is returned.
-    ///
-    /// # Errors
-    /// If the connection fails, or is cut.
-    pub(crate) fn serve(&mut self) -> io::Result<Option<PduFault>> {
-        blockyard_os::sharpen_timers();
-        let served = self.serve_commands();
-        if served.is_err() {
-            self.finish();
+    pub(crate) fn link(&self) -> &Arc<HostLink> {
+        &self.link
+    }
+
+    pub(crate) fn transport(&self) -> &S {
+        &self.transport
+    }
+
+    /// Why the connection has ended: an error, a violation of the protocol, or `None` if the host
+    /// has disconnected or was asked to leave.
+    pub(crate) fn outcome(&self) -> Result<Option<&PduFault>, &io::Error> {
+        match &self.failure {
+            Some(error) => Err(error),
+            None => Ok(self.fault.as_ref()),
         }
+    }
+
+    /// Whether the connection is an admin queue.
+    pub(crate) fn is_admin(&self) -> bool {
+        matches!(self.role, QueueRole::Admin(_))
+    }
+
+    /// Whether [`HostConnection::leave`] would wait for a device.
+    pub(crate) fn has_in_flight(&self) -> bool {
+        matches!(&self.role, QueueRole::Io(queue) if queue.is_busy())
+    }
+
+    /// Waits for no descriptor of a device any more.
+    pub(crate) fn unwatch(&mut self) {
+        let mut at = 0;
+        while let Some(namespace) = self.role.namespace(at) {
+            namespace.descriptor = None;
+            at += 1;
+        }
+    }
+
+    /// Serves the host for a bounded time.
+    pub(crate) fn turn(&mut self, now: Instant) -> AfterTurn {
+        self.now = now;
+        for _ in 0..ROUNDS_MAX {
+            let round = match self.phase {
+                Phase::Serves => self.serve(),
+                Phase::Drains { until } => self.go_on_draining(until),
+                Phase::Abandons { until } => self.go_on_abandoning(until),
+                Phase::Lingers { until } => self.linger(until),
+                Phase::Ended => return AfterTurn::Ended,
+            };
+            let wait = round.and_then(|round| match round {
+                AfterRound::Again => Ok(None),
+                AfterRound::Waits(socket) => self.wait(socket),
+            });
+            match wait {
+                Ok(None) => {}
+                Ok(Some(wait)) => return AfterTurn::Waits(wait),
+                Err(error) => self.abandon(error),
+            }
+        }
+        match self.phase {
+            Phase::Ended => AfterTurn::Ended,
+            _ => AfterTurn::Again,
+        }
+    }
+
+    /// A round of a connection that receives and executes commands.
+    fn serve(&mut self) -> io::Result<AfterRound> {
+        self.check_cut()?;
+        if self.link.is_draining() && !self.is_draining {
+            // What the host has sent is executed; then the stream is at its end.
+            self.is_draining = true;
+            self.transport.shutdown(Shutdown::Read);
+        }
+        if self.stalled_until.is_some() {
+            self.send()?;
+        }
+        let stop = match self.stalled_until {
+            Some(_) => ParseStop::Batch,
+            None => self.parse()?,
+        };
+        if self.phase != Phase::Serves {
+            return Ok(AfterRound::Again);
+        }
+        let (reaped, has_started) = self.execute_and_send()?;
+        // Completions may have made room for more bios, and sent data for more commands.
+        if has_started || (reaped > 0 && self.has_bios()) {
+            return Ok(AfterRound::Again);
+        }
+        if self.stalled_until.is_some() {
+            return Ok(AfterRound::Waits(Some(Watch::Writable)));
+        }
+        match stop {
+            ParseStop::NeedsBytes => self.receive(),
+            ParseStop::Batch => Ok(AfterRound::Again),
+            ParseStop::Absent(_) | ParseStop::Renews if reaped > 0 => Ok(AfterRound::Again),
+            ParseStop::Absent(device) => {
+                device.wake_with_disk(&self.link);
+                Ok(AfterRound::Waits(None))
+            }
+            ParseStop::Renews | ParseStop::Computes => Ok(AfterRound::Waits(None)),
+        }
+    }
+
+    /// Stops parsing: from now on, only commands in flight complete.
+    fn drain(&mut self) {
+        if self.phase == Phase::Serves {
+            self.phase = Phase::Drains { until: self.now + DRAIN_TIMEOUT };
+        }
+    }
+
+    /// A round of a connection that ends.
+    fn go_on_draining(&mut self, until: Instant) -> io::Result<AfterRound> {
+        self.check_cut()?;
+        if self.stalled_until.is_some() {
+            self.send()?;
+        }
+        self.end_namespaces();
+        let (reaped, _) = self.execute_and_send()?;
+        if self.slots.executing() == 0 && self.stalled_until.is_none() {
+            return self.finish();
+        }
+        if self.now >= until {
+            return Err(socket::timed_out("its last commands took too long"));
+        }
+        if reaped > 0 && self.has_bios() {
+            return Ok(AfterRound::Again);
+        }
+        Ok(AfterRound::Waits(self.stalled_until.map(|_| Watch::Writable)))
+    }
+
+    /// Ends a connection that has answered all commands.
+    fn finish(&mut self) -> io::Result<AfterRound> {
+        if let Some(fault) = &self.fault
+            && !self.has_term
+        {
+            self.has_term = true;
+            let rejected = self.inbox.unread();
+            self.outbox.push(|out| wire::print_term(out, fault, rejected));
+            return Ok(AfterRound::Again);
+        }
+        let lingers = self.fault.is_some() || self.auth.as_ref().is_some_and(QueueAuth::has_ended);
         self.leave();
-        served
+        self.phase = Phase::Ended;
+        if lingers {
+            self.transport.shutdown(Shutdown::Write);
+            self.phase = Phase::Lingers { until: self.now + LINGER };
+        }
+        Ok(AfterRound::Again)
     }
 
-    fn serve_commands(&mut self) -> io::Result<Option<PduFault>> {
-        loop {
-            self.renew_namespaces()?;
-            // Before a command that was held begins.
-            if self.link.is_cut() {
-                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off"));
-            }
-            let stop = self.parse();
-            self.end_namespaces();
-            let reaped = self.execute();
-            self.send_events();
-            let has_started = self.send()?;
-            if self.ending && self.slots.executing() == 0 {
-                if let Some(fault) = &self.fault {
-                    // The last PDU: the completions of commands in flight are sent.
-                    let rejected = self.inbox.unread();
-                    self.outbox.push(|out| wire::print_term(out, fault, rejected));
-                    self.send()?;
-                }
-                if self.fault.is_some() || self.auth.as_ref().is_some_and(QueueAuth::has_ended) {
-                    outbox::linger(&self.link.socket);
-                }
-                return Ok(self.fault);
-            }
-            if self.ending && self.is_overdue() {
-                return Err(socket::timed_out("its last commands took too long"));
-            }
-            // Completions may have made room for more bios, and sent data for more commands.
-            if has_started || (reaped > 0 && self.has_bios()) {
-                continue;
-            }
-            match stop {
-                ParseStop::Absent(device) if reaped == 0 => self.wait_for(&device),
-                ParseStop::NeedsBytes => self.receive()?,
-                ParseStop::Batch if self.ending => self.receive()?,
-                ParseStop::Absent(_) | ParseStop::Batch => {}
-            }
+    /// Gives up the host: it is answered no more.
+    fn abandon(&mut self, error: io::Error) {
+        self.phase = match self.phase {
+            Phase::Serves => Phase::Abandons { until: self.now + DRAIN_TIMEOUT },
+            Phase::Drains { until } => Phase::Abandons { until },
+            Phase::Abandons { .. } | Phase::Lingers { .. } | Phase::Ended => Phase::Ended,
+        };
+        self.failure.get_or_insert(error);
+        self.transport.shutdown(Shutdown::Both);
+        self.note_stalled(None);
+        self.computing = None;
+        if let Some((index, _)) = self.connecting.take() {
+            self.release(index);
         }
     }
 
-    /// Waits for a short time for commands in flight, or else for a device that is being replaced.
-    fn wait_for(&mut self, device: &Subsystem) {
-        match &mut self.role {
-            QueueRole::Io(queue) if !queue.is_idle() => {
-                queue.wait(Instant::now() + CUT_CHECK_INTERVAL);
+    /// A round of a connection whose host can no longer be answered.
+    fn go_on_abandoning(&mut self, until: Instant) -> io::Result<AfterRound> {
+        self.end_namespaces();
+        let reaped = self.execute();
+        self.outbox.clear();
+        self.give_sent_pages();
+        if self.slots.executing() == 0 {
+            self.leave();
+            self.phase = Phase::Ended;
+        } else if self.now >= until {
+            self.phase = Phase::Ended;
+        } else if reaped == 0 || !self.has_bios() {
+            return Ok(AfterRound::Waits(None));
+        }
+        Ok(AfterRound::Again)
+    }
+
+    /// A round of a connection that waits for its host to close it.
+    fn linger(&mut self, until: Instant) -> io::Result<AfterRound> {
+        if self.link.is_cut() || self.now >= until {
+            self.phase = Phase::Ended;
+            return Ok(AfterRound::Again);
+        }
+        match self.transport.receive(&mut [0; 4096]) {
+            Ok(0) => self.phase = Phase::Ended,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(AfterRound::Waits(Some(Watch::Readable)));
             }
-            _ => device.wait_for_disk(),
+            Err(_) => self.phase = Phase::Ended,
+        }
+        Ok(AfterRound::Again)
+    }
+
+    /// # Errors
+    /// If the connection was cut.
+    fn check_cut(&self) -> io::Result<()> {
+        match self.link.is_cut() {
+            true => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "it was cut off")),
+            false => Ok(()),
         }
     }
 
@@ -231,71 +487,17 @@ impl HostConnection {
         matches!(&self.role, QueueRole::Io(queue) if queue.has_bios())
     }
 
-    /// Waits for commands in flight of a host that can no longer be answered.
-    fn finish(&mut self) {
-        self.ending = true;
-        while self.slots.executing() > 0 && !self.is_overdue() {
-            self.end_namespaces();
-            let reaped = self.execute();
-            if let QueueRole::Io(queue) = &mut self.role
-                && reaped == 0
-            {
-                queue.wait(Instant::now() + CUT_CHECK_INTERVAL);
-            }
-        }
-    }
-
     /// On an ending connection, begins no more operations of commands, and returns the disks that
     /// have no command.
     fn end_namespaces(&mut self) {
-        if let QueueRole::Io(queue) = &mut self.role
-            && self.ending
-        {
+        if let QueueRole::Io(queue) = &mut self.role {
             queue.end();
         }
     }
 
-    /// Returns the disks of an I/O queue that are being replaced or removed, when their commands
-    /// are completed, and continues with the new ones. Meanwhile commands wait in the socket.
-    fn renew_namespaces(&mut self) -> io::Result<()> {
-        let gone = |text| Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
-        loop {
-            match &mut self.role {
-                QueueRole::Io(queue) if queue.is_outdated() && !self.ending => {
-                    if queue.may_renew() {
-                        break;
-                    }
-                }
-                _ => return Ok(()),
-            }
-            let reaped = self.execute();
-            self.send()?;
-            if self.link.is_cut() {
-                return gone("it was cut off");
-            }
-            if let QueueRole::Io(queue) = &mut self.role
-                && reaped == 0
-            {
-                queue.wait(Instant::now() + CUT_CHECK_INTERVAL);
-            }
-        }
-        // Answers of commands that ended without the device.
-        self.send()?;
-        let is_renewed = match &mut self.role {
-            QueueRole::Io(queue) => queue.renew(),
-            _ => true,
-        };
-        if is_renewed { Ok(()) } else { gone("its device is gone") }
-    }
-
-    /// Whether an ending connection has waited long enough for its device.
-    fn is_overdue(&mut self) -> bool {
-        let now = Instant::now();
-        now >= *self.overdue_at.get_or_insert(now + DRAIN_TIMEOUT)
-    }
-
-    /// Ends what the connection is to its controller and subsystem.
-    fn leave(&mut self) {
+    /// Ends what the connection is to its controller and subsystem. Waits for requests that a
+    /// device executes, if there are any.
+    pub(crate) fn leave(&mut self) {
         let controller = match std::mem::replace(&mut self.role, QueueRole::New) {
             QueueRole::New | QueueRole::Idle => return,
             QueueRole::Admin(admin) => {
@@ -316,21 +518,50 @@ impl HostConnection {
 
     /// Parses the received PDUs. One for a device that is being replaced waits, and so do those
     /// after it: meanwhile the queue answers the commands that it has begun.
-    fn parse(&mut self) -> ParseStop {
-        while !self.ending && !self.outbox.is_full() {
+    fn parse(&mut self) -> io::Result<ParseStop> {
+        if let Some(stop) = self.renew_namespaces()? {
+            return Ok(stop);
+        }
+        if !self.take_computed() {
+            return Ok(ParseStop::Computes);
+        }
+        while self.phase == Phase::Serves && !self.outbox.is_full() {
             if let Some(device) = self.absent_device() {
-                return ParseStop::Absent(device);
+                return Ok(ParseStop::Absent(device));
             }
             match self.parse_one() {
+                Ok(true) if self.computing.is_some() => return Ok(ParseStop::Computes),
+                Ok(true) if self.connecting.is_some() => return Ok(ParseStop::Renews),
                 Ok(true) => {}
-                Ok(false) => return ParseStop::NeedsBytes,
+                Ok(false) => return Ok(ParseStop::NeedsBytes),
                 Err(fault) => {
                     self.fault = Some(fault);
-                    self.ending = true;
+                    self.drain();
                 }
             }
         }
-        ParseStop::Batch
+        Ok(ParseStop::Batch)
+    }
+
+    /// Returns the disks of an I/O queue that are being replaced or removed, when their commands
+    /// are completed, and continues with the new ones. Meanwhile commands wait in the socket.
+    ///
+    /// # Errors
+    /// If the device is gone.
+    fn renew_namespaces(&mut self) -> io::Result<Option<ParseStop>> {
+        let QueueRole::Io(queue) = &mut self.role else { return Ok(None) };
+        let refusal = match queue.renew() {
+            Renewal::Ready if self.connecting.is_none() => return Ok(None),
+            Renewal::Ready => None,
+            Renewal::InUse | Renewal::Absent => return Ok(Some(ParseStop::Renews)),
+            Renewal::Gone(_) if self.connecting.is_none() => {
+                let text = "its device is gone";
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
+            }
+            Renewal::Gone(refusal) => Some(refusal),
+        };
+        self.finish_connect(refusal);
+        Ok(None)
     }
 
     /// The device for whose command the next PDU is, if it is being replaced.
@@ -381,441 +612,11 @@ impl HostConnection {
             pdu_type::H2C_DATA => self.begin_data(&layout)?,
             _ => {
                 tracing::debug!(peer = self.link.peer, "the host ended the connection");
-                self.ending = true;
+                self.drain();
             }
         }
         self.inbox.skip(needed);
         Ok(true)
-    }
-
-    fn initialize(&mut self) -> Result<(), PduFault> {
-        let request = IcReq::parse(self.inbox.unread())?;
-        let digests = request.digests;
-        self.outbox.push(|out| wire::print_ic_resp(out, digests));
-        self.digests = digests;
-        self.data_align = request.data_align;
-        self.role = QueueRole::Idle;
-        Ok(())
-    }
-
-    /// Begins a command whose capsule has arrived.
-    fn take_capsule(&mut self, layout: &PduLayout) -> Result<(), PduFault> {
-        let overflow =
-            PduFault::new(FatalStatus::Limit, 0, "more commands than the queue has entries");
-        if self.slots.in_use() >= self.entries {
-            return Err(overflow);
-        }
-        let pdu = &self.inbox.unread()[..layout.len];
-        let sqe = Sqe::parse(&pdu[COMMON_HEADER_BYTES..CAPSULE_HEADER_BYTES]);
-        let index = sqe.and_then(|sqe| self.slots.take(sqe)).ok_or(overflow)?;
-        let mut is_damaged = false;
-        if layout.data_len > 0 {
-            let (data, rest) = pdu[layout.data_at..].split_at(layout.data_len);
-            is_damaged = self.digests.data && u32_at(rest, 0) != crc32c(data);
-            let place = self.pool.capsule(index);
-            self.pool.region().write(place, data);
-            self.slots.get(index).data = place;
-        }
-        self.link.stats.commands.add(1);
-        if self.flow_control && self.entries > 1 {
-            self.sq_head = (self.sq_head + 1) % self.entries;
-        }
-        match self.begin(index, layout.data_len) {
-            Err(status) => self.complete(index, status, 0),
-            Ok(()) if is_damaged => self.complete(index, StatusCode::TRANSIENT, 0),
-            Ok(()) => self.start(index),
-        }
-        Ok(())
-    }
-
-    /// Decides what a command is, and where its data are.
-    fn begin(&mut self, index: u16, in_capsule_len: usize) -> Result<(), StatusCode> {
-        let sqe = self.slots.get(index).sqe;
-        let fabrics_type = (sqe.opcode() == FABRICS_OPCODE).then(|| sqe.fabrics_type());
-        let (plan, transfer) = match (fabrics_type, &self.auth, &mut self.role) {
-            (Some(fabrics_type::CONNECT), ..) => {
-                (CommandPlan::Connect, Transfer::FromHost(CONNECT_BYTES))
-            }
-            (Some(fabrics_type::AUTH_SEND), Some(_), _) => {
-                let len = auth_message::transfer_len(&sqe, auth_message::SEND_BYTES_MAX)?;
-                (CommandPlan::AuthSend, Transfer::FromHost(len))
-            }
-            (Some(fabrics_type::AUTH_RECEIVE), Some(_), _) => return Ok(()),
-            (_, Some(auth), _) if !auth.is_authenticated() => {
-                return Err(StatusCode::AUTH_REQUIRED);
-            }
-            (None, _, QueueRole::Io(queue)) => {
-                let plan = queue.plan(self.slots.get(index))?;
-                (CommandPlan::Io(plan), plan.transfer())
-            }
-            // No other command of the admin queue has data from the host.
-            _ => return Ok(()),
-        };
-        check_pointer(&sqe, transfer, in_capsule_len)?;
-        let slot = self.slots.get(index);
-        slot.plan = plan;
-        if let Transfer::FromHost(len) | Transfer::ToHost(len) = transfer {
-            slot.len = len;
-            slot.received = in_capsule_len as u32;
-        }
-        if slot.pages_bytes() > 0 {
-            slot.phase = SlotPhase::WaitsForMemory;
-        }
-        Ok(())
-    }
-
-    /// Starts a command, or lets it wait for memory.
-    fn start(&mut self, index: u16) {
-        if self.slots.get(index).phase == SlotPhase::WaitsForMemory {
-            self.waiting.push_back(index);
-            self.grant_memory();
-        } else {
-            self.carry_out(index);
-        }
-    }
-
-    /// Whether the device of a command is being replaced.
-    fn lacks_device(&mut self, index: u16) -> bool {
-        let QueueRole::Io(queue) = &self.role else { return false };
-        queue.absent_device_of(self.slots.get(index)).is_some()
-    }
-
-    /// Gives memory to commands that wait for it, in the order of arrival.
-    fn grant_memory(&mut self) {
-        while let Some(&index) = self.waiting.front() {
-            if self.lacks_device(index) {
-                return;
-            }
-            let slot = self.slots.get(index);
-            let Some(span) = self.pool.take(slot.pages_bytes()) else { return };
-            self.waiting.pop_front();
-            slot.take_pages(span);
-            if !slot.lacks_data() {
-                slot.phase = SlotPhase::Executes;
-                self.carry_out(index);
-                continue;
-            }
-            slot.phase = SlotPhase::Receives;
-            let (cid, len) = (slot.sqe.cid(), slot.len);
-            let tag = self.slots.new_tag(index);
-            let digests = self.digests;
-            self.outbox.push(|out| wire::print_r2t(out, cid, tag, len, digests));
-        }
-    }
-
-    /// Begins to receive the data of an H2CData.
-    fn begin_data(&mut self, layout: &PduLayout) -> Result<(), PduFault> {
-        let data = H2cData::parse(self.inbox.unread(), layout)?;
-        let Some(index) = self.slots.find_receiving(data.tag, data.cid) else {
-            let text = "data that no R2T asked for";
-            return Err(PduFault::new(FatalStatus::HeaderField, 10, text));
-        };
-        let slot = self.slots.get(index);
-        if data.offset != slot.received || data.len > slot.len - slot.received {
-            let text = "data out of order, or outside the requested range";
-            return Err(PduFault::new(FatalStatus::DataRange, 12, text));
-        }
-        let start = slot.data + u64::from(data.offset);
-        self.receiving = Some(ReceivingData { slot: index, start, len: data.len, received: 0 });
-        Ok(())
-    }
-
-    /// Takes received data of an H2CData; `false` if more are needed.
-    fn take_data(&mut self) -> bool {
-        let Some(mut data) = self.receiving else { return true };
-        let unread = self.inbox.unread();
-        let part = unread.len().min((data.len - data.received) as usize);
-        self.pool.region().write(data.start + u64::from(data.received), &unread[..part]);
-        self.inbox.skip(part);
-        data.received += part as u32;
-        self.receiving = Some(data);
-        if data.received < data.len {
-            return false;
-        }
-        let slot = self.slots.get(data.slot);
-        if self.digests.data {
-            let unread = self.inbox.unread();
-            let Some(digest) = unread.get(..DIGEST_BYTES) else { return false };
-            let digest = u32_at(digest, 0);
-            slot.is_damaged |= digest != digest_of(self.pool.region(), data.start, data.len);
-            self.inbox.skip(DIGEST_BYTES);
-        }
-        self.receiving = None;
-        slot.received += data.len;
-        if slot.received == slot.len {
-            slot.phase = SlotPhase::Executes;
-            match slot.is_damaged {
-                true => self.complete(data.slot, StatusCode::TRANSIENT, 0),
-                false => self.carry_out(data.slot),
-            }
-        }
-        true
-    }
-
-    /// Executes a command whose data, if it has any from the host, are complete.
-    fn carry_out(&mut self, index: u16) {
-        let slot = self.slots.get(index);
-        let sqe = slot.sqe;
-        if sqe.opcode() == FABRICS_OPCODE {
-            self.carry_out_fabrics(index, &sqe);
-            return;
-        }
-        match &mut self.role {
-            QueueRole::New | QueueRole::Idle => self.complete(index, StatusCode::SEQUENCE, 0),
-            QueueRole::Io(queue) => {
-                let progress = queue.start(index, slot);
-                self.note(index, progress);
-            }
-            QueueRole::Admin(admin) => match admin.execute(&sqe) {
-                Err(status) => self.complete(index, status, 0),
-                Ok(AdminAnswer::Result(result)) => self.complete(index, StatusCode::OK, result),
-                Ok(AdminAnswer::Waits) => {
-                    self.slots.give(index);
-                }
-                Ok(AdminAnswer::Aborted(cid)) => {
-                    self.push_completion(cid, StatusCode::ABORTED, 0);
-                    self.complete(index, StatusCode::OK, 0);
-                }
-                Ok(AdminAnswer::Data(page)) => self.send_page(index, &sqe, &page),
-            },
-        }
-    }
-
-    fn carry_out_fabrics(&mut self, index: u16, sqe: &Sqe) {
-        let controller = match &self.role {
-            QueueRole::Admin(admin) => Some(Arc::clone(&admin.controller)),
-            QueueRole::New | QueueRole::Idle | QueueRole::Io(_) => None,
-        };
-        let property = |get: bool| {
-            let controller = controller.as_ref().ok_or(StatusCode::SEQUENCE)?;
-            let request = PropertyRequest::parse(sqe)?;
-            match get {
-                true => controller.property(&request, &self.shared.subsystems.controllers),
-                false => controller.set_property(&request).map(|()| 0),
-            }
-        };
-        let answer = match sqe.fabrics_type() {
-            fabrics_type::CONNECT => match self.connect(index, sqe) {
-                Ok(result) => Ok(result),
-                Err(refusal) => {
-                    self.complete(index, refusal.status, refusal.result);
-                    return;
-                }
-            },
-            fabrics_type::PROPERTY_GET => property(true),
-            fabrics_type::PROPERTY_SET => property(false),
-            fabrics_type::AUTH_SEND if self.auth.is_some() => {
-                self.take_message(index);
-                return;
-            }
-            fabrics_type::AUTH_RECEIVE if self.auth.is_some() => {
-                self.send_message(index, sqe);
-                return;
-            }
-            _ => Err(StatusCode::INVALID_OPCODE),
-        };
-        match answer {
-            Ok(result) => self.complete(index, StatusCode::OK, result),
-            Err(status) => self.complete(index, status, 0),
-        }
-        if let QueueRole::Admin(admin) = &mut self.role {
-            admin.note_phase();
-        }
-    }
-
-    /// Executes an Authentication Send.
-    fn take_message(&mut self, index: u16) {
-        let slot = self.slots.get(index);
-        let mut message = vec![0; slot.len as usize];
-        self.pool.region().read(slot.data, &mut message);
-        self.complete(index, StatusCode::OK, 0);
-        if let Some(auth) = &mut self.auth {
-            let progress = auth.send(&message, Instant::now());
-            self.note_authentication(progress);
-        }
-    }
-
-    /// Executes an Authentication Receive.
-    fn send_message(&mut self, index: u16, sqe: &Sqe) {
-        let Some(auth) = &mut self.auth else { return };
-        let message = auth_message::transfer_len(sqe, auth_message::RECEIVE_BYTES_MAX)
-            .and_then(|len| check_pointer(sqe, Transfer::ToHost(len), 0).map(|()| len))
-            .and_then(|len| auth.receive(len));
-        match message {
-            Ok((message, progress)) => {
-                self.send_page(index, sqe, &message);
-                self.note_authentication(progress);
-            }
-            Err(status) => self.complete(index, status, 0),
-        }
-    }
-
-    fn note_authentication(&mut self, progress: AuthProgress) {
-        let Some(auth) = &self.auth else { return };
-        let is_taken = |queue: &IoQueue| !queue.controller.prove_queue(&self.link);
-        let progress = match (progress, &self.role) {
-            (AuthProgress::Authenticated, QueueRole::Io(queue)) if is_taken(queue) => {
-                AuthProgress::Ended("another connection has its queue")
-            }
-            (progress, _) => progress,
-        };
-        match progress {
-            AuthProgress::Continues => {}
-            AuthProgress::Authenticated => self.note_connected(auth.role.clone()),
-            AuthProgress::Ended(why) => {
-                let (peer, LinkRole { subsystem, host, queue, .. }) = (&self.link.peer, &auth.role);
-                tracing::warn!(peer, subsystem, host, queue, "a host did not authenticate: {why}");
-                self.ending = true;
-            }
-        }
-    }
-
-    /// Notes that the host can use the queue.
-    fn note_connected(&self, role: LinkRole) {
-        let (peer, LinkRole { subsystem, host, controller, queue }) = (&self.link.peer, &role);
-        tracing::debug!(peer, subsystem, host, controller, queue, "connected");
-        // A connection has one role; its host may authenticate again.
-        let _ = self.link.role.set(role);
-    }
-
-    /// Executes a Connect; returns its result.
-    fn connect(&mut self, index: u16, sqe: &Sqe) -> Result<u64, ConnectRefusal> {
-        if !matches!(self.role, QueueRole::Idle) {
-            return Err(ConnectRefusal::new(StatusCode::SEQUENCE));
-        }
-        let mut data = [0; CONNECT_BYTES as usize];
-        self.pool.region().read(self.slots.get(index).data, &mut data);
-        let request = ConnectRequest::parse(sqe, &data)?;
-        let controller = match request.queue {
-            0 => {
-                let admin = self.shared.connect_admin(&self.link, self.address, &request)?;
-                let id = admin.controller.id;
-                self.role = QueueRole::Admin(admin);
-                id
-            }
-            _ => {
-                let queue = self.shared.connect_io(&self.link, self.pool.region(), &request)?;
-                let id = queue.controller.id;
-                self.role = QueueRole::Io(Box::new(queue));
-                id
-            }
-        };
-        self.entries = request.entries;
-        self.flow_control = !request.no_flow_control;
-        self.sq_head = if self.flow_control { 1 } else { 0xffff };
-        let role = LinkRole {
-            subsystem: request.subsystem,
-            host: request.host.nqn,
-            controller,
-            queue: request.queue,
-        };
-        let rules = match role.subsystem == DISCOVERY_NQN {
-            true => None,
-            false => self.shared.subsystems.access.authentication.clone(),
-        };
-        let Some(rules) = rules else {
-            self.note_connected(role);
-            return Ok(controller.into());
-        };
-        self.auth = Some(QueueAuth::new(role, rules, Instant::now()));
-        Ok(u64::from(controller) | AUTH_REQUESTED)
-    }
-
-    /// Answers a command of an I/O queue that has ended.
-    fn note(&mut self, index: u16, progress: CommandProgress) {
-        let CommandProgress::Ended(status, result) = progress else { return };
-        let slot = self.slots.get(index);
-        let CommandPlan::Io(plan) = slot.plan else {
-            self.complete(index, status, result);
-            return;
-        };
-        if !status.is_ok() {
-            self.complete(index, status, 0);
-            return;
-        }
-        match (plan, plan.transfer()) {
-            (_, Transfer::ToHost(len)) => {
-                let (cid, data) = (slot.sqe.cid(), slot.data);
-                let success = !self.flow_control;
-                self.push_data_header(C2hData { cid, len, success });
-                self.outbox.push_region(data, len as usize);
-                if self.digests.data {
-                    let digest = digest_of(self.pool.region(), data, len);
-                    self.outbox.push(|out| out.extend_from_slice(&digest.to_le_bytes()));
-                }
-                self.link.stats.read_bytes.add(len.into());
-                match success {
-                    true => self.release(index),
-                    false => self.complete(index, status, 0),
-                }
-            }
-            (IoPlan::Bio(bio), Transfer::FromHost(len)) => {
-                debug_assert!(matches!(bio.op, Op::Write | Op::ZoneAppend), "{bio:?} has data");
-                self.link.stats.written_bytes.add(len.into());
-                self.complete(index, status, result);
-            }
-            _ => self.complete(index, status, result),
-        }
-    }
-
-    /// Answers a command of the admin queue with data.
-    fn send_page(&mut self, index: u16, sqe: &Sqe, page: &[u8]) {
-        if let Err(status) = check_pointer(sqe, Transfer::ToHost(page.len() as u32), 0) {
-            self.complete(index, status, 0);
-            return;
-        }
-        let success = !self.flow_control;
-        let (cid, len) = (sqe.cid(), page.len() as u32);
-        self.push_data_header(C2hData { cid, len, success });
-        let digests = self.digests;
-        self.outbox.push(|out| {
-            out.extend_from_slice(page);
-            if digests.data {
-                out.extend_from_slice(&crc32c(page).to_le_bytes());
-            }
-        });
-        match success {
-            true => self.release(index),
-            false => self.complete(index, StatusCode::OK, 0),
-        }
-    }
-
-    fn push_data_header(&mut self, data: C2hData) {
-        let (digests, align) = (self.digests, self.data_align);
-        self.outbox.push(|out| wire::print_data_header(out, &data, digests, align));
-    }
-
-    /// Sends the completion of a command, and frees its slot.
-    fn complete(&mut self, index: u16, status: StatusCode, result: u64) {
-        let &mut CommandSlot { sqe, device, .. } = self.slots.get(index);
-        if !status.is_ok() {
-            self.link.stats.errors.add(1);
-            if let QueueRole::Io(queue) = &self.role {
-                queue.count_error(device);
-            }
-        }
-        let cid = sqe.cid();
-        self.push_completion(cid, status, result);
-        self.release(index);
-    }
-
-    fn push_completion(&mut self, cid: u16, status: StatusCode, result: u64) {
-        let cqe = Cqe { result, sq_head: self.sq_head, cid, status };
-        let digests = self.digests;
-        self.outbox.push(|out| wire::print_response(out, &cqe, digests));
-    }
-
-    /// Completes requests for events of which one is due.
-    fn send_events(&mut self) {
-        let QueueRole::Admin(admin) = &mut self.role else { return };
-        if let Some((cid, result)) = admin.take_event() {
-            self.push_completion(cid, StatusCode::OK, result);
-        }
-    }
-
-    /// Frees the slot of a command; its data may still have to be sent.
-    fn release(&mut self, index: u16) {
-        self.sending.extend(self.slots.give(index));
     }
 
     /// Executes commands; returns the number of completions.
@@ -838,61 +639,100 @@ impl HostConnection {
         }
     }
 
-    /// Sends all PDUs, and gives their memory to commands that wait for it; `true` if some did.
+    /// Executes commands and sends their answers, unless the host does not read. Returns the number
+    /// of completions, and whether sent data gave memory to commands.
+    fn execute_and_send(&mut self) -> io::Result<(usize, bool)> {
+        let reaped = self.execute();
+        self.send_events();
+        let has_started = self.stalled_until.is_none() && self.send()?;
+        Ok((reaped, has_started))
+    }
+
+    /// Completes requests for events of which one is due.
+    fn send_events(&mut self) {
+        let QueueRole::Admin(admin) = &mut self.role else { return };
+        if let Some((cid, result)) = admin.take_event() {
+            self.push_completion(cid, StatusCode::OK, result);
+        }
+    }
+
+    /// Sends as many PDUs as the host accepts. Once all are sent, gives their memory to commands
+    /// that wait for it; `true` if some did.
+    ///
+    /// # Errors
+    /// If the connection fails, or the host accepts nothing for too long.
     fn send(&mut self) -> io::Result<bool> {
         if !self.outbox.is_empty() {
-            self.link.note_sending(true);
-            let sent = self.outbox.send(&self.link.socket, self.pool.region());
-            self.link.note_sending(false);
-            sent?;
+            let is_any = self.outbox.send(&mut self.transport, self.pool.region())?;
+            if !self.outbox.is_empty() {
+                match self.stalled_until {
+                    Some(until) if !is_any && self.now >= until => {
+                        return Err(socket::timed_out("the host did not read for 30 s"));
+                    }
+                    Some(_) if !is_any => {}
+                    _ => self.note_stalled(Some(self.now + STALL_MAX)),
+                }
+                return Ok(false);
+            }
+            self.note_stalled(None);
         }
-        for span in self.sending.drain(..) {
-            self.pool.give(span);
+        self.give_sent_pages();
+        if self.waiting.is_empty() || self.phase != Phase::Serves {
+            return Ok(false);
         }
         let waiting = self.waiting.len();
-        if !self.ending {
-            self.grant_memory();
-        }
+        self.grant_memory();
         Ok(self.waiting.len() < waiting)
     }
 
-    /// Receives more, or waits for commands in flight.
-    fn receive(&mut self) -> io::Result<()> {
-        if self.ending {
-            return self.wait();
+    fn note_stalled(&mut self, until: Option<Instant>) {
+        if self.stalled_until.is_some() != until.is_some() {
+            self.link.note_stalled(until.is_some());
         }
+        self.stalled_until = until;
+    }
+
+    /// Returns the pages of data that are sent.
+    fn give_sent_pages(&mut self) {
+        for span in self.sending.drain(..) {
+            self.pool.give(span);
+        }
+    }
+
+    /// Receives what there is.
+    fn receive(&mut self) -> io::Result<AfterRound> {
         // A host that sends without end has no more time than a silent one.
-        if self.setup_deadline().is_some_and(|deadline| socket::left(deadline).is_zero()) {
+        if self.setup_deadline().is_some_and(|deadline| self.now >= deadline) {
             return Err(socket::timed_out("the host did not connect or authenticate in time"));
         }
-        let received = match self.receiving {
+        let transport = &mut self.transport;
+        let received = match &mut self.receiving {
             Some(data) if data.received < data.len && self.inbox.unread().is_empty() => {
                 let (at, len) = (data.start + u64::from(data.received), data.len - data.received);
-                let region = Arc::clone(self.pool.region());
-                let mode = WaitMode::NonBlocking;
-                let got = socket::recv(&self.link.socket, &region, at, len as usize, mode);
-                if let (Ok(got), Some(data)) = (&got, &mut self.receiving) {
-                    data.received += *got as u32;
-                }
+                let got = transport.receive_at(self.pool.region(), at, len as usize);
+                data.received += *got.as_ref().unwrap_or(&0) as u32;
                 got
             }
-            _ => self.inbox.receive(&self.link.socket),
+            _ => self.inbox.receive(|into| transport.receive(into)),
         };
         match received {
-            Ok(0) => self.ending = true,
+            Ok(0) => self.drain(),
             Ok(_) => self.note_heard(),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.wait(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(AfterRound::Waits(Some(Watch::Readable)));
+            }
             Err(error) => return Err(error),
         }
-        Ok(())
+        Ok(AfterRound::Again)
     }
 
     /// Notes that the host is alive, if it has proved that it is the controller's.
-    fn note_heard(&self) {
+    fn note_heard(&mut self) {
+        self.idle_since = None;
         match &self.role {
-            QueueRole::Admin(admin) if self.is_proved() => admin.controller.note_heard(),
-            QueueRole::Io(queue) if self.is_proved() => queue.controller.note_heard(),
+            QueueRole::Admin(admin) if self.is_proved() => admin.controller.note_heard(self.now),
+            QueueRole::Io(queue) if self.is_proved() => queue.controller.note_heard(self.now),
             _ => {}
         }
     }
@@ -910,57 +750,76 @@ impl HostConnection {
         }
     }
 
-    /// The time until which the host has to send something on this connection. A host that computes
-    /// its first response may be silent for longer than its keep-alive time-out.
-    fn deadline(&self) -> Option<Instant> {
+    /// The time until which the host has to send something on this connection, if the connection
+    /// would receive it. A host that computes its first response may be silent for longer than its
+    /// keep-alive time-out.
+    fn deadline(&self, receives: bool) -> Option<Instant> {
         let silent = match &self.role {
-            QueueRole::Admin(admin) if self.is_proved() => admin.controller.deadline(),
-            QueueRole::New | QueueRole::Idle | QueueRole::Admin(_) | QueueRole::Io(_) => None,
+            QueueRole::Admin(admin) if receives && self.is_proved() => admin.controller.deadline(),
+            _ => None,
         };
         self.setup_deadline().into_iter().chain(silent).min()
     }
 
-    /// Sleeps until bytes arrive or a completion is due.
-    fn wait(&mut self) -> io::Result<()> {
-        let is_idle = self.slots.in_use() == 0;
-        let mut timeout = CONNECT_TIMEOUT;
-        if let Some(deadline) = self.deadline() {
-            if socket::left(deadline).is_zero() {
-                return Err(socket::timed_out("the host was silent for too long"));
+    /// What the connection waits for if the socket is to be ready for `socket`; `None` if there is
+    /// something to do at once.
+    ///
+    /// # Errors
+    /// If a time is up.
+    fn wait(&mut self, socket: Option<Watch>) -> io::Result<Option<Wait>> {
+        let now = self.now;
+        let deadline = match self.phase {
+            Phase::Serves => self.deadline(socket == Some(Watch::Readable)),
+            Phase::Drains { until } | Phase::Abandons { until } | Phase::Lingers { until } => {
+                return Ok(self.wait_for_devices(socket, Some(until)));
             }
-            timeout = timeout.min(socket::left(deadline));
+            Phase::Ended => None,
+        };
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            return Err(socket::timed_out("the host was silent for too long"));
         }
-        if is_idle && self.pool.is_touched() {
-            timeout = timeout.min(IDLE_BEFORE_SHRINK);
-        }
+        let mut until = deadline.into_iter().chain(self.stalled_until).min();
+        let mut earlier = |at: Instant| until = Some(until.unwrap_or(at).min(at));
         if self.waiting.front().copied().is_some_and(|index| self.lacks_device(index)) {
-            timeout = timeout.min(CUT_CHECK_INTERVAL);
+            earlier(now + DEVICE_CHECK_INTERVAL);
         }
-        if self.ending {
-            // The socket is at its end, and would not let the thread sleep.
-            if let QueueRole::Io(queue) = &mut self.role {
-                queue.wait(Instant::now() + timeout.min(CUT_CHECK_INTERVAL));
+        let is_grown = self.pool.is_touched() || self.inbox.can_shrink();
+        if self.slots.in_use() == 0 && is_grown && socket == Some(Watch::Readable) {
+            let since = *self.idle_since.get_or_insert(now);
+            match now < since + IDLE_BEFORE_SHRINK {
+                true => earlier(since + IDLE_BEFORE_SHRINK),
+                false => self.shrink(),
             }
-            return Ok(());
         }
-        let mut descriptors: &[RawFd] = &[];
+        Ok(self.wait_for_devices(socket, until))
+    }
+
+    /// What the connection waits for, with the completions of devices; `None` if there are some.
+    fn wait_for_devices(
+        &mut self,
+        socket: Option<Watch>,
+        mut until: Option<Instant>,
+    ) -> Option<Wait> {
         if let QueueRole::Io(queue) = &mut self.role
-            && let Some((longest, found)) = queue.prepare_sleep()
+            && let Some(due) = queue.prepare_sleep(self.now)
         {
-            descriptors = found;
-            timeout = timeout.min(longest);
-            if timeout.is_zero() {
-                return Ok(());
+            if due <= self.now {
+                return None;
             }
+            until = Some(until.unwrap_or(due).min(due));
         }
-        let wake = Some(&self.link.wake);
-        let ready = socket::wait_any(&self.link.socket, descriptors, wake, timeout)?;
-        if ready == Ready::Woken {
-            self.link.wake.lower();
-        }
-        if is_idle && ready == Ready::No && self.pool.is_touched() {
-            self.pool.shrink();
-        }
-        Ok(())
+        Some(Wait { socket, until })
+    }
+
+    /// Returns the memory of an idle connection, except for received bytes.
+    fn shrink(&mut self) {
+        self.pool.shrink();
+        self.inbox.shrink();
+        self.outbox.shrink();
+        self.idle_since = None;
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/model/connection.rs"]
+mod model;

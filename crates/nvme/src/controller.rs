@@ -122,7 +122,7 @@ struct ControllerState {
     hidden: Vec<u64>,
 }
 
-/// A controller, shared by the threads of its connections.
+/// A controller, shared by its connections, which may belong to several threads.
 #[derive(Debug)]
 pub(crate) struct Controller {
     pub(crate) id: u16,
@@ -135,7 +135,12 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    pub(crate) fn new(id: u16, target: ControllerTarget, request: &ConnectRequest) -> Controller {
+    pub(crate) fn new(
+        id: u16,
+        target: ControllerTarget,
+        request: &ConnectRequest,
+        now: Instant,
+    ) -> Controller {
         let state = ControllerState {
             phase: ControllerPhase::Disabled,
             config: Configuration::default(),
@@ -148,7 +153,7 @@ impl Controller {
             target,
             host: request.host.clone(),
             state: Mutex::new(state),
-            opened: Instant::now(),
+            opened: now,
             heard_ms: AtomicU64::new(0),
         }
     }
@@ -162,9 +167,10 @@ impl Controller {
     }
 
     /// Notes that the host has sent something.
-    pub(crate) fn note_heard(&self) {
+    pub(crate) fn note_heard(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.opened);
         // Relaxed: a time stamp that publishes no other data.
-        self.heard_ms.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
+        self.heard_ms.store(since.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// The time until which the host has to send something.
@@ -395,22 +401,25 @@ impl Controllers {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new controller with an id that no other one has. The servers have fewer connections than
-    /// there are ids.
+    /// A new controller with an id that no other one has; `None` if all ids are taken.
     pub(crate) fn add(
         &self,
         target: ControllerTarget,
         request: &ConnectRequest,
-    ) -> Arc<Controller> {
+        now: Instant,
+    ) -> Option<Arc<Controller>> {
         let mut table = self.table();
+        if table.controllers.len() + table.ending.len() >= Controllers::ID_MAX.into() {
+            return None;
+        }
         loop {
             table.last_id = table.last_id % Controllers::ID_MAX + 1;
             let id = table.last_id;
             let mut others = table.controllers.iter().chain(&table.ending);
             if others.all(|other| other.id != id) {
-                let controller = Arc::new(Controller::new(id, target, request));
+                let controller = Arc::new(Controller::new(id, target, request, now));
                 table.controllers.push(Arc::clone(&controller));
-                return controller;
+                return Some(controller);
             }
         }
     }
@@ -464,7 +473,8 @@ mod tests {
 
     #[test]
     fn a_discovery_controller_is_enabled_and_shut_down() {
-        let controller = Controller::new(1, ControllerTarget::Discovery, &request(0));
+        let controller =
+            Controller::new(1, ControllerTarget::Discovery, &request(0), Instant::now());
         assert_eq!((controller.status(), controller.is_ready()), (0, false));
         assert_eq!(set(&controller, 0x46_0001), 1);
         assert!(controller.is_ready());
@@ -474,7 +484,8 @@ mod tests {
 
     #[test]
     fn settings_that_are_not_supported_fail_the_controller_until_it_is_disabled() {
-        let controller = Controller::new(1, ControllerTarget::Discovery, &request(0));
+        let controller =
+            Controller::new(1, ControllerTarget::Discovery, &request(0), Instant::now());
         assert_eq!(set(&controller, 0x46_0011), 2);
         assert_eq!(set(&controller, 0x46_0001), 2);
         assert_eq!(set(&controller, 0), 0);
@@ -485,7 +496,8 @@ mod tests {
 
     #[test]
     fn properties_have_one_size() {
-        let controller = Controller::new(1, ControllerTarget::Discovery, &request(0));
+        let controller =
+            Controller::new(1, ControllerTarget::Discovery, &request(0), Instant::now());
         let get = |offset, is_long| {
             let request = PropertyRequest { offset, is_long, value: 0 };
             controller.property(&request, &Controllers::default())
@@ -500,9 +512,10 @@ mod tests {
     #[test]
     fn ids_are_those_of_no_other_controller() {
         let controllers = Controllers::default();
-        let first = controllers.add(ControllerTarget::Discovery, &request(0));
+        let add = || controllers.add(ControllerTarget::Discovery, &request(0), Instant::now());
+        let first = add().unwrap();
         controllers.table().last_id = Controllers::ID_MAX;
-        let second = controllers.add(ControllerTarget::Discovery, &request(0));
+        let second = add().unwrap();
         assert_eq!((first.id, second.id), (1, 2));
         controllers.remove(&first);
         assert!(controllers.find(1).is_none() && controllers.find(2).is_some());

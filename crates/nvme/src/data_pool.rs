@@ -97,9 +97,14 @@ impl DataPool {
         self.is_touched
     }
 
+    /// Whether no page is taken.
+    pub(crate) fn is_free(&self) -> bool {
+        self.used.iter().all(|used| !used)
+    }
+
     /// Returns the memory to the system. Nothing may be in flight.
     pub(crate) fn shrink(&mut self) {
-        debug_assert!(self.used.iter().all(|used| !used), "an idle connection holds no pages");
+        debug_assert!(self.is_free(), "an idle connection holds no pages");
         blockyard_os::forget(&self.region, 0, self.region.len_bytes());
         self.is_touched = false;
     }

@@ -2,17 +2,14 @@
 #![allow(clippy::disallowed_types)] // Control plane: a value that is set once, and read in passing.
 
 use std::fmt;
-use std::io;
-use std::net::{Shutdown, TcpStream};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use blockyard_os::socket::{self, Wake};
+use blockyard_os::socket::Wake;
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 use blockyard_sync::counter::Counter;
 
-/// How long the thread of a connection that was cut may take to end before a removal stops waiting
-/// for it.
+/// How long a connection that was cut may take to end before a removal stops waiting for it.
 pub(crate) const CUT_GRACE: Duration = Duration::from_secs(2);
 
 /// Counters of the commands of a connection, all or those for one namespace. The thread of the
@@ -57,6 +54,29 @@ pub(crate) struct LinkRole {
     pub(crate) queue: u16,
 }
 
+/// Gives a connection a turn of its thread, which has one descriptor for all its connections.
+#[derive(Debug)]
+pub(crate) struct LinkWake {
+    is_raised: AtomicBool,
+    thread: Arc<Wake>,
+}
+
+impl LinkWake {
+    /// Asks for a turn.
+    pub(crate) fn raise(&self) {
+        // AcqRel: pairs with the one in `take`; the turn sees what was changed before.
+        if !self.is_raised.swap(true, Ordering::AcqRel) {
+            self.thread.raise();
+        }
+    }
+
+    /// Whether a turn was asked for since the last call. The thread lowers its own flag before.
+    pub(crate) fn take(&self) -> bool {
+        // AcqRel: pairs with the one in `raise`.
+        self.is_raised.load(Ordering::Relaxed) && self.is_raised.swap(false, Ordering::AcqRel)
+    }
+}
+
 /// A connection as other threads see it.
 pub(crate) struct HostLink {
     pub(crate) id: u64,
@@ -65,56 +85,63 @@ pub(crate) struct HostLink {
     since: SystemTime,
     pub(crate) stats: CommandStats,
     pub(crate) role: OnceLock<LinkRole>,
-    /// Whether it was cut: its thread ends at the next check, with or without commands in flight.
+    /// Whether the connection is to end after the commands in flight.
+    draining: AtomicBool,
+    /// Whether it was cut: it ends at its next turn, with or without commands in flight.
     cut: AtomicBool,
-    /// Whether its thread sends, and waits if the host does not receive.
-    sending: AtomicBool,
-    pub(crate) socket: TcpStream,
-    /// Raised when the subsystem, or for discovery the table of subsystems, has changed.
-    pub(crate) wake: Wake,
+    /// Whether it waits for its host to receive.
+    stalled: AtomicBool,
+    /// Raised when the connection is to end, when the subsystem, or for discovery the table of
+    /// subsystems, has changed, and when another thread has computed something for it.
+    pub(crate) wake: LinkWake,
 }
 
 impl HostLink {
-    pub(crate) fn new(id: u64, peer: String, socket: TcpStream) -> io::Result<HostLink> {
-        Ok(HostLink {
+    /// A connection of a thread that sleeps until `thread` is raised.
+    pub(crate) fn new(id: u64, peer: String, thread: Arc<Wake>) -> HostLink {
+        HostLink {
             id,
             peer,
             since: SystemTime::now(),
             stats: CommandStats::default(),
             role: OnceLock::new(),
+            draining: AtomicBool::new(false),
             cut: AtomicBool::new(false),
-            sending: AtomicBool::new(false),
-            socket,
-            wake: Wake::new()?,
-        })
+            stalled: AtomicBool::new(false),
+            wake: LinkWake { is_raised: AtomicBool::new(false), thread },
+        }
     }
 
     /// Asks the connection to complete the commands that the device executes and then to end.
     pub(crate) fn drain(&self) {
-        socket::shutdown(&self.socket, Shutdown::Read);
+        // Relaxed, here and below: the flags publish no data.
+        self.draining.store(true, Ordering::Relaxed);
+        self.wake.raise();
+    }
+
+    /// Whether the connection is to end after the commands in flight.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connection, whether its answers are sent or not, and its wait for the device.
+    pub(crate) fn cut(&self) {
+        self.cut.store(true, Ordering::Relaxed);
+        self.wake.raise();
     }
 
     /// Whether the connection is to end regardless of commands in flight.
     pub(crate) fn is_cut(&self) -> bool {
-        // Relaxed: the flag publishes no data.
         self.cut.load(Ordering::Relaxed)
     }
 
-    /// Whether the thread of the connection sends, and waits if the host does not receive.
-    pub(crate) fn is_sending(&self) -> bool {
-        // Relaxed, here and below: the flag publishes no data.
-        self.sending.load(Ordering::Relaxed)
+    /// Whether the connection waits for its host to receive.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn note_sending(&self, sending: bool) {
-        self.sending.store(sending, Ordering::Relaxed);
-    }
-
-    /// Ends the connection, sent or not, and its wait for the device.
-    pub(crate) fn cut(&self) {
-        // Relaxed: as in `is_cut`; the end of the socket wakes the connection's thread.
-        self.cut.store(true, Ordering::Relaxed);
-        socket::shutdown(&self.socket, Shutdown::Both);
+    pub(crate) fn note_stalled(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::Relaxed);
     }
 
     pub(crate) fn info(&self) -> LinkInfo {

@@ -2,15 +2,13 @@
 //!
 //! A queue of a device's own subsystem has its namespace from the Connect on. A queue of the
 //! subsystem of all devices opens a namespace with the first command for it, and loses it when the
-//! device is removed.
+//! device is removed. No function waits for a device that is being replaced, or for commands.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockyard_core::clock::{Clock, Monotonic};
+use blockyard_core::clock::Monotonic;
 use blockyard_core::{Due, Region};
-use blockyard_os::socket::OTHERS_MAX;
 
 use crate::all_devices::AllDevices;
 use crate::command::{NSID_ALL, StatusCode, io_opcode};
@@ -19,12 +17,14 @@ use crate::fabrics::{ConnectRefusal, SUBSYSTEM_OFFSET};
 use crate::host_link::HostLink;
 use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::namespace::{IoPlan, NSID};
-use crate::namespace_queue::{CommandProgress, NamespaceQueue};
+use crate::namespace_queue::{CommandProgress, DeviceWatch, NamespaceQueue, OpenError};
 use crate::slots::CommandSlot;
-use crate::subsystems::{CUT_CHECK_INTERVAL, Subsystem, Subsystems};
+use crate::subsystems::{Subsystem, Subsystems};
 
 /// The poll interval of a channel that does not report when completions are due.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// How often a connection looks for completions that the descriptor of a device should announce.
+const COMPLETION_LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// The most namespaces that a queue has open: with as many as commands, there is always one without
 /// a command to close for another.
 const NAMESPACES_OPEN_MAX: usize = QUEUE_ENTRIES_MAX as usize;
@@ -35,48 +35,62 @@ pub(crate) struct IoQueue {
     subsystems: Arc<Subsystems>,
     link: Arc<HostLink>,
     region: Arc<Region>,
+    watch: DeviceWatch,
     /// The namespaces that the host uses, in no order.
     namespaces: Vec<NamespaceQueue>,
+    /// The device of a queue of the device's own subsystem, while it has no channel to it.
+    missing: Option<Arc<Subsystem>>,
     /// The number of commands so far.
     commands: u64,
-    /// The descriptors of devices that are to complete something.
-    descriptors: Vec<RawFd>,
+}
+
+/// Whether a queue has the disks that it needs.
+pub(crate) enum Renewal {
+    /// It has.
+    Ready,
+    /// Commands in flight use a disk that is being replaced or removed.
+    InUse,
+    /// The device is being replaced.
+    Absent,
+    /// The device is gone, or refuses a channel.
+    Gone(ConnectRefusal),
 }
 
 impl IoQueue {
-    /// Opens a queue, with a channel to the device if the subsystem is that of one.
+    /// Opens a queue, without a channel to a device: [`IoQueue::renew`] opens it if the subsystem
+    /// is that of one.
     ///
     /// # Errors
-    /// If the device is being removed, or refuses a channel.
+    /// If the subsystem is that of discovery.
     pub(crate) fn open(
         controller: &Arc<Controller>,
         subsystems: &Arc<Subsystems>,
         link: &Arc<HostLink>,
         region: &Arc<Region>,
+        watch: &DeviceWatch,
     ) -> Result<IoQueue, ConnectRefusal> {
-        let namespaces = match &controller.target {
+        let missing = match &controller.target {
             ControllerTarget::Discovery => return Err(ConnectRefusal::in_data(SUBSYSTEM_OFFSET)),
             // A host that cannot use the only namespace has none.
-            ControllerTarget::Device(subsystem) if !controller.shows(&subsystem.shape()) => {
-                Vec::new()
-            }
             ControllerTarget::Device(subsystem) => {
-                vec![NamespaceQueue::open(NSID, subsystem, link, region)?]
+                controller.shows(&subsystem.shape()).then(|| Arc::clone(subsystem))
             }
-            ControllerTarget::All(_) => Vec::new(),
+            ControllerTarget::All(_) => None,
         };
         Ok(IoQueue {
             controller: Arc::clone(controller),
             subsystems: Arc::clone(subsystems),
             link: Arc::clone(link),
             region: Arc::clone(region),
-            namespaces,
+            watch: watch.clone(),
+            namespaces: Vec::new(),
+            missing,
             commands: 0,
-            descriptors: Vec::with_capacity(OTHERS_MAX),
         })
     }
 
-    /// Closes all channels, which waits for requests in flight.
+    /// Closes all channels, which waits for the requests that devices have started. Only a
+    /// connection that has waited too long has any.
     pub(crate) fn close(self) -> Arc<Controller> {
         for namespace in self.namespaces {
             namespace.close();
@@ -156,12 +170,21 @@ impl IoQueue {
         let found = found.filter(|subsystem| self.controller.shows(&subsystem.shape()));
         let subsystem = found.ok_or(StatusCode::INVALID_FIELD)?;
         self.close_longest_idle()?;
-        let opened = NamespaceQueue::open(nsid, &subsystem, &self.link, &self.region);
-        self.namespaces.push(opened.map_err(|refusal| match refusal.status {
-            StatusCode::INTERNAL => StatusCode::INTERRUPTED,
-            _ => StatusCode::INVALID_FIELD,
+        let opened = self.open_channel(nsid, &subsystem);
+        self.namespaces.push(opened.map_err(|error| match error {
+            // Just now; the host may repeat the command.
+            OpenError::Absent | OpenError::Refused => StatusCode::INTERRUPTED,
+            OpenError::Closed => StatusCode::INVALID_FIELD,
         })?);
         Ok(self.namespaces.len() - 1)
+    }
+
+    fn open_channel(
+        &self,
+        nsid: u32,
+        subsystem: &Arc<Subsystem>,
+    ) -> Result<NamespaceQueue, OpenError> {
+        NamespaceQueue::open(nsid, subsystem, &self.link, &self.region, &self.watch)
     }
 
     /// Makes room for another namespace.
@@ -201,67 +224,64 @@ impl IoQueue {
         self.namespaces.iter().any(|it| !it.bios.is_empty())
     }
 
-    /// Whether no device has anything to do.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.namespaces.iter().all(NamespaceQueue::is_idle)
+    /// Whether any device has something to do.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.namespaces.iter().all(NamespaceQueue::is_idle)
     }
 
-    /// Whether a disk is being replaced or removed.
-    pub(crate) fn is_outdated(&self) -> bool {
-        self.namespaces.iter().any(NamespaceQueue::is_outdated)
+    /// Returns the disks that are being replaced or removed, once their commands are completed. A
+    /// queue of a device's own subsystem opens a channel to the successor. In the subsystem of all
+    /// devices, the next command for a namespace opens it, so that commands for others do not wait.
+    pub(crate) fn renew(&mut self) -> Renewal {
+        if self.missing.is_none() && !self.namespaces.iter().any(NamespaceQueue::is_outdated) {
+            return Renewal::Ready;
+        }
+        self.renew_outdated()
     }
 
-    /// Whether the disks that are being replaced or removed have nothing more to do.
-    pub(crate) fn may_renew(&self) -> bool {
-        self.namespaces.iter().all(|it| !it.is_outdated() || it.is_idle())
-    }
-
-    /// Returns the disks that are being replaced or removed. A queue of a device's own subsystem
-    /// opens a channel to the successor; `false` if there is none. In the subsystem of all devices,
-    /// the next command for a namespace opens it, so that commands for others do not wait.
-    pub(crate) fn renew(&mut self) -> bool {
-        let may_go = |it: &NamespaceQueue| it.is_outdated() && it.is_idle();
-        while let Some(at) = self.namespaces.iter().position(may_go) {
-            let (nsid, subsystem) = self.namespaces.swap_remove(at).close();
-            if self.has_all_devices() {
-                continue;
-            }
-            match NamespaceQueue::open(nsid, &subsystem, &self.link, &self.region) {
-                Ok(renewed) => self.namespaces.push(renewed),
-                Err(_) => return false,
+    #[cold]
+    fn renew_outdated(&mut self) -> Renewal {
+        if !self.namespaces.iter().all(|it| !it.is_outdated() || it.is_idle()) {
+            return Renewal::InUse;
+        }
+        while let Some(at) = self.namespaces.iter().position(NamespaceQueue::is_outdated) {
+            let (_, subsystem) = self.namespaces.swap_remove(at).close();
+            if !self.has_all_devices() {
+                self.missing = Some(subsystem);
             }
         }
-        true
-    }
-
-    /// Sleeps until a device has completed something, or until the deadline.
-    pub(crate) fn wait(&mut self, deadline: Instant) {
-        let busy = self.namespaces.iter_mut().find(|it| it.channel.in_flight() > 0);
-        if let Some(namespace) = busy {
-            namespace.channel.wait(Some(deadline));
+        let Some(subsystem) = self.missing.take() else { return Renewal::Ready };
+        match self.open_channel(NSID, &subsystem) {
+            Ok(renewed) => self.namespaces.push(renewed),
+            Err(OpenError::Absent) => {
+                self.missing = Some(subsystem);
+                return Renewal::Absent;
+            }
+            Err(OpenError::Closed) => {
+                return Renewal::Gone(ConnectRefusal::in_data(SUBSYSTEM_OFFSET));
+            }
+            Err(OpenError::Refused) => {
+                return Renewal::Gone(ConnectRefusal::new(StatusCode::INTERNAL));
+            }
         }
+        Renewal::Ready
     }
 
-    /// The longest sleep before the next look for completions, 0 for none, and the descriptors that
-    /// end it earlier; `None` if no device is to complete anything.
-    pub(crate) fn prepare_sleep(&mut self) -> Option<(Duration, &[RawFd])> {
-        self.descriptors.clear();
-        let mut longest = None;
+    /// The time at which to look for completions, unless a descriptor of a device tells earlier; at
+    /// once if there are any. `None` if no device is to complete anything.
+    pub(crate) fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        let mut until = None;
         for namespace in self.namespaces.iter_mut().filter(|it| it.channel.in_flight() > 0) {
-            let descriptor = namespace.descriptor.filter(|_| self.descriptors.len() < OTHERS_MAX);
-            let due = match namespace.channel.due() {
-                Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())),
-                Due::Never if descriptor.is_some() => CUT_CHECK_INTERVAL,
+            let wait = match namespace.channel.due() {
+                Due::At(at) => Duration::from_nanos(at.since(Monotonic::nanos_of(now))),
+                Due::Never if namespace.descriptor.is_some() => COMPLETION_LOOK_INTERVAL,
                 Due::Never => COMPLETION_POLL_INTERVAL,
             };
-            longest = Some(longest.unwrap_or(due).min(due));
-            if let Some(descriptor) = descriptor {
-                self.descriptors.push(descriptor);
-                if !due.is_zero() && !namespace.channel.may_sleep() {
-                    longest = Some(Duration::ZERO);
-                }
-            }
+            let is_awake = wait.is_zero()
+                || (namespace.descriptor.is_some() && !namespace.channel.may_sleep());
+            let due = if is_awake { now } else { now + wait };
+            until = Some(until.unwrap_or(due).min(due));
         }
-        Some((longest?, &self.descriptors[..]))
+        until
     }
 }

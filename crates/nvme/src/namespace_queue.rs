@@ -1,18 +1,17 @@
 //! A namespace of an I/O queue: commands become bios, completions become statuses.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{Bio, BufRef, Channel, Completion, Op, Region, RegionId, Sector};
+use blockyard_os::epoll::{Epoll, Watched};
 
 use crate::command::StatusCode;
-use crate::fabrics::{ConnectRefusal, SUBSYSTEM_OFFSET};
 use crate::host_link::HostLink;
 use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::namespace::{BioPlan, DiscardRange, IoPlan, RANGE_BYTES, Transfer};
 use crate::slots::{CommandPlan, CommandSlot};
-use crate::subsystems::{Namespace, Subsystem};
+use crate::subsystems::{Namespace, NoDisk, Subsystem};
 use crate::zones::{self, QUERY_ZONES, ZoneAction};
 
 /// The bytes that are compared at once.
@@ -33,6 +32,34 @@ impl From<StatusCode> for CommandProgress {
     }
 }
 
+/// The set of descriptors in which a connection's thread waits for devices.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceWatch {
+    pub(crate) set: Arc<Epoll>,
+    /// The connection, as events of the set name it.
+    pub(crate) token: u64,
+}
+
+/// The reason for which there is no channel to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpenError {
+    /// The device is being replaced.
+    Absent,
+    /// The device is being removed.
+    Closed,
+    /// The device refuses a channel.
+    Refused,
+}
+
+impl From<NoDisk> for OpenError {
+    fn from(reason: NoDisk) -> OpenError {
+        match reason {
+            NoDisk::Absent => OpenError::Absent,
+            NoDisk::Closed => OpenError::Closed,
+        }
+    }
+}
+
 /// A namespace of an I/O queue, with a channel to the device.
 pub(crate) struct NamespaceQueue {
     pub(crate) nsid: u32,
@@ -41,8 +68,8 @@ pub(crate) struct NamespaceQueue {
     pub(crate) used: u64,
     pub(crate) namespace: Namespace,
     pub(crate) channel: Box<dyn Channel>,
-    /// The device's descriptor that is polled in addition to the socket, if it has one.
-    pub(crate) descriptor: Option<RawFd>,
+    /// The device's descriptor, if it has one, in the set of the connection's thread.
+    pub(crate) descriptor: Option<Watched>,
     region: Arc<Region>,
     region_id: RegionId,
     /// Whether a command of several operations begins no more of them.
@@ -54,25 +81,34 @@ pub(crate) struct NamespaceQueue {
 }
 
 impl NamespaceQueue {
-    /// Opens a channel to the disk of a subsystem, when it has one.
+    /// Opens a channel to the disk of a subsystem.
     ///
     /// # Errors
-    /// If the device is being removed, or refuses a channel.
+    /// If there is no disk now, or it refuses a channel.
     pub(crate) fn open(
         nsid: u32,
         subsystem: &Arc<Subsystem>,
         link: &Arc<HostLink>,
         region: &Arc<Region>,
-    ) -> Result<NamespaceQueue, ConnectRefusal> {
-        let closed = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
-        let namespace = subsystem.take_namespace(link).ok_or(closed)?;
+        watch: &DeviceWatch,
+    ) -> Result<NamespaceQueue, OpenError> {
+        let namespace = subsystem.take_namespace(link)?;
         let mut channel = match namespace.disk.open() {
             Ok(channel) => channel,
             Err(error) => {
                 let nqn = &subsystem.identity.nqn;
                 tracing::warn!(subsystem = nqn, %error, "no channel for a queue");
                 subsystem.give_namespace(namespace);
-                return Err(ConnectRefusal::new(StatusCode::INTERNAL));
+                return Err(OpenError::Refused);
+            }
+        };
+        // Without a place in the set the connection looks for completions by time.
+        let watched = |fd| match Watched::new(&watch.set, fd, watch.token) {
+            Ok(watched) => Some(watched),
+            Err(error) => {
+                let nqn = &subsystem.identity.nqn;
+                tracing::warn!(subsystem = nqn, %error, "cannot wait for the device's descriptor");
+                None
             }
         };
         let region_id = channel.register(Arc::clone(region));
@@ -81,7 +117,7 @@ impl NamespaceQueue {
             subsystem: Arc::clone(subsystem),
             used: 0,
             namespace,
-            descriptor: channel.descriptor(),
+            descriptor: channel.descriptor().and_then(watched),
             channel,
             region: Arc::clone(region),
             region_id,
@@ -93,7 +129,8 @@ impl NamespaceQueue {
 
     /// Closes the channel, which waits for requests in flight, and returns the disk.
     pub(crate) fn close(self) -> (u32, Arc<Subsystem>) {
-        let NamespaceQueue { nsid, subsystem, namespace, channel, .. } = self;
+        let NamespaceQueue { nsid, subsystem, namespace, channel, descriptor, .. } = self;
+        drop(descriptor);
         drop(channel);
         subsystem.give_namespace(namespace);
         (nsid, subsystem)

@@ -2,41 +2,51 @@
 //! data are gathered in a byte vector, where neighbours are one piece; the data of reads are sent
 //! from the region.
 
-use std::io::{self, Read};
-use std::net::{Shutdown, TcpStream};
-use std::time::{Duration, Instant};
+use std::io;
 
 use blockyard_core::Region;
-use blockyard_os::socket::{self, Interest, PieceSource, Ready, SendMode, SendPiece};
+use blockyard_os::socket::{PieceSource, SendPiece};
+
+use crate::host_stream::HostStream;
+use crate::identify::QUEUE_ENTRIES_MAX;
 
 /// Above this many bytes of headers and short data, the batch is sent before more are made.
 const BYTES_FULL: usize = 64 << 10;
 /// Above this many pieces, the batch is sent before more are made.
 const PIECES_FULL: usize = 256;
-
-/// The time after which a host that accepts no byte is disconnected.
-const STALL_MAX: Duration = Duration::from_secs(30);
-
-/// How long a connection waits for the host to close it.
-const LINGER: Duration = Duration::from_secs(1);
+/// The most pieces of a command: header, data, and digest or completion.
+const COMMAND_PIECES_MAX: usize = 3;
+/// The most pieces: commands in flight complete while the host does not read.
+const PIECES_MAX: usize = PIECES_FULL + COMMAND_PIECES_MAX * QUEUE_ENTRIES_MAX as usize;
 
 /// PDUs that wait to be sent, in order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Outbox {
     bytes: Vec<u8>,
     pieces: Vec<SendPiece>,
+    /// The number of pieces that are sent completely.
+    sent: usize,
 }
 
 impl Outbox {
-    pub(crate) fn new() -> Outbox {
-        Outbox {
-            bytes: Vec::with_capacity(2 * BYTES_FULL),
-            pieces: Vec::with_capacity(2 * PIECES_FULL),
+    /// Makes the memory, which is returned by [`Outbox::shrink`].
+    fn grow(&mut self) {
+        if self.pieces.capacity() < PIECES_MAX {
+            self.pieces.reserve(PIECES_MAX);
+            self.bytes.reserve(2 * BYTES_FULL);
+        }
+    }
+
+    /// Returns the memory, if all PDUs are sent.
+    pub(crate) fn shrink(&mut self) {
+        if self.is_empty() {
+            *self = Outbox::default();
         }
     }
 
     /// Appends the bytes that `print` prints.
     pub(crate) fn push(&mut self, print: impl FnOnce(&mut Vec<u8>)) {
+        self.grow();
         let offset = self.bytes.len();
         print(&mut self.bytes);
         let len = self.bytes.len() - offset;
@@ -63,62 +73,33 @@ impl Outbox {
         self.pieces.is_empty()
     }
 
-    /// Sends all PDUs and clears them.
-    ///
-    /// # Errors
-    /// If the connection fails, or the host accepts nothing for too long.
-    pub(crate) fn send(&mut self, to: &TcpStream, region: &Region) -> io::Result<()> {
-        let sent = send_all(to, region, &self.bytes, &mut self.pieces);
+    /// Drops all PDUs.
+    pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.pieces.clear();
+        self.sent = 0;
         // A log page may be longer than all else.
         self.bytes.shrink_to(2 * BYTES_FULL);
-        sent
     }
-}
 
-fn send_all(
-    to: &TcpStream,
-    region: &Region,
-    bytes: &[u8],
-    mut pieces: &mut [SendPiece],
-) -> io::Result<()> {
-    while !pieces.is_empty() {
-        match socket::send(to, SendMode::SocketNow, region, bytes, pieces) {
-            Ok(sent) => {
-                let gone = advance(pieces, sent);
-                pieces = &mut pieces[gone..];
+    /// Sends as many PDUs as the host accepts; returns whether it accepted any byte. The outbox is
+    /// empty once all are sent.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub(crate) fn send(&mut self, to: &mut impl HostStream, region: &Region) -> io::Result<bool> {
+        let mut is_any = false;
+        while self.sent < self.pieces.len() {
+            let pieces = &mut self.pieces[self.sent..];
+            match to.send(region, &self.bytes, pieces) {
+                Ok(sent) => self.sent += advance(pieces, sent),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(is_any),
+                Err(error) => return Err(error),
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                // A cut shuts the socket down, which ends the wait.
-                if socket::wait(to, Interest::Writable, None, Some(STALL_MAX))? == Ready::No {
-                    return Err(socket::timed_out("the host did not read for 30 s"));
-                }
-            }
-            Err(error) => return Err(error),
+            is_any = true;
         }
-    }
-    Ok(())
-}
-
-/// After a TermReq or a failed authentication: lets the host read it before the socket is closed,
-/// which would reset the connection if the host has sent more.
-pub(crate) fn linger(mut to: &TcpStream) {
-    socket::shutdown(to, Shutdown::Write);
-    let deadline = Instant::now() + LINGER;
-    let mut bytes = [0; 4096];
-    while !socket::left(deadline).is_zero() {
-        match to.read(&mut bytes) {
-            Ok(0) => return,
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let left = Some(socket::left(deadline));
-                if socket::wait(to, Interest::Readable, None, left).is_err() {
-                    return;
-                }
-            }
-            Err(_) => return,
-        }
+        self.clear();
+        Ok(is_any)
     }
 }
 
@@ -142,7 +123,7 @@ mod tests {
 
     #[test]
     fn short_pdus_share_a_piece() {
-        let mut outbox = Outbox::new();
+        let mut outbox = Outbox::default();
         outbox.push(|out| out.extend_from_slice(b"one"));
         outbox.push(|out| out.extend_from_slice(b"two"));
         outbox.push_region(4096, 512);

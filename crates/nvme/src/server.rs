@@ -1,4 +1,5 @@
-//! A server: listening sockets, an accepting thread, and a thread for each connection.
+//! A server: listening sockets and an accepting thread. The threads that serve its connections may
+//! serve those of other servers too (`connection_threads.rs`).
 //!
 //! Control plane: locks are taken when a host connects or disconnects, never for an I/O.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use blockyard_os::socket::{self, Ready, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
-use crate::connection::HostConnection;
+use crate::connection_threads::ConnectionThreads;
 use crate::fabrics::DISCOVERY_NQN;
 use crate::host_link::{CUT_GRACE, HostLink, LinkInfo};
 use crate::session::SessionShared;
@@ -26,6 +27,9 @@ const SEND_BUFFER_BYTES: i32 = 1 << 20;
 
 /// How long the server waits before it accepts again when the system is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The most connections of a server at once, by default.
+pub const CONNECTIONS_MAX: usize = 1024;
 
 /// The limits of a server.
 #[derive(Clone, Debug)]
@@ -42,7 +46,7 @@ pub struct TargetOptions {
 
 impl Default for TargetOptions {
     fn default() -> TargetOptions {
-        let (connections_max, drain_timeout) = (256, Duration::from_secs(5));
+        let (connections_max, drain_timeout) = (CONNECTIONS_MAX, Duration::from_secs(5));
         TargetOptions { connections_max, drain_timeout, discovery_only: false }
     }
 }
@@ -52,18 +56,21 @@ pub struct TargetServer {
     shared: Arc<TargetShared>,
     /// `None` once joined.
     accepting: Mutex<Option<JoinHandle<()>>>,
+    /// Kept until the connections have ended.
+    _threads: Arc<ConnectionThreads>,
 }
 
-/// The state that the accepting thread, the connections' threads and the owner share.
-struct TargetShared {
-    session: Arc<SessionShared>,
+/// The state that the accepting thread, the connections' threads and the owner share. It does not
+/// own the threads, which would have to join themselves.
+pub(crate) struct TargetShared {
+    pub(crate) session: Arc<SessionShared>,
     options: TargetOptions,
     addresses: Vec<SocketAddr>,
     stopping: AtomicBool,
     /// Wakes the accepting thread.
     wake: Wake,
     links: Mutex<Links>,
-    /// Notified when the thread of a connection ends.
+    /// Notified when a connection ends.
     left: Condvar,
 }
 
@@ -71,9 +78,6 @@ struct TargetShared {
 struct Links {
     next: u64,
     here: HashMap<u64, Arc<HostLink>>,
-    threads: HashMap<u64, JoinHandle<()>>,
-    /// The last connection that ended: the thread of the next one that ends joins its thread.
-    ended: Option<u64>,
 }
 
 impl Links {
@@ -84,7 +88,7 @@ impl Links {
         if self.here.len() < connections_max {
             return true;
         }
-        // Connections that were cut are ending, but their threads still count.
+        // Connections that were cut are ending, but they still have memory.
         if self.here.len() >= 2 * connections_max {
             return false;
         }
@@ -106,11 +110,26 @@ impl Links {
 }
 
 impl TargetServer {
-    /// Serves subsystems on sockets that listen already, at least one.
+    /// Serves subsystems on sockets that listen already, at least one, with threads of its own.
     ///
     /// # Errors
     /// If the system refuses a thread or a descriptor.
     pub fn start(
+        subsystems: Arc<Subsystems>,
+        listeners: Vec<TcpListener>,
+        options: TargetOptions,
+    ) -> io::Result<TargetServer> {
+        let threads = ConnectionThreads::new(ConnectionThreads::default_threads());
+        TargetServer::start_on(threads, subsystems, listeners, options)
+    }
+
+    /// Serves subsystems as [`TargetServer::start`], with threads that may be those of other
+    /// servers.
+    ///
+    /// # Errors
+    /// If the system refuses a thread or a descriptor.
+    pub fn start_on(
+        threads: Arc<ConnectionThreads>,
         subsystems: Arc<Subsystems>,
         listeners: Vec<TcpListener>,
         options: TargetOptions,
@@ -121,7 +140,8 @@ impl TargetServer {
             addresses.push(listener.local_addr()?);
         }
         let discovery_only = options.discovery_only;
-        let session = SessionShared { subsystems, discovery_only };
+        let dh = Arc::clone(&threads.dh);
+        let session = SessionShared { subsystems, discovery_only, dh };
         let shared = Arc::new(TargetShared {
             session: Arc::new(session),
             options,
@@ -132,15 +152,15 @@ impl TargetServer {
             left: Condvar::new(),
         });
         let accept = {
-            let shared = Arc::clone(&shared);
+            let (shared, threads) = (Arc::clone(&shared), Arc::clone(&threads));
             // The thread owns the listeners: they are closed when it has ended.
-            move || shared.accept_all(&listeners)
+            move || shared.accept_all(&threads, &listeners)
         };
         let accepting = thread::Builder::new().name("nvme-accept".to_owned()).spawn(accept)?;
         if !discovery_only {
             shared.session.subsystems.add_ports(&shared.addresses);
         }
-        Ok(TargetServer { shared, accepting: Mutex::new(Some(accepting)) })
+        Ok(TargetServer { shared, accepting: Mutex::new(Some(accepting)), _threads: threads })
     }
 
     /// The addresses, with the actual port.
@@ -165,8 +185,8 @@ impl TargetServer {
         shared.links().here.values().for_each(|link| link.drain());
     }
 
-    /// Stops accepting, lets the device complete every host's commands, disconnects all hosts, and
-    /// joins all threads. Connections that take too long are cut off. Does nothing if the server is
+    /// Stops accepting, lets the device complete every host's commands, and disconnects all hosts.
+    /// Connections that take too long are cut off. Does nothing if the server is
     /// already stopped.
     pub fn stop(&self) {
         self.begin_shutdown();
@@ -188,19 +208,12 @@ impl TargetServer {
             links = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         links.here.values().for_each(|link| link.cut());
-        // They end at their next check; only a system call that does not return can delay one.
+        // They end at their next turn; only a system call that does not return can delay one.
         let here = |links: &mut Links| !links.here.is_empty();
         let waited = shared.left.wait_timeout_while(links, CUT_GRACE, here);
         links = waited.unwrap_or_else(PoisonError::into_inner).0;
         for link in links.here.values() {
             tracing::warn!(id = link.id, peer = link.peer, "a host that was cut has not left");
-        }
-        let Links { threads, here, .. } = &mut *links;
-        let threads: Vec<_> = threads.drain().filter(|(id, _)| !here.contains_key(id)).collect();
-        drop(links);
-        for (_, thread) in threads {
-            // A panic of the thread was reported when it happened.
-            let _ = thread.join();
         }
     }
 }
@@ -229,7 +242,11 @@ impl TargetShared {
     }
 
     /// The loop of the accepting thread.
-    fn accept_all(self: &Arc<TargetShared>, listeners: &[TcpListener]) {
+    fn accept_all(
+        self: &Arc<TargetShared>,
+        threads: &ConnectionThreads,
+        listeners: &[TcpListener],
+    ) {
         while !self.is_stopping() {
             match socket::wait_readable(listeners, &self.wake) {
                 Ok(Ready::Yes) => {}
@@ -241,7 +258,9 @@ impl TargetShared {
             }
             for listener in listeners {
                 match listener.accept() {
-                    Ok((stream, address)) => self.admit(stream, format!("tcp:{address}")),
+                    Ok((stream, address)) => {
+                        self.admit(threads, stream, &format!("tcp:{address}"));
+                    }
                     Err(error) if is_gone(&error) => {}
                     Err(error) => {
                         // Out of descriptors or memory: hosts that disconnect make room.
@@ -254,29 +273,21 @@ impl TargetShared {
         }
     }
 
-    /// Ends a connection, as the last step of its thread, and joins the thread of the connection
-    /// that ended before it: thus only one thread keeps its memory after its end.
-    fn end_link(&self, id: u64) {
-        let mut links = self.links();
-        let before = links.ended.replace(id).and_then(|id| links.threads.remove(&id));
-        links.here.remove(&id);
-        drop(links);
+    /// Notes that a connection has ended.
+    pub(crate) fn end_link(&self, id: u64) {
+        self.links().here.remove(&id);
         self.left.notify_all();
-        if let Some(thread) = before {
-            // A panic of the thread was reported when it happened.
-            let _ = thread.join();
-        }
     }
 
-    /// Starts a thread for a connection, if there is room for it.
-    fn admit(self: &Arc<TargetShared>, stream: TcpStream, peer: String) {
+    /// Gives a connection to a thread, if there is room for it.
+    fn admit(self: &Arc<TargetShared>, threads: &ConnectionThreads, stream: TcpStream, peer: &str) {
         // PDUs are sent in batches, so waiting for more would only delay them. The connection works
         // without these options too.
         let _ = stream.set_nodelay(true);
         socket::keep_alive(&stream);
         socket::set_send_buffer(&stream, SEND_BUFFER_BYTES);
         let started = match socket::leaves_descriptors(stream.as_fd()) {
-            true => self.start_link(stream, &peer),
+            true => self.start_link(threads, stream, peer),
             false => Err(io::Error::other(
                 "few descriptors are left; raise the limit of open files (ulimit -n)",
             )),
@@ -286,7 +297,15 @@ impl TargetShared {
         }
     }
 
-    fn start_link(self: &Arc<TargetShared>, stream: TcpStream, peer: &str) -> io::Result<()> {
+    fn start_link(
+        self: &Arc<TargetShared>,
+        threads: &ConnectionThreads,
+        stream: TcpStream,
+        peer: &str,
+    ) -> io::Result<()> {
+        stream.set_nonblocking(true)?;
+        let address = stream.local_addr()?;
+        let place = threads.place()?;
         let mut links = self.links();
         let max = self.options.connections_max;
         let has_secrets = self.session.subsystems.access.authentication.is_some();
@@ -295,33 +314,11 @@ impl TargetShared {
         }
         let id = links.next;
         links.next += 1;
-        let link = Arc::new(HostLink::new(id, peer.to_owned(), stream)?);
-        let run = {
-            let (shared, link) = (Arc::clone(self), Arc::clone(&link));
-            move || {
-                shared.run(&link);
-                shared.end_link(link.id);
-            }
-        };
-        let thread = thread::Builder::new().name(format!("nvme-{id}")).spawn(run)?;
+        let link = Arc::new(HostLink::new(id, peer.to_owned(), place.wake()));
+        place.admit(self, &link, (stream, address))?;
+        // The lock is held: the connection cannot have ended yet.
         links.here.insert(id, link);
-        links.threads.insert(id, thread);
         Ok(())
-    }
-
-    /// Serves one connection.
-    fn run(&self, link: &Arc<HostLink>) {
-        let peer = &link.peer;
-        let connection = HostConnection::new(Arc::clone(&self.session), Arc::clone(link));
-        let served = connection.and_then(|mut connection| connection.serve());
-        match served {
-            Ok(None) => tracing::debug!(id = link.id, peer, "left"),
-            Ok(Some(fault)) => {
-                tracing::warn!(id = link.id, peer, "disconnected: it sent {}", fault.text);
-            }
-            Err(error) => tracing::info!(id = link.id, peer, %error, "disconnected"),
-        }
-        socket::shutdown(&link.socket, std::net::Shutdown::Both);
     }
 }
 

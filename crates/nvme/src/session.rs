@@ -2,18 +2,21 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use blockyard_core::Region;
 
 use crate::admin::AdminQueue;
 use crate::command::StatusCode;
 use crate::controller::ControllerTarget;
+use crate::dh_worker::DhWorker;
 use crate::fabrics::{
     CONTROLLER_OFFSET, ConnectRefusal, ConnectRequest, DISCOVERY_NQN, NEW_CONTROLLER,
     SUBSYSTEM_OFFSET,
 };
 use crate::host_link::HostLink;
 use crate::io_queue::IoQueue;
+use crate::namespace_queue::DeviceWatch;
 use crate::subsystems::Subsystems;
 
 /// The state that all connections of a server share.
@@ -22,6 +25,8 @@ pub(crate) struct SessionShared {
     pub(crate) subsystems: Arc<Subsystems>,
     /// Whether hosts find only the discovery subsystem here.
     pub(crate) discovery_only: bool,
+    /// Computes for hosts that authenticate.
+    pub(crate) dh: Arc<DhWorker>,
 }
 
 impl SessionShared {
@@ -34,6 +39,7 @@ impl SessionShared {
         link: &Arc<HostLink>,
         address: SocketAddr,
         request: &ConnectRequest,
+        now: Instant,
     ) -> Result<AdminQueue, ConnectRefusal> {
         if request.controller != NEW_CONTROLLER {
             return Err(ConnectRefusal::in_data(CONTROLLER_OFFSET));
@@ -74,7 +80,12 @@ impl SessionShared {
             }
             target
         };
-        let controller = self.subsystems.controllers.add(target, request);
+        let controllers = &self.subsystems.controllers;
+        let Some(controller) = controllers.add(target.clone(), request, now) else {
+            self.subsystems.unwatch(link);
+            target.detach(link);
+            return Err(ConnectRefusal::new(StatusCode::CONNECT_BUSY));
+        };
         let subsystems = Arc::clone(&self.subsystems);
         if let ControllerTarget::All(_) = controller.target {
             controller.hide_claimed(&subsystems.devices());
@@ -82,14 +93,15 @@ impl SessionShared {
         Ok(AdminQueue::new(controller, subsystems, address))
     }
 
-    /// Admits an I/O queue of a controller.
+    /// Admits an I/O queue of a controller; it has no channel to a device yet.
     ///
     /// # Errors
-    /// If there is no such controller, it refuses the queue, or the device refuses a channel.
+    /// If there is no such controller, or it refuses the queue.
     pub(crate) fn connect_io(
         &self,
         link: &Arc<HostLink>,
         region: &Arc<Region>,
+        watch: &DeviceWatch,
         request: &ConnectRequest,
     ) -> Result<IoQueue, ConnectRefusal> {
         let unknown = ConnectRefusal::in_data(CONTROLLER_OFFSET);
@@ -108,7 +120,7 @@ impl SessionShared {
             controller.close_queue(link);
             return Err(other);
         }
-        IoQueue::open(&controller, &self.subsystems, link, region).inspect_err(|_| {
+        IoQueue::open(&controller, &self.subsystems, link, region, watch).inspect_err(|_| {
             controller.close_queue(link);
             controller.target.detach(link);
         })

@@ -28,9 +28,6 @@ pub const NQN_PREFIX: &str = "nqn.2026-11.io.blockyard:";
 /// The longest name of a device, in bytes.
 const NAME_LEN_MAX: usize = NQN_LEN_MAX - NQN_PREFIX.len();
 
-/// How often a queue that waits for a disk checks whether its connection was cut.
-pub(crate) const CUT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-
 /// The most subsystems of one table.
 pub const SUBSYSTEMS_MAX: usize = 4096;
 
@@ -73,8 +70,19 @@ struct SubsystemState {
     users: Vec<NamespaceUser>,
     /// The connections to the subsystem, each with the number of its queue.
     links: Vec<(u16, Arc<HostLink>)>,
+    /// The connections that wait for a disk, each once.
+    waiting: Vec<Arc<HostLink>>,
     /// The commands of queues that have returned a disk.
     past: CommandTotals,
+}
+
+/// The reason for which a subsystem has no disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoDisk {
+    /// It is being replaced.
+    Absent,
+    /// The device is being removed, or the connection that asks was cut.
+    Closed,
 }
 
 /// A queue that uses the disk.
@@ -196,36 +204,34 @@ impl Subsystem {
         self.version() != namespace.version
     }
 
-    /// Enters a phase, and wakes all threads that have to know.
+    /// Enters a phase, and wakes all connections and threads that have to know.
     fn enter(&self, state: &mut SubsystemState, phase: DiskPhase) {
         state.phase = phase;
         // Release: pairs with the Acquire in `version`. A thread that sees the new version takes
         // the lock to see the phase.
         self.version.fetch_add(1, Ordering::Release);
-        let links = state.links.iter().map(|(_, link)| link);
+        let links = state.links.iter().map(|(_, link)| link).chain(&state.waiting);
         links.chain(state.users()).for_each(|link| link.wake.raise());
+        state.waiting.clear();
         self.changed.notify_all();
     }
 
-    /// The disk, for a queue of this connection, which has to return it. Waits while the disk is
-    /// absent; `None` if the subsystem is closed, or the connection is cut.
-    pub(crate) fn take_namespace(&self, link: &Arc<HostLink>) -> Option<Namespace> {
+    /// The disk, for a queue of this connection, which has to return it.
+    ///
+    /// # Errors
+    /// If there is none now, or the connection is cut.
+    pub(crate) fn take_namespace(&self, link: &Arc<HostLink>) -> Result<Namespace, NoDisk> {
         let mut state = self.state();
-        loop {
-            match &state.phase {
-                _ if link.is_cut() => return None,
-                DiskPhase::Present(disk) => {
-                    let (disk, shape) = (Arc::clone(&disk.disk), Arc::clone(&state.shape));
-                    let (link, stats) = (Arc::clone(link), Arc::<CommandStats>::default());
-                    state.users.push(NamespaceUser { link, stats: Arc::clone(&stats) });
-                    return Some(Namespace { disk, shape, version: self.version(), stats });
-                }
-                DiskPhase::Closed => return None,
-                DiskPhase::Absent => {
-                    let waited = self.changed.wait_timeout(state, CUT_CHECK_INTERVAL);
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
+        match &state.phase {
+            _ if link.is_cut() => Err(NoDisk::Closed),
+            DiskPhase::Present(disk) => {
+                let (disk, shape) = (Arc::clone(&disk.disk), Arc::clone(&state.shape));
+                let (link, stats) = (Arc::clone(link), Arc::<CommandStats>::default());
+                state.users.push(NamespaceUser { link, stats: Arc::clone(&stats) });
+                Ok(Namespace { disk, shape, version: self.version(), stats })
             }
+            DiskPhase::Closed => Err(NoDisk::Closed),
+            DiskPhase::Absent => Err(NoDisk::Absent),
         }
     }
 
@@ -246,14 +252,20 @@ impl Subsystem {
         matches!(self.state().phase, DiskPhase::Absent)
     }
 
-    /// Waits for a short time while the disk is being replaced.
-    pub(crate) fn wait_for_disk(&self) {
-        let is_absent = |state: &mut SubsystemState| matches!(state.phase, DiskPhase::Absent);
-        drop(self.changed.wait_timeout_while(self.state(), CUT_CHECK_INTERVAL, is_absent));
+    /// Gives a connection a turn when the disk is no longer being replaced.
+    pub(crate) fn wake_with_disk(&self, link: &Arc<HostLink>) {
+        let mut state = self.state();
+        if !matches!(state.phase, DiskPhase::Absent) {
+            link.wake.raise();
+            return;
+        }
+        // Without those of connections that have ended.
+        state.waiting.retain(|other| !Arc::ptr_eq(other, link) && Arc::strong_count(other) > 1);
+        state.waiting.push(Arc::clone(link));
     }
 
     /// Whether a queue has the disk.
-    fn is_used(&self) -> bool {
+    pub(crate) fn is_used(&self) -> bool {
         !self.state().users.is_empty()
     }
 
@@ -278,18 +290,25 @@ impl Subsystem {
         self.changed.notify_all();
     }
 
+    /// Tells the queues to return the disk; `None` if there is none.
+    pub(crate) fn begin_suspend(&self) -> Option<SharedDisk> {
+        let mut state = self.state();
+        let DiskPhase::Present(disk) = &state.phase else { return None };
+        let disk = disk.clone();
+        self.enter(&mut state, DiskPhase::Absent);
+        Some(disk)
+    }
+
     /// Takes the disk away, when its queues have completed their commands. Hosts that have not
     /// received their data within `drain` are cut off. `false` if the disk executes commands for
     /// longer; then it stays.
     fn suspend(&self, drain: Duration) -> bool {
+        let Some(disk) = self.begin_suspend() else { return false };
         let mut state = self.state();
-        let DiskPhase::Present(disk) = &state.phase else { return false };
-        let disk = disk.clone();
-        self.enter(&mut state, DiskPhase::Absent);
         let in_use = |state: &mut SubsystemState| !state.users.is_empty();
         let waited = self.changed.wait_timeout_while(state, drain, in_use);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let stalled = state.users().filter(|link| link.is_sending());
+        let stalled = state.users().filter(|link| link.is_stalled());
         let cut = stalled.map(|link| {
             let (id, peer, device) = (link.id, &link.peer, &self.name);
             tracing::warn!(id, peer, device, "cut off: it does not receive its data");
@@ -308,7 +327,7 @@ impl Subsystem {
     }
 
     /// Gives a subsystem without a disk another one.
-    fn resume(&self, disk: SharedDisk) -> Result<(), SubsystemError> {
+    pub(crate) fn resume(&self, disk: SharedDisk) -> Result<(), SubsystemError> {
         let shape = NamespaceShape::of(disk.disk.geometry(), disk.disk.limits())?;
         let mut state = self.state();
         let is_like = state.shape.block_shift == shape.block_shift
@@ -327,7 +346,7 @@ impl Subsystem {
     /// Admits no new connection, and tells the queues that the disk is gone. The caller holds the
     /// lock of the table, and takes the subsystem out of it afterwards: a queue that uses the disk
     /// must not send it commands for the next device with the number.
-    fn close(&self) {
+    pub(crate) fn close(&self) {
         self.enter(&mut self.state(), DiskPhase::Closed);
     }
 
@@ -342,7 +361,7 @@ impl Subsystem {
         let waited = self.changed.wait_timeout_while(state, drain, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.links.iter().for_each(|(_, link)| link.cut());
-        // They end at their next check; only a system call that does not return can delay one.
+        // They end at their next turn; only a system call that does not return can delay one.
         let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if !state.users.is_empty() {
@@ -529,6 +548,7 @@ impl Subsystems {
                 shape: Arc::new(shape),
                 users: Vec::new(),
                 links: Vec::new(),
+                waiting: Vec::new(),
                 past: CommandTotals::default(),
             }),
             version: AtomicU64::new(0),
@@ -764,9 +784,8 @@ mod tests {
         subsystems.add("a", null()).unwrap();
         let subsystem = Arc::clone(&subsystems.devices()[0]);
         let clients = || subsystems.find_info("a").unwrap().controllers;
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let link = Arc::new(HostLink::new(1, String::new(), socket).unwrap());
+        let wake = Arc::new(blockyard_os::socket::Wake::new().unwrap());
+        let link = Arc::new(HostLink::new(1, String::new(), wake));
         let namespace = subsystem.take_namespace(&link).unwrap();
         assert_eq!(clients(), 1);
         // As the end of the admin queue does.
@@ -774,7 +793,7 @@ mod tests {
         assert_eq!(clients(), 1);
         subsystem.give_namespace(namespace);
         assert_eq!(clients(), 0);
-        assert!(subsystem.take_namespace(&link).is_none(), "a mount would not count this queue");
+        assert!(subsystem.take_namespace(&link).is_err(), "a mount would not count this queue");
     }
 
     fn null() -> Arc<dyn Disk> {
@@ -831,6 +850,7 @@ mod tests {
                 shape: Arc::new(shape),
                 users: Vec::new(),
                 links: Vec::new(),
+                waiting: Vec::new(),
                 past: CommandTotals::default(),
             }),
             version: AtomicU64::new(0),

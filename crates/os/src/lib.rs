@@ -1,8 +1,9 @@
 //! Facilities of the operating system that the standard library does not offer, each used by
-//! several crates: files that replace others atomically, identities, mapped memory, precise timers,
-//! the mount table, unmounting, and socket calls.
+//! several crates: files that replace others atomically, waiting for many descriptors, identities,
+//! mapped memory, precise timers, the mount table, unmounting, and socket calls.
 
 mod atomic_file;
+pub mod epoll;
 mod identity;
 mod memory;
 mod mount_table;

@@ -254,9 +254,6 @@ pub fn wait(
     })
 }
 
-/// The most descriptors besides the first one for which [`wait_any`] waits.
-pub const OTHERS_MAX: usize = 14;
-
 /// Waits until a descriptor is readable or at its end, or another one is, or the time is up. A wake
 /// counts only if neither is ready.
 ///
@@ -268,29 +265,12 @@ pub fn wait_either(
     wake: Option<&Wake>,
     timeout: Duration,
 ) -> io::Result<Ready> {
-    wait_any(fd, other.as_slice(), wake, timeout)
-}
-
-/// Waits as [`wait_either`], for several others; those beyond [`OTHERS_MAX`] do not count.
-///
-/// # Errors
-/// If the system call fails, or an argument is invalid.
-pub fn wait_any(
-    fd: impl AsFd,
-    others: &[RawFd],
-    wake: Option<&Wake>,
-    timeout: Duration,
-) -> io::Result<Ready> {
     let entry = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // A descriptor of -1 is ignored by the kernel.
     let wake = wake.map_or(-1, |wake| wake.0.as_fd().as_raw_fd());
-    let mut entries = [entry(-1); OTHERS_MAX + 2];
-    (entries[0], entries[1]) = (entry(wake), entry(fd.as_fd().as_raw_fd()));
-    for (to, fd) in entries[2..].iter_mut().zip(others) {
-        *to = entry(*fd);
-    }
-    let used = 2 + others.len().min(OTHERS_MAX);
-    poll(&mut entries[..used], Some(timeout))?;
+    let fd = fd.as_fd().as_raw_fd();
+    let mut entries = [entry(wake), entry(fd), entry(other.unwrap_or(-1))];
+    poll(&mut entries, Some(timeout))?;
     let [wake, fds @ ..] = entries.map(|entry| entry.revents != 0);
     Ok(match fds.contains(&true) {
         true => Ready::Yes,
@@ -606,6 +586,13 @@ pub fn group_id(name: &str) -> Option<u32> {
 /// A flag that wakes a sleeping thread.
 #[derive(Debug)]
 pub struct Wake(OwnedFd);
+
+impl AsFd for Wake {
+    /// The descriptor, which is readable while the flag is raised.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Wake {
     /// A flag that is not raised.

@@ -18,7 +18,9 @@ mod read;
 mod schema;
 mod tls;
 
-pub use nvme::{NvmePlaces, NvmeProblem, NvmeSettings, NvmeSettingsError};
+pub use nvme::{
+    NVME_CONNECTIONS, NVME_THREADS, NvmePlaces, NvmeProblem, NvmeSettings, NvmeSettingsError,
+};
 pub use read::parse;
 pub use schema::schema;
 pub use tls::{TlsMode, TlsPlaces, TlsProblem, TlsSettings};

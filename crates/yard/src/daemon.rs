@@ -186,6 +186,7 @@ impl Daemon {
         control.paths.allow(&options.api_directories).map_err(DaemonError::ApiDirectory)?;
         let devices = Arc::clone(&control.devices);
         devices.make_subsystems(access, options.nvme_access.subsystem.clone());
+        control.nvme.set_resources(&options.nvme_access);
         if let Some(place) = &options.control {
             devices.set_control(&place.path);
         }

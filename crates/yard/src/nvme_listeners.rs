@@ -9,18 +9,22 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use blockyard_nbd::{Endpoint, listen_tcp};
 use blockyard_nvme::fabrics::DISCOVERY_NQN;
-use blockyard_nvme::{HostAccess, LinkInfo, TargetOptions, TargetServer};
+use blockyard_nvme::{
+    CONNECTIONS_MAX, ConnectionThreads, HostAccess, LinkInfo, TargetOptions, TargetServer,
+};
 
+use crate::config::NvmeSettings;
 use crate::devices::Devices;
 use crate::error::YardError;
 use crate::view::ListenerView;
 
-/// The most NVMe listeners of a yard. Each has a thread.
+/// The most NVMe listeners of a yard. Each has a thread that accepts connections.
 const LISTENERS_MAX: usize = 64;
 
 /// How long hosts may take to get their answers when a listener stops.
@@ -55,6 +59,24 @@ impl ListenerTable {
 #[derive(Debug)]
 pub struct NvmeListeners {
     table: Mutex<ListenerTable>,
+    /// What all listeners share; set before the first one is started.
+    resources: OnceLock<NvmeResources>,
+}
+
+/// What serves the connections of all listeners.
+#[derive(Debug)]
+struct NvmeResources {
+    threads: Arc<ConnectionThreads>,
+    /// The most connections of a listener.
+    connections_max: usize,
+}
+
+impl NvmeResources {
+    fn new(settings: &NvmeSettings) -> NvmeResources {
+        let threads = settings.threads.unwrap_or_else(ConnectionThreads::default_threads);
+        let connections_max = settings.connections.map_or(CONNECTIONS_MAX, NonZeroUsize::get);
+        NvmeResources { threads: ConnectionThreads::new(threads), connections_max }
+    }
 }
 
 /// The listeners of a yard that ends.
@@ -70,7 +92,8 @@ impl EndingListeners {
 
 impl Default for NvmeListeners {
     fn default() -> NvmeListeners {
-        NvmeListeners { table: Mutex::new(ListenerTable::Open(Vec::new())) }
+        let table = Mutex::new(ListenerTable::Open(Vec::new()));
+        NvmeListeners { table, resources: OnceLock::new() }
     }
 }
 
@@ -89,6 +112,15 @@ impl NvmeListeners {
     fn table(&self) -> MutexGuard<'_, ListenerTable> {
         // Every change of the table is one call: a holder that panicked has left it consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the resources of the listeners, before the first one is started.
+    pub(crate) fn set_resources(&self, settings: &NvmeSettings) {
+        self.resources.get_or_init(|| NvmeResources::new(settings));
+    }
+
+    fn resources(&self) -> &NvmeResources {
+        self.resources.get_or_init(|| NvmeResources::new(&NvmeSettings::default()))
     }
 
     /// Starts a listener at a place, for a request.
@@ -148,14 +180,16 @@ impl NvmeListeners {
         let Some(subsystems) = devices.subsystems() else {
             return Err(other("the yard has no NVMe subsystems".to_owned()));
         };
+        let NvmeResources { threads, connections_max } = self.resources();
         let options = TargetOptions {
+            connections_max: *connections_max,
             drain_timeout: DRAIN,
             discovery_only: is_discovery,
-            ..TargetOptions::default()
         };
         let is_first = !subsystems.is_served();
         let server =
-            TargetServer::start(subsystems.clone(), listeners, options).map_err(refused)?;
+            TargetServer::start_on(Arc::clone(threads), subsystems.clone(), listeners, options)
+                .map_err(refused)?;
         for address in server.local_addrs() {
             match is_discovery {
                 true => tracing::info!(%address, "serving NVMe discovery"),

@@ -1,15 +1,22 @@
-//! The access of NVMe hosts, and conflicts of its settings. A file and a command line can each set
-//! some of them, so the rules apply to the combination.
+//! The access of NVMe hosts, the resources for their connections, and conflicts of its settings. A
+//! file and a command line can each set some of them, so the rules apply to the combination.
 
-use std::ops::Range;
+use std::num::NonZeroUsize;
+use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockyard_nvme::auth_message::{AuthHash, DhGroup};
 use blockyard_nvme::secret::{HostSecrets, SecretsError};
-use blockyard_nvme::{AllowedHosts, AuthRules, HostAccess};
+use blockyard_nvme::{AllowedHosts, AuthRules, HostAccess, THREADS_MAX};
 
-/// The access of NVMe hosts.
+/// The numbers of threads that may serve NVMe hosts.
+pub const NVME_THREADS: RangeInclusive<usize> = 1..=THREADS_MAX;
+
+/// The bounds of the connections of an NVMe listener.
+pub const NVME_CONNECTIONS: RangeInclusive<usize> = 2..=16_384;
+
+/// The access of NVMe hosts, and the resources for their connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NvmeSettings {
     /// The hosts that may use each device.
@@ -22,6 +29,10 @@ pub struct NvmeSettings {
     pub dh_groups: Vec<DhGroup>,
     /// The NQN of a subsystem with all devices as namespaces, if there is to be one.
     pub subsystem: Option<String>,
+    /// The most threads that serve the connections of all listeners.
+    pub threads: Option<NonZeroUsize>,
+    /// The most connections of each listener.
+    pub connections: Option<NonZeroUsize>,
 }
 
 /// The reason for which the settings of NVMe are refused when the secrets are read.

@@ -1,6 +1,7 @@
 //! Parses TOML text to [`Config`], with the position of every error.
 
-use std::ops::Range;
+use std::num::NonZeroUsize;
+use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 
 use blockyard_nbd::{Endpoint, LIMIT_BYTES_MIN, UnixPlace};
@@ -10,8 +11,8 @@ use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::{
-    Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, NO_SOCKET, NvmePlaces, TlsMode,
-    TlsPlaces,
+    Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, NO_SOCKET, NVME_CONNECTIONS,
+    NVME_THREADS, NvmePlaces, TlsMode, TlsPlaces,
 };
 use crate::param::{
     DeviceKind, Param, ParamError, SWITCH_WORDS, ValueForm, expand_home, shown, switch,
@@ -39,7 +40,8 @@ pub(super) const SERVE_KEYS: [&str; 10] = [
     "fuse_allow_other",
 ];
 pub(super) const TLS_KEYS: [&str; 4] = ["mode", "certificates", "verify_peer", "allow"];
-pub(super) const NVME_KEYS: [&str; 5] = ["allow", "secrets", "hashes", "dh_groups", "subsystem"];
+pub(super) const NVME_KEYS: [&str; 7] =
+    ["allow", "secrets", "hashes", "dh_groups", "subsystem", "threads", "connections"];
 
 type TomlValue<'a> = Spanned<DeValue<'a>>;
 
@@ -235,6 +237,13 @@ impl ConfigReader<'_> {
                     config.nvme_access.dh_groups = self.choices("dh_groups", value, &words);
                 }
                 "subsystem" => config.nvme_access.subsystem = self.subsystem(value),
+                "threads" => {
+                    config.nvme_access.threads = self.count("threads", value, &NVME_THREADS);
+                }
+                "connections" => {
+                    let count = self.count("connections", value, &NVME_CONNECTIONS);
+                    config.nvme_access.connections = count;
+                }
                 other => self.unknown_key(key.span(), other, "[nvme]", &NVME_KEYS),
             }
         }
@@ -505,6 +514,25 @@ impl ConfigReader<'_> {
         percent
     }
 
+    /// A number within bounds, of which the lower one is above 0.
+    fn count(
+        &mut self,
+        key: &str,
+        value: &TomlValue<'_>,
+        bounds: &RangeInclusive<usize>,
+    ) -> Option<NonZeroUsize> {
+        let DeValue::Integer(number) = value.get_ref() else {
+            self.type_error(value.span(), key, value.get_ref(), "a number", None);
+            return None;
+        };
+        let count = number.to_string().parse().ok().filter(|count| bounds.contains(count));
+        if count.is_none() {
+            let help = format!("expected a number from {} to {}", bounds.start(), bounds.end());
+            self.error(value.span(), format!("invalid {key} `{number}`"), Some(help));
+        }
+        count.and_then(NonZeroUsize::new)
+    }
+
     fn nbd_memory(&mut self, value: &TomlValue<'_>) -> Option<u64> {
         let text = self.string("nbd_memory", value)?;
         let bytes = crate::size::parse(text).ok().filter(|bytes| *bytes >= LIMIT_BYTES_MIN);
@@ -753,6 +781,8 @@ mod tests {
             "hashes",
             "dh_groups",
             "subsystem",
+            "threads",
+            "connections",
         ];
         let text: String = TEMPLATE
             .lines()
@@ -777,6 +807,10 @@ mod tests {
         assert_eq!(access.secrets, Some(PathBuf::from("/etc/blockyard/nvme-secrets")));
         assert_eq!((access.hashes.len(), access.dh_groups.len()), (3, 6));
         assert_eq!(access.subsystem.as_deref(), Some("nqn.2026-11.io.blockyard:all"));
+        assert_eq!(
+            (access.threads, access.connections),
+            (NonZeroUsize::new(2), NonZeroUsize::new(1024))
+        );
         assert_eq!(access.check(), Ok(()));
     }
 
@@ -887,6 +921,18 @@ mod tests {
                 "[nvme]\nsubsystem = \"all\"\n",
                 "line 2, column 13: invalid subsystem `all`: expected an NQN, which begins with \
                  `nqn.`, has no spaces and at most 223 bytes, and not that of discovery",
+            ),
+            (
+                "[nvme]\nthreads = 0\n",
+                "line 2, column 11: invalid threads `0`: expected a number from 1 to 4096",
+            ),
+            (
+                "[nvme]\nconnections = 16385\n",
+                "line 2, column 15: invalid connections `16385`: expected a number from 2 to 16384",
+            ),
+            (
+                "[nvme]\nconnections = \"all\"\n",
+                "line 2, column 15: connections: found a string, expected a number",
             ),
             (
                 "[nvme.allow]\nn0 = [\"nqn.a\", \"alice\"]\n",

@@ -1,9 +1,10 @@
 //! The configuration's JSON schema, for editors: made from the table of parameters.
 
+use blockyard_nvme::CONNECTIONS_MAX;
 use blockyard_nvme::auth_message::{AuthHash, DhGroup};
 use serde_json::{Map, Value, json};
 
-use super::{NO_SOCKET, TlsMode};
+use super::{NO_SOCKET, NVME_CONNECTIONS, NVME_THREADS, TlsMode};
 use crate::param::{DeviceKind, KINDS, Param, ValueForm};
 use crate::spec::NAME_LEN_MAX;
 use crate::ublk::{ANY_ID, ID_MAX};
@@ -158,7 +159,7 @@ fn tls() -> Value {
 
 fn nvme() -> Value {
     json!({
-        "description": "Access of NVMe hosts",
+        "description": "Access of NVMe hosts, and resources for their connections",
         "type": "object",
         "additionalProperties": false,
         "properties": {
@@ -188,6 +189,21 @@ fn nvme() -> Value {
                 "description":
                     "NQN of a subsystem with all devices as namespaces; none without it",
                 "type": "string",
+            },
+            "threads": {
+                "description":
+                    "Most threads that serve the connections of all NVMe listeners; the number of \
+                     processors without it",
+                "type": "integer",
+                "minimum": NVME_THREADS.start(),
+                "maximum": NVME_THREADS.end(),
+            },
+            "connections": {
+                "description": "Most connections of each NVMe listener",
+                "type": "integer",
+                "minimum": NVME_CONNECTIONS.start(),
+                "maximum": NVME_CONNECTIONS.end(),
+                "default": CONNECTIONS_MAX,
             },
         },
     })

@@ -1,0 +1,994 @@
+//! The connection under a simulated clock: a model of the host and of its device checks each
+//! answer, while a seeded schedule cuts the stream at any byte, completes the device's operations
+//! late and in any order, and ends the connection in every way. No socket, thread or real time.
+//!
+//! Checked in each schedule:
+//!
+//! - Each command is answered once, by the PDUs and in the order that the specification asks for;
+//!   a read has the data that were written last.
+//! - A host that is in order has all its answers when the device has completed everything, and then
+//!   the connection holds no command, no memory and no operation.
+//! - A connection that has to end does so within its time-outs; afterwards it sends nothing, begins
+//!   no operation of the device, and has returned the disk.
+//! - A connection that waits has a reason: no turn is given again and again at one time.
+//!
+//! Replay: `BLOCKYARD_SEED=N cargo test -p blockyard-nvme --lib model`.
+#![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test may.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::Shutdown;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use blockyard_core::channel::Stats;
+use blockyard_core::inject::Injection;
+use blockyard_core::rmw::SharedDisk;
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{
+    Bio, Channel, Completion, DeviceError, Disk, Due, Extent, Geometry, Limits, Nanos, Op, Region,
+    RegionId, Sector, Status,
+};
+use blockyard_os::epoll::Epoll;
+use blockyard_os::socket::{PieceSource, SendPiece, Wake};
+use blockyard_testing::seed::Seed;
+use fastrand::Rng;
+
+use super::*;
+use crate::access::HostAccess;
+use crate::subsystems::Subsystems;
+
+const BLOCK: usize = 512;
+const BLOCKS: u64 = 256;
+const NQN: &str = "nqn.2026-11.io.blockyard:sim";
+const HOST: &str = "nqn.2026-11.example:host";
+const SCHEDULES: u64 = 260;
+const STEPS: usize = 250;
+/// The most operations that a channel of the device takes at once.
+const CHANNEL_DEPTH: usize = 8;
+
+// The device.
+
+#[derive(Default)]
+struct SimDevice {
+    data: Vec<u8>,
+    /// Operations that the device executes, with their channels.
+    started: Vec<(usize, Bio, Arc<Region>)>,
+    /// Completions that the channels have not reaped.
+    completed: Vec<VecDeque<Completion>>,
+    open: usize,
+    /// Whether an operation may begin.
+    is_over: bool,
+}
+
+impl SimDevice {
+    fn complete(&mut self, at: usize) {
+        let (channel, bio, region) = self.started.swap_remove(at);
+        let from = bio.sector.0 as usize * BLOCK;
+        let range = from..from + bio.sectors as usize * BLOCK;
+        match bio.op {
+            Op::Read => region.write(bio.buf.offset, &self.data[range]),
+            Op::Write => region.read(bio.buf.offset, &mut self.data[range]),
+            Op::Discard => self.data[range].fill(0),
+            _ => {}
+        }
+        let Bio { user_data, sector, .. } = bio;
+        let status = Status::Ok;
+        self.completed[channel].push_back(Completion { user_data, sector, status });
+    }
+}
+
+struct SimDisk {
+    device: Arc<Mutex<SimDevice>>,
+    geometry: Geometry,
+    limits: Limits,
+}
+
+impl SimDisk {
+    fn of(device: &Arc<Mutex<SimDevice>>) -> Arc<dyn Disk> {
+        let (logical_block_bytes, physical_block_bytes) = (BLOCK as u32, BLOCK as u32);
+        let geometry =
+            Geometry { sectors: BLOCKS, logical_block_bytes, physical_block_bytes, zones: None };
+        let limits = Limits::unlimited(CHANNEL_DEPTH as u16);
+        Arc::new(SimDisk { device: Arc::clone(device), geometry, limits })
+    }
+}
+
+impl Disk for SimDisk {
+    fn name(&self) -> &str {
+        "sim"
+    }
+
+    fn kind(&self) -> &'static str {
+        "sim"
+    }
+
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
+        let mut device = self.device.lock().unwrap();
+        device.completed.push(VecDeque::new());
+        device.open += 1;
+        let number = device.completed.len() - 1;
+        let device = Arc::clone(&self.device);
+        Ok(Box::new(SimChannel { device, number, region: None, pushed: Vec::new(), in_flight: 0 }))
+    }
+
+    fn report_zones(&self, _: Sector, _: usize, _: &mut Vec<ZoneInfo>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn extent(&self, _: Sector, sectors: u64) -> Extent {
+        Extent { sectors, allocated: true, zero: false }
+    }
+
+    fn inject(&self, _: &Injection) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+}
+
+struct SimChannel {
+    device: Arc<Mutex<SimDevice>>,
+    number: usize,
+    region: Option<Arc<Region>>,
+    pushed: Vec<Bio>,
+    in_flight: usize,
+}
+
+impl Channel for SimChannel {
+    fn register(&mut self, region: Arc<Region>) -> RegionId {
+        self.region = Some(region);
+        RegionId(0)
+    }
+
+    fn unregister(&mut self, _: RegionId) -> bool {
+        self.in_flight == 0 && self.region.take().is_some()
+    }
+
+    fn push(&mut self, bios: &[Bio]) -> usize {
+        let taken = bios.len().min(CHANNEL_DEPTH - self.in_flight);
+        self.pushed.extend(&bios[..taken]);
+        self.in_flight += taken;
+        taken
+    }
+
+    fn submit(&mut self) {
+        let mut device = self.device.lock().unwrap();
+        for bio in self.pushed.drain(..) {
+            assert!(!device.is_over, "an operation begins after the end of the connection");
+            device.started.push((self.number, bio, Arc::clone(self.region.as_ref().unwrap())));
+        }
+    }
+
+    fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
+        let mut device = self.device.lock().unwrap();
+        let reaped = device.completed[self.number].drain(..);
+        let before = out.len();
+        out.extend(reaped);
+        self.in_flight -= out.len() - before;
+        out.len() - before
+    }
+
+    fn wait(&mut self, _: Option<Instant>) {
+        panic!("a turn waits for the device");
+    }
+
+    fn due(&self) -> Due {
+        let is_empty = self.device.lock().unwrap().completed[self.number].is_empty();
+        match is_empty {
+            true => Due::Never,
+            false => Due::At(Nanos(0)),
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+impl Drop for SimChannel {
+    /// Waits for the operations that the device has started, as every channel.
+    fn drop(&mut self) {
+        let mut device = self.device.lock().unwrap();
+        while let Some(at) = device.started.iter().position(|it| it.0 == self.number) {
+            device.complete(at);
+        }
+        device.open -= 1;
+    }
+}
+
+// The stream.
+
+#[derive(Default)]
+struct StreamState {
+    to_target: VecDeque<u8>,
+    /// The host has ended its direction, or the target reads no more.
+    has_ended: bool,
+    /// The host has reset the connection.
+    is_reset: bool,
+    to_host: VecDeque<u8>,
+    /// The bytes that the stream accepts for the host now.
+    room: usize,
+    is_shut: bool,
+}
+
+#[derive(Clone, Default)]
+struct SimStream(Rc<RefCell<StreamState>>);
+
+impl SimStream {
+    fn take(&self, len: usize) -> io::Result<Vec<u8>> {
+        let mut stream = self.0.borrow_mut();
+        if stream.is_reset {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let len = len.min(stream.to_target.len());
+        match len == 0 && !stream.has_ended {
+            true => Err(io::ErrorKind::WouldBlock.into()),
+            false => Ok(stream.to_target.drain(..len).collect()),
+        }
+    }
+
+    fn is_ready(&self, watch: Watch) -> bool {
+        let stream = self.0.borrow();
+        match watch {
+            Watch::Writable => stream.room > 0 || stream.is_reset || stream.is_shut,
+            _ => !stream.to_target.is_empty() || stream.has_ended || stream.is_reset,
+        }
+    }
+}
+
+impl HostStream for SimStream {
+    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.take(into.len())?;
+        into[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
+    fn receive_at(&mut self, region: &Region, offset: u64, len: usize) -> io::Result<usize> {
+        let bytes = self.take(len)?;
+        region.write(offset, &bytes);
+        Ok(bytes.len())
+    }
+
+    fn send(&mut self, region: &Region, bytes: &[u8], pieces: &[SendPiece]) -> io::Result<usize> {
+        let mut stream = self.0.borrow_mut();
+        if stream.is_reset || stream.is_shut {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let mut sent = 0;
+        for piece in pieces {
+            let len = piece.len.min(stream.room);
+            let mut data = vec![0; len];
+            match piece.source {
+                PieceSource::Region => region.read(piece.offset, &mut data),
+                PieceSource::Bytes => {
+                    data.copy_from_slice(&bytes[piece.offset as usize..][..len]);
+                }
+            }
+            stream.room -= len;
+            sent += len;
+            stream.to_host.extend(data);
+        }
+        if sent == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(sent) }
+    }
+
+    fn shutdown(&mut self, how: Shutdown) {
+        let mut stream = self.0.borrow_mut();
+        stream.has_ended |= how != Shutdown::Write;
+        stream.is_shut |= how != Shutdown::Read;
+    }
+}
+
+// The host.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HostOp {
+    Connect,
+    Property,
+    Read,
+    Write,
+    Discard,
+    Flush,
+    /// A command that the target refuses.
+    Invalid,
+}
+
+#[derive(Clone, Debug)]
+struct HostCommand {
+    op: HostOp,
+    first: u64,
+    blocks: u64,
+    /// The data of a write.
+    data: Vec<u8>,
+    /// Whether an R2T has to come, or has come.
+    awaits_r2t: bool,
+    /// The data of a read that have come.
+    received: Vec<u8>,
+}
+
+/// A host with one connection.
+struct Host {
+    /// Bytes that are not in the stream yet.
+    unsent: VecDeque<u8>,
+    received: Vec<u8>,
+    commands: BTreeMap<u16, HostCommand>,
+    next_cid: u16,
+    is_initialized: bool,
+    /// The end of the connection was announced by a TermReq.
+    has_term: bool,
+    flow_control: bool,
+    /// The results of commands that have ended.
+    results: Vec<u64>,
+}
+
+impl Host {
+    fn new(flow_control: bool) -> Host {
+        let mut request = [0; 128];
+        (request[2], request[4]) = (128, 128);
+        Host {
+            unsent: request.into(),
+            received: Vec::new(),
+            commands: BTreeMap::new(),
+            next_cid: 0,
+            is_initialized: false,
+            has_term: false,
+            flow_control,
+            results: Vec::new(),
+        }
+    }
+
+    fn pdu(&mut self, kind: u8, header: &[u8], data: &[u8]) {
+        let (len, at) = (8 + header.len() + data.len(), 8 + header.len());
+        let offset = if data.is_empty() { 0 } else { at as u8 };
+        self.unsent.extend([kind, 0, at as u8, offset]);
+        self.unsent.extend((len as u32).to_le_bytes());
+        self.unsent.extend(header);
+        self.unsent.extend(data);
+    }
+
+    /// Sends a command. `sgl` is the kind of the data pointer, if there are data.
+    fn send(&mut self, mut sqe: [u8; 64], sgl: Option<(u8, usize)>, command: HostCommand) {
+        while self.commands.contains_key(&self.next_cid) {
+            self.next_cid = self.next_cid.wrapping_add(1);
+        }
+        let cid = self.next_cid;
+        self.next_cid = self.next_cid.wrapping_add(1);
+        sqe[1] = 0x40;
+        sqe[2..4].copy_from_slice(&cid.to_le_bytes());
+        if let Some((kind, len)) = sgl {
+            sqe[32..36].copy_from_slice(&(len as u32).to_le_bytes());
+            sqe[39] = kind;
+        }
+        let in_capsule = match sgl {
+            Some((1, _)) => command.data.clone(),
+            _ => Vec::new(),
+        };
+        self.commands.insert(cid, command);
+        self.pdu(4, &sqe, &in_capsule);
+    }
+
+    fn plain(op: HostOp) -> HostCommand {
+        let (first, blocks, data, received) = (0, 0, Vec::new(), Vec::new());
+        HostCommand { op, first, blocks, data, awaits_r2t: false, received }
+    }
+
+    fn connect(&mut self, queue: u16, controller: u16, keep_alive_ms: u32) {
+        let mut sqe = [0; 64];
+        (sqe[0], sqe[4]) = (0x7f, 1);
+        sqe[42..44].copy_from_slice(&queue.to_le_bytes());
+        sqe[44..46].copy_from_slice(&31_u16.to_le_bytes());
+        sqe[46] = if self.flow_control { 0 } else { 4 };
+        sqe[48..52].copy_from_slice(&keep_alive_ms.to_le_bytes());
+        let mut data = vec![0; 1024];
+        data[..16].fill(7);
+        data[16..18].copy_from_slice(&controller.to_le_bytes());
+        data[256..256 + NQN.len()].copy_from_slice(NQN.as_bytes());
+        data[512..512 + HOST.len()].copy_from_slice(HOST.as_bytes());
+        let command = HostCommand { data, ..Host::plain(HostOp::Connect) };
+        self.send(sqe, Some((1, 1024)), command);
+    }
+
+    fn set_config(&mut self, value: u32) {
+        let mut sqe = [0; 64];
+        sqe[0] = 0x7f;
+        sqe[44..48].copy_from_slice(&0x14_u32.to_le_bytes());
+        sqe[48..52].copy_from_slice(&value.to_le_bytes());
+        self.send(sqe, None, Host::plain(HostOp::Property));
+    }
+
+    /// Sends an I/O command that overlaps none in flight.
+    fn random_command(&mut self, rng: &mut Rng, expected: &[u8]) {
+        let (first, blocks) = (rng.u64(..BLOCKS - 24), rng.u64(1..=24));
+        let is_free =
+            |it: &HostCommand| first + blocks <= it.first || it.first + it.blocks <= first;
+        let op = match rng.u8(..10) {
+            0..4 => HostOp::Read,
+            4..7 => HostOp::Write,
+            7 => HostOp::Discard,
+            8 => HostOp::Flush,
+            _ => HostOp::Invalid,
+        };
+        if self.commands.len() >= 31 || !self.commands.values().all(is_free) {
+            return;
+        }
+        let len = blocks as usize * BLOCK;
+        let mut sqe = [0; 64];
+        sqe[4] = 1;
+        sqe[40..48].copy_from_slice(&first.to_le_bytes());
+        sqe[48..52].copy_from_slice(&(blocks as u32 - 1).to_le_bytes());
+        let mut command = HostCommand { first, blocks, ..Host::plain(op) };
+        let sgl = match op {
+            HostOp::Read => {
+                sqe[0] = 2;
+                let from = first as usize * BLOCK;
+                command.data = expected[from..from + len].to_vec();
+                Some((0x5a, len))
+            }
+            HostOp::Write => {
+                sqe[0] = 1;
+                command.data = std::iter::repeat_with(|| rng.u8(..)).take(len).collect();
+                command.awaits_r2t = len > 8192 || rng.bool();
+                Some((if command.awaits_r2t { 0x5a } else { 1 }, len))
+            }
+            HostOp::Discard => {
+                // Each block is a range of its own, so that the command has several operations.
+                sqe[0] = 9;
+                sqe[40..44].copy_from_slice(&(blocks as u32 - 1).to_le_bytes());
+                sqe[44..48].copy_from_slice(&4_u32.to_le_bytes());
+                sqe[48..52].fill(0);
+                for block in first..first + blocks {
+                    command.data.extend([0, 0, 0, 0, 1, 0, 0, 0]);
+                    command.data.extend(block.to_le_bytes());
+                }
+                Some((1, command.data.len()))
+            }
+            HostOp::Invalid => {
+                sqe[0] = 0x7c;
+                (command.first, command.blocks) = (0, 0);
+                None
+            }
+            _ => {
+                (command.first, command.blocks) = (0, 0);
+                sqe[40..52].fill(0);
+                None
+            }
+        };
+        self.send(sqe, sgl, command);
+    }
+
+    /// Takes what has arrived; `expected` is what the device has to hold.
+    fn take(&mut self, expected: &mut [u8], rng: &mut Rng) {
+        loop {
+            let Some(len) = self.received.get(4..8) else { return };
+            let len = u32::from_le_bytes(len.try_into().unwrap()) as usize;
+            if self.received.len() < len {
+                return;
+            }
+            let pdu: Vec<u8> = self.received.drain(..len).collect();
+            assert!(!self.has_term, "a PDU after the TermReq: {pdu:?}");
+            let word = |at: usize| u16::from_le_bytes([pdu[at], pdu[at + 1]]);
+            let long = |at: usize| u32::from_le_bytes(pdu[at..at + 4].try_into().unwrap());
+            assert_eq!(self.is_initialized, pdu[0] != 1, "an ICResp first, and once");
+            match pdu[0] {
+                1 => self.is_initialized = true,
+                3 => self.has_term = true,
+                5 => {
+                    let result = u64::from_le_bytes(pdu[8..16].try_into().unwrap());
+                    self.complete(word(20), word(22) >> 1, result, expected);
+                }
+                7 => {
+                    let cid = word(8);
+                    let command = self.commands.get_mut(&cid).expect("data of a command");
+                    assert_eq!(command.op, HostOp::Read);
+                    assert_eq!(long(12) as usize, command.received.len());
+                    command.received.extend(&pdu[24..]);
+                    if pdu[1] & 8 != 0 {
+                        assert!(!self.flow_control && pdu[1] & 4 != 0);
+                        self.complete(cid, 0, 0, expected);
+                    }
+                }
+                9 => self.send_data(word(8), word(10), long(16) as usize, rng),
+                kind => panic!("a PDU of type {kind}"),
+            }
+        }
+    }
+
+    /// Answers an R2T, by several PDUs.
+    fn send_data(&mut self, cid: u16, tag: u16, len: usize, rng: &mut Rng) {
+        let command = self.commands.get_mut(&cid).expect("an R2T for a command");
+        assert!(std::mem::take(&mut command.awaits_r2t), "one R2T for data that were not sent");
+        let data = command.data.clone();
+        assert_eq!(len, data.len());
+        let mut at = 0;
+        while at < len {
+            let part = (rng.usize(1..=32) * BLOCK).min(len - at);
+            let mut header = Vec::new();
+            header.extend(cid.to_le_bytes());
+            header.extend(tag.to_le_bytes());
+            header.extend((at as u32).to_le_bytes());
+            header.extend((part as u32).to_le_bytes());
+            header.extend([0; 4]);
+            self.pdu(6, &header, &data[at..at + part]);
+            at += part;
+        }
+    }
+
+    fn complete(&mut self, cid: u16, status: u16, result: u64, expected: &mut [u8]) {
+        let command = self.commands.remove(&cid).expect("an answer to a command in flight");
+        assert!(!command.awaits_r2t, "an answer without data: {:?} {status:#x}", command.op);
+        let range =
+            command.first as usize * BLOCK..(command.first + command.blocks) as usize * BLOCK;
+        match command.op {
+            // The device may be removed or replaced in that moment.
+            HostOp::Connect | HostOp::Property => self.results.push(match status {
+                0 => result,
+                _ => u64::MAX,
+            }),
+            HostOp::Invalid => assert_ne!(status, 0),
+            _ if status != 0 => panic!("{:?} fails with {status:#x}", command.op),
+            HostOp::Read => assert!(command.received == command.data, "other data"),
+            HostOp::Write => expected[range].copy_from_slice(&command.data),
+            HostOp::Discard => expected[range].fill(0),
+            HostOp::Flush => {}
+        }
+    }
+}
+
+// The simulation.
+
+struct SimConnection {
+    host: Host,
+    transport: SimStream,
+    link: Arc<HostLink>,
+    /// `None` once it has ended.
+    connection: Option<HostConnection<SimStream>>,
+    turn: AfterTurn,
+    /// Whether the host reads, and the schedule may let it.
+    reads: bool,
+    /// The bytes that the host got before the connection ended.
+    sent_at_end: Option<usize>,
+    received: usize,
+}
+
+struct Simulation {
+    rng: Rng,
+    now: Instant,
+    shared: Arc<SessionShared>,
+    device: Arc<Mutex<SimDevice>>,
+    expected: Vec<u8>,
+    admin: SimConnection,
+    io: SimConnection,
+    /// The turns since the time last moved.
+    turns: usize,
+}
+
+impl SimConnection {
+    fn new(
+        shared: &Arc<SessionShared>,
+        flow_control: bool,
+        id: u64,
+        now: Instant,
+    ) -> SimConnection {
+        let transport = SimStream::default();
+        let link = Arc::new(HostLink::new(id, "sim".to_owned(), Arc::new(Wake::new().unwrap())));
+        let watch = DeviceWatch { set: Arc::new(Epoll::new().unwrap()), token: 0 };
+        let stream = (transport.clone(), "192.0.2.1:4420".parse().unwrap());
+        let made =
+            HostConnection::new(Arc::clone(shared), Arc::clone(&link), stream, watch, now).unwrap();
+        SimConnection {
+            host: Host::new(flow_control),
+            transport,
+            link,
+            connection: Some(made),
+            turn: AfterTurn::Again,
+            reads: true,
+            sent_at_end: None,
+            received: 0,
+        }
+    }
+
+    /// Moves bytes of both directions, at most `most` each.
+    fn transfer(&mut self, most: usize) {
+        let mut stream = self.transport.0.borrow_mut();
+        let len = most.min(self.host.unsent.len());
+        let bytes: Vec<_> = self.host.unsent.drain(..len).collect();
+        if !stream.has_ended {
+            stream.to_target.extend(bytes);
+        }
+        if self.reads {
+            let len = most.min(stream.to_host.len());
+            self.received += len;
+            self.host.received.extend(stream.to_host.drain(..len));
+            stream.room = 200_usize.max(most * 4).saturating_sub(stream.to_host.len());
+        }
+    }
+
+    /// Gives a turn if the connection waits for what there is.
+    fn run(&mut self, now: Instant) -> bool {
+        let Some(connection) = &mut self.connection else { return false };
+        let is_due = match self.turn {
+            AfterTurn::Again => true,
+            AfterTurn::Waits(Wait { socket, until }) => {
+                socket.is_some_and(|watch| self.transport.is_ready(watch))
+                    || until.is_some_and(|until| until <= now)
+            }
+            AfterTurn::Ended => false,
+        };
+        if !(self.link.wake.take() || is_due) {
+            return false;
+        }
+        self.turn = connection.turn(now);
+        true
+    }
+
+    fn until(&self) -> Option<Instant> {
+        match self.turn {
+            AfterTurn::Waits(Wait { until, .. }) if self.connection.is_some() => until,
+            _ => None,
+        }
+    }
+}
+
+impl Simulation {
+    fn new(mut rng: Rng) -> Simulation {
+        let subsystems = Subsystems::new("sim", HostAccess::default(), None);
+        let data = std::iter::repeat_with(|| rng.u8(..)).take(BLOCKS as usize * BLOCK);
+        let expected: Vec<u8> = data.collect();
+        let device = SimDevice { data: expected.clone(), ..SimDevice::default() };
+        let device = Arc::new(Mutex::new(device));
+        subsystems.add("sim", SimDisk::of(&device)).unwrap();
+        let shared =
+            Arc::new(SessionShared { subsystems, discovery_only: false, dh: Arc::default() });
+        let (now, flow_control) = (Instant::now(), rng.bool());
+        let admin = SimConnection::new(&shared, true, 1, now);
+        let io = SimConnection::new(&shared, flow_control, 2, now);
+        Simulation { rng, now, shared, device, expected, admin, io, turns: 0 }
+    }
+
+    /// Gives all turns that are due.
+    fn settle(&mut self) {
+        loop {
+            let mut is_any = false;
+            for it in [&mut self.admin, &mut self.io] {
+                is_any |= it.run(self.now);
+                if it.turn == AfterTurn::Ended
+                    && let Some(mut connection) = it.connection.take()
+                {
+                    let sent = it.transport.0.borrow().to_host.len() + it.received;
+                    it.sent_at_end = Some(sent);
+                    if it.link.id == 2 {
+                        self.device.lock().unwrap().is_over = true;
+                    }
+                    connection.leave();
+                }
+            }
+            self.turns += usize::from(is_any);
+            let phases = [&self.admin, &self.io]
+                .map(|it| (it.connection.as_ref().map(|it| it.phase), it.turn));
+            assert!(self.turns < 5000, "turns without end at one time: {phases:?}");
+            if !is_any {
+                return;
+            }
+        }
+    }
+
+    fn advance(&mut self, time: Duration) {
+        self.now += time;
+        self.turns = 0;
+        self.settle();
+    }
+
+    /// Moves the time to the next one that a connection waits for.
+    fn advance_to_next(&mut self, most: Duration) {
+        let due = [self.admin.until(), self.io.until()].into_iter().flatten().min();
+        let time = due.map_or(most, |due| due.saturating_duration_since(self.now).min(most));
+        self.advance(time.max(Duration::from_micros(1)));
+    }
+
+    fn transfer(&mut self, most: usize) {
+        for it in [&mut self.admin, &mut self.io] {
+            it.transfer(most);
+            it.host.take(&mut self.expected, &mut self.rng);
+        }
+        self.turns = 0;
+        self.settle();
+    }
+
+    fn complete_one(&mut self) {
+        let mut device = self.device.lock().unwrap();
+        if !device.started.is_empty() {
+            let at = self.rng.usize(..device.started.len());
+            device.complete(at);
+        }
+        drop(device);
+        // The device has no descriptor: the connections look by the time.
+        self.advance(Duration::from_millis(1));
+    }
+
+    /// Connects and enables the admin queue, and connects the I/O queue.
+    fn connect(&mut self, keep_alive_ms: u32) {
+        self.admin.host.connect(0, 0xffff, keep_alive_ms);
+        self.admin.host.set_config(0x46_0061);
+        while self.admin.host.results.len() < 2 {
+            self.transfer(1 << 16);
+        }
+        let controller = self.admin.host.results[0] as u16;
+        self.io.host.connect(1, controller, 0);
+    }
+
+    /// Lets the host of an I/O queue that is in order get all its answers.
+    fn finish_commands(&mut self) {
+        for _ in 0..20_000 {
+            self.transfer(4096);
+            self.complete_one();
+            if self.io.host.commands.is_empty() && self.io.host.unsent.is_empty() {
+                return;
+            }
+        }
+        panic!("commands without an answer: {:?}", self.io.host.commands);
+    }
+
+    /// The I/O queue is at rest: it holds nothing.
+    fn check_rest(&self) {
+        let connection = self.io.connection.as_ref().expect("it has not ended");
+        assert_eq!(connection.slots.in_use(), 0);
+        assert!(connection.waiting.is_empty() && connection.sending.is_empty());
+        assert!(connection.outbox.is_empty() && connection.pool.is_free());
+        let device = self.device.lock().unwrap();
+        assert!(device.started.is_empty() && device.data == self.expected, "the device's data");
+    }
+
+    /// The I/O queue ends within the time, without any help of its host or its device.
+    fn check_end(&mut self, mut within: Duration) {
+        if self.io.host.results.is_empty() {
+            // It may be refused, and then has the time for another Connect.
+            within = within.max(CONNECT_TIMEOUT + DRAIN_TIMEOUT + Duration::from_secs(1));
+        }
+        let deadline = self.now + within;
+        while self.io.connection.is_some() {
+            let it = self.io.connection.as_ref().unwrap();
+            assert!(
+                self.now <= deadline,
+                "the connection has not ended in time: {:?}, {:?}, stalled {}, {:?}",
+                it.phase,
+                self.io.turn,
+                it.stalled_until.is_some(),
+                self.io.transport.0.borrow().room,
+            );
+            self.advance_to_next(Duration::from_secs(1));
+        }
+        let sent = self.io.sent_at_end.unwrap();
+        self.transfer(1 << 20);
+        let later = self.io.transport.0.borrow().to_host.len() + self.io.received;
+        assert!(later <= sent, "something was sent after the end");
+        let subsystems = self.shared.subsystems.devices();
+        assert!(subsystems.iter().all(|it| !it.is_used()), "the disk is returned");
+        assert_eq!(self.device.lock().unwrap().open, 0, "the channel is closed");
+    }
+
+    /// Steps of a schedule: bytes, completions, commands and time, in any order.
+    fn steps(&mut self, count: usize) {
+        for _ in 0..count {
+            match self.rng.u8(..12) {
+                0..4 => {
+                    let Simulation { io, rng, expected, .. } = self;
+                    if io.host.results.len() == 1 {
+                        io.host.random_command(rng, expected);
+                    }
+                }
+                4..9 => {
+                    let most = match self.rng.u8(..3) {
+                        0 => self.rng.usize(1..16),
+                        1 => self.rng.usize(1..1500),
+                        _ => self.rng.usize(1..40_000),
+                    };
+                    self.transfer(most);
+                }
+                9..11 => self.complete_one(),
+                _ => self.advance_to_next(Duration::from_millis(2)),
+            }
+        }
+    }
+}
+
+/// What ends a schedule.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    Finishes,
+    Closes,
+    Resets,
+    StopsReading,
+    Vanishes,
+    NeverConnects,
+    Violates,
+    TermReq,
+    Reset,
+    Drained,
+    Cut,
+    Replaced,
+    Removed,
+}
+
+const ENDINGS: [Ending; 13] = [
+    Ending::Finishes,
+    Ending::Closes,
+    Ending::Resets,
+    Ending::StopsReading,
+    Ending::Vanishes,
+    Ending::NeverConnects,
+    Ending::Violates,
+    Ending::TermReq,
+    Ending::Reset,
+    Ending::Drained,
+    Ending::Cut,
+    Ending::Replaced,
+    Ending::Removed,
+];
+
+const KEEP_ALIVE_MS: u32 = 5000;
+
+/// The time that a check allows beyond the time-outs.
+const SLACK: Duration = Duration::from_secs(1);
+
+fn run(ending: Ending, rng: Rng) {
+    let mut sim = Simulation::new(rng);
+    if let Ending::NeverConnects = ending {
+        let len = sim.rng.usize(..128);
+        sim.io.host.unsent.truncate(len);
+        sim.steps(20);
+        return sim.check_end(CONNECT_TIMEOUT + SLACK);
+    }
+    let vanishes = matches!(ending, Ending::Vanishes);
+    sim.connect(if vanishes { KEEP_ALIVE_MS } else { 0 });
+    let steps = sim.rng.usize(..STEPS);
+    sim.steps(steps);
+    host_ends(&mut sim, ending);
+    host_violates(&mut sim, ending);
+    target_ends(&mut sim, ending);
+}
+
+/// The host has all its answers, or ends or forgets the connection.
+fn host_ends(sim: &mut Simulation, ending: Ending) {
+    match ending {
+        Ending::Finishes => {
+            sim.finish_commands();
+            sim.check_rest();
+            // An idle connection returns its memory, and goes on.
+            sim.advance_to_next(Duration::from_secs(2));
+            sim.advance(Duration::from_secs(2));
+            sim.steps(STEPS);
+            sim.finish_commands();
+            sim.check_rest();
+        }
+        Ending::Closes => {
+            sim.io.transport.0.borrow_mut().has_ended = true;
+            // The host may not read, and then its end of the stream is received later.
+            sim.check_end(STALL_MAX + DRAIN_TIMEOUT + SLACK);
+        }
+        Ending::Resets => {
+            sim.io.transport.0.borrow_mut().is_reset = true;
+            sim.check_end(DRAIN_TIMEOUT + SLACK);
+        }
+        Ending::StopsReading => {
+            sim.io.reads = false;
+            // Less than any answer.
+            sim.io.transport.0.borrow_mut().room = sim.rng.usize(..24);
+            let mut answers = 0;
+            let is_stalled = |sim: &Simulation| {
+                let stream = sim.io.transport.0.borrow();
+                sim.io.connection.as_ref().is_none_or(|it| it.stalled_until.is_some())
+                    && stream.room == 0
+            };
+            while !is_stalled(sim) {
+                sim.steps(20);
+                answers += 1;
+                // Nothing to answer: its commands are all in flight to the device.
+                while !sim.device.lock().unwrap().started.is_empty() {
+                    sim.complete_one();
+                }
+                assert!(answers < 1000, "the host gets no answers");
+            }
+            sim.check_end(STALL_MAX + DRAIN_TIMEOUT + SLACK);
+        }
+        Ending::Vanishes => {
+            // Both connections are silent.
+            sim.admin.host.unsent.clear();
+            sim.io.host.unsent.clear();
+            let keep_alive = Duration::from_millis(KEEP_ALIVE_MS.into());
+            sim.check_end(keep_alive + Duration::from_secs(1) + DRAIN_TIMEOUT + SLACK);
+        }
+        _ => {}
+    }
+}
+
+/// The host ends the connection by what it sends.
+fn host_violates(sim: &mut Simulation, ending: Ending) {
+    match ending {
+        Ending::Violates => {
+            sim.io.host.unsent.extend([0xff; 16]);
+            // The host reads; its device may complete nothing.
+            for _ in 0..200 {
+                sim.transfer(1 << 16);
+            }
+            sim.check_end(DRAIN_TIMEOUT + LINGER + SLACK);
+        }
+        Ending::TermReq => {
+            sim.io.host.pdu(2, &[0; 16], &[]);
+            for _ in 0..200 {
+                sim.transfer(1 << 16);
+            }
+            sim.check_end(DRAIN_TIMEOUT + SLACK);
+        }
+        Ending::Reset => {
+            sim.admin.host.set_config(0x46_0060);
+            sim.transfer(1 << 16);
+            sim.check_end(DRAIN_TIMEOUT + SLACK);
+            assert_eq!(sim.admin.host.commands.len(), 0);
+        }
+        _ => {}
+    }
+}
+
+/// The target ends the connection, or changes the device.
+fn target_ends(sim: &mut Simulation, ending: Ending) {
+    match ending {
+        Ending::Drained => {
+            sim.io.link.drain();
+            sim.check_end(STALL_MAX + DRAIN_TIMEOUT + SLACK);
+        }
+        Ending::Cut => {
+            sim.io.link.cut();
+            sim.check_end(DRAIN_TIMEOUT + SLACK);
+        }
+        Ending::Replaced => {
+            for _ in 0..3 {
+                let subsystem = Arc::clone(&sim.shared.subsystems.devices()[0]);
+                subsystem.begin_suspend().unwrap();
+                for round in 0.. {
+                    assert!(round < 20_000, "the disk is not returned");
+                    sim.transfer(2000);
+                    if !subsystem.is_used() {
+                        break;
+                    }
+                    sim.complete_one();
+                }
+                sim.steps(20);
+                assert!(!subsystem.is_used(), "a disk that was returned is used");
+                let disk = SharedDisk::from(SimDisk::of(&sim.device));
+                subsystem.resume(disk).unwrap();
+                sim.steps(50);
+            }
+            sim.finish_commands();
+            sim.check_rest();
+        }
+        Ending::Removed => {
+            let subsystem = Arc::clone(&sim.shared.subsystems.devices()[0]);
+            subsystem.close();
+            [&sim.admin, &sim.io].iter().for_each(|it| it.link.drain());
+            sim.check_end(STALL_MAX + DRAIN_TIMEOUT + SLACK);
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn every_schedule_keeps_the_order_the_data_and_the_times() {
+    let seed = Seed::from_env();
+    for number in 0..SCHEDULES {
+        let ending = ENDINGS[(number % ENDINGS.len() as u64) as usize];
+        let _watch = seed.watch(&format!("schedule {number}, {ending:?}"));
+        run(ending, seed.rng(number));
+    }
+}
