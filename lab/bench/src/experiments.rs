@@ -9,6 +9,7 @@ pub mod hot_path;
 pub mod limits;
 pub mod nbd;
 pub mod nvme;
+pub mod nvme_threads;
 pub mod race;
 mod ram_data;
 pub mod ram_kernel;

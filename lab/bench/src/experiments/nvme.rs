@@ -29,10 +29,12 @@ const LINE: &str = "PROGRAM serve null:///null?size=1T&bs=4k \
                     --nvme tcp:NVME --nbd tcp:NBD --control none";
 /// The beginning of the NQN of each of our devices.
 const NQN_PREFIX: &str = "nqn.2026-11.io.blockyard:";
+/// The NQN of our device without memory.
+pub(super) const NVME_NULL_NQN: &str = "nqn.2026-11.io.blockyard:null";
 /// The length of the writes that fill the device in memory.
 const FILL_BYTES: u64 = 1 << 20;
 /// The time that starting and ending a server takes, and filling its device in memory.
-const OVERHEAD: Duration = Duration::from_millis(150);
+pub(super) const OVERHEAD: Duration = Duration::from_millis(150);
 
 /// The greatest CPU time of an I/O, as a part of that of another target's. The aims of the
 /// experiment are ratios of the other's time to ours.
@@ -41,14 +43,14 @@ const PART_OF_PEER: f64 = 0.7;
 const MULTIPLE_OF_NBD: f64 = 1.1;
 
 /// What is in flight on each queue.
-struct QueueLoad {
-    workload: Workload,
-    op: NvmeOp,
-    len: u64,
-    depth: usize,
+pub(super) struct QueueLoad {
+    pub(super) workload: Workload,
+    pub(super) op: NvmeOp,
+    pub(super) len: u64,
+    pub(super) depth: usize,
 }
 
-const fn load(op: NvmeOp, len: u64, depth: usize, text: [&'static str; 2]) -> QueueLoad {
+pub(super) const fn load(op: NvmeOp, len: u64, depth: usize, text: [&'static str; 2]) -> QueueLoad {
     QueueLoad { workload: Workload { name: text[0], about: text[1] }, op, len, depth }
 }
 
@@ -232,7 +234,7 @@ fn measure(
         return over_nvme(peer.address, &peer.nqn, &|| peer.cpu());
     }
     let _stopped = StoppedPeers::stop(&settings.nvme_peers)?;
-    let server = OwnServer::start(settings, round.stop)?;
+    let server = OwnServer::start(settings, "", round.stop)?;
     let device = match tested.device {
         NvmeDevice::Null => "null",
         NvmeDevice::Memory => "memory",
@@ -253,10 +255,15 @@ fn measure(
         let clients = (1..=jobs).map(open).collect::<Result<Vec<_>, _>>()?;
         run(clients, |client| client.latency(), &cpu, load, round)?
     };
-    let used = (jobs as usize).min(settings.processors) as f64;
-    let busy = [Metric::CPUS, Metric::CLIENT_CPUS].map(|metric| value(&sample, metric));
-    sample.limit = Some(nbd::limit([used; 2], busy, settings.processors).into());
+    note_limit(&mut sample, jobs, settings);
     Ok(sample)
+}
+
+/// Notes what bounds the load of as many clients as jobs.
+pub(super) fn note_limit(sample: &mut Sample, jobs: u32, settings: &Settings) {
+    let used = (jobs as usize).min(settings.processors) as f64;
+    let busy = [Metric::CPUS, Metric::CLIENT_CPUS].map(|metric| value(sample, metric));
+    sample.limit = Some(nbd::limit([used; 2], busy, settings.processors).into());
 }
 
 fn value(sample: &Sample, metric: Metric) -> f64 {
@@ -264,7 +271,7 @@ fn value(sample: &Sample, metric: Metric) -> f64 {
 }
 
 /// Runs the clients; `cpu` is the CPU time of the server until now.
-fn run<W: Work>(
+pub(super) fn run<W: Work>(
     clients: Vec<W>,
     latency_of: impl Fn(&W) -> &Histogram<u64>,
     cpu: &dyn Fn() -> Result<Duration, LabError>,
@@ -294,16 +301,21 @@ fn run<W: Work>(
 }
 
 /// Our server with all devices, for both protocols. Dropping it kills the server.
-struct OwnServer {
-    running: RunningChild,
-    nvme: SocketAddr,
+pub(super) struct OwnServer {
+    pub(super) running: RunningChild,
+    pub(super) nvme: SocketAddr,
     nbd: SocketAddr,
 }
 
 impl OwnServer {
-    fn start(settings: &Settings, stop: &Stop) -> Result<OwnServer, LabError> {
+    /// Starts the server, with more options.
+    pub(super) fn start(
+        settings: &Settings,
+        options: &str,
+        stop: &Stop,
+    ) -> Result<OwnServer, LabError> {
         let [nvme, nbd] = free_ports().map_err(LabError::io("a free port"))?;
-        let line = CommandLine::new("", LINE).with(&[
+        let line = CommandLine::new("", &format!("{LINE} {options}")).with(&[
             ("PROGRAM", &settings.program.display()),
             ("NVME", &nvme),
             ("NBD", &nbd),
