@@ -4,7 +4,7 @@
 //! umask can only remove permissions.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -37,6 +37,43 @@ pub fn missing_directories(path: &Path) -> Vec<PathBuf> {
 /// If a directory cannot be created.
 pub fn create_dir_all(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
+}
+
+/// Creates a directory as [`create_dir_all`] does, and makes its name durable, and those of the
+/// parents that were created.
+///
+/// # Errors
+/// If a directory cannot be created, or its name may not be durable.
+pub fn create_dir_all_durably(path: &Path) -> io::Result<()> {
+    let missing = missing_directories(path).len();
+    create_dir_all(path)?;
+    // The name may have been made just before, or before a power cut.
+    sync_names_above(path, missing.max(1))
+}
+
+/// Makes the name of `path` durable, and those of its parents, `count` in all: syncs the directory
+/// above each.
+///
+/// # Errors
+/// If a name may not be durable.
+pub fn sync_names_above(path: &Path, count: usize) -> io::Result<()> {
+    let path = path.canonicalize()?;
+    path.ancestors().skip(1).take(count).try_for_each(sync_directory)
+}
+
+/// Makes the names in a directory durable, where the system can: some file systems do not sync a
+/// directory, and one may be writable but not readable.
+///
+/// # Errors
+/// If they may not be durable.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    match File::open(path).and_then(|directory| directory.sync_all()) {
+        Err(error) if [InvalidInput, PermissionDenied, Unsupported].contains(&error.kind()) => {
+            Ok(())
+        }
+        synced => synced,
+    }
 }
 
 /// Removes the permissions of the group and of others from an open file or directory. Returns
@@ -86,7 +123,7 @@ mod tests {
     fn directory_with_wide_mode_is_narrowed() {
         let place = std::env::temp_dir().join(format!("blockyard-narrow-{}", std::process::id()));
         let (above, inner) = (place.clone(), place.join("pool"));
-        create_dir_all(&inner).unwrap();
+        create_dir_all_durably(&inner).unwrap();
         assert_eq!((mode(&above), mode(&inner)), (0o700, 0o700));
         let (ours, link) = (inner.join("segment"), inner.join("link"));
         drop(make_options().open(&ours).unwrap());
@@ -101,6 +138,8 @@ mod tests {
         assert_eq!((mode(&inner), mode(&ours)), (0o700, 0o600));
         assert_eq!(mode(&place.join("elsewhere")), 0o644, "no link is followed");
         assert_eq!(narrow_directory(&inner).unwrap(), 0);
+        let absent = sync_directory(&place.join("absent")).unwrap_err();
+        assert_eq!(absent.kind(), ErrorKind::NotFound);
         std::fs::remove_dir_all(&place).unwrap();
     }
 }

@@ -82,25 +82,13 @@ impl AtomicFile {
             true => temporary.persist_noclobber(&target)?,
             false => temporary.persist(&target)?,
         };
-        sync_directory(parent(&target))
+        owner_only::sync_directory(parent(&target))
     }
 }
 
 /// The directory of a path.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Syncs a directory. Some file systems do not sync directories, and a directory may be writable
-/// but not readable.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
-    match File::open(path).and_then(|directory| directory.sync_all()) {
-        Err(error) if [InvalidInput, PermissionDenied, Unsupported].contains(&error.kind()) => {
-            Ok(())
-        }
-        synced => synced,
-    }
 }
 
 /// Refuses to replace a file that the caller has not made; returns whether there is none. Refuses

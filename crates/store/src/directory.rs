@@ -604,35 +604,6 @@ fn at(open: &File, name: &str, flags: OFlags) -> io::Result<File> {
     Ok(rustix::io::retry_on_intr(opened)?.into())
 }
 
-/// Makes a directory, and its missing parents.
-pub(crate) fn make(path: &Path) -> io::Result<()> {
-    let missing = path.ancestors().take_while(|path| !path.exists()).count();
-    owner_only::create_dir_all(path)?;
-    keep_names(path, missing.max(1))
-}
-
-/// Whether an error means that the directory cannot be synced by this user or on this file system.
-fn has_none(error: &io::Error) -> bool {
-    let kinds = [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidInput];
-    kinds.contains(&error.kind()) || error.raw_os_error() == Some(libc::EOPNOTSUPP)
-}
-
-/// Makes the name of `path` durable, and those of its parents, `count` in all: syncs the directory
-/// above each. The name may have been made just before, or before a power cut, so this is done also
-/// for names that this process did not make.
-pub(crate) fn keep_names(path: &Path, count: usize) -> io::Result<()> {
-    let path = path.canonicalize()?;
-    for above in path.ancestors().skip(1).take(count) {
-        match File::open(above).and_then(|above| above.sync_all()) {
-            // A process that may not read the directory has not made a file in it either, and some
-            // file systems cannot sync a directory.
-            Err(error) if has_none(&error) => {}
-            synced => synced?,
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 mod tests {

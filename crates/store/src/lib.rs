@@ -33,6 +33,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blockyard_core::owner_only;
 use blockyard_volume_format::{FormatError, segment_name, superblock};
 
 pub use error::{CopiesError, StoreError};
@@ -167,7 +168,7 @@ pub(crate) fn prepare_path(path: &Path) -> Result<PathBuf, StoreError> {
     };
     match metadata_of(path).map_err(|error| doing()(error))? {
         Some(it) if it.is_file() => {
-            directory::keep_names(path, 1).map_err(|error| doing()(error))?
+            owner_only::sync_names_above(path, 1).map_err(|error| doing()(error))?
         }
         Some(_) if disk::Disk::is_one(path) => {}
         Some(it) if !it.is_dir() => return wrong("a directory, a block device or a file"),
@@ -175,7 +176,7 @@ pub(crate) fn prepare_path(path: &Path) -> Result<PathBuf, StoreError> {
         None if path.starts_with("/dev") && !path.starts_with("/dev/shm") => {
             return wrong("a block device that is there");
         }
-        _ => directory::make(path).map_err(|error| doing()(error))?,
+        _ => owner_only::create_dir_all_durably(path).map_err(|error| doing()(error))?,
     }
     path.canonicalize().map_err(|error| doing()(error))
 }
