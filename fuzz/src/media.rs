@@ -1,6 +1,7 @@
 //! The files of an SMR disk's directory: as the product prints them with any fields, or any bytes.
 //! An accepted file must be within bounds and consistent; any other is refused with a text.
 
+use blockyard_zone_media::head::LABEL_BYTES;
 use blockyard_zone_media::journal::{self, JournalRecord, RECORD_BYTES};
 use blockyard_zone_media::live::Share;
 use blockyard_zone_media::superblock::{JOURNAL_RECORDS_MAX, Superblock};
@@ -30,7 +31,7 @@ pub fn media(bytes: &[u8]) {
     }
     refused(tables::newest(bytes, &ID, &geometry).err());
     refused(live::parse(bytes, &ID, &BOOT, &geometry, Share { number: 0, files: 1 }).err());
-    refused(journal::replay(bytes, 1, &geometry).err());
+    refused(journal::replay(bytes, &ID, 1, &geometry).err());
     let zones = geometry.zone_count().min(ZONES_MAX);
     if zones == geometry.zone_count() {
         words(&mut input, &geometry);
@@ -111,7 +112,7 @@ fn words(input: &mut Input<'_>, geometry: &MediaGeometry) {
     }
     let share = Share { number: input.below(3) as u32, files: 3 };
     let zones = share.zones(geometry);
-    let mut file = live::print_head(&ID, &BOOT, zones.len() as u32);
+    let mut file = live::print_head(&ID, &BOOT, geometry, share);
     file.resize(live::WORDS as usize, input.byte());
     file.extend(zones.clone().flat_map(|zone| words[zone as usize].to_le_bytes()));
     let known: Option<Vec<ZoneRecord>> =
@@ -122,7 +123,7 @@ fn words(input: &mut Input<'_>, geometry: &MediaGeometry) {
 
 /// A journal with occasional errors.
 fn records(input: &mut Input<'_>, geometry: &MediaGeometry) {
-    let mut bytes = Vec::new();
+    let mut bytes = journal::label(&ID).print();
     let mut count = 0;
     let mut whole = true;
     for place in 0..input.below(40) as u32 {
@@ -139,9 +140,9 @@ fn records(input: &mut Input<'_>, geometry: &MediaGeometry) {
     }
     if input.below(4) == 0 {
         bytes.truncate(input.word() as usize % (bytes.len() + 1));
-        count = count.min(bytes.len() / RECORD_BYTES);
+        count = count.min(bytes.len().saturating_sub(LABEL_BYTES) / RECORD_BYTES);
     }
-    match journal::replay(&bytes, 7, geometry) {
+    match journal::replay(&bytes, &ID, 7, geometry) {
         Ok(changes) => {
             assert_eq!(changes.len(), count);
             assert!(changes.iter().all(|(zone, _)| *zone < geometry.zone_count()));

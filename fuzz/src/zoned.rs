@@ -16,7 +16,9 @@ use blockyard_zone_media::journal::JournalRecord;
 use blockyard_zone_media::live::Share;
 use blockyard_zone_media::store::Store as _;
 use blockyard_zone_media::superblock::Superblock;
-use blockyard_zone_media::{Files, MediaGeometry, Options, journal, live, superblock, tables};
+use blockyard_zone_media::{
+    Files, MediaGeometry, Options, data, journal, live, superblock, tables,
+};
 
 use crate::input::Input;
 
@@ -244,14 +246,14 @@ fn write_files(input: &mut Input<'_>, directory: &SimulatedDirectory, geometry: 
         let start = tables::slot_of(number, geometry) as usize;
         table[start..start + bytes.len()].copy_from_slice(&bytes);
     }
-    let mut log = Vec::new();
+    let mut log = journal::label(&ID).print();
     for index in 0..input.below(u64::from(JOURNAL_RECORDS) + 1) as u32 {
         let zone = 1 + input.below(ZONES - 1) as u32;
         let checkpoint = checkpoint + input.below(2);
         let record = JournalRecord { index, checkpoint, zone, durable: 0, word: word(input, zone) };
         log.extend(record.print());
     }
-    log.resize(JOURNAL_RECORDS as usize * journal::RECORD_BYTES, 0);
+    log.resize(journal::len_bytes(JOURNAL_RECORDS) as usize, 0);
     let mut all = vec![
         (superblock::FILE.to_owned(), superblock.print()),
         (tables::FILE.to_owned(), table),
@@ -261,10 +263,11 @@ fn write_files(input: &mut Input<'_>, directory: &SimulatedDirectory, geometry: 
     for number in 0..DATA_FILES {
         let share = Share { number, files: DATA_FILES };
         let zones = share.zones(geometry);
-        let data = vec![input.byte(); zones.len() * (ZONE * 512) as usize];
-        all.push((format!("data.{number:02x}"), data));
+        let mut bytes = vec![input.byte(); data::label_offset(geometry, share) as usize];
+        bytes.extend(data::label(&ID, number).print());
+        all.push((data::name(number), bytes));
         if input.below(2) == 0 {
-            let mut bytes = live::print_head(&ID, &boot, zones.len() as u32);
+            let mut bytes = live::print_head(&ID, &boot, geometry, share);
             bytes.resize(live::WORDS as usize, 0);
             bytes.extend(zones.flat_map(|zone| word(input, zone).to_le_bytes()));
             all.push((share.name(), bytes));

@@ -90,6 +90,8 @@ pub enum Operation {
     Punch,
     /// A sync of a file.
     Sync,
+    /// The hook is called again after a sync that fails, before its caller gets the error.
+    FailedSync,
     /// The creation of a file.
     Create,
     /// The renaming of a file.
@@ -392,6 +394,8 @@ impl SimulatedFile {
             return Ok(());
         }
         if state.plan.failed_syncs.is_due(state.counts.syncs) {
+            drop(state);
+            self.faults.call_hook(Operation::FailedSync);
             return Err(io::Error::from_raw_os_error(EIO));
         }
         match what {

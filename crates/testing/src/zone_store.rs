@@ -5,8 +5,8 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_store::{SegmentFiles as _, StoreFile as _};
+use blockyard_zone_media::head::Id;
 use blockyard_zone_media::store::{Store, StoreFile};
-use blockyard_zone_media::zone_word::Id;
 
 use crate::directory::{SECTOR, SimulatedDirectory};
 use crate::simulated_store::{SimulatedFile, SimulatedStore};
@@ -119,10 +119,10 @@ impl StoreFile for ZoneStoreFile {
         self.0.punch(offset, len)
     }
 
-    fn has_data(&self) -> io::Result<bool> {
+    fn first_data(&self) -> io::Result<Option<u64>> {
         let mut bytes = vec![0; self.0.len()? as usize];
         self.0.read_at(0, &mut bytes)?;
-        Ok(bytes.iter().any(|byte| *byte != 0))
+        Ok(bytes.iter().position(|byte| *byte != 0).map(|at| at as u64))
     }
 
     fn sync(&self) -> io::Result<()> {

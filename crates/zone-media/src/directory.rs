@@ -17,10 +17,10 @@ use rustix::fs::{AtFlags, Dir, FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::error::MediaError;
+use crate::head::Id;
 use crate::recovery::{SUPERBLOCK_NEW, is_ours};
 use crate::store::{Store, StoreFile};
 use crate::superblock;
-use crate::zone_word::Id;
 
 /// Name of the lock file.
 pub(crate) const LOCK: &str = "lock";
@@ -79,10 +79,8 @@ impl Directory {
             return Err(MediaError::NotDirectory { path: path.to_owned() });
         }
         let new_directories = owner_only::missing_directories(path);
-        let made = owner_only::create_dir_all(path).and_then(|()| {
-            // A power cut after the first flush must not lose the directory itself.
-            new_directories.iter().try_for_each(|made| sync_parent(made))
-        });
+        // A power cut after the first flush must not lose the directory itself.
+        let made = owner_only::create_dir_all_durably(path);
         made.map_err(MediaError::io(what("cannot make")))?;
         let open = File::open(path).map_err(MediaError::io(what("cannot open")))?;
         // Some file systems cannot lock a directory.
@@ -272,10 +270,10 @@ impl StoreFile for File {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(self, flags, offset, len))?)
     }
 
-    fn has_data(&self) -> io::Result<bool> {
+    fn first_data(&self) -> io::Result<Option<u64>> {
         match rustix::fs::seek(self, SeekFrom::Data(0)) {
-            Ok(_) => Ok(true),
-            Err(Errno::NXIO) => Ok(false),
+            Ok(at) => Ok(Some(at)),
+            Err(Errno::NXIO) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -285,39 +283,37 @@ impl StoreFile for File {
     }
 }
 
-/// Makes the name of a directory durable, where the system can.
-fn sync_parent(path: &Path) -> io::Result<()> {
-    let Some(parent) = path.parent() else { return Ok(()) };
-    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    match File::open(parent).and_then(|parent| parent.sync_all()) {
-        // Some file systems cannot sync a directory, and some users may not read it.
-        Err(error)
-            if [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidInput]
-                .contains(&error.kind())
-                || error.raw_os_error() == Some(libc::EOPNOTSUPP) =>
-        {
-            Ok(())
-        }
-        synced => synced,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use blockyard_testing::temp_dir::TempDir;
+
     use super::*;
 
-    fn place(name: &str) -> PathBuf {
-        let name = format!("blockyard-zone-media-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        // Left by a killed process with the same number.
-        _ = std::fs::remove_dir_all(&path);
-        path
+    fn place(name: &str) -> TempDir {
+        TempDir::new(&std::env::temp_dir(), &format!("blockyard-zone-media-{name}"))
+    }
+
+    fn options() -> crate::Options {
+        crate::Options::new(crate::MediaGeometry {
+            bytes: 4 << 20,
+            zone_bytes: 1 << 20,
+            zone_capacity_bytes: 1 << 20,
+            conventional_zones: 0,
+            block_bytes: 4096,
+        })
+    }
+
+    fn names(path: &Path) -> Vec<std::ffi::OsString> {
+        std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect()
     }
 
     /// Dropping it releases the directory even if another process has a copy of the descriptor.
     #[test]
     fn it_is_free_when_it_is_dropped() {
-        let path = place("directory");
+        let place = place("directory");
+        let path = place.fresh();
         let directory = Directory::take(&path).unwrap();
         assert!(matches!(Directory::take(&path), Err(MediaError::InUse { .. })));
         let known = directory.lock.try_clone().unwrap();
@@ -330,37 +326,29 @@ mod tests {
     /// Regression: a refused `smr:///s?backing=DIR` left a directory with a file `lock` in it.
     #[test]
     fn failed_creation_leaves_no_files() {
-        let path = place("nothing");
+        let place = place("nothing");
+        let path = place.fresh();
         drop(Directory::take(&path).unwrap());
         assert!(!path.exists());
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("notes"), "mine").unwrap();
         drop(Directory::take(&path).unwrap());
-        let names = std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name());
-        assert_eq!(names.collect::<Vec<_>>(), ["notes"]);
-        std::fs::remove_dir_all(&path).unwrap();
+        assert_eq!(names(&path), ["notes"]);
     }
 
     /// Regression: a removal that was interrupted left a directory that no creation accepted: the
     /// superblock went first, and the files without it look like those of a lost disk.
     #[test]
     fn an_interrupted_removal_is_completed_by_the_next_creation() {
-        let (path, aside) = (place("removal"), place("removal-aside"));
-        let geometry = crate::MediaGeometry {
-            bytes: 4 << 20,
-            zone_bytes: 1 << 20,
-            zone_capacity_bytes: 1 << 20,
-            conventional_zones: 0,
-            block_bytes: 4096,
-        };
-        let options = crate::Options::new(geometry);
+        let place = place("removal");
+        let (path, aside) = (place.fresh(), place.fresh());
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join(LOCK), "").unwrap();
-        let files = crate::Files::open_provisional(&path, &options).unwrap();
+        let files = crate::Files::open_provisional(&path, &options()).unwrap();
         // No call can remove a directory as a file, so the removal ends after its first step.
         std::fs::create_dir(&aside).unwrap();
-        let names = std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name());
-        let names: Vec<_> = names.filter(|name| name != LOCK && name != superblock::FILE).collect();
+        let mut names = names(&path);
+        names.retain(|name| name != LOCK && name != superblock::FILE);
         for name in &names {
             std::fs::rename(path.join(name), aside.join(name)).unwrap();
             std::fs::create_dir(path.join(name)).unwrap();
@@ -371,34 +359,23 @@ mod tests {
             std::fs::remove_dir(path.join(name)).unwrap();
             std::fs::rename(aside.join(name), path.join(name)).unwrap();
         }
-        drop(crate::Files::open(&path, &options).unwrap());
+        drop(crate::Files::open(&path, &options()).unwrap());
         assert!(path.join(superblock::FILE).exists() && !path.join(SUPERBLOCK_NEW).exists());
-        std::fs::remove_dir_all(&path).unwrap();
-        std::fs::remove_dir_all(&aside).unwrap();
     }
 
     /// Regression: files of a `backing=` had mode 0644 in a directory of 0755, so any local user
     /// could read the disk.
     #[test]
     fn a_disk_that_other_users_could_read_is_its_owners_alone_after_an_opening() {
-        use std::os::unix::fs::{MetadataExt, PermissionsExt};
-        let name = format!("blockyard-zone-media-modes-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let place = place("modes");
+        let path = place.fresh();
         let modes = || {
-            let files = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
+            let files = names(&path).into_iter().map(|name| path.join(name));
             let all = files.chain([path.clone()]);
             all.map(|path| (path.metadata().unwrap().mode() & 0o777, path)).collect::<Vec<_>>()
         };
-        let geometry = crate::MediaGeometry {
-            bytes: 4 << 20,
-            zone_bytes: 1 << 20,
-            zone_capacity_bytes: 1 << 20,
-            conventional_zones: 0,
-            block_bytes: 4096,
-        };
-        let options = crate::Options::new(geometry);
         for _ in 0..2 {
-            drop(crate::Files::open(&path, &options).unwrap());
+            drop(crate::Files::open(&path, &options()).unwrap());
             assert!(modes().len() > 3, "the directory, the lock, data and states of zones");
             for (mode, path) in modes() {
                 assert_eq!(mode, if path.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
@@ -406,14 +383,14 @@ mod tests {
                 std::fs::set_permissions(&path, PermissionsExt::from_mode(loose)).unwrap();
             }
         }
-        std::fs::remove_dir_all(&path).unwrap();
     }
 
     /// Regression: after the file `lock` of an open disk was deleted, a second process opened the
     /// disk.
     #[test]
     fn no_file_that_is_deleted_or_moved_lets_a_second_process_in() {
-        let (path, moved) = (place("second"), place("second-moved"));
+        let place = place("second");
+        let (path, moved) = (place.fresh(), place.fresh());
         let directory = Directory::take(&path).unwrap();
         directory.create("superblock.new", 4096).unwrap();
         directory.rename("superblock.new", superblock::FILE).unwrap();
@@ -434,7 +411,5 @@ mod tests {
         assert!(directory.look().is_err(), "its superblock is another file");
         drop(directory);
         drop(Directory::take(&moved).unwrap());
-        std::fs::remove_dir_all(&path).unwrap();
-        std::fs::remove_dir_all(&moved).unwrap();
     }
 }

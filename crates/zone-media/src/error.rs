@@ -11,7 +11,7 @@ pub enum FormatError {
     #[error("`{file}` has {len} bytes, not {want}: it was cut short or belongs to something else")]
     Short {
         /// The file.
-        file: &'static str,
+        file: String,
         /// The length of the file.
         len: u64,
         /// The expected length.
@@ -21,13 +21,13 @@ pub enum FormatError {
     #[error("`{file}` does not begin with the mark of a Blockyard zoned disk")]
     Magic {
         /// The file.
-        file: &'static str,
+        file: String,
     },
     /// The checksum does not match.
     #[error("`{file}` is damaged: its checksum is {found:#010x}, not {want:#010x}")]
     Checksum {
         /// The file.
-        file: &'static str,
+        file: String,
         /// The checksum of the present bytes.
         found: u32,
         /// The stored checksum.
@@ -37,23 +37,37 @@ pub enum FormatError {
     #[error("`{file}` has format version {found}; this program knows version {known}")]
     Version {
         /// The file.
-        file: &'static str,
+        file: String,
         /// The version found.
         found: u32,
         /// The version that this program knows.
         known: u32,
     },
     /// The file belongs to another disk.
-    #[error("`{file}` belongs to another disk than `superblock`")]
+    #[error("`{file}` belongs to another disk: expected {want}, as in `superblock`, found {found}")]
     Foreign {
         /// The file.
-        file: &'static str,
+        file: String,
+        /// The identity found, in hexadecimal digits.
+        found: String,
+        /// The identity of the disk.
+        want: String,
+    },
+    /// The file is another one of the same disk.
+    #[error("`{file}` is another file of the disk: expected number {want}, found {found}")]
+    Exchanged {
+        /// The file.
+        file: String,
+        /// The number found.
+        found: u32,
+        /// The number of the file.
+        want: u32,
     },
     /// A field has an impossible value.
     #[error("`{file}` has {field} = {value}; expected {want}")]
     Field {
         /// The file.
-        file: &'static str,
+        file: String,
         /// The field.
         field: &'static str,
         /// The value of the field.
@@ -65,7 +79,7 @@ pub enum FormatError {
     #[error("`{file}` says {word:#018x} of zone {zone}, which no such zone can be")]
     Zone {
         /// The file.
-        file: &'static str,
+        file: String,
         /// Zone number.
         zone: u32,
         /// The recorded word of the zone.
@@ -75,10 +89,35 @@ pub enum FormatError {
     #[error("`{file}` is damaged: {what} was durable and is not there any more")]
     Lost {
         /// The file.
-        file: &'static str,
+        file: String,
         /// What is missing.
         what: String,
     },
+}
+
+impl FormatError {
+    pub(crate) fn field(
+        file: &str,
+        field: &'static str,
+        value: u64,
+        want: &'static str,
+    ) -> FormatError {
+        FormatError::Field { file: file.to_owned(), field, value, want }
+    }
+
+    /// The error for a byte that must be zero.
+    pub(crate) fn reserved(file: &str, byte: u8) -> FormatError {
+        let want = "0; a newer program may have made this disk";
+        FormatError::field(file, "a reserved byte", u64::from(byte), want)
+    }
+
+    pub(crate) fn zone(file: &str, zone: u32, word: u64) -> FormatError {
+        FormatError::Zone { file: file.to_owned(), zone, word }
+    }
+
+    pub(crate) fn lost(file: &str, what: String) -> FormatError {
+        FormatError::Lost { file: file.to_owned(), what }
+    }
 }
 
 /// Why a backing directory cannot be used.

@@ -28,10 +28,12 @@ use blockyard_sync::sleep_lock::SleepLock;
 use crate::directory::Directory;
 use crate::error::MediaError;
 use crate::geometry::MediaGeometry;
+use crate::head::Id;
 use crate::live::Share;
 use crate::log::{Log, LogPosition};
 use crate::medium::Media;
 use crate::overlay::{Overlay, ZonePlace};
+use crate::shared_sync::SharedSync;
 use crate::store::{Store, StoreFile};
 use crate::zone_word::ZoneRecord;
 use crate::zone_word::{pack, settled};
@@ -91,6 +93,8 @@ pub(crate) type CellLock = SleepLock<Cell, { ranks::MEDIA_ZONE }>;
 #[derive(Debug)]
 pub(crate) struct DataFile<F> {
     pub(crate) file: F,
+    /// Syncs `file`.
+    pub(crate) sync: SharedSync,
     /// Dirty zones. A zone is added under its cell's lock.
     pub(crate) dirty: SleepLock<Vec<u32>, { ranks::MEDIA_DIRTY }>,
     /// Zones whose data are to be given up. A zone is added under its cell's lock.
@@ -158,6 +162,11 @@ impl Files {
         let files = Files::open_in(Directory::take(path)?, options)?;
         files.store.narrow();
         Ok(files)
+    }
+
+    /// Identity of the disk, drawn when it was created.
+    pub fn id(&self) -> Id {
+        locked(&self.log).id
     }
 
     /// Whether the disk stays if this opening created it.
@@ -239,8 +248,13 @@ impl<S: Store> Files<S> {
         io::Error::new(error.kind(), text)
     }
 
+    /// Syncs a data file. An error is latched before another thread syncs the file, because that
+    /// thread gets no error for the same data.
     fn sync_data(&self, data: &DataFile<S::File>) -> io::Result<()> {
-        data.file.sync().map_err(|error| self.broken("a sync of the data", &error))
+        data.sync.run(|| {
+            self.check_whole()?;
+            data.file.sync().map_err(|error| self.broken("a sync of the data", &error))
+        })
     }
 
     /// Marks a zone as changed and not yet durable.
@@ -292,11 +306,17 @@ impl<S: Store> Files<S> {
                 states.push((*zone, word));
             }
         }
-        let logged = log.append(&states);
-        let place = log.place();
+        let place = self.append(&mut log, &states)?;
         drop(log);
-        logged.map_err(|error| self.broken("a write of the journal", &error))?;
         self.sync_log(place)
+    }
+
+    /// Records states of zones, and returns the end of the log. An error is latched while the log
+    /// is locked: it may be that of a sync of the tables, which no other thread gets.
+    fn append(&self, log: &mut Log<S::File>, states: &[(u32, u64)]) -> io::Result<LogPosition> {
+        let logged = log.append(states);
+        logged.map_err(|error| self.broken("a write of the journal", &error))?;
+        Ok(log.place())
     }
 
     /// Makes everything durable that was recorded before a place in the log. A thread that waits
@@ -330,10 +350,8 @@ impl<S: Store> Files<S> {
         let states: Vec<_> = zones.iter().map(|zone| (*zone, word)).collect();
         let states: Vec<_> =
             states.into_iter().filter(|(zone, _)| log.word(*zone) != word).collect();
-        let logged = log.append(&states);
-        let place = log.place();
+        let place = self.append(&mut log, &states)?;
         drop(log);
-        logged.map_err(|error| self.broken("a write of the journal", &error))?;
         self.sync_log(place)?;
         for zone in zones {
             // A thread that waits to write to the zone also waits for this.

@@ -41,10 +41,10 @@ impl MediaGeometry {
     ///
     /// # Errors
     /// The first invalid field, with its value and what is expected.
-    pub fn check(&self, file: &'static str) -> Result<(), FormatError> {
+    pub fn check(&self, file: &str) -> Result<(), FormatError> {
         let [size, zone, capacity, conventional, block] = self.fields();
         let refuse = |(field, value): (&'static str, u64), want: &'static str| {
-            Err(FormatError::Field { file, field, value, want })
+            Err(FormatError::field(file, field, value, want))
         };
         if !matches!(self.block_bytes, 512 | 1024 | 2048 | 4096) {
             return refuse(block, "512, 1024, 2048 or 4096");

@@ -1,4 +1,5 @@
-//! The journal: the changes of zones since the last checkpoint, in records of 32 bytes.
+//! The journal: the changes of zones since the last checkpoint, in records of 32 bytes, after a
+//! label that identifies the disk.
 //!
 //! A record is valid if its checksum matches, its checkpoint is that of the table, its index is its
 //! position, and all earlier records are valid. A power cut during a write leaves invalid records
@@ -8,14 +9,38 @@
 
 use crate::error::FormatError;
 use crate::geometry::MediaGeometry;
-use crate::zone_word::ZoneRecord;
-use crate::zone_word::{crc, u32_at, u64_at, unpack};
+use crate::head::{self, Id, LABEL_BYTES, Label, crc, is_zero, u32_at, u64_at};
+use crate::zone_word::{ZoneRecord, unpack};
 
 /// Name of the journal file.
 pub const FILE: &str = "journal";
 
 /// Length of a record in bytes.
 pub const RECORD_BYTES: usize = 32;
+
+const MAGIC: [u8; 8] = *b"BLKYJRN\n";
+
+/// The label of a disk's journal, with which it begins.
+pub fn label(id: &Id) -> Label {
+    Label { magic: MAGIC, id: *id, number: 0 }
+}
+
+/// Length in bytes of a journal with this many records.
+pub fn len_bytes(records: u32) -> u64 {
+    offset_of(records)
+}
+
+/// Offset of the record at a place, in bytes.
+pub fn offset_of(index: u32) -> u64 {
+    LABEL_BYTES as u64 + u64::from(index) * RECORD_BYTES as u64
+}
+
+/// Whether these may be the first bytes of a journal that the creation of a disk has written,
+/// completely or not: without a record.
+pub(crate) fn is_begun(bytes: &[u8]) -> bool {
+    let (label, records) = bytes.split_at(bytes.len().min(LABEL_BYTES));
+    head::is_begun(label, MAGIC) && is_zero(records)
+}
 
 /// A journal record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,15 +87,18 @@ impl JournalRecord {
 /// The changes that the journal adds to a checkpoint's table, in order.
 ///
 /// # Errors
-/// If a valid record contains something impossible, or something durable is missing.
+/// If it is the journal of another disk, a valid record contains something impossible, or something
+/// durable is missing.
 pub fn replay(
     bytes: &[u8],
+    id: &Id,
     checkpoint: u64,
     geometry: &MediaGeometry,
 ) -> Result<Vec<(u32, ZoneRecord)>, FormatError> {
+    label(id).check(FILE, bytes)?;
     let mut changes = Vec::new();
     let mut counting = true;
-    for (place, chunk) in bytes.as_chunks::<RECORD_BYTES>().0.iter().enumerate() {
+    for (place, chunk) in bytes[LABEL_BYTES..].as_chunks::<RECORD_BYTES>().0.iter().enumerate() {
         let record = JournalRecord::parse(chunk);
         let counts = |record: &JournalRecord| {
             record.checkpoint == checkpoint && record.index as usize == place
@@ -99,7 +127,7 @@ fn state(
     let known = (zone < geometry.zone_count()).then(|| unpack(word, zone, geometry)).flatten();
     match known {
         Some(state) => Ok((zone, state)),
-        None => Err(FormatError::Zone { file: FILE, zone, word }),
+        None => Err(FormatError::zone(FILE, zone, word)),
     }
 }
 
@@ -112,10 +140,10 @@ fn check_nothing_lost(
     if record.checkpoint > checkpoint {
         // A checkpoint is durable before its first record is written.
         let what = format!("the table of checkpoint {}", record.checkpoint);
-        return Err(FormatError::Lost { file: super::tables::FILE, what });
+        return Err(FormatError::lost(super::tables::FILE, what));
     }
     if record.checkpoint == checkpoint && record.durable as usize > count {
-        return Err(FormatError::Lost { file: FILE, what: format!("record {count}") });
+        return Err(FormatError::lost(FILE, format!("record {count}")));
     }
     Ok(())
 }
@@ -133,6 +161,9 @@ mod tests {
         block_bytes: 512,
     };
 
+    const ID: Id = *b"0123456789abcdef";
+    const START: usize = LABEL_BYTES;
+
     fn record(index: u32, checkpoint: u64, durable: u32) -> JournalRecord {
         JournalRecord {
             index,
@@ -144,11 +175,12 @@ mod tests {
     }
 
     fn file(records: &[JournalRecord]) -> Vec<u8> {
-        records.iter().flat_map(JournalRecord::print).collect()
+        let records = records.iter().flat_map(JournalRecord::print);
+        label(&ID).print().into_iter().chain(records).collect()
     }
 
     fn zones(bytes: &[u8], checkpoint: u64) -> Vec<u32> {
-        let changes = replay(bytes, checkpoint, &GEOMETRY).unwrap();
+        let changes = replay(bytes, &ID, checkpoint, &GEOMETRY).unwrap();
         changes.into_iter().map(|(zone, _)| zone).collect()
     }
 
@@ -157,8 +189,8 @@ mod tests {
         let old = JournalRecord { zone: 9, ..record(2, 6, 2) };
         let bytes = file(&[record(0, 7, 0), record(1, 7, 0), old]);
         assert_eq!(zones(&bytes, 7), [3, 4]);
-        assert_eq!(zones(&bytes[..33], 7), [3], "a record that was cut");
-        let changes = replay(&bytes, 7, &GEOMETRY).unwrap();
+        assert_eq!(zones(&bytes[..START + 33], 7), [3], "a record that was cut");
+        let changes = replay(&bytes, &ID, 7, &GEOMETRY).unwrap();
         assert_eq!(changes[1].1.cond, ZoneCond::Closed);
         assert_eq!(changes[1].1.written_sectors, 2);
     }
@@ -168,29 +200,35 @@ mod tests {
     #[test]
     fn records_after_a_gap_are_ignored() {
         let mut bytes = file(&[record(0, 7, 0), record(1, 7, 0), record(2, 7, 0)]);
-        bytes[32..64].fill(0);
+        bytes[START + 32..START + 64].fill(0);
         assert_eq!(zones(&bytes, 7), [3]);
     }
 
     #[test]
     fn damage_to_what_was_durable_is_an_error() {
         let mut bytes = file(&[record(0, 7, 0), record(1, 7, 0), record(2, 7, 2)]);
-        bytes[40] ^= 4;
-        let lost = replay(&bytes, 7, &GEOMETRY).unwrap_err();
+        bytes[START + 40] ^= 4;
+        let lost = replay(&bytes, &ID, 7, &GEOMETRY).unwrap_err();
         assert_eq!(
             lost.to_string(),
             "`journal` is damaged: record 1 was durable and is not there any more"
         );
         let bytes = file(&[record(0, 8, 0)]);
-        let lost = replay(&bytes, 7, &GEOMETRY).unwrap_err();
+        let lost = replay(&bytes, &ID, 7, &GEOMETRY).unwrap_err();
         assert!(lost.to_string().contains("the table of checkpoint 8"));
+    }
+
+    #[test]
+    fn the_journal_of_another_disk_is_refused() {
+        let refused = replay(&file(&[record(0, 7, 0)]), b"fedcba9876543210", 7, &GEOMETRY);
+        assert!(matches!(refused, Err(FormatError::Foreign { .. })));
     }
 
     #[test]
     fn invalid_records_are_refused() {
         for (zone, word) in [(16, 0x104), (3, 0x100), (1, 0x104), (3, 2049 << 8 | 4)] {
             let bytes = file(&[JournalRecord { zone, word, ..record(0, 7, 0) }]);
-            assert!(matches!(replay(&bytes, 7, &GEOMETRY), Err(FormatError::Zone { .. })));
+            assert!(matches!(replay(&bytes, &ID, 7, &GEOMETRY), Err(FormatError::Zone { .. })));
         }
     }
 

@@ -8,10 +8,12 @@
 //! Zones are numbered from 0: zone `n` starts at `n` times the zone size. A gap after a zone that
 //! is shorter than the zone size belongs to that zone's number.
 
+pub mod data;
 mod directory;
 pub mod error;
 mod files;
 mod geometry;
+pub mod head;
 pub mod journal;
 pub mod live;
 mod log;
@@ -19,6 +21,7 @@ mod medium;
 mod memory;
 mod overlay;
 mod recovery;
+mod shared_sync;
 pub mod store;
 pub mod superblock;
 pub mod tables;

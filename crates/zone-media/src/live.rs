@@ -9,9 +9,8 @@
 
 use crate::error::FormatError;
 use crate::geometry::MediaGeometry;
-use crate::superblock::check_head;
-use crate::zone_word::ZoneRecord;
-use crate::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
+use crate::head::{self, Id, id_at, u32_at, u64_at};
+use crate::zone_word::{ZoneRecord, unpack};
 
 /// Prefix of the file names.
 pub const FILE: &str = "live";
@@ -59,16 +58,14 @@ impl Share {
     }
 }
 
-/// The head of a file with `zones` zones, under this boot.
-pub fn print_head(id: &Id, boot: &Id, zones: u32) -> Vec<u8> {
+/// The head of a file, under this boot.
+pub fn print_head(id: &Id, boot: &Id, geometry: &MediaGeometry, share: Share) -> Vec<u8> {
     let mut bytes = vec![0; HEAD];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[12..16].copy_from_slice(&VERSION.to_le_bytes());
-    bytes[16..32].copy_from_slice(id);
     bytes[32..48].copy_from_slice(boot);
+    let zones = share.zones(geometry).len() as u32; // At most those of the disk.
     bytes[48..52].copy_from_slice(&zones.to_le_bytes());
-    let crc = crc(&bytes[12..]);
-    bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+    bytes[52..56].copy_from_slice(&share.number.to_le_bytes());
+    head::seal(&mut bytes, MAGIC, id);
     bytes
 }
 
@@ -85,25 +82,25 @@ pub fn parse(
 ) -> Result<Option<Vec<ZoneRecord>>, FormatError> {
     // The head is written last, and there was no power cut during this boot. So an unreadable head
     // means that the file was being created: the checkpoint before it has the same states.
-    if check_head(FILE, bytes, HEAD, MAGIC).is_err() || id_at(bytes, 32) != *boot {
+    let file = &share.name();
+    if head::check(file, bytes, HEAD, MAGIC).is_err() || id_at(bytes, 32) != *boot {
         return Ok(None);
     }
-    if id_at(bytes, 16) != *id {
-        return Err(FormatError::Foreign { file: FILE });
-    }
+    head::check_id(file, bytes, id)?;
+    head::check_number(file, u32_at(bytes, 52), share.number)?;
     let (zones, found) = (share.zones(geometry), u32_at(bytes, 48));
     if found as usize != zones.len() {
         let (field, value) = ("zones", u64::from(found));
         let want = "as many as its data file has";
-        return Err(FormatError::Field { file: FILE, field, value, want });
+        return Err(FormatError::field(file, field, value, want));
     }
     let want = share.len_bytes(geometry);
     let Some(words) = bytes.get(WORDS as usize..).filter(|_| bytes.len() as u64 >= want) else {
-        return Err(FormatError::Short { file: FILE, len: bytes.len() as u64, want });
+        return Err(FormatError::Short { file: file.clone(), len: bytes.len() as u64, want });
     };
     let records = zones.zip(words.chunks_exact(8)).map(|(zone, chunk)| {
         let word = u64_at(chunk, 0);
-        unpack(word, zone, geometry).ok_or(FormatError::Zone { file: FILE, zone, word })
+        unpack(word, zone, geometry).ok_or(FormatError::zone(file, zone, word))
     });
     Ok(Some(records.collect::<Result<Vec<_>, _>>()?))
 }
@@ -125,7 +122,7 @@ mod tests {
     const BOOT: Id = *b"this run of it..";
 
     fn file() -> Vec<u8> {
-        let mut bytes = print_head(&ID, &BOOT, 5);
+        let mut bytes = print_head(&ID, &BOOT, &GEOMETRY, SHARE);
         bytes.resize(WORDS as usize, 0);
         for zone in [1, 4, 7, 10, 13] {
             bytes.extend(pack(pristine(zone, &GEOMETRY)).to_le_bytes());
@@ -153,6 +150,12 @@ mod tests {
         let refused = parse(&file()[..4130], &ID, &BOOT, &GEOMETRY, SHARE);
         assert!(matches!(refused, Err(FormatError::Short { .. })));
         let refused = parse(&file(), b"fedcba9876543210", &BOOT, &GEOMETRY, SHARE);
-        assert_eq!(refused, Err(FormatError::Foreign { file: FILE }));
+        assert!(matches!(refused, Err(FormatError::Foreign { .. })));
+        let other = Share { number: 2, ..SHARE };
+        let refused = parse(&file(), &ID, &BOOT, &GEOMETRY, other).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "`live.02` is another file of the disk: expected number 2, found 1"
+        );
     }
 }

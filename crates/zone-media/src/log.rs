@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::journal::{JournalRecord, RECORD_BYTES};
+use crate::head::Id;
+use crate::journal::{self, JournalRecord, RECORD_BYTES};
 use crate::store::StoreFile;
 use crate::tables;
-use crate::zone_word::Id;
 
 /// A position in the log, to ask whether everything before it is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl<F: StoreFile> Log<F> {
             bytes.extend(record.print());
             self.next = index + 1;
         }
-        self.journal.write_at(u64::from(first) * RECORD_BYTES as u64, &bytes)
+        self.journal.write_at(journal::offset_of(first), &bytes)
     }
 
     /// The current end of the log.

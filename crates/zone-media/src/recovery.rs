@@ -15,31 +15,20 @@ use blockyard_sync::sleep_lock::SleepLock;
 use crate::directory::LOCK;
 use crate::error::MediaError;
 use crate::files::{CacheMode, Cell, DataFile, Files, Options};
-use crate::geometry::MediaGeometry;
-use crate::journal::RECORD_BYTES;
+use crate::head::{Id, LABEL_BYTES};
 use crate::live::Share;
 use crate::log::Log;
 use crate::overlay::Overlay;
+use crate::shared_sync::SharedSync;
 use crate::store::{Store, StoreFile, load};
 use crate::superblock::{JOURNAL_RECORDS_MAX, Superblock};
 use crate::zone_word::ZoneRecord;
 use crate::zone_word::{pack, pristine};
-use crate::{journal, live, superblock, tables};
+use crate::{data, journal, live, superblock, tables};
 
 /// Name of the superblock until the creation of the disk is complete, and again when the disk is
 /// removed.
 pub(super) const SUPERBLOCK_NEW: &str = "superblock.new";
-
-/// Name of a data file.
-fn data_name(number: u32) -> String {
-    format!("data.{number:02x}")
-}
-
-/// Length of a data file in bytes.
-fn data_bytes(geometry: &MediaGeometry, number: u32, data_files: u32) -> u64 {
-    let zones = geometry.zone_count().saturating_sub(number).div_ceil(data_files);
-    u64::from(zones) * geometry.zone_bytes
-}
 
 /// An I/O error with the file and the operation.
 fn about<S: Store>(
@@ -108,16 +97,21 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
     store.begin_disk();
     let zones = geometry.zone_count();
     for number in 0..superblock.data_files {
-        let name = data_name(number);
-        let file = store.create(&name, data_bytes(&geometry, number, superblock.data_files));
+        let share = Share { number, files: superblock.data_files };
+        let name = data::name(number);
+        let file = store.create(&name, data::len_bytes(&geometry, share));
         let file = file.map_err(about(store, "make", &name))?;
         // Without hole punching a disk would only grow; detect that now.
         file.punch(0, geometry.zone_bytes).map_err(about(store, "punch holes into", &name))?;
+        let label = data::label(&superblock.id, number).print();
+        let written = file.write_at(data::label_offset(&geometry, share), &label);
+        written.map_err(about(store, "write", &name))?;
         file.sync().map_err(about(store, "sync", &name))?;
     }
     // Written explicitly: a sync of a file with allocated blocks is faster.
-    let zeros = vec![0; superblock.journal_records as usize * RECORD_BYTES];
-    write_new(store, journal::FILE, &zeros)?;
+    let mut log = journal::label(&superblock.id).print();
+    log.resize(journal::len_bytes(superblock.journal_records) as usize, 0); // At most 32 MiB.
+    write_new(store, journal::FILE, &log)?;
     let words: Vec<u64> = (0..zones).map(|zone| pack(pristine(zone, &geometry))).collect();
     let table = tables::print(&superblock.id, 1, true, &words);
     let mut slots = vec![0; 2 * tables::slot_bytes(&geometry) as usize];
@@ -134,11 +128,11 @@ fn make<S: Store>(store: &S, options: &Options) -> Result<Superblock, MediaError
 /// Refuses files that an interrupted creation or removal has not left: those of a disk whose
 /// superblock was lost, or of another program.
 fn check_remains<S: Store>(store: &S, names: &[String]) -> Result<(), MediaError> {
-    let read = |name: &str| {
-        let found = load(store, name, superblock::BYTES as u64);
+    let read = |name: &str, len_max: u64| {
+        let found = load(store, name, len_max);
         found.map(Option::unwrap_or_default).map_err(about(store, "read", name))
     };
-    let begun = read(SUPERBLOCK_NEW)?;
+    let begun = read(SUPERBLOCK_NEW, superblock::BYTES as u64)?;
     // No client has written to this disk: its creation or its removal was interrupted.
     if Superblock::parse(&begun).is_ok() {
         return Ok(());
@@ -146,16 +140,16 @@ fn check_remains<S: Store>(store: &S, names: &[String]) -> Result<(), MediaError
     if !superblock::is_begun(&begun) {
         return Err(MediaError::Stranger { name: SUPERBLOCK_NEW.to_owned() });
     }
-    // A creation has written nothing else than the first checkpoint by now.
-    let mut is_used = read(journal::FILE)?.iter().any(|byte| *byte != 0);
+    // A creation has written nothing else than labels and the first checkpoint by now.
+    let mut is_used = !journal::is_begun(&read(journal::FILE, 2 * LABEL_BYTES as u64)?);
     for name in names {
         is_used |= if name == tables::FILE {
             let bytes = load(store, name, tables::BYTES_MAX);
             let bytes = bytes.map_err(about(store, "read", name))?;
             bytes.is_some_and(|bytes| !tables::is_begun(&bytes))
-        } else if name.starts_with("data.") {
-            let has_data = store.open(name).and_then(|it| it.map_or(Ok(false), |it| it.has_data()));
-            has_data.map_err(about(store, "examine", name))?
+        } else if name.starts_with(data::PREFIX) {
+            let is_used = store.open(name).and_then(|it| it.map_or(Ok(false), data::is_used));
+            is_used.map_err(about(store, "examine", name))?
         } else {
             name.starts_with("live.")
         };
@@ -165,7 +159,7 @@ fn check_remains<S: Store>(store: &S, names: &[String]) -> Result<(), MediaError
 
 /// Whether an interrupted creation may have left this file.
 pub(super) fn is_ours(name: &str) -> bool {
-    let numbered = ["data.", "live."].into_iter().filter_map(|start| name.strip_prefix(start));
+    let numbered = [data::PREFIX, "live."].into_iter().filter_map(|start| name.strip_prefix(start));
     let is_number =
         |number: &str| number.len() == 2 && number.bytes().all(|digit| digit.is_ascii_hexdigit());
     let single = [LOCK, journal::FILE, tables::FILE, SUPERBLOCK_NEW].contains(&name);
@@ -188,8 +182,8 @@ fn find<S: Store>(store: &S, superblock: Superblock) -> Result<Found, MediaError
     };
     let slots = bytes(tables::FILE, 2 * tables::slot_bytes(&geometry))?;
     let table = tables::newest(&slots, &id, &geometry)?;
-    let records = u64::from(superblock.journal_records) * RECORD_BYTES as u64;
-    let changes = journal::replay(&bytes(journal::FILE, records)?, table.checkpoint, &geometry)?;
+    let log = bytes(journal::FILE, journal::len_bytes(superblock.journal_records))?;
+    let changes = journal::replay(&log, &id, table.checkpoint, &geometry)?;
     let clean = table.clean && changes.is_empty();
     let mut records = table.records;
     for (zone, record) in changes {
@@ -221,6 +215,22 @@ fn open_existing<S: Store>(store: &S, name: &str, want: u64) -> Result<S::File, 
     }
 }
 
+/// Opens a data file, whose label must be that of this file of the disk.
+fn open_data<S: Store>(
+    store: &S,
+    superblock: &Superblock,
+    number: u32,
+) -> Result<S::File, MediaError> {
+    let Superblock { id, geometry, data_files, .. } = superblock;
+    let (name, share) = (data::name(number), Share { number, files: *data_files });
+    let file = open_existing(store, &name, data::len_bytes(geometry, share))?;
+    let mut label = [0; LABEL_BYTES];
+    let read = file.read_at(data::label_offset(geometry, share), &mut label);
+    read.map_err(about(store, "read", &name))?;
+    data::label(id, number).check(&name, &label)?;
+    Ok(file)
+}
+
 /// Continues with a disk in its recovered state.
 fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S>, MediaError> {
     let Found { superblock, checkpoint, clean, records } = found;
@@ -232,12 +242,12 @@ fn resume<S: Store>(store: S, found: Found, options: &Options) -> Result<Files<S
             CacheMode::Through => None,
             CacheMode::Volatile { bytes } => Some(Overlay::new(bytes / u64::from(data_files))),
         };
-        let file = open(&data_name(number), data_bytes(&geometry, number, data_files))?;
+        let file = open_data(&store, &superblock, number)?;
+        let sync = SharedSync::default();
         let (dirty, given_up) = (SleepLock::new(Vec::new()), SleepLock::new(Vec::new()));
-        data.push(DataFile { file, dirty, given_up, overlay, live: None });
+        data.push(DataFile { file, sync, dirty, given_up, overlay, live: None });
     }
-    let journal_bytes = u64::from(journal_records) * RECORD_BYTES as u64;
-    let journal = Arc::new(open(journal::FILE, journal_bytes)?);
+    let journal = Arc::new(open(journal::FILE, journal::len_bytes(journal_records))?);
     let log = Log {
         journal: Arc::clone(&journal),
         tables: open(tables::FILE, 2 * tables::slot_bytes(&geometry))?,
@@ -317,7 +327,7 @@ impl<S: Store> Files<S> {
         for (number, data) in (0..).zip(&mut self.data) {
             let share = Share { number, files };
             let (name, zones) = (share.name(), share.zones(&self.geometry));
-            let head = live::print_head(&id, &boot, zones.len() as u32);
+            let head = live::print_head(&id, &boot, &self.geometry, share);
             let words = zones.flat_map(|zone| pack(self.found[zone as usize]).to_le_bytes());
             let words: Vec<u8> = words.collect();
             let file = store.create(&name, share.len_bytes(&self.geometry));
@@ -331,6 +341,6 @@ impl<S: Store> Files<S> {
 }
 
 /// The identity of the disk.
-fn locked_id<F>(log: &mut Mutex<Log<F>>) -> super::zone_word::Id {
+fn locked_id<F>(log: &mut Mutex<Log<F>>) -> Id {
     log.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).id
 }

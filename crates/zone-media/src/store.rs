@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io;
 
-use crate::zone_word::Id;
+use crate::head::Id;
 
 /// A directory.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -111,11 +111,12 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     /// If that fails.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Whether the file has more than holes.
+    /// Offset of the first byte that lies in no hole, or of a byte before it; `None` if the file
+    /// has only holes.
     ///
     /// # Errors
     /// If the system does not provide it.
-    fn has_data(&self) -> io::Result<bool>;
+    fn first_data(&self) -> io::Result<Option<u64>>;
 
     /// Makes everything durable that was written before.
     ///

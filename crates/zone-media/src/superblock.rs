@@ -3,7 +3,7 @@
 
 use crate::error::FormatError;
 use crate::geometry::MediaGeometry;
-use crate::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at};
+use crate::head::{self, Id, id_at, u32_at, u64_at};
 
 /// Name of the superblock file.
 pub const FILE: &str = "superblock";
@@ -18,7 +18,7 @@ const END: usize = 72;
 
 /// Whether these may be the bytes of a superblock that was not written completely.
 pub(crate) fn is_begun(bytes: &[u8]) -> bool {
-    bytes.starts_with(&MAGIC) || bytes.iter().take(MAGIC.len()).all(|byte| *byte == 0)
+    head::is_begun(bytes, MAGIC)
 }
 
 /// Maximum number of data files.
@@ -30,7 +30,7 @@ pub const JOURNAL_RECORDS_MAX: u32 = 1 << 20;
 /// The superblock of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Random identity from the creation of the disk. Superblock, tables and live words contain it.
+    /// Random identity from the creation of the disk. Every file but `lock` contains it.
     pub id: Id,
     /// The geometry of the disk.
     pub geometry: MediaGeometry,
@@ -45,9 +45,6 @@ impl Superblock {
     pub fn print(&self) -> Vec<u8> {
         let mut bytes = vec![0; BYTES];
         let geometry = &self.geometry;
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[12..16].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[16..32].copy_from_slice(&self.id);
         bytes[32..40].copy_from_slice(&geometry.bytes.to_le_bytes());
         bytes[40..48].copy_from_slice(&geometry.zone_bytes.to_le_bytes());
         bytes[48..56].copy_from_slice(&geometry.zone_capacity_bytes.to_le_bytes());
@@ -55,8 +52,7 @@ impl Superblock {
         bytes[60..64].copy_from_slice(&geometry.block_bytes.to_le_bytes());
         bytes[64..68].copy_from_slice(&self.data_files.to_le_bytes());
         bytes[68..72].copy_from_slice(&self.journal_records.to_le_bytes());
-        let crc = crc(&bytes[12..]);
-        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        head::seal(&mut bytes, MAGIC, &self.id);
         bytes
     }
 
@@ -65,7 +61,7 @@ impl Superblock {
     /// # Errors
     /// If they are not a superblock that this program knows.
     pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
-        check_head(FILE, bytes, BYTES, MAGIC)?;
+        head::check(FILE, bytes, BYTES, MAGIC)?;
         let superblock = Superblock {
             id: id_at(bytes, 16),
             geometry: MediaGeometry {
@@ -81,44 +77,15 @@ impl Superblock {
         superblock.geometry.check(FILE)?;
         let bounded = |field, value: u32, max, want| match (1..=max).contains(&value) {
             true => Ok(()),
-            false => Err(FormatError::Field { file: FILE, field, value: u64::from(value), want }),
+            false => Err(FormatError::field(FILE, field, u64::from(value), want)),
         };
         bounded("data_files", superblock.data_files, DATA_FILES_MAX, "1 to 256")?;
         let records = superblock.journal_records;
         bounded("journal_records", records, JOURNAL_RECORDS_MAX, "1 to 1048576")?;
         match bytes[END..BYTES].iter().find(|byte| **byte != 0) {
             None => Ok(superblock),
-            Some(byte) => Err(FormatError::Field {
-                file: FILE,
-                field: "a reserved byte",
-                value: u64::from(*byte),
-                want: "0; a newer program may have made this disk",
-            }),
+            Some(byte) => Err(FormatError::reserved(FILE, *byte)),
         }
-    }
-}
-
-/// Checks the common start of superblock, tables and live files: eight magic bytes, the checksum of
-/// everything after it, the version.
-pub(crate) fn check_head(
-    file: &'static str,
-    bytes: &[u8],
-    len: usize,
-    magic: [u8; 8],
-) -> Result<(), FormatError> {
-    if bytes.len() < len {
-        return Err(FormatError::Short { file, len: bytes.len() as u64, want: len as u64 });
-    }
-    if bytes[..8] != magic {
-        return Err(FormatError::Magic { file });
-    }
-    let (found, want) = (crc(&bytes[12..len]), u32_at(bytes, 8));
-    if found != want {
-        return Err(FormatError::Checksum { file, found, want });
-    }
-    match u32_at(bytes, 12) {
-        VERSION => Ok(()),
-        found => Err(FormatError::Version { file, found, known: VERSION }),
     }
 }
 
@@ -141,7 +108,7 @@ mod tests {
     fn forged(at: usize, byte: u8) -> Vec<u8> {
         let mut bytes = superblock().print();
         bytes[at] = byte;
-        let crc = crc(&bytes[12..]);
+        let crc = head::crc(&bytes[12..]);
         bytes[8..12].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
@@ -164,7 +131,7 @@ mod tests {
     #[test]
     fn an_invalid_superblock_field_is_named() {
         let text = |bytes: &[u8]| Superblock::parse(bytes).unwrap_err().to_string();
-        assert!(text(&forged(12, 2)).contains("version 2; this program knows version 1"));
+        assert!(text(&forged(12, 1)).contains("version 1; this program knows version 2"));
         assert!(text(&forged(100, 1)).contains("a reserved byte = 1"));
         assert!(text(&forged(64, 0)).contains("data_files = 0"));
         assert!(text(&superblock().print()[..4095]).contains("has 4095 bytes, not 4096"));

@@ -3,9 +3,8 @@
 
 use crate::error::FormatError;
 use crate::geometry::{MediaGeometry, ZONES_MAX};
-use crate::superblock::check_head;
-use crate::zone_word::ZoneRecord;
-use crate::zone_word::{Id, VERSION, crc, id_at, u32_at, u64_at, unpack};
+use crate::head::{self, Id, is_zero, u32_at, u64_at};
+use crate::zone_word::{ZoneRecord, unpack};
 
 /// Name of the tables file.
 pub const FILE: &str = "tables";
@@ -48,9 +47,6 @@ pub fn slot_of(checkpoint: u64, geometry: &MediaGeometry) -> u64 {
 /// The bytes of a slot.
 pub fn print(id: &Id, checkpoint: u64, clean: bool, words: &[u64]) -> Vec<u8> {
     let mut bytes = vec![0; HEAD + 8 * words.len()];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[12..16].copy_from_slice(&VERSION.to_le_bytes());
-    bytes[16..32].copy_from_slice(id);
     bytes[32..40].copy_from_slice(&checkpoint.to_le_bytes());
     let zones = u32::try_from(words.len()).expect("a medium's zones are bounded");
     bytes[40..44].copy_from_slice(&zones.to_le_bytes());
@@ -58,15 +54,13 @@ pub fn print(id: &Id, checkpoint: u64, clean: bool, words: &[u64]) -> Vec<u8> {
     for (chunk, word) in bytes[HEAD..].chunks_exact_mut(8).zip(words) {
         chunk.copy_from_slice(&word.to_le_bytes());
     }
-    let crc = crc(&bytes[12..]);
-    bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+    head::seal(&mut bytes, MAGIC, id);
     bytes
 }
 
 /// Whether these may be the bytes of a file that the creation of a disk has written, completely or
 /// not: nothing but the first checkpoint.
 pub(crate) fn is_begun(bytes: &[u8]) -> bool {
-    let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let (even, odd) = bytes.split_at(bytes.len() / 2);
     let is_first = odd.starts_with(&MAGIC) && odd.len() >= HEAD && u64_at(odd, 32) == 1;
     (bytes.len() as u64).is_multiple_of(2 * ALIGN)
@@ -81,11 +75,9 @@ pub(crate) fn is_begun(bytes: &[u8]) -> bool {
 pub fn parse(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<ZoneTable, FormatError> {
     let zones = geometry.zone_count();
     let len = HEAD + 8 * zones as usize;
-    check_head(FILE, bytes, len, MAGIC)?;
-    if id_at(bytes, 16) != *id {
-        return Err(FormatError::Foreign { file: FILE });
-    }
-    let field = |field, value, want| Err(FormatError::Field { file: FILE, field, value, want });
+    head::check(FILE, bytes, len, MAGIC)?;
+    head::check_id(FILE, bytes, id)?;
+    let field = |field, value, want| Err(FormatError::field(FILE, field, value, want));
     let (found, flags) = (u32_at(bytes, 40), u32_at(bytes, 44));
     if found != zones {
         return field("zones", u64::from(found), "as many as in `superblock`");
@@ -99,7 +91,7 @@ pub fn parse(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<ZoneTabl
     }
     let words = bytes[HEAD..len].chunks_exact(8).map(|chunk| u64_at(chunk, 0));
     let records = (0..zones).zip(words).map(|(zone, word)| {
-        unpack(word, zone, geometry).ok_or(FormatError::Zone { file: FILE, zone, word })
+        unpack(word, zone, geometry).ok_or(FormatError::zone(FILE, zone, word))
     });
     let records = records.collect::<Result<Vec<_>, _>>()?;
     Ok(ZoneTable { checkpoint, clean: flags & CLEAN != 0, records })
@@ -175,7 +167,8 @@ mod tests {
     fn a_table_of_another_disk_or_an_impossible_zone_is_refused() {
         let bytes = print(&ID, 1, false, &words());
         let other = *b"0123456789abcdeF";
-        assert_eq!(parse(&bytes, &other, &GEOMETRY), Err(FormatError::Foreign { file: FILE }));
+        let refused = parse(&bytes, &other, &GEOMETRY);
+        assert!(matches!(refused, Err(FormatError::Foreign { .. })));
         let mut wrong = words();
         wrong[7] = 2049 << 8 | 4;
         let refused = parse(&print(&ID, 1, false, &wrong), &ID, &GEOMETRY);

@@ -1,5 +1,5 @@
 //! The state of a zone ([`ZoneRecord`]) and its zone word: eight bytes, as every file of a backing
-//! directory stores it, and helpers for numbers and checksums.
+//! directory stores it.
 //!
 //! Bits 0 to 7 are the condition, with the numbers of the ZBC zone descriptor. Bits 8 and up are
 //! the number of written sectors of 512 bytes from the zone's start. Open conditions are not
@@ -8,12 +8,6 @@
 use blockyard_core::zone::ZoneCond;
 
 use crate::geometry::MediaGeometry;
-
-/// Version of the format of all files.
-pub const VERSION: u32 = 1;
-
-/// Identity of a disk or of a boot.
-pub type Id = [u8; 16];
 
 /// The number of written sectors of an unreadable zone.
 pub const UNREADABLE: u64 = u64::MAX >> 8;
@@ -40,26 +34,6 @@ impl ZoneRecord {
     pub fn follows(&self, other: &ZoneRecord) -> bool {
         (self.erasures, self.written_sectors) >= (other.erasures, other.written_sectors)
     }
-}
-
-/// The CRC-32 of IEEE 802.3.
-pub(crate) fn crc(bytes: &[u8]) -> u32 {
-    crc32fast::hash(bytes)
-}
-
-/// The little-endian number at an offset, which must be in range.
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-/// The little-endian number at an offset, which must be in range.
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
-}
-
-/// The identity at an offset, which must be in range.
-pub(crate) fn id_at(bytes: &[u8], at: usize) -> Id {
-    bytes[at..at + 16].try_into().expect("sixteen bytes")
 }
 
 /// A state as it is after a power cut: no zone is open.
@@ -125,12 +99,6 @@ mod tests {
         conventional_zones: 1,
         block_bytes: 512,
     };
-
-    /// The standard check value of CRC-32.
-    #[test]
-    fn the_checksum_is_the_known_one() {
-        assert_eq!(crc(b"123456789"), 0xcbf4_3926);
-    }
 
     #[test]
     fn states_come_back_but_for_being_open() {

@@ -288,6 +288,37 @@ fn damaged_words_of_zones_are_refused_or_are_states_of_zones() {
     assert!(refused > 100, "{refused} changes were refused");
 }
 
+/// A file of another device of the same geometry, or of the same device under another name.
+#[test]
+fn an_exchanged_file_is_refused_by_name() {
+    let (remains, other) = (Remains::new("exchanged"), Remains::new("exchanged-other"));
+    let has_identity = |name: &&String| !["lock", "superblock"].contains(&&name[..]);
+    let refusal = |copy: &Path| files(copy, &config()).unwrap_err().to_string();
+    for name in remains.names.iter().filter(has_identity) {
+        let copy = remains.restore(false);
+        std::fs::copy(other.place.path().join("left").join(name), copy.join(name)).unwrap();
+        let error = refusal(&copy);
+        let expected = format!("`{name}` belongs to another disk: expected ");
+        assert!(error.starts_with(&expected) && error.contains(", found "), "{error}");
+    }
+    for (name, number) in [("data.01", 2), ("data.02", 1), ("live.01", 2)] {
+        let copy = remains.restore(false);
+        let from = format!("{}.{number:02x}", &name[..4]);
+        std::fs::copy(remains.place.path().join("left").join(&from), copy.join(name)).unwrap();
+        let (error, want) = (refusal(&copy), 3 - number);
+        let expected =
+            format!("`{name}` is another file of the disk: expected number {want}, found {number}");
+        assert_eq!(error, expected);
+    }
+    // The refused copies were not changed: with the file of the device it opens.
+    let copy = remains.restore(false);
+    let own = std::fs::read(copy.join("data.01")).unwrap();
+    std::fs::copy(other.place.path().join("left/data.01"), copy.join("data.01")).unwrap();
+    refusal(&copy);
+    std::fs::write(copy.join("data.01"), own).unwrap();
+    assert_eq!(states(&open(&copy, &config())), remains.killed);
+}
+
 #[test]
 fn a_missing_or_short_file_is_refused_by_name() {
     let remains = Remains::new("lengths");

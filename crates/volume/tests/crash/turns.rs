@@ -170,7 +170,7 @@ pub(crate) fn hook(turns: &Turns) -> impl Fn(Operation) + Send + Sync + 'static 
     let turns = turns.clone();
     move |operation| match operation {
         Operation::Read => turns.step_for_read(),
-        Operation::FailedRead | Operation::CheckLocation => {}
+        Operation::FailedRead | Operation::FailedSync | Operation::CheckLocation => {}
         _ => turns.step(),
     }
 }

@@ -361,21 +361,26 @@ fn a_flush_does_not_take_back_what_another_has_made_durable() {
     let directory = SimulatedDirectory::default();
     let store = SimulatedZoneStore::new(&directory);
     let files = Arc::new(open_store(store.clone(), cache));
-    let at = 3 * ZONE_BLOCKS * BLOCK;
+    let at = 2 * ZONE_BLOCKS * BLOCK;
     let state = |cond, written_sectors| ZoneRecord { cond, written_sectors, erasures: 0 };
-    files.write(at, &[1; 512]).unwrap();
-    files.zone_changed(3, state(ZoneCond::ImplicitOpen, 1)).unwrap();
-    let other = Arc::clone(&files);
+    // Zones of both data files: the flush has synced that of zone 2 before it syncs the other one.
+    for zone in [2, 3] {
+        files.write(u64::from(zone) * ZONE_BLOCKS * BLOCK, &[1; 512]).unwrap();
+        files.zone_changed(zone, state(ZoneCond::ImplicitOpen, 1)).unwrap();
+    }
+    let (other, again) = (Arc::clone(&files), store.store.clone());
     store.store.on_next(Operation::Sync, move || {
-        other.write(at + 512, &[2; 1024]).unwrap();
-        other.zone_changed(3, state(ZoneCond::ImplicitOpen, 3)).unwrap();
-        other.flush_range(at, BLOCK).unwrap();
+        again.on_next(Operation::Sync, move || {
+            other.write(at + 512, &[2; 1024]).unwrap();
+            other.zone_changed(2, state(ZoneCond::ImplicitOpen, 3)).unwrap();
+            other.flush_range(at, BLOCK).unwrap();
+        });
     });
     files.flush().unwrap();
     let mut medium = Medium::new();
     directory.changes().iter().for_each(|change| medium.apply(change));
     let found = open(&medium.cut(|_, _| 0), cache);
-    assert_eq!(found.zones()[3], state(ZoneCond::Closed, 3));
+    assert_eq!(found.zones()[2], state(ZoneCond::Closed, 3));
 }
 
 /// Kills the process after every operation.
@@ -459,6 +464,40 @@ fn after_a_failed_sync_nothing_more_is_acknowledged() {
         let failed_syncs = When::After(done);
         fail_in_a_workload(FaultPlan { failed_syncs, ..FaultPlan::default() }, done, true);
     }
+}
+
+/// Regression: the kernel reports a failed write-back to one of several threads that sync a file.
+/// Another thread's durable write was acknowledged before the first one had latched its error.
+#[test]
+fn of_two_syncs_of_a_file_none_is_acknowledged_after_the_first_has_failed() {
+    let store = SimulatedZoneStore::new(&SimulatedDirectory::default());
+    let files = Arc::new(open_store(store.clone(), CacheMode::Through));
+    let zone_bytes = ZONE_BLOCKS * BLOCK;
+    // Zones of the same data file.
+    for zone in [2, 4] {
+        let state = ZoneRecord { cond: ZoneCond::ImplicitOpen, written_sectors: 1, erasures: 0 };
+        files.write(zone * zone_bytes, &[1; BLOCK as usize]).unwrap();
+        files.zone_changed(zone as u32, state).unwrap();
+    }
+    let failed_syncs = When::Only(1);
+    store.store.set_faults(FaultPlan { failed_syncs, ..FaultPlan::default() });
+    let (other, second) = (Arc::clone(&files), Arc::new(OnceLock::new()));
+    let begun = Arc::clone(&second);
+    store.store.on_next(Operation::FailedSync, move || {
+        let thread = std::thread::spawn(move || other.flush_range(4 * zone_bytes, BLOCK).is_ok());
+        // The other thread gets the chance to sync before this one has its error.
+        for _ in 0..100_000 {
+            if thread.is_finished() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        begun.set(thread).unwrap();
+    });
+    files.flush_range(2 * zone_bytes, BLOCK).unwrap_err();
+    let second = Arc::into_inner(second).and_then(OnceLock::into_inner);
+    let is_acknowledged = second.expect("the sync has failed").join().unwrap();
+    assert!(!is_acknowledged, "the second sync has reported success");
 }
 
 /// After a hole cannot be punched, no flush may report success.
