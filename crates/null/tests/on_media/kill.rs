@@ -1,6 +1,7 @@
 //! Kills a process with `kill -9` while its threads append, finish and reset zones of a device in
 //! files, many times on one directory. Nothing that the process had reported as completed may be
-//! missing, and no write pointer may be ahead of its data.
+//! missing, and no write pointer may be ahead of its data. In another test all threads append to
+//! one zone.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -116,29 +117,35 @@ fn fill(io: &mut Io, zone: u64, generation: u64) {
     }
 }
 
-/// Starts the victim, kills it after `count` reports, and collects the reports.
-fn kill_after(directory: &Path, round: u64, count: usize) -> HashMap<u64, Said> {
+/// Starts a victim, and kills it after `count` reports. Returns verbs and numbers of all reports.
+fn kill_after(victim: &str, directory: &Path, round: u64, count: usize) -> Vec<(String, [u64; 3])> {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "kill::victim", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", victim, "--nocapture", "--test-threads=1"]);
     command.env(DIRECTORY, directory).env(ROUND, round.to_string()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    let (mut said, mut lines) = (HashMap::<u64, Said>::new(), 0);
+    let mut reports = Vec::new();
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
         let numbers: Option<Vec<u64>> = words[1..].iter().map(|word| word.parse().ok()).collect();
         // Ignore an incomplete line and the output of the test harness.
-        let Some([zone, generation, sectors]) = numbers.as_deref() else { continue };
-        let finished = words[0] == "finished";
-        said.insert(*zone, Said { generation: *generation, sectors: *sectors, finished });
-        lines += 1;
-        if lines == count {
+        let Some(Ok(numbers)) = numbers.map(<[u64; 3]>::try_from) else { continue };
+        reports.push((words[0].to_owned(), numbers));
+        if reports.len() == count {
             child.kill().unwrap();
         }
     }
     child.wait().unwrap();
-    assert!(lines >= count, "the victim has died of something else");
-    said
+    assert!(reports.len() >= count, "the victim has died of something else");
+    reports
+}
+
+/// The last report of each zone.
+fn last_of_zones(reports: Vec<(String, [u64; 3])>) -> HashMap<u64, Said> {
+    let said = reports.into_iter().map(|(verb, [zone, generation, sectors])| {
+        (zone, Said { generation, sectors, finished: verb == "finished" })
+    });
+    said.collect()
 }
 
 /// What is in a zone; checks that all of its sectors agree.
@@ -179,7 +186,7 @@ fn kills_lose_nothing_that_was_completed() {
     let mut before = HashMap::new();
     for round in 1..=rounds() {
         let count = fastrand::usize(1..if round % 4 == 0 { 3000 } else { 300 });
-        let said = kill_after(&path, round, count);
+        let said = last_of_zones(kill_after("kill::victim", &path, round, count));
         let null = open(&path, round + 1).unwrap();
         let mut zones = Vec::new();
         null.report_zones(Sector(0), usize::MAX, &mut zones).unwrap();
@@ -201,6 +208,147 @@ fn kills_lose_nothing_that_was_completed() {
             before.insert(number, found);
         }
     }
+}
+
+/// Sectors of a zone to which all threads append, and how many of them can be written: more than an
+/// appending victim writes before it is killed.
+const SHARED_ZONE: u64 = 32_768;
+const SHARED_CAPACITY: u64 = 24_576;
+/// Zones of the device with shared zones; each round has another one.
+const SHARED_ZONES: u64 = 4;
+
+fn open_shared(directory: &Path) -> Arc<NullOnMedia<Files>> {
+    let config = NullConfig {
+        size: SHARED_ZONES * SHARED_ZONE * 512,
+        zoned: true,
+        zone_size: SHARED_ZONE * 512,
+        zone_capacity: SHARED_CAPACITY * 512,
+        ..NullConfig::default()
+    };
+    let (geometry, _) = media_geometry(&config).unwrap();
+    let options = Options { journal_records: 64, ..Options::new(geometry) };
+    let files = Files::open(directory, &options).unwrap();
+    Arc::new(NullOnMedia::open_on(&config, files).unwrap())
+}
+
+fn shared_disk(directory: &Path) -> Arc<dyn Disk> {
+    let null = open_shared(directory);
+    Arc::new(Composed::new("z".to_owned(), "null", null, ChannelConfig::default()))
+}
+
+/// An append to a shared zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Append {
+    round: u64,
+    thread: u64,
+    serial: u64,
+    sectors: u64,
+}
+
+impl Append {
+    fn drawn(round: u64, thread: u64, serial: u64) -> Append {
+        Append { round, thread, serial, sectors: 8 * (1 + (serial + thread) % 3) }
+    }
+
+    /// The contents of one of its sectors.
+    fn sector(self, number: u64) -> Vec<u8> {
+        let Append { round, thread, serial, .. } = self;
+        (round << 48 | thread << 40 | serial << 8 | number).to_le_bytes().repeat(64)
+    }
+
+    /// The append whose first sector has these contents.
+    fn of(sector: &[u8]) -> Append {
+        let word = u64::from_le_bytes(sector[..8].try_into().unwrap());
+        Append::drawn(word >> 48, word >> 40 & 0xff, word >> 8 & 0xffff_ffff)
+    }
+}
+
+/// The victim process whose threads append to one zone until it is killed.
+#[test]
+fn appending_victim() {
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    let round: u64 = std::env::var(ROUND).unwrap().parse().unwrap();
+    let disk = shared_disk(Path::new(&directory));
+    let start = Sector(round % SHARED_ZONES * SHARED_ZONE);
+    Io::new(disk.open().unwrap(), 4096).run(Bio::new(Op::ZoneReset, start, 0)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let disk = Arc::clone(&disk);
+            scope.spawn(move || {
+                let mut io = Io::new(disk.open().unwrap(), 1 << 20);
+                for serial in 0.. {
+                    let append = Append::drawn(round, thread, serial);
+                    let bytes: Vec<u8> =
+                        (0..append.sectors).flat_map(|number| append.sector(number)).collect();
+                    let landed = io.append(start, &bytes).unwrap();
+                    say("appended", thread, serial, landed - start);
+                    if serial % 8 == 7 {
+                        io.run(Bio::flush()).unwrap();
+                        say("flushed", thread, serial, 0);
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Threads append to one zone at the same time, 50 times. Every append that was reported is where
+/// it was reported, whole; none overlaps another one, and those of a thread are in their order.
+#[test]
+fn kills_lose_and_overlap_no_append_of_several_threads_to_one_zone() {
+    const ROUNDS: u64 = 50;
+    let place = TempDir::new(&std::env::temp_dir(), "blockyard-null-kill-shared");
+    let path = place.path().join("device");
+    let (mut ends, mut flushes) = (HashMap::new(), 0);
+    for round in 1..=ROUNDS {
+        let count = fastrand::usize(1..400);
+        let reports = kill_after("kill::appending_victim", &path, round, count);
+        let disk = shared_disk(&path);
+        let mut zones = Vec::new();
+        disk.report_zones(Sector(0), usize::MAX, &mut zones).unwrap();
+        let number = round % SHARED_ZONES;
+        let zone = &zones[number as usize];
+        let written = zone.wp - zone.start;
+        let mut bytes = vec![0; written as usize * 512];
+        let mut io = Io::new(disk.open().unwrap(), 1 << 20);
+        for (part, at) in bytes.chunks_mut(1 << 20).zip((0..).step_by(2048)) {
+            io.read(zone.start + at, part).unwrap();
+        }
+        let sector = |at: u64| &bytes[at as usize * 512..][..512];
+        let (mut at, mut next, mut found) = (0, [0; THREADS as usize], HashMap::new());
+        while at < written {
+            let append = Append::of(sector(at));
+            assert_eq!(append.round, round, "sector {at}: {append:?}");
+            assert!(at + append.sectors <= written, "sector {at}: {append:?} is cut");
+            for number in 0..append.sectors {
+                let is_own = sector(at + number) == append.sector(number);
+                assert!(is_own, "round {round}: sector {number} of {append:?} at {at}");
+            }
+            let next = &mut next[append.thread as usize];
+            assert_eq!(append.serial, *next, "sector {at}: {append:?} is missing or there twice");
+            *next += 1;
+            found.insert((append.thread, append.serial), at);
+            at += append.sectors;
+        }
+        for (verb, [thread, serial, reported]) in reports {
+            match verb.as_str() {
+                "appended" => {
+                    let landed = found.get(&(thread, serial));
+                    assert_eq!(landed, Some(&reported), "thread {thread}, append {serial}");
+                }
+                _ => {
+                    flushes += 1;
+                    assert!(serial < next[thread as usize], "it was flushed");
+                }
+            }
+        }
+        ends.insert(number, written);
+        for (zone, written) in &ends {
+            let zone = &zones[*zone as usize];
+            assert_eq!(zone.wp - zone.start, *written, "round {round}: {zone:?}");
+        }
+    }
+    assert!(flushes > 0, "the victims have flushed");
 }
 
 #[test]
