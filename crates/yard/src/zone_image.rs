@@ -30,8 +30,15 @@ pub const MAGIC: &[u8] = b"{\"blockyard_zones\":";
 /// The last bytes of every image.
 const END: [u8; 8] = *b"BLKYZEND";
 
-/// Longest description in bytes: about a million zones that hold data.
+/// Longest description in bytes: 699,045 zones that hold data.
 const LINE_BYTES_MAX: usize = 64 << 20;
+
+/// Most bytes of the description without its zones, and of a zone in it.
+const FIXED_BYTES_MAX: usize = 512;
+const ZONE_ENTRY_BYTES_MAX: usize = 96;
+
+/// Zones of an image: as many as a description can list.
+const ZONES_SAVED_MAX: usize = (LINE_BYTES_MAX - FIXED_BYTES_MAX) / ZONE_ENTRY_BYTES_MAX;
 
 /// Bytes that are read or written at once.
 const PART_BYTES: usize = 256 << 10;
@@ -99,6 +106,15 @@ pub enum ZoneImageError {
     /// The bytes are no image, or a damaged one.
     #[error("this is no image of a zoned device, or it is damaged: {0}")]
     Format(String),
+    /// The device has more written zones than a description may list.
+    #[error(
+        "cannot save the device: more than {zones} of its zones hold something, so the description \
+         would have more than {LINE_BYTES_MAX} bytes"
+    )]
+    TooManyZones {
+        /// Number of zones that fit.
+        zones: usize,
+    },
     /// The image is of a device with another geometry.
     #[error(
         "the image has {field}={image}, the device {field}={device}; expected equal values, but \
@@ -197,11 +213,14 @@ impl ZoneImage {
         ]
     }
 
-    /// Reads the description, and checks that it is consistent with itself.
+    /// Reads the description, and checks that it is consistent with itself. The memory is bounded
+    /// by what a device with `zone_count` zones needs.
     ///
     /// # Errors
-    /// If it is none, is damaged, or says what no device can be.
-    pub fn read(input: &mut impl Read) -> Result<ZoneImage, ZoneImageError> {
+    /// If it is none, is damaged, is longer, or says what no device can be.
+    pub fn read(input: &mut impl Read, zone_count: u32) -> Result<ZoneImage, ZoneImageError> {
+        let zones_bytes = (zone_count as usize).saturating_mul(ZONE_ENTRY_BYTES_MAX);
+        let bytes_max = zones_bytes.saturating_add(FIXED_BYTES_MAX).min(LINE_BYTES_MAX);
         let damaged = |what: String| Err(ZoneImageError::Format(what));
         let mut line = vec![0; MAGIC.len()];
         input.read_exact(&mut line)?;
@@ -210,8 +229,11 @@ impl ZoneImage {
         }
         let mut byte = [0];
         while byte[0] != b'\n' {
-            if line.len() == LINE_BYTES_MAX {
-                return damaged(format!("its description has more than {LINE_BYTES_MAX} bytes"));
+            if line.len() == bytes_max {
+                return damaged(format!(
+                    "its description has more than {bytes_max} bytes, the most that a device with \
+                     {zone_count} zones needs"
+                ));
             }
             input.read_exact(&mut byte)?;
             line.push(byte[0]);
@@ -407,9 +429,14 @@ pub fn save(disk: &dyn Disk, out: &mut impl Write) -> Result<ZoneImageDone, Zone
         if info.cond == ZoneCond::Full && info.wp == info.start + info.sectors {
             finished.push(image.zones.len());
         }
+        let Some(zone) = saved(&zoned, number, info) else { return Ok(()) };
+        // Before memory for more of them is used.
+        if image.zones.len() + active.len() == ZONES_SAVED_MAX {
+            return Err(ZoneImageError::TooManyZones { zones: ZONES_SAVED_MAX });
+        }
         let zones = if is_active(info.cond) { &mut active } else { &mut image.zones };
-        zones.extend(saved(&zoned, number, info));
-        Ok::<_, ZoneImageError>(())
+        zones.push(zone);
+        Ok(())
     })?;
     for at in finished {
         // The zeros at the end are those of the finish.
@@ -420,10 +447,6 @@ pub fn save(disk: &dyn Disk, out: &mut impl Write) -> Result<ZoneImageDone, Zone
     let mut done = ZoneImageDone { zones: image.zones.len() as u64, bytes: 0 };
     let mut line = serde_json::to_vec(&image).expect("a description is plain data");
     line.push(b'\n');
-    if line.len() > LINE_BYTES_MAX {
-        let what = format!("the description would have more than {LINE_BYTES_MAX} bytes");
-        return Err(ZoneImageError::Format(what));
-    }
     let mut write = |bytes: &[u8]| out.write_all(bytes).map_err(ZoneImageError::Io);
     write(&line)?;
     write(&crc32fast::hash(&line).to_le_bytes())?;
@@ -470,7 +493,7 @@ pub fn load(
     force: bool,
 ) -> Result<ZoneImageDone, ZoneImageError> {
     let mut zoned = Zoned::open(disk)?;
-    let image = ZoneImage::read(input)?;
+    let image = ZoneImage::read(input, zoned.zones.zone_count)?;
     check_fits(&zoned, &image)?;
     if !force {
         check_empty(&mut zoned)?;
@@ -632,4 +655,33 @@ fn fill_zone(
         return Err(ZoneImageError::Format(what));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bounds of memory hold for every description that `save` writes.
+    #[test]
+    fn the_longest_description_has_the_length_that_is_reserved() {
+        let longest = ZoneCond::ALL.into_iter().map(ZoneCond::name).max_by_key(|name| name.len());
+        let cond = longest.unwrap().to_owned();
+        let entry = ImageZone { zone: u32::MAX, cond, sectors: u64::MAX };
+        let image = ZoneImage {
+            blockyard_zones: u32::MAX,
+            size_bytes: u64::MAX,
+            block_bytes: u32::MAX,
+            zone_bytes: u64::MAX,
+            zone_capacity_bytes: u64::MAX,
+            conventional: u32::MAX,
+            zones: Vec::new(),
+        };
+        let printed = |image: &ZoneImage| serde_json::to_vec(image).unwrap().len();
+        let fixed = printed(&image);
+        // The line feed.
+        assert!(fixed < FIXED_BYTES_MAX, "{fixed}");
+        let zones = vec![entry; 3];
+        let with_zones = printed(&ZoneImage { zones, ..image });
+        assert!(with_zones - fixed <= 3 * ZONE_ENTRY_BYTES_MAX, "{with_zones}");
+    }
 }

@@ -218,11 +218,33 @@ fn impossible_descriptions_are_refused_with_the_reason() {
         ("{\"zone\":3,\"cond\":\"full\",\"sectors\":0,\"wp\":1}", "unknown field `wp`"),
     ] {
         let image = described(&whole.replace("ZONES", zones));
-        let error = ZoneImage::read(&mut &image[..]).unwrap_err().to_string();
+        let error = ZoneImage::read(&mut &image[..], 16).unwrap_err().to_string();
         assert!(error.contains(want), "{error}");
     }
     let newer = described(&whole.replace("zones\":1", "zones\":2").replace("ZONES", ""));
-    let error = ZoneImage::read(&mut &newer[..]).unwrap_err().to_string();
+    let error = ZoneImage::read(&mut &newer[..], 16).unwrap_err().to_string();
     assert!(error.contains("version 2; this program knows version 1"), "{error}");
-    assert!(ZoneImage::read(&mut &described("[]")[..]).is_err());
+    assert!(ZoneImage::read(&mut &described("[]")[..], 16).is_err());
+}
+
+/// Regression: the description of an image was read up to 64 MiB, whatever the device.
+#[test]
+fn a_description_longer_than_the_zones_of_the_device_need_is_not_read() {
+    /// The start of a description, and then spaces without an end.
+    struct Endless(u64);
+    impl std::io::Read for Endless {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            let start = blockyard_yard::zone_image::MAGIC;
+            for byte in &mut *into {
+                *byte = start.get(self.0 as usize).copied().unwrap_or(b' ');
+                self.0 += 1;
+            }
+            Ok(into.len())
+        }
+    }
+    let disk = made(NULL);
+    let mut image = Endless(0);
+    let error = load(&*disk, &mut image, false).unwrap_err().to_string();
+    assert!(error.contains("description has more than 2048 bytes, the most that a device with 16"));
+    assert_eq!(image.0, 2048, "no more is read");
 }
