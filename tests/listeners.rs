@@ -553,3 +553,40 @@ fn a_block_device_of_the_kernel_that_cannot_be_served_makes_nothing() {
         }
     }
 }
+
+/// A start that ublk refuses, for its kernel or for the shape of a device, leaves no pool.
+#[test]
+fn a_refused_block_device_of_the_kernel_leaves_no_files() {
+    let place = Place::new();
+    let (pool, zones) = (place.file("pool"), place.file("zones"));
+    let volume = format!("volume:///v0?path={pool}&size=64M");
+    let short = format!("null:///z0?size=1026M&zoned=1&zone_size=4M&backing={zones}");
+    let (pid, socket) = (place.file("pid"), place.file("nbd"));
+    let unix = format!("unix:{socket}");
+    let line = ["serve", &volume, &short, "--ublk", "v0", "--ublk", "z0", "--nbd", &unix];
+    let run = blockyard(&[&line[..], &["--control", "none", "--pidfile", &pid]].concat());
+    assert!(run.code != Some(0) && run.err.contains("ublk"), "{run}");
+    for path in [&pool, &zones, &pid, &socket] {
+        assert!(!std::path::Path::new(path).exists(), "{path}: {run}");
+    }
+}
+
+/// What is wrong is found before the kernel is asked, which the tests of guests do.
+#[test]
+fn block_devices_of_the_kernel_are_changed_in_a_running_yard() {
+    let yard = Yard::serve(&[MEM0, N0]);
+    for (args, wanted) in [
+        (["add", "mem1"], "did you mean `mem0`"),
+        (["add", "mem0=x"], "invalid id `x`: expected the N of /dev/ublkbN, 0 to 1048575, or any"),
+        (["remove", "mem1"], "did you mean `mem0`"),
+        (["remove", "mem0"], "`mem0` is no block device of the kernel"),
+        (["remove", "1048576"], "expected the N of /dev/ublkbN, 0 to 1048575"),
+    ] {
+        let run = yard.command(&[&["ublk"][..], &args].concat());
+        assert!(run.code != Some(0) && run.err.contains(wanted), "{args:?}: {run}");
+    }
+    if !std::path::Path::new("/dev/ublk-control").exists() {
+        let run = yard.command(&["ublk", "add", "mem0=0"]);
+        assert!(run.code != Some(0) && run.err.contains("load the driver by"), "{run}");
+    }
+}

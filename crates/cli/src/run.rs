@@ -8,6 +8,7 @@ use std::sync::mpsc::Sender;
 
 use blockyard_yard::control::Event;
 use blockyard_yard::paths::CONTROL_VARIABLE;
+use blockyard_yard::ublk::end_io_flusher;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 
 use crate::failure::{Code, Failure};
@@ -49,9 +50,13 @@ impl RunningCommand {
         if let Some(control) = told.control {
             shell.env(CONTROL_VARIABLE, control);
         }
-        let restore = move || Ok(setrlimit(Resource::Nofile, files)?);
+        let restore = move || {
+            setrlimit(Resource::Nofile, files)?;
+            // A yard that serves ublk starts no I/O to get memory; its command may.
+            end_io_flusher()
+        };
         // SAFETY: after the fork of a process with threads only what is async-signal-safe may be
-        // called; this is one system call.
+        // called; these are two system calls.
         unsafe { shell.pre_exec(restore) };
         let failed = |what: &str| Failure::new(Code::Failed, format!("run: {what}"));
         let mut child = shell.spawn().map_err(|error| failed(&format!("/bin/sh: {error}")))?;

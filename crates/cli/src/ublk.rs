@@ -1,17 +1,19 @@
-//! `ublk`: the ublk devices of this machine, which the kernel knows.
+//! `ublk`: the ublk devices of this machine, which the kernel knows, and those of a running yard.
 
 use std::io::Write;
 
 use blockyard_yard::table::Table;
 use blockyard_yard::ublk::{self, UblkError};
+use blockyard_yard::view::UblkRequest;
 use serde_json::json;
 
-use crate::args::{UblkCommand, UblkListArgs, UblkRemoveArgs};
-use crate::devices::print_json;
+use crate::args::{UblkAddArgs, UblkCommand, UblkListArgs, UblkRemoveArgs, UblkTarget};
+use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
 
 pub(crate) fn run(command: &UblkCommand, out: &mut impl Write) -> Result<(), Failure> {
     match command {
+        UblkCommand::Add(args) => add(args, out),
         UblkCommand::List(args) => list(args, out),
         UblkCommand::Remove(args) => remove(args, out),
     }
@@ -20,10 +22,19 @@ pub(crate) fn run(command: &UblkCommand, out: &mut impl Write) -> Result<(), Fai
 fn failure(error: UblkError) -> Failure {
     let code = match error {
         UblkError::Unknown { .. } => Code::NoSuchDevice,
-        UblkError::InUse { .. } => Code::Refused,
+        UblkError::InUse { .. } | UblkError::NotOurs { .. } => Code::Refused,
         _ => Code::Failed,
     };
     Failure::new(code, error)
+}
+
+fn add(args: &UblkAddArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let ublk::UblkPlace { device, id } = args.place.clone();
+    let served = client(&args.talk).add_ublk(&UblkRequest { device, id })?;
+    if args.talk.json {
+        return print_json(&served, out);
+    }
+    Ok(writeln!(out, "{}: {}", served.device, served.path)?)
 }
 
 fn list(args: &UblkListArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -36,6 +47,7 @@ fn list(args: &UblkListArgs, out: &mut impl Write) -> Result<(), Failure> {
                 "state": it.state,
                 "pid": it.pid,
                 "device": it.device,
+                "is_ours": it.is_ours,
                 "queues": it.queues,
                 "depth": it.depth,
             })
@@ -57,6 +69,18 @@ fn list(args: &UblkListArgs, out: &mut impl Write) -> Result<(), Failure> {
 }
 
 fn remove(args: &UblkRemoveArgs, out: &mut impl Write) -> Result<(), Failure> {
-    ublk::remove(args.id).map_err(failure)?;
-    Ok(writeln!(out, "{}: removed", ublk::block_path(args.id))?)
+    let (id, path) = match &args.target {
+        UblkTarget::Left(id) => {
+            ublk::remove(*id, args.force).map_err(failure)?;
+            (*id, ublk::block_path(*id))
+        }
+        UblkTarget::Device(device) => {
+            let removed = client(&args.talk).remove_ublk(device, args.force)?;
+            (removed.id, removed.path)
+        }
+    };
+    if args.talk.json {
+        return print_json(&json!({ "id": id, "path": path }), out);
+    }
+    Ok(writeln!(out, "{path}: removed")?)
 }

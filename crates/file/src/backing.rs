@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use blockyard_core::owner_only;
 use blockyard_core::provisional::Provisional;
@@ -99,6 +100,17 @@ impl Backing {
     /// The path, for messages.
     pub(crate) fn path(&self) -> &Path {
         &self.locked.path
+    }
+
+    /// What tells the file from one that was made again at the same path: its number, and when it
+    /// was made, as far as the file system knows it. A block device has its number.
+    pub(crate) fn identity(&self) -> String {
+        let Ok(found) = self.locked.file.metadata() else { return String::new() };
+        if self.locked.is_device {
+            return format!("device {}", found.rdev());
+        }
+        let made = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        format!("file {} {}", found.ino(), made.unwrap_or_default().as_nanos())
     }
 
     /// The extent at a sector of the file: a hole, or data.

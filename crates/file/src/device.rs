@@ -98,6 +98,12 @@ impl FileDevice {
         self.shared.backing.provisional()
     }
 
+    /// What tells the file from one that was made again at the same path: its number, and when it
+    /// was made. A block device has its number.
+    pub fn identity(&self) -> String {
+        self.shared.backing.identity()
+    }
+
     /// Whether I/O bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.shared.backing.is_direct

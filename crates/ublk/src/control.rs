@@ -9,6 +9,7 @@ use std::time::Duration;
 use io_uring::squeue::Entry128;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
+use rustix::io::Errno;
 use rustix::process::configure_io_flusher_behavior;
 
 use crate::abi::{
@@ -31,15 +32,35 @@ pub(crate) struct Control {
 }
 
 /// Checks that the kernel has a ublk driver which this process may use, with what every device
-/// needs, and prepares this thread, and all that it starts later, to serve the kernel: to get
-/// memory they do not wait for I/O, which may be to a block device of this process.
+/// needs.
 ///
 /// # Errors
 /// What is missing.
-pub fn prepare_process() -> Result<(), UblkError> {
-    Control::open()?.check_features(feature::USER_COPY)?;
-    configure_io_flusher_behavior(true).map_err(io::Error::from)?;
-    Ok(())
+pub fn check_kernel() -> Result<(), UblkError> {
+    Control::open()?.check_features(feature::USER_COPY)
+}
+
+/// Prepares this thread, and the threads and processes that it starts later, to serve the kernel:
+/// to get memory they do not wait for I/O, which may be to a block device of this process.
+///
+/// # Errors
+/// If the system refuses.
+pub fn begin_io_flusher() -> io::Result<()> {
+    // prctl(2), PR_SET_IO_FLUSHER: a state of the thread, inherited by fork and kept by execve.
+    Ok(configure_io_flusher_behavior(true)?)
+}
+
+/// Makes this thread one as any other again. A process that this one starts calls it before it
+/// executes its program. The call is async-signal-safe.
+///
+/// # Errors
+/// If the system refuses.
+pub fn end_io_flusher() -> io::Result<()> {
+    match configure_io_flusher_behavior(false) {
+        // Without CAP_SYS_RESOURCE the thread cannot have been prepared.
+        Err(Errno::PERM | Errno::INVAL) => Ok(()),
+        ended => Ok(ended?),
+    }
 }
 
 impl Control {

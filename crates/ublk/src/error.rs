@@ -59,6 +59,18 @@ pub enum UblkError {
         /// The state of the block device.
         state: &'static str,
     },
+    /// The block device was left by a device of the same name with other data.
+    #[error(
+        "cannot go on with /dev/ublkb{id}: another device of the name `{name}` has left it, whose \
+         volume, file or directory is at another place or was made again since; `blockyard ublk \
+         remove {id}` removes the block device"
+    )]
+    Replaced {
+        /// The number of the block device.
+        id: u32,
+        /// The name of the device.
+        name: String,
+    },
     /// A program has the block device open that is to be made again.
     #[error(
         "invalid id `{id}`: a program still has {} open; expected a number that is free",
@@ -95,6 +107,17 @@ pub enum UblkError {
         id: u32,
         /// The process.
         pid: i32,
+    },
+    /// The ublk device was made by another program.
+    #[error(
+        "cannot remove ublk device {id} ({state}): another program than Blockyard has made it, and \
+         may go on with it; use --force to remove it"
+    )]
+    NotOurs {
+        /// The number of the block device.
+        id: u32,
+        /// The state of the device.
+        state: &'static str,
     },
     /// The kernel refused a command.
     #[error("cannot {} ublk device {}: {source}", command.verb(), id_text(*id))]

@@ -21,8 +21,9 @@ pub struct MachineDevice {
     pub state: &'static str,
     /// The process of the server, if it is running.
     pub pid: Option<i32>,
-    /// The name of the device in the yard that serves or has served it; `None` for a device of
-    /// another program.
+    /// Whether a yard has made it, and no other program.
+    pub is_ours: bool,
+    /// The name of the device in the yard that serves or has served it, if it is known.
     pub device: Option<String>,
     /// The number of queues.
     pub queues: u16,
@@ -44,6 +45,7 @@ pub fn list() -> Result<Vec<MachineDevice>, UblkError> {
             id,
             state: info.state.name(),
             pid: Some(info.pid).filter(|pid| is_alive(*pid)),
+            is_ours: name_file::is_ours(info.identity),
             device: name_file::read(id, info.identity),
             queues: info.queues,
             depth: info.depth,
@@ -52,15 +54,20 @@ pub fn list() -> Result<Vec<MachineDevice>, UblkError> {
     Ok(devices)
 }
 
-/// Removes a ublk device that has no server. Requests that wait for one fail.
+/// Removes a ublk device that has no server; with `force` also one that another program has made.
+/// Requests that wait for a server fail.
 ///
 /// # Errors
-/// If there is none of this number, a process serves it, or the kernel refuses.
-pub fn remove(id: u32) -> Result<(), UblkError> {
+/// If there is none of this number, a process serves it, another program has made it, or the kernel
+/// refuses.
+pub fn remove(id: u32, force: bool) -> Result<(), UblkError> {
     let mut control = Control::open()?;
     let info = control.info(id)?.ok_or(UblkError::Unknown { id })?;
     if info.state == DeviceState::Live && is_alive(info.pid) {
         return Err(UblkError::InUse { id, pid: info.pid });
+    }
+    if !force && !name_file::is_ours(info.identity) {
+        return Err(UblkError::NotOurs { id, state: info.state.name() });
     }
     control.command(ControlCommand::StopDev, id, 0)?;
     delete(&mut control, id)?;

@@ -19,13 +19,21 @@ fn path(id: u32) -> PathBuf {
     PathBuf::from(DIRECTORY).join(id.to_string())
 }
 
-/// The number by which the kernel keeps apart what block devices are made of: FNV-1a of 64 bits of
-/// a text that describes the device, never 0.
+/// The mark of our devices, in the high 16 bits of their identity.
+const MARK: u64 = 0x4259; // `BY`.
+
+/// The number by which the kernel keeps apart what block devices are made of: a mark, and 48 bits
+/// of a hash (FNV-1a of 64 bits, folded) of a text that describes the device.
 pub(crate) fn identity_of(text: &str) -> u64 {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    hash.max(1)
+    MARK << 48 | (hash ^ hash >> 48) & ((1 << 48) - 1)
+}
+
+/// Whether a device with this identity was made by a yard.
+pub(crate) fn is_ours(identity: u64) -> bool {
+    identity >> 48 == MARK
 }
 
 /// Writes the name of a device. A failure is logged: only listings lack the name then.
@@ -69,6 +77,7 @@ mod tests {
     fn a_name_belongs_to_its_identity() {
         let identity = identity_of("volume:///v0?path=/srv");
         assert_ne!(identity, identity_of("volume:///v0?path=/srw"));
+        assert!(is_ours(identity) && !is_ours(0) && !is_ours(u64::MAX));
         let text = format!("{identity:016x} v0\n");
         assert_eq!(parse(&text, identity), Some("v0".to_owned()));
         assert_eq!(parse(&text, identity + 1), None);

@@ -121,7 +121,8 @@ impl QueueHandle {
 }
 
 fn run(setup: QueueSetup, ready: &Sender<io::Result<()>>, device: &Receiver<Arc<CharDevice>>) {
-    let prepared = Prepared::new(setup);
+    // A yard that got its first block device at run time has not prepared the thread before.
+    let prepared = crate::control::begin_io_flusher().and_then(|()| Prepared::new(setup));
     let mut prepared = match prepared {
         Ok(prepared) => {
             // The other side waits for it.

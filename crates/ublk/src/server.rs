@@ -101,7 +101,7 @@ impl UblkServer {
         control.check_features(features & !feature::CMD_IOCTL_ENCODE)?;
         let identity = name_file::identity_of(&options.identity);
         let left = match options.id {
-            Some(id) => find_left(&mut control, id, identity)?,
+            Some(id) => find_left(&mut control, id, identity, disk.name())?,
             None => {
                 // The kernel may not have noticed yet that the server was killed.
                 let is_left = |it: &DevInfo| match it.state {
@@ -112,7 +112,7 @@ impl UblkServer {
                 let found =
                     machine::find(&mut control, |it| it.identity == identity && is_left(it))?;
                 match found {
-                    Some(info) => find_left(&mut control, info.id, identity)?,
+                    Some(info) => find_left(&mut control, info.id, identity, disk.name())?,
                     None => None,
                 }
             }
@@ -121,6 +121,23 @@ impl UblkServer {
         match left {
             Some(info) => starting.recover(control, &info),
             None => starting.create(control, options.id, features),
+        }
+    }
+
+    /// Checks what [`UblkServer::start`] needs and can be checked before: the shape of a disk, the
+    /// features of the kernel's driver, and that no other server has the number.
+    ///
+    /// # Errors
+    /// As [`UblkServer::start`].
+    pub fn check(disk: &dyn Disk, options: &UblkOptions) -> Result<(), UblkError> {
+        let features = DeviceShape::of(disk)?.features(options.keeps_data);
+        let mut control = Control::open()?;
+        control.check_features(features & !feature::CMD_IOCTL_ENCODE)?;
+        let Some(id) = options.id else { return Ok(()) };
+        let identity = name_file::identity_of(&options.identity);
+        match control.info(id)? {
+            Some(info) if info.identity != identity => Err(foreign(&info, disk.name())),
+            _ => Ok(()),
         }
     }
 
@@ -136,6 +153,11 @@ impl UblkServer {
             read_bytes: sum(|counts| counts.read_bytes.get()),
             written_bytes: sum(|counts| counts.written_bytes.get()),
         }
+    }
+
+    /// Whether the block device is mounted, or used exclusively by another part of the kernel.
+    pub fn is_in_use(&self) -> bool {
+        is_in_use(self.id)
     }
 
     fn running(&self) -> MutexGuard<'_, Vec<QueueHandle>> {
@@ -173,18 +195,18 @@ impl fmt::Debug for UblkServer {
 
 /// The device of a number, if a killed server of the same disk has left it for another one. One
 /// that the kernel has stopped is deleted.
-fn find_left(control: &mut Control, id: u32, identity: u64) -> Result<Option<DevInfo>, UblkError> {
+fn find_left(
+    control: &mut Control,
+    id: u32,
+    identity: u64,
+    name: &str,
+) -> Result<Option<DevInfo>, UblkError> {
     let begin = Instant::now();
     loop {
         let Some(info) = control.info(id)? else { return Ok(None) };
         let is_alive = machine::is_alive(info.pid);
         match info.state {
-            _ if info.identity != identity => {
-                return match info.state {
-                    DeviceState::Live if is_alive => Err(UblkError::Served { id, pid: info.pid }),
-                    state => Err(UblkError::Foreign { id, state: state.name() }),
-                };
-            }
+            _ if info.identity != identity => return Err(foreign(&info, name)),
             DeviceState::Quiesced | DeviceState::FailIo => return Ok(Some(info)),
             DeviceState::Dead => {
                 // A server that is about to start the device has it open.
@@ -204,6 +226,18 @@ fn find_left(control: &mut Control, id: u32, identity: u64) -> Result<Option<Dev
                 thread::sleep(LOOK_INTERVAL);
             }
         }
+    }
+}
+
+/// Why a device of this name cannot have the number of a ublk device of another identity.
+fn foreign(info: &DevInfo, name: &str) -> UblkError {
+    let DevInfo { id, state, pid, identity, .. } = *info;
+    if state == DeviceState::Live && machine::is_alive(pid) {
+        return UblkError::Served { id, pid };
+    }
+    match name_file::read(id, identity).filter(|left| left == name) {
+        Some(name) => UblkError::Replaced { id, name },
+        None => UblkError::Foreign { id, state: state.name() },
     }
 }
 

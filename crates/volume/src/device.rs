@@ -211,6 +211,13 @@ impl<D: SegmentStore> Volume<D> {
         &self.shared.taken.provisional
     }
 
+    /// Identity of the volume: a part of that of the pool, which is drawn when the pool is made,
+    /// and the number of the volume, which the pool never uses again.
+    pub fn identity(&self) -> (u64, u32) {
+        let Shared { running, live, .. } = &*self.shared;
+        (crate::checkpoint::pool_mark(running.pool()), live.meta.id)
+    }
+
     /// The open pool that contains the volume.
     pub fn running(&self) -> &Arc<Running<D>> {
         &self.shared.running

@@ -47,6 +47,7 @@ use request::RequestError;
 
 mod request;
 mod stream;
+mod ublk;
 mod vhost;
 mod volumes;
 
@@ -88,7 +89,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 32] = [
+pub const PATHS: [&str; 33] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -119,6 +120,7 @@ pub const PATHS: [&str; 32] = [
     "/v1/connections",
     "/v1/nvme/listeners",
     "/v1/vhost",
+    "/v1/ublk",
     "/v1/nbd-memory",
     "/metrics",
 ];
@@ -156,6 +158,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/connections", get(connections))
         .route("/v1/nvme/listeners", get(listeners).post(listen).delete(unlisten))
         .route("/v1/vhost", get(vhost::list).post(vhost::listen).delete(vhost::unlisten))
+        .route("/v1/ublk", get(ublk::list).post(ublk::add).delete(ublk::remove))
         .route("/v1/nbd-memory", get(nbd_memory))
         .route("/metrics", get(metrics))
         .fallback(no_such_path)
@@ -193,6 +196,7 @@ impl From<YardError> for ErrorResponse {
             | YardError::NoSuchPool { .. }
             | YardError::NoSuchListener { .. }
             | YardError::NoVhost { .. }
+            | YardError::NoUblk { .. }
             | YardError::Volume(
                 VolumeError::NoSuchVolume { .. }
                 | VolumeError::NoBase { .. }
@@ -206,6 +210,10 @@ impl From<YardError> for ErrorResponse {
             | YardError::VhostListen(_)
             | YardError::VhostBusy { .. }
             | YardError::VhostUsed { .. }
+            | YardError::Ublk(_)
+            | YardError::UblkServed { .. }
+            | YardError::UblkBusy { .. }
+            | YardError::UblkUsed { .. }
             | YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::ZonesUsed { .. }

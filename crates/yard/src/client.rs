@@ -16,7 +16,7 @@ use crate::uri::encode;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
     InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, StatsView,
-    VersionView, VhostRequest, VhostView, ZoneDone, ZoneRequest, ZonesView,
+    UblkRequest, UblkView, VersionView, VhostRequest, VhostView, ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
 use crate::zone_counts::ZoneCountsView;
@@ -328,6 +328,31 @@ impl Client {
     /// If the yard cannot be reached or refuses.
     pub fn unlisten_vhost(&self, device: &str, force: bool) -> Result<VhostView, ClientError> {
         let path = format!("/v1/vhost?device={}&force={force}", encode(device));
+        self.parse(self.exchange(Method::DELETE, &path, Vec::new())?)
+    }
+
+    /// The devices of the yard that are block devices of the kernel.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn ublk(&self) -> Result<Vec<UblkView>, ClientError> {
+        self.get("/v1/ublk")
+    }
+
+    /// Makes a device a block device of the kernel.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn add_ublk(&self, request: &UblkRequest) -> Result<UblkView, ClientError> {
+        self.json(Method::POST, "/v1/ublk", request)
+    }
+
+    /// Removes the block device of a device; with `force` even if it is mounted.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn remove_ublk(&self, device: &str, force: bool) -> Result<UblkView, ClientError> {
+        let path = format!("/v1/ublk?device={}&force={force}", encode(device));
         self.parse(self.exchange(Method::DELETE, &path, Vec::new())?)
     }
 

@@ -23,6 +23,7 @@ use crate::devices::Devices;
 use crate::error::YardError;
 use crate::nvme_listeners::{self, DRAIN, NvmeListeners};
 use crate::spec::DeviceSpec;
+use crate::stack::Made;
 use crate::ublk::{self, UblkError, UblkPlace};
 use crate::vhost::{BoundVhost, VhostPlace};
 
@@ -181,6 +182,7 @@ impl Daemon {
         if options.nbd.iter().filter(|place| **place == Endpoint::Stdio).count() > 1 {
             return Err(DaemonError::StdioTwice);
         }
+        check_ublk(options)?;
         let access = options.nvme_access.load()?;
         let control = Arc::new(Control::default());
         control.paths.allow(&options.api_directories).map_err(DaemonError::ApiDirectory)?;
@@ -221,11 +223,9 @@ impl Daemon {
         daemon.devices.vhost().set_poll_percent(options.vhost_poll);
         let bound = daemon.bind_nbd(options)?;
         let vhost = daemon.bind_vhost(options)?;
-        check_ublk(options)?;
         let nvme = bind_all_nvme(NVME, &options.nvme)?;
         let nvme_discovery = bind_all_nvme(NVME_DISCOVERY, &options.nvme_discovery)?;
-        let added = daemon.devices.add_all(&options.devices);
-        added.map_err(|(name, source)| DaemonError::Device { name, source })?;
+        daemon.add_devices(options)?;
         daemon.serve_vhost(vhost)?;
         let (sender, cleanup) = (daemon.sender(), Arc::clone(&daemon.cleanup));
         daemon
@@ -262,6 +262,20 @@ impl Daemon {
         self.cleanup.add_mount(mount.dir());
         self.mount = Some(mount);
         Ok(())
+    }
+
+    /// Opens the devices. One that the kernel cannot have as a block device is refused before
+    /// anything that the start has made on disk stays.
+    fn add_devices(&self, options: &DaemonOptions) -> Result<(), DaemonError> {
+        let check = |spec: &DeviceSpec, made: &Made| {
+            let place = options.ublk.iter().find(|place| place.device == spec.name());
+            let check = |place| ublk::check(&*made.disk, place, spec, &made.identity);
+            place.map_or(Ok(()), check)
+        };
+        self.devices.add_all(&options.devices, check).map_err(|(name, source)| match source {
+            YardError::Ublk(_) => DaemonError::Ublk { device: name, source },
+            _ => DaemonError::Device { name, source },
+        })
     }
 
     /// Binds the sockets of all NBD servers; `true` stands for standard input and output.
@@ -475,8 +489,9 @@ fn check_ublk(options: &DaemonOptions) -> Result<(), DaemonError> {
     if options.ublk.is_empty() {
         return Ok(());
     }
-    // Before devices start threads.
-    ublk::prepare_process().map_err(DaemonError::UblkMissing)
+    ublk::check_kernel().map_err(DaemonError::UblkMissing)?;
+    // Before the daemon and devices start threads.
+    ublk::begin_io_flusher().map_err(|error| DaemonError::UblkMissing(error.into()))
 }
 
 /// Listens at every address of each endpoint of an option.

@@ -153,7 +153,14 @@ impl Devices {
     /// If there is no such device, it is served already, or the kernel refuses.
     pub(crate) fn serve_ublk(&self, place: &UblkPlace) -> Result<(), YardError> {
         let entry = self.find(&place.device)?;
-        self.ublk.start(entry.shared.clone(), place, &entry.spec)
+        self.ublk.start(&entry, place)?;
+        // A request may have removed or replaced the device meanwhile.
+        let is_same = |now: DeviceEntry| Arc::ptr_eq(&now.disk, &entry.disk);
+        if self.find(&place.device).is_ok_and(is_same) {
+            return Ok(());
+        }
+        self.ublk.remove(&place.device);
+        Err(YardError::UblkBusy { name: place.device.clone() })
     }
 
     /// The block files: every device under its name.
@@ -172,9 +179,13 @@ impl Devices {
     /// Opens devices, and exports them when all are open.
     ///
     /// # Errors
-    /// As [`Devices::add`], for the device of the returned name. Then no client has used a device,
-    /// and what the others made on disk is removed.
-    pub fn add_all(&self, specs: &[DeviceSpec]) -> Result<(), (String, YardError)> {
+    /// As [`Devices::add`], or that of `check`, for the device of the returned name. Then no client
+    /// has used a device, and what the others made on disk is removed.
+    pub(crate) fn add_all(
+        &self,
+        specs: &[DeviceSpec],
+        check: impl Fn(&DeviceSpec, &stack::Made) -> Result<(), YardError>,
+    ) -> Result<(), (String, YardError)> {
         let failed = |spec: &DeviceSpec| {
             let name = spec.name().to_owned();
             |error| (name, error)
@@ -185,7 +196,9 @@ impl Devices {
         }
         let open = |spec: &DeviceSpec| {
             let reserved = self.reserve(spec.name())?;
-            Ok((reserved, stack::open_provisional(spec)?))
+            let made = stack::open_provisional(spec)?;
+            check(spec, &made)?;
+            Ok((reserved, made))
         };
         let opened = specs.iter().map(|spec| open(spec).map_err(failed(spec)));
         let opened: Vec<_> = opened.collect::<Result<_, _>>()?;

@@ -33,6 +33,8 @@ pub struct DeviceEntry {
     pub ram: Option<Arc<Ram>>,
     /// The pool that the device is in, if it is a volume.
     pub pool: Option<Arc<Running>>,
+    /// What tells the data of the device from those of one that was made again at the same place.
+    pub(crate) identity: String,
     /// The device as an NVMe subsystem, if the yard has a table of them.
     nvme: Option<NvmeExport>,
     /// The time at which it was opened.
@@ -60,9 +62,10 @@ impl DeviceEntry {
         shared: SharedDisk,
         nvme: Option<NvmeExport>,
     ) -> DeviceEntry {
-        let Made { disk, notes, ram, pool, .. } = made;
+        let Made { disk, notes, ram, pool, identity, .. } = made;
         let work = Arc::new(Semaphore::new(WORK_MAX));
-        DeviceEntry { spec, disk, notes, ram, pool, nvme, since: Instant::now(), work, shared }
+        let since = Instant::now();
+        DeviceEntry { spec, disk, notes, ram, pool, identity, nvme, since, work, shared }
     }
 
     /// The device as a subsystem, while NVMe is served.

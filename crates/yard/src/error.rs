@@ -283,6 +283,35 @@ pub enum YardError {
         /// The socket.
         at: String,
     },
+    /// The device is a block device of the kernel.
+    #[error("`{name}` is {path} already; a device is one block device at most")]
+    UblkServed {
+        /// The device.
+        name: String,
+        /// The path of the block device.
+        path: String,
+    },
+    /// The device is no block device of the kernel.
+    #[error("`{name}` is no block device of the kernel; `blockyard ublk list` lists those")]
+    NoUblk {
+        /// The device.
+        name: String,
+    },
+    /// Another request makes or removes the block device of the device.
+    #[error("cannot change the block device of `{name}`: another request changes it; try again")]
+    UblkBusy {
+        /// The device.
+        name: String,
+    },
+    /// The block device is mounted.
+    #[error(
+        "{path} is mounted or used by another part of the kernel; unmount it first, or use --force \
+         (`?force=true`), after which programs get errors"
+    )]
+    UblkUsed {
+        /// The path of the block device.
+        path: String,
+    },
     /// A socket for a hypervisor cannot be made.
     #[error(transparent)]
     VhostListen(#[from] ListenError),
@@ -474,11 +503,16 @@ impl YardError {
             YardError::NoSuchDevice { .. } => "no_such_device",
             YardError::Taken { .. }
             | YardError::VhostServed { .. }
+            | YardError::UblkServed { .. }
             | YardError::Export(ExportError::Taken { .. }) => "taken",
             YardError::Full { .. } => "full",
             YardError::Listen { .. } | YardError::VhostListen(_) => "listen_failed",
-            YardError::NoSuchListener { .. } | YardError::NoVhost { .. } => "no_such_listener",
+            YardError::NoSuchListener { .. }
+            | YardError::NoVhost { .. }
+            | YardError::NoUblk { .. } => "no_such_listener",
             YardError::VhostBusy { .. }
+            | YardError::UblkBusy { .. }
+            | YardError::UblkUsed { .. }
             | YardError::VhostUsed { .. }
             | YardError::Busy { .. }
             | YardError::Used { .. }
@@ -545,6 +579,9 @@ impl YardError {
             | YardError::Used { name, .. }
             | YardError::VhostServed { name, .. }
             | YardError::NoVhost { name }
+            | YardError::UblkServed { name, .. }
+            | YardError::NoUblk { name }
+            | YardError::UblkBusy { name }
             | YardError::VhostBusy { name }
             | YardError::VhostUsed { name, .. }
             | YardError::ZonesUsed { name, .. }

@@ -48,6 +48,9 @@ pub struct Made {
     pub pool: Option<Arc<Running>>,
     /// Whether what this opening made on disk stays when the device is closed.
     pub provisional: Provisional,
+    /// What tells the data of this device from those of one that was made again at the same place;
+    /// empty if they have no identity.
+    pub identity: String,
     /// The trace file. Until `keep` is called it has the lines of an earlier device.
     pub trace: Option<String>,
 }
@@ -56,7 +59,8 @@ impl Made {
     /// A device that keeps nothing on disk.
     pub fn without_files(disk: Arc<dyn Disk>) -> Made {
         let (notes, provisional) = (Vec::new(), Provisional::kept());
-        Made { disk, notes, ram: None, pool: None, provisional, trace: None }
+        let identity = String::new();
+        Made { disk, notes, ram: None, pool: None, provisional, identity, trace: None }
     }
 
     /// Keeps what this opening made on disk, and begins the trace. Called once, before the first

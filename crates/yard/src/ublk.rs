@@ -4,12 +4,14 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use blockyard_core::rmw::SharedDisk;
+use blockyard_core::Disk;
 pub use blockyard_ublk::{
-    ID_MAX, MachineDevice, UblkError, UblkInfo, block_path, list, prepare_process, remove,
+    ID_MAX, MachineDevice, UblkError, UblkInfo, begin_io_flusher, block_path, check_kernel,
+    end_io_flusher, list, remove,
 };
 use blockyard_ublk::{UblkOptions, UblkServer};
 
+use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::param::shown;
 use crate::spec::DeviceSpec;
@@ -65,14 +67,53 @@ struct DeviceServer {
     server: UblkServer,
 }
 
+#[derive(Debug, Default)]
+struct UblkTable {
+    servers: Vec<DeviceServer>,
+    /// The names of devices whose servers are being started or stopped: the kernel may take long.
+    changing: Vec<String>,
+}
+
 /// The servers of a yard.
 #[derive(Debug, Default)]
 pub struct UblkServers {
-    table: Mutex<Vec<DeviceServer>>,
+    table: Mutex<UblkTable>,
+}
+
+/// The name of a device whose server is being started or stopped. Dropping it releases the name; it
+/// must not be dropped while the table is locked.
+struct Changing<'s> {
+    servers: &'s UblkServers,
+    device: &'s str,
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.servers.table().changing.retain(|device| device != self.device);
+    }
+}
+
+/// Checks what can be checked before a device that was opened keeps anything: its shape, the
+/// kernel's driver, and that the number is free.
+///
+/// # Errors
+/// As [`UblkServers::start`].
+pub(crate) fn check(
+    disk: &dyn Disk,
+    place: &UblkPlace,
+    spec: &DeviceSpec,
+    data: &str,
+) -> Result<(), YardError> {
+    Ok(UblkServer::check(disk, &options(place, spec, data))?)
+}
+
+fn options(place: &UblkPlace, spec: &DeviceSpec, data: &str) -> UblkOptions {
+    let (identity, keeps_data) = identity(spec, data);
+    UblkOptions { id: place.id, identity, keeps_data }
 }
 
 impl UblkServers {
-    fn table(&self) -> MutexGuard<'_, Vec<DeviceServer>> {
+    fn table(&self) -> MutexGuard<'_, UblkTable> {
         // Every change of the table is one call: a holder that panicked has left it consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,55 +122,77 @@ impl UblkServers {
     ///
     /// # Errors
     /// If it is served already, or the kernel has no ublk driver, refuses or cannot have it.
-    pub(crate) fn start(
-        &self,
-        disk: SharedDisk,
-        place: &UblkPlace,
-        spec: &DeviceSpec,
-    ) -> Result<(), YardError> {
-        if self.find(&place.device).is_some() {
-            let (field, value) = ("ublk", place.device.clone());
-            return Err(YardError::Argument {
-                field,
-                value,
-                wanted: "each device once".to_owned(),
-            });
+    pub(crate) fn start(&self, entry: &DeviceEntry, place: &UblkPlace) -> Result<(), YardError> {
+        let device = place.device.as_str();
+        let _changing = self.begin_change(device)?;
+        if let Some(info) = self.find(device) {
+            let (name, path) = (device.to_owned(), block_path(info.id));
+            return Err(YardError::UblkServed { name, path });
         }
-        let (identity, keeps_data) = identity(spec);
-        let options = UblkOptions { id: place.id, identity, keeps_data };
-        let server = UblkServer::start(disk, &options)?;
-        self.table().push(DeviceServer { device: place.device.clone(), server });
+        let options = options(place, &entry.spec, &entry.identity);
+        let server = UblkServer::start(entry.shared.clone(), &options)?;
+        self.table().servers.push(DeviceServer { device: device.to_owned(), server });
         Ok(())
+    }
+
+    /// Keeps other requests from starting or stopping the server of a device.
+    fn begin_change<'s>(&'s self, device: &'s str) -> Result<Changing<'s>, YardError> {
+        let mut table = self.table();
+        if table.changing.iter().any(|changing| changing == device) {
+            return Err(YardError::UblkBusy { name: device.to_owned() });
+        }
+        table.changing.push(device.to_owned());
+        Ok(Changing { servers: self, device })
     }
 
     /// The state of the server of a device.
     pub fn find(&self, device: &str) -> Option<UblkInfo> {
         let table = self.table();
-        table.iter().find(|it| it.device == device).map(|it| it.server.info())
+        table.servers.iter().find(|it| it.device == device).map(|it| it.server.info())
     }
 
     /// The names of all devices that are served, with the states of their servers.
     pub fn list(&self) -> Vec<(String, UblkInfo)> {
-        self.table().iter().map(|it| (it.device.clone(), it.server.info())).collect()
+        self.table().servers.iter().map(|it| (it.device.clone(), it.server.info())).collect()
     }
 
     /// Completes the requests of a device's block device, and removes it.
     pub(crate) fn remove(&self, device: &str) {
         let removed = {
             let mut table = self.table();
-            let at = table.iter().position(|it| it.device == device);
-            at.map(|at| table.remove(at))
+            let at = table.servers.iter().position(|it| it.device == device);
+            at.map(|at| table.servers.remove(at))
         };
         if let Some(removed) = removed {
             removed.server.stop();
         }
     }
+
+    /// Removes the block device of a device that stays; with `force` also one that is mounted.
+    ///
+    /// # Errors
+    /// If the device has none, it is being started or stopped, or, without `force`, it is mounted.
+    pub(crate) fn unserve(&self, device: &str, force: bool) -> Result<UblkInfo, YardError> {
+        let _changing = self.begin_change(device)?;
+        let info = self.find(device);
+        let info = info.ok_or_else(|| YardError::NoUblk { name: device.to_owned() })?;
+        let is_used = {
+            let table = self.table();
+            table.servers.iter().any(|it| it.device == device && it.server.is_in_use())
+        };
+        if is_used && !force {
+            return Err(YardError::UblkUsed { path: block_path(info.id) });
+        }
+        self.remove(device);
+        Ok(info)
+    }
 }
 
 /// What tells the data of a device from those of another one, and whether all completed writes are
 /// still there after the process was killed. A device that loses some must end with its server: a
-/// file system that goes on would take the success of its next flush for theirs.
-fn identity(spec: &DeviceSpec) -> (String, bool) {
+/// file system that goes on would take the success of its next flush for theirs. `data` is the
+/// identity of what is at the path.
+fn identity(spec: &DeviceSpec, data: &str) -> (String, bool) {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let given = |key| spec.text(key).map(|path| real(Path::new(&path)));
     let (path, keeps_data) = match spec.kind().name {
@@ -155,7 +218,7 @@ fn identity(spec: &DeviceSpec) -> (String, bool) {
         _ => (None, false),
     };
     let path = path.map(|path| path.display().to_string()).unwrap_or_default();
-    (format!("blockyard {} {} {path}", spec.kind().name, spec.name()), keeps_data)
+    (format!("blockyard {} {} {path} {data}", spec.kind().name, spec.name()), keeps_data)
 }
 
 #[cfg(test)]
@@ -178,7 +241,7 @@ mod tests {
 
     #[test]
     fn only_devices_without_writes_in_memory_keep_their_data_over_a_kill() {
-        let identity = |text: &str| identity(&uri::parse(text).unwrap());
+        let identity = |text: &str| identity(&uri::parse(text).unwrap(), "7");
         for (text, keeps) in [
             ("volume:///a?path=/nowhere/p&size=1G", false),
             ("volume:///a?path=/nowhere/p&size=1G&sync=always", true),
@@ -200,7 +263,10 @@ mod tests {
         // A link, or a parameter that changes no data, makes no other device.
         assert_eq!(
             identity("file:///a?path=/dev/../dev/null&read_only=1").0,
-            "blockyard file a /dev/null"
+            "blockyard file a /dev/null 7"
         );
+        // One that was made again at the same path is another one.
+        let spec = uri::parse("file:///a?path=/f").unwrap();
+        assert_ne!(super::identity(&spec, "7"), super::identity(&spec, "8"));
     }
 }

@@ -6,7 +6,7 @@ use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Op, Sector};
 use blockyard_nbd::MemoryUse;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
-use blockyard_ublk::block_path;
+use blockyard_ublk::{UblkInfo, block_path};
 use blockyard_vhost::VhostInfo;
 use serde::{Deserialize, Serialize};
 
@@ -483,6 +483,44 @@ pub struct VhostRequest {
     pub device: String,
     /// Where to listen: `unix:PATH`.
     pub place: String,
+}
+
+/// A device that is a block device of the kernel: `GET /v1/ublk`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct UblkView {
+    /// The device.
+    pub device: String,
+    /// The N of `/dev/ublkbN`.
+    pub id: u32,
+    /// The path of the block device.
+    pub path: String,
+    /// The queues that are served.
+    pub queues: u64,
+    /// Whether an earlier server has made the block device.
+    pub is_recovered: bool,
+}
+
+impl From<(String, UblkInfo)> for UblkView {
+    fn from((device, info): (String, UblkInfo)) -> UblkView {
+        UblkView {
+            device,
+            id: info.id,
+            path: block_path(info.id),
+            queues: info.queues as u64,
+            is_recovered: info.is_recovered,
+        }
+    }
+}
+
+/// `POST /v1/ublk`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct UblkRequest {
+    /// The device.
+    pub device: String,
+    /// The N of `/dev/ublkbN`; without one the kernel chooses it.
+    #[serde(default)]
+    pub id: Option<u32>,
 }
 
 /// `POST /v1/devices`.

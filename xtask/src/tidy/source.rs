@@ -16,7 +16,7 @@ const SMALL_FILE_LINES: usize = 60;
 const COLUMNS_MAX: usize = 100;
 
 /// Small files, each with its reason.
-const SMALL_FILES: [(&str, &str); 23] = [
+const SMALL_FILES: [(&str, &str); 24] = [
     ("crates/cli/src/volume/progress.rs", "the progress line of several volume commands"),
     ("crates/core/src/claim.rs", "shared by the disks of the crate and by exporters"),
     ("crates/core/src/limits.rs", "the limits of a device, which all layers read and none changes"),
@@ -38,6 +38,7 @@ const SMALL_FILES: [(&str, &str); 23] = [
         "above pool, committer and recovery, which may not import one another",
     ),
     ("crates/volume/src/options.rs", "plain data, below everything that has an option"),
+    ("crates/yard/src/api/ublk.rs", "the requests about one protocol a file"),
     ("crates/yard/src/suggestion.rs", "shared by URIs, the configuration and the lab"),
     ("lab/bench/src/clock.rs", "the calendar, which only names of results need"),
     ("lab/bench/src/error.rs", "the error of the lab"),

@@ -1,10 +1,10 @@
 //! `nvme`, `vhost` and `ublk`: where hosts, hypervisors and this machine find devices.
 
 use blockyard_yard::endpoint::Endpoint;
-use blockyard_yard::ublk::parse_id;
+use blockyard_yard::ublk::{UblkPlace, parse_id};
 use clap::{Args, Subcommand};
 
-use super::{TalkArgs, nvme_place};
+use super::{TalkArgs, name, nvme_place, ublk_place};
 
 /// `nvme`.
 #[derive(Debug, Subcommand)]
@@ -54,18 +54,26 @@ pub(crate) struct NvmeUnlistenArgs {
 }
 
 const UBLK_HELP: &str = "\
-These commands ask the kernel and need root, and no yard. A device is `live` while a server serves
-it, `quiesced` while its requests wait for another server: the same `blockyard serve ... --ublk
+`add`, and `remove` of a device's name, ask a yard, which needs root. `list`, and `remove` of a
+number, ask the kernel and need root, and no yard. A device is `live` while a server serves it,
+`quiesced` while its requests wait for another server: the same `blockyard serve ... --ublk
 DEVICE=ID` goes on with it. A `dead` one has no block device.
+
+Examples:
+  blockyard ublk add root=0
+  blockyard ublk remove root
+  blockyard ublk remove 3
 ";
 
 /// `ublk`.
 #[derive(Debug, Subcommand)]
 #[command(after_help = UBLK_HELP)]
 pub(crate) enum UblkCommand {
+    /// Make a device of a yard a block device of this machine
+    Add(UblkAddArgs),
     /// List the ublk devices of this machine, those of other programs included
     List(UblkListArgs),
-    /// Remove a ublk device that has no server; requests that wait for one fail
+    /// Remove the block device of a yard's device, or a ublk device that has no server
     Remove(UblkRemoveArgs),
 }
 
@@ -77,12 +85,45 @@ pub(crate) struct UblkListArgs {
     pub(crate) json: bool,
 }
 
+/// `ublk add`.
+#[derive(Args, Debug)]
+pub(crate) struct UblkAddArgs {
+    /// The device, and the N of /dev/ublkbN; without N the kernel chooses it
+    #[arg(value_name = "DEVICE[=N]", value_parser = ublk_place)]
+    pub(crate) place: UblkPlace,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// What `ublk remove` removes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum UblkTarget {
+    /// The block device of a device of a yard.
+    Device(String),
+    /// A ublk device without a server, by its number.
+    Left(u32),
+}
+
+/// Reads the target of `ublk remove`: digits are a number.
+fn ublk_target(text: &str) -> Result<UblkTarget, String> {
+    match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => parse_id(text).map(UblkTarget::Left),
+        false => name(text).map(UblkTarget::Device),
+    }
+}
+
 /// `ublk remove`.
 #[derive(Args, Debug)]
 pub(crate) struct UblkRemoveArgs {
-    /// The N of /dev/ublkbN
-    #[arg(value_parser = parse_id)]
-    pub(crate) id: u32,
+    /// The device of a yard, or the N of a /dev/ublkbN that has no server; requests that wait for
+    /// one fail
+    #[arg(value_name = "DEVICE|N", value_parser = ublk_target)]
+    pub(crate) target: UblkTarget,
+    /// Remove it even if it is mounted, or if another program has made it
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
 }
 
 /// `vhost`.

@@ -11,12 +11,12 @@ use crate::spec::DeviceSpec;
 pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let opened = FileDevice::open_provisional(&config(spec));
     let device = opened.map_err(|error| refused(spec, error))?;
-    let provisional = device.provisional().clone();
+    let (provisional, identity) = (device.provisional().clone(), device.identity());
     let disk = match device.geometry().zones {
         Some(_) => with_delay::<Zoned, _>(spec, device)?,
         None => with_delay::<Conventional, _>(spec, device)?,
     };
-    Ok(Made { provisional, ..Made::without_files(disk) })
+    Ok(Made { provisional, identity, ..Made::without_files(disk) })
 }
 
 /// Checks the parameters without accessing the file.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockyard_core::zone::ZoneSet;
 use blockyard_null::{IrqMode, Null, NullConfig, NullError, NullOnMedia, media_geometry};
-use blockyard_zone_media::{Files, Options};
+use blockyard_zone_media::{Files, Options, head};
 
 use super::{Made, Zoned, as_given, backing_refused, null_config, with_delay};
 use crate::error::StackError;
@@ -58,11 +58,11 @@ fn on_files(spec: &DeviceSpec, path: &Path) -> Result<Made, StackError> {
     let (geometry, _) = media_geometry(&config)?;
     let files = Files::open_provisional(path, &Options::new(geometry));
     let files = files.map_err(backing_refused)?;
-    let provisional = files.provisional().clone();
+    let (provisional, identity) = (files.provisional().clone(), head::hexadecimal(&files.id()));
     let null = NullOnMedia::open_on(&config, files)?;
     let notes = null.notes().iter().cloned().chain(idle(spec)).collect();
     let disk = with_delay::<Zoned, _>(spec, Arc::new(null))?;
-    Ok(Made { notes, provisional, ..Made::without_files(disk) })
+    Ok(Made { notes, provisional, identity, ..Made::without_files(disk) })
 }
 
 /// A note for each given parameter that has no effect without another one.

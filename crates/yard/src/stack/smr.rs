@@ -10,7 +10,7 @@ use blockyard_smr::sg::Sg;
 use blockyard_smr::timed::Timed;
 use blockyard_smr::timing::DriveTimes;
 use blockyard_smr::transport::ScsiTransport;
-use blockyard_zone_media::{CacheMode, Files, Media, MediaGeometry, MemoryMedium, Options};
+use blockyard_zone_media::{CacheMode, Files, Media, MediaGeometry, MemoryMedium, Options, head};
 
 use super::{Made, Zoned, as_given, backing_refused, with_delay};
 use crate::error::StackError;
@@ -40,8 +40,8 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     if let Some(path) = spec.text("backing") {
         let files = Files::open_provisional(Path::new(&path), &backing(spec, &config));
         let files = files.map_err(backing_refused)?;
-        let provisional = files.provisional().clone();
-        return Ok(Made { provisional, ..on(spec, config, files, notes)? });
+        let (provisional, identity) = (files.provisional().clone(), head::hexadecimal(&files.id()));
+        return Ok(Made { provisional, identity, ..on(spec, config, files, notes)? });
     }
     let refused = |error: std::io::Error| StackError::Refused {
         field: "size",

@@ -18,8 +18,10 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
         .and_then(|config| Volume::open_provisional(config, blockyard_volume::Options::default()));
     let volume = opened.map_err(|error| refused(spec, error))?;
     let (pool, provisional) = (Some(Arc::clone(volume.running())), volume.provisional().clone());
+    let (mark, id) = volume.identity();
+    let identity = format!("{mark:016x}/{id}");
     let disk = with_delay::<Conventional, _>(spec, volume)?;
-    Ok(Made { pool, provisional, ..Made::without_files(disk) })
+    Ok(Made { pool, provisional, identity, ..Made::without_files(disk) })
 }
 
 /// Checks that the parameters do not conflict, without accessing the pool.
