@@ -44,7 +44,7 @@ const BLOCK: usize = 512;
 const BLOCKS: u64 = 256;
 const NQN: &str = "nqn.2026-11.io.blockyard:sim";
 const HOST: &str = "nqn.2026-11.example:host";
-const SCHEDULES: u64 = 260;
+const SCHEDULES: u64 = 156;
 const STEPS: usize = 250;
 /// The most operations that a channel of the device takes at once.
 const CHANNEL_DEPTH: usize = 8;
@@ -59,8 +59,10 @@ struct SimDevice {
     /// Completions that the channels have not reaped.
     completed: Vec<VecDeque<Completion>>,
     open: usize,
-    /// Whether an operation may begin.
+    /// Whether the connection has ended, so that no operation may begin.
     is_over: bool,
+    /// Whether a connection has a turn, which must not wait.
+    is_in_turn: bool,
 }
 
 impl SimDevice {
@@ -203,6 +205,7 @@ impl Drop for SimChannel {
     fn drop(&mut self) {
         let mut device = self.device.lock().unwrap();
         while let Some(at) = device.started.iter().position(|it| it.0 == self.number) {
+            assert!(!device.is_in_turn, "a turn waits for the device");
             device.complete(at);
         }
         device.open -= 1;
@@ -662,7 +665,9 @@ impl Simulation {
         loop {
             let mut is_any = false;
             for it in [&mut self.admin, &mut self.io] {
+                self.device.lock().unwrap().is_in_turn = true;
                 is_any |= it.run(self.now);
+                self.device.lock().unwrap().is_in_turn = false;
                 if it.turn == AfterTurn::Ended
                     && let Some(mut connection) = it.connection.take()
                 {
