@@ -1,12 +1,12 @@
-//! Requests of virtual machines: headers and segments derived from the input, and the rules that
-//! every plan must satisfy.
+//! Requests of virtual machines: chains of descriptors, headers and segments derived from the
+//! input, and the rules that every chain and every plan must satisfy.
 
 use blockyard_core::{Op, Sector, Status, ZoneGeometry};
-use blockyard_vhost::DeviceShape;
 use blockyard_vhost::config_space::{self, CONFIG_BYTES};
 use blockyard_vhost::request::{
     BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, RANGES_MAX, kind,
 };
+use blockyard_vhost::{ChainBuffers, DeviceShape, walk_image};
 
 use crate::input::Input;
 
@@ -28,6 +28,88 @@ pub fn requests(bytes: &[u8]) {
             _ => request(&mut input, &shape),
         }
     }
+}
+
+/// The descriptors of an image of a guest's memory: so few that a chain has room for all buffers,
+/// each in two regions.
+const DESCRIPTORS: u64 = 128;
+const DESCRIPTOR_BYTES: u64 = 16;
+
+/// Interprets the bytes as chains of descriptors, in memory of one region and of two.
+///
+/// # Panics
+/// If a buffer is not in the memory, or a chain depends on where a region ends.
+pub fn chains(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let entries = input.choose(&[1_u16, 2, 8, 32]);
+    let (table_bytes, len) =
+        (DESCRIPTOR_BYTES * u64::from(entries), DESCRIPTORS * DESCRIPTOR_BYTES);
+    let cases = [(); 4].map(|()| {
+        let head = input.below(u64::from(entries) + 1) as u16;
+        // A ring lies in one region; everything else may cross into the second one.
+        (head, table_bytes + below(&mut input, len - table_bytes))
+    });
+    let mut image = Vec::new();
+    (0..DESCRIPTORS).for_each(|_| print_descriptor(&mut input, entries, &mut image));
+    for (head, first_bytes) in cases {
+        let walk = |first_bytes: u64| {
+            let chain = walk_image(&image, first_bytes as usize, entries, head);
+            chain.map(|chain| runs(&chain, len))
+        };
+        let whole = walk(len);
+        assert!(head < entries || whole.is_err(), "{head} of {entries}");
+        let split = walk(first_bytes);
+        assert_eq!(split, whole, "head {head} of {entries}, border at {first_bytes}");
+    }
+}
+
+/// A number below `bound`, from two bytes.
+fn below(input: &mut Input<'_>, bound: u64) -> u64 {
+    (u64::from(input.byte()) << 8 | u64::from(input.byte())) % bound
+}
+
+/// Appends a descriptor: of a buffer or a table, mostly in the memory.
+fn print_descriptor(input: &mut Input<'_>, entries: u16, image: &mut Vec<u8>) {
+    let len = DESCRIPTORS * DESCRIPTOR_BYTES;
+    let from = match input.below(16) {
+        0 => input.word(),
+        1 => len.wrapping_add(input.below(32)).wrapping_sub(16),
+        _ => below(input, len),
+    };
+    let bytes = match input.below(8) {
+        0 => input.word() as u32,
+        1..=3 => DESCRIPTOR_BYTES as u32 * input.below(20) as u32,
+        _ => below(input, 600) as u32,
+    };
+    let flags = match input.below(8) {
+        0 => input.word() as u16,
+        // A table, and buffers that the device writes, with and without a next one.
+        1 => 4,
+        2..=4 => 3,
+        5 => 2,
+        _ => 1,
+    };
+    image.extend_from_slice(&from.to_le_bytes());
+    image.extend_from_slice(&bytes.to_le_bytes());
+    image.extend_from_slice(&flags.to_le_bytes());
+    let next = input.below(u64::from(entries) + 1) as u16;
+    image.extend_from_slice(&next.to_le_bytes());
+}
+
+/// The addresses and lengths of a chain; what is adjacent is one run, of whatever regions.
+fn runs(chain: &ChainBuffers, memory_bytes: u64) -> [Vec<(u64, u64)>; 2] {
+    [&chain.readable, &chain.writable].map(|buffers| {
+        let mut all: Vec<(u64, u64)> = Vec::new();
+        for &(from, len) in buffers {
+            let end = from.checked_add(len).expect("a buffer that was checked");
+            assert!(len > 0 && end <= memory_bytes, "{from} {len}");
+            match all.last_mut() {
+                Some(last) if last.0 + last.1 == from => last.1 += len,
+                _ => all.push((from, len)),
+            }
+        }
+        all
+    })
 }
 
 /// A plain device, or a zoned one with conventional zones.

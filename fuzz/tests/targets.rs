@@ -45,6 +45,7 @@ target!(config, blockyard_fuzz::texts::config);
 target!(fault, blockyard_fuzz::texts::fault);
 target!(stream, blockyard_fuzz::stream::stream);
 target!(ublk_requests, blockyard_fuzz::ublk::requests);
+target!(vhost_chains, blockyard_fuzz::vhost::chains);
 target!(vhost_requests, blockyard_fuzz::vhost::requests);
 target!(volume, blockyard_fuzz::volume::volume);
 target!(zonefs_superblock, blockyard_fuzz::zonefs::superblock);

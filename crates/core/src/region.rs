@@ -61,7 +61,8 @@ impl Region {
     ///
     /// # Safety
     /// - `base` must be valid for reads and writes of `len_bytes` until `owner` is dropped.
-    /// - No Rust reference to any of these bytes may exist while a bio on them is in flight.
+    /// - No Rust reference to any of these bytes may exist while a bio on them is in flight, but a
+    ///   reference to an atomic, for one access.
     pub unsafe fn foreign(
         base: NonNull<u8>,
         len_bytes: usize,

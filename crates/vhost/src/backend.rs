@@ -33,7 +33,7 @@ use crate::memory::{GuestMap, MappedRegion, REGIONS_MAX, RegionPlace};
 use crate::queue::{QueueSetup, RunningQueue};
 use crate::virtqueue::RingPlace;
 
-/// How often the threads that are to end are looked at.
+/// How often `suspend` checks whether the threads that are to end have ended.
 pub(crate) const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A ring, and the thread that serves it.
@@ -45,7 +45,8 @@ struct RingState {
     call: Option<File>,
     error: Option<File>,
     is_enabled: bool,
-    /// The ring is not served again until the guest sets it up again.
+    /// The ring is malformed, or its thread panicked: it is not served until the guest sets it up
+    /// again.
     is_malformed: bool,
     /// Of all threads that have served the ring.
     counts: Arc<QueueCounts>,
@@ -75,8 +76,8 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// The state of a new connection. The threads of its rings may poll for `poll_percent` percent
-    /// of the time.
+    /// The state of a new connection. The threads of its rings may spin for `poll_percent` percent
+    /// of the time, besides the spins that save time.
     pub(crate) fn new(disk: Arc<dyn Disk>, poll_percent: u32) -> Backend {
         let shape = Arc::new(DeviceShape::of(disk.as_ref()));
         let rings = (0..QUEUES_MAX).map(|_| RingState::default()).collect();
@@ -195,9 +196,21 @@ impl Backend {
     /// Ends the thread of a ring; a later start continues after the last chain that it took.
     fn stop_ring(&mut self, index: usize) {
         let ring = &mut self.rings[index];
-        if let Some(end) = ring.running.take().and_then(RunningQueue::stop) {
-            ring.place.next_available = end.next_available;
-            ring.is_malformed = end.is_malformed;
+        let Some(running) = ring.running.take() else { return };
+        match running.stop() {
+            Some(end) => {
+                ring.place.next_available = end.next_available;
+                ring.is_malformed = end.is_malformed;
+            }
+            None => {
+                // What it took is not known: another thread might take a chain a second time.
+                ring.is_malformed = true;
+                tracing::error!(
+                    device = self.disk.as_ref().map(|disk| disk.name()),
+                    ring = index,
+                    "the thread of a ring panicked; the guest has to set the ring up again"
+                );
+            }
         }
     }
 
@@ -489,5 +502,27 @@ impl VhostUserBackendReqHandlerMut for Backend {
 impl Drop for Backend {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockyard_core::Composed;
+    use blockyard_core::channel::ChannelConfig;
+    use blockyard_null::{Null, NullConfig};
+
+    use super::*;
+
+    #[test]
+    fn the_ring_of_a_thread_that_panicked_waits_for_a_new_set_up() {
+        let null = Null::open(NullConfig::default()).expect("the configuration is valid");
+        let config = ChannelConfig { depth: 64 };
+        let disk = Arc::new(Composed::new("d".to_owned(), "null", null, config));
+        let mut backend = Backend::new(disk, 0);
+        backend.rings[0].running = Some(RunningQueue::panicked());
+        backend.stop_ring(0);
+        assert!(backend.rings[0].is_malformed && backend.rings[0].running.is_none());
+        backend.set_vring_addr(0, VhostUserVringAddrFlags::empty(), 0, 0, 0, 0).unwrap();
+        assert!(!backend.rings[0].is_malformed);
     }
 }

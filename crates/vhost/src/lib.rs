@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - [`request`] and [`config_space`] have the formats of VIRTIO 1.3, section 5.2. They do no I/O,
-//!   and a fuzzer drives them.
+//!   and a fuzzer drives them, and the reading of chains ([`walk_image`]).
 //! - The messages of vhost-user are parsed by crate `vhost`; [`backend`] does what they ask for.
 //! - Each ring has a thread and a channel of its own ([`queue`]). Bios point into the memory of the
 //!   guest, so that data are not copied beyond what the device copies.
@@ -23,11 +23,12 @@ pub mod config_space;
 mod device;
 mod inflight;
 mod memory;
-mod poll;
 mod queue;
 pub mod request;
 mod server;
+mod spin;
 mod virtqueue;
 
 pub use device::{DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX};
 pub use server::{VhostInfo, VhostServer};
+pub use virtqueue::{ChainBuffers, walk_image};

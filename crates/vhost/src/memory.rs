@@ -1,7 +1,9 @@
 //! The memory of a guest, which its hypervisor shares with this process.
 //!
-//! The guest changes its memory at any time, so no Rust reference to it exists: copies are made
-//! through raw pointers ([`Region`]), and what is checked is a copy that was made once.
+//! The guest changes its memory at any time, so no Rust reference to it exists but to an
+//! atomic, for one access (an index or a flag of a ring). Everything else is copied through raw
+//! pointers ([`Region`]). What is checked (a descriptor, a header, a segment) is a copy that
+//! was made by volatile reads, so the compiler cannot read the guest's memory a second time.
 //!
 //! A hypervisor that truncates the file of the memory ends every process that touches the lost
 //! pages (SIGBUS). A memfd with the seal `F_SEAL_SHRINK` cannot be truncated.
@@ -70,8 +72,10 @@ impl MappedRegion {
     fn region(&self) -> Option<Arc<Region>> {
         let base = NonNull::new(self.mapping.as_ptr())?;
         let owner = Box::new(Arc::clone(&self.mapping));
-        // SAFETY: the mapping is readable and writable for its length until the owner is dropped;
-        // crate vm-memory and this crate access it by raw pointers only.
+        // SAFETY: the mapping is readable and writable for its length until the owner is dropped.
+        // Bios have the data of requests; this crate accesses those by raw pointers only. Where a
+        // guest lets data overlap a ring, an index of the ring is accessed as an atomic by crate
+        // vm-memory, whose reference lives for that access.
         Some(unsafe { Region::foreign(base, self.mapping.size(), owner) })
     }
 }
@@ -128,6 +132,33 @@ impl GuestMap {
         Ok(GuestMap { regions })
     }
 
+    /// Memory that begins at address 0 with the bytes of an image, in two adjacent regions of which
+    /// the first one has `first_bytes`; in one, if that is the whole image.
+    ///
+    /// # Errors
+    /// If the image or the first region is empty, or the system refuses.
+    pub(crate) fn of_image(image: &[u8], first_bytes: usize) -> io::Result<GuestMap> {
+        let (first, second) = image.split_at(first_bytes.min(image.len()));
+        let (mut mapped, mut guest) = (Vec::new(), 0);
+        for part in [first, second].into_iter().filter(|part| !part.is_empty()) {
+            let mapping = Arc::new(MmapRegion::new(part.len()).map_err(io::Error::other)?);
+            let len = part.len() as u64;
+            let place = RegionPlace { guest, user: guest, len, file_offset: 0 };
+            mapped.push(MappedRegion { place, mapping });
+            guest += len;
+        }
+        let map = GuestMap::new(&mapped)?;
+        let mut pieces = Vec::with_capacity(mapped.len());
+        map.pieces(0, image.len() as u64, &mut pieces);
+        map.write(&pieces, 0, image);
+        Ok(map)
+    }
+
+    /// The address of a piece in the guest.
+    pub(crate) fn address(&self, piece: &GuestPiece) -> u64 {
+        self.regions[usize::from(piece.region)].place.guest + piece.offset
+    }
+
     /// The regions, in the order of their indexes.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
         self.regions.iter().map(|it| &it.region)
@@ -171,11 +202,9 @@ impl GuestMap {
         let _ = mapping.as_volatile_slice().store(value.to_le(), at, order);
     }
 
-    /// Copies bytes at an offset in a run, which must contain them.
+    /// Copies bytes at an offset in a run, which must contain them. Each byte is read once.
     pub(crate) fn copy_from<const N: usize>(&self, run: GuestPiece, at: u64) -> [u8; N] {
-        let mut bytes = [0; N];
-        self.regions[usize::from(run.region)].region.read(run.offset + at, &mut bytes);
-        bytes
+        read_once(&self.regions[usize::from(run.region)].region, run.offset + at)
     }
 
     /// Copies bytes to an offset in a run, which must contain them.
@@ -202,6 +231,26 @@ impl GuestMap {
             from = next;
         }
         true
+    }
+
+    /// Copies a few bytes of pieces, from an offset on, which are then checked: each is read once.
+    /// `None` if the pieces end before.
+    pub(crate) fn read_fixed<const N: usize>(
+        &self,
+        pieces: &[GuestPiece],
+        offset: u64,
+    ) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        let done = self.each(pieces, offset, N, |region, at, done| {
+            if done.len() == N {
+                bytes = read_once(region, at);
+                return;
+            }
+            for (at, byte) in (at..).zip(&mut bytes[done]) {
+                [*byte] = read_once(region, at);
+            }
+        });
+        (done == N).then_some(bytes)
     }
 
     /// Copies bytes of pieces, from an offset on. Returns the number of copied bytes, which is
@@ -242,6 +291,16 @@ impl GuestMap {
         }
         done
     }
+}
+
+/// Copies bytes of a region, which must contain them, and which the guest may change meanwhile. The
+/// read is volatile: the compiler does not read a byte again when the copy is used.
+#[allow(unsafe_code)]
+fn read_once<const N: usize>(region: &Region, at: u64) -> [u8; N] {
+    let from = region.range(at, N as u64).expect("range inside the region");
+    // SAFETY: `range` checked that the bytes lie in mapped memory; an array of bytes needs no
+    // alignment, and any bytes are a value of it.
+    unsafe { from.cast::<[u8; N]>().read_volatile() }
 }
 
 /// The number of bytes of pieces.
@@ -309,7 +368,8 @@ pub(crate) mod tests {
         file
     }
 
-    fn map(guest: u64, user: u64, len: u64) -> MappedRegion {
+    /// A region of memory.
+    pub(crate) fn map(guest: u64, user: u64, len: u64) -> MappedRegion {
         let place = RegionPlace { guest, user, len, file_offset: 0 };
         MappedRegion::map(place, memfd(len)).unwrap()
     }
@@ -342,6 +402,15 @@ pub(crate) mod tests {
         assert_eq!(guest.read(&pieces, 0xff, &mut back[..3]), 3);
         assert_eq!(back[..3], data[0xff..0x102]);
         assert_eq!(guest.read(&pieces, 0x2ff, &mut [0; 2]), 1);
+        assert_eq!(
+            guest.read_fixed(&pieces, 0x200),
+            Some(<[u8; 16]>::try_from(&data[0x200..0x210]).unwrap())
+        );
+        assert_eq!(
+            guest.read_fixed(&pieces, 0xf9),
+            Some(<[u8; 16]>::try_from(&data[0xf9..0x109]).unwrap())
+        );
+        assert_eq!(guest.read_fixed::<16>(&pieces, 0x2f1), None);
     }
 
     #[test]

@@ -36,11 +36,11 @@ use blockyard_sync::atomics::{AtomicU32, Ordering, spin_hint};
 use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
 use crate::inflight::RingRecord;
 use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, copy_head, len_bytes, skip, split_tail};
-use crate::poll::{PollBudget, SpinBudget};
 use crate::request::{
-    BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, RANGES_MAX, ZONE_BYTES, report_header,
+    BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, ZONE_BYTES, report_header,
     zone_descriptor,
 };
+use crate::spin::SpinBudget;
 use crate::virtqueue::{Chain, RingFault, RingPlace, Virtqueue};
 
 /// The most pieces of a chain: its buffers, each of which may lie in several regions of memory.
@@ -59,10 +59,11 @@ const REPORT_ZONES: usize = 64;
 /// The longest sleep while the device works, after which the thread looks for completions.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A spin that has found a request ends when no other one has come for this long, in nanoseconds: a
-/// guest that makes several needs less for each.
+/// Where a sleep brings two requests or more, a spin that has found one ends when no other one has
+/// come for this long, in nanoseconds: a guest that makes several needs less for each.
 const QUIET_NS: u64 = 500;
-/// The longest time that a spin lets the first request wait, in nanoseconds.
+/// The longest time that a spin lets the first request wait, in nanoseconds. The end of the window
+/// and a completion end the wait too.
 const GATHER_NS: u64 = 4_000;
 
 /// The longest sleep of a thread that has nothing to do.
@@ -84,7 +85,7 @@ pub(crate) struct QueueSetup {
     /// Told when the ring is malformed.
     pub(crate) error: Option<File>,
     pub(crate) counts: Arc<QueueCounts>,
-    /// The percentage of the time in which the thread may look for work instead of sleeping.
+    /// The percentage of the time in which the thread may spin, besides the spins that save time.
     pub(crate) poll_percent: u32,
 }
 
@@ -161,6 +162,14 @@ impl RunningQueue {
         self.thread.is_finished()
     }
 
+    /// A ring whose thread panicked.
+    #[cfg(test)]
+    pub(crate) fn panicked() -> RunningQueue {
+        let phase = AtomicU32::new(StopState::SERVING);
+        let stop = Arc::new(StopState { phase, wake: Wake::new().unwrap() });
+        RunningQueue { stop, thread: thread::spawn(|| panic!("this test wants a panic")) }
+    }
+
     /// Waits until the requests that the thread took are answered; `None` if it panicked.
     pub(crate) fn stop(self) -> Option<QueueEnd> {
         self.begin_stop();
@@ -234,12 +243,7 @@ struct QueueThread {
     bios: Vec<Bio>,
     done: Vec<Completion>,
     zones: Vec<ZoneInfo>,
-    /// Whether the guest was not told of the last answers.
-    owes_call: bool,
-    /// Whether the next requests are the first ones after a sleep.
-    has_slept: bool,
-    spin: SpinBudget,
-    poll: PollBudget,
+    budget: SpinBudget,
 }
 
 /// The bounce buffer.
@@ -280,10 +284,7 @@ impl QueueThread {
             bios: Vec::with_capacity(2 * BIOS_PER_REQUEST),
             done: Vec::with_capacity(entries),
             zones: Vec::with_capacity(REPORT_ZONES),
-            owes_call: false,
-            has_slept: false,
-            spin: SpinBudget::new(),
-            poll: PollBudget::new(setup.poll_percent, Monotonic.now().0),
+            budget: SpinBudget::new(setup.poll_percent, Monotonic.now().0),
             setup,
         })
     }
@@ -298,6 +299,8 @@ impl QueueThread {
     fn run(&mut self) -> bool {
         blockyard_os::sharpen_timers();
         let Err(RingFault(text)) = self.serve() else { return true };
+        // The answers that were given before the fault.
+        self.call();
         // Release: as in `StopState::enter`.
         self.stop.phase.store(StopState::FAILED, Ordering::Release);
         tracing::warn!(queue = self.setup.name, "the ring is not served any more: {text}");
@@ -361,8 +364,8 @@ impl QueueThread {
             self.begin(planned);
             taken += 1;
         }
-        if taken > 0 && std::mem::take(&mut self.has_slept) {
-            self.spin.slept(taken);
+        if taken > 0 {
+            self.budget.took(taken);
         }
         Ok(taken)
     }
@@ -402,11 +405,10 @@ impl QueueThread {
     /// Plans the request of the chain, and cuts header and tail off.
     fn plan(&mut self) -> Result<Result<Plan, BlkStatus>, RingFault> {
         let QueueThread { setup, chain, tail, tails, .. } = self;
-        let mut header = [0; HEADER_BYTES];
-        if setup.map.read(&chain.readable, 0, &mut header) < HEADER_BYTES {
-            return Err(RingFault("a request is shorter than its header"));
-        }
         // The only read of the header: the guest may change it now.
+        let Some(header) = setup.map.read_fixed::<HEADER_BYTES>(&chain.readable, 0) else {
+            return Err(RingFault("a request is shorter than its header"));
+        };
         let header = BlkHeader::parse(&header);
         skip(&mut chain.readable, HEADER_BYTES as u64);
         if !split_tail(&mut chain.writable, STATUS_BYTES, tail) {
@@ -516,13 +518,13 @@ impl QueueThread {
 
     /// Makes the bios of a discard or write-zeroes, after all its segments are checked.
     fn start_ranges(&mut self, op: Op, count: u32) -> RequestStart {
-        let mut all = [[0; RANGE_BYTES]; RANGES_MAX as usize];
-        let ranges = &mut all[..count as usize];
-        // The only read of the segments: the guest may change them now.
-        self.setup.map.read(&self.chain.readable, 0, ranges.as_flattened_mut());
         let first = self.bios.len();
-        for range in ranges.iter() {
-            match self.setup.shape.plan_range(op, range) {
+        for index in 0..u64::from(count) {
+            let at = index * RANGE_BYTES as u64;
+            // The only read of the segment: the guest may change it now.
+            let range = self.setup.map.read_fixed::<RANGE_BYTES>(&self.chain.readable, at);
+            let range = range.ok_or(BlkStatus::IoErr);
+            match range.and_then(|range| self.setup.shape.plan_range(op, &range)) {
                 Ok(bio) => {
                     let is_through = self.setup.write_through && op == Op::WriteZeroes;
                     let fua = if is_through { Flags::FUA } else { Flags::NONE };
@@ -648,13 +650,12 @@ impl QueueThread {
         let tail = self.tails[usize::from(head)].pieces();
         let len = len_bytes(tail) as usize;
         self.setup.map.write(tail, 0, &bytes[TAIL_BYTES_MAX - len..]);
-        self.owes_call = true;
         self.ring.answer(head, written.saturating_add(len as u32));
     }
 
     /// Tells the guest of answers, if it wants to know.
     fn call(&mut self) {
-        if std::mem::take(&mut self.owes_call) && self.ring.wants_call() {
+        if self.ring.wants_call() {
             self.tell();
         }
     }
@@ -673,41 +674,41 @@ impl QueueThread {
     /// Waits for work: spins, or sleeps.
     fn rest(&mut self) {
         let start = Monotonic.now();
-        let polled = self.poll.begin(start.0);
         // At zero, the thread sleeps at once.
-        let window = polled.max(self.spin.window());
-        let found = if window > 0 { self.spin(start, window) } else { None };
+        let window = self.budget.begin(start.0, self.channel.in_flight() > 0);
         if window > 0 {
-            let time = Monotonic.now().since(start);
-            self.poll.end(time.min(polled));
-            self.spin.spun(time, found);
+            let (time, found) = self.spin(start, window);
+            self.budget.spun(time, found);
+            if found.is_some() {
+                return;
+            }
         }
-        if found.is_none() {
-            self.sleep();
-        }
+        self.sleep();
     }
 
-    /// Looks for work for as long as the window allows, and lets requests accumulate for a moment.
-    /// Returns the number of requests that it found; `None` if there is no work.
-    fn spin(&mut self, start: Nanos, window: u64) -> Option<u16> {
+    /// Spins for as long as the window allows, and lets requests accumulate for a moment. Returns
+    /// the time in nanoseconds, at most the window, and the number of requests that it found;
+    /// `None` if there is no work.
+    fn spin(&mut self, start: Nanos, window: u64) -> (u64, Option<u16>) {
         // The waiting requests that were seen last, since when, and since when there are any.
         let (mut seen, mut since, mut first) = (0, 0, 0);
-        let (quiet, longest) = if self.spin.gathers() { (QUIET_NS, GATHER_NS) } else { (0, 0) };
+        let (quiet, longest) = if self.budget.gathers() { (QUIET_NS, GATHER_NS) } else { (0, 0) };
         loop {
-            let now = Monotonic.now().since(start);
+            let now = Monotonic.now().since(start).min(window);
+            let is_over = now == window;
             let waiting = if self.has_room() { self.ring.waiting() } else { 0 };
             if waiting != seen {
                 first = if seen == 0 { now } else { first };
                 (seen, since) = (waiting, now);
             }
-            if seen > 0 && (now - since >= quiet || now - first >= longest) {
-                return Some(seen);
+            if seen > 0 && (is_over || now - since >= quiet || now - first >= longest) {
+                return (now, Some(seen));
             }
             if self.execute() > 0 || self.is_stopping() {
-                return Some(seen.max(1));
+                return (now, Some(seen.max(1)));
             }
-            if seen == 0 && now >= window {
-                return None;
+            if is_over {
+                return (now, None);
             }
             spin_hint();
         }
@@ -730,8 +731,7 @@ impl QueueThread {
         if !is_due && (!is_busy || self.descriptor.is_none() || self.channel.may_sleep()) {
             let start = Monotonic.now();
             self.wait(self.descriptor.filter(|_| is_busy), timeout.unwrap_or(IDLE_WAIT));
-            self.poll.slept(Monotonic.now().since(start));
-            self.has_slept = true;
+            self.budget.slept(Monotonic.now().since(start), is_busy);
         }
         self.ring.request_kicks(false);
     }

@@ -18,7 +18,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::device::QUEUE_ENTRIES_MAX;
 use crate::inflight::RingRecord;
-use crate::memory::{GuestMap, GuestPiece};
+use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX};
 
 /// The length of a descriptor, in bytes.
 const DESCRIPTOR_BYTES: u64 = 16;
@@ -62,14 +62,135 @@ pub(crate) struct Chain {
     pub(crate) readable: Vec<GuestPiece>,
     /// What the device writes.
     pub(crate) writable: Vec<GuestPiece>,
+    /// The table that the first descriptor refers to, if it lies in several regions.
+    table: Vec<GuestPiece>,
 }
 
 impl Chain {
     /// A chain of up to `pieces_max` pieces of each kind.
     pub(crate) fn new(pieces_max: usize) -> Chain {
         let pieces = || Vec::with_capacity(pieces_max);
-        Chain { head: 0, readable: pieces(), writable: pieces() }
+        let table = Vec::with_capacity(REGIONS_MAX);
+        Chain { head: 0, readable: pieces(), writable: pieces(), table }
     }
+
+    /// Reads the descriptors of a chain of the table `ring`: VIRTIO 1.3, 2.7.5. Each is read once.
+    fn walk(&mut self, map: &GuestMap, ring: GuestPiece, head: u16) -> Result<(), RingFault> {
+        self.head = head;
+        self.readable.clear();
+        self.writable.clear();
+        // `None` for a table in several regions, which is `self.table` then.
+        let mut table = Some(ring);
+        // A ring has at most QUEUE_ENTRIES_MAX.
+        let mut entries = (ring.len / DESCRIPTOR_BYTES) as u32;
+        let (mut next, mut left, mut is_indirect) = (head, entries, false);
+        loop {
+            if u32::from(next) >= entries {
+                return Err(RingFault("a chain has a descriptor that does not exist"));
+            }
+            let Some(rest) = left.checked_sub(1) else {
+                return Err(RingFault("a chain has more descriptors than its table"));
+            };
+            left = rest;
+            let at = DESCRIPTOR_BYTES * u64::from(next);
+            let bytes = match table {
+                Some(run) => Some(map.copy_from(run, at)),
+                None => map.read_fixed(&self.table, at),
+            };
+            let outside = RingFault("a table of descriptors does not lie in the memory");
+            let descriptor = ChainDescriptor::parse(bytes.ok_or(outside)?);
+            let ChainDescriptor { from, len, flags, .. } = descriptor;
+            if flags & ChainDescriptor::INDIRECT != 0 {
+                // VIRTIO 1.3, 2.7.5.3.1: no table in a table, and no descriptor after it.
+                let entries_max = u32::from(QUEUE_ENTRIES_MAX);
+                let is_table = len.is_multiple_of(16) && (1..=entries_max).contains(&(len / 16));
+                if is_indirect || flags & ChainDescriptor::NEXT != 0 || !is_table {
+                    return Err(RingFault("a table of descriptors is malformed"));
+                }
+                table = map.run(from, len.into());
+                self.table.clear();
+                if table.is_none() && !map.pieces(from, len.into(), &mut self.table) {
+                    return Err(outside);
+                }
+                (entries, is_indirect) = (len / 16, true);
+                (next, left) = (0, entries);
+                continue;
+            }
+            let pieces = match flags & ChainDescriptor::WRITE != 0 {
+                true => &mut self.writable,
+                // VIRTIO 1.3, 2.7.4.2: what the device writes comes last.
+                false if self.writable.is_empty() => &mut self.readable,
+                false => return Err(RingFault("a buffer to read follows one to write")),
+            };
+            if !map.pieces(from, len.into(), pieces) {
+                return Err(RingFault(
+                    "a buffer does not lie in the memory of the guest, or there are too many",
+                ));
+            }
+            if flags & ChainDescriptor::NEXT == 0 {
+                return Ok(());
+            }
+            next = descriptor.next;
+        }
+    }
+}
+
+/// A descriptor of a buffer, or of a table of descriptors.
+#[derive(Clone, Copy, Debug)]
+struct ChainDescriptor {
+    /// The address in the guest.
+    from: u64,
+    /// The length in bytes.
+    len: u32,
+    flags: u16,
+    /// The index of the next descriptor of the chain.
+    next: u16,
+}
+
+impl ChainDescriptor {
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+
+    fn parse(bytes: [u8; DESCRIPTOR_BYTES as usize]) -> ChainDescriptor {
+        let word16 = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        ChainDescriptor {
+            from: u64::from_le_bytes(std::array::from_fn(|at| bytes[at])),
+            len: u32::from_le_bytes(std::array::from_fn(|at| bytes[8 + at])),
+            flags: word16(12),
+            next: word16(14),
+        }
+    }
+}
+
+/// The buffers of a chain, as addresses in the guest and lengths in bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ChainBuffers {
+    /// What the device reads.
+    pub readable: Vec<(u64, u64)>,
+    /// What the device writes.
+    pub writable: Vec<(u64, u64)>,
+}
+
+/// Reads the chain of descriptors with this head as a ring does, for the fuzzer, in a guest whose
+/// memory is this image. A table of `entries` descriptors lies at address 0. A second region of
+/// memory, next to the first one, begins after `first_bytes`.
+///
+/// # Errors
+/// If the chain is malformed, or the table does not lie in the first region.
+pub fn walk_image(
+    image: &[u8],
+    first_bytes: usize,
+    entries: u16,
+    head: u16,
+) -> Result<ChainBuffers, String> {
+    let map = GuestMap::of_image(image, first_bytes).map_err(|error| error.to_string())?;
+    let ring = map.run(0, DESCRIPTOR_BYTES * u64::from(entries));
+    let ring = ring.ok_or("the table does not lie in the first region")?;
+    let mut chain = Chain::new(usize::from(QUEUE_ENTRIES_MAX));
+    chain.walk(&map, ring, head).map_err(|RingFault(text)| text)?;
+    let of = |pieces: &[GuestPiece]| pieces.iter().map(|it| (map.address(it), it.len)).collect();
+    Ok(ChainBuffers { readable: of(&chain.readable), writable: of(&chain.writable) })
 }
 
 /// A ring of the guest.
@@ -105,8 +226,11 @@ impl Virtqueue {
         event_idx: bool,
     ) -> Result<Virtqueue, RingFault> {
         let entries = place.entries;
-        if !entries.is_power_of_two() || entries > QUEUE_ENTRIES_MAX {
-            return Err(RingFault("the number of its entries is no power of two"));
+        if !entries.is_power_of_two() {
+            return Err(RingFault("the number of the ring's entries is no power of two"));
+        }
+        if entries > QUEUE_ENTRIES_MAX {
+            return Err(RingFault("the ring has more than 1,024 entries"));
         }
         let part = |user, entry_bytes, extra_bytes, align| {
             let len = entry_bytes * u64::from(entries) + extra_bytes;
@@ -154,7 +278,7 @@ impl Virtqueue {
 
     /// The number of chains that are available.
     pub(crate) fn waiting(&self) -> u16 {
-        // Relaxed: `take` reads the index again before it reads a chain.
+        // Relaxed: `take` reads chains only up to an index that it read with Acquire.
         let available = self.map.load(self.available, INDEX_AT, Ordering::Relaxed);
         available.wrapping_sub(self.next_available)
     }
@@ -168,19 +292,20 @@ impl Virtqueue {
         if self.seen_available == next {
             // Acquire: pairs with the guest's release of the index. The chains before it, and their
             // descriptors, are complete.
-            self.seen_available = self.map.load(self.available, INDEX_AT, Ordering::Acquire);
-            let waiting = self.seen_available.wrapping_sub(next);
+            let seen = self.map.load(self.available, INDEX_AT, Ordering::Acquire);
+            let waiting = seen.wrapping_sub(next);
             if waiting == 0 {
                 return Ok(false);
             }
             if waiting > self.entries {
                 return Err(RingFault("more chains are available than the ring has entries"));
             }
+            self.seen_available = seen;
         }
         let slot = ENTRIES_AT + AVAILABLE_BYTES * u64::from(next % self.entries);
         let head = self.map.load(self.available, slot, Ordering::Relaxed);
         // The guest must not make the same chain available again before it is answered.
-        self.walk(head, chain)?;
+        chain.walk(&self.map, self.descriptors, head)?;
         if let Some(record) = &mut self.record {
             record.taken(chain.head);
         }
@@ -195,62 +320,8 @@ impl Virtqueue {
     /// If the chain is malformed.
     pub(crate) fn take_again(&mut self, chain: &mut Chain) -> Result<bool, RingFault> {
         match self.unanswered.pop_front() {
-            Some(head) => self.walk(head, chain).map(|()| true),
+            Some(head) => chain.walk(&self.map, self.descriptors, head).map(|()| true),
             None => Ok(false),
-        }
-    }
-
-    /// Reads the descriptors of a chain: VIRTIO 1.3, 2.7.5.
-    fn walk(&self, head: u16, chain: &mut Chain) -> Result<(), RingFault> {
-        const NEXT: u16 = 1;
-        const WRITE: u16 = 2;
-        const INDIRECT: u16 = 4;
-        chain.head = head;
-        chain.readable.clear();
-        chain.writable.clear();
-        let (mut table, mut entries) = (self.descriptors, u32::from(self.entries));
-        let (mut next, mut left, mut is_indirect) = (head, entries, false);
-        loop {
-            if u32::from(next) >= entries {
-                return Err(RingFault("a chain has a descriptor that does not exist"));
-            }
-            let Some(rest) = left.checked_sub(1) else {
-                return Err(RingFault("a chain has more descriptors than its table"));
-            };
-            left = rest;
-            let bytes: [u8; 16] = self.map.copy_from(table, DESCRIPTOR_BYTES * u64::from(next));
-            let word16 = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-            let from = u64::from_le_bytes(std::array::from_fn(|at| bytes[at]));
-            let len = u32::from_le_bytes(std::array::from_fn(|at| bytes[8 + at]));
-            let flags = word16(12);
-            if flags & INDIRECT != 0 {
-                // VIRTIO 1.3, 2.7.5.3.1: no table in a table, and no descriptor after it.
-                let entries_max = u32::from(QUEUE_ENTRIES_MAX);
-                let is_table = len.is_multiple_of(16) && (1..=entries_max).contains(&(len / 16));
-                if is_indirect || flags & NEXT != 0 || !is_table {
-                    return Err(RingFault("a table of descriptors is malformed"));
-                }
-                let run = self.map.run(from, len.into());
-                table = run.ok_or(RingFault("a descriptor does not lie in the memory"))?;
-                (entries, is_indirect) = (len / 16, true);
-                (next, left) = (0, entries);
-                continue;
-            }
-            let pieces = match flags & WRITE != 0 {
-                true => &mut chain.writable,
-                // VIRTIO 1.3, 2.7.4.2: what the device writes comes last.
-                false if chain.writable.is_empty() => &mut chain.readable,
-                false => return Err(RingFault("a buffer to read follows one to write")),
-            };
-            if !self.map.pieces(from, len.into(), pieces) {
-                return Err(RingFault(
-                    "a buffer does not lie in the memory of the guest, or there are too many",
-                ));
-            }
-            if flags & NEXT == 0 {
-                return Ok(());
-            }
-            next = word16(14);
         }
     }
 
@@ -273,9 +344,12 @@ impl Virtqueue {
         }
     }
 
-    /// Whether the guest wants to be told about the answers since the last time.
+    /// Whether there are answers since the last time, and the guest wants to be told about them.
     pub(crate) fn wants_call(&mut self) -> bool {
         let answers = std::mem::take(&mut self.answers);
+        if answers == 0 {
+            return false;
+        }
         // SeqCst: the guest writes its wish and then reads the index of the answers; here the index
         // was written before the wish is read. So one of the two sees the other's write.
         fence(Ordering::SeqCst);
@@ -310,5 +384,273 @@ impl Virtqueue {
         // SeqCst: as in `wants_call`, with the guest's index of available chains.
         fence(Ordering::SeqCst);
         self.waiting() > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::tests::map;
+
+    const ENTRIES: u16 = 8;
+    const REGION_BYTES: u64 = 0x4000;
+    /// Where the guest's memory begins in the hypervisor's process.
+    const USER: u64 = 0x7000_0000;
+    /// Where the three parts of the ring lie in the guest.
+    const AVAILABLE: u64 = 0x100;
+    const USED: u64 = 0x200;
+    /// Where the two events lie in the guest: that of the driver, and that of the device.
+    const USED_EVENT: u64 = AVAILABLE + 4 + 2 * ENTRIES as u64;
+    const AVAILABLE_EVENT: u64 = USED + 4 + 8 * ENTRIES as u64;
+
+    const PLACE: RingPlace = RingPlace {
+        entries: ENTRIES,
+        descriptors: USER,
+        available: USER + AVAILABLE,
+        used: USER + USED,
+        next_available: 0,
+    };
+
+    /// The driver's side of a ring, in two adjacent regions of memory.
+    struct Driver {
+        map: Arc<GuestMap>,
+    }
+
+    impl Driver {
+        fn new() -> Driver {
+            let second = map(REGION_BYTES, USER + REGION_BYTES, REGION_BYTES);
+            let map = GuestMap::new(&[map(0, USER, REGION_BYTES), second]);
+            Driver { map: Arc::new(map.unwrap()) }
+        }
+
+        fn get(&self, at: u64) -> u16 {
+            self.map.load(self.map.run(at, 2).unwrap(), 0, Ordering::Acquire)
+        }
+
+        fn set(&self, at: u64, value: u16) {
+            self.map.store(self.map.run(at, 2).unwrap(), 0, value, Ordering::Release);
+        }
+
+        fn put_descriptor(&self, at: u64, from: u64, len: u32, flags: u16, next: u16) {
+            let mut bytes = [0; DESCRIPTOR_BYTES as usize];
+            bytes[..8].copy_from_slice(&from.to_le_bytes());
+            bytes[8..12].copy_from_slice(&len.to_le_bytes());
+            bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+            bytes[14..].copy_from_slice(&next.to_le_bytes());
+            let mut pieces = Vec::with_capacity(2);
+            assert!(self.map.pieces(at, DESCRIPTOR_BYTES, &mut pieces));
+            assert_eq!(self.map.write(&pieces, 0, &bytes), bytes.len());
+        }
+
+        /// Sets up a ring whose indexes begin at `base`, with chains of one buffer each.
+        fn ring(&self, base: u16, event_idx: bool) -> Virtqueue {
+            for head in 0..ENTRIES {
+                let from = 0x1000 + 0x100 * u64::from(head);
+                self.put_descriptor(16 * u64::from(head), from, 1, ChainDescriptor::WRITE, 0);
+            }
+            self.set(AVAILABLE + 2, base);
+            self.set(USED + 2, base);
+            let place = RingPlace { next_available: base, ..PLACE };
+            Virtqueue::new(&place, Arc::clone(&self.map), None, event_idx).unwrap()
+        }
+
+        /// Makes a chain available.
+        fn offer(&self, head: u16) {
+            let index = self.get(AVAILABLE + 2);
+            self.set(AVAILABLE + 4 + 2 * u64::from(index % ENTRIES), head);
+            self.set(AVAILABLE + 2, index.wrapping_add(1));
+        }
+
+        /// The answer with this index: the head of its chain, and the number of written bytes.
+        fn answer(&self, index: u16) -> (u32, u32) {
+            let at = USED + 4 + 8 * u64::from(index % ENTRIES);
+            let bytes: [u8; 8] = self.map.copy_from(self.map.run(at, 8).unwrap(), 0);
+            let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+            (word(0), word(4))
+        }
+    }
+
+    fn chain() -> Chain {
+        Chain::new(64)
+    }
+
+    /// Takes and answers all chains that are available, and returns their number.
+    fn serve(ring: &mut Virtqueue) -> u16 {
+        let (mut chain, mut count) = (chain(), 0);
+        while ring.take(&mut chain).unwrap() {
+            ring.answer(chain.head, 1);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn indexes_wrap_after_16_bits() {
+        let driver = Driver::new();
+        let mut ring = driver.ring(65_530, true);
+        let (mut index, mut chain) = (65_530_u16, chain());
+        for round in 0..20_u16 {
+            let count = 1 + round % ENTRIES;
+            assert_eq!((ring.waiting(), ring.next_available()), (0, index));
+            (0..count).for_each(|head| driver.offer(head));
+            assert_eq!(ring.waiting(), count, "{index}");
+            for head in 0..count {
+                assert_eq!(ring.take(&mut chain), Ok(true));
+                let buffer =
+                    GuestPiece { region: 0, offset: 0x1000 + 0x100 * u64::from(head), len: 1 };
+                assert_eq!((chain.head, &chain.writable[..]), (head, &[buffer][..]));
+                assert!(chain.readable.is_empty());
+                ring.answer(head, 100 + u32::from(round));
+                assert_eq!(driver.answer(index), (head.into(), 100 + u32::from(round)));
+                index = index.wrapping_add(1);
+                assert_eq!(driver.get(USED + 2), index);
+            }
+            assert_eq!(ring.take(&mut chain), Ok(false));
+            assert!(!ring.request_kicks(true));
+            assert_eq!(driver.get(AVAILABLE_EVENT), index);
+            // The event of the last answer.
+            driver.set(USED_EVENT, index.wrapping_sub(1));
+            assert!(ring.wants_call(), "{index}");
+        }
+        assert!(index < 65_530, "the indexes wrapped");
+    }
+
+    #[test]
+    fn a_call_is_wanted_for_an_event_among_the_answers_alone() {
+        for base in [0, 100, 65_530, 65_533, 65_535] {
+            for before in -3..=6_i16 {
+                let driver = Driver::new();
+                let mut ring = driver.ring(base, true);
+                driver.set(USED_EVENT, base.wrapping_add_signed(before));
+                assert!(!ring.wants_call(), "nothing is answered");
+                (0..3).for_each(|head| driver.offer(head));
+                assert_eq!(serve(&mut ring), 3);
+                assert_eq!(ring.wants_call(), (0..3).contains(&before), "{base} {before}");
+                assert!(!ring.wants_call(), "the answers were considered before");
+            }
+        }
+    }
+
+    #[test]
+    fn without_event_indexes_the_flags_suppress_calls_and_kicks() {
+        let driver = Driver::new();
+        let mut ring = driver.ring(0, false);
+        for (flags, wanted) in [(0, true), (NO_NOTIFICATION, false), (0, true)] {
+            // VIRTIO 1.3, 2.7.7: the index of the event is not used.
+            driver.set(USED_EVENT, 1000);
+            driver.set(AVAILABLE, flags);
+            assert!(!ring.wants_call(), "nothing is answered");
+            driver.offer(0);
+            assert_eq!(serve(&mut ring), 1);
+            assert_eq!(ring.wants_call(), wanted);
+            assert!(!ring.wants_call(), "the answers were considered before");
+        }
+        assert!(!ring.request_kicks(false));
+        assert_eq!(driver.get(USED), NO_NOTIFICATION);
+        assert!(!ring.request_kicks(true));
+        assert_eq!(driver.get(USED), 0);
+        driver.offer(1);
+        assert!(ring.request_kicks(true), "a chain came before kicks were wanted");
+        assert_eq!(driver.get(AVAILABLE_EVENT), 0);
+    }
+
+    #[test]
+    fn with_event_indexes_a_kick_is_requested_by_the_event() {
+        let driver = Driver::new();
+        let mut ring = driver.ring(5, true);
+        driver.offer(0);
+        assert!(ring.request_kicks(true), "a chain is available");
+        assert_eq!(driver.get(AVAILABLE_EVENT), 5);
+        assert_eq!(serve(&mut ring), 1);
+        assert!(!ring.request_kicks(false));
+        assert_eq!((driver.get(AVAILABLE_EVENT), driver.get(USED)), (5, 0));
+        assert!(!ring.request_kicks(true));
+        assert_eq!(driver.get(AVAILABLE_EVENT), 6);
+    }
+
+    #[test]
+    fn rings_that_are_misaligned_or_cross_a_border_are_refused() {
+        let driver = Driver::new();
+        let made = |place: RingPlace| {
+            let ring = Virtqueue::new(&place, Arc::clone(&driver.map), None, true);
+            ring.err().map(|RingFault(text)| text)
+        };
+        assert_eq!(made(PLACE), None);
+        let (end, outside) =
+            (USER + REGION_BYTES, Some("the ring does not lie in the memory of the guest"));
+        let misaligned = Some("the ring is not aligned");
+        for (descriptors, fault) in [
+            (USER + 8, misaligned),
+            (end - 16 * 8, None),
+            (end - 16 * 7, outside),
+            (end + REGION_BYTES - 16 * 7, outside),
+            (USER - 16, outside),
+        ] {
+            assert_eq!(made(RingPlace { descriptors, ..PLACE }), fault, "{descriptors:#x}");
+        }
+        for (available, fault) in
+            [(USER + 0x101, misaligned), (end - 22, None), (end - 20, outside), (u64::MAX, outside)]
+        {
+            assert_eq!(made(RingPlace { available, ..PLACE }), fault, "{available:#x}");
+        }
+        for (used, fault) in
+            [(USER + 0x202, misaligned), (end - 72, None), (end - 68, outside), (0, outside)]
+        {
+            assert_eq!(made(RingPlace { used, ..PLACE }), fault, "{used:#x}");
+        }
+        let odd = Some("the number of the ring's entries is no power of two");
+        let long = Some("the ring has more than 1,024 entries");
+        for (entries, fault) in [(0, odd), (3, odd), (1, None), (2048, long)] {
+            assert_eq!(made(RingPlace { entries, ..PLACE }), fault, "{entries}");
+        }
+    }
+
+    #[test]
+    fn more_chains_than_entries_are_a_fault() {
+        let driver = Driver::new();
+        let mut ring = driver.ring(65_530, true);
+        driver.set(AVAILABLE + 2, 65_530_u16.wrapping_add(ENTRIES + 1));
+        assert!(ring.take(&mut chain()).is_err());
+        driver.set(AVAILABLE + 2, 65_529);
+        assert!(ring.take(&mut chain()).is_err(), "the index went back");
+    }
+
+    #[test]
+    fn a_table_may_lie_in_two_adjacent_regions() {
+        let driver = Driver::new();
+        let mut ring = driver.ring(0, true);
+        for before in 0..=48 {
+            let table = REGION_BYTES - before;
+            let next = ChainDescriptor::NEXT;
+            driver.put_descriptor(table, 0x1000, 16, next, 1);
+            driver.put_descriptor(table + 16, 0x2000, 512, next | ChainDescriptor::WRITE, 2);
+            driver.put_descriptor(table + 32, 0x3000, 1, ChainDescriptor::WRITE, 0);
+            driver.put_descriptor(0, table, 48, ChainDescriptor::INDIRECT, 0);
+            driver.offer(0);
+            let mut chain = chain();
+            assert_eq!(ring.take(&mut chain), Ok(true), "{before}");
+            let piece = |offset, len| GuestPiece { region: 0, offset, len };
+            assert_eq!(chain.readable, [piece(0x1000, 16)], "{before}");
+            assert_eq!(chain.writable, [piece(0x2000, 512), piece(0x3000, 1)], "{before}");
+        }
+        // The table ends after the memory.
+        driver.put_descriptor(0, 2 * REGION_BYTES - 32, 48, ChainDescriptor::INDIRECT, 0);
+        driver.offer(0);
+        assert!(ring.take(&mut chain()).is_err());
+    }
+
+    #[test]
+    fn an_image_is_read_as_a_ring_is() {
+        let mut image = [0; 64];
+        image[0] = 40;
+        image[8] = 20;
+        image[12] = ChainDescriptor::WRITE as u8;
+        let buffers = |writable: &[(u64, u64)]| {
+            Ok(ChainBuffers { readable: Vec::new(), writable: writable.to_vec() })
+        };
+        assert_eq!(walk_image(&image, 64, 1, 0), buffers(&[(40, 20)]));
+        assert_eq!(walk_image(&image, 50, 1, 0), buffers(&[(40, 10), (50, 10)]));
+        assert!(walk_image(&image, 64, 1, 1).is_err());
+        assert!(walk_image(&image, 15, 1, 0).is_err());
     }
 }

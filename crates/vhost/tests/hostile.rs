@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use blockyard_vhost::request::kind;
 use guest::{
-    Buffer, DATA, ENTRIES, Guest, REGION_BYTES, disk, into, out, plain, print_header, serve, slow,
+    Buffer, DATA, ENTRIES, Guest, PATIENCE, REGION_BYTES, disk, into, is_told, out, plain,
+    print_header, serve, slow,
 };
 use vhost::VhostBackend;
 
@@ -21,8 +22,9 @@ fn breaks_the_ring(case: &str, lie: impl FnOnce(&mut Guest)) {
     assert_eq!(guest.request(kind::OUT, 0, &[7; 512], 0).0, 0, "{case}");
     lie(&mut guest);
     guest.kick(0);
+    guest.wait_for_fault(0, case);
     // The thread ends, after which the ring has no answers.
-    assert_eq!(guest.try_answer(0, Duration::from_millis(50)), None, "{case}");
+    assert_eq!(guest.try_answer(0, Duration::ZERO), None, "{case}");
     let (header, status) = (DATA, DATA + 16);
     guest.put(header, &print_header(kind::IN, 0));
     guest.offer(1, &[out(header, 16), into(DATA + 4096, 512), into(status, 1)]);
@@ -64,6 +66,17 @@ fn malformed_chains_end_their_ring_alone() {
         let memory = guest.memory.clone();
         guest.rings[0].set_available(&memory, 5000);
     });
+    breaks_the_ring("a chain that is a loop of headers", |guest| {
+        let memory = guest.memory.clone();
+        let loop_back = out(DATA, 8);
+        guest.rings[0].put_descriptor(&memory, 9, &loop_back, Some(9), 0);
+        guest.rings[0].make_available(&memory, 9);
+    });
+}
+
+#[test]
+fn malformed_tables_end_their_ring_alone() {
+    let header = |guest: &Guest| guest.put(DATA, &print_header(kind::IN, 0));
     breaks_the_ring("a table of descriptors outside the memory", |guest| {
         let memory = guest.memory.clone();
         let table = Buffer { at: 3 * REGION_BYTES, len: 64, is_written: false };
@@ -76,27 +89,73 @@ fn malformed_chains_end_their_ring_alone() {
         guest.rings[0].put_descriptor(&memory, 9, &table, None, 4);
         guest.rings[0].make_available(&memory, 9);
     });
-    breaks_the_ring("a chain that is a loop of headers", |guest| {
-        let memory = guest.memory.clone();
-        let loop_back = out(DATA, 8);
-        guest.rings[0].put_descriptor(&memory, 9, &loop_back, Some(9), 0);
-        guest.rings[0].make_available(&memory, 9);
-    });
     breaks_the_ring("an endless chain of empty buffers", |guest| {
         let memory = guest.memory.clone();
-        // The only descriptor of a table that claims to have as many as can be.
-        let table = Buffer { at: DATA, len: u32::MAX - 15, is_written: false };
+        // A valid table of two descriptors, the first of which is the next one of itself.
+        let table = Buffer { at: DATA, len: 32, is_written: false };
         guest::descriptor(&memory, DATA, &out(DATA, 0), Some(0), 0);
         guest.rings[0].put_descriptor(&memory, 9, &table, None, 4);
         guest.rings[0].make_available(&memory, 9);
     });
-    breaks_the_ring("more buffers than a request may have", |guest| {
+    breaks_the_ring("an endless chain in the longest table", |guest| {
+        let memory = guest.memory.clone();
+        let at = DATA + (256 << 10);
+        for index in 0..1024_u16 {
+            let next = Some((index + 1) % 1024);
+            guest::descriptor(&memory, at + 16 * u64::from(index), &out(DATA, 0), next, 0);
+        }
+        let table = Buffer { at, len: 1024 * 16, is_written: false };
+        guest.rings[0].put_descriptor(&memory, 9, &table, None, 4);
+        guest.rings[0].make_available(&memory, 9);
+    });
+    breaks_the_ring("a table that is longer than a table may be", |guest| {
         header(guest);
         let mut buffers = vec![out(DATA, 16)];
-        buffers.extend((0..4000).map(|_| into(DATA + 4096, 512)));
+        buffers.extend((0..1023).map(|_| into(DATA + 4096, 512)));
         buffers.push(into(DATA + 16, 1));
         guest.offer_indirect(0, DATA + (256 << 10), &buffers);
     });
+    breaks_the_ring("more pieces of memory than a request may have", |guest| {
+        header(guest);
+        // A valid table, each of whose buffers lies in two regions.
+        let mut buffers = vec![out(DATA, 16)];
+        buffers.extend((0..1022).map(|_| into(REGION_BYTES - 256, 512)));
+        buffers.push(into(DATA + 16, 1));
+        guest.offer_indirect(0, DATA + (256 << 10), &buffers);
+    });
+}
+
+/// The longest table, with all buffers in one region each, is served.
+#[test]
+fn a_request_of_as_many_buffers_as_a_table_may_have_is_answered() {
+    let served = serve(disk("d", plain()));
+    let mut guest = Guest::connect(&served, 1, 0);
+    guest.put(DATA, &print_header(kind::IN, 0));
+    let mut buffers = vec![out(DATA, 16)];
+    buffers.extend((0..1022).map(|_| into(DATA + 4096, 512)));
+    buffers.push(into(DATA + 16, 1));
+    let head = guest.offer_indirect(0, DATA + (256 << 10), &buffers);
+    guest.kick(0);
+    assert_eq!(guest.answer(0), (head, 1022 * 512 + 1));
+}
+
+/// The server calls the guest for an answer that it gave just before it found the ring malformed.
+#[test]
+fn answers_before_a_malformed_chain_are_followed_by_a_call() {
+    let served = serve(disk("d", plain()));
+    let mut guest = Guest::connect(&served, 1, 0);
+    // A ring that starts calls the guest for answers that an earlier server may have given.
+    assert!(is_told(&guest.rings[0].call, PATIENCE));
+    guest.put(DATA, &print_header(kind::GET_ID, 0));
+    let memory = guest.memory.clone();
+    let good = [out(DATA, 16), into(DATA + 4096, 20), into(DATA + 16, 1)];
+    let good = guest.rings[0].chain(&memory, &good);
+    // Both chains are seen at once, because the index is written once.
+    guest.rings[0].make_all_available(&memory, &[good, ENTRIES]);
+    guest.kick(0);
+    guest.wait_for_fault(0, "a head that does not exist");
+    assert!(is_told(&guest.rings[0].call, Duration::ZERO), "the call comes before the fault");
+    assert_eq!(guest.try_answer(0, Duration::ZERO), Some((good, 21)));
 }
 
 /// Rings of random descriptors, most of which refer to memory: the server answers or refuses them,
@@ -141,11 +200,13 @@ fn a_chain_that_is_in_flight_twice_ends_its_ring() {
     let served = serve(disk("d", slow(20_000_000)));
     let mut guest = Guest::connect(&served, 1, 0);
     guest.put(DATA, &print_header(kind::IN, 0));
-    let head = guest.offer(0, &[out(DATA, 16), into(DATA + 4096, 512), into(DATA + 16, 1)]);
     let memory = guest.memory.clone();
-    guest.rings[0].make_available(&memory, head);
+    let buffers = [out(DATA, 16), into(DATA + 4096, 512), into(DATA + 16, 1)];
+    let head = guest.rings[0].chain(&memory, &buffers);
+    guest.rings[0].make_all_available(&memory, &[head, head]);
     guest.kick(0);
-    assert_eq!(guest.try_answer(0, Duration::from_millis(100)), None);
+    guest.wait_for_fault(0, "a chain is in flight twice");
+    assert_eq!(guest.try_answer(0, Duration::ZERO), None);
     // The next start of the ring, as by the reset of the guest, is served.
     let mut guest = {
         drop(guest);

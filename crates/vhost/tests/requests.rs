@@ -111,16 +111,22 @@ fn buffers_may_end_anywhere() {
     {
         let sector = round as u64 * 32;
         let data = bytes(round as u64, LEN as usize);
-        for is_indirect in [false, true] {
+        // No table, one in one region, and those that cross into the next region, within a
+        // descriptor and between two.
+        let mut tables = vec![None, Some(DATA - 8192)];
+        if place == DATA {
+            tables.extend([Some(REGION_BYTES - 16), Some(REGION_BYTES - 8)]);
+        }
+        for table in tables {
             let status = DATA - 4096;
             guest.put(place, &print_header(kind::OUT, sector));
             guest.put(place + 16, &data);
             guest.put(status, &[0xff]);
             let mut buffers = cut(place, 16 + LEN, shape, false);
             buffers.push(into(status, 1));
-            match is_indirect {
-                true => guest.offer_indirect(0, DATA - 8192, &buffers),
-                false => guest.offer(0, &buffers),
+            match table {
+                Some(table) => guest.offer_indirect(0, table, &buffers),
+                None => guest.offer(0, &buffers),
             };
             guest.kick(0);
             assert_eq!(guest.answer(0).1, 1);
@@ -131,9 +137,9 @@ fn buffers_may_end_anywhere() {
             guest.put(place, &vec![0xaa; LEN as usize + 1]);
             let mut buffers = vec![out(header, 16)];
             buffers.extend(cut(place, LEN + 1, shape, true));
-            match is_indirect {
-                true => guest.offer_indirect(0, DATA - 8192, &buffers),
-                false => guest.offer(0, &buffers),
+            match table {
+                Some(table) => guest.offer_indirect(0, table, &buffers),
+                None => guest.offer(0, &buffers),
             };
             guest.kick(0);
             assert_eq!(guest.answer(0).1, LEN + 1);

@@ -135,6 +135,8 @@ pub(crate) struct GuestRing {
     base: u64,
     pub(crate) kick: EventFd,
     pub(crate) call: EventFd,
+    /// Told when the ring is malformed.
+    pub(crate) error: EventFd,
     next_descriptor: u16,
     next_available: u16,
     next_used: u16,
@@ -202,12 +204,13 @@ impl Guest {
         let event = || EventFd::new(EFD_NONBLOCK).unwrap();
         let event_idx = self.features & feature::EVENT_IDX != 0;
         let (next_descriptor, next_available, next_used) = (0, 0, 0);
-        let (kick, call) = (event(), event());
+        let (kick, call, error) = (event(), event(), event());
         let ring = GuestRing {
             index,
             base,
             kick,
             call,
+            error,
             next_descriptor,
             next_available,
             next_used,
@@ -223,6 +226,7 @@ impl Guest {
         self.frontend.set_vring_base(index, 0).unwrap();
         self.frontend.set_vring_addr(index, &self.place(ring)).unwrap();
         self.frontend.set_vring_call(index, &ring.call).unwrap();
+        self.frontend.set_vring_err(index, &ring.error).unwrap();
         self.frontend.set_vring_kick(index, &ring.kick).unwrap();
         self.frontend.set_vring_enable(index, true).unwrap();
     }
@@ -277,6 +281,12 @@ impl Guest {
 
     pub(crate) fn kick(&self, ring: usize) {
         self.rings[ring].kick.write(1).unwrap();
+    }
+
+    /// Waits until the server tells that a ring is malformed.
+    pub(crate) fn wait_for_fault(&self, ring: usize, case: &str) {
+        let error = &self.rings[ring].error;
+        assert!(is_told(error, PATIENCE), "{case}: the ring is malformed");
     }
 
     /// Waits for the next answer of a ring: the head, and the number of bytes that were written.
@@ -343,6 +353,12 @@ impl Guest {
         }
         (status, self.get(to, read_bytes))
     }
+}
+
+/// Waits for an event, and takes it; `false` if it does not come in time.
+pub(crate) fn is_told(event: &EventFd, patience: Duration) -> bool {
+    let woken = socket::wait(rustix_fd(event), Interest::Readable, None, Some(patience));
+    matches!(woken.unwrap(), Ready::Yes) && event.read().is_ok()
 }
 
 fn rustix_fd(event: &EventFd) -> std::os::fd::BorrowedFd<'_> {
@@ -434,10 +450,17 @@ impl GuestRing {
 
     /// Makes a chain available.
     pub(crate) fn make_available(&mut self, memory: &GuestMemoryMmap, head: u16) {
+        self.make_all_available(memory, &[head]);
+    }
+
+    /// Makes chains available at once.
+    pub(crate) fn make_all_available(&mut self, memory: &GuestMemoryMmap, heads: &[u16]) {
         let available = self.base + Self::AVAILABLE;
-        let slot = available + 4 + 2 * u64::from(self.next_available % ENTRIES);
-        memory.write_obj(head, GuestAddress(slot)).unwrap();
-        self.next_available = self.next_available.wrapping_add(1);
+        for head in heads {
+            let slot = available + 4 + 2 * u64::from(self.next_available % ENTRIES);
+            memory.write_obj(*head, GuestAddress(slot)).unwrap();
+            self.next_available = self.next_available.wrapping_add(1);
+        }
         self.set_available(memory, self.next_available);
     }
 

@@ -40,8 +40,8 @@ const SERVERS: [ServerKind; 3] = [
     },
     ServerKind {
         name: POLLED,
-        about: "the same with --vhost-poll 100: a ring is polled for up to 50 us before its thread \
-                sleeps",
+        about: "the same with --vhost-poll 100: the thread of a ring spins for up to 50 us before \
+                it sleeps",
         package: "",
         line: "PROGRAM serve null:///null0?size=SIZE --vhost null0=unix:SOCKET --nbd none \
                --control none --vhost-poll 100",
