@@ -75,33 +75,63 @@ fn samples_follow_a_client_and_name_every_page() {
     assert_eq!(run.code, Some(2), "{run}");
 }
 
-/// Draws on a terminal, turns a page, and leaves the terminal as it was.
+/// Draws on a terminal of its own, turns a page, and leaves the terminal as it was: by a key, by a
+/// signal, and while the yard does not answer.
 #[test]
 fn a_terminal_shows_pages_and_is_left_as_it_was() {
     const SCRIPT: &str = "
-import fcntl, os, pty, select, struct, sys, termios
-pid, terminal = pty.fork()
-if pid == 0:
-    os.environ['TERM'] = 'xterm'
-    os.execv(sys.argv[1], [sys.argv[1], 'top', '-d', '0.2', '--control', sys.argv[2]])
-lines = 24
+import fcntl, os, pty, select, signal, struct, sys, termios
+program, control, yard = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def mode():
+    return termios.tcgetattr(screen)
+def start():
+    global before, top, keys, screen, lines
+    keys, screen = pty.openpty()
+    before = mode()
+    top = os.fork()
+    if top == 0:
+        os.setsid()
+        fcntl.ioctl(screen, termios.TIOCSCTTY, 0)
+        for descriptor in range(3):
+            os.dup2(screen, descriptor)
+        os.environ['TERM'] = 'xterm'
+        os.execv(program, [program, 'top', '-d', '0.2', '--control', control])
+    lines = 24
 def await_text(text):
     # Only what has changed is drawn, unless the terminal has another size.
     global lines
     seen = b''
     while text not in seen:
         lines = 49 - lines
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack('HHHH', lines, 120, 0, 0))
-        while select.select([terminal], [], [], 0.1)[0] and text not in seen:
-            seen += os.read(terminal, 65536)
+        fcntl.ioctl(keys, termios.TIOCSWINSZ, struct.pack('HHHH', lines, 120, 0, 0))
+        while select.select([keys], [], [], 0.1)[0] and text not in seen:
+            seen += os.read(keys, 65536)
+def await_end():
+    await_text(b'\\x1b[?1049l')
+    _, status = os.waitpid(top, 0)
+    assert status == 0, status
+    assert mode() == before
+    os.close(keys)
+    os.close(screen)
+start()
 await_text(b'mem0')
-os.write(terminal, b'2')
+assert mode() != before
+os.write(keys, b'2')
 await_text(b'imp-open')
-os.write(terminal, b'q')
-await_text(b'\\x1b[?1049l')
-_, status = os.waitpid(pid, 0)
-assert status == 0, status
+os.write(keys, b'q')
+await_end()
+start()
+await_text(b'mem0')
+os.kill(top, signal.SIGTERM)
+await_end()
+start()
+await_text(b'mem0')
+os.kill(yard, signal.SIGSTOP)
+await_text(b'has not answered')
+os.write(keys, b'q')
+await_end()
+os.kill(yard, signal.SIGCONT)
 ";
     let yard = Yard::serve(&[MEM0, ZONED]);
-    python(SCRIPT, &[BLOCKYARD, &yard.control()]);
+    python(SCRIPT, &[BLOCKYARD, &yard.control(), &yard.pid().to_string()]);
 }

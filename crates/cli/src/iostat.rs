@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blockyard_yard::client::Client;
 use blockyard_yard::table::{Table, duration};
-use blockyard_yard::view::StatsView;
+use blockyard_yard::view::{OpView, StatsView};
 use serde_json::Value;
 
 use crate::args::IostatArgs;
@@ -51,7 +51,10 @@ impl ReportPlan {
     /// Devices, then an interval, then a number of reports, as iostat takes them: the words that
     /// are numbers at the end are no devices.
     fn new(words: &[String]) -> Result<ReportPlan, Failure> {
-        let is_number = |word: &String| word.parse::<f64>().is_ok();
+        let is_number = |word: &String| {
+            word.starts_with(|first: char| first.is_ascii_digit() || first == '.')
+                && word.parse::<f64>().is_ok()
+        };
         let numbers = words.iter().rev().take(2).take_while(|word| is_number(word)).count();
         let (devices, numbers) = words.split_at(words.len() - numbers);
         let invalid = |field: &str, value: &String, wanted: &str| {
@@ -131,27 +134,27 @@ fn print(args: &IostatArgs, devices: &[Interval], out: &mut impl Write) -> Resul
 fn extended(it: &Interval) -> [String; 19] {
     let rate = |count: u64| format!("{:.2}", it.rate(count));
     let mib = |bytes: u64| format!("{:.2}", it.rate(bytes) / MIB);
-    let merged = |merges: u64, ops: u64| format!("{:.2}", 100.0 * part(merges, merges + ops));
+    let merged = |op: &OpView| format!("{:.2}", 100.0 * part(op.merges, op.ops));
     let wait = |latency: &[u64]| format!("{:.3}", mean_ns(latency).unwrap_or(0) as f64 / 1e6);
-    let size = |bytes: u64, ops: u64| format!("{:.2}", part(bytes, ops) / KIB);
+    let size = |op: &OpView| format!("{:.2}", part(op.bytes, op.ops - op.errors) / KIB);
     let (reads, writes, discards) = (&it.reads, &it.writes, &it.discards);
     [
         it.device.clone(),
         rate(reads.ops),
         mib(reads.bytes),
         rate(reads.merges),
-        merged(reads.merges, reads.ops),
+        merged(reads),
         wait(&it.read_latency),
-        size(reads.bytes, reads.ops),
+        size(reads),
         rate(writes.ops),
         mib(writes.bytes),
         rate(writes.merges),
-        merged(writes.merges, writes.ops),
+        merged(writes),
         wait(&it.write_latency),
-        size(writes.bytes, writes.ops),
+        size(writes),
         rate(discards.ops),
         mib(discards.bytes),
-        size(discards.bytes, discards.ops),
+        size(discards),
         rate(it.flushes.ops),
         wait(&it.other_latency),
         format!("{:.2}", it.queue_size()),
@@ -199,6 +202,7 @@ mod tests {
             ("0.5 3", &[], Some(500), Some(3)),
             ("a b 1 10", &["a", "b"], Some(1000), Some(10)),
             ("7 1 10", &["7"], Some(1000), Some(10)),
+            ("nan", &["nan"], None, Some(1)),
         ];
         for (text, devices, interval, count) in cases {
             let interval = interval.map(Duration::from_millis);
@@ -206,19 +210,23 @@ mod tests {
             let wanted = ReportPlan { devices, interval, count };
             assert_eq!(ReportPlan::new(&words(text)).unwrap(), wanted, "{text}");
         }
-        for text in ["0", "1 0", "1 1.5", "d -1 4"] {
+        for text in ["0", "1 0", "1 1.5", "d .01 4"] {
             assert!(ReportPlan::new(&words(text)).is_err(), "{text}");
         }
     }
 
     #[test]
     fn columns_have_the_units_of_iostat() {
-        let interval = Interval::new(&[], &stats(10, 100));
+        let mut stats = stats(10, 100);
+        let reads = stats.ops.get_mut("read").unwrap();
+        // Ten have failed; of each eight, seven became part of another request.
+        (reads.bytes, reads.merges) = (90 << 20, 87);
+        let interval = Interval::new(&[], &stats);
         let row = extended(&interval);
         let of = |name| row[EXTENDED.iter().position(|it| *it == name).unwrap()].as_str();
-        assert_eq!((of("r/s"), of("rMB/s"), of("rareq-sz")), ("10.00", "10.00", "1024.00"));
-        assert_eq!((of("r_await"), of("w_await"), of("%rrqm")), ("0.001", "0.000", "0.00"));
+        assert_eq!((of("r/s"), of("rMB/s"), of("rareq-sz")), ("10.00", "9.00", "1024.00"));
+        assert_eq!((of("r_await"), of("w_await"), of("%rrqm")), ("0.001", "0.000", "87.00"));
         let row = latency(&interval);
-        assert_eq!(row[..7], ["d", "10.0", "0", "10.0M", "0", "1.0us", "-"]);
+        assert_eq!(row[..7], ["d", "10.0", "0", "9.00M", "0", "1.0us", "-"]);
     }
 }

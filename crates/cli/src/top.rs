@@ -1,14 +1,20 @@
 //! `top`: what a yard does, page by page on a terminal, or as text or JSON.
 
+#![allow(clippy::disallowed_types)] // Control plane: no I/O passes here.
+
 mod pages;
 mod sample;
 mod screen;
 
 use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use blockyard_yard::client::Client;
+use blockyard_yard::client::{Client, ClientError, Notice};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::TopArgs;
 use crate::devices::client;
@@ -18,6 +24,12 @@ use sample::{Activity, Sample};
 use screen::Screen;
 
 pub(crate) use pages::{device_json, short, short_bytes};
+
+/// The interval of the first screen.
+const FIRST_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long the screen waits for a key before it looks for a signal and a sample.
+const LOOK: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &TopArgs, out: &mut impl Write) -> Result<(), Failure> {
     let client = client(&args.talk);
@@ -29,20 +41,53 @@ pub(crate) fn run(args: &TopArgs, out: &mut impl Write) -> Result<(), Failure> {
         return Err(Failure::new(Code::Usage, message));
     }
     // Before the terminal is changed, so that the error of an absent yard is readable.
-    let first = Sample::take(&client)?;
-    let mut terminal = ratatui::try_init()?;
-    let ended = show(args, &client, first, &mut terminal);
+    let before = Sample::take(&client, true)?;
+    std::thread::sleep(FIRST_INTERVAL);
+    let now = Sample::take(&client, true)?;
+    let screen = Screen::new(Activity::new(&before, &now), args.delay);
+    let is_ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&is_ended))?;
+    }
+    let shown = ratatui::try_init().and_then(|mut terminal| {
+        let sampler = Sampler::start(client.without_notice())?;
+        show(args.count, screen, now, &sampler, &mut terminal, &is_ended)
+    });
+    // Also if the terminal could be changed in part only.
     ratatui::restore();
-    Ok(ended?)
+    Ok(shown?)
+}
+
+/// A thread that takes samples, so that the screen answers keys while the yard does not answer.
+struct Sampler {
+    /// Asks for a sample, with or without zones.
+    asks: Sender<bool>,
+    answers: Receiver<Result<Sample, ClientError>>,
+}
+
+impl Sampler {
+    /// Starts the thread. It ends when the sampler is dropped and the yard has answered.
+    fn start(client: Client) -> std::io::Result<Sampler> {
+        let ((asks, asked), (answer, answers)) = (mpsc::channel(), mpsc::channel());
+        let work = move || {
+            while let Ok(with_zones) = asked.recv() {
+                if answer.send(Sample::take(&client, with_zones)).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("sampler".to_owned()).spawn(work)?;
+        Ok(Sampler { asks, answers })
+    }
 }
 
 /// Prints an activity after each interval.
 fn print(args: &TopArgs, client: &Client, out: &mut impl Write) -> Result<(), Failure> {
-    let mut before = Sample::take(client)?;
+    let mut before = Sample::take(client, true)?;
     let mut left = args.count;
     while left != Some(0) {
         std::thread::sleep(args.delay);
-        let now = Sample::take(client)?;
+        let now = Sample::take(client, true)?;
         let activity = Activity::new(&before, &now);
         if args.talk.json {
             // A line each time, so that a reader knows where one ends.
@@ -70,19 +115,24 @@ fn print_pages(activity: &Activity, out: &mut impl Write) -> Result<(), Failure>
     Ok(())
 }
 
-/// Shows samples on the terminal until the user ends it.
+/// Shows samples on the terminal until the user or a signal ends it.
 fn show(
-    args: &TopArgs,
-    client: &Client,
-    first: Sample,
+    count: Option<u64>,
+    mut screen: Screen,
+    mut before: Sample,
+    sampler: &Sampler,
     terminal: &mut ratatui::DefaultTerminal,
+    is_ended: &AtomicBool,
 ) -> std::io::Result<()> {
-    let mut screen = Screen::new(Activity::new(&Sample::default(), &first), args.delay);
-    let (mut before, mut left) = (first, args.count);
+    let mut left = count;
     let mut due = Instant::now() + screen.delay;
-    while left != Some(0) {
+    // Since when the yard owes a sample.
+    let mut asked: Option<Instant> = None;
+    // Relaxed: nothing else is read because of the flag.
+    while left != Some(0) && !is_ended.load(Ordering::Relaxed) {
         terminal.draw(|frame| screen.draw(frame))?;
-        if event::poll(due.saturating_duration_since(Instant::now()))? {
+        let wait = due.saturating_duration_since(Instant::now()).min(LOOK);
+        if event::poll(if asked.is_some() { LOOK } else { wait })? {
             let delay = screen.delay;
             if let Event::Key(key) = event::read()?
                 && key.kind == KeyEventKind::Press
@@ -93,20 +143,31 @@ fn show(
             if screen.delay != delay {
                 due = Instant::now() + screen.delay;
             }
-            continue;
-        }
-        due = Instant::now() + screen.delay;
-        if screen.is_paused {
-            continue;
-        }
-        match Sample::take(client) {
-            Ok(now) => {
-                screen.update(Activity::new(&before, &now));
-                before = now;
+            if screen.lacks_zones() {
+                due = Instant::now();
             }
-            Err(error) => screen.error = Some(error.to_string()),
         }
-        left = left.map(|left| left - 1);
+        if let Some(since) = asked {
+            match sampler.answers.try_recv() {
+                Ok(Ok(now)) => {
+                    screen.update(Activity::new(&before, &now));
+                    (before, asked) = (now, None);
+                    left = left.map(|left| left - 1);
+                }
+                Ok(Err(error)) => (screen.error, asked) = (Some(error.to_string()), None),
+                Err(_) if since.elapsed() >= Notice::AFTER => {
+                    let seconds = since.elapsed().as_secs();
+                    screen.error = Some(format!("the yard has not answered for {seconds} s"));
+                }
+                Err(_) => {}
+            }
+        } else if Instant::now() >= due {
+            due = Instant::now() + screen.delay;
+            if !screen.is_paused {
+                sampler.asks.send(screen.shows_zones()).map_err(std::io::Error::other)?;
+                asked = Some(Instant::now());
+            }
+        }
     }
     Ok(())
 }

@@ -144,6 +144,13 @@ impl Client {
         self
     }
 
+    /// Calls no function while a request waits.
+    #[must_use]
+    pub fn without_notice(mut self) -> Client {
+        self.notice = None;
+        self
+    }
+
     /// The path of the control socket.
     pub fn path(&self) -> &Path {
         &self.path

@@ -19,15 +19,15 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Asks a yard.
+    /// Asks a yard; for zones only if they are wanted, since a device may have to count them.
     ///
     /// # Errors
     /// If the yard does not answer.
-    pub(crate) fn take(client: &Client) -> Result<Sample, ClientError> {
+    pub(crate) fn take(client: &Client, with_zones: bool) -> Result<Sample, ClientError> {
         Ok(Sample {
             process: client.process()?,
             stats: client.stats()?,
-            zones: client.zone_counts()?,
+            zones: if with_zones { client.zone_counts()? } else { Vec::new() },
             pools: client.pools()?,
             connections: client.connections()?,
         })
@@ -63,11 +63,13 @@ pub(crate) struct ConnectionActivity {
 }
 
 impl Activity {
-    /// What happened between two samples of one yard. If the daemon was restarted in between, the
-    /// interval begins with its start.
+    /// What happened between two samples of one yard. If the daemon was restarted in between, its
+    /// counters began at zero.
     pub(crate) fn new(before: &Sample, now: &Sample) -> Activity {
         let nothing = Sample { process: before.process, ..Sample::default() };
-        let same = before.process.pid == now.process.pid;
+        // In a container, a daemon that was restarted may have the same id.
+        let same =
+            before.process.pid == now.process.pid && before.process.cpu_ns <= now.process.cpu_ns;
         let before = if same { before } else { &nothing };
         let since_ns = now.process.sampled_ns.saturating_sub(before.process.sampled_ns);
         let seconds = (since_ns as f64 / 1e9).max(1e-9);
@@ -196,5 +198,11 @@ pub(crate) mod tests {
         assert_eq!(activity.devices[0].reads.ops, 1200);
         assert!(activity.pools[0].before.is_none());
         assert!(activity.connections[0].before.is_none());
+
+        let mut young = sample(12, 1);
+        young.process.cpu_ns = 1_000_000_000;
+        let activity = Activity::new(&sample(10, 1), &young);
+        assert_eq!((activity.seconds, activity.cpus), (2.0, 0.5));
+        assert!(activity.pools[0].before.is_none());
     }
 }

@@ -48,6 +48,16 @@ impl Screen {
         }
     }
 
+    /// Whether the page of zones is shown.
+    pub(crate) fn shows_zones(&self) -> bool {
+        self.page == TopPage::Zones
+    }
+
+    /// Whether the page of zones is shown and no sample has had zones yet.
+    pub(crate) fn lacks_zones(&self) -> bool {
+        self.shows_zones() && self.activity.zones.is_empty()
+    }
+
     /// Shows a new activity.
     pub(crate) fn update(&mut self, activity: Activity) {
         (self.activity, self.error) = (activity, None);
