@@ -501,7 +501,6 @@ impl<S: HostStream> HostConnection<S> {
         let controller = match std::mem::replace(&mut self.role, QueueRole::New) {
             QueueRole::New | QueueRole::Idle => return,
             QueueRole::Admin(admin) => {
-                admin.controller.close();
                 self.shared.subsystems.controllers.remove(&admin.controller);
                 self.shared.subsystems.unwatch(&self.link);
                 admin.controller
@@ -705,6 +704,7 @@ impl<S: HostStream> HostConnection<S> {
         if self.setup_deadline().is_some_and(|deadline| self.now >= deadline) {
             return Err(socket::timed_out("the host did not connect or authenticate in time"));
         }
+        let serial = self.link.begin_look();
         let transport = &mut self.transport;
         let received = match &mut self.receiving {
             Some(data) if data.received < data.len && self.inbox.unread().is_empty() => {
@@ -720,6 +720,7 @@ impl<S: HostStream> HostConnection<S> {
             Ok(_) => self.note_heard(),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.link.note_looked(serial);
                 return Ok(AfterRound::Waits(Some(Watch::Readable)));
             }
             Err(error) => return Err(error),

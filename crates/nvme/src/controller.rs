@@ -17,7 +17,8 @@
 //! 2. A queue number belongs to the connection that has authenticated for it. Until then any number
 //!    of connections that claim to be the host's may ask for it.
 //! 3. A host's next controller is not ready, and admits no I/O queue, while I/O queues of a closed
-//!    one have not ended.
+//!    one have not ended, nor while connections of an earlier one have not received what the host
+//!    had sent when it connected again, which may be commands and the end of the connection.
 //! 4. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
 //!    queue has ended and so has the last command of the host.
 #![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
@@ -128,6 +129,10 @@ pub(crate) struct Controller {
     pub(crate) id: u16,
     pub(crate) target: ControllerTarget,
     pub(crate) host: HostIdentity,
+    /// The number of controllers that were added before this one, and 1.
+    serial: u64,
+    /// The connection of the admin queue.
+    link: Arc<HostLink>,
     state: Mutex<ControllerState>,
     opened: Instant,
     /// The time at which the host last sent anything on any queue, in milliseconds after `opened`.
@@ -135,9 +140,10 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    pub(crate) fn new(
-        id: u16,
+    fn new(
+        (id, serial): (u16, u64),
         target: ControllerTarget,
+        link: &Arc<HostLink>,
         request: &ConnectRequest,
         now: Instant,
     ) -> Controller {
@@ -152,6 +158,8 @@ impl Controller {
             id,
             target,
             host: request.host.clone(),
+            serial,
+            link: Arc::clone(link),
             state: Mutex::new(state),
             opened: now,
             heard_ms: AtomicU64::new(0),
@@ -363,8 +371,23 @@ impl Controller {
         self.state().queues.retain(|queue| !Arc::ptr_eq(&queue.link, link));
     }
 
+    /// Asks the connections that have the host's trust to look before the association of a serial
+    /// number begins. One that has not proved its host can execute nothing, and must not delay it.
+    fn ask_to_look(&self, serial: u64) {
+        let state = self.state();
+        let links = state.queues.iter().map(|queue| &queue.link).chain([&self.link]);
+        links.filter(|link| link.role.get().is_some()).for_each(|link| link.ask_to_look(serial));
+    }
+
+    /// Whether a connection owes a look before the association of a serial number.
+    fn owes_look(&self, serial: u64) -> bool {
+        let state = self.state();
+        let mut links = state.queues.iter().map(|queue| &queue.link).chain([&self.link]);
+        links.any(|link| link.owes_look(serial))
+    }
+
     /// Ends the controller and cuts the connections of its I/O queues.
-    pub(crate) fn close(&self) {
+    fn close(&self) {
         self.state().enter(ControllerPhase::Closed);
     }
 }
@@ -387,10 +410,12 @@ pub(crate) struct Controllers {
 
 #[derive(Debug, Default)]
 struct ControllerTable {
+    /// In the order in which they were added.
     controllers: Vec<Arc<Controller>>,
     /// Closed ones whose I/O queues have not ended.
     ending: Vec<Arc<Controller>>,
     last_id: u16,
+    last_serial: u64,
 }
 
 impl Controllers {
@@ -401,10 +426,12 @@ impl Controllers {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new controller with an id that no other one has; `None` if all ids are taken.
+    /// A new controller with an id that no other one has; `None` if all ids are taken. Asks the
+    /// connections of the host's other controllers to receive what the host has sent on them.
     pub(crate) fn add(
         &self,
         target: ControllerTarget,
+        link: &Arc<HostLink>,
         request: &ConnectRequest,
         now: Instant,
     ) -> Option<Arc<Controller>> {
@@ -417,7 +444,13 @@ impl Controllers {
             let id = table.last_id;
             let mut others = table.controllers.iter().chain(&table.ending);
             if others.all(|other| other.id != id) {
-                let controller = Arc::new(Controller::new(id, target, request, now));
+                table.last_serial += 1;
+                let numbers = (id, table.last_serial);
+                let controller = Arc::new(Controller::new(numbers, target, link, request, now));
+                if !controller.is_discovery() {
+                    let of_host = table.controllers.iter().filter(|it| it.is_of_host(&controller));
+                    of_host.for_each(|it| it.ask_to_look(controller.serial));
+                }
                 table.controllers.push(Arc::clone(&controller));
                 return Some(controller);
             }
@@ -428,9 +461,11 @@ impl Controllers {
         self.table().controllers.iter().find(|controller| controller.id == id).cloned()
     }
 
-    /// Removes a closed controller.
+    /// Closes a controller and removes it.
     pub(crate) fn remove(&self, controller: &Arc<Controller>) {
         let mut table = self.table();
+        // Under the lock: a closed controller with I/O queues is always among those that end.
+        controller.close();
         table.controllers.retain(|other| !Arc::ptr_eq(other, controller));
         table.ending.retain(|other| other.has_queues());
         if controller.has_queues() {
@@ -439,11 +474,15 @@ impl Controllers {
     }
 
     /// Whether an earlier association of the controller's host with its subsystem has I/O queues
-    /// that have not ended: their commands could change data after the controller's first ones.
+    /// that have not ended, or may have commands and the end of the host in a socket: they could
+    /// change data after the controller's first ones.
     pub(crate) fn has_predecessor(&self, controller: &Controller) -> bool {
         let mut table = self.table();
         table.ending.retain(|other| other.has_queues());
+        let mut earlier =
+            table.controllers.iter().take_while(|it| !std::ptr::eq(&***it, controller));
         table.ending.iter().any(|other| other.is_of_host(controller))
+            || earlier.any(|it| it.is_of_host(controller) && it.owes_look(controller.serial))
     }
 }
 
@@ -464,6 +503,16 @@ mod tests {
         }
     }
 
+    fn link() -> Arc<HostLink> {
+        let wake = Arc::new(blockyard_os::socket::Wake::new().unwrap());
+        Arc::new(HostLink::new(1, String::new(), wake))
+    }
+
+    fn discovery() -> Controller {
+        let target = ControllerTarget::Discovery;
+        Controller::new((1, 1), target, &link(), &request(0), Instant::now())
+    }
+
     fn set(controller: &Controller, config: u64) -> u32 {
         let offset = property::CC;
         let wanted = PropertyRequest { offset, is_long: false, value: config };
@@ -473,8 +522,7 @@ mod tests {
 
     #[test]
     fn a_discovery_controller_is_enabled_and_shut_down() {
-        let controller =
-            Controller::new(1, ControllerTarget::Discovery, &request(0), Instant::now());
+        let controller = discovery();
         assert_eq!((controller.status(), controller.is_ready()), (0, false));
         assert_eq!(set(&controller, 0x46_0001), 1);
         assert!(controller.is_ready());
@@ -484,8 +532,7 @@ mod tests {
 
     #[test]
     fn settings_that_are_not_supported_fail_the_controller_until_it_is_disabled() {
-        let controller =
-            Controller::new(1, ControllerTarget::Discovery, &request(0), Instant::now());
+        let controller = discovery();
         assert_eq!(set(&controller, 0x46_0011), 2);
         assert_eq!(set(&controller, 0x46_0001), 2);
         assert_eq!(set(&controller, 0), 0);
@@ -496,8 +543,7 @@ mod tests {
 
     #[test]
     fn properties_have_one_size() {
-        let controller =
-            Controller::new(1, ControllerTarget::Discovery, &request(0), Instant::now());
+        let controller = discovery();
         let get = |offset, is_long| {
             let request = PropertyRequest { offset, is_long, value: 0 };
             controller.property(&request, &Controllers::default())
@@ -512,7 +558,10 @@ mod tests {
     #[test]
     fn ids_are_those_of_no_other_controller() {
         let controllers = Controllers::default();
-        let add = || controllers.add(ControllerTarget::Discovery, &request(0), Instant::now());
+        let add = || {
+            let target = ControllerTarget::Discovery;
+            controllers.add(target, &link(), &request(0), Instant::now())
+        };
         let first = add().unwrap();
         controllers.table().last_id = Controllers::ID_MAX;
         let second = add().unwrap();

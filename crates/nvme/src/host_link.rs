@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use blockyard_os::socket::Wake;
-use blockyard_sync::atomics::{AtomicBool, Ordering};
+use blockyard_sync::atomics::{AtomicBool, AtomicU64, Ordering};
 use blockyard_sync::counter::Counter;
 
 /// How long a connection that was cut may take to end before a removal stops waiting for it.
@@ -87,10 +87,16 @@ pub(crate) struct HostLink {
     pub(crate) role: OnceLock<LinkRole>,
     /// Whether the connection is to end after the commands in flight.
     draining: AtomicBool,
-    /// Whether it was cut: it ends at its next turn, with or without commands in flight.
+    /// Whether it was cut: it stops answering its host at its next turn, and ends when the device has
+    /// completed its commands.
     cut: AtomicBool,
     /// Whether it waits for its host to receive.
     stalled: AtomicBool,
+    /// The serial number of the last association before which the connection is to receive what
+    /// its host has sent; 0 for none.
+    look_asked: AtomicU64,
+    /// The last of these numbers for which it has found its socket empty.
+    looked: AtomicU64,
     /// Raised when the connection is to end, when the subsystem, or for discovery the table of
     /// subsystems, has changed, and when another thread has computed something for it.
     pub(crate) wake: LinkWake,
@@ -108,6 +114,8 @@ impl HostLink {
             draining: AtomicBool::new(false),
             cut: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
+            look_asked: AtomicU64::new(0),
+            looked: AtomicU64::new(0),
             wake: LinkWake { is_raised: AtomicBool::new(false), thread },
         }
     }
@@ -124,13 +132,15 @@ impl HostLink {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Ends the connection, whether its answers are sent or not, and its wait for the device.
+    /// Ends the connection, whether its answers are sent or not: it stops answering its host at its
+    /// next turn, and ends when the device has completed its commands. After 10 s a thread of its
+    /// own waits for that.
     pub(crate) fn cut(&self) {
         self.cut.store(true, Ordering::Relaxed);
         self.wake.raise();
     }
 
-    /// Whether the connection is to end regardless of commands in flight.
+    /// Whether the connection was cut.
     pub(crate) fn is_cut(&self) -> bool {
         self.cut.load(Ordering::Relaxed)
     }
@@ -142,6 +152,37 @@ impl HostLink {
 
     pub(crate) fn note_stalled(&self, stalled: bool) {
         self.stalled.store(stalled, Ordering::Relaxed);
+    }
+
+    /// Asks for a turn that receives what the host has sent: a later association of the host, of
+    /// this serial number, is not to begin before. Serial numbers grow from 1.
+    pub(crate) fn ask_to_look(&self, serial: u64) {
+        // Release: pairs with the Acquire in `begin_look`. A receive that follows it sees what the
+        // host sent before it connected again.
+        self.look_asked.fetch_max(serial, Ordering::Release);
+        self.wake.raise();
+    }
+
+    /// To be called before a receive: the number for [`HostLink::note_looked`].
+    pub(crate) fn begin_look(&self) -> u64 {
+        // Acquire: pairs with the Release in `ask_to_look`.
+        self.look_asked.load(Ordering::Acquire)
+    }
+
+    /// Notes that the socket was empty, and not at its end, after [`HostLink::begin_look`].
+    pub(crate) fn note_looked(&self, serial: u64) {
+        if self.looked.load(Ordering::Relaxed) < serial {
+            // Release: pairs with the Acquire in `owes_look`. What was received is executed.
+            self.looked.store(serial, Ordering::Release);
+        }
+    }
+
+    /// Whether the connection was asked to look before the association of this serial number, and
+    /// has not.
+    pub(crate) fn owes_look(&self, serial: u64) -> bool {
+        let asked = self.look_asked.load(Ordering::Relaxed);
+        // Acquire: pairs with the Release in `note_looked`.
+        asked >= serial && self.looked.load(Ordering::Acquire) < serial
     }
 
     pub(crate) fn info(&self) -> LinkInfo {

@@ -81,7 +81,7 @@ impl SessionShared {
             target
         };
         let controllers = &self.subsystems.controllers;
-        let Some(controller) = controllers.add(target.clone(), request, now) else {
+        let Some(controller) = controllers.add(target.clone(), link, request, now) else {
             self.subsystems.unwatch(link);
             target.detach(link);
             return Err(ConnectRefusal::new(StatusCode::CONNECT_BUSY));
