@@ -187,8 +187,14 @@ impl AdminQueue {
         }
     }
 
+    /// Whether a command looks at all devices of the table.
+    pub(crate) fn scans_devices(&self, sqe: &Sqe) -> bool {
+        matches!(sqe.opcode(), admin_opcode::IDENTIFY | admin_opcode::GET_LOG_PAGE)
+            && !matches!(self.controller.target, ControllerTarget::Device(_))
+    }
+
     /// Requests for events are the only commands of this queue that wait. Those of an I/O queue
-    /// belong to another thread, and are not aborted.
+    /// belong to another connection, and are not aborted.
     fn abort(&mut self, sqe: &Sqe) -> AdminAnswer {
         let (queue, cid) = (sqe.dword(10) as u16, (sqe.dword(10) >> 16) as u16);
         match queue == 0 && self.events.abort(cid) {

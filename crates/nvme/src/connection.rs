@@ -5,6 +5,10 @@
 //!  a turn:  up to 8 rounds of   parse all that is there ▸ push, submit, reap ▸ send ▸ receive
 //! ```
 //!
+//! A turn begins no round when 1 ms has passed. What a round asks of devices and tables is
+//! bounded: the data of the connection's memory, 8 MiB to zero or discard, one look at all zones of
+//! a device, and one at all devices. So a turn takes 1 ms and what a device takes for one round.
+//!
 //! The phases, and the functions that move between them:
 //!
 //! ```text
@@ -63,7 +67,7 @@ use crate::host_stream::HostStream;
 use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::inbox::Inbox;
 use crate::io_queue::{IoQueue, Renewal};
-use crate::namespace_queue::{DeviceWatch, NamespaceQueue};
+use crate::namespace_queue::{DeviceWatch, NamespaceQueue, RoundBudget};
 use crate::outbox::Outbox;
 use crate::session::SessionShared;
 use crate::slots::CommandSlots;
@@ -88,6 +92,8 @@ pub(crate) const LINGER: Duration = Duration::from_secs(1);
 const DEVICE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The rounds of a turn: a busy host has no more before the others of its thread have had a turn.
 const ROUNDS_MAX: u32 = 8;
+/// The time after which a turn has no further round.
+const TURN_MAX: Duration = Duration::from_millis(1);
 
 /// What a connection is.
 enum QueueRole {
@@ -194,6 +200,8 @@ pub(crate) struct HostConnection<S> {
     opened: Instant,
     /// The time of the present turn.
     now: Instant,
+    /// The clock by which a turn ends.
+    clock: fn() -> Instant,
     /// The authentication of the host; `None` before the Connect, and where none is required.
     auth: Option<QueueAuth>,
     /// The place of the value that is being computed for the authentication.
@@ -212,6 +220,10 @@ pub(crate) struct HostConnection<S> {
     /// Pages of data that are being sent.
     sending: Vec<PageSpan>,
     done: Vec<Completion>,
+    /// The number of rounds that have executed commands.
+    executions: usize,
+    /// Whether the present round has looked at all devices.
+    has_scanned: bool,
     digests: Digests,
     data_align: usize,
     /// The entries of the submission queue; 1 before the Connect.
@@ -251,6 +263,7 @@ impl<S: HostStream> HostConnection<S> {
             phase: Phase::Serves,
             opened: now,
             now,
+            clock: Instant::now,
             auth: None,
             computing: None,
             connecting: None,
@@ -263,6 +276,8 @@ impl<S: HostStream> HostConnection<S> {
             receiving: None,
             sending: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
             done: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
+            executions: 0,
+            has_scanned: false,
             digests: Digests::default(),
             data_align: 4,
             entries: 1,
@@ -315,6 +330,7 @@ impl<S: HostStream> HostConnection<S> {
     /// Serves the host for a bounded time.
     pub(crate) fn turn(&mut self, now: Instant) -> AfterTurn {
         self.now = now;
+        let until = (self.clock)() + TURN_MAX;
         for _ in 0..ROUNDS_MAX {
             let round = match self.phase {
                 Phase::Serves => self.serve(),
@@ -331,6 +347,9 @@ impl<S: HostStream> HostConnection<S> {
                 Ok(None) => {}
                 Ok(Some(wait)) => return AfterTurn::Waits(wait),
                 Err(error) => self.abandon(error),
+            }
+            if (self.clock)() >= until {
+                break;
             }
         }
         match self.phase {
@@ -359,7 +378,7 @@ impl<S: HostStream> HostConnection<S> {
         }
         let (reaped, has_started) = self.execute_and_send()?;
         // Completions may have made room for more bios, and sent data for more commands.
-        if has_started || (reaped > 0 && self.has_bios()) {
+        if has_started || self.has_more(reaped) {
             return Ok(AfterRound::Again);
         }
         if self.stalled_until.is_some() {
@@ -398,7 +417,7 @@ impl<S: HostStream> HostConnection<S> {
         if self.now >= until {
             return Err(socket::timed_out("its last commands took too long"));
         }
-        if reaped > 0 && self.has_bios() {
+        if self.has_more(reaped) {
             return Ok(AfterRound::Again);
         }
         Ok(AfterRound::Waits(self.stalled_until.map(|_| Watch::Writable)))
@@ -451,7 +470,7 @@ impl<S: HostStream> HostConnection<S> {
             self.phase = Phase::Ended;
         } else if self.now >= until {
             self.phase = Phase::Ended;
-        } else if reaped == 0 || !self.has_bios() {
+        } else if !self.has_more(reaped) {
             return Ok(AfterRound::Waits(None));
         }
         Ok(AfterRound::Again)
@@ -483,8 +502,9 @@ impl<S: HostStream> HostConnection<S> {
         }
     }
 
-    fn has_bios(&self) -> bool {
-        matches!(&self.role, QueueRole::Io(queue) if queue.has_bios())
+    /// Whether commands go on in another round, after one that has `reaped` completions.
+    fn has_more(&self, reaped: usize) -> bool {
+        matches!(&self.role, QueueRole::Io(queue) if queue.has_more(reaped))
     }
 
     /// On an ending connection, begins no more operations of commands, and returns the disks that
@@ -524,6 +544,7 @@ impl<S: HostStream> HostConnection<S> {
         if !self.take_computed() {
             return Ok(ParseStop::Computes);
         }
+        self.has_scanned = false;
         while self.phase == Phase::Serves && !self.outbox.is_full() {
             if let Some(device) = self.absent_device() {
                 return Ok(ParseStop::Absent(device));
@@ -531,6 +552,7 @@ impl<S: HostStream> HostConnection<S> {
             match self.parse_one() {
                 Ok(true) if self.computing.is_some() => return Ok(ParseStop::Computes),
                 Ok(true) if self.connecting.is_some() => return Ok(ParseStop::Renews),
+                Ok(true) if self.has_scanned => return Ok(ParseStop::Batch),
                 Ok(true) => {}
                 Ok(false) => return Ok(ParseStop::NeedsBytes),
                 Err(fault) => {
@@ -620,22 +642,33 @@ impl<S: HostStream> HostConnection<S> {
 
     /// Executes commands; returns the number of completions.
     fn execute(&mut self) -> usize {
-        let (mut reaped, mut at) = (0, 0);
-        loop {
-            self.done.clear();
-            let Some(namespace) = self.role.namespace(at) else { return reaped };
-            namespace.execute(&mut self.done);
-            for done in 0..self.done.len() {
-                let completion = self.done[done];
-                let index = completion.user_data as u16;
-                if let Some(namespace) = self.role.namespace(at) {
-                    let progress = namespace.completed(index, self.slots.get(index), &completion);
-                    self.note(index, progress);
-                }
+        let QueueRole::Io(queue) = &self.role else { return 0 };
+        let (count, mut budget) = (queue.namespaces_open(), RoundBudget::default());
+        // Each round begins with another namespace: none takes the budget of all rounds.
+        self.executions = self.executions.wrapping_add(1);
+        let first = self.executions;
+        (0..count).map(|at| self.execute_for(first.wrapping_add(at) % count, &mut budget)).sum()
+    }
+
+    /// Executes commands for a namespace; returns the number of operations that have ended.
+    fn execute_for(&mut self, at: usize, budget: &mut RoundBudget) -> usize {
+        self.done.clear();
+        let Some(namespace) = self.role.namespace(at) else { return 0 };
+        namespace.execute(&mut self.done, budget);
+        let scanning = namespace.next_scan(budget);
+        for done in 0..self.done.len() {
+            let completion = self.done[done];
+            let index = completion.user_data as u16;
+            if let Some(namespace) = self.role.namespace(at) {
+                let progress = namespace.completed(index, self.slots.get(index), &completion);
+                self.note(index, progress);
             }
-            reaped += self.done.len();
-            at += 1;
         }
+        if let (Some(index), Some(namespace)) = (scanning, self.role.namespace(at)) {
+            let progress = namespace.scan(index, self.slots.get(index));
+            self.note(index, progress);
+        }
+        self.done.len() + usize::from(scanning.is_some())
     }
 
     /// Executes commands and sends their answers, unless the host does not read. Returns the number
@@ -820,6 +853,9 @@ impl<S: HostStream> HostConnection<S> {
         self.idle_since = None;
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 #[cfg(test)]
 #[path = "../tests/model/connection.rs"]

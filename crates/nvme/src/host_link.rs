@@ -87,8 +87,8 @@ pub(crate) struct HostLink {
     pub(crate) role: OnceLock<LinkRole>,
     /// Whether the connection is to end after the commands in flight.
     draining: AtomicBool,
-    /// Whether it was cut: it stops answering its host at its next turn, and ends when the device has
-    /// completed its commands.
+    /// Whether it was cut: it stops answering its host at its next turn, and ends when the device
+    /// has completed its commands.
     cut: AtomicBool,
     /// Whether it waits for its host to receive.
     stalled: AtomicBool,

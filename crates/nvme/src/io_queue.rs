@@ -219,9 +219,14 @@ impl IoQueue {
         self.namespaces.get_mut(at)
     }
 
-    /// Whether bios wait to be pushed.
-    pub(crate) fn has_bios(&self) -> bool {
-        self.namespaces.iter().any(|it| !it.bios.is_empty())
+    /// The number of open namespaces.
+    pub(crate) fn namespaces_open(&self) -> usize {
+        self.namespaces.len()
+    }
+
+    /// Whether there is something for another round, after one that has `reaped` completions.
+    pub(crate) fn has_more(&self, reaped: usize) -> bool {
+        self.namespaces.iter().any(|it| it.has_more(reaped))
     }
 
     /// Whether any device has something to do.

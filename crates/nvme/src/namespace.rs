@@ -14,6 +14,9 @@ pub const DATA_EXPONENT: u8 = 8;
 pub const DATA_BYTES_MAX: u32 = 4096 << DATA_EXPONENT;
 /// The number of a namespace (NSID) that is the only one of its subsystem.
 pub const NSID: u32 = 1;
+/// The longest write-zeroes or discard of a namespace without zones that the device gets at once,
+/// in sectors: 8 MiB. The device may execute it within the call.
+pub const PIECE_SECTORS: u64 = (8 << 20) >> SECTOR_SHIFT;
 /// The bytes of a range of a Dataset Management command.
 pub const RANGE_BYTES: u32 = 16;
 /// The longest list of ranges: the field for their number has 8 bits.
@@ -395,6 +398,15 @@ impl IoPlan {
 }
 
 impl BioPlan {
+    /// The part before the next multiple of [`PIECE_SECTORS`], and the rest, if there is one. The
+    /// multiples are those of the device: no piece ends within a block of it.
+    pub fn split(self) -> (BioPlan, Option<BioPlan>) {
+        let first = self.sectors.min(PIECE_SECTORS - self.sector.0 % PIECE_SECTORS);
+        let (sector, sectors) = (Sector(self.sector.0 + first), self.sectors - first);
+        let rest = (sectors > 0).then_some(BioPlan { sector, sectors, ..self });
+        (BioPlan { sectors: first, ..self }, rest)
+    }
+
     /// The bytes of the bio's data; at most [`DATA_BYTES_MAX`] for one that has data.
     fn data_bytes(&self) -> u32 {
         (self.sectors << SECTOR_SHIFT) as u32
@@ -567,6 +579,22 @@ mod tests {
             assert_eq!(plan(ranges, 4, len), Err(StatusCode::SGL_LENGTH_INVALID));
             assert_eq!(plan(ranges, 3, len), Err(StatusCode::SGL_LENGTH_INVALID));
         }
+    }
+
+    #[test]
+    fn pieces_end_at_multiples_of_their_length() {
+        let plan = |sector, sectors| BioPlan {
+            op: Op::Discard,
+            sector: Sector(sector),
+            sectors,
+            flags: Flags::NONE,
+        };
+        const MAX: u64 = PIECE_SECTORS;
+        assert_eq!(plan(MAX, MAX).split(), (plan(MAX, MAX), None));
+        assert_eq!(plan(8, MAX).split(), (plan(8, MAX - 8), Some(plan(MAX, 8))));
+        assert_eq!(plan(0, 3 * MAX).split(), (plan(0, MAX), Some(plan(MAX, 2 * MAX))));
+        assert_eq!(plan(MAX - 1, 1).split(), (plan(MAX - 1, 1), None));
+        assert_eq!(plan(MAX, 0).split(), (plan(MAX, 0), None), "an operation on a zone");
     }
 
     #[test]

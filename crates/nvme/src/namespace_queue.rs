@@ -1,5 +1,6 @@
 //! A namespace of an I/O queue: commands become bios, completions become statuses.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
@@ -9,7 +10,7 @@ use blockyard_os::epoll::{Epoll, Watched};
 use crate::command::StatusCode;
 use crate::host_link::HostLink;
 use crate::identify::QUEUE_ENTRIES_MAX;
-use crate::namespace::{BioPlan, DiscardRange, IoPlan, RANGE_BYTES, Transfer};
+use crate::namespace::{BioPlan, DiscardRange, IoPlan, PIECE_SECTORS, RANGE_BYTES, Transfer};
 use crate::slots::{CommandPlan, CommandSlot};
 use crate::subsystems::{Namespace, NoDisk, Subsystem};
 use crate::zones::{self, QUERY_ZONES, ZoneAction};
@@ -60,6 +61,38 @@ impl From<NoDisk> for OpenError {
     }
 }
 
+/// What a round of a connection may still ask of its devices that they may execute within the call.
+/// Reads and writes are bounded by the memory for data.
+#[derive(Debug)]
+pub(crate) struct RoundBudget {
+    /// The sectors to zero and to discard.
+    sectors: u64,
+    /// The commands that look at all zones of a device.
+    scans: u32,
+}
+
+impl Default for RoundBudget {
+    fn default() -> RoundBudget {
+        RoundBudget { sectors: PIECE_SECTORS, scans: 1 }
+    }
+}
+
+impl RoundBudget {
+    /// Takes the sectors of a bio; `false` if they are too many now. A bio that is longer than the
+    /// whole budget takes all of it.
+    fn take(&mut self, bio: &Bio) -> bool {
+        let sectors = match bio.op {
+            Op::WriteZeroes | Op::Discard => bio.sectors,
+            _ => 0,
+        };
+        let fits = sectors <= self.sectors || self.sectors == PIECE_SECTORS;
+        if fits {
+            self.sectors = self.sectors.saturating_sub(sectors);
+        }
+        fits
+    }
+}
+
 /// A namespace of an I/O queue, with a channel to the device.
 pub(crate) struct NamespaceQueue {
     pub(crate) nsid: u32,
@@ -75,7 +108,11 @@ pub(crate) struct NamespaceQueue {
     /// Whether a command of several operations begins no more of them.
     pub(crate) is_ending: bool,
     /// Bios that are not pushed yet.
-    pub(crate) bios: Vec<Bio>,
+    bios: Vec<Bio>,
+    /// Whether some of them wait for the next round, and not for the channel.
+    is_held: bool,
+    /// Commands that are to look at the zones of the device, in the order of arrival.
+    scanning: VecDeque<u16>,
     /// Zones of a report; memory that is kept, so that a report allocates nothing.
     scratch: Vec<ZoneInfo>,
 }
@@ -123,6 +160,8 @@ impl NamespaceQueue {
             region_id,
             is_ending: false,
             bios: Vec::with_capacity(QUEUE_ENTRIES_MAX.into()),
+            is_held: false,
+            scanning: VecDeque::with_capacity(QUEUE_ENTRIES_MAX.into()),
             scratch: Vec::with_capacity(QUERY_ZONES),
         })
     }
@@ -143,7 +182,13 @@ impl NamespaceQueue {
 
     /// Whether the device has nothing more to do.
     pub(crate) fn is_idle(&self) -> bool {
-        self.bios.is_empty() && self.channel.in_flight() == 0
+        self.bios.is_empty() && self.scanning.is_empty() && self.channel.in_flight() == 0
+    }
+
+    /// Whether there is something for another round of the same turn, after one that has `reaped`
+    /// completions, which may have made room in the channel.
+    pub(crate) fn has_more(&self, reaped: usize) -> bool {
+        self.is_held || !self.scanning.is_empty() || (reaped > 0 && !self.bios.is_empty())
     }
 
     /// Starts a command whose data, if it has any from the host, are complete.
@@ -155,6 +200,13 @@ impl NamespaceQueue {
     fn begin(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
         let CommandPlan::Io(plan) = slot.plan else { return StatusCode::INTERNAL.into() };
         match plan {
+            // A zone is written in order, so that no other write may come between two pieces.
+            IoPlan::Bio(bio)
+                if bio.op == Op::WriteZeroes && self.namespace.shape.zones.is_none() =>
+            {
+                slot.rest = Some(bio);
+                self.advance(index, slot)
+            }
             IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio) => {
                 self.push(index, slot, bio)
             }
@@ -163,13 +215,36 @@ impl NamespaceQueue {
                 let (sector, sectors) = (Sector(0), 0);
                 self.push(index, slot, BioPlan { op, sector, sectors, flags: Default::default() })
             }
-            IoPlan::Discards { .. } | IoPlan::ManageAll(_) => self.advance(index, slot),
+            IoPlan::Discards { .. } => self.advance(index, slot),
+            IoPlan::ManageAll(_) | IoPlan::Report(_) => self.scan_later(index),
             IoPlan::Hints { .. } => StatusCode::OK.into(),
             IoPlan::Offline { sector } => match self.zone(sector).map(|zone| zone.cond) {
                 Some(ZoneCond::Offline) => StatusCode::OK.into(),
                 _ => StatusCode::ZONE_TRANSITION.into(),
             },
-            IoPlan::Report(request) => {
+        }
+    }
+
+    fn scan_later(&mut self, index: u16) -> CommandProgress {
+        self.scanning.push_back(index);
+        CommandProgress::InFlight
+    }
+
+    /// The next command that is to look at the zones of the device, if the round may do that.
+    pub(crate) fn next_scan(&mut self, budget: &mut RoundBudget) -> Option<u16> {
+        budget.scans.checked_sub(1).and_then(|left| {
+            let index = self.scanning.pop_front()?;
+            budget.scans = left;
+            Some(index)
+        })
+    }
+
+    /// Goes on with a command of [`NamespaceQueue::next_scan`].
+    pub(crate) fn scan(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
+        let progress = match slot.plan {
+            CommandPlan::Io(IoPlan::ManageAll(_)) if self.is_ending => StatusCode::ABORTED.into(),
+            CommandPlan::Io(IoPlan::ManageAll(_)) => self.advance(index, slot),
+            CommandPlan::Io(IoPlan::Report(request)) => {
                 let NamespaceQueue { namespace, region, scratch, .. } = self;
                 let put = |at: u32, bytes: &[u8]| region.write(slot.data + u64::from(at), bytes);
                 match request.print(&*namespace.disk, &namespace.shape, scratch, put) {
@@ -177,7 +252,9 @@ impl NamespaceQueue {
                     Err(status) => status.into(),
                 }
             }
-        }
+            _ => StatusCode::INTERNAL.into(),
+        };
+        self.count(slot, progress)
     }
 
     /// Goes on with a command after a completion of the device.
@@ -222,15 +299,11 @@ impl NamespaceQueue {
             return status.into();
         }
         match slot.plan {
-            CommandPlan::Io(IoPlan::Discards { .. } | IoPlan::ManageAll(_))
-                if bio.op != Op::ZoneResetAll =>
-            {
-                if self.is_ending {
-                    // The host's next association must not find it executed later.
-                    return StatusCode::ABORTED.into();
-                }
-                self.advance(index, slot)
+            CommandPlan::Io(IoPlan::ManageAll(_)) if bio.op != Op::ZoneResetAll => {
+                self.scan_later(index)
             }
+            CommandPlan::Io(IoPlan::Discards { .. }) => self.advance(index, slot),
+            CommandPlan::Io(IoPlan::Bio(_)) if slot.rest.is_some() => self.advance(index, slot),
             CommandPlan::Io(IoPlan::Compare(_)) => match self.is_equal(slot) {
                 true => StatusCode::OK.into(),
                 false => StatusCode::COMPARE_FAILURE.into(),
@@ -268,13 +341,22 @@ impl NamespaceQueue {
 
     /// The next operation of a command that consists of several.
     fn advance(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
-        let next = match slot.plan {
-            CommandPlan::Io(IoPlan::Discards { count, .. }) => self.next_discard(slot, count),
-            CommandPlan::Io(IoPlan::ManageAll(action)) => self.next_zone(slot, action),
+        let next = match (slot.rest.take(), slot.plan) {
+            (Some(rest), _) => Ok(Some(rest)),
+            (None, CommandPlan::Io(IoPlan::Discards { count, .. })) => {
+                self.next_discard(slot, count)
+            }
+            (None, CommandPlan::Io(IoPlan::ManageAll(action))) => self.next_zone(slot, action),
             _ => return StatusCode::INTERNAL.into(),
         };
         match next {
-            Ok(Some(bio)) => self.push(index, slot, bio),
+            // The host's next association must not find it executed later.
+            Ok(Some(_)) if self.is_ending => StatusCode::ABORTED.into(),
+            Ok(Some(bio)) => {
+                let (piece, rest) = bio.split();
+                slot.rest = rest;
+                self.push(index, slot, piece)
+            }
             Ok(None) => StatusCode::OK.into(),
             Err(status) => status.into(),
         }
@@ -320,10 +402,14 @@ impl NamespaceQueue {
         reported.ok().and_then(|()| self.scratch.first().copied())
     }
 
-    /// Pushes and submits bios, and appends the completions to `done`.
-    pub(crate) fn execute(&mut self, done: &mut Vec<Completion>) {
+    /// Pushes and submits bios, as many as the channel and the budget of the round have room for,
+    /// and appends the completions to `done`.
+    pub(crate) fn execute(&mut self, done: &mut Vec<Completion>, budget: &mut RoundBudget) {
+        self.is_held = false;
         if !self.bios.is_empty() {
-            let taken = self.channel.push(&self.bios);
+            let fitting = self.bios.iter().take_while(|bio| budget.take(bio)).count();
+            let taken = self.channel.push(&self.bios[..fitting]);
+            self.is_held = taken == fitting && fitting < self.bios.len();
             self.bios.drain(..taken);
             self.channel.submit();
         }

@@ -58,6 +58,8 @@ pub(crate) struct CommandSlot {
     pub(crate) bio: Option<BioPlan>,
     /// The next range or zone of a command that consists of several operations.
     pub(crate) next: u32,
+    /// What is left of its present range.
+    pub(crate) rest: Option<BioPlan>,
     /// The offset of the data in the region.
     pub(crate) data: u64,
     /// The bytes of data.
@@ -129,6 +131,7 @@ impl CommandSlots {
             device: 0,
             bio: None,
             next: 0,
+            rest: None,
             data: 0,
             len: 0,
             scratch: 0,
@@ -165,6 +168,7 @@ impl CommandSlots {
             device: 0,
             bio: None,
             next: 0,
+            rest: None,
             data: 0,
             len: 0,
             scratch: 0,

@@ -392,7 +392,8 @@ fn a_host_that_comes_back_finds_no_late_change() {
         range
     };
     let ranges = [100, 200, 300, 8].map(range);
-    io.capsule(with(with(command(0x09, 0, 0), 10, 3), 11, 4), ranges.as_flattened());
+    let discard = with(with(command(0x09, 0, 0), 10, 3), 11, 4);
+    io.capsule(pointed(discard, 0x01, 64), ranges.as_flattened());
     drop((io, admin));
     let (_admin, controller) = target.admin(SLOW, 0);
     let mut io = target.io(SLOW, controller, 0, 0);

@@ -204,18 +204,21 @@ impl<S: HostStream> HostConnection<S> {
                 let progress = queue.start(index, slot);
                 self.note(index, progress);
             }
-            QueueRole::Admin(admin) => match admin.execute(&sqe) {
-                Err(status) => self.complete(index, status, 0),
-                Ok(AdminAnswer::Result(result)) => self.complete(index, StatusCode::OK, result),
-                Ok(AdminAnswer::Waits) => {
-                    self.slots.give(index);
+            QueueRole::Admin(admin) => {
+                self.has_scanned |= admin.scans_devices(&sqe);
+                match admin.execute(&sqe) {
+                    Err(status) => self.complete(index, status, 0),
+                    Ok(AdminAnswer::Result(result)) => self.complete(index, StatusCode::OK, result),
+                    Ok(AdminAnswer::Waits) => {
+                        self.slots.give(index);
+                    }
+                    Ok(AdminAnswer::Aborted(cid)) => {
+                        self.push_completion(cid, StatusCode::ABORTED, 0);
+                        self.complete(index, StatusCode::OK, 0);
+                    }
+                    Ok(AdminAnswer::Data(page)) => self.send_page(index, &sqe, &page),
                 }
-                Ok(AdminAnswer::Aborted(cid)) => {
-                    self.push_completion(cid, StatusCode::ABORTED, 0);
-                    self.complete(index, StatusCode::OK, 0);
-                }
-                Ok(AdminAnswer::Data(page)) => self.send_page(index, &sqe, &page),
-            },
+            }
         }
     }
 

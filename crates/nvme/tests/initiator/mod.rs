@@ -126,6 +126,7 @@ impl Target {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !is_ready(&mut initiator) {
             assert!(Instant::now() < deadline, "it gets ready");
+            initiator.next_cid &= 0x3fff;
             std::thread::yield_now();
         }
         (initiator, done.result as u16)

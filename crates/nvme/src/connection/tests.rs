@@ -1,0 +1,182 @@
+//! How much a turn does, by a clock that the test sets.
+#![allow(clippy::unwrap_used)] // A test may.
+
+use std::cell::Cell;
+use std::sync::LazyLock;
+
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::composed::Composed;
+use blockyard_core::{Disk, Region};
+use blockyard_null::{Null, NullConfig};
+use blockyard_os::epoll::Epoll;
+use blockyard_os::socket::{SendPiece, Wake};
+
+use super::*;
+use crate::access::HostAccess;
+use crate::fabrics::{HostIdentity, NEW_CONTROLLER, PropertyRequest, property};
+use crate::subsystems::Subsystems;
+
+const ALL: &str = "nqn.2026-11.example:all";
+const ZONED: &str = "nqn.2026-11.io.blockyard:zoned";
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+thread_local! {
+    static READINGS: Cell<u32> = const { Cell::new(0) };
+}
+
+fn standing() -> Instant {
+    *START
+}
+
+/// 0.4 ms pass between two readings.
+fn running() -> Instant {
+    let readings = READINGS.get();
+    READINGS.set(readings + 1);
+    *START + Duration::from_micros(400) * readings
+}
+
+/// A host that sends pieces, of which each takes one receive, and reads all answers.
+#[derive(Default)]
+struct Script {
+    pieces: VecDeque<Vec<u8>>,
+}
+
+impl HostStream for Script {
+    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Some(piece) = self.pieces.pop_front() else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        into[..piece.len()].copy_from_slice(&piece);
+        Ok(piece.len())
+    }
+
+    fn receive_at(&mut self, _: &Region, _: u64, _: usize) -> io::Result<usize> {
+        panic!("no command has data from the host")
+    }
+
+    fn send(&mut self, _: &Region, _: &[u8], pieces: &[SendPiece]) -> io::Result<usize> {
+        Ok(pieces.iter().map(|piece| piece.len).sum())
+    }
+
+    fn shutdown(&mut self, _: Shutdown) {}
+}
+
+fn ic_request() -> Vec<u8> {
+    let mut request = vec![0; 128];
+    (request[2], request[4]) = (128, 128);
+    request
+}
+
+/// A capsule of a command with data of this length to the host, if it has some.
+fn capsule(opcode: u8, cid: u16, dwords: &[(usize, u32)], len: u32) -> Vec<u8> {
+    let mut pdu = vec![0; 72];
+    (pdu[0], pdu[2], pdu[4]) = (4, 72, 72);
+    let sqe = &mut pdu[8..];
+    (sqe[0], sqe[1]) = (opcode, 0x40);
+    sqe[2..4].copy_from_slice(&cid.to_le_bytes());
+    sqe[4] = 1;
+    for (at, value) in dwords {
+        sqe[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    if len > 0 {
+        sqe[32..36].copy_from_slice(&len.to_le_bytes());
+        sqe[39] = 0x5a;
+    }
+    pdu
+}
+
+fn shared() -> Arc<SessionShared> {
+    let subsystems = Subsystems::new("test", HostAccess::default(), Some(ALL.to_owned()));
+    let zones = NullConfig { zoned: true, zone_size: 1 << 20, ..NullConfig::default() };
+    let config = NullConfig { size: 64 << 20, bs: 4096, discard: false, ..zones };
+    let null = Null::open(config).unwrap();
+    let config = ChannelConfig { depth: 16 };
+    let disk: Arc<dyn Disk> = Arc::new(Composed::new("zoned".to_owned(), "null", null, config));
+    subsystems.add("zoned", disk).unwrap();
+    Arc::new(SessionShared { subsystems, discovery_only: false, dh: Arc::default() })
+}
+
+fn connection(shared: &Arc<SessionShared>, pieces: Vec<Vec<u8>>) -> HostConnection<Script> {
+    let link = Arc::new(HostLink::new(1, String::new(), Arc::new(Wake::new().unwrap())));
+    let watch = DeviceWatch { set: Arc::new(Epoll::new().unwrap()), token: 0 };
+    let stream = (Script { pieces: pieces.into() }, "192.0.2.1:4420".parse().unwrap());
+    let made = HostConnection::new(Arc::clone(shared), link, stream, watch, *START);
+    HostConnection { clock: standing, ..made.unwrap() }
+}
+
+fn request(subsystem: &str, queue: u16, controller: u16) -> ConnectRequest {
+    ConnectRequest {
+        queue,
+        entries: 128,
+        no_flow_control: false,
+        keep_alive_ms: 0,
+        controller,
+        subsystem: subsystem.to_owned(),
+        host: HostIdentity { id: [1; 16], nqn: "nqn.2026-11.example:host".to_owned() },
+    }
+}
+
+/// The admin queue of an enabled controller.
+fn admin(shared: &SessionShared, subsystem: &str, link: &Arc<HostLink>) -> AdminQueue {
+    let request = request(subsystem, 0, NEW_CONTROLLER);
+    let address = "192.0.2.1:4420".parse().unwrap();
+    let admin = shared.connect_admin(link, address, &request, *START).unwrap();
+    let set = PropertyRequest { offset: property::CC, is_long: false, value: 0x46_0061 };
+    admin.controller.set_property(&set).unwrap();
+    admin
+}
+
+#[test]
+fn a_turn_has_no_further_round_after_a_millisecond() {
+    let pieces = || {
+        let commands = (0..20).map(|cid| capsule(0, cid, &[], 0));
+        [ic_request()].into_iter().chain(commands).collect::<Vec<_>>()
+    };
+    for (clock, rounds) in [(running as fn() -> Instant, 3), (standing, ROUNDS_MAX as usize)] {
+        READINGS.set(0);
+        let mut connection = connection(&shared(), pieces());
+        connection.clock = clock;
+        assert_eq!(connection.turn(*START), AfterTurn::Again);
+        assert_eq!(21 - connection.transport.pieces.len(), rounds);
+    }
+}
+
+/// Each report looks at all zones of the device. All that had come in one receive did it in one
+/// round.
+#[test]
+fn a_round_makes_one_report() {
+    const REPORTS: u64 = 100;
+    let shared = shared();
+    let report = |cid: u64| capsule(0x7a, cid as u16, &[(12, 15)], 64);
+    let mut connection = connection(&shared, vec![(0..REPORTS).flat_map(report).collect()]);
+    let id = admin(&shared, ZONED, &connection.link).controller.id;
+    let (link, region, watch) = (&connection.link, connection.pool.region(), &connection.watch);
+    let queue = shared.connect_io(link, region, watch, &request(ZONED, 1, id)).unwrap();
+    connection.role = QueueRole::Io(Box::new(queue));
+    connection.entries = 128;
+    let made = |connection: &HostConnection<Script>| connection.link.stats.read_bytes.get() / 64;
+    assert_eq!(connection.turn(*START), AfterTurn::Again);
+    assert!((1..=u64::from(ROUNDS_MAX)).contains(&made(&connection)), "{}", made(&connection));
+    while connection.turn(*START) == AfterTurn::Again {}
+    assert_eq!(made(&connection), REPORTS);
+    assert_eq!(connection.link.stats.errors.get(), 0);
+    connection.leave();
+}
+
+#[test]
+fn a_round_looks_at_all_devices_once() {
+    const COMMANDS: u64 = 50;
+    let shared = shared();
+    let identify = |cid: u64| capsule(0x06, cid as u16, &[(1, 0), (10, 2)], 4096);
+    let mut connection = connection(&shared, vec![(0..COMMANDS).flat_map(identify).collect()]);
+    connection.role = QueueRole::Admin(admin(&shared, ALL, &connection.link));
+    connection.entries = 128;
+    let made = |connection: &HostConnection<Script>| connection.link.stats.commands.get();
+    assert_eq!(connection.turn(*START), AfterTurn::Again);
+    assert!((1..=u64::from(ROUNDS_MAX)).contains(&made(&connection)), "{}", made(&connection));
+    while connection.turn(*START) == AfterTurn::Again {}
+    assert_eq!(made(&connection), COMMANDS);
+    assert_eq!(connection.link.stats.errors.get(), 0);
+    connection.leave();
+}

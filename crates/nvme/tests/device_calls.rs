@@ -1,0 +1,350 @@
+//! What the target asks of a device, and when, as the device sees it: a device that counts the
+//! calls and holds the threads that make them.
+#![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test may.
+
+mod initiator;
+
+use std::net::TcpListener;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use blockyard_core::channel::Stats;
+use blockyard_core::inject::Injection;
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{
+    Bio, Channel, Completion, DeviceError, Disk, Due, Extent, Geometry, Limits, Op, Region,
+    RegionId, Sector,
+};
+use blockyard_null::NullConfig;
+use blockyard_nvme::{ConnectionThreads, HostAccess, TargetOptions, TargetServer};
+use initiator::{Initiator, Target, command, disk, pattern, plain, pointed, target_for, with};
+
+const WATCHED: &str = "nqn.2026-11.io.blockyard:watched";
+const WRITE: u8 = 0x01;
+const READ: u8 = 0x02;
+const WRITE_ZEROES: u8 = 0x08;
+const DISCARD: u8 = 0x09;
+/// The blocks of 512 bytes that the device zeroes or discards at once, at most.
+const PIECE: u64 = 16384;
+/// The blocks of the device: 4 GiB.
+const BLOCKS: u64 = 1 << 23;
+
+#[derive(Default)]
+struct Calls {
+    /// The operations with their first block and length, in the order in which they were begun.
+    begun: Vec<(Op, u64, u64)>,
+    /// The names of the threads that have opened a channel.
+    opened: Vec<String>,
+    /// The most blocks to zero and discard in one `submit`.
+    most_at_once: u64,
+    is_held: bool,
+    /// The threads that wait in `submit`.
+    waiting: usize,
+}
+
+#[derive(Default)]
+struct Watched {
+    calls: Mutex<Calls>,
+    changed: Condvar,
+}
+
+impl Watched {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap()
+    }
+
+    /// From now on each thread stops in `submit`.
+    fn hold(&self) -> Held<'_> {
+        self.calls().is_held = true;
+        Held(self)
+    }
+
+    fn wait_until_a_thread_is_held(&self) {
+        drop(self.changed.wait_while(self.calls(), |calls| calls.waiting == 0).unwrap());
+    }
+
+    /// The write-zeroes and discards since the last call.
+    fn take_begun(&self) -> Vec<(Op, u64, u64)> {
+        let begun = std::mem::take(&mut self.calls().begun);
+        begun.into_iter().filter(|(op, ..)| matches!(op, Op::WriteZeroes | Op::Discard)).collect()
+    }
+}
+
+/// Lets the threads go on, also if the test fails.
+struct Held<'a>(&'a Watched);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.calls().is_held = false;
+        self.0.changed.notify_all();
+    }
+}
+
+struct WatchedDisk {
+    inner: Arc<dyn Disk>,
+    watched: Arc<Watched>,
+}
+
+impl Disk for WatchedDisk {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
+        let thread = std::thread::current();
+        self.watched.calls().opened.push(thread.name().unwrap_or_default().to_owned());
+        let (inner, watched) = (self.inner.open()?, Arc::clone(&self.watched));
+        Ok(Box::new(WatchedChannel { inner, watched, pushed: 0 }))
+    }
+
+    fn report_zones(
+        &self,
+        from: Sector,
+        zones_max: usize,
+        out: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        self.inner.report_zones(from, zones_max, out)
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        self.inner.extent(from, sectors)
+    }
+
+    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+        self.inner.inject(injection)
+    }
+
+    fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+}
+
+struct WatchedChannel {
+    inner: Box<dyn Channel>,
+    watched: Arc<Watched>,
+    /// The blocks to zero and discard since the last `submit`.
+    pushed: u64,
+}
+
+impl Channel for WatchedChannel {
+    fn register(&mut self, region: Arc<Region>) -> RegionId {
+        self.inner.register(region)
+    }
+
+    fn unregister(&mut self, region: RegionId) -> bool {
+        self.inner.unregister(region)
+    }
+
+    fn push(&mut self, bios: &[Bio]) -> usize {
+        let taken = self.inner.push(bios);
+        let mut calls = self.watched.calls();
+        for Bio { op, sector, sectors, .. } in &bios[..taken] {
+            calls.begun.push((*op, sector.0, *sectors));
+            if matches!(op, Op::WriteZeroes | Op::Discard) {
+                self.pushed += sectors;
+            }
+        }
+        taken
+    }
+
+    fn submit(&mut self) {
+        let mut calls = self.watched.calls();
+        calls.most_at_once = calls.most_at_once.max(std::mem::take(&mut self.pushed));
+        calls.waiting += 1;
+        self.watched.changed.notify_all();
+        calls = self.watched.changed.wait_while(calls, |calls| calls.is_held).unwrap();
+        calls.waiting -= 1;
+        drop(calls);
+        self.inner.submit();
+    }
+
+    fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
+        self.inner.reap(out)
+    }
+
+    fn wait(&mut self, deadline: Option<std::time::Instant>) {
+        self.inner.wait(deadline);
+    }
+
+    fn due(&self) -> Due {
+        self.inner.due()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}
+
+/// A target with a watched device, and this many threads.
+fn target_on(threads: usize) -> (Target, Arc<Watched>) {
+    let watched = Arc::<Watched>::default();
+    let Target { subsystems, server } = target_for(HostAccess::default(), TargetOptions::default());
+    drop(server);
+    let inner = disk("watched", NullConfig { size: BLOCKS << 9, ..plain() });
+    let disk: Arc<dyn Disk> = Arc::new(WatchedDisk { inner, watched: Arc::clone(&watched) });
+    subsystems.add("watched", disk).unwrap();
+    let threads = ConnectionThreads::new(NonZeroUsize::new(threads).unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (served, options) = (Arc::clone(&subsystems), TargetOptions::default());
+    let server = TargetServer::start_on(threads, served, vec![listener], options).unwrap();
+    (Target { subsystems, server }, watched)
+}
+
+/// Ranges of first block and length, as a Dataset Management command lists them.
+fn ranges(list: &[(u64, u64)]) -> ([u8; 64], Vec<u8>) {
+    let mut data = Vec::new();
+    for (first, blocks) in list {
+        data.extend([0; 4]);
+        data.extend((*blocks as u32).to_le_bytes());
+        data.extend(first.to_le_bytes());
+    }
+    (with(with(command(DISCARD, 0, 0), 10, list.len() as u32 - 1), 11, 4), data)
+}
+
+/// The operations that a range becomes.
+fn pieces(op: Op, first: u64, blocks: u64) -> Vec<(Op, u64, u64)> {
+    let (mut at, end, mut pieces) = (first, first + blocks, Vec::new());
+    while at < end {
+        let next = end.min((at / PIECE + 1) * PIECE);
+        pieces.push((op, at, next - at));
+        at = next;
+    }
+    pieces
+}
+
+/// A write of a host that has given up and connected again was executed after one of its next
+/// association, and overwrote it: the thread of the old connections was in a call of a device, and
+/// had not seen that the host had closed them.
+#[test]
+fn a_write_of_an_earlier_association_is_not_executed_after_one_of_the_next() {
+    let (target, watched) = target_on(2);
+    let write = |io: &mut Initiator, block, seed| {
+        io.capsule(pointed(command(WRITE, block, 1), 0x01, 512), &pattern(512, seed));
+    };
+    // A connection on the first thread, so that the admin queue gets the second one.
+    let _first = target.idle(0);
+    let (admin, controller) = target.admin(WATCHED, 0);
+    let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
+    for queue in 1..=8 {
+        let mut io = target.idle(0);
+        assert_eq!(io.connect(WATCHED, queue, controller, 31, 0).status, 0);
+        let is_here = watched.calls().opened.last().unwrap() == "nvme-1";
+        if is_here { here.push(io) } else { elsewhere.push(io) }
+    }
+    // The first thread gets the next connections.
+    drop(elsewhere);
+    while target.server.connections().len() > 2 + here.len() {
+        std::thread::yield_now();
+    }
+    let held = watched.hold();
+    write(&mut here[0], 100, 0);
+    watched.wait_until_a_thread_is_held();
+    write(&mut here[1], 8, 1);
+    drop((here, admin));
+    let mut admin = target.idle(0);
+    let connected = admin.connect(WATCHED, 0, 0xffff, 31, 0);
+    assert_eq!(connected.status, 0);
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+    assert_eq!(admin.property_get(0x1c, false).result, 0, "not ready: a write may be there");
+    let mut io = target.idle(0);
+    let mut connect = || io.connect(WATCHED, 1, connected.result as u16, 31, 0).status;
+    assert_eq!(connect(), 0x0181);
+    drop(held);
+    while admin.property_get(0x1c, false).result == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(connect(), 0);
+    assert_eq!(io.execute(command(WRITE, 8, 1), &pattern(512, 2)).status, 0);
+    for _ in 0..20 {
+        assert_eq!(io.read(command(READ, 8, 1), 512).data, pattern(512, 2));
+    }
+}
+
+/// A later association waits for one turn of each connection of an earlier one, not for its end.
+#[test]
+fn a_host_may_have_two_associations_at_once() {
+    let (target, _watched) = target_on(2);
+    let (mut first, controller) = target.admin(WATCHED, 0);
+    let mut first_io = target.io(WATCHED, controller, 0, 0);
+    let (mut second, controller) = target.admin(WATCHED, 0);
+    let mut second_io = target.io(WATCHED, controller, 0, 0);
+    for (admin, io) in [(&mut first, &mut first_io), (&mut second, &mut second_io)] {
+        assert_eq!(admin.property_get(0x1c, false).result, 1);
+        assert_eq!(io.execute(command(WRITE, 8, 1), &pattern(512, 1)).status, 0);
+    }
+}
+
+#[test]
+fn a_long_write_zeroes_becomes_pieces() {
+    let (target, watched) = target_on(1);
+    let (_admin, controller) = target.admin(WATCHED, 0);
+    let mut io = target.io(WATCHED, controller, 0, 0);
+    for block in [99, 100, PIECE, 65635, 65636] {
+        assert_eq!(io.execute(command(WRITE, block, 1), &pattern(512, 7)).status, 0);
+    }
+    assert_eq!(io.execute(command(WRITE_ZEROES, 100, 65536), &[]).status, 0);
+    let begun = watched.take_begun();
+    assert_eq!(begun, pieces(Op::WriteZeroes, 100, 65536));
+    assert_eq!(begun.len(), 5);
+    for (block, is_zeroed) in [(99, false), (100, true), (PIECE, true), (65635, true)] {
+        let wanted = if is_zeroed { vec![0; 512] } else { pattern(512, 7) };
+        assert_eq!(io.read(command(READ, block, 1), 512).data, wanted, "block {block}");
+    }
+    assert_eq!(io.read(command(READ, 65636, 1), 512).data, pattern(512, 7));
+    // Of many commands, the device gets no more at once than of one.
+    for at in 0..16 {
+        io.capsule(command(WRITE_ZEROES, at * 65536, 65536), &[]);
+    }
+    for _ in 0..16 {
+        assert_eq!(io.done().status, 0);
+    }
+    assert_eq!(watched.take_begun().len(), 16 * 4);
+    assert!(watched.calls().most_at_once <= PIECE, "{}", watched.calls().most_at_once);
+}
+
+#[test]
+fn a_long_range_to_discard_becomes_pieces() {
+    let (target, watched) = target_on(1);
+    let (_admin, controller) = target.admin(WATCHED, 0);
+    let mut io = target.io(WATCHED, controller, 0, 0);
+    let list = [(5, 81920), (1 << 20, 8), (7, 0), (1 << 21, PIECE)];
+    let (sqe, data) = ranges(&list);
+    assert_eq!(io.execute(sqe, &data).status, 0);
+    let wanted = list.map(|(first, blocks)| pieces(Op::Discard, first, blocks)).concat();
+    assert_eq!(watched.take_begun(), wanted);
+    // A range beyond the end fails the command, after those before it.
+    let (sqe, data) = ranges(&[(0, PIECE + 1), (BLOCKS, 1), (9, 1)]);
+    assert_eq!(io.execute(sqe, &data).status, 0x4080);
+    assert_eq!(watched.take_begun(), pieces(Op::Discard, 0, PIECE + 1));
+    assert!(watched.calls().most_at_once <= PIECE, "{}", watched.calls().most_at_once);
+}
+
+#[test]
+fn an_ending_connection_begins_no_further_piece() {
+    let (target, watched) = target_on(1);
+    let (admin, controller) = target.admin(WATCHED, 0);
+    let mut io = target.io(WATCHED, controller, 0, 0);
+    let held = watched.hold();
+    let (sqe, data) = ranges(&[(0, BLOCKS)]);
+    io.capsule(pointed(sqe, 0x01, data.len()), &data);
+    watched.wait_until_a_thread_is_held();
+    // The controller ends, and cuts the queue, at the next turn of the admin queue: each turn of
+    // the queue before that begins at most eight pieces.
+    drop(admin);
+    drop(held);
+    io.ends();
+    let begun = watched.take_begun().len() as u64;
+    assert!((1..=64).contains(&begun), "{begun} of {} pieces", BLOCKS / PIECE);
+}
