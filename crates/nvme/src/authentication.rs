@@ -16,10 +16,11 @@
 //! ```
 //!
 //! 1. A queue executes no other command before its host has authenticated once.
-//! 2. An authenticated host may negotiate again; its queue executes commands meanwhile.
+//! 2. An authenticated host may negotiate again; its queue executes commands meanwhile, except in
+//!    the state computes (4).
 //! 3. In the state ended, the connection ends.
 //! 4. While values of Diffie-Hellman are computed, by another thread, the connection takes no
-//!    message.
+//!    message and no command: they wait in the socket.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -10,14 +10,17 @@
 //! ```
 //!
 //! 1. A connection stays on its thread, and its channels are opened and used there.
-//! 2. A turn is bounded, and no turn waits. What could wait leaves the thread: Diffie-Hellman
-//!    values are computed by another one (`dh_worker.rs`), and a connection whose device has not
-//!    completed its commands in time is closed by one of its own.
+//! 2. A turn begins no round after 1 ms, and does not wait for its host, for completions of a
+//!    device, or for Diffie-Hellman values, which are computed apart from it (`dh_worker.rs`). A
+//!    connection whose device has not completed its commands in time is closed by a thread of its
+//!    own.
 //! 3. A panic in a turn ends that connection only.
 //!
-//! A device that executes commands within `submit`, as a file without io_uring does, takes the time
-//! of its thread: the other connections of the thread wait for it. A target that has at least as
-//! many threads as connections gives each a thread of its own.
+//! A call of a device may take long, and then the other connections of the thread wait for it: the
+//! device executes commands within `submit` (a file without io_uring), asks the kernel for zones or
+//! changes them there (a zoned block device, also with io_uring), or reads its map (a volume); and
+//! each opens a channel, and closes it, within the call. docs/nvme.md has the list. A target that
+//! has at least as many threads as connections gives each a thread of its own.
 //!
 //! Control plane: the locks are taken when a connection begins or ends.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.

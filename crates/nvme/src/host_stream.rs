@@ -1,7 +1,7 @@
 //! The stream of bytes between a connection and its host. No call waits.
 //!
 //! The connection is generic in it, so that a test can cut, delay and end the stream at every byte
-//! (`tests/connection_model.rs`).
+//! (`tests/model/connection.rs`).
 
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};

@@ -208,7 +208,8 @@ impl TargetServer {
             links = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         links.here.values().for_each(|link| link.cut());
-        // They end at their next turn; only a system call that does not return can delay one.
+        // They stop answering their hosts at their next turn, and end when the device has completed
+        // their commands.
         let here = |links: &mut Links| !links.here.is_empty();
         let waited = shared.left.wait_timeout_while(links, CUT_GRACE, here);
         links = waited.unwrap_or_else(PoisonError::into_inner).0;

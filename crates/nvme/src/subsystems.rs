@@ -361,7 +361,8 @@ impl Subsystem {
         let waited = self.changed.wait_timeout_while(state, drain, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.links.iter().for_each(|(_, link)| link.cut());
-        // They end at their next turn; only a system call that does not return can delay one.
+        // They stop answering their hosts at their next turn, and end when the device has completed
+        // their commands.
         let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if !state.users.is_empty() {
