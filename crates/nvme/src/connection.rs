@@ -382,6 +382,7 @@ impl<S: HostStream> HostConnection<S> {
             return Ok(AfterRound::Again);
         }
         if self.stalled_until.is_some() {
+            self.look_at_stalled();
             return Ok(AfterRound::Waits(Some(Watch::Writable)));
         }
         match stop {
@@ -715,6 +716,16 @@ impl<S: HostStream> HostConnection<S> {
         let waiting = self.waiting.len();
         self.grant_memory();
         Ok(self.waiting.len() < waiting)
+    }
+
+    /// Looks whether a host that does not read has closed the connection, if a later association
+    /// waits for that. A host that closes it with unread answers resets it (RFC 9293, 3.6.1), and
+    /// then the connection ends before it parses anything.
+    fn look_at_stalled(&self) {
+        let serial = self.link.begin_look();
+        if self.link.owes_look(serial) && !self.transport.has_ended() {
+            self.link.note_looked(serial);
+        }
     }
 
     fn note_stalled(&mut self, until: Option<Instant>) {

@@ -95,7 +95,7 @@ pub(crate) struct HostLink {
     /// The serial number of the last association before which the connection is to receive what
     /// its host has sent; 0 for none.
     look_asked: AtomicU64,
-    /// The last of these numbers for which it has found its socket empty.
+    /// The last of these numbers for which it has found its host still connected.
     looked: AtomicU64,
     /// Raised when the connection is to end, when the subsystem, or for discovery the table of
     /// subsystems, has changed, and when another thread has computed something for it.
@@ -169,7 +169,8 @@ impl HostLink {
         self.look_asked.load(Ordering::Acquire)
     }
 
-    /// Notes that the socket was empty, and not at its end, after [`HostLink::begin_look`].
+    /// Notes that the socket was empty, and not at its end, after [`HostLink::begin_look`]; or that
+    /// the host does not read, and has not closed it.
     pub(crate) fn note_looked(&self, serial: u64) {
         if self.looked.load(Ordering::Relaxed) < serial {
             // Release: pairs with the Acquire in `owes_look`. What was received is executed.

@@ -29,6 +29,9 @@ pub(crate) trait HostStream {
     /// `WouldBlock` if the stream accepts nothing, or if it has failed.
     fn send(&mut self, region: &Region, bytes: &[u8], pieces: &[SendPiece]) -> io::Result<usize>;
 
+    /// Whether the host has ended or reset the stream, also while bytes of it are not received.
+    fn has_ended(&self) -> bool;
+
     /// Ends one or both directions.
     fn shutdown(&mut self, how: Shutdown);
 }
@@ -47,7 +50,57 @@ impl HostStream for TcpStream {
         socket::send(&*self, SendMode::SocketNow, region, bytes, pieces)
     }
 
+    fn has_ended(&self) -> bool {
+        socket::has_ended(self)
+    }
+
     fn shutdown(&mut self, how: Shutdown) {
         socket::shutdown(&*self, how);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    /// On loopback an end arrives soon after the call that sends it.
+    fn wait_for_end(socket: &TcpStream) {
+        while !socket.has_ended() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn an_end_is_seen_while_bytes_are_unread() {
+        let (near, mut far) = pair();
+        far.write_all(b"unread").unwrap();
+        assert!(!near.has_ended());
+        drop(far);
+        wait_for_end(&near);
+        let (near, far) = pair();
+        far.shutdown(Shutdown::Write).unwrap();
+        wait_for_end(&near);
+    }
+
+    #[test]
+    fn a_host_that_closes_with_unread_bytes_resets_the_stream() {
+        let (mut near, far) = pair();
+        near.write_all(b"unread").unwrap();
+        far.peek(&mut [0; 6]).unwrap();
+        assert!(!near.has_ended());
+        drop(far);
+        wait_for_end(&near);
+        while near.take_error().unwrap().is_none() {
+            std::thread::yield_now();
+        }
     }
 }

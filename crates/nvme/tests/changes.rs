@@ -133,12 +133,11 @@ fn a_host_that_does_not_receive_is_cut_off_when_the_device_is_replaced() {
     let target = target();
     let (_admin, controller) = target.admin(PLAIN, 0);
     let mut stalled = target.io(PLAIN, controller, 0, 0);
-    // Before the other one stalls: it is of the same host.
-    let (_other_admin, controller) = target.admin(PLAIN, 0);
-    let mut other = target.io(PLAIN, controller, 0, 0);
     for _ in 0..120 {
         stalled.capsule(pointed(command(READ, 0, 2048), 0x5a, 1 << 20), &[]);
     }
+    let (_other_admin, controller) = target.admin(PLAIN, 0);
+    let mut other = target.io(PLAIN, controller, 0, 0);
     assert_eq!(other.read(command(READ, 0, 1), 512).status, 0);
     // A host whose connection still has room for data is not cut off by the first change.
     while target.subsystems.find_info("plain").unwrap().queues != 1 {

@@ -117,9 +117,6 @@ fn hosts_make_progress_beside_one_that_stalls_one_that_floods_and_one_that_authe
     let resting = (resident() - before) / CONNECTIONS as u64;
     // What docs/nvme.md says, with the initiator's part.
     assert!(resting < 200 << 10, "{resting} bytes for each connection");
-    // Before another connection of the same host stalls.
-    let (_flooding, controller) = target.admin(PLAIN, 0);
-    let mut flooding = target.io(PLAIN, controller, 0, 0);
     // One host that reads no answer.
     let (_admin, controller) = target.admin(PLAIN, 0);
     let mut stalled = target.io(PLAIN, controller, 0, 0);
@@ -132,7 +129,8 @@ fn hosts_make_progress_beside_one_that_stalls_one_that_floods_and_one_that_authe
         let challenges = scope.spawn(|| authenticate(&proving, &is_over));
         // One host that always has as many commands in flight as it may.
         scope.spawn(|| {
-            let io = &mut flooding;
+            let (_admin, controller) = target.admin(PLAIN, 0);
+            let mut io = target.io(PLAIN, controller, 0, 0);
             let read = pointed(command(READ, 0, 8), 0x5a, 4096);
             for _ in 0..100 {
                 io.capsule(read, &[]);

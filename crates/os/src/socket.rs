@@ -365,6 +365,15 @@ pub fn write_socket(
     }
 }
 
+/// Whether the peer has ended its direction of a connection or reset it, or this side has shut down
+/// one, also while received bytes are unread; `true` too if the system does not tell.
+pub fn has_ended(socket: impl AsFd) -> bool {
+    const ENDS: libc::c_short = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+    let fd = socket.as_fd().as_raw_fd();
+    let mut entries = [libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 }];
+    poll(&mut entries, Some(Duration::ZERO)).is_err() || entries[0].revents & ENDS != 0
+}
+
 /// Shuts down one or both directions of a socket, for every holder of it. Does nothing to a socket
 /// that has ended.
 pub fn shutdown(socket: impl AsFd, how: Shutdown) {

@@ -59,6 +59,10 @@ impl HostStream for Script {
         Ok(pieces.iter().map(|piece| piece.len).sum())
     }
 
+    fn has_ended(&self) -> bool {
+        false
+    }
+
     fn shutdown(&mut self, _: Shutdown) {}
 }
 

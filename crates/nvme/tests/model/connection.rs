@@ -287,6 +287,11 @@ impl HostStream for SimStream {
         if sent == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(sent) }
     }
 
+    fn has_ended(&self) -> bool {
+        let stream = self.0.borrow();
+        stream.has_ended || stream.is_reset || stream.is_shut
+    }
+
     fn shutdown(&mut self, how: Shutdown) {
         let mut stream = self.0.borrow_mut();
         stream.has_ended |= how != Shutdown::Write;
