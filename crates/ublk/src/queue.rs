@@ -112,6 +112,12 @@ impl QueueHandle {
         !self.thread.is_finished()
     }
 
+    /// A queue of a thread that exists.
+    #[cfg(test)]
+    pub(crate) fn of_thread(thread: JoinHandle<()>) -> QueueHandle {
+        QueueHandle { go: None, thread }
+    }
+
     /// Waits for the end of the thread: the device is stopped, or was never given.
     pub(crate) fn join(self) {
         drop(self.go);

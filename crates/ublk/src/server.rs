@@ -81,6 +81,8 @@ pub struct UblkServer {
     counts: Vec<Arc<QueueCounts>>,
     /// Empty once stopped.
     running: Mutex<Vec<QueueHandle>>,
+    /// Whether the block device is removed. Held by a thread that removes it.
+    is_gone: Mutex<bool>,
 }
 
 impl UblkServer {
@@ -165,25 +167,40 @@ impl UblkServer {
     }
 
     /// Completes the requests in flight, and removes the block device. A program that has it open
-    /// gets errors from then on. A later call does nothing.
-    pub fn stop(&self) {
-        let running = std::mem::take(&mut *self.running());
-        if running.is_empty() {
-            return;
+    /// gets errors from then on. A call after one that succeeded does nothing.
+    ///
+    /// # Errors
+    /// If the kernel refuses. If it has not stopped the device, the device is served as before; a
+    /// later call tries again.
+    pub fn stop(&self) -> Result<(), UblkError> {
+        self.stop_by(|take| delete(self.id, take))
+    }
+
+    /// As [`UblkServer::stop`], by an operation that removes the block device, and takes the queues
+    /// when the kernel has stopped it.
+    fn stop_by(
+        &self,
+        delete: impl FnOnce(&dyn Fn() -> Vec<QueueHandle>) -> Result<(), UblkError>,
+    ) -> Result<(), UblkError> {
+        let mut is_gone = self.is_gone.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_gone {
+            return Ok(());
         }
         if is_in_use(self.id) {
             let path = block_path(self.id);
             tracing::warn!(device = self.name, path, "removed while it is mounted or in use");
         }
-        if let Err(error) = delete(self.id, running) {
-            tracing::error!(device = self.name, "{error}");
-        }
+        delete(&|| std::mem::take(&mut *self.running()))?;
+        *is_gone = true;
+        Ok(())
     }
 }
 
 impl Drop for UblkServer {
     fn drop(&mut self) {
-        self.stop();
+        if let Err(error) = self.stop() {
+            tracing::error!(device = self.name, "{error}");
+        }
     }
 }
 
@@ -342,7 +359,7 @@ impl Starting {
         // It may still be busy with a command that was given up.
         drop(control);
         if let Err(error) = started {
-            if !is_recovered && let Err(error) = delete(id, queues.handles) {
+            if !is_recovered && let Err(error) = delete(id, || queues.handles) {
                 tracing::error!(device = self.disk.name(), "{error}");
             }
             return Err(error);
@@ -351,7 +368,8 @@ impl Starting {
         tracing::info!(device = self.disk.name(), path, is_recovered, "serving ublk");
         let Queues { handles, counts, .. } = queues;
         let name = self.disk.name().to_owned();
-        Ok(UblkServer { name, id, is_recovered, counts, running: Mutex::new(handles) })
+        let running = Mutex::new(handles);
+        Ok(UblkServer { name, id, is_recovered, counts, running, is_gone: Mutex::new(false) })
     }
 }
 
@@ -378,8 +396,8 @@ fn begin_recovery(control: &mut Control, id: u32) -> Result<(), UblkError> {
     }
 }
 
-/// Stops a device, waits for its threads and deletes it.
-fn delete(id: u32, running: Vec<QueueHandle>) -> Result<(), UblkError> {
+/// Stops a device, waits for its threads, which it takes only then, and deletes it.
+fn delete(id: u32, take: impl FnOnce() -> Vec<QueueHandle>) -> Result<(), UblkError> {
     let mut control = Control::open()?;
     // It waits for the requests in flight, which the threads complete, and cancels all fetches.
     let stopped = control.command(ControlCommand::StopDev, id, 0);
@@ -389,7 +407,7 @@ fn delete(id: u32, running: Vec<QueueHandle>) -> Result<(), UblkError> {
         Err(UblkError::Command { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {}
         Err(_) => return stopped,
     }
-    running.into_iter().for_each(QueueHandle::join);
+    take().into_iter().for_each(QueueHandle::join);
     machine::delete(&mut control, id)?;
     name_file::remove(id);
     if !wait_free(&mut control, id)? {
@@ -416,4 +434,41 @@ fn wait_free(control: &mut Control, id: u32) -> Result<bool, UblkError> {
 fn is_in_use(id: u32) -> bool {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(block_path(id));
     opened.is_err_and(|error: io::Error| error.kind() == ErrorKind::ResourceBusy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bug: the queues were given up before the kernel had stopped the device, and a failure
+    /// was only logged.
+    #[test]
+    fn a_device_that_the_kernel_does_not_stop_is_served_as_before() {
+        let server = UblkServer {
+            name: "v0".to_owned(),
+            id: u32::MAX,
+            is_recovered: false,
+            counts: Vec::new(),
+            running: Mutex::new(vec![QueueHandle::of_thread(thread::spawn(|| {}))]),
+            is_gone: Mutex::new(false),
+        };
+        let refused = || UblkError::Unknown { id: u32::MAX };
+        assert!(server.stop_by(|_| Err(refused())).is_err());
+        assert_eq!(server.running().len(), 1, "its queues are still there");
+        // One that was stopped and not deleted is tried again.
+        let stop = |take: &dyn Fn() -> Vec<QueueHandle>| {
+            take().into_iter().for_each(QueueHandle::join);
+            Err(refused())
+        };
+        assert!(server.stop_by(stop).is_err() && server.running().is_empty());
+        let mut calls = 0;
+        for _ in 0..2 {
+            let delete = |_: &dyn Fn() -> Vec<QueueHandle>| {
+                calls += 1;
+                Ok(())
+            };
+            server.stop_by(delete).unwrap();
+        }
+        assert_eq!(calls, 1);
+    }
 }

@@ -152,14 +152,17 @@ impl Devices {
     /// # Errors
     /// If there is no such device, it is served already, or the kernel refuses.
     pub(crate) fn serve_ublk(&self, place: &UblkPlace) -> Result<(), YardError> {
+        // First: who claims the device from now on finds a client. It lasts to the end of this
+        // function, so that no other request starts the server that is removed below.
+        let changing = self.ublk.begin_change(&place.device)?;
         let entry = self.find(&place.device)?;
-        self.ublk.start(&entry, place)?;
+        self.ublk.start(&changing, &entry, place)?;
         // A request may have removed or replaced the device meanwhile.
         let is_same = |now: DeviceEntry| Arc::ptr_eq(&now.disk, &entry.disk);
         if self.find(&place.device).is_ok_and(is_same) {
             return Ok(());
         }
-        self.ublk.remove(&place.device);
+        self.ublk.remove(&place.device)?;
         Err(YardError::UblkBusy { name: place.device.clone() })
     }
 
@@ -359,7 +362,8 @@ impl Devices {
     /// those that take longer than `drain` are cut off.
     ///
     /// # Errors
-    /// If there is no such device.
+    /// If there is no such device, or the kernel does not remove its block device. The device is
+    /// removed then too; its server goes on, and `ublk remove` stops it.
     pub fn remove(&self, name: &str, drain: Duration) -> Result<DeviceEntry, YardError> {
         let (entry, _reserved) = {
             let mut table = self.table();
@@ -373,11 +377,12 @@ impl Devices {
         self.mounts.remove(name, drain);
         let left = || deadline.saturating_duration_since(Instant::now());
         self.vhost.remove(name, left());
-        self.ublk.remove(name);
+        let unserved = self.ublk.remove(name);
         let exported = self.exports.remove(name, left());
         self.remove_subsystem(name, left());
         self.files.remove(name, left())?;
         exported?;
+        unserved?;
         Ok(entry)
     }
 
@@ -447,9 +452,10 @@ impl Devices {
     }
 
     /// The number of block devices of the kernel that a device is served as: 0 or 1. The kernel is
-    /// its client, whether a program has it open or not.
+    /// its client, whether a program has it open or not, and from the beginning of a start to the
+    /// end of a stop.
     fn block_devices(&self, name: &str) -> u64 {
-        self.ublk.find(name).is_some().into()
+        self.ublk.is_client(name).into()
     }
 
     /// The number of hypervisors that use a device: 0 or 1.
@@ -686,6 +692,29 @@ mod tests {
         assert_eq!(devices.find("a").unwrap().disk.geometry().len_bytes(), 2 << 30);
         // New clients are admitted again.
         assert!(!devices.find("a").unwrap().shared.claim.is_claimed());
+    }
+
+    /// The bug: a block device that was being started was no client until it was there, so that a
+    /// zonefs was mounted, or the device replaced, meanwhile.
+    #[test]
+    fn a_block_device_that_is_being_started_is_a_client() {
+        let devices = Devices::new();
+        let entry = devices.add(spec("null:///a?size=1G")).unwrap();
+        let changing = devices.ublk().begin_change("a").unwrap();
+        assert_eq!((devices.clients("a"), devices.clients("b")), (1, 0));
+        let change = || devices.rework(spec("null:///a?size=2G"), true, || Ok(()));
+        assert!(matches!(change(), Err(YardError::Used { clients: 1, opens: 0, .. })));
+        let claimed = devices.claim(&entry, false).map(drop);
+        assert!(matches!(claimed, Err(YardError::MountUsed { clients: 1, .. })));
+        let zones = devices.may_change_zones("a", false);
+        assert!(matches!(zones, Err(YardError::ZonesUsed { clients: 1, .. })));
+        // No other request starts or stops it.
+        let place = UblkPlace { device: "a".to_owned(), id: None };
+        assert!(matches!(devices.serve_ublk(&place), Err(YardError::UblkBusy { .. })));
+        assert!(matches!(devices.ublk().unserve("a", true), Err(YardError::UblkBusy { .. })));
+        drop((changing, entry));
+        change().unwrap();
+        assert!(matches!(devices.ublk().unserve("a", true), Err(YardError::NoUblk { .. })));
     }
 
     #[test]

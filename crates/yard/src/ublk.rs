@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_types)] // The table of servers is control plane.
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::Disk;
 pub use blockyard_ublk::{
@@ -64,7 +64,7 @@ pub fn parse_id(text: &str) -> Result<u32, String> {
 #[derive(Debug)]
 struct DeviceServer {
     device: String,
-    server: UblkServer,
+    server: Arc<UblkServer>,
 }
 
 #[derive(Debug, Default)]
@@ -82,7 +82,7 @@ pub struct UblkServers {
 
 /// The name of a device whose server is being started or stopped. Dropping it releases the name; it
 /// must not be dropped while the table is locked.
-struct Changing<'s> {
+pub(crate) struct Changing<'s> {
     servers: &'s UblkServers,
     device: &'s str,
 }
@@ -118,31 +118,51 @@ impl UblkServers {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves a device, which has to be open.
+    /// Serves a device, which was found after the caller had begun the change.
     ///
     /// # Errors
     /// If it is served already, or the kernel has no ublk driver, refuses or cannot have it.
-    pub(crate) fn start(&self, entry: &DeviceEntry, place: &UblkPlace) -> Result<(), YardError> {
-        let device = place.device.as_str();
-        let _changing = self.begin_change(device)?;
+    pub(crate) fn start(
+        &self,
+        changing: &Changing<'_>,
+        entry: &DeviceEntry,
+        place: &UblkPlace,
+    ) -> Result<(), YardError> {
+        let device = changing.device;
         if let Some(info) = self.find(device) {
             let (name, path) = (device.to_owned(), block_path(info.id));
             return Err(YardError::UblkServed { name, path });
         }
         let options = options(place, &entry.spec, &entry.identity);
-        let server = UblkServer::start(entry.shared.clone(), &options)?;
+        let server = Arc::new(UblkServer::start(entry.shared.clone(), &options)?);
         self.table().servers.push(DeviceServer { device: device.to_owned(), server });
         Ok(())
     }
 
-    /// Keeps other requests from starting or stopping the server of a device.
-    fn begin_change<'s>(&'s self, device: &'s str) -> Result<Changing<'s>, YardError> {
+    /// Keeps other requests from starting or stopping the server of a device, and counts it as a
+    /// client of the device from now on: before its claim is read.
+    ///
+    /// # Errors
+    /// If another request has begun.
+    pub(crate) fn begin_change<'s>(&'s self, device: &'s str) -> Result<Changing<'s>, YardError> {
         let mut table = self.table();
         if table.changing.iter().any(|changing| changing == device) {
             return Err(YardError::UblkBusy { name: device.to_owned() });
         }
         table.changing.push(device.to_owned());
         Ok(Changing { servers: self, device })
+    }
+
+    /// Whether a device has a server, or one is being started or stopped.
+    pub(crate) fn is_client(&self, device: &str) -> bool {
+        let table = self.table();
+        table.changing.iter().any(|changing| changing == device)
+            || table.servers.iter().any(|it| it.device == device)
+    }
+
+    fn server(&self, device: &str) -> Option<Arc<UblkServer>> {
+        let table = self.table();
+        table.servers.iter().find(|it| it.device == device).map(|it| Arc::clone(&it.server))
     }
 
     /// The state of the server of a device.
@@ -156,34 +176,33 @@ impl UblkServers {
         self.table().servers.iter().map(|it| (it.device.clone(), it.server.info())).collect()
     }
 
-    /// Completes the requests of a device's block device, and removes it.
-    pub(crate) fn remove(&self, device: &str) {
-        let removed = {
-            let mut table = self.table();
-            let at = table.servers.iter().position(|it| it.device == device);
-            at.map(|at| table.servers.remove(at))
-        };
-        if let Some(removed) = removed {
-            removed.server.stop();
-        }
+    /// Completes the requests of a device's block device, and removes it, if there is one.
+    ///
+    /// # Errors
+    /// If the kernel refuses; then the server is listed as before.
+    pub(crate) fn remove(&self, device: &str) -> Result<(), YardError> {
+        let Some(server) = self.server(device) else { return Ok(()) };
+        // Without the lock: it waits for requests.
+        server.stop()?;
+        self.table().servers.retain(|it| !Arc::ptr_eq(&it.server, &server));
+        Ok(())
     }
 
     /// Removes the block device of a device that stays; with `force` also one that is mounted.
     ///
     /// # Errors
-    /// If the device has none, it is being started or stopped, or, without `force`, it is mounted.
+    /// If the device has none, it is being started or stopped, the kernel refuses, or, without
+    /// `force`, it is mounted. Then it is served as before.
     pub(crate) fn unserve(&self, device: &str, force: bool) -> Result<UblkInfo, YardError> {
         let _changing = self.begin_change(device)?;
-        let info = self.find(device);
-        let info = info.ok_or_else(|| YardError::NoUblk { name: device.to_owned() })?;
-        let is_used = {
-            let table = self.table();
-            table.servers.iter().any(|it| it.device == device && it.server.is_in_use())
-        };
-        if is_used && !force {
+        let server = self.server(device);
+        let server = server.ok_or_else(|| YardError::NoUblk { name: device.to_owned() })?;
+        let info = server.info();
+        // Without the lock of the table: it opens the block device.
+        if !force && server.is_in_use() {
             return Err(YardError::UblkUsed { path: block_path(info.id) });
         }
-        self.remove(device);
+        self.remove(device)?;
         Ok(info)
     }
 }

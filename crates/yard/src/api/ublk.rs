@@ -46,8 +46,11 @@ pub(super) struct RemoveQuery {
 pub(super) async fn remove(State(control): Shared, asked: Asked) -> Answer<UblkView> {
     let RemoveQuery { device, force } = query(asked)?;
     blocking(move || {
-        control.devices.find(&device)?;
-        let before = control.devices.ublk().unserve(&device, force)?;
+        let unserved = control.devices.ublk().unserve(&device, force);
+        if let Err(YardError::NoUblk { name }) = &unserved {
+            control.devices.find(name)?;
+        }
+        let before = unserved?;
         tracing::info!(device, "no longer a block device of the kernel");
         Ok(UblkView::from((device, before)))
     })
