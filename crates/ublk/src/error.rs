@@ -119,6 +119,16 @@ pub enum UblkError {
         /// The state of the device.
         state: &'static str,
     },
+    /// The block device is mounted.
+    #[error(
+        "cannot remove ublk device {id}: {} is mounted, and its file system would get errors; go \
+         on with it and unmount it, or use --force",
+        block_path(*id)
+    )]
+    Mounted {
+        /// The number of the block device.
+        id: u32,
+    },
     /// The kernel refused a command.
     #[error("cannot {} ublk device {}: {source}", command.verb(), id_text(*id))]
     Command {

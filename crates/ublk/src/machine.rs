@@ -1,14 +1,18 @@
 //! The ublk devices of the machine, ours and those of other programs: listed, found, removed.
 
 use std::fs;
+use std::path::Path;
 
-use crate::abi::{ControlCommand, DevInfo, DeviceState};
+use crate::abi::{ControlCommand, DevInfo, DeviceState, block_path};
 use crate::control::Control;
 use crate::error::UblkError;
 use crate::name_file;
 
 /// The directory with an entry `ublkcN` for each device.
 const CLASS: &str = "/sys/class/ublk-char";
+
+/// The mount table of this process.
+const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// A ublk device of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,12 +58,12 @@ pub fn list() -> Result<Vec<MachineDevice>, UblkError> {
     Ok(devices)
 }
 
-/// Removes a ublk device that has no server; with `force` also one that another program has made.
-/// Requests that wait for a server fail.
+/// Removes a ublk device that has no server; with `force` also one that is mounted, or that another
+/// program has made. Requests that wait for a server fail.
 ///
 /// # Errors
-/// If there is none of this number, a process serves it, another program has made it, or the kernel
-/// refuses.
+/// If there is none of this number, a process serves it, it is mounted, another program has made
+/// it, or the kernel refuses.
 pub fn remove(id: u32, force: bool) -> Result<(), UblkError> {
     let mut control = Control::open()?;
     let info = control.info(id)?.ok_or(UblkError::Unknown { id })?;
@@ -69,10 +73,42 @@ pub fn remove(id: u32, force: bool) -> Result<(), UblkError> {
     if !force && !name_file::is_ours(info.identity) {
         return Err(UblkError::NotOurs { id, state: info.state.name() });
     }
+    // Not by opening it: that may wait for the server that is missing.
+    if !force && has_mount(&fs::read_to_string(MOUNTS)?, &numbers(id), &block_path(id)) {
+        return Err(UblkError::Mounted { id });
+    }
     control.command(ControlCommand::StopDev, id, 0)?;
     delete(&mut control, id)?;
     name_file::remove(id);
     Ok(())
+}
+
+/// The device numbers `major:minor` of a block device and of its partitions.
+fn numbers(id: u32) -> Vec<String> {
+    let dir = format!("/sys/block/ublkb{id}");
+    let number = |dir: &Path| fs::read_to_string(dir.join("dev")).ok();
+    // A device that is stopped has no such directory; what else is in it has no `dev`.
+    let parts = fs::read_dir(&dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let dirs = std::iter::once(dir.into()).chain(parts);
+    dirs.filter_map(|dir| number(&dir)).map(|number| number.trim().to_owned()).collect()
+}
+
+/// Whether a mount table has a block device of these numbers, or of this path or a partition of it:
+/// btrfs mounts under numbers of its own.
+///
+/// proc(5): `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`.
+fn has_mount(table: &str, numbers: &[String], path: &str) -> bool {
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let is_source = |source: &str| {
+        let rest = source.strip_prefix(path);
+        rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix('p').is_some_and(is_digits))
+    };
+    table.lines().any(|line| {
+        let mut words = line.split(' ');
+        let number = words.nth(2).unwrap_or_default();
+        let source = words.skip_while(|word| *word != "-").nth(2);
+        numbers.iter().any(|it| it == number) || source.is_some_and(is_source)
+    })
 }
 
 /// The first device that fits.
@@ -134,6 +170,29 @@ fn ids() -> Result<Vec<u32>, UblkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mounted_device_is_found_by_number_or_source() {
+        let (number, source) = (["259:3".to_owned()], "/dev/ublkb1");
+        for (line, is_mounted) in [
+            ("36 35 259:3 / /mnt rw,noatime master:1 shared:2 - ext4 /dev/root rw", true),
+            ("36 35 0:44 /sub /mnt rw - btrfs /dev/ublkb1 rw,subvol=/", true),
+            ("36 35 259:4 / /mnt rw - ext4 /dev/ublkb1p2 rw", true),
+            ("36 35 259:4 / /mnt rw - ext4 /dev/ublkb10 rw", false),
+            ("36 35 259:4 / /mnt rw - ext4 /dev/ublkb1px rw", false),
+            ("36 35 259:30 / /dev/ublkb1 rw - ext4 /dev/sda rw", false),
+            ("259:3", false),
+            ("", false),
+        ] {
+            let table = format!("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n{line}\n");
+            assert_eq!(has_mount(&table, &number, source), is_mounted, "{line}");
+        }
+        // The root of this process, which has a table.
+        let table = fs::read_to_string(MOUNTS).unwrap();
+        let root = table.lines().next().unwrap().split(' ').nth(2).unwrap().to_owned();
+        assert!(has_mount(&table, &[root], source) && !has_mount(&table, &[], source));
+        assert!(numbers(u32::MAX).is_empty());
+    }
 
     #[test]
     fn this_process_is_alive_and_no_process_is_not() {

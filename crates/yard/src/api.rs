@@ -216,6 +216,7 @@ impl From<YardError> for ErrorResponse {
             | YardError::UblkUsed { .. }
             | YardError::Busy { .. }
             | YardError::Used { .. }
+            | YardError::Held { .. }
             | YardError::ZonesUsed { .. }
             | YardError::MountUsed { .. }
             | YardError::Volume(_)
@@ -542,8 +543,8 @@ async fn stats_of(State(control): Shared, name: Name) -> Answer<StatsView> {
 async fn zone_counts(State(control): Shared) -> Answer<Vec<ZoneCountsView>> {
     // A block device of the kernel is asked for its zones.
     blocking(move || {
-        let devices = control.devices.list();
-        Ok(devices.iter().filter_map(|entry| ZoneCountsView::new(entry.disk.as_ref())).collect())
+        let disks = control.devices.zoned_disks();
+        Ok(disks.iter().filter_map(|disk| ZoneCountsView::new(disk.as_ref())).collect())
     })
     .await
 }

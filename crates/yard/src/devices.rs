@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use blockyard_core::Disk;
 use blockyard_core::claim::DiskClaim;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_fuse::Files;
@@ -239,14 +240,21 @@ impl Devices {
         {
             tracing::warn!(device = spec.name(), "commands will not find the yard: {error}");
         }
-        // One lock for sub-block writes by any protocol.
-        let shared = SharedDisk::from(Arc::clone(&made.disk));
-        self.export(&spec, &shared)?;
-        let nvme = self.add_subsystem(spec.name(), &shared, suspended.subsystem);
+        self.publish(DeviceEntry::new(spec, made), index, suspended)
+    }
+
+    /// Exports a device whose name is reserved, and inserts it at this index of the list.
+    fn publish(
+        &self,
+        mut entry: DeviceEntry,
+        index: usize,
+        suspended: Suspended,
+    ) -> Result<DeviceEntry, YardError> {
+        self.export(&entry.spec, &entry.shared)?;
+        entry.nvme = self.add_subsystem(entry.spec.name(), &entry.shared, suspended.subsystem);
         if let Some(vhost) = suspended.vhost {
-            self.vhost.resume(vhost, shared.clone());
+            self.vhost.resume(vhost, entry.shared.clone());
         }
-        let entry = DeviceEntry::new(spec, made, shared, nvme);
         entry.warn_of_nvme();
         for note in entry.notes() {
             tracing::debug!(device = entry.spec.name(), "{note}");
@@ -398,9 +406,21 @@ impl Devices {
     /// NVMe hosts and a hypervisor may use it: they stay connected, and learn the new size.
     ///
     /// # Errors
-    /// If there is no such device, clients use it, or the operation fails.
+    /// If there is no such device, clients use it, other requests have it for longer than 5 s, or
+    /// the operation fails.
     pub fn rework<T>(
         &self,
+        spec: DeviceSpec,
+        grows: bool,
+        work: impl FnOnce() -> Result<T, YardError>,
+    ) -> Result<T, YardError> {
+        self.rework_within(SUSPEND_TIMEOUT, spec, grows, work)
+    }
+
+    /// As [`Devices::rework`]; other requests may have the device for this long.
+    fn rework_within<T>(
+        &self,
+        timeout: Duration,
         spec: DeviceSpec,
         grows: bool,
         work: impl FnOnce() -> Result<T, YardError>,
@@ -423,17 +443,19 @@ impl Devices {
                 return Err(error);
             }
         };
-        let before = entry.spec.clone();
-        let disk = Arc::downgrade(&entry.disk);
-        drop(entry);
+        let released = entry.release();
         // A request that lists the devices may have it for a moment longer, and an open volume can
         // neither be changed nor opened again.
-        let deadline = Instant::now() + SUSPEND_TIMEOUT;
-        while disk.strong_count() > 0 && Instant::now() < deadline {
+        let deadline = Instant::now() + timeout;
+        while released.is_held() && Instant::now() < deadline {
             std::thread::sleep(CLOSE_POLL_INTERVAL);
         }
+        if let Some(entry) = released.restore() {
+            self.publish(entry, index, suspended)?;
+            return Err(YardError::Held { name });
+        }
         let done = work();
-        let spec = if done.is_ok() { spec } else { before };
+        let spec = if done.is_ok() { spec } else { released.spec };
         let made = stack::open(&spec)?;
         self.enter(spec, index, made, suspended)?;
         done
@@ -578,6 +600,14 @@ impl Devices {
         found.ok_or_else(|| table.unknown(name))
     }
 
+    /// The disks of all zoned devices. A device that a request has cannot be replaced, so a request
+    /// that asks slow drives for their zones has no others.
+    pub fn zoned_disks(&self) -> Vec<Arc<dyn Disk>> {
+        let table = self.table();
+        let zoned = table.entries.iter().filter(|entry| entry.disk.geometry().zones.is_some());
+        zoned.map(|entry| Arc::clone(&entry.disk)).collect()
+    }
+
     /// All devices, in the order in which they were added.
     pub fn list(&self) -> Vec<DeviceEntry> {
         self.table().entries.clone()
@@ -674,6 +704,46 @@ mod tests {
             assert_eq!(holders.unwrap(), 0);
         });
         assert_eq!(devices.find("a").unwrap().disk.geometry().len_bytes(), 2 << 30);
+    }
+
+    /// The bug: a device that a request had for too long could not be opened again, and the yard
+    /// lost it.
+    #[test]
+    fn a_device_that_a_request_keeps_is_not_changed_and_stays() {
+        let devices = Devices::new();
+        devices.add(spec("null:///a?size=1G")).unwrap();
+        devices.add(spec("null:///b?size=1G")).unwrap();
+        let held = devices.find("a").unwrap();
+        let change = |work: fn() -> Result<(), YardError>| {
+            devices.rework_within(Duration::ZERO, spec("null:///a?size=2G"), false, work)
+        };
+        let refused = change(|| panic!("the device is open"));
+        assert!(matches!(refused, Err(YardError::Held { .. })));
+        let now = devices.find("a").unwrap();
+        assert!(Arc::ptr_eq(&now.disk, &held.disk) && Arc::ptr_eq(&now.shared.disk, &held.disk));
+        assert!(devices.files().find_info("a").is_some());
+        assert!(devices.exports().list().iter().any(|export| export.name == "a"));
+        let names: Vec<_> = devices.list().iter().map(|it| it.spec.name().to_owned()).collect();
+        assert_eq!(names, ["a", "b"]);
+        drop((held, now));
+        change(|| Ok(())).unwrap();
+        assert_eq!(devices.find("a").unwrap().disk.geometry().len_bytes(), 2 << 30);
+    }
+
+    /// The bug: a request that read the zones of a slow drive kept all devices open meanwhile.
+    #[test]
+    fn who_reads_zones_keeps_no_other_device() {
+        let devices = Devices::new();
+        devices.add(spec("null:///a?size=1G")).unwrap();
+        devices.add(spec("null:///z?size=1G&zoned=1")).unwrap();
+        let disks = devices.zoned_disks();
+        assert!(disks.len() == 1 && disks[0].name() == "z");
+        let change = |name: &str| {
+            let spec = spec(&format!("null:///{name}?size=2G"));
+            devices.rework_within(Duration::ZERO, spec, false, || Ok(()))
+        };
+        change("a").unwrap();
+        assert!(matches!(change("z"), Err(YardError::Held { .. })));
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! A device of the daemon: its specification, the open device, and a description for people.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use blockyard_core::Disk;
+use blockyard_core::claim::ClaimState;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_core::zone::gate::GateMode;
 use blockyard_nvme::Subsystems;
 use blockyard_ram::Ram;
+use blockyard_sync::rmw_lock::RmwLock;
 use blockyard_volume::Running;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -36,12 +38,53 @@ pub struct DeviceEntry {
     /// What tells the data of the device from those of one that was made again at the same place.
     pub(crate) identity: String,
     /// The device as an NVMe subsystem, if the yard has a table of them.
-    nvme: Option<NvmeExport>,
+    pub(crate) nvme: Option<NvmeExport>,
     /// The time at which it was opened.
     pub since: Instant,
     work: Arc<Semaphore>,
     /// The disk with the lock and the claim that its exporters share.
     pub(crate) shared: SharedDisk,
+}
+
+/// A device that no exporter has any more. It is closed when no request has it.
+pub(crate) struct ReleasedEntry {
+    disk: Weak<dyn Disk>,
+    ram: Option<Weak<Ram>>,
+    pool: Option<Weak<Running>>,
+    lock: Arc<RmwLock>,
+    claim: Arc<ClaimState>,
+    pub(crate) spec: DeviceSpec,
+    notes: Vec<String>,
+    identity: String,
+    since: Instant,
+    work: Arc<Semaphore>,
+}
+
+impl ReleasedEntry {
+    /// Whether a request still has the device.
+    pub(crate) fn is_held(&self) -> bool {
+        self.disk.strong_count() > 0
+    }
+
+    /// The device as it was, if a request still has it; it is not exported yet.
+    pub(crate) fn restore(&self) -> Option<DeviceEntry> {
+        let disk = self.disk.upgrade()?;
+        let ram = self.ram.as_ref().map(|ram| ram.upgrade().ok_or(())).transpose().ok()?;
+        let pool = self.pool.as_ref().map(|pool| pool.upgrade().ok_or(())).transpose().ok()?;
+        let (lock, claim) = (Arc::clone(&self.lock), Arc::clone(&self.claim));
+        Some(DeviceEntry {
+            spec: self.spec.clone(),
+            shared: SharedDisk { disk: Arc::clone(&disk), lock, claim },
+            disk,
+            notes: self.notes.clone(),
+            ram,
+            pool,
+            identity: self.identity.clone(),
+            nvme: None,
+            since: self.since,
+            work: Arc::clone(&self.work),
+        })
+    }
 }
 
 /// A device as an NVMe subsystem.
@@ -55,17 +98,31 @@ pub(crate) struct NvmeExport {
 }
 
 impl DeviceEntry {
-    /// A device that was opened just now.
-    pub(crate) fn new(
-        spec: DeviceSpec,
-        made: Made,
-        shared: SharedDisk,
-        nvme: Option<NvmeExport>,
-    ) -> DeviceEntry {
+    /// A device that was opened just now, and is not exported yet.
+    pub(crate) fn new(spec: DeviceSpec, made: Made) -> DeviceEntry {
         let Made { disk, notes, ram, pool, identity, .. } = made;
         let work = Arc::new(Semaphore::new(WORK_MAX));
         let since = Instant::now();
-        DeviceEntry { spec, disk, notes, ram, pool, identity, nvme, since, work, shared }
+        // One lock for sub-block writes by any protocol.
+        let shared = SharedDisk::from(Arc::clone(&disk));
+        DeviceEntry { spec, disk, notes, ram, pool, identity, nvme: None, since, work, shared }
+    }
+
+    /// The device as one that this process no longer keeps open.
+    pub(crate) fn release(self) -> ReleasedEntry {
+        let DeviceEntry { spec, disk, notes, ram, pool, identity, since, work, shared, .. } = self;
+        ReleasedEntry {
+            disk: Arc::downgrade(&disk),
+            ram: ram.as_ref().map(Arc::downgrade),
+            pool: pool.as_ref().map(Arc::downgrade),
+            lock: shared.lock,
+            claim: shared.claim,
+            spec,
+            notes,
+            identity,
+            since,
+            work,
+        }
     }
 
     /// The device as a subsystem, while NVMe is served.

@@ -162,6 +162,12 @@ pub enum YardError {
         /// How many times its file is open.
         opens: u64,
     },
+    /// Other requests have the device open, which the operation would replace.
+    #[error("cannot change `{name}`: another request still has it open; try again later")]
+    Held {
+        /// The device.
+        name: String,
+    },
     /// Clients use the device, and the operation would change its zones.
     #[error(
         "cannot change zones of `{name}`: {}; disconnect and close first, or use --force \
@@ -516,6 +522,7 @@ impl YardError {
             | YardError::VhostUsed { .. }
             | YardError::Busy { .. }
             | YardError::Used { .. }
+            | YardError::Held { .. }
             | YardError::ZonesUsed { .. }
             | YardError::MountUsed { .. }
             | YardError::ListenerUsed { .. }
@@ -577,6 +584,7 @@ impl YardError {
             | YardError::NotMounted { name }
             | YardError::Busy { name, .. }
             | YardError::Used { name, .. }
+            | YardError::Held { name }
             | YardError::VhostServed { name, .. }
             | YardError::NoVhost { name }
             | YardError::UblkServed { name, .. }

@@ -37,12 +37,20 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 pub fn encode(devices: &Devices, connections: u64, memory: MemoryUse) -> String {
     let mut registry = Registry::with_prefix("blockyard");
     let pools = devices.pool_views();
+    // The list of all devices is gone before a drive is asked for its zones, which may take long:
+    // a device that a request has cannot be replaced.
+    let samples = devices.list().into_iter().map(|entry| DeviceSample::new(&entry)).collect();
+    let zones = devices.zoned_disks().into_iter().map(|disk| {
+        let counts = count_by_condition(disk.as_ref());
+        (disk.name().to_owned(), counts)
+    });
     let sample = MetricsSample {
         connections,
         memory,
         pools,
         subsystems: devices.subsystems().map(|table| table.list()).unwrap_or_default(),
-        devices: devices.list().into_iter().map(DeviceSample::new).collect(),
+        devices: samples,
+        zones: zones.collect(),
         process: ProcessView::new(),
     };
     registry.register_collector(Box::new(sample));
@@ -60,15 +68,19 @@ struct MetricsSample {
     pools: Vec<PoolView>,
     subsystems: Vec<SubsystemInfo>,
     devices: Vec<DeviceSample>,
+    /// The zones of each zoned device by condition.
+    zones: Vec<(String, Vec<(ZoneCond, u64)>)>,
     process: ProcessView,
 }
 
 /// The values of one device.
 struct DeviceSample {
-    entry: DeviceEntry,
+    name: String,
+    size_bytes: u64,
     stats: Stats,
+    /// The name of its scheduler.
+    scheduler: &'static str,
     scheduled: Scheduled,
-    zones: Vec<(ZoneCond, u64)>,
     ram: Option<RamView>,
     /// For a RAM disk: objects by size, blocks by age.
     sizes: Vec<SizeView>,
@@ -82,19 +94,19 @@ impl fmt::Debug for DeviceSample {
 }
 
 impl DeviceSample {
-    fn new(entry: DeviceEntry) -> DeviceSample {
-        let (stats, zones) = (entry.disk.stats(), count_by_condition(entry.disk.as_ref()));
+    fn new(entry: &DeviceEntry) -> DeviceSample {
         let scheduled = entry.disk.scheduler().map(|control| control.stats());
-        let ram = RamView::of(&entry);
+        let ram = RamView::of(entry);
         let (sizes, ages) = entry.ram.as_ref().map_or_else(Default::default, |ram| {
             let histograms = HistogramsView::new(ram);
             (histograms.coarse(ram.config().unit.into()), histograms.ages)
         });
         DeviceSample {
-            entry,
-            stats,
+            name: entry.spec.name().to_owned(),
+            size_bytes: entry.disk.geometry().len_bytes(),
+            stats: entry.disk.stats(),
+            scheduler: scheduler::active(entry.disk.as_ref()),
             scheduled: scheduled.unwrap_or_default(),
-            zones,
             ram,
             sizes,
             ages,
@@ -102,7 +114,7 @@ impl DeviceSample {
     }
 
     fn name(&self) -> &str {
-        self.entry.spec.name()
+        &self.name
     }
 }
 
@@ -125,7 +137,7 @@ type Gauge = fn(&DeviceSample) -> u64;
 
 /// Gauges per device.
 const PER_DEVICE: [(&str, &str, Gauge); 2] = [
-    ("device_size_bytes", "Capacity", |row| row.entry.disk.geometry().len_bytes()),
+    ("device_size_bytes", "Capacity", |row| row.size_bytes),
     ("device_channels", "Channels open now", |row| row.stats.channels),
 ];
 
@@ -199,10 +211,10 @@ impl Collector for MetricsSample {
         self.encode_schedulers(&mut encoder)?;
         let help = "Zones by condition";
         let mut family = encoder.encode_descriptor("zone_count", help, None, MetricType::Gauge)?;
-        for row in &self.devices {
-            for (cond, count) in &row.zones {
+        for (device, zones) in &self.zones {
+            for (cond, count) in zones {
                 family
-                    .encode_family(&[("device", row.name()), ("cond", cond.name())])?
+                    .encode_family(&[("device", device.as_str()), ("cond", cond.name())])?
                     .encode_gauge(count)?;
             }
         }
@@ -368,11 +380,10 @@ impl MetricsSample {
         let (name, help) = ("device_scheduler", "1 for the scheduler that a device has");
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for row in &self.devices {
-            let active = scheduler::active(row.entry.disk.as_ref());
             for name in SCHEDULERS {
                 family
                     .encode_family(&[("device", row.name()), ("scheduler", name)])?
-                    .encode_gauge(&u64::from(*name == active))?;
+                    .encode_gauge(&u64::from(*name == row.scheduler))?;
             }
         }
         for (name, help, count) in PER_CLASS {
@@ -517,7 +528,7 @@ mod tests {
         };
         assert_eq!(value("blockyard_ram_events_total", "io_stat", "notify_free"), Some(1));
         assert_eq!(value("blockyard_ram", "own", "table_bytes"), Some(2048));
-        let (mut events, row) = (0, DeviceSample::new(devices.find("r").unwrap()));
+        let (mut events, row) = (0, DeviceSample::new(&devices.find("r").unwrap()));
         for (group, fields) in row.ram.unwrap().groups() {
             for (stat, _) in fields {
                 let event = value("blockyard_ram_events_total", group, stat);

@@ -106,6 +106,17 @@ pub enum ZoneImageError {
     /// The bytes are no image, or a damaged one.
     #[error("this is no image of a zoned device, or it is damaged: {0}")]
     Format(String),
+    /// The image is of a device with more zones, so that its description is not read to the end.
+    #[error(
+        "the image describes more zones than the device has: {image}, the device has {device}; \
+         expected a device with as many zones or more"
+    )]
+    MoreZones {
+        /// Zones of the image.
+        image: u64,
+        /// Zones of the device.
+        device: u32,
+    },
     /// The device has more written zones than a description may list.
     #[error(
         "cannot save the device: more than {zones} of its zones hold something, so the description \
@@ -217,7 +228,8 @@ impl ZoneImage {
     /// by what a device with `zone_count` zones needs.
     ///
     /// # Errors
-    /// If it is none, is damaged, is longer, or says what no device can be.
+    /// If it is none, is damaged, is longer, or says what no device can be. One that is longer
+    /// because it is of a device with more zones is named so.
     pub fn read(input: &mut impl Read, zone_count: u32) -> Result<ZoneImage, ZoneImageError> {
         let zones_bytes = (zone_count as usize).saturating_mul(ZONE_ENTRY_BYTES_MAX);
         let bytes_max = zones_bytes.saturating_add(FIXED_BYTES_MAX).min(LINE_BYTES_MAX);
@@ -230,6 +242,9 @@ impl ZoneImage {
         let mut byte = [0];
         while byte[0] != b'\n' {
             if line.len() == bytes_max {
+                if let Some(image) = zones_of(&line).filter(|zones| *zones > zone_count.into()) {
+                    return Err(ZoneImageError::MoreZones { image, device: zone_count });
+                }
                 return damaged(format!(
                     "its description has more than {bytes_max} bytes, the most that a device with \
                      {zone_count} zones needs"
@@ -294,6 +309,19 @@ impl ZoneImage {
     fn cond(&self, name: &str) -> Option<ZoneCond> {
         ZoneCond::ALL.into_iter().find(|cond| cond.name() == name)
     }
+}
+
+/// The number of zones of the device that the start of a description is of; `None` if its fields
+/// do not say it.
+fn zones_of(start: &[u8]) -> Option<u64> {
+    let fixed = std::str::from_utf8(&start[..start.len().min(FIXED_BYTES_MAX)]).ok()?;
+    let field = |name: &str| {
+        let (_, value) = fixed.split_once(&format!("\"{name}\":"))?;
+        let (digits, _) = value.split_once(',')?;
+        digits.parse::<u64>().ok()
+    };
+    let zone_bytes = field("zone_bytes").filter(|bytes| *bytes > 0)?;
+    Some(field("size_bytes")?.div_ceil(zone_bytes))
 }
 
 /// Whether a zone in this condition is one of those that a device limits.

@@ -248,3 +248,27 @@ fn a_description_longer_than_the_zones_of_the_device_need_is_not_read() {
     assert!(error.contains("description has more than 2048 bytes, the most that a device with 16"));
     assert_eq!(image.0, 2048, "no more is read");
 }
+
+/// The bug: an intact image of a larger device, with more written zones than the device needs to
+/// describe its own, was called damaged.
+#[test]
+fn an_intact_image_of_a_device_with_more_zones_is_not_called_damaged() {
+    let large =
+        made("null:///z?zoned=1&memory_backed=1&size=64M&zone_size=512k&zone_capacity=384k");
+    let mut io = Io::new(large.open().unwrap(), 4096);
+    for zone in 0..128 {
+        io.write(Sector(zone * ZONE), &[1; 4096], Flags::NONE).unwrap();
+    }
+    let mut image = Vec::new();
+    save(&*large, &mut image).unwrap();
+    let small = made("null:///z?zoned=1&memory_backed=1&size=8M&zone_size=512k&zone_capacity=384k");
+    let error = load(&*small, &mut &image[..], true).unwrap_err().to_string();
+    let wanted = "the image describes more zones than the device has: 128, the device has 16;";
+    assert!(error.starts_with(wanted), "{error}");
+    // A description that is too long although its device has no more zones is damaged.
+    let end = image.iter().position(|byte| *byte == b'\n').unwrap();
+    let line = String::from_utf8(image[..end].to_vec()).unwrap();
+    let line = line.replace("\"size_bytes\":67108864,", "\"size_bytes\":8388608,");
+    let error = load(&*small, &mut &described(&line)[..], true).unwrap_err().to_string();
+    assert!(error.contains("it is damaged: its description has more than 2048 bytes"), "{error}");
+}

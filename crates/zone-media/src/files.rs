@@ -113,7 +113,8 @@ pub struct Files<S: Store = Directory> {
     pub(crate) data: Box<[DataFile<S::File>]>,
     pub(crate) cells: Box<[CellLock]>,
     /// Serializes flushes of the whole disk. Lock order: `flushing`, `giving_up`, `syncing`, `log`,
-    /// then cells.
+    /// then cells. A flush that holds `flushing` may wait for a sync of a data file (`sync`), which
+    /// takes no lock; the lock in `sync` is a leaf.
     pub(crate) flushing: Mutex<()>,
     /// Held by a thread that gives up data, until their space is freed.
     pub(crate) giving_up: Mutex<()>,

@@ -6,7 +6,7 @@
 //! 1. One thread at a time syncs a file.
 //! 2. That thread latches an error before it lets the next one sync; the next one looks at the
 //!    latch first.
-//! 3. A thread whose data were written before a sync began, which succeeded, needs no other one.
+//! 3. A thread needs no sync of its own if a sync that began after its write has succeeded.
 //!
 //! ```text
 //! IDLE ─ run: begun += 1 ▸ SYNCING ─ success: synced = begun, or failure ▸ IDLE
@@ -23,6 +23,9 @@ struct State {
     /// The last one that succeeded, counted from 1.
     synced: u64,
     is_syncing: bool,
+    /// The threads that wait for the sync under way.
+    #[cfg(test)]
+    waiting: usize,
 }
 
 /// The syncs of a file.
@@ -57,7 +60,15 @@ impl SharedSync {
         let mut state = self.state();
         let needed = state.begun + 1;
         while state.is_syncing {
+            #[cfg(test)]
+            {
+                state.waiting += 1;
+            }
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+            #[cfg(test)]
+            {
+                state.waiting -= 1;
+            }
             if state.synced >= needed {
                 return Ok(());
             }
@@ -76,6 +87,9 @@ impl SharedSync {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -91,8 +105,62 @@ mod tests {
         (0..3).for_each(|_| sync());
         shared.run(|| Err(io::ErrorKind::Other.into())).unwrap_err();
         sync();
-        let State { begun, synced, is_syncing } = *shared.state();
+        let State { begun, synced, is_syncing, .. } = *shared.state();
         assert_eq!((count, begun, synced, is_syncing), (4, 5, 5, false));
+    }
+
+    /// A sync that is under way may have passed the data of a thread that comes then: that thread
+    /// waits for the next one, which serves all that wait.
+    #[test]
+    fn a_sync_serves_only_the_threads_that_came_before_it_began() {
+        let shared = SharedSync::default();
+        let (events, next) = channel();
+        let (release, released) = channel();
+        let released = Mutex::new(released);
+        let run = |events: Sender<(&str, char)>, name: char| {
+            let sync = || {
+                events.send(("begun", name)).unwrap();
+                // It fails if the test has.
+                released.lock().unwrap().recv().map_err(io::Error::other)
+            };
+            shared.run(sync).unwrap();
+            events.send(("done", name)).unwrap();
+        };
+        let begin_wait = |threads| {
+            while shared.state().waiting < threads {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            // The sync of a thread fails when this ends, so that the others end too.
+            let release: Sender<()> = release;
+            let begin = |name| {
+                let (events, run) = (events.clone(), &run);
+                scope.spawn(move || run(events, name))
+            };
+            let next_two = || {
+                let mut two = [next.recv().unwrap(), next.recv().unwrap()];
+                two.sort_unstable();
+                two
+            };
+            begin('a');
+            assert_eq!(next.recv().unwrap(), ("begun", 'a'));
+            begin('b');
+            begin_wait(1);
+            release.send(()).unwrap();
+            assert_eq!(next_two(), [("begun", 'b'), ("done", 'a')]);
+            begin('c');
+            begin('d');
+            begin_wait(2);
+            release.send(()).unwrap();
+            let [(begun, last), done] = next_two();
+            assert!(begun == "begun" && "cd".contains(last), "{begun} {last}");
+            assert_eq!(done, ("done", 'b'));
+            release.send(()).unwrap();
+            assert_eq!(next_two(), [("done", 'c'), ("done", 'd')]);
+        });
+        let State { begun, synced, is_syncing, .. } = *shared.state();
+        assert_eq!((begun, synced, is_syncing), (3, 3, false));
     }
 
     #[test]
