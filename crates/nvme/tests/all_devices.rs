@@ -576,8 +576,10 @@ fn a_host_that_does_not_receive_is_cut_off_when_a_device_is_removed() {
     // removal.
     for _ in 0..50 {
         let (mut admin, mut io) = queues(&target);
+        // A device that is added again has another number.
+        let nsid = target.subsystems.find_info("plain").unwrap().nsid;
         for _ in 0..120 {
-            io.capsule(pointed(to(1, command(READ, 0, 2048)), 0x5a, 1 << 20), &[]);
+            io.capsule(pointed(to(nsid, command(READ, 0, 2048)), 0x5a, 1 << 20), &[]);
         }
         let is_busy = |target: &Target| {
             let links = target.server.connections();
