@@ -8,12 +8,17 @@
 //!   a read has the data that were written last.
 //! - A host that is in order has all its answers when the device has completed everything, and then
 //!   the connection holds no command, no memory and no operation.
-//! - A connection that has to end does so within its time-outs; afterwards it sends nothing, begins
-//!   no operation of the device, and has returned the disk.
+//! - A connection that has to end does so within its time-outs, with and without help of its device,
+//!   and has returned the disk then. With it, all commands that it has received are answered. From
+//!   the beginning of its end, a command begins one operation of the device at most, and none if it
+//!   has begun one. A connection that has given up its host, or only waits for its end of the
+//!   stream, sends nothing.
 //! - A connection that waits has a reason: no turn is given again and again at one time.
 //!
 //! Replay: `BLOCKYARD_SEED=N cargo test -p blockyard-nvme --lib model`.
 #![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test may.
+
+mod device;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -23,18 +28,14 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use blockyard_core::channel::Stats;
-use blockyard_core::inject::Injection;
+use blockyard_core::Region;
 use blockyard_core::rmw::SharedDisk;
-use blockyard_core::zone::ZoneInfo;
-use blockyard_core::{
-    Bio, Channel, Completion, DeviceError, Disk, Due, Extent, Geometry, Limits, Nanos, Op, Region,
-    RegionId, Sector, Status,
-};
 use blockyard_os::epoll::Epoll;
 use blockyard_os::socket::{PieceSource, SendPiece, Wake};
 use blockyard_testing::seed::Seed;
 use fastrand::Rng;
+
+use device::{SimDevice, SimDisk};
 
 use super::*;
 use crate::access::HostAccess;
@@ -46,171 +47,6 @@ const NQN: &str = "nqn.2026-11.io.blockyard:sim";
 const HOST: &str = "nqn.2026-11.example:host";
 const SCHEDULES: u64 = 156;
 const STEPS: usize = 250;
-/// The most operations that a channel of the device takes at once.
-const CHANNEL_DEPTH: usize = 8;
-
-// The device.
-
-#[derive(Default)]
-struct SimDevice {
-    data: Vec<u8>,
-    /// Operations that the device executes, with their channels.
-    started: Vec<(usize, Bio, Arc<Region>)>,
-    /// Completions that the channels have not reaped.
-    completed: Vec<VecDeque<Completion>>,
-    open: usize,
-    /// Whether the connection has ended, so that no operation may begin.
-    is_over: bool,
-    /// Whether a connection has a turn, which must not wait.
-    is_in_turn: bool,
-}
-
-impl SimDevice {
-    fn complete(&mut self, at: usize) {
-        let (channel, bio, region) = self.started.swap_remove(at);
-        let from = bio.sector.0 as usize * BLOCK;
-        let range = from..from + bio.sectors as usize * BLOCK;
-        match bio.op {
-            Op::Read => region.write(bio.buf.offset, &self.data[range]),
-            Op::Write => region.read(bio.buf.offset, &mut self.data[range]),
-            Op::Discard => self.data[range].fill(0),
-            _ => {}
-        }
-        let Bio { user_data, sector, .. } = bio;
-        let status = Status::Ok;
-        self.completed[channel].push_back(Completion { user_data, sector, status });
-    }
-}
-
-struct SimDisk {
-    device: Arc<Mutex<SimDevice>>,
-    geometry: Geometry,
-    limits: Limits,
-}
-
-impl SimDisk {
-    fn of(device: &Arc<Mutex<SimDevice>>) -> Arc<dyn Disk> {
-        let (logical_block_bytes, physical_block_bytes) = (BLOCK as u32, BLOCK as u32);
-        let geometry =
-            Geometry { sectors: BLOCKS, logical_block_bytes, physical_block_bytes, zones: None };
-        let limits = Limits::unlimited(CHANNEL_DEPTH as u16);
-        Arc::new(SimDisk { device: Arc::clone(device), geometry, limits })
-    }
-}
-
-impl Disk for SimDisk {
-    fn name(&self) -> &str {
-        "sim"
-    }
-
-    fn kind(&self) -> &'static str {
-        "sim"
-    }
-
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
-        let mut device = self.device.lock().unwrap();
-        device.completed.push(VecDeque::new());
-        device.open += 1;
-        let number = device.completed.len() - 1;
-        let device = Arc::clone(&self.device);
-        Ok(Box::new(SimChannel { device, number, region: None, pushed: Vec::new(), in_flight: 0 }))
-    }
-
-    fn report_zones(&self, _: Sector, _: usize, _: &mut Vec<ZoneInfo>) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn extent(&self, _: Sector, sectors: u64) -> Extent {
-        Extent { sectors, allocated: true, zero: false }
-    }
-
-    fn inject(&self, _: &Injection) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn stats(&self) -> Stats {
-        Stats::default()
-    }
-}
-
-struct SimChannel {
-    device: Arc<Mutex<SimDevice>>,
-    number: usize,
-    region: Option<Arc<Region>>,
-    pushed: Vec<Bio>,
-    in_flight: usize,
-}
-
-impl Channel for SimChannel {
-    fn register(&mut self, region: Arc<Region>) -> RegionId {
-        self.region = Some(region);
-        RegionId(0)
-    }
-
-    fn unregister(&mut self, _: RegionId) -> bool {
-        self.in_flight == 0 && self.region.take().is_some()
-    }
-
-    fn push(&mut self, bios: &[Bio]) -> usize {
-        let taken = bios.len().min(CHANNEL_DEPTH - self.in_flight);
-        self.pushed.extend(&bios[..taken]);
-        self.in_flight += taken;
-        taken
-    }
-
-    fn submit(&mut self) {
-        let mut device = self.device.lock().unwrap();
-        for bio in self.pushed.drain(..) {
-            assert!(!device.is_over, "an operation begins after the end of the connection");
-            device.started.push((self.number, bio, Arc::clone(self.region.as_ref().unwrap())));
-        }
-    }
-
-    fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
-        let mut device = self.device.lock().unwrap();
-        let reaped = device.completed[self.number].drain(..);
-        let before = out.len();
-        out.extend(reaped);
-        self.in_flight -= out.len() - before;
-        out.len() - before
-    }
-
-    fn wait(&mut self, _: Option<Instant>) {
-        panic!("a turn waits for the device");
-    }
-
-    fn due(&self) -> Due {
-        let is_empty = self.device.lock().unwrap().completed[self.number].is_empty();
-        match is_empty {
-            true => Due::Never,
-            false => Due::At(Nanos(0)),
-        }
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-}
-
-impl Drop for SimChannel {
-    /// Waits for the operations that the device has started, as every channel.
-    fn drop(&mut self) {
-        let mut device = self.device.lock().unwrap();
-        while let Some(at) = device.started.iter().position(|it| it.0 == self.number) {
-            assert!(!device.is_in_turn, "a turn waits for the device");
-            device.complete(at);
-        }
-        device.open -= 1;
-    }
-}
 
 // The stream.
 
@@ -337,6 +173,8 @@ struct Host {
     /// The end of the connection was announced by a TermReq.
     has_term: bool,
     flow_control: bool,
+    /// Whether a command of several operations may be answered by [`StatusCode::ABORTED`].
+    is_ending: bool,
     /// The results of commands that have ended.
     results: Vec<u64>,
 }
@@ -353,6 +191,7 @@ impl Host {
             is_initialized: false,
             has_term: false,
             flow_control,
+            is_ending: false,
             results: Vec::new(),
         }
     }
@@ -545,6 +384,7 @@ impl Host {
                 _ => u64::MAX,
             }),
             HostOp::Invalid => assert_ne!(status, 0),
+            HostOp::Discard if self.is_ending && status & 0x7ff == 7 => {}
             _ if status != 0 => panic!("{:?} fails with {status:#x}", command.op),
             HostOp::Read => assert!(command.received == command.data, "other data"),
             HostOp::Write => expected[range].copy_from_slice(&command.data),
@@ -565,7 +405,7 @@ struct SimConnection {
     turn: AfterTurn,
     /// Whether the host reads, and the schedule may let it.
     reads: bool,
-    /// The bytes that the host got before the connection ended.
+    /// The bytes that were sent before the connection was to send nothing more.
     sent_at_end: Option<usize>,
     received: usize,
 }
@@ -641,6 +481,22 @@ impl SimConnection {
         true
     }
 
+    fn sent(&self) -> usize {
+        self.transport.0.borrow().to_host.len() + self.received
+    }
+
+    /// Notes that the connection begins to end, and that it is to send nothing more.
+    fn note_phase(&mut self, device: &Mutex<SimDevice>) {
+        let Some(connection) = &self.connection else { return };
+        if connection.phase != Phase::Serves && matches!(connection.role, QueueRole::Io(_)) {
+            device.lock().unwrap().note_end();
+        }
+        if !matches!(connection.phase, Phase::Serves | Phase::Drains { .. }) {
+            let sent = self.sent();
+            assert_eq!(*self.sent_at_end.get_or_insert(sent), sent, "something is sent later");
+        }
+    }
+
     fn until(&self) -> Option<Instant> {
         match self.turn {
             AfterTurn::Waits(Wait { until, .. }) if self.connection.is_some() => until,
@@ -654,7 +510,7 @@ impl Simulation {
         let subsystems = Subsystems::new("sim", HostAccess::default(), None);
         let data = std::iter::repeat_with(|| rng.u8(..)).take(BLOCKS as usize * BLOCK);
         let expected: Vec<u8> = data.collect();
-        let device = SimDevice { data: expected.clone(), ..SimDevice::default() };
+        let device = SimDevice::new(expected.clone());
         let device = Arc::new(Mutex::new(device));
         subsystems.add("sim", SimDisk::of(&device)).unwrap();
         let shared =
@@ -673,15 +529,15 @@ impl Simulation {
                 self.device.lock().unwrap().is_in_turn = true;
                 is_any |= it.run(self.now);
                 self.device.lock().unwrap().is_in_turn = false;
+                it.note_phase(&self.device);
                 if it.turn == AfterTurn::Ended
                     && let Some(mut connection) = it.connection.take()
                 {
-                    let sent = it.transport.0.borrow().to_host.len() + it.received;
-                    it.sent_at_end = Some(sent);
-                    if it.link.id == 2 {
-                        self.device.lock().unwrap().is_over = true;
-                    }
+                    // Only a connection with commands in flight may wait for the device.
+                    let has_in_flight = connection.has_in_flight();
+                    self.device.lock().unwrap().is_in_turn = !has_in_flight;
                     connection.leave();
+                    self.device.lock().unwrap().is_in_turn = false;
                 }
             }
             self.turns += usize::from(is_any);
@@ -760,6 +616,55 @@ impl Simulation {
         assert!(device.started.is_empty() && device.data == self.expected, "the device's data");
     }
 
+    /// The host has sent what it wants to, and the target has begun its commands.
+    fn deliver(&mut self) {
+        for _ in 0..20_000 {
+            self.transfer(4096);
+            let (io, host) = (&self.io, &self.io.host);
+            let is_delivered = host.unsent.is_empty()
+                && io.transport.0.borrow().to_target.is_empty()
+                && host.commands.values().all(|it| !it.awaits_r2t)
+                && !host.results.is_empty()
+                && io.connection.as_ref().is_none_or(|it| {
+                    it.waiting.is_empty() && it.receiving.is_none() && it.inbox.unread().is_empty()
+                });
+            if is_delivered {
+                return;
+            }
+            self.complete_one();
+        }
+        panic!("commands that do not begin: {:?}", self.io.host.commands);
+    }
+
+    /// The target receives what the host has sent last. The host reads; without help its device
+    /// completes nothing meanwhile.
+    fn receive_end(&mut self, helps: bool) {
+        let transfers = if helps { 1 } else { 200 };
+        (0..transfers).for_each(|_| self.transfer(1 << 16));
+    }
+
+    /// The I/O queue ends within the time, and, if `helps`, answers all its commands before,
+    /// because its host reads and its device completes them.
+    fn check_end_with(&mut self, helps: bool, within: Duration) {
+        if !helps {
+            return self.check_end(within);
+        }
+        let deadline = self.now + within;
+        while self.io.connection.is_some() {
+            assert!(self.now <= deadline, "the connection has not ended in time");
+            self.transfer(1 << 16);
+            let is_busy = !self.device.lock().unwrap().started.is_empty();
+            match is_busy {
+                true => self.complete_one(),
+                false => self.advance_to_next(Duration::from_millis(100)),
+            }
+        }
+        self.transfer(1 << 20);
+        let ops: Vec<_> = self.io.host.commands.values().map(|it| it.op).collect();
+        assert!(ops.is_empty(), "commands without an answer: {ops:?}");
+        self.check_left();
+    }
+
     /// The I/O queue ends within the time, without any help of its host or its device.
     fn check_end(&mut self, mut within: Duration) {
         if self.io.host.results.is_empty() {
@@ -779,10 +684,12 @@ impl Simulation {
             );
             self.advance_to_next(Duration::from_secs(1));
         }
-        let sent = self.io.sent_at_end.unwrap();
         self.transfer(1 << 20);
-        let later = self.io.transport.0.borrow().to_host.len() + self.io.received;
-        assert!(later <= sent, "something was sent after the end");
+        self.check_left();
+    }
+
+    /// A connection that has ended has returned what it had.
+    fn check_left(&self) {
         let subsystems = self.shared.subsystems.devices();
         assert!(subsystems.iter().all(|it| !it.is_used()), "the disk is returned");
         assert_eq!(self.device.lock().unwrap().open, 0, "the channel is closed");
@@ -814,7 +721,7 @@ impl Simulation {
 }
 
 /// What ends a schedule.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Finishes,
     Closes,
@@ -847,6 +754,10 @@ const ENDINGS: [Ending; 13] = [
     Ending::Removed,
 ];
 
+/// The ends for which a connection answers what it has received.
+const ANSWERING: [Ending; 5] =
+    [Ending::Closes, Ending::Violates, Ending::TermReq, Ending::Drained, Ending::Removed];
+
 const KEEP_ALIVE_MS: u32 = 5000;
 
 /// The time that a check allows beyond the time-outs.
@@ -864,13 +775,18 @@ fn run(ending: Ending, rng: Rng) {
     sim.connect(if vanishes { KEEP_ALIVE_MS } else { 0 });
     let steps = sim.rng.usize(..STEPS);
     sim.steps(steps);
-    host_ends(&mut sim, ending);
-    host_violates(&mut sim, ending);
-    target_ends(&mut sim, ending);
+    let helps = sim.rng.bool();
+    if helps && ANSWERING.contains(&ending) {
+        sim.deliver();
+        sim.io.host.is_ending = true;
+    }
+    host_ends(&mut sim, ending, helps);
+    host_violates(&mut sim, ending, helps);
+    target_ends(&mut sim, ending, helps);
 }
 
 /// The host has all its answers, or ends or forgets the connection.
-fn host_ends(sim: &mut Simulation, ending: Ending) {
+fn host_ends(sim: &mut Simulation, ending: Ending, helps: bool) {
     match ending {
         Ending::Finishes => {
             sim.finish_commands();
@@ -885,13 +801,15 @@ fn host_ends(sim: &mut Simulation, ending: Ending) {
         Ending::Closes => {
             sim.io.transport.0.borrow_mut().has_ended = true;
             // The host may not read, and then its end of the stream is received later.
-            sim.check_end(STALL_MAX + DRAIN_TIMEOUT + SLACK);
+            sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + SLACK);
         }
         Ending::Resets => {
             sim.io.transport.0.borrow_mut().is_reset = true;
             sim.check_end(DRAIN_TIMEOUT + SLACK);
         }
         Ending::StopsReading => {
+            // Answers that it has not read yet could be all there are.
+            sim.transfer(1 << 20);
             sim.io.reads = false;
             // Less than any answer.
             sim.io.transport.0.borrow_mut().room = sim.rng.usize(..24);
@@ -924,22 +842,18 @@ fn host_ends(sim: &mut Simulation, ending: Ending) {
 }
 
 /// The host ends the connection by what it sends.
-fn host_violates(sim: &mut Simulation, ending: Ending) {
+fn host_violates(sim: &mut Simulation, ending: Ending, helps: bool) {
     match ending {
         Ending::Violates => {
             sim.io.host.unsent.extend([0xff; 16]);
-            // The host reads; its device may complete nothing.
-            for _ in 0..200 {
-                sim.transfer(1 << 16);
-            }
-            sim.check_end(DRAIN_TIMEOUT + LINGER + SLACK);
+            sim.receive_end(helps);
+            sim.check_end_with(helps, DRAIN_TIMEOUT + LINGER + SLACK);
+            assert!(sim.io.host.has_term || !helps, "a violation is answered by a TermReq");
         }
         Ending::TermReq => {
             sim.io.host.pdu(2, &[0; 16], &[]);
-            for _ in 0..200 {
-                sim.transfer(1 << 16);
-            }
-            sim.check_end(DRAIN_TIMEOUT + SLACK);
+            sim.receive_end(helps);
+            sim.check_end_with(helps, DRAIN_TIMEOUT + SLACK);
         }
         Ending::Reset => {
             sim.admin.host.set_config(0x46_0060);
@@ -952,14 +866,21 @@ fn host_violates(sim: &mut Simulation, ending: Ending) {
 }
 
 /// The target ends the connection, or changes the device.
-fn target_ends(sim: &mut Simulation, ending: Ending) {
+fn target_ends(sim: &mut Simulation, ending: Ending, helps: bool) {
     match ending {
         Ending::Drained => {
             sim.io.link.drain();
-            sim.check_end(STALL_MAX + DRAIN_TIMEOUT + SLACK);
+            sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + SLACK);
         }
         Ending::Cut => {
             sim.io.link.cut();
+            if !sim.io.host.results.is_empty() {
+                sim.device.lock().unwrap().note_end();
+            }
+            // The device may go on.
+            while helps && !sim.device.lock().unwrap().started.is_empty() {
+                sim.complete_one();
+            }
             sim.check_end(DRAIN_TIMEOUT + SLACK);
         }
         Ending::Replaced => {
@@ -986,8 +907,12 @@ fn target_ends(sim: &mut Simulation, ending: Ending) {
         Ending::Removed => {
             let subsystem = Arc::clone(&sim.shared.subsystems.devices()[0]);
             subsystem.close();
-            [&sim.admin, &sim.io].iter().for_each(|it| it.link.drain());
-            sim.check_end(STALL_MAX + DRAIN_TIMEOUT + SLACK);
+            sim.io.link.drain();
+            // An admin queue that ends cuts its I/O queues, which then answer nothing.
+            if !helps {
+                sim.admin.link.drain();
+            }
+            sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + SLACK);
         }
         _ => {}
     }
