@@ -14,7 +14,10 @@
 //!    device, or for Diffie-Hellman values, which are computed apart from it (`dh_worker.rs`). A
 //!    connection whose device has not completed its commands in time is closed by a thread of its
 //!    own.
-//! 3. A panic in a turn ends that connection only.
+//! 3. A panic in a turn, or in the end of a connection, ends that connection only. If a thread ends
+//!    nevertheless, its connections end, and another one takes its place.
+//! 4. All threads are in one list, those that close connections too. Their end is awaited until a
+//!    deadline: a device that does not return may hold one for ever.
 //!
 //! A call of a device may take long, and then the other connections of the thread wait for it: the
 //! device executes commands within `submit` (a file without io_uring), asks the kernel for zones or
@@ -31,7 +34,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use blockyard_os::epoll::{Epoll, Events, Watch};
@@ -40,9 +43,10 @@ use blockyard_sync::atomics::{AtomicBool, Ordering};
 
 use crate::connection::{AfterTurn, HostConnection, Wait};
 use crate::dh_worker::DhWorker;
-use crate::host_link::HostLink;
+use crate::host_link::{CUT_GRACE, HostLink};
 use crate::namespace_queue::DeviceWatch;
 use crate::server::TargetShared;
+use crate::thread_list::ThreadList;
 
 /// The most threads of a target.
 pub const THREADS_MAX: usize = 4096;
@@ -54,16 +58,14 @@ const WAKE_TOKEN: u64 = u64::MAX;
 pub struct ConnectionThreads {
     threads_max: usize,
     pub(crate) dh: Arc<DhWorker>,
-    threads: Mutex<Vec<ConnectionThread>>,
+    threads: Mutex<Vec<Arc<ThreadShared>>>,
+    /// Also those that close connections, and those of `dh`.
+    list: Arc<ThreadList>,
 }
 
 /// A thread as others see it.
-struct ConnectionThread {
-    shared: Arc<ThreadShared>,
-    joined: JoinHandle<()>,
-}
-
 struct ThreadShared {
+    list: Arc<ThreadList>,
     set: Arc<Epoll>,
     wake: Arc<Wake>,
     stopping: AtomicBool,
@@ -80,6 +82,8 @@ struct ThreadState {
     slots: usize,
     /// The connections that are admin queues, which have little to do.
     admins: usize,
+    /// Whether the thread has ended, and takes no more connections.
+    has_ended: bool,
 }
 
 impl ThreadState {
@@ -101,7 +105,8 @@ impl ThreadState {
 /// A connection of a thread.
 struct Served {
     connection: HostConnection<TcpStream>,
-    owner: Arc<TargetShared>,
+    /// After the connection, so that its end is noted when it is dropped.
+    _end: LinkEnd,
     /// What the set waits for at the socket.
     watch: Option<Watch>,
     /// The time of the next turn at the latest.
@@ -110,6 +115,18 @@ struct Served {
     is_ready: bool,
     /// Whether the connection is counted as an admin queue.
     is_admin: bool,
+}
+
+/// Notes at the server that a connection has ended, however it does.
+struct LinkEnd {
+    owner: Arc<TargetShared>,
+    id: u64,
+}
+
+impl Drop for LinkEnd {
+    fn drop(&mut self) {
+        self.owner.end_link(self.id);
+    }
 }
 
 /// A place for a connection on a thread; dropping it leaves the place to another one.
@@ -123,7 +140,9 @@ impl ConnectionThreads {
     /// At most this many threads, which are started as connections come.
     pub fn new(threads_max: NonZeroUsize) -> Arc<ConnectionThreads> {
         let threads_max = threads_max.get().min(THREADS_MAX);
-        Arc::new(ConnectionThreads { threads_max, dh: Arc::default(), threads: Mutex::default() })
+        let list = Arc::<ThreadList>::default();
+        let dh = DhWorker::new(&list);
+        Arc::new(ConnectionThreads { threads_max, dh, threads: Mutex::default(), list })
     }
 
     /// The number of threads by default.
@@ -131,28 +150,43 @@ impl ConnectionThreads {
         thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
     }
 
-    fn threads(&self) -> MutexGuard<'_, Vec<ConnectionThread>> {
+    fn threads(&self) -> MutexGuard<'_, Vec<Arc<ThreadShared>>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Stops all threads: their connections end. Waits for them at most until `deadline`; a thread
+    /// that a device holds then is detached, with a warning. To be called when no server accepts
+    /// connections any more.
+    pub fn stop(&self, deadline: Instant) {
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads {
+            // Release: pairs with the Acquire in `is_stopping`.
+            thread.stopping.store(true, Ordering::Release);
+            thread.wake.raise();
+        }
+        self.dh.stop();
+        self.list.join_until(deadline);
+    }
+
     /// A place on the thread with the fewest connections, those of admin queues last; a new thread,
-    /// if each has some and there may be one more.
+    /// if each has some and there may be one more. A thread that has ended does not count.
     ///
     /// # Errors
     /// If the system refuses the first thread.
     pub(crate) fn place(&self) -> io::Result<ThreadPlace> {
         let mut threads = self.threads();
-        let load = |thread: &ConnectionThread| thread.shared.state().load();
-        let is_used = |thread: &ConnectionThread| load(thread).1 > 0;
+        threads.retain(|thread| !thread.state().has_ended);
+        let load = |thread: &Arc<ThreadShared>| thread.state().load();
+        let is_used = |thread: &Arc<ThreadShared>| load(thread).1 > 0;
         if threads.iter().all(is_used) && threads.len() < self.threads_max {
-            match ConnectionThread::start(threads.len()) {
+            match ThreadShared::start(&self.list, threads.len()) {
                 Ok(thread) => threads.push(thread),
                 Err(error) if threads.is_empty() => return Err(error),
                 Err(error) => tracing::warn!(%error, "cannot start one more thread for NVMe hosts"),
             }
         }
         let chosen = threads.iter().min_by_key(|thread| load(thread));
-        let shared = Arc::clone(&chosen.expect("there is a thread").shared);
+        let shared = Arc::clone(chosen.expect("there is a thread"));
         let slot = Some(shared.state().take_slot());
         Ok(ThreadPlace { shared, slot })
     }
@@ -160,17 +194,7 @@ impl ConnectionThreads {
 
 impl Drop for ConnectionThreads {
     fn drop(&mut self) {
-        let threads = std::mem::take(&mut *self.threads());
-        for ConnectionThread { shared, .. } in &threads {
-            // Release: pairs with the Acquire in `is_stopping`.
-            shared.stopping.store(true, Ordering::Release);
-            shared.wake.raise();
-        }
-        for ConnectionThread { joined, .. } in threads {
-            // A panic of the thread was reported when it happened.
-            let _ = joined.join();
-        }
-        self.dh.stop();
+        self.stop(Instant::now() + CUT_GRACE);
     }
 }
 
@@ -181,28 +205,26 @@ impl fmt::Debug for ConnectionThreads {
     }
 }
 
-impl ConnectionThread {
-    fn start(number: usize) -> io::Result<ConnectionThread> {
+impl ThreadShared {
+    fn start(list: &Arc<ThreadList>, number: usize) -> io::Result<Arc<ThreadShared>> {
         let (set, wake) = (Arc::new(Epoll::new()?), Arc::new(Wake::new()?));
         set.add(&*wake, WAKE_TOKEN, Watch::Readable)?;
-        let stopping = AtomicBool::new(false);
-        let shared = Arc::new(ThreadShared { set, wake, stopping, state: Mutex::default() });
+        let (list, stopping) = (Arc::clone(list), AtomicBool::new(false));
+        let shared = Arc::new(ThreadShared { list, set, wake, stopping, state: Mutex::default() });
         let run = {
             let shared = Arc::clone(&shared);
             move || Reactor::new(&shared).run()
         };
-        let builder = thread::Builder::new().name(format!("nvme-{number}"));
-        Ok(ConnectionThread { shared, joined: builder.spawn(run)? })
+        shared.list.spawn(format!("nvme-{number}"), run)?;
+        Ok(shared)
     }
-}
 
-impl ThreadShared {
     fn state(&self) -> MutexGuard<'_, ThreadState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_stopping(&self) -> bool {
-        // Acquire: pairs with the Release in `drop`.
+        // Acquire: pairs with the Release in `stop`.
         self.stopping.load(Ordering::Acquire)
     }
 }
@@ -216,7 +238,7 @@ impl ThreadPlace {
     /// Gives the place to a connection.
     ///
     /// # Errors
-    /// If the system refuses memory.
+    /// If the system refuses memory, or the thread has ended.
     pub(crate) fn admit(
         mut self,
         owner: &Arc<TargetShared>,
@@ -226,12 +248,18 @@ impl ThreadPlace {
         let slot = self.slot.expect("the place is free");
         let watch = DeviceWatch { set: Arc::clone(&self.shared.set), token: slot as u64 };
         let session = Arc::clone(&owner.session);
-        let (link, now) = (Arc::clone(link), Instant::now());
+        let (id, link, now) = (link.id, Arc::clone(link), Instant::now());
         let connection = HostConnection::new(session, link, (stream, address), watch, now)?;
-        let owner = Arc::clone(owner);
-        let (is_ready, is_admin) = (false, false);
-        let served = Served { connection, owner, watch: None, until: None, is_ready, is_admin };
-        self.shared.state().arrivals.push((slot, served));
+        let mut state = self.shared.state();
+        if state.has_ended {
+            drop(state);
+            return Err(io::Error::other("its thread has ended"));
+        }
+        let (watch, until, is_ready, is_admin) = (None, None, false, false);
+        let _end = LinkEnd { owner: Arc::clone(owner), id };
+        let served = Served { connection, _end, watch, until, is_ready, is_admin };
+        state.arrivals.push((slot, served));
+        drop(state);
         self.slot = None;
         self.shared.wake.raise();
         Ok(())
@@ -271,7 +299,7 @@ impl Reactor {
         }
     }
 
-    /// The loop of the thread.
+    /// The loop of the thread. Dropping the state ends the connections, also after a panic.
     fn run(mut self) {
         blockyard_os::sharpen_timers();
         while !self.shared.is_stopping() {
@@ -285,12 +313,6 @@ impl Reactor {
                 self.give_turn(self.turns[at]);
             }
             self.turns.clear();
-        }
-        for slot in 0..self.slots.len() {
-            if let Some(served) = &self.slots[slot] {
-                served.connection.link().cut();
-                self.end(slot);
-            }
         }
     }
 
@@ -388,31 +410,29 @@ impl Reactor {
         }
     }
 
-    /// Ends a connection. One whose device still executes commands is closed by a thread of its
-    /// own, because that waits for the device.
+    /// Ends a connection.
     fn end(&mut self, slot: usize) {
-        let Some(mut served) = self.slots[slot].take() else { return };
-        if served.is_admin {
-            served.note_admin(&self.shared);
-        }
-        // A failure means that it is not in the set.
-        let _ = served.set_watch(&self.shared.set, slot, None);
-        let name = format!("nvme-close-{}", served.connection.link().id);
-        if served.connection.has_in_flight() {
-            served.connection.unwatch();
-            let served = Arc::new(Mutex::new(Some(served)));
-            let close = {
-                let served = Arc::clone(&served);
-                move || close_taken(&served)
-            };
-            if let Err(error) = thread::Builder::new().name(name).spawn(close) {
-                tracing::warn!(%error, "other NVMe hosts wait for a device");
-                close_taken(&served);
-            }
-        } else {
-            served.close();
+        let Some(served) = self.slots[slot].take() else { return };
+        let link = Arc::clone(served.connection.link());
+        let shared = &self.shared;
+        if catch_unwind(AssertUnwindSafe(|| served.end(shared, slot))).is_err() {
+            tracing::error!(id = link.id, peer = link.peer, "a connection has not ended cleanly");
         }
         self.shared.state().free.push(slot);
+    }
+}
+
+impl Drop for Reactor {
+    /// Ends the connections, those that have just been admitted too.
+    fn drop(&mut self) {
+        self.shared.state().has_ended = true;
+        self.adopt();
+        for slot in 0..self.slots.len() {
+            if let Some(served) = &self.slots[slot] {
+                served.connection.link().cut();
+                self.end(slot);
+            }
+        }
     }
 }
 
@@ -462,15 +482,45 @@ impl Served {
         Ok(())
     }
 
+    /// Ends the connection. One whose device still executes commands, or does not say whether it
+    /// does, is closed by a thread of its own, because that waits for the device.
+    fn end(mut self, shared: &ThreadShared, slot: usize) {
+        if self.is_admin {
+            self.note_admin(shared);
+        }
+        // A failure means that it is not in the set.
+        let _ = self.set_watch(&shared.set, slot, None);
+        let connection = &mut self.connection;
+        let waits = catch_unwind(AssertUnwindSafe(|| {
+            let has_in_flight = connection.has_in_flight();
+            if has_in_flight {
+                connection.unwatch();
+            }
+            has_in_flight
+        }));
+        if !waits.unwrap_or(true) {
+            return self.close();
+        }
+        let name = format!("nvme-close-{}", self.connection.link().id);
+        let served = Arc::new(Mutex::new(Some(self)));
+        let close = {
+            let served = Arc::clone(&served);
+            move || close_taken(&served)
+        };
+        if let Err(error) = shared.list.spawn(name, close) {
+            tracing::warn!(%error, "other NVMe hosts wait for a device");
+            close_taken(&served);
+        }
+    }
+
     /// Ends what the connection is to its controller and subsystem, and then the connection.
-    fn close(self) {
-        let Served { mut connection, owner, .. } = self;
-        let left = catch_unwind(AssertUnwindSafe(|| connection.leave()));
-        let link = Arc::clone(connection.link());
+    fn close(mut self) {
+        let left = catch_unwind(AssertUnwindSafe(|| self.connection.leave()));
+        let link = self.connection.link();
         if left.is_err() {
             tracing::error!(id = link.id, peer = link.peer, "a connection has not ended cleanly");
         }
-        match connection.outcome() {
+        match self.connection.outcome() {
             Ok(None) => tracing::debug!(id = link.id, peer = link.peer, "left"),
             Ok(Some(fault)) => {
                 tracing::warn!(
@@ -484,7 +534,5 @@ impl Served {
                 tracing::info!(id = link.id, peer = link.peer, %error, "disconnected");
             }
         }
-        drop(connection);
-        owner.end_link(link.id);
     }
 }

@@ -1,29 +1,40 @@
-//! The thread that computes Diffie-Hellman values for all connections: a power in a large group
+//! The threads that compute Diffie-Hellman values for all connections: a power in a large group
 //! takes hundreds of milliseconds, for which the other hosts of a connection's thread must not
 //! wait.
 //!
 //! ```text
-//! connection ─ submit ▸ queue ▸ worker computes ─ puts the result, raises the link's wake ▸ turn
+//! connection ─ submit ▸ the peer's queue ▸ thread computes ─ puts the result, raises wake ▸ turn
 //! ```
 //!
-//! A connection has one piece of work at a time, so the queue is bounded by the connections. Work
-//! of a connection that has ended is dropped.
+//! 1. Each peer, an IP address, has a queue, and the threads serve the peers round robin: a peer
+//!    with many connections delays another one by one computation, not by all of its own.
+//! 2. Secrets are computed before new exchanges: a host that is half authenticated ends first. A
+//!    secret follows an exchange, so they cannot crowd the exchanges out.
+//! 3. A connection has one piece of work at a time. Work of a connection that has ended is dropped,
+//!    at the latest before other work is refused.
+//! 4. Work that panics has no result, as if the host's value were not acceptable; the thread goes
+//!    on.
 #![allow(clippy::disallowed_types)] // Control plane: locks are taken when a host authenticates.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use zeroize::Zeroizing;
 
 use crate::auth_message::DhGroup;
 use crate::dh::DhExchange;
 use crate::host_link::HostLink;
+use crate::thread_list::ThreadList;
 
 /// The most pieces of work that wait.
 const QUEUE_MAX: usize = 4096;
+/// The most threads. More would take the processors from the connections.
+const THREADS_MAX: usize = 4;
 
 /// What is to be computed.
 pub(crate) enum DhWork {
@@ -31,6 +42,9 @@ pub(crate) enum DhWork {
     Exchange(DhGroup),
     /// The secret of an exchange with the host's public value.
     Secret(Box<DhExchange>, Vec<u8>),
+    /// A fault of the computation.
+    #[cfg(test)]
+    Panics,
 }
 
 /// What was computed.
@@ -45,6 +59,16 @@ impl DhWork {
         match self {
             DhWork::Exchange(group) => DhResult::Exchange(DhExchange::new(group).map(Box::new)),
             DhWork::Secret(exchange, public) => DhResult::Secret(exchange.shared(&public)),
+            #[cfg(test)]
+            DhWork::Panics => panic!("a computation panics"),
+        }
+    }
+
+    /// The result of work that has none.
+    fn failed(&self) -> DhResult {
+        match self {
+            DhWork::Secret(..) => DhResult::Secret(None),
+            _ => DhResult::Exchange(None),
         }
     }
 }
@@ -71,23 +95,103 @@ struct DhTask {
     link: Arc<HostLink>,
 }
 
-#[derive(Default)]
-struct DhQueue {
-    tasks: VecDeque<DhTask>,
-    is_stopping: bool,
-    /// Started with the first task.
-    thread: Option<JoinHandle<()>>,
+impl DhTask {
+    /// Whether the connection waits for the result.
+    fn is_live(&self) -> bool {
+        self.reply.strong_count() > 0
+    }
 }
 
-/// The queue and its thread.
+/// The address of a connection's peer.
+fn address_of(link: &HostLink) -> Option<IpAddr> {
+    let address: SocketAddr = link.peer.strip_prefix("tcp:")?.parse().ok()?;
+    Some(address.ip().to_canonical())
+}
+
+/// Tasks by peers. The first peer has the next turn; each has a task at least.
+#[derive(Default)]
+struct PeerQueues(VecDeque<(Option<IpAddr>, VecDeque<DhTask>)>);
+
+impl PeerQueues {
+    fn len(&self) -> usize {
+        self.0.iter().map(|(_, tasks)| tasks.len()).sum()
+    }
+
+    fn push(&mut self, task: DhTask) {
+        let address = address_of(&task.link);
+        match self.0.iter_mut().find(|(other, _)| *other == address) {
+            Some((_, tasks)) => tasks.push_back(task),
+            None => self.0.push_back((address, VecDeque::from([task]))),
+        }
+    }
+
+    fn pop(&mut self) -> Option<DhTask> {
+        let (address, mut tasks) = self.0.pop_front()?;
+        let task = tasks.pop_front();
+        if !tasks.is_empty() {
+            self.0.push_back((address, tasks));
+        }
+        task
+    }
+
+    /// Drops the tasks of connections that have ended.
+    fn retain_live(&mut self) {
+        self.0.iter_mut().for_each(|(_, tasks)| tasks.retain(DhTask::is_live));
+        self.0.retain(|(_, tasks)| !tasks.is_empty());
+    }
+}
+
+#[derive(Default)]
+struct DhQueue {
+    secrets: PeerQueues,
+    exchanges: PeerQueues,
+    is_stopping: bool,
+    /// The threads, which are started as tasks come, and those of them that wait for a task.
+    threads: usize,
+    idle: usize,
+}
+
+impl DhQueue {
+    fn len(&self) -> usize {
+        self.secrets.len() + self.exchanges.len()
+    }
+
+    /// Whether there is room for one more task.
+    fn make_room(&mut self) -> bool {
+        if self.len() >= QUEUE_MAX {
+            self.secrets.retain_live();
+            self.exchanges.retain_live();
+        }
+        self.len() < QUEUE_MAX
+    }
+
+    fn push(&mut self, task: DhTask) {
+        match task.work {
+            DhWork::Secret(..) => self.secrets.push(task),
+            _ => self.exchanges.push(task),
+        }
+    }
+
+    fn pop(&mut self) -> Option<DhTask> {
+        self.secrets.pop().or_else(|| self.exchanges.pop())
+    }
+}
+
+/// The queues and their threads.
 #[derive(Default)]
 pub(crate) struct DhWorker {
     queue: Mutex<DhQueue>,
-    /// Notified when there is a task, or the thread is to stop.
+    /// Notified when there is a task, or the threads are to stop.
     changed: Condvar,
+    list: Arc<ThreadList>,
 }
 
 impl DhWorker {
+    /// A worker whose threads are in the list.
+    pub(crate) fn new(list: &Arc<ThreadList>) -> Arc<DhWorker> {
+        Arc::new(DhWorker { list: Arc::clone(list), ..DhWorker::default() })
+    }
+
     fn queue(&self) -> MutexGuard<'_, DhQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,62 +199,70 @@ impl DhWorker {
     /// Has something computed for a connection, which gets a turn when it is done.
     ///
     /// # Errors
-    /// If the queue is full, or the system refuses the thread.
+    /// If the queue is full, or the system refuses the first thread.
     pub(crate) fn submit(
         self: &Arc<DhWorker>,
         work: DhWork,
         link: &Arc<HostLink>,
     ) -> io::Result<Arc<DhReply>> {
         let mut queue = self.queue();
-        if queue.tasks.len() >= QUEUE_MAX || queue.is_stopping {
+        if queue.is_stopping || !queue.make_room() {
             return Err(io::Error::other("too many hosts authenticate at once"));
         }
-        if queue.thread.is_none() {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let mut refused = None;
+        if queue.idle <= queue.len() && queue.threads < processors.min(THREADS_MAX) {
             let worker = Arc::clone(self);
             let run = move || worker.run();
-            queue.thread = Some(thread::Builder::new().name("nvme-dh".to_owned()).spawn(run)?);
+            match self.list.spawn(format!("nvme-dh-{}", queue.threads), run) {
+                Ok(()) => queue.threads += 1,
+                Err(error) if queue.threads == 0 => return Err(error),
+                Err(error) => refused = Some(error),
+            }
         }
         let reply = Arc::<DhReply>::default();
-        let task = DhTask { work, reply: Arc::downgrade(&reply), link: Arc::clone(link) };
-        queue.tasks.push_back(task);
+        queue.push(DhTask { work, reply: Arc::downgrade(&reply), link: Arc::clone(link) });
+        drop(queue);
         self.changed.notify_one();
+        if let Some(error) = refused {
+            tracing::warn!(%error, "cannot start one more thread for hosts that authenticate");
+        }
         Ok(reply)
     }
 
-    /// The loop of the thread.
+    /// The loop of a thread.
     fn run(&self) {
         loop {
-            let is_idle = |queue: &mut DhQueue| queue.tasks.is_empty() && !queue.is_stopping;
-            let waited = self.changed.wait_while(self.queue(), is_idle);
-            let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.queue();
+            queue.idle += 1;
+            let is_idle = |queue: &mut DhQueue| queue.len() == 0 && !queue.is_stopping;
+            let waited = self.changed.wait_while(queue, is_idle);
+            queue = waited.unwrap_or_else(PoisonError::into_inner);
+            queue.idle -= 1;
             if queue.is_stopping {
                 return;
             }
-            let Some(task) = queue.tasks.pop_front() else { continue };
+            let task = queue.pop();
             drop(queue);
-            if task.reply.strong_count() == 0 {
-                continue;
-            }
-            let result = task.work.run();
-            if let Some(reply) = task.reply.upgrade() {
+            let Some(DhTask { work, reply, link }) = task.filter(DhTask::is_live) else { continue };
+            let failed = work.failed();
+            // A panic was reported when it happened.
+            let result = catch_unwind(AssertUnwindSafe(|| work.run())).unwrap_or(failed);
+            if let Some(reply) = reply.upgrade() {
                 reply.put(result);
-                task.link.wake.raise();
+                link.wake.raise();
             }
         }
     }
 
-    /// Stops the thread after its present computation.
+    /// Stops the threads after their present computations; their list joins them.
     pub(crate) fn stop(&self) {
         let mut queue = self.queue();
         queue.is_stopping = true;
-        queue.tasks.clear();
-        self.changed.notify_all();
-        let thread = queue.thread.take();
+        let tasks = (std::mem::take(&mut queue.secrets), std::mem::take(&mut queue.exchanges));
         drop(queue);
-        if let Some(thread) = thread {
-            // A panic of the thread was reported when it happened.
-            let _ = thread.join();
-        }
+        self.changed.notify_all();
+        drop(tasks);
     }
 }
 
@@ -166,16 +278,23 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn results_come_back_and_work_of_ended_connections_is_dropped() {
-        let worker = Arc::<DhWorker>::default();
-        let link = Arc::new(HostLink::new(1, String::new(), Arc::new(Wake::new().unwrap())));
-        let wait = |reply: &DhReply| loop {
+    fn link(peer: &str) -> Arc<HostLink> {
+        Arc::new(HostLink::new(1, peer.to_owned(), Arc::new(Wake::new().unwrap())))
+    }
+
+    fn wait(reply: &DhReply) -> DhResult {
+        loop {
             match reply.take() {
                 Some(result) => return result,
                 None => std::thread::yield_now(),
             }
-        };
+        }
+    }
+
+    #[test]
+    fn results_come_back_and_work_of_ended_connections_is_dropped() {
+        let worker = Arc::<DhWorker>::default();
+        let link = link("");
         for _ in 0..100 {
             drop(worker.submit(DhWork::Exchange(DhGroup::Ffdhe8192), &link).unwrap());
         }
@@ -190,5 +309,79 @@ mod tests {
         assert_eq!(secret, wanted);
         worker.stop();
         assert!(worker.submit(DhWork::Exchange(DhGroup::Null), &link).is_err());
+        worker.list.join_until(std::time::Instant::now() + std::time::Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_peer_with_many_connections_delays_another_one_by_few_computations() {
+        let worker = Arc::<DhWorker>::default();
+        let (many, one) = (link("tcp:192.0.2.1:1000"), link("tcp:192.0.2.2:1000"));
+        let large = || worker.submit(DhWork::Exchange(DhGroup::Ffdhe8192), &many).unwrap();
+        let replies: Vec<_> = (0..64).map(|_| large()).collect();
+        let reply = worker.submit(DhWork::Exchange(DhGroup::Ffdhe2048), &one).unwrap();
+        assert!(matches!(wait(&reply), DhResult::Exchange(Some(_))));
+        let computed = replies.iter().filter(|reply| reply.take().is_some()).count();
+        assert!(computed < replies.len(), "the other peer waits for all");
+        worker.stop();
+    }
+
+    #[test]
+    fn peers_have_turns_and_secrets_go_first() {
+        let mut queue = DhQueue::default();
+        let mut replies = Vec::new();
+        let mut push = |queue: &mut DhQueue, peer: &str, secret: bool| {
+            let reply = Arc::<DhReply>::default();
+            let work = match secret {
+                true => {
+                    let exchange = DhExchange::new(DhGroup::Ffdhe2048).unwrap();
+                    DhWork::Secret(Box::new(exchange), Vec::new())
+                }
+                false => DhWork::Exchange(DhGroup::Ffdhe8192),
+            };
+            queue.push(DhTask { work, reply: Arc::downgrade(&reply), link: link(peer) });
+            replies.push(reply);
+        };
+        for (peer, secret) in [
+            ("tcp:192.0.2.1:1", false),
+            ("tcp:192.0.2.1:2", false),
+            ("tcp:192.0.2.1:3", false),
+            ("tcp:[::ffff:192.0.2.1]:4", false),
+            ("tcp:[2001:db8::1]:5", false),
+            ("tcp:192.0.2.1:6", true),
+        ] {
+            push(&mut queue, peer, secret);
+        }
+        let mut order = Vec::new();
+        while let Some(task) = queue.pop() {
+            order.push(task.link.peer.rsplit_once(':').unwrap().1.to_owned());
+        }
+        assert_eq!(order, ["6", "1", "5", "2", "3", "4"]);
+    }
+
+    #[test]
+    fn a_full_queue_drops_the_work_of_ended_connections_before_it_refuses_some() {
+        let (mut queue, link) = (DhQueue::default(), link("tcp:192.0.2.1:1"));
+        let reply = Arc::<DhReply>::default();
+        let mut fill = |reply: Weak<DhReply>| {
+            while queue.len() < QUEUE_MAX {
+                let (work, reply) = (DhWork::Exchange(DhGroup::Null), reply.clone());
+                queue.push(DhTask { work, reply, link: Arc::clone(&link) });
+            }
+            queue.make_room()
+        };
+        assert!(fill(Weak::new()), "all have ended");
+        assert!(!fill(Arc::downgrade(&reply)), "none has ended");
+    }
+
+    #[test]
+    fn work_that_panics_has_no_result_and_the_next_one_is_computed() {
+        let (worker, link) = (Arc::<DhWorker>::default(), link("tcp:192.0.2.1:1"));
+        for _ in 0..2 * THREADS_MAX {
+            let reply = worker.submit(DhWork::Panics, &link).unwrap();
+            assert!(matches!(wait(&reply), DhResult::Exchange(None)));
+        }
+        let reply = worker.submit(DhWork::Exchange(DhGroup::Ffdhe2048), &link).unwrap();
+        assert!(matches!(wait(&reply), DhResult::Exchange(Some(_))));
+        worker.stop();
     }
 }

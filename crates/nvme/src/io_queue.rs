@@ -4,6 +4,7 @@
 //! subsystem of all devices opens a namespace with the first command for it, and loses it when the
 //! device is removed. No function waits for a device that is being replaced, or for commands.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -90,10 +91,15 @@ impl IoQueue {
     }
 
     /// Closes all channels, which waits for the requests that devices have started. Only a
-    /// connection that has waited too long has any.
+    /// connection that has waited too long has any. A channel that panics keeps no disk, and no
+    /// other channel open.
     pub(crate) fn close(self) -> Arc<Controller> {
         for namespace in self.namespaces {
-            namespace.close();
+            let nqn = namespace.subsystem.identity.nqn.clone();
+            if catch_unwind(AssertUnwindSafe(|| drop(namespace))).is_err() {
+                // The panic was reported when it happened.
+                tracing::error!(subsystem = nqn, "a channel has not been closed cleanly");
+            }
         }
         self.controller
     }

@@ -44,6 +44,7 @@ mod server;
 mod session;
 mod slots;
 mod subsystems;
+mod thread_list;
 pub mod wire;
 pub mod zones;
 

@@ -93,16 +93,18 @@ impl RoundBudget {
     }
 }
 
-/// A namespace of an I/O queue, with a channel to the device.
+/// A namespace of an I/O queue, with a channel to the device. Dropping it waits for requests in
+/// flight, and returns the disk also if the channel panics: the first fields are dropped in their
+/// order.
 pub(crate) struct NamespaceQueue {
+    /// The device's descriptor, if it has one, in the set of the connection's thread.
+    pub(crate) descriptor: Option<Watched>,
+    pub(crate) channel: Box<dyn Channel>,
+    pub(crate) namespace: Namespace,
     pub(crate) nsid: u32,
     pub(crate) subsystem: Arc<Subsystem>,
     /// The number of the queue's last command for it.
     pub(crate) used: u64,
-    pub(crate) namespace: Namespace,
-    pub(crate) channel: Box<dyn Channel>,
-    /// The device's descriptor, if it has one, in the set of the connection's thread.
-    pub(crate) descriptor: Option<Watched>,
     region: Arc<Region>,
     region_id: RegionId,
     /// Whether a command of several operations begins no more of them.
@@ -135,7 +137,6 @@ impl NamespaceQueue {
             Err(error) => {
                 let nqn = &subsystem.identity.nqn;
                 tracing::warn!(subsystem = nqn, %error, "no channel for a queue");
-                subsystem.give_namespace(namespace);
                 return Err(OpenError::Refused);
             }
         };
@@ -168,11 +169,7 @@ impl NamespaceQueue {
 
     /// Closes the channel, which waits for requests in flight, and returns the disk.
     pub(crate) fn close(self) -> (u32, Arc<Subsystem>) {
-        let NamespaceQueue { nsid, subsystem, namespace, channel, descriptor, .. } = self;
-        drop(descriptor);
-        drop(channel);
-        subsystem.give_namespace(namespace);
-        (nsid, subsystem)
+        (self.nsid, Arc::clone(&self.subsystem))
     }
 
     /// Whether the disk is being replaced or removed.

@@ -83,18 +83,28 @@ struct Links {
 impl Links {
     /// Makes room for one more connection if needed: a host that connects and proves nothing must
     /// not block others. Cuts the oldest that has no Connect or owes an authentication; else, if
-    /// hosts have `secrets`, the oldest of discovery, which needs none. `false` if there is none.
-    fn make_room(&self, connections_max: usize, secrets: bool) -> bool {
+    /// hosts have `secrets`, the oldest of discovery, which needs none. Returns the one that was
+    /// cut.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn make_room(
+        &self,
+        connections_max: usize,
+        secrets: bool,
+    ) -> io::Result<Option<Arc<HostLink>>> {
+        let is_full =
+            || io::Error::other(format!("there are {connections_max} connections already"));
         if self.here.len() < connections_max {
-            return true;
+            return Ok(None);
         }
         // Connections that were cut are ending, but they still have memory.
         if self.here.len() >= 2 * connections_max {
-            return false;
+            return Err(is_full());
         }
         let staying = || self.here.values().filter(|link| !link.is_cut());
         if staying().count() < connections_max {
-            return true;
+            return Ok(None);
         }
         let rank = |link: &Arc<HostLink>| match link.role.get() {
             None => Some(0),
@@ -102,10 +112,9 @@ impl Links {
             Some(_) => None,
         };
         let unproved = staying().filter_map(|link| Some(((rank(link)?, link.id), link)));
-        let Some((_, oldest)) = unproved.min_by_key(|(order, _)| *order) else { return false };
-        tracing::warn!(id = oldest.id, peer = oldest.peer, "cut off for one more connection");
+        let (_, oldest) = unproved.min_by_key(|(order, _)| *order).ok_or_else(is_full)?;
         oldest.cut();
-        true
+        Ok(Some(Arc::clone(oldest)))
     }
 }
 
@@ -213,7 +222,9 @@ impl TargetServer {
         let here = |links: &mut Links| !links.here.is_empty();
         let waited = shared.left.wait_timeout_while(links, CUT_GRACE, here);
         links = waited.unwrap_or_else(PoisonError::into_inner).0;
-        for link in links.here.values() {
+        let remaining: Vec<_> = links.here.values().cloned().collect();
+        drop(links);
+        for link in remaining {
             tracing::warn!(id = link.id, peer = link.peer, "a host that was cut has not left");
         }
     }
@@ -308,18 +319,21 @@ impl TargetShared {
         let address = stream.local_addr()?;
         let place = threads.place()?;
         let mut links = self.links();
-        let max = self.options.connections_max;
         let has_secrets = self.session.subsystems.access.authentication.is_some();
-        if !links.make_room(max, has_secrets) {
-            return Err(io::Error::other(format!("there are {max} connections already")));
-        }
+        let cut = links.make_room(self.options.connections_max, has_secrets)?;
         let id = links.next;
         links.next += 1;
         let link = Arc::new(HostLink::new(id, peer.to_owned(), place.wake()));
-        place.admit(self, &link, (stream, address))?;
-        // The lock is held: the connection cannot have ended yet.
-        links.here.insert(id, link);
-        Ok(())
+        let admitted = place.admit(self, &link, (stream, address));
+        if admitted.is_ok() {
+            // The lock is held: the connection cannot have ended yet.
+            links.here.insert(id, link);
+        }
+        drop(links);
+        if let Some(link) = cut {
+            tracing::warn!(id = link.id, peer = link.peer, "cut off for one more connection");
+        }
+        admitted
     }
 }
 

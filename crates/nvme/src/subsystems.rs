@@ -98,7 +98,8 @@ enum DiskPhase {
     Closed,
 }
 
-/// The disk of a subsystem, for a queue.
+/// The disk of a subsystem, for a queue. Dropping it returns the disk: first the disk is dropped,
+/// because its last holder closes it, and then its use is noted as over.
 pub(crate) struct Namespace {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) shape: Arc<NamespaceShape>,
@@ -106,6 +107,19 @@ pub(crate) struct Namespace {
     version: u64,
     /// The commands of the queue for this namespace.
     pub(crate) stats: Arc<CommandStats>,
+    _use: NamespaceUse,
+}
+
+/// The use of a disk by a queue, which ends when it is dropped.
+struct NamespaceUse {
+    subsystem: Arc<Subsystem>,
+    stats: Arc<CommandStats>,
+}
+
+impl Drop for NamespaceUse {
+    fn drop(&mut self) {
+        self.subsystem.end_use(&self.stats);
+    }
 }
 
 /// A subsystem as listings show it.
@@ -220,7 +234,10 @@ impl Subsystem {
     ///
     /// # Errors
     /// If there is none now, or the connection is cut.
-    pub(crate) fn take_namespace(&self, link: &Arc<HostLink>) -> Result<Namespace, NoDisk> {
+    pub(crate) fn take_namespace(
+        self: &Arc<Subsystem>,
+        link: &Arc<HostLink>,
+    ) -> Result<Namespace, NoDisk> {
         let mut state = self.state();
         match &state.phase {
             _ if link.is_cut() => Err(NoDisk::Closed),
@@ -228,21 +245,20 @@ impl Subsystem {
                 let (disk, shape) = (Arc::clone(&disk.disk), Arc::clone(&state.shape));
                 let (link, stats) = (Arc::clone(link), Arc::<CommandStats>::default());
                 state.users.push(NamespaceUser { link, stats: Arc::clone(&stats) });
-                Ok(Namespace { disk, shape, version: self.version(), stats })
+                let subsystem = Arc::clone(self);
+                let _use = NamespaceUse { subsystem, stats: Arc::clone(&stats) };
+                Ok(Namespace { disk, shape, version: self.version(), stats, _use })
             }
             DiskPhase::Closed => Err(NoDisk::Closed),
             DiskPhase::Absent => Err(NoDisk::Absent),
         }
     }
 
-    /// Returns the disk of a queue.
-    pub(crate) fn give_namespace(&self, namespace: Namespace) {
-        let Namespace { disk, stats, .. } = namespace;
-        // Before the lock: the last holder closes the disk.
-        drop(disk);
+    /// Notes that a queue has returned the disk.
+    fn end_use(&self, stats: &Arc<CommandStats>) {
         let mut state = self.state();
-        state.past.add(&stats);
-        state.users.retain(|user| !Arc::ptr_eq(&user.stats, &stats));
+        state.past.add(stats);
+        state.users.retain(|user| !Arc::ptr_eq(&user.stats, stats));
         drop(state);
         self.changed.notify_all();
     }
@@ -308,13 +324,15 @@ impl Subsystem {
         let in_use = |state: &mut SubsystemState| !state.users.is_empty();
         let waited = self.changed.wait_timeout_while(state, drain, in_use);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let stalled = state.users().filter(|link| link.is_stalled());
-        let cut = stalled.map(|link| {
-            let (id, peer, device) = (link.id, &link.peer, &self.name);
-            tracing::warn!(id, peer, device, "cut off: it does not receive its data");
-            link.cut();
-        });
-        if cut.count() > 0 {
+        let stalled: Vec<_> = state.users().filter(|link| link.is_stalled()).cloned().collect();
+        if !stalled.is_empty() {
+            drop(state);
+            for link in stalled {
+                link.cut();
+                let (id, peer, device) = (link.id, &link.peer, &self.name);
+                tracing::warn!(id, peer, device, "cut off: it does not receive its data");
+            }
+            state = self.state();
             let waited = self.changed.wait_timeout_while(state, CUT_GRACE, in_use);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -370,7 +388,10 @@ impl Subsystem {
             let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        for link in state.links.iter().map(|(_, link)| link).chain(state.users()) {
+        let links = state.links.iter().map(|(_, link)| link);
+        let remaining: Vec<_> = links.chain(state.users()).cloned().collect();
+        drop(state);
+        for link in remaining {
             let (id, peer) = (link.id, &link.peer);
             tracing::warn!(id, peer, device = self.name, "a host that was cut has not left");
         }
@@ -792,7 +813,7 @@ mod tests {
         // As the end of the admin queue does.
         link.cut();
         assert_eq!(clients(), 1);
-        subsystem.give_namespace(namespace);
+        drop(namespace);
         assert_eq!(clients(), 0);
         assert!(subsystem.take_namespace(&link).is_err(), "a mount would not count this queue");
     }

@@ -11,7 +11,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockyard_nbd::{Endpoint, listen_tcp};
 use blockyard_nvme::fabrics::DISCOVERY_NQN;
@@ -29,6 +29,10 @@ const LISTENERS_MAX: usize = 64;
 
 /// How long hosts may take to get their answers when a listener stops.
 pub(crate) const DRAIN: Duration = Duration::from_secs(5);
+
+/// How long the threads of connections may take to end after the listeners: a thread
+/// without connections ends at once, so one that takes longer is held by a device.
+const THREADS_GRACE: Duration = Duration::from_secs(2);
 
 /// A listener.
 #[derive(Debug)]
@@ -81,12 +85,19 @@ impl NvmeResources {
 
 /// The listeners of a yard that ends.
 #[derive(Debug)]
-pub(crate) struct EndingListeners(Vec<NvmeListener>);
+pub(crate) struct EndingListeners {
+    listeners: Vec<NvmeListener>,
+    threads: Option<Arc<ConnectionThreads>>,
+}
 
 impl EndingListeners {
-    /// Waits until all have stopped.
+    /// Waits until all listeners have stopped, and then for the threads of their connections. A
+    /// thread that a device holds is left to itself, so that the yard ends.
     pub(crate) fn stop(self) {
-        self.0.iter().for_each(|listener| listener.server.stop());
+        self.listeners.iter().for_each(|listener| listener.server.stop());
+        if let Some(threads) = self.threads {
+            threads.stop(Instant::now() + THREADS_GRACE);
+        }
     }
 }
 
@@ -265,7 +276,8 @@ impl NvmeListeners {
             ListenerTable::Closed => Vec::new(),
         };
         listeners.iter().for_each(|listener| listener.server.begin_shutdown());
-        EndingListeners(listeners)
+        let threads = self.resources.get().map(|resources| Arc::clone(&resources.threads));
+        EndingListeners { listeners, threads }
     }
 }
 

@@ -2,6 +2,8 @@
 //! with the target.
 #![allow(dead_code)] // Each test uses a part of it.
 
+pub(crate) mod faulty;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;

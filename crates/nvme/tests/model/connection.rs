@@ -8,16 +8,17 @@
 //!   a read has the data that were written last.
 //! - A host that is in order has all its answers when the device has completed everything, and then
 //!   the connection holds no command, no memory and no operation.
-//! - A connection that has to end does so within its time-outs, with and without help of its device,
-//!   and has returned the disk then. With it, all commands that it has received are answered. From
-//!   the beginning of its end, a command begins one operation of the device at most, and none if it
-//!   has begun one. A connection that has given up its host, or only waits for its end of the
-//!   stream, sends nothing.
+//! - A connection that has to end does so within its time-outs, with and without help of the
+//!   device, and has returned the disk then. With it, all commands that it has received are
+//!   answered. From the beginning of its end, a command begins one operation of the device at most,
+//!   and none if it has begun one. A connection that has given up its host, or only waits for its
+//!   end of the stream, sends nothing.
 //! - A connection that waits has a reason: no turn is given again and again at one time.
 //!
 //! Replay: `BLOCKYARD_SEED=N cargo test -p blockyard-nvme --lib model`.
 #![allow(clippy::unwrap_used, clippy::disallowed_types)] // A test may.
 
+#[path = "device.rs"]
 mod device;
 
 use std::cell::RefCell;
