@@ -141,3 +141,17 @@ mod tests {
         }
     }
 }
+
+/// A geometry for the tests of the crate.
+#[cfg(test)]
+pub(crate) mod fixture {
+    use super::MediaGeometry;
+
+    pub(crate) const GEOMETRY: MediaGeometry = MediaGeometry {
+        bytes: 16 << 20,
+        zone_bytes: 1 << 20,
+        zone_capacity_bytes: 1 << 20,
+        conventional_zones: 2,
+        block_bytes: 512,
+    };
+}

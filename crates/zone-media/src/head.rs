@@ -179,3 +179,11 @@ mod tests {
         assert!(LABEL.check("data.03", &bytes[..4095]).is_err());
     }
 }
+
+/// An identity for the tests of the crate.
+#[cfg(test)]
+pub(crate) mod fixture {
+    use super::Id;
+
+    pub(crate) const ID: Id = *b"0123456789abcdef";
+}

@@ -151,17 +151,10 @@ fn check_nothing_lost(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::geometry::fixture::GEOMETRY;
+    use crate::head::fixture::ID;
     use blockyard_core::zone::ZoneCond;
 
-    const GEOMETRY: MediaGeometry = MediaGeometry {
-        bytes: 16 << 20,
-        zone_bytes: 1 << 20,
-        zone_capacity_bytes: 1 << 20,
-        conventional_zones: 2,
-        block_bytes: 512,
-    };
-
-    const ID: Id = *b"0123456789abcdef";
     const START: usize = LABEL_BYTES;
 
     fn record(index: u32, checkpoint: u64, durable: u32) -> JournalRecord {

@@ -108,16 +108,10 @@ pub fn parse(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::geometry::fixture::GEOMETRY;
+    use crate::head::fixture::ID;
     use crate::zone_word::{pack, pristine};
 
-    const GEOMETRY: MediaGeometry = MediaGeometry {
-        bytes: 16 << 20,
-        zone_bytes: 1 << 20,
-        zone_capacity_bytes: 1 << 20,
-        conventional_zones: 2,
-        block_bytes: 512,
-    };
-    const ID: Id = *b"0123456789abcdef";
     const SHARE: Share = Share { number: 1, files: 3 };
     const BOOT: Id = *b"this run of it..";
 

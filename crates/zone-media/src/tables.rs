@@ -119,17 +119,10 @@ pub fn newest(bytes: &[u8], id: &Id, geometry: &MediaGeometry) -> Result<ZoneTab
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::geometry::fixture::GEOMETRY;
+    use crate::head::fixture::ID;
     use crate::zone_word::{pack, pristine};
     use blockyard_core::zone::ZoneCond;
-
-    const GEOMETRY: MediaGeometry = MediaGeometry {
-        bytes: 16 << 20,
-        zone_bytes: 1 << 20,
-        zone_capacity_bytes: 1 << 20,
-        conventional_zones: 2,
-        block_bytes: 512,
-    };
-    const ID: Id = *b"0123456789abcdef";
 
     fn words() -> Vec<u64> {
         let mut words: Vec<u64> = (0..16).map(|zone| pack(pristine(zone, &GEOMETRY))).collect();
