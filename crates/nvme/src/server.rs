@@ -195,7 +195,8 @@ impl TargetServer {
     }
 
     /// Stops accepting, lets the device complete every host's commands, and disconnects all hosts.
-    /// Connections that take too long are cut off. Does nothing if the server is
+    /// The end of a host's admin queue cuts its I/O queues, so that answers to their commands may
+    /// not be sent. Connections that take too long are cut off. Does nothing if the server is
     /// already stopped.
     pub fn stop(&self) {
         self.begin_shutdown();

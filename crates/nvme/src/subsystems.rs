@@ -613,8 +613,9 @@ impl Subsystems {
     }
 
     /// Removes a subsystem. The commands that its device executes are completed, then its hosts are
-    /// disconnected; those that take longer than `drain` are cut off. Returns when the last one has
-    /// ended.
+    /// disconnected; those that take longer than `drain` are cut off. The end of a host's admin
+    /// queue cuts its I/O queues, so that answers to their commands may not be sent. Returns when
+    /// the last one has ended.
     ///
     /// # Errors
     /// If there is no such subsystem.
