@@ -460,6 +460,8 @@ fn a_socket_for_a_hypervisor_comes_and_goes_in_a_running_yard() {
     let of_us = format!("process {}", std::process::id());
     let listed = yard.command(&["vhost", "list"]).ok().out;
     assert!(listed.contains(&at) && listed.contains(&of_us), "{listed}");
+    let rings = yard.command(&["vhost", "list", "--rings"]).ok().out;
+    assert!(rings.starts_with("DEVICE  RING  REQUESTS"), "{rings}");
     for command in [&["vhost", "unlisten", "mem0"][..], &["remove", "mem0"]] {
         let refused = yard.command(command);
         assert!(refused.code != Some(0) && refused.err.contains("--force"), "{refused}");

@@ -2,12 +2,13 @@
 
 use std::io::Write;
 
-use blockyard_yard::table::Table;
+use blockyard_yard::size::Bytes;
+use blockyard_yard::table::{Table, duration};
 use blockyard_yard::view::{ListenRequest, ListenerView, VhostRequest, VhostView};
 
 use crate::args::{
-    NvmeCommand, NvmeListenArgs, NvmeUnlistenArgs, TalkArgs, VhostCommand, VhostListenArgs,
-    VhostUnlistenArgs,
+    NvmeCommand, NvmeListenArgs, NvmeUnlistenArgs, TalkArgs, VhostCommand, VhostListArgs,
+    VhostListenArgs, VhostUnlistenArgs,
 };
 use crate::devices::{client, print_json};
 use crate::failure::Failure;
@@ -69,7 +70,7 @@ pub(crate) fn run_vhost(command: &VhostCommand, out: &mut impl Write) -> Result<
     match command {
         VhostCommand::Listen(args) => listen_vhost(args, out),
         VhostCommand::Unlisten(args) => unlisten_vhost(args, out),
-        VhostCommand::List(talk) => list_vhost(talk, out),
+        VhostCommand::List(args) => list_vhost(args, out),
     }
 }
 
@@ -92,13 +93,16 @@ fn unlisten_vhost(args: &VhostUnlistenArgs, out: &mut impl Write) -> Result<(), 
     Ok(())
 }
 
-fn list_vhost(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let sockets = client(talk).vhost()?;
-    if talk.json {
+fn list_vhost(args: &VhostListArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let sockets = client(&args.talk).vhost()?;
+    if args.talk.json {
         return print_json(&sockets, out);
     }
+    if args.rings {
+        return list_rings(&sockets, out);
+    }
     let mut table = Table::new(["DEVICE", "PLACE", "HYPERVISOR", "QUEUES"]);
-    for VhostView { device, place, is_connected, pid, queues } in sockets {
+    for VhostView { device, place, is_connected, pid, queues, .. } in sockets {
         let hypervisor = match pid {
             Some(pid) => format!("process {pid}"),
             None if is_connected => "connected".to_owned(),
@@ -107,4 +111,41 @@ fn list_vhost(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
         table.row([device, place, hypervisor, queues.to_string()]);
     }
     Ok(table.print(3, out)?)
+}
+
+fn list_rings(sockets: &[VhostView], out: &mut impl Write) -> Result<(), Failure> {
+    let mut table = Table::new([
+        "DEVICE",
+        "RING",
+        "REQUESTS",
+        "ERRORS",
+        "READ",
+        "WRITTEN",
+        "KICKS",
+        "CALLS",
+        "SLEEPS",
+        "SPINS FOUND",
+        "SPINS EMPTY",
+        "SPUN",
+    ]);
+    for socket in sockets {
+        for it in &socket.rings {
+            let count = |count: u64| count.to_string();
+            table.row([
+                socket.device.clone(),
+                count(it.ring),
+                count(it.requests),
+                count(it.errors),
+                Bytes(it.read_bytes).to_string(),
+                Bytes(it.written_bytes).to_string(),
+                count(it.kicks),
+                count(it.calls),
+                count(it.sleeps),
+                count(it.spins_found),
+                count(it.spins_empty),
+                duration(it.spin_ns),
+            ]);
+        }
+    }
+    Ok(table.print(1, out)?)
 }

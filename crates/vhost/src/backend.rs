@@ -27,7 +27,7 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 
 use crate::backend_channel::BackendChannel;
 use crate::config_space::{self, feature};
-use crate::device::{DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX, QueueCounts};
+use crate::device::{DeviceCounts, DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX};
 use crate::inflight::InflightMap;
 use crate::memory::{GuestMap, MappedRegion, REGIONS_MAX, RegionPlace};
 use crate::queue::{QueueSetup, RunningQueue};
@@ -48,8 +48,6 @@ struct RingState {
     /// The ring is malformed, or its thread panicked: it is not served until the guest sets it up
     /// again.
     is_malformed: bool,
-    /// Of all threads that have served the ring.
-    counts: Arc<QueueCounts>,
     running: Option<RunningQueue>,
 }
 
@@ -73,12 +71,13 @@ pub(crate) struct Backend {
     /// Whether the connection has ended.
     is_closed: bool,
     rings: Vec<RingState>,
+    counts: DeviceCounts,
 }
 
 impl Backend {
     /// The state of a new connection. The threads of its rings may spin for `poll_percent` percent
     /// of the time, besides the spins that save time.
-    pub(crate) fn new(disk: Arc<dyn Disk>, poll_percent: u32) -> Backend {
+    pub(crate) fn new(disk: Arc<dyn Disk>, poll_percent: u32, counts: DeviceCounts) -> Backend {
         let shape = Arc::new(DeviceShape::of(disk.as_ref()));
         let rings = (0..QUEUES_MAX).map(|_| RingState::default()).collect();
         Backend {
@@ -94,6 +93,7 @@ impl Backend {
             owes_change: true,
             is_closed: false,
             rings,
+            counts,
         }
     }
 
@@ -160,11 +160,6 @@ impl Backend {
         self.rings.iter().filter(|ring| ring.running.is_some()).count()
     }
 
-    /// The sum of one of the counters of all rings.
-    pub(crate) fn count(&self, counter: impl Fn(&QueueCounts) -> u64) -> u64 {
-        self.rings.iter().map(|ring| counter(&ring.counts)).sum()
-    }
-
     /// The length of the guest's memory, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.mapped.iter().map(|region| region.place.len).sum()
@@ -219,7 +214,7 @@ impl Backend {
         if self.is_closed {
             return Ok(());
         }
-        let Backend { disk, shape, map, inflight, rings, features, poll_percent, .. } = self;
+        let Backend { disk, shape, map, inflight, rings, counts, features, .. } = self;
         let ring = &mut rings[index];
         let (Some(disk), Some(map), Some(kick)) = (disk, map, &ring.kick) else { return Ok(()) };
         // Without protocol features there is no message that enables a ring.
@@ -241,8 +236,8 @@ impl Backend {
             kick: copy(kick)?,
             call: ring.call.as_ref().map(copy).transpose()?,
             error: ring.error.as_ref().map(copy).transpose()?,
-            counts: Arc::clone(&ring.counts),
-            poll_percent: *poll_percent,
+            counts: counts.ring(index),
+            poll_percent: self.poll_percent,
         };
         match RunningQueue::start(setup) {
             Ok(running) => {
@@ -518,7 +513,7 @@ mod tests {
         let null = Null::open(NullConfig::default()).expect("the configuration is valid");
         let config = ChannelConfig { depth: 64 };
         let disk = Arc::new(Composed::new("d".to_owned(), "null", null, config));
-        let mut backend = Backend::new(disk, 0);
+        let mut backend = Backend::new(disk, 0, DeviceCounts::new());
         backend.rings[0].running = Some(RunningQueue::panicked());
         backend.stop_ring(0);
         assert!(backend.rings[0].is_malformed && backend.rings[0].running.is_none());

@@ -1,7 +1,10 @@
 //! What a virtual machine may know of a device: its size, its limits, its zones.
 
+use std::sync::Arc;
+
 use blockyard_core::{Disk, ZoneGeometry};
 use blockyard_sync::counter::Counter;
+use blockyard_sync::pad::Padded;
 
 use crate::request::ID_BYTES;
 
@@ -72,7 +75,8 @@ impl DeviceShape {
     }
 }
 
-/// The counts of a ring's requests. The thread of the ring writes them, any thread reads them.
+/// The counts of a ring, since the device is served. The thread of the ring, of which there is one
+/// at a time, writes them, any thread reads them.
 #[derive(Debug, Default)]
 pub(crate) struct QueueCounts {
     /// Requests that were answered.
@@ -83,4 +87,82 @@ pub(crate) struct QueueCounts {
     pub(crate) read_bytes: Counter,
     /// Bytes that were written.
     pub(crate) written_bytes: Counter,
+    /// Kicks that were taken: several that came before the thread read are one.
+    pub(crate) kicks: Counter,
+    /// Calls: interrupts that were sent to the guest.
+    pub(crate) calls: Counter,
+    /// Sleeps of the thread, each of which ended by a wake-up.
+    pub(crate) sleeps: Counter,
+    /// Spins that found work.
+    pub(crate) spins_found: Counter,
+    /// Spins that found none, after which the thread slept.
+    pub(crate) spins_empty: Counter,
+    /// The time of all spins, in nanoseconds.
+    pub(crate) spin_ns: Counter,
+}
+
+/// The counts of a ring since its device is served; they are not reset when a hypervisor leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RingCounts {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Requests that were answered with an error.
+    pub errors: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+    /// Kicks that were taken: several that came before the thread read are one.
+    pub kicks: u64,
+    /// Calls: interrupts that were sent to the guest.
+    pub calls: u64,
+    /// Sleeps of the thread, each of which ended by a wake-up.
+    pub sleeps: u64,
+    /// Spins that found work.
+    pub spins_found: u64,
+    /// Spins that found none, after which the thread slept.
+    pub spins_empty: u64,
+    /// The time of all spins, in nanoseconds.
+    pub spin_ns: u64,
+}
+
+/// The counts of all rings of a device, by their indexes.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceCounts(Arc<[Arc<Padded<QueueCounts>>]>);
+
+impl DeviceCounts {
+    /// Counts of zero.
+    pub(crate) fn new() -> DeviceCounts {
+        DeviceCounts((0..QUEUES_MAX).map(|_| Arc::default()).collect())
+    }
+
+    /// The counts of a ring, for its thread.
+    pub(crate) fn ring(&self, index: usize) -> Arc<Padded<QueueCounts>> {
+        Arc::clone(&self.0[index])
+    }
+
+    /// The indexes of the rings that were served, and their counts.
+    pub(crate) fn get(&self) -> Vec<(usize, RingCounts)> {
+        let all = self.0.iter().map(|ring| ring.get()).enumerate();
+        all.filter(|(_, counts)| *counts != RingCounts::default()).collect()
+    }
+}
+
+impl QueueCounts {
+    /// The counts now, or a moment ago.
+    pub(crate) fn get(&self) -> RingCounts {
+        RingCounts {
+            requests: self.requests.get(),
+            errors: self.errors.get(),
+            read_bytes: self.read_bytes.get(),
+            written_bytes: self.written_bytes.get(),
+            kicks: self.kicks.get(),
+            calls: self.calls.get(),
+            sleeps: self.sleeps.get(),
+            spins_found: self.spins_found.get(),
+            spins_empty: self.spins_empty.get(),
+            spin_ns: self.spin_ns.get(),
+        }
+    }
 }

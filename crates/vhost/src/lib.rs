@@ -29,6 +29,6 @@ mod server;
 mod spin;
 mod virtqueue;
 
-pub use device::{DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX};
+pub use device::{DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX, RingCounts};
 pub use server::{VhostInfo, VhostServer};
 pub use virtqueue::{ChainBuffers, walk_image};

@@ -32,6 +32,7 @@ use blockyard_core::{
 use blockyard_os::map_region;
 use blockyard_os::socket::{self, Interest, Ready, Wake};
 use blockyard_sync::atomics::{AtomicU32, Ordering, spin_hint};
+use blockyard_sync::pad::Padded;
 
 use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
 use crate::inflight::RingRecord;
@@ -84,7 +85,7 @@ pub(crate) struct QueueSetup {
     pub(crate) call: Option<File>,
     /// Told when the ring is malformed.
     pub(crate) error: Option<File>,
-    pub(crate) counts: Arc<QueueCounts>,
+    pub(crate) counts: Arc<Padded<QueueCounts>>,
     /// The percentage of the time in which the thread may spin, besides the spins that save time.
     pub(crate) poll_percent: u32,
 }
@@ -662,6 +663,7 @@ impl QueueThread {
 
     fn tell(&self) {
         if let Some(call) = &self.setup.call {
+            self.setup.counts.calls.add(1);
             notify(call);
         }
     }
@@ -679,6 +681,10 @@ impl QueueThread {
         if window > 0 {
             let (time, found) = self.spin(start, window);
             self.budget.spun(time, found);
+            let counts = &self.setup.counts;
+            counts.spin_ns.add(time);
+            counts.spins_found.add(u64::from(found.is_some()));
+            counts.spins_empty.add(u64::from(found.is_none()));
             if found.is_some() {
                 return;
             }
@@ -732,6 +738,7 @@ impl QueueThread {
             let start = Monotonic.now();
             self.wait(self.descriptor.filter(|_| is_busy), timeout.unwrap_or(IDLE_WAIT));
             self.budget.slept(Monotonic.now().since(start), is_busy);
+            self.setup.counts.sleeps.add(1);
         }
         self.ring.request_kicks(false);
     }
@@ -750,7 +757,8 @@ impl QueueThread {
             && (descriptor.is_none()
                 || is_ready(socket::wait(kick, Interest::Readable, None, Some(Duration::ZERO))))
         {
-            let _ = socket::read_slice(kick, &mut [0; 8]);
+            let read = socket::read_slice(kick, &mut [0; 8]);
+            setup.counts.kicks.add(u64::from(read.is_ok()));
         }
     }
 }

@@ -25,6 +25,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::backend::{Backend, END_POLL_INTERVAL};
 use crate::backend_channel::BackendChannel;
+use crate::device::{DeviceCounts, RingCounts};
 
 /// How long the server waits after it has refused a hypervisor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -44,14 +45,16 @@ pub struct VhostInfo {
     pub queues: usize,
     /// The memory of the guest, in bytes.
     pub memory_bytes: u64,
-    /// Requests that were answered.
+    /// The requests of this connection that were answered.
     pub requests: u64,
-    /// Requests that were answered with an error.
+    /// The requests of this connection that were answered with an error.
     pub errors: u64,
-    /// Bytes that were read.
+    /// Bytes that were read through this connection.
     pub read_bytes: u64,
-    /// Bytes that were written.
+    /// Bytes that were written through this connection.
     pub written_bytes: u64,
+    /// The rings that were served, also through earlier connections, by their indexes.
+    pub rings: Vec<(usize, RingCounts)>,
 }
 
 /// A running server. Dropping it stops it.
@@ -67,6 +70,7 @@ struct ServerShared {
     poll_percent: u32,
     is_stopping: AtomicBool,
     wake: Wake,
+    counts: DeviceCounts,
     state: Mutex<ServerState>,
 }
 
@@ -82,6 +86,8 @@ struct Connected {
     /// To end the connection.
     socket: UnixStream,
     backend: Arc<Mutex<Backend>>,
+    /// The counts of all rings when it connected.
+    before: Vec<(usize, RingCounts)>,
 }
 
 impl VhostServer {
@@ -103,6 +109,7 @@ impl VhostServer {
             poll_percent,
             is_stopping: AtomicBool::new(false),
             wake: Wake::new()?,
+            counts: DeviceCounts::new(),
             state: Mutex::new(ServerState { disk: Some(disk), connected: None }),
         });
         let accept = {
@@ -119,22 +126,29 @@ impl VhostServer {
     /// The state of the server.
     pub fn info(&self) -> VhostInfo {
         let state = self.shared.state();
-        let Some(Connected { pid, backend, .. }) = &state.connected else {
-            return VhostInfo::default();
+        let rings = self.shared.counts.get();
+        let Some(Connected { pid, backend, before, .. }) = &state.connected else {
+            return VhostInfo { rings, ..VhostInfo::default() };
         };
-        let Ok(backend) = backend.try_lock() else {
-            // A message is being handled, which may wait for the device.
-            return VhostInfo { is_connected: true, pid: *pid, ..VhostInfo::default() };
+        // While a message is handled, which may wait for the device, they are not known.
+        let known = backend.try_lock().map(|backend| (backend.running(), backend.memory_bytes()));
+        let (queues, memory_bytes) = known.unwrap_or_default();
+        let since = |counter: fn(&RingCounts) -> u64| {
+            let sum = |rings: &[(usize, RingCounts)]| -> u64 {
+                rings.iter().map(|(_, counts)| counter(counts)).sum()
+            };
+            sum(&rings) - sum(before)
         };
         VhostInfo {
             is_connected: true,
             pid: *pid,
-            queues: backend.running(),
-            memory_bytes: backend.memory_bytes(),
-            requests: backend.count(|counts| counts.requests.get()),
-            errors: backend.count(|counts| counts.errors.get()),
-            read_bytes: backend.count(|counts| counts.read_bytes.get()),
-            written_bytes: backend.count(|counts| counts.written_bytes.get()),
+            queues,
+            memory_bytes,
+            requests: since(|counts| counts.requests),
+            errors: since(|counts| counts.errors),
+            read_bytes: since(|counts| counts.read_bytes),
+            written_bytes: since(|counts| counts.written_bytes),
+            rings,
         }
     }
 
@@ -282,10 +296,13 @@ impl ServerShared {
             let Some(SharedDisk { disk, claim, .. }) = &state.disk else {
                 return Err(io::Error::other("the device is being replaced"));
             };
-            let backend = Backend::new(Arc::clone(disk), self.poll_percent);
+            let counts = self.counts.clone();
+            let before = counts.get();
+            let backend = Backend::new(Arc::clone(disk), self.poll_percent, counts);
             let backend = Arc::new(Mutex::new(backend));
             let claim = Arc::clone(claim);
-            state.connected = Some(Connected { pid, socket, backend: Arc::clone(&backend) });
+            let connected = Connected { pid, socket, backend: Arc::clone(&backend), before };
+            state.connected = Some(connected);
             (backend, claim)
         };
         // After it counts as a client: a claim that comes later finds it.

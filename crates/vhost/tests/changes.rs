@@ -57,6 +57,53 @@ fn a_ring_that_stops_completes_what_it_took_and_goes_on_after_it() {
 }
 
 #[test]
+fn the_counts_of_rings_go_on_when_another_hypervisor_connects() {
+    let served = serve(disk("d", plain()));
+    assert_eq!(served.server.info().rings, []);
+    let mut requests = [0, 0];
+    for connection in 1..=3 {
+        let mut guest = Guest::connect(&served, 2, 0);
+        for (ring, answered) in requests.iter_mut().enumerate() {
+            for _ in 0..=ring {
+                guest.put(DATA, &print_header(kind::OUT, 0));
+                guest.offer(ring, &[out(DATA, 16), out(DATA + 4096, 512), into(DATA + 16, 1)]);
+                guest.kick(ring);
+                guest.answer(ring);
+                *answered += 1;
+            }
+        }
+        // A read after the end of the disk.
+        assert_eq!(guest.request(kind::IN, 1 << 40, &[], 512).0, 1);
+        requests[0] += 1;
+        let info = served.server.info();
+        assert_eq!((info.requests, info.errors, info.written_bytes), (4, 1, 3 * 512));
+        // A kick is counted when the thread has read it, which may be after the answer.
+        while served.server.info().rings.iter().any(|(_, ring)| ring.kicks == 0) {
+            std::thread::yield_now();
+        }
+        let rings = served.server.info().rings;
+        assert_eq!(rings.len(), 2);
+        for (index, ring) in rings {
+            assert_eq!(ring.requests, requests[index], "{index}");
+            assert_eq!(ring.errors, if index == 0 { connection } else { 0 });
+            assert_eq!(ring.written_bytes, 512 * (requests[index] - ring.errors));
+            assert_eq!(ring.read_bytes, 0);
+            // The first call tells of what was answered before.
+            assert!((1..=requests[index] + connection).contains(&ring.calls), "{ring:?}");
+            assert!(ring.kicks <= requests[index] + connection, "{ring:?}");
+            assert!(ring.sleeps >= ring.kicks, "{ring:?}");
+            assert_eq!(ring.spin_ns > 0, ring.spins_found + ring.spins_empty > 0, "{ring:?}");
+        }
+        drop(guest);
+        while served.server.info().is_connected {
+            std::thread::yield_now();
+        }
+        let info = served.server.info();
+        assert_eq!((info.requests, info.rings.len()), (0, 2), "the hypervisor has left");
+    }
+}
+
+#[test]
 fn memory_is_replaced_while_requests_are_in_flight() {
     let served = serve(disk("d", slow(2_000_000)));
     let mut guest = Guest::connect(&served, 1, 0);

@@ -12,6 +12,7 @@ use blockyard_core::{Op, SECTOR_BYTES};
 use blockyard_nbd::MemoryUse;
 use blockyard_nvme::SubsystemInfo;
 use blockyard_sync::counter::bucket_floor;
+use blockyard_vhost::{RingCounts, VhostInfo};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -49,6 +50,12 @@ pub fn encode(devices: &Devices, connections: u64, memory: MemoryUse) -> String 
         memory,
         pools,
         subsystems: devices.subsystems().map(|table| table.list()).unwrap_or_default(),
+        hypervisors: devices
+            .vhost()
+            .list()
+            .into_iter()
+            .map(|(it, info)| (it.device, info))
+            .collect(),
         devices: samples,
         zones: zones.collect(),
         process: ProcessView::new(),
@@ -67,6 +74,8 @@ struct MetricsSample {
     memory: MemoryUse,
     pools: Vec<PoolView>,
     subsystems: Vec<SubsystemInfo>,
+    /// The vhost-user servers, by the names of their devices.
+    hypervisors: Vec<(String, VhostInfo)>,
     devices: Vec<DeviceSample>,
     /// The zones of each zoned device by condition.
     zones: Vec<(String, Vec<(ZoneCond, u64)>)>,
@@ -132,6 +141,38 @@ const PER_OP: [(&str, &str, CountOf); 4] = [
 
 /// A value of the NVMe hosts of a device.
 type HostsOf = fn(&SubsystemInfo) -> u64;
+
+/// A count of a ring of a hypervisor.
+type RingOf = fn(&RingCounts) -> u64;
+
+/// Counters per device and ring of hypervisors.
+const PER_RING: [(&str, &str, RingOf); 5] = [
+    ("vhost_requests", "Requests of hypervisors that were answered", |ring| ring.requests),
+    ("vhost_errors", "Requests of hypervisors that were answered with an error", |ring| {
+        ring.errors
+    }),
+    ("vhost_kicks", "Kicks of guests that woke the thread of a ring", |ring| ring.kicks),
+    ("vhost_calls", "Calls: interrupts that were sent to guests", |ring| ring.calls),
+    ("vhost_sleeps", "Sleeps of the thread of a ring", |ring| ring.sleeps),
+];
+
+/// Counters per device and ring of hypervisors with one more label: its name, and its values.
+type RingsBy = (&'static str, &'static str, &'static str, [(&'static str, RingOf); 2]);
+
+const PER_RING_AND: [RingsBy; 2] = [
+    (
+        "vhost_bytes",
+        "Data of requests of hypervisors that succeeded",
+        "op",
+        [("read", |ring| ring.read_bytes), ("write", |ring| ring.written_bytes)],
+    ),
+    (
+        "vhost_spins",
+        "Spins of the thread of a ring, by whether they found work",
+        "found",
+        [("yes", |ring| ring.spins_found), ("no", |ring| ring.spins_empty)],
+    ),
+];
 
 type Gauge = fn(&DeviceSample) -> u64;
 
@@ -226,6 +267,7 @@ impl Collector for MetricsSample {
             .encode_gauge(&self.connections)?;
         self.encode_memory(&mut encoder)?;
         self.encode_nvme(&mut encoder)?;
+        self.encode_vhost(&mut encoder)?;
         self.encode_process(&mut encoder)
     }
 }
@@ -280,6 +322,52 @@ impl MetricsSample {
                     .encode_family(&[("device", &*row.name), ("op", op)])?
                     .encode_counter::<NoLabelSet, _, f64>(&bytes, None)?;
             }
+        }
+        Ok(())
+    }
+
+    fn encode_vhost(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        type ServerOf = fn(&VhostInfo) -> u64;
+        let gauges: [(&str, &str, ServerOf); 2] = [
+            ("vhost_connected", "1 if a hypervisor is connected", |it| it.is_connected.into()),
+            ("vhost_queues", "Rings of hypervisors that are served now", |it| it.queues as u64),
+        ];
+        for (name, help, value) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (device, info) in &self.hypervisors {
+                family.encode_family(&[("device", device.as_str())])?.encode_gauge(&value(info))?;
+            }
+        }
+        let rings = || {
+            self.hypervisors.iter().flat_map(|(device, info)| {
+                info.rings.iter().map(move |(ring, counts)| (device.as_str(), *ring, counts))
+            })
+        };
+        for (name, help, value) in PER_RING {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (device, ring, counts) in rings() {
+                family
+                    .encode_family(&[("device", device), ("ring", &ring.to_string())])?
+                    .encode_counter::<NoLabelSet, _, f64>(&value(counts), None)?;
+            }
+        }
+        for (name, help, label, values) in PER_RING_AND {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (device, ring, counts) in rings() {
+                for (which, value) in values {
+                    let ring = ring.to_string();
+                    family
+                        .encode_family(&[("device", device), ("ring", &ring), (label, which)])?
+                        .encode_counter::<NoLabelSet, _, f64>(&value(counts), None)?;
+                }
+            }
+        }
+        let (name, help) = ("vhost_spin_seconds", "Time that the thread of a ring spun");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (device, ring, counts) in rings() {
+            family
+                .encode_family(&[("device", device), ("ring", &ring.to_string())])?
+                .encode_counter::<NoLabelSet, _, f64>(&(counts.spin_ns as f64 / 1e9), None)?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use blockyard_core::{Op, Sector};
 use blockyard_nbd::MemoryUse;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
 use blockyard_ublk::{UblkInfo, block_path};
-use blockyard_vhost::VhostInfo;
+use blockyard_vhost::{RingCounts, VhostInfo};
 use serde::{Deserialize, Serialize};
 
 use crate::devices::Devices;
@@ -461,6 +461,55 @@ pub struct VhostView {
     pub pid: Option<i32>,
     /// The rings that are served.
     pub queues: u64,
+    /// The rings that were served since the device has the socket.
+    #[serde(default)]
+    pub rings: Vec<RingView>,
+}
+
+/// The counts of a ring since its device has its socket; a hypervisor that leaves does not reset
+/// them.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct RingView {
+    /// The index of the ring.
+    pub ring: u64,
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Requests that were answered with an error.
+    pub errors: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+    /// Kicks of the guest that woke the thread.
+    pub kicks: u64,
+    /// Calls: interrupts that were sent to the guest.
+    pub calls: u64,
+    /// Sleeps of the thread.
+    pub sleeps: u64,
+    /// Spins of the thread that found work.
+    pub spins_found: u64,
+    /// Spins of the thread that found none.
+    pub spins_empty: u64,
+    /// The time of all spins, in nanoseconds.
+    pub spin_ns: u64,
+}
+
+impl From<(usize, RingCounts)> for RingView {
+    fn from((index, counts): (usize, RingCounts)) -> RingView {
+        RingView {
+            ring: index as u64,
+            requests: counts.requests,
+            errors: counts.errors,
+            read_bytes: counts.read_bytes,
+            written_bytes: counts.written_bytes,
+            kicks: counts.kicks,
+            calls: counts.calls,
+            sleeps: counts.sleeps,
+            spins_found: counts.spins_found,
+            spins_empty: counts.spins_empty,
+            spin_ns: counts.spin_ns,
+        }
+    }
 }
 
 impl From<(VhostPlace, VhostInfo)> for VhostView {
@@ -471,6 +520,7 @@ impl From<(VhostPlace, VhostInfo)> for VhostView {
             is_connected: info.is_connected,
             pid: info.pid,
             queues: info.queues as u64,
+            rings: info.rings.into_iter().map(RingView::from).collect(),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use blockyard_yard::api::PATHS;
 use blockyard_yard::client::{Client, ClientError};
@@ -11,9 +12,11 @@ use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::entry::WORK_MAX;
 use blockyard_yard::paths::TempDir;
+use blockyard_yard::vhost::VhostPlace;
 use blockyard_yard::view::{ErrorBody, ListenRequest, ListenerView, RootView, ZoneRequest};
 use blockyard_yard::volumes::VolumeRequest;
 use blockyard_yard::{uri, zones};
+use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
 
 /// A daemon for one test, and a client of it.
 struct Served {
@@ -496,6 +499,81 @@ fn hosts_of_all_devices_are_in_devices_connections_and_metrics() {
     ] {
         assert!(text.contains(&format!("\nblockyard_{name} {value}\n")), "{name}: {text}");
     }
+}
+
+/// Executes a flush on each ring of a new hypervisor.
+fn flush_by_vhost(socket: &Path, rings: usize) {
+    let features = VirtioFeatureFlags::VERSION_1.bits() | 1 << 9 | 1 << 12;
+    let transport = VhostUser::new(socket.to_str().unwrap(), features).unwrap();
+    let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
+    let queues = VirtioBlkQueue::setup_queues(transport.as_mut(), rings, 16).unwrap();
+    for (index, mut queue) in queues.into_iter().enumerate() {
+        queue.flush(()).unwrap();
+        transport.get_submission_notifier(index).notify().unwrap();
+        let done = loop {
+            if let Some(done) = queue.completions().next() {
+                break done;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(done.ret, 0);
+    }
+}
+
+#[test]
+fn hypervisors_are_in_the_metrics_by_device_and_ring() {
+    let temp = TempDir::new().unwrap();
+    let (control, path) = (temp.path().join("control.sock"), temp.path().join("a.sock"));
+    let uris = ["null:///a?size=1G", "null:///b?size=1G"];
+    let options = DaemonOptions {
+        devices: uris.iter().map(|text| uri::parse(text).unwrap()).collect(),
+        vhost: vec![VhostPlace::of("a", &format!("unix:{}", path.display())).unwrap()],
+        control: Some(control.clone().into()),
+        ..DaemonOptions::default()
+    };
+    let _daemon = Daemon::start(&options).unwrap();
+    let client = Client::new(control);
+    for requests in 1..=2 {
+        flush_by_vhost(&path, 2);
+        let listed = client.vhost().unwrap();
+        let rings = &listed[0].rings;
+        assert_eq!((listed.len(), rings.len()), (1, 2), "{listed:?}");
+        for (index, ring) in rings.iter().enumerate() {
+            assert_eq!((ring.ring, ring.requests, ring.errors), (index as u64, requests, 0));
+        }
+        while client.vhost().unwrap()[0].is_connected {
+            std::thread::yield_now();
+        }
+        let text = client.metrics().unwrap();
+        for (name, value) in [
+            (r#"vhost_connected{device="a"}"#, 0),
+            (r#"vhost_queues{device="a"}"#, 0),
+            (r#"vhost_requests_total{device="a",ring="0"}"#, requests),
+            (r#"vhost_requests_total{device="a",ring="1"}"#, requests),
+            (r#"vhost_errors_total{device="a",ring="1"}"#, 0),
+            (r#"vhost_bytes_total{device="a",ring="1",op="read"}"#, 0),
+            (r#"vhost_bytes_total{device="a",ring="1",op="write"}"#, 0),
+        ] {
+            assert!(text.contains(&format!("\nblockyard_{name} {value}\n")), "{name}: {text}");
+        }
+        for name in [
+            r#"vhost_kicks_total{device="a",ring="0"}"#,
+            r#"vhost_calls_total{device="a",ring="0"}"#,
+            r#"vhost_sleeps_total{device="a",ring="0"}"#,
+            r#"vhost_spins_total{device="a",ring="0",found="yes"}"#,
+            r#"vhost_spins_total{device="a",ring="0",found="no"}"#,
+            r#"vhost_spin_seconds_total{device="a",ring="0"}"#,
+        ] {
+            assert!(text.contains(&format!("\nblockyard_{name} ")), "{name}: {text}");
+        }
+        assert!(!text.contains(r#"vhost_requests_total{device="b""#), "{text}");
+    }
+    let _stream = UnixStream::connect(&path).unwrap();
+    while !client.vhost().unwrap()[0].is_connected {
+        std::thread::yield_now();
+    }
+    let text = client.metrics().unwrap();
+    assert!(text.contains("\nblockyard_vhost_connected{device=\"a\"} 1\n"), "{text}");
 }
 
 const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";

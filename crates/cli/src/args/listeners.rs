@@ -134,7 +134,17 @@ pub(crate) enum VhostCommand {
     /// Stop serving a device to virtual machines, and remove its socket
     Unlisten(VhostUnlistenArgs),
     /// List the sockets at which virtual machines find devices
-    List(TalkArgs),
+    List(VhostListArgs),
+}
+
+/// `vhost list`.
+#[derive(Args, Debug)]
+pub(crate) struct VhostListArgs {
+    /// List the rings, with the counts of each since the device has its socket
+    #[arg(long)]
+    pub(crate) rings: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
 }
 
 const VHOST_LISTEN_HELP: &str = "\
