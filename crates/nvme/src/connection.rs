@@ -12,16 +12,31 @@
 //! The phases, and the functions that move between them:
 //!
 //! ```text
-//!         drain: end of the stream, TermReq, violation, failed authentication
+//!         drain: end of the stream, TermReq, violation, failed authentication, device gone
 //! SERVES ───────────────────────────────────────────────────────────────────▸ DRAINS
 //!   │                                                                          │  │
-//!   │ abandon: cut, time-out, error                     abandon: cut, error,   │  │ finish:
-//!   │ of the socket                                     10 s after the drain   │  │ all answers
-//!   ▾                                                                          │  │ are sent
+//!   │ abandon: cut, time-out, error                     abandon: cut, error,   │  │ finish: all
+//!   │ of the socket                                     10 s after the drain   │  │ answers are
+//!   ▾                                                                          │  │ sent
 //! ABANDONS ◂───────────────────────────────────────────────────────────────────┘  │
 //!   │ no command in flight, or 10 s                                               ▾
-//!   ▾                             closed by the host, 1 s    after a TermReq or a failed
-//! ENDED ◂─────────────────────────────────────────────────── authentication: LINGERS, else ENDED
+//!   ▾                             closed by the host, 1 s     LINGERS, if the end was not the
+//! ENDED ◂─────────────────────────────────────────────────── host's own wish; else ENDED
+//! ```
+//!
+//! When the target ends a connection, because a server stops or a device is removed, all queues of
+//! the controller drain, and none ends while another one owes answers: a host takes the end of one
+//! queue for the end of all, and the end of the admin queue cuts the I/O queues.
+//!
+//! ```text
+//!                      no command in flight,     every I/O queue that
+//!                      all answers are sent      drains has answered
+//! I/O queue:   DRAINS ─────────────────────▸ ... ────────────────────▸ finish
+//!
+//! admin queue: DRAINS ───────────────────────────────────────────────▸ finish
+//!                      every I/O queue that drains has left its controller
+//!
+//! after 10 s a queue no longer waits for others
 //! ```
 //!
 //! In SERVES, parsing stops while something is missing (`ParseStop`): bytes, a device that is being
@@ -59,6 +74,7 @@ use blockyard_os::socket;
 use crate::admin::AdminQueue;
 use crate::authentication::QueueAuth;
 use crate::command::{FABRICS_OPCODE, Sqe, StatusCode};
+use crate::controller::Controller;
 use crate::data_pool::{DataPool, PageSpan};
 use crate::dh_worker::DhReply;
 use crate::fabrics::ConnectRequest;
@@ -86,7 +102,8 @@ pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time after which a host that accepts no byte is disconnected.
 pub(crate) const STALL_MAX: Duration = Duration::from_secs(30);
 /// How long a connection waits for the host to close it after a TermReq or a failed authentication.
-/// Closing the socket at once would reset the connection if the host has sent more.
+/// Closing the socket at once would reset the connection if the host has sent more, and the host
+/// might not get the last answers. The same holds after a drain for which the target asked.
 pub(crate) const LINGER: Duration = Duration::from_secs(1);
 /// How often a connection looks for the device of a command that waits for memory.
 const DEVICE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -108,6 +125,14 @@ enum QueueRole {
 }
 
 impl QueueRole {
+    fn controller(&self) -> Option<&Arc<Controller>> {
+        match self {
+            QueueRole::New | QueueRole::Idle => None,
+            QueueRole::Admin(admin) => Some(&admin.controller),
+            QueueRole::Io(queue) => Some(&queue.controller),
+        }
+    }
+
     /// An open namespace of an I/O queue; `None` after the last one.
     fn namespace(&mut self, at: usize) -> Option<&mut NamespaceQueue> {
         match self {
@@ -230,7 +255,7 @@ pub(crate) struct HostConnection<S> {
     entries: u16,
     sq_head: u16,
     flow_control: bool,
-    /// Whether the end of the host's stream was asked for.
+    /// Whether the target ends the connection.
     is_draining: bool,
     /// The beginning of the present rest.
     idle_since: Option<Instant>,
@@ -361,17 +386,15 @@ impl<S: HostStream> HostConnection<S> {
     /// A round of a connection that receives and executes commands.
     fn serve(&mut self) -> io::Result<AfterRound> {
         self.check_cut()?;
-        if self.link.is_draining() && !self.is_draining {
-            // What the host has sent is executed; then the stream is at its end.
-            self.is_draining = true;
-            self.transport.shutdown(Shutdown::Read);
+        if self.link.is_draining() {
+            self.begin_end();
         }
         if self.stalled_until.is_some() {
             self.send()?;
         }
         let stop = match self.stalled_until {
             Some(_) => ParseStop::Batch,
-            None => self.parse()?,
+            None => self.parse(),
         };
         if self.phase != Phase::Serves {
             return Ok(AfterRound::Again);
@@ -397,6 +420,17 @@ impl<S: HostStream> HostConnection<S> {
         }
     }
 
+    /// Begins the end of the connection, for which the target asks: what the host has sent by now
+    /// is executed, and no more. The other queues of the controller follow.
+    fn begin_end(&mut self) {
+        if std::mem::replace(&mut self.is_draining, true) {
+            return;
+        }
+        if let Some(controller) = self.role.controller() {
+            controller.drain();
+        }
+    }
+
     /// Stops parsing: from now on, only commands in flight complete.
     fn drain(&mut self) {
         if self.phase == Phase::Serves {
@@ -410,18 +444,37 @@ impl<S: HostStream> HostConnection<S> {
         if self.stalled_until.is_some() {
             self.send()?;
         }
-        self.end_namespaces();
+        let has_idle = self.end_namespaces();
         let (reaped, _) = self.execute_and_send()?;
-        if self.slots.executing() == 0 && self.stalled_until.is_none() {
-            return self.finish();
+        if self.slots.executing() == 0 && self.stalled_until.is_none() && !has_idle {
+            return match self.now < until && self.waits_for_queues() {
+                true => Ok(AfterRound::Waits(None)),
+                false => self.finish(),
+            };
         }
         if self.now >= until {
             return Err(socket::timed_out("its last commands took too long"));
         }
-        if self.has_more(reaped) {
+        if has_idle || self.has_more(reaped) {
             return Ok(AfterRound::Again);
         }
         Ok(AfterRound::Waits(self.stalled_until.map(|_| Watch::Writable)))
+    }
+
+    /// Whether another queue of the controller has to answer commands before this one ends, which
+    /// has answered its own.
+    fn waits_for_queues(&self) -> bool {
+        match &self.role {
+            _ if !self.is_draining || self.has_failed() => false,
+            QueueRole::New | QueueRole::Idle => false,
+            QueueRole::Admin(admin) => admin.controller.has_draining_queues(),
+            QueueRole::Io(queue) => !queue.controller.note_answered(&self.link),
+        }
+    }
+
+    /// Whether the connection ends by a fault of its host.
+    fn has_failed(&self) -> bool {
+        self.fault.is_some() || self.auth.as_ref().is_some_and(QueueAuth::has_ended)
     }
 
     /// Ends a connection that has answered all commands.
@@ -434,10 +487,9 @@ impl<S: HostStream> HostConnection<S> {
             self.outbox.push(|out| wire::print_term(out, fault, rejected));
             return Ok(AfterRound::Again);
         }
-        let lingers = self.fault.is_some() || self.auth.as_ref().is_some_and(QueueAuth::has_ended);
         self.leave();
         self.phase = Phase::Ended;
-        if lingers {
+        if self.has_failed() || self.is_draining {
             self.transport.shutdown(Shutdown::Write);
             self.phase = Phase::Lingers { until: self.now + LINGER };
         }
@@ -462,10 +514,13 @@ impl<S: HostStream> HostConnection<S> {
 
     /// A round of a connection whose host can no longer be answered.
     fn go_on_abandoning(&mut self, until: Instant) -> io::Result<AfterRound> {
-        self.end_namespaces();
+        let has_idle = self.end_namespaces();
         let reaped = self.execute();
         self.outbox.clear();
         self.give_sent_pages();
+        if has_idle && self.now < until {
+            return Ok(AfterRound::Again);
+        }
         if self.slots.executing() == 0 {
             self.leave();
             self.phase = Phase::Ended;
@@ -508,11 +563,12 @@ impl<S: HostStream> HostConnection<S> {
         matches!(&self.role, QueueRole::Io(queue) if queue.has_more(reaped))
     }
 
-    /// On an ending connection, begins no more operations of commands, and returns the disks that
-    /// have no command.
-    fn end_namespaces(&mut self) {
-        if let QueueRole::Io(queue) = &mut self.role {
-            queue.end();
+    /// On an ending connection, begins no more operations of commands, and returns a disk that has
+    /// no command; `true` if there is another such disk.
+    fn end_namespaces(&mut self) -> bool {
+        match &mut self.role {
+            QueueRole::Io(queue) => queue.end(),
+            QueueRole::New | QueueRole::Idle | QueueRole::Admin(_) => false,
         }
     }
 
@@ -538,52 +594,52 @@ impl<S: HostStream> HostConnection<S> {
 
     /// Parses the received PDUs. One for a device that is being replaced waits, and so do those
     /// after it: meanwhile the queue answers the commands that it has begun.
-    fn parse(&mut self) -> io::Result<ParseStop> {
-        if let Some(stop) = self.renew_namespaces()? {
-            return Ok(stop);
+    fn parse(&mut self) -> ParseStop {
+        if let Some(stop) = self.renew_namespaces() {
+            return stop;
         }
         if !self.take_computed() {
-            return Ok(ParseStop::Computes);
+            return ParseStop::Computes;
         }
         self.has_scanned = false;
         while self.phase == Phase::Serves && !self.outbox.is_full() {
             if let Some(device) = self.absent_device() {
-                return Ok(ParseStop::Absent(device));
+                return ParseStop::Absent(device);
             }
             match self.parse_one() {
-                Ok(true) if self.computing.is_some() => return Ok(ParseStop::Computes),
-                Ok(true) if self.connecting.is_some() => return Ok(ParseStop::Renews),
-                Ok(true) if self.has_scanned => return Ok(ParseStop::Batch),
+                Ok(true) if self.computing.is_some() => return ParseStop::Computes,
+                Ok(true) if self.connecting.is_some() => return ParseStop::Renews,
+                Ok(true) if self.has_scanned => return ParseStop::Batch,
                 Ok(true) => {}
-                Ok(false) => return Ok(ParseStop::NeedsBytes),
+                Ok(false) => return ParseStop::NeedsBytes,
                 Err(fault) => {
                     self.fault = Some(fault);
                     self.drain();
                 }
             }
         }
-        Ok(ParseStop::Batch)
+        ParseStop::Batch
     }
 
     /// Returns the disks of an I/O queue that are being replaced or removed, when their commands
-    /// are completed, and continues with the new ones. Meanwhile commands wait in the socket.
-    ///
-    /// # Errors
-    /// If the device is gone.
-    fn renew_namespaces(&mut self) -> io::Result<Option<ParseStop>> {
-        let QueueRole::Io(queue) = &mut self.role else { return Ok(None) };
+    /// are completed, and continues with the new ones. Meanwhile commands wait in the socket. If
+    /// the device is gone, the connection ends.
+    fn renew_namespaces(&mut self) -> Option<ParseStop> {
+        let QueueRole::Io(queue) = &mut self.role else { return None };
         let refusal = match queue.renew() {
-            Renewal::Ready if self.connecting.is_none() => return Ok(None),
+            Renewal::Ready if self.connecting.is_none() => return None,
             Renewal::Ready => None,
-            Renewal::InUse | Renewal::Absent => return Ok(Some(ParseStop::Renews)),
+            Renewal::InUse | Renewal::Absent => return Some(ParseStop::Renews),
             Renewal::Gone(_) if self.connecting.is_none() => {
-                let text = "its device is gone";
-                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
+                self.link.drain();
+                self.begin_end();
+                self.drain();
+                return Some(ParseStop::Batch);
             }
             Renewal::Gone(refusal) => Some(refusal),
         };
         self.finish_connect(refusal);
-        Ok(None)
+        None
     }
 
     /// The device for whose command the next PDU is, if it is being replaced.
@@ -765,7 +821,10 @@ impl<S: HostStream> HostConnection<S> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.link.note_looked(serial);
-                return Ok(AfterRound::Waits(Some(Watch::Readable)));
+                if !self.is_draining {
+                    return Ok(AfterRound::Waits(Some(Watch::Readable)));
+                }
+                self.drain();
             }
             Err(error) => return Err(error),
         }
@@ -775,10 +834,10 @@ impl<S: HostStream> HostConnection<S> {
     /// Notes that the host is alive, if it has proved that it is the controller's.
     fn note_heard(&mut self) {
         self.idle_since = None;
-        match &self.role {
-            QueueRole::Admin(admin) if self.is_proved() => admin.controller.note_heard(self.now),
-            QueueRole::Io(queue) if self.is_proved() => queue.controller.note_heard(self.now),
-            _ => {}
+        if let Some(controller) = self.role.controller()
+            && self.is_proved()
+        {
+            controller.note_heard(self.now);
         }
     }
 

@@ -19,7 +19,9 @@
 //! 3. A host's next controller is not ready, and admits no I/O queue, while I/O queues of a closed
 //!    one have not ended, nor while connections of an earlier one have not received what the host
 //!    had sent when it connected again, which may be commands and the end of the connection.
-//! 4. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
+//! 4. When the target ends the connection of a queue, all queues of the controller drain. No I/O
+//!    queue ends before all of them have answered, and the admin queue ends last.
+//! 5. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
 //!    queue has ended and so has the last command of the host.
 #![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
 
@@ -109,6 +111,15 @@ struct QueueLink {
     link: Arc<HostLink>,
     /// Whether its host has authenticated, or does not have to.
     is_proved: bool,
+    /// Whether it drains, and has answered all its commands.
+    has_answered: bool,
+}
+
+impl QueueLink {
+    /// Whether it drains, and its host may get answers.
+    fn is_draining(&self) -> bool {
+        self.is_proved && self.link.is_draining()
+    }
 }
 
 #[derive(Debug)]
@@ -336,7 +347,8 @@ impl Controller {
         if state.queues.iter().any(|queue| queue.is_proved && queue.number == number) {
             return Err(ConnectRefusal::new(StatusCode::SEQUENCE));
         }
-        state.queues.push(QueueLink { number, link: Arc::clone(link), is_proved });
+        let (link, has_answered) = (Arc::clone(link), false);
+        state.queues.push(QueueLink { number, link, is_proved, has_answered });
         Ok(())
     }
 
@@ -366,24 +378,52 @@ impl Controller {
         self.host == other.host && nqn(self) == nqn(other)
     }
 
-    /// Notes that the connection of an I/O queue has ended.
+    /// Notes that the connection of an I/O queue has ended, and wakes those that wait for that.
     pub(crate) fn close_queue(&self, link: &Arc<HostLink>) {
-        self.state().queues.retain(|queue| !Arc::ptr_eq(&queue.link, link));
+        let mut state = self.state();
+        state.queues.retain(|queue| !Arc::ptr_eq(&queue.link, link));
+        state.links(&self.link).filter(|it| it.is_draining()).for_each(|it| it.wake.raise());
+    }
+
+    /// Asks the connections of all queues to drain. One that drains without the others would end
+    /// the association for the host.
+    pub(crate) fn drain(&self) {
+        let state = self.state();
+        state.links(&self.link).filter(|it| !it.is_draining()).for_each(|it| it.drain());
+    }
+
+    /// Whether an I/O queue drains that has not ended.
+    pub(crate) fn has_draining_queues(&self) -> bool {
+        self.state().queues.iter().any(QueueLink::is_draining)
+    }
+
+    /// Notes that an I/O queue that drains has answered all its commands. `true` if all that drain
+    /// have; then those that wait for this one are woken.
+    pub(crate) fn note_answered(&self, link: &Arc<HostLink>) -> bool {
+        let mut state = self.state();
+        let own = state.queues.iter_mut().find(|queue| Arc::ptr_eq(&queue.link, link));
+        let is_new = own.is_some_and(|own| !std::mem::replace(&mut own.has_answered, true));
+        if state.queues.iter().any(|queue| queue.is_draining() && !queue.has_answered) {
+            return false;
+        }
+        if is_new {
+            let answered = state.queues.iter().filter(|queue| queue.has_answered);
+            answered.for_each(|queue| queue.link.wake.raise());
+        }
+        true
     }
 
     /// Asks the connections that have the host's trust to look before the association of a serial
     /// number begins. One that has not proved its host can execute nothing, and must not delay it.
     fn ask_to_look(&self, serial: u64) {
         let state = self.state();
-        let links = state.queues.iter().map(|queue| &queue.link).chain([&self.link]);
-        links.filter(|link| link.role.get().is_some()).for_each(|link| link.ask_to_look(serial));
+        let links = state.links(&self.link).filter(|link| link.role.get().is_some());
+        links.for_each(|link| link.ask_to_look(serial));
     }
 
     /// Whether a connection owes a look before the association of a serial number.
     fn owes_look(&self, serial: u64) -> bool {
-        let state = self.state();
-        let mut links = state.queues.iter().map(|queue| &queue.link).chain([&self.link]);
-        links.any(|link| link.owes_look(serial))
+        self.state().links(&self.link).any(|link| link.owes_look(serial))
     }
 
     /// Ends the controller and cuts the connections of its I/O queues.
@@ -393,6 +433,11 @@ impl Controller {
 }
 
 impl ControllerState {
+    /// The connections of all queues; `admin` is that of the admin queue.
+    fn links<'a>(&'a self, admin: &'a Arc<HostLink>) -> impl Iterator<Item = &'a Arc<HostLink>> {
+        self.queues.iter().map(|queue| &queue.link).chain([admin])
+    }
+
     fn enter(&mut self, phase: ControllerPhase) {
         self.phase = phase;
         if phase != ControllerPhase::Enabled {

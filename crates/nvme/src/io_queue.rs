@@ -104,16 +104,14 @@ impl IoQueue {
         self.controller
     }
 
-    /// From now on a command of several operations begins no more of them. In the subsystem of all
-    /// devices, disks without a command are returned.
-    pub(crate) fn end(&mut self) {
+    /// From now on a command of several operations begins no more of them. Returns one disk without
+    /// a command, because closing a channel may take long; `true` if there is another one.
+    pub(crate) fn end(&mut self) -> bool {
         self.namespaces.iter_mut().for_each(|it| it.is_ending = true);
-        if !self.has_all_devices() {
-            return;
-        }
-        while let Some(at) = self.namespaces.iter().position(NamespaceQueue::is_idle) {
+        if let Some(at) = self.namespaces.iter().position(NamespaceQueue::is_idle) {
             self.namespaces.swap_remove(at).close();
         }
+        self.namespaces.iter().any(NamespaceQueue::is_idle)
     }
 
     /// What a command asks for; also notes its device.

@@ -194,10 +194,9 @@ impl TargetServer {
         shared.links().here.values().for_each(|link| link.drain());
     }
 
-    /// Stops accepting, lets the device complete every host's commands, and disconnects all hosts.
-    /// The end of a host's admin queue cuts its I/O queues, so that answers to their commands may
-    /// not be sent. Connections that take too long are cut off. Does nothing if the server is
-    /// already stopped.
+    /// Stops accepting, lets the device complete every host's commands, and disconnects all hosts
+    /// when they have their answers. Connections that take too long are cut off. Does nothing if
+    /// the server is already stopped.
     pub fn stop(&self) {
         self.begin_shutdown();
         let shared = &self.shared;

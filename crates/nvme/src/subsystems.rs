@@ -361,20 +361,22 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Admits no new connection, and tells the queues that the disk is gone. The caller holds the
-    /// lock of the table, and takes the subsystem out of it afterwards: a queue that uses the disk
-    /// must not send it commands for the next device with the number.
+    /// Admits no new connection, tells the queues that the disk is gone, and asks the connections
+    /// to the subsystem to drain. The caller holds the lock of the table, and takes the subsystem
+    /// out of it afterwards: a queue that uses the disk must not send it commands for the next
+    /// device with the number.
     pub(crate) fn close(&self) {
-        self.enter(&mut self.state(), DiskPhase::Closed);
+        let mut state = self.state();
+        state.links.iter().for_each(|(_, link)| link.drain());
+        self.enter(&mut state, DiskPhase::Closed);
     }
 
-    /// Asks the connections of a closed subsystem to drain, and at `drain` cuts off those that have
-    /// not ended. The queues of the subsystem of all devices have [`CUT_GRACE`] more to return the
+    /// Waits for the connections of a closed subsystem, and at `drain` cuts off those that have not
+    /// ended. The queues of the subsystem of all devices have [`CUT_GRACE`] more to return the
     /// disk, because their connections serve other devices too. Returns when all have, or soon
     /// after the cut.
     fn disconnect(&self, drain: Duration) {
         let mut state = self.state();
-        state.links.iter().for_each(|(_, link)| link.drain());
         let here = |state: &mut SubsystemState| !state.links.is_empty() || !state.users.is_empty();
         let waited = self.changed.wait_timeout_while(state, drain, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -613,9 +615,8 @@ impl Subsystems {
     }
 
     /// Removes a subsystem. The commands that its device executes are completed, then its hosts are
-    /// disconnected; those that take longer than `drain` are cut off. The end of a host's admin
-    /// queue cuts its I/O queues, so that answers to their commands may not be sent. Returns when
-    /// the last one has ended.
+    /// disconnected; those that take longer than `drain` are cut off. Returns when the last one has
+    /// ended.
     ///
     /// # Errors
     /// If there is no such subsystem.

@@ -6,6 +6,7 @@
 mod initiator;
 
 use std::fmt::Debug;
+use std::io::Write;
 use std::net::TcpListener;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, Once};
@@ -139,6 +140,56 @@ fn stopping_threads_does_not_wait_for_a_device_that_blocks() {
     await_that("the connections end", || target.server.connections().is_empty());
     // The device may have completed the read before the connection saw the cut.
     while io.receive().is_some() {}
+}
+
+/// The end of the admin queue cut the I/O queues: answers were not sent, although the device had
+/// completed the commands. A host also takes the end of an idle queue for the end of all.
+#[test]
+fn commands_in_flight_are_answered_when_a_server_stops_or_a_device_is_removed() {
+    const LONG: Duration = Duration::from_secs(60);
+    for is_removed in [false, true] {
+        let (target, _threads) =
+            probed(TargetOptions { drain_timeout: LONG, ..TargetOptions::default() });
+        let gate = Arc::<Gate>::default();
+        target.subsystems.add("faulty", FaultyDisk::serving(Fault::Holds, &gate)).unwrap();
+        let (mut admin, controller) = target.admin(FAULTY, 0);
+        let mut io = target.io(FAULTY, controller, 0, 0);
+        let mut idle = target.idle(0);
+        assert_eq!(idle.connect(FAULTY, 2, controller, 31, 0).status, 0);
+        let cids = [0x7001, 0x7002, 0x7003];
+        let capsules = cids.map(|cid: u16| {
+            let mut read = pointed(command(READ, 0, 8), 0x5a, 4096);
+            read[2..4].copy_from_slice(&cid.to_le_bytes());
+            io.print(4, &read, &[])
+        });
+        io.stream.write_all(&capsules.concat()).unwrap();
+        gate.await_blocked();
+        let end = std::thread::spawn(move || match is_removed {
+            true => target.subsystems.remove("faulty", LONG).unwrap(),
+            false => target.server.stop(),
+        });
+        match is_removed {
+            true => {
+                let is_gone = || target.subsystems.find_info("faulty").is_none();
+                await_that("the device is removed", is_gone);
+            }
+            false => target.server.begin_shutdown(),
+        }
+        // From now on the one thread gives turns to all three connections, which are to end.
+        gate.await_looks(50);
+        for socket in [&admin.stream, &idle.stream] {
+            socket.set_nonblocking(true).unwrap();
+            let error = socket.peek(&mut [0]).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "it ends before the others");
+            socket.set_nonblocking(false).unwrap();
+        }
+        gate.open();
+        let mut answered = cids.map(|_| io.done()).map(|done| (done.cid, done.status));
+        answered.sort_unstable();
+        assert_eq!(answered, cids.map(|cid| (cid, 0)));
+        [&mut io, &mut idle, &mut admin].into_iter().for_each(|it| it.ends());
+        end.join().unwrap();
+    }
 }
 
 #[test]

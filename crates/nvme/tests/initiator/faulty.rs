@@ -1,5 +1,5 @@
-//! A device with faults that a channel must not have: it blocks in `submit`, or it panics there and
-//! again when it is closed.
+//! A device that completes nothing until it may, and one with faults that a channel must not have:
+//! it blocks in `submit`, or it panics there and again when it is closed.
 #![allow(clippy::disallowed_types)] // A test may.
 
 use std::sync::{Arc, Condvar, Mutex};
@@ -18,35 +18,60 @@ use blockyard_core::{
 pub(crate) enum Fault {
     /// Waits until [`Gate::open`].
     Blocks,
+    /// No fault: it completes its bios after [`Gate::open`] only.
+    Holds,
     /// Panics there and in drop; then it says how many bios are in flight.
     Panics { in_flight: usize },
     /// As before, but the question for bios in flight panics too.
     PanicsAlways,
 }
 
-/// The state of a channel that blocks.
+/// The state of a channel that blocks, or holds its bios.
 #[derive(Default)]
 pub(crate) struct Gate {
-    /// Whether a channel has come, and whether it may go on.
-    state: Mutex<(bool, bool)>,
+    state: Mutex<GateState>,
     changed: Condvar,
 }
 
+#[derive(Default)]
+struct GateState {
+    /// Whether a channel has come.
+    has_come: bool,
+    /// Whether it may go on.
+    is_open: bool,
+    /// How often it was asked for completions.
+    looks: u64,
+}
+
 impl Gate {
-    /// Waits for a channel that blocks.
+    /// Waits for a channel that blocks, or has bios.
     pub(crate) fn await_blocked(&self) {
-        drop(self.changed.wait_while(self.state.lock().unwrap(), |state| !state.0).unwrap());
+        self.await_that(|state| state.has_come);
+    }
+
+    /// Waits until a channel that holds its bios was asked for completions `count` times more.
+    pub(crate) fn await_looks(&self, count: u64) {
+        let looks = self.state.lock().unwrap().looks + count;
+        self.await_that(|state| state.looks >= looks);
+    }
+
+    fn await_that(&self, holds: impl Fn(&GateState) -> bool) {
+        let state = self.state.lock().unwrap();
+        drop(self.changed.wait_while(state, |state| !holds(state)).unwrap());
     }
 
     pub(crate) fn open(&self) {
-        self.state.lock().unwrap().1 = true;
+        self.change(|state| state.is_open = true);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut GateState)) {
+        change(&mut self.state.lock().unwrap());
         self.changed.notify_all();
     }
 
     fn pass(&self) {
-        self.state.lock().unwrap().0 = true;
-        self.changed.notify_all();
-        drop(self.changed.wait_while(self.state.lock().unwrap(), |state| !state.1).unwrap());
+        self.change(|state| state.has_come = true);
+        self.await_that(|state| state.is_open);
     }
 }
 
@@ -135,6 +160,7 @@ impl Channel for FaultyChannel {
     fn submit(&mut self) {
         match self.fault {
             Fault::Blocks => self.gate.pass(),
+            Fault::Holds => self.gate.change(|state| state.has_come = true),
             Fault::Panics { .. } | Fault::PanicsAlways => {
                 self.has_panicked = true;
                 panic!("the device panics in submit");
@@ -143,6 +169,10 @@ impl Channel for FaultyChannel {
     }
 
     fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
+        self.gate.change(|state| state.looks += 1);
+        if self.fault == Fault::Holds && !self.gate.state.lock().unwrap().is_open {
+            return 0;
+        }
         let reaped = self.bios.len();
         out.extend(self.bios.drain(..).map(|Bio { user_data, sector, .. }| {
             let status = Status::Ok;

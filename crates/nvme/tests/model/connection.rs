@@ -10,9 +10,10 @@
 //!   the connection holds no command, no memory and no operation.
 //! - A connection that has to end does so within its time-outs, with and without help of the
 //!   device, and has returned the disk then. With it, all commands that it has received are
-//!   answered. From the beginning of its end, a command begins one operation of the device at most,
-//!   and none if it has begun one. A connection that has given up its host, or only waits for its
-//!   end of the stream, sends nothing.
+//!   answered, and if the target ends it, the controller's other queues end too: no I/O queue
+//!   before all have answered, and the admin queue last. From the beginning of its end, a command
+//!   begins one operation of the device at most, and none if it has begun one. A connection that
+//!   has given up its host, or only waits for its end of the stream, sends nothing.
 //! - A connection that waits has a reason: no turn is given again and again at one time.
 //!
 //! Replay: `BLOCKYARD_SEED=N cargo test -p blockyard-nvme --lib model`.
@@ -46,6 +47,8 @@ const BLOCK: usize = 512;
 const BLOCKS: u64 = 256;
 const NQN: &str = "nqn.2026-11.io.blockyard:sim";
 const HOST: &str = "nqn.2026-11.example:host";
+/// The id of the connection whose host sends I/O commands.
+const IO: u64 = 2;
 const SCHEDULES: u64 = 156;
 const STEPS: usize = 250;
 
@@ -419,6 +422,8 @@ struct Simulation {
     expected: Vec<u8>,
     admin: SimConnection,
     io: SimConnection,
+    /// Another I/O queue of the controller in half of the schedules, without commands.
+    idle: SimConnection,
     /// The turns since the time last moved.
     turns: usize,
 }
@@ -489,13 +494,23 @@ impl SimConnection {
     /// Notes that the connection begins to end, and that it is to send nothing more.
     fn note_phase(&mut self, device: &Mutex<SimDevice>) {
         let Some(connection) = &self.connection else { return };
-        if connection.phase != Phase::Serves && matches!(connection.role, QueueRole::Io(_)) {
+        if connection.phase != Phase::Serves && self.link.id == IO && self.is_io() {
             device.lock().unwrap().note_end();
         }
         if !matches!(connection.phase, Phase::Serves | Phase::Drains { .. }) {
             let sent = self.sent();
             assert_eq!(*self.sent_at_end.get_or_insert(sent), sent, "something is sent later");
         }
+    }
+
+    /// Whether the connection is an I/O queue.
+    fn is_io(&self) -> bool {
+        self.connection.as_ref().is_some_and(|it| matches!(it.role, QueueRole::Io(_)))
+    }
+
+    /// Whether the host can see that the target has ended the connection.
+    fn has_end(&self) -> bool {
+        self.connection.is_none() || self.transport.0.borrow().is_shut
     }
 
     fn until(&self) -> Option<Instant> {
@@ -518,15 +533,16 @@ impl Simulation {
             Arc::new(SessionShared { subsystems, discovery_only: false, dh: Arc::default() });
         let (now, flow_control) = (Instant::now(), rng.bool());
         let admin = SimConnection::new(&shared, true, 1, now);
-        let io = SimConnection::new(&shared, flow_control, 2, now);
-        Simulation { rng, now, shared, device, expected, admin, io, turns: 0 }
+        let io = SimConnection::new(&shared, flow_control, IO, now);
+        let idle = SimConnection::new(&shared, flow_control, 3, now);
+        Simulation { rng, now, shared, device, expected, admin, io, idle, turns: 0 }
     }
 
     /// Gives all turns that are due.
     fn settle(&mut self) {
         loop {
             let mut is_any = false;
-            for it in [&mut self.admin, &mut self.io] {
+            for it in [&mut self.admin, &mut self.io, &mut self.idle] {
                 self.device.lock().unwrap().is_in_turn = true;
                 is_any |= it.run(self.now);
                 self.device.lock().unwrap().is_in_turn = false;
@@ -542,7 +558,7 @@ impl Simulation {
                 }
             }
             self.turns += usize::from(is_any);
-            let phases = [&self.admin, &self.io]
+            let phases = [&self.admin, &self.io, &self.idle]
                 .map(|it| (it.connection.as_ref().map(|it| it.phase), it.turn));
             assert!(self.turns < 5000, "turns without end at one time: {phases:?}");
             if !is_any {
@@ -559,13 +575,14 @@ impl Simulation {
 
     /// Moves the time to the next one that a connection waits for.
     fn advance_to_next(&mut self, most: Duration) {
-        let due = [self.admin.until(), self.io.until()].into_iter().flatten().min();
+        let untils = [&self.admin, &self.io, &self.idle].map(SimConnection::until);
+        let due = untils.into_iter().flatten().min();
         let time = due.map_or(most, |due| due.saturating_duration_since(self.now).min(most));
         self.advance(time.max(Duration::from_micros(1)));
     }
 
     fn transfer(&mut self, most: usize) {
-        for it in [&mut self.admin, &mut self.io] {
+        for it in [&mut self.admin, &mut self.io, &mut self.idle] {
             it.transfer(most);
             it.host.take(&mut self.expected, &mut self.rng);
         }
@@ -584,7 +601,7 @@ impl Simulation {
         self.advance(Duration::from_millis(1));
     }
 
-    /// Connects and enables the admin queue, and connects the I/O queue.
+    /// Connects and enables the admin queue, and connects the I/O queues.
     fn connect(&mut self, keep_alive_ms: u32) {
         self.admin.host.connect(0, 0xffff, keep_alive_ms);
         self.admin.host.set_config(0x46_0061);
@@ -593,6 +610,9 @@ impl Simulation {
         }
         let controller = self.admin.host.results[0] as u16;
         self.io.host.connect(1, controller, 0);
+        if self.rng.bool() {
+            self.idle.host.connect(2, controller, 0);
+        }
     }
 
     /// Lets the host of an I/O queue that is in order get all its answers.
@@ -654,6 +674,7 @@ impl Simulation {
         while self.io.connection.is_some() {
             assert!(self.now <= deadline, "the connection has not ended in time");
             self.transfer(1 << 16);
+            self.check_order();
             let is_busy = !self.device.lock().unwrap().started.is_empty();
             match is_busy {
                 true => self.complete_one(),
@@ -689,8 +710,32 @@ impl Simulation {
         self.check_left();
     }
 
-    /// A connection that has ended has returned what it had.
-    fn check_left(&self) {
+    /// No queue that the target ends does so before the others have answered.
+    fn check_order(&self) {
+        let Some(io) = self.io.connection.as_ref().filter(|it| it.is_draining) else { return };
+        let is_busy = io.slots.executing() > 0 || !io.outbox.is_empty();
+        let was_connected = self.idle.host.results.first().is_some_and(|it| *it != u64::MAX);
+        assert!(!(is_busy && was_connected && self.idle.has_end()), "an idle queue ends first");
+        let is_any = self.io.is_io() || was_connected && self.idle.is_io();
+        assert!(!(is_any && self.admin.has_end()), "the admin queue ends first");
+    }
+
+    /// All queues end within the time, which the target has asked for.
+    fn check_ends(&mut self, within: Duration) {
+        let deadline = self.now + within;
+        while self.admin.connection.is_some() || self.idle.is_io() {
+            assert!(self.now <= deadline, "the other queues have not ended in time");
+            self.advance_to_next(Duration::from_secs(1));
+        }
+    }
+
+    /// A connection that has ended has returned what it had, when the other queue has ended too.
+    fn check_left(&mut self) {
+        self.idle.transport.0.borrow_mut().has_ended = true;
+        while self.idle.connection.is_some() {
+            self.transfer(1 << 16);
+            self.advance_to_next(Duration::from_secs(1));
+        }
         let subsystems = self.shared.subsystems.devices();
         assert!(subsystems.iter().all(|it| !it.is_used()), "the disk is returned");
         assert_eq!(self.device.lock().unwrap().open, 0, "the channel is closed");
@@ -870,8 +915,17 @@ fn host_violates(sim: &mut Simulation, ending: Ending, helps: bool) {
 fn target_ends(sim: &mut Simulation, ending: Ending, helps: bool) {
     match ending {
         Ending::Drained => {
-            sim.io.link.drain();
-            sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + SLACK);
+            // One queue, or all, as by a server that stops.
+            let order = [&sim.admin, &sim.io, &sim.idle].map(|it| Arc::clone(&it.link));
+            match sim.rng.u8(..3) {
+                0 => order.iter().for_each(|link| link.drain()),
+                one if helps => order[usize::from(one) - 1].drain(),
+                _ => sim.io.link.drain(),
+            }
+            sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + LINGER + SLACK);
+            if helps {
+                sim.check_ends(LINGER + SLACK);
+            }
         }
         Ending::Cut => {
             sim.io.link.cut();
@@ -908,12 +962,8 @@ fn target_ends(sim: &mut Simulation, ending: Ending, helps: bool) {
         Ending::Removed => {
             let subsystem = Arc::clone(&sim.shared.subsystems.devices()[0]);
             subsystem.close();
-            sim.io.link.drain();
-            // An admin queue that ends cuts its I/O queues, which then answer nothing.
-            if !helps {
-                sim.admin.link.drain();
-            }
-            sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + SLACK);
+            sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + LINGER + SLACK);
+            sim.check_ends(if helps { LINGER } else { DRAIN_TIMEOUT + LINGER } + SLACK);
         }
         _ => {}
     }
