@@ -7,14 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use blockyard_os::private_file::{PrivateFileError, read_private};
 use data_encoding::BASE64;
 use ring::hmac;
-use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
 use crate::access::check_nqn;
@@ -105,35 +102,9 @@ pub struct HostSecrets(BTreeMap<String, HostSecret>);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretsError {
-    /// It cannot be read.
-    #[error("cannot read {path}: {source}")]
-    Read {
-        /// The path.
-        path: String,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// Other users may read or change it.
-    #[error(
-        "invalid mode {mode:04o} of {path}: expected 0600 or 0400, so that no other user can read \
-         it"
-    )]
-    Mode {
-        /// The path.
-        path: String,
-        /// The permission bits.
-        mode: u32,
-    },
-    /// It belongs to another user, who may read and change it.
-    #[error("invalid owner {owner} of {path}: expected the user of this process, {own}, or root")]
-    Owner {
-        /// The path.
-        path: String,
-        /// The user id of the owner.
-        owner: u32,
-        /// The effective user id of this process.
-        own: u32,
-    },
+    /// It cannot be read, or other users can read or change it.
+    #[error(transparent)]
+    File(#[from] PrivateFileError),
     /// A line is invalid.
     #[error("{path}, line {line}: {what}")]
     Line {
@@ -153,30 +124,9 @@ impl HostSecrets {
     /// If it cannot be read, belongs to another user, other users can access it, or a line is
     /// invalid.
     pub fn read(path: &Path) -> Result<HostSecrets, SecretsError> {
-        let shown = || path.display().to_string();
-        let failed = |source| SecretsError::Read { path: shown(), source };
-        // The open of a FIFO that no process writes to would block.
-        let flags = OFlags::NONBLOCK.bits().cast_signed();
-        let file = File::options().read(true).custom_flags(flags).open(path).map_err(failed)?;
-        let found = file.metadata().map_err(failed)?;
-        if !found.is_file() {
-            return Err(failed(io::Error::other("it is no regular file")));
-        }
-        let mode = found.mode() & 0o7777;
-        if mode & 0o077 != 0 {
-            return Err(SecretsError::Mode { path: shown(), mode });
-        }
-        let (owner, own) = (found.uid(), rustix::process::geteuid().as_raw());
-        if owner != own && owner != 0 {
-            return Err(SecretsError::Owner { path: shown(), owner, own });
-        }
-        if found.len() > FILE_LEN_MAX {
-            return Err(failed(io::Error::other(format!("it has more than {FILE_LEN_MAX} bytes"))));
-        }
-        // Whole at once, so that no copy of a part is left in memory.
-        let mut text = Zeroizing::new(String::with_capacity(found.len() as usize + 1));
-        file.take(found.len()).read_to_string(&mut text).map_err(failed)?;
-        let invalid = |(line, what)| SecretsError::Line { path: shown(), line, what };
+        let text = read_private(path, FILE_LEN_MAX)?;
+        let invalid =
+            |(line, what)| SecretsError::Line { path: path.display().to_string(), line, what };
         HostSecrets::parse(&text).map_err(invalid)
     }
 

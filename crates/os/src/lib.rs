@@ -1,12 +1,14 @@
 //! Facilities of the operating system that the standard library does not offer, each used by
 //! several crates: files that replace others atomically, waiting for many descriptors, identities,
-//! mapped memory, precise timers, the mount table, unmounting, and socket calls.
+//! mapped memory, files with secrets, precise timers, the mount table, unmounting, and socket
+//! calls.
 
 mod atomic_file;
 pub mod epoll;
 mod identity;
 mod memory;
 mod mount_table;
+pub mod private_file;
 pub mod socket;
 mod timer;
 mod unmount;
