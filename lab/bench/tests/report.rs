@@ -133,7 +133,7 @@ fn names_from_a_file_are_no_markup() {
 
 #[test]
 fn the_page_contains_the_vendored_script() {
-    let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
+    let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/yard/assets/uplot");
     let said = std::fs::read_to_string(assets.join("README.md")).unwrap();
     for file in ["uPlot-1.6.32.iife.min.js", "uPlot-1.6.32.min.css"] {
         let output = Command::new("sha256sum").arg(assets.join(file)).output().unwrap();

@@ -15,9 +15,11 @@ use crate::quantity;
 use crate::report::view::{self, Section};
 use crate::results::Results;
 
-const UPLOT_CSS: &str = include_str!("../../assets/uPlot-1.6.32.min.css");
-const UPLOT_JS: &str = include_str!("../../assets/uPlot-1.6.32.iife.min.js");
-const UPLOT_LICENCE: &str = include_str!("../../assets/uPlot-1.6.32.LICENSE");
+const UPLOT_CSS: &str = include_str!("../../../../crates/yard/assets/uplot/uPlot-1.6.32.min.css");
+const UPLOT_JS: &str =
+    include_str!("../../../../crates/yard/assets/uplot/uPlot-1.6.32.iife.min.js");
+const UPLOT_LICENCE: &str =
+    include_str!("../../../../crates/yard/assets/uplot/uPlot-1.6.32.LICENSE");
 const PAGE_CSS: &str = include_str!("../../assets/page.css");
 const PAGE_JS: &str = include_str!("../../assets/page.js");
 
