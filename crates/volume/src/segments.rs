@@ -81,6 +81,9 @@ fn no_gap<D: SegmentStore>(directory: &D, count: usize) -> Result<(), VolumeErro
     }
 }
 
+/// The parts of a segment by which [`Segments::counts_by_live`] counts.
+pub const LIVE_TENTHS: usize = 10;
+
 /// Segments that are opened when the pool is.
 const OPENED_FIRST: usize = 1024;
 
@@ -230,6 +233,22 @@ impl<D: SegmentStore> Segments<D> {
     pub fn live(&self) -> (Vec<u64>, u64) {
         let table = self.table();
         (table.live.clone(), table.unknown_bytes)
+    }
+
+    /// The number of segments in use by the share of their bytes that is live blocks: from 0 % to
+    /// less than 10 %, and so on; the last one has full segments too. Segments of map pages have no
+    /// blocks.
+    pub fn counts_by_live(&self) -> [u64; LIVE_TENTHS] {
+        let mut counts = [0; LIVE_TENTHS];
+        let table = self.table();
+        let live = table.live.iter().chain(std::iter::repeat(&0));
+        for (state, live) in table.states.iter().zip(live) {
+            if matches!(state, State::Used { .. }) {
+                let tenth = live * LIVE_TENTHS as u64 / u64::from(self.bytes);
+                counts[(tenth as usize).min(LIVE_TENTHS - 1)] += 1;
+            }
+        }
+        counts
     }
 
     /// How many of the live bytes are unknown: counted, but possibly garbage.

@@ -13,7 +13,7 @@ use crate::options::Options;
 use crate::record::OpenVolume;
 use crate::recovery::{self, ReadOnlyPool};
 use crate::running::Running;
-use crate::segments::{RESERVE, Segments};
+use crate::segments::{LIVE_TENTHS, RESERVE, Segments};
 
 /// The state of a pool, for `show` and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct PoolStatus {
     pub segments: u64,
     /// Free segments, including those that the next checkpoint frees.
     pub segments_free: u64,
+    /// Segments in use by the share of their bytes that is live blocks, in tenths.
+    pub segments_by_live: [u64; LIVE_TENTHS],
     /// Segments that only checkpoints and cleaning may take.
     pub segments_reserved: u64,
     /// Free bytes of the file system or disk that holds the pool, into which the pool can grow.
@@ -56,6 +58,7 @@ impl PoolStatus {
             segment_bytes: segments.bytes().into(),
             segments: (counts.all - counts.hollow) as u64,
             segments_free: (counts.free + counts.idle) as u64,
+            segments_by_live: segments.counts_by_live(),
             segments_reserved: RESERVE as u64,
             outside_free_bytes: segments.directory().free_bytes()?,
             used_bytes,

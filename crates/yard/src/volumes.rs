@@ -128,6 +128,10 @@ pub struct PoolView {
     pub segments: u64,
     /// The segments that are free, or will be after the next checkpoint.
     pub segments_free: u64,
+    /// The number of segments in use by the share of their bytes that is live blocks: from 0 % to
+    /// less than 10 %, and so on to 100 %.
+    #[serde(default)]
+    pub segments_by_live: Vec<u64>,
     /// The segments that are reserved for checkpoints and cleaning.
     pub segments_reserved: u64,
     /// The free space of the pool's location, into which the pool can grow.
@@ -190,6 +194,7 @@ impl PoolView {
             segment_bytes: status.segment_bytes,
             segments: status.segments,
             segments_free: status.segments_free,
+            segments_by_live: status.segments_by_live.to_vec(),
             segments_reserved: status.segments_reserved,
             outside_free_bytes: status.outside_free_bytes,
             used_bytes: status.used_bytes,
