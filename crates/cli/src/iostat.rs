@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use blockyard_yard::client::Client;
+use blockyard_yard::interval::{Interval, mean_ns};
 use blockyard_yard::table::{Table, duration};
 use blockyard_yard::view::{OpView, StatsView};
 use serde_json::Value;
@@ -11,8 +12,7 @@ use serde_json::Value;
 use crate::args::IostatArgs;
 use crate::devices::client;
 use crate::failure::{Code, Failure};
-use crate::interval::{Interval, mean_ns};
-use crate::top::{self, device_json, short};
+use crate::top::{self, short};
 
 const KIB: f64 = 1024.0;
 const MIB: f64 = KIB * KIB;
@@ -115,7 +115,7 @@ fn sample(client: &Client, devices: &[String]) -> Result<Vec<StatsView>, Failure
 fn print(args: &IostatArgs, devices: &[Interval], out: &mut impl Write) -> Result<(), Failure> {
     if args.talk.json {
         // A line each time, so that a reader knows where one ends.
-        let line: Value = devices.iter().map(device_json).collect();
+        let line: Value = devices.iter().map(Interval::to_json).collect();
         return Ok(writeln!(out, "{line}")?);
     }
     let mut table = match args.latency {
@@ -187,7 +187,7 @@ fn part(part: u64, whole: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interval::tests::stats;
+    use crate::top::sample::tests::stats;
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()

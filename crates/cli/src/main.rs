@@ -4,7 +4,6 @@ mod args;
 mod config;
 mod devices;
 mod failure;
-mod interval;
 mod iostat;
 mod listeners;
 mod manual;

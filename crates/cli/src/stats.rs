@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
+use blockyard_yard::interval::{Interval, mean_ns};
 use blockyard_yard::ram::RamView;
 use blockyard_yard::table::{Table, duration};
 use blockyard_yard::view::StatsView;
@@ -10,7 +11,6 @@ use blockyard_yard::view::StatsView;
 use crate::args::StatsArgs;
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
-use crate::interval::{Interval, mean_ns};
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -102,7 +102,7 @@ fn time(ns: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interval::tests::stats;
+    use crate::top::sample::tests::stats;
 
     #[test]
     fn the_first_line_is_the_mean_since_the_beginning() {

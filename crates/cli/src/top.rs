@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_types)] // Control plane: no I/O passes here.
 
 mod pages;
-mod sample;
+pub(crate) mod sample;
 mod screen;
 
 use std::io::{IsTerminal, Write};
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use blockyard_yard::activity::{Activity, Sample};
 use blockyard_yard::client::{Client, ClientError, Notice};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -19,11 +20,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::args::TopArgs;
 use crate::devices::client;
 use crate::failure::{Code, Failure};
-use pages::{TopPage, summary, to_json};
-use sample::{Activity, Sample};
+use pages::{TopPage, summary};
 use screen::Screen;
 
-pub(crate) use pages::{device_json, short, short_bytes};
+pub(crate) use pages::{short, short_bytes};
 
 /// The interval of the first screen.
 const FIRST_INTERVAL: Duration = Duration::from_millis(100);
@@ -41,9 +41,9 @@ pub(crate) fn run(args: &TopArgs, out: &mut impl Write) -> Result<(), Failure> {
         return Err(Failure::new(Code::Usage, message));
     }
     // Before the terminal is changed, so that the error of an absent yard is readable.
-    let before = Sample::take(&client, true)?;
+    let before = sample::take(&client, true)?;
     std::thread::sleep(FIRST_INTERVAL);
-    let now = Sample::take(&client, true)?;
+    let now = sample::take(&client, true)?;
     let screen = Screen::new(Activity::new(&before, &now), args.delay);
     let is_ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP, SIGINT] {
@@ -71,7 +71,7 @@ impl Sampler {
         let ((asks, asked), (answer, answers)) = (mpsc::channel(), mpsc::channel());
         let work = move || {
             while let Ok(with_zones) = asked.recv() {
-                if answer.send(Sample::take(&client, with_zones)).is_err() {
+                if answer.send(sample::take(&client, with_zones)).is_err() {
                     return;
                 }
             }
@@ -83,15 +83,15 @@ impl Sampler {
 
 /// Prints an activity after each interval.
 fn print(args: &TopArgs, client: &Client, out: &mut impl Write) -> Result<(), Failure> {
-    let mut before = Sample::take(client, true)?;
+    let mut before = sample::take(client, true)?;
     let mut left = args.count;
     while left != Some(0) {
         std::thread::sleep(args.delay);
-        let now = Sample::take(client, true)?;
+        let now = sample::take(client, true)?;
         let activity = Activity::new(&before, &now);
         if args.talk.json {
             // A line each time, so that a reader knows where one ends.
-            writeln!(out, "{}", to_json(&activity))?;
+            writeln!(out, "{}", activity.to_json())?;
         } else {
             print_pages(&activity, out)?;
         }

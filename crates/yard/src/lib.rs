@@ -2,6 +2,7 @@
 //! API.
 
 pub mod activation;
+pub mod activity;
 pub mod api;
 pub mod api_paths;
 pub mod cleanup_registry;
@@ -14,6 +15,7 @@ pub mod entry;
 pub mod error;
 mod http;
 pub mod inject;
+pub mod interval;
 pub mod memory;
 pub mod metrics;
 pub mod nvme_listeners;

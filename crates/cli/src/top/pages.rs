@@ -1,10 +1,8 @@
 //! What `top` shows: pages with a table each, for the screen, for text and for JSON.
 
+use blockyard_yard::activity::{Activity, PoolActivity};
+use blockyard_yard::interval::{Interval, mean_ns};
 use blockyard_yard::table::{Table, duration};
-use serde_json::{Value, json};
-
-use super::sample::{Activity, PoolActivity};
-use crate::interval::{Interval, mean_ns};
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -280,8 +278,7 @@ fn pool_row(pool: &PoolActivity, seconds: f64) -> Vec<TopCell> {
 
 /// The bytes that the pool wrote per byte that it was given.
 fn write_amplification(pool: &PoolActivity) -> TopCell {
-    let written = pool.grown(|it| it.log_bytes + it.page_bytes + it.moved_bytes);
-    TopCell::ratio(written as f64, pool.grown(|it| it.data_bytes) as f64)
+    TopCell::ratio(pool.written_bytes() as f64, pool.grown(|it| it.data_bytes) as f64)
 }
 
 /// The line above the table.
@@ -297,75 +294,6 @@ pub(crate) fn summary(activity: &Activity) -> String {
         100.0 * activity.cpus,
         short_bytes(activity.process.resident_bytes),
     )
-}
-
-/// All pages as JSON, in base units.
-pub(crate) fn to_json(activity: &Activity) -> Value {
-    let seconds = activity.seconds;
-    json!({
-        "interval_ns": (seconds * 1e9) as u64,
-        "process": {
-            "pid": activity.process.pid,
-            "cpus": activity.cpus,
-            "cpu_ns_per_io": activity.cpu_ns_per_io(),
-            "resident_bytes": activity.process.resident_bytes,
-        },
-        "devices": activity.devices.iter().map(device_json).collect::<Vec<_>>(),
-        "zones": activity.zones,
-        "pools": activity.pools.iter().map(|pool| json!({
-            "pool": pool.now.path,
-            "failed_read_only": pool.now.failed_read_only,
-            "copies_bad": pool.now.copies.iter().filter(|copy| !copy.good).count(),
-            "used_bytes": pool.now.used_bytes,
-            "available_bytes": pool.now.available_bytes,
-            "volumes": pool.now.volumes,
-            "data_bytes_per_second": pool.rate(seconds, |it| it.data_bytes),
-            "write_amplification": write_amplification(pool).number,
-            "syncs_per_second": pool.rate(seconds, |it| it.syncs),
-            "segments_cleaned_per_second": pool.rate(seconds, |it| it.segments_cleaned),
-            "moved_bytes_per_second": pool.rate(seconds, |it| it.moved_bytes),
-            "cleaning_waits_per_second": pool.rate(seconds, |it| it.cleaning_waits),
-        })).collect::<Vec<_>>(),
-        "clients": activity.connections.iter().map(|it| json!({
-            "protocol": it.now.protocol,
-            "id": it.now.id,
-            "peer": it.now.peer,
-            "device": it.now.device,
-            "host": it.now.host,
-            "queue": it.now.queue,
-            "requests_per_second": it.rate(seconds, |it| it.requests),
-            "read_bytes_per_second": it.rate(seconds, |it| it.read_bytes),
-            "written_bytes_per_second": it.rate(seconds, |it| it.written_bytes),
-            "errors_per_second": it.rate(seconds, |it| it.errors),
-        })).collect::<Vec<_>>(),
-    })
-}
-
-/// What a device did, as JSON in base units.
-pub(crate) fn device_json(it: &Interval) -> Value {
-    let percentile = |per_mille| it.percentile_ns(per_mille);
-    json!({
-        "device": it.device,
-        "reads_per_second": it.rate(it.reads.ops),
-        "writes_per_second": it.rate(it.writes.ops),
-        "discards_per_second": it.rate(it.discards.ops),
-        "flushes_per_second": it.rate(it.flushes.ops),
-        "read_bytes_per_second": it.rate(it.reads.bytes),
-        "written_bytes_per_second": it.rate(it.writes.bytes),
-        "discarded_bytes_per_second": it.rate(it.discards.bytes),
-        "read_merges_per_second": it.rate(it.reads.merges),
-        "write_merges_per_second": it.rate(it.writes.merges),
-        "errors_per_second": it.rate(it.all.errors),
-        "read_await_ns": mean_ns(&it.read_latency),
-        "write_await_ns": mean_ns(&it.write_latency),
-        "other_await_ns": mean_ns(&it.other_latency),
-        "p50_ns": percentile(500),
-        "p90_ns": percentile(900),
-        "p99_ns": percentile(990),
-        "p999_ns": percentile(999),
-        "queue_size": it.queue_size(),
-        "ram": it.ram,
-    })
 }
 
 #[cfg(test)]
@@ -431,7 +359,7 @@ mod tests {
     #[test]
     fn json_has_base_units() {
         let activity = Activity::new(&sample(10, 1), &sample(12, 1));
-        let json = to_json(&activity);
+        let json = activity.to_json();
         assert_eq!(json["interval_ns"], 2_000_000_000_u64);
         assert_eq!(json["devices"][0]["reads_per_second"], 100.0);
         assert_eq!(json["devices"][0]["read_bytes_per_second"], 104_857_600.0);

@@ -1,142 +1,47 @@
-//! Samples of a yard, and what happened between two of them.
+//! Samples of a running yard.
 
+use blockyard_yard::activity::Sample;
 use blockyard_yard::client::{Client, ClientError};
-use blockyard_yard::process::ProcessView;
-use blockyard_yard::view::{ConnectionView, StatsView};
-use blockyard_yard::volumes::PoolView;
-use blockyard_yard::zone_counts::ZoneCountsView;
 
-use crate::interval::Interval;
-
-/// Everything that `top` shows, at one moment.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Sample {
-    pub(crate) process: ProcessView,
-    pub(crate) stats: Vec<StatsView>,
-    pub(crate) zones: Vec<ZoneCountsView>,
-    pub(crate) pools: Vec<PoolView>,
-    pub(crate) connections: Vec<ConnectionView>,
-}
-
-impl Sample {
-    /// Asks a yard; for zones only if they are wanted, since a device may have to count them.
-    ///
-    /// # Errors
-    /// If the yard does not answer.
-    pub(crate) fn take(client: &Client, with_zones: bool) -> Result<Sample, ClientError> {
-        Ok(Sample {
-            process: client.process()?,
-            stats: client.stats()?,
-            zones: if with_zones { client.zone_counts()? } else { Vec::new() },
-            pools: client.pools()?,
-            connections: client.connections()?,
-        })
-    }
-}
-
-/// What happened between two samples, and the state at the second one.
-#[derive(Clone, Debug)]
-pub(crate) struct Activity {
-    /// The length of the interval.
-    pub(crate) seconds: f64,
-    pub(crate) process: ProcessView,
-    /// The processors that the daemon kept busy.
-    pub(crate) cpus: f64,
-    pub(crate) devices: Vec<Interval>,
-    pub(crate) zones: Vec<ZoneCountsView>,
-    pub(crate) pools: Vec<PoolActivity>,
-    pub(crate) connections: Vec<ConnectionActivity>,
-}
-
-/// A pool at the second sample, and at the first one if it was open then.
-#[derive(Clone, Debug)]
-pub(crate) struct PoolActivity {
-    pub(crate) now: PoolView,
-    pub(crate) before: Option<PoolView>,
-}
-
-/// A connection at the second sample, and at the first one if it was open then.
-#[derive(Clone, Debug)]
-pub(crate) struct ConnectionActivity {
-    pub(crate) now: ConnectionView,
-    pub(crate) before: Option<ConnectionView>,
-}
-
-impl Activity {
-    /// What happened between two samples of one yard. If the daemon was restarted in between, its
-    /// counters began at zero.
-    pub(crate) fn new(before: &Sample, now: &Sample) -> Activity {
-        let nothing = Sample { process: before.process, ..Sample::default() };
-        // In a container, a daemon that was restarted may have the same id.
-        let same =
-            before.process.pid == now.process.pid && before.process.cpu_ns <= now.process.cpu_ns;
-        let before = if same { before } else { &nothing };
-        let since_ns = now.process.sampled_ns.saturating_sub(before.process.sampled_ns);
-        let seconds = (since_ns as f64 / 1e9).max(1e-9);
-        let cpu_before_ns = if same { before.process.cpu_ns } else { 0 };
-        let cpu_ns = now.process.cpu_ns.saturating_sub(cpu_before_ns);
-        let key = |it: &ConnectionView| (it.protocol.clone(), it.id, it.peer.clone());
-        Activity {
-            seconds,
-            process: now.process,
-            cpus: cpu_ns as f64 / 1e9 / seconds,
-            devices: Interval::of_all(&before.stats, &now.stats),
-            zones: now.zones.clone(),
-            pools: now
-                .pools
-                .iter()
-                .map(|now| PoolActivity {
-                    before: before.pools.iter().find(|it| it.path == now.path).cloned(),
-                    now: now.clone(),
-                })
-                .collect(),
-            connections: now
-                .connections
-                .iter()
-                .map(|now| ConnectionActivity {
-                    before: before.connections.iter().find(|it| key(it) == key(now)).cloned(),
-                    now: now.clone(),
-                })
-                .collect(),
-        }
-    }
-
-    /// Operations of all devices per second.
-    pub(crate) fn iops(&self) -> f64 {
-        self.devices.iter().map(|it| it.rate(it.all.ops)).sum()
-    }
-
-    /// CPU time of the daemon per operation, in nanoseconds; `None` without operations.
-    pub(crate) fn cpu_ns_per_io(&self) -> Option<f64> {
-        let iops = self.iops();
-        (iops > 0.0).then(|| self.cpus * 1e9 / iops)
-    }
-}
-
-impl PoolActivity {
-    /// How much a counter grew per second; 0 for a pool that was not open before.
-    pub(crate) fn rate(&self, seconds: f64, count: fn(&PoolView) -> u64) -> f64 {
-        self.grown(count) as f64 / seconds
-    }
-
-    /// How much a counter grew.
-    pub(crate) fn grown(&self, count: fn(&PoolView) -> u64) -> u64 {
-        self.before.as_ref().map_or(0, |before| count(&self.now).saturating_sub(count(before)))
-    }
-}
-
-impl ConnectionActivity {
-    /// How much a counter grew per second; from zero for a connection that is new.
-    pub(crate) fn rate(&self, seconds: f64, count: fn(&ConnectionView) -> u64) -> f64 {
-        let before = self.before.as_ref().map_or(0, count);
-        count(&self.now).saturating_sub(before) as f64 / seconds
-    }
+/// Asks a yard; for zones only if they are wanted, since a device may have to count them.
+///
+/// # Errors
+/// If the yard does not answer.
+pub(crate) fn take(client: &Client, with_zones: bool) -> Result<Sample, ClientError> {
+    Ok(Sample {
+        process: client.process()?,
+        stats: client.stats()?,
+        zones: if with_zones { client.zone_counts()? } else { Vec::new() },
+        pools: client.pools()?,
+        connections: client.connections()?,
+    })
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::collections::BTreeMap;
+
+    use blockyard_yard::process::ProcessView;
+    use blockyard_yard::view::{ConnectionView, OpView, StatsView};
+    use blockyard_yard::volumes::PoolView;
+    use blockyard_yard::zone_counts::ZoneCountsView;
+
     use super::*;
-    use crate::interval::tests::stats;
+
+    /// A device with this many reads of 1 MiB and 1 us, one in ten of which failed.
+    pub(crate) fn stats(age_s: u64, reads: u64) -> StatsView {
+        let op = OpView { ops: reads, bytes: reads << 20, errors: reads / 10, merges: 0 };
+        StatsView {
+            device: "d".to_owned(),
+            age_ns: age_s * 1_000_000_000,
+            channels: 1,
+            ops: BTreeMap::from([("read".to_owned(), op)]),
+            read_latency: vec![(1024, reads)],
+            write_latency: Vec::new(),
+            other_latency: Vec::new(),
+            ram: None,
+        }
+    }
 
     /// A yard after this many seconds: 100 reads a second of device `d`, which cost it half a
     /// processor, and a client with half of them.
@@ -180,29 +85,5 @@ pub(crate) mod tests {
             pools: vec![pool],
             connections: vec![connection],
         }
-    }
-
-    #[test]
-    fn rates_are_those_of_the_interval() {
-        let activity = Activity::new(&sample(10, 1), &sample(12, 1));
-        assert_eq!((activity.seconds, activity.cpus, activity.iops()), (2.0, 0.5, 100.0));
-        assert_eq!(activity.cpu_ns_per_io(), Some(5e6));
-        let connection = &activity.connections[0];
-        assert_eq!(connection.rate(activity.seconds, |it| it.requests), 50.0);
-        assert_eq!(activity.pools[0].grown(|it| it.segments_cleaned), 2);
-    }
-
-    #[test]
-    fn a_restarted_daemon_has_no_sample_before() {
-        let activity = Activity::new(&sample(10, 1), &sample(12, 2));
-        assert_eq!(activity.devices[0].reads.ops, 1200);
-        assert!(activity.pools[0].before.is_none());
-        assert!(activity.connections[0].before.is_none());
-
-        let mut young = sample(12, 1);
-        young.process.cpu_ns = 1_000_000_000;
-        let activity = Activity::new(&sample(10, 1), &young);
-        assert_eq!((activity.seconds, activity.cpus), (2.0, 0.5));
-        assert!(activity.pools[0].before.is_none());
     }
 }

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::time::Duration;
 
+use blockyard_yard::activity::Activity;
 use ratatui::Frame;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -12,7 +13,6 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Tabs};
 
 use super::DELAYS;
 use super::pages::{TopCell, TopPage, summary};
-use super::sample::Activity;
 
 const KEYS: &str = "1-5 or Tab: page   < >: sort   r: reverse   up, down: scroll   + -: interval   \
                     p: pause   q: quit";

@@ -1,38 +1,54 @@
 //! What a device did between two samples of its statistics.
 
+use std::collections::BTreeMap;
+
 use blockyard_core::channel::percentile_ns;
-use blockyard_yard::ram::RamView;
-use blockyard_yard::view::{LatencyView, OpView, StatsView, dense, sparse};
+use serde_json::{Value, json};
+
+use crate::ram::RamView;
+use crate::view::{LatencyView, OpView, StatsView, dense, sparse};
 
 /// Operations that count as writes, as in their latency.
 const WRITES: [&str; 3] = ["write", "zone_append", "write_zeroes"];
 
 /// What a device did in an interval.
 #[derive(Clone, Debug)]
-pub(crate) struct Interval {
-    pub(crate) device: String,
-    pub(crate) seconds: f64,
-    pub(crate) reads: OpView,
+pub struct Interval {
+    /// The device.
+    pub device: String,
+    /// The length of the interval in seconds.
+    pub seconds: f64,
+    /// Reads.
+    pub reads: OpView,
     /// Writes, appends and write-zeroes.
-    pub(crate) writes: OpView,
-    pub(crate) discards: OpView,
-    pub(crate) flushes: OpView,
+    pub writes: OpView,
+    /// Discards.
+    pub discards: OpView,
+    /// Flushes.
+    pub flushes: OpView,
     /// All operations, those on zones included.
-    pub(crate) all: OpView,
-    pub(crate) read_latency: Vec<u64>,
-    pub(crate) write_latency: Vec<u64>,
-    pub(crate) other_latency: Vec<u64>,
+    pub all: OpView,
+    /// Latency of reads: a count per bucket.
+    pub read_latency: Vec<u64>,
+    /// Latency of writes, appends and write-zeroes.
+    pub write_latency: Vec<u64>,
+    /// Latency of all other operations.
+    pub other_latency: Vec<u64>,
     /// The statistics of a RAM disk at the end of the interval.
-    pub(crate) ram: Option<RamView>,
+    pub ram: Option<RamView>,
 }
 
 impl Interval {
     /// The interval from one sample to a later one; from the device's opening if there is none
     /// before, or only of another device of the same name.
-    pub(crate) fn new(before: &[StatsView], now: &StatsView) -> Interval {
+    pub fn new(before: &[StatsView], now: &StatsView) -> Interval {
+        Interval::since(before.iter().find(|other| other.device == now.device), now)
+    }
+
+    /// The interval from an earlier sample of the device of the same name.
+    fn since(before: Option<&StatsView>, now: &StatsView) -> Interval {
         // A device that is younger than before is another device.
-        let before =
-            before.iter().find(|other| other.device == now.device && other.age_ns <= now.age_ns);
+        let before = before.filter(|before| before.age_ns <= now.age_ns);
         let op = |name: &str| {
             let of = |stats: &StatsView| stats.ops.get(name).copied().unwrap_or_default();
             minus(of(now), before.map(of).unwrap_or_default())
@@ -62,33 +78,64 @@ impl Interval {
     }
 
     /// The intervals of all devices of a sample.
-    pub(crate) fn of_all(before: &[StatsView], now: &[StatsView]) -> Vec<Interval> {
-        now.iter().map(|stats| Interval::new(before, stats)).collect()
+    pub fn of_all(before: &[StatsView], now: &[StatsView]) -> Vec<Interval> {
+        let before: BTreeMap<&str, &StatsView> =
+            before.iter().map(|stats| (stats.device.as_str(), stats)).collect();
+        let since =
+            |now: &StatsView| Interval::since(before.get(now.device.as_str()).copied(), now);
+        now.iter().map(since).collect()
     }
 
     /// A number of events as events per second.
-    pub(crate) fn rate(&self, count: u64) -> f64 {
+    pub fn rate(&self, count: u64) -> f64 {
         count as f64 / self.seconds
     }
 
     /// A percentile of the latency of reads and writes together, in nanoseconds, exact to 1/16;
     /// `None` without any.
-    pub(crate) fn percentile_ns(&self, per_mille: u64) -> Option<u64> {
+    pub fn percentile_ns(&self, per_mille: u64) -> Option<u64> {
         let pairs = self.read_latency.iter().zip(&self.write_latency);
         percentile_ns(&pairs.map(|(reads, writes)| reads + writes).collect::<Vec<_>>(), per_mille)
     }
 
     /// The mean number of operations between their submission and their completion, as `aqu-sz` of
     /// iostat: by Little's law the sum of their latencies per time.
-    pub(crate) fn queue_size(&self) -> f64 {
+    pub fn queue_size(&self) -> f64 {
         let all = [&self.read_latency, &self.write_latency, &self.other_latency];
         let sum: f64 = all.into_iter().map(|latency| total(latency).0 as f64).sum();
         sum / (self.seconds * 1e9)
     }
+
+    /// The interval as JSON in base units.
+    pub fn to_json(&self) -> Value {
+        let percentile = |per_mille| self.percentile_ns(per_mille);
+        json!({
+            "device": self.device,
+            "reads_per_second": self.rate(self.reads.ops),
+            "writes_per_second": self.rate(self.writes.ops),
+            "discards_per_second": self.rate(self.discards.ops),
+            "flushes_per_second": self.rate(self.flushes.ops),
+            "read_bytes_per_second": self.rate(self.reads.bytes),
+            "written_bytes_per_second": self.rate(self.writes.bytes),
+            "discarded_bytes_per_second": self.rate(self.discards.bytes),
+            "read_merges_per_second": self.rate(self.reads.merges),
+            "write_merges_per_second": self.rate(self.writes.merges),
+            "errors_per_second": self.rate(self.all.errors),
+            "read_await_ns": mean_ns(&self.read_latency),
+            "write_await_ns": mean_ns(&self.write_latency),
+            "other_await_ns": mean_ns(&self.other_latency),
+            "p50_ns": percentile(500),
+            "p90_ns": percentile(900),
+            "p99_ns": percentile(990),
+            "p999_ns": percentile(999),
+            "queue_size": self.queue_size(),
+            "ram": self.ram,
+        })
+    }
 }
 
 /// The mean of a latency in nanoseconds, exact to 1/16; `None` without values.
-pub(crate) fn mean_ns(latency: &[u64]) -> Option<u64> {
+pub fn mean_ns(latency: &[u64]) -> Option<u64> {
     let (sum, count) = total(latency);
     (count > 0).then(|| (sum / count) as u64)
 }
@@ -120,7 +167,6 @@ fn plus(a: OpView, b: OpView) -> OpView {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::collections::BTreeMap;
 
     use super::*;
 

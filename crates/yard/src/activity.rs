@@ -1,0 +1,269 @@
+//! Samples of a yard, and what happened between two of them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::interval::Interval;
+use crate::process::ProcessView;
+use crate::view::{ConnectionView, StatsView};
+use crate::volumes::PoolView;
+use crate::zone_counts::ZoneCountsView;
+
+/// Everything that `top` and the dashboard show, at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// The daemon.
+    pub process: ProcessView,
+    /// The statistics of all devices.
+    pub stats: Vec<StatsView>,
+    /// The zones of zoned devices by condition, if they were asked for.
+    pub zones: Vec<ZoneCountsView>,
+    /// The pools.
+    pub pools: Vec<PoolView>,
+    /// The connections of all clients.
+    pub connections: Vec<ConnectionView>,
+}
+
+/// What happened between two samples, and the state at the second one.
+#[derive(Clone, Debug)]
+pub struct Activity {
+    /// The length of the interval in seconds.
+    pub seconds: f64,
+    /// The daemon.
+    pub process: ProcessView,
+    /// The processors that the daemon kept busy.
+    pub cpus: f64,
+    /// What each device did.
+    pub devices: Vec<Interval>,
+    /// The zones of zoned devices by condition, if they were asked for.
+    pub zones: Vec<ZoneCountsView>,
+    /// The pools.
+    pub pools: Vec<PoolActivity>,
+    /// The connections of all clients.
+    pub connections: Vec<ConnectionActivity>,
+}
+
+/// A pool at the second sample, and at the first one if it was open then.
+#[derive(Clone, Debug)]
+pub struct PoolActivity {
+    /// The pool at the second sample.
+    pub now: PoolView,
+    /// The pool at the first sample.
+    pub before: Option<PoolView>,
+}
+
+/// A connection at the second sample, and at the first one if it was open then.
+#[derive(Clone, Debug)]
+pub struct ConnectionActivity {
+    /// The connection at the second sample.
+    pub now: ConnectionView,
+    /// The connection at the first sample.
+    pub before: Option<ConnectionView>,
+}
+
+impl Activity {
+    /// What happened between two samples of one yard. If the daemon was restarted in between, its
+    /// counters began at zero.
+    pub fn new(before: &Sample, now: &Sample) -> Activity {
+        let nothing = Sample { process: before.process, ..Sample::default() };
+        // In a container, a daemon that was restarted may have the same id.
+        let same =
+            before.process.pid == now.process.pid && before.process.cpu_ns <= now.process.cpu_ns;
+        let before = if same { before } else { &nothing };
+        let since_ns = now.process.sampled_ns.saturating_sub(before.process.sampled_ns);
+        let seconds = (since_ns as f64 / 1e9).max(1e-9);
+        let cpu_before_ns = if same { before.process.cpu_ns } else { 0 };
+        let cpu_ns = now.process.cpu_ns.saturating_sub(cpu_before_ns);
+        let pools_before: BTreeMap<&str, &PoolView> =
+            before.pools.iter().map(|it| (it.path.as_str(), it)).collect();
+        let connections_before: BTreeMap<_, &ConnectionView> =
+            before.connections.iter().map(|it| (key(it), it)).collect();
+        Activity {
+            seconds,
+            process: now.process,
+            cpus: cpu_ns as f64 / 1e9 / seconds,
+            devices: Interval::of_all(&before.stats, &now.stats),
+            zones: now.zones.clone(),
+            pools: now
+                .pools
+                .iter()
+                .map(|now| PoolActivity {
+                    before: pools_before.get(now.path.as_str()).map(|it| (*it).clone()),
+                    now: now.clone(),
+                })
+                .collect(),
+            connections: now
+                .connections
+                .iter()
+                .map(|now| ConnectionActivity {
+                    before: connections_before.get(&key(now)).map(|it| (*it).clone()),
+                    now: now.clone(),
+                })
+                .collect(),
+        }
+    }
+
+    /// Operations of all devices per second.
+    pub fn iops(&self) -> f64 {
+        self.devices.iter().map(|it| it.rate(it.all.ops)).sum()
+    }
+
+    /// CPU time of the daemon per operation, in nanoseconds; `None` without operations.
+    pub fn cpu_ns_per_io(&self) -> Option<f64> {
+        let iops = self.iops();
+        (iops > 0.0).then(|| self.cpus * 1e9 / iops)
+    }
+
+    /// Everything as JSON, in base units.
+    pub fn to_json(&self) -> Value {
+        let seconds = self.seconds;
+        json!({
+            "interval_ns": (seconds * 1e9) as u64,
+            "process": {
+                "pid": self.process.pid,
+                "cpus": self.cpus,
+                "cpu_ns_per_io": self.cpu_ns_per_io(),
+                "resident_bytes": self.process.resident_bytes,
+            },
+            "devices": self.devices.iter().map(Interval::to_json).collect::<Vec<_>>(),
+            "zones": self.zones,
+            "pools": self.pools.iter().map(|pool| json!({
+                "pool": pool.now.path,
+                "failed_read_only": pool.now.failed_read_only,
+                "copies_bad": pool.now.copies.iter().filter(|copy| !copy.good).count(),
+                "used_bytes": pool.now.used_bytes,
+                "available_bytes": pool.now.available_bytes,
+                "volumes": pool.now.volumes,
+                "data_bytes_per_second": pool.rate(seconds, |it| it.data_bytes),
+                "write_amplification": pool.write_amplification(),
+                "syncs_per_second": pool.rate(seconds, |it| it.syncs),
+                "segments_cleaned_per_second": pool.rate(seconds, |it| it.segments_cleaned),
+                "moved_bytes_per_second": pool.rate(seconds, |it| it.moved_bytes),
+                "cleaning_waits_per_second": pool.rate(seconds, |it| it.cleaning_waits),
+            })).collect::<Vec<_>>(),
+            "clients": self.connections.iter().map(|it| json!({
+                "protocol": it.now.protocol,
+                "id": it.now.id,
+                "peer": it.now.peer,
+                "device": it.now.device,
+                "host": it.now.host,
+                "queue": it.now.queue,
+                "requests_per_second": it.rate(seconds, |it| it.requests),
+                "read_bytes_per_second": it.rate(seconds, |it| it.read_bytes),
+                "written_bytes_per_second": it.rate(seconds, |it| it.written_bytes),
+                "errors_per_second": it.rate(seconds, |it| it.errors),
+            })).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// What tells a connection from others of its time.
+fn key(connection: &ConnectionView) -> (&str, u64, &str) {
+    (&connection.protocol, connection.id, &connection.peer)
+}
+
+impl PoolActivity {
+    /// How much a counter grew per second; 0 for a pool that was not open before.
+    pub fn rate(&self, seconds: f64, count: fn(&PoolView) -> u64) -> f64 {
+        self.grown(count) as f64 / seconds
+    }
+
+    /// How much a counter grew.
+    pub fn grown(&self, count: fn(&PoolView) -> u64) -> u64 {
+        self.before.as_ref().map_or(0, |before| count(&self.now).saturating_sub(count(before)))
+    }
+
+    /// The bytes that the pool wrote.
+    pub fn written_bytes(&self) -> u64 {
+        self.grown(|it| it.log_bytes + it.page_bytes + it.moved_bytes)
+    }
+
+    /// The bytes that the pool wrote per byte that it was given; `None` if it was given none.
+    pub fn write_amplification(&self) -> Option<f64> {
+        let given = self.grown(|it| it.data_bytes);
+        (given > 0).then(|| self.written_bytes() as f64 / given as f64)
+    }
+}
+
+impl ConnectionActivity {
+    /// How much a counter grew per second; from zero for a connection that is new.
+    pub fn rate(&self, seconds: f64, count: fn(&ConnectionView) -> u64) -> f64 {
+        let before = self.before.as_ref().map_or(0, count);
+        count(&self.now).saturating_sub(before) as f64 / seconds
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::interval::tests::stats;
+
+    /// A yard after this many seconds: 100 reads a second of device `d`, which cost it half a
+    /// processor, and a client with half of them.
+    pub(crate) fn sample(seconds: u64, pid: u32) -> Sample {
+        let process = ProcessView {
+            pid,
+            sampled_ns: seconds * 1_000_000_000,
+            cpu_ns: seconds * 500_000_000,
+            resident_bytes: 20 << 20,
+        };
+        let connection = ConnectionView {
+            protocol: "nbd".to_owned(),
+            id: 3,
+            peer: "unix:/run/nbd.sock".to_owned(),
+            device: Some("d".to_owned()),
+            requests: 50 * seconds,
+            read_bytes: (50 * seconds) << 20,
+            ..ConnectionView::default()
+        };
+        let pool = PoolView {
+            path: "/srv/pool".to_owned(),
+            volumes: 2,
+            segment_bytes: 1 << 20,
+            segments: 100,
+            used_bytes: 25 << 20,
+            available_bytes: 75 << 20,
+            data_bytes: (10 * seconds) << 20,
+            log_bytes: (15 * seconds) << 20,
+            moved_bytes: (5 * seconds) << 20,
+            segments_cleaned: seconds,
+            ..PoolView::default()
+        };
+        let zones = ZoneCountsView {
+            device: "d".to_owned(),
+            zones: [("empty".to_owned(), 60), ("full".to_owned(), 4)].into(),
+        };
+        Sample {
+            process,
+            stats: vec![stats(seconds, 100 * seconds)],
+            zones: vec![zones],
+            pools: vec![pool],
+            connections: vec![connection],
+        }
+    }
+
+    #[test]
+    fn rates_are_those_of_the_interval() {
+        let activity = Activity::new(&sample(10, 1), &sample(12, 1));
+        assert_eq!((activity.seconds, activity.cpus, activity.iops()), (2.0, 0.5, 100.0));
+        assert_eq!(activity.cpu_ns_per_io(), Some(5e6));
+        let connection = &activity.connections[0];
+        assert_eq!(connection.rate(activity.seconds, |it| it.requests), 50.0);
+        assert_eq!(activity.pools[0].grown(|it| it.segments_cleaned), 2);
+    }
+
+    #[test]
+    fn a_restarted_daemon_has_no_sample_before() {
+        let activity = Activity::new(&sample(10, 1), &sample(12, 2));
+        assert_eq!(activity.devices[0].reads.ops, 1200);
+        assert!(activity.pools[0].before.is_none());
+        assert!(activity.connections[0].before.is_none());
+
+        let mut young = sample(12, 1);
+        young.process.cpu_ns = 1_000_000_000;
+        let activity = Activity::new(&sample(10, 1), &young);
+        assert_eq!((activity.seconds, activity.cpus), (2.0, 0.5));
+        assert!(activity.pools[0].before.is_none());
+    }
+}
