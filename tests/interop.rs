@@ -9,8 +9,11 @@
 mod attach;
 mod bad_input;
 mod block_file;
+mod browser;
 mod control;
 mod copy;
+mod dashboard;
+mod dashboard_pictures;
 mod engine;
 mod file;
 mod fio;

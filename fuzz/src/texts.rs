@@ -1,8 +1,11 @@
 //! Texts from users: device URIs, configurations, faults. The result is a value that prints to the
 //! same text, or errors that are not empty and point into the text.
 
+use std::net::{IpAddr, SocketAddr};
+
 use blockyard_yard::config::{self, ConfigError};
 use blockyard_yard::param::KINDS;
+use blockyard_yard::web_access::WebAccess;
 use blockyard_yard::{inject, size, stack, uri};
 
 use crate::input::Input;
@@ -48,6 +51,35 @@ const VALUES: &[&str] = &[
     "\"",
     "\\",
 ];
+
+/// The token of the dashboard.
+const TOKEN: &str = "0123456789abcdef";
+/// `:TOKEN` in base 64, as the password of a user without a name.
+const TOKEN_IN_BASE_64: &str = "OjAxMjM0NTY3ODlhYmNkZWY=";
+
+/// Pieces of a header `Host`.
+const HOST_PIECES: &[&str] = &[
+    "127.0.0.1",
+    "localhost",
+    "[::1]",
+    "[",
+    "]",
+    ":",
+    "9465",
+    "evil.example",
+    ".",
+    "::1",
+    " ",
+    "/",
+    "@",
+    "%",
+    "é",
+    "0",
+];
+
+/// Pieces of a header `Authorization`.
+const AUTHORIZATION_PIECES: &[&str] =
+    &["Bearer ", "basic ", "Basic ", " ", TOKEN, TOKEN_IN_BASE_64, "OjAx", "=", ":", "%", "é"];
 
 /// Words that are no parameter, or not a valid one here.
 const WORDS: &[&str] = &["sise", "name", "kind", "#", "&", "=", "é", "", "SIZE", "max_open", "["];
@@ -167,6 +199,28 @@ pub fn fault(bytes: &[u8]) {
     let text = raw(&mut input).unwrap_or_else(|| pieces(&mut input, FAULT_PIECES, 24));
     if let Err(error) = inject::parse(&text) {
         assert_says_something(&error.to_string());
+    }
+}
+
+/// Interprets the bytes as the headers `Host` and `Authorization` of a request to the dashboard.
+///
+/// # Panics
+/// If a host comes in that is neither an address nor `localhost`, or a client without the token.
+pub fn web_access(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let access = WebAccess::with_token(TOKEN).ok().flatten().expect("it is a token");
+    let host = raw(&mut input).unwrap_or_else(|| pieces(&mut input, HOST_PIECES, 8));
+    if access.is_own_host(&host) {
+        let name = host.trim_start_matches('[');
+        let is_address = name.split(']').next().is_some_and(|it| it.parse::<IpAddr>().is_ok())
+            || host.parse::<SocketAddr>().is_ok()
+            || host.split(':').next().is_some_and(|it| it.parse::<IpAddr>().is_ok());
+        let is_local = host.to_ascii_lowercase().split(':').next() == Some("localhost");
+        assert!(is_address || is_local, "{host}");
+    }
+    let shown = raw(&mut input).unwrap_or_else(|| pieces(&mut input, AUTHORIZATION_PIECES, 6));
+    if access.admits(Some(&shown)) {
+        assert!(shown.contains(TOKEN) || shown.contains(TOKEN_IN_BASE_64), "{shown}");
     }
 }
 

@@ -189,6 +189,7 @@ Examples:
   nbdinfo -- [ blockyard serve 'null:///x?size=1G' --nbd stdio ]
   blockyard serve --fuse /mnt/yard       then: losetup --find --show --direct-io=on /mnt/yard/mem0
   blockyard serve 'volume:///v0?size=10G' --ublk v0=0         then, as root: mkfs.ext4 /dev/ublkb0
+  blockyard serve --web tcp:127.0.0.1:9465      then, in a browser: http://127.0.0.1:9465/
   blockyard serve -c yard.toml --pidfile /run/blockyard.pid
 ";
 
@@ -262,6 +263,14 @@ pub(crate) struct ServeArgs {
     /// Serve metrics at tcp:HOST:PORT or unix:PATH too; they are on the control socket anyway
     #[arg(long, value_name = "PLACE")]
     pub(crate) metrics: Option<Endpoint>,
+    /// Serve the dashboard, a page that shows what the yard does and changes nothing, at
+    /// tcp:HOST:PORT or unix:PATH
+    #[arg(long, value_name = "PLACE")]
+    pub(crate) web: Option<Endpoint>,
+    /// Let clients of the dashboard show the token in FILE, of mode 0600; needed where other
+    /// machines reach it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) web_token_file: Option<PathBuf>,
     /// Mount every device as a file in DIR, an empty directory, for losetup and other programs
     #[arg(long, value_name = "DIR")]
     pub(crate) fuse: Option<PathBuf>,

@@ -170,16 +170,28 @@ fn nvme_discovery(
     Ok(places)
 }
 
-/// The place of metrics.
-fn metrics_place(
-    args: &ServeArgs,
-    configured: Option<Endpoint>,
-) -> Result<Option<Endpoint>, Failure> {
-    let place = args.metrics.clone().or(configured);
+/// The place of a listener for HTTP.
+fn http_place(option: &str, place: Option<Endpoint>) -> Result<Option<Endpoint>, Failure> {
     if place == Some(Endpoint::Stdio) {
-        return Err(Failure::new(Code::Usage, "invalid metrics `stdio`: expected tcp:HOST:PORT"));
+        let message = format!("invalid {option} `stdio`: expected tcp:HOST:PORT or unix:PATH");
+        return Err(Failure::new(Code::Usage, message));
     }
     Ok(place)
+}
+
+/// The place of the dashboard, and the file with its token.
+fn web(
+    args: &ServeArgs,
+    place: Option<Endpoint>,
+    token_file: Option<PathBuf>,
+) -> Result<(Option<Endpoint>, Option<PathBuf>), Failure> {
+    let place = http_place("web", args.web.clone().or(place))?;
+    let token_file = args.web_token_file.clone().or(token_file);
+    if place.is_none() && token_file.is_some() {
+        let message = "web-token-file: there is no dashboard; add --web tcp:HOST:PORT";
+        return Err(Failure::new(Code::Usage, message));
+    }
+    Ok((place, token_file))
 }
 
 /// Where files are mounted, and whether other users see them.
@@ -241,7 +253,8 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
     }
     let (nvme, nvme_access) = nvme(args, config.nvme, config.nvme_access, control.is_some())?;
     let nvme_discovery = nvme_discovery(args, config.nvme_discovery, &nvme)?;
-    let metrics = metrics_place(args, config.metrics)?;
+    let metrics = http_place("metrics", args.metrics.clone().or(config.metrics))?;
+    let (web, web_token_file) = web(args, config.web, config.web_token_file)?;
     let (fuse, fuse_allow_other) = fuse(args, config.fuse, config.fuse_allow_other)?;
     let options = DaemonOptions {
         devices: config.devices,
@@ -257,6 +270,8 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         control,
         api_directories: [config.api_directories, args.api_directory.clone()].concat(),
         metrics,
+        web,
+        web_token_file,
         tls,
         nbd_memory: args.nbd_memory.or(config.nbd_memory),
         vhost_poll: args.vhost_poll.or(config.vhost_poll).unwrap_or(0),
@@ -498,6 +513,9 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
     if let Some(metrics) = daemon.control().and_then(|control| control.metrics_address()) {
         writeln!(out, "metrics at {metrics}")?;
     }
+    if let Some(web) = daemon.control().and_then(|control| control.web_address()) {
+        writeln!(out, "dashboard at {web}")?;
+    }
     match control {
         Some(path) => writeln!(out, "control at {}; Ctrl-C ends", path.display())?,
         None => writeln!(out, "no control socket; Ctrl-C ends")?,
@@ -539,6 +557,7 @@ fn announce_json(
         "files_transport": daemon.mount_transport(),
         "control": control,
         "metrics": metrics,
+        "web": daemon.control().and_then(|control| control.web_address()),
     });
     writeln!(out, "{said}")?;
     Ok(out.flush()?)

@@ -29,6 +29,7 @@ use crate::devices::Devices;
 use crate::error::YardError;
 use crate::inject;
 use crate::metrics;
+use crate::monitor::Monitor;
 use crate::nvme_listeners::NvmeListeners;
 use crate::process::ProcessView;
 use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequest, RamView};
@@ -45,11 +46,13 @@ use crate::zones::{self, Verb};
 
 use request::RequestError;
 
+mod monitor;
 mod request;
 mod stream;
 mod ublk;
 mod vhost;
 mod volumes;
+pub(crate) mod web;
 
 /// The API version in the paths.
 pub const VERSION: u32 = 1;
@@ -78,6 +81,8 @@ pub struct Control {
     pub servers: OnceLock<Vec<Weak<Server>>>,
     /// The NVMe listeners.
     pub nvme: Arc<NvmeListeners>,
+    /// The clients of the stream, and the history.
+    pub monitor: Monitor,
 }
 
 type Shared = State<Arc<Control>>;
@@ -89,7 +94,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 33] = [
+pub const PATHS: [&str; 35] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -122,6 +127,8 @@ pub const PATHS: [&str; 33] = [
     "/v1/vhost",
     "/v1/ublk",
     "/v1/nbd-memory",
+    "/v1/stream",
+    "/v1/history",
     "/metrics",
 ];
 
@@ -160,6 +167,8 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/vhost", get(vhost::list).post(vhost::listen).delete(vhost::unlisten))
         .route("/v1/ublk", get(ublk::list).post(ublk::add).delete(ublk::remove))
         .route("/v1/nbd-memory", get(nbd_memory))
+        .route("/v1/stream", get(monitor::stream))
+        .route("/v1/history", get(monitor::history))
         .route("/metrics", get(metrics))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
@@ -669,7 +678,8 @@ async fn inject_fault(
     done.await.map(|_| StatusCode::NO_CONTENT)
 }
 
-fn all_connections(control: &Control) -> Vec<ConnectionView> {
+/// The connections of all clients.
+pub(crate) fn all_connections(control: &Control) -> Vec<ConnectionView> {
     let servers = control.servers.get().into_iter().flatten().filter_map(Weak::upgrade);
     let infos = servers.flat_map(|server| server.connections());
     let clients = infos.map(|info| ConnectionView {
@@ -741,7 +751,8 @@ fn block_devices(control: &Control) -> impl Iterator<Item = ConnectionView> {
     })
 }
 
-fn memory_use(control: &Control) -> MemoryUse {
+/// The memory of NBD connections.
+pub(crate) fn memory_use(control: &Control) -> MemoryUse {
     control.memory.get().map(|memory| memory.usage()).unwrap_or_default()
 }
 

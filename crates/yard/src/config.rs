@@ -60,6 +60,10 @@ pub struct Config {
     pub api_directories: Vec<PathBuf>,
     /// The endpoint for metrics, in addition to the control socket.
     pub metrics: Option<Endpoint>,
+    /// The endpoint for the dashboard.
+    pub web: Option<Endpoint>,
+    /// The file with the token that clients of the dashboard have to show.
+    pub web_token_file: Option<PathBuf>,
     /// The directory where the devices are mounted as files.
     pub fuse: Option<PathBuf>,
     /// Whether users other than the daemon's can access those files.

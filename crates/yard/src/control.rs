@@ -1,13 +1,15 @@
 //! The control plane's thread: one small tokio runtime for the API, signals and the watchdog.
 
 use std::io;
+use std::net::ToSocketAddrs;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use axum::Router;
 use blockyard_nbd::{Endpoint, ListenError, UnixPlace, listen_tcp, listen_unix};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -15,11 +17,17 @@ use tokio::sync::watch;
 use crate::api::{self, Control};
 use crate::cleanup_registry::CleanupRegistry;
 use crate::http::{self, CLIENTS_MAX, Waits};
+use crate::monitor::{self, STREAMS_MAX};
+use crate::web_access::{TokenError, WebAccess};
 
 /// The number of threads for requests that wait for a device or for its clients: as many as both
-/// classes of clients can send at the control socket and at one metrics listener, so that no
-/// request waits for a thread. Threads are started when needed.
-const BLOCKING_THREADS: usize = 4 * CLIENTS_MAX;
+/// classes of clients can send at the control socket and at one metrics listener, and those of the
+/// dashboard, so that no request waits for a thread. Threads are started when needed.
+const BLOCKING_THREADS: usize = 4 * CLIENTS_MAX + MONITOR_THREADS;
+
+/// The threads for samples, for reports of zones that streams ask for, and for requests at the web
+/// listener.
+const MONITOR_THREADS: usize = 1 + STREAMS_MAX + CLIENTS_MAX;
 
 /// An event that the daemon handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +61,15 @@ pub enum ControlError {
     /// The socket cannot be bound.
     #[error("control: {0}")]
     Listen(ListenError),
+    /// The token for the dashboard cannot be used.
+    #[error("web-token-file: {0}")]
+    Token(#[from] TokenError),
+    /// Other machines could see the dashboard without a token.
+    #[error(
+        "web: {0} can be reached from other machines; add --web-token-file FILE, or listen at \
+         127.0.0.1"
+    )]
+    WebWithoutToken(std::net::SocketAddr),
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
@@ -78,6 +95,20 @@ pub struct ControlServer {
     thread: Option<JoinHandle<()>>,
     sockets: Vec<PathBuf>,
     metrics: Option<String>,
+    web: Option<String>,
+}
+
+/// Where the control plane listens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ControlPlaces<'p> {
+    /// The control socket.
+    pub control: Option<&'p UnixPlace>,
+    /// The listener for metrics.
+    pub metrics: Option<&'p Endpoint>,
+    /// The listener for the dashboard.
+    pub web: Option<&'p Endpoint>,
+    /// The file with the token for the dashboard.
+    pub web_token: Option<&'p Path>,
 }
 
 /// The file descriptors that a runtime opens, with some margin: an epoll, a waker, and a socket
@@ -93,15 +124,13 @@ fn probe_descriptors() -> io::Result<()> {
 }
 
 impl ControlServer {
-    /// Listens for the API on a unix socket at `place` if there is one, and for metrics at
-    /// `metrics`.
+    /// Listens for the API, for metrics and for the dashboard, each where a place is given.
     ///
     /// # Errors
-    /// If a socket cannot be bound.
+    /// If a socket cannot be bound, or the token cannot be used or is missing.
     pub fn bind(
         control: Arc<Control>,
-        place: Option<&UnixPlace>,
-        metrics: Option<&Endpoint>,
+        places: ControlPlaces<'_>,
     ) -> Result<ControlServer, ControlError> {
         probe_descriptors().map_err(system("control: starting a runtime"))?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -112,17 +141,28 @@ impl ControlServer {
             .map_err(system("control: starting a runtime"))?;
         let (stop, stopped) = watch::channel(false);
         let (thread, sockets) = (None, Vec::new());
-        let mut server = ControlServer { stop, runtime: None, thread, sockets, metrics: None };
+        let (metrics, web) = (None, None);
+        let mut server = ControlServer { stop, runtime: None, thread, sockets, metrics, web };
         {
             let _inside = runtime.enter();
-            if let Some(place) = place {
+            if let Some(place) = places.control {
                 let routes = api::routes(Arc::clone(&control));
                 let listener = server.listen(place, &control)?;
                 tokio::spawn(http::serve(listener, routes, Waits::default(), stopped.clone()));
             }
-            if let Some(place) = metrics {
-                server.serve_metrics(place, control, stopped)?;
+            if let Some(place) = places.metrics {
+                let routes = api::metrics_routes(Arc::clone(&control));
+                let addresses = server.serve("metrics", place, &routes, &control, &stopped)?;
+                server.metrics = addresses.map(|address| match place {
+                    Endpoint::Unix(_) => address,
+                    _ => format!("{address}/metrics"),
+                });
             }
+            if let Some(place) = places.web {
+                server.serve_web(place, places.web_token, &control, &stopped)?;
+                control.monitor.keep_history();
+            }
+            tokio::spawn(monitor::run(control));
         }
         server.runtime = Some(runtime);
         Ok(server)
@@ -158,34 +198,70 @@ impl ControlServer {
         Ok(())
     }
 
-    fn serve_metrics(
+    /// Serves the dashboard.
+    fn serve_web(
         &mut self,
         place: &Endpoint,
-        control: Arc<Control>,
-        stopped: watch::Receiver<bool>,
+        token: Option<&Path>,
+        control: &Arc<Control>,
+        stopped: &watch::Receiver<bool>,
     ) -> Result<(), ControlError> {
+        let host = match place {
+            Endpoint::Tcp { host, .. } => Some(host.as_str()),
+            _ => None,
+        };
+        let access = Arc::new(WebAccess::load(host, token)?);
+        if let Endpoint::Tcp { host, port } = place
+            && !access.has_token()
+            && let Some(address) =
+                open_address(host, *port).map_err(system(format!("web: {place}")))?
+        {
+            return Err(ControlError::WebWithoutToken(address));
+        }
+        let routes = api::web::routes(Arc::clone(control), access);
+        let address = self.serve("web", place, &routes, control, stopped)?;
+        self.web = address.map(|address| match place {
+            Endpoint::Unix(_) => address,
+            _ => format!("{address}/"),
+        });
+        Ok(())
+    }
+
+    /// Serves routes at a place. Returns its address, the first of several.
+    fn serve(
+        &mut self,
+        what: &str,
+        place: &Endpoint,
+        routes: &Router,
+        control: &Control,
+        stopped: &watch::Receiver<bool>,
+    ) -> Result<Option<String>, ControlError> {
+        let waits = Waits::default();
         match place {
             Endpoint::Unix(unix) => {
-                let listener = self.listen(unix, &control)?;
-                let (routes, waits) = (api::metrics_routes(control), Waits::default());
-                tokio::spawn(http::serve(listener, routes, waits, stopped));
-                self.metrics = Some(format!("unix:{}", unix.path.display()));
+                let listener = self.listen(unix, control)?;
+                tokio::spawn(http::serve(listener, routes.clone(), waits, stopped.clone()));
+                Ok(Some(format!("unix:{}", unix.path.display())))
             }
             Endpoint::Tcp { host, port } => {
-                let refused = || system(format!("metrics: {place}"));
+                let refused = || system(format!("{what}: {place}"));
+                let mut first = None;
                 for listener in listen_tcp(host, *port).map_err(refused())? {
                     listener.set_nonblocking(true).map_err(refused())?;
                     let listener = tokio::net::TcpListener::from_std(listener).map_err(refused())?;
                     let address = listener.local_addr().map_err(refused())?;
-                    self.metrics.get_or_insert_with(|| format!("http://{address}/metrics"));
-                    let routes = api::metrics_routes(Arc::clone(&control));
-                    let waits = Waits::default();
-                    tokio::spawn(http::serve(listener, routes, waits, stopped.clone()));
+                    first.get_or_insert_with(|| format!("http://{address}"));
+                    tokio::spawn(http::serve(listener, routes.clone(), waits, stopped.clone()));
                 }
+                Ok(first)
             }
-            Endpoint::Stdio => unreachable!("the configuration refuses metrics on stdio"),
+            Endpoint::Stdio => unreachable!("the configuration refuses {what} on stdio"),
         }
-        Ok(())
+    }
+
+    /// The address of the dashboard; the first of several.
+    pub fn web_address(&self) -> Option<&str> {
+        self.web.as_deref()
     }
 
     /// The address of the metrics listener, in addition to the control socket; the first of
@@ -222,6 +298,12 @@ impl Drop for ControlServer {
             let _ = std::fs::remove_file(socket);
         }
     }
+}
+
+/// An address of a host that other machines may reach, before anything listens there.
+fn open_address(host: &str, port: u16) -> io::Result<Option<std::net::SocketAddr>> {
+    let mut found = (host, port).to_socket_addrs()?;
+    Ok(found.find(|address| !address.ip().to_canonical().is_loopback()))
 }
 
 /// Listens at a path. The socket of a daemon that has ended is replaced.

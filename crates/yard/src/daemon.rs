@@ -18,7 +18,7 @@ use crate::activation;
 use crate::api::Control;
 use crate::cleanup_registry::CleanupRegistry;
 use crate::config;
-use crate::control::{ControlError, ControlServer, Event};
+use crate::control::{ControlError, ControlPlaces, ControlServer, Event};
 use crate::devices::Devices;
 use crate::error::YardError;
 use crate::nvme_listeners::{self, DRAIN, NvmeListeners};
@@ -60,6 +60,10 @@ pub struct DaemonOptions {
     pub api_directories: Vec<PathBuf>,
     /// The endpoint for metrics, in addition to the control socket.
     pub metrics: Option<Endpoint>,
+    /// The endpoint for the dashboard; none if `None`.
+    pub web: Option<Endpoint>,
+    /// The file with the token that clients of the dashboard have to show.
+    pub web_token_file: Option<PathBuf>,
     /// TLS for NBD.
     pub tls: config::TlsSettings,
     /// The most bytes for the buffers of all NBD connections together; `None` derives it from the
@@ -67,6 +71,18 @@ pub struct DaemonOptions {
     pub nbd_memory: Option<u64>,
     /// The percentage of the time in which the thread of each ring of a virtual machine may poll.
     pub vhost_poll: u32,
+}
+
+impl DaemonOptions {
+    /// Where the control plane listens.
+    fn control_places(&self) -> ControlPlaces<'_> {
+        ControlPlaces {
+            control: self.control.as_ref(),
+            metrics: self.metrics.as_ref(),
+            web: self.web.as_ref(),
+            web_token: self.web_token_file.as_deref(),
+        }
+    }
 }
 
 /// The reason for which a daemon could not start.
@@ -193,8 +209,7 @@ impl Daemon {
             devices.set_control(&place.path);
         }
         let (sender, events) = channel();
-        let (place, metrics) = (options.control.as_ref(), options.metrics.as_ref());
-        let plane = ControlServer::bind(Arc::clone(&control), place, metrics)?;
+        let plane = ControlServer::bind(Arc::clone(&control), options.control_places())?;
         let memory = match options.nbd_memory {
             Some(bytes) => MemoryBudget::new(bytes),
             None => MemoryBudget::for_memory(crate::memory::available_bytes()),

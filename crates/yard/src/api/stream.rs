@@ -23,7 +23,7 @@ pub(super) fn outgoing() -> (Body, Outgoing) {
 }
 
 /// A response body that another thread writes.
-struct StreamBody(Receiver<io::Result<Bytes>>);
+pub(super) struct StreamBody(pub(super) Receiver<io::Result<Bytes>>);
 
 impl HttpBody for StreamBody {
     type Data = Bytes;

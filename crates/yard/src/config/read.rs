@@ -27,7 +27,7 @@ use crate::vhost::VhostPlace;
 const ERRORS_MAX: usize = 20;
 
 pub(super) const SECTIONS: [&str; 6] = ["serve", "tls", "nvme", "vhost", "ublk", "device"];
-pub(super) const SERVE_KEYS: [&str; 10] = [
+pub(super) const SERVE_KEYS: [&str; 12] = [
     "nbd",
     "nvme",
     "nvme_discovery",
@@ -36,6 +36,8 @@ pub(super) const SERVE_KEYS: [&str; 10] = [
     "api_directories",
     "nbd_memory",
     "metrics",
+    "web",
+    "web_token_file",
     "fuse",
     "fuse_allow_other",
 ];
@@ -135,6 +137,8 @@ impl ConfigReader<'_> {
                 "vhost_poll" => config.vhost_poll = self.percent("vhost_poll", value),
                 "nbd_memory" => config.nbd_memory = self.nbd_memory(value),
                 "metrics" => config.metrics = self.place("metrics", value),
+                "web" => config.web = self.place("web", value),
+                "web_token_file" => config.web_token_file = self.path("web_token_file", value),
                 "fuse" => config.fuse = self.path("fuse", value),
                 "fuse_allow_other" => {
                     if let Some(on) = self.switch("fuse_allow_other", value) {
@@ -770,6 +774,8 @@ mod tests {
             "nbd_memory",
             "vhost_poll",
             "metrics",
+            "web",
+            "web_token_file",
             "fuse",
             "[tls]",
             "[nvme]",
@@ -795,6 +801,7 @@ mod tests {
         assert_eq!(config.nbd.unwrap().len(), 2);
         assert_eq!((config.nvme.len(), config.nvme_discovery.len()), (1, 1));
         assert!(config.control.is_some() && config.metrics.is_some());
+        assert!(config.web.is_some() && config.web_token_file.is_some());
         assert_eq!(config.vhost_poll, Some(50));
         assert_eq!(config.api_directories, [PathBuf::from("/srv/blockyard")]);
         assert!(config.fuse.is_some() && config.fuse_allow_other);

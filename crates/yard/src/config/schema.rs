@@ -61,8 +61,14 @@ fn nvme_places(description: &str) -> Value {
     })
 }
 
+/// The form of a place to listen at.
+const PLACE: &str = "^(unix:.+|tcp:.+:[0-9]+)$";
+
+fn listener(description: &str) -> Value {
+    json!({ "description": description, "type": "string", "pattern": PLACE })
+}
+
 fn serve() -> Value {
-    let listen = "^(unix:.+|tcp:.+:[0-9]+)$";
     json!({
         "description": "Where the yard is served",
         "type": "object",
@@ -72,8 +78,8 @@ fn serve() -> Value {
                 "description": "Where NBD clients connect; `none` for nowhere",
                 "oneOf": [
                     { "const": NO_SOCKET },
-                    { "type": "string", "pattern": listen },
-                    { "type": "array", "items": { "type": "string", "pattern": listen } },
+                    { "type": "string", "pattern": PLACE },
+                    { "type": "array", "items": { "type": "string", "pattern": PLACE } },
                 ],
             },
             "nvme": nvme_places("Where NVMe hosts connect; nowhere without it"),
@@ -107,10 +113,14 @@ fn serve() -> Value {
                      quarter of what the process may use, 256M at most",
                 "type": "string",
             },
-            "metrics": {
-                "description": "Address of a listener for metrics; the control socket has them too",
+            "metrics":
+                listener("Address of a listener for metrics; the control socket has them too"),
+            "web": listener("Address of a listener for the dashboard; none without it"),
+            "web_token_file": {
+                "description":
+                    "File of mode 0600 with the token that clients of the dashboard have to show; \
+                     needed where other machines reach it",
                 "type": "string",
-                "pattern": listen,
             },
             "fuse": {
                 "description": "Empty directory where the devices are mounted as files",

@@ -1,0 +1,554 @@
+//! What devices did: a point each second for an hour, a point each minute for a week.
+//!
+//! The memory has a bound. The points of a device lie in blocks of [`BLOCK_POINTS`]. If all blocks
+//! together exceed the bound, the history of a device that is gone loses its oldest block, or, if
+//! every device is still there, the longest history does. So a yard of many devices has a shorter
+//! history of each.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor};
+use serde::Serialize;
+
+use crate::interval::Interval;
+
+/// Rows of a latency heat map: below 2^10 ns (about 1 us), then a row for each power of two; the
+/// last one has everything from 2^32 ns (about 4.3 s) on.
+pub const HEAT_ROWS: usize = 24;
+
+/// The power of two at which the second row begins.
+const FIRST_POWER: u32 = 10;
+
+/// The number of points of a block.
+const BLOCK_POINTS: usize = 60;
+
+/// The most bytes of all points together.
+pub const HISTORY_BYTES_MAX: usize = 64 << 20;
+
+/// The steps of a doubling in which the count of a row of the heat map is stored, in one byte: 8
+/// steps are exact to 5 % and reach 2^31.
+const STEPS: f64 = 8.0;
+
+/// The time between two points, and how long points are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resolution {
+    /// The time between two points, in ms.
+    pub step_ms: u64,
+    /// The most points of a device.
+    pub points_max: usize,
+}
+
+/// A point each second, for an hour.
+pub const SECONDS: Resolution = Resolution { step_ms: 1_000, points_max: 3_600 };
+/// A point each minute, for a week.
+pub const MINUTES: Resolution = Resolution { step_ms: 60_000, points_max: 7 * 24 * 60 };
+
+impl Resolution {
+    /// The age at which a point is dropped, in ms.
+    const fn age_ms_max(self) -> u64 {
+        self.step_ms * self.points_max as u64
+    }
+}
+
+/// What a device did in the time before a point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    reads_per_second: f32,
+    writes_per_second: f32,
+    read_bytes_per_second: f32,
+    written_bytes_per_second: f32,
+    errors_per_second: f32,
+    queue_size: f32,
+    /// Not a number if no read or write completed.
+    p50_ns: f32,
+    /// Not a number if no read or write completed.
+    p99_ns: f32,
+    /// The number of reads and writes by their latency, each as [`stored`] returns it.
+    heat: [u8; HEAT_ROWS],
+}
+
+impl Point {
+    /// The point at the end of an interval.
+    pub fn new(interval: &Interval) -> Point {
+        let rate = |count| interval.rate(count) as f32;
+        let percentile =
+            |per_mille| interval.percentile_ns(per_mille).map_or(f32::NAN, |ns| ns as f32);
+        Point {
+            reads_per_second: rate(interval.reads.ops),
+            writes_per_second: rate(interval.writes.ops),
+            read_bytes_per_second: rate(interval.reads.bytes),
+            written_bytes_per_second: rate(interval.writes.bytes),
+            errors_per_second: rate(interval.all.errors),
+            queue_size: interval.queue_size() as f32,
+            p50_ns: percentile(500),
+            p99_ns: percentile(990),
+            heat: heat_rows(interval).map(stored),
+        }
+    }
+}
+
+/// The number of reads and writes of an interval in each row of the heat map.
+pub fn heat_rows(interval: &Interval) -> [u64; HEAT_ROWS] {
+    let mut rows = [0; HEAT_ROWS];
+    let pairs = interval.read_latency.iter().zip(&interval.write_latency);
+    let filled = pairs.map(|(reads, writes)| reads + writes).enumerate();
+    for (bucket, count) in filled.take(HISTOGRAM_BUCKETS).filter(|(_, count)| *count > 0) {
+        rows[row_of(bucket_floor(bucket))] += count;
+    }
+    rows
+}
+
+/// The row of a latency.
+fn row_of(ns: u64) -> usize {
+    match ns.checked_ilog2() {
+        Some(power) if power >= FIRST_POWER => {
+            ((power - FIRST_POWER) as usize + 1).min(HEAT_ROWS - 1)
+        }
+        _ => 0,
+    }
+}
+
+/// The least latency of each row, in ns.
+pub fn row_floors_ns() -> [u64; HEAT_ROWS] {
+    std::array::from_fn(|row| match row {
+        0 => 0,
+        row => 1 << (FIRST_POWER as usize + row - 1),
+    })
+}
+
+/// A count in one byte, with an error of 5 % at most.
+fn stored(count: u64) -> u8 {
+    ((count as f64 + 1.0).log2() * STEPS).round() as u8 // `as` saturates.
+}
+
+/// The count of a byte.
+fn restored(byte: u8) -> u64 {
+    ((f64::from(byte) / STEPS).exp2() - 1.0).round() as u64
+}
+
+/// Points of one device, one for each tick from `first` on.
+#[derive(Debug)]
+struct Block {
+    first: u64,
+    points: Vec<Point>,
+}
+
+impl Block {
+    /// The tick after the last point.
+    fn end(&self) -> u64 {
+        self.first + self.points.len() as u64
+    }
+}
+
+/// The bytes of a block.
+const BLOCK_BYTES: usize = size_of::<Block>() + BLOCK_POINTS * size_of::<Point>();
+
+/// The histories of all devices at one resolution. A tick is the number of a time.
+#[derive(Debug)]
+struct Tier {
+    resolution: Resolution,
+    /// The times of the last ticks, in ms.
+    times_ms: VecDeque<u64>,
+    /// The tick of the first of these times.
+    first: u64,
+    /// The blocks of each device, the oldest first; none is empty.
+    devices: BTreeMap<String, VecDeque<Block>>,
+}
+
+impl Tier {
+    fn new(resolution: Resolution) -> Tier {
+        let (times_ms, devices) = (VecDeque::new(), BTreeMap::new());
+        Tier { resolution, times_ms, first: 0, devices }
+    }
+
+    /// The tick after the last one.
+    fn end(&self) -> u64 {
+        self.first + self.times_ms.len() as u64
+    }
+
+    fn record<'p>(&mut self, now_ms: u64, points: impl Iterator<Item = (&'p str, Point)>) {
+        let tick = self.end();
+        self.times_ms.push_back(now_ms);
+        for (device, point) in points {
+            match self.devices.get_mut(device) {
+                Some(blocks) => append(blocks, tick, point),
+                None => {
+                    let mut blocks = VecDeque::new();
+                    append(&mut blocks, tick, point);
+                    self.devices.insert(device.to_owned(), blocks);
+                }
+            }
+        }
+        self.expire(now_ms);
+    }
+
+    /// Drops the points that are too old.
+    fn expire(&mut self, now_ms: u64) {
+        let Resolution { points_max, .. } = self.resolution;
+        let oldest_ms = now_ms.saturating_sub(self.resolution.age_ms_max());
+        while self.times_ms.len() > points_max
+            || self.times_ms.front().is_some_and(|time_ms| *time_ms < oldest_ms)
+        {
+            self.times_ms.pop_front();
+            self.first += 1;
+        }
+        let first = self.first;
+        self.devices.retain(|_, blocks| {
+            while blocks.front().is_some_and(|block| block.end() <= first) {
+                blocks.pop_front();
+            }
+            !blocks.is_empty()
+        });
+    }
+
+    fn blocks(&self) -> usize {
+        self.devices.values().map(VecDeque::len).sum()
+    }
+
+    /// The device whose history is to be shortened next, and its rank: devices that are gone first,
+    /// then by length.
+    fn longest(&self) -> Option<(bool, usize, &str)> {
+        let end = self.end();
+        let ranked = self.devices.iter().map(|(device, blocks)| {
+            let is_gone = blocks.back().is_none_or(|block| block.end() < end);
+            (is_gone, blocks.len(), device.as_str())
+        });
+        ranked.max()
+    }
+
+    /// Drops the oldest block of a device.
+    fn shorten(&mut self, device: &str) {
+        if let Some(blocks) = self.devices.get_mut(device) {
+            blocks.pop_front();
+            if blocks.is_empty() {
+                self.devices.remove(device);
+            }
+        }
+    }
+
+    /// The points of a device with their times.
+    fn points(&self, device: &str) -> impl Iterator<Item = (u64, &Point)> {
+        let blocks = self.devices.get(device).into_iter().flatten();
+        let numbered = blocks.flat_map(|block| (block.first..).zip(&block.points));
+        numbered.filter_map(|(tick, point)| {
+            // The first block may begin with points that are too old.
+            let index = tick.checked_sub(self.first)?;
+            Some((*self.times_ms.get(index as usize)?, point))
+        })
+    }
+}
+
+/// Adds the point of a tick.
+fn append(blocks: &mut VecDeque<Block>, tick: u64, point: Point) {
+    let fits = |block: &&mut Block| block.end() == tick && block.points.len() < BLOCK_POINTS;
+    match blocks.back_mut().filter(fits) {
+        Some(block) => block.points.push(point),
+        None => {
+            let mut points = Vec::with_capacity(BLOCK_POINTS);
+            points.push(point);
+            blocks.push_back(Block { first: tick, points });
+        }
+    }
+}
+
+/// The histories of all devices.
+#[derive(Debug)]
+pub struct History {
+    seconds: Tier,
+    minutes: Tier,
+    blocks_max: usize,
+}
+
+impl Default for History {
+    fn default() -> History {
+        History::with_bytes_max(HISTORY_BYTES_MAX)
+    }
+}
+
+impl History {
+    /// A history whose points take at most this many bytes.
+    pub fn with_bytes_max(bytes_max: usize) -> History {
+        let (seconds, minutes) = (Tier::new(SECONDS), Tier::new(MINUTES));
+        History { seconds, minutes, blocks_max: bytes_max / BLOCK_BYTES }
+    }
+
+    /// Adds the points of all devices at a time, which must not be before the last one.
+    pub fn record<'p>(
+        &mut self,
+        resolution: Resolution,
+        now_ms: u64,
+        points: impl Iterator<Item = (&'p str, Point)>,
+    ) {
+        self.tier_mut(resolution).record(now_ms, points);
+        while self.blocks() > self.blocks_max {
+            self.drop_block();
+        }
+    }
+
+    fn tier(&self, resolution: Resolution) -> &Tier {
+        if resolution == MINUTES { &self.minutes } else { &self.seconds }
+    }
+
+    fn tier_mut(&mut self, resolution: Resolution) -> &mut Tier {
+        if resolution == MINUTES { &mut self.minutes } else { &mut self.seconds }
+    }
+
+    fn blocks(&self) -> usize {
+        self.seconds.blocks() + self.minutes.blocks()
+    }
+
+    fn drop_block(&mut self) {
+        let (seconds, minutes) = (self.seconds.longest(), self.minutes.longest());
+        let tier = if minutes > seconds { MINUTES } else { SECONDS };
+        let longest = if minutes > seconds { minutes } else { seconds };
+        if let Some(device) = longest.map(|(_, _, device)| device.to_owned()) {
+            self.tier_mut(tier).shorten(&device);
+        }
+    }
+
+    /// The bytes of all points now.
+    pub fn bytes(&self) -> usize {
+        self.blocks() * BLOCK_BYTES
+    }
+
+    /// The devices that have a history, and the memory of all.
+    pub fn overview(&self) -> HistoryListView {
+        let names: std::collections::BTreeSet<&String> =
+            self.seconds.devices.keys().chain(self.minutes.devices.keys()).collect();
+        let devices = names.into_iter().map(|device| HistorySizeView {
+            device: device.clone(),
+            seconds: self.seconds.points(device).count(),
+            minutes: self.minutes.points(device).count(),
+        });
+        HistoryListView {
+            bytes: self.bytes(),
+            bytes_max: self.blocks_max * BLOCK_BYTES,
+            devices: devices.collect(),
+        }
+    }
+
+    /// The history of a device; without points if there is none.
+    pub fn of(&self, device: &str, resolution: Resolution) -> HistoryView {
+        let mut view = HistoryView {
+            device: device.to_owned(),
+            step_ms: resolution.step_ms,
+            latency_floors_ns: row_floors_ns(),
+            ..HistoryView::default()
+        };
+        for (time_ms, point) in self.tier(resolution).points(device) {
+            view.push(time_ms, point);
+        }
+        view
+    }
+}
+
+/// `GET /v1/history`: the devices that have a history.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct HistoryListView {
+    /// The bytes of all points now.
+    pub bytes: usize,
+    /// The most bytes of all points.
+    pub bytes_max: usize,
+    /// The devices, in the order of their names.
+    pub devices: Vec<HistorySizeView>,
+}
+
+/// A device that has a history.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HistorySizeView {
+    /// The device.
+    pub device: String,
+    /// The number of points of one second.
+    pub seconds: usize,
+    /// The number of points of one minute.
+    pub minutes: usize,
+}
+
+/// `GET /v1/history?device=NAME`: a list for each value, with an element for each point.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct HistoryView {
+    /// The device.
+    pub device: String,
+    /// The time between two points.
+    pub step_ms: u64,
+    /// The end of the time that each point stands for, in ms since 1970 UTC.
+    pub times_ms: Vec<u64>,
+    /// Reads.
+    pub reads_per_second: Vec<f32>,
+    /// Writes, appends and write-zeroes.
+    pub writes_per_second: Vec<f32>,
+    /// Bytes of successful reads.
+    pub read_bytes_per_second: Vec<f32>,
+    /// Bytes of successful writes, appends and write-zeroes.
+    pub written_bytes_per_second: Vec<f32>,
+    /// Operations that failed.
+    pub errors_per_second: Vec<f32>,
+    /// The mean number of operations in progress.
+    pub queue_size: Vec<f32>,
+    /// Median latency of reads and writes; `null` without any.
+    pub p50_ns: Vec<f32>,
+    /// 99th percentile of it.
+    pub p99_ns: Vec<f32>,
+    /// The least latency of each row of `latency`.
+    pub latency_floors_ns: [u64; HEAT_ROWS],
+    /// The number of reads and writes by latency, exact to 5 %: a list for each point.
+    pub latency: Vec<[u64; HEAT_ROWS]>,
+}
+
+impl HistoryView {
+    fn push(&mut self, time_ms: u64, point: &Point) {
+        self.times_ms.push(time_ms);
+        self.reads_per_second.push(point.reads_per_second);
+        self.writes_per_second.push(point.writes_per_second);
+        self.read_bytes_per_second.push(point.read_bytes_per_second);
+        self.written_bytes_per_second.push(point.written_bytes_per_second);
+        self.errors_per_second.push(point.errors_per_second);
+        self.queue_size.push(point.queue_size);
+        self.p50_ns.push(point.p50_ns);
+        self.p99_ns.push(point.p99_ns);
+        self.latency.push(point.heat.map(restored));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(value: f32) -> Point {
+        Point {
+            reads_per_second: value,
+            writes_per_second: 0.0,
+            read_bytes_per_second: 0.0,
+            written_bytes_per_second: 0.0,
+            errors_per_second: 0.0,
+            queue_size: 0.0,
+            p50_ns: f32::NAN,
+            p99_ns: f32::NAN,
+            heat: [0; HEAT_ROWS],
+        }
+    }
+
+    /// The yard's clock of a simulation, in ms, which begins in the year 2026.
+    const START_MS: u64 = 1_795_000_000_000;
+
+    fn record(history: &mut History, resolution: Resolution, step: u64, devices: &[&str]) {
+        let now_ms = START_MS + step * resolution.step_ms;
+        let points = devices.iter().map(|device| (*device, point(step as f32)));
+        history.record(resolution, now_ms, points);
+    }
+
+    #[test]
+    fn eight_hours_of_seconds_keep_the_last_hour() {
+        let mut history = History::default();
+        for second in 0..8 * 3600 {
+            record(&mut history, SECONDS, second, &["a"]);
+            assert!(history.bytes() <= 61 * BLOCK_BYTES, "{second}");
+        }
+        let view = history.of("a", SECONDS);
+        assert_eq!(view.times_ms.len(), 3600);
+        assert_eq!(view.times_ms[0], START_MS + 7 * 3_600_000);
+        assert_eq!(view.reads_per_second[0], 25_200.0);
+        assert_eq!(*view.reads_per_second.last().unwrap(), 28_799.0);
+        assert!(view.times_ms.is_sorted_by(|a, b| b - a == 1000));
+    }
+
+    #[test]
+    fn two_weeks_of_minutes_keep_the_last_week() {
+        let mut history = History::default();
+        for minute in 0..14 * 24 * 60 {
+            record(&mut history, MINUTES, minute, &["a", "b"]);
+        }
+        let view = history.of("b", MINUTES);
+        assert_eq!((view.times_ms.len(), view.step_ms), (10_080, 60_000));
+        assert_eq!(view.times_ms[0], START_MS + 7 * 86_400_000);
+        // Two devices, and a block of each that is partly too old.
+        assert_eq!(history.bytes(), 2 * 168 * BLOCK_BYTES);
+    }
+
+    /// What docs/dashboard.md says.
+    #[test]
+    fn a_device_takes_less_than_800_kib() {
+        let points = SECONDS.points_max + MINUTES.points_max;
+        let blocks = points / BLOCK_POINTS + 2;
+        assert_eq!(size_of::<Point>(), 56);
+        assert_eq!(blocks * BLOCK_BYTES / 1024, 761);
+        assert_eq!(HISTORY_BYTES_MAX / (blocks * BLOCK_BYTES), 86);
+    }
+
+    #[test]
+    fn many_devices_share_the_memory_evenly() {
+        let mut history = History::with_bytes_max(100 * BLOCK_BYTES);
+        let names: Vec<String> = (0..30).map(|number| format!("d{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        for second in 0..3600 {
+            // One device was there long before the others.
+            let devices = if second < 1800 { &names[..1] } else { &names[..] };
+            record(&mut history, SECONDS, second, devices);
+            assert!(history.bytes() <= 100 * BLOCK_BYTES);
+        }
+        let sizes: Vec<usize> = history.overview().devices.iter().map(|it| it.seconds).collect();
+        assert_eq!(sizes.len(), 30);
+        assert!(sizes.iter().all(|size| (120..=240).contains(size)), "{sizes:?}");
+    }
+
+    #[test]
+    fn a_device_that_is_gone_is_dropped_by_age() {
+        let mut history = History::default();
+        for second in 0..3700 {
+            let devices = if second < 90 { &["a", "gone"][..] } else { &["a"] };
+            record(&mut history, SECONDS, second, devices);
+            let left = history.of("gone", SECONDS).times_ms.len() as u64;
+            let wanted = (second + 1).min(90).saturating_sub((second + 1).saturating_sub(3600));
+            assert_eq!(left, wanted, "{second}");
+        }
+        let names: Vec<String> =
+            history.overview().devices.into_iter().map(|it| it.device).collect();
+        assert_eq!(names, ["a"]);
+    }
+
+    #[test]
+    fn names_that_come_and_go_cost_no_device_its_history() {
+        let mut history = History::with_bytes_max(80 * BLOCK_BYTES);
+        for second in 0..1000 {
+            let passing = format!("passing{second}");
+            record(&mut history, SECONDS, second, &["a", &passing]);
+            assert!(history.bytes() <= 80 * BLOCK_BYTES);
+        }
+        assert_eq!(history.of("a", SECONDS).times_ms.len(), 1000);
+    }
+
+    #[test]
+    fn points_after_a_pause_are_dropped_by_time() {
+        let mut history = History::default();
+        record(&mut history, SECONDS, 0, &["a"]);
+        record(&mut history, SECONDS, 1, &["a"]);
+        record(&mut history, SECONDS, 3601, &["a"]);
+        let times_ms = history.of("a", SECONDS).times_ms;
+        assert_eq!(times_ms, [START_MS + 1_000, START_MS + 3_601_000]);
+    }
+
+    #[test]
+    fn rows_are_powers_of_two_and_counts_are_kept_within_five_percent() {
+        let floors = row_floors_ns();
+        assert_eq!((floors[0], floors[1], floors[23]), (0, 1024, 1 << 32));
+        for (row, floor) in floors.into_iter().enumerate() {
+            assert_eq!(row_of(floor), row);
+            assert_eq!(row_of(floor.saturating_sub(1)), row.saturating_sub(1));
+        }
+        assert_eq!(row_of(u64::MAX), 23);
+        for count in (0..40).chain((6..31).map(|power| (1 << power) + 17)) {
+            let back = restored(stored(count));
+            assert!(back.abs_diff(count) as f64 <= 0.05 * count as f64 + 0.5, "{count}: {back}");
+        }
+        assert_eq!(stored(u64::MAX), 255);
+    }
+
+    #[test]
+    fn a_point_without_io_has_no_latency_in_json() {
+        let mut history = History::default();
+        record(&mut history, SECONDS, 0, &["a"]);
+        let json = serde_json::to_value(history.of("a", SECONDS)).unwrap();
+        assert_eq!(json["p50_ns"][0], serde_json::Value::Null);
+        assert_eq!(json["latency"][0].as_array().unwrap().len(), HEAT_ROWS);
+    }
+}
