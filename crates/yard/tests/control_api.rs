@@ -310,6 +310,8 @@ fn the_root_lists_every_path() {
     let root: RootView = serde_json::from_str(&body).unwrap();
     assert_eq!(root.paths, PATHS);
     for path in PATHS {
+        // A stream has no end; one of zones that the device lacks is refused.
+        let path = if path == "/v1/stream" { "/v1/stream?zones=a" } else { path };
         let path = path.replace("{name}", "a").replace("{verb}", "open");
         let (_, body) = raw(&served, &request("GET", &path, ""), Half::Open);
         assert!(!body.contains("no_such_path"), "{path}: {body}");
