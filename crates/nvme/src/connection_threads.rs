@@ -414,6 +414,7 @@ impl Reactor {
     fn end(&mut self, slot: usize) {
         let Some(served) = self.slots[slot].take() else { return };
         let link = Arc::clone(served.connection.link());
+        link.wake.end();
         let shared = &self.shared;
         if catch_unwind(AssertUnwindSafe(|| served.end(shared, slot))).is_err() {
             tracing::error!(id = link.id, peer = link.peer, "a connection has not ended cleanly");

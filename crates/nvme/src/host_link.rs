@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use blockyard_os::socket::Wake;
 use blockyard_sync::atomics::{AtomicBool, AtomicU64, Ordering};
 use blockyard_sync::counter::Counter;
+use blockyard_sync::wake_flag::WakeFlag;
 
 /// How long a connection that was cut may take to end before a removal stops waiting for it.
 pub(crate) const CUT_GRACE: Duration = Duration::from_secs(2);
@@ -57,23 +58,26 @@ pub(crate) struct LinkRole {
 /// Gives a connection a turn of its thread, which has one descriptor for all its connections.
 #[derive(Debug)]
 pub(crate) struct LinkWake {
-    is_raised: AtomicBool,
+    flag: WakeFlag,
     thread: Arc<Wake>,
 }
 
 impl LinkWake {
-    /// Asks for a turn.
+    /// Asks for a turn, which sees what was changed before.
     pub(crate) fn raise(&self) {
-        // AcqRel: pairs with the one in `take`; the turn sees what was changed before.
-        if !self.is_raised.swap(true, Ordering::AcqRel) {
+        if self.flag.raise() {
             self.thread.raise();
         }
     }
 
     /// Whether a turn was asked for since the last call. The thread lowers its own flag before.
     pub(crate) fn take(&self) -> bool {
-        // AcqRel: pairs with the one in `raise`.
-        self.is_raised.load(Ordering::Relaxed) && self.is_raised.swap(false, Ordering::AcqRel)
+        self.flag.take()
+    }
+
+    /// The connection gets no turn any more, and wakes its thread no more.
+    pub(crate) fn end(&self) {
+        self.flag.end();
     }
 }
 
@@ -116,7 +120,7 @@ impl HostLink {
             stalled: AtomicBool::new(false),
             look_asked: AtomicU64::new(0),
             looked: AtomicU64::new(0),
-            wake: LinkWake { is_raised: AtomicBool::new(false), thread },
+            wake: LinkWake { flag: WakeFlag::new(), thread },
         }
     }
 

@@ -34,6 +34,7 @@ pub mod tag_semaphore;
 pub mod task_queue;
 pub mod ticket_lock;
 pub mod token_bucket;
+pub mod wake_flag;
 pub mod wp_cache;
 pub mod zone_gate;
 pub mod zone_resources;
