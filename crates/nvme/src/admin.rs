@@ -189,8 +189,14 @@ impl AdminQueue {
 
     /// Whether a command looks at all devices of the table.
     pub(crate) fn scans_devices(&self, sqe: &Sqe) -> bool {
-        matches!(sqe.opcode(), admin_opcode::IDENTIFY | admin_opcode::GET_LOG_PAGE)
-            && !matches!(self.controller.target, ControllerTarget::Device(_))
+        let scans = match sqe.opcode() {
+            admin_opcode::IDENTIFY | admin_opcode::GET_LOG_PAGE => true,
+            admin_opcode::GET_FEATURES | admin_opcode::SET_FEATURES => {
+                sqe.dword(10) as u8 == feature::WRITE_CACHE
+            }
+            _ => false,
+        };
+        scans && !matches!(self.controller.target, ControllerTarget::Device(_))
     }
 
     /// Requests for events are the only commands of this queue that wait. Those of an I/O queue

@@ -1,7 +1,7 @@
 //! The subsystem of all devices: each is a namespace, with a number that it keeps while it exists.
 //!
-//! - A device takes the lowest number that is free when it is added. A host learns of devices that
-//!   come, go and grow by the event Namespace Attribute Changed, and stays connected.
+//! - A device takes the next number in turn when it is added. A host learns of devices that come,
+//!   go and grow by the event Namespace Attribute Changed, and stays connected.
 //! - A host sees the namespaces that it may use. An allow list of a device holds for the device in
 //!   every subsystem.
 //! - The state of each device is that of its own subsystem (`subsystems.rs`): a queue takes its

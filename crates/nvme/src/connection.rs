@@ -6,8 +6,9 @@
 //! ```
 //!
 //! A turn begins no round when 1 ms has passed. What a round asks of devices and tables is
-//! bounded: the data of the connection's memory, 8 MiB to zero or discard, one look at all zones of
-//! a device, and one at all devices. So a turn takes 1 ms and what a device takes for one round.
+//! bounded: the data of the connection's memory, 8 MiB to zero or discard, one look at the zones of
+//! a device, one at all devices or controllers, and one channel that is opened. So a turn takes
+//! 1 ms and what a device takes for one round.
 //!
 //! The phases, and the functions that move between them:
 //!
@@ -95,6 +96,8 @@ use crate::wire::{
 
 /// How long a host may take from connecting to its Connect.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// After this many Connects that were refused, a connection ends.
+const CONNECT_REFUSALS_MAX: u32 = 16;
 /// How long a connection is idle before it returns memory.
 const IDLE_BEFORE_SHRINK: Duration = Duration::from_secs(1);
 /// How long an ending connection waits for its commands in flight and for its host to read.
@@ -233,6 +236,8 @@ pub(crate) struct HostConnection<S> {
     computing: Option<Arc<DhReply>>,
     /// The Connect that waits for a device that is being replaced.
     connecting: Option<(u16, ConnectRequest)>,
+    /// The number of Connects that were refused.
+    refusals: u32,
     inbox: Inbox,
     outbox: Outbox,
     /// The time until which the host has to read, while it does not.
@@ -247,7 +252,7 @@ pub(crate) struct HostConnection<S> {
     done: Vec<Completion>,
     /// The number of rounds that have executed commands.
     executions: usize,
-    /// Whether the present round has looked at all devices.
+    /// Whether the present round has looked at all devices or controllers, or opened a channel.
     has_scanned: bool,
     digests: Digests,
     data_align: usize,
@@ -292,6 +297,7 @@ impl<S: HostStream> HostConnection<S> {
             auth: None,
             computing: None,
             connecting: None,
+            refusals: 0,
             inbox: Inbox::default(),
             outbox: Outbox::default(),
             stalled_until: None,

@@ -239,7 +239,12 @@ impl Controller {
 
     /// Whether the controller executes commands other than those for fabrics.
     pub(crate) fn is_ready(&self) -> bool {
-        matches!(self.state().phase, ControllerPhase::Enabled | ControllerPhase::ShutDown)
+        let state = self.state();
+        match state.phase {
+            ControllerPhase::Enabled => true,
+            ControllerPhase::ShutDown => state.config.is_enabled(),
+            ControllerPhase::Disabled | ControllerPhase::Failed | ControllerPhase::Closed => false,
+        }
     }
 
     /// Whether the controller sends events.
@@ -291,7 +296,10 @@ impl Controller {
         match state.phase {
             ControllerPhase::Disabled => u32::from(has_queues),
             ControllerPhase::Enabled => STATUS_READY,
-            ControllerPhase::ShutDown => STATUS_READY | if has_queues { 1 << 2 } else { 2 << 2 },
+            ControllerPhase::ShutDown => {
+                let is_ready = if state.config.is_enabled() { STATUS_READY } else { 0 };
+                is_ready | if has_queues { 1 << 2 } else { 2 << 2 }
+            }
             ControllerPhase::Failed | ControllerPhase::Closed => FAILED,
         }
     }
@@ -312,6 +320,8 @@ impl Controller {
             ControllerPhase::Closed => ControllerPhase::Closed,
             _ if config.asks_shutdown() => ControllerPhase::ShutDown,
             _ if !config.is_enabled() => ControllerPhase::Disabled,
+            // Until it is disabled (NVM Express Base Specification 2.0, 3.6.1).
+            ControllerPhase::ShutDown => ControllerPhase::ShutDown,
             ControllerPhase::Disabled if !is_supported => ControllerPhase::Failed,
             _ => ControllerPhase::Enabled,
         };
@@ -372,10 +382,14 @@ impl Controller {
         !self.state().queues.is_empty()
     }
 
+    /// The NQN of the subsystem; `None` for discovery.
+    fn nqn(&self) -> Option<&str> {
+        self.target.identity().map(|identity| &*identity.nqn)
+    }
+
     /// Whether it associates the same host with the same subsystem.
     fn is_of_host(&self, other: &Controller) -> bool {
-        let nqn = |it: &Controller| it.target.identity().map(|identity| identity.nqn.clone());
-        self.host == other.host && nqn(self) == nqn(other)
+        self.host == other.host && self.nqn() == other.nqn()
     }
 
     /// Notes that the connection of an I/O queue has ended, and wakes those that wait for that.
@@ -572,7 +586,13 @@ mod tests {
         assert_eq!(set(&controller, 0x46_0001), 1);
         assert!(controller.is_ready());
         assert_eq!(set(&controller, 0x46_4001), 1 | 2 << 2, "shut down, no queue is left");
+        assert_eq!(set(&controller, 0x46_0001), 1 | 2 << 2, "it has to be disabled first");
+        assert!(controller.is_ready());
         assert_eq!(set(&controller, 0x46_0000), 0);
+        assert_eq!(set(&controller, 0x46_4000), 2 << 2, "shut down while it is disabled");
+        assert!(!controller.is_ready());
+        assert_eq!(set(&controller, 0x46_0000), 0);
+        assert_eq!(set(&controller, 0x46_0001), 1);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(crate) struct IoQueue {
     missing: Option<Arc<Subsystem>>,
     /// The number of commands so far.
     commands: u64,
+    /// Whether a namespace was looked up among all devices, and perhaps opened.
+    has_looked: bool,
 }
 
 /// Whether a queue has the disks that it needs.
@@ -87,6 +89,7 @@ impl IoQueue {
             namespaces: Vec::new(),
             missing,
             commands: 0,
+            has_looked: false,
         })
     }
 
@@ -162,6 +165,11 @@ impl IoQueue {
         if slot.device == 0 { None } else { self.absent_device(slot.sqe.nsid()) }
     }
 
+    /// Whether a command has looked at all devices, or opened a channel, since the last call.
+    pub(crate) fn take_look(&mut self) -> bool {
+        std::mem::take(&mut self.has_looked)
+    }
+
     /// Opens a namespace of the subsystem of all devices; returns its index.
     fn open_namespace(&mut self, nsid: u32) -> Result<usize, StatusCode> {
         if !self.controller.is_valid(nsid) {
@@ -170,6 +178,7 @@ impl IoQueue {
         if !self.has_all_devices() {
             return Err(StatusCode::INVALID_FIELD);
         }
+        self.has_looked = true;
         let found = AllDevices::find(&self.subsystems, nsid, &self.controller);
         let found = found.filter(|subsystem| self.controller.shows(&subsystem.shape()));
         let subsystem = found.ok_or(StatusCode::INVALID_FIELD)?;

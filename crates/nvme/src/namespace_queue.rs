@@ -67,7 +67,7 @@ impl From<NoDisk> for OpenError {
 pub(crate) struct RoundBudget {
     /// The sectors to zero and to discard.
     sectors: u64,
-    /// The commands that look at all zones of a device.
+    /// The commands that look at zones of a device.
     scans: u32,
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct NamespaceQueue {
     bios: Vec<Bio>,
     /// Whether some of them wait for the next round, and not for the channel.
     is_held: bool,
-    /// Commands that are to look at the zones of the device, in the order of arrival.
+    /// Commands that are to look at zones of the device, in the order of arrival.
     scanning: VecDeque<u16>,
     /// Zones of a report; memory that is kept, so that a report allocates nothing.
     scratch: Vec<ZoneInfo>,
@@ -213,12 +213,10 @@ impl NamespaceQueue {
                 self.push(index, slot, BioPlan { op, sector, sectors, flags: Default::default() })
             }
             IoPlan::Discards { .. } => self.advance(index, slot),
-            IoPlan::ManageAll(_) | IoPlan::Report(_) => self.scan_later(index),
+            IoPlan::ManageAll(_) | IoPlan::Report(_) | IoPlan::Offline { .. } => {
+                self.scan_later(index)
+            }
             IoPlan::Hints { .. } => StatusCode::OK.into(),
-            IoPlan::Offline { sector } => match self.zone(sector).map(|zone| zone.cond) {
-                Some(ZoneCond::Offline) => StatusCode::OK.into(),
-                _ => StatusCode::ZONE_TRANSITION.into(),
-            },
         }
     }
 
@@ -241,6 +239,10 @@ impl NamespaceQueue {
         let progress = match slot.plan {
             CommandPlan::Io(IoPlan::ManageAll(_)) if self.is_ending => StatusCode::ABORTED.into(),
             CommandPlan::Io(IoPlan::ManageAll(_)) => self.advance(index, slot),
+            CommandPlan::Io(IoPlan::Offline { sector }) => match self.zone(sector) {
+                Some(zone) if zone.cond == ZoneCond::Offline => StatusCode::OK.into(),
+                _ => StatusCode::ZONE_TRANSITION.into(),
+            },
             CommandPlan::Io(IoPlan::Report(request)) => {
                 let NamespaceQueue { namespace, region, scratch, .. } = self;
                 let put = |at: u32, bytes: &[u8]| region.write(slot.data + u64::from(at), bytes);

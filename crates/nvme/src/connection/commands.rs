@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockyard_core::Op;
 
-use super::{HostConnection, QueueRole, ReceivingData};
+use super::{CONNECT_REFUSALS_MAX, HostConnection, QueueRole, ReceivingData};
 use crate::admin::AdminAnswer;
 use crate::auth_message;
 use crate::authentication::{AuthProgress, QueueAuth};
@@ -13,6 +13,7 @@ use crate::command::{Cqe, FABRICS_OPCODE, Sqe, StatusCode, fabrics_type};
 use crate::data_pool::digest_of;
 use crate::fabrics::{
     AUTH_REQUESTED, CONNECT_BYTES, ConnectRefusal, ConnectRequest, DISCOVERY_NQN, PropertyRequest,
+    property,
 };
 use crate::host_link::LinkRole;
 use crate::host_stream::HostStream;
@@ -83,7 +84,9 @@ impl<S: HostStream> HostConnection<S> {
                 return Err(StatusCode::AUTH_REQUIRED);
             }
             (None, _, QueueRole::Io(queue)) => {
-                let plan = queue.plan(self.slots.get(index))?;
+                let plan = queue.plan(self.slots.get(index));
+                self.has_scanned |= queue.take_look();
+                let plan = plan?;
                 (CommandPlan::Io(plan), plan.transfer())
             }
             // No other command of the admin queue has data from the host.
@@ -202,6 +205,7 @@ impl<S: HostStream> HostConnection<S> {
             QueueRole::New | QueueRole::Idle => self.complete(index, StatusCode::SEQUENCE, 0),
             QueueRole::Io(queue) => {
                 let progress = queue.start(index, slot);
+                self.has_scanned |= queue.take_look();
                 self.note(index, progress);
             }
             QueueRole::Admin(admin) => {
@@ -227,7 +231,7 @@ impl<S: HostStream> HostConnection<S> {
             QueueRole::Admin(admin) => Some(Arc::clone(&admin.controller)),
             QueueRole::New | QueueRole::Idle | QueueRole::Io(_) => None,
         };
-        let property = |get: bool| {
+        let get_or_set = |get: bool| {
             let controller = controller.as_ref().ok_or(StatusCode::SEQUENCE)?;
             let request = PropertyRequest::parse(sqe)?;
             match get {
@@ -241,11 +245,16 @@ impl<S: HostStream> HostConnection<S> {
                 Ok(None) => return,
                 Err(refusal) => {
                     self.complete(index, refusal.status, refusal.result);
+                    self.note_refusal();
                     return;
                 }
             },
-            fabrics_type::PROPERTY_GET => property(true),
-            fabrics_type::PROPERTY_SET => property(false),
+            fabrics_type::PROPERTY_GET => {
+                // It looks at all controllers.
+                self.has_scanned |= sqe.dword(11) == property::CSTS;
+                get_or_set(true)
+            }
+            fabrics_type::PROPERTY_SET => get_or_set(false),
             fabrics_type::AUTH_SEND if self.auth.is_some() => {
                 self.take_message(index);
                 return;
@@ -381,6 +390,15 @@ impl<S: HostStream> HostConnection<S> {
             }
         };
         Ok(Some(self.connected(controller, request)))
+    }
+
+    /// Counts a Connect that was refused: each is logged.
+    fn note_refusal(&mut self) {
+        self.refusals += 1;
+        if matches!(self.role, QueueRole::Idle) && self.refusals >= CONNECT_REFUSALS_MAX {
+            tracing::warn!(peer = self.link.peer, "disconnected: too many Connects were refused");
+            self.drain();
+        }
     }
 
     /// Completes the Connect that waits for a device.

@@ -168,19 +168,82 @@ fn a_round_makes_one_report() {
     connection.leave();
 }
 
-#[test]
-fn a_round_looks_at_all_devices_once() {
+/// Executes 50 equal commands that arrive at once: each turn executes as many as it has rounds.
+/// Returns the number of errors.
+fn execute_one_a_round(shared: &Arc<SessionShared>, role: QueueRole, pdu: &[u8]) -> u64 {
     const COMMANDS: u64 = 50;
-    let shared = shared();
-    let identify = |cid: u64| capsule(0x06, cid as u16, &[(1, 0), (10, 2)], 4096);
-    let mut connection = connection(&shared, vec![(0..COMMANDS).flat_map(identify).collect()]);
-    connection.role = QueueRole::Admin(admin(&shared, ALL, &connection.link));
-    connection.entries = 128;
+    let mut connection = connection(shared, vec![pdu.repeat(COMMANDS as usize)]);
+    (connection.role, connection.entries) = (role, 128);
     let made = |connection: &HostConnection<Script>| connection.link.stats.commands.get();
     assert_eq!(connection.turn(*START), AfterTurn::Again);
     assert!((1..=u64::from(ROUNDS_MAX)).contains(&made(&connection)), "{}", made(&connection));
     while connection.turn(*START) == AfterTurn::Again {}
     assert_eq!(made(&connection), COMMANDS);
-    assert_eq!(connection.link.stats.errors.get(), 0);
     connection.leave();
+    connection.link.stats.errors.get()
+}
+
+fn new_link() -> Arc<HostLink> {
+    Arc::new(HostLink::new(1, String::new(), Arc::new(Wake::new().unwrap())))
+}
+
+/// The feature and the status looked at all devices, or controllers, for each command of a round.
+#[test]
+fn a_round_looks_at_all_devices_once() {
+    let shared = shared();
+    let identify = capsule(0x06, 1, &[(1, 0), (10, 2)], 4096);
+    let write_cache = capsule(0x0a, 1, &[(10, 6)], 0);
+    let status = capsule(0x7f, 1, &[(1, 4), (11, 0x1c)], 0);
+    for pdu in [identify, write_cache, status] {
+        let role = QueueRole::Admin(admin(&shared, ALL, &new_link()));
+        assert_eq!(execute_one_a_round(&shared, role, &pdu), 0);
+    }
+}
+
+/// A host that used more namespaces than a queue may have open had all channels of a round opened
+/// and closed in it.
+#[test]
+fn a_round_looks_one_namespace_up() {
+    let shared = shared();
+    let (link, region) = (new_link(), Arc::clone(DataPool::new().unwrap().region()));
+    let watch = DeviceWatch { set: Arc::new(Epoll::new().unwrap()), token: 0 };
+    let id = admin(&shared, ALL, &link).controller.id;
+    let queue = shared.connect_io(&link, &region, &watch, &request(ALL, 1, id)).unwrap();
+    // No device has the number.
+    let read = capsule(0x02, 1, &[(1, 2)], 4096);
+    assert_eq!(execute_one_a_round(&shared, QueueRole::Io(Box::new(queue)), &read), 50);
+}
+
+/// A thread that a device had held found hosts silent whose bytes it had not received.
+#[test]
+fn a_host_whose_bytes_wait_for_a_late_turn_is_not_silent() {
+    let shared = shared();
+    let mut connection = connection(&shared, Vec::new());
+    let admin = admin(&shared, ZONED, &connection.link);
+    admin.controller.set_keep_alive_ms(1000);
+    connection.role = QueueRole::Admin(admin);
+    connection.entries = 128;
+    assert!(matches!(connection.turn(*START), AfterTurn::Waits(_)));
+    connection.transport.pieces.push_back(capsule(0x18, 1, &[], 0));
+    let late = *START + Duration::from_secs(10);
+    assert!(matches!(connection.turn(late), AfterTurn::Waits(_)));
+    assert_eq!((connection.phase, connection.link.stats.errors.get()), (Phase::Serves, 0));
+    while connection.turn(late + Duration::from_secs(10)) != AfterTurn::Ended {}
+    assert!(connection.failure.is_some(), "it is silent now");
+}
+
+/// Each refusal is logged: a host that repeated its Connect without end filled the log.
+#[test]
+fn a_connection_ends_after_many_connects_that_are_refused() {
+    let mut connect = capsule(0x7f, 1, &[(1, 1)], 0);
+    connect.resize(72 + 1024, 0);
+    (connect[3], connect[4], connect[5]) = (72, 72, 4);
+    connect[8 + 32..8 + 36].copy_from_slice(&1024_u32.to_le_bytes());
+    connect[8 + 39] = 1;
+    let pieces = [ic_request()].into_iter().chain((0..40).map(|_| connect.clone()));
+    let mut connection = connection(&shared(), pieces.collect());
+    while connection.turn(*START) != AfterTurn::Ended {}
+    let stats = &connection.link.stats;
+    let most = u64::from(CONNECT_REFUSALS_MAX);
+    assert_eq!((stats.commands.get(), stats.errors.get()), (most, most));
 }
