@@ -80,19 +80,19 @@ struct StreamClient {
 impl StreamClient {
     /// Puts an event into the queue; `false` if it is lost.
     fn send(&mut self, event: &Bytes) -> bool {
-        if self.lost > 0 {
-            let gap = self::event("gap", &json!({ "lost": self.lost }));
-            if self.sender.try_send(Ok(gap)).is_err() {
-                self.lost += 1;
-                return false;
-            }
-            self.lost = 0;
-        }
-        let is_sent = self.sender.try_send(Ok(event.clone())).is_ok();
-        if !is_sent {
+        let Ok(place) = self.sender.try_reserve() else {
             self.lost += 1;
+            return false;
+        };
+        if self.lost == 0 {
+            place.send(Ok(event.clone()));
+            return true;
         }
-        is_sent
+        // In one place of the queue, so that a slow client gets more than gaps.
+        let gap = self::event("gap", &json!({ "lost": self.lost }));
+        place.send(Ok(Bytes::from([gap, event.clone()].concat())));
+        self.lost = 0;
+        true
     }
 }
 
@@ -236,6 +236,12 @@ impl Monitor {
     /// The history of a device.
     pub fn history(&self, device: &str, resolution: Resolution) -> HistoryView {
         self.state().history.of(device, resolution)
+    }
+
+    /// Sends a text as a sample.
+    #[cfg(test)]
+    pub(crate) fn publish_for_test(&self, text: &str) {
+        self.state().publish(event("sample", &text));
     }
 
     fn is_wanted(&self) -> bool {
@@ -431,8 +437,9 @@ mod tests {
 
     fn received(receiver: &mut Receiver<EventPart>) -> Vec<String> {
         let next = || receiver.try_recv().ok();
-        let parts = std::iter::from_fn(next);
-        parts.map(|part| String::from_utf8(part.unwrap().to_vec()).unwrap()).collect()
+        let parts: Vec<Bytes> = std::iter::from_fn(next).map(Result::unwrap).collect();
+        let text = String::from_utf8(parts.concat()).unwrap();
+        text.split_inclusive("\n\n").map(str::to_owned).collect()
     }
 
     fn data(event: &str) -> Value {

@@ -5,12 +5,17 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
+use tokio::sync::Semaphore;
 
 use super::stream::StreamBody;
 use super::{Asked, ErrorResponse, Shared, query, waited_for};
 use crate::api::Control;
 use crate::error::YardError;
 use crate::monitor::history::{MINUTES, Resolution, SECONDS};
+
+/// A week of points is milliseconds of work: one request has it at a time, and the others wait, so
+/// that clients of the dashboard keep no more than one processor busy.
+static HISTORY_REQUESTS: Semaphore = Semaphore::const_new(1);
 
 /// The type of a stream of events.
 const EVENTS: &str = "text/event-stream";
@@ -73,8 +78,9 @@ pub(super) async fn history(
 ) -> Result<Response, ErrorResponse> {
     let HistoryQuery { device, step } = query(asked)?;
     let resolution = resolution(step)?;
-    // A week of points is some milliseconds of work.
+    let place = HISTORY_REQUESTS.acquire().await.expect("the semaphore is never closed");
     waited_for(move || {
+        let _place = place;
         Ok(match device {
             Some(device) => {
                 axum::Json(control.monitor.history(&device, resolution)).into_response()
@@ -83,4 +89,82 @@ pub(super) async fn history(
         })
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::http::{self, Waits};
+    use crate::paths::TempDir;
+
+    /// The response to a request for the stream. That of HTTP/1.0 has no chunks.
+    fn connect(path: &Path) -> BufReader<UnixStream> {
+        let mut client = UnixStream::connect(path).unwrap();
+        client.write_all(b"GET /v1/stream HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
+        let mut client = BufReader::new(client);
+        assert!(next_line(&mut client).starts_with("HTTP/1.0 200 "));
+        while next_line(&mut client) != "\r\n" {}
+        client
+    }
+
+    fn next_line(client: &mut BufReader<UnixStream>) -> String {
+        let mut line = String::new();
+        client.read_line(&mut line).unwrap();
+        line
+    }
+
+    /// The type and the length of the next event.
+    fn next_event(client: &mut BufReader<UnixStream>) -> (String, usize) {
+        let name = next_line(client);
+        let length = next_line(client).len();
+        assert_eq!(next_line(client), "\n");
+        (name.trim_start_matches("event: ").trim().to_owned(), length)
+    }
+
+    /// Events of a MiB, of which a socket holds none as a whole: the client that stalls has what is
+    /// under way and in its queue, and loses the rest.
+    #[test]
+    fn a_socket_that_is_not_read_delays_no_other_and_its_client_is_told_of_the_gap() {
+        let temp = TempDir::new().unwrap();
+        let path = temp.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let control = Arc::new(Control::default());
+        let routes = crate::api::routes(Arc::clone(&control));
+        let (stop, stopped) = watch::channel(false);
+        let server = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+                http::serve(listener, routes, Waits::default(), stopped).await;
+            });
+        });
+        let (mut reads, mut stalls) = (connect(&path), connect(&path));
+        let big = "x".repeat(1 << 20);
+        for _ in 0..30 {
+            control.monitor.publish_for_test(&big);
+            assert_eq!(next_event(&mut reads), ("sample".to_owned(), big.len() + 9));
+        }
+        let mut seen = 0;
+        loop {
+            // What waits is read, and then there is room for the next event.
+            control.monitor.publish_for_test("small");
+            assert_eq!(next_event(&mut reads).0, "sample");
+            if next_event(&mut stalls).0 == "gap" {
+                break;
+            }
+            seen += 1;
+            assert!(seen < 30, "no gap");
+        }
+        assert_eq!(next_event(&mut stalls).0, "sample");
+        stop.send(true).unwrap();
+        server.join().unwrap();
+    }
 }
