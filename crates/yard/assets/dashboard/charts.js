@@ -6,6 +6,17 @@ const HEIGHT_PX = 190;
 
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// Calls `work` when the width of an element has changed: in the next frame, because what it changes
+// may change sizes again.
+export function onWidth(element, work) {
+  let width = element.clientWidth;
+  new ResizeObserver(() => requestAnimationFrame(() => {
+    if (element.clientWidth === width) return;
+    width = element.clientWidth;
+    work();
+  })).observe(element);
+}
+
 // A chart of lines: [{label, name of the colour}], with values as `text` prints them. Without values
 // the axis ends at `top`.
 export class LineChart {
@@ -15,7 +26,7 @@ export class LineChart {
     this.text = text;
     this.top = top;
     this.plot = null;
-    new ResizeObserver(() => this.resize()).observe(box);
+    onWidth(box, () => this.resize());
   }
 
   // Shows values at times in seconds: [times, values of the first line, ..], from `least` to

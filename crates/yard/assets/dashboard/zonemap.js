@@ -1,6 +1,6 @@
 // The zone map: a cell for each zone, coloured by condition, filled up to its write pointer.
 
-import { colour } from "./charts.js";
+import { colour, onWidth } from "./charts.js";
 import { channels, mix } from "./heatmap.js";
 import { element } from "./tables.js";
 import { bytes, count } from "./units.js";
@@ -25,7 +25,7 @@ export class ZoneMap {
     this.clear();
     canvas.addEventListener("click", (event) => this.click(event));
     canvas.addEventListener("keydown", (event) => this.key(event));
-    new ResizeObserver(() => this.draw()).observe(canvas.parentElement);
+    onWidth(canvas.parentElement, () => this.draw());
   }
 
   // Forgets the zones of a device.
