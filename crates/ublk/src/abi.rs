@@ -29,6 +29,8 @@ pub mod feature {
     pub const USER_COPY: u64 = 1 << 7;
     /// The device has zones.
     pub const ZONED: u64 = 1 << 8;
+    /// The driver changes the capacity of a block device that is served.
+    pub const UPDATE_SIZE: u64 = 1 << 10;
 }
 
 /// Operations of a descriptor (`UBLK_IO_OP_*`).
@@ -112,6 +114,8 @@ pub enum ControlCommand {
     GetFeatures,
     /// Delete a device without waiting.
     DelDevAsync,
+    /// Change the capacity of a block device that is served.
+    UpdateSize,
 }
 
 impl ControlCommand {
@@ -129,6 +133,7 @@ impl ControlCommand {
             ControlCommand::EndUserRecovery => (3, 0x11),
             ControlCommand::GetFeatures => (2, 0x13),
             ControlCommand::DelDevAsync => (2, 0x14),
+            ControlCommand::UpdateSize => (3, 0x15),
         };
         ioctl(direction, number, 32)
     }
@@ -146,6 +151,7 @@ impl ControlCommand {
             ControlCommand::StartUserRecovery => "begin the recovery of",
             ControlCommand::EndUserRecovery => "end the recovery of",
             ControlCommand::GetFeatures => "get the features for",
+            ControlCommand::UpdateSize => "change the size of",
         }
     }
 }
@@ -159,7 +165,8 @@ pub struct ControlData {
     pub len: u16,
     /// The address of the buffer.
     pub address: u64,
-    /// The process of the server, for a start and the end of a recovery.
+    /// The process of the server, for a start and the end of a recovery; the capacity in sectors,
+    /// for a change of the size.
     pub inline: u64,
 }
 
@@ -444,6 +451,7 @@ mod tests {
         assert_eq!(COMMIT_AND_FETCH, 0xc010_7521);
         assert_eq!(ControlCommand::AddDev.code(), 0xc020_7504);
         assert_eq!(ControlCommand::GetFeatures.code(), 0x8020_7513);
+        assert_eq!(ControlCommand::UpdateSize.code(), 0xc020_7515);
         assert_eq!(data_offset(1, 3), 0x8000_0000 + (1 << 41) + (3 << 25));
     }
 

@@ -83,11 +83,12 @@ impl Control {
     /// # Errors
     /// The first feature that it lacks.
     pub(crate) fn check_features(&mut self, wanted: u64) -> Result<(), UblkError> {
-        const ALL: [(u64, &str, &str); 4] = [
+        const ALL: [(u64, &str, &str); 5] = [
             (feature::USER_COPY, "copies by the server (UBLK_F_USER_COPY)", "Linux 6.5"),
             (feature::ZONED, "zones (UBLK_F_ZONED)", "Linux 6.6 with CONFIG_BLK_DEV_ZONED"),
             (feature::USER_RECOVERY, "recovery (UBLK_F_USER_RECOVERY)", "Linux 6.1"),
             (feature::USER_RECOVERY_REISSUE, "recovery with its requests", "Linux 6.1"),
+            (feature::UPDATE_SIZE, "change of the size (UBLK_F_UPDATE_SIZE)", "Linux 6.16"),
         ];
         let features = match self.call(ControlCommand::GetFeatures, u32::MAX, 8, 0) {
             Ok(()) => u64::from_ne_bytes(std::array::from_fn(|at| self.buffer[at])),
@@ -148,6 +149,15 @@ impl Control {
         self.give(&(PARAMS_BYTES as u32).to_ne_bytes());
         self.call(ControlCommand::GetParams, id, PARAMS_BYTES, 0)?;
         Ok(Params::parse(&self.taken()))
+    }
+
+    /// Changes the capacity of a block device that is served, in sectors. The kernel tells the
+    /// programs that have it open.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or does not know the command: [`feature::UPDATE_SIZE`].
+    pub(crate) fn update_size(&mut self, id: u32, sectors: u64) -> Result<(), UblkError> {
+        self.call(ControlCommand::UpdateSize, id, 0, sectors)
     }
 
     /// Gives a command without data, for the server of a process.

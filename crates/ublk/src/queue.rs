@@ -5,17 +5,22 @@
 //!                  ▸ copy data of reads ▸ commit, and fetch the next with the tag ▸ sleep
 //!
 //! tag: UNUSED ─ fetch ▸ FETCHED ─ the kernel has a request ▸ BUSY ─ commit ▸ FETCHED
+//!                          ├─ it has one, and there is no disk ▸ WAITING ─ begin ▸ BUSY
 //!                          └─ the kernel cancels the fetch ▸ ENDED
+//!
+//! disk: SERVING ─ release ▸ RELEASING ─ no tag is busy ▸ RELEASED ─ serve ▸ SERVING
+//!           ◂──── serve, fail ──┘                         └─ fail ▸ FAILING
 //! ```
 //!
 //! A thread owns its ring, a channel of the device, and memory for the data of each tag. It takes
 //! no lock and allocates nothing per request. It ends when the kernel has cancelled all fetches:
-//! when the device is stopped.
+//! when the device is stopped. The kernel takes the commands of a tag from one thread only, so that
+//! the thread stays while its disk is replaced.
 #![allow(unsafe_code)] // Submissions name descriptors and memory.
 #![allow(clippy::disallowed_types)] // The flag of a failure is written once.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -27,6 +32,7 @@ use blockyard_core::{
     Bio, BufRef, Channel, Completion, Disk, Due, Op, Region, RegionId, Sector, Status,
 };
 use blockyard_os::map_region;
+use blockyard_os::socket::Wake;
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 use blockyard_sync::counter::Counter;
 use io_uring::squeue::Entry;
@@ -40,8 +46,11 @@ use crate::shape::{DeviceShape, ZONE_BYTES};
 
 /// User data of the poll of the device's descriptor. Commands have their tag.
 const POLL: u64 = u64::MAX;
-/// Entries of a ring in addition to one for each tag: the poll.
-const MORE_ENTRIES: u32 = 1;
+/// User data of the poll of the wake, and of the removal of the poll of the device's descriptor.
+const ORDERS: u64 = u64::MAX - 1;
+const REMOVAL: u64 = u64::MAX - 2;
+/// Entries of a ring in addition to one for each tag: the two polls and the removal.
+const MORE_ENTRIES: u32 = 3;
 /// The zones that a report reads at once.
 const REPORT_ZONES: usize = 64;
 /// The longest sleep while the device works, after which the thread looks for completions.
@@ -77,10 +86,41 @@ pub(crate) struct QueueSetup {
     pub(crate) has_failed: Arc<AtomicBool>,
 }
 
+/// What the server tells the thread of a queue that serves.
+enum QueueOrder {
+    /// Complete the requests that were begun, and release the disk. Later requests wait.
+    Release,
+    /// Serve this disk, or the one that is not released yet.
+    Serve(Arc<dyn Disk>, Arc<DeviceShape>),
+    /// Fail the requests that wait for a disk, and later ones, unless there is a disk.
+    Fail,
+}
+
+/// The answer of the thread to an order.
+enum OrderResult {
+    /// The disk is released.
+    Released,
+    /// The disk is served, or cannot be.
+    Serving(io::Result<()>),
+}
+
+/// The thread's ends of what connects it with the server.
+struct OrderQueue {
+    orders: Receiver<QueueOrder>,
+    answers: Sender<OrderResult>,
+    /// Raised after an order was sent.
+    wake: Arc<Wake>,
+}
+
 /// A queue whose thread has all that it needs, or serves.
 pub(crate) struct QueueHandle {
     /// Gives the thread the device that it is to serve; `None` once it has it.
     go: Option<Sender<Arc<CharDevice>>>,
+    orders: Sender<QueueOrder>,
+    answers: Receiver<OrderResult>,
+    wake: Arc<Wake>,
+    /// Whether the thread has released its disk and got no other one.
+    is_released: bool,
     thread: JoinHandle<()>,
 }
 
@@ -93,10 +133,62 @@ impl QueueHandle {
         let name = format!("ublk-{}-{}", setup.disk.name(), setup.queue);
         let (go, device) = channel();
         let (ready, is_ready) = channel();
-        let run = move || run(setup, &ready, &device);
+        let ((orders, taken), (given, answers)) = (channel(), channel());
+        let wake = Arc::new(Wake::new()?);
+        let queue = OrderQueue { orders: taken, answers: given, wake: Arc::clone(&wake) };
+        let run = move || run(setup, queue, &ready, &device);
         let thread = thread::Builder::new().name(name).spawn(run)?;
         let prepared = is_ready.recv().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
-        prepared.map(|()| QueueHandle { go: Some(go), thread })
+        let go = Some(go);
+        prepared.map(|()| QueueHandle { go, orders, answers, wake, is_released: false, thread })
+    }
+
+    fn order(&self, order: QueueOrder) {
+        // A thread that has ended needs no order.
+        let _ = self.orders.send(order);
+        self.wake.raise();
+    }
+
+    /// Asks the thread to complete the requests that it has begun and to release its disk.
+    pub(crate) fn begin_release(&self) {
+        self.order(QueueOrder::Release);
+    }
+
+    /// Whether the thread has released its disk, or has ended.
+    pub(crate) fn is_released(&mut self) -> bool {
+        while let Ok(answer) = self.answers.try_recv() {
+            self.is_released |= matches!(answer, OrderResult::Released);
+        }
+        self.is_released || self.thread.is_finished()
+    }
+
+    /// Lets the thread serve a disk, or go on with the one that it has not released yet.
+    ///
+    /// # Errors
+    /// If the disk cannot be opened. Requests wait then.
+    pub(crate) fn resume(
+        &mut self,
+        disk: &Arc<dyn Disk>,
+        shape: &Arc<DeviceShape>,
+    ) -> io::Result<()> {
+        self.order(QueueOrder::Serve(Arc::clone(disk), Arc::clone(shape)));
+        loop {
+            match self.answers.recv() {
+                // A release that took too long.
+                Ok(OrderResult::Released) => {}
+                Ok(OrderResult::Serving(result)) => {
+                    self.is_released = result.is_err();
+                    return result;
+                }
+                // The thread has ended: a process has stopped the device.
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Fails the requests that wait for a disk, and later ones, if the thread has none.
+    pub(crate) fn fail_waiting(&self) {
+        self.order(QueueOrder::Fail);
     }
 
     /// Lets the thread fetch requests of a device.
@@ -115,7 +207,9 @@ impl QueueHandle {
     /// A queue of a thread that exists.
     #[cfg(test)]
     pub(crate) fn of_thread(thread: JoinHandle<()>) -> QueueHandle {
-        QueueHandle { go: None, thread }
+        let ((orders, _), (_, answers)) = (channel(), channel());
+        let wake = Arc::new(Wake::new().unwrap());
+        QueueHandle { go: None, orders, answers, wake, is_released: false, thread }
     }
 
     /// Waits for the end of the thread: the device is stopped, or was never given.
@@ -126,9 +220,14 @@ impl QueueHandle {
     }
 }
 
-fn run(setup: QueueSetup, ready: &Sender<io::Result<()>>, device: &Receiver<Arc<CharDevice>>) {
+fn run(
+    setup: QueueSetup,
+    orders: OrderQueue,
+    ready: &Sender<io::Result<()>>,
+    device: &Receiver<Arc<CharDevice>>,
+) {
     // A yard that got its first block device at run time has not prepared the thread before.
-    let prepared = crate::control::begin_io_flusher().and_then(|()| Prepared::new(setup));
+    let prepared = crate::control::begin_io_flusher().and_then(|()| Prepared::new(setup, orders));
     let mut prepared = match prepared {
         Ok(prepared) => {
             // The other side waits for it.
@@ -142,11 +241,10 @@ fn run(setup: QueueSetup, ready: &Sender<io::Result<()>>, device: &Receiver<Arc<
     };
     let Ok(device) = device.recv() else { return };
     blockyard_os::sharpen_timers();
-    let (name, queue) = (prepared.setup.disk.name().to_owned(), prepared.setup.queue);
-    let has_failed = Arc::clone(&prepared.setup.has_failed);
-    match device.map(queue, prepared.setup.depth) {
+    match device.map(prepared.queue, prepared.depth()) {
         Ok(descriptors) => QueueThread { prepared: &mut prepared, device, descriptors }.serve(),
         Err(error) => {
+            let Prepared { name, queue, has_failed, .. } = &prepared;
             tracing::error!(device = name, queue, %error, "cannot map the requests of a queue");
             // Release: pairs with the Acquire of the server, which waits for the start.
             has_failed.store(true, Ordering::Release);
@@ -161,29 +259,75 @@ enum Tag {
     Unused,
     /// The kernel has the command, and returns it with a request.
     Fetched,
+    /// The kernel has returned it with a request, which waits for a disk.
+    Waiting,
     /// A request is being executed: its operation, and the length of its data in bytes.
     Busy(Op, u32),
     /// The kernel has cancelled the command.
     Ended,
 }
 
+/// What becomes of the requests of the kernel; the diagram is in the head of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// They are executed.
+    Serving,
+    /// Those that were begun are completed, the others wait.
+    Releasing,
+    /// They wait.
+    Released,
+    /// They fail.
+    Failing,
+}
+
+/// The disk that a thread serves.
+struct ServedDisk {
+    disk: Arc<dyn Disk>,
+    shape: Arc<DeviceShape>,
+    channel: Box<dyn Channel>,
+    /// The descriptor of the channel, if it has one.
+    wakes: Option<RawFd>,
+    /// The memory of the thread in the channel.
+    region: RegionId,
+}
+
+impl ServedDisk {
+    fn open(
+        disk: Arc<dyn Disk>,
+        shape: Arc<DeviceShape>,
+        memory: &Arc<Region>,
+    ) -> io::Result<ServedDisk> {
+        let mut channel = disk.open().map_err(|error| io::Error::other(error.to_string()))?;
+        let region = channel.register(Arc::clone(memory));
+        Ok(ServedDisk { wakes: channel.descriptor(), disk, shape, channel, region })
+    }
+}
+
 /// A thread that has all but the device.
 struct Prepared {
-    setup: QueueSetup,
+    /// The name of the device.
+    name: String,
+    queue: u16,
+    counts: Arc<QueueCounts>,
+    has_failed: Arc<AtomicBool>,
+    orders: OrderQueue,
+    phase: Phase,
+    /// `None` if the phase is `Released` or `Failing`.
+    served: Option<ServedDisk>,
     ring: IoUring,
-    channel: Box<dyn Channel>,
-    /// The descriptor of the disk's channel, if it has one.
-    wakes: Option<RawFd>,
     /// Memory for the data of all tags, one after the other.
     memory: Arc<Region>,
-    region: RegionId,
+    /// The length of a tag's data in the memory, in bytes.
+    tag_bytes: u32,
     tags: Vec<Tag>,
     /// The number of tags that are fetched or busy.
     live: usize,
     /// Entries that were pushed and not submitted.
     pushed: usize,
-    /// Whether the poll of `wakes` is pushed or in flight.
+    /// Whether the poll of the channel's descriptor is pushed or in flight.
     is_polling: bool,
+    /// Whether that poll is being removed.
+    is_removing: bool,
     /// Whether memory was used since it was returned to the system.
     has_data: bool,
     bios: Vec<Bio>,
@@ -192,36 +336,58 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(setup: QueueSetup) -> io::Result<Prepared> {
-        let mut channel = setup.disk.open().map_err(|error| io::Error::other(error.to_string()))?;
+    fn new(setup: QueueSetup, orders: OrderQueue) -> io::Result<Prepared> {
+        let QueueSetup { disk, shape, queue, counts, has_failed, .. } = setup;
+        let (name, tag_bytes) = (disk.name().to_owned(), shape.io_bytes_max);
         let depth = usize::from(setup.depth);
-        let memory = map_region(depth * setup.shape.io_bytes_max as usize)?;
-        let region = channel.register(Arc::clone(&memory));
+        let memory = map_region(depth * tag_bytes as usize)?;
+        let served = ServedDisk::open(disk, shape, &memory)?;
         let mut builder = IoUring::builder();
         // One thread submits; what the kernel has to do in it waits until it enters the kernel.
         builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag();
         Ok(Prepared {
+            name,
+            queue,
+            counts,
+            has_failed,
+            orders,
+            phase: Phase::Serving,
+            served: Some(served),
             ring: builder.build(u32::from(setup.depth) + MORE_ENTRIES)?,
-            wakes: channel.descriptor(),
-            channel,
             memory,
-            region,
+            tag_bytes,
             tags: vec![Tag::Unused; depth],
             live: 0,
             pushed: 0,
             is_polling: false,
+            is_removing: false,
             has_data: false,
             bios: Vec::with_capacity(depth),
             done: Vec::with_capacity(depth),
             zones: Vec::with_capacity(REPORT_ZONES),
-            setup,
         })
     }
 
-    /// Pushes an entry. The submission queue has space for one of each tag and for the poll.
+    /// The number of requests of the queue.
+    fn depth(&self) -> u16 {
+        self.tags.len() as u16 // As the setup says.
+    }
+
+    /// Polls a descriptor once; the completion has this user data.
+    fn poll(&mut self, descriptor: RawFd, user_data: u64) {
+        let poll = opcode::PollAdd::new(Fd(descriptor), libc::POLLIN as u32).build();
+        self.push(&poll.user_data(user_data));
+    }
+
+    /// Polls the wake that tells of orders.
+    fn poll_orders(&mut self) {
+        self.poll(self.orders.wake.as_fd().as_raw_fd(), ORDERS);
+    }
+
+    /// Pushes an entry. The submission queue has space for one of each tag and for the polls.
     fn push(&mut self, entry: &Entry) {
-        // SAFETY: an entry names the character device, which `QueueThread` holds, or the channel's
-        // descriptor, which `self` holds, and no memory.
+        // SAFETY: an entry names the character device, which `QueueThread` holds, or a descriptor
+        // of the channel or the wake, which `self` holds, and no memory.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.expect("a tag has one command at a time, and there are as many entries as tags");
         self.pushed += 1;
@@ -255,13 +421,17 @@ struct QueueThread<'p> {
 impl QueueThread<'_> {
     /// Serves the queue until the kernel has cancelled all fetches and all requests are complete.
     fn serve(mut self) {
-        for tag in 0..self.prepared.setup.depth {
+        for tag in 0..self.prepared.depth() {
             self.command(FETCH, tag, 0, 0);
         }
+        self.prepared.poll_orders();
         self.prepared.live = self.prepared.tags.len();
         while self.prepared.live > 0 {
             let taken = self.take();
             let reaped = self.execute();
+            if self.prepared.phase == Phase::Releasing {
+                self.release();
+            }
             // What was taken or reaped may have completed at once; look again before a sleep.
             if taken + reaped > 0 && !self.prepared.ring.completion().is_empty() {
                 continue;
@@ -272,16 +442,16 @@ impl QueueThread<'_> {
 
     /// Pushes a command for a tag, after which the kernel has the tag.
     fn command(&mut self, code: u32, tag: u16, result: i32, sector: u64) {
-        let Prepared { setup, tags, .. } = &mut *self.prepared;
+        let Prepared { queue, tags, .. } = &mut *self.prepared;
         tags[usize::from(tag)] = Tag::Fetched;
-        let bytes = io_command(setup.queue, tag, result, sector);
+        let bytes = io_command(*queue, tag, result, sector);
         let entry = opcode::UringCmd16::new(Fd(self.device.descriptor()), code).cmd(bytes);
         self.prepared.push(&entry.build().user_data(tag.into()));
     }
 
     /// Completes a request; a negative result is an error number.
     fn commit(&mut self, tag: u16, result: i32, sector: u64) {
-        let counts = &self.prepared.setup.counts;
+        let counts = &self.prepared.counts;
         counts.requests.add(1);
         counts.errors.add(u64::from(result < 0));
         self.command(COMMIT_AND_FETCH, tag, result, sector);
@@ -295,6 +465,8 @@ impl QueueThread<'_> {
             taken += 1;
             match entry.user_data() {
                 POLL => self.prepared.is_polling = false,
+                ORDERS => self.obey(),
+                REMOVAL => {}
                 tag => self.arrived(tag as u16, entry.result()), // As `command` set it.
             }
         }
@@ -312,19 +484,93 @@ impl QueueThread<'_> {
         *state = Tag::Ended;
         self.prepared.live -= 1;
         if result != ABORTED {
-            let QueueSetup { disk, queue, has_failed, .. } = &self.prepared.setup;
+            let Prepared { name, queue, has_failed, .. } = &*self.prepared;
             let error = io::Error::from_raw_os_error(-result);
-            tracing::error!(device = disk.name(), queue, tag, %error, "the kernel refuses a tag");
+            tracing::error!(device = name, queue, tag, %error, "the kernel refuses a tag");
             // Release: pairs with the Acquire of the server, which waits for the start.
             has_failed.store(true, Ordering::Release);
         }
     }
 
+    /// Obeys the orders of the server.
+    fn obey(&mut self) {
+        self.prepared.orders.wake.lower();
+        self.prepared.poll_orders();
+        while let Ok(order) = self.prepared.orders.orders.try_recv() {
+            match (order, self.prepared.phase) {
+                (QueueOrder::Release, Phase::Serving) => self.prepared.phase = Phase::Releasing,
+                (QueueOrder::Release, _) => {}
+                (QueueOrder::Serve(disk, shape), _) => {
+                    let opened = match &self.prepared.served {
+                        Some(_) => Ok(()),
+                        None => {
+                            let opened = ServedDisk::open(disk, shape, &self.prepared.memory);
+                            opened.map(|served| self.prepared.served = Some(served))
+                        }
+                    };
+                    if opened.is_ok() {
+                        self.prepared.phase = Phase::Serving;
+                        self.begin_waiting();
+                    }
+                    // A server that waits no more has gone.
+                    let _ = self.prepared.orders.answers.send(OrderResult::Serving(opened));
+                }
+                (QueueOrder::Fail, _) => {
+                    let has_disk = self.prepared.served.is_some();
+                    let phase = if has_disk { Phase::Serving } else { Phase::Failing };
+                    self.prepared.phase = phase;
+                    self.begin_waiting();
+                }
+            }
+        }
+    }
+
+    /// Releases the disk, if none of its requests is in flight.
+    fn release(&mut self) {
+        let it = &mut *self.prepared;
+        let is_busy = |served: &ServedDisk| served.channel.in_flight() > 0;
+        if !it.bios.is_empty() || it.served.as_ref().is_some_and(is_busy) {
+            return;
+        }
+        if it.is_polling {
+            // The ring would keep the descriptor of the channel.
+            if !it.is_removing {
+                it.is_removing = true;
+                it.push(&opcode::PollRemove::new(POLL).build().user_data(REMOVAL));
+            }
+            return;
+        }
+        it.served = None;
+        it.phase = Phase::Released;
+        // A server that waits no more has gone.
+        let _ = it.orders.answers.send(OrderResult::Released);
+    }
+
+    /// Begins the requests that have waited for a disk.
+    fn begin_waiting(&mut self) {
+        for tag in 0..self.prepared.depth() {
+            if self.prepared.tags[usize::from(tag)] == Tag::Waiting {
+                self.begin(tag);
+            }
+        }
+    }
+
     /// Begins the request of a tag.
     fn begin(&mut self, tag: u16) {
+        let Prepared { phase, served, tags, .. } = &mut *self.prepared;
+        let shape = match (*phase, served) {
+            (Phase::Serving, Some(served)) => &served.shape,
+            (Phase::Releasing | Phase::Released, _) => {
+                tags[usize::from(tag)] = Tag::Waiting;
+                return;
+            }
+            (Phase::Failing | Phase::Serving, _) => {
+                return self.commit(tag, -Status::IoErr.errno(), 0);
+            }
+        };
         // The only read of the descriptor.
         let descriptor = self.descriptors.read(tag);
-        match self.prepared.setup.shape.plan(descriptor) {
+        match shape.plan(descriptor) {
             Ok(Plan::Io(bio)) => self.begin_io(tag, bio),
             Ok(Plan::Report { from, zones }) => {
                 let result = self.report(tag, from, zones);
@@ -336,7 +582,7 @@ impl QueueThread<'_> {
 
     /// The place of a tag's data in the memory.
     fn data_offset(&self, tag: u16) -> u64 {
-        u64::from(tag) * u64::from(self.prepared.setup.shape.io_bytes_max)
+        u64::from(tag) * u64::from(self.prepared.tag_bytes)
     }
 
     fn begin_io(&mut self, tag: u16, mut bio: Bio) {
@@ -344,14 +590,14 @@ impl QueueThread<'_> {
         // `plan` bounds the length of data; other operations have no buffer.
         let bytes = if bio.op.has_data() { (bio.sectors * 512) as u32 } else { 0 };
         let is_write = bytes > 0 && bio.op != Op::Read;
-        let Prepared { setup, memory, region, tags, bios, has_data, .. } = &mut *self.prepared;
+        let Prepared { queue, served, memory, tags, bios, has_data, .. } = &mut *self.prepared;
+        let Some(ServedDisk { region, .. }) = served else { return };
         if bytes > 0 {
             *has_data = true;
             bio = bio.with_buf(BufRef { region: *region, offset });
         }
         if is_write
-            && let Err(error) =
-                self.device.read_data((setup.queue, tag), memory, offset, bytes as usize)
+            && let Err(error) = self.device.read_data((*queue, tag), memory, offset, bytes as usize)
         {
             return self.cannot_copy(tag, &error);
         }
@@ -361,21 +607,21 @@ impl QueueThread<'_> {
 
     #[cold]
     fn cannot_copy(&mut self, tag: u16, error: &io::Error) {
-        let QueueSetup { disk, queue, .. } = &self.prepared.setup;
-        let device = disk.name();
-        tracing::warn!(device, queue, tag, %error, "cannot copy the data of a request");
+        let Prepared { name, queue, .. } = &*self.prepared;
+        tracing::warn!(device = name, queue, tag, %error, "cannot copy the data of a request");
         self.commit(tag, -Status::IoErr.errno(), 0);
     }
 
     /// Reports zones. Returns the length of the answer, or an error number.
     fn report(&mut self, tag: u16, from: Sector, count: u32) -> i32 {
-        let Prepared { setup, zones, .. } = &mut *self.prepared;
+        let Prepared { name, queue, served, zones, .. } = &mut *self.prepared;
+        let Some(ServedDisk { disk, shape, .. }) = served else { return -Status::IoErr.errno() };
         let mut entries = [[0; ZONE_BYTES]; REPORT_ZONES];
         let (mut next, mut done) = (from, 0);
-        while done < count as usize && next.0 < setup.shape.params.sectors {
+        while done < count as usize && next.0 < shape.params.sectors {
             zones.clear();
             let wanted = (count as usize - done).min(REPORT_ZONES);
-            if setup.disk.report_zones(next, wanted, zones).is_err() || zones.is_empty() {
+            if disk.report_zones(next, wanted, zones).is_err() || zones.is_empty() {
                 return -Status::IoErr.errno();
             }
             for (entry, zone) in entries.iter_mut().zip(zones.iter()) {
@@ -384,9 +630,8 @@ impl QueueThread<'_> {
             }
             let bytes = entries[..zones.len().min(REPORT_ZONES)].as_flattened();
             let offset = (done * ZONE_BYTES) as u64;
-            if let Err(error) = self.device.write_bytes((setup.queue, tag), offset, bytes) {
-                let (device, queue) = (setup.disk.name(), setup.queue);
-                tracing::warn!(device, queue, %error, "cannot copy a zone report");
+            if let Err(error) = self.device.write_bytes((*queue, tag), offset, bytes) {
+                tracing::warn!(device = name, queue, %error, "cannot copy a zone report");
                 return -Status::IoErr.errno();
             }
             done += zones.len().min(REPORT_ZONES);
@@ -397,7 +642,8 @@ impl QueueThread<'_> {
 
     /// Pushes and submits bios, and completes requests. Returns the number of completions.
     fn execute(&mut self) -> usize {
-        let Prepared { channel, bios, done, .. } = &mut *self.prepared;
+        let Prepared { served, bios, done, .. } = &mut *self.prepared;
+        let Some(ServedDisk { channel, .. }) = served else { return 0 };
         if !bios.is_empty() {
             let pushed = channel.push(bios);
             bios.drain(..pushed);
@@ -422,17 +668,17 @@ impl QueueThread<'_> {
         if !completion.status.is_ok() {
             return self.commit(tag, -completion.status.errno(), 0);
         }
-        let Prepared { setup, memory, .. } = &*self.prepared;
+        let Prepared { queue, counts, memory, .. } = &*self.prepared;
         match op {
             Op::Read => {
                 let offset = self.data_offset(tag);
-                let place = (setup.queue, tag);
+                let place = (*queue, tag);
                 if let Err(error) = self.device.write_data(place, memory, offset, bytes as usize) {
                     return self.cannot_copy(tag, &error);
                 }
-                setup.counts.read_bytes.add(bytes.into());
+                counts.read_bytes.add(bytes.into());
             }
-            Op::Write | Op::ZoneAppend => setup.counts.written_bytes.add(bytes.into()),
+            Op::Write | Op::ZoneAppend => counts.written_bytes.add(bytes.into()),
             _ => {}
         }
         let sector = if op == Op::ZoneAppend { completion.sector.0 } else { 0 };
@@ -442,7 +688,8 @@ impl QueueThread<'_> {
     /// Submits what was pushed, and sleeps until the kernel or the device has something to do.
     fn wait(&mut self) {
         let it = &mut *self.prepared;
-        if it.channel.in_flight() == 0 {
+        let busy = it.served.as_mut().filter(|served| served.channel.in_flight() > 0);
+        let Some(ServedDisk { channel, wakes, .. }) = busy else {
             let timeout = if it.has_data { IDLE_WAIT } else { LONG_WAIT };
             it.enter(Some(timeout));
             if it.has_data && it.ring.completion().is_empty() {
@@ -450,23 +697,22 @@ impl QueueThread<'_> {
                 it.has_data = false;
             }
             return;
-        }
-        let timeout = match it.channel.due() {
+        };
+        let timeout = match channel.due() {
             Due::At(at) => Duration::from_nanos(at.since(Monotonic.now())),
-            Due::Never if it.wakes.is_some() => LONG_WAIT,
+            Due::Never if wakes.is_some() => LONG_WAIT,
             Due::Never => COMPLETION_POLL_INTERVAL,
         };
-        let wakes = it.wakes;
-        if timeout.is_zero() || (wakes.is_some() && !it.channel.may_sleep()) {
+        let wakes = *wakes;
+        if timeout.is_zero() || (wakes.is_some() && !channel.may_sleep()) {
             if it.pushed > 0 || it.ring.submission().taskrun() {
                 it.enter(None);
             }
             return;
         }
         if let Some(wakes) = wakes.filter(|_| !it.is_polling) {
-            it.is_polling = true;
-            let poll = opcode::PollAdd::new(Fd(wakes), libc::POLLIN as u32).build();
-            it.push(&poll.user_data(POLL));
+            (it.is_polling, it.is_removing) = (true, false);
+            it.poll(wakes, POLL);
         }
         it.enter(Some(timeout));
     }

@@ -4,6 +4,7 @@
 //! NEW ─ add, parameters ▸ ADDED ─ threads fetch, start ▸ LIVE ─ stop, delete ▸ gone
 //!                                     LIVE ─ the server is killed ▸ QUIESCED (or DEAD)
 //!     QUIESCED ─ begin recovery, threads fetch, end recovery ▸ LIVE
+//! disk: PRESENT ─ suspend: requests wait ▸ ABSENT ─ resume ▸ PRESENT
 //! ```
 //!
 //! A device that keeps its data over a kill of the server is made so that the kernel waits for
@@ -23,7 +24,7 @@ use blockyard_core::Disk;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
-use crate::abi::{ControlCommand, DevInfo, DeviceState, block_path, feature};
+use crate::abi::{ControlCommand, DevInfo, DeviceState, Params, block_path, feature};
 use crate::char_device::CharDevice;
 use crate::control::Control;
 use crate::error::UblkError;
@@ -39,6 +40,8 @@ const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the number of a deleted device may stay in use by a program that has it open.
 const FREE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often `suspend` checks whether the threads have released the disk.
+const RELEASE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How often the state of a device is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -79,10 +82,19 @@ pub struct UblkServer {
     id: u32,
     is_recovered: bool,
     counts: Vec<Arc<QueueCounts>>,
+    disk: Mutex<DiskState>,
     /// Empty once stopped.
     running: Mutex<Vec<QueueHandle>>,
     /// Whether the block device is removed. Held by a thread that removes it.
     is_gone: Mutex<bool>,
+}
+
+/// The disk of a server.
+struct DiskState {
+    /// `None` while it is being replaced.
+    disk: Option<Arc<dyn Disk>>,
+    /// The shape of the disk, or of the one before.
+    shape: Arc<DeviceShape>,
 }
 
 impl UblkServer {
@@ -162,6 +174,80 @@ impl UblkServer {
         is_in_use(self.id)
     }
 
+    /// Checks that the block device can become larger while it is used.
+    ///
+    /// # Errors
+    /// If the kernel's driver cannot change the size of a block device, or refuses.
+    pub fn check_growth(&self) -> Result<(), UblkError> {
+        Control::open()?.check_features(feature::UPDATE_SIZE)
+    }
+
+    /// Releases the disk, to replace it by another one while the block device is used: the requests
+    /// that were begun are completed, and later ones wait. `false` if the disk executes requests
+    /// for longer than `drain`, or is released already; then nothing changes.
+    pub fn suspend(&self, drain: Duration) -> bool {
+        let deadline = Instant::now() + drain;
+        let Some(disk) = self.disk().disk.take() else { return false };
+        self.running().iter().for_each(QueueHandle::begin_release);
+        // Not one that is released alone: each has to take its answer.
+        let is_released = || {
+            let released = self.running().iter_mut().map(QueueHandle::is_released).min();
+            released != Some(false)
+        };
+        while !is_released() {
+            if Instant::now() >= deadline {
+                self.take_disk(disk);
+                return false;
+            }
+            thread::sleep(RELEASE_POLL_INTERVAL);
+        }
+        true
+    }
+
+    /// Serves another disk, and tells the kernel if its capacity is larger. If anything else is
+    /// different, or the capacity smaller, the requests of the block device fail from now on.
+    ///
+    /// # Errors
+    /// If the kernel does not change the size of the block device, which is served as it was.
+    pub fn resume(&self, disk: &SharedDisk) -> Result<(), UblkError> {
+        let device = &self.name;
+        let before = Arc::clone(&self.disk().shape);
+        let shape = match DeviceShape::of(disk.disk.as_ref()) {
+            Ok(shape) if shape.succeeds(&before) => Arc::new(shape),
+            _ => {
+                tracing::error!(device, "its block device fails: it cannot go on with the device");
+                self.running().iter().for_each(QueueHandle::fail_waiting);
+                return Ok(());
+            }
+        };
+        let sectors = shape.params.sectors;
+        // Before the kernel sends requests for what is new.
+        self.disk().shape = shape;
+        self.take_disk(Arc::clone(&disk.disk));
+        if sectors == before.params.sectors {
+            return Ok(());
+        }
+        Control::open()?.update_size(self.id, sectors)?;
+        tracing::info!(device, sectors, "the block device has another size");
+        Ok(())
+    }
+
+    /// Lets all threads serve a disk of the present shape.
+    fn take_disk(&self, disk: Arc<dyn Disk>) {
+        let shape = Arc::clone(&self.disk().shape);
+        for queue in &mut *self.running() {
+            if let Err(error) = queue.resume(&disk, &shape) {
+                tracing::error!(device = self.name, %error, "a queue of the block device fails");
+                queue.fail_waiting();
+            }
+        }
+        self.disk().disk = Some(disk);
+    }
+
+    fn disk(&self) -> MutexGuard<'_, DiskState> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn running(&self) -> MutexGuard<'_, Vec<QueueHandle>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,6 +272,8 @@ impl UblkServer {
         if *is_gone {
             return Ok(());
         }
+        // The kernel waits for requests that wait for a disk, also when the device is opened.
+        self.running().iter().for_each(QueueHandle::fail_waiting);
         if is_in_use(self.id) {
             let path = block_path(self.id);
             tracing::warn!(device = self.name, path, "removed while it is mounted or in use");
@@ -302,15 +390,29 @@ impl Starting {
     fn recover(self, mut control: Control, info: &DevInfo) -> Result<UblkServer, UblkError> {
         let id = info.id;
         let params = control.params(id)?;
-        if let Some(what) = self.shape.params.difference(&params) {
+        // The server was killed after it had made the disk larger, and before the kernel knew.
+        let grown = Params { sectors: self.shape.params.sectors, ..params };
+        let has_grown = self.shape.zones.is_none() && grown.sectors > params.sectors;
+        if let Some(what) = self.shape.params.difference(if has_grown { &grown } else { &params }) {
             return Err(UblkError::Changed { id, what });
+        }
+        if has_grown {
+            control.check_features(feature::UPDATE_SIZE)?;
         }
         if info.io_bytes_max > self.shape.io_bytes_max {
             return Err(UblkError::Changed { id, what: "longest request" });
         }
         let queues = self.prepare(info)?;
         begin_recovery(&mut control, id)?;
-        self.serve(control, info, queues, ControlCommand::EndUserRecovery)
+        let sectors = self.shape.params.sectors;
+        let server = self.serve(control, info, queues, ControlCommand::EndUserRecovery)?;
+        if has_grown
+            && let Err(error) = Control::open().and_then(|mut it| it.update_size(id, sectors))
+        {
+            // Programs go on with the capacity that they know.
+            tracing::error!(device = server.name, "{error}");
+        }
+        Ok(server)
     }
 
     /// Starts the threads of all queues.
@@ -369,7 +471,9 @@ impl Starting {
         let Queues { handles, counts, .. } = queues;
         let name = self.disk.name().to_owned();
         let running = Mutex::new(handles);
-        Ok(UblkServer { name, id, is_recovered, counts, running, is_gone: Mutex::new(false) })
+        let disk = Mutex::new(DiskState { disk: Some(self.disk), shape: self.shape });
+        let is_gone = Mutex::new(false);
+        Ok(UblkServer { name, id, is_recovered, counts, disk, running, is_gone })
     }
 }
 
@@ -438,7 +542,15 @@ fn is_in_use(id: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_core::{Geometry, Limits};
+
     use super::*;
+
+    fn shape() -> DeviceShape {
+        let (logical_block_bytes, physical_block_bytes, zones) = (512, 512, None);
+        let geometry = Geometry { sectors: 8, logical_block_bytes, physical_block_bytes, zones };
+        DeviceShape::new(&geometry, &Limits::unlimited(16)).unwrap()
+    }
 
     /// The bug: the queues were given up before the kernel had stopped the device, and a failure
     /// was only logged.
@@ -449,6 +561,7 @@ mod tests {
             id: u32::MAX,
             is_recovered: false,
             counts: Vec::new(),
+            disk: Mutex::new(DiskState { disk: None, shape: Arc::new(shape()) }),
             running: Mutex::new(vec![QueueHandle::of_thread(thread::spawn(|| {}))]),
             is_gone: Mutex::new(false),
         };

@@ -153,6 +153,17 @@ impl DeviceShape {
         Ok(DeviceShape { params, block_sectors, io_bytes_max, zones: geometry.zones.clone() })
     }
 
+    /// Whether the kernel can go on with this shape instead of the one before: the capacity alone
+    /// may differ, and be larger. Of a device with zones it may not, because the driver counts the
+    /// zones once.
+    pub(crate) fn succeeds(&self, before: &DeviceShape) -> bool {
+        let params = Params { sectors: before.params.sectors, ..self.params };
+        let same = DeviceShape { params, ..self.clone() };
+        same == *before
+            && self.params.sectors >= before.params.sectors
+            && (self.zones.is_none() || self == before)
+    }
+
     /// The number of queues on a machine with this many processors.
     pub fn queues(&self, processors: usize) -> u16 {
         processors.clamp(1, usize::from(QUEUES_MAX)) as u16 // At most QUEUES_MAX.
@@ -276,6 +287,23 @@ mod tests {
         assert_ne!(zoned.features(true) & feature::ZONED, 0);
         // One whose data are lost with the process is no device to go on with.
         assert_eq!(plain.features(false) & feature::USER_RECOVERY, 0);
+    }
+
+    #[test]
+    fn a_larger_capacity_alone_succeeds_the_shape_before() {
+        let shape = |geometry: &Geometry, limits: &Limits| DeviceShape::new(geometry, limits);
+        let before = shape(&plain(512, 512), &limits()).unwrap();
+        let with = |sectors| Geometry { sectors, ..plain(512, 512) };
+        for (sectors, succeeds) in [(1 << 21, true), (1 << 22, true), (1 << 20, false)] {
+            let after = shape(&with(sectors), &limits()).unwrap();
+            assert_eq!(after.succeeds(&before), succeeds, "{sectors}");
+        }
+        let blocks = shape(&Geometry { sectors: 1 << 22, ..plain(4096, 4096) }, &limits()).unwrap();
+        assert!(!blocks.succeeds(&before));
+        let read_only = Limits { read_only: true, ..limits() };
+        assert!(!shape(&with(1 << 22), &read_only).unwrap().succeeds(&before));
+        let zones = |count| shape(&zoned(count), &limits()).unwrap();
+        assert!(zones(16).succeeds(&zones(16)) && !zones(17).succeeds(&zones(16)));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::entry::{DeviceEntry, NvmeExport, describe};
 use crate::error::{StackError, YardError};
 use crate::spec::DeviceSpec;
 use crate::stack;
-use crate::ublk::{UblkPlace, UblkServers};
+use crate::ublk::{SuspendedUblk, UblkPlace, UblkServers};
 use crate::vhost::{BoundVhost, SuspendedVhost, VhostServers};
 use crate::view::{FormatRequest, FormatView, HostView, MountView};
 use crate::zonefs::Mounts;
@@ -66,9 +66,10 @@ impl DeviceTable {
 
 /// The exporters that wait for a device that is being replaced.
 #[derive(Default)]
-struct Suspended {
+struct Suspended<'d> {
     subsystem: Option<SuspendedSubsystem>,
     vhost: Option<SuspendedVhost>,
+    ublk: Option<SuspendedUblk<'d>>,
 }
 
 /// A reserved name. Dropping it releases the name; it must not be dropped while the lock is held.
@@ -233,7 +234,7 @@ impl Devices {
         spec: DeviceSpec,
         index: usize,
         made: stack::Made,
-        suspended: Suspended,
+        suspended: Suspended<'_>,
     ) -> Result<DeviceEntry, YardError> {
         if let (Some(pool), Some(control)) = (&made.pool, self.control.get())
             && let Err(error) = pool.announce(control)
@@ -248,12 +249,15 @@ impl Devices {
         &self,
         mut entry: DeviceEntry,
         index: usize,
-        suspended: Suspended,
+        suspended: Suspended<'_>,
     ) -> Result<DeviceEntry, YardError> {
         self.export(&entry.spec, &entry.shared)?;
         entry.nvme = self.add_subsystem(entry.spec.name(), &entry.shared, suspended.subsystem);
         if let Some(vhost) = suspended.vhost {
             self.vhost.resume(vhost, entry.shared.clone());
+        }
+        if let Some(ublk) = suspended.ublk {
+            ublk.resume(&entry.shared);
         }
         entry.warn_of_nvme();
         for note in entry.notes() {
@@ -297,9 +301,9 @@ impl Devices {
         Some(NvmeExport { subsystems, nqn, nsid })
     }
 
-    /// Takes an unused device away from all exporters. If it `grows`, NVMe hosts and hypervisors
-    /// may use it: they wait for it. If this fails, the device is exported as before.
-    fn withdraw(&self, entry: &DeviceEntry, grows: bool) -> Result<Suspended, YardError> {
+    /// Takes an unused device away from all exporters. If it `grows`, NVMe hosts, hypervisors and
+    /// the kernel may use it: they wait for it. If this fails, the device is exported as before.
+    fn withdraw(&self, entry: &DeviceEntry, grows: bool) -> Result<Suspended<'_>, YardError> {
         let name = entry.spec.name();
         // No client that comes after this is admitted, so that the counts below stay true.
         let Some(_claim) = entry.shared.claim.claim() else {
@@ -307,7 +311,8 @@ impl Devices {
             return Err(YardError::Mounted { name, dir });
         };
         let (clients, opens) = self.users(name);
-        let others = self.nbd_clients(name) + self.block_devices(name);
+        let waits = grows && self.ublk.check_growth(name)?;
+        let others = self.nbd_clients(name) + if waits { 0 } else { self.block_devices(name) };
         let clients = if grows { others } else { clients };
         let used = |opens| YardError::Used { name: name.to_owned(), clients, opens };
         if clients + opens > 0 {
@@ -325,24 +330,29 @@ impl Devices {
     }
 
     /// Takes a device away from the exporters whose clients may wait for it.
-    fn suspend(&self, entry: &DeviceEntry, grows: bool) -> Result<Suspended, YardError> {
+    fn suspend(&self, entry: &DeviceEntry, grows: bool) -> Result<Suspended<'_>, YardError> {
         let name = entry.spec.name();
         let subsystems = self.subsystems.get().filter(|_| grows && entry.has_subsystem());
         let suspend = |subsystems: &Arc<Subsystems>| subsystems.suspend(name, SUSPEND_TIMEOUT);
         let subsystem = subsystems.map(suspend).transpose()?;
-        match self.vhost.suspend(name, SUSPEND_TIMEOUT) {
-            Ok(vhost) => {
-                if subsystem.is_none() {
-                    self.remove_subsystem(name, Duration::ZERO);
-                }
-                Ok(Suspended { subsystem, vhost })
+        let mut suspended = Suspended { subsystem, ..Suspended::default() };
+        let mut suspend_others = || {
+            suspended.vhost = self.vhost.suspend(name, SUSPEND_TIMEOUT)?;
+            suspended.ublk = self.ublk.suspend(name, SUSPEND_TIMEOUT)?;
+            Ok(())
+        };
+        if let Err(error) = suspend_others() {
+            // The disk that they had.
+            if let Some(vhost) = suspended.vhost {
+                self.vhost.resume(vhost, entry.shared.clone());
             }
-            Err(error) => {
-                // The disk that it had.
-                subsystem.map(|it| it.resume(entry.shared.clone())).transpose()?;
-                Err(error)
-            }
+            suspended.subsystem.map(|it| it.resume(entry.shared.clone())).transpose()?;
+            return Err(error);
         }
+        if suspended.subsystem.is_none() {
+            self.remove_subsystem(name, Duration::ZERO);
+        }
+        Ok(suspended)
     }
 
     /// Removes the NVMe subsystem of a device, if it has one.
@@ -403,7 +413,7 @@ impl Devices {
 
     /// Removes an unused device, runs an operation that requires this, and opens the device again
     /// with `spec`; with its old specification if the operation fails. If it `grows` the device,
-    /// NVMe hosts and a hypervisor may use it: they stay connected, and learn the new size.
+    /// NVMe hosts, a hypervisor and the kernel may use it: they keep it, and learn the new size.
     ///
     /// # Errors
     /// If there is no such device, clients use it, other requests have it for longer than 5 s, or

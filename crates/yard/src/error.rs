@@ -309,6 +309,28 @@ pub enum YardError {
         /// The device.
         name: String,
     },
+    /// The kernel does not let the device become larger while it is a block device.
+    #[error(
+        "cannot resize `{name}` while it is {path}: {source}; unmount the block device, remove it \
+         by `blockyard ublk remove {name}`, and add it again after the resize"
+    )]
+    UblkFixed {
+        /// The device.
+        name: String,
+        /// The path of the block device.
+        path: String,
+        /// What the kernel lacks.
+        source: UblkError,
+    },
+    /// The device executes requests of its block device for too long.
+    #[error(
+        "cannot replace the disk of `{name}`: it executes requests of its block device for longer \
+         than 5 s; try again"
+    )]
+    UblkSlow {
+        /// The device.
+        name: String,
+    },
     /// The block device is mounted.
     #[error(
         "{path} is mounted or used by another part of the kernel; unmount it first, or use --force \
@@ -518,6 +540,8 @@ impl YardError {
             | YardError::NoUblk { .. } => "no_such_listener",
             YardError::VhostBusy { .. }
             | YardError::UblkBusy { .. }
+            | YardError::UblkFixed { .. }
+            | YardError::UblkSlow { .. }
             | YardError::UblkUsed { .. }
             | YardError::VhostUsed { .. }
             | YardError::Busy { .. }
@@ -590,6 +614,8 @@ impl YardError {
             | YardError::UblkServed { name, .. }
             | YardError::NoUblk { name }
             | YardError::UblkBusy { name }
+            | YardError::UblkFixed { name, .. }
+            | YardError::UblkSlow { name }
             | YardError::VhostBusy { name }
             | YardError::VhostUsed { name, .. }
             | YardError::ZonesUsed { name, .. }

@@ -3,8 +3,10 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use blockyard_core::Disk;
+use blockyard_core::rmw::SharedDisk;
 pub use blockyard_ublk::{
     ID_MAX, MachineDevice, UblkError, UblkInfo, begin_io_flusher, block_path, check_kernel,
     end_io_flusher, list, remove,
@@ -82,14 +84,47 @@ pub struct UblkServers {
 
 /// The name of a device whose server is being started or stopped. Dropping it releases the name; it
 /// must not be dropped while the table is locked.
+#[derive(Debug)]
 pub(crate) struct Changing<'s> {
     servers: &'s UblkServers,
-    device: &'s str,
+    device: String,
 }
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        self.servers.table().changing.retain(|device| device != self.device);
+        self.servers.table().changing.retain(|device| *device != self.device);
+    }
+}
+
+/// A server without a disk. Dropping it removes the block device.
+#[derive(Debug)]
+pub(crate) struct SuspendedUblk<'s> {
+    changing: Changing<'s>,
+    /// `None` once it has a disk.
+    server: Option<Arc<UblkServer>>,
+}
+
+impl SuspendedUblk<'_> {
+    /// Serves a device that was replaced. The programs that use the block device learn a larger
+    /// capacity.
+    pub(crate) fn resume(mut self, disk: &SharedDisk) {
+        if let Some(server) = self.server.take()
+            && let Err(error) = server.resume(disk)
+        {
+            let device = self.changing.device.as_str();
+            tracing::error!(device, "the block device keeps its size: {error}");
+        }
+    }
+}
+
+impl Drop for SuspendedUblk<'_> {
+    fn drop(&mut self) {
+        let Changing { servers, device } = &self.changing;
+        if self.server.is_some()
+            && let Err(error) = servers.remove(device)
+        {
+            tracing::error!(device, "{error}");
+        }
     }
 }
 
@@ -128,14 +163,14 @@ impl UblkServers {
         entry: &DeviceEntry,
         place: &UblkPlace,
     ) -> Result<(), YardError> {
-        let device = changing.device;
+        let device = &changing.device;
         if let Some(info) = self.find(device) {
-            let (name, path) = (device.to_owned(), block_path(info.id));
+            let (name, path) = (device.clone(), block_path(info.id));
             return Err(YardError::UblkServed { name, path });
         }
         let options = options(place, &entry.spec, &entry.identity);
         let server = Arc::new(UblkServer::start(entry.shared.clone(), &options)?);
-        self.table().servers.push(DeviceServer { device: device.to_owned(), server });
+        self.table().servers.push(DeviceServer { device: device.clone(), server });
         Ok(())
     }
 
@@ -144,13 +179,44 @@ impl UblkServers {
     ///
     /// # Errors
     /// If another request has begun.
-    pub(crate) fn begin_change<'s>(&'s self, device: &'s str) -> Result<Changing<'s>, YardError> {
+    pub(crate) fn begin_change(&self, device: &str) -> Result<Changing<'_>, YardError> {
         let mut table = self.table();
         if table.changing.iter().any(|changing| changing == device) {
             return Err(YardError::UblkBusy { name: device.to_owned() });
         }
         table.changing.push(device.to_owned());
-        Ok(Changing { servers: self, device })
+        Ok(Changing { servers: self, device: device.to_owned() })
+    }
+
+    /// Checks that a device may become larger while it is a block device of the kernel. Returns
+    /// whether it is one.
+    ///
+    /// # Errors
+    /// If the kernel cannot change the size of a block device.
+    pub(crate) fn check_growth(&self, device: &str) -> Result<bool, YardError> {
+        let Some(server) = self.server(device) else { return Ok(false) };
+        let (name, path) = (device.to_owned(), block_path(server.info().id));
+        let refused = |source| YardError::UblkFixed { name, path, source };
+        server.check_growth().map_err(refused).map(|()| true)
+    }
+
+    /// Takes the disk away from the server of a device that is being replaced. Its block device
+    /// stays, and the requests of the kernel wait. `None` if the device has no server.
+    ///
+    /// # Errors
+    /// If the disk executes requests for longer than `drain`, or another request starts or stops
+    /// the server. Then the disk is served as before.
+    pub(crate) fn suspend(
+        &self,
+        device: &str,
+        drain: Duration,
+    ) -> Result<Option<SuspendedUblk<'_>>, YardError> {
+        let changing = self.begin_change(device)?;
+        let Some(server) = self.server(device) else { return Ok(None) };
+        match server.suspend(drain) {
+            true => Ok(Some(SuspendedUblk { changing, server: Some(server) })),
+            false => Err(YardError::UblkSlow { name: device.to_owned() }),
+        }
     }
 
     /// Whether a device has a server, or one is being started or stopped.
