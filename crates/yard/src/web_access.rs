@@ -1,6 +1,6 @@
 //! Who may use the dashboard: the names of its host, and a token.
 
-use std::net::IpAddr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use blockyard_os::private_file::{PrivateFileError, read_private};
@@ -104,11 +104,17 @@ impl WebAccess {
     /// Whether the host of a request is one of this listener: an address, `localhost`, or the name
     /// at which it listens, with or without a port.
     pub fn is_own_host(&self, host: &str) -> bool {
-        let Some(name) = host_name(host) else { return false };
+        // RFC 3986, 3.2.2: brackets enclose an IPv6 address.
+        if let Some(rest) = host.strip_prefix('[') {
+            let parts = rest.split_once(']').filter(|(_, port)| is_port(port));
+            return parts.is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
+        }
+        let (name, port) = host.split_at(host.find(':').unwrap_or(host.len()));
         let is_name = |own: &str| own.eq_ignore_ascii_case(name);
-        name.parse::<IpAddr>().is_ok()
-            || is_name("localhost")
-            || self.host.as_deref().is_some_and(is_name)
+        is_port(port)
+            && (name.parse::<Ipv4Addr>().is_ok()
+                || is_name("localhost")
+                || self.host.as_deref().is_some_and(is_name))
     }
 
     /// Whether a client with this header `Authorization` may come in.
@@ -127,16 +133,10 @@ impl WebAccess {
     }
 }
 
-/// The host of a header `Host`, without brackets and port; `None` if it is neither a name nor an
-/// address.
-fn host_name(host: &str) -> Option<&str> {
-    let (name, port) = match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']')?,
-        None => host.split_at(host.find(':').unwrap_or(host.len())),
-    };
-    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
-    let has_port = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
-    has_port.then_some(name)
+/// Whether the end of a header `Host` is a colon and a port, or nothing.
+fn is_port(end: &str) -> bool {
+    let is_number = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    end.is_empty() || end.strip_prefix(':').is_some_and(is_number)
 }
 
 #[cfg(test)]
@@ -173,6 +173,9 @@ mod tests {
             "127.0.0.1.evil.example",
             "localhost:x",
             "[::1",
+            "[localhost]",
+            "[127.0.0.1]",
+            "[nas.example]",
             "[::1]x",
             "::1",
             "a:b:c",
