@@ -35,6 +35,7 @@ pub mod task_queue;
 pub mod ticket_lock;
 pub mod token_bucket;
 pub mod wake_flag;
+pub mod trace_ring;
 pub mod wp_cache;
 pub mod zone_gate;
 pub mod zone_resources;

@@ -1,6 +1,7 @@
 //! Primitive: the RCU cell, a value that is read all the time and rarely replaced.
 //!
-//! Protects   settings that the control plane changes while I/O runs (rules of the fault injector).
+//! Protects   settings that the control plane changes while I/O runs (rules of the fault injector,
+//!            the trace recorder).
 //! Why        a queue reads them once a batch and must not contend with other queues.
 //! States     a generation number next to the value: a reader's copy with this number is current.
 //! Order      rank 90, a leaf: no other lock is taken while the value is replaced or fetched.
@@ -44,15 +45,22 @@ impl<T> RcuCell<T> {
 #[derive(Debug)]
 pub struct RcuReader<T> {
     shared: Arc<RcuCell<T>>,
+    /// The generation of the copy.
     generation: u64,
+    /// The generation that [`RcuReader::unchanged`] accepts: that of the copy, or none.
+    accepted: u64,
     copy: Arc<T>,
 }
+
+/// Below every generation.
+const NO_GENERATION: u64 = 0;
 
 impl<T> RcuReader<T> {
     /// A reader of `shared`.
     pub fn new(shared: &Arc<RcuCell<T>>) -> RcuReader<T> {
-        // 0 is below every generation: the first `get` fetches the value.
-        RcuReader { shared: Arc::clone(shared), generation: 0, copy: shared.get() }
+        // The first `get` fetches the value.
+        let (generation, accepted) = (NO_GENERATION, NO_GENERATION);
+        RcuReader { shared: Arc::clone(shared), generation, accepted, copy: shared.get() }
     }
 
     /// The current value.
@@ -67,16 +75,30 @@ impl<T> RcuReader<T> {
     }
 
     /// The value, if the copy is current. Otherwise fetches it for the next call and returns
-    /// `None`.
+    /// `None`; always `None` after [`RcuReader::hold`].
     #[inline]
     pub fn unchanged(&mut self) -> Option<&T> {
         // Acquire: pairs with the Release in `update`.
         let generation = self.shared.generation.load(Ordering::Acquire);
-        if generation != self.generation {
-            self.fetch(generation);
+        if generation != self.accepted {
+            self.refresh(generation);
             return None;
         }
         Some(&self.copy)
+    }
+
+    /// Makes [`RcuReader::unchanged`] return `None` until the value is fetched again, for a reader
+    /// that has to look at this value each time: the check that finds a change finds that too, and
+    /// costs nothing more.
+    pub fn hold(&mut self) {
+        self.accepted = NO_GENERATION;
+    }
+
+    #[cold]
+    fn refresh(&mut self, generation: u64) {
+        if generation != self.generation {
+            self.fetch(generation);
+        }
     }
 
     #[cold]
@@ -84,7 +106,7 @@ impl<T> RcuReader<T> {
         // The value may be newer than the number read before it. The next `get` then fetches the
         // same value again, which is harmless.
         self.copy = self.shared.get();
-        self.generation = generation;
+        (self.generation, self.accepted) = (generation, generation);
     }
 }
 
@@ -105,6 +127,14 @@ mod tests {
         assert_eq!(**reader.get(), 2);
         assert_eq!(reader.unchanged(), Some(&2));
         assert_eq!(*shared.get(), 2);
+        reader.hold();
+        assert_eq!(reader.unchanged(), None);
+        assert_eq!(reader.unchanged(), None);
+        assert_eq!(**reader.get(), 2);
+        assert_eq!(reader.unchanged(), None);
+        shared.update(|value| value + 1);
+        assert_eq!(reader.unchanged(), None);
+        assert_eq!(reader.unchanged(), Some(&3));
     }
 }
 
