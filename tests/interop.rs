@@ -31,6 +31,7 @@ mod scheduler;
 mod smr;
 mod tls;
 mod top;
+mod trace;
 mod user;
 mod volume;
 mod yard;

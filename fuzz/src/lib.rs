@@ -3,6 +3,7 @@
 //! A target is a function that takes bytes, and returns or panics with its finding.
 
 pub mod bios;
+pub mod blktrace;
 pub mod cdb;
 pub mod deadline;
 pub mod drive;

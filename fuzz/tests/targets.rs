@@ -28,6 +28,7 @@ target!(bios_model, blockyard_fuzz::bios::bios_model);
 target!(bios_gate, blockyard_fuzz::bios::bios_gate);
 target!(bios_smr, blockyard_fuzz::bios::bios_smr);
 target!(bios_ram, blockyard_fuzz::bios::bios_ram);
+target!(blktrace_file, blockyard_fuzz::blktrace::blktrace_file);
 target!(ram_snapshot, blockyard_fuzz::ram::snapshot);
 target!(ram_codecs, blockyard_fuzz::ram::codecs);
 target!(ram_refusals, blockyard_fuzz::refusals::refusals);

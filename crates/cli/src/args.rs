@@ -2,6 +2,7 @@
 
 mod activity;
 mod ram;
+mod trace;
 mod volume;
 
 use std::ops::RangeInclusive;
@@ -10,6 +11,7 @@ use std::str::FromStr;
 
 pub(crate) use activity::{IostatArgs, StatsArgs, TopArgs};
 pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
+pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
     ImageFormat, VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeExportArgs, VolumePoolArgs,
     VolumeReceiveArgs, VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs,
@@ -121,6 +123,10 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// List the clients of a yard: of NBD, NVMe, vhost-user and ublk
     Connections(TalkArgs),
+    /// Record what a device does, in the format of blktrace
+    Trace(TraceArgs),
+    /// Replay a trace on a device
+    Replay(ReplayArgs),
     /// Give a device a fault
     Inject(InjectArgs),
     /// Write a commented configuration: the default yard

@@ -9,12 +9,14 @@ mod listeners;
 mod manual;
 mod output_file;
 mod ram;
+mod replay;
 mod run;
 mod sched;
 mod serve;
 mod shell_snippet;
 mod stats;
 mod top;
+mod trace;
 mod ublk;
 mod volume;
 mod zone;
@@ -43,6 +45,8 @@ fn main() -> ExitCode {
         Command::Add(args) => devices::add(&args, &mut out),
         Command::Remove(args) => devices::remove(&args, &mut out),
         Command::Connections(talk) => devices::connections(&talk, &mut out),
+        Command::Trace(args) => trace::run(&args, &mut out),
+        Command::Replay(args) => replay::run(&args, &mut out),
         Command::Inject(args) => devices::inject(&args, &mut out),
         Command::Zone(command) => zone::run(&command, &mut out),
         Command::Mkzonefs(args) => zonefs::format(&args, &mut out),

@@ -128,6 +128,8 @@ impl Flags {
     pub const NOMERGE: Flags = Flags(8);
     /// The device must not deallocate the range of a write-zeroes.
     pub const NOUNMAP: Flags = Flags(16);
+    /// A trace recorder has recorded that the bio was submitted.
+    pub(crate) const TRACED: Flags = Flags(32);
 
     /// Whether every flag of `other` is set.
     #[inline]

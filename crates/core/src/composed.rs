@@ -11,6 +11,7 @@ use crate::disk::Disk;
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
+use crate::middleware::TracePoint;
 use crate::sched::SchedulerControl;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
@@ -141,6 +142,10 @@ where
 
     fn scheduler(&self) -> Option<&dyn SchedulerControl> {
         self.device.scheduler()
+    }
+
+    fn trace_point(&self) -> Option<&TracePoint> {
+        self.device.trace_point()
     }
 
     fn stats(&self) -> Stats {

@@ -8,6 +8,7 @@ use crate::clock::Clock;
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
+use crate::middleware::TracePoint;
 use crate::request::{Batch, CompletionBatch};
 use crate::sched::SchedulerControl;
 use crate::units::{Nanos, Sector};
@@ -61,6 +62,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// The scheduler that the channels of the device share, if there is one.
     fn scheduler(&self) -> Option<&dyn SchedulerControl> {
+        None
+    }
+
+    /// Where recorders of traces are attached, if the device can be recorded.
+    fn trace_point(&self) -> Option<&TracePoint> {
         None
     }
 }
@@ -269,5 +275,9 @@ impl<D: Device> Device for std::sync::Arc<D> {
 
     fn scheduler(&self) -> Option<&dyn SchedulerControl> {
         (**self).scheduler()
+    }
+
+    fn trace_point(&self) -> Option<&TracePoint> {
+        (**self).trace_point()
     }
 }

@@ -5,6 +5,7 @@ use crate::device::{DeviceError, Extent};
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
+use crate::middleware::TracePoint;
 use crate::sched::SchedulerControl;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
@@ -60,6 +61,11 @@ pub trait Disk: Send + Sync {
 
     /// The scheduler that the channels share; `None` where each channel has its own.
     fn scheduler(&self) -> Option<&dyn SchedulerControl> {
+        None
+    }
+
+    /// Where recorders of traces are attached; `None` if the device cannot be recorded.
+    fn trace_point(&self) -> Option<&TracePoint> {
         None
     }
 

@@ -1,12 +1,15 @@
-//! Middleware: devices that wrap a device. A fault injector, a delay, a tracer.
+//! Middleware: devices that wrap a device. A delay; a fault injector, which also records traces.
 
 mod delayed;
 mod faulty;
-mod traced;
+mod recorder;
 
 pub use delayed::{Delayed, DelayedQueue};
 pub use faulty::{Faulty, FaultyQueue, RULES_MAX};
-pub use traced::{Trace, Traced, TracedQueue};
+pub(crate) use recorder::PieceMark;
+pub use recorder::{
+    LostEvents, Recorder, Recording, TraceEvent, TraceKind, TracePoint, TraceSource, TraceWriter,
+};
 
 /// Forwards the control plane to the wrapped device, except for the methods that a wrapper changes.
 macro_rules! forward_control_plane {

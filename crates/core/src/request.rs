@@ -468,6 +468,18 @@ impl Started {
         &self.0
     }
 
+    /// Calls `visit` with each bio of the request, when it was submitted, and whether it is a piece
+    /// of a split bio. `visit` may change flags of the bio that no device reads.
+    pub(crate) fn visit_bios(&mut self, mut visit: impl FnMut(&mut Bio, Nanos, bool)) {
+        let mut next = Some(self.0.head());
+        while let Some(mut slot) = next {
+            // SAFETY: invariant (2), and the request is borrowed mutably.
+            let slot = unsafe { slot.as_mut() };
+            visit(&mut slot.bio, slot.submitted, slot.parent != SLOT_NONE);
+            next = slot.next;
+        }
+    }
+
     /// Consumes the token without the panic of `Drop`.
     #[inline]
     pub(crate) fn defuse(self) -> Request {
@@ -521,6 +533,12 @@ impl CompletedRequest {
     #[inline]
     pub fn sectors(&self) -> u64 {
         self.0.sectors()
+    }
+
+    /// Modifiers.
+    #[inline]
+    pub fn flags(&self) -> Flags {
+        self.0.flags()
     }
 
     /// The number of the first bio's slot, below the channel's depth: a key for what a gate records
@@ -840,11 +858,9 @@ impl CompletionBatch {
         }
     }
 
-    /// Operation, tag and status of the completion at `index`, oldest first, for middleware that
-    /// observes completions.
-    pub fn get(&self, index: usize) -> Option<(Op, Tag, Status)> {
-        let slot = self.requests.get(index)?.0.slot();
-        Some((slot.op, Tag(slot.tag), slot.status))
+    /// The completion at `index`, oldest first, for middleware that observes completions.
+    pub fn get(&self, index: usize) -> Option<&CompletedRequest> {
+        self.requests.get(index)
     }
 }
 

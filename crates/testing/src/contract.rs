@@ -21,7 +21,7 @@ use blockyard_core::channel::ChannelConfig;
 use blockyard_core::composed::Composed;
 use blockyard_core::device::Device;
 use blockyard_core::disk::Disk;
-use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
+use blockyard_core::middleware::{Delayed, Faulty, TraceSource};
 use blockyard_core::zone::gate::ZoneWritePlugs;
 
 use crate::clock::ManualClock;
@@ -99,14 +99,19 @@ impl Subject {
         Subject::disks(&format!("gated {name}"), keeps_data, move || gated(make()))
     }
 
-    /// Devices under [`Traced`].
+    /// Devices that are recorded; the events that do not fit into the recorder's rings are lost.
     pub fn traced<D: Device>(
         name: &str,
         keeps_data: bool,
         make: impl Fn() -> D + Sync + 'static,
     ) -> Subject {
         Subject::plain(&format!("traced {name}"), keeps_data, move || {
-            Traced::new(make(), Trace::new(Box::new(std::io::sink())))
+            let source = TraceSource { thread_id: || 1, now: || blockyard_core::Nanos(0) };
+            let traced = Faulty::new(make(), 1);
+            let recording = traced.trace_point().and_then(|point| point.record(source));
+            // It records until the device is closed.
+            std::mem::forget(recording.expect("nothing else records it"));
+            traced
         })
     }
 

@@ -49,6 +49,7 @@ use request::RequestError;
 mod monitor;
 mod request;
 mod stream;
+mod trace;
 mod ublk;
 mod vhost;
 mod volumes;
@@ -94,7 +95,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 35] = [
+pub const PATHS: [&str; 37] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -105,6 +106,8 @@ pub const PATHS: [&str; 35] = [
     "/v1/devices/{name}/zones/{verb}",
     "/v1/devices/{name}/zones/image",
     "/v1/devices/{name}/inject",
+    "/v1/devices/{name}/trace",
+    "/v1/devices/{name}/replay",
     "/v1/devices/{name}/ram",
     "/v1/devices/{name}/ram/{verb}",
     "/v1/devices/{name}/blocks",
@@ -145,6 +148,8 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/zones/{verb}", post(manage))
         .route("/v1/devices/{name}/zones/image", get(save_zones).post(load_zones))
         .route("/v1/devices/{name}/inject", post(inject_fault))
+        .route("/v1/devices/{name}/trace", post(trace::record).delete(trace::stop))
+        .route("/v1/devices/{name}/replay", post(trace::replay))
         .route("/v1/devices/{name}/ram", get(ram_stats))
         .route("/v1/devices/{name}/ram/{verb}", get(ram_content).post(ram_work))
         .route("/v1/devices/{name}/blocks", get(ram_blocks))
@@ -226,8 +231,10 @@ impl From<YardError> for ErrorResponse {
             | YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::Held { .. }
-            | YardError::ZonesUsed { .. }
+            | YardError::ChangesUsed { .. }
             | YardError::MountUsed { .. }
+            | YardError::Traced { .. }
+            | YardError::NotTraced { .. }
             | YardError::Volume(_)
             | YardError::Export(_)
             | YardError::File(_)

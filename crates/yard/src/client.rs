@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::http::Method;
+use blockyard_trace::ReplayView;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -12,6 +13,7 @@ use crate::paths;
 use crate::process::ProcessView;
 use crate::ram::{BlocksView, HistogramsView, RamDone, RamRequest};
 use crate::scheduler::{SchedulerRequest, SchedulerView};
+use crate::trace::{ReplayQuery, TraceRequest, TraceStopped};
 use crate::uri::encode;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
@@ -37,6 +39,9 @@ const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The longest wait for an operation on a whole RAM disk.
 const TIMEOUT_LONG: Duration = Duration::from_secs(3600);
+
+/// The wait for what may last as long as it wants, and send nothing meanwhile: ten years.
+const TIMEOUT_NONE: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// The reason for which a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -505,6 +510,47 @@ impl Client {
         let path = format!("/v1/volumes/receive?pool={}&name={}", part(pool), part(name));
         let connection = self.connect(TIMEOUT_LONG)?;
         self.parse(self.whole(connection.send_stream(&path, input, progress))?)
+    }
+
+    /// Records a trace of a device: a stream in blktrace's format, which lasts until the trace
+    /// ends.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn trace(&self, name: &str, request: &TraceRequest) -> Result<Answer, ClientError> {
+        let body = serde_json::to_vec(request).expect("requests are plain data");
+        let connection = self.connect(TIMEOUT_NONE)?;
+        self.accept(connection.send(Method::POST, &device_path(name, "/trace"), body))
+    }
+
+    /// Ends the trace of a device.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or the device has no trace.
+    pub fn stop_trace(&self, name: &str) -> Result<TraceStopped, ClientError> {
+        self.parse(self.exchange(Method::DELETE, &device_path(name, "/trace"), Vec::new())?)
+    }
+
+    /// Replays a trace on a device.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses, or the trace cannot be read.
+    pub fn replay(
+        &self,
+        name: &str,
+        query: &ReplayQuery,
+        input: &mut dyn Read,
+    ) -> Result<ReplayView, ClientError> {
+        let ReplayQuery { speed, queue_depth, write, force } = query;
+        let mut path = device_path(name, &format!("/replay?write={write}&force={force}"));
+        if let Some(speed) = speed {
+            path += &format!("&speed={}", encode(speed));
+        }
+        if let Some(queue_depth) = queue_depth {
+            path += &format!("&queue_depth={queue_depth}");
+        }
+        let connection = self.connect(TIMEOUT_NONE)?;
+        self.parse(self.whole(connection.send_stream(&path, input, &mut |_| {}))?)
     }
 
     /// Injects a fault.

@@ -526,7 +526,23 @@ impl Devices {
         }
         match self.users(name) {
             (clients, opens) if clients + opens > 0 && !force => {
-                Err(YardError::ZonesUsed { name: name.to_owned(), clients, opens })
+                let (change, name) = ("change zones of", name.to_owned());
+                Err(YardError::ChangesUsed { change, name, clients, opens })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether writes of a trace may be replayed on a device. The caller has claimed it, so that no
+    /// client comes afterwards.
+    ///
+    /// # Errors
+    /// If, without `force`, clients use it.
+    pub fn may_replay(&self, name: &str, force: bool) -> Result<(), YardError> {
+        match self.users(name) {
+            (clients, opens) if clients + opens > 0 && !force => {
+                let (change, name) = ("replay writes on", name.to_owned());
+                Err(YardError::ChangesUsed { change, name, clients, opens })
             }
             _ => Ok(()),
         }
@@ -787,7 +803,7 @@ mod tests {
         let claimed = devices.claim(&entry, false).map(drop);
         assert!(matches!(claimed, Err(YardError::MountUsed { clients: 1, .. })));
         let zones = devices.may_change_zones("a", false);
-        assert!(matches!(zones, Err(YardError::ZonesUsed { clients: 1, .. })));
+        assert!(matches!(zones, Err(YardError::ChangesUsed { clients: 1, .. })));
         // No other request starts or stops it.
         let place = UblkPlace { device: "a".to_owned(), id: None };
         assert!(matches!(devices.serve_ublk(&place), Err(YardError::UblkBusy { .. })));

@@ -9,6 +9,7 @@ use blockyard_nbd::ListenError;
 use blockyard_nvme::SubsystemError;
 use blockyard_ram::RamError;
 use blockyard_store::StoreError;
+use blockyard_trace::ReplayError;
 use blockyard_ublk::UblkError;
 use blockyard_volume::VolumeError;
 use blockyard_zonefs::{MountError, ZoneFsError};
@@ -168,13 +169,15 @@ pub enum YardError {
         /// The device.
         name: String,
     },
-    /// Clients use the device, and the operation would change its zones.
+    /// Clients use the device, and the operation would change its zones or data.
     #[error(
-        "cannot change zones of `{name}`: {}; disconnect and close first, or use --force \
+        "cannot {change} `{name}`: {}; disconnect and close first, or use --force \
          (`\"force\": true`)",
         used(*clients, &[], *opens)
     )]
-    ZonesUsed {
+    ChangesUsed {
+        /// The operation, up to the name of the device.
+        change: &'static str,
         /// The device.
         name: String,
         /// The number of clients.
@@ -196,6 +199,21 @@ pub enum YardError {
         /// How many times its file is open.
         opens: u64,
     },
+    /// The device has a trace.
+    #[error("`{name}` is traced already; a device has one trace at a time")]
+    Traced {
+        /// The device.
+        name: String,
+    },
+    /// The device has no trace.
+    #[error("`{name}` is not traced")]
+    NotTraced {
+        /// The device.
+        name: String,
+    },
+    /// A trace cannot be replayed.
+    #[error(transparent)]
+    Replay(ReplayError),
     /// Too many requests wait for the device.
     #[error("`{name}` works on {max} requests already; ask again when one of them is done")]
     Overloaded {
@@ -464,6 +482,15 @@ pub enum YardError {
     },
 }
 
+/// The code of what a pool of volumes refused for no reason that other operations have too.
+fn volume_code(error: &VolumeError) -> &'static str {
+    match error {
+        VolumeError::Exists { .. } => "taken",
+        VolumeError::NoSpace => "no_space",
+        _ => "volume_failed",
+    }
+}
+
 impl From<ZoneImageError> for YardError {
     fn from(error: ZoneImageError) -> YardError {
         match error {
@@ -547,7 +574,8 @@ impl YardError {
             | YardError::Busy { .. }
             | YardError::Used { .. }
             | YardError::Held { .. }
-            | YardError::ZonesUsed { .. }
+            | YardError::ChangesUsed { .. }
+            | YardError::Traced { .. }
             | YardError::MountUsed { .. }
             | YardError::ListenerUsed { .. }
             | YardError::Subsystem(_)
@@ -559,21 +587,20 @@ impl YardError {
             YardError::Volume(VolumeError::NoSuchVolume { .. } | VolumeError::NoBase { .. }) => {
                 "no_such_volume"
             }
-            YardError::Volume(VolumeError::Shrinks { .. }) => "needs_force",
-            YardError::Volume(VolumeError::Exists { .. }) => "taken",
-            YardError::Volume(VolumeError::NoSpace) => "no_space",
-            YardError::Volume(_) => "volume_failed",
+            YardError::Volume(VolumeError::Shrinks { .. })
+            | YardError::ZoneImage(ZoneImageError::NotEmpty { .. }) => "needs_force",
+            YardError::Volume(error) => volume_code(error),
             YardError::Overloaded { .. } => "overloaded",
             YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
             YardError::Uri(UriError::Param(ParamError::UnknownKey { .. }))
             | YardError::NoSuchTunable { .. } => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
             YardError::NotRam { .. } => "not_ram",
-            YardError::ZoneImage(ZoneImageError::NotEmpty { .. }) => "needs_force",
             YardError::ZoneImage(_) => "zone_image_failed",
             YardError::Ram(_) => "ram_failed",
             YardError::Mounted { .. } => "mounted",
             YardError::NotMounted { .. } => "not_mounted",
+            YardError::NotTraced { .. } | YardError::Replay(_) => "trace_failed",
             YardError::ZoneFs(_) => "zonefs",
             YardError::Mount(_) => "mount_failed",
             YardError::Ublk(_) => "ublk_failed",
@@ -618,7 +645,9 @@ impl YardError {
             | YardError::UblkSlow { name }
             | YardError::VhostBusy { name }
             | YardError::VhostUsed { name, .. }
-            | YardError::ZonesUsed { name, .. }
+            | YardError::ChangesUsed { name, .. }
+            | YardError::Traced { name }
+            | YardError::NotTraced { name }
             | YardError::MountUsed { name, .. }
             | YardError::Volume(
                 VolumeError::NoSuchVolume { name }

@@ -84,7 +84,8 @@ static OVERLOADED: LazyLock<String> = LazyLock::new(|| {
 /// Whether the body of a request to this path is a stream, of any length.
 fn takes_stream(path: &str) -> bool {
     path == "/v1/volumes/receive"
-        || (path.starts_with("/v1/devices/") && path.ends_with("/zones/image"))
+        || (path.starts_with("/v1/devices/")
+            && (path.ends_with("/zones/image") || path.ends_with("/replay")))
 }
 
 /// A connection that may know its peer's user.

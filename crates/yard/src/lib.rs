@@ -30,6 +30,7 @@ pub mod spec;
 pub mod stack;
 pub mod suggestion;
 pub mod table;
+pub mod trace;
 pub mod ublk;
 pub mod uri;
 pub mod vhost;

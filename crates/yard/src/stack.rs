@@ -4,20 +4,19 @@
 //! the sum of the choices and not with their product:
 //!
 //! ```text
-//! kind ▸ delay and trace ▸ error injector ▸ scheduler ▸ gate ▸ Arc<dyn Disk>
+//! kind ▸ delay ▸ error injector and trace ▸ scheduler ▸ gate ▸ Arc<dyn Disk>
 //! ```
+#![allow(clippy::disallowed_types)] // A device is opened on the control plane.
 
-use std::fs::TryLockError;
-use std::io::{self, BufWriter};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_core::channel::ChannelConfig;
-use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
+use blockyard_core::middleware::{Delayed, Faulty};
 use blockyard_core::provisional::Provisional;
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneWritePlugs};
 use blockyard_core::zone::{AtomicZoneSet, ZoneSet};
-use blockyard_core::{Composed, Device, Disk, owner_only};
+use blockyard_core::{Composed, Device, Disk};
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_ram::{Ram, RamConfig};
 use blockyard_volume::Running;
@@ -32,9 +31,13 @@ mod file;
 mod null;
 mod ram;
 mod smr;
+mod trace_file;
 mod volume;
 
+pub(crate) use trace_file::trace_title;
 pub(crate) use volume::pool_path;
+
+use trace_file::TraceFile;
 
 /// An open device, and notes on corrected parameters.
 pub struct Made {
@@ -51,8 +54,8 @@ pub struct Made {
     /// What tells the data of this device from those of one that was made again at the same place;
     /// empty if they have no identity.
     pub identity: String,
-    /// The trace file. Until `keep` is called it has the lines of an earlier device.
-    pub trace: Option<String>,
+    /// The trace file, until `keep` is called: until then it has the trace of an earlier device.
+    trace: Mutex<Option<TraceFile>>,
 }
 
 impl Made {
@@ -60,14 +63,22 @@ impl Made {
     pub fn without_files(disk: Arc<dyn Disk>) -> Made {
         let (notes, provisional) = (Vec::new(), Provisional::kept());
         let identity = String::new();
-        Made { disk, notes, ram: None, pool: None, provisional, identity, trace: None }
+        let trace = Mutex::new(None);
+        Made { disk, notes, ram: None, pool: None, provisional, identity, trace }
+    }
+
+    /// The device in place of which its users get `disk`, a wrapper of it.
+    #[must_use]
+    pub fn with_disk(self, disk: Arc<dyn Disk>) -> Made {
+        Made { disk, ..self }
     }
 
     /// Keeps what this opening made on disk, and begins the trace. Called once, before the first
     /// I/O: until then a refused opening has changed nothing.
     pub(crate) fn keep(&self) {
         self.provisional.keep();
-        self.trace.as_deref().into_iter().for_each(begin_trace);
+        let trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner).take();
+        trace.into_iter().for_each(|trace| trace.begin(&self.disk));
     }
 }
 
@@ -132,7 +143,8 @@ fn open_with<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
         other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
     };
     made.notes.extend(untuned(spec));
-    made.trace = spec.text("trace");
+    let trace = spec.text("trace").map(|path| TraceFile::open(&path)).transpose()?;
+    made.trace = Mutex::new(trace);
     Ok(made)
 }
 
@@ -142,8 +154,9 @@ fn open_with<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
 /// # Errors
 /// As [`open`].
 pub fn over<D: Device>(spec: &DeviceSpec, device: D) -> Result<Arc<dyn Disk>, StackError> {
+    let trace = spec.text("trace").map(|path| TraceFile::open(&path)).transpose()?;
     let disk = with_delay::<Zoned, _>(spec, device)?;
-    spec.text("trace").as_deref().into_iter().for_each(begin_trace);
+    trace.into_iter().for_each(|trace| trace.begin(&disk));
     Ok(disk)
 }
 
@@ -202,52 +215,10 @@ fn with_delay<Z: Zones, D: Device>(
     spec: &DeviceSpec,
     device: D,
 ) -> Result<Arc<dyn Disk>, StackError> {
-    let delay_ns = spec.number("delay_nsec");
-    // The trace is above the delay, so that it shows the delay. With a trace a delay of zero is
-    // also a layer, which saves a fourth combination; its cost does not matter while tracing.
-    match (spec.text("trace"), delay_ns) {
-        (None, 0) => with_faults::<Z, _>(spec, device),
-        (None, _) => with_faults::<Z, _>(spec, Delayed::new(device, delay_ns)),
-        (Some(path), _) => {
-            let delayed = Delayed::new(device, delay_ns);
-            with_faults::<Z, _>(spec, Traced::new(delayed, create_trace(&path)?))
-        }
-    }
-}
-
-fn create_trace(path: &str) -> Result<Trace, StackError> {
-    let refused = |what: String| {
-        let message = format!("trace: `{path}` {what}");
-        StackError::Refused { field: "trace", message }
-    };
-    let failed = |error: io::Error| refused(format!("cannot be written: {error}"));
-    // The old contents are truncated by `begin_trace`, when no other device is writing the file.
-    let file = owner_only::make_options().open(path).map_err(failed)?;
-    // Several devices may write to one terminal or pipe.
-    if file.metadata().map_err(failed)?.is_file() {
-        file.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => {
-                refused("is being written by another device; expected a file of its own".to_owned())
-            }
-            TryLockError::Error(error) => failed(error),
-        })?;
-        if !Trace::may_replace(&file).map_err(failed)? {
-            let what = "holds something else than a trace; remove it, or name another file";
-            return Err(refused(what.to_owned()));
-        }
-        owner_only::narrow(&file).map_err(failed)?;
-    }
-    Ok(Trace::new(Box::new(BufWriter::new(file))))
-}
-
-/// Removes the lines of an earlier device from a trace file that this process has open.
-fn begin_trace(path: &str) {
-    let truncate = || {
-        let file = std::fs::File::options().write(true).open(path)?;
-        if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
-    };
-    if let Err(error) = truncate() {
-        tracing::warn!("trace: `{path}` keeps its old lines: {error}");
+    // The fault injector, which records traces, is above the delay, so that a trace shows it.
+    match spec.number("delay_nsec") {
+        0 => with_faults::<Z, _>(spec, device),
+        delay_ns => with_faults::<Z, _>(spec, Delayed::new(device, delay_ns)),
     }
 }
 
@@ -545,9 +516,11 @@ mod tests {
         io.read(blockyard_core::Sector(8), &mut [0; 4096]).unwrap();
         drop(io);
         drop(made);
-        let text = std::fs::read_to_string(&path).unwrap();
+        let trace = std::fs::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(text.contains("R 8 + 8"), "{text}");
+        let all = blockyard_trace::Operations::new(&trace[..], blockyard_trace::Select::Issue);
+        let all: Vec<_> = all.map(|operation| operation.unwrap()).collect();
+        assert_eq!((all.len(), all[0].sector.0, all[0].sectors), (1, 8, 8));
     }
 
     #[test]
@@ -558,15 +531,19 @@ mod tests {
         let spec = |name: &str| {
             uri::parse(&format!("null:///{name}?size=1M&trace={}", path.display())).unwrap()
         };
+        let has = |text: &str| {
+            let trace = std::fs::read(&path).unwrap();
+            trace.windows(text.len()).any(|window| window == text.as_bytes())
+        };
         let first = open(&spec("a")).unwrap();
-        let first_lines = "  8,0    0        1     0.000000000     0  D    R 8 + 8 [tag 0]\n";
-        std::fs::write(&path, first_lines).unwrap();
         let error = refused(&spec("b").to_string());
         assert!(error.ends_with("is being written by another device; expected a file of its own"));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), first_lines);
         drop(first);
+        assert!(has("null device a of 2048 sectors") && has("the device was closed"));
+        drop(open_provisional(&spec("b")).unwrap());
+        assert!(has("device a"), "the device was not kept");
         drop(open(&spec("b")).unwrap());
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        assert!(has("device b") && !has("device a"));
         std::fs::remove_file(&path).unwrap();
         for name in ["a", "b"] {
             assert!(open(&uri::parse(&format!("null:///{name}?trace=/dev/null")).unwrap()).is_ok());

@@ -91,7 +91,8 @@ const BASELINES: [Baseline; 12] = [
 
 fn no_device(spec: &DeviceSpec) -> Result<Made, StackError> {
     let made = stack::open(spec)?;
-    Ok(Made { disk: Arc::new(NoDevice(made.disk)), ..made })
+    let disk = Arc::new(NoDevice(Arc::clone(&made.disk)));
+    Ok(made.with_disk(disk))
 }
 
 /// The reasons for which a baseline cannot be opened.

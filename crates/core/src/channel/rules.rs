@@ -28,6 +28,7 @@ use std::ptr::NonNull;
 use crate::bio::{Bio, Flags, Op, Status};
 use crate::geometry::Geometry;
 use crate::limits::Limits;
+use crate::middleware::PieceMark;
 use crate::request::{Request, SLOT_NONE, Slot, Stage};
 use crate::units::{SECTOR_SHIFT, Sector};
 
@@ -185,6 +186,9 @@ pub(super) struct Unsubmitted {
     pub(super) parent: u16,
     /// The flush before the pieces is in flight, in the slot of the parent: no piece may start yet.
     pub(super) waits: bool,
+    /// For a trace, until a request of the bio has begun: the length of the whole bio in sectors.
+    /// Then 0.
+    pub(super) whole_sectors: u64,
 }
 
 // SAFETY: `data` points into a region that the channel keeps, and is not dereferenced here.
@@ -194,7 +198,10 @@ impl Unsubmitted {
     /// Cuts the first `sectors` off; returns the bio of the piece and the address of its data.
     pub(super) fn cut(&mut self, sectors: u64) -> (Bio, NonNull<u8>) {
         debug_assert!(sectors > 0 && sectors <= self.bio.sectors);
-        let piece = (Bio { sectors, ..self.bio }, self.data);
+        let is_followed = sectors < self.bio.sectors;
+        let mark = PieceMark { whole_sectors: self.whole_sectors, is_followed };
+        let piece = (Bio { sectors, user_data: mark.user_data(), ..self.bio }, self.data);
+        self.whole_sectors = 0;
         self.bio.sector += sectors;
         self.bio.sectors -= sectors;
         if self.bio.op.has_data() {

@@ -245,7 +245,11 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
         parent.stage = stage;
         let waits = stage == Stage::PreFlush;
         let pieces = Bio { flags: rules::piece_flags(bio, limits), ..*bio };
-        self.unsubmitted = Some(Unsubmitted { bio: pieces, data, parent: parent.index, waits });
+        // The flush is a request of the whole bio.
+        let whole_sectors = if waits { 0 } else { bio.sectors };
+        let parent = parent.index;
+        let unsubmitted = Unsubmitted { bio: pieces, data, parent, waits, whole_sectors };
+        self.unsubmitted = Some(unsubmitted);
         if waits {
             // SAFETY: the slot stays taken until the bio is complete, and no other request refers
             // to it until the flush has completed.

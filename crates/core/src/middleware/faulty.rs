@@ -1,4 +1,6 @@
-//! A fault injector: a device that fails the requests that its rules select.
+//! A fault injector: a device that fails the requests that its rules select. It also records the
+//! traces of a device (`recorder.rs`): both look at every request while they are in use, and cost
+//! one comparison a batch while they are not.
 //!
 //! The rules are those of Linux's error injector (block/error-injection.c): an operation, a range,
 //! a status and a chance, the newest rule first. A request that a rule fails never reaches the
@@ -12,6 +14,7 @@ use blockyard_sync::quota::Quota;
 use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
 
 use super::forward_control_plane;
+use super::recorder::{QueueRecorder, Recorder, TracePoint};
 use crate::bio::Status;
 use crate::clock::Clock;
 use crate::device::{Device, DeviceError, DeviceQueue, Due};
@@ -22,7 +25,7 @@ use crate::work::InlineRequest;
 
 /// A rule and how often it may still fail a request.
 #[derive(Clone, Debug)]
-struct Armed {
+pub(super) struct Armed {
     rule: Rule,
     left: Arc<Quota>,
 }
@@ -46,11 +49,22 @@ impl Armed {
 /// Maximum number of rules: every request is compared with each rule.
 pub const RULES_MAX: usize = 1024;
 
-/// `D` with a fault injector in front of it. Without rules it costs one load per batch.
+/// What looks at the requests of a device.
+#[derive(Debug, Default)]
+pub(super) struct Interceptors {
+    /// The rules of the fault injector, newest first.
+    pub(super) rules: Arc<Vec<Armed>>,
+    /// The recorder of a trace, while one is attached.
+    pub(super) recorder: Option<Arc<Recorder>>,
+}
+
+/// `D` with a fault injector and a trace recorder in front of it. Without rules, and while no trace
+/// is recorded, it costs one load per batch.
 #[derive(Debug)]
 pub struct Faulty<D> {
     inner: D,
-    rules: Arc<RcuCell<Vec<Armed>>>,
+    interceptors: Arc<RcuCell<Interceptors>>,
+    trace_point: TracePoint,
     seed: u64,
     /// Counts queues, so that each has its own random sequence.
     queues: Quota,
@@ -59,13 +73,21 @@ pub struct Faulty<D> {
 impl<D: Device> Faulty<D> {
     /// `inner` without rules. `seed` determines the random decisions.
     pub fn new(inner: D, seed: u64) -> Faulty<D> {
-        let (rules, queues) = (Arc::new(RcuCell::new(Vec::new())), Quota::new(u64::MAX));
-        Faulty { inner, rules, seed, queues }
+        let interceptors = Arc::new(RcuCell::new(Interceptors::default()));
+        let trace_point = TracePoint::new(&interceptors);
+        Faulty { inner, interceptors, trace_point, seed, queues: Quota::new(u64::MAX) }
     }
 
     /// How many requests each rule has failed, newest rule first.
     pub fn strikes(&self) -> Vec<u64> {
-        self.rules.get().iter().map(|armed| armed.left.used()).collect()
+        self.interceptors.get().rules.iter().map(|armed| armed.left.used()).collect()
+    }
+
+    fn set_rules(&self, change: impl FnOnce(&[Armed]) -> Vec<Armed>) {
+        self.interceptors.update(|now| {
+            let (rules, recorder) = (Arc::new(change(&now.rules)), now.recorder.clone());
+            Interceptors { rules, recorder }
+        });
     }
 }
 
@@ -78,8 +100,8 @@ impl<D: Device> Device for Faulty<D> {
         let depth = usize::from(self.limits().queue_depth);
         Ok(FaultyQueue {
             inner: self.inner.open_queue()?,
-            rules: RcuReader::new(&self.rules),
-            is_armed: false,
+            interceptors: RcuReader::new(&self.interceptors),
+            recorder: None,
             passed: Batch::with_capacity(depth),
             chance: Chance::new(self.seed, self.queues.take_numbered().unwrap_or(0)),
         })
@@ -88,7 +110,7 @@ impl<D: Device> Device for Faulty<D> {
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
         match injection {
             Injection::AddRule(rule) => {
-                if self.rules.get().len() >= RULES_MAX {
+                if self.interceptors.get().rules.len() >= RULES_MAX {
                     return Err(DeviceError::Invalid {
                         field: "add",
                         value: format!("rule {}", RULES_MAX + 1),
@@ -97,26 +119,34 @@ impl<D: Device> Device for Faulty<D> {
                 }
                 let left = Arc::new(Quota::new(rule.times.unwrap_or(u64::MAX)));
                 let armed = Armed { rule: rule.clone(), left };
-                self.rules
-                    .update(|rules| std::iter::once(armed).chain(rules.iter().cloned()).collect());
+                self.set_rules(|rules| {
+                    std::iter::once(armed).chain(rules.iter().cloned()).collect()
+                });
                 Ok(())
             }
             Injection::RemoveRules => {
-                self.rules.update(|_| Vec::new());
+                self.set_rules(|_| Vec::new());
                 Ok(())
             }
             Injection::Device { .. } => self.inner.inject(injection),
         }
     }
+
+    fn trace_point(&self) -> Option<&TracePoint> {
+        Some(&self.trace_point)
+    }
 }
 
 /// A queue of a [`Faulty`] device.
+///
+/// While there are rules or a recorder, the reader of the interceptors is held, so that the one
+/// comparison that finds a change leads to them too.
 #[derive(Debug)]
 pub struct FaultyQueue<Q> {
     inner: Q,
-    rules: RcuReader<Vec<Armed>>,
-    /// Whether there were rules at the last batch.
-    is_armed: bool,
+    interceptors: RcuReader<Interceptors>,
+    /// The recorder of this queue, while a trace is recorded. Boxed: it is rarely there.
+    recorder: Option<Box<QueueRecorder>>,
     passed: Batch,
     chance: Chance,
 }
@@ -145,52 +175,95 @@ fn judge(rules: &[Armed], started: &Started, chance: &mut Chance) -> FaultDecisi
 }
 
 impl<Q: DeviceQueue> FaultyQueue<Q> {
-    /// Reads whether there are rules, and updates `is_armed`.
+    /// Reads the interceptors, and returns whether there are any.
     #[cold]
-    fn look_at_rules(&mut self) {
-        self.is_armed = !self.rules.get().is_empty();
-    }
-
-    /// Starts a batch after the rules have changed, or while there are rules.
-    #[inline(never)]
-    fn start_armed(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
-        self.look_at_rules();
-        if !self.is_armed {
-            return self.inner.start(now, batch, done);
+    fn look(&mut self) -> bool {
+        let now = self.interceptors.get();
+        let is_any = !now.rules.is_empty() || now.recorder.is_some();
+        match &now.recorder {
+            None => self.recorder = None,
+            Some(new) if self.recorder.as_ref().is_some_and(|old| old.is_of(new)) => {}
+            Some(new) => self.recorder = Some(Box::new(new.open())),
         }
-        let rules = Arc::clone(self.rules.get());
-        self.start_judged(&rules, now, batch, done);
+        if is_any {
+            self.interceptors.hold();
+        }
+        is_any
     }
 
-    /// Starts a batch request by request, while there are rules. Requests before a failing request
-    /// start before it completes, so the order is kept.
+    /// Starts a batch after the interceptors have changed, or while there are any.
+    #[inline(never)]
+    fn start_looking(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
+        if self.look() {
+            self.start_intercepted(now, batch, done);
+        } else {
+            self.inner.start(now, batch, done);
+        }
+    }
+
+    /// Starts a batch request by request, while there are interceptors. Requests before a failing
+    /// request start before it completes, so the order is kept.
     #[cold]
-    fn start_judged(
-        &mut self,
-        rules: &[Armed],
-        now: Nanos,
-        batch: &mut Batch,
-        done: &mut CompletionBatch,
-    ) {
+    fn start_intercepted(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
+        let before = done.len();
+        let rules = Arc::clone(&self.interceptors.get().rules);
+        let mut recorder = self.recorder.take();
+        if let Some(recorder) = &mut recorder {
+            recorder.begin();
+        }
         let mut room = self.inner.room();
         while room > 0
-            && let Some(started) = batch.next()
+            && let Some(mut started) = batch.next()
         {
-            match judge(rules, &started, &mut self.chance) {
+            match judge(&rules, &started, &mut self.chance) {
                 FaultDecision::Pass => {
+                    if let Some(recorder) = &mut recorder {
+                        recorder.issued(now, &mut started);
+                    }
                     self.passed.push(started);
                     room -= 1;
                 }
-                FaultDecision::Fail(status) => done.complete(started, status),
+                FaultDecision::Fail(status) => {
+                    if let Some(recorder) = &mut recorder {
+                        let _ = recorder.queued(&mut started);
+                    }
+                    done.complete(started, status);
+                }
                 FaultDecision::BreakUp => {
                     batch.break_up(started);
                     break;
                 }
             }
         }
+        if let Some(recorder) = &mut recorder {
+            // Before the device has them: it may keep this thread for long.
+            recorder.publish();
+        }
         if !self.passed.is_empty() {
             self.inner.start(now, &mut self.passed, done);
+            if let Some(recorder) = &mut recorder {
+                let left = (0..self.passed.len()).filter_map(|index| self.passed.get(index));
+                left.for_each(|started| recorder.requeued(now, started));
+            }
             batch.requeue_all(&mut self.passed);
+        }
+        if let Some(recorder) = &mut recorder {
+            recorder.completed(done, before);
+        }
+        self.recorder = recorder;
+    }
+
+    /// Polls while a trace is recorded, or after that has ended.
+    #[cold]
+    fn poll_recorded(&mut self, now: Nanos, done: &mut CompletionBatch) {
+        let before = done.len();
+        self.inner.poll(now, done);
+        self.look();
+        if let Some(recorder) = &mut self.recorder
+            && done.len() > before
+        {
+            recorder.begin();
+            recorder.completed(done, before);
         }
     }
 }
@@ -198,26 +271,27 @@ impl<Q: DeviceQueue> FaultyQueue<Q> {
 impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
     #[inline]
     fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
-        if self.is_armed || self.rules.unchanged().is_none() {
-            return self.start_armed(now, batch, done);
+        if self.interceptors.unchanged().is_none() {
+            return self.start_looking(now, batch, done);
         }
         self.inner.start(now, batch, done);
     }
 
     #[inline]
     fn execute_inline(&mut self, single: InlineRequest) -> Option<Status> {
-        // With rules, every request has to be compared with them in `start`.
-        if self.is_armed || self.rules.unchanged().is_none() {
-            self.look_at_rules();
-            if self.is_armed {
-                return None;
-            }
+        // With rules, every request has to be compared with them in `start`, and with a recorder it
+        // is recorded there.
+        if self.interceptors.unchanged().is_none() && self.look() {
+            return None;
         }
         self.inner.execute_inline(single)
     }
 
     #[inline]
     fn poll(&mut self, now: Nanos, done: &mut CompletionBatch) {
+        if self.recorder.is_some() {
+            return self.poll_recorded(now, done);
+        }
         self.inner.poll(now, done);
     }
 

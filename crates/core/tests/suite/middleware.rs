@@ -1,10 +1,10 @@
 //! Devices that wrap a device: delays, faults and traces.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use blockyard_core::clock::Clock;
 use blockyard_core::inject::{Injection, Rule};
-use blockyard_core::middleware::{Delayed, Faulty, Trace, Traced};
+use blockyard_core::middleware::{Delayed, Faulty, Recording, TraceEvent, TraceKind, TraceSource};
 use blockyard_core::*;
 
 use crate::common::*;
@@ -58,46 +58,106 @@ fn injected_fault_fails_only_matching_bios() {
     assert!(disk.inject(&unknown).unwrap_err().to_string().contains("`fire`"));
 }
 
-/// A writer whose bytes the test can read.
-#[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+const SOURCE: TraceSource = TraceSource { thread_id: || 7, now: || Nanos(0) };
 
-impl std::io::Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+/// The events that were recorded, as letters, operation, sector and length.
+fn recorded(recording: &Recording) -> Vec<(TraceKind, Op, u64, u64)> {
+    let (mut events, mut lost) = (Vec::new(), Vec::new());
+    recording.recorder().drain(&mut events, &mut lost);
+    assert_eq!(lost, []);
+    let of = |event: &TraceEvent| (event.kind, event.op, event.sector.0, event.sectors);
+    events.iter().map(of).collect()
 }
 
 #[test]
-fn a_trace_has_a_line_for_each_request_issued_and_completed() {
-    let sink = Shared::default();
-    let trace = Trace::new(Box::new(sink.clone()));
-    let disk = composed(Traced::new(Recorder::cached(false), trace));
+fn recorder_sees_bios_and_requests() {
+    use TraceKind::{Complete, GetRequest, Issue, Merge, Queue};
+    let disk = composed(Faulty::new(Recorder::cached(false), 1));
     let mut fixture = Fixture::new(&disk);
     let buf = fixture.buf(0);
-    fixture.run(&[Bio::write(Sector(8), 8, buf).with_flags(Flags::FUA)]);
-    fixture.run(&[Bio::read(Sector(0), 16, buf)]);
-    drop(fixture);
-    let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
-    let events: Vec<(String, String)> = text
-        .lines()
-        .map(|line| {
-            let columns: Vec<&str> = line.split_whitespace().collect();
-            (columns[5].to_owned(), columns[6..].join(" "))
-        })
-        .collect();
-    let expected = [
-        ("D", "W 8 + 8 [tag 0]"),
-        ("C", "W [tag 0] OK"),
-        ("D", "F 0 + 0 [tag 0]"),
-        ("C", "F [tag 0] OK"),
-        ("D", "R 0 + 16 [tag 0]"),
-        ("C", "R [tag 0] OK"),
+    let flush = Bio::write(Sector(8), 8, buf).with_flags(Flags::FUA);
+    fixture.run(&[flush]);
+    let point = disk.trace_point().expect("the fault injector has one");
+    let recording = point.record(SOURCE).unwrap();
+    assert!(point.record(SOURCE).is_none(), "a device has one recorder");
+    fixture.run(&[Bio::read(Sector(0), 8, buf), Bio::read(Sector(8), 8, buf)]);
+    let merged = [
+        (Queue, Op::Read, 0, 8),
+        (GetRequest, Op::Read, 0, 8),
+        (Queue, Op::Read, 8, 8),
+        (Merge, Op::Read, 8, 8),
+        (Issue, Op::Read, 0, 16),
+        (Complete, Op::Read, 0, 16),
     ];
-    assert_eq!(events, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+    assert_eq!(recorded(&recording), merged);
+    // FUA on a device without it is a write and then a flush; the bio was queued once.
+    fixture.run(&[flush]);
+    let sequence = [
+        (Queue, Op::Write, 8, 8),
+        (GetRequest, Op::Write, 8, 8),
+        (Issue, Op::Write, 8, 8),
+        (Complete, Op::Write, 8, 8),
+        (Issue, Op::Flush, 0, 0),
+        (Complete, Op::Flush, 0, 0),
+    ];
+    assert_eq!(recorded(&recording), sequence);
+    // A request that a rule fails never reaches the device.
+    disk.inject(&Injection::AddRule(rule(Some(Op::Read), 0, 8))).unwrap();
+    fixture.statuses(&[Bio::read(Sector(0), 8, buf)]);
+    let failed =
+        [(Queue, Op::Read, 0, 8), (GetRequest, Op::Read, 0, 8), (Complete, Op::Read, 0, 8)];
+    assert_eq!(recorded(&recording), failed);
+    disk.inject(&Injection::RemoveRules).unwrap();
+    drop(recording);
+    fixture.run(&[flush]);
+    let recording = point.record(SOURCE).expect("the other one has ended");
+    assert_eq!(recorded(&recording), []);
+}
+
+#[test]
+fn recorder_sees_split_bios_whole_and_in_parts() {
+    use TraceKind::{Complete, GetRequest, Issue, Queue, Split};
+    for flags in [Flags::NONE, Flags::PREFLUSH] {
+        let disk = composed(Faulty::new(Recorder::cached(true), 1));
+        let mut fixture = Fixture::new(&disk);
+        let recording = disk.trace_point().unwrap().record(SOURCE).unwrap();
+        let max = disk.limits().sectors_max;
+        fixture.run(&[Bio::write(Sector(0), max + 8, fixture.buf(0)).with_flags(flags)]);
+        let events = recorded(&recording);
+        let of = |kind| -> Vec<(Op, u64, u64)> {
+            let of_kind = events.iter().filter(|event| event.0 == kind);
+            of_kind.map(|event| (event.1, event.2, event.3)).collect()
+        };
+        assert_eq!(of(Queue), [(Op::Write, 0, max + 8)], "{flags:?}");
+        assert_eq!(of(Split), [(Op::Write, 0, max)], "{flags:?}");
+        let pieces = [(Op::Write, 0, max), (Op::Write, max, 8)];
+        let has_flush = flags == Flags::PREFLUSH;
+        let flush = if has_flush { &[(Op::Flush, 0, 0)][..] } else { &[] };
+        assert_eq!(of(Issue), [flush, &pieces].concat(), "{flags:?}");
+        assert_eq!(of(Complete), [flush, &pieces].concat(), "{flags:?}");
+        let whole = if has_flush { &[(Op::Write, 0, max + 8)][..] } else { &[] };
+        assert_eq!(of(GetRequest), [whole, &pieces].concat(), "{flags:?}");
+    }
+}
+
+/// The rings of a recorder that no writer drains are full at last; the I/O continues.
+#[test]
+fn events_that_do_not_fit_are_lost_and_counted() {
+    let disk = composed(Faulty::new(Recorder::new(), 1));
+    let mut fixture = Fixture::new(&disk);
+    let recording = disk.trace_point().unwrap().record(SOURCE).unwrap();
+    let buf = fixture.buf(0);
+    let reads = 3_000;
+    for _ in 0..reads {
+        fixture.run(&[Bio::read(Sector(0), 8, buf)]);
+    }
+    let (mut events, mut lost) = (Vec::new(), Vec::new());
+    recording.recorder().drain(&mut events, &mut lost);
+    let counted: u64 = lost.iter().map(|lost| lost.count).sum();
+    assert_eq!(events.len() as u64 + counted, 4 * reads);
+    assert!(counted > 0 && events.len() >= 8192, "{counted} lost");
+    let (mut events, mut lost) = (Vec::new(), Vec::new());
+    fixture.run(&[Bio::read(Sector(0), 8, buf)]);
+    recording.recorder().drain(&mut events, &mut lost);
+    assert_eq!((events.len(), lost.len()), (4, 0));
 }

@@ -49,6 +49,12 @@ impl Outgoing {
         self.sender.blocking_send(part).map_err(gone)
     }
 
+    /// A check whether the client has disconnected.
+    pub(super) fn closed_check(&self) -> impl Fn() -> bool + use<> {
+        let sender = self.sender.clone();
+        move || sender.is_closed()
+    }
+
     /// Aborts the response about `name`, so that the client does not take it for complete.
     pub(super) fn fail(mut self, name: &str, error: io::Error) {
         if self.sender.is_closed() {

@@ -129,7 +129,7 @@ pub const COMMON: &[Param] = &[
         "0",
         "delay every completion by this number of nanoseconds; 0: off",
     ),
-    param("trace", PATH, "", "write a line per request to this file; empty: off"),
+    param("trace", PATH, "", "record a trace for blkparse in this file; empty: off"),
 ];
 
 const NULL: &[Param] = &[

@@ -16,6 +16,7 @@ use crate::device::{Device, DeviceError, Extent};
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
+use crate::middleware::TracePoint;
 use crate::request::MergeRules;
 use crate::sched::deadline::{Deadline, Stats, Tunables};
 use crate::sched::{SchedulerControl, UnknownScheduler};
@@ -183,6 +184,10 @@ impl<D: Device, F: SchedulerQueue> Device for Scheduled<D, F> {
 
     fn scheduler(&self) -> Option<&dyn SchedulerControl> {
         Some(self)
+    }
+
+    fn trace_point(&self) -> Option<&TracePoint> {
+        self.inner.trace_point()
     }
 }
 
