@@ -95,6 +95,7 @@ impl<T> RcuReader<T> {
     }
 
     #[cold]
+    #[inline(never)]
     fn refresh(&mut self, generation: u64) {
         if generation != self.generation {
             self.fetch(generation);

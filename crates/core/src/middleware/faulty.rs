@@ -177,6 +177,7 @@ fn judge(rules: &[Armed], started: &Started, chance: &mut Chance) -> FaultDecisi
 impl<Q: DeviceQueue> FaultyQueue<Q> {
     /// Reads the interceptors, and returns whether there are any.
     #[cold]
+    #[inline(never)]
     fn look(&mut self) -> bool {
         let now = self.interceptors.get();
         let is_any = !now.rules.is_empty() || now.recorder.is_some();
@@ -255,6 +256,7 @@ impl<Q: DeviceQueue> FaultyQueue<Q> {
 
     /// Polls while a trace is recorded, or after that has ended.
     #[cold]
+    #[inline(never)]
     fn poll_recorded(&mut self, now: Nanos, done: &mut CompletionBatch) {
         let before = done.len();
         self.inner.poll(now, done);

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! [`super::Faulty`] calls it, because that wraps every device and has to look for changes of its
-//! rules anyway: a device that is not recorded executes no instruction for it. Recording never
-//! waits and never allocates. An event that does not fit into its ring is lost and counted.
+//! rules anyway: while no trace is recorded, a batch has no check more, and a poll has one.
+//! Recording never waits and never allocates. An event that does not fit into its ring is lost and
+//! counted.
 //!
 //! A request says when its bios were submitted, so their events are recorded when the request
 //! reaches the device, with the time of the submission. A writer that wants all events in the order
