@@ -158,9 +158,10 @@ impl Activity {
     }
 }
 
-/// What tells a connection from others of its time.
-fn key(connection: &ConnectionView) -> (&str, u64, &str) {
-    (&connection.protocol, connection.id, &connection.peer)
+/// What tells a connection from others of its time. A hypervisor has a connection for each of its
+/// disks, all without a number.
+fn key(it: &ConnectionView) -> (&str, u64, &str, Option<&str>, Option<u16>) {
+    (&it.protocol, it.id, &it.peer, it.device.as_deref(), it.queue)
 }
 
 impl PoolActivity {

@@ -1,7 +1,6 @@
 //! The control plane's thread: one small tokio runtime for the API, signals and the watchdog.
 
 use std::io;
-use std::net::ToSocketAddrs;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -80,6 +79,14 @@ pub enum ControlError {
     },
 }
 
+/// From where a TCP listener may be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    Any,
+    /// This machine alone.
+    Loopback,
+}
+
 fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> ControlError {
     let what = what.into();
     move |source| ControlError::System { what, source }
@@ -152,7 +159,8 @@ impl ControlServer {
             }
             if let Some(place) = places.metrics {
                 let routes = api::metrics_routes(Arc::clone(&control));
-                let addresses = server.serve("metrics", place, &routes, &control, &stopped)?;
+                let addresses =
+                    server.serve("metrics", place, Reach::Any, &routes, &control, &stopped)?;
                 server.metrics = addresses.map(|address| match place {
                     Endpoint::Unix(_) => address,
                     _ => format!("{address}/metrics"),
@@ -211,15 +219,9 @@ impl ControlServer {
             _ => None,
         };
         let access = Arc::new(WebAccess::load(host, token)?);
-        if let Endpoint::Tcp { host, port } = place
-            && !access.has_token()
-            && let Some(address) =
-                open_address(host, *port).map_err(system(format!("web: {place}")))?
-        {
-            return Err(ControlError::WebWithoutToken(address));
-        }
+        let reach = if access.has_token() { Reach::Any } else { Reach::Loopback };
         let routes = api::web::routes(Arc::clone(control), access);
-        let address = self.serve("web", place, &routes, control, stopped)?;
+        let address = self.serve("web", place, reach, &routes, control, stopped)?;
         self.web = address.map(|address| match place {
             Endpoint::Unix(_) => address,
             _ => format!("{address}/"),
@@ -232,6 +234,7 @@ impl ControlServer {
         &mut self,
         what: &str,
         place: &Endpoint,
+        reach: Reach,
         routes: &Router,
         control: &Control,
         stopped: &watch::Receiver<bool>,
@@ -246,7 +249,14 @@ impl ControlServer {
             Endpoint::Tcp { host, port } => {
                 let refused = || system(format!("{what}: {place}"));
                 let mut first = None;
-                for listener in listen_tcp(host, *port).map_err(refused())? {
+                let listeners = listen_tcp(host, *port).map_err(refused())?;
+                for listener in &listeners {
+                    let ip = listener.local_addr().map_err(refused())?.ip();
+                    if reach == Reach::Loopback && !ip.to_canonical().is_loopback() {
+                        return Err(ControlError::WebWithoutToken((ip, *port).into()));
+                    }
+                }
+                for listener in listeners {
                     listener.set_nonblocking(true).map_err(refused())?;
                     let listener = tokio::net::TcpListener::from_std(listener).map_err(refused())?;
                     let address = listener.local_addr().map_err(refused())?;
@@ -298,12 +308,6 @@ impl Drop for ControlServer {
             let _ = std::fs::remove_file(socket);
         }
     }
-}
-
-/// An address of a host that other machines may reach, before anything listens there.
-fn open_address(host: &str, port: u16) -> io::Result<Option<std::net::SocketAddr>> {
-    let mut found = (host, port).to_socket_addrs()?;
-    Ok(found.find(|address| !address.ip().to_canonical().is_loopback()))
 }
 
 /// Listens at a path. The socket of a daemon that has ended is replaced.

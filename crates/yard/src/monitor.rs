@@ -17,6 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use blockyard_core::Disk;
+use blockyard_sync::atomics::{AtomicU64, Ordering};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -44,6 +45,12 @@ pub(crate) const WEB_STREAMS_MAX: usize = 48;
 
 /// The number of events that wait for a client; further ones are lost for this client.
 const QUEUE_EVENTS: usize = 8;
+
+/// How much less than the time of day the clock of samples may show, in ms.
+const CLOCK_DRIFT_MS: u64 = 2000;
+
+/// The most events that may wait for a client to which zones are sent.
+const ZONES_AFTER_MAX: usize = 2;
 
 /// The most connections in an event: those with the most requests.
 const CLIENTS_SHOWN: usize = 100;
@@ -80,19 +87,25 @@ struct StreamClient {
 impl StreamClient {
     /// Puts an event into the queue; `false` if it is lost.
     fn send(&mut self, event: &Bytes) -> bool {
-        let Ok(place) = self.sender.try_reserve() else {
+        // A gap is sent with an event, so that a slow client gets more than gaps.
+        let gap = (self.lost > 0).then(|| self::event("gap", &json!({ "lost": self.lost })));
+        let parts = gap.into_iter().chain([event.clone()]);
+        let Ok(places) = self.sender.try_reserve_many(parts.size_hint().0) else {
             self.lost += 1;
             return false;
         };
-        if self.lost == 0 {
-            place.send(Ok(event.clone()));
-            return true;
-        }
-        // In one place of the queue, so that a slow client gets more than gaps.
-        let gap = self::event("gap", &json!({ "lost": self.lost }));
-        place.send(Ok(Bytes::from([gap, event.clone()].concat())));
+        places.zip(parts).for_each(|(place, part)| place.send(Ok(part)));
         self.lost = 0;
         true
+    }
+
+    /// Puts zones into the queue; `false` if they are lost. Zones may be long: few of them wait.
+    fn send_zones(&mut self, event: &Bytes) -> bool {
+        if self.sender.max_capacity() - self.sender.capacity() > ZONES_AFTER_MAX {
+            self.lost += 1;
+            return false;
+        }
+        self.send(event)
     }
 }
 
@@ -127,12 +140,12 @@ impl MonitorState {
             }
             if !client.needs_zones {
                 if let Some(changed) = changed {
-                    client.needs_zones = !client.send(changed);
+                    client.needs_zones = !client.send_zones(changed);
                 }
                 continue;
             }
             if let Some(full) = watch.full(device) {
-                client.needs_zones = !client.send(&full);
+                client.needs_zones = !client.send_zones(&full);
             }
         }
     }
@@ -150,24 +163,37 @@ impl MonitorState {
     }
 }
 
-/// The clock of samples: it never goes back, and begins at the time of day.
+/// The clock of samples. It never goes back. It counts by the steady clock of the system, and jumps
+/// ahead to the time of day after a suspend, or when the time of day was set.
 #[derive(Debug)]
 struct SampleClock {
     start: Instant,
-    start_ms: u64,
+    /// What is added to the time since the start.
+    offset_ms: AtomicU64,
 }
 
 impl Default for SampleClock {
     fn default() -> SampleClock {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        SampleClock { start: Instant::now(), start_ms: since.as_millis() as u64 }
+        SampleClock { start: Instant::now(), offset_ms: AtomicU64::new(0) }
     }
 }
 
 impl SampleClock {
     /// Milliseconds since 1970 UTC.
     fn now_ms(&self) -> u64 {
-        self.start_ms + self.start.elapsed().as_millis() as u64
+        let of_day = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.at(self.start.elapsed().as_millis() as u64, of_day.as_millis() as u64)
+    }
+
+    fn at(&self, elapsed_ms: u64, of_day_ms: u64) -> u64 {
+        // Relaxed: the offset publishes nothing else.
+        let offset_ms = self.offset_ms.load(Ordering::Relaxed);
+        let now_ms = elapsed_ms + offset_ms;
+        if of_day_ms.saturating_sub(now_ms) <= CLOCK_DRIFT_MS {
+            return now_ms;
+        }
+        let offset_ms = of_day_ms - elapsed_ms;
+        self.offset_ms.fetch_max(offset_ms, Ordering::Relaxed).max(offset_ms) + elapsed_ms
     }
 }
 
@@ -448,6 +474,15 @@ mod tests {
 
     fn publish(monitor: &Monitor, number: u64) {
         monitor.state().publish(event("sample", &number));
+    }
+
+    #[test]
+    fn the_clock_of_samples_jumps_ahead_but_never_back() {
+        let clock = SampleClock::default();
+        assert_eq!(clock.at(0, 1_000_000), 1_000_000);
+        assert_eq!(clock.at(1000, 1_001_500), 1_001_000, "two clocks may differ a little");
+        assert_eq!(clock.at(2000, 5_000_000), 5_000_000, "after a suspend");
+        assert_eq!(clock.at(3000, 4_000_000), 5_001_000, "after the time of day was set back");
     }
 
     #[test]

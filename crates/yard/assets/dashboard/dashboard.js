@@ -20,12 +20,21 @@ const RANGES = {
 // The longest of those with a step of a second, for which samples are kept.
 const KEPT_MS = RANGES.hour.length;
 
+// How long a notice is shown, in ms.
+const NOTICE_MS = 10_000;
+// Without a sample for this long, the page says so; after the longer time it connects again, because
+// a connection through a host that has slept may be dead and never end.
+const SILENT_MS = 5000;
+const DEAD_MS = 30_000;
+// How long the page does without zones after the daemon has refused a stream with them.
+const ZONES_REFUSED_MS = 30_000;
+
 const root = document.documentElement;
 const byId = (id) => document.getElementById(id);
 
 const tables = {
   devices: new Table(byId("devices"), DEVICES, (it) => it.device),
-  clients: new Table(byId("clients"), CLIENTS, (it) => `${it.protocol} ${it.id} ${it.peer}`),
+  clients: new Table(byId("clients"), CLIENTS, (it) => [it.protocol, it.id, it.peer, it.device, it.queue].join(" ")),
   scheduler: new Table(byId("scheduler-table"), SCHEDULER, (it) => `${it.class} ${it.direction}`),
   ram: new Table(byId("ram-table"), RAM, (it) => it.device),
   pools: new Table(byId("pools-table"), POOLS, (it) => it.pool),
@@ -54,6 +63,11 @@ const state = {
   step: 1,
   source: null,
   watched: null,
+  // When zones may be asked for again, and when the last event came, in ms of this computer's clock.
+  zonesFromMs: 0,
+  heardMs: Date.now(),
+  // A notice, and until when it is shown.
+  notice: null,
   // Whether the points of the device are to be loaded with the next sample.
   needsHistory: true,
   samples: 0,
@@ -72,7 +86,8 @@ const chosen = (sample = state.sample) => sample?.devices.find((it) => it.device
 // The stream.
 
 function connect() {
-  const wanted = chosen()?.zone_count > 0 ? state.device : null;
+  const mayWatch = chosen()?.zone_count > 0 && Date.now() >= state.zonesFromMs;
+  const wanted = mayWatch ? state.device : null;
   if (state.source !== null && wanted === state.watched) return;
   state.source?.close();
   state.watched = wanted;
@@ -82,11 +97,13 @@ function connect() {
   const source = new EventSource(url);
   state.source = source;
   const on = (name, take) => source.addEventListener(name, (event) => {
-    if (source === state.source) guarded(() => take(JSON.parse(event.data)));
+    if (source !== state.source) return;
+    state.heardMs = Date.now();
+    guarded(() => take(JSON.parse(event.data)));
   });
   on("sample", takeSample);
   on("zones", takeZones);
-  on("gap", ({ lost }) => say(`${lost} samples lost`, "lost"));
+  on("gap", takeGap);
   source.addEventListener("error", () => { if (source === state.source) lose(source); });
 }
 
@@ -96,8 +113,35 @@ function lose(source) {
   state.needsHistory = true;
   if (source.readyState === EventSource.CLOSED) {
     state.source = null;
+    // A device that has gone, or has no zones any more, is refused each time.
+    if (state.watched !== null) state.zonesFromMs = Date.now() + ZONES_REFUSED_MS;
     setTimeout(connect, 2000);
   }
+}
+
+// The history has the samples that were lost.
+function takeGap({ lost }) {
+  state.notice = { text: `${lost} events lost`, untilMs: Date.now() + NOTICE_MS };
+  state.needsHistory = true;
+}
+
+function checkSilence() {
+  if (state.source === null || state.isPaused || state.sample === null) return;
+  const silentMs = Date.now() - state.heardMs;
+  if (silentMs >= SILENT_MS && state.source.readyState === EventSource.OPEN) {
+    say(`no data since ${clock(state.sample.time_ms)}`, "lost");
+  }
+  if (silentMs >= DEAD_MS) {
+    state.heardMs = Date.now();
+    state.needsHistory = true;
+    reconnect();
+  }
+}
+
+function reconnect() {
+  state.source?.close();
+  state.source = null;
+  connect();
 }
 
 function say(text, className) {
@@ -118,7 +162,9 @@ function guarded(work) {
 function takeSample(sample) {
   state.samples += 1;
   root.dataset.samples = String(state.samples);
-  [state.before, state.sample] = [state.sample, sample];
+  // The last sample comes again with a new stream.
+  if (sample.time_ms !== state.sample?.time_ms) state.before = state.sample;
+  state.sample = sample;
   if (chosen() === undefined) choose(sample.devices[0]?.device ?? null);
   if (state.needsHistory) loadHistory();
   append(sample);
@@ -141,7 +187,11 @@ async function loadHistory() {
   url.searchParams.set("device", device);
   url.searchParams.set("step", step);
   const answer = await fetch(url).catch(() => null);
-  if (!answer?.ok || device !== state.device || range !== state.range) return;
+  if (device !== state.device || range !== state.range) return;
+  if (!answer?.ok) {
+    state.needsHistory = true;
+    return;
+  }
   const history = await answer.json();
   const points = pointsOf(history);
   const last = points.at(-1)?.[0] ?? 0;
@@ -194,7 +244,8 @@ function show() {
   const iops = sample.devices.reduce((sum, it) => sum + operations(it), 0);
   byId("summary").textContent = `pid ${sample.process.pid}   ${count(iops)} IOPS   `
     + `CPU ${(100 * sample.process.cpus).toFixed(0)}%   memory ${bytes(sample.process.resident_bytes)}`;
-  say(`live, ${clock(sample.time_ms)}`, "live");
+  if (state.notice !== null && Date.now() < state.notice.untilMs) say(state.notice.text, "lost");
+  else say(`live, ${clock(sample.time_ms)}`, "live");
   tables.devices.fill(sample.devices);
   markRows();
   showSection("ram", sample.devices.filter((it) => it.ram), (it) => tables.ram.fill(it));
@@ -228,6 +279,10 @@ function showDevice() {
   if (device === undefined) return;
   byId("device-title").textContent = device.device;
   byId("device-facts").textContent = facts(device);
+  const url = new URL("/v1/history", location.origin);
+  url.searchParams.set("device", device.device);
+  url.searchParams.set("step", RANGES[state.range].step);
+  Object.assign(byId("export"), { href: url.href, download: `${device.device}.json` });
   if (device.scheduler !== "none") {
     byId("scheduler-title").textContent = `Scheduler ${device.scheduler}`;
     tables.scheduler.fill(schedulerRows(device));
@@ -244,10 +299,10 @@ function facts(device) {
   return parts.join(", ");
 }
 
-// The scheduler's counts since the sample before, per second.
+// The scheduler's counts since the sample before, per second. Samples in between may be lost.
 function schedulerRows(device) {
   const old = chosen(state.before)?.scheduler_counts ?? [];
-  const seconds = state.sample.interval_ns / 1e9;
+  const seconds = (state.sample.time_ms - (state.before?.time_ms ?? 0)) / 1000;
   return device.scheduler_counts.map((now, at) => {
     const rate = (name) => Math.max(0, (now[name] - (old[at]?.[name] ?? now[name])) / seconds);
     return {
@@ -287,10 +342,12 @@ function choose(device) {
 }
 
 function chooseAndShow(device) {
+  // The samples of a page that is paused are those of the device chosen before.
+  if (state.isPaused) pause();
   choose(device);
   connect();
   markRows();
-  if (!state.isPaused) showDevice();
+  showDevice();
 }
 
 function markRows() {
@@ -317,9 +374,7 @@ function pause() {
     return;
   }
   // Changes of zones were not applied in the meantime.
-  state.source?.close();
-  state.source = null;
-  connect();
+  reconnect();
   if (state.sample !== null) show();
 }
 
@@ -365,5 +420,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 });
 addEventListener("error", (event) => { root.dataset.error = String(event.message); });
 addEventListener("unhandledrejection", (event) => { root.dataset.error = String(event.reason); });
+
+setInterval(checkSilence, 1000);
 
 connect();

@@ -3,7 +3,7 @@
 import { colour, onWidth } from "./charts.js";
 import { channels, mix } from "./heatmap.js";
 import { element } from "./tables.js";
-import { bytes, count } from "./units.js";
+import { bytes } from "./units.js";
 
 const SECTOR_BYTES = 512;
 const HEIGHT_PX_MAX = 420;
@@ -156,7 +156,7 @@ export class ZoneMap {
 function describe(number, zone) {
   const size = (sectors) => bytes(sectors * SECTOR_BYTES);
   const pointer = zone.wptr === null ? "no write pointer" : `write pointer ${size(zone.wptr)} of ${size(zone.cap)}`;
-  return `zone ${count(number)} (${zone.type}): ${zone.cond}, ${pointer}; start 0x${zone.start.toString(16)}, `
+  return `zone ${number} (${zone.type}): ${zone.cond}, ${pointer}; start 0x${zone.start.toString(16)}, `
     + `length 0x${zone.len.toString(16)}, capacity 0x${zone.cap.toString(16)} sectors`;
 }
 
