@@ -17,13 +17,17 @@ GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
 MDBOOK ?= 0.5.4
 MDBOOK_ROOT = $(CURDIR)/target/tools/mdbook-$(MDBOOK)
 
+# Version of cargo-deb, which makes the Debian package.
+CARGO_DEB ?= 3.8.0
+CARGO_DEB_ROOT = $(CURDIR)/target/tools/cargo-deb-$(CARGO_DEB)
+
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
 # Builds all tests, and runs them at the same time as the commands that it is given.
 TESTS = FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/tests
 
-.PHONY: help deps build-deps build lab book run fio check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
+.PHONY: help deps build-deps build lab book run fio deb package-test check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -44,6 +48,15 @@ fio: build-deps ## the engine for stock fio, and a line to paste that uses it
 	@engine=$$(FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/fio release) && \
 	echo "fio --name=t --ioengine=external:$$engine --thread --dev='null:///n0?size=10G'" \
 		"--rw=randread --bs=4k --time_based --runtime=5 --gtod_reduce=1"
+
+deb: build ## a package for this release of Debian, in target/debian (docs/packages.md)
+	@test -x $(CARGO_DEB_ROOT)/bin/cargo-deb || CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --locked \
+		--debug --root $(CARGO_DEB_ROOT) --version $(CARGO_DEB) cargo-deb
+	@FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/deb $(CARGO_DEB_ROOT)/bin/cargo-deb
+
+# Not part of `make test`: it makes two clean systems from the archive, and boots one of them.
+package-test: deb ## install, use, upgrade and remove the package in clean systems; needs root and network
+	./tests/packages/deb target/debian/*.deb
 
 check: deps ## before a commit: formatting, lints, tidy, unit tests of what changed (BASE=commit)
 	@./.ci/check

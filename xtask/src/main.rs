@@ -2,7 +2,9 @@
 //!
 //! - `tidy` reads the tree and says where it breaks STYLE.md; `cargo test` runs it too.
 //! - `crates` prints lines, files and the longest import cycle of each crate.
+//! - `notices` writes the licences and the bill of materials of a package.
 
+mod packages;
 mod tidy;
 
 use std::path::Path;
@@ -11,13 +13,15 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo run -p xtask -- COMMAND
   tidy         what in the tree breaks the rules of STYLE.md, and what to write instead
-  crates       lines, files and the longest import cycle of each crate";
+  crates       lines, files and the longest import cycle of each crate
+  notices DIR  DIR/copyright and DIR/sbom.cdx.json of a package: licences, and a list of crates";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["tidy"] => tidy::run(root()),
         ["crates"] => tidy::shapes(root()).map(|table| print!("{table}")),
+        ["notices", dir] => packages::write(root(), Path::new(dir)),
         _ => Err(USAGE.into()),
     };
     match result {

@@ -318,7 +318,7 @@ mod tests {
             findings.iter().map(|finding| finding.line).collect::<Vec<_>>()
         };
         assert_eq!(found("a.rs", "/// A bio on its\n/// way.\nconst X: u8 = 1;"), [1]);
-        assert_eq!(found("a.rs", "const X: u8 = 1; // on its\nconst Y: u8 = 2; // way"), []);
+        assert_eq!(found("a.rs", "const X: u8 = 1; // on its\nconst Y: u8 = 2; // way"), [0; 0]);
         assert_eq!(found("a.rs", "\nconst X: &str = \"on its \\\n  way\";"), [2]);
         assert_eq!(found("a.md", "one\non its\nway"), [2]);
     }
