@@ -17,6 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Length of a sector in bytes: the unit that a disk writes atomically.
@@ -94,10 +95,14 @@ pub enum Change {
 /// Names and the numbers of their files.
 type Names = BTreeMap<String, usize>;
 
+/// The bytes of a file: an image of a disk that has the same ones shares them until either changes
+/// them.
+type FileBytes = Arc<Vec<u8>>;
+
 #[derive(Debug, Default)]
 struct State {
     names: Names,
-    files: Vec<Vec<u8>>,
+    files: Vec<FileBytes>,
     units: Vec<usize>,
     /// Number of writes of each file.
     writes: Vec<u64>,
@@ -146,9 +151,9 @@ impl SimulatedDirectory {
     pub fn medium(&self) -> Medium {
         let state = self.state();
         let files = state.files.iter().zip(&state.units).zip(&state.writes);
-        let pages = |((bytes, unit), writes): ((&Vec<u8>, &usize), &u64)| FilePages {
+        let pages = |((bytes, unit), writes): ((&FileBytes, &usize), &u64)| FilePages {
             writes: *writes,
-            ..FilePages::durable(bytes.clone(), *unit)
+            ..FilePages::durable(Arc::clone(bytes), *unit)
         };
         let files = files.map(pages).collect();
         Medium {
@@ -189,7 +194,7 @@ impl SimulatedDirectory {
     pub fn create(&self, name: &str, len: u64, unit: usize) -> File {
         let mut state = self.state();
         let file = state.files.len();
-        state.files.push(vec![0; len as usize]);
+        state.files.push(Arc::new(vec![0; len as usize]));
         state.units.push(unit);
         state.writes.push(0);
         state.names.insert(name.to_owned(), file);
@@ -228,7 +233,8 @@ impl SimulatedDirectory {
         let mut state = self.state();
         let Some(file) = state.names.get(name).copied() else { return false };
         let start = offset as usize;
-        let bytes = start.checked_add(len).and_then(|end| state.files[file].get_mut(start..end));
+        let file = Arc::make_mut(&mut state.files[file]);
+        let bytes = start.checked_add(len).and_then(|end| file.get_mut(start..end));
         bytes.into_iter().flatten().map(|byte| *byte ^= bits).count() > 0
     }
 
@@ -239,21 +245,28 @@ impl SimulatedDirectory {
 }
 
 impl File {
-    /// Applies `f` to the bytes of a range.
-    fn range<R>(
+    /// A range of bytes.
+    fn range(offset: u64, len: usize) -> io::Result<Range<usize>> {
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Ok(start..start.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    /// Changes the bytes of a range.
+    fn change(
         &self,
         offset: u64,
         len: usize,
-        f: impl FnOnce(&mut [u8]) -> (R, Option<Change>),
-    ) -> io::Result<R> {
+        f: impl FnOnce(&mut [u8]) -> Change,
+    ) -> io::Result<()> {
         let mut state = self.directory.state();
-        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let end = start.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
-        let bytes = state.files[self.number].get_mut(start..end);
-        let (done, change) = f(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
-        state.writes[self.number] += u64::from(change.is_some());
-        state.changes.extend(change);
-        Ok(done)
+        let range = File::range(offset, len)?;
+        let file = &mut state.files[self.number];
+        // Before the file is copied, if an image shares it.
+        file.get(range.clone()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let change = f(&mut Arc::make_mut(file)[range]);
+        state.writes[self.number] += 1;
+        state.changes.push(change);
+        Ok(())
     }
 
     /// Length in bytes.
@@ -267,10 +280,10 @@ impl File {
     /// # Errors
     /// If the file ends before.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.range(offset, into.len(), |bytes| {
-            into.copy_from_slice(bytes);
-            ((), None)
-        })
+        let state = self.directory.state();
+        let bytes = state.files[self.number].get(File::range(offset, into.len())?);
+        into.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
     }
 
     /// Writes.
@@ -278,10 +291,9 @@ impl File {
     /// # Errors
     /// If the file ends before.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> io::Result<()> {
-        self.range(offset, from.len(), |bytes| {
+        self.change(offset, from.len(), |bytes| {
             bytes.copy_from_slice(from);
-            let bytes = from.to_vec();
-            ((), Some(Change::Write { file: self.number, offset, bytes }))
+            Change::Write { file: self.number, offset, bytes: from.to_vec() }
         })
     }
 
@@ -295,9 +307,9 @@ impl File {
     /// # Errors
     /// If the file ends before.
     pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.range(offset, len as usize, |bytes| {
+        self.change(offset, len as usize, |bytes| {
             bytes.fill(0);
-            ((), Some(Change::Punch { file: self.number, offset, len }))
+            Change::Punch { file: self.number, offset, len }
         })
     }
 
@@ -322,9 +334,9 @@ impl File {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct FilePages {
     unit: usize,
-    bytes: Vec<u8>,
+    bytes: FileBytes,
     /// The visible contents.
-    now: Vec<u8>,
+    now: FileBytes,
     /// The number of writes.
     writes: u64,
     /// For each unit, the contents since the last sync, oldest first, each with the number of its
@@ -333,15 +345,16 @@ struct FilePages {
 }
 
 impl FilePages {
-    fn durable(bytes: Vec<u8>, unit: usize) -> FilePages {
-        FilePages { unit, now: bytes.clone(), bytes, writes: 0, pending: BTreeMap::new() }
+    fn durable(bytes: FileBytes, unit: usize) -> FilePages {
+        FilePages { unit, now: Arc::clone(&bytes), bytes, writes: 0, pending: BTreeMap::new() }
     }
 
     fn write(&mut self, offset: u64, len: usize, fill: impl Fn(usize) -> u8) {
         let start = offset as usize;
         self.writes += 1;
+        let visible = Arc::make_mut(&mut self.now);
         for at in 0..len {
-            self.now[start + at] = fill(at);
+            visible[start + at] = fill(at);
         }
         for number in start / self.unit..(start + len).div_ceil(self.unit) {
             let range = number * self.unit..((number + 1) * self.unit).min(self.now.len());
@@ -356,16 +369,17 @@ impl FilePages {
     }
 
     fn sync(&mut self) {
-        self.bytes.clone_from(&self.now);
+        self.bytes = Arc::clone(&self.now);
         self.pending.clear();
     }
 
     /// Makes the contents of some units durable as they were after `writes` writes.
-    fn sync_units(&mut self, units: std::ops::Range<usize>, writes: u64) {
+    fn sync_units(&mut self, units: Range<usize>, writes: u64) {
         for (number, versions) in self.pending.range_mut(units) {
             let old = versions.partition_point(|(write, _)| *write <= writes);
             if let Some((_, last)) = versions.drain(..old).next_back() {
-                self.bytes[number * self.unit..][..last.len()].copy_from_slice(&last);
+                let durable = Arc::make_mut(&mut self.bytes);
+                durable[number * self.unit..][..last.len()].copy_from_slice(&last);
             }
         }
         self.pending.retain(|_, versions| !versions.is_empty());
@@ -399,7 +413,8 @@ impl Medium {
         match change {
             Change::Create { file, name, len, unit } => {
                 assert_eq!(*file, self.files.len(), "files are counted by creation");
-                self.files.push(FilePages::durable(vec![0; *len as usize], *unit));
+                let bytes = Arc::new(vec![0; *len as usize]);
+                self.files.push(FilePages::durable(bytes, *unit));
                 names.insert(name.clone(), *file);
                 self.pending_names.push(names);
             }
@@ -455,12 +470,13 @@ impl Medium {
             0 => self.names.clone(),
             kept => self.pending_names[kept - 1].clone(),
         };
-        let mut files: Vec<Vec<u8>> = self.files.iter().map(|file| file.bytes.clone()).collect();
+        let mut files: Vec<_> = self.files.iter().map(|file| Arc::clone(&file.bytes)).collect();
         for (bytes, file) in files.iter_mut().zip(&self.files) {
             for (number, versions) in &file.pending {
                 let kept = next(versions.len() + 1);
                 if kept > 0 {
                     let (_, version) = &versions[kept - 1];
+                    let bytes = Arc::make_mut(bytes);
                     bytes[number * file.unit..][..version.len()].copy_from_slice(version);
                 }
             }
@@ -470,11 +486,11 @@ impl Medium {
 
     /// Kills the process: everything that it did is kept.
     pub fn kill(&self) -> SimulatedDirectory {
-        let files = self.files.iter().map(|file| file.now.clone()).collect();
+        let files = self.files.iter().map(|file| Arc::clone(&file.now)).collect();
         self.directory(self.names_now(), files, self.boot)
     }
 
-    fn directory(&self, names: Names, files: Vec<Vec<u8>>, boot: u64) -> SimulatedDirectory {
+    fn directory(&self, names: Names, files: Vec<FileBytes>, boot: u64) -> SimulatedDirectory {
         let units = self.files.iter().map(|file| file.unit).collect();
         let writes = self.files.iter().map(|file| file.writes).collect();
         // The next process gets other numbers.
