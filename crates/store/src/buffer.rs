@@ -233,6 +233,41 @@ impl fmt::Debug for Buffer {
     }
 }
 
+/// Memory for intermediate results: empty at first, and as long as the longest use so far.
+#[derive(Debug)]
+pub struct ScratchBuffer {
+    memory: Arc<Memory>,
+    buffer: Option<Buffer>,
+}
+
+impl ScratchBuffer {
+    /// Takes nothing yet.
+    pub fn new(memory: &Arc<Memory>) -> ScratchBuffer {
+        ScratchBuffer { memory: Arc::clone(memory), buffer: None }
+    }
+
+    /// The first `len` bytes, with arbitrary contents. Takes a longer buffer if necessary,
+    /// regardless of the memory's limit.
+    #[inline]
+    pub fn first(&mut self, len: usize) -> &mut [u8] {
+        if self.len() < len {
+            self.buffer = None;
+        }
+        let memory = &self.memory;
+        let take = || memory.take_beyond(len.next_power_of_two());
+        &mut self.buffer.get_or_insert_with(take)[..len]
+    }
+}
+
+impl Deref for ScratchBuffer {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.buffer.as_deref().unwrap_or_default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,6 +285,18 @@ mod tests {
         drop((one, two, beyond));
         assert_eq!(memory.free_bytes(), 8 * ALIGN as u64);
         assert_eq!(memory.take(100).map(|it| it.len()), Some(100));
+    }
+
+    #[test]
+    fn scratch_memory_grows_to_its_longest_use() {
+        let mut scratch = ScratchBuffer::new(&Memory::new(1));
+        assert!(scratch.is_empty());
+        assert_eq!(scratch.first(5000).len(), 5000);
+        scratch.first(5000).fill(7);
+        assert_eq!(scratch.first(6000)[..5000], [7; 5000], "8192 bytes are there");
+        assert_eq!(scratch.first(10_000).len(), 10_000);
+        assert_eq!(scratch.first(100).len(), 100);
+        assert!(scratch.len() >= 10_000);
     }
 
     /// Parts of one huge page do not overlap, and the page stays allocated as long as one part

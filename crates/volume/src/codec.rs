@@ -2,16 +2,17 @@
 
 use std::fmt;
 
+use blockyard_store::buffer::ScratchBuffer;
 use blockyard_store::log_writer::Payload;
-use blockyard_volume_format::BLOCK_BYTES_MAX;
 use blockyard_volume_format::entry::Codec;
 
 /// Length of the header of a compressed block, which contains the compressed length in bytes.
 const LEN_BYTES: usize = 4;
 
-/// Most bytes that a compressed block takes while it is made, header included.
-pub(crate) const PACKED_MAX: usize =
-    LEN_BYTES + lz4_flex::block::get_maximum_output_size(BLOCK_BYTES_MAX as usize);
+/// Most bytes that a block of `len` bytes takes while it is compressed, header included.
+const fn packed_max(len: usize) -> usize {
+    LEN_BYTES + lz4_flex::block::get_maximum_output_size(len)
+}
 
 /// How blocks are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,14 +47,18 @@ impl Packer {
         self.compression == Compression::None
     }
 
-    /// Compresses a block into memory of [`PACKED_MAX`] bytes. Returns the codec and the stored
-    /// length, including padding with zeros; `None` if compression saves nothing.
+    /// Compresses a block. Returns the codec and the stored length, including padding with zeros;
+    /// `None` if compression saves nothing.
     pub(crate) fn compress(
         &mut self,
         block: &[u8],
-        into: &mut [u8],
+        into: &mut ScratchBuffer,
         align: usize,
     ) -> Option<(Codec, usize)> {
+        if self.is_idle() {
+            return None;
+        }
+        let into = into.first(packed_max(block.len()));
         let rest = &mut into[LEN_BYTES..];
         let (codec, len) = match self.compression {
             Compression::None => return None,
@@ -132,11 +137,14 @@ fn unpack_zstd(_: &[u8], _: &mut [u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_store::buffer::Memory;
+
     use super::*;
 
     #[test]
     fn blocks_come_back_and_what_does_not_shrink_stays() {
-        let mut into = vec![9; PACKED_MAX];
+        let mut into = ScratchBuffer::new(&Memory::new(1));
+        into.first(packed_max(16_384)).fill(9);
         let text: Vec<u8> = b"all work and no play ".iter().copied().cycle().take(16_384).collect();
         let mut noise = vec![0; 16_384];
         fastrand::Rng::with_seed(1).fill(&mut noise);

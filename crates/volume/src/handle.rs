@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
 use blockyard_store::SegmentStore;
-use blockyard_store::buffer::Buffer;
+use blockyard_store::buffer::{Buffer, ScratchBuffer};
 use blockyard_store::log_writer::{Payload, Stored};
 use blockyard_sync::completion_queue::{CompletionQueue, Receiver};
 use blockyard_sync::rcu_cell::RcuReader;
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::{Codec, Entry};
-use blockyard_volume_format::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS};
+use blockyard_volume_format::{FAN, NODE_BLOCKS};
 
 use crate::codec::{self, Compression, Packer};
 use crate::error::VolumeError;
@@ -76,11 +76,11 @@ pub struct VolumeHandle<D: SegmentStore> {
     reserved: Option<u32>,
     found: Vec<Lookup>,
     /// Stored bytes as they are read.
-    stored: Buffer,
+    stored: ScratchBuffer,
     /// One uncompressed block.
-    plain: Buffer,
+    plain: ScratchBuffer,
     /// One block while it is compressed.
-    packing: Buffer,
+    packing: ScratchBuffer,
 }
 
 impl<D: SegmentStore> VolumeHandle<D> {
@@ -100,9 +100,9 @@ impl<D: SegmentStore> VolumeHandle<D> {
             wakes: false,
             reserved: None,
             found: Vec::with_capacity(LOOKUP_MAX as usize),
-            stored: pool.memory().take_beyond(SCRATCH_BYTES),
-            plain: pool.memory().take_beyond(BLOCK_BYTES_MAX as usize),
-            packing: pool.memory().take_beyond(codec::PACKED_MAX),
+            stored: ScratchBuffer::new(pool.memory()),
+            plain: ScratchBuffer::new(pool.memory()),
+            packing: ScratchBuffer::new(pool.memory()),
             pool: Arc::clone(pool),
             volume,
             packer: Packer::new(compression),
@@ -221,7 +221,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
             && let Lookup::Disk(entry) = &found[0]
         {
             let files = self.files.get();
-            let stored = &mut self.stored[..run * size];
+            let stored = self.stored.first(run * size);
             let read = self.pool.segments().read(files, entry.address(), stored).is_ok();
             let whole = |(bytes, found): (&[u8], &Lookup)| match found {
                 Lookup::Disk(entry) => crc(bytes) == entry.crc(),
@@ -265,11 +265,11 @@ impl<D: SegmentStore> VolumeHandle<D> {
         loop {
             let entry = match &found {
                 Lookup::Zero | Lookup::Cleared { .. } => {
-                    self.plain[..size].fill(0);
+                    self.plain.first(size).fill(0);
                     return Ok(found);
                 }
                 Lookup::Memory { payload, index, .. } => {
-                    codec::unpack(payload, *index, &mut self.plain[..size]);
+                    codec::unpack(payload, *index, self.plain.first(size));
                     return Ok(found);
                 }
                 Lookup::Disk(entry) => *entry,
@@ -292,7 +292,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
                 return Err(self.is_bad(block, &entry, error));
             }
             let files = self.files.get();
-            let stored = &mut self.stored[..entry.stored_bytes() as usize];
+            let stored = self.stored.first(entry.stored_bytes() as usize);
             let is_whole = |bytes: &[u8]| crc(bytes) == entry.crc();
             let segments = self.pool.segments();
             let read = segments.read_whole(files, entry.address(), stored, &is_whole);
@@ -301,7 +301,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
                 tracing::debug!("{name}: block {block}, at {address} of the pool, was mended");
             }
             if read.is_ok() && is_whole(stored) {
-                let plain = &mut self.plain[..size];
+                let plain = self.plain.first(size);
                 if codec::decode(entry.codec(), stored, plain) {
                     return Ok(found);
                 }
@@ -722,14 +722,14 @@ impl<D: SegmentStore> VolumeHandle<D> {
         if entry.codec() == Codec::Raw {
             return (stored.len() == size).then_some(stored);
         }
-        let plain = &mut self.plain[..size];
+        let plain = self.plain.first(size);
         codec::decode(entry.codec(), stored, plain).then_some(&*plain)
     }
 
     /// Reads a pending block from memory.
     pub(crate) fn remember(&mut self, payload: &Payload, index: u32) -> &[u8] {
         let size = self.block_bytes();
-        codec::unpack(payload, index, &mut self.plain[..size]);
+        codec::unpack(payload, index, self.plain.first(size));
         &self.plain[..size]
     }
 
