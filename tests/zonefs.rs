@@ -244,7 +244,7 @@ LC_ALL=C sort -k2 "$place/all" | awk -v max="$max" -v list="$place/list" '{
 mkfifo "$place/tar"
 # The shell in which `split` runs its filter.
 export SHELL=$BASH
-sha256sum <"$place/tar" >"$place/sum" &
+b2sum <"$place/tar" >"$place/sum" &
 { tar --create --absolute-names --hard-dereference --blocking-factor=2048 \
     --files-from="$place/list" || [ $? = 1 ]; } |
     tee "$place/tar" |
@@ -260,7 +260,7 @@ set -o errexit -o pipefail
 for number in $(seq 0 14); do
     file=$1/seq/$number
     [ ! -s "$file" ] || cat "$file"
-done | sha256sum
+done | b2sum
 "#;
 
 /// The bytes that are packed, if there are as many.
