@@ -21,6 +21,7 @@ pub mod scheduler_latency;
 pub mod scheduler_merge;
 pub(crate) mod schedulers;
 pub mod smr_append;
+pub mod socket_waits;
 pub mod sync_writes;
 pub mod vhost;
 pub mod volume_limits;

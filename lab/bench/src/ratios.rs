@@ -7,7 +7,8 @@
 use crate::experiments::{
     clock, file, fio_engine, fuse, hot_path, limits, limits::names, nbd, nvme, nvme_threads, race,
     ram_kernel, ram_locks, scheduler, scheduler_kernel, scheduler_latency, scheduler_merge,
-    schedulers, smr_append, sync_writes, vhost, volume_limits, zone_append, zone_gate, zone_locks,
+    schedulers, smr_append, socket_waits, sync_writes, vhost, volume_limits, zone_append,
+    zone_gate, zone_locks,
 };
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
@@ -153,6 +154,7 @@ pub const NONE_APPLIES: &[(&str, &str)] = &[
         "a read waits for the device's 200 us and for others, which are data",
     ),
     (smr_append::NAME, "the drive's times bound it, which are data"),
+    (socket_waits::NAME, "its rows are compared with each other; the kernel's TCP bounds both"),
     (sync_writes::NAME, "the disk's write and sync bound it, which are the rows of `raw`"),
     (volume_limits::NAME, "its limits are in it: the rows of `raw`, and times that are aimed at"),
     (vhost::NAME, "the wakes of two threads bound it, which no limit measures"),

@@ -27,6 +27,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::scheduler_latency::NAME, experiments::scheduler_latency::build),
         (experiments::scheduler_merge::NAME, experiments::scheduler_merge::build),
         (experiments::smr_append::NAME, experiments::smr_append::build),
+        (experiments::socket_waits::NAME, experiments::socket_waits::build),
         (experiments::sync_writes::NAME, experiments::sync_writes::build),
         (experiments::vhost::NAME, experiments::vhost::build),
         (experiments::volume_limits::NAME, experiments::volume_limits::build),
