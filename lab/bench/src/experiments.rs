@@ -10,6 +10,7 @@ pub mod limits;
 pub mod nbd;
 pub mod nvme;
 pub mod nvme_threads;
+pub mod observers;
 pub mod race;
 mod ram_data;
 pub mod ram_kernel;

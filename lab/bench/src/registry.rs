@@ -19,6 +19,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::nbd::NAME, experiments::nbd::build),
         (experiments::nvme::NAME, experiments::nvme::build),
         (experiments::nvme_threads::NAME, experiments::nvme_threads::build),
+        (experiments::observers::NAME, experiments::observers::build),
         (experiments::race::NAME, experiments::race::build),
         (experiments::ram_kernel::NAME, experiments::ram_kernel::build),
         (experiments::ram_locks::NAME, experiments::ram_locks::build),

@@ -330,7 +330,7 @@ impl OwnServer {
 }
 
 /// Two ports that were free.
-fn free_ports() -> std::io::Result<[SocketAddr; 2]> {
+pub(super) fn free_ports() -> std::io::Result<[SocketAddr; 2]> {
     let (one, other) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
     Ok([one.local_addr()?, other.local_addr()?])
 }

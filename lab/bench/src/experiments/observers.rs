@@ -1,0 +1,188 @@
+//! `observers`: what `top`, `iostat`, the dashboard and a trace cost the data path of a yard.
+
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+use super::nvme::{self, NVME_NULL_NQN, QueueLoad, load};
+use crate::error::LabError;
+use crate::experiment::{Cell, Comparison, Experiment, Settings, Variant, VariantRole};
+use crate::metric::Metric;
+use crate::sample::{Round, Sample};
+use crate::tools::child::{CommandLine, RunningChild};
+use crate::tools::nvme_client::{DEPTH_MAX, NvmeCommands, NvmeController, NvmeOp};
+
+/// The experiment's name on the command line.
+pub const NAME: &str = "observers";
+
+/// The line that starts the server, with a device that answers about a million reads a second.
+const LINE: &str = "PROGRAM serve null:///null?size=1T&bs=4k --nvme tcp:NVME --nbd none \
+                    --control unix:CONTROL";
+
+/// The time that an observer has to begin before the window.
+const BEGINS: Duration = Duration::from_millis(100);
+
+/// The processors that the observing program keeps busy.
+const OBSERVER_CPUS: Metric = Metric::less("observer_cpus", "");
+
+/// An observer: the further options of the server, and the line of the observing program.
+struct Observer {
+    variant: Variant,
+    options: &'static str,
+    line: &'static str,
+}
+
+const fn observer(
+    name: &'static str,
+    about: &'static str,
+    options: &'static str,
+    line: &'static str,
+) -> Observer {
+    Observer { variant: Variant { name, kind: VariantRole::Product, about }, options, line }
+}
+
+const NONE: &str = "none";
+
+const OBSERVERS: [Observer; 5] = [
+    observer(NONE, "no observer", "", ""),
+    observer(
+        "top",
+        "blockyard top, a sample each second",
+        "",
+        "PROGRAM top --batch -d 1 --control CONTROL",
+    ),
+    observer(
+        "iostat",
+        "blockyard iostat, a report each second",
+        "",
+        "PROGRAM iostat -y 1 --control CONTROL",
+    ),
+    observer(
+        "dashboard",
+        "the dashboard with its history, and a reader of its stream",
+        "--web tcp:WEB",
+        "curl -sN http://WEB/v1/stream",
+    ),
+    observer(
+        "trace",
+        "blockyard trace of every request, whose file is /dev/null",
+        "",
+        "PROGRAM trace null -o /dev/null --control CONTROL",
+    ),
+];
+
+const LOAD: QueueLoad = load(
+    NvmeOp::Read,
+    4096,
+    DEPTH_MAX,
+    ["read-depth-128", "4 KiB random reads over NVMe/TCP, 127 in flight on one queue"],
+);
+
+/// The least part of the throughput that an observer leaves, except a trace.
+const LEFT_MIN: f64 = 0.99;
+
+/// Builds the experiment.
+pub fn build(settings: &Settings) -> Experiment {
+    let cells = OBSERVERS.iter().map(|observer| {
+        let settings = settings.clone();
+        let body = move |round: &Round<'_>| measure(observer, &settings, round);
+        Cell::new(observer.variant.name, LOAD.workload.name, 1, body)
+            .overhead(nvme::OVERHEAD + BEGINS)
+    });
+    let compare = |observer: &Observer| {
+        let compare = |metric| Comparison::new(NONE, observer.variant.name, metric);
+        let iops = compare(Metric::IOPS);
+        let is_trace = observer.variant.name == "trace";
+        [if is_trace { iops } else { iops.aim(LEFT_MIN) }, compare(Metric::CPU_PER_IO)]
+    };
+    Experiment {
+        name: NAME,
+        title: "What observers cost",
+        about: "Reads of a null device over NVMe/TCP without an observer, and while another \
+                program observes the yard. CPU time (`cpu_per_io`, ns) is that of the server; \
+                `observer_cpus` is that of the observing program, which shares the processors with \
+                the server and its client.",
+        published: Vec::new(),
+        variants: OBSERVERS.iter().map(|observer| observer.variant).collect(),
+        workloads: vec![LOAD.workload],
+        comparisons: OBSERVERS[1..].iter().flat_map(compare).collect(),
+        plots: vec![Metric::IOPS, Metric::CPU_PER_IO],
+        cells: cells.collect(),
+    }
+}
+
+fn measure(
+    observer: &'static Observer,
+    settings: &Settings,
+    round: &Round<'_>,
+) -> Result<Sample, LabError> {
+    let [nvme, web] = nvme::free_ports().map_err(LabError::io("a free port"))?;
+    let control = settings.scratch.join(format!("observed-{}.sock", nvme.port()));
+    let start = |line: &str| -> Result<RunningChild, LabError> {
+        let values: [(&str, &dyn std::fmt::Display); 4] = [
+            ("PROGRAM", &settings.program.display()),
+            ("NVME", &nvme),
+            ("WEB", &web),
+            ("CONTROL", &control.display()),
+        ];
+        CommandLine::new("curl", line).with(&values).start(None)
+    };
+    let mut server = start(&format!("{LINE} {}", observer.options))?;
+    let has_web = !observer.options.is_empty();
+    server.until_ready(round.stop, || lacks(&control, nvme, has_web.then_some(web)))?;
+    let observing = match observer.line {
+        "" => None,
+        line => Some(start(line)?),
+    };
+    round.pause(BEGINS)?;
+    let controller = NvmeController::connect(nvme, NVME_NULL_NQN)?;
+    let commands = NvmeCommands { op: LOAD.op, len: LOAD.len, depth: LOAD.depth };
+    let queue = controller.queue(1, commands, round.seed)?;
+    let before = observing.as_ref().map_or(Ok(Duration::ZERO), RunningChild::cpu)?;
+    let cpu = || server.cpu();
+    let began = std::time::Instant::now();
+    let sample = nvme::run(vec![queue], |queue| queue.latency(), &cpu, &LOAD, round)?;
+    let Some(mut observing) = observing else { return Ok(sample) };
+    // An observer that has ended has observed nothing.
+    if observing.ends_within(Duration::ZERO)? {
+        return Err(observing.ended());
+    }
+    let took = observing.cpu()?.saturating_sub(before);
+    Ok(sample.with(OBSERVER_CPUS, took.as_secs_f64() / began.elapsed().as_secs_f64()))
+}
+
+/// What a server does not offer yet.
+fn lacks(
+    control: &Path,
+    nvme: std::net::SocketAddr,
+    web: Option<std::net::SocketAddr>,
+) -> Option<String> {
+    if !control.exists() {
+        return Some(format!("there is no {}", control.display()));
+    }
+    let refused =
+        [Some(nvme), web].into_iter().flatten().find_map(|port| TcpStream::connect(port).err());
+    refused.map(|refused| format!("it does not accept: {refused}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_observer_but_a_trace_has_an_aim() {
+        let settings = Settings {
+            quick: false,
+            engine: None,
+            program: "by".into(),
+            lab: "blockyard-lab".into(),
+            scratch: "/tmp".into(),
+            processors: 2,
+            nvme_peers: Vec::new(),
+        };
+        let experiment = build(&settings);
+        let aims = experiment.comparisons.iter().filter(|it| it.aim.is_some());
+        let aimed: Vec<_> = aims.map(|it| it.after).collect();
+        assert_eq!(aimed, ["top", "iostat", "dashboard"]);
+    }
+}
