@@ -4,9 +4,11 @@
 //! Why        a queue that records must neither wait for the writer nor contend with other queues:
 //!            each has a ring of its own, and values that do not fit are counted instead.
 //! States     a ring holds the values between its head and its tail.
-//! Order      no lock. The tail is written after the values and read before them.
+//! Order      no lock. The tail is written after the values and read before them; that the writer
+//!            was dropped is written after its last tail and read before it.
 //! Common     a load of the head and one release store publish a batch.
-//! Cost       about 5 ns a batch and 1 ns a value.
+//! Cost       a copy of each value, a load and a store of words that the reader shares; the time
+//!            has not been measured.
 //! Before     a lock around a file, taken for each batch.
 #![allow(unsafe_code)]
 
@@ -14,7 +16,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use crate::atomics::{AtomicU32, AtomicU64, Ordering};
+use crate::atomics::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::pad::Padded;
 use crate::sync_cell::SyncCell;
 
@@ -25,6 +27,8 @@ struct TraceRing<T> {
     tail: Padded<AtomicU32>,
     /// How many values did not fit; the writer writes it.
     lost: AtomicU64,
+    /// Whether the writer was dropped.
+    is_closed: AtomicBool,
     places: Box<[SyncCell<MaybeUninit<T>>]>,
 }
 
@@ -46,6 +50,7 @@ pub fn trace_ring<T: Copy + Send>(values: usize) -> (RingWriter<T>, RingReader<T
         head: Padded(AtomicU32::new(0)),
         tail: Padded(AtomicU32::new(0)),
         lost: AtomicU64::new(0),
+        is_closed: AtomicBool::new(false),
         places: (0..count).map(|_| SyncCell::new(MaybeUninit::uninit())).collect(),
     });
     (RingWriter(Arc::clone(&ring)), RingReader(ring))
@@ -82,6 +87,14 @@ impl<T: Copy + Send> RingWriter<T> {
     }
 }
 
+impl<T> Drop for RingWriter<T> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `is_closed`, so that the reader finds the last tail
+        // and the last count of lost values.
+        self.0.is_closed.store(true, Ordering::Release);
+    }
+}
+
 /// The end of a ring that the trace's writer has.
 pub struct RingReader<T>(Arc<TraceRing<T>>);
 
@@ -109,7 +122,8 @@ impl<T: Copy + Send> RingReader<T> {
 
     /// Whether the writer's end was dropped, so that a drain after this call is the last one.
     pub fn is_closed(&self) -> bool {
-        Arc::strong_count(&self.0) == 1
+        // Acquire: pairs with the Release in `RingWriter::drop`.
+        self.0.is_closed.load(Ordering::Acquire)
     }
 }
 
@@ -153,6 +167,25 @@ mod tests {
 #[cfg(all(test, loom))]
 mod models {
     use super::*;
+
+    /// The drain after a ring is found closed takes the last values, and all lost ones are counted.
+    #[test]
+    fn drain_of_a_closed_ring_is_the_last_one() {
+        loom::model(|| {
+            let (mut writer, mut reader) = trace_ring(2);
+            let thread = loom::thread::spawn(move || {
+                writer.publish(&[1]);
+                writer.publish(&[2, 3]);
+            });
+            let mut out = Vec::new();
+            if reader.is_closed() {
+                reader.drain(&mut out);
+                assert_eq!((out.as_slice(), reader.lost()), (&[1, 2][..], 1));
+            }
+            thread.join().unwrap();
+            assert!(reader.is_closed());
+        });
+    }
 
     /// The reader finds the values in order, each once, and the lost ones are counted.
     #[test]
