@@ -234,23 +234,32 @@ pub fn write_trace(
         if ended.is_some() {
             recording.detach();
         }
-        recording.recorder().drain(&mut events, &mut lost);
-        for event in events.drain(..) {
-            threads.meet(event.thread);
-            sorter.add(event);
-        }
-        for lost in lost.drain(..) {
-            printer.lost(lost)?;
+        let mut print = |sorter: &mut Sorter, threads: &mut Threads, until| {
+            while let Some(event) = sorter.next(until) {
+                if let Some(name) = threads.take_name(event.thread) {
+                    printer.thread(&event, name)?;
+                }
+                printer.event(&event)?;
+            }
+            io::Result::Ok(())
+        };
+        // After a slow write all rings may be full: those above SORTED_MAX are printed meanwhile.
+        let mut position = Some(0);
+        while let Some(at) = position {
+            position = recording.recorder().drain(at, &mut events, &mut lost);
+            for event in events.drain(..) {
+                threads.meet(event.thread);
+                sorter.add(event);
+            }
+            print(&mut sorter, &mut threads, 0)?;
         }
         let until = match ended {
             Some(_) => u64::MAX,
             None => Monotonic.now().0.saturating_sub(WINDOW.as_nanos() as u64),
         };
-        while let Some(event) = sorter.next(until) {
-            if let Some(name) = threads.take_name(event.thread) {
-                printer.thread(&event, name)?;
-            }
-            printer.event(&event)?;
+        print(&mut sorter, &mut threads, until)?;
+        for lost in lost.drain(..) {
+            printer.lost(lost)?;
         }
         if printer.is_full {
             break TraceEnd::Size;
@@ -548,7 +557,64 @@ pub(crate) fn categories(op: Op, flags: Flags) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_core::{Sector, Status};
+
     use super::*;
+
+    fn event_at(at_ns: u64) -> TraceEvent {
+        TraceEvent {
+            at: Nanos(at_ns),
+            sector: Sector(0),
+            sectors: 8,
+            thread: 1,
+            queue: 0,
+            kind: TraceKind::Queue,
+            op: Op::Read,
+            flags: Flags::NONE,
+            status: Status::Ok,
+        }
+    }
+
+    #[test]
+    fn events_are_sorted_and_late_ones_counted() {
+        let mut sorter = Sorter::default();
+        [5, 3, 9, 3].into_iter().for_each(|at| sorter.add(event_at(at)));
+        let until = |sorter: &mut Sorter, until| {
+            std::iter::from_fn(|| sorter.next(until)).map(|event| event.at.0).collect::<Vec<_>>()
+        };
+        assert_eq!(until(&mut sorter, 6), [3, 3, 5]);
+        assert_eq!(sorter.late, 0);
+        sorter.add(event_at(4));
+        sorter.add(event_at(5));
+        assert_eq!(sorter.late, 1, "5 is not before 5");
+        assert_eq!(until(&mut sorter, u64::MAX), [4, 5, 9]);
+    }
+
+    #[test]
+    fn no_more_events_than_the_limit_are_kept() {
+        let mut sorter = Sorter::default();
+        (0..SORTED_MAX as u64 + 3).for_each(|at| sorter.add(event_at(at)));
+        let printed: Vec<u64> =
+            std::iter::from_fn(|| sorter.next(0)).map(|event| event.at.0).collect();
+        assert_eq!((printed, sorter.heap.len()), (vec![0, 1, 2], SORTED_MAX));
+    }
+
+    /// A reader of a trace counts the events that its messages name as lost.
+    #[test]
+    fn lost_events_are_in_the_tally_of_the_trace() {
+        let mut bytes = Vec::new();
+        let mut printer = TracePrinter::new(&mut bytes, None);
+        for (queue, count) in [(Some(1), 7), (None, 5)] {
+            printer.lost(LostEvents { queue, count }).unwrap();
+        }
+        assert_eq!(printer.tally.lost, 12);
+        let (mut tally, mut record) = (TraceTally::default(), TraceRecord::default());
+        let mut reader = crate::TraceReader::new(&bytes[..]);
+        while reader.read(&mut record).unwrap() {
+            tally.add(&record);
+        }
+        assert_eq!((tally.lost, tally.events), (12, 0));
+    }
 
     #[test]
     fn zone_operations_are_messages() {

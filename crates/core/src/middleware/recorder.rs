@@ -108,6 +108,8 @@ pub struct TraceSource {
 struct Rings {
     open: Vec<OpenRing>,
     queues: u32,
+    /// The trace has ended: nothing reads rings any more.
+    is_ended: bool,
 }
 
 #[derive(Debug)]
@@ -133,22 +135,44 @@ impl Recorder {
         self.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves all recorded events to `events`, those of one queue in order, and reports losses.
-    pub fn drain(&self, events: &mut Vec<TraceEvent>, lost: &mut Vec<LostEvents>) {
+    /// Moves the recorded events of one ring to `events`, and reports losses. Begins at `position`
+    /// 0, and returns the position of the next ring, or `None` after the last one. Events of one
+    /// queue are in order.
+    pub fn drain(
+        &self,
+        position: usize,
+        events: &mut Vec<TraceEvent>,
+        lost: &mut Vec<LostEvents>,
+    ) -> Option<usize> {
         let mut report = |queue, total: u64, reported: &mut u64| {
             if total > *reported {
                 lost.push(LostEvents { queue, count: total - *reported });
                 *reported = total;
             }
         };
-        self.rings().open.retain_mut(|OpenRing { queue, reader, reported }| {
-            let is_closed = reader.is_closed();
-            reader.drain(events);
-            report(Some(*queue), reader.lost(), reported);
-            !is_closed
-        });
-        // Relaxed: the count publishes nothing but itself.
-        report(None, self.ringless.swap(0, Ordering::Relaxed), &mut 0);
+        // A ring at a time: a queue that opens its ring waits for this lock.
+        let mut rings = self.rings();
+        let Some(OpenRing { queue, reader, reported }) = rings.open.get_mut(position) else {
+            // Relaxed: the count publishes nothing but itself.
+            report(None, self.ringless.swap(0, Ordering::Relaxed), &mut 0);
+            return None;
+        };
+        let is_closed = reader.is_closed();
+        reader.drain(events);
+        report(Some(*queue), reader.lost(), reported);
+        if is_closed {
+            rings.open.remove(position);
+            return Some(position);
+        }
+        Some(position + 1)
+    }
+
+    /// Frees the rings of the queues that record no more. The queues of an ended trace learn of its
+    /// end with their next batch, and an idle one keeps its own ring until then.
+    fn end(&self) {
+        let mut rings = self.rings();
+        rings.is_ended = true;
+        rings.open = Vec::new();
     }
 
     /// Sleeps for `at_most` at most; less if a ring is half full, or the recorder is stopped.
@@ -173,7 +197,7 @@ impl Recorder {
         let mut rings = self.rings();
         let queue = rings.queues;
         rings.queues += 1;
-        let ring = (rings.open.len() < RINGS_MAX).then(|| {
+        let ring = (rings.open.len() < RINGS_MAX && !rings.is_ended).then(|| {
             let (writer, reader) = trace_ring(RING_EVENTS);
             rings.open.push(OpenRing { queue, reader, reported: 0 });
             writer
@@ -230,6 +254,17 @@ impl TracePoint {
         self.interceptors.get().recorder.clone()
     }
 
+    /// Ends the recording of the device at once, and asks the writer of the trace to end it.
+    /// Returns whether the device was recorded. Another trace may begin before that writer ends.
+    pub fn stop(&self) -> bool {
+        let mut stopped = None;
+        self.interceptors.update(|now| {
+            stopped = now.recorder.clone();
+            Interceptors { recorder: None, rules: now.rules.clone() }
+        });
+        stopped.inspect(|recorder| recorder.stop()).is_some()
+    }
+
     /// Keeps the writer of a trace until the device is closed.
     pub fn keep(&self, writer: Box<dyn TraceWriter>) {
         *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(writer);
@@ -262,6 +297,7 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         self.detach();
+        self.recorder.end();
     }
 }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use blockyard_core::clock::Clock;
 use blockyard_core::inject::{Injection, Rule};
-use blockyard_core::middleware::{Delayed, Faulty, Recording, TraceEvent, TraceKind, TraceSource};
+use blockyard_core::middleware::{
+    Delayed, Faulty, LostEvents, Recording, TraceEvent, TraceKind, TraceSource,
+};
 use blockyard_core::*;
 
 use crate::common::*;
@@ -60,10 +62,18 @@ fn injected_fault_fails_only_matching_bios() {
 
 const SOURCE: TraceSource = TraceSource { thread_id: || 7, now: || Nanos(0) };
 
+/// Drains all rings of a recording.
+fn drain(recording: &Recording, events: &mut Vec<TraceEvent>, lost: &mut Vec<LostEvents>) {
+    let mut position = Some(0);
+    while let Some(at) = position {
+        position = recording.recorder().drain(at, events, lost);
+    }
+}
+
 /// The events that were recorded, as letters, operation, sector and length.
 fn recorded(recording: &Recording) -> Vec<(TraceKind, Op, u64, u64)> {
     let (mut events, mut lost) = (Vec::new(), Vec::new());
-    recording.recorder().drain(&mut events, &mut lost);
+    drain(recording, &mut events, &mut lost);
     assert_eq!(lost, []);
     let of = |event: &TraceEvent| (event.kind, event.op, event.sector.0, event.sectors);
     events.iter().map(of).collect()
@@ -141,6 +151,33 @@ fn recorder_sees_split_bios_whole_and_in_parts() {
 }
 
 /// The rings of a recorder that no writer drains are full at last; the I/O continues.
+/// The bug: a trace whose writer waited for its reader stayed attached after its stop, and the
+/// device could not be traced again. An idle queue kept the rings of all others.
+#[test]
+fn a_stopped_trace_makes_way_for_the_next_one() {
+    let disk = composed(Faulty::new(Recorder::new(), 1));
+    let (mut active, mut idle) = (Fixture::new(&disk), Fixture::new(&disk));
+    let point = disk.trace_point().unwrap();
+    let first = point.record(SOURCE).unwrap();
+    let buf = idle.buf(0);
+    idle.run(&[Bio::read(Sector(0), 8, buf)]);
+    let buf = active.buf(0);
+    active.run(&[Bio::read(Sector(0), 8, buf)]);
+    assert!(point.record(SOURCE).is_none());
+    assert!(point.stop() && !point.stop());
+    assert!(first.recorder().is_stopped());
+    let second = point.record(SOURCE).unwrap();
+    active.run(&[Bio::read(Sector(64), 8, buf)]);
+    // The writer of the first trace ends after the second has begun.
+    assert_eq!(recorded(&first).len(), 8);
+    let recorder = Arc::clone(first.recorder());
+    drop(first);
+    assert_eq!(recorder.drain(0, &mut Vec::new(), &mut Vec::new()), None, "its rings are freed");
+    assert!(point.recorder().is_some());
+    active.run(&[Bio::read(Sector(64), 8, buf)]);
+    assert_eq!(recorded(&second).len(), 8);
+}
+
 #[test]
 fn events_that_do_not_fit_are_lost_and_counted() {
     let disk = composed(Faulty::new(Recorder::new(), 1));
@@ -152,12 +189,12 @@ fn events_that_do_not_fit_are_lost_and_counted() {
         fixture.run(&[Bio::read(Sector(0), 8, buf)]);
     }
     let (mut events, mut lost) = (Vec::new(), Vec::new());
-    recording.recorder().drain(&mut events, &mut lost);
+    drain(&recording, &mut events, &mut lost);
     let counted: u64 = lost.iter().map(|lost| lost.count).sum();
     assert_eq!(events.len() as u64 + counted, 4 * reads);
     assert!(counted > 0 && events.len() >= 8192, "{counted} lost");
     let (mut events, mut lost) = (Vec::new(), Vec::new());
     fixture.run(&[Bio::read(Sector(0), 8, buf)]);
-    recording.recorder().drain(&mut events, &mut lost);
+    drain(&recording, &mut events, &mut lost);
     assert_eq!((events.len(), lost.len()), (4, 0));
 }

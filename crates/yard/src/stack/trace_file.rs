@@ -2,7 +2,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{self, BufWriter};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
@@ -11,6 +11,9 @@ use blockyard_core::{Disk, owner_only};
 use blockyard_trace::{RecordLimits, SOURCE, format, write_trace};
 
 use crate::error::StackError;
+
+/// The device number of /dev/null: 1:3 (Linux, Documentation/admin-guide/devices.txt).
+const NULL_DEVICE: u64 = 0x103;
 
 /// What a trace says of its device.
 pub(crate) fn trace_title(name: &str, disk: &dyn Disk) -> String {
@@ -33,8 +36,14 @@ impl TraceFile {
         };
         let failed = |error: io::Error| refused(format!("cannot be written: {error}"));
         let file = owner_only::make_options().open(path).map_err(failed)?;
-        // A pipe, or /dev/null, has neither contents nor an owner.
-        if file.metadata().map_err(failed)?.is_file() {
+        let metadata = file.metadata().map_err(failed)?;
+        let is_null = metadata.file_type().is_char_device() && metadata.rdev() == NULL_DEVICE;
+        if !metadata.is_file() && !is_null {
+            // A write to a pipe or a terminal may wait forever, and so would the end of the device.
+            let what = "is neither a file nor /dev/null; `blockyard trace -o -` writes to a pipe";
+            return Err(refused(what.to_owned()));
+        }
+        if metadata.is_file() {
             file.try_lock().map_err(|error| match error {
                 TryLockError::WouldBlock => {
                     let what = "is being written by another device; expected a file of its own";
