@@ -133,7 +133,15 @@ fn blkparse_btt_and_fio_read_a_trace() {
     // btt writes files into its working directory.
     let line = ["btt", "-i", &path];
     let btt = finish(&line, bounded(&line).current_dir(yard.place.path())).ok().out;
-    assert!(btt.lines().any(|line| line.starts_with("D2C ")), "{btt}");
+    // The number of requests is the last word of its line: `D2C min avg max N`.
+    let requests = btt.lines().find(|line| line.starts_with("D2C "));
+    let requests = requests.and_then(|line| line.split_whitespace().last()?.parse::<u64>().ok());
+    assert_eq!(requests, said["trace"]["completed"].as_u64(), "{btt}");
+
+    let picture = yard.place.file("mem0.svg");
+    let line = ["iowatcher", "-t", &path, "-o", &picture];
+    finish(&line, bounded(&line).current_dir(yard.place.path())).ok();
+    assert!(fs::read_to_string(&picture).unwrap().contains("</svg>"));
 
     let file = yard.place.file("image");
     File::create(&file).unwrap().set_len(64 << 20).unwrap();
@@ -246,6 +254,55 @@ fn trace_and_replay_refuse_with_a_reason() {
     let line = ["replay", &yard.place.file("sda"), "null:///n?size=1M", "--write", "--json"];
     let view: Value = serde_json::from_str(&blockyard(&line).ok().out).unwrap();
     assert_eq!(view["replay"]["operations"]["write"]["bytes"], 4096);
+}
+
+/// Ctrl-C ends a replay that waits for an operation in an hour, with what was done until then.
+#[test]
+fn replay_ends_at_a_signal() {
+    let yard = Yard::serve(&["null:///mem0?size=1M&memory_backed=1"]);
+    let trace = Trace::start(&yard, "mem0");
+    run(&["nbdsh", "--uri", &yard.uri("mem0"), "--command", "h.pread(4096, 0)"]).ok();
+    let path = yard.place.file("trace");
+    trace.end(&path);
+    let bytes = fs::read(&path).unwrap();
+    // The event Q of the read: code 1 in the lower half of the action.
+    let mut at = 0;
+    while bytes[at + 28..at + 30] != [1, 0] || bytes[at + 24..at + 28] != 4096_u32.to_le_bytes() {
+        at += 48 + usize::from(u16::from_le_bytes([bytes[at + 46], bytes[at + 47]]));
+    }
+    let mut later = bytes[at..at + 48].to_vec();
+    later[46..].fill(0);
+    let time_ns = u64::from_le_bytes(later[8..16].try_into().unwrap()) + 3600 * 1_000_000_000;
+    later[8..16].copy_from_slice(&time_ns.to_le_bytes());
+    fs::write(&path, [&bytes[..], &later].concat()).unwrap();
+    for device in ["mem0", "null:///n?size=1M"] {
+        let mut child = Command::new(BLOCKYARD)
+            .args(["replay", &path, device, "--json", "--control", &yard.control()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = [0; 21];
+        child.stderr.take().unwrap().read_exact(&mut said).unwrap();
+        assert_eq!(said, *b"blockyard: replaying ");
+        ok(&["sh", "-c", &format!("kill -INT {}", child.id())]);
+        let mut out = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{out}");
+        let view: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(view["replay"]["is_stopped"], true);
+    }
+    yard.command(&["remove", "mem0"]).ok();
+}
+
+/// A pipe whose reader stops would hold up the end of the device.
+#[test]
+fn trace_into_a_pipe_is_refused() {
+    let yard = Yard::serve(&[]);
+    let pipe = yard.place.file("pipe");
+    run(&["mkfifo", &pipe]).ok();
+    let added = yard.command(&["add", &format!("null:///p?size=1M&trace={pipe}")]);
+    assert!(added.err.contains("is neither a file nor /dev/null"), "{added}");
 }
 
 /// A trace of a device that is removed ends; what was recorded is kept.

@@ -1,10 +1,15 @@
 //! A trace in blktrace's format: events with any fields in either version and byte order, and any
 //! bytes. A trace is refused with an error that names an offset, or its operations are valid, and
-//! print to events that are read as the same operations.
+//! print to events that are read as the same operations. A replay of it on a null device completes
+//! each operation, with an error if the device lacks the range.
 
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::composed::Composed;
+use blockyard_null::{Null, NullConfig};
 use blockyard_trace::format::{MAGIC, category, code};
 use blockyard_trace::{
-    Operations, Select, TraceError, TraceOperation, TraceReader, TraceRecord, TraceTally,
+    Operations, ReplayError, ReplayOptions, ReplayStop, Select, Speed, TraceError, TraceOperation,
+    TraceReader, TraceRecord, TraceTally, replay,
 };
 
 use crate::input::Input;
@@ -42,6 +47,9 @@ pub fn blktrace_file(bytes: &[u8]) {
     }
     let whole = trace.len();
     assert!(read(&trace).is_some(), "a printed trace is read");
+    if input.below(16) == 0 {
+        replayed(&trace);
+    }
     // A part of a trace ends within an event, or at the end of one.
     trace.truncate(input.below(whole as u64 + 1) as usize);
     read(&trace);
@@ -99,6 +107,24 @@ fn print(record: &TraceRecord, big: bool, version_2: bool, out: &mut Vec<u8>) {
     }
     out.extend(if version_2 { &[0; 12][..] } else { &[] });
     out.extend(&record.pdu);
+}
+
+/// Replays a trace on a null device as fast as possible.
+fn replayed(bytes: &[u8]) {
+    let config = NullConfig { size: 64 << 20, ..NullConfig::default() };
+    let device = Null::open(config).expect("the configuration is valid");
+    let disk = Composed::new("d".to_owned(), "null", device, ChannelConfig::default());
+    let wanted = Operations::new(bytes, Select::Queue).take_while(Result::is_ok).count() as u64;
+    let all = Operations::new(bytes, Select::Queue);
+    let options = ReplayOptions { speed: Speed::Max, queue_depth: 4, write: true };
+    match replay(&disk, all, &options, &ReplayStop::new()) {
+        Ok(view) => {
+            assert_eq!((view.total().operations, view.is_stopped), (wanted, false));
+            assert_eq!(view.errors.values().sum::<u64>(), view.total().errors);
+        }
+        Err(ReplayError::Format(error)) => assert_names_offset(&error),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// Reads a trace; returns its number of events unless it is refused.
