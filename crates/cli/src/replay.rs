@@ -1,10 +1,13 @@
 //! `replay`: submits the operations of a trace to a device.
 
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-use blockyard_trace::{Operations, ReplayView, Select, TraceOperation, replay};
+use blockyard_trace::{
+    Operations, ReplayStop, ReplayView, Select, Speed, TraceOperation, TraceScope, replay,
+};
 use blockyard_yard::error::counted;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::{Table, duration};
@@ -15,6 +18,10 @@ use serde_json::json;
 use crate::args::{ReplayArgs, ReplayEvents};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
+use crate::trace::Stopper;
+
+/// A replay that is expected to last at least this long is announced, in seconds.
+const ANNOUNCED_S: f64 = 1.0;
 
 /// How the name of a file of blktrace ends before the number of the CPU.
 const SUFFIX: &str = ".blktrace.";
@@ -24,27 +31,49 @@ pub(crate) fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), Failure
         true => Some(uri::parse(&args.device).map_err(|error| Failure::new(Code::Usage, error))?),
         false => None,
     };
-    let Trace { operations, skipped } = Trace::read(&args.file, args.events)?;
-    check(args, &operations)?;
     let query = ReplayQuery {
         speed: Some(args.speed.clone()),
         queue_depth: Some(args.queue_depth.into()),
+        duration_max_ms: args.duration_max.map(|duration| (duration.as_millis() as u64).max(1)),
+        // Any number, which no other command has.
+        id: Some(RandomState::new().hash_one(std::process::id())),
         write: args.write,
         force: args.force,
     };
-    let options = query.options().map_err(|error| Failure::new(Code::Usage, error))?;
+    let usage = |error| Failure::new(Code::Usage, error);
+    let options = query.options().map_err(usage)?;
+    let scope = query.scope(options.speed).map_err(usage)?;
+    let Trace { operations, skipped, span_ns } = Trace::read(args, scope)?;
+    check(args, &operations)?;
+    announce(args, operations.len(), span_ns, options.speed);
     let view = match spec {
         Some(spec) => {
             crate::serve::start_log(None, "warn")?;
             let made = stack::open(&spec).map_err(|error| Failure::new(Code::Refused, error))?;
+            let stop = ReplayStop::new();
+            let stopped = stop.clone();
+            let stopper = Stopper::start(move || {
+                stopped.stop();
+                true
+            })?;
             let operations = operations.into_iter().map(Ok);
-            replay(made.disk.as_ref(), operations, &options)
-                .map_err(|error| Failure::new(Code::Refused, error))?
+            let replayed = replay(made.disk.as_ref(), operations, &options, &stop);
+            stopper.stop();
+            replayed.map_err(|error| Failure::new(Code::Refused, error))?
         }
         None => {
+            let client = client(&args.talk).without_notice();
+            let (stopped, device) = (client.clone(), args.device.clone());
+            let id = query.id.unwrap_or_default();
+            // A replay that has not begun yet is stopped in the next round.
+            let stopper = Stopper::start(move || {
+                stopped.stop_replay(&device, id).is_ok_and(|stopped| stopped.replays > 0)
+            })?;
             let mut printed =
                 Printed { operations: operations.into_iter(), part: Vec::new(), at: 0 };
-            client(&args.talk).without_notice().replay(&args.device, &query, &mut printed)?
+            let replayed = client.replay(&args.device, &query, &mut printed);
+            stopper.stop();
+            replayed?
         }
     };
     if args.talk.json {
@@ -53,8 +82,19 @@ pub(crate) fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), Failure
         print(args, &view, skipped, out)?;
     }
     match view.total().errors {
-        0 => Ok(()),
+        0 if !view.is_stopped => Ok(()),
         _ => Err(Failure::Silent(Code::Failed)),
+    }
+}
+
+/// Prints how long the replay is expected to last, if that is long.
+fn announce(args: &ReplayArgs, operations: usize, span_ns: u64, speed: Speed) {
+    let Speed::Factor(factor) = speed else { return };
+    let expected_s = span_ns as f64 / 1e9 / factor;
+    if expected_s >= ANNOUNCED_S {
+        let operations = counted(operations as u64, "operation");
+        let expected = duration((expected_s * 1e9) as u64);
+        eprintln!("blockyard: replaying {operations} on {} in about {expected}", args.device);
     }
 }
 
@@ -85,35 +125,57 @@ struct Trace {
     operations: Vec<TraceOperation>,
     /// Events that are no operation of a block device.
     skipped: u64,
+    /// From the first to the last operation, in nanoseconds.
+    span_ns: u64,
 }
 
 impl Trace {
-    fn read(path: &Path, events: ReplayEvents) -> Result<Trace, Failure> {
-        let mut trace = Trace { operations: Vec::new(), skipped: 0 };
-        if path == Path::new("-") {
-            trace.add(io::stdin().lock(), path, events)?;
+    fn read(args: &ReplayArgs, mut scope: TraceScope) -> Result<Trace, Failure> {
+        let mut trace = Trace { operations: Vec::new(), skipped: 0, span_ns: 0 };
+        if args.file == Path::new("-") {
+            trace.add(io::stdin().lock(), &args.file, args, &mut scope)?;
         } else {
-            for path in files(path)? {
+            for path in files(&args.file)? {
                 let file = File::open(&path).map_err(|error| unreadable(&path, &error))?;
-                trace.add(BufReader::new(file), &path, events)?;
+                trace.add(BufReader::new(file), &path, args, &mut scope)?;
             }
         }
-        // Stable: events of one time stay in the order of their file.
-        trace.operations.sort_by_key(|operation| operation.at);
+        trace.span_ns = scope.span_ns();
+        if !trace.operations.is_sorted_by_key(|operation| operation.at) {
+            // Stable: events of one time stay in the order of their file.
+            trace.operations.sort_by_key(|operation| operation.at);
+        }
         Ok(trace)
     }
 
-    fn add(&mut self, input: impl Read, path: &Path, events: ReplayEvents) -> Result<(), Failure> {
-        let select = match events {
+    fn add(
+        &mut self,
+        input: impl Read,
+        path: &Path,
+        args: &ReplayArgs,
+        scope: &mut TraceScope,
+    ) -> Result<(), Failure> {
+        let select = match args.events {
             ReplayEvents::Queued => Select::Queue,
             ReplayEvents::Issued => Select::Issue,
         };
-        let mut operations = Operations::new(input, select);
+        let mut operations = Operations::new(input, select).within(scope.clone());
         for operation in &mut operations {
             let failed = |error| Failure::new(Code::Failed, format!("{}: {error}", path.display()));
-            self.operations.push(operation.map_err(failed)?);
+            let operation = operation.map_err(failed)?;
+            if self.operations.len() as u64 == args.operations_max {
+                let text = format!(
+                    "{}: the trace has more than {} operations; --operations-max N replays more, \
+                     and takes up to 120 bytes of memory for each",
+                    path.display(),
+                    args.operations_max
+                );
+                return Err(Failure::new(Code::Failed, text));
+            }
+            self.operations.push(operation);
         }
         self.skipped += operations.skipped();
+        *scope = operations.scope().clone();
         Ok(())
     }
 }
@@ -174,8 +236,9 @@ fn print(
 ) -> Result<(), Failure> {
     writeln!(
         out,
-        "{}: replayed {} in {}, traced in {}, on {}",
+        "{}: {}replayed {} in {}, traced in {}, on {}",
         args.device,
+        if view.is_stopped { "stopped; " } else { "" },
         counted(view.total().operations, "operation"),
         duration(view.elapsed_ns),
         duration(view.trace_ns),

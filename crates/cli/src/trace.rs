@@ -58,7 +58,9 @@ fn record(
     request: &TraceRequest,
     out: &mut impl Write,
 ) -> Result<(TraceTally, Result<(), Failure>), Failure> {
-    let stopper = Stopper::start(client.clone(), args.device.clone())?;
+    let (stopped, device) = (client.clone(), args.device.clone());
+    // A trace that has not begun yet is ended in the next round.
+    let stopper = Stopper::start(move || stopped.stop_trace(&device).is_ok())?;
     let answer = client.trace(&args.device, request)?;
     let (mut tally, mut record) = (TraceTally::default(), TraceRecord::default());
     let part = Vec::with_capacity(PART_BYTES);
@@ -143,15 +145,16 @@ impl<R: Read, W: Write> Read for TraceCopy<'_, R, W> {
     }
 }
 
-/// A thread that ends the trace on a signal, so that all that was recorded arrives. A second signal
-/// ends this process.
-struct Stopper {
+/// A thread that ends a trace or a replay on a signal, so that its results still arrive. A second
+/// signal ends this process.
+pub(crate) struct Stopper {
     thread: JoinHandle<()>,
     done: Sender<()>,
 }
 
 impl Stopper {
-    fn start(client: Client, device: String) -> Result<Stopper, Failure> {
+    /// Starts the thread. After a signal it calls `end` until that returns true.
+    pub(crate) fn start(end: impl Fn() -> bool + Send + 'static) -> Result<Stopper, Failure> {
         let failed = |error: io::Error| Failure::new(Code::Failed, format!("signals: {error}"));
         let is_ended = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -163,9 +166,8 @@ impl Stopper {
         let (done, is_done) = channel::<()>();
         let watch = move || {
             while is_done.recv_timeout(SIGNAL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                // Relaxed: the flag publishes nothing but itself. A trace that has not begun yet is
-                // ended in the next round.
-                if is_ended.load(Ordering::Relaxed) && client.stop_trace(&device).is_ok() {
+                // Relaxed: the flag publishes nothing but itself.
+                if is_ended.load(Ordering::Relaxed) && end() {
                     return;
                 }
             }
@@ -174,7 +176,7 @@ impl Stopper {
         Ok(Stopper { thread: thread.map_err(failed)?, done })
     }
 
-    fn stop(self) {
+    pub(crate) fn stop(self) {
         drop(self.done);
         // A panic of the thread has been printed.
         let _ = self.thread.join();

@@ -1,15 +1,16 @@
-//! The claim of a mounted file system to a disk, as a mount under Linux claims its block device.
+//! The claim of one holder to a disk, as a mount under Linux claims its block device: a mounted
+//! file system, a replay of writes, or a request that changes zones or replaces the device.
 //!
 //! Exporters give a claimed disk to no new client that could write. An exporter counts a client
-//! first and then reads the state; a mount claims the disk first and then reads the counts. So a
-//! mount and a client that come at once do not miss each other.
+//! first and then reads the state; a holder claims the disk first and then reads the counts. So a
+//! holder and a client that begin at once do not miss each other.
 #![allow(clippy::disallowed_types)] // Control plane: read when a client opens the disk.
 
 use std::sync::Arc;
 
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
-/// Whether a file system has claimed a disk.
+/// Whether a disk is claimed.
 #[derive(Debug, Default)]
 pub struct ClaimState(AtomicBool);
 
@@ -28,7 +29,7 @@ impl ClaimState {
     }
 }
 
-/// A disk that a file system has claimed.
+/// The claim to a disk, until it is dropped.
 #[derive(Debug)]
 pub struct DiskClaim(Arc<ClaimState>);
 

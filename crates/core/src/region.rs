@@ -42,19 +42,32 @@ unsafe impl Send for Region {}
 // SAFETY: as for Send; `&Region` gives out copies of bytes and the raw base address only.
 unsafe impl Sync for Region {}
 
+fn layout(len_bytes: usize) -> Layout {
+    Layout::from_size_align(len_bytes, REGION_ALIGN)
+        .expect("region lengths are bounded far below isize::MAX")
+}
+
 impl Region {
     /// A region of zeroed memory, aligned to [`REGION_ALIGN`].
     ///
     /// # Panics
     /// If `len_bytes` is 0 or above `isize::MAX`. Lengths come from the daemon's own limits.
     pub fn alloc(len_bytes: usize) -> Arc<Region> {
+        let region = Region::try_alloc(len_bytes);
+        region.unwrap_or_else(|| alloc::handle_alloc_error(layout(len_bytes)))
+    }
+
+    /// A region as [`Region::alloc`] makes it; `None` if the system has no memory for it.
+    ///
+    /// # Panics
+    /// If `len_bytes` is 0 or above `isize::MAX`.
+    pub fn try_alloc(len_bytes: usize) -> Option<Arc<Region>> {
         assert!(len_bytes > 0, "a region has at least one byte");
-        let layout = Layout::from_size_align(len_bytes, REGION_ALIGN)
-            .expect("region lengths are bounded far below isize::MAX");
+        let layout = layout(len_bytes);
         // SAFETY: the layout's size is not 0, asserted above.
         let base = unsafe { alloc::alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else { alloc::handle_alloc_error(layout) };
-        Arc::new(Region { base, len_bytes, owner: Owner::Alloc(layout) })
+        let base = NonNull::new(base)?;
+        Some(Arc::new(Region { base, len_bytes, owner: Owner::Alloc(layout) }))
     }
 
     /// A region over memory that `owner` keeps alive.

@@ -14,6 +14,6 @@ pub mod record;
 pub mod replay;
 
 pub use format::{TraceError, TraceReader, TraceRecord};
-pub use operation::{Operations, Select, TraceOperation};
+pub use operation::{Operations, Select, TraceOperation, TraceScope};
 pub use record::{RecordLimits, SOURCE, TraceEnd, TraceTally, write_trace};
-pub use replay::{ReplayError, ReplayOptions, ReplayView, Speed, replay};
+pub use replay::{ReplayError, ReplayOptions, ReplayStop, ReplayView, Speed, replay};

@@ -67,12 +67,58 @@ impl TraceOperation {
 /// Operations that version 7 has no category for, and that are named in the data of the event.
 pub(crate) const IN_DATA: [Op; 2] = [Op::ZoneAppend, Op::WriteZeroes];
 
+/// What the operations of a trace have in common, checked while they are read. A trace of several
+/// files has one.
+#[derive(Clone, Debug, Default)]
+pub struct TraceScope {
+    /// The longest time between two operations, in nanoseconds, if it is limited.
+    pub span_max_ns: Option<u64>,
+    /// The times of the first and the last operation, in the order of time.
+    times: Option<(u64, u64)>,
+    /// The number of the device.
+    device: Option<u32>,
+}
+
+impl TraceScope {
+    /// A scope with a limit of the time between two operations.
+    pub fn new(span_max_ns: Option<u64>) -> TraceScope {
+        TraceScope { span_max_ns, ..TraceScope::default() }
+    }
+
+    /// From the first to the last operation in the order of time, in nanoseconds.
+    pub fn span_ns(&self) -> u64 {
+        self.times.map_or(0, |(first, last)| last - first)
+    }
+
+    /// Adds the event of an operation.
+    fn add(&mut self, offset: u64, record: &TraceRecord) -> Result<(), TraceError> {
+        let device = *self.device.get_or_insert(record.device);
+        if device != record.device {
+            let value = format!("{}:{}", record.device >> 20, record.device & 0xf_ffff);
+            let wanted = "the device of the events before; `blkparse -i DEVICE -d` writes a trace \
+                          of one device";
+            return Err(TraceError::Field { offset, field: "device", value, wanted });
+        }
+        let at = record.time_ns;
+        let (first, last) = self.times.map_or((at, at), |(a, b)| (a.min(at), b.max(at)));
+        if self.span_max_ns.is_some_and(|max| last - first > max) {
+            let (field, value) = ("time", format!("{at} ns"));
+            let wanted = "a replay of all operations within the longest duration, which \
+                          --duration-max extends and --speed max does not need";
+            return Err(TraceError::Field { offset, field, value, wanted });
+        }
+        self.times = Some((first, last));
+        Ok(())
+    }
+}
+
 /// The operations of a trace, as an iterator.
 #[derive(Debug)]
 pub struct Operations<R> {
     reader: TraceReader<R>,
     record: TraceRecord,
     select: Select,
+    scope: TraceScope,
     skipped: u64,
 }
 
@@ -80,7 +126,19 @@ impl<R: Read> Operations<R> {
     /// The operations of the trace that `input` has from here on.
     pub fn new(input: R, select: Select) -> Operations<R> {
         let (reader, record) = (TraceReader::new(input), TraceRecord::default());
-        Operations { reader, record, select, skipped: 0 }
+        Operations { reader, record, select, scope: TraceScope::default(), skipped: 0 }
+    }
+
+    /// Checks the operations against `scope` too, which may have those of other files.
+    #[must_use]
+    pub fn within(mut self, scope: TraceScope) -> Operations<R> {
+        self.scope = scope;
+        self
+    }
+
+    /// What the operations up to now have in common.
+    pub fn scope(&self) -> &TraceScope {
+        &self.scope
     }
 
     /// Events of the selected kind, up to now, that are no operation of a block device: commands of
@@ -101,11 +159,15 @@ impl<R: Read> Operations<R> {
                 if let Some(zone) = zone.filter(|zone| zone.code == wanted) {
                     check_range(offset, zone.sector, 0)?;
                     let (op, sector) = (zone.op, zone.sector);
+                    self.scope.add(offset, &self.record)?;
                     return Ok(Some(self.operation(op, sector, 0)));
                 }
             } else if self.record.code & !code::CGROUP == wanted {
                 match self.of_record(offset)? {
-                    Some(operation) => return Ok(Some(operation)),
+                    Some(operation) => {
+                        self.scope.add(offset, &self.record)?;
+                        return Ok(Some(operation));
+                    }
                     None => self.skipped += 1,
                 }
             }
@@ -250,6 +312,31 @@ mod tests {
             queued(category::READ | category::PC, 8, 36),
         ];
         assert!(operations(&none).is_empty());
+    }
+
+    #[test]
+    fn a_time_far_away_and_a_second_device_are_refused() {
+        let mut bytes = Vec::new();
+        let hour = 3600 * 1_000_000_000;
+        let one = TraceRecord { device: 8 << 20, ..queued(category::READ, 8, 512) };
+        let times = [hour, 0, 2 * hour, 2 * hour + 1, u64::MAX];
+        for time_ns in times {
+            TraceRecord { time_ns, ..one.clone() }.print(&mut bytes);
+        }
+        let scope = TraceScope::new(Some(2 * hour));
+        let mut all = Operations::new(&bytes[..], Select::Queue).within(scope);
+        assert!((0..3).all(|_| all.next().unwrap().is_ok()));
+        assert_eq!(all.scope().span_ns(), 2 * hour);
+        let error = all.next().unwrap().unwrap_err().to_string();
+        let wanted = "invalid time `7200000000001 ns` of the event at offset 144: expected";
+        assert!(error.starts_with(wanted), "{error}");
+        assert!(Operations::new(&bytes[..], Select::Queue).all(|one| one.is_ok()));
+
+        let other = TraceRecord { device: 8 << 20 | 16, ..one.clone() };
+        let all = operations(&[one, other]);
+        let error = all[1].as_ref().unwrap_err();
+        let wanted = "invalid device `8:16` of the event at offset 48: expected the device of";
+        assert!(error.starts_with(wanted), "{error}");
     }
 
     #[test]

@@ -4,9 +4,12 @@
 //! operations of one queue are submitted in their order, and those of one time together, so that
 //! the plug merges what it has merged before. A channel has a bounded number of
 //! operations in flight; if it is reached, later operations are late. Reads are discarded, and
-//! writes write pseudo-random bytes.
+//! writes write pseudo-random bytes. A [`ReplayStop`] ends all waits of a replay.
 
-use std::collections::{BTreeMap, VecDeque};
+mod memory;
+mod stop;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -22,6 +25,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::format::TraceError;
 use crate::operation::TraceOperation;
+use memory::ReadMemory;
+
+pub use stop::ReplayStop;
 
 /// Most channels of a replay. The queues of a trace above it share them.
 pub const CHANNELS_MAX: usize = 64;
@@ -29,13 +35,14 @@ pub const CHANNELS_MAX: usize = 64;
 /// Most operations of a channel that were read and not yet submitted.
 const AHEAD_MAX: usize = 256;
 
-/// ReadMemory of a channel for reads in flight, and the longest read or write, in bytes.
-const MEMORY_BYTES: usize = 32 << 20;
+/// The longest read or write, in bytes.
+const DATA_BYTES_MAX: usize = 32 << 20;
 
 /// Pseudo-random bytes of writes; longer writes end with zeros.
 const RANDOM_BYTES: usize = 1 << 20;
 
-/// How long a channel waits for a completion when its next operation has not been read yet.
+/// How long a channel waits when its next operation has not been read yet, or other channels have
+/// the memory for it.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The longest time from the start to an operation: a year. A later one is submitted then.
@@ -83,6 +90,12 @@ pub enum ReplayError {
     /// The device has no channel for the replay.
     #[error("cannot open a channel of the device: {0}")]
     Channel(#[from] DeviceError),
+    /// The system has no memory for the replay.
+    #[error("cannot allocate {bytes} bytes for the data of the replay")]
+    Memory {
+        /// The number of bytes.
+        bytes: usize,
+    },
     /// The system has no thread for the replay.
     #[error("cannot start a thread of the replay: {0}")]
     Thread(#[from] std::io::Error),
@@ -131,6 +144,9 @@ pub struct ReplayView {
     pub trace_ns: u64,
     /// The number of channels.
     pub channels: u64,
+    /// Whether it was stopped before the end of the trace.
+    #[serde(default)]
+    pub is_stopped: bool,
 }
 
 impl ReplayView {
@@ -189,7 +205,8 @@ impl Results {
         Results { totals: BTreeMap::new(), errors: BTreeMap::new(), latency, lateness }
     }
 
-    fn completed(&mut self, op: Op, sectors: u64, status: Status, latency: Duration) {
+    /// Counts an operation; one that was not submitted has no latency.
+    fn completed(&mut self, op: Op, sectors: u64, status: Status, latency: Option<Duration>) {
         let total = self.totals.entry(op.name()).or_default();
         total.operations += 1;
         total.bytes += sectors * SECTOR_BYTES;
@@ -202,7 +219,9 @@ impl Results {
             Op::Flush => 2,
             _ => 1,
         };
-        self.latency[class].add(latency);
+        if let Some(latency) = latency {
+            self.latency[class].add(latency);
+        }
     }
 
     fn merge(&mut self, other: &Results) {
@@ -234,46 +253,52 @@ impl Results {
     }
 }
 
-/// Replays operations in the order of time. Waits until all have completed.
+/// Replays operations in the order of time until `stop` stops it. Waits until all operations in
+/// flight have completed.
 ///
 /// # Errors
-/// If the trace cannot be read or asks for a change that is not allowed; what came before has been
-/// replayed. If the system has no channel or thread.
+/// If the trace cannot be read or asks for a change that is not allowed: operations before that
+/// have been replayed, but those that are not due yet are dropped. If the system has no channel,
+/// memory or thread.
 pub fn replay(
     disk: &dyn Disk,
     operations: impl Iterator<Item = Result<TraceOperation, TraceError>>,
     options: &ReplayOptions,
+    stop: &ReplayStop,
 ) -> Result<ReplayView, ReplayError> {
-    let writes = random_region();
+    let reads = ReadMemory::new().ok_or(ReplayError::Memory { bytes: memory::READ_BYTES })?;
+    let writes = random_region().ok_or(ReplayError::Memory { bytes: DATA_BYTES_MAX })?;
+    let shared = SharedParts { disk, options, stop, reads: &reads, writes: &writes };
     thread::scope(|scope| {
         let mut lanes: Vec<Lane<'_>> = Vec::new();
         let mut begun: Option<(Instant, u64)> = None;
-        let (mut last_ns, mut failure) = (0, None);
-        for operation in operations {
-            let operation = match operation {
-                Ok(operation) => operation,
-                Err(error) => {
-                    failure = Some(error.into());
+        let mut last_ns = 0;
+        let submit_all = || -> Result<(), ReplayError> {
+            for operation in operations {
+                if stop.is_stopped() {
                     break;
                 }
-            };
-            if operation.op.is_write() && !options.write {
-                let TraceOperation { op, sector, .. } = operation;
-                failure = Some(ReplayError::Write { op, sector });
-                break;
-            }
-            let (start, first_ns) = *begun.get_or_insert_with(|| (Instant::now(), operation.at.0));
-            last_ns = operation.at.0.saturating_sub(first_ns).max(last_ns);
-            let due = due(start, operation.at.0.saturating_sub(first_ns), options.speed);
-            match lane_of(&mut lanes, operation.queue, || start_lane(scope, disk, options, &writes))
-            {
-                // A thread that has ended has panicked; `join` says so.
-                Ok(lane) => drop(lane.send((operation, due))),
-                Err(error) => {
-                    failure = Some(error);
-                    break;
+                let operation = operation?;
+                if operation.op.is_write() && !options.write {
+                    let TraceOperation { op, sector, .. } = operation;
+                    return Err(ReplayError::Write { op, sector });
+                }
+                let (start, first_ns) =
+                    *begun.get_or_insert_with(|| (Instant::now(), operation.at.0));
+                last_ns = operation.at.0.saturating_sub(first_ns).max(last_ns);
+                let due = due(start, operation.at.0.saturating_sub(first_ns), options.speed);
+                let open = |index| start_lane(scope, shared, index);
+                let lane = lane_of(&mut lanes, operation.queue, open)?;
+                if lane.send((operation, due)).is_err() {
+                    // The thread has ended: the replay is stopped, or `join` finds a panic.
+                    stop.stop();
                 }
             }
+            Ok(())
+        };
+        let submitted = submit_all();
+        if submitted.is_err() {
+            stop.stop();
         }
         let channels = lanes.len() as u64;
         let mut results = Results::new();
@@ -284,14 +309,22 @@ pub fn replay(
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
+        submitted?;
         let elapsed = begun.map_or(Duration::ZERO, |(start, _)| start.elapsed());
-        let view = results.view();
-        let elapsed_ns = elapsed.as_nanos() as u64;
-        match failure {
-            Some(failure) => Err(failure),
-            None => Ok(ReplayView { elapsed_ns, trace_ns: last_ns, channels, ..view }),
-        }
+        let (elapsed_ns, trace_ns) = (elapsed.as_nanos() as u64, last_ns);
+        let is_stopped = stop.is_stopped();
+        Ok(ReplayView { elapsed_ns, trace_ns, channels, is_stopped, ..results.view() })
     })
+}
+
+/// What all channels of a replay share.
+#[derive(Clone, Copy)]
+struct SharedParts<'r> {
+    disk: &'r dyn Disk,
+    options: &'r ReplayOptions,
+    stop: &'r ReplayStop,
+    reads: &'r ReadMemory,
+    writes: &'r Arc<Region>,
 }
 
 /// When an operation is due; `None`: as soon as possible.
@@ -319,14 +352,14 @@ type StartedLane<'s> =
 fn lane_of<'l, 's>(
     lanes: &'l mut Vec<Lane<'s>>,
     queue: u32,
-    start: impl FnOnce() -> Result<StartedLane<'s>, ReplayError>,
+    start: impl FnOnce(usize) -> Result<StartedLane<'s>, ReplayError>,
 ) -> Result<&'l SyncSender<(TraceOperation, Option<Instant>)>, ReplayError> {
     let found = lanes.iter().position(|lane| lane.queue == queue);
     let index = match found {
         Some(index) => index,
         None if lanes.len() == CHANNELS_MAX => queue as usize % CHANNELS_MAX,
         None => {
-            let (sender, thread) = start()?;
+            let (sender, thread) = start(lanes.len())?;
             lanes.push(Lane { queue, sender, thread });
             lanes.len() - 1
         }
@@ -334,23 +367,22 @@ fn lane_of<'l, 's>(
     Ok(&lanes[index].sender)
 }
 
-fn start_lane<'s>(
-    scope: &'s Scope<'s, '_>,
-    disk: &dyn Disk,
-    options: &ReplayOptions,
-    writes: &Arc<Region>,
+fn start_lane<'s, 'r: 's>(
+    scope: &'s Scope<'s, 'r>,
+    shared: SharedParts<'r>,
+    index: usize,
 ) -> Result<StartedLane<'s>, ReplayError> {
-    let worker = ReplayChannel::new(disk.open()?, options.queue_depth, writes);
+    let worker = ReplayChannel::new(shared.disk.open()?, shared, index);
     let (sender, receiver) = sync_channel(AHEAD_MAX);
     let builder = thread::Builder::new().name("replay".to_owned());
     let thread = builder.spawn_scoped(scope, move || worker.run(&receiver))?;
     Ok((sender, thread))
 }
 
-/// ReadMemory with pseudo-random bytes at its start, which no device can compress: xorshift64
-/// (G. Marsaglia, "Xorshift RNGs", 2003).
-fn random_region() -> Arc<Region> {
-    let region = Region::alloc(MEMORY_BYTES);
+/// The memory that writes write, if the system has it. It begins with pseudo-random bytes, which no
+/// device can compress: xorshift64 (G. Marsaglia, "Xorshift RNGs", 2003).
+fn random_region() -> Option<Arc<Region>> {
+    let region = Region::try_alloc(DATA_BYTES_MAX)?;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(RANDOM_BYTES);
     while bytes.len() < RANDOM_BYTES {
@@ -360,55 +392,7 @@ fn random_region() -> Arc<Region> {
         bytes.extend_from_slice(&state.to_le_bytes());
     }
     region.write(0, &bytes);
-    region
-}
-
-/// ReadMemory for reads in flight: ranges that are taken one after the other, in a circle.
-#[derive(Debug, Default)]
-struct ReadMemory {
-    /// The taken ranges, oldest first: their number, end and whether they are still used.
-    taken: VecDeque<(u64, usize, bool)>,
-    /// The number of the next range.
-    next: u64,
-    /// Where the next range begins.
-    head: usize,
-}
-
-impl ReadMemory {
-    /// Takes a range; returns its number and start, or `None` if there is no space now.
-    fn take(&mut self, len: usize) -> Option<(u64, usize)> {
-        // The oldest range begins where the one before it, which was freed, has ended.
-        let tail = self.tail();
-        let start = match self.taken.is_empty() {
-            true => 0,
-            false if self.head > tail && self.head + len <= MEMORY_BYTES => self.head,
-            false if self.head > tail && len < tail => 0,
-            false if self.head < tail && self.head + len < tail => self.head,
-            false => return None,
-        };
-        if start + len > MEMORY_BYTES {
-            return None;
-        }
-        self.head = start + len;
-        let number = self.next;
-        self.next += 1;
-        self.taken.push_back((number, start, true));
-        Some((number, start))
-    }
-
-    /// Where the oldest range begins.
-    fn tail(&self) -> usize {
-        self.taken.front().map_or(0, |(_, start, _)| *start)
-    }
-
-    fn free(&mut self, number: u64) {
-        if let Some(range) = self.taken.iter_mut().find(|range| range.0 == number) {
-            range.2 = false;
-        }
-        while self.taken.front().is_some_and(|range| !range.2) {
-            self.taken.pop_front();
-        }
-    }
+    Some(region)
 }
 
 /// An operation in flight.
@@ -417,15 +401,18 @@ struct SubmittedOperation {
     op: Op,
     sectors: u64,
     submitted: Instant,
-    memory: Option<u64>,
+    /// The range of a read in the memory for reads: its start.
+    memory: Option<usize>,
 }
 
 /// The thread of one channel.
-struct ReplayChannel {
+struct ReplayChannel<'r> {
     channel: Box<dyn Channel>,
+    /// The index of the channel in the replay.
+    index: usize,
+    shared: SharedParts<'r>,
     reads: RegionId,
     writes: RegionId,
-    memory: ReadMemory,
     in_flight: Vec<Option<SubmittedOperation>>,
     free: Vec<u16>,
     done: Vec<Completion>,
@@ -436,16 +423,17 @@ struct ReplayChannel {
     results: Results,
 }
 
-impl ReplayChannel {
-    fn new(mut channel: Box<dyn Channel>, queue_depth: u16, writes: &Arc<Region>) -> ReplayChannel {
-        let reads = channel.register(Region::alloc(MEMORY_BYTES));
-        let writes = channel.register(Arc::clone(writes));
-        let depth = queue_depth.clamp(1, QUEUE_DEPTH_MAX);
+impl<'r> ReplayChannel<'r> {
+    fn new(mut channel: Box<dyn Channel>, shared: SharedParts<'r>, index: usize) -> Self {
+        let reads = channel.register(Arc::clone(&shared.reads.region));
+        let writes = channel.register(Arc::clone(shared.writes));
+        let depth = shared.options.queue_depth.clamp(1, QUEUE_DEPTH_MAX);
         ReplayChannel {
             channel,
+            index,
+            shared,
             reads,
             writes,
-            memory: ReadMemory::default(),
             in_flight: vec![None; depth.into()],
             free: (0..depth).rev().collect(),
             done: Vec::new(),
@@ -461,6 +449,11 @@ impl ReplayChannel {
         loop {
             let mut is_full = false;
             loop {
+                if self.shared.stop.is_stopped() {
+                    // The operations that wait here and in the queue are dropped.
+                    (next, is_ended) = (None, true);
+                    break;
+                }
                 if next.is_none() && !is_ended {
                     match operations.try_recv() {
                         Ok(operation) => next = Some(operation),
@@ -496,12 +489,13 @@ impl ReplayChannel {
                 },
                 None if is_ended => self.channel.wait(None),
                 None => self.channel.wait(Some(Instant::now() + POLL_INTERVAL)),
-                Some(_) if is_full && !is_idle => self.channel.wait(None),
-                // A channel without anything in flight takes any operation.
-                Some(_) if is_full => {}
-                Some((_, due)) if is_idle => {
-                    let due = due.map(|due| due.saturating_duration_since(Instant::now()));
-                    thread::sleep(due.unwrap_or_default());
+                // Other channels may have the memory.
+                Some(_) if is_full && is_idle => {
+                    self.shared.stop.wait_until(Instant::now() + POLL_INTERVAL);
+                }
+                Some(_) if is_full => self.channel.wait(Some(Instant::now() + POLL_INTERVAL)),
+                Some((_, Some(due))) if is_idle => {
+                    self.shared.stop.wait_until(due);
                 }
                 Some((_, due)) => self.channel.wait(due),
             }
@@ -512,25 +506,25 @@ impl ReplayChannel {
     fn push(&mut self, operation: &TraceOperation) -> bool {
         let TraceOperation { op, flags, sector, sectors, .. } = *operation;
         let len = usize::try_from(sectors * SECTOR_BYTES).unwrap_or(usize::MAX);
-        if op.has_data() && len > MEMORY_BYTES {
-            self.results.completed(op, sectors, Status::Inval, Duration::ZERO);
+        if op.has_data() && len > DATA_BYTES_MAX {
+            self.results.completed(op, sectors, Status::Inval, None);
             return true;
         }
         let Some(slot) = self.free.pop() else { return false };
         let mut bio = Bio::new(op, sector, sectors).with_flags(flags).with_user_data(slot.into());
         let mut memory = None;
         if op == Op::Read {
-            let Some((number, start)) = self.memory.take(len) else {
+            let Some(start) = self.shared.reads.take(self.index, len) else {
                 self.free.push(slot);
                 return false;
             };
-            memory = Some(number);
+            memory = Some(start);
             bio = bio.with_buf(BufRef { region: self.reads, offset: start as u64 });
         } else if op.has_data() {
             bio = bio.with_buf(BufRef { region: self.writes, offset: 0 });
         }
         if self.channel.push(&[bio]) == 0 {
-            memory.into_iter().for_each(|number| self.memory.free(number));
+            memory.into_iter().for_each(|start| self.shared.reads.free(start, len));
             self.free.push(slot);
             return false;
         }
@@ -565,9 +559,10 @@ impl ReplayChannel {
             let Some(SubmittedOperation { op, sectors, submitted, memory }) = ended else {
                 continue;
             };
-            memory.into_iter().for_each(|number| self.memory.free(number));
+            let len = (sectors * SECTOR_BYTES) as usize;
+            memory.into_iter().for_each(|start| self.shared.reads.free(start, len));
             self.free.push(user_data as u16);
-            self.results.completed(op, sectors, status, now - submitted);
+            self.results.completed(op, sectors, status, Some(now - submitted));
         }
     }
 }
@@ -575,29 +570,6 @@ impl ReplayChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn memory_is_taken_in_a_circle() {
-        let mut memory = ReadMemory::default();
-        let half = MEMORY_BYTES / 2;
-        assert_eq!(memory.take(MEMORY_BYTES + 1), None);
-        assert_eq!(memory.take(half), Some((0, 0)));
-        assert_eq!(memory.take(half), Some((1, half)));
-        assert_eq!(memory.take(512), None);
-        memory.free(1);
-        assert_eq!(memory.take(512), None, "the older range is still used");
-        memory.free(0);
-        assert_eq!(memory.take(half + 512), Some((2, 0)));
-        assert_eq!(memory.take(half), None);
-        assert_eq!(memory.take(half - 512), Some((3, half + 512)));
-        memory.free(2);
-        assert_eq!(memory.take(half), Some((4, 0)));
-        assert_eq!(memory.take(512), None, "the start of the circle must stay free");
-        memory.free(3);
-        assert_eq!(memory.take(MEMORY_BYTES), None);
-        memory.free(4);
-        assert_eq!(memory.take(MEMORY_BYTES), Some((5, 0)));
-    }
 
     #[test]
     fn times_are_divided_by_the_speed() {

@@ -2,6 +2,7 @@
 //! which does the same.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
@@ -14,8 +15,8 @@ use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Bio, Disk, Flags, Op, Sector};
 use blockyard_null::{Null, NullConfig};
 use blockyard_trace::{
-    Operations, RecordLimits, ReplayError, ReplayOptions, SOURCE, Select, Speed, TraceEnd,
-    TraceOperation, TraceTally, replay, write_trace,
+    Operations, RecordLimits, ReplayError, ReplayOptions, ReplayStop, ReplayView, SOURCE, Select,
+    Speed, TraceEnd, TraceOperation, TraceTally, replay, write_trace,
 };
 
 const ZONE_SECTORS: u64 = 2048;
@@ -83,6 +84,20 @@ fn operations(bytes: &[u8], select: Select) -> Vec<TraceOperation> {
         .collect()
 }
 
+/// The operations of each queue in their order, and the queues in the order of their last sectors:
+/// two queues are replayed at once, so that their numbers may be exchanged.
+fn by_queue(bytes: &[u8], select: Select) -> Vec<Vec<TraceOperation>> {
+    let mut queues: BTreeMap<u32, Vec<TraceOperation>> = BTreeMap::new();
+    for operation in Operations::new(bytes, select) {
+        let operation = operation.unwrap();
+        let one = TraceOperation { at: blockyard_core::Nanos(0), queue: 0, ..operation };
+        queues.entry(operation.queue).or_default().push(one);
+    }
+    let mut queues: Vec<_> = queues.into_values().collect();
+    queues.sort_by_key(|all| all.last().map(|one| one.sector));
+    queues
+}
+
 fn max(write: bool) -> ReplayOptions {
     ReplayOptions { speed: Speed::Max, queue_depth: 8, write }
 }
@@ -102,7 +117,8 @@ fn flat_operations(disk: &dyn Disk) {
     let mut channel = disk.open().unwrap();
     let region = channel.register(blockyard_core::Region::alloc(8192));
     let buf = |offset| blockyard_core::BufRef { region, offset };
-    let pair = [Bio::read(Sector(16), 8, buf(0)), Bio::read(Sector(24), 8, buf(4096))];
+    // No neighbours of the operations above: the two channels are replayed at once.
+    let pair = [Bio::read(Sector(1024), 8, buf(0)), Bio::read(Sector(1032), 8, buf(4096))];
     assert_eq!(channel.push(&pair), 2);
     channel.submit();
     let mut done = Vec::new();
@@ -129,15 +145,20 @@ fn replay_does_what_was_traced() {
         let second = disk(flat(), is_scheduled);
         let (again, replayed) = traced(&second, || {
             let all = Operations::new(&bytes[..], Select::Queue);
-            let view = replay(second.as_ref(), all, &max(true)).unwrap();
+            let view = replay(second.as_ref(), all, &max(true), &ReplayStop::new()).unwrap();
             assert_eq!((view.total().operations, view.total().errors), (9, 0));
             assert_eq!(view.operations["write"].bytes, 8192 + 4096 + (3 << 20));
         });
-        assert_eq!(operations(&replayed, Select::Queue), queued);
+        let sorted = |mut all: Vec<TraceOperation>| {
+            all.sort_by_key(|one| (one.sector, one.op as u8));
+            all
+        };
+        assert_eq!(sorted(operations(&replayed, Select::Queue)), sorted(queued));
         assert_eq!((again.merged, again.split), (tally.merged, tally.split));
         if !is_scheduled {
-            let issued = |bytes: &[u8]| operations(bytes, Select::Issue);
-            assert_eq!(issued(&replayed), issued(&bytes));
+            for select in [Select::Queue, Select::Issue] {
+                assert_eq!(by_queue(&replayed, select), by_queue(&bytes, select));
+            }
         }
     }
 }
@@ -177,7 +198,7 @@ fn zone_operations_and_appends_are_replayed() {
     let second = disk(zoned(), false);
     let all = Operations::new(&bytes[..], Select::Queue);
     let options = ReplayOptions { queue_depth: 1, ..max(true) };
-    let view = replay(second.as_ref(), all, &options).unwrap();
+    let view = replay(second.as_ref(), all, &options, &ReplayStop::new()).unwrap();
     assert_eq!((view.total().operations, view.total().errors), (8, 0));
     assert_eq!(zones(second.as_ref()), zones(first.as_ref()));
 }
@@ -192,7 +213,7 @@ fn errors_are_counted_by_status() {
     });
     let small = disk(NullConfig { size: 1 << 20, ..NullConfig::default() }, false);
     let all = Operations::new(&bytes[..], Select::Queue);
-    let view = replay(small.as_ref(), all, &max(false)).unwrap();
+    let view = replay(small.as_ref(), all, &max(false), &ReplayStop::new()).unwrap();
     assert_eq!((view.total().operations, view.total().errors), (2, 1));
     assert_eq!(view.errors["IOERR"], 1);
 }
@@ -202,7 +223,7 @@ fn writes_are_replayed_with_consent_only() {
     let first = disk(flat(), false);
     let (_, bytes) = traced(&first, || flat_operations(first.as_ref()));
     let all = Operations::new(&bytes[..], Select::Queue);
-    let error = replay(first.as_ref(), all, &max(false)).unwrap_err();
+    let error = replay(first.as_ref(), all, &max(false), &ReplayStop::new()).unwrap_err();
     assert!(matches!(error, ReplayError::Write { op: Op::Write, .. }), "{error}");
 }
 
@@ -225,4 +246,71 @@ fn size_limit_ends_a_trace_that_can_be_read() {
     assert!(tally.queued > 10 && operations(&bytes, Select::Queue).len() as u64 == tally.queued);
     let end = "at its size limit";
     assert!(bytes.windows(end.len()).any(|window| window == end.as_bytes()));
+}
+
+/// Two reads an hour apart, on one queue and on two.
+fn an_hour_apart(second_queue: u32) -> [TraceOperation; 2] {
+    let one = TraceOperation {
+        at: blockyard_core::Nanos(0),
+        op: Op::Read,
+        flags: Flags::NONE,
+        sector: Sector(0),
+        sectors: 8,
+        queue: 0,
+    };
+    let hour = blockyard_core::Nanos(3600 * 1_000_000_000);
+    [one, TraceOperation { at: hour, queue: second_queue, ..one }]
+}
+
+const IN_TIME: ReplayOptions =
+    ReplayOptions { speed: Speed::Factor(1.0), queue_depth: 8, write: false };
+
+/// The bug: nothing interrupted the wait for an operation that was due much later.
+#[test]
+fn a_stop_ends_a_replay_with_what_was_done() {
+    for queue in [0, 1] {
+        let disk = disk(flat(), false);
+        let stop = ReplayStop::new();
+        let view: ReplayView = thread::scope(|scope| {
+            let replayed = scope.spawn(|| {
+                let all = an_hour_apart(queue).into_iter().map(Ok);
+                replay(disk.as_ref(), all, &IN_TIME, &stop).unwrap()
+            });
+            while disk.stats().ops[Op::Read as usize].ops == 0 {
+                thread::yield_now();
+            }
+            stop.stop();
+            replayed.join().unwrap()
+        });
+        assert!(view.is_stopped);
+        assert_eq!((view.total().operations, view.channels), (1, u64::from(queue) + 1));
+    }
+}
+
+/// The bug: a trace that was damaged after an operation in an hour was refused in an hour.
+#[test]
+fn a_damaged_trace_is_refused_at_once() {
+    let mut bytes = Vec::new();
+    an_hour_apart(0).iter().for_each(|one| one.record().print(&mut bytes));
+    bytes.push(b'x');
+    let disk = disk(flat(), false);
+    let all = Operations::new(&bytes[..], Select::Queue);
+    let error = replay(disk.as_ref(), all, &IN_TIME, &ReplayStop::new()).unwrap_err();
+    assert!(matches!(error, ReplayError::Format(_)), "{error}");
+}
+
+/// Reads of 64 queues, long and short, share one memory; operations that are too long fail without
+/// a latency.
+#[test]
+fn reads_of_many_queues_share_the_memory() {
+    let disk = disk(NullConfig { size: 1 << 30, ..NullConfig::default() }, false);
+    let [one, _] = an_hour_apart(0);
+    let lens = [8, 65536, 1, 65537, 32768];
+    let all = (0..4000_u32).map(|number| {
+        let sectors = lens[number as usize % lens.len()];
+        Ok(TraceOperation { queue: number % 70, sectors, ..one })
+    });
+    let view = replay(disk.as_ref(), all, &max(false), &ReplayStop::new()).unwrap();
+    assert_eq!((view.total().operations, view.total().errors), (4000, 800));
+    assert_eq!((view.channels, view.errors["INVAL"]), (64, 800));
 }

@@ -149,7 +149,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/zones/image", get(save_zones).post(load_zones))
         .route("/v1/devices/{name}/inject", post(inject_fault))
         .route("/v1/devices/{name}/trace", post(trace::record).delete(trace::stop))
-        .route("/v1/devices/{name}/replay", post(trace::replay))
+        .route("/v1/devices/{name}/replay", post(trace::replay).delete(trace::stop_replay))
         .route("/v1/devices/{name}/ram", get(ram_stats))
         .route("/v1/devices/{name}/ram/{verb}", get(ram_content).post(ram_work))
         .route("/v1/devices/{name}/blocks", get(ram_blocks))
@@ -235,6 +235,7 @@ impl From<YardError> for ErrorResponse {
             | YardError::MountUsed { .. }
             | YardError::Traced { .. }
             | YardError::NotTraced { .. }
+            | YardError::Claimed { .. }
             | YardError::Volume(_)
             | YardError::Export(_)
             | YardError::File(_)
@@ -395,7 +396,8 @@ async fn remove(State(control): Shared, name: Name, asked: Asked) -> Answer<Devi
                 |it: &ConnectionView| it.protocol != NVME && it.device.as_ref() == Some(&name);
             let clients_of = connections.filter(is_client).map(|it| it.peer);
             let hosts = control.devices.hosts(&name).into_iter().map(|it| it.peer);
-            let peers = clients_of.chain(hosts).collect();
+            let replays = (0..control.devices.replays().count(&name)).map(|_| "replay".to_owned());
+            let peers = clients_of.chain(hosts).chain(replays).collect();
             return Err(YardError::Busy { name, clients, peers, opens });
         }
         if let Some(dir) = control.devices.zonefs_place(&name).filter(|_| !asked.force) {
@@ -482,10 +484,8 @@ async fn load_zones(
     let loaded = blocking(move || {
         let _place = place;
         // No client and no other load comes meanwhile.
-        let Some(_claim) = entry.shared.claim.claim() else {
-            let dir = control.devices.zonefs_place(&name);
-            return Err(YardError::Mounted { name, dir });
-        };
+        let claim = entry.shared.claim.claim();
+        let _claim = claim.ok_or_else(|| control.devices.claimed(&name))?;
         if entry.disk.geometry().zones.is_some() {
             control.devices.may_change_zones(&name, force)?;
         }

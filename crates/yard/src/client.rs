@@ -13,7 +13,7 @@ use crate::paths;
 use crate::process::ProcessView;
 use crate::ram::{BlocksView, HistogramsView, RamDone, RamRequest};
 use crate::scheduler::{SchedulerRequest, SchedulerView};
-use crate::trace::{ReplayQuery, TraceRequest, TraceStopped};
+use crate::trace::{ReplayQuery, ReplayStopped, TraceRequest, TraceStopped};
 use crate::uri::encode;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
@@ -541,16 +541,29 @@ impl Client {
         query: &ReplayQuery,
         input: &mut dyn Read,
     ) -> Result<ReplayView, ClientError> {
-        let ReplayQuery { speed, queue_depth, write, force } = query;
+        let ReplayQuery { speed, queue_depth, duration_max_ms, id, write, force } = query;
         let mut path = device_path(name, &format!("/replay?write={write}&force={force}"));
         if let Some(speed) = speed {
             path += &format!("&speed={}", encode(speed));
         }
-        if let Some(queue_depth) = queue_depth {
-            path += &format!("&queue_depth={queue_depth}");
+        let numbers =
+            [("queue_depth", queue_depth), ("duration_max_ms", duration_max_ms), ("id", id)];
+        for (name, number) in numbers {
+            if let Some(number) = number {
+                path += &format!("&{name}={number}");
+            }
         }
         let connection = self.connect(TIMEOUT_NONE)?;
         self.parse(self.whole(connection.send_stream(&path, input, &mut |_| {}))?)
+    }
+
+    /// Stops the replay of this number on a device, if it is in progress.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or has no such device.
+    pub fn stop_replay(&self, name: &str, id: u64) -> Result<ReplayStopped, ClientError> {
+        let path = device_path(name, &format!("/replay?id={id}"));
+        self.parse(self.exchange(Method::DELETE, &path, Vec::new())?)
     }
 
     /// Injects a fault.

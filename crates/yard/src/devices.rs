@@ -16,6 +16,7 @@ use blockyard_zonefs::MountOptions;
 use crate::config::DEVICES_MAX;
 use crate::entry::{DeviceEntry, NvmeExport, describe};
 use crate::error::{StackError, YardError};
+use crate::replays::Replays;
 use crate::spec::DeviceSpec;
 use crate::stack;
 use crate::ublk::{SuspendedUblk, UblkPlace, UblkServers};
@@ -40,6 +41,7 @@ pub struct Devices {
     files: Arc<Files>,
     vhost: VhostServers,
     ublk: UblkServers,
+    replays: Replays,
     /// The control socket of this yard, once it is known.
     control: OnceLock<PathBuf>,
 }
@@ -94,6 +96,7 @@ impl Default for Devices {
             vhost: VhostServers::default(),
             ublk: UblkServers::default(),
             mounts: Mounts::default(),
+            replays: Replays::default(),
             control: OnceLock::new(),
         }
     }
@@ -166,6 +169,11 @@ impl Devices {
         }
         self.ublk.remove(&place.device)?;
         Err(YardError::UblkBusy { name: place.device.clone() })
+    }
+
+    /// The replays of traces that are in progress.
+    pub(crate) fn replays(&self) -> &Replays {
+        &self.replays
     }
 
     /// The block files: every device under its name.
@@ -306,13 +314,12 @@ impl Devices {
     fn withdraw(&self, entry: &DeviceEntry, grows: bool) -> Result<Suspended<'_>, YardError> {
         let name = entry.spec.name();
         // No client that comes after this is admitted, so that the counts below stay true.
-        let Some(_claim) = entry.shared.claim.claim() else {
-            let (name, dir) = (name.to_owned(), self.zonefs_place(name));
-            return Err(YardError::Mounted { name, dir });
-        };
+        let _claim = entry.shared.claim.claim().ok_or_else(|| self.claimed(name))?;
         let (clients, opens) = self.users(name);
         let waits = grows && self.ublk.check_growth(name)?;
-        let others = self.nbd_clients(name) + if waits { 0 } else { self.block_devices(name) };
+        let others = self.nbd_clients(name)
+            + self.replays.count(name)
+            + if waits { 0 } else { self.block_devices(name) };
         let clients = if grows { others } else { clients };
         let used = |opens| YardError::Used { name: name.to_owned(), clients, opens };
         if clients + opens > 0 {
@@ -377,7 +384,7 @@ impl Devices {
     }
 
     /// Removes a device. Its clients' requests in flight are answered and the clients disconnected;
-    /// those that take longer than `drain` are cut off.
+    /// those that take longer than `drain` are cut off. Replays on it are stopped.
     ///
     /// # Errors
     /// If there is no such device, or the kernel does not remove its block device. The device is
@@ -392,8 +399,12 @@ impl Devices {
         };
         // Outside the lock: it waits for clients. All waits share the time.
         let deadline = Instant::now() + drain;
+        self.replays.stop(name, None);
         self.mounts.remove(name, drain);
         let left = || deadline.saturating_duration_since(Instant::now());
+        while self.replays.count(name) > 0 && !left().is_zero() {
+            std::thread::sleep(CLOSE_POLL_INTERVAL);
+        }
         self.vhost.remove(name, left());
         let unserved = self.ublk.remove(name);
         let exported = self.exports.remove(name, left());
@@ -476,11 +487,12 @@ impl Devices {
         (self.clients(name), self.files.find_info(name).map_or(0, |info| info.opens))
     }
 
-    /// The number of a device's NBD clients, NVMe hosts, hypervisors and block devices.
+    /// The number of a device's NBD clients, NVMe hosts, hypervisors, block devices and replays.
     pub fn clients(&self, name: &str) -> u64 {
         let subsystem = self.subsystems.get().and_then(|subsystems| subsystems.find_info(name));
         let hosts = subsystem.map_or(0, |subsystem| subsystem.controllers as u64);
-        self.nbd_clients(name) + hosts + self.hypervisors(name) + self.block_devices(name)
+        let (files, replays) = (self.block_devices(name), self.replays.count(name));
+        self.nbd_clients(name) + hosts + self.hypervisors(name) + files + replays
     }
 
     /// The number of block devices of the kernel that a device is served as: 0 or 1. The kernel is
@@ -583,12 +595,25 @@ impl Devices {
         self.mounts.mount(name, || self.find(name), claim, dir, options, ended)
     }
 
+    /// The error about a device that another request has claimed.
+    pub(crate) fn claimed(&self, name: &str) -> YardError {
+        let owned = name.to_owned();
+        match self.zonefs_place(name) {
+            Some(dir) => YardError::Mounted { name: owned, dir: Some(dir) },
+            None => {
+                let by = match self.replays.count(name) {
+                    0 => "another request (a mount, `zone load` or `replay`)",
+                    _ => "a replay",
+                };
+                YardError::Claimed { name: owned, by }
+            }
+        }
+    }
+
     /// Claims a device for a file system.
     fn claim(&self, entry: &DeviceEntry, force: bool) -> Result<DiskClaim, YardError> {
         let name = entry.spec.name().to_owned();
-        let Some(claim) = entry.shared.claim.claim() else {
-            return Err(YardError::Mounted { name, dir: None });
-        };
+        let claim = entry.shared.claim.claim().ok_or_else(|| self.claimed(&name))?;
         // After the claim: a client that comes later is refused.
         match self.users(&name) {
             (clients, opens) if clients + opens > 0 && !force => {
@@ -779,7 +804,7 @@ mod tests {
         let change = || devices.rework(spec("null:///a?size=2G"), false, || Ok(()));
         let claim = entry.shared.claim.claim();
         let error = change().unwrap_err().to_string();
-        assert!(error.contains("is mounted"), "{error}");
+        assert!(error.contains("is in use by another request"), "{error}");
         drop(claim);
         assert!(devices.files().find_info("a").is_some() && devices.list().len() == 1);
         assert!(devices.exports().list().iter().any(|export| export.name == "a"));

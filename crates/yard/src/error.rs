@@ -211,6 +211,14 @@ pub enum YardError {
         /// The device.
         name: String,
     },
+    /// Another request has claimed the device, so that no client that writes is admitted.
+    #[error("`{name}` is in use by {by}; try again when that has ended")]
+    Claimed {
+        /// The device.
+        name: String,
+        /// What has claimed it.
+        by: &'static str,
+    },
     /// A trace cannot be replayed.
     #[error(transparent)]
     Replay(ReplayError),
@@ -486,6 +494,7 @@ pub enum YardError {
 fn volume_code(error: &VolumeError) -> &'static str {
     match error {
         VolumeError::Exists { .. } => "taken",
+        VolumeError::Shrinks { .. } => "needs_force",
         VolumeError::NoSpace => "no_space",
         _ => "volume_failed",
     }
@@ -576,6 +585,7 @@ impl YardError {
             | YardError::Held { .. }
             | YardError::ChangesUsed { .. }
             | YardError::Traced { .. }
+            | YardError::Claimed { .. }
             | YardError::MountUsed { .. }
             | YardError::ListenerUsed { .. }
             | YardError::Subsystem(_)
@@ -587,8 +597,7 @@ impl YardError {
             YardError::Volume(VolumeError::NoSuchVolume { .. } | VolumeError::NoBase { .. }) => {
                 "no_such_volume"
             }
-            YardError::Volume(VolumeError::Shrinks { .. })
-            | YardError::ZoneImage(ZoneImageError::NotEmpty { .. }) => "needs_force",
+            YardError::ZoneImage(ZoneImageError::NotEmpty { .. }) => "needs_force",
             YardError::Volume(error) => volume_code(error),
             YardError::Overloaded { .. } => "overloaded",
             YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
@@ -648,6 +657,7 @@ impl YardError {
             | YardError::ChangesUsed { name, .. }
             | YardError::Traced { name }
             | YardError::NotTraced { name }
+            | YardError::Claimed { name, .. }
             | YardError::MountUsed { name, .. }
             | YardError::Volume(
                 VolumeError::NoSuchVolume { name }

@@ -24,6 +24,7 @@ pub mod param;
 pub mod paths;
 pub mod process;
 pub mod ram;
+mod replays;
 pub mod scheduler;
 pub mod size;
 pub mod spec;

@@ -1,12 +1,14 @@
 //! Traces of devices for requests: recorded, and replayed.
 
 use std::io::Read;
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_core::middleware::Recording;
 use blockyard_trace::replay::QUEUE_DEPTH_MAX;
 use blockyard_trace::{
-    Operations, RecordLimits, ReplayError, ReplayOptions, ReplayView, SOURCE, Select, Speed, replay,
+    Operations, RecordLimits, ReplayError, ReplayOptions, ReplayStop, ReplayView, SOURCE, Select,
+    Speed, TraceScope, replay,
 };
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +25,12 @@ pub const TRACE_MS_MAX: u64 = 30 * 86_400_000;
 
 /// The slowest and the fastest speed of a replay, as factors.
 pub const SPEEDS: std::ops::RangeInclusive<f64> = 0.001..=1000.0;
+
+/// The longest expected duration of a replay whose request names none, in ms: a day.
+pub const REPLAY_MS: u64 = 86_400_000;
+
+/// The longest expected duration that a request may name, in ms: 30 days.
+pub const REPLAY_MS_MAX: u64 = 30 * 86_400_000;
 
 /// The queue depth of a replay that asks for none.
 pub const QUEUE_DEPTH: u16 = 128;
@@ -75,6 +83,10 @@ pub struct ReplayQuery {
     pub speed: Option<String>,
     /// Operations in flight on each channel, at most.
     pub queue_depth: Option<u64>,
+    /// The longest expected duration, in ms. A trace that lasts longer at this speed is refused.
+    pub duration_max_ms: Option<u64>,
+    /// A number by which a request may stop this replay and no other.
+    pub id: Option<u64>,
     /// Whether operations that change the device are replayed.
     pub write: bool,
     /// Whether they are although clients use the device.
@@ -100,6 +112,22 @@ impl ReplayQuery {
         };
         Ok(ReplayOptions { speed, queue_depth, write: self.write })
     }
+
+    /// What is checked while the trace is read: that the replay does not last too long.
+    ///
+    /// # Errors
+    /// If the longest duration is out of range.
+    pub fn scope(&self, speed: Speed) -> Result<TraceScope, YardError> {
+        let ms = self.duration_max_ms.unwrap_or(REPLAY_MS);
+        if ms == 0 || ms > REPLAY_MS_MAX {
+            let (value, wanted) = (ms.to_string(), format!("1 to {REPLAY_MS_MAX}"));
+            return Err(YardError::Argument { field: "duration_max_ms", value, wanted });
+        }
+        Ok(TraceScope::new(match speed {
+            Speed::Max => None,
+            Speed::Factor(factor) => Some((ms as f64 * 1e6 * factor) as u64),
+        }))
+    }
 }
 
 /// The speed of a replay: a factor, or `max`.
@@ -124,40 +152,63 @@ pub(crate) fn begin(entry: &DeviceEntry) -> Result<(Recording, String), YardErro
     Ok((recording, trace_title(name, entry.disk.as_ref())))
 }
 
-/// Asks the writer of a device's trace to end it.
+/// Ends the trace of a device.
 pub(crate) fn stop(entry: &DeviceEntry) -> Result<TraceStopped, YardError> {
     let device = entry.spec.name().to_owned();
-    match entry.disk.trace_point().and_then(|point| point.recorder()) {
-        Some(recorder) => {
-            recorder.stop();
-            Ok(TraceStopped { device })
-        }
-        None => Err(YardError::NotTraced { name: device }),
+    match entry.disk.trace_point().is_some_and(|point| point.stop()) {
+        true => Ok(TraceStopped { device }),
+        false => Err(YardError::NotTraced { name: device }),
     }
 }
 
-/// Replays a trace on a device of a daemon.
+/// The query of `DELETE /v1/devices/{name}/replay`.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReplayStopQuery {
+    /// The number of the replay; without it all replays on the device are stopped.
+    pub id: Option<u64>,
+}
+
+/// The response to `DELETE /v1/devices/{name}/replay`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ReplayStopped {
+    /// The device.
+    pub device: String,
+    /// The number of replays that were stopped.
+    pub replays: u64,
+}
+
+/// Replays a trace on a device of a daemon until `stop` stops it.
 pub(crate) fn replay_on(
     devices: &Devices,
-    entry: &DeviceEntry,
+    entry: DeviceEntry,
     query: &ReplayQuery,
-    options: &ReplayOptions,
     input: impl Read,
+    stop: &ReplayStop,
 ) -> Result<ReplayView, YardError> {
+    let options = query.options()?;
+    let scope = query.scope(options.speed)?;
     let name = entry.spec.name();
     // No client that could write comes meanwhile.
     let _claim = if query.write {
-        let Some(claim) = entry.shared.claim.claim() else {
-            let dir = devices.zonefs_place(name);
-            return Err(YardError::Mounted { name: name.to_owned(), dir });
-        };
+        let claim = entry.shared.claim.claim().ok_or_else(|| devices.claimed(name))?;
         devices.may_replay(name, query.force)?;
         Some(claim)
     } else {
         None
     };
-    let operations = Operations::new(input, Select::Queue);
-    replay(entry.disk.as_ref(), operations, options).map_err(|error| match error {
+    let entered = devices.replays().enter(name, query.id, stop);
+    // A request may have removed or replaced the device just before.
+    let is_same = |now: DeviceEntry| Arc::ptr_eq(&now.disk, &entry.disk);
+    if !devices.find(name).is_ok_and(is_same) {
+        return Err(YardError::Device(blockyard_core::DeviceError::Gone));
+    }
+    let operations = Operations::new(input, Select::Queue).within(scope);
+    let replayed = replay(entry.disk.as_ref(), operations, &options, stop);
+    // First: a request that removes the device waits for the end of the replay.
+    drop(entry);
+    drop(entered);
+    replayed.map_err(|error| match error {
         ReplayError::Channel(error) => error.into(),
         error => YardError::Replay(error),
     })
@@ -166,6 +217,20 @@ pub(crate) fn replay_on(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_replay_has_a_longest_duration_at_its_speed() {
+        let query = ReplayQuery { duration_max_ms: Some(1000), ..ReplayQuery::default() };
+        let span = |speed| query.scope(speed).unwrap().span_max_ns;
+        assert_eq!(span(Speed::Factor(2.0)), Some(2_000_000_000));
+        assert_eq!(span(Speed::Max), None);
+        let day = ReplayQuery::default().scope(Speed::Factor(1.0)).unwrap();
+        assert_eq!(day.span_max_ns, Some(86_400_000_000_000));
+        for ms in [0, REPLAY_MS_MAX + 1] {
+            let query = ReplayQuery { duration_max_ms: Some(ms), ..ReplayQuery::default() };
+            assert!(query.scope(Speed::Max).is_err());
+        }
+    }
 
     #[test]
     fn limits_and_speeds_have_ranges() {

@@ -5,6 +5,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use blockyard_core::{Flags, Nanos, Op, Sector};
+use blockyard_trace::TraceOperation;
 use blockyard_yard::api::PATHS;
 use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::config::NvmeSettings;
@@ -12,6 +14,7 @@ use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::entry::WORK_MAX;
 use blockyard_yard::paths::TempDir;
+use blockyard_yard::trace::ReplayQuery;
 use blockyard_yard::vhost::VhostPlace;
 use blockyard_yard::view::{ErrorBody, ListenRequest, ListenerView, RootView, ZoneRequest};
 use blockyard_yard::volumes::VolumeRequest;
@@ -700,4 +703,113 @@ fn nvme_listeners_come_and_go_while_the_yard_serves() {
     assert_eq!(&listen(address, false).unwrap().addresses[0], address);
     let [_admin, _io] = nvme_queues(socket, "nqn.2026-11.io.blockyard:b");
     assert_eq!(client.device("b").unwrap().hosts.len(), 1);
+}
+
+/// A trace of writes at these times, in seconds.
+fn writes_at(times_s: &[u64]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for time_s in times_s {
+        let at = Nanos(time_s * 1_000_000_000);
+        let (op, flags, sector, sectors, queue) = (Op::Write, Flags::NONE, Sector(8), 8, 0);
+        let one = TraceOperation { at, op, flags, sector, sectors, queue };
+        one.record().print(&mut bytes);
+    }
+    bytes
+}
+
+/// A request that replays two writes an hour apart, after the first of them.
+fn replay_for_an_hour(served: &Served) -> UnixStream {
+    let written =
+        || served.client.stats_of("a").unwrap().ops.get("write").map_or(0, |view| view.ops);
+    let before = written();
+    let mut stream = UnixStream::connect(served.temp.path().join("control.sock")).unwrap();
+    let trace = writes_at(&[0, 3600]);
+    let head = format!(
+        "POST /v1/devices/a/replay?write=true HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
+        trace.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(&trace).unwrap();
+    while written() == before {
+        std::thread::yield_now();
+    }
+    stream
+}
+
+/// The bug: when the connection of a replay ended, the replay went on, for as long as its trace.
+#[test]
+fn a_replay_ends_with_its_connection_and_is_a_client_until_then() {
+    let served = serve(&["null:///a?size=1M"]);
+    let client = &served.client;
+    let query = ReplayQuery { write: true, ..ReplayQuery::default() };
+    // More often than a device works on requests at once.
+    for _ in 0..=WORK_MAX {
+        let stream = replay_for_an_hour(&served);
+        assert_eq!(client.device("a").unwrap().clients, 1);
+        let (code, _, message) = refused(client.remove("a", false));
+        assert_eq!(code, "busy");
+        assert!(message.contains("1 client (replay)"), "{message}");
+        let (code, _, message) = refused(client.replay("a", &query, &mut &writes_at(&[0])[..]));
+        assert_eq!((code.as_str(), message.contains("in use by a replay")), ("busy", true));
+        drop(stream);
+        while client.device("a").unwrap().clients > 0 {
+            std::thread::yield_now();
+        }
+    }
+    let view = client.replay("a", &query, &mut &writes_at(&[0])[..]).unwrap();
+    assert_eq!((view.total().operations, view.is_stopped), (1, false));
+}
+
+#[test]
+fn a_replay_is_stopped_by_its_number_by_a_removal_and_by_the_end_of_the_yard() {
+    let served = serve(&["null:///a?size=1M"]);
+    let client = &served.client;
+    assert_eq!(client.stop_replay("a", 7).unwrap().replays, 0);
+    let query = ReplayQuery { write: true, id: Some(7), ..ReplayQuery::default() };
+    std::thread::scope(|scope| {
+        let replay = || client.replay("a", &query, &mut &writes_at(&[0, 3600])[..]).unwrap();
+        let replayed = scope.spawn(replay);
+        while client.device("a").unwrap().clients == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(client.stop_replay("a", 8).unwrap().replays, 0);
+        assert_eq!(client.stop_replay("a", 7).unwrap().replays, 1);
+        assert!(replayed.join().unwrap().is_stopped);
+
+        let replayed = scope.spawn(replay);
+        while client.device("a").unwrap().clients == 0 {
+            std::thread::yield_now();
+        }
+        client.remove("a", true).unwrap();
+        assert!(replayed.join().unwrap().is_stopped);
+    });
+    client.add("null:///a?size=1M").unwrap();
+    let stream = replay_for_an_hour(&served);
+    // Returns when the replay has ended.
+    drop(served);
+    drop(stream);
+}
+
+#[test]
+fn a_trace_that_lasts_too_long_or_is_damaged_is_refused_at_once() {
+    let served = serve(&["null:///a?size=1M"]);
+    let client = &served.client;
+    let query = ReplayQuery { write: true, ..ReplayQuery::default() };
+    let message = |query: &ReplayQuery, trace: &[u8]| {
+        let (code, _, message) = refused(client.replay("a", query, &mut &*trace));
+        assert!(["trace_failed", "invalid"].contains(&code.as_str()), "{code}");
+        message
+    };
+    let days = writes_at(&[0, 86_401]);
+    let wanted = "invalid time `86401000000000 ns` of the event at offset 48";
+    assert!(message(&query, &days).starts_with(wanted));
+    let short = ReplayQuery { duration_max_ms: Some(1000), ..query.clone() };
+    assert!(message(&short, &writes_at(&[0, 2])).starts_with("invalid time"));
+    let max = ReplayQuery { speed: Some("max".to_owned()), ..query.clone() };
+    assert_eq!(client.replay("a", &max, &mut &days[..]).unwrap().total().operations, 2);
+    let mut damaged = writes_at(&[0, 3600]);
+    damaged.push(b'x');
+    assert!(message(&query, &damaged).contains("offset 96"));
+    let long = ReplayQuery { duration_max_ms: Some(u64::MAX), ..query };
+    assert!(message(&long, &days).starts_with("invalid duration_max_ms"));
 }

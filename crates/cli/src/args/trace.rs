@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blockyard_yard::trace::{TRACE_BYTES_MIN, parse_speed};
+use blockyard_yard::trace::{REPLAY_MS_MAX, TRACE_BYTES_MIN, parse_speed};
 use clap::{Args, ValueEnum};
 
 use super::{TalkArgs, name, name_or_uri};
@@ -59,7 +59,8 @@ trace, up to 64. A trace of blktrace (version 7) has zone appends as writes, and
 of zones.
 
 Reads are discarded. Writes write pseudo-random bytes: replaying them destroys the data of the
-device, and needs --write. --force replays writes although clients use the device.
+device, and needs --write. --force replays writes although clients use the device. Ctrl-C stops the
+replay; what was done until then is printed, and the exit code is 1.
 
 Examples:
   blockyard replay mem0.bin null0 --write
@@ -83,6 +84,13 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queue_depth: u16,
+    /// Refuse a trace that lasts longer than SECONDS at this speed; a day by default
+    #[arg(long, value_name = "SECONDS", value_parser = duration_max)]
+    pub(crate) duration_max: Option<Duration>,
+    /// Refuse a trace of more than N operations
+    #[arg(long, value_name = "N", default_value_t = 50_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) operations_max: u64,
     /// The events to replay
     #[arg(long, value_name = "EVENTS", default_value = "queued")]
     pub(crate) events: ReplayEvents,
@@ -103,6 +111,13 @@ pub(crate) enum ReplayEvents {
     Queued,
     /// What was issued to the device (D), after merging
     Issued,
+}
+
+fn duration_max(text: &str) -> Result<Duration, String> {
+    let max = Duration::from_millis(REPLAY_MS_MAX);
+    let wanted = || format!("expected 0.001 to {} seconds", max.as_secs());
+    let duration = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+    duration.filter(|it| it.as_millis() > 0 && *it <= max).ok_or_else(wanted)
 }
 
 fn speed(text: &str) -> Result<String, String> {

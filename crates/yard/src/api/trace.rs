@@ -1,13 +1,18 @@
 //! Traces: recorded as a stream, and replayed from one.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use blockyard_trace::{ReplayView, write_trace};
+use blockyard_trace::{ReplayStop, ReplayView, write_trace};
 
 use super::{Answer, Asked, ErrorResponse, Name, Shared, blocking, path, query, read, stream};
-use crate::trace::{self, ReplayQuery, TraceRequest, TraceStopped};
+use crate::trace::{self, ReplayQuery, ReplayStopQuery, ReplayStopped, TraceRequest, TraceStopped};
+
+/// How often the reader of a body looks whether its replay was stopped.
+const STOP_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A trace of a device, as a stream that lasts until the trace ends.
 pub(super) async fn record(
@@ -41,6 +46,15 @@ pub(super) async fn stop(State(control): Shared, name: Name) -> Answer<TraceStop
     Ok(axum::Json(trace::stop(&control.devices.find(&path(name)?)?)?))
 }
 
+/// Stops a replay when it is dropped: with the request, if its connection ends.
+struct StopOnDrop(ReplayStop);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 /// Replays a trace, which is the body, on a device.
 pub(super) async fn replay(
     State(control): Shared,
@@ -49,16 +63,44 @@ pub(super) async fn replay(
     body: Body,
 ) -> Answer<ReplayView> {
     let (name, asked): (String, ReplayQuery) = (path(name)?, query(asked)?);
-    let options = asked.options()?;
+    // Before the trace is read.
+    asked.scope(asked.options()?.speed)?;
     let entry = control.devices.find(&name)?;
     let place = entry.begin_work()?;
     let (sender, input) = stream::incoming();
+    let stop = ReplayStop::new();
+    let request = StopOnDrop(stop.clone());
     let replayed = blocking(move || {
         let _place = place;
-        let view = trace::replay_on(&control.devices, &entry, &asked, &options, input)?;
-        tracing::info!(device = name, operations = view.total().operations, "trace replayed");
+        let view = trace::replay_on(&control.devices, entry, &asked, input, &stop)?;
+        let (operations, stopped) = (view.total().operations, view.is_stopped);
+        tracing::info!(device = name, operations, stopped, "trace replayed");
         Ok(view)
     });
-    let (replayed, _) = tokio::join!(replayed, stream::pass_on(body, sender));
+    let stopped = async {
+        while !request.0.is_stopped() {
+            tokio::time::sleep(STOP_INTERVAL).await;
+        }
+    };
+    // The reader of the trace must not wait for a client that sends nothing.
+    let passed = async {
+        tokio::select! {
+            _ = stream::pass_on(body, sender) => {}
+            () = stopped => {}
+        }
+    };
+    let (replayed, ()) = tokio::join!(replayed, passed);
     replayed
+}
+
+/// Stops the replays on a device, or one of them; their responses tell what was done.
+pub(super) async fn stop_replay(
+    State(control): Shared,
+    name: Name,
+    asked: Asked,
+) -> Answer<ReplayStopped> {
+    let (name, asked): (String, ReplayStopQuery) = (path(name)?, query(asked)?);
+    control.devices.find(&name)?;
+    let replays = control.devices.replays().stop(&name, asked.id);
+    Ok(axum::Json(ReplayStopped { device: name, replays }))
 }
