@@ -27,6 +27,9 @@ mod feature {
     pub(super) const COMMAND_SETS: u8 = 0x19;
 }
 
+/// Number of Queues before a host asks for less: submission and completion queues, each 0's based.
+const QUEUES_OFFERED: u32 = (QUEUES_MAX as u32 - 1) << 16 | (QUEUES_MAX as u32 - 1);
+
 /// The answer to an admin command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AdminAnswer {
@@ -67,8 +70,6 @@ impl AdminQueue {
         subsystems: Arc<Subsystems>,
         address: SocketAddr,
     ) -> AdminQueue {
-        let most = u32::from(QUEUES_MAX - 1);
-        let queues = most | most << 16;
         let kind = match controller.is_discovery() {
             true => NoticeKind::Discovery,
             false => NoticeKind::Namespace,
@@ -81,7 +82,7 @@ impl AdminQueue {
             noted: 0,
             namespaces: BTreeMap::new(),
             changed: BTreeSet::new(),
-            queues,
+            queues: QUEUES_OFFERED,
         };
         admin.noted = admin.version();
         admin.namespaces = admin.note_namespaces();
@@ -347,25 +348,30 @@ impl AdminQueue {
         let (id, select) = (sqe.dword(10) as u8, sqe.dword(10) >> 8 & 7);
         let is_settable = matches!(id, feature::KEEP_ALIVE | feature::ASYNC_EVENTS)
             || (id == feature::QUEUES && !self.controller.is_discovery());
-        let value = match id {
-            feature::KEEP_ALIVE => self.controller.keep_alive_ms().into(),
-            feature::ASYNC_EVENTS => self.events.config().into(),
+        let (current, default) = match id {
+            feature::KEEP_ALIVE => (self.controller.keep_alive_ms(), 0),
+            feature::ASYNC_EVENTS => (self.events.config(), 0),
             _ if self.controller.is_discovery() => return Err(StatusCode::INVALID_FIELD),
-            feature::QUEUES => self.queues.into(),
-            feature::WRITE_CACHE => u64::from(self.has_write_cache()),
+            feature::QUEUES => (self.queues, QUEUES_OFFERED),
+            // The cache cannot be switched off.
+            feature::WRITE_CACHE => {
+                let has_cache = u32::from(self.has_write_cache());
+                (has_cache, has_cache)
+            }
             feature::ARBITRATION
             | feature::POWER_MANAGEMENT
             | feature::TEMPERATURE
             | feature::ERROR_RECOVERY
-            | feature::COMMAND_SETS => 0,
+            | feature::COMMAND_SETS => (0, 0),
             _ => return Err(StatusCode::INVALID_FIELD),
         };
         match select {
             // Current.
-            0 => Ok(value),
-            // Default.
-            1 => Ok(0),
-            // Capabilities: changeable.
+            0 => Ok(current.into()),
+            // Default; and saved, which for a feature that cannot be saved is the default (NVM
+            // Express Base Specification 2.1, Figure 192).
+            1 | 2 => Ok(default.into()),
+            // Capabilities: changeable, for the whole controller, and not saveable.
             3 => Ok(u64::from(is_settable) << 2),
             _ => Err(StatusCode::INVALID_FIELD),
         }

@@ -26,8 +26,11 @@
 //! ```
 //!
 //! When the target ends a connection, because a server stops or a device is removed, all queues of
-//! the controller drain, and none ends while another one owes answers: a host takes the end of one
-//! queue for the end of all, and the end of the admin queue cuts the I/O queues.
+//! the controller drain. A queue first receives what its socket holds at that time, and no more, so
+//! that a host that goes on sending does not put the end off; one whose device is removed receives
+//! nothing. All commands that have arrived with their data are executed, also those that wait for
+//! memory; no other data are asked for. No queue ends while another one owes answers: a host takes
+//! the end of one queue for the end of all, and the end of the admin queue cuts the I/O queues.
 //!
 //! ```text
 //!                      no command in flight,     every I/O queue that
@@ -260,8 +263,9 @@ pub(crate) struct HostConnection<S> {
     entries: u16,
     sq_head: u16,
     flow_control: bool,
-    /// Whether the target ends the connection.
-    is_draining: bool,
+    /// Once the target ends the connection, the bytes that it still receives: they had arrived
+    /// before.
+    last_bytes: Option<usize>,
     /// The beginning of the present rest.
     idle_since: Option<Instant>,
     fault: Option<PduFault>,
@@ -314,7 +318,7 @@ impl<S: HostStream> HostConnection<S> {
             entries: 1,
             sq_head: 0,
             flow_control: true,
-            is_draining: false,
+            last_bytes: None,
             idle_since: None,
             fault: None,
             has_term: false,
@@ -392,8 +396,9 @@ impl<S: HostStream> HostConnection<S> {
     /// A round of a connection that receives and executes commands.
     fn serve(&mut self) -> io::Result<AfterRound> {
         self.check_cut()?;
+        self.has_scanned = false;
         if self.link.is_draining() {
-            self.begin_end();
+            self.begin_end()?;
         }
         if self.stalled_until.is_some() {
             self.send()?;
@@ -428,31 +433,44 @@ impl<S: HostStream> HostConnection<S> {
 
     /// Begins the end of the connection, for which the target asks: what the host has sent by now
     /// is executed, and no more. The other queues of the controller follow.
-    fn begin_end(&mut self) {
-        if std::mem::replace(&mut self.is_draining, true) {
-            return;
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    fn begin_end(&mut self) -> io::Result<()> {
+        if self.is_draining() {
+            return Ok(());
         }
+        self.last_bytes = Some(self.transport.unread_bytes()?);
         if let Some(controller) = self.role.controller() {
             controller.drain();
         }
+        Ok(())
     }
 
-    /// Stops parsing: from now on, only commands in flight complete.
+    /// Whether the target ends the connection.
+    fn is_draining(&self) -> bool {
+        self.last_bytes.is_some()
+    }
+
+    /// Stops parsing: from now on, commands complete that need nothing more from the host.
     fn drain(&mut self) {
         if self.phase == Phase::Serves {
             self.phase = Phase::Drains { until: self.now + DRAIN_TIMEOUT };
+            self.drop_incomplete();
         }
     }
 
     /// A round of a connection that ends.
     fn go_on_draining(&mut self, until: Instant) -> io::Result<AfterRound> {
         self.check_cut()?;
+        self.has_scanned = false;
         if self.stalled_until.is_some() {
             self.send()?;
         }
         let has_idle = self.end_namespaces();
-        let (reaped, _) = self.execute_and_send()?;
-        if self.slots.executing() == 0 && self.stalled_until.is_none() && !has_idle {
+        let (reaped, has_started) = self.execute_and_send()?;
+        let has_commands = self.slots.executing() > 0 || !self.waiting.is_empty();
+        if !has_commands && self.stalled_until.is_none() && !has_idle {
             return match self.now < until && self.waits_for_queues() {
                 true => Ok(AfterRound::Waits(None)),
                 false => self.finish(),
@@ -461,7 +479,7 @@ impl<S: HostStream> HostConnection<S> {
         if self.now >= until {
             return Err(socket::timed_out("its last commands took too long"));
         }
-        if has_idle || self.has_more(reaped) {
+        if has_idle || has_started || self.has_more(reaped) {
             return Ok(AfterRound::Again);
         }
         Ok(AfterRound::Waits(self.stalled_until.map(|_| Watch::Writable)))
@@ -471,7 +489,7 @@ impl<S: HostStream> HostConnection<S> {
     /// has answered its own.
     fn waits_for_queues(&self) -> bool {
         match &self.role {
-            _ if !self.is_draining || self.has_failed() => false,
+            _ if !self.is_draining() || self.has_failed() => false,
             QueueRole::New | QueueRole::Idle => false,
             QueueRole::Admin(admin) => admin.controller.has_draining_queues(),
             QueueRole::Io(queue) => !queue.controller.note_answered(&self.link),
@@ -495,7 +513,7 @@ impl<S: HostStream> HostConnection<S> {
         }
         self.leave();
         self.phase = Phase::Ended;
-        if self.has_failed() || self.is_draining {
+        if self.has_failed() || self.is_draining() {
             self.transport.shutdown(Shutdown::Write);
             self.phase = Phase::Lingers { until: self.now + LINGER };
         }
@@ -513,6 +531,7 @@ impl<S: HostStream> HostConnection<S> {
         self.transport.shutdown(Shutdown::Both);
         self.note_stalled(None);
         self.computing = None;
+        self.waiting.clear();
         if let Some((index, _)) = self.connecting.take() {
             self.release(index);
         }
@@ -569,11 +588,14 @@ impl<S: HostStream> HostConnection<S> {
         matches!(&self.role, QueueRole::Io(queue) if queue.has_more(reaped))
     }
 
-    /// On an ending connection, begins no more operations of commands, and returns a disk that has
-    /// no command; `true` if there is another such disk.
+    /// On an ending connection, a command of several operations begins no more of them. Returns a
+    /// disk that has no command; `true` if there is another such disk.
     fn end_namespaces(&mut self) -> bool {
+        let (waiting, slots) = (&self.waiting, &mut self.slots);
         match &mut self.role {
-            QueueRole::Io(queue) => queue.end(),
+            QueueRole::Io(queue) => {
+                queue.end(|device| waiting.iter().any(|index| slots.get(*index).device == device))
+            }
             QueueRole::New | QueueRole::Idle | QueueRole::Admin(_) => false,
         }
     }
@@ -607,15 +629,13 @@ impl<S: HostStream> HostConnection<S> {
         if !self.take_computed() {
             return ParseStop::Computes;
         }
-        self.has_scanned = false;
-        while self.phase == Phase::Serves && !self.outbox.is_full() {
+        while self.phase == Phase::Serves && !self.outbox.is_full() && !self.has_scanned {
             if let Some(device) = self.absent_device() {
                 return ParseStop::Absent(device);
             }
             match self.parse_one() {
                 Ok(true) if self.computing.is_some() => return ParseStop::Computes,
                 Ok(true) if self.connecting.is_some() => return ParseStop::Renews,
-                Ok(true) if self.has_scanned => return ParseStop::Batch,
                 Ok(true) => {}
                 Ok(false) => return ParseStop::NeedsBytes,
                 Err(fault) => {
@@ -638,8 +658,10 @@ impl<S: HostStream> HostConnection<S> {
             Renewal::InUse | Renewal::Absent => return Some(ParseStop::Renews),
             Renewal::Gone(_) if self.connecting.is_none() => {
                 self.link.drain();
-                self.begin_end();
-                self.drain();
+                match self.begin_end() {
+                    Ok(()) => self.drain(),
+                    Err(error) => self.abandon(error),
+                }
                 return Some(ParseStop::Batch);
             }
             Renewal::Gone(refusal) => Some(refusal),
@@ -772,7 +794,7 @@ impl<S: HostStream> HostConnection<S> {
             self.note_stalled(None);
         }
         self.give_sent_pages();
-        if self.waiting.is_empty() || self.phase != Phase::Serves {
+        if self.waiting.is_empty() {
             return Ok(false);
         }
         let waiting = self.waiting.len();
@@ -810,24 +832,35 @@ impl<S: HostStream> HostConnection<S> {
         if self.setup_deadline().is_some_and(|deadline| self.now >= deadline) {
             return Err(socket::timed_out("the host did not connect or authenticate in time"));
         }
+        let most = self.last_bytes.unwrap_or(usize::MAX);
+        if most == 0 {
+            self.drain();
+            return Ok(AfterRound::Again);
+        }
         let serial = self.link.begin_look();
         let transport = &mut self.transport;
         let received = match &mut self.receiving {
             Some(data) if data.received < data.len && self.inbox.unread().is_empty() => {
                 let (at, len) = (data.start + u64::from(data.received), data.len - data.received);
-                let got = transport.receive_at(self.pool.region(), at, len as usize);
+                let got = transport.receive_at(self.pool.region(), at, most.min(len as usize));
                 data.received += *got.as_ref().unwrap_or(&0) as u32;
                 got
             }
-            _ => self.inbox.receive(|into| transport.receive(into)),
+            _ => self.inbox.receive(|into| {
+                let len = most.min(into.len());
+                transport.receive(&mut into[..len])
+            }),
         };
         match received {
             Ok(0) => self.drain(),
-            Ok(_) => self.note_heard(),
+            Ok(len) => {
+                self.last_bytes = self.last_bytes.map(|left| left - len);
+                self.note_heard();
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.link.note_looked(serial);
-                if !self.is_draining {
+                if !self.is_draining() {
                     return Ok(AfterRound::Waits(Some(Watch::Readable)));
                 }
                 self.drain();

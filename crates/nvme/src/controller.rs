@@ -20,7 +20,8 @@
 //!    one have not ended, nor while connections of an earlier one have not received what the host
 //!    had sent when it connected again, which may be commands and the end of the connection.
 //! 4. When the target ends the connection of a queue, all queues of the controller drain. No I/O
-//!    queue ends before all of them have answered, and the admin queue ends last.
+//!    queue ends before all of them have given their answers to their sockets, and the admin queue
+//!    ends last.
 //! 5. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
 //!    queue has ended and so has the last command of the host.
 #![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
@@ -297,8 +298,8 @@ impl Controller {
             ControllerPhase::Disabled => u32::from(has_queues),
             ControllerPhase::Enabled => STATUS_READY,
             ControllerPhase::ShutDown => {
-                let is_ready = if state.config.is_enabled() { STATUS_READY } else { 0 };
-                is_ready | if has_queues { 1 << 2 } else { 2 << 2 }
+                let is_ready = state.config.is_enabled() || has_queues;
+                u32::from(is_ready) | if has_queues { 1 << 2 } else { 2 << 2 }
             }
             ControllerPhase::Failed | ControllerPhase::Closed => FAILED,
         }
@@ -604,6 +605,30 @@ mod tests {
         assert_eq!(set(&controller, 0x46_0001), 1);
         controller.close();
         assert_eq!(set(&controller, 0x46_0001), 2, "a closed controller stays closed");
+    }
+
+    /// A reset and a shutdown at once: RDY was 0 while I/O queues still executed commands.
+    #[test]
+    fn a_controller_is_ready_until_its_queues_have_ended() {
+        let subsystem = crate::subsystems::Subsystems::new("t", Default::default(), None);
+        let config = blockyard_null::NullConfig { size: 1 << 20, ..Default::default() };
+        let null = blockyard_null::Null::open(config).unwrap();
+        let depth = blockyard_core::channel::ChannelConfig { depth: 1 };
+        let disk = blockyard_core::composed::Composed::new("t".to_owned(), "null", null, depth);
+        let disk: Arc<dyn blockyard_core::Disk> = Arc::new(disk);
+        subsystem.add("t", disk).unwrap();
+        let target = ControllerTarget::Device(Arc::clone(&subsystem.devices()[0]));
+        for (config, phase) in [(0x46_0000, 0), (0x46_4000, 2 << 2), (0x46_4001, 1 | 2 << 2)] {
+            let (target, queue) = (target.clone(), link());
+            let controller = Controller::new((1, 1), target, &link(), &request(0), Instant::now());
+            assert_eq!(set(&controller, 0x46_0001), 1);
+            controller.open_queue(&request(1), &queue, true).unwrap();
+            let shuts_down = u32::from(phase & 2 << 2 != 0) << 2;
+            assert_eq!(set(&controller, config), 1 | shuts_down, "{config:#x}");
+            assert!(queue.is_cut());
+            controller.close_queue(&queue);
+            assert_eq!(controller.status(), phase, "{config:#x}");
+        }
     }
 
     #[test]

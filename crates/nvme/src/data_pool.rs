@@ -73,7 +73,7 @@ impl DataPool {
     pub(crate) fn take(&mut self, bytes: u32) -> Option<PageSpan> {
         let count = (bytes as usize).div_ceil(PAGE_BYTES);
         let mut first = 0;
-        while first + count <= PAGES {
+        while first + count <= self.used.len() {
             match self.used[first..first + count].iter().rposition(|used| *used) {
                 Some(last) => first += last + 1,
                 None => {
@@ -90,6 +90,13 @@ impl DataPool {
     pub(crate) fn give(&mut self, span: PageSpan) {
         let first = usize::from(span.first);
         self.used[first..first + usize::from(span.count)].fill(false);
+    }
+
+    /// Keeps this many pages only, so that few commands of a test use all.
+    #[cfg(test)]
+    pub(crate) fn keep(&mut self, pages: usize) {
+        assert!(self.is_free());
+        self.used = vec![false; pages].into();
     }
 
     /// Whether idle memory could be returned.

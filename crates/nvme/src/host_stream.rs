@@ -29,6 +29,12 @@ pub(crate) trait HostStream {
     /// `WouldBlock` if the stream accepts nothing, or if it has failed.
     fn send(&mut self, region: &Region, bytes: &[u8], pieces: &[SendPiece]) -> io::Result<usize>;
 
+    /// The bytes that have arrived and are not received.
+    ///
+    /// # Errors
+    /// If the system does not tell.
+    fn unread_bytes(&self) -> io::Result<usize>;
+
     /// Whether the host has ended or reset the stream, also while bytes of it are not received.
     fn has_ended(&self) -> bool;
 
@@ -48,6 +54,10 @@ impl HostStream for TcpStream {
 
     fn send(&mut self, region: &Region, bytes: &[u8], pieces: &[SendPiece]) -> io::Result<usize> {
         socket::send(&*self, SendMode::SocketNow, region, bytes, pieces)
+    }
+
+    fn unread_bytes(&self) -> io::Result<usize> {
+        socket::unread_bytes(self)
     }
 
     fn has_ended(&self) -> bool {
@@ -89,6 +99,19 @@ mod tests {
         let (near, far) = pair();
         far.shutdown(Shutdown::Write).unwrap();
         wait_for_end(&near);
+    }
+
+    #[test]
+    fn bytes_that_have_arrived_are_counted_until_they_are_received() {
+        let (mut near, mut far) = pair();
+        assert_eq!(HostStream::unread_bytes(&near).unwrap(), 0);
+        far.write_all(b"unread").unwrap();
+        near.peek(&mut [0; 6]).unwrap();
+        assert_eq!(HostStream::unread_bytes(&near).unwrap(), 6);
+        assert_eq!(HostStream::receive(&mut near, &mut [0; 4]).unwrap(), 4);
+        drop(far);
+        wait_for_end(&near);
+        assert_eq!(HostStream::unread_bytes(&near).unwrap(), 2, "the end is no byte");
     }
 
     #[test]

@@ -181,8 +181,8 @@ pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
         page.put(516, &features.namespaces_max.to_le_bytes());
         let discards = u16::from(features.discards) << 2;
         let write_zeroes = u16::from(features.write_zeroes) << 3;
-        // ONCS: also Compare and Verify.
-        page.put(520, &(1 | discards | write_zeroes | 1 << 7).to_le_bytes());
+        // ONCS: also Compare, Select of Get Features, and Verify.
+        page.put(520, &(1 | discards | write_zeroes | 1 << 4 | 1 << 7).to_le_bytes());
         // VWC: whether there is a cache; a flush of all namespaces is allowed if there is one.
         let flush_all = if features.namespaces_max == NSID { 6 } else { 4 };
         page.put(525, &[u8::from(features.write_cache) | flush_all]);
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(u32_at(&page, 92), 1 << 8, "OAES");
         assert_eq!(u16_at(&page, 320), 10);
         assert_eq!((page[512], page[513], u16_at(&page, 514)), (0x66, 0x44, 128));
-        assert_eq!(u16_at(&page, 520), 1 | 1 << 3 | 1 << 7, "no discards of zones");
+        assert_eq!(u16_at(&page, 520), 1 | 1 << 3 | 1 << 4 | 1 << 7, "no discards of zones");
         assert_eq!(page[525], 7);
         assert_eq!(u32_at(&page, 536), 1 | 1 << 20 | 1 << 21);
         assert_eq!(&page[768..794], identity.nqn.as_bytes());
@@ -373,7 +373,7 @@ mod tests {
         let many = ControllerFeatures::of_many(4096, 4);
         let page = controller(&ControllerShape { features: Some(many), ..shape });
         assert_eq!((u32_at(&page, 516), u32_at(&page, 540), page[525]), (4096, 4096, 5));
-        assert_eq!(u16_at(&page, 520), 1 | 1 << 2 | 1 << 3 | 1 << 7);
+        assert_eq!(u16_at(&page, 520), 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 7);
         let page = controller(&ControllerShape { features: None, ..shape });
         assert_eq!((page[111], u32_at(&page, 516), u32_at(&page, 1792)), (2, 0, 4));
         assert_eq!(u32_at(&page, 92), 1 << 31, "OAES");

@@ -26,8 +26,8 @@ use crate::subsystems::{Subsystem, Subsystems};
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How often a connection looks for completions that the descriptor of a device should announce.
 const COMPLETION_LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// The most namespaces that a queue has open: with as many as commands, there is always one without
-/// a command to close for another.
+/// The most namespaces that a queue has open: with as many as commands, there is always one for
+/// which the device executes no command, and which is closed for another.
 const NAMESPACES_OPEN_MAX: usize = QUEUE_ENTRIES_MAX as usize;
 
 /// An I/O queue of a controller.
@@ -108,13 +108,20 @@ impl IoQueue {
     }
 
     /// From now on a command of several operations begins no more of them. Returns one disk without
-    /// a command, because closing a channel may take long; `true` if there is another one.
-    pub(crate) fn end(&mut self) -> bool {
+    /// a command, because closing a channel may take long; `true` if there is another one. Devices
+    /// for which commands wait, by the ids of their subsystems, keep their channels.
+    pub(crate) fn end(&mut self, mut has_waiting: impl FnMut(u64) -> bool) -> bool {
         self.namespaces.iter_mut().for_each(|it| it.is_ending = true);
-        if let Some(at) = self.namespaces.iter().position(NamespaceQueue::is_idle) {
+        let mut is_done = |it: &NamespaceQueue| it.is_idle() && !has_waiting(it.subsystem.id);
+        if let Some(at) = self.namespaces.iter().position(&mut is_done) {
             self.namespaces.swap_remove(at).close();
         }
-        self.namespaces.iter().any(NamespaceQueue::is_idle)
+        self.namespaces.iter().any(is_done)
+    }
+
+    /// Whether there is a channel to a device, by the id of its subsystem.
+    pub(crate) fn has_channel(&self, device: u64) -> bool {
+        self.namespaces.iter().any(|it| it.subsystem.id == device)
     }
 
     /// What a command asks for; also notes its device.

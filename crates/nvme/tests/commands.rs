@@ -3,9 +3,10 @@
 
 mod initiator;
 
+use blockyard_null::NullConfig;
 use initiator::{
-    DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, pattern, pointed, target,
-    with,
+    DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, disk, pattern, plain,
+    pointed, target, with,
 };
 
 const FLUSH: u8 = 0x00;
@@ -350,6 +351,46 @@ fn refused_zone_commands_have_the_status_of_zns() {
     assert_eq!(status(manage(0, SELECT_ALL | 4), &[]), 0, "reset all");
     let (empty, _) = report(&mut io, 0, 1, false);
     assert_eq!(empty, 8);
+}
+
+/// The default of the write cache was 0, as if a reset disabled it, and that of the queues was one
+/// queue; saved values were refused.
+#[test]
+fn get_features_selects_current_default_saved_and_capabilities() {
+    let target = target();
+    let cached = NullConfig { cache_size: 1 << 20, ..plain() };
+    target.subsystems.add("cached", disk("cached", cached)).unwrap();
+    let (mut admin, _) = target.admin("nqn.2026-11.io.blockyard:cached", 0);
+    let controller = admin.identify(1, 0, 0).data;
+    assert_eq!(controller[520] & 1 << 4, 1 << 4, "ONCS: Select");
+    assert_eq!(controller[525] & 1, 1, "VWC: a cache");
+    assert_eq!(admin.execute(admin_command(9, 7, 0x0003_0001), &[]).result, 0x0003_0001);
+    assert_eq!(admin.execute(admin_command(9, 0x0b, 0x100), &[]).status, 0);
+    assert_eq!(admin.execute(admin_command(9, 0x0f, 5000), &[]).status, 0);
+    let mut values = |id: u32| {
+        [0, 1, 2, 3].map(|select| {
+            let answer = admin.execute(admin_command(0x0a, id | select << 8, 0), &[]);
+            assert_eq!(answer.status, 0, "{id:#x}, {select}");
+            answer.result
+        })
+    };
+    assert_eq!(values(0x06), [1, 1, 1, 0], "the cache cannot be switched off");
+    assert_eq!(values(0x07), [0x0003_0001, 0x001f_001f, 0x001f_001f, 4]);
+    assert_eq!(values(0x0b), [0x100, 0, 0, 4]);
+    assert_eq!(values(0x0f), [5000, 0, 0, 4]);
+    for id in [1, 2, 4, 5, 0x19] {
+        assert_eq!(values(id), [0; 4]);
+    }
+    for select in 4..8 {
+        assert_eq!(admin.execute(admin_command(0x0a, 6 | select << 8, 0), &[]).status, 0x4002);
+    }
+    let saves = admin_command(9, 0x0b | 1 << 31, 0x100);
+    assert_eq!(admin.execute(saves, &[]).status, 0x410d, "no feature is saveable");
+    let (mut admin, _) = target.admin(PLAIN, 0);
+    for select in 0..3 {
+        let answer = admin.execute(admin_command(0x0a, 6 | select << 8, 0), &[]);
+        assert_eq!((answer.status, answer.result), (0, 0), "no cache");
+    }
 }
 
 #[test]

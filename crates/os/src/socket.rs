@@ -374,6 +374,19 @@ pub fn has_ended(socket: impl AsFd) -> bool {
     poll(&mut entries, Some(Duration::ZERO)).is_err() || entries[0].revents & ENDS != 0
 }
 
+/// The bytes that a socket has received and a receive would return now, without the end of the
+/// stream.
+///
+/// # Errors
+/// If the descriptor is no stream socket.
+pub fn unread_bytes(socket: impl AsFd) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: FIONREAD writes an `int`, for which there is room.
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::FIONREAD, &mut bytes) };
+    check(result as isize)?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
 /// Shuts down one or both directions of a socket, for every holder of it. Does nothing to a socket
 /// that has ended.
 pub fn shutdown(socket: impl AsFd, how: Shutdown) {

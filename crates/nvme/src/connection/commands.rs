@@ -17,6 +17,7 @@ use crate::fabrics::{
 };
 use crate::host_link::LinkRole;
 use crate::host_stream::HostStream;
+use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::io_queue::{IoQueue, Renewal};
 use crate::namespace::{IoPlan, Transfer, check_pointer};
 use crate::namespace_queue::CommandProgress;
@@ -121,10 +122,17 @@ impl<S: HostStream> HostConnection<S> {
         queue.absent_device_of(self.slots.get(index)).is_some()
     }
 
-    /// Gives memory to commands that wait for it, in the order of arrival.
+    /// Gives memory to commands that wait for it, in the order of arrival. When the target ends the
+    /// connection, those of them that lack data are dropped.
     pub(super) fn grant_memory(&mut self) {
         while let Some(&index) = self.waiting.front() {
-            if self.lacks_device(index) {
+            if self.is_draining() && self.slots.get(index).lacks_data() {
+                self.waiting.pop_front();
+                self.release(index);
+                continue;
+            }
+            // One channel is opened in a round.
+            if self.lacks_device(index) || (self.has_scanned && self.lacks_channel(index)) {
                 return;
             }
             let slot = self.slots.get(index);
@@ -142,6 +150,30 @@ impl<S: HostStream> HostConnection<S> {
             let digests = self.digests;
             self.outbox.push(|out| wire::print_r2t(out, cid, tag, len, digests));
         }
+    }
+
+    /// Drops the commands that cannot be executed when no more is received, without an answer:
+    /// those that lack data, and those that wait for memory and have no channel to their device.
+    pub(super) fn drop_incomplete(&mut self) {
+        self.receiving = None;
+        for index in 0..QUEUE_ENTRIES_MAX {
+            let slot = self.slots.get(index);
+            let is_dropped = match slot.phase {
+                SlotPhase::Free | SlotPhase::Executes => false,
+                SlotPhase::Receives => true,
+                SlotPhase::WaitsForMemory => slot.lacks_data() || self.lacks_channel(index),
+            };
+            if is_dropped {
+                self.waiting.retain(|waiting| *waiting != index);
+                self.release(index);
+            }
+        }
+    }
+
+    /// Whether a command would have a channel to its device opened.
+    fn lacks_channel(&mut self, index: u16) -> bool {
+        let QueueRole::Io(queue) = &self.role else { return false };
+        !queue.has_channel(self.slots.get(index).device)
     }
 
     /// Begins to receive the data of an H2CData.

@@ -59,6 +59,10 @@ impl HostStream for Script {
         Ok(pieces.iter().map(|piece| piece.len).sum())
     }
 
+    fn unread_bytes(&self) -> io::Result<usize> {
+        Ok(self.pieces.iter().map(Vec::len).sum())
+    }
+
     fn has_ended(&self) -> bool {
         false
     }
@@ -200,8 +204,6 @@ fn a_round_looks_at_all_devices_once() {
     }
 }
 
-/// A host that used more namespaces than a queue may have open had all channels of a round opened
-/// and closed in it.
 #[test]
 fn a_round_looks_one_namespace_up() {
     let shared = shared();
@@ -212,6 +214,77 @@ fn a_round_looks_one_namespace_up() {
     // No device has the number.
     let read = capsule(0x02, 1, &[(1, 2)], 4096);
     assert_eq!(execute_one_a_round(&shared, QueueRole::Io(Box::new(queue)), &read), 50);
+}
+
+const NAMESPACES: u32 = 30;
+
+/// A queue of the subsystem of all devices, with a read for each of [`NAMESPACES`] devices.
+fn reads_of_all() -> HostConnection<Script> {
+    let shared = shared();
+    for device in 1..NAMESPACES {
+        let config = NullConfig { size: 1 << 20, bs: 4096, ..NullConfig::default() };
+        let null = Null::open(config).unwrap();
+        let (name, config) = (format!("null{device}"), ChannelConfig { depth: 16 });
+        let disk: Arc<dyn Disk> = Arc::new(Composed::new(name.clone(), "null", null, config));
+        shared.subsystems.add(&name, disk).unwrap();
+    }
+    let read = |nsid: u32| capsule(0x02, nsid as u16, &[(1, nsid)], 4096);
+    let mut connection = connection(&shared, vec![(1..=NAMESPACES).flat_map(read).collect()]);
+    let admin = admin(&shared, ALL, &connection.link);
+    let (link, region, watch) = (&connection.link, connection.pool.region(), &connection.watch);
+    let request = request(ALL, 1, admin.controller.id);
+    let queue = shared.connect_io(link, region, watch, &request).unwrap();
+    (connection.role, connection.entries) = (QueueRole::Io(Box::new(queue)), 128);
+    connection
+}
+
+fn channels(connection: &HostConnection<Script>) -> usize {
+    let QueueRole::Io(queue) = &connection.role else { panic!("no I/O queue") };
+    queue.namespaces_open()
+}
+
+/// Gives turns until the connection waits; each opens as many channels as it has rounds.
+fn open_one_a_round(connection: &mut HostConnection<Script>) {
+    let mut before = channels(connection);
+    loop {
+        let turn = connection.turn(*START);
+        let now = channels(connection);
+        assert!(now - before <= ROUNDS_MAX as usize, "{before} channels, then {now}");
+        before = now;
+        if turn != AfterTurn::Again {
+            return;
+        }
+    }
+}
+
+/// A host that used more namespaces than a queue may have open had all channels of a round opened
+/// and closed in it.
+#[test]
+fn a_round_opens_one_channel() {
+    let mut connection = reads_of_all();
+    open_one_a_round(&mut connection);
+    assert_eq!(channels(&connection), NAMESPACES as usize);
+    assert_eq!(connection.link.stats.read_bytes.get(), u64::from(NAMESPACES) * 4096);
+    assert_eq!(connection.link.stats.errors.get(), 0);
+    connection.leave();
+}
+
+/// Memory that came back for commands whose namespaces were closed meanwhile opened all of their
+/// channels in one round.
+#[test]
+fn a_round_opens_one_channel_for_commands_that_waited_for_memory() {
+    let mut connection = reads_of_all();
+    let spans = [(); 2].map(|()| connection.pool.take(crate::namespace::DATA_BYTES_MAX).unwrap());
+    open_one_a_round(&mut connection);
+    assert_eq!(connection.waiting.len(), NAMESPACES as usize);
+    let QueueRole::Io(queue) = &mut connection.role else { panic!("no I/O queue") };
+    while queue.end(|_| false) {}
+    assert_eq!(channels(&connection), 0);
+    spans.into_iter().for_each(|span| connection.pool.give(span));
+    open_one_a_round(&mut connection);
+    assert_eq!(connection.link.stats.read_bytes.get(), u64::from(NAMESPACES) * 4096);
+    assert_eq!(connection.link.stats.errors.get(), 0);
+    connection.leave();
 }
 
 /// A thread that a device had held found hosts silent whose bytes it had not received.

@@ -10,7 +10,8 @@
 //!   the connection holds no command, no memory and no operation.
 //! - A connection that has to end does so within its time-outs, with and without help of the
 //!   device, and has returned the disk then. With it, all commands that it has received are
-//!   answered, and if the target ends it, the controller's other queues end too: no I/O queue
+//!   answered, also those that waited for memory, and also if the host sends others without a
+//!   pause; and if the target ends it, the controller's other queues end too: no I/O queue
 //!   before all have answered, and the admin queue last. From the beginning of its end, a command
 //!   begins one operation of the device at most, and none if it has begun one. A connection that
 //!   has given up its host, or only waits for its end of the stream, sends nothing.
@@ -21,9 +22,11 @@
 
 #[path = "device.rs"]
 mod device;
+#[path = "host.rs"]
+mod host;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 use std::rc::Rc;
@@ -38,6 +41,7 @@ use blockyard_testing::seed::Seed;
 use fastrand::Rng;
 
 use device::{SimDevice, SimDisk};
+use host::{ENDLESS, Host, HostOp};
 
 use super::*;
 use crate::access::HostAccess;
@@ -49,6 +53,8 @@ const NQN: &str = "nqn.2026-11.io.blockyard:sim";
 const HOST: &str = "nqn.2026-11.example:host";
 /// The id of the connection whose host sends I/O commands.
 const IO: u64 = 2;
+/// The pages of the connection's memory in half of the schedules: those of two long commands.
+const FEW_PAGES: usize = 6;
 const SCHEDULES: u64 = 156;
 const STEPS: usize = 250;
 
@@ -59,12 +65,23 @@ struct StreamState {
     to_target: VecDeque<u8>,
     /// The host has ended its direction, or the target reads no more.
     has_ended: bool,
+    /// A command that comes again whenever the target receives.
+    endless: Vec<u8>,
     /// The host has reset the connection.
     is_reset: bool,
     to_host: VecDeque<u8>,
     /// The bytes that the stream accepts for the host now.
     room: usize,
     is_shut: bool,
+}
+
+impl StreamState {
+    /// A host that sends without a pause has always sent more than the target has received.
+    fn send_on(&mut self) {
+        while !self.endless.is_empty() && self.to_target.len() < 1000 {
+            self.to_target.extend(&self.endless);
+        }
+    }
 }
 
 #[derive(Clone, Default)]
@@ -77,10 +94,12 @@ impl SimStream {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         let len = len.min(stream.to_target.len());
-        match len == 0 && !stream.has_ended {
-            true => Err(io::ErrorKind::WouldBlock.into()),
-            false => Ok(stream.to_target.drain(..len).collect()),
+        if len == 0 && !stream.has_ended {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
+        let taken = stream.to_target.drain(..len).collect();
+        stream.send_on();
+        Ok(taken)
     }
 
     fn is_ready(&self, watch: Watch) -> bool {
@@ -127,6 +146,10 @@ impl HostStream for SimStream {
         if sent == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(sent) }
     }
 
+    fn unread_bytes(&self) -> io::Result<usize> {
+        Ok(self.0.borrow().to_target.len())
+    }
+
     fn has_ended(&self) -> bool {
         let stream = self.0.borrow();
         stream.has_ended || stream.is_reset || stream.is_shut
@@ -136,265 +159,8 @@ impl HostStream for SimStream {
         let mut stream = self.0.borrow_mut();
         stream.has_ended |= how != Shutdown::Write;
         stream.is_shut |= how != Shutdown::Read;
-    }
-}
-
-// The host.
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HostOp {
-    Connect,
-    Property,
-    Read,
-    Write,
-    Discard,
-    Flush,
-    /// A command that the target refuses.
-    Invalid,
-}
-
-#[derive(Clone, Debug)]
-struct HostCommand {
-    op: HostOp,
-    first: u64,
-    blocks: u64,
-    /// The data of a write.
-    data: Vec<u8>,
-    /// Whether an R2T has to come, or has come.
-    awaits_r2t: bool,
-    /// The data of a read that have come.
-    received: Vec<u8>,
-}
-
-/// A host with one connection.
-struct Host {
-    /// Bytes that are not in the stream yet.
-    unsent: VecDeque<u8>,
-    received: Vec<u8>,
-    commands: BTreeMap<u16, HostCommand>,
-    next_cid: u16,
-    is_initialized: bool,
-    /// The end of the connection was announced by a TermReq.
-    has_term: bool,
-    flow_control: bool,
-    /// Whether a command of several operations may be answered by [`StatusCode::ABORTED`].
-    is_ending: bool,
-    /// The results of commands that have ended.
-    results: Vec<u64>,
-}
-
-impl Host {
-    fn new(flow_control: bool) -> Host {
-        let mut request = [0; 128];
-        (request[2], request[4]) = (128, 128);
-        Host {
-            unsent: request.into(),
-            received: Vec::new(),
-            commands: BTreeMap::new(),
-            next_cid: 0,
-            is_initialized: false,
-            has_term: false,
-            flow_control,
-            is_ending: false,
-            results: Vec::new(),
-        }
-    }
-
-    fn pdu(&mut self, kind: u8, header: &[u8], data: &[u8]) {
-        let (len, at) = (8 + header.len() + data.len(), 8 + header.len());
-        let offset = if data.is_empty() { 0 } else { at as u8 };
-        self.unsent.extend([kind, 0, at as u8, offset]);
-        self.unsent.extend((len as u32).to_le_bytes());
-        self.unsent.extend(header);
-        self.unsent.extend(data);
-    }
-
-    /// Sends a command. `sgl` is the kind of the data pointer, if there are data.
-    fn send(&mut self, mut sqe: [u8; 64], sgl: Option<(u8, usize)>, command: HostCommand) {
-        while self.commands.contains_key(&self.next_cid) {
-            self.next_cid = self.next_cid.wrapping_add(1);
-        }
-        let cid = self.next_cid;
-        self.next_cid = self.next_cid.wrapping_add(1);
-        sqe[1] = 0x40;
-        sqe[2..4].copy_from_slice(&cid.to_le_bytes());
-        if let Some((kind, len)) = sgl {
-            sqe[32..36].copy_from_slice(&(len as u32).to_le_bytes());
-            sqe[39] = kind;
-        }
-        let in_capsule = match sgl {
-            Some((1, _)) => command.data.clone(),
-            _ => Vec::new(),
-        };
-        self.commands.insert(cid, command);
-        self.pdu(4, &sqe, &in_capsule);
-    }
-
-    fn plain(op: HostOp) -> HostCommand {
-        let (first, blocks, data, received) = (0, 0, Vec::new(), Vec::new());
-        HostCommand { op, first, blocks, data, awaits_r2t: false, received }
-    }
-
-    fn connect(&mut self, queue: u16, controller: u16, keep_alive_ms: u32) {
-        let mut sqe = [0; 64];
-        (sqe[0], sqe[4]) = (0x7f, 1);
-        sqe[42..44].copy_from_slice(&queue.to_le_bytes());
-        sqe[44..46].copy_from_slice(&31_u16.to_le_bytes());
-        sqe[46] = if self.flow_control { 0 } else { 4 };
-        sqe[48..52].copy_from_slice(&keep_alive_ms.to_le_bytes());
-        let mut data = vec![0; 1024];
-        data[..16].fill(7);
-        data[16..18].copy_from_slice(&controller.to_le_bytes());
-        data[256..256 + NQN.len()].copy_from_slice(NQN.as_bytes());
-        data[512..512 + HOST.len()].copy_from_slice(HOST.as_bytes());
-        let command = HostCommand { data, ..Host::plain(HostOp::Connect) };
-        self.send(sqe, Some((1, 1024)), command);
-    }
-
-    fn set_config(&mut self, value: u32) {
-        let mut sqe = [0; 64];
-        sqe[0] = 0x7f;
-        sqe[44..48].copy_from_slice(&0x14_u32.to_le_bytes());
-        sqe[48..52].copy_from_slice(&value.to_le_bytes());
-        self.send(sqe, None, Host::plain(HostOp::Property));
-    }
-
-    /// Sends an I/O command that overlaps none in flight.
-    fn random_command(&mut self, rng: &mut Rng, expected: &[u8]) {
-        let (first, blocks) = (rng.u64(..BLOCKS - 24), rng.u64(1..=24));
-        let is_free =
-            |it: &HostCommand| first + blocks <= it.first || it.first + it.blocks <= first;
-        let op = match rng.u8(..10) {
-            0..4 => HostOp::Read,
-            4..7 => HostOp::Write,
-            7 => HostOp::Discard,
-            8 => HostOp::Flush,
-            _ => HostOp::Invalid,
-        };
-        if self.commands.len() >= 31 || !self.commands.values().all(is_free) {
-            return;
-        }
-        let len = blocks as usize * BLOCK;
-        let mut sqe = [0; 64];
-        sqe[4] = 1;
-        sqe[40..48].copy_from_slice(&first.to_le_bytes());
-        sqe[48..52].copy_from_slice(&(blocks as u32 - 1).to_le_bytes());
-        let mut command = HostCommand { first, blocks, ..Host::plain(op) };
-        let sgl = match op {
-            HostOp::Read => {
-                sqe[0] = 2;
-                let from = first as usize * BLOCK;
-                command.data = expected[from..from + len].to_vec();
-                Some((0x5a, len))
-            }
-            HostOp::Write => {
-                sqe[0] = 1;
-                command.data = std::iter::repeat_with(|| rng.u8(..)).take(len).collect();
-                command.awaits_r2t = len > 8192 || rng.bool();
-                Some((if command.awaits_r2t { 0x5a } else { 1 }, len))
-            }
-            HostOp::Discard => {
-                // Each block is a range of its own, so that the command has several operations.
-                sqe[0] = 9;
-                sqe[40..44].copy_from_slice(&(blocks as u32 - 1).to_le_bytes());
-                sqe[44..48].copy_from_slice(&4_u32.to_le_bytes());
-                sqe[48..52].fill(0);
-                for block in first..first + blocks {
-                    command.data.extend([0, 0, 0, 0, 1, 0, 0, 0]);
-                    command.data.extend(block.to_le_bytes());
-                }
-                Some((1, command.data.len()))
-            }
-            HostOp::Invalid => {
-                sqe[0] = 0x7c;
-                (command.first, command.blocks) = (0, 0);
-                None
-            }
-            _ => {
-                (command.first, command.blocks) = (0, 0);
-                sqe[40..52].fill(0);
-                None
-            }
-        };
-        self.send(sqe, sgl, command);
-    }
-
-    /// Takes what has arrived; `expected` is what the device has to hold.
-    fn take(&mut self, expected: &mut [u8], rng: &mut Rng) {
-        loop {
-            let Some(len) = self.received.get(4..8) else { return };
-            let len = u32::from_le_bytes(len.try_into().unwrap()) as usize;
-            if self.received.len() < len {
-                return;
-            }
-            let pdu: Vec<u8> = self.received.drain(..len).collect();
-            assert!(!self.has_term, "a PDU after the TermReq: {pdu:?}");
-            let word = |at: usize| u16::from_le_bytes([pdu[at], pdu[at + 1]]);
-            let long = |at: usize| u32::from_le_bytes(pdu[at..at + 4].try_into().unwrap());
-            assert_eq!(self.is_initialized, pdu[0] != 1, "an ICResp first, and once");
-            match pdu[0] {
-                1 => self.is_initialized = true,
-                3 => self.has_term = true,
-                5 => {
-                    let result = u64::from_le_bytes(pdu[8..16].try_into().unwrap());
-                    self.complete(word(20), word(22) >> 1, result, expected);
-                }
-                7 => {
-                    let cid = word(8);
-                    let command = self.commands.get_mut(&cid).expect("data of a command");
-                    assert_eq!(command.op, HostOp::Read);
-                    assert_eq!(long(12) as usize, command.received.len());
-                    command.received.extend(&pdu[24..]);
-                    if pdu[1] & 8 != 0 {
-                        assert!(!self.flow_control && pdu[1] & 4 != 0);
-                        self.complete(cid, 0, 0, expected);
-                    }
-                }
-                9 => self.send_data(word(8), word(10), long(16) as usize, rng),
-                kind => panic!("a PDU of type {kind}"),
-            }
-        }
-    }
-
-    /// Answers an R2T, by several PDUs.
-    fn send_data(&mut self, cid: u16, tag: u16, len: usize, rng: &mut Rng) {
-        let command = self.commands.get_mut(&cid).expect("an R2T for a command");
-        assert!(std::mem::take(&mut command.awaits_r2t), "one R2T for data that were not sent");
-        let data = command.data.clone();
-        assert_eq!(len, data.len());
-        let mut at = 0;
-        while at < len {
-            let part = (rng.usize(1..=32) * BLOCK).min(len - at);
-            let mut header = Vec::new();
-            header.extend(cid.to_le_bytes());
-            header.extend(tag.to_le_bytes());
-            header.extend((at as u32).to_le_bytes());
-            header.extend((part as u32).to_le_bytes());
-            header.extend([0; 4]);
-            self.pdu(6, &header, &data[at..at + part]);
-            at += part;
-        }
-    }
-
-    fn complete(&mut self, cid: u16, status: u16, result: u64, expected: &mut [u8]) {
-        let command = self.commands.remove(&cid).expect("an answer to a command in flight");
-        assert!(!command.awaits_r2t, "an answer without data: {:?} {status:#x}", command.op);
-        let range =
-            command.first as usize * BLOCK..(command.first + command.blocks) as usize * BLOCK;
-        match command.op {
-            // The device may be removed or replaced in that moment.
-            HostOp::Connect | HostOp::Property => self.results.push(match status {
-                0 => result,
-                _ => u64::MAX,
-            }),
-            HostOp::Invalid => assert_ne!(status, 0),
-            HostOp::Discard if self.is_ending && status & 0x7ff == 7 => {}
-            _ if status != 0 => panic!("{:?} fails with {status:#x}", command.op),
-            HostOp::Read => assert!(command.received == command.data, "other data"),
-            HostOp::Write => expected[range].copy_from_slice(&command.data),
-            HostOp::Discard => expected[range].fill(0),
-            HostOp::Flush => {}
-        }
+        // The host sends to a target that ends its direction no more.
+        stream.endless.clear();
     }
 }
 
@@ -422,7 +188,7 @@ struct Simulation {
     expected: Vec<u8>,
     admin: SimConnection,
     io: SimConnection,
-    /// Another I/O queue of the controller in half of the schedules, without commands.
+    /// Another I/O queue of the controller in half of the schedules, with commands without data.
     idle: SimConnection,
     /// The turns since the time last moved.
     turns: usize,
@@ -495,7 +261,7 @@ impl SimConnection {
     fn note_phase(&mut self, device: &Mutex<SimDevice>) {
         let Some(connection) = &self.connection else { return };
         if connection.phase != Phase::Serves && self.link.id == IO && self.is_io() {
-            device.lock().unwrap().note_end();
+            device.lock().unwrap().note_end(connection.pool.region());
         }
         if !matches!(connection.phase, Phase::Serves | Phase::Drains { .. }) {
             let sent = self.sent();
@@ -620,7 +386,8 @@ impl Simulation {
         for _ in 0..20_000 {
             self.transfer(4096);
             self.complete_one();
-            if self.io.host.commands.is_empty() && self.io.host.unsent.is_empty() {
+            let is_done = |host: &Host| host.commands.is_empty() && host.unsent.is_empty();
+            if is_done(&self.io.host) && is_done(&self.idle.host) {
                 return;
             }
         }
@@ -637,24 +404,40 @@ impl Simulation {
         assert!(device.started.is_empty() && device.data == self.expected, "the device's data");
     }
 
-    /// The host has sent what it wants to, and the target has begun its commands.
+    /// The hosts have sent what they want to, and the target has received it. Commands may wait for
+    /// memory that have no data or all.
     fn deliver(&mut self) {
         for _ in 0..20_000 {
             self.transfer(4096);
-            let (io, host) = (&self.io, &self.io.host);
-            let is_delivered = host.unsent.is_empty()
-                && io.transport.0.borrow().to_target.is_empty()
-                && host.commands.values().all(|it| !it.awaits_r2t)
-                && !host.results.is_empty()
-                && io.connection.as_ref().is_none_or(|it| {
-                    it.waiting.is_empty() && it.receiving.is_none() && it.inbox.unread().is_empty()
-                });
-            if is_delivered {
+            let is_delivered = |of: &SimConnection| {
+                of.host.unsent.is_empty()
+                    && of.transport.0.borrow().to_target.is_empty()
+                    && of.host.commands.values().all(|it| !it.awaits_r2t)
+                    && of
+                        .connection
+                        .as_ref()
+                        .is_none_or(|it| it.receiving.is_none() && it.inbox.unread().is_empty())
+            };
+            let has_connected = !self.io.host.results.is_empty();
+            if has_connected && is_delivered(&self.io) && is_delivered(&self.idle) {
+                for host in [&mut self.io.host, &mut self.idle.host] {
+                    host.owed = host.commands.keys().copied().collect();
+                }
                 return;
             }
             self.complete_one();
         }
         panic!("commands that do not begin: {:?}", self.io.host.commands);
+    }
+
+    /// From now on the host sends commands, which the target refuses, faster than it executes them.
+    fn send_without_pause(&mut self) {
+        let mut host = Host::new(false);
+        (host.next_cid, host.unsent) = (ENDLESS, VecDeque::new());
+        host.send_plain(HostOp::Invalid);
+        let mut stream = self.io.transport.0.borrow_mut();
+        stream.endless = host.unsent.into();
+        stream.send_on();
     }
 
     /// The target receives what the host has sent last. The host reads; without help its device
@@ -682,7 +465,8 @@ impl Simulation {
             }
         }
         self.transfer(1 << 20);
-        let ops: Vec<_> = self.io.host.commands.values().map(|it| it.op).collect();
+        let Host { owed, commands, .. } = &self.io.host;
+        let ops: Vec<_> = owed.iter().map(|cid| commands[cid].op).collect();
         assert!(ops.is_empty(), "commands without an answer: {ops:?}");
         self.check_left();
     }
@@ -712,10 +496,18 @@ impl Simulation {
 
     /// No queue that the target ends does so before the others have answered.
     fn check_order(&self) {
-        let Some(io) = self.io.connection.as_ref().filter(|it| it.is_draining) else { return };
-        let is_busy = io.slots.executing() > 0 || !io.outbox.is_empty();
+        let is_draining =
+            |of: &SimConnection| of.connection.as_ref().is_some_and(|it| it.is_draining());
+        if !is_draining(&self.io) {
+            return;
+        }
         let was_connected = self.idle.host.results.first().is_some_and(|it| *it != u64::MAX);
-        assert!(!(is_busy && was_connected && self.idle.has_end()), "an idle queue ends first");
+        if was_connected {
+            for (one, other) in [(&self.io, &self.idle), (&self.idle, &self.io)] {
+                let is_busy = is_draining(one) && !one.host.owed.is_empty();
+                assert!(!(is_busy && other.has_end()), "a queue ends before another has answered");
+            }
+        }
         let is_any = self.io.is_io() || was_connected && self.idle.is_io();
         assert!(!(is_any && self.admin.has_end()), "the admin queue ends first");
     }
@@ -749,6 +541,11 @@ impl Simulation {
                     let Simulation { io, rng, expected, .. } = self;
                     if io.host.results.len() == 1 {
                         io.host.random_command(rng, expected);
+                    }
+                    let idle = &mut self.idle.host;
+                    if idle.results.first().is_some_and(|it| *it != u64::MAX) && rng.u8(..8) == 0 {
+                        let op = if rng.bool() { HostOp::Flush } else { HostOp::Invalid };
+                        idle.send_plain(op);
                     }
                 }
                 4..9 => {
@@ -817,6 +614,13 @@ fn run(ending: Ending, rng: Rng) {
         sim.steps(20);
         return sim.check_end(CONNECT_TIMEOUT + SLACK);
     }
+    // A host that does not read its R2Ts leaves the memory to them, and nothing to send.
+    if let Some(connection) = &mut sim.io.connection
+        && ending != Ending::StopsReading
+        && sim.rng.bool()
+    {
+        connection.pool.keep(FEW_PAGES);
+    }
     let vanishes = matches!(ending, Ending::Vanishes);
     sim.connect(if vanishes { KEEP_ALIVE_MS } else { 0 });
     let steps = sim.rng.usize(..STEPS);
@@ -825,6 +629,9 @@ fn run(ending: Ending, rng: Rng) {
     if helps && ANSWERING.contains(&ending) {
         sim.deliver();
         sim.io.host.is_ending = true;
+        if ending == Ending::Drained && sim.rng.bool() {
+            sim.send_without_pause();
+        }
     }
     host_ends(&mut sim, ending, helps);
     host_violates(&mut sim, ending, helps);
@@ -925,12 +732,15 @@ fn target_ends(sim: &mut Simulation, ending: Ending, helps: bool) {
             sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + LINGER + SLACK);
             if helps {
                 sim.check_ends(LINGER + SLACK);
+                assert!(sim.idle.host.owed.is_empty(), "commands of the other queue");
             }
         }
         Ending::Cut => {
             sim.io.link.cut();
-            if !sim.io.host.results.is_empty() {
-                sim.device.lock().unwrap().note_end();
+            if let Some(it) = &sim.io.connection
+                && !sim.io.host.results.is_empty()
+            {
+                sim.device.lock().unwrap().note_end(it.pool.region());
             }
             // The device may go on.
             while helps && !sim.device.lock().unwrap().started.is_empty() {
@@ -964,6 +774,7 @@ fn target_ends(sim: &mut Simulation, ending: Ending, helps: bool) {
             subsystem.close();
             sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + LINGER + SLACK);
             sim.check_ends(if helps { LINGER } else { DRAIN_TIMEOUT + LINGER } + SLACK);
+            assert!(!helps || sim.idle.host.owed.is_empty(), "commands of the other queue");
         }
         _ => {}
     }

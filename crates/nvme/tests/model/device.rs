@@ -18,6 +18,14 @@ use super::{BLOCK, BLOCKS};
 /// The most operations that a channel of the device takes at once.
 const CHANNEL_DEPTH: usize = 8;
 
+/// A connection that ends.
+struct EndingConnection {
+    /// Its memory, by which its channels are known.
+    region: Arc<Region>,
+    /// Its commands that may begin no operation any more, by channel and number.
+    begun: HashSet<(usize, u64)>,
+}
+
 #[derive(Default)]
 pub(super) struct SimDevice {
     pub(super) data: Vec<u8>,
@@ -26,9 +34,8 @@ pub(super) struct SimDevice {
     /// Completions that the channels have not reaped.
     completed: Vec<VecDeque<Completion>>,
     pub(super) open: usize,
-    /// The commands that may begin no operation any more, by channel and number; `None` until the
-    /// connection ends.
-    begun: Option<HashSet<(usize, u64)>>,
+    /// The connection that ends.
+    ending: Option<EndingConnection>,
     /// Whether a connection has a turn, which must not wait.
     pub(super) is_in_turn: bool,
 }
@@ -40,13 +47,14 @@ impl SimDevice {
 
     /// From now on a command begins one operation at most, and none if it has begun one that the
     /// connection has not reaped.
-    pub(super) fn note_end(&mut self) {
-        if self.begun.is_none() {
+    pub(super) fn note_end(&mut self, of: &Arc<Region>) {
+        if self.ending.is_none() {
             let started = self.started.iter().map(|(channel, bio, _)| (*channel, bio.user_data));
             let completed = self.completed.iter().enumerate().flat_map(|(channel, completed)| {
                 completed.iter().map(move |completion| (channel, completion.user_data))
             });
-            self.begun = Some(started.chain(completed).collect());
+            let begun = started.chain(completed).collect();
+            self.ending = Some(EndingConnection { region: Arc::clone(of), begun });
         }
     }
 
@@ -153,11 +161,14 @@ impl Channel for SimChannel {
     fn submit(&mut self) {
         let mut device = self.device.lock().unwrap();
         for bio in self.pushed.drain(..) {
-            if let Some(begun) = &mut device.begun {
-                let is_first = begun.insert((self.number, bio.user_data));
+            let region = self.region.as_ref().unwrap();
+            if let Some(ending) = &mut device.ending
+                && Arc::ptr_eq(&ending.region, region)
+            {
+                let is_first = ending.begun.insert((self.number, bio.user_data));
                 assert!(is_first, "a command of an ending connection begins another operation");
             }
-            device.started.push((self.number, bio, Arc::clone(self.region.as_ref().unwrap())));
+            device.started.push((self.number, bio, Arc::clone(region)));
         }
     }
 
