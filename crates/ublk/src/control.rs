@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use io_uring::squeue::Entry128;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
-use rustix::process::configure_io_flusher_behavior;
+use rustix::process::{configure_io_flusher_behavior, is_io_flusher};
 
 use crate::abi::{
     CONTROL_PATH, ControlCommand, ControlData, DevInfo, INFO_BYTES, PARAMS_BYTES, Params, feature,
@@ -60,6 +61,36 @@ pub fn end_io_flusher() -> io::Result<()> {
         // Without CAP_SYS_RESOURCE the thread cannot have been prepared.
         Err(Errno::PERM | Errno::INVAL) => Ok(()),
         ended => Ok(ended?),
+    }
+}
+
+/// A thread that is prepared as by [`begin_io_flusher`]. Dropping it restores the state before.
+#[derive(Debug)]
+pub struct IoFlusher {
+    was_flusher: bool,
+    /// The state belongs to the thread, so that another thread must not drop this.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl IoFlusher {
+    /// Prepares this thread, and the threads that it starts until this is dropped.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn begin() -> io::Result<IoFlusher> {
+        let was_flusher = is_io_flusher()?;
+        begin_io_flusher()?;
+        Ok(IoFlusher { was_flusher, _not_send: PhantomData })
+    }
+}
+
+impl Drop for IoFlusher {
+    fn drop(&mut self) {
+        if !self.was_flusher
+            && let Err(error) = end_io_flusher()
+        {
+            tracing::warn!(%error, "a thread stays an I/O flusher");
+        }
     }
 }
 
@@ -248,4 +279,24 @@ impl Control {
 
 fn is_unknown_command(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs CAP_SYS_RESOURCE, as ublk does; without it the system has to refuse both.
+    #[test]
+    fn an_io_flusher_ends_with_the_outermost_guard() {
+        let Ok(before) = is_io_flusher() else {
+            assert!(IoFlusher::begin().is_err());
+            return;
+        };
+        assert!(!before);
+        let outer = IoFlusher::begin().unwrap();
+        drop(IoFlusher::begin().unwrap());
+        assert!(is_io_flusher().unwrap(), "the thread was one before the inner guard");
+        drop(outer);
+        assert!(!is_io_flusher().unwrap());
+    }
 }

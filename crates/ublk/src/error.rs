@@ -91,6 +91,15 @@ pub enum UblkError {
         /// What has changed.
         what: &'static str,
     },
+    /// Another process has stopped the block device while it was served.
+    #[error(
+        "another process has stopped /dev/ublkb{id}; remove it by `blockyard ublk remove`, and add \
+         it again"
+    )]
+    Stopped {
+        /// The number of the block device.
+        id: u32,
+    },
     /// The device is claimed.
     #[error("a file system or a change has claimed the device")]
     Claimed,

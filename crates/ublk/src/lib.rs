@@ -27,7 +27,7 @@ mod server;
 pub mod shape;
 
 pub use abi::{ID_MAX, block_path};
-pub use control::{begin_io_flusher, check_kernel, end_io_flusher};
+pub use control::{IoFlusher, begin_io_flusher, check_kernel, end_io_flusher};
 pub use error::UblkError;
 pub use machine::{MachineDevice, list, remove};
 pub use server::{UblkInfo, UblkOptions, UblkServer};

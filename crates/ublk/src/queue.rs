@@ -9,7 +9,8 @@
 //!                          └─ the kernel cancels the fetch ▸ ENDED
 //!
 //! disk: SERVING ─ release ▸ RELEASING ─ no tag is busy ▸ RELEASED ─ serve ▸ SERVING
-//!           ◂──── serve, fail ──┘                         └─ fail ▸ FAILING
+//!           ◂──── serve, fail ──┘                         └─ fail, or the disk cannot be opened ▸
+//!                                                            FAILING ─ release ▸ RELEASED
 //! ```
 //!
 //! A thread owns its ring, a channel of the device, and memory for the data of each tag. It takes
@@ -89,19 +90,31 @@ pub(crate) struct QueueSetup {
 /// What the server tells the thread of a queue that serves.
 enum QueueOrder {
     /// Complete the requests that were begun, and release the disk. Later requests wait.
-    Release,
-    /// Serve this disk, or the one that is not released yet.
-    Serve(Arc<dyn Disk>, Arc<DeviceShape>),
+    Release(OrderNumber),
+    /// Serve this disk, or the one that is not released yet. Requests fail if it cannot be opened.
+    Serve(OrderNumber, Arc<dyn Disk>, Arc<DeviceShape>),
     /// Fail the requests that wait for a disk, and later ones, unless there is a disk.
     Fail,
 }
 
-/// The answer of the thread to an order.
-enum OrderResult {
-    /// The disk is released.
-    Released,
-    /// The disk is served, or cannot be.
-    Serving(io::Result<()>),
+/// The number of an order to one thread. An answer names it, so that the server does not take the
+/// answer to an order that it gave up for the answer to a later one.
+type OrderNumber = u64;
+
+/// The answer of the thread to an order: the disk is released or served, or cannot be served.
+type OrderResult = (OrderNumber, io::Result<()>);
+
+/// What became of an order.
+#[derive(Debug)]
+pub(crate) enum OrderState {
+    /// The thread has not obeyed it yet.
+    Pending,
+    /// The thread has obeyed it.
+    Done,
+    /// The disk cannot be opened: requests fail.
+    Failed(io::Error),
+    /// The thread has ended: a process has stopped the device.
+    Ended,
 }
 
 /// The thread's ends of what connects it with the server.
@@ -119,8 +132,8 @@ pub(crate) struct QueueHandle {
     orders: Sender<QueueOrder>,
     answers: Receiver<OrderResult>,
     wake: Arc<Wake>,
-    /// Whether the thread has released its disk and got no other one.
-    is_released: bool,
+    /// The last order to release or to serve.
+    last_order: OrderNumber,
     thread: JoinHandle<()>,
 }
 
@@ -140,7 +153,7 @@ impl QueueHandle {
         let thread = thread::Builder::new().name(name).spawn(run)?;
         let prepared = is_ready.recv().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
         let go = Some(go);
-        prepared.map(|()| QueueHandle { go, orders, answers, wake, is_released: false, thread })
+        prepared.map(|()| QueueHandle { go, orders, answers, wake, last_order: 0, thread })
     }
 
     fn order(&self, order: QueueOrder) {
@@ -149,41 +162,34 @@ impl QueueHandle {
         self.wake.raise();
     }
 
+    fn next_order(&mut self) -> OrderNumber {
+        self.last_order += 1;
+        self.last_order
+    }
+
     /// Asks the thread to complete the requests that it has begun and to release its disk.
-    pub(crate) fn begin_release(&self) {
-        self.order(QueueOrder::Release);
+    pub(crate) fn begin_release(&mut self) {
+        let number = self.next_order();
+        self.order(QueueOrder::Release(number));
     }
 
-    /// Whether the thread has released its disk, or has ended.
-    pub(crate) fn is_released(&mut self) -> bool {
-        while let Ok(answer) = self.answers.try_recv() {
-            self.is_released |= matches!(answer, OrderResult::Released);
-        }
-        self.is_released || self.thread.is_finished()
+    /// Asks the thread to serve a disk, or to go on with the one that it has not released yet.
+    pub(crate) fn begin_serve(&mut self, disk: &Arc<dyn Disk>, shape: &Arc<DeviceShape>) {
+        let number = self.next_order();
+        self.order(QueueOrder::Serve(number, Arc::clone(disk), Arc::clone(shape)));
     }
 
-    /// Lets the thread serve a disk, or go on with the one that it has not released yet.
-    ///
-    /// # Errors
-    /// If the disk cannot be opened. Requests wait then.
-    pub(crate) fn resume(
-        &mut self,
-        disk: &Arc<dyn Disk>,
-        shape: &Arc<DeviceShape>,
-    ) -> io::Result<()> {
-        self.order(QueueOrder::Serve(Arc::clone(disk), Arc::clone(shape)));
-        loop {
-            match self.answers.recv() {
-                // A release that took too long.
-                Ok(OrderResult::Released) => {}
-                Ok(OrderResult::Serving(result)) => {
-                    self.is_released = result.is_err();
-                    return result;
-                }
-                // The thread has ended: a process has stopped the device.
-                Err(_) => return Ok(()),
+    /// What became of the last order to release or to serve. Does not wait. `Done` and `Failed` are
+    /// returned once.
+    pub(crate) fn answer(&mut self) -> OrderState {
+        // Before the answers are read: a thread that answers and ends has answered.
+        let has_ended = self.thread.is_finished();
+        while let Ok((number, result)) = self.answers.try_recv() {
+            if number == self.last_order {
+                return result.map_or_else(OrderState::Failed, |()| OrderState::Done);
             }
         }
+        if has_ended { OrderState::Ended } else { OrderState::Pending }
     }
 
     /// Fails the requests that wait for a disk, and later ones, if the thread has none.
@@ -209,7 +215,28 @@ impl QueueHandle {
     pub(crate) fn of_thread(thread: JoinHandle<()>) -> QueueHandle {
         let ((orders, _), (_, answers)) = (channel(), channel());
         let wake = Arc::new(Wake::new().unwrap());
-        QueueHandle { go: None, orders, answers, wake, is_released: false, thread }
+        QueueHandle { go: None, orders, answers, wake, last_order: 0, thread }
+    }
+
+    /// A queue whose thread, while `is_stuck`, takes no order, as one within a call of a device;
+    /// then it answers all. It ends with the handle, and returns the names of the orders.
+    #[cfg(test)]
+    pub(crate) fn of_fake(is_stuck: Receiver<()>, names: Sender<&'static str>) -> QueueHandle {
+        let ((orders, taken), (given, answers)) = (channel(), channel());
+        let wake = Arc::new(Wake::new().unwrap());
+        let thread = thread::spawn(move || {
+            let _ = is_stuck.recv();
+            for order in taken {
+                let (name, number) = match order {
+                    QueueOrder::Release(number) => ("release", Some(number)),
+                    QueueOrder::Serve(number, ..) => ("serve", Some(number)),
+                    QueueOrder::Fail => ("fail", None),
+                };
+                let _ = names.send(name);
+                let _ = number.map(|number| given.send((number, Ok(()))));
+            }
+        });
+        QueueHandle { go: None, orders, answers, wake, last_order: 0, thread }
     }
 
     /// Waits for the end of the thread: the device is stopped, or was never given.
@@ -312,6 +339,8 @@ struct Prepared {
     has_failed: Arc<AtomicBool>,
     orders: OrderQueue,
     phase: Phase,
+    /// The last order to release the disk.
+    release: OrderNumber,
     /// `None` if the phase is `Released` or `Failing`.
     served: Option<ServedDisk>,
     ring: IoUring,
@@ -352,6 +381,7 @@ impl Prepared {
             has_failed,
             orders,
             phase: Phase::Serving,
+            release: 0,
             served: Some(served),
             ring: builder.build(u32::from(setup.depth) + MORE_ENTRIES)?,
             memory,
@@ -498,9 +528,12 @@ impl QueueThread<'_> {
         self.prepared.poll_orders();
         while let Ok(order) = self.prepared.orders.orders.try_recv() {
             match (order, self.prepared.phase) {
-                (QueueOrder::Release, Phase::Serving) => self.prepared.phase = Phase::Releasing,
-                (QueueOrder::Release, _) => {}
-                (QueueOrder::Serve(disk, shape), _) => {
+                // `release` answers, at once if there is no disk.
+                (QueueOrder::Release(number), _) => {
+                    self.prepared.release = number;
+                    self.prepared.phase = Phase::Releasing;
+                }
+                (QueueOrder::Serve(number, disk, shape), _) => {
                     let opened = match &self.prepared.served {
                         Some(_) => Ok(()),
                         None => {
@@ -508,12 +541,15 @@ impl QueueThread<'_> {
                             opened.map(|served| self.prepared.served = Some(served))
                         }
                     };
-                    if opened.is_ok() {
-                        self.prepared.phase = Phase::Serving;
-                        self.begin_waiting();
+                    if let Err(error) = &opened {
+                        let Prepared { name, queue, .. } = &*self.prepared;
+                        tracing::error!(device = name, queue, %error, "a queue fails: no disk");
                     }
-                    // A server that waits no more has gone.
-                    let _ = self.prepared.orders.answers.send(OrderResult::Serving(opened));
+                    let is_open = opened.is_ok();
+                    self.prepared.phase = if is_open { Phase::Serving } else { Phase::Failing };
+                    self.begin_waiting();
+                    // Fails only if the server was dropped.
+                    let _ = self.prepared.orders.answers.send((number, opened));
                 }
                 (QueueOrder::Fail, _) => {
                     let has_disk = self.prepared.served.is_some();
@@ -542,8 +578,8 @@ impl QueueThread<'_> {
         }
         it.served = None;
         it.phase = Phase::Released;
-        // A server that waits no more has gone.
-        let _ = it.orders.answers.send(OrderResult::Released);
+        // Fails only if the server was dropped.
+        let _ = it.orders.answers.send((it.release, Ok(())));
     }
 
     /// Begins the requests that have waited for a disk.

@@ -30,7 +30,7 @@ use crate::control::Control;
 use crate::error::UblkError;
 use crate::machine;
 use crate::name_file;
-use crate::queue::{QueueCounts, QueueHandle, QueueSetup};
+use crate::queue::{OrderState, QueueCounts, QueueHandle, QueueSetup};
 use crate::shape::DeviceShape;
 
 /// How long the kernel may take to notice that a server was killed. It finds a queue whose requests
@@ -40,8 +40,10 @@ const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the number of a deleted device may stay in use by a program that has it open.
 const FREE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often `suspend` checks whether the threads have released the disk.
-const RELEASE_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// How long `resume` waits for the threads to open the disk, before it tells the kernel its size.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the answers of the threads are looked for.
+const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How often the state of a device is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -95,6 +97,8 @@ struct DiskState {
     disk: Option<Arc<dyn Disk>>,
     /// The shape of the disk, or of the one before.
     shape: Arc<DeviceShape>,
+    /// The capacity that the kernel knows, in sectors.
+    kernel_sectors: u64,
 }
 
 impl UblkServer {
@@ -184,64 +188,129 @@ impl UblkServer {
 
     /// Releases the disk, to replace it by another one while the block device is used: the requests
     /// that were begun are completed, and later ones wait. `false` if the disk executes requests
-    /// for longer than `drain`, or is released already; then nothing changes.
+    /// for longer than `drain`, the time for all queues together; then it is served as before, and
+    /// a thread that is within a call of the device goes on when the call returns.
     pub fn suspend(&self, drain: Duration) -> bool {
         let deadline = Instant::now() + drain;
-        let Some(disk) = self.disk().disk.take() else { return false };
-        self.running().iter().for_each(QueueHandle::begin_release);
-        // Not one that is released alone: each has to take its answer.
-        let is_released = || {
-            let released = self.running().iter_mut().map(QueueHandle::is_released).min();
-            released != Some(false)
-        };
-        while !is_released() {
-            if Instant::now() >= deadline {
-                self.take_disk(disk);
-                return false;
-            }
-            thread::sleep(RELEASE_POLL_INTERVAL);
+        // `None` after a `resume` that failed: requests fail, and will wait.
+        let disk = self.disk().disk.take();
+        self.running().iter_mut().for_each(QueueHandle::begin_release);
+        if self.collect(deadline).is_some() {
+            return true;
         }
-        true
+        match disk {
+            Some(disk) => self.begin_serve(disk),
+            None => self.fail(),
+        }
+        false
     }
 
-    /// Serves another disk, and tells the kernel if its capacity is larger. If anything else is
-    /// different, or the capacity smaller, the requests of the block device fail from now on.
+    /// Serves another disk, and tells the kernel if its capacity is not the one that the kernel
+    /// knows. If anything else is different, or the capacity smaller, the requests of the block
+    /// device fail from now on.
     ///
     /// # Errors
-    /// If the kernel does not change the size of the block device, which is served as it was.
+    /// If the disk has another shape or a queue cannot open it: then requests fail. If the kernel
+    /// does not change the size of the block device, which is served as it was. After each of these
+    /// a later `suspend` and `resume` try again.
     pub fn resume(&self, disk: &SharedDisk) -> Result<(), UblkError> {
-        let device = &self.name;
+        let id = self.id;
         let before = Arc::clone(&self.disk().shape);
         let shape = match DeviceShape::of(disk.disk.as_ref()) {
             Ok(shape) if shape.succeeds(&before) => Arc::new(shape),
             _ => {
-                tracing::error!(device, "its block device fails: it cannot go on with the device");
-                self.running().iter().for_each(QueueHandle::fail_waiting);
-                return Ok(());
+                self.fail();
+                return Err(UblkError::Changed { id, what: "shape" });
             }
         };
-        let sectors = shape.params.sectors;
         // Before the kernel sends requests for what is new.
         self.disk().shape = shape;
-        self.take_disk(Arc::clone(&disk.disk));
-        if sectors == before.params.sectors {
+        self.begin_serve(Arc::clone(&disk.disk));
+        // A queue that has not answered in time serves the disk when its thread obeys.
+        if let Some(outcome) = self.collect(Instant::now() + RESUME_TIMEOUT) {
+            outcome.map_err(|source| {
+                // Queues that serve go on; the others fail, and the server is outdated.
+                self.disk().disk = None;
+                UblkError::Queue { id, source }
+            })?;
+        }
+        self.update_size()
+    }
+
+    /// Fails the requests that wait for a disk, and later ones.
+    pub fn fail(&self) {
+        self.running().iter().for_each(QueueHandle::fail_waiting);
+    }
+
+    /// Whether the kernel knows another capacity than the disk has, because it did not take it, or
+    /// there is no disk: a `suspend` and a `resume` try again.
+    pub fn is_outdated(&self) -> bool {
+        let disk = self.disk();
+        disk.disk.is_none() || disk.shape.params.sectors != disk.kernel_sectors
+    }
+
+    /// Tells the kernel the capacity of the disk, if it does not know it.
+    fn update_size(&self) -> Result<(), UblkError> {
+        let (id, device) = (self.id, &self.name);
+        let (sectors, known) = {
+            let disk = self.disk();
+            (disk.shape.params.sectors, disk.kernel_sectors)
+        };
+        if sectors == known {
             return Ok(());
         }
-        Control::open()?.update_size(self.id, sectors)?;
+        let mut control = Control::open()?;
+        // Linux 6.16 and later without commit 25966fc09769 dereference a null pointer if the device
+        // was stopped.
+        let is_ours = |it: &DevInfo| {
+            it.state == DeviceState::Live && u32::try_from(it.pid) == Ok(std::process::id())
+        };
+        let is_live = control.info(id)?.is_some_and(|info| is_ours(&info));
+        if !is_live || !self.running().iter().all(QueueHandle::is_serving) {
+            return Err(UblkError::Stopped { id });
+        }
+        control.update_size(id, sectors)?;
+        self.disk().kernel_sectors = sectors;
         tracing::info!(device, sectors, "the block device has another size");
         Ok(())
     }
 
-    /// Lets all threads serve a disk of the present shape.
-    fn take_disk(&self, disk: Arc<dyn Disk>) {
+    /// Lets all threads serve a disk of the present shape. Does not wait for them.
+    fn begin_serve(&self, disk: Arc<dyn Disk>) {
         let shape = Arc::clone(&self.disk().shape);
-        for queue in &mut *self.running() {
-            if let Err(error) = queue.resume(&disk, &shape) {
-                tracing::error!(device = self.name, %error, "a queue of the block device fails");
-                queue.fail_waiting();
-            }
-        }
+        self.running().iter_mut().for_each(|queue| queue.begin_serve(&disk, &shape));
         self.disk().disk = Some(disk);
+    }
+
+    /// Waits until all threads have obeyed their last order or have ended, and returns the first
+    /// error. `None` if one has not at the deadline. Does not hold the queues while it waits.
+    fn collect(&self, deadline: Instant) -> Option<io::Result<()>> {
+        let mut waits = vec![true; self.counts.len()];
+        let mut outcome = Ok(());
+        loop {
+            // A server that is stopped meanwhile has no queues.
+            for (queue, waits) in self.running().iter_mut().zip(&mut waits) {
+                if !*waits {
+                    continue;
+                }
+                match queue.answer() {
+                    OrderState::Pending => {}
+                    OrderState::Done | OrderState::Ended => *waits = false,
+                    OrderState::Failed(error) => {
+                        *waits = false;
+                        outcome = outcome.and(Err(error));
+                    }
+                }
+            }
+            let count = self.running().len();
+            if !waits.iter().take(count).any(|waits| *waits) {
+                return Some(outcome);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            thread::sleep(ANSWER_POLL_INTERVAL);
+        }
     }
 
     fn disk(&self) -> MutexGuard<'_, DiskState> {
@@ -404,11 +473,9 @@ impl Starting {
         }
         let queues = self.prepare(info)?;
         begin_recovery(&mut control, id)?;
-        let sectors = self.shape.params.sectors;
         let server = self.serve(control, info, queues, ControlCommand::EndUserRecovery)?;
-        if has_grown
-            && let Err(error) = Control::open().and_then(|mut it| it.update_size(id, sectors))
-        {
+        server.disk().kernel_sectors = params.sectors;
+        if let Err(error) = server.update_size() {
             // Programs go on with the capacity that they know.
             tracing::error!(device = server.name, "{error}");
         }
@@ -471,7 +538,9 @@ impl Starting {
         let Queues { handles, counts, .. } = queues;
         let name = self.disk.name().to_owned();
         let running = Mutex::new(handles);
-        let disk = Mutex::new(DiskState { disk: Some(self.disk), shape: self.shape });
+        let kernel_sectors = self.shape.params.sectors;
+        let state = DiskState { disk: Some(self.disk), shape: self.shape, kernel_sectors };
+        let disk = Mutex::new(state);
         let is_gone = Mutex::new(false);
         Ok(UblkServer { name, id, is_recovered, counts, disk, running, is_gone })
     }
@@ -542,7 +611,10 @@ fn is_in_use(id: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_core::Composed;
+    use blockyard_core::channel::ChannelConfig;
     use blockyard_core::{Geometry, Limits};
+    use blockyard_null::{Null, NullConfig};
 
     use super::*;
 
@@ -552,19 +624,64 @@ mod tests {
         DeviceShape::new(&geometry, &Limits::unlimited(16)).unwrap()
     }
 
+    fn server(queues: Vec<QueueHandle>, disk: Option<Arc<dyn Disk>>) -> UblkServer {
+        UblkServer {
+            name: "v0".to_owned(),
+            id: u32::MAX,
+            is_recovered: false,
+            counts: queues.iter().map(|_| Arc::default()).collect(),
+            disk: Mutex::new(DiskState { disk, shape: Arc::new(shape()), kernel_sectors: 8 }),
+            running: Mutex::new(queues),
+            is_gone: Mutex::new(false),
+        }
+    }
+
+    /// The bug: `suspend` waited for the thread without a limit after its time was over, and kept
+    /// listings of all servers waiting. The thread of the second queue is within a call of the
+    /// device that does not return before the end of the test.
+    #[test]
+    fn suspend_ends_while_a_device_does_not_return() {
+        use std::sync::mpsc::channel;
+        let (names, orders) = channel();
+        let ((free, is_free), (stuck, is_stuck)) = (channel(), channel());
+        drop(free);
+        let queues = [is_free, is_stuck].map(|it| QueueHandle::of_fake(it, names.clone()));
+        drop(names);
+        let disk: Arc<dyn Disk> = {
+            let null = Null::open(NullConfig { size: 4096, ..NullConfig::default() }).unwrap();
+            Arc::new(Composed::new("v0".to_owned(), "null", null, ChannelConfig { depth: 16 }))
+        };
+        let server = server(queues.into(), Some(disk));
+        // Twice: an answer to the first release must not be taken for one to the second.
+        for _ in 0..2 {
+            assert!(!server.suspend(Duration::from_millis(20)));
+            assert!(server.disk().disk.is_some(), "the disk is served again");
+            assert_eq!(server.info().queues, 2);
+        }
+        let free: Vec<_> = orders.iter().take(4).collect();
+        assert_eq!(free, ["release", "serve", "release", "serve"]);
+        // The call returns: the thread takes the old orders first.
+        drop(stuck);
+        assert!(server.suspend(Duration::from_secs(3600)));
+        assert!(server.disk().disk.is_none() && server.is_outdated());
+        // Without a disk a suspend succeeds too: the requests wait for the next one.
+        assert!(server.suspend(Duration::from_secs(3600)));
+        server
+            .stop_by(|take| {
+                drop(take());
+                Ok(())
+            })
+            .unwrap();
+        let orders: Vec<_> = orders.iter().collect();
+        assert_eq!(orders.len(), 4 + 2 * 2 + 2, "{orders:?}");
+        assert_eq!(orders.iter().filter(|name| **name == "fail").count(), 2);
+    }
+
     /// The bug: the queues were given up before the kernel had stopped the device, and a failure
     /// was only logged.
     #[test]
     fn a_device_that_the_kernel_does_not_stop_is_served_as_before() {
-        let server = UblkServer {
-            name: "v0".to_owned(),
-            id: u32::MAX,
-            is_recovered: false,
-            counts: Vec::new(),
-            disk: Mutex::new(DiskState { disk: None, shape: Arc::new(shape()) }),
-            running: Mutex::new(vec![QueueHandle::of_thread(thread::spawn(|| {}))]),
-            is_gone: Mutex::new(false),
-        };
+        let server = server(vec![QueueHandle::of_thread(thread::spawn(|| {}))], None);
         let refused = || UblkError::Unknown { id: u32::MAX };
         assert!(server.stop_by(|_| Err(refused())).is_err());
         assert_eq!(server.running().len(), 1, "its queues are still there");

@@ -91,7 +91,7 @@ pub(crate) struct QueueCounts {
     pub(crate) kicks: Counter,
     /// Calls: interrupts that were sent to the guest.
     pub(crate) calls: Counter,
-    /// Sleeps of the thread, each of which ended by a wake-up.
+    /// Sleeps of the thread: those that end by a timeout count too, and one that has not ended.
     pub(crate) sleeps: Counter,
     /// Spins that found work.
     pub(crate) spins_found: Counter,
@@ -117,7 +117,7 @@ pub struct RingCounts {
     pub kicks: u64,
     /// Calls: interrupts that were sent to the guest.
     pub calls: u64,
-    /// Sleeps of the thread, each of which ended by a wake-up.
+    /// Sleeps of the thread: those that end by a timeout count too, and one that has not ended.
     pub sleeps: u64,
     /// Spins that found work.
     pub spins_found: u64,

@@ -736,9 +736,10 @@ impl QueueThread {
         let is_due = timeout.is_some_and(|time| time.is_zero());
         if !is_due && (!is_busy || self.descriptor.is_none() || self.channel.may_sleep()) {
             let start = Monotonic.now();
+            // Before the kick that ends it: a reader sees no kick without its sleep.
+            self.setup.counts.sleeps.add(1);
             self.wait(self.descriptor.filter(|_| is_busy), timeout.unwrap_or(IDLE_WAIT));
             self.budget.slept(Monotonic.now().since(start), is_busy);
-            self.setup.counts.sleeps.add(1);
         }
         self.ring.request_kicks(false);
     }

@@ -225,6 +225,7 @@ impl From<YardError> for ErrorResponse {
             | YardError::VhostBusy { .. }
             | YardError::VhostUsed { .. }
             | YardError::Ublk(_)
+            | YardError::UblkOutdated { .. }
             | YardError::UblkServed { .. }
             | YardError::UblkBusy { .. }
             | YardError::UblkUsed { .. }
@@ -767,8 +768,8 @@ async fn nbd_memory(State(control): Shared) -> axum::Json<NbdMemoryView> {
     axum::Json(memory_use(&control).into())
 }
 
-async fn connections(State(control): Shared) -> axum::Json<Vec<ConnectionView>> {
-    axum::Json(all_connections(&control))
+async fn connections(State(control): Shared) -> Answer<Vec<ConnectionView>> {
+    blocking(move || Ok(all_connections(&control))).await
 }
 
 async fn listeners(State(control): Shared) -> axum::Json<Vec<ListenerView>> {

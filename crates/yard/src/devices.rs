@@ -264,9 +264,7 @@ impl Devices {
         if let Some(vhost) = suspended.vhost {
             self.vhost.resume(vhost, entry.shared.clone());
         }
-        if let Some(ublk) = suspended.ublk {
-            ublk.resume(&entry.shared);
-        }
+        let resumed = suspended.ublk.map_or(Ok(()), |ublk| ublk.resume(&entry.shared));
         entry.warn_of_nvme();
         for note in entry.notes() {
             tracing::debug!(device = entry.spec.name(), "{note}");
@@ -274,7 +272,8 @@ impl Devices {
         let mut table = self.table();
         let index = index.min(table.entries.len());
         table.entries.insert(index, entry.clone());
-        Ok(entry)
+        // The device is there, also if its block device did not take it over.
+        resumed.map(|()| entry)
     }
 
     /// Gives a disk to NBD and to the block files.
@@ -447,6 +446,7 @@ impl Devices {
         work: impl FnOnce() -> Result<T, YardError>,
     ) -> Result<T, YardError> {
         let name = spec.name().to_owned();
+        let _flusher = self.ublk.begin_reopen()?;
         let (index, entry, _reserved) = {
             let mut table = self.table();
             let index = table.entries.iter().position(|entry| entry.spec.name() == name);

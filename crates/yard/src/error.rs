@@ -357,6 +357,20 @@ pub enum YardError {
         /// The device.
         name: String,
     },
+    /// The block device did not take over a device that was opened again.
+    #[error(
+        "`{name}` was opened again, but {path} keeps its size or fails: {source}; repeat the \
+         resize with the same size to try again, or unmount the block device, remove it by \
+         `blockyard ublk remove {name}`, and add it again"
+    )]
+    UblkOutdated {
+        /// The device.
+        name: String,
+        /// The path of the block device.
+        path: String,
+        /// Why.
+        source: UblkError,
+    },
     /// The block device is mounted.
     #[error(
         "{path} is mounted or used by another part of the kernel; unmount it first, or use --force \
@@ -612,7 +626,7 @@ impl YardError {
             YardError::NotTraced { .. } | YardError::Replay(_) => "trace_failed",
             YardError::ZoneFs(_) => "zonefs",
             YardError::Mount(_) => "mount_failed",
-            YardError::Ublk(_) => "ublk_failed",
+            YardError::Ublk(_) | YardError::UblkOutdated { .. } => "ublk_failed",
             YardError::Zone { .. } => "zone_operation_failed",
             YardError::NoSuchFault { .. } | YardError::Device(DeviceError::NoSuchFault { .. }) => {
                 "no_such_fault"
@@ -652,6 +666,7 @@ impl YardError {
             | YardError::UblkBusy { name }
             | YardError::UblkFixed { name, .. }
             | YardError::UblkSlow { name }
+            | YardError::UblkOutdated { name, .. }
             | YardError::VhostBusy { name }
             | YardError::VhostUsed { name, .. }
             | YardError::ChangesUsed { name, .. }

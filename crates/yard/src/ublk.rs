@@ -8,8 +8,8 @@ use std::time::Duration;
 use blockyard_core::Disk;
 use blockyard_core::rmw::SharedDisk;
 pub use blockyard_ublk::{
-    ID_MAX, MachineDevice, UblkError, UblkInfo, begin_io_flusher, block_path, check_kernel,
-    end_io_flusher, list, remove,
+    ID_MAX, IoFlusher, MachineDevice, UblkError, UblkInfo, begin_io_flusher, block_path,
+    check_kernel, end_io_flusher, list, remove,
 };
 use blockyard_ublk::{UblkOptions, UblkServer};
 
@@ -96,7 +96,8 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// A server without a disk. Dropping it removes the block device.
+/// A server without a disk. Dropping it fails the requests of the block device, which stays: a file
+/// system may be mounted on it.
 #[derive(Debug)]
 pub(crate) struct SuspendedUblk<'s> {
     changing: Changing<'s>,
@@ -107,24 +108,31 @@ pub(crate) struct SuspendedUblk<'s> {
 impl SuspendedUblk<'_> {
     /// Serves a device that was replaced. The programs that use the block device learn a larger
     /// capacity.
-    pub(crate) fn resume(mut self, disk: &SharedDisk) {
-        if let Some(server) = self.server.take()
-            && let Err(error) = server.resume(disk)
-        {
-            let device = self.changing.device.as_str();
-            tracing::error!(device, "the block device keeps its size: {error}");
-        }
+    ///
+    /// # Errors
+    /// If the block device keeps its size, or its requests fail; the error says what to do.
+    pub(crate) fn resume(mut self, disk: &SharedDisk) -> Result<(), YardError> {
+        let Some(server) = self.server.take() else { return Ok(()) };
+        let name = self.changing.device.clone();
+        server.resume(disk).map_err(|source| {
+            let path = block_path(server.info().id);
+            tracing::error!(device = name, path, "the block device is outdated: {source}");
+            YardError::UblkOutdated { name, path, source }
+        })
     }
 }
 
 impl Drop for SuspendedUblk<'_> {
     fn drop(&mut self) {
-        let Changing { servers, device } = &self.changing;
-        if self.server.is_some()
-            && let Err(error) = servers.remove(device)
-        {
-            tracing::error!(device, "{error}");
-        }
+        let Some(server) = &self.server else { return };
+        server.fail();
+        let (device, path) = (self.changing.device.as_str(), block_path(server.info().id));
+        tracing::error!(
+            device,
+            path,
+            "the device could not be opened again: requests of its block device fail; unmount it, \
+             remove it by `blockyard ublk remove`, and add the device again"
+        );
     }
 }
 
@@ -219,6 +227,24 @@ impl UblkServers {
         }
     }
 
+    /// Whether the block device of a device has another capacity than the device, or fails.
+    pub(crate) fn is_outdated(&self, device: &str) -> bool {
+        self.server(device).is_some_and(|server| server.is_outdated())
+    }
+
+    /// Prepares this thread to reopen a device, if any device is a block device: the kernel must
+    /// not free memory for it by writing to a block device whose requests wait for this thread.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub(crate) fn begin_reopen(&self) -> Result<Option<IoFlusher>, YardError> {
+        if self.table().servers.is_empty() {
+            return Ok(None);
+        }
+        let flusher = IoFlusher::begin().map_err(UblkError::System)?;
+        Ok(Some(flusher))
+    }
+
     /// Whether a device has a server, or one is being started or stopped.
     pub(crate) fn is_client(&self, device: &str) -> bool {
         let table = self.table();
@@ -233,13 +259,15 @@ impl UblkServers {
 
     /// The state of the server of a device.
     pub fn find(&self, device: &str) -> Option<UblkInfo> {
-        let table = self.table();
-        table.servers.iter().find(|it| it.device == device).map(|it| it.server.info())
+        self.server(device).map(|server| server.info())
     }
 
     /// The names of all devices that are served, with the states of their servers.
     pub fn list(&self) -> Vec<(String, UblkInfo)> {
-        self.table().servers.iter().map(|it| (it.device.clone(), it.server.info())).collect()
+        let server = |it: &DeviceServer| (it.device.clone(), Arc::clone(&it.server));
+        // The lock is released before the servers are asked.
+        let servers: Vec<_> = self.table().servers.iter().map(server).collect();
+        servers.into_iter().map(|(device, server)| (device, server.info())).collect()
     }
 
     /// Completes the requests of a device's block device, and removes it, if there is one.

@@ -609,7 +609,11 @@ impl Devices {
                 let mut spec = entry.spec.clone();
                 let has = entry.disk.geometry().len_bytes();
                 drop(entry);
-                let grows = verb == "resize" && request.size_bytes.is_some_and(|size| size > has);
+                // The same size again tells it to a block device that did not take it over.
+                let grows = verb == "resize"
+                    && request.size_bytes.is_some_and(|size| {
+                        size > has || (size == has && self.ublk().is_outdated(volume))
+                    });
                 if let Some(size) = request.size_bytes
                     && spec.is_set("size")
                 {

@@ -11,8 +11,9 @@ use crate::error::YardError;
 use crate::ublk::{ID_MAX, UblkPlace, check_kernel};
 use crate::view::{UblkRequest, UblkView};
 
-pub(super) async fn list(State(control): Shared) -> axum::Json<Vec<UblkView>> {
-    axum::Json(control.devices.ublk().list().into_iter().map(UblkView::from).collect())
+pub(super) async fn list(State(control): Shared) -> Answer<Vec<UblkView>> {
+    let list = move || control.devices.ublk().list().into_iter().map(UblkView::from).collect();
+    blocking(move || Ok(list())).await
 }
 
 pub(super) async fn add(
