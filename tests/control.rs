@@ -52,7 +52,7 @@ fn where_no_yard_answers_it_is_said() {
 }
 
 #[test]
-fn metrics_are_in_the_open_format() {
+fn metrics_are_in_the_format_that_the_client_accepts() {
     let yard = Yard::serve(&[MEM0]);
     nbdsh(&yard.uri("mem0"), "h.pwrite(bytes(8192), 0)");
     let control = yard.place.file("control");
@@ -60,8 +60,13 @@ fn metrics_are_in_the_open_format() {
         let uri = format!("http://localhost{path}");
         ok(&["curl", "--silent", "--fail", "--unix-socket", &control, &uri])
     };
+    let open = "Accept: application/openmetrics-text";
+    let uri = "http://localhost/metrics";
+    let open =
+        ok(&["curl", "--silent", "--fail", "--header", open, "--unix-socket", &control, uri]);
+    assert!(open.ends_with("# EOF\n"), "{open}");
     let metrics = get("/metrics");
-    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+    assert!(!metrics.contains("# EOF"), "{metrics}");
     let counts =
         |line: &str| line.starts_with("blockyard_device_ops_total{") && line.contains("mem0");
     assert!(metrics.lines().any(counts), "{metrics}");

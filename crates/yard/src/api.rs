@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockyard_core::DeviceError;
@@ -28,7 +28,7 @@ use crate::cleanup_registry::CleanupRegistry;
 use crate::devices::Devices;
 use crate::error::YardError;
 use crate::inject;
-use crate::metrics;
+use crate::metrics::{self, MetricsFormat};
 use crate::monitor::Monitor;
 use crate::nvme_listeners::NvmeListeners;
 use crate::process::ProcessView;
@@ -799,14 +799,16 @@ async fn unlisten(State(control): Shared, asked: Asked) -> Answer<ListenerView> 
     blocking(move || control.nvme.unlisten(&control.devices, &place, force)).await
 }
 
-async fn metrics(State(control): Shared) -> Result<Response, ErrorResponse> {
+async fn metrics(State(control): Shared, headers: HeaderMap) -> Result<Response, ErrorResponse> {
+    let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let format = MetricsFormat::of_accept(&accepts.collect::<Vec<_>>().join(","));
     // This reads every scheduler, and waits for threads that are dispatching.
     let text = waited_for(move || {
         let connections = all_connections(&control);
-        let connections = connections.iter().filter(|it| it.protocol == NBD).count() as u64;
-        Ok(metrics::encode(&control.devices, connections, memory_use(&control)))
+        Ok(metrics::encode(&control.devices, connections, memory_use(&control), format))
     });
-    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.await?).into_response())
+    let types = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")];
+    Ok((types, text.await?).into_response())
 }
 
 async fn no_such_path() -> ErrorResponse {

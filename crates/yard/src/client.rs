@@ -616,7 +616,7 @@ impl Client {
         self.get("/v1/zonefs")
     }
 
-    /// The metrics in the OpenMetrics text format.
+    /// The metrics in the text format of Prometheus.
     ///
     /// # Errors
     /// If the yard cannot be reached.

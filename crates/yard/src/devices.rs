@@ -1,6 +1,7 @@
 //! The devices of one process, by name: opened, listed, exported and removed while in use.
 #![allow(clippy::disallowed_types)] // The table of devices is control plane.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,6 +45,8 @@ pub struct Devices {
     replays: Replays,
     /// The control socket of this yard, once it is known.
     control: OnceLock<PathBuf>,
+    /// The scrubs by the path of the pool. An entry per pool that was scrubbed.
+    scrubs: Mutex<BTreeMap<PathBuf, ScrubCounts>>,
 }
 
 #[derive(Default)]
@@ -74,6 +77,15 @@ struct Suspended<'d> {
     ublk: Option<SuspendedUblk<'d>>,
 }
 
+/// What the scrubs of a pool found since the yard was started, also if the pool was closed since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ScrubCounts {
+    /// Completed scrubs.
+    pub(crate) scrubs: u64,
+    /// Damaged blocks and map pages that could not be repaired.
+    pub(crate) damaged: u64,
+}
+
 /// A reserved name. Dropping it releases the name; it must not be dropped while the lock is held.
 struct Reserved<'d> {
     devices: &'d Devices,
@@ -98,6 +110,7 @@ impl Default for Devices {
             mounts: Mounts::default(),
             replays: Replays::default(),
             control: OnceLock::new(),
+            scrubs: Mutex::default(),
         }
     }
 }
@@ -106,6 +119,20 @@ impl Devices {
     /// No devices.
     pub fn new() -> Arc<Devices> {
         Arc::default()
+    }
+
+    /// Counts a completed scrub of the pool at this path.
+    pub(crate) fn count_scrub(&self, pool: &Path, damaged: u64) {
+        let mut scrubs = self.scrubs.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = scrubs.entry(pool.to_owned()).or_default();
+        counts.scrubs += 1;
+        counts.damaged += damaged;
+    }
+
+    /// The completed scrubs of the pool at this path.
+    pub(crate) fn scrub_counts(&self, pool: &Path) -> ScrubCounts {
+        let scrubs = self.scrubs.lock().unwrap_or_else(PoisonError::into_inner);
+        scrubs.get(pool).copied().unwrap_or_default()
     }
 
     /// The NBD exports: every device under its name.

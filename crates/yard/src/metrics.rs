@@ -1,4 +1,5 @@
-//! The yard's counters in the OpenMetrics text format.
+//! The yard's counters in the text formats of OpenMetrics and Prometheus. docs/metrics.md describes
+//! each.
 //!
 //! The data path counts in per-channel counters. They are read and summed at each scrape, so that
 //! scrapes cost the data path nothing.
@@ -24,18 +25,27 @@ use crate::param::SCHEDULERS;
 use crate::process::ProcessView;
 use crate::ram::{HistogramsView, RamView, SizeView};
 use crate::scheduler;
+use crate::view::ConnectionView;
 use crate::volumes::PoolView;
 use crate::zone_counts::count_by_condition;
+
+mod clients;
+mod format;
+
+use clients::ClientMetrics;
+pub use format::MetricsFormat;
 
 /// The latency buckets' upper bounds: powers of two from 2^10 ns (about 1 us) to 2^33 (about 9 s).
 const BUCKET_POWERS: std::ops::RangeInclusive<u32> = 10..=33;
 
-/// The content type of the format.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// All metrics of a yard; `connections` is its number of NBD connections, `memory` their use of
-/// memory.
-pub fn encode(devices: &Devices, connections: u64, memory: MemoryUse) -> String {
+/// All metrics of a yard; `connections` are those of all clients, `memory` is the use of memory of
+/// the NBD connections.
+pub fn encode(
+    devices: &Devices,
+    connections: Vec<ConnectionView>,
+    memory: MemoryUse,
+    format: MetricsFormat,
+) -> String {
     let mut registry = Registry::with_prefix("blockyard");
     let pools = devices.pool_views();
     // The list of all devices is gone before a drive is asked for its zones, which may take long:
@@ -46,7 +56,7 @@ pub fn encode(devices: &Devices, connections: u64, memory: MemoryUse) -> String 
         (disk.name().to_owned(), counts)
     });
     let sample = MetricsSample {
-        connections,
+        clients: ClientMetrics::new(connections),
         memory,
         pools,
         subsystems: devices.subsystems().map(|table| table.list()).unwrap_or_default(),
@@ -64,13 +74,13 @@ pub fn encode(devices: &Devices, connections: u64, memory: MemoryUse) -> String 
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)
         .expect("writing to a string cannot fail");
-    text
+    format.convert(text)
 }
 
 /// All values at one moment.
 #[derive(Debug)]
 struct MetricsSample {
-    connections: u64,
+    clients: ClientMetrics,
     memory: MemoryUse,
     pools: Vec<PoolView>,
     subsystems: Vec<SubsystemInfo>,
@@ -213,11 +223,14 @@ const PER_CLASS: [(&str, &str, Ordered); 5] = [
 
 type LatencyOf = fn(&Stats) -> &[u64];
 
-/// Latency histograms per device, by the class of the operation.
-const LATENCIES: [(&str, LatencyOf); 3] = [
+/// Latency histograms per device, by the class of the operation: `write` has zone appends and
+/// write-zeroes, `zone` all operations that manage zones.
+const LATENCIES: [(&str, LatencyOf); 5] = [
     ("read", |stats| &stats.read_latency),
     ("write", |stats| &stats.write_latency),
-    ("other", |stats| &stats.other_latency),
+    ("flush", |stats| &stats.flush_latency),
+    ("discard", |stats| &stats.discard_latency),
+    ("zone", |stats| &stats.zone_latency),
 ];
 
 impl Collector for MetricsSample {
@@ -251,7 +264,7 @@ impl Collector for MetricsSample {
         }
         self.encode_schedulers(&mut encoder)?;
         let help = "Zones by condition";
-        let mut family = encoder.encode_descriptor("zone_count", help, None, MetricType::Gauge)?;
+        let mut family = encoder.encode_descriptor("zones", help, None, MetricType::Gauge)?;
         for (device, zones) in &self.zones {
             for (cond, count) in zones {
                 family
@@ -264,7 +277,8 @@ impl Collector for MetricsSample {
         let help = "NBD connections open now";
         encoder
             .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
-            .encode_gauge(&self.connections)?;
+            .encode_gauge(&self.clients.count_of("nbd"))?;
+        self.clients.encode(&mut encoder)?;
         self.encode_memory(&mut encoder)?;
         self.encode_nvme(&mut encoder)?;
         self.encode_vhost(&mut encoder)?;
@@ -474,6 +488,24 @@ impl MetricsSample {
                     .encode_gauge(&u64::from(*name == row.scheduler))?;
             }
         }
+        let (name, help) = (
+            "scheduler_requests",
+            "Requests of mq-deadline now: those that wait, and those that the device executes",
+        );
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for row in &self.devices {
+            let (mut queued, mut in_flight) = (0, 0);
+            for (_, _, counts) in row.scheduled.iter() {
+                queued += counts.queued();
+                in_flight += counts.in_flight();
+            }
+            let waiting = queued.saturating_sub(in_flight);
+            for (state, count) in [("waiting", waiting), ("in_flight", in_flight)] {
+                family
+                    .encode_family(&[("device", row.name()), ("state", state)])?
+                    .encode_gauge(&count)?;
+            }
+        }
         for (name, help, count) in PER_CLASS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for row in &self.devices {
@@ -515,8 +547,8 @@ fn histogram(latency: &[u64]) -> (f64, u64, Vec<(f64, u64)>) {
 mod tests {
     use std::sync::Arc;
 
-    use blockyard_core::Sector;
     use blockyard_core::blocking::Io;
+    use blockyard_core::{Bio, Sector};
     use blockyard_nvme::HostAccess;
 
     use super::*;
@@ -526,13 +558,18 @@ mod tests {
         let (devices, temp) = (Devices::new(), TempDir::new().unwrap());
         let volume = format!("volume:///v?size=1G&path={}", temp.path().join("pool").display());
         for uri in [
-            "null:///plain?size=1G",
+            "null:///plain?size=1G&memory_backed=1&discard=1&cache_size=1M",
             "null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=2",
             volume.as_str(),
         ] {
             devices.add(crate::uri::parse(uri).unwrap()).unwrap();
         }
         (devices, temp)
+    }
+
+    fn nbd(id: u64) -> ConnectionView {
+        let (protocol, peer) = ("nbd".to_owned(), format!("process {id}"));
+        ConnectionView { protocol, id, peer, ..ConnectionView::default() }
     }
 
     #[test]
@@ -543,7 +580,17 @@ mod tests {
         for _ in 0..3 {
             io.read(Sector(8), &mut [0; 4096]).unwrap();
         }
-        let text = encode(&devices, 2, MemoryUse::default());
+        io.run(Bio::new(Op::Flush, Sector(0), 0)).unwrap();
+        io.run(Bio::new(Op::Discard, Sector(0), 8)).unwrap();
+        let mut zoned = Io::new(devices.find("z").unwrap().disk.open().unwrap(), 4096);
+        zoned.run(Bio::new(Op::ZoneOpen, Sector(2 * 131_072), 0)).unwrap();
+        drop(zoned);
+        let text = encode(
+            &devices,
+            vec![nbd(1), nbd(2)],
+            MemoryUse::default(),
+            MetricsFormat::OpenMetrics,
+        );
         let pool = temp.path().canonicalize().unwrap().join("pool");
         let volumes = format!("blockyard_pool_volumes{{pool=\"{}\"}} 1", pool.display());
         assert!(text.ends_with("# EOF\n"), "{text}");
@@ -555,8 +602,8 @@ mod tests {
             "blockyard_device_latency_seconds_bucket{le=\"+Inf\",device=\"plain\",op=\"read\"} 3",
             "blockyard_device_channels{device=\"plain\"} 1",
             "blockyard_device_size_bytes{device=\"z\"} 1073741824",
-            "blockyard_zone_count{device=\"z\",cond=\"not-wp\"} 2",
-            "blockyard_zone_count{device=\"z\",cond=\"empty\"} 14",
+            "blockyard_zones{device=\"z\",cond=\"not-wp\"} 2",
+            "blockyard_zones{device=\"z\",cond=\"empty\"} 13",
             "blockyard_device_scheduler{device=\"plain\",scheduler=\"none\"} 1",
             "blockyard_device_scheduler{device=\"plain\",scheduler=\"mq-deadline\"} 0",
             "# TYPE blockyard_scheduler_inserted counter",
@@ -566,6 +613,13 @@ mod tests {
             "# TYPE blockyard_pool_free_bytes gauge",
             volumes.as_str(),
             "blockyard_nbd_connections 2",
+            "blockyard_clients{protocol=\"nbd\"} 2",
+            "blockyard_device_latency_seconds_count{device=\"plain\",op=\"flush\"} 1",
+            "blockyard_device_latency_seconds_count{device=\"plain\",op=\"discard\"} 1",
+            "blockyard_device_latency_seconds_count{device=\"plain\",op=\"zone\"} 0",
+            "blockyard_device_latency_seconds_count{device=\"z\",op=\"zone\"} 1",
+            "blockyard_scheduler_requests{device=\"plain\",state=\"waiting\"} 0",
+            "# TYPE blockyard_pool_scrub_damaged counter",
             "# TYPE blockyard_nbd_memory_used_bytes gauge",
             "# TYPE blockyard_nbd_memory_waits counter",
             "# TYPE blockyard_process_cpu_seconds counter",
@@ -588,7 +642,7 @@ mod tests {
         let devices = Devices::new();
         devices.make_subsystems(HostAccess::default(), None);
         devices.add(crate::uri::parse("null:///n0?size=1M").unwrap()).unwrap();
-        let text = encode(&devices, 0, MemoryUse::default());
+        let text = encode(&devices, Vec::new(), MemoryUse::default(), MetricsFormat::OpenMetrics);
         for line in [
             "blockyard_nvme_controllers{device=\"n0\"} 0",
             "blockyard_nvme_queues{device=\"n0\"} 0",
@@ -608,8 +662,8 @@ mod tests {
         devices.add(crate::uri::parse("ram:///r?size=1M").unwrap()).unwrap();
         let mut io = Io::new(devices.find("r").unwrap().disk.open().unwrap(), 4096);
         io.write(Sector(0), &[7; 4096], blockyard_core::Flags::NONE).unwrap();
-        io.run(blockyard_core::Bio::new(Op::Discard, Sector(0), 8)).unwrap();
-        let text = encode(&devices, 0, MemoryUse::default());
+        io.run(Bio::new(Op::Discard, Sector(0), 8)).unwrap();
+        let text = encode(&devices, Vec::new(), MemoryUse::default(), MetricsFormat::OpenMetrics);
         let value = |family: &str, group: &str, stat: &str| {
             let line = format!("{family}{{device=\"r\",group=\"{group}\",stat=\"{stat}\"}} ");
             text.lines().find_map(|have| have.strip_prefix(&line)?.parse::<u64>().ok())

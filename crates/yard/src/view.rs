@@ -344,7 +344,7 @@ impl StatsView {
             ops: ops.collect(),
             read_latency: sparse(&stats.read_latency),
             write_latency: sparse(&stats.write_latency),
-            other_latency: sparse(&stats.other_latency),
+            other_latency: sparse(&stats.other_latency()),
             ram: RamView::of(entry),
         }
     }

@@ -16,7 +16,7 @@ use blockyard_volume_admin::usage::{self, Usage};
 use blockyard_volume_format::catalogue::VolumeMeta;
 use serde::{Deserialize, Serialize};
 
-use crate::devices::Devices;
+use crate::devices::{Devices, ScrubCounts};
 use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::param::shown;
@@ -170,6 +170,12 @@ pub struct PoolView {
     pub cleaning_waits: u64,
     /// How often space was searched because an allocation had failed.
     pub space_searches: u64,
+    /// The scrubs that this yard has completed.
+    #[serde(default)]
+    pub scrubs: u64,
+    /// The damaged blocks and map pages that these scrubs could not repair from another copy.
+    #[serde(default)]
+    pub scrub_damaged: u64,
     /// The pool's copies, if it has two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
@@ -214,12 +220,14 @@ impl PoolView {
             segments_cleaned: activity.cleaned,
             cleaning_waits: activity.waits,
             space_searches: activity.searches,
+            scrubs: 0,
+            scrub_damaged: 0,
             copies: status.copies.into_iter().map(CopyView::from).collect(),
         }
     }
 
     /// The counters by name, for metrics.
-    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 12] {
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 14] {
         let mended = self.copies.iter().map(|copy| copy.mended).sum();
         [
             ("pool_groups", "Groups in the log", self.groups),
@@ -234,6 +242,12 @@ impl PoolView {
             ("pool_cleaning_waits", "Waits of writes for cleaning", self.cleaning_waits),
             ("pool_space_searches", "Times that space was looked for", self.space_searches),
             ("pool_mended", "Repairs of a copy from the other one", mended),
+            ("pool_scrubs", "Scrubs that were completed", self.scrubs),
+            (
+                "pool_scrub_damaged",
+                "Damaged blocks and map pages that scrubs could not repair",
+                self.scrub_damaged,
+            ),
         ]
     }
 
@@ -627,7 +641,11 @@ impl Devices {
 
     /// The state of every pool, as far as the system reports it.
     pub fn pool_views(&self) -> Vec<PoolView> {
-        let views = self.pools().into_iter().map(|pool| PoolView::new(&pool));
+        let views = self.pools().into_iter().map(|pool| {
+            let ScrubCounts { scrubs, damaged } = self.scrub_counts(pool.path());
+            let view = PoolView::new(&pool)?;
+            Ok::<_, VolumeError>(PoolView { scrubs, scrub_damaged: damaged, ..view })
+        });
         views.filter_map(|view| view.inspect_err(|error| tracing::warn!("{error}")).ok()).collect()
     }
 

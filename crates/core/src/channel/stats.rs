@@ -17,15 +17,18 @@ pub struct ChannelStats {
     latency: [Histogram; LATENCY_CLASSES],
 }
 
-/// Latency histograms: reads; writes with appends and write-zeroes; all other operations.
-const LATENCY_CLASSES: usize = 3;
+/// Latency histograms: reads; writes with appends and write-zeroes; flushes; discards; operations
+/// on zones.
+const LATENCY_CLASSES: usize = 5;
 
 #[inline]
 fn latency_class(op: Op) -> usize {
     match op {
         Op::Read => 0,
         Op::Write | Op::ZoneAppend | Op::WriteZeroes => 1,
-        _ => 2,
+        Op::Flush => 2,
+        Op::Discard => 3,
+        Op::ZoneReset | Op::ZoneResetAll | Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish => 4,
     }
 }
 
@@ -147,8 +150,12 @@ pub struct Stats {
     pub read_latency: Vec<u64>,
     /// Counts per bucket of the latency of writes, appends and write-zeroes.
     pub write_latency: Vec<u64>,
-    /// Counts per bucket of the latency of everything else.
-    pub other_latency: Vec<u64>,
+    /// Counts per bucket of the latency of flushes.
+    pub flush_latency: Vec<u64>,
+    /// Counts per bucket of the latency of discards.
+    pub discard_latency: Vec<u64>,
+    /// Counts per bucket of the latency of operations that manage zones.
+    pub zone_latency: Vec<u64>,
     /// Channels open now.
     pub channels: u64,
 }
@@ -160,7 +167,9 @@ impl Default for Stats {
             ops: [OpStats::default(); Op::COUNT],
             read_latency: buckets.clone(),
             write_latency: buckets.clone(),
-            other_latency: buckets,
+            flush_latency: buckets.clone(),
+            discard_latency: buckets.clone(),
+            zone_latency: buckets,
             channels: 0,
         }
     }
@@ -172,6 +181,13 @@ impl Stats {
         &self.ops[op as usize]
     }
 
+    /// Counts per bucket of the latency of flushes, discards and operations on zones together.
+    pub fn other_latency(&self) -> Vec<u64> {
+        let flushes_and_discards = self.flush_latency.iter().zip(&self.discard_latency);
+        let all = flushes_and_discards.zip(&self.zone_latency);
+        all.map(|((flushes, discards), zones)| flushes + discards + zones).collect()
+    }
+
     /// Adds a channel's counters.
     pub fn add(&mut self, channel: &ChannelStats) {
         for (index, sum) in self.ops.iter_mut().enumerate() {
@@ -180,7 +196,13 @@ impl Stats {
             sum.errors += channel.errors[index].get();
             sum.merges += channel.merges[index].get();
         }
-        let sums = [&mut self.read_latency, &mut self.write_latency, &mut self.other_latency];
+        let sums = [
+            &mut self.read_latency,
+            &mut self.write_latency,
+            &mut self.flush_latency,
+            &mut self.discard_latency,
+            &mut self.zone_latency,
+        ];
         for (sum, histogram) in sums.into_iter().zip(&channel.latency) {
             for (sum, count) in sum.iter_mut().zip(histogram.counts()) {
                 *sum += count;

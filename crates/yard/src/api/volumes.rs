@@ -1,6 +1,7 @@
 //! Requests about volumes.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -117,9 +118,10 @@ pub(super) async fn scrub(
 ) -> Result<Response, ErrorResponse> {
     let request: VolumeRequest = read(body)?;
     let rate = request.rate_bytes.unwrap_or(0);
+    let devices = Arc::clone(&control.devices);
     let axum::Json(pool) = blocking(move || {
         request.check("scrub")?;
-        control.devices.pool(request.pool.as_deref())
+        devices.pool(request.pool.as_deref())
     })
     .await?;
     let (answer, mut out) = outgoing();
@@ -141,6 +143,7 @@ pub(super) async fn scrub(
         match scrubbed {
             Ok(report) => {
                 let (damaged, mended) = (report.damaged, report.repaired);
+                control.devices.count_scrub(pool.path(), damaged);
                 tracing::info!(pool = %pool.path().display(), damaged, mended, "scrubbed");
                 let report = Some(ScrubView::from(report));
                 // A client that has disconnected does not need it.

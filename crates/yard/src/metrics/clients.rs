@@ -1,0 +1,193 @@
+//! Metrics of the clients that are connected now, with a bound on their number.
+//!
+//! A series ends with its connection, and a later connection of the same client is another series,
+//! so that no counter ever decreases.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use crate::view::ConnectionView;
+
+/// The most connections with series of their own: those with the most requests. A connection has
+/// four series, so that a scrape has at most 512 of them.
+const CLIENTS_MAX: usize = 128;
+
+/// The protocols, each with a count of its connections, also if it has none.
+const PROTOCOLS: [&str; 4] = ["nbd", "nvme", "vhost", "ublk"];
+
+/// The labels of a connection: name and value.
+type ClientLabels = [(&'static str, String); 5];
+
+/// A counter of a connection.
+type CountOf = fn(&ClientCounts) -> u64;
+
+/// The counters of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ClientCounts {
+    requests: u64,
+    errors: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+/// The connections of a scrape.
+#[derive(Debug, Default)]
+pub(super) struct ClientMetrics {
+    /// Number of connections by protocol.
+    open: Vec<(&'static str, u64)>,
+    /// Number of connections without series of their own.
+    omitted: u64,
+    rows: Vec<(ClientLabels, ClientCounts)>,
+}
+
+impl ClientMetrics {
+    /// Chooses the connections that have series.
+    pub(super) fn new(mut connections: Vec<ConnectionView>) -> ClientMetrics {
+        let open = PROTOCOLS.map(|protocol| {
+            let is_of = |it: &&ConnectionView| it.protocol == protocol;
+            (protocol, connections.iter().filter(is_of).count() as u64)
+        });
+        let omitted = connections.len().saturating_sub(CLIENTS_MAX) as u64;
+        connections.sort_by_key(|it| (Reverse(it.requests), it.id));
+        connections.truncate(CLIENTS_MAX);
+        // Two NBD servers number their connections alike, and a series must not appear twice.
+        let mut rows: BTreeMap<ClientLabels, ClientCounts> = BTreeMap::new();
+        for it in connections {
+            let labels = [
+                ("protocol", it.protocol),
+                ("connection", it.id.to_string()),
+                ("peer", it.peer),
+                ("host", it.host.unwrap_or_default()),
+                ("device", it.device.unwrap_or_default()),
+            ];
+            let counts = rows.entry(labels).or_default();
+            counts.requests += it.requests;
+            counts.errors += it.errors;
+            counts.read_bytes += it.read_bytes;
+            counts.written_bytes += it.written_bytes;
+        }
+        ClientMetrics { open: open.to_vec(), omitted, rows: rows.into_iter().collect() }
+    }
+
+    /// The number of connections of a protocol.
+    pub(super) fn count_of(&self, protocol: &str) -> u64 {
+        self.open.iter().find(|(name, _)| *name == protocol).map_or(0, |(_, count)| *count)
+    }
+
+    pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "Connections of clients that are open now, by protocol";
+        let mut family = encoder.encode_descriptor("clients", help, None, MetricType::Gauge)?;
+        for (protocol, count) in &self.open {
+            family.encode_family(&[("protocol", *protocol)])?.encode_gauge(count)?;
+        }
+        let help = "Connections without series of their own, because others have more requests";
+        encoder
+            .encode_descriptor("clients_omitted", help, None, MetricType::Gauge)?
+            .encode_gauge(&self.omitted)?;
+        let counters: [(&str, &str, CountOf); 2] = [
+            ("client_requests", "Requests of a connection", |it| it.requests),
+            ("client_errors", "Requests of a connection that failed", |it| it.errors),
+        ];
+        for (name, help, value) in counters {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (labels, counts) in &self.rows {
+                family
+                    .encode_family(labels)?
+                    .encode_counter::<NoLabelSet, _, f64>(&value(counts), None)?;
+            }
+        }
+        let help = "Data that a connection has read or written";
+        let mut family =
+            encoder.encode_descriptor("client_bytes", help, None, MetricType::Counter)?;
+        for (labels, counts) in &self.rows {
+            for (op, bytes) in [("read", counts.read_bytes), ("write", counts.written_bytes)] {
+                let [protocol, connection, peer, host, device] = labels.clone();
+                let labels = [protocol, connection, peer, host, device, ("op", op.to_owned())];
+                family
+                    .encode_family(&labels)?
+                    .encode_counter::<NoLabelSet, _, f64>(&bytes, None)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::collector::Collector;
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Fixture(ClientMetrics);
+
+    impl Collector for Fixture {
+        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+            self.0.encode(&mut encoder)
+        }
+    }
+
+    fn text(connections: Vec<ConnectionView>) -> String {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Fixture(ClientMetrics::new(connections))));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    fn connection(id: u64, requests: u64) -> ConnectionView {
+        ConnectionView {
+            protocol: "nbd".to_owned(),
+            id,
+            peer: "tcp:127.0.0.1:9".to_owned(),
+            device: Some("d".to_owned()),
+            requests,
+            ..ConnectionView::default()
+        }
+    }
+
+    #[test]
+    fn a_name_that_a_client_chose_is_escaped() {
+        let host = "nqn\"} 7\n# EOF\\".to_owned();
+        let nvme =
+            ConnectionView { protocol: "nvme".to_owned(), host: Some(host), ..connection(3, 1) };
+        let text = text(vec![nvme]);
+        let line = r#"client_requests_total{protocol="nvme",connection="3",peer="tcp:127.0.0.1:9","#
+            .to_owned() + r#"host="nqn\"} 7\n# EOF\\",device="d"} 1"#;
+        assert!(text.lines().any(|have| have == line), "{text}");
+        assert_eq!(text.matches("\n# EOF").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn the_connections_with_the_most_requests_have_series() {
+        let count = CLIENTS_MAX as u64 + 2;
+        let text = text((0..count).map(|id| connection(id, id)).collect());
+        let series = text.lines().filter(|line| line.starts_with("client_"));
+        assert_eq!(series.count(), 4 * CLIENTS_MAX, "{text}");
+        for absent in [r#"connection="0","#, r#"connection="1","#] {
+            assert!(!text.contains(absent), "{text}");
+        }
+        assert!(text.contains(r#"connection="2","#), "{text}");
+        for line in [
+            "clients_omitted 2".to_owned(),
+            format!("clients{{protocol=\"nbd\"}} {count}"),
+            "clients{protocol=\"ublk\"} 0".to_owned(),
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn connections_of_two_servers_with_equal_labels_are_one_series() {
+        let text = text(vec![connection(1, 5), connection(1, 7)]);
+        let series: Vec<_> =
+            text.lines().filter(|line| line.starts_with("client_requests_total")).collect();
+        assert_eq!(series.len(), 1, "{text}");
+        assert!(series[0].ends_with(" 12"), "{text}");
+    }
+}
