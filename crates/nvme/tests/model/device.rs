@@ -20,9 +20,9 @@ const CHANNEL_DEPTH: usize = 8;
 
 /// A connection that ends.
 struct EndingConnection {
-    /// Its memory, by which its channels are known.
+    /// The memory, by which its channels are known.
     region: Arc<Region>,
-    /// Its commands that may begin no operation any more, by channel and number.
+    /// The commands that may begin no operation any more, by channel and number.
     begun: HashSet<(usize, u64)>,
 }
 
