@@ -7,7 +7,7 @@
 use blockyard_testing::capability::Capability;
 
 use crate::place::Place;
-use crate::run::{Run, bounded, finish};
+use crate::run::{Run, bounded, finish, ok};
 
 mod refused;
 mod zoned;
@@ -85,7 +85,7 @@ fn the_scheduler_of_a_job_orders_what_reaches_the_device() {
         line.extend(["--bs=4k", "--norandommap", "--number_ios=4096", "--iodepth=64", scheduler]);
         line.extend(["--iodepth_batch_submit=64", "--iodepth_batch_complete=64"]);
         assert_eq!(done(fio_in(&place, &engine, &line))[0], 4096);
-        let trace = std::fs::read_to_string(place.file("trace")).unwrap();
+        let trace = printed(&place.file("trace"));
         let starts: Vec<u64> = trace.lines().filter_map(started).collect();
         // Two reads may have merged.
         assert!(starts.len() > 4000, "{trace}");
@@ -298,6 +298,11 @@ fn a_log_may_name_a_file_late() {
     assert_eq!(run.err.matches("fio: blockyard: dev: ").count(), 1, "{run}");
 }
 
+/// A trace as blkparse prints it.
+fn printed(trace: &str) -> String {
+    ok(&["sh", "-c", &format!("blkparse -i - <{trace}")])
+}
+
 #[test]
 fn a_trace_is_written_out_at_the_end() {
     let Some(engine) = engine() else { return };
@@ -305,6 +310,6 @@ fn a_trace_is_written_out_at_the_end() {
     let dev = format!("--dev=null:///t?size=1M&trace={}", place.file("trace"));
     let line = ["--thread", &dev, "--name=t", "--filename=t", "--rw=read", "--bs=64k"];
     done(fio_in(&place, &engine, &line));
-    let trace = std::fs::read_to_string(place.file("trace")).unwrap();
+    let trace = printed(&place.file("trace"));
     assert!(trace.contains("R 1920 + 128"), "{trace}");
 }

@@ -282,8 +282,10 @@ fn replay_ends_at_a_signal() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        // Open until the command has ended, which writes to it.
+        let mut err = child.stderr.take().unwrap();
         let mut said = [0; 21];
-        child.stderr.take().unwrap().read_exact(&mut said).unwrap();
+        err.read_exact(&mut said).unwrap();
         assert_eq!(said, *b"blockyard: replaying ");
         ok(&["sh", "-c", &format!("kill -INT {}", child.id())]);
         let mut out = String::new();
