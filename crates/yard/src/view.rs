@@ -480,11 +480,11 @@ pub struct RingView {
     pub read_bytes: u64,
     /// Bytes that were written.
     pub written_bytes: u64,
-    /// Kicks of the guest that woke the thread.
+    /// Kicks that were taken: several that came before the thread read are one.
     pub kicks: u64,
     /// Calls: interrupts that were sent to the guest.
     pub calls: u64,
-    /// Sleeps of the thread.
+    /// Sleeps of the thread: those that end by a timeout count too, and one that has not ended.
     pub sleeps: u64,
     /// Spins of the thread that found work.
     pub spins_found: u64,

@@ -191,13 +191,13 @@ mod tests {
     fn a_token_comes_as_password_or_as_bearer() {
         let access = WebAccess::with_token(TOKEN).unwrap().unwrap();
         let basic = |text: &str| format!("Basic {}", BASE64.encode(text.as_bytes()));
-        for good in [
+        for allowed in [
             format!("Bearer {TOKEN}"),
             format!("bearer {TOKEN}"),
             basic(&format!(":{TOKEN}")),
             basic(&format!("me:{TOKEN}")),
         ] {
-            assert!(access.admits(Some(&good)), "{good}");
+            assert!(access.admits(Some(&allowed)), "{allowed}");
         }
         for bad in [
             TOKEN.to_owned(),
