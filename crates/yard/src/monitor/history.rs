@@ -5,7 +5,9 @@
 //! every device is still there, the longest history does. So a yard of many devices has a shorter
 //! history of each.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::binary_heap::PeekMut;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::sync::LazyLock;
 
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor};
 use serde::Serialize;
@@ -121,9 +123,14 @@ fn stored(count: u64) -> u8 {
     ((count as f64 + 1.0).log2() * STEPS).round() as u8 // `as` saturates.
 }
 
+/// The count of each byte.
+static RESTORED: LazyLock<[u64; 256]> = LazyLock::new(|| {
+    std::array::from_fn(|byte| ((byte as f64 / STEPS).exp2() - 1.0).round() as u64)
+});
+
 /// The count of a byte.
 fn restored(byte: u8) -> u64 {
-    ((f64::from(byte) / STEPS).exp2() - 1.0).round() as u64
+    RESTORED[usize::from(byte)]
 }
 
 /// Points of one device, one for each tick from `first` on.
@@ -153,12 +160,18 @@ struct Tier {
     first: u64,
     /// The blocks of each device, the oldest first; none is empty.
     devices: BTreeMap<String, VecDeque<Block>>,
+    /// The number of blocks of all devices.
+    blocks: usize,
 }
+
+/// The rank of a history, by which it loses its oldest block: devices that are gone first, then the
+/// longest, in blocks; then the device, and whether it is the history of seconds.
+type Rank<'a> = (bool, usize, &'a str, bool);
 
 impl Tier {
     fn new(resolution: Resolution) -> Tier {
         let (times_ms, devices) = (VecDeque::new(), BTreeMap::new());
-        Tier { resolution, times_ms, first: 0, devices }
+        Tier { resolution, times_ms, first: 0, devices, blocks: 0 }
     }
 
     /// The tick after the last one.
@@ -170,14 +183,11 @@ impl Tier {
         let tick = self.end();
         self.times_ms.push_back(now_ms);
         for (device, point) in points {
-            match self.devices.get_mut(device) {
+            let is_new_block = match self.devices.get_mut(device) {
                 Some(blocks) => append(blocks, tick, point),
-                None => {
-                    let mut blocks = VecDeque::new();
-                    append(&mut blocks, tick, point);
-                    self.devices.insert(device.to_owned(), blocks);
-                }
-            }
+                None => append(self.devices.entry(device.to_owned()).or_default(), tick, point),
+            };
+            self.blocks += usize::from(is_new_block);
         }
         self.expire(now_ms);
     }
@@ -192,38 +202,38 @@ impl Tier {
             self.times_ms.pop_front();
             self.first += 1;
         }
-        let first = self.first;
+        let (first, count) = (self.first, &mut self.blocks);
         self.devices.retain(|_, blocks| {
             while blocks.front().is_some_and(|block| block.end() <= first) {
                 blocks.pop_front();
+                *count -= 1;
             }
             !blocks.is_empty()
         });
     }
 
-    fn blocks(&self) -> usize {
-        self.devices.values().map(VecDeque::len).sum()
-    }
-
-    /// The device whose history is to be shortened next, and its rank: devices that are gone first,
-    /// then by length.
-    fn longest(&self) -> Option<(bool, usize, &str)> {
-        let end = self.end();
-        let ranked = self.devices.iter().map(|(device, blocks)| {
+    /// The rank of each history.
+    fn ranks(&self) -> impl Iterator<Item = Rank<'_>> {
+        let (end, is_seconds) = (self.end(), self.resolution == SECONDS);
+        self.devices.iter().map(move |(device, blocks)| {
             let is_gone = blocks.back().is_none_or(|block| block.end() < end);
-            (is_gone, blocks.len(), device.as_str())
-        });
-        ranked.max()
+            (is_gone, blocks.len(), device.as_str(), is_seconds)
+        })
     }
 
-    /// Drops the oldest block of a device.
-    fn shorten(&mut self, device: &str) {
-        if let Some(blocks) = self.devices.get_mut(device) {
-            blocks.pop_front();
-            if blocks.is_empty() {
-                self.devices.remove(device);
-            }
+    /// Drops the oldest blocks of a device.
+    fn shorten(&mut self, device: &str, count: usize) {
+        let Some(blocks) = self.devices.get_mut(device) else { return };
+        self.blocks -= blocks.drain(..count).count();
+        if blocks.is_empty() {
+            self.devices.remove(device);
         }
+    }
+
+    /// The number of points of a device that are not too old.
+    fn points_count(&self, device: &str) -> usize {
+        let blocks = self.devices.get(device).into_iter().flatten();
+        blocks.map(|block| block.end() - block.first.max(self.first)).sum::<u64>() as usize
     }
 
     /// The points of a device with their times.
@@ -238,17 +248,17 @@ impl Tier {
     }
 }
 
-/// Adds the point of a tick.
-fn append(blocks: &mut VecDeque<Block>, tick: u64, point: Point) {
+/// Adds the point of a tick. Returns whether it begins a block.
+fn append(blocks: &mut VecDeque<Block>, tick: u64, point: Point) -> bool {
     let fits = |block: &&mut Block| block.end() == tick && block.points.len() < BLOCK_POINTS;
-    match blocks.back_mut().filter(fits) {
-        Some(block) => block.points.push(point),
-        None => {
-            let mut points = Vec::with_capacity(BLOCK_POINTS);
-            points.push(point);
-            blocks.push_back(Block { first: tick, points });
-        }
+    if let Some(block) = blocks.back_mut().filter(fits) {
+        block.points.push(point);
+        return false;
     }
+    let mut points = Vec::with_capacity(BLOCK_POINTS);
+    points.push(point);
+    blocks.push_back(Block { first: tick, points });
+    true
 }
 
 /// The histories of all devices.
@@ -280,8 +290,8 @@ impl History {
         points: impl Iterator<Item = (&'p str, Point)>,
     ) {
         self.tier_mut(resolution).record(now_ms, points);
-        while self.blocks() > self.blocks_max {
-            self.drop_block();
+        for (device, resolution, count) in self.excess() {
+            self.tier_mut(resolution).shorten(&device, count);
         }
     }
 
@@ -294,16 +304,36 @@ impl History {
     }
 
     fn blocks(&self) -> usize {
-        self.seconds.blocks() + self.minutes.blocks()
+        self.seconds.blocks + self.minutes.blocks
     }
 
-    fn drop_block(&mut self) {
-        let (seconds, minutes) = (self.seconds.longest(), self.minutes.longest());
-        let tier = if minutes > seconds { MINUTES } else { SECONDS };
-        let longest = if minutes > seconds { minutes } else { seconds };
-        if let Some(device) = longest.map(|(_, _, device)| device.to_owned()) {
-            self.tier_mut(tier).shorten(&device);
+    /// How many of its oldest blocks each history is to lose, so that all fit in the memory. The
+    /// devices of a yard begin most of their blocks in the same second, so one pass over the
+    /// histories finds all of these blocks.
+    fn excess(&self) -> Vec<(String, Resolution, usize)> {
+        let mut excess = self.blocks().saturating_sub(self.blocks_max);
+        if excess == 0 {
+            return Vec::new();
         }
+        let mut ranks: BinaryHeap<Rank<'_>> =
+            self.seconds.ranks().chain(self.minutes.ranks()).collect();
+        let mut counts: BTreeMap<(&str, bool), usize> = BTreeMap::new();
+        while excess > 0
+            && let Some(mut longest) = ranks.peek_mut()
+        {
+            let (_, blocks, device, is_seconds) = &mut *longest;
+            *counts.entry((*device, *is_seconds)).or_default() += 1;
+            *blocks -= 1;
+            if *blocks == 0 {
+                PeekMut::pop(longest);
+            }
+            excess -= 1;
+        }
+        let resolution = |is_seconds| if is_seconds { SECONDS } else { MINUTES };
+        let counts = counts.into_iter();
+        counts
+            .map(|((device, is_seconds), count)| (device.to_owned(), resolution(is_seconds), count))
+            .collect()
     }
 
     /// The bytes of all points now.
@@ -317,8 +347,8 @@ impl History {
             self.seconds.devices.keys().chain(self.minutes.devices.keys()).collect();
         let devices = names.into_iter().map(|device| HistorySizeView {
             device: device.clone(),
-            seconds: self.seconds.points(device).count(),
-            minutes: self.minutes.points(device).count(),
+            seconds: self.seconds.points_count(device),
+            minutes: self.minutes.points_count(device),
         });
         HistoryListView {
             bytes: self.bytes(),
@@ -489,6 +519,65 @@ mod tests {
         let sizes: Vec<usize> = history.overview().devices.iter().map(|it| it.seconds).collect();
         assert_eq!(sizes.len(), 30);
         assert!(sizes.iter().all(|size| (120..=240).contains(size)), "{sizes:?}");
+    }
+
+    /// The bug: each block that was dropped took a pass over all histories, and the devices of a
+    /// yard all begin a block in the same second: minutes of work at this number of devices.
+    #[test]
+    fn thousands_of_devices_that_begin_blocks_in_one_second_lose_one_each() {
+        const DEVICES: usize = 4096;
+        let mut history = History::with_bytes_max(DEVICES * BLOCK_BYTES);
+        let names: Vec<String> = (0..DEVICES).map(|number| format!("device{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        for second in 0..=2 * BLOCK_POINTS as u64 {
+            record(&mut history, SECONDS, second, &names);
+        }
+        let sizes = history.overview().devices;
+        assert_eq!(sizes.len(), DEVICES);
+        assert!(sizes.iter().all(|size| size.seconds == 1), "{:?}", sizes[0]);
+    }
+
+    /// The histories that lose a block, one after another, as docs/dashboard.md says it.
+    fn shortened_one_by_one(history: &History) -> BTreeMap<(String, bool), usize> {
+        let ranks = history.seconds.ranks().chain(history.minutes.ranks());
+        let mut left: Vec<_> = ranks.collect();
+        let mut counts = BTreeMap::new();
+        for _ in history.blocks_max..history.blocks() {
+            let longest = left.iter_mut().max().unwrap();
+            longest.1 -= 1;
+            *counts.entry((longest.2.to_owned(), longest.3)).or_default() += 1;
+            left.retain(|rank| rank.1 > 0);
+        }
+        counts
+    }
+
+    #[test]
+    fn devices_that_are_gone_lose_their_history_first_and_then_the_longest_do() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let names: Vec<String> = (0..12).map(|number| format!("d{number}")).collect();
+        let (mut history, mut dropped) = (History::with_bytes_max(usize::MAX), 0);
+        for tick in 0..2_000 {
+            let there = names.iter().filter(|_| random.u8(..8) > 0).map(String::as_str);
+            let there: Vec<&str> = there.collect();
+            record(&mut history, SECONDS, tick, &there);
+            if tick % 4 == 0 {
+                record(&mut history, MINUTES, tick, &there);
+            }
+            if random.u8(..40) == 0 {
+                history.blocks_max = history.blocks() - history.blocks() / 3;
+                let found = history.excess().into_iter();
+                let found = found.map(|(device, of, count)| ((device, of == SECONDS), count));
+                let found: BTreeMap<_, usize> = found.collect();
+                dropped += found.values().sum::<usize>();
+                assert_eq!(found, shortened_one_by_one(&history), "{tick}");
+                record(&mut history, SECONDS, tick, &there);
+                assert!(history.blocks() <= history.blocks_max);
+                history.blocks_max = usize::MAX / BLOCK_BYTES;
+            }
+            let all = history.seconds.devices.values().chain(history.minutes.devices.values());
+            assert_eq!(history.blocks(), all.map(VecDeque::len).sum::<usize>());
+        }
+        assert!(dropped > 100, "{dropped}");
     }
 
     #[test]
