@@ -32,7 +32,7 @@ use crate::process::ProcessView;
 use crate::scheduler::SchedulerView;
 use crate::view::{NbdMemoryView, StatsView};
 use history::{History, HistoryListView, HistoryView, MINUTES, Point, Resolution, SECONDS};
-use zone_watch::ZoneWatch;
+use zone_watch::{ZoneChange, ZoneState, ZoneWatch};
 
 /// The time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -130,23 +130,52 @@ impl MonitorState {
         self.latest = Some(sample);
     }
 
-    /// Sends the zones of a device to the clients that watch them: what has changed, or all zones
-    /// to those that do not know what they were before.
-    fn publish_zones(&mut self, device: &str, changed: Option<&Bytes>) {
-        let Some(watch) = self.watches.get_mut(device) else { return };
-        for client in &mut self.clients {
-            if client.zones.as_deref() != Some(device) {
-                continue;
-            }
-            if !client.needs_zones {
-                if let Some(changed) = changed {
-                    client.needs_zones = !client.send_zones(changed);
+    /// The clients that watch the zones of a device.
+    fn watchers<'m>(&'m mut self, device: &'m str) -> impl Iterator<Item = &'m mut StreamClient> {
+        self.clients.iter_mut().filter(move |client| client.zones.as_deref() == Some(device))
+    }
+
+    /// Sends what has changed in the zones of a device to the clients that know them as they were.
+    fn publish_change(&mut self, device: &str, change: &ZoneChange) {
+        for client in self.watchers(device) {
+            match change {
+                ZoneChange::Some(event) if !client.needs_zones => {
+                    client.needs_zones = !client.send_zones(event);
                 }
-                continue;
+                ZoneChange::Nothing | ZoneChange::Some(_) => {}
+                ZoneChange::All => client.needs_zones = true,
             }
-            if let Some(full) = watch.full(device) {
-                client.needs_zones = !client.send_zones(&full);
+        }
+    }
+
+    /// Sends all zones of a device to the clients that do not know what they were before.
+    fn publish_all(&mut self, device: &str, event: &Bytes) {
+        for client in self.watchers(device).filter(|client| client.needs_zones) {
+            client.needs_zones = !client.send_zones(event);
+        }
+    }
+
+    /// Sends all zones of a device to the clients that need them, or returns the zones of which the
+    /// event for that has to be made first, for [`MonitorState::end_all`].
+    fn begin_all(&mut self, device: &str) -> Option<Arc<ZoneState>> {
+        if !self.watchers(device).any(|client| client.needs_zones) {
+            return None;
+        }
+        let watch = self.watches.get_mut(device)?;
+        match watch.all() {
+            None => watch.begin_all(),
+            Some(event) => {
+                self.publish_all(device, &event);
+                None
             }
+        }
+    }
+
+    /// Sends all zones of a device, unless they have changed while the event was made.
+    fn end_all(&mut self, device: &str, zones: &Arc<ZoneState>, event: &Bytes) {
+        let watch = self.watches.get_mut(device);
+        if watch.is_some_and(|watch| watch.end_all(zones, event)) {
+            self.publish_all(device, event);
         }
     }
 
@@ -218,7 +247,8 @@ impl Monitor {
         self.wake.notify_one();
     }
 
-    /// Adds a client. `zones` is the device whose zones it watches.
+    /// Adds a client. `zones` is the device whose zones it watches: it gets those that are known by
+    /// [`Monitor::send_all_zones`], and the others with the next report.
     ///
     /// # Errors
     /// If there are too many.
@@ -243,15 +273,40 @@ impl Monitor {
             client.send(latest);
         }
         if let Some(device) = client.zones.clone() {
-            let watch = state.watches.entry(device.clone()).or_default();
-            if let Some(full) = watch.full(&device) {
-                client.needs_zones = !client.send(&full);
-            }
+            state.watches.entry(device).or_default();
         }
         state.clients.push(client);
         drop(state);
         self.wake.notify_one();
         Ok(receiver)
+    }
+
+    /// Sends all zones of a device, as they were read last, to the clients that need them. This
+    /// takes long for a device with many zones; other threads use the monitor meanwhile.
+    pub(crate) fn send_all_zones(&self, device: &str) {
+        // Again if a report, of which there is one a second, came while the event was made.
+        loop {
+            let zones = self.state().begin_all(device);
+            let Some(zones) = zones else { return };
+            let event = zone_watch::all_zones(device, &zones);
+            self.state().end_all(device, &zones, &event);
+        }
+    }
+
+    /// Ends a report of zones that took this long, `None` if the device gave none: sends what has
+    /// changed to clients.
+    fn end_report(&self, device: &str, read: Option<ZoneState>, took: Duration) {
+        let before = self.state().watches.get(device).and_then(ZoneWatch::state);
+        let change = read.as_ref().map_or(ZoneChange::Nothing, |read| {
+            zone_watch::compare(device, before.as_deref(), read)
+        });
+        let changed = read.filter(|_| change != ZoneChange::Nothing);
+        let mut state = self.state();
+        let Some(watch) = state.watches.get_mut(device) else { return };
+        watch.end(changed, took, Instant::now());
+        state.publish_change(device, &change);
+        drop(state);
+        self.send_all_zones(device);
     }
 
     /// The devices that have a history.
@@ -329,10 +384,7 @@ fn report_zones(control: &Arc<Control>) {
                 let failed = |error| tracing::debug!(device, "cannot report zones: {error}");
                 read.map_err(failed).ok()
             });
-            let mut state = control.monitor.state();
-            let Some(watch) = state.watches.get_mut(&device) else { return };
-            let changed = watch.end(&device, read, start.elapsed(), Instant::now());
-            state.publish_zones(&device, changed.as_ref());
+            control.monitor.end_report(&device, read, start.elapsed());
         });
     }
 }
@@ -583,11 +635,8 @@ mod tests {
         let monitor = &control.monitor;
         let mut client = monitor.subscribe(Some("z".to_owned()), true).unwrap();
         let report = || {
-            let mut state = monitor.state();
             let read = zone_watch::read(disk.as_ref()).unwrap();
-            let watch = state.watches.get_mut("z").unwrap();
-            let changed = watch.end("z", Some(read), Duration::ZERO, Instant::now());
-            state.publish_zones("z", changed.as_ref());
+            monitor.end_report("z", Some(read), Duration::ZERO);
         };
         let mut io = blockyard_core::blocking::Io::new(disk.open().unwrap(), 4096);
         let mut write = |zone: u64| {
@@ -611,7 +660,28 @@ mod tests {
         assert_eq!(data(&again[1])["full"], true, "{again:?}");
         // A client that comes later has them at once.
         let mut late = monitor.subscribe(Some("z".to_owned()), true).unwrap();
+        monitor.send_all_zones("z");
         assert_eq!(data(&received(&mut late)[1])["full"], true);
+        assert!(received(&mut client).is_empty(), "the first client has them already");
+        // One that comes while a thread makes the event with all zones gets those that have changed
+        // since, once.
+        write(5);
+        report();
+        received(&mut client);
+        let mut first = monitor.subscribe(Some("z".to_owned()), true).unwrap();
+        let zones = monitor.state().begin_all("z").unwrap();
+        let mut second = monitor.subscribe(Some("z".to_owned()), true).unwrap();
+        monitor.send_all_zones("z");
+        write(6);
+        report();
+        let event = zone_watch::all_zones("z", &zones);
+        monitor.state().end_all("z", &zones, &event);
+        monitor.send_all_zones("z");
+        for late in [&mut first, &mut second] {
+            let events = received(late);
+            assert_eq!(events.len(), 2, "{events:?}");
+            assert!(events[1].contains("[[0,3,1,0],[3,4,2,1],"), "{events:?}");
+        }
     }
 
     #[test]
@@ -621,7 +691,7 @@ mod tests {
         let client = monitor.subscribe(Some("z".to_owned()), true).unwrap();
         assert_eq!(monitor.state().begin_reports(now), ["z"]);
         assert!(monitor.state().begin_reports(now).is_empty());
-        let _ = monitor.state().watches.get_mut("z").unwrap().end("z", None, Duration::ZERO, now);
+        monitor.state().watches.get_mut("z").unwrap().end(None, Duration::ZERO, now);
         drop(client);
         assert!(!monitor.is_wanted());
         // A client that comes and goes makes no more reports than one that stays.

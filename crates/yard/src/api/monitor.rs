@@ -1,5 +1,7 @@
 //! The stream of samples as server-sent events, and the history of devices.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -36,7 +38,7 @@ pub(super) async fn stream(
 
 /// A stream of events; `is_web` if the client came to the web listener.
 pub(super) fn open(
-    control: &Control,
+    control: &Arc<Control>,
     asked: Asked,
     is_web: bool,
 ) -> Result<Response, ErrorResponse> {
@@ -46,9 +48,14 @@ pub(super) fn open(
     {
         return Err(YardError::NotZoned { name: name.clone() }.into());
     }
-    let receiver = control.monitor.subscribe(zones, is_web).map_err(|error| {
+    let receiver = control.monitor.subscribe(zones.clone(), is_web).map_err(|error| {
         ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", error.to_string())
     })?;
+    if let Some(device) = zones {
+        let control = Arc::clone(control);
+        // The text of many zones takes long. The client waits for it, and no other does.
+        tokio::task::spawn_blocking(move || control.monitor.send_all_zones(&device));
+    }
     let headers = [(header::CONTENT_TYPE, EVENTS), (header::CACHE_CONTROL, "no-store")];
     Ok((headers, Body::new(StreamBody(receiver))).into_response())
 }
@@ -96,7 +103,6 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::Path;
-    use std::sync::Arc;
 
     use tokio::sync::watch;
 

@@ -3,7 +3,11 @@
 //! A drive may take long for a report of its zones. The next report begins no sooner than
 //! [`REST_FACTOR`] times the duration of the last one after its end, so that reports take at most
 //! 5 % of the time of one thread, whatever clients ask for.
+//!
+//! The text of a million zones takes long to make. It is made from a shared state, so that the
+//! thread that makes it holds no lock of the monitor.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
@@ -120,14 +124,47 @@ fn runs(cells: &[ZoneCell], is_wanted: impl Fn(usize) -> bool) -> Vec<ZoneRun> {
     runs
 }
 
+/// What is new in a report.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ZoneChange {
+    /// Nothing.
+    Nothing,
+    /// Some zones: the event for clients that know the zones as they were.
+    Some(Bytes),
+    /// All zones: it is the first report, or the zones are those of another device.
+    All,
+}
+
+/// Compares a report with the one before.
+pub(super) fn compare(device: &str, before: Option<&ZoneState>, now: &ZoneState) -> ZoneChange {
+    let is_same_shape = |before: &&ZoneState| {
+        (before.cells.len(), before.zone_sectors) == (now.cells.len(), now.zone_sectors)
+    };
+    match before.filter(is_same_shape) {
+        None => ZoneChange::All,
+        Some(before) if before == now => ZoneChange::Nothing,
+        Some(before) => {
+            let changed = runs(&now.cells, |number| now.cells[number] != before.cells[number]);
+            ZoneChange::Some(zones_event(device, false, now, changed))
+        }
+    }
+}
+
+/// The event with all zones of a device.
+pub(super) fn all_zones(device: &str, now: &ZoneState) -> Bytes {
+    zones_event(device, true, now, runs(&now.cells, |_| true))
+}
+
 /// The zones of a device that clients watch.
 #[derive(Debug, Default)]
 pub(super) struct ZoneWatch {
     /// The zones as they were read last.
-    state: Option<ZoneState>,
-    /// The event with all zones, once a client has needed it.
-    full: Option<Bytes>,
-    /// Whether they are being read.
+    state: Option<Arc<ZoneState>>,
+    /// The event with all of these zones, once a client has needed it.
+    all: Option<Bytes>,
+    /// Whether a thread makes this event.
+    is_made: bool,
+    /// Whether the zones are being read.
     is_busy: bool,
     /// The next report begins at this time.
     due: Option<Instant>,
@@ -148,40 +185,44 @@ impl ZoneWatch {
     /// Whether the watch, which no client needs now, may be forgotten: a new one would make a
     /// report at once.
     pub(super) fn may_go(&self, now: Instant) -> bool {
-        !self.is_busy && self.is_due(now)
+        !self.is_busy && !self.is_made && self.is_due(now)
     }
 
-    /// Ends a report that took this long, without a result if the device gave none. Returns the
-    /// event with what has changed, for clients that know the zones as they were.
-    pub(super) fn end(
-        &mut self,
-        device: &str,
-        read: Option<ZoneState>,
-        took: Duration,
-        now: Instant,
-    ) -> Option<Bytes> {
+    /// The zones as they were read last. Only the thread that makes a report replaces them.
+    pub(super) fn state(&self) -> Option<Arc<ZoneState>> {
+        self.state.clone()
+    }
+
+    /// Ends a report that took this long. `changed` are the zones if they are not what they were.
+    pub(super) fn end(&mut self, changed: Option<ZoneState>, took: Duration, now: Instant) {
         self.is_busy = false;
         self.due = Some(now + REPORT_INTERVAL.max(took * REST_FACTOR));
-        let read = read?;
-        let before = self.state.replace(read);
-        let now = self.state.as_ref()?;
-        if before.as_ref() == Some(now) {
-            return None;
+        if let Some(changed) = changed {
+            (self.state, self.all) = (Some(Arc::new(changed)), None);
         }
-        self.full = None;
-        let is_same_shape = |before: &ZoneState| {
-            (before.cells.len(), before.zone_sectors) == (now.cells.len(), now.zone_sectors)
-        };
-        let Some(before) = before.filter(is_same_shape) else { return self.full(device) };
-        let changed = runs(&now.cells, |number| now.cells[number] != before.cells[number]);
-        Some(zones_event(device, false, now, changed))
     }
 
-    /// The event with all zones, if they have been read.
-    pub(super) fn full(&mut self, device: &str) -> Option<Bytes> {
-        let state = self.state.as_ref()?;
-        let make = || zones_event(device, true, state, runs(&state.cells, |_| true));
-        Some(self.full.get_or_insert_with(make).clone())
+    /// The event with all zones, if it has been made.
+    pub(super) fn all(&self) -> Option<Bytes> {
+        self.all.clone()
+    }
+
+    /// The zones of which the caller is to make the event with all zones; `None` if none have been
+    /// read, or if another thread makes it.
+    pub(super) fn begin_all(&mut self) -> Option<Arc<ZoneState>> {
+        let state = self.state.clone().filter(|_| !self.is_made)?;
+        self.is_made = true;
+        Some(state)
+    }
+
+    /// Keeps the event with all zones; `false` if the zones have changed while it was made.
+    pub(super) fn end_all(&mut self, state: &Arc<ZoneState>, event: &Bytes) -> bool {
+        self.is_made = false;
+        let is_new = self.state.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, state));
+        if is_new {
+            self.all = Some(event.clone());
+        }
+        is_new
     }
 }
 
@@ -216,26 +257,49 @@ mod tests {
         serde_json::from_str(line).unwrap()
     }
 
-    fn end(watch: &mut ZoneWatch, read: ZoneState) -> Option<serde_json::Value> {
-        let event = watch.end("z", Some(read), Duration::ZERO, Instant::now());
-        event.as_ref().map(data)
+    fn compared(before: Option<&ZoneState>, now: &ZoneState) -> serde_json::Value {
+        match compare("z", before, now) {
+            ZoneChange::Some(event) => data(&event),
+            other => format!("{other:?}").into(),
+        }
     }
 
     #[test]
     fn the_first_report_has_all_zones_and_the_next_ones_what_changed() {
-        let mut watch = ZoneWatch::default();
-        assert!(watch.full("z").is_none());
-        let first = end(&mut watch, state(&[(1, 0), (1, 0), (14, 255), (1, 0)])).unwrap();
-        assert_eq!(first["full"], true);
-        assert_eq!(first["runs"], serde_json::json!([[0, 2, 1, 0], [2, 1, 14, 255], [3, 1, 1, 0]]));
-        assert_eq!(end(&mut watch, state(&[(1, 0), (1, 0), (14, 255), (1, 0)])), None);
-        let next = end(&mut watch, state(&[(2, 9), (1, 0), (14, 255), (2, 9)])).unwrap();
-        assert_eq!(next["full"], false);
-        assert_eq!(next["runs"], serde_json::json!([[0, 1, 2, 9], [3, 1, 2, 9]]));
-        assert_eq!(data(&watch.full("z").unwrap())["runs"][0], serde_json::json!([0, 1, 2, 9]));
+        let first = state(&[(1, 0), (1, 0), (14, 255), (1, 0)]);
+        assert_eq!(compared(None, &first), "All");
+        let all = data(&all_zones("z", &first));
+        assert_eq!(all["full"], true);
+        assert_eq!(all["runs"], serde_json::json!([[0, 2, 1, 0], [2, 1, 14, 255], [3, 1, 1, 0]]));
+        assert_eq!(compared(Some(&first), &first.clone()), "Nothing");
+        let next = state(&[(2, 9), (1, 0), (14, 255), (2, 9)]);
+        let changed = compared(Some(&first), &next);
+        assert_eq!(changed["full"], false);
+        assert_eq!(changed["runs"], serde_json::json!([[0, 1, 2, 9], [3, 1, 2, 9]]));
         // A device of another size was made under the same name.
-        let other = end(&mut watch, state(&[(1, 0)])).unwrap();
-        assert_eq!((&other["full"], &other["zone_count"]), (&true.into(), &1.into()));
+        assert_eq!(compared(Some(&next), &state(&[(1, 0)])), "All");
+    }
+
+    #[test]
+    fn one_thread_makes_the_event_with_all_zones_and_an_old_one_is_not_kept() {
+        let mut watch = ZoneWatch::default();
+        assert!(watch.begin_all().is_none(), "no zones have been read");
+        let end = |watch: &mut ZoneWatch, zones| {
+            watch.end(Some(state(zones)), Duration::ZERO, Instant::now());
+        };
+        end(&mut watch, &[(1, 0)]);
+        let old = watch.begin_all().unwrap();
+        let later = Instant::now() + Duration::from_secs(5);
+        assert!(watch.begin_all().is_none() && !watch.may_go(later));
+        end(&mut watch, &[(2, 9)]);
+        assert!(!watch.end_all(&old, &all_zones("z", &old)) && watch.all().is_none());
+        let new = watch.begin_all().unwrap();
+        assert!(watch.end_all(&new, &all_zones("z", &new)));
+        assert_eq!(data(&watch.all().unwrap())["runs"], serde_json::json!([[0, 1, 2, 9]]));
+        assert!(watch.may_go(later));
+        // A report without a change leaves the event as it is.
+        watch.end(None, Duration::ZERO, Instant::now());
+        assert!(watch.all().is_some());
     }
 
     #[test]
@@ -243,10 +307,10 @@ mod tests {
         let (mut watch, start) = (ZoneWatch::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert!(watch.begin(start) && !watch.begin(start) && !watch.may_go(start));
-        watch.end("z", None, Duration::from_secs(3), after(3));
+        watch.end(None, Duration::from_secs(3), after(3));
         assert!(!watch.begin(after(62)) && !watch.may_go(after(62)));
         assert!(watch.may_go(after(63)) && watch.begin(after(63)));
-        watch.end("z", None, Duration::from_millis(1), after(63));
+        watch.end(None, Duration::from_millis(1), after(63));
         assert!(!watch.begin(after(63)) && watch.begin(after(64)));
     }
 
