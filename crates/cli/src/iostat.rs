@@ -187,7 +187,7 @@ fn part(part: u64, whole: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::sample::tests::stats;
+    use crate::top::fixture::stats;
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()

@@ -102,7 +102,7 @@ fn time(ns: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::sample::tests::stats;
+    use crate::top::fixture::stats;
 
     #[test]
     fn the_first_line_is_the_mean_since_the_beginning() {

@@ -2,8 +2,10 @@
 
 #![allow(clippy::disallowed_types)] // Control plane: no I/O passes here.
 
+#[cfg(test)]
+#[path = "../../yard/src/activity/fixture.rs"]
+pub(crate) mod fixture;
 mod pages;
-pub(crate) mod sample;
 mod screen;
 
 use std::io::{IsTerminal, Write};
@@ -41,9 +43,9 @@ pub(crate) fn run(args: &TopArgs, out: &mut impl Write) -> Result<(), Failure> {
         return Err(Failure::new(Code::Usage, message));
     }
     // Before the terminal is changed, so that the error of an absent yard is readable.
-    let before = sample::take(&client, true)?;
+    let before = take_sample(&client, true)?;
     std::thread::sleep(FIRST_INTERVAL);
-    let now = sample::take(&client, true)?;
+    let now = take_sample(&client, true)?;
     let screen = Screen::new(Activity::new(&before, &now), args.delay);
     let is_ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP, SIGINT] {
@@ -56,6 +58,20 @@ pub(crate) fn run(args: &TopArgs, out: &mut impl Write) -> Result<(), Failure> {
     // Also if the terminal could be changed in part only.
     ratatui::restore();
     Ok(shown?)
+}
+
+/// Asks a yard; for zones only if they are wanted, since a device may have to count them.
+///
+/// # Errors
+/// If the yard does not answer.
+fn take_sample(client: &Client, with_zones: bool) -> Result<Sample, ClientError> {
+    Ok(Sample {
+        process: client.process()?,
+        stats: client.stats()?,
+        zones: if with_zones { client.zone_counts()? } else { Vec::new() },
+        pools: client.pools()?,
+        connections: client.connections()?,
+    })
 }
 
 /// A thread that takes samples, so that the screen answers keys while the yard does not answer.
@@ -71,7 +87,7 @@ impl Sampler {
         let ((asks, asked), (answer, answers)) = (mpsc::channel(), mpsc::channel());
         let work = move || {
             while let Ok(with_zones) = asked.recv() {
-                if answer.send(sample::take(&client, with_zones)).is_err() {
+                if answer.send(take_sample(&client, with_zones)).is_err() {
                     return;
                 }
             }
@@ -83,11 +99,11 @@ impl Sampler {
 
 /// Prints an activity after each interval.
 fn print(args: &TopArgs, client: &Client, out: &mut impl Write) -> Result<(), Failure> {
-    let mut before = sample::take(client, true)?;
+    let mut before = take_sample(client, true)?;
     let mut left = args.count;
     while left != Some(0) {
         std::thread::sleep(args.delay);
-        let now = sample::take(client, true)?;
+        let now = take_sample(client, true)?;
         let activity = Activity::new(&before, &now);
         if args.talk.json {
             // A line each time, so that a reader knows where one ends.

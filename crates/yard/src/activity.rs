@@ -196,53 +196,12 @@ impl ConnectionActivity {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::interval::tests::stats;
+pub(crate) mod fixture;
 
-    /// A yard after this many seconds: 100 reads a second of device `d`, which cost it half a
-    /// processor, and a client with half of them.
-    pub(crate) fn sample(seconds: u64, pid: u32) -> Sample {
-        let process = ProcessView {
-            pid,
-            sampled_ns: seconds * 1_000_000_000,
-            cpu_ns: seconds * 500_000_000,
-            resident_bytes: 20 << 20,
-        };
-        let connection = ConnectionView {
-            protocol: "nbd".to_owned(),
-            id: 3,
-            peer: "unix:/run/nbd.sock".to_owned(),
-            device: Some("d".to_owned()),
-            requests: 50 * seconds,
-            read_bytes: (50 * seconds) << 20,
-            ..ConnectionView::default()
-        };
-        let pool = PoolView {
-            path: "/srv/pool".to_owned(),
-            volumes: 2,
-            segment_bytes: 1 << 20,
-            segments: 100,
-            used_bytes: 25 << 20,
-            available_bytes: 75 << 20,
-            data_bytes: (10 * seconds) << 20,
-            log_bytes: (15 * seconds) << 20,
-            moved_bytes: (5 * seconds) << 20,
-            segments_cleaned: seconds,
-            ..PoolView::default()
-        };
-        let zones = ZoneCountsView {
-            device: "d".to_owned(),
-            zones: [("empty".to_owned(), 60), ("full".to_owned(), 4)].into(),
-        };
-        Sample {
-            process,
-            stats: vec![stats(seconds, 100 * seconds)],
-            zones: vec![zones],
-            pools: vec![pool],
-            connections: vec![connection],
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use super::fixture::sample;
+    use super::*;
 
     #[test]
     fn rates_are_those_of_the_interval() {

@@ -166,24 +166,9 @@ fn plus(a: OpView, b: OpView) -> OpView {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-
+mod tests {
     use super::*;
-
-    /// A device with this many reads of 1 MiB and 1 us, one in ten of which failed.
-    pub(crate) fn stats(age_s: u64, reads: u64) -> StatsView {
-        let op = OpView { ops: reads, bytes: reads << 20, errors: reads / 10, merges: 0 };
-        StatsView {
-            device: "d".to_owned(),
-            age_ns: age_s * 1_000_000_000,
-            channels: 1,
-            ops: BTreeMap::from([("read".to_owned(), op)]),
-            read_latency: vec![(1024, reads)],
-            write_latency: Vec::new(),
-            other_latency: Vec::new(),
-            ram: None,
-        }
-    }
+    use crate::activity::fixture::stats;
 
     #[test]
     fn an_interval_without_a_sample_before_begins_at_the_opening() {

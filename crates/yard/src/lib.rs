@@ -1,6 +1,10 @@
 //! The yard: named devices made from URIs or TOML, the daemon that serves them, and its control
 //! API.
 
+// Test code that other crates include names this crate as they do.
+#[cfg(test)]
+extern crate self as blockyard_yard;
+
 pub mod activation;
 pub mod activity;
 pub mod api;

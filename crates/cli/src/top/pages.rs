@@ -299,7 +299,7 @@ pub(crate) fn summary(activity: &Activity) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::sample::tests::sample;
+    use crate::top::fixture::sample;
 
     fn text(page: TopPage) -> String {
         let activity = Activity::new(&sample(10, 1), &sample(12, 1));

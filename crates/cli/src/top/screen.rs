@@ -192,7 +192,7 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
-    use crate::top::sample::tests::sample;
+    use crate::top::fixture::sample;
 
     fn screen() -> Screen {
         let mut after = sample(12, 1);
