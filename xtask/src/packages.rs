@@ -334,6 +334,41 @@ mod tests {
         }
     }
 
+    /// What `cargo install` and registries show.
+    #[test]
+    fn crate_of_the_program_says_what_it_is() {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+        let args = ["metadata", "--locked", "--format-version=1", "--no-deps"];
+        let metadata: Value = serde_json::from_str(&run(root, &cargo, &args).unwrap()).unwrap();
+        let packages = metadata["packages"].as_array().unwrap();
+        let package = packages.iter().find(|it| it["name"] == SHIPPED[0]).unwrap();
+        assert_eq!(package["license"], "MIT");
+        assert_eq!(package["rust_version"], "1.95");
+        assert!(package["description"].as_str().unwrap().len() > 20);
+        let readme = package["readme"].as_str().unwrap();
+        let folder = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
+        assert!(folder.join(readme).exists(), "{readme}");
+        let programs: Vec<&Value> = package["targets"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|it| it["kind"][0] == "bin")
+            .map(|it| &it["name"])
+            .collect();
+        assert_eq!(programs, ["blockyard"]);
+        // A registry takes five of each, and keywords of 20 letters, digits, `-`, `_` and `+`.
+        for list in ["keywords", "categories"] {
+            let words = package[list].as_array().unwrap();
+            assert!((1..=5).contains(&words.len()), "{list}: {words:?}");
+        }
+        for keyword in package["keywords"].as_array().unwrap() {
+            let keyword = keyword.as_str().unwrap();
+            let is_valid = |c: char| c.is_ascii_alphanumeric() || "-_+".contains(c);
+            assert!(keyword.len() <= 20 && keyword.chars().all(is_valid), "{keyword}");
+        }
+    }
+
     #[test]
     fn bill_has_every_crate_once_with_its_licence_and_what_it_uses() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
