@@ -27,7 +27,7 @@ FIO_SRC ?=
 # Builds all tests, and runs them at the same time as the commands that it is given.
 TESTS = FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/tests
 
-.PHONY: help deps build-deps build lab book run fio deb package-test check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
+.PHONY: help deps build-deps build lab book run fio deb image reproducible package-test image-test check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -49,14 +49,27 @@ fio: build-deps ## the engine for stock fio, and a line to paste that uses it
 	echo "fio --name=t --ioengine=external:$$engine --thread --dev='null:///n0?size=10G'" \
 		"--rw=randread --bs=4k --time_based --runtime=5 --gtod_reduce=1"
 
-deb: build ## a package for this release of Debian, in target/debian (docs/packages.md)
-	@test -x $(CARGO_DEB_ROOT)/bin/cargo-deb || CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --locked \
-		--debug --root $(CARGO_DEB_ROOT) --version $(CARGO_DEB) cargo-deb
-	@FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/deb $(CARGO_DEB_ROOT)/bin/cargo-deb
+$(CARGO_DEB_ROOT)/bin/cargo-deb:
+	CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --locked --debug --root $(CARGO_DEB_ROOT) \
+		--version $(CARGO_DEB) cargo-deb
+
+deb: build-deps $(CARGO_DEB_ROOT)/bin/cargo-deb ## a package for this release of Debian, in target/debian (docs/packages.md)
+	@FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/shipped ./.ci/deb $(CARGO_DEB_ROOT)/bin/cargo-deb
+
+image: build-deps ## an OCI image for this machine's architecture, in target/image (docs/packages.md)
+	@CARGO='$(CARGO)' ./.ci/shipped ./.ci/image
+
+# Two builds of everything that is optimised: the better part of an hour on two processors.
+reproducible: build-deps $(CARGO_DEB_ROOT)/bin/cargo-deb ## build package and image twice, in other folders, and compare them
+	@FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/reproducible $(CARGO_DEB_ROOT)/bin/cargo-deb
 
 # Not part of `make test`: it makes two clean systems from the archive, and boots one of them.
 package-test: deb ## install, use, upgrade and remove the package in clean systems; needs root and network
 	./tests/packages/deb target/debian/*.deb
+
+# Not part of `make test`: it needs the release build, and podman.
+image-test: image ## run the image with a read-only root and no rights, by podman; needs root
+	./tests/packages/image target/image/*.tar
 
 check: deps ## before a commit: formatting, lints, tidy, unit tests of what changed (BASE=commit)
 	@./.ci/check
