@@ -118,17 +118,22 @@ fn print(args: &IostatArgs, devices: &[Interval], out: &mut impl Write) -> Resul
         let line: Value = devices.iter().map(Interval::to_json).collect();
         return Ok(writeln!(out, "{line}")?);
     }
-    let mut table = match args.latency {
+    Ok(table(args.latency, devices).print(1, out)?)
+}
+
+/// A report as a table, with the columns of `zpool iostat -l` or of `iostat -x`.
+pub(crate) fn table(has_latency: bool, devices: &[Interval]) -> Table {
+    let mut table = match has_latency {
         true => Table::new(LATENCY),
         false => Table::new(EXTENDED),
     };
     for device in devices {
-        match args.latency {
+        match has_latency {
             true => table.row(latency(device)),
             false => table.row(extended(device)),
         }
     }
-    Ok(table.print(1, out)?)
+    table
 }
 
 fn extended(it: &Interval) -> [String; 19] {

@@ -2,9 +2,6 @@
 
 #![allow(clippy::disallowed_types)] // Control plane: no I/O passes here.
 
-#[cfg(test)]
-#[path = "../../yard/src/activity/fixture.rs"]
-pub(crate) mod fixture;
 mod pages;
 mod screen;
 
@@ -203,6 +200,13 @@ pub(crate) fn delay(text: &str) -> Result<Duration, String> {
         .filter(|delay| DELAYS.contains(delay))
         .ok_or_else(|| "expected seconds from 0.1 to 86400".to_owned())
 }
+
+#[cfg(test)]
+#[path = "../../yard/src/activity/fixture.rs"]
+pub(crate) mod fixture;
+
+#[cfg(test)]
+mod picture_tests;
 
 #[cfg(test)]
 mod tests {

@@ -18,5 +18,6 @@ pub mod refusing;
 pub mod seed;
 pub mod simulated_store;
 pub mod temp_dir;
+pub mod terminal_picture;
 pub mod workload;
 pub mod zone_store;
