@@ -154,7 +154,8 @@ fn replay_does_what_was_traced() {
             all
         };
         assert_eq!(sorted(operations(&replayed, Select::Queue)), sorted(queued));
-        // The two adjacent reads merge only if the replay has read both before it submits the first.
+        // The two adjacent reads merge only if the replay has read both before it submits the
+        // first.
         assert_eq!(again.split, tally.split);
         assert!(again.merged <= tally.merged, "{again:?}");
         if !is_scheduled {
