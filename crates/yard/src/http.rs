@@ -9,6 +9,7 @@
 #![allow(clippy::disallowed_types)] // Control plane: a flag that is set once a request.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
@@ -25,6 +26,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_tokio::rt::{TokioIo, TokioTimer};
 use hyper_tokio::service::TowerToHyperService;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
@@ -89,7 +91,7 @@ fn takes_stream(path: &str) -> bool {
 }
 
 /// A connection that may know its peer's user.
-pub(crate) trait Peer {
+pub(crate) trait Peer: AsFd {
     /// Whether the peer's user is the daemon's own, or root.
     fn is_owner(&self) -> bool;
 }
@@ -104,6 +106,29 @@ impl Peer for UnixStream {
 impl Peer for TcpStream {
     fn is_owner(&self) -> bool {
         false
+    }
+}
+
+/// The connection of a request, in the extensions of the request: whether the client has closed it.
+/// hyper finds that out only while it reads or writes, so not while a route leaves a part of the
+/// body unread.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerWatch(Arc<OwnedFd>);
+
+impl PeerWatch {
+    /// A second descriptor of a connection, because hyper owns the first.
+    fn new(connection: &impl AsFd) -> io::Result<PeerWatch> {
+        let descriptor = connection.as_fd().try_clone_to_owned()?;
+        Ok(PeerWatch(Arc::new(descriptor)))
+    }
+
+    /// Whether the client has closed the connection in both directions. A client that has only
+    /// ended its request still waits for the response.
+    pub(crate) fn has_closed(&self) -> bool {
+        // POLLHUP and POLLERR are reported without being asked for (poll(2)).
+        let mut entry = [PollFd::new(&*self.0, PollFlags::empty())];
+        let polled = poll(&mut entry, Some(&Timespec::default()));
+        polled.is_ok() && entry[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 }
 
@@ -161,16 +186,28 @@ pub(crate) async fn serve<L>(
             refuse(io).await;
             continue;
         }
+        let watch = match PeerWatch::new(&io) {
+            Ok(watch) => watch,
+            Err(error) => {
+                tracing::warn!("control: a client was refused: {error}");
+                continue;
+            }
+        };
         let busy = Arc::new(AtomicBool::new(false));
         let io = StallTimeout::new(io, stall);
-        let conversation = converse(io, routes.clone(), waits, Arc::clone(&busy));
+        let conversation = converse(io, watch, routes.clone(), waits, Arc::clone(&busy));
         class.0.push(OpenConnection { task: tokio::spawn(conversation).abort_handle(), busy });
     }
 }
 
 /// Answers the requests of one client.
-async fn converse<I>(io: StallTimeout<I>, routes: Router, waits: Waits, busy: Arc<AtomicBool>)
-where
+async fn converse<I>(
+    io: StallTimeout<I>,
+    watch: PeerWatch,
+    routes: Router,
+    waits: Waits,
+    busy: Arc<AtomicBool>,
+) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let routes = TowerToHyperService::new(routes);
@@ -181,8 +218,9 @@ where
         if is_stream || request.body().is_end_stream() {
             in_progress.begin();
         }
-        let request =
+        let mut request =
             request.map(|body| Body::new(TimedBody::new(body, wait, is_stream, Arc::clone(&busy))));
+        request.extensions_mut().insert(watch.clone());
         let answer = routes.call(request);
         async move {
             let answer = answer.await?;

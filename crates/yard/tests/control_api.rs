@@ -1,9 +1,11 @@
 //! The control API over a real socket: requests of commands, and invalid requests.
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends where it stands.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use blockyard_core::{Flags, Nanos, Op, Sector};
 use blockyard_trace::TraceOperation;
@@ -25,7 +27,7 @@ use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeature
 struct Served {
     client: Client,
     // Dropped in this order: the daemon's sockets are in the directory.
-    _daemon: Daemon,
+    daemon: Daemon,
     temp: TempDir,
 }
 
@@ -43,7 +45,7 @@ fn serve_with(uris: &[&str], nvme_access: NvmeSettings) -> Served {
         nvme_access,
         ..DaemonOptions::default()
     };
-    Served { _daemon: Daemon::start(&options).unwrap(), client: Client::new(control), temp }
+    Served { daemon: Daemon::start(&options).unwrap(), client: Client::new(control), temp }
 }
 
 const ZONED: &str = "null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=2&zone_max_open=3\
@@ -104,18 +106,25 @@ fn refusals_name_the_field_and_the_value() {
     assert!(message.contains("did you mean `open`?"), "{message}");
 }
 
+/// An NBD client of the device with this name of one letter.
+fn nbd_client(served: &Served, name: u8) -> UnixStream {
+    let mut nbd = UnixStream::connect(served.temp.path().join("nbd.sock")).unwrap();
+    nbd.read_exact(&mut [0; 18]).unwrap();
+    // Fixed newstyle without zeroes, then NBD_OPT_EXPORT_NAME and its reply.
+    nbd.write_all(&3_u32.to_be_bytes()).unwrap();
+    nbd.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\x01").unwrap();
+    nbd.write_all(&[name]).unwrap();
+    nbd.read_exact(&mut [0; 10]).unwrap();
+    nbd
+}
+
 /// The bug: `zone reset`, `open` and `finish` changed a device whose clients had a file system on
 /// it, and destroyed that file system.
 #[test]
 fn zones_do_not_change_under_clients_unless_forced() {
     let served = serve(&[ZONED]);
     let client = &served.client;
-    let mut nbd = UnixStream::connect(served.temp.path().join("nbd.sock")).unwrap();
-    nbd.read_exact(&mut [0; 18]).unwrap();
-    // Fixed newstyle without zeroes, then NBD_OPT_EXPORT_NAME and its reply.
-    nbd.write_all(&3_u32.to_be_bytes()).unwrap();
-    nbd.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\x01z").unwrap();
-    nbd.read_exact(&mut [0; 10]).unwrap();
+    let _nbd = nbd_client(&served, b'z');
     let zone = |force| ZoneRequest { from: Some(4 * 131_072), count: Some(1), force };
     for verb in ["open", "close", "finish", "reset", "reset-all"] {
         let (code, field, message) = refused(client.manage("z", verb, &zone(false)));
@@ -368,7 +377,7 @@ fn a_socket_belongs_to_one_daemon_and_goes_with_it() {
     let error = Daemon::start(&options).map(drop).unwrap_err().to_string();
     assert!(error.contains("another yard answers"), "{error}");
     let client = served.client.clone();
-    drop(served._daemon);
+    drop(served.daemon);
     assert!(!path.exists());
     assert!(matches!(client.devices(), Err(ClientError::Unreachable { .. })));
     // A socket without a listener is replaced; a file is not.
@@ -706,9 +715,14 @@ fn nvme_listeners_come_and_go_while_the_yard_serves() {
 
 /// A trace of writes at these times, in seconds.
 fn writes_at(times_s: &[u64]) -> Vec<u8> {
+    writes_at_ms(times_s.iter().map(|time_s| time_s * 1000))
+}
+
+/// A trace of writes at these times, in milliseconds.
+fn writes_at_ms(times_ms: impl Iterator<Item = u64>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for time_s in times_s {
-        let at = Nanos(time_s * 1_000_000_000);
+    for time_ms in times_ms {
+        let at = Nanos(time_ms * 1_000_000);
         let (op, flags, sector, sectors, queue) = (Op::Write, Flags::NONE, Sector(8), 8, 0);
         let one = TraceOperation { at, op, flags, sector, sectors, queue };
         one.record().print(&mut bytes);
@@ -716,11 +730,14 @@ fn writes_at(times_s: &[u64]) -> Vec<u8> {
     bytes
 }
 
+/// The number of writes of the device `a`.
+fn written(client: &Client) -> u64 {
+    client.stats_of("a").unwrap().ops.get("write").map_or(0, |view| view.ops)
+}
+
 /// A request that replays two writes an hour apart, after the first of them.
 fn replay_for_an_hour(served: &Served) -> UnixStream {
-    let written =
-        || served.client.stats_of("a").unwrap().ops.get("write").map_or(0, |view| view.ops);
-    let before = written();
+    let before = written(&served.client);
     let mut stream = UnixStream::connect(served.temp.path().join("control.sock")).unwrap();
     let trace = writes_at(&[0, 3600]);
     let head = format!(
@@ -729,7 +746,7 @@ fn replay_for_an_hour(served: &Served) -> UnixStream {
     );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(&trace).unwrap();
-    while written() == before {
+    while written(&served.client) == before {
         std::thread::yield_now();
     }
     stream
@@ -759,6 +776,34 @@ fn a_replay_ends_with_its_connection_and_is_a_client_until_then() {
     assert_eq!((view.total().operations, view.is_stopped), (1, false));
 }
 
+/// The bug: while a part of a long trace was not read yet, the end of the connection was not
+/// noticed, and the daemon replayed for hours what it had buffered.
+#[test]
+fn a_replay_of_a_long_trace_ends_with_its_connection() {
+    const OPERATIONS: u64 = 100_000;
+    let served = serve(&["null:///a?size=1M"]);
+    let client = &served.client;
+    let mut stream = UnixStream::connect(served.temp.path().join("control.sock")).unwrap();
+    // 4.8 MB, more than all buffers together, for 14 hours.
+    let times_ms = (0..OPERATIONS).map(|number| number * 500);
+    let trace = writes_at_ms(times_ms);
+    let head = format!(
+        "POST /v1/devices/a/replay?write=true HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
+        trace.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    // Until the daemon takes no more.
+    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let refused = stream.write_all(&trace).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::WouldBlock);
+    assert_eq!(client.device("a").unwrap().clients, 1);
+    drop(stream);
+    while client.device("a").unwrap().clients > 0 {
+        std::thread::yield_now();
+    }
+    assert!(written(client) < OPERATIONS / 10);
+}
+
 #[test]
 fn a_replay_is_stopped_by_its_number_by_a_removal_and_by_the_end_of_the_yard() {
     let served = serve(&["null:///a?size=1M"]);
@@ -767,26 +812,46 @@ fn a_replay_is_stopped_by_its_number_by_a_removal_and_by_the_end_of_the_yard() {
     let query = ReplayQuery { write: true, id: Some(7), ..ReplayQuery::default() };
     std::thread::scope(|scope| {
         let replay = || client.replay("a", &query, &mut &writes_at(&[0, 3600])[..]).unwrap();
-        let replayed = scope.spawn(replay);
-        while client.device("a").unwrap().clients == 0 {
-            std::thread::yield_now();
-        }
+        // A replay that has not begun yet when its device is removed is refused.
+        let start = || {
+            let before = written(client);
+            let replayed = scope.spawn(replay);
+            while written(client) == before {
+                std::thread::yield_now();
+            }
+            replayed
+        };
+        let replayed = start();
         assert_eq!(client.stop_replay("a", 8).unwrap().replays, 0);
         assert_eq!(client.stop_replay("a", 7).unwrap().replays, 1);
         assert!(replayed.join().unwrap().is_stopped);
 
-        let replayed = scope.spawn(replay);
-        while client.device("a").unwrap().clients == 0 {
-            std::thread::yield_now();
-        }
+        let replayed = start();
         client.remove("a", true).unwrap();
         assert!(replayed.join().unwrap().is_stopped);
     });
     client.add("null:///a?size=1M").unwrap();
+    let disk = Arc::downgrade(&served.daemon.devices().find("a").unwrap().disk);
     let stream = replay_for_an_hour(&served);
-    // Returns when the replay has ended.
     drop(served);
+    assert!(disk.upgrade().is_none(), "the replay has ended");
     drop(stream);
+}
+
+#[test]
+fn writes_are_not_replayed_under_clients_unless_forced() {
+    let served = serve(&["null:///a?size=1M"]);
+    let client = &served.client;
+    let _nbd = nbd_client(&served, b'a');
+    let write = ReplayQuery { write: true, ..ReplayQuery::default() };
+    let replay = |query: &ReplayQuery| client.replay("a", query, &mut &writes_at(&[0])[..]);
+    let (code, _, message) = refused(replay(&write));
+    assert_eq!(code, "busy");
+    assert!(message.contains("cannot replay writes on `a`: it has 1 client"), "{message}");
+    assert_eq!(written(client), 0);
+    let forced = ReplayQuery { force: true, ..write };
+    assert_eq!(replay(&forced).unwrap().total().operations, 1);
+    assert_eq!(written(client), 1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header;
@@ -9,9 +10,10 @@ use axum::response::{IntoResponse, Response};
 use blockyard_trace::{ReplayStop, ReplayView, write_trace};
 
 use super::{Answer, Asked, ErrorResponse, Name, Shared, blocking, path, query, read, stream};
+use crate::http::PeerWatch;
 use crate::trace::{self, ReplayQuery, ReplayStopQuery, ReplayStopped, TraceRequest, TraceStopped};
 
-/// How often the reader of a body looks whether its replay was stopped.
+/// How often the reader of a body looks whether its replay was stopped, or its connection closed.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A trace of a device, as a stream that lasts until the trace ends.
@@ -46,7 +48,8 @@ pub(super) async fn stop(State(control): Shared, name: Name) -> Answer<TraceStop
     Ok(axum::Json(trace::stop(&control.devices.find(&path(name)?)?)?))
 }
 
-/// Stops a replay when it is dropped: with the request, if its connection ends.
+/// Stops a replay when it is dropped: with the request, if hyper finds that its connection has
+/// ended.
 struct StopOnDrop(ReplayStop);
 
 impl Drop for StopOnDrop {
@@ -60,6 +63,7 @@ pub(super) async fn replay(
     State(control): Shared,
     name: Name,
     asked: Asked,
+    Extension(peer): Extension<PeerWatch>,
     body: Body,
 ) -> Answer<ReplayView> {
     let (name, asked): (String, ReplayQuery) = (path(name)?, query(asked)?);
@@ -79,6 +83,9 @@ pub(super) async fn replay(
     });
     let stopped = async {
         while !request.0.is_stopped() {
+            if peer.has_closed() {
+                request.0.stop();
+            }
             tokio::time::sleep(STOP_INTERVAL).await;
         }
     };
