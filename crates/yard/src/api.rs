@@ -227,6 +227,7 @@ impl From<YardError> for ErrorResponse {
             | YardError::Ublk(_)
             | YardError::UblkOutdated { .. }
             | YardError::UblkServed { .. }
+            | YardError::UblkLeft { .. }
             | YardError::UblkBusy { .. }
             | YardError::UblkUsed { .. }
             | YardError::Busy { .. }

@@ -20,7 +20,7 @@ use crate::error::{StackError, YardError};
 use crate::replays::Replays;
 use crate::spec::DeviceSpec;
 use crate::stack;
-use crate::ublk::{SuspendedUblk, UblkPlace, UblkServers};
+use crate::ublk::{SuspendedUblk, UblkInfo, UblkPlace, UblkServers, block_path};
 use crate::vhost::{BoundVhost, SuspendedVhost, VhostServers};
 use crate::view::{FormatRequest, FormatView, HostView, MountView};
 use crate::zonefs::Mounts;
@@ -398,15 +398,26 @@ impl Devices {
 
     /// Reserves the name of a device that is to be opened, and room in the list.
     fn reserve(&self, name: &str) -> Result<Reserved<'_>, YardError> {
-        let mut table = self.table();
-        if table.is_taken(name) {
-            return Err(YardError::Taken { name: name.to_owned() });
+        let reserved = {
+            let mut table = self.table();
+            if table.is_taken(name) {
+                return Err(YardError::Taken { name: name.to_owned() });
+            }
+            if table.entries.len() + table.reserved.len() >= DEVICES_MAX {
+                return Err(YardError::Full { max: DEVICES_MAX });
+            }
+            table.reserved.push(name.to_owned());
+            Reserved { devices: self, name: name.to_owned() }
+        };
+        // A device of this name is gone and its block device is not: a file system on that one must
+        // not get the data of the next device of the name.
+        match self.ublk.find(name) {
+            Some(UblkInfo { id, .. }) => {
+                let (name, path) = (name.to_owned(), block_path(id));
+                Err(YardError::UblkLeft { name, path })
+            }
+            None => Ok(reserved),
         }
-        if table.entries.len() + table.reserved.len() >= DEVICES_MAX {
-            return Err(YardError::Full { max: DEVICES_MAX });
-        }
-        table.reserved.push(name.to_owned());
-        Ok(Reserved { devices: self, name: name.to_owned() })
     }
 
     /// Removes a device. Its clients' requests in flight are answered and the clients disconnected;

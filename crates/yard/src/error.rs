@@ -323,6 +323,18 @@ pub enum YardError {
         /// The path of the block device.
         path: String,
     },
+    /// A device of this name was removed or could not be opened again, and its block device is
+    /// still there.
+    #[error(
+        "cannot add `{name}`: {path} is still the block device of an earlier device of this name; \
+         unmount it, and remove it by `blockyard ublk remove {name}`"
+    )]
+    UblkLeft {
+        /// The device.
+        name: String,
+        /// The path of the block device.
+        path: String,
+    },
     /// The device is no block device of the kernel.
     #[error("`{name}` is no block device of the kernel; `blockyard ublk list` lists those")]
     NoUblk {
@@ -504,6 +516,17 @@ pub enum YardError {
     },
 }
 
+/// The code of what a device refused.
+fn device_code(error: &DeviceError) -> &'static str {
+    match error {
+        DeviceError::NoSuchFault { .. } => "no_such_fault",
+        DeviceError::OutOfRange { .. } => "out_of_range",
+        DeviceError::Gone => "gone",
+        DeviceError::Os { .. } => "refused",
+        _ => "invalid",
+    }
+}
+
 /// The code of what a pool of volumes refused for no reason that other operations have too.
 fn volume_code(error: &VolumeError) -> &'static str {
     match error {
@@ -582,6 +605,7 @@ impl YardError {
             YardError::Taken { .. }
             | YardError::VhostServed { .. }
             | YardError::UblkServed { .. }
+            | YardError::UblkLeft { .. }
             | YardError::Export(ExportError::Taken { .. }) => "taken",
             YardError::Full { .. } => "full",
             YardError::Listen { .. } | YardError::VhostListen(_) => "listen_failed",
@@ -628,20 +652,15 @@ impl YardError {
             YardError::Mount(_) => "mount_failed",
             YardError::Ublk(_) | YardError::UblkOutdated { .. } => "ublk_failed",
             YardError::Zone { .. } => "zone_operation_failed",
-            YardError::NoSuchFault { .. } | YardError::Device(DeviceError::NoSuchFault { .. }) => {
-                "no_such_fault"
-            }
-            YardError::Device(DeviceError::OutOfRange { .. }) => "out_of_range",
-            YardError::Device(DeviceError::Gone) => "gone",
-            YardError::Device(DeviceError::Os { .. })
-            | YardError::Stack(
+            YardError::NoSuchFault { .. } => "no_such_fault",
+            YardError::Device(error) => device_code(error),
+            YardError::Stack(
                 StackError::Refused { .. } | StackError::InUse { .. } | StackError::Volume(_),
             ) => "refused",
             YardError::Export(_) | YardError::File(_) => "export_failed",
             YardError::Uri(_)
             | YardError::Stack(_)
             | YardError::Inject(_)
-            | YardError::Device(_)
             | YardError::Argument { .. }
             | YardError::Missing { .. } => "invalid",
         }
@@ -662,6 +681,7 @@ impl YardError {
             | YardError::VhostServed { name, .. }
             | YardError::NoVhost { name }
             | YardError::UblkServed { name, .. }
+            | YardError::UblkLeft { name, .. }
             | YardError::NoUblk { name }
             | YardError::UblkBusy { name }
             | YardError::UblkFixed { name, .. }
@@ -708,14 +728,21 @@ impl YardError {
             YardError::ZoneImage(ZoneImageError::Geometry { field, .. }) => (field, ""),
             YardError::NoSuchFault { fault, .. }
             | YardError::Device(DeviceError::NoSuchFault { fault }) => ("fault", fault),
-            YardError::Zone { status, sector, .. } => {
-                return (Some(status.name().to_owned()), Some(sector.to_string()));
-            }
-            YardError::Device(DeviceError::OutOfRange { sector, .. }) => {
-                return (Some("from".to_owned()), Some(sector.0.to_string()));
-            }
-            _ => return (None, None),
+            _ => return self.blame_sector(),
         };
         (Some(field.to_owned()), Some(value.to_owned()).filter(|value| !value.is_empty()))
+    }
+
+    /// What is wrong at a sector, and the sector, if the error has one.
+    fn blame_sector(&self) -> (Option<String>, Option<String>) {
+        match self {
+            YardError::Zone { status, sector, .. } => {
+                (Some(status.name().to_owned()), Some(sector.to_string()))
+            }
+            YardError::Device(DeviceError::OutOfRange { sector, .. }) => {
+                (Some("from".to_owned()), Some(sector.0.to_string()))
+            }
+            _ => (None, None),
+        }
     }
 }
