@@ -1,9 +1,10 @@
 //! The dashboard: the page in a browser, its stream and history, and who may see them.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 
@@ -326,10 +327,22 @@ fn a_stream_is_for_curl_too_and_no_client_waits_for_another() {
     let mut stalled = UnixStream::connect(&control).unwrap();
     stalled.write_all(b"GET /v1/stream?zones=z0 HTTP/1.1\r\nHost: yard\r\n\r\n").unwrap();
     let line = ["curl", "--silent", "--no-buffer", "--unix-socket", &control];
-    let line = [&line[..], &["--max-time", "4.5", "http://yard/v1/stream?zones=z0"]].concat();
-    let texts = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..2).map(|_| scope.spawn(|| run(&line).out)).collect();
-        clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>()
+    let line = [&line[..], &["http://yard/v1/stream?zones=z0"]].concat();
+    // Both are connected before the events of one are read.
+    let clients = [(); 2].map(|()| bounded(&line).stdout(Stdio::piped()).spawn().unwrap());
+    let texts = clients.map(|mut client| {
+        let mut out = BufReader::new(client.stdout.take().unwrap());
+        let mut text = String::new();
+        let is_complete = |text: &str| {
+            text.matches("event: sample\n").count() >= 3 && text.contains("event: zones\n")
+        };
+        while !(is_complete(&text) && text.ends_with("\n\n")) {
+            assert!(out.read_line(&mut text).unwrap() > 0, "the stream has ended: {text}");
+        }
+        // Ends `timeout`, and curl with it.
+        ok(&["kill", &client.id().to_string()]);
+        client.wait().unwrap();
+        text
     });
     for text in texts {
         let events: Vec<&str> =
@@ -339,7 +352,7 @@ fn a_stream_is_for_curl_too_and_no_client_waits_for_another() {
             .filter_map(|event| event.strip_prefix("event: sample\ndata: "))
             .map(|data| serde_json::from_str(data).unwrap())
             .collect();
-        assert!(samples.len() >= 2, "{text}");
+        assert!(samples.len() >= 3, "{text}");
         assert_eq!(samples[0]["devices"][0]["device"], "mem0", "{text}");
         let times: Vec<u64> = samples.iter().map(|it| it["time_ms"].as_u64().unwrap()).collect();
         assert!(times.is_sorted_by(|a, b| a < b), "{times:?}");

@@ -45,17 +45,19 @@ pub(crate) fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), Failure
     let scope = query.scope(options.speed).map_err(usage)?;
     let Trace { operations, skipped, span_ns } = Trace::read(args, scope)?;
     check(args, &operations)?;
-    announce(args, operations.len(), span_ns, options.speed);
+    let announce = || announce(args, operations.len(), span_ns, options.speed);
     let view = match spec {
         Some(spec) => {
             crate::serve::start_log(None, "warn")?;
-            let made = stack::open(&spec).map_err(|error| Failure::new(Code::Refused, error))?;
             let stop = ReplayStop::new();
             let stopped = stop.clone();
             let stopper = Stopper::start(move || {
                 stopped.stop();
                 true
             })?;
+            let made = stack::open(&spec).map_err(|error| Failure::new(Code::Refused, error))?;
+            // A signal that comes after the announcement stops the replay, and not the command.
+            announce();
             let operations = operations.into_iter().map(Ok);
             let replayed = replay(made.disk.as_ref(), operations, &options, &stop);
             stopper.stop();
@@ -69,6 +71,7 @@ pub(crate) fn run(args: &ReplayArgs, out: &mut impl Write) -> Result<(), Failure
             let stopper = Stopper::start(move || {
                 stopped.stop_replay(&device, id).is_ok_and(|stopped| stopped.replays > 0)
             })?;
+            announce();
             let mut printed =
                 Printed { operations: operations.into_iter(), part: Vec::new(), at: 0 };
             let replayed = client.replay(&args.device, &query, &mut printed);
