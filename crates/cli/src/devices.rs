@@ -61,8 +61,12 @@ pub(crate) fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure>
     let mut table = Table::new(["NAME", "WHAT", "FILE", "CLIENTS", "OPENS"]);
     for device in devices {
         let (clients, opens) = (device.clients.to_string(), device.opens.to_string());
+        let what = match ublk_text(&device).filter(|_| device.ublk_is_outdated) {
+            Some(ublk) => format!("{}; {ublk}", device.description),
+            None => device.description,
+        };
         let file = device.file.unwrap_or_else(|| "-".to_owned());
-        table.row([device.name, device.description, file, clients, opens]);
+        table.row([device.name, what, file, clients, opens]);
     }
     Ok(table.print(3, out)?)
 }
@@ -112,7 +116,7 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
             },
         ),
         ("vhost", device.vhost.clone().unwrap_or_else(|| "not served".to_owned())),
-        ("ublk", device.ublk.clone().unwrap_or_else(|| "not served".to_owned())),
+        ("ublk", ublk_text(device).unwrap_or_else(|| "not served".to_owned())),
         ("file", device.file.clone().unwrap_or_else(|| "not mounted".to_owned())),
         ("file requests by", device.file_transport.clone().unwrap_or_else(|| "-".to_owned())),
         ("opens", device.opens.to_string()),
@@ -141,6 +145,15 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         writeln!(out, "{name:<16} {value}")?;
     }
     Ok(())
+}
+
+/// The block device of the kernel that a device is, and whether it works.
+fn ublk_text(device: &DeviceView) -> Option<String> {
+    let path = device.ublk.as_ref()?;
+    Some(match device.ublk_is_outdated {
+        true => format!("{path} is outdated: its requests fail, or it has another size"),
+        false => path.clone(),
+    })
 }
 
 /// An NVMe host of a device; its subsystem is named if that is not the device's own.

@@ -5,7 +5,8 @@
 //!                  ▸ copy data of reads ▸ commit, and fetch the next with the tag ▸ sleep
 //!
 //! tag: UNUSED ─ fetch ▸ FETCHED ─ the kernel has a request ▸ BUSY ─ commit ▸ FETCHED
-//!                          ├─ it has one, and there is no disk ▸ WAITING ─ begin ▸ BUSY
+//!                          ├─ it has one; RELEASING or RELEASED ▸ WAITING ─ serve ▸ BUSY
+//!                          │                                             └─ fail ▸ FETCHED
 //!                          └─ the kernel cancels the fetch ▸ ENDED
 //!
 //! disk: SERVING ─ release ▸ RELEASING ─ no tag is busy ▸ RELEASED ─ serve ▸ SERVING
@@ -132,8 +133,9 @@ pub(crate) struct QueueHandle {
     orders: Sender<QueueOrder>,
     answers: Receiver<OrderResult>,
     wake: Arc<Wake>,
-    /// The last order to release or to serve.
+    /// The last order to release or to serve, and its answer, if there is one yet.
     last_order: OrderNumber,
+    last_answer: Option<io::Result<()>>,
     thread: JoinHandle<()>,
 }
 
@@ -153,7 +155,16 @@ impl QueueHandle {
         let thread = thread::Builder::new().name(name).spawn(run)?;
         let prepared = is_ready.recv().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
         let go = Some(go);
-        prepared.map(|()| QueueHandle { go, orders, answers, wake, last_order: 0, thread })
+        let (last_order, last_answer) = (0, None);
+        prepared.map(|()| QueueHandle {
+            go,
+            orders,
+            answers,
+            wake,
+            last_order,
+            last_answer,
+            thread,
+        })
     }
 
     fn order(&self, order: QueueOrder) {
@@ -163,6 +174,7 @@ impl QueueHandle {
     }
 
     fn next_order(&mut self) -> OrderNumber {
+        self.last_answer = None;
         self.last_order += 1;
         self.last_order
     }
@@ -179,17 +191,26 @@ impl QueueHandle {
         self.order(QueueOrder::Serve(number, Arc::clone(disk), Arc::clone(shape)));
     }
 
-    /// What became of the last order to release or to serve. Does not wait. `Done` and `Failed` are
-    /// returned once.
+    /// What became of the last order to release or to serve. Does not wait.
     pub(crate) fn answer(&mut self) -> OrderState {
         // Before the answers are read: a thread that answers and ends has answered.
         let has_ended = self.thread.is_finished();
         while let Ok((number, result)) = self.answers.try_recv() {
             if number == self.last_order {
-                return result.map_or_else(OrderState::Failed, |()| OrderState::Done);
+                self.last_answer = Some(result);
             }
         }
-        if has_ended { OrderState::Ended } else { OrderState::Pending }
+        match &self.last_answer {
+            Some(Ok(())) => OrderState::Done,
+            Some(Err(error)) => OrderState::Failed(io::Error::new(error.kind(), error.to_string())),
+            None if has_ended => OrderState::Ended,
+            None => OrderState::Pending,
+        }
+    }
+
+    /// Whether the thread could not open the disk that it was to serve: its requests fail.
+    pub(crate) fn is_failing(&mut self) -> bool {
+        matches!(self.answer(), OrderState::Failed(_))
     }
 
     /// Fails the requests that wait for a disk, and later ones, if the thread has none.
@@ -215,13 +236,19 @@ impl QueueHandle {
     pub(crate) fn of_thread(thread: JoinHandle<()>) -> QueueHandle {
         let ((orders, _), (_, answers)) = (channel(), channel());
         let wake = Arc::new(Wake::new().unwrap());
-        QueueHandle { go: None, orders, answers, wake, last_order: 0, thread }
+        let (last_order, last_answer) = (0, None);
+        QueueHandle { go: None, orders, answers, wake, last_order, last_answer, thread }
     }
 
     /// A queue whose thread, while `is_stuck`, takes no order, as one within a call of a device;
-    /// then it answers all. It ends with the handle, and returns the names of the orders.
+    /// then it answers all: if it `can_open` a disk, with success. It ends with the handle, and
+    /// returns the names of the orders.
     #[cfg(test)]
-    pub(crate) fn of_fake(is_stuck: Receiver<()>, names: Sender<&'static str>) -> QueueHandle {
+    pub(crate) fn of_fake(
+        is_stuck: Receiver<()>,
+        can_open: bool,
+        names: Sender<&'static str>,
+    ) -> QueueHandle {
         let ((orders, taken), (given, answers)) = (channel(), channel());
         let wake = Arc::new(Wake::new().unwrap());
         let thread = thread::spawn(move || {
@@ -233,10 +260,13 @@ impl QueueHandle {
                     QueueOrder::Fail => ("fail", None),
                 };
                 let _ = names.send(name);
-                let _ = number.map(|number| given.send((number, Ok(()))));
+                let is_done = can_open || name == "release";
+                let result = || is_done.then_some(()).ok_or_else(|| io::Error::other("no disk"));
+                let _ = number.map(|number| given.send((number, result())));
             }
         });
-        QueueHandle { go: None, orders, answers, wake, last_order: 0, thread }
+        let (last_order, last_answer) = (0, None);
+        QueueHandle { go: None, orders, answers, wake, last_order, last_answer, thread }
     }
 
     /// Waits for the end of the thread: the device is stopped, or was never given.
@@ -286,7 +316,7 @@ enum Tag {
     Unused,
     /// The kernel has the command, and returns it with a request.
     Fetched,
-    /// The kernel has returned it with a request, which waits for a disk.
+    /// The kernel has returned it with a request, which waits for the next disk.
     Waiting,
     /// A request is being executed: its operation, and the length of its data in bytes.
     Busy(Op, u32),
@@ -349,7 +379,7 @@ struct Prepared {
     /// The length of a tag's data in the memory, in bytes.
     tag_bytes: u32,
     tags: Vec<Tag>,
-    /// The number of tags that are fetched or busy.
+    /// The number of tags that are fetched, waiting or busy.
     live: usize,
     /// Entries that were pushed and not submitted.
     pushed: usize,

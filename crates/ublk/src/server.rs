@@ -5,6 +5,7 @@
 //!                                     LIVE ─ the server is killed ▸ QUIESCED (or DEAD)
 //!     QUIESCED ─ begin recovery, threads fetch, end recovery ▸ LIVE
 //! disk: PRESENT ─ suspend: requests wait ▸ ABSENT ─ resume ▸ PRESENT
+//!                                            └─ fail: requests fail ▸ FAILED ─ suspend ▸ ABSENT
 //! ```
 //!
 //! A device that keeps its data over a kill of the server is made so that the kernel waits for
@@ -68,6 +69,9 @@ pub struct UblkInfo {
     pub queues: usize,
     /// Whether the block device was made by an earlier server.
     pub is_recovered: bool,
+    /// Whether requests fail because a queue has no disk, or the kernel knows another capacity than
+    /// the disk has.
+    pub is_outdated: bool,
     /// Requests that were completed.
     pub requests: u64,
     /// Requests that were completed with an error.
@@ -161,11 +165,14 @@ impl UblkServer {
 
     /// The state of the server.
     pub fn info(&self) -> UblkInfo {
+        // Before the queues are locked below.
+        let is_outdated = self.is_outdated();
         let sum = |counter: fn(&QueueCounts) -> u64| self.counts.iter().map(|it| counter(it)).sum();
         UblkInfo {
             id: self.id,
             queues: self.running().iter().filter(|queue| queue.is_serving()).count(),
             is_recovered: self.is_recovered,
+            is_outdated,
             requests: sum(|counts| counts.requests.get()),
             errors: sum(|counts| counts.errors.get()),
             read_bytes: sum(|counts| counts.read_bytes.get()),
@@ -189,7 +196,8 @@ impl UblkServer {
     /// Releases the disk, to replace it by another one while the block device is used: the requests
     /// that were begun are completed, and later ones wait. `false` if the disk executes requests
     /// for longer than `drain`, the time for all queues together; then it is served as before, and
-    /// a thread that is within a call of the device goes on when the call returns.
+    /// a thread that is within a call of the device goes on when the call returns. A queue that had
+    /// released the disk and cannot open it again fails its requests; then the server is outdated.
     pub fn suspend(&self, drain: Duration) -> bool {
         let deadline = Instant::now() + drain;
         // `None` after a `resume` that failed: requests fail, and will wait.
@@ -243,10 +251,13 @@ impl UblkServer {
     }
 
     /// Whether the kernel knows another capacity than the disk has, because it did not take it, or
-    /// there is no disk: a `suspend` and a `resume` try again.
+    /// there is no disk, or a queue could not open it: a `suspend` and a `resume` try again. The
+    /// disk is being replaced while this is true between the two.
     pub fn is_outdated(&self) -> bool {
+        // Also of a queue that answers after `suspend` or `resume` has ceased to wait for it.
+        let is_failing = self.running().iter_mut().any(QueueHandle::is_failing);
         let disk = self.disk();
-        disk.disk.is_none() || disk.shape.params.sectors != disk.kernel_sectors
+        is_failing || disk.disk.is_none() || disk.shape.params.sectors != disk.kernel_sectors
     }
 
     /// Tells the kernel the capacity of the disk, if it does not know it.
@@ -636,6 +647,36 @@ mod tests {
         }
     }
 
+    fn disk() -> Arc<dyn Disk> {
+        let null = Null::open(NullConfig { size: 4096, ..NullConfig::default() }).unwrap();
+        Arc::new(Composed::new("v0".to_owned(), "null", null, ChannelConfig { depth: 16 }))
+    }
+
+    /// The bug: a `suspend` that gave up did not look whether the queues could open the disk again:
+    /// one that could not failed its requests, and the server was listed as healthy.
+    #[test]
+    fn a_queue_that_cannot_open_the_disk_again_makes_the_server_outdated() {
+        use std::sync::mpsc::channel;
+        let (names, orders) = channel();
+        let ((free, is_free), (stuck, is_stuck)) = (channel(), channel());
+        drop(free);
+        let failing = QueueHandle::of_fake(is_free, false, names.clone());
+        let queues = vec![failing, QueueHandle::of_fake(is_stuck, true, names)];
+        let server = server(queues, Some(disk()));
+        assert!(!server.suspend(Duration::from_millis(20)));
+        while !server.info().is_outdated {
+            thread::yield_now();
+        }
+        assert!(server.disk().disk.is_some() && server.is_outdated(), "it stays so");
+        // The next `suspend` takes the disk away from all queues.
+        drop(stuck);
+        assert!(server.suspend(Duration::from_secs(3600)));
+        // The threads end with their queues.
+        server.running().clear();
+        assert_eq!(orders.iter().filter(|name| *name == "release").count(), 4);
+        *server.is_gone.lock().unwrap() = true;
+    }
+
     /// The bug: `suspend` waited for the thread without a limit after its time was over, and kept
     /// listings of all servers waiting. The thread of the second queue is within a call of the
     /// device that does not return before the end of the test.
@@ -645,13 +686,9 @@ mod tests {
         let (names, orders) = channel();
         let ((free, is_free), (stuck, is_stuck)) = (channel(), channel());
         drop(free);
-        let queues = [is_free, is_stuck].map(|it| QueueHandle::of_fake(it, names.clone()));
+        let queues = [is_free, is_stuck].map(|it| QueueHandle::of_fake(it, true, names.clone()));
         drop(names);
-        let disk: Arc<dyn Disk> = {
-            let null = Null::open(NullConfig { size: 4096, ..NullConfig::default() }).unwrap();
-            Arc::new(Composed::new("v0".to_owned(), "null", null, ChannelConfig { depth: 16 }))
-        };
-        let server = server(queues.into(), Some(disk));
+        let server = server(queues.into(), Some(disk()));
         // Twice: an answer to the first release must not be taken for one to the second.
         for _ in 0..2 {
             assert!(!server.suspend(Duration::from_millis(20)));

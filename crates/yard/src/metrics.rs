@@ -66,6 +66,12 @@ pub fn encode(
             .into_iter()
             .map(|(it, info)| (it.device, info))
             .collect(),
+        block_devices: devices
+            .ublk()
+            .list()
+            .into_iter()
+            .map(|(device, info)| (device, info.is_outdated))
+            .collect(),
         devices: samples,
         zones: zones.collect(),
         process: ProcessView::new(),
@@ -86,6 +92,8 @@ struct MetricsSample {
     subsystems: Vec<SubsystemInfo>,
     /// The vhost-user servers, by the names of their devices.
     hypervisors: Vec<(String, VhostInfo)>,
+    /// The block devices of the kernel, by the names of their devices: whether each is outdated.
+    block_devices: Vec<(String, bool)>,
     devices: Vec<DeviceSample>,
     /// The zones of each zoned device by condition.
     zones: Vec<(String, Vec<(ZoneCond, u64)>)>,
@@ -282,6 +290,7 @@ impl Collector for MetricsSample {
         self.encode_memory(&mut encoder)?;
         self.encode_nvme(&mut encoder)?;
         self.encode_vhost(&mut encoder)?;
+        self.encode_ublk(&mut encoder)?;
         self.encode_process(&mut encoder)
     }
 }
@@ -301,6 +310,17 @@ impl MetricsSample {
         encoder
             .encode_descriptor("process_resident_memory_bytes", help, None, MetricType::Gauge)?
             .encode_gauge(&self.process.resident_bytes)
+    }
+
+    fn encode_ublk(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "1 if requests of the block device of the kernel fail, or it has another size";
+        let mut family =
+            encoder.encode_descriptor("ublk_outdated", help, None, MetricType::Gauge)?;
+        for (device, is_outdated) in &self.block_devices {
+            let device = [("device", device.as_str())];
+            family.encode_family(&device)?.encode_gauge(&u64::from(*is_outdated))?;
+        }
+        Ok(())
     }
 
     fn encode_nvme(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {

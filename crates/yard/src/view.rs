@@ -83,6 +83,10 @@ pub struct DeviceView {
     /// The path of the block device of the kernel that it is, if it is one: `/dev/ublkbN`.
     #[serde(default)]
     pub ublk: Option<String>,
+    /// Whether requests of that block device fail, or it has another capacity than the device:
+    /// after a change of the device that the block device did not take over.
+    #[serde(default)]
+    pub ublk_is_outdated: bool,
     /// The path of its block file, if files are mounted.
     #[serde(default)]
     pub file: Option<String>,
@@ -158,7 +162,7 @@ impl DeviceView {
     /// A device with its clients, its file and its sockets.
     pub fn new(entry: &DeviceEntry, devices: &Devices) -> DeviceView {
         let name = entry.spec.name();
-        let file = devices.files().find_info(name);
+        let (file, ublk) = (devices.files().find_info(name), devices.ublk().find(name));
         let (disk, limits) = (entry.disk.as_ref(), entry.disk.limits());
         let (geometry, gate) = (disk.geometry(), disk.gate());
         DeviceView {
@@ -196,7 +200,8 @@ impl DeviceView {
             nsid: entry.nsid(),
             hosts: devices.hosts(name),
             vhost: devices.vhost().find(name).map(|(place, _)| format!("unix:{}", place.place)),
-            ublk: devices.ublk().find(name).map(|info| block_path(info.id)),
+            ublk_is_outdated: ublk.as_ref().is_some_and(|info| info.is_outdated),
+            ublk: ublk.map(|info| block_path(info.id)),
             opens: file.as_ref().map_or(0, |file| file.opens),
             file_transport: file
                 .as_ref()
@@ -548,6 +553,9 @@ pub struct UblkView {
     pub queues: u64,
     /// Whether an earlier server has made the block device.
     pub is_recovered: bool,
+    /// Whether requests of the block device fail, or it has another capacity than the device.
+    #[serde(default)]
+    pub is_outdated: bool,
 }
 
 impl From<(String, UblkInfo)> for UblkView {
@@ -558,6 +566,7 @@ impl From<(String, UblkInfo)> for UblkView {
             path: block_path(info.id),
             queues: info.queues as u64,
             is_recovered: info.is_recovered,
+            is_outdated: info.is_outdated,
         }
     }
 }
