@@ -335,8 +335,13 @@ impl AdminQueue {
                 self.queues = submission.min(most) | completion.min(most) << 16;
                 return Ok(self.queues.into());
             }
+            // NVM Express Base Specification 2.2, 5.1.25.1.4: the feature is for controllers with a
+            // cache.
+            feature::WRITE_CACHE if !self.has_write_cache() => {
+                return Err(StatusCode::INVALID_FIELD);
+            }
             // The cache cannot be switched off.
-            feature::WRITE_CACHE if value & 1 == u32::from(self.has_write_cache()) => {}
+            feature::WRITE_CACHE if value & 1 == 1 => {}
             feature::WRITE_CACHE => return Err(StatusCode::NOT_CHANGEABLE),
             feature::COMMAND_SETS if value & 0x1ff == 0 => {}
             _ => return Err(StatusCode::INVALID_FIELD),
@@ -353,11 +358,11 @@ impl AdminQueue {
             feature::ASYNC_EVENTS => (self.events.config(), 0),
             _ if self.controller.is_discovery() => return Err(StatusCode::INVALID_FIELD),
             feature::QUEUES => (self.queues, QUEUES_OFFERED),
-            // The cache cannot be switched off.
-            feature::WRITE_CACHE => {
-                let has_cache = u32::from(self.has_write_cache());
-                (has_cache, has_cache)
+            // As in `set_feature`.
+            feature::WRITE_CACHE if !self.has_write_cache() => {
+                return Err(StatusCode::INVALID_FIELD);
             }
+            feature::WRITE_CACHE => (1, 1),
             feature::ARBITRATION
             | feature::POWER_MANAGEMENT
             | feature::TEMPERATURE

@@ -387,9 +387,13 @@ fn get_features_selects_current_default_saved_and_capabilities() {
     let saves = admin_command(9, 0x0b | 1 << 31, 0x100);
     assert_eq!(admin.execute(saves, &[]).status, 0x410d, "no feature is saveable");
     let (mut admin, _) = target.admin(PLAIN, 0);
-    for select in 0..3 {
+    assert_eq!(admin.identify(1, 0, 0).data[525] & 1, 0, "VWC: no cache");
+    for select in 0..4 {
         let answer = admin.execute(admin_command(0x0a, 6 | select << 8, 0), &[]);
-        assert_eq!((answer.status, answer.result), (0, 0), "no cache");
+        assert_eq!(answer.status, 0x4002, "no cache");
+    }
+    for value in [0, 1] {
+        assert_eq!(admin.execute(admin_command(9, 6, value), &[]).status, 0x4002, "no cache");
     }
 }
 
