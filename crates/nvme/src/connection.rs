@@ -652,22 +652,33 @@ impl<S: HostStream> HostConnection<S> {
     /// the device is gone, the connection ends.
     fn renew_namespaces(&mut self) -> Option<ParseStop> {
         let QueueRole::Io(queue) = &mut self.role else { return None };
+        if !self.waiting.is_empty() && queue.has_lost_device() && self.link.is_draining() {
+            // The device is removed. Commands that wait for memory go on by the channel that the
+            // queue still has, with the memory of those whose data do not come any more.
+            return Some(self.end_by_target());
+        }
         let refusal = match queue.renew() {
             Renewal::Ready if self.connecting.is_none() => return None,
             Renewal::Ready => None,
             Renewal::InUse | Renewal::Absent => return Some(ParseStop::Renews),
             Renewal::Gone(_) if self.connecting.is_none() => {
                 self.link.drain();
-                match self.begin_end() {
-                    Ok(()) => self.drain(),
-                    Err(error) => self.abandon(error),
-                }
-                return Some(ParseStop::Batch);
+                return Some(self.end_by_target());
             }
             Renewal::Gone(refusal) => Some(refusal),
         };
         self.finish_connect(refusal);
         None
+    }
+
+    /// Ends the connection of a queue whose device is gone, without what the host sends from now
+    /// on.
+    fn end_by_target(&mut self) -> ParseStop {
+        match self.begin_end() {
+            Ok(()) => self.drain(),
+            Err(error) => self.abandon(error),
+        }
+        ParseStop::Batch
     }
 
     /// The device for whose command the next PDU is, if it is being replaced.

@@ -254,6 +254,12 @@ impl IoQueue {
         !self.namespaces.iter().all(NamespaceQueue::is_idle)
     }
 
+    /// Whether the device of a queue of the device's own subsystem is being replaced or removed,
+    /// and the queue still has a channel to it.
+    pub(crate) fn has_lost_device(&self) -> bool {
+        !self.has_all_devices() && self.namespaces.iter().any(NamespaceQueue::is_outdated)
+    }
+
     /// Returns the disks that are being replaced or removed, once their commands are completed. A
     /// queue of a device's own subsystem opens a channel to the successor. In the subsystem of all
     /// devices, the next command for a namespace opens it, so that commands for others do not wait.

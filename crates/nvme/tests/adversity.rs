@@ -428,6 +428,27 @@ fn a_removed_device_disconnects_its_hosts_and_no_others() {
     assert_eq!(target.idle(0).connect(PLAIN, 0, 0xffff, 31, 0).status, 0x4182);
 }
 
+/// The bug: writes whose data do not come held all memory of the queue, and the reads that waited
+/// for memory got no answer when the device was removed.
+#[test]
+fn reads_that_wait_for_memory_are_answered_when_their_device_is_removed() {
+    const LONG: Duration = Duration::from_secs(60);
+    let target = target();
+    let (mut admin, mut io) = queue(&target, 0);
+    asked(&mut io, 1 << 20);
+    asked(&mut io, 1 << 20);
+    let cids = [(); 10].map(|()| io.capsule(pointed(command(READ, 0, 8), 0x5a, 4096), &[]));
+    while !target.server.connections().iter().any(|it| it.commands >= 12) {
+        std::thread::yield_now();
+    }
+    let subsystems = std::sync::Arc::clone(&target.subsystems);
+    let end = std::thread::spawn(move || subsystems.remove("plain", LONG).unwrap());
+    assert_eq!(cids.map(|_| io.done()).map(|done| (done.cid, done.status)), cids.map(|it| (it, 0)));
+    io.ends();
+    admin.ends();
+    end.join().unwrap();
+}
+
 /// The oldest connection without a Connect makes room; one that is connected never does.
 #[test]
 fn idle_connections_make_room_for_hosts() {
