@@ -257,7 +257,9 @@ impl From<YardError> for ErrorResponse {
                 | ZoneImageError::Zone { .. },
             )
             | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
-            YardError::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            YardError::Overloaded { .. } | YardError::Replays { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             YardError::Device(DeviceError::Os { .. }) => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,
         };

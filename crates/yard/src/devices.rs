@@ -639,9 +639,9 @@ impl Devices {
         match self.zonefs_place(name) {
             Some(dir) => YardError::Mounted { name: owned, dir: Some(dir) },
             None => {
-                let by = match self.replays.count(name) {
-                    0 => "another request (a mount, `zone load` or `replay`)",
-                    _ => "a replay",
+                let by = match self.replays.has_claimed(name) {
+                    true => "a replay",
+                    false => "another request (a mount, `zone load` or `replay`)",
                 };
                 YardError::Claimed { name: owned, by }
             }
@@ -851,6 +851,19 @@ mod tests {
         assert_eq!(devices.find("a").unwrap().disk.geometry().len_bytes(), 2 << 30);
         // New clients are admitted again.
         assert!(!devices.find("a").unwrap().shared.claim.is_claimed());
+    }
+
+    /// The bug: the error about a claimed device named a replay that only read, and had no claim.
+    #[test]
+    fn the_error_about_a_claimed_device_names_a_replay_that_writes() {
+        let devices = Devices::new();
+        devices.add(spec("null:///a?size=1G")).unwrap();
+        let stop = blockyard_trace::ReplayStop::new();
+        let _reads = devices.replays().enter("a", None, false, &stop).unwrap();
+        let is_named = || devices.claimed("a").to_string().contains("in use by a replay;");
+        assert!(!is_named());
+        let _writes = devices.replays().enter("a", None, true, &stop).unwrap();
+        assert!(is_named());
     }
 
     /// The bug: a block device that was being started was no client until it was there, so that a

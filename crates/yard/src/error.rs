@@ -230,6 +230,12 @@ pub enum YardError {
         /// The most requests that may wait for it.
         max: usize,
     },
+    /// Too many replays of traces are in progress on all devices together.
+    #[error("{max} replays are in progress, which is the limit; try again when one has ended")]
+    Replays {
+        /// The most replays of a yard.
+        max: usize,
+    },
     /// The URI is invalid.
     #[error(transparent)]
     Uri(#[from] UriError),
@@ -637,7 +643,7 @@ impl YardError {
             }
             YardError::ZoneImage(ZoneImageError::NotEmpty { .. }) => "needs_force",
             YardError::Volume(error) => volume_code(error),
-            YardError::Overloaded { .. } => "overloaded",
+            YardError::Overloaded { .. } | YardError::Replays { .. } => "overloaded",
             YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
             YardError::Uri(UriError::Param(ParamError::UnknownKey { .. }))
             | YardError::NoSuchTunable { .. } => "unknown_key",

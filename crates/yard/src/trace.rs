@@ -197,7 +197,7 @@ pub(crate) fn replay_on(
     } else {
         None
     };
-    let entered = devices.replays().enter(name, query.id, stop);
+    let entered = devices.replays().enter(name, query.id, query.write, stop)?;
     // A request may have removed or replaced the device just before.
     let is_same = |now: DeviceEntry| Arc::ptr_eq(&now.disk, &entry.disk);
     if !devices.find(name).is_ok_and(is_same) {
