@@ -416,6 +416,8 @@ struct ReplayChannel<'r> {
     in_flight: Vec<Option<SubmittedOperation>>,
     free: Vec<u16>,
     done: Vec<Completion>,
+    /// The ranges of reads that have completed, start and length, to be freed under one lock.
+    freed: Vec<(usize, usize)>,
     /// Slots of the bios that were pushed and not yet submitted.
     pushed: Vec<u16>,
     /// Their time in the trace.
@@ -437,6 +439,7 @@ impl<'r> ReplayChannel<'r> {
             in_flight: vec![None; depth.into()],
             free: (0..depth).rev().collect(),
             done: Vec::new(),
+            freed: Vec::new(),
             pushed: Vec::new(),
             batch_at: Nanos(0),
             results: Results::new(),
@@ -524,7 +527,7 @@ impl<'r> ReplayChannel<'r> {
             bio = bio.with_buf(BufRef { region: self.writes, offset: 0 });
         }
         if self.channel.push(&[bio]) == 0 {
-            memory.into_iter().for_each(|start| self.shared.reads.free(start, len));
+            self.shared.reads.free(memory.map(|start| (start, len)));
             self.free.push(slot);
             return false;
         }
@@ -560,10 +563,11 @@ impl<'r> ReplayChannel<'r> {
                 continue;
             };
             let len = (sectors * SECTOR_BYTES) as usize;
-            memory.into_iter().for_each(|start| self.shared.reads.free(start, len));
+            self.freed.extend(memory.map(|start| (start, len)));
             self.free.push(user_data as u16);
             self.results.completed(op, sectors, status, Some(now - submitted));
         }
+        self.shared.reads.free(self.freed.drain(..));
     }
 }
 

@@ -249,6 +249,27 @@ fn size_limit_ends_a_trace_that_can_be_read() {
     assert!(bytes.windows(end.len()).any(|window| window == end.as_bytes()));
 }
 
+/// A length of 4 GiB and more does not fit into an event.
+#[test]
+fn a_bio_of_five_gibibytes_has_several_events() {
+    const SECTORS: u64 = 5 << 21;
+    let long = || disk(NullConfig { size: 6 << 30, ..flat() }, false);
+    let (first, second) = (long(), long());
+    let (_, bytes) = traced(&first, || {
+        let mut io = Io::new(first.open().unwrap(), 4096);
+        io.run(Bio::new(Op::Discard, Sector(8), SECTORS)).unwrap();
+    });
+    let queued = operations(&bytes, Select::Queue);
+    let ranges: Vec<_> = queued.iter().map(|it| (it.op, it.sector.0, it.sectors)).collect();
+    let at_most = (4 << 21) - 8;
+    let rest = (Op::Discard, 8 + at_most, SECTORS - at_most);
+    assert_eq!(ranges, [(Op::Discard, 8, at_most), rest]);
+    let all = Operations::new(&bytes[..], Select::Queue);
+    let view = replay(second.as_ref(), all, &max(true), &ReplayStop::new()).unwrap();
+    let total = view.total();
+    assert_eq!((total.operations, total.bytes, total.errors), (2, SECTORS * 512, 0));
+}
+
 /// Two reads an hour apart, on one queue and on two.
 fn an_hour_apart(second_queue: u32) -> [TraceOperation; 2] {
     let one = TraceOperation {
@@ -307,6 +328,7 @@ fn times_are_kept_at_a_factor_and_not_at_most_speed() {
         assert!(view.elapsed_ns >= least_ns, "{factor}: {view:?}");
         assert!(view.lateness.max_ns > 0, "{factor}: {view:?}");
     }
+    assert_eq!(replayed(Speed::Max).lateness.max_ns, 0);
 }
 
 /// The bug: a trace that was damaged after an operation in an hour was refused in an hour.

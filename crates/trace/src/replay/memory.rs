@@ -45,9 +45,12 @@ impl ReadMemory {
         self.with(|ranges| ranges.take(channel, len))
     }
 
-    /// Frees a range that was taken with this length.
-    pub(super) fn free(&self, start: usize, len: usize) {
-        self.with(|ranges| ranges.free(start, len));
+    /// Frees ranges, each of which was taken with this length.
+    pub(super) fn free(&self, taken: impl IntoIterator<Item = (usize, usize)>) {
+        let mut taken = taken.into_iter().peekable();
+        if taken.peek().is_some() {
+            self.with(|ranges| taken.for_each(|(start, len)| ranges.free(start, len)));
+        }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Ranges) -> T) -> T {

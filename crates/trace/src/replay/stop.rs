@@ -1,8 +1,13 @@
 //! The stop of a replay: a flag that ends its waits.
-#![allow(clippy::disallowed_types)] // Control plane: read once an operation, changed once.
+//!
+//! The threads of a replay read the flag once an operation, without a lock. The lock is for the
+//! condition variable alone: a thread that sleeps has checked the flag under it.
+#![allow(clippy::disallowed_types)] // A replay is a client: its lock delays no other client.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
+
+use blockyard_sync::atomics::{AtomicBool, Ordering};
 
 /// Stops a replay from another thread. Copies stop the same replay.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +15,9 @@ pub struct ReplayStop(Arc<StopState>);
 
 #[derive(Debug, Default)]
 struct StopState {
-    is_stopped: Mutex<bool>,
+    is_stopped: AtomicBool,
+    /// Held when the flag is set, and by a thread between its look at the flag and its sleep.
+    sleep: Mutex<()>,
     changed: Condvar,
 }
 
@@ -23,31 +30,36 @@ impl ReplayStop {
     /// Stops the replay: it submits no further operation, and ends when those in flight have
     /// completed.
     pub fn stop(&self) {
-        *self.flag() = true;
+        {
+            // A panic of another lock holder leaves nothing to repair.
+            let _sleep = self.0.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+            // Relaxed: the flag publishes nothing but itself; the lock orders it with a sleep.
+            self.0.is_stopped.store(true, Ordering::Relaxed);
+        }
         self.0.changed.notify_all();
     }
 
     /// Whether the replay was stopped.
     pub fn is_stopped(&self) -> bool {
-        *self.flag()
+        // Relaxed: as in `stop`.
+        self.0.is_stopped.load(Ordering::Relaxed)
     }
 
     /// Sleeps until `deadline`, or until the replay is stopped. Returns whether it was stopped.
     pub fn wait_until(&self, deadline: Instant) -> bool {
-        let mut is_stopped = self.flag();
+        // An operation that is due takes no lock.
+        if deadline.saturating_duration_since(Instant::now()).is_zero() {
+            return self.is_stopped();
+        }
+        let mut sleep = self.0.sleep.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            if *is_stopped || left.is_zero() {
-                return *is_stopped;
+            if self.is_stopped() || left.is_zero() {
+                return self.is_stopped();
             }
-            let waited = self.0.changed.wait_timeout(is_stopped, left);
-            is_stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.0.changed.wait_timeout(sleep, left);
+            sleep = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-
-    fn flag(&self) -> MutexGuard<'_, bool> {
-        // A panic of another lock holder leaves the flag usable.
-        self.0.is_stopped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
