@@ -85,6 +85,11 @@ fn it_is_made_mounted_listed_and_unmounted() {
     refused(&["zonefs", "mount", "z", &dir], 6, "`z` is mounted at");
     refused(&["mkzonefs", "-f", "z"], 6, "`z` is mounted at");
     refused(&["remove", "z"], 6, "`z` is mounted at");
+    // An event Q of a write of 4 KiB: a mounted file system is not forced.
+    let trace = yard.place.file("trace");
+    let words = [0x6561_7407_u32, 0, 0, 0, 0, 0, 4096, 0x0012_0001, 0, 0, 0, 0];
+    fs::write(&trace, words.map(u32::to_le_bytes).concat()).unwrap();
+    refused(&["replay", &trace, "z", "--write", "--force"], 6, "`z` is mounted at");
     let list = yard.command(&["zonefs", "list", "--json"]).ok().json();
     assert_eq!(list[0]["options"], "rw,errors=repair,explicit-open", "{list}");
     assert_eq!((&list[0]["label"], &list[0]["sequential_files"]), (&"logs".into(), &14.into()));

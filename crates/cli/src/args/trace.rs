@@ -88,7 +88,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "SECONDS", value_parser = duration_max)]
     pub(crate) duration_max: Option<Duration>,
     /// Refuse a trace of more than N operations
-    #[arg(long, value_name = "N", default_value_t = 50_000_000)]
+    #[arg(long, value_name = "N", default_value_t = 5_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) operations_max: u64,
     /// The events to replay
