@@ -318,6 +318,39 @@ fn the_page_comes_back_without_its_zoned_device() {
     assert_eq!(browser.value("document.documentElement.dataset.error ?? null"), Value::Null);
 }
 
+/// The bug: a history whose body broke off was an error of the page, which then had no history.
+#[test]
+fn the_page_pauses_and_loads_a_broken_history_again() {
+    let (_yard, address) = serve(&[MEM0]);
+    let mut browser = Browser::start();
+    browser.open(&address);
+    browser.wait("document.getElementById('state').textContent.startsWith('live')");
+    browser.press("p");
+    browser.wait("document.getElementById('state').textContent === 'paused'");
+    let time = browser.value("document.documentElement.dataset.time");
+    let samples = browser.value("Number(document.documentElement.dataset.samples)");
+    browser.wait(&format!("document.documentElement.dataset.samples > {samples} + 1"));
+    assert_eq!(browser.value("document.documentElement.dataset.time"), time);
+    browser.press("p");
+    browser.wait("document.getElementById('state').textContent.startsWith('live')");
+    browser.value(
+        "(window.calls = 0, window.real = window.fetch, window.fetch = async () => { \
+         window.calls += 1; \
+         return { ok: true, json: async () => { throw new TypeError('cut'); } }; }, null)",
+    );
+    browser.press("2");
+    browser.wait("window.calls > 2");
+    browser.value(
+        "(window.calls = 0, window.fetch = async (url) => { window.calls += 1; return \
+         window.real(url); }, null)",
+    );
+    browser.wait("window.calls === 1");
+    let samples = browser.value("Number(document.documentElement.dataset.samples)");
+    browser.wait(&format!("document.documentElement.dataset.samples > {samples} + 2"));
+    assert_eq!(browser.value("window.calls"), json!(1), "it is loaded");
+    assert_eq!(browser.value("document.documentElement.dataset.error ?? null"), Value::Null);
+}
+
 /// Two clients of the control socket, and one that does not read. The tests of the API let a client
 /// stall until it loses events.
 #[test]

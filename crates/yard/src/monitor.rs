@@ -12,7 +12,7 @@ mod zone_watch;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
@@ -49,9 +49,6 @@ const QUEUE_EVENTS: usize = 8;
 /// How much less than the time of day the clock of samples may show, in ms.
 const CLOCK_DRIFT_MS: u64 = 2000;
 
-/// The most events that may wait for a client to which zones are sent.
-const ZONES_AFTER_MAX: usize = 2;
-
 /// The most connections in an event: those with the most requests.
 const CLIENTS_SHOWN: usize = 100;
 
@@ -71,6 +68,18 @@ pub(crate) struct TooManyStreams {
     max: usize,
 }
 
+/// An event with zones for one client, which is dropped when it is sent.
+struct ZonesPart {
+    event: Bytes,
+    _is_waiting: Arc<()>,
+}
+
+impl AsRef<[u8]> for ZonesPart {
+    fn as_ref(&self) -> &[u8] {
+        &self.event
+    }
+}
+
 /// A client of the stream.
 #[derive(Debug)]
 struct StreamClient {
@@ -80,6 +89,8 @@ struct StreamClient {
     zones: Option<String>,
     /// Whether the client does not know the zones as they were read last.
     needs_zones: bool,
+    /// Alive while zones wait to be sent to the client.
+    waiting_zones: Weak<()>,
     /// Events that were lost since the last one in the queue.
     lost: u64,
 }
@@ -99,13 +110,22 @@ impl StreamClient {
         true
     }
 
-    /// Puts zones into the queue; `false` if they are lost. Zones may be long: few of them wait.
+    /// Whether zones wait to be sent to the client.
+    fn has_waiting(&self) -> bool {
+        self.waiting_zones.strong_count() > 0
+    }
+
+    /// Puts zones into the queue; `false` if they are lost. Zones may take 16 MiB: no others are
+    /// put there until the connection has taken them.
     fn send_zones(&mut self, event: &Bytes) -> bool {
-        if self.sender.max_capacity() - self.sender.capacity() > ZONES_AFTER_MAX {
+        if self.has_waiting() {
             self.lost += 1;
             return false;
         }
-        self.send(event)
+        let is_waiting = Arc::new(());
+        self.waiting_zones = Arc::downgrade(&is_waiting);
+        let zones = ZonesPart { event: event.clone(), _is_waiting: is_waiting };
+        self.send(&Bytes::from_owner(zones))
     }
 }
 
@@ -158,7 +178,9 @@ impl MonitorState {
     /// Sends all zones of a device to the clients that need them, or returns the zones of which the
     /// event for that has to be made first, for [`MonitorState::end_all`].
     fn begin_all(&mut self, device: &str) -> Option<Arc<ZoneState>> {
-        if !self.watchers(device).any(|client| client.needs_zones) {
+        // A client to which zones wait to be sent takes no others.
+        let takes_all = |client: &mut StreamClient| client.needs_zones && !client.has_waiting();
+        if !self.watchers(device).any(takes_all) {
             return None;
         }
         let watch = self.watches.get_mut(device)?;
@@ -267,7 +289,9 @@ impl Monitor {
             return Err(TooManyStreams { max: WEB_STREAMS_MAX });
         }
         let (sender, receiver) = channel(QUEUE_EVENTS);
-        let mut client = StreamClient { sender, is_web, zones, needs_zones: true, lost: 0 };
+        let waiting_zones = Weak::new();
+        let mut client =
+            StreamClient { sender, is_web, zones, needs_zones: true, waiting_zones, lost: 0 };
         // The client need not wait for the next sample.
         if let Some(latest) = &state.latest {
             client.send(latest);
@@ -682,6 +706,18 @@ mod tests {
             assert_eq!(events.len(), 2, "{events:?}");
             assert!(events[1].contains("[[0,3,1,0],[3,4,2,1],"), "{events:?}");
         }
+        // While zones wait, no others do: each event may take 16 MiB.
+        received(&mut client);
+        for zone in 7..10 {
+            write(zone);
+            report();
+        }
+        let events = received(&mut client);
+        let zones = events.iter().filter(|event| event.starts_with("event: zones\n")).count();
+        assert_eq!(zones, 1, "{events:?}");
+        report();
+        let again = received(&mut client);
+        assert_eq!(data(again.last().unwrap())["full"], true, "{again:?}");
     }
 
     #[test]

@@ -63,9 +63,11 @@ const state = {
   step: 1,
   source: null,
   watched: null,
-  // When zones may be asked for again, and when the last event came, in ms of this computer's clock.
+  // When zones may be asked for again, when the last event came, and when the last sample came that
+  // the page did not have, in ms of this computer's clock.
   zonesFromMs: 0,
   heardMs: Date.now(),
+  sampledMs: Date.now(),
   // A notice, and until when it is shown.
   notice: null,
   // Whether the points of the device are to be loaded with the next sample.
@@ -127,16 +129,16 @@ function takeGap({ lost }) {
 
 function checkSilence() {
   if (state.source === null || state.isPaused || state.sample === null) return;
-  const silentMs = Date.now() - state.heardMs;
-  if (silentMs >= SILENT_MS && state.source.readyState === EventSource.OPEN) {
-    say(`no data since ${clock(state.sample.time_ms)}`, "lost");
-  }
-  if (silentMs >= DEAD_MS) {
+  const isOpen = state.source.readyState === EventSource.OPEN;
+  if (isOpen && !isLive()) say(`no data since ${clock(state.sample.time_ms)}`, "lost");
+  if (Date.now() - state.heardMs >= DEAD_MS) {
     state.heardMs = Date.now();
     state.needsHistory = true;
     reconnect();
   }
 }
+
+const isLive = () => Date.now() - state.sampledMs < SILENT_MS;
 
 function reconnect() {
   state.source?.close();
@@ -162,8 +164,11 @@ function guarded(work) {
 function takeSample(sample) {
   state.samples += 1;
   root.dataset.samples = String(state.samples);
-  // The last sample comes again with a new stream.
-  if (sample.time_ms !== state.sample?.time_ms) state.before = state.sample;
+  // The last sample comes again with a new stream, also from a daemon that takes no more of them.
+  if (sample.time_ms !== state.sample?.time_ms) {
+    state.before = state.sample;
+    state.sampledMs = Date.now();
+  }
   state.sample = sample;
   if (chosen() === undefined) choose(sample.devices[0]?.device ?? null);
   if (state.needsHistory) loadHistory();
@@ -192,7 +197,13 @@ async function loadHistory() {
     state.needsHistory = true;
     return;
   }
-  const history = await answer.json();
+  // The body may break off.
+  const history = await answer.json().catch(() => null);
+  if (device !== state.device || range !== state.range) return;
+  if (history === null) {
+    state.needsHistory = true;
+    return;
+  }
   const points = pointsOf(history);
   const last = points.at(-1)?.[0] ?? 0;
   // Samples that came in the meantime.
@@ -245,7 +256,7 @@ function show() {
   byId("summary").textContent = `pid ${sample.process.pid}   ${count(iops)} IOPS   `
     + `CPU ${(100 * sample.process.cpus).toFixed(0)}%   memory ${bytes(sample.process.resident_bytes)}`;
   if (state.notice !== null && Date.now() < state.notice.untilMs) say(state.notice.text, "lost");
-  else say(`live, ${clock(sample.time_ms)}`, "live");
+  else if (isLive()) say(`live, ${clock(sample.time_ms)}`, "live");
   tables.devices.fill(sample.devices);
   markRows();
   showSection("ram", sample.devices.filter((it) => it.ram), (it) => tables.ram.fill(it));
