@@ -160,8 +160,8 @@ impl Activity {
 
 /// What tells a connection from others of its time. A hypervisor has a connection for each of its
 /// disks, all without a number.
-fn key(it: &ConnectionView) -> (&str, u64, &str, Option<&str>, Option<u16>) {
-    (&it.protocol, it.id, &it.peer, it.device.as_deref(), it.queue)
+fn key(it: &ConnectionView) -> (&str, Option<&str>, u64, &str, Option<&str>, Option<u16>) {
+    (&it.protocol, it.server.as_deref(), it.id, &it.peer, it.device.as_deref(), it.queue)
 }
 
 impl PoolActivity {
@@ -211,6 +211,37 @@ mod tests {
         let connection = &activity.connections[0];
         assert_eq!(connection.rate(activity.seconds, |it| it.requests), 50.0);
         assert_eq!(activity.pools[0].grown(|it| it.segments_cleaned), 2);
+    }
+
+    /// The bug: two connections of one process had the same key, so that one of them was compared
+    /// with the other.
+    #[test]
+    fn connections_of_one_process_are_told_apart() {
+        let of = |seconds: u64| {
+            let mut sample = sample(seconds, 1);
+            let one = &sample.connections[0];
+            let vhost = |device: &str, requests| ConnectionView {
+                protocol: "vhost".to_owned(),
+                device: Some(device.to_owned()),
+                requests,
+                ..one.clone()
+            };
+            let nbd = |server: &str, requests| ConnectionView {
+                server: Some(server.to_owned()),
+                requests,
+                ..one.clone()
+            };
+            sample.connections = vec![
+                vhost("a", 10 * seconds),
+                vhost("b", 20 * seconds),
+                nbd("unix:/a", 30 * seconds),
+                nbd("unix:/b", 40 * seconds),
+            ];
+            sample
+        };
+        let activity = Activity::new(&of(10), &of(12));
+        let rates = activity.connections.iter().map(|it| it.rate(2.0, |it| it.requests));
+        assert_eq!(rates.collect::<Vec<_>>(), [10.0, 20.0, 30.0, 40.0]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockyard_core::DeviceError;
@@ -39,6 +40,7 @@ use crate::view::{
     InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView,
     StatsView, VersionView, ZoneDone, ZoneRequest, ZonesView,
 };
+use crate::web_access::WebAccess;
 use crate::zone_counts::ZoneCountsView;
 use crate::zone_image::{self, ZoneImageDone, ZoneImageError};
 use crate::zonefs;
@@ -181,9 +183,15 @@ pub fn routes(control: Arc<Control>) -> Router {
         .with_state(control)
 }
 
-/// Only `/metrics`, for a listener that other users can reach.
-pub fn metrics_routes(control: Arc<Control>) -> Router {
-    Router::new().route("/metrics", get(metrics)).fallback(no_such_path).with_state(control)
+/// Only `/metrics`, for a listener that other users can reach. With `access`, requests have to name
+/// a host of the listener: a browser on this machine may send requests for a page of another site.
+pub(crate) fn metrics_routes(control: Arc<Control>, access: Option<Arc<WebAccess>>) -> Router {
+    let routes = Router::new().route("/metrics", get(metrics)).fallback(no_such_path);
+    let routes = match access {
+        Some(access) => routes.layer(middleware::from_fn_with_state(access, web::check_host)),
+        None => routes,
+    };
+    routes.with_state(control)
 }
 
 /// An error response.
@@ -692,9 +700,13 @@ async fn inject_fault(
 /// The connections of all clients.
 pub(crate) fn all_connections(control: &Control) -> Vec<ConnectionView> {
     let servers = control.servers.get().into_iter().flatten().filter_map(Weak::upgrade);
-    let infos = servers.flat_map(|server| server.connections());
-    let clients = infos.map(|info| ConnectionView {
+    let infos = servers.flat_map(|server| {
+        let at = server.local_addr().to_owned();
+        server.connections().into_iter().map(move |info| (at.clone(), info))
+    });
+    let clients = infos.map(|(server, info)| ConnectionView {
         protocol: NBD.to_owned(),
+        server: Some(server),
         id: info.id,
         peer: info.peer,
         device: info.export,
@@ -716,6 +728,7 @@ pub(crate) fn all_connections(control: &Control) -> Vec<ConnectionView> {
     };
     let hosts = infos.map(|info| ConnectionView {
         protocol: NVME.to_owned(),
+        server: None,
         id: info.id,
         peer: info.peer,
         device: info.subsystem.as_deref().and_then(device),

@@ -1,6 +1,7 @@
 //! The control plane's thread: one small tokio runtime for the API, signals and the watchdog.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -130,6 +131,17 @@ fn probe_descriptors() -> io::Result<()> {
     more.collect::<io::Result<Vec<_>>>().map(drop)
 }
 
+/// The hosts that requests to a listener for metrics may name, if it is for this machine alone.
+/// Prometheus on another machine may use any name of this one.
+fn local_access(place: &Endpoint) -> Result<Option<Arc<WebAccess>>, ControlError> {
+    let Endpoint::Tcp { host, .. } = place else { return Ok(None) };
+    let is_loopback = host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
+    match is_loopback || host.eq_ignore_ascii_case("localhost") {
+        true => Ok(Some(Arc::new(WebAccess::load(Some(host), None)?))),
+        false => Ok(None),
+    }
+}
+
 impl ControlServer {
     /// Listens for the API, for metrics and for the dashboard, each where a place is given.
     ///
@@ -158,7 +170,8 @@ impl ControlServer {
                 tokio::spawn(http::serve(listener, routes, Waits::default(), stopped.clone()));
             }
             if let Some(place) = places.metrics {
-                let routes = api::metrics_routes(Arc::clone(&control));
+                let access = local_access(place)?;
+                let routes = api::metrics_routes(Arc::clone(&control), access);
                 let addresses =
                     server.serve("metrics", place, Reach::Any, &routes, &control, &stopped)?;
                 server.metrics = addresses.map(|address| match place {

@@ -376,6 +376,9 @@ pub struct ConnectionView {
     /// The protocol: `nbd`, `nvme`, `vhost` or `ublk`.
     #[serde(default)]
     pub protocol: String,
+    /// The address of the NBD server: `unix:PATH`, or the first of its addresses.
+    #[serde(default)]
+    pub server: Option<String>,
     /// The connection's number in its server.
     pub id: u64,
     /// The address of the client.

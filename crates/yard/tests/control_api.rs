@@ -404,7 +404,8 @@ fn metrics_are_served_alone_elsewhere() {
     let place = address.strip_prefix("http://").unwrap().strip_suffix("/metrics").unwrap();
     for (path, status) in [("/metrics", "HTTP/1.1 200"), ("/v1/devices", "HTTP/1.1 404")] {
         let mut stream = std::net::TcpStream::connect(place).unwrap();
-        stream.write_all(&request("GET", path, "")).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {place}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with(status), "{answer}");

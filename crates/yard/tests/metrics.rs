@@ -68,15 +68,22 @@ impl Fixture {
 
     /// The answer of the listener for metrics, with its header.
     fn get(&self, accept: &str) -> String {
+        let answer = self.ask(None, accept);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        answer
+    }
+
+    /// The answer to a request that names this host, or else the listener's.
+    fn ask(&self, host: Option<&str>, accept: &str) -> String {
         let address = self.daemon.control().unwrap().metrics_address().unwrap();
         let place = address.strip_prefix("http://").unwrap().strip_suffix("/metrics").unwrap();
         let mut stream = TcpStream::connect(place).unwrap();
+        let host = host.unwrap_or(place);
         let request =
-            format!("GET /metrics HTTP/1.1\r\nHost: {place}\r\n{accept}Connection: close\r\n\r\n");
+            format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n{accept}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         answer
     }
 
@@ -254,6 +261,21 @@ fn a_client_chooses_the_format_by_its_accept_header() {
         assert!(text.contains("content-type: text/plain; version=0.0.4"), "{text}");
         assert!(text.contains("\n# TYPE blockyard_device_ops_total counter\n"), "{text}");
         assert!(!text.contains("# EOF"), "{text}");
+    }
+}
+
+/// The bug: a page of another site could read the metrics through a browser on this machine, by a
+/// name of its own that leads to 127.0.0.1 (DNS rebinding).
+#[test]
+fn a_request_that_names_another_host_gets_no_metrics() {
+    let fixture = Fixture::new();
+    for host in ["evil.example", "evil.example:9464", "127.0.0.1.evil.example"] {
+        let answer = fixture.ask(Some(host), "");
+        assert!(answer.starts_with("HTTP/1.1 421"), "{answer}");
+        assert!(!answer.contains("blockyard_"), "{answer}");
+    }
+    for host in ["localhost", "127.0.0.1:1", "[::1]"] {
+        assert!(fixture.ask(Some(host), "").starts_with("HTTP/1.1 200"), "{host}");
     }
 }
 

@@ -34,7 +34,7 @@ const byId = (id) => document.getElementById(id);
 
 const tables = {
   devices: new Table(byId("devices"), DEVICES, (it) => it.device),
-  clients: new Table(byId("clients"), CLIENTS, (it) => [it.protocol, it.id, it.peer, it.device, it.queue].join(" ")),
+  clients: new Table(byId("clients"), CLIENTS, (it) => [it.protocol, it.server, it.id, it.peer, it.device, it.queue].join(" ")),
   scheduler: new Table(byId("scheduler-table"), SCHEDULER, (it) => `${it.class} ${it.direction}`),
   ram: new Table(byId("ram-table"), RAM, (it) => it.device),
   pools: new Table(byId("pools-table"), POOLS, (it) => it.pool),

@@ -102,7 +102,7 @@ pub(crate) fn routes(control: Arc<Control>, access: Arc<WebAccess>) -> Router {
         .with_state(control)
 }
 
-/// Answers requests that may not come in, and completes the headers of all responses.
+/// Refuses requests that are not allowed, and completes the headers of all responses.
 async fn guard(State(access): State<Arc<WebAccess>>, request: Request, next: Next) -> Response {
     let mut response = match refusal(&access, request.headers(), request.uri().path()) {
         Some(refusal) => refusal,
@@ -114,14 +114,34 @@ async fn guard(State(access): State<Arc<WebAccess>>, request: Request, next: Nex
     response
 }
 
-/// The response to a request that may not come in.
+/// Refuses requests that name a host which is none of the listener.
+pub(super) async fn check_host(
+    State(access): State<Arc<WebAccess>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match text_of(request.headers(), header::HOST).filter(|host| access.is_own_host(host)) {
+        Some(_) => next.run(request).await,
+        None => misdirected(),
+    }
+}
+
+fn misdirected() -> Response {
+    let message = "the name of the host is not one of this listener: use its address, localhost, \
+                   or the name in the configuration";
+    ErrorResponse::new(StatusCode::MISDIRECTED_REQUEST, "misdirected", message).into_response()
+}
+
+/// The value of a header; empty if it is no text.
+fn text_of(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name).map(|value| value.to_str().unwrap_or_default())
+}
+
+/// The response to a request that is refused.
 fn refusal(access: &WebAccess, headers: &HeaderMap, path: &str) -> Option<Response> {
-    let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let text = |name: HeaderName| text_of(headers, name);
     let Some(host) = text(header::HOST).filter(|host| access.is_own_host(host)) else {
-        let message = "the name of the host is not one of this listener: use its address, \
-                       localhost, or the name that `web` has";
-        let status = StatusCode::MISDIRECTED_REQUEST;
-        return Some(ErrorResponse::new(status, "misdirected", message).into_response());
+        return Some(misdirected());
     };
     // Fetch Metadata, 2.4: browsers say whether a page of another site asks. A link to the page is
     // no harm.

@@ -1,7 +1,8 @@
 //! Metrics of the clients that are connected now, with a bound on their number.
 //!
-//! A series ends with its connection, and a later connection of the same client is another series,
-//! so that no counter ever decreases.
+//! A series ends with its connection. A later connection of an NBD client or an NVMe host is
+//! another series. That of a hypervisor or of the kernel may have the labels of the one before, and
+//! begins at 0 again.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ const CLIENTS_MAX: usize = 128;
 const PROTOCOLS: [&str; 4] = ["nbd", "nvme", "vhost", "ublk"];
 
 /// The labels of a connection: name and value.
-type ClientLabels = [(&'static str, String); 5];
+type ClientLabels = [(&'static str, String); 6];
 
 /// A counter of a connection.
 type CountOf = fn(&ClientCounts) -> u64;
@@ -54,16 +55,17 @@ impl ClientMetrics {
         let omitted = connections.len().saturating_sub(CLIENTS_MAX) as u64;
         connections.sort_by_key(|it| (Reverse(it.requests), it.id));
         connections.truncate(CLIENTS_MAX);
-        // Two NBD servers number their connections alike, and a series must not appear twice.
         let mut rows: BTreeMap<ClientLabels, ClientCounts> = BTreeMap::new();
         for it in connections {
             let labels = [
                 ("protocol", it.protocol),
+                ("server", it.server.unwrap_or_default()),
                 ("connection", it.id.to_string()),
                 ("peer", it.peer),
                 ("host", it.host.unwrap_or_default()),
                 ("device", it.device.unwrap_or_default()),
             ];
+            // A series must not appear twice.
             let counts = rows.entry(labels).or_default();
             counts.requests += it.requests;
             counts.errors += it.errors;
@@ -105,8 +107,9 @@ impl ClientMetrics {
             encoder.encode_descriptor("client_bytes", help, None, MetricType::Counter)?;
         for (labels, counts) in &self.rows {
             for (op, bytes) in [("read", counts.read_bytes), ("write", counts.written_bytes)] {
-                let [protocol, connection, peer, host, device] = labels.clone();
-                let labels = [protocol, connection, peer, host, device, ("op", op.to_owned())];
+                let [protocol, server, connection, peer, host, device] = labels.clone();
+                let op = ("op", op.to_owned());
+                let labels = [protocol, server, connection, peer, host, device, op];
                 family
                     .encode_family(&labels)?
                     .encode_counter::<NoLabelSet, _, f64>(&bytes, None)?;
@@ -157,8 +160,8 @@ mod tests {
         let nvme =
             ConnectionView { protocol: "nvme".to_owned(), host: Some(host), ..connection(3, 1) };
         let text = text(vec![nvme]);
-        let line = r#"client_requests_total{protocol="nvme",connection="3",peer="tcp:127.0.0.1:9","#
-            .to_owned() + r#"host="nqn\"} 7\n# EOF\\",device="d"} 1"#;
+        let line = r#"client_requests_total{protocol="nvme",server="",connection="3","#.to_owned()
+            + r#"peer="tcp:127.0.0.1:9",host="nqn\"} 7\n# EOF\\",device="d"} 1"#;
         assert!(text.lines().any(|have| have == line), "{text}");
         assert_eq!(text.matches("\n# EOF").count(), 1, "{text}");
     }
@@ -182,12 +185,19 @@ mod tests {
         }
     }
 
+    /// The bug: two NBD servers number their connections alike. Connections of both were one
+    /// series, whose counters decreased when one of them ended.
     #[test]
-    fn connections_of_two_servers_with_equal_labels_are_one_series() {
-        let text = text(vec![connection(1, 5), connection(1, 7)]);
+    fn connections_of_two_servers_are_two_series() {
+        let at = |server: &str, requests| ConnectionView {
+            server: Some(server.to_owned()),
+            ..connection(1, requests)
+        };
+        let text = text(vec![at("unix:/a", 5), at("unix:/b", 7), at("unix:/b", 1)]);
         let series: Vec<_> =
             text.lines().filter(|line| line.starts_with("client_requests_total")).collect();
-        assert_eq!(series.len(), 1, "{text}");
-        assert!(series[0].ends_with(" 12"), "{text}");
+        assert_eq!(series.len(), 2, "{text}");
+        assert!(series[0].contains(r#"server="unix:/a""#) && series[0].ends_with(" 5"), "{text}");
+        assert!(series[1].ends_with(" 8"), "a series appears once: {text}");
     }
 }
