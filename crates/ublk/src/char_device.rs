@@ -34,6 +34,12 @@ impl CharDevice {
         Ok(CharDevice { file: file.map_err(named)? })
     }
 
+    /// A file in the place of the kernel's device.
+    #[cfg(test)]
+    pub(crate) fn of_file(file: File) -> CharDevice {
+        CharDevice { file }
+    }
+
     /// The descriptor for commands.
     pub(crate) fn descriptor(&self) -> RawFd {
         self.file.as_raw_fd()

@@ -783,3 +783,242 @@ impl QueueThread<'_> {
         it.enter(Some(timeout));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use blockyard_core::channel::{ChannelConfig, Stats};
+    use blockyard_core::inject::Injection;
+    use blockyard_core::{Composed, DeviceError, Extent, Geometry, Limits};
+    use blockyard_null::{Null, NullConfig};
+
+    use super::*;
+    use crate::abi::DESCRIPTOR_BYTES;
+
+    const DEPTH: u16 = 4;
+    /// A descriptor of a read of 8 sectors: operation and flags, sectors, first sector, address.
+    const READ: [u32; 6] = [0, 8, 0, 0, 0, 0];
+
+    fn disk() -> Arc<dyn Disk> {
+        let config = NullConfig { size: 1 << 20, ..NullConfig::default() };
+        let (null, config) = (Null::open(config).unwrap(), ChannelConfig { depth: DEPTH });
+        Arc::new(Composed::new("d".to_owned(), "null", null, config))
+    }
+
+    /// A disk of which no channel can be opened.
+    struct ClosedDisk(Arc<dyn Disk>);
+
+    impl Disk for ClosedDisk {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+
+        fn kind(&self) -> &'static str {
+            self.0.kind()
+        }
+
+        fn geometry(&self) -> &Geometry {
+            self.0.geometry()
+        }
+
+        fn limits(&self) -> &Limits {
+            self.0.limits()
+        }
+
+        fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
+            Err(DeviceError::Gone)
+        }
+
+        fn report_zones(
+            &self,
+            from: Sector,
+            zones_max: usize,
+            out: &mut Vec<ZoneInfo>,
+        ) -> Result<(), DeviceError> {
+            self.0.report_zones(from, zones_max, out)
+        }
+
+        fn extent(&self, from: Sector, sectors: u64) -> Extent {
+            self.0.extent(from, sectors)
+        }
+
+        fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+            self.0.inject(injection)
+        }
+
+        fn stats(&self) -> Stats {
+            self.0.stats()
+        }
+    }
+
+    /// The state of a queue without its thread. A file is the kernel: it has the descriptors, takes
+    /// the data of reads, and refuses commands.
+    struct Fixture {
+        prepared: Prepared,
+        device: Arc<CharDevice>,
+        shape: Arc<DeviceShape>,
+        orders: Sender<QueueOrder>,
+        answers: Receiver<OrderResult>,
+    }
+
+    impl Fixture {
+        fn new(disk: Arc<dyn Disk>) -> Fixture {
+            let kernel = rustix::fs::memfd_create("ublk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            let kernel = File::from(kernel);
+            let descriptors = READ.map(u32::to_ne_bytes).concat().repeat(DEPTH.into());
+            assert_eq!(descriptors.len(), usize::from(DEPTH) * DESCRIPTOR_BYTES);
+            kernel.write_all_at(&descriptors, 0).unwrap();
+            let shape = Arc::new(DeviceShape::of(disk.as_ref()).unwrap());
+            let ((orders, taken), (given, answers)) = (channel(), channel());
+            let wake = Arc::new(Wake::new().unwrap());
+            let setup = QueueSetup {
+                disk,
+                shape: Arc::clone(&shape),
+                queue: 0,
+                depth: DEPTH,
+                counts: Arc::default(),
+                has_failed: Arc::default(),
+            };
+            let queue = OrderQueue { orders: taken, answers: given, wake };
+            let prepared = Prepared::new(setup, queue).unwrap();
+            let device = Arc::new(CharDevice::of_file(kernel));
+            let mut fixture = Fixture { prepared, device, shape, orders, answers };
+            fixture.with(|thread| (0..DEPTH).for_each(|tag| thread.command(FETCH, tag, 0, 0)));
+            fixture
+        }
+
+        /// Does a part of the work of the thread, without the answers of the kernel.
+        fn with(&mut self, work: impl FnOnce(&mut QueueThread<'_>)) {
+            let device = Arc::clone(&self.device);
+            let descriptors = device.map(0, DEPTH).unwrap();
+            work(&mut QueueThread { prepared: &mut self.prepared, device, descriptors });
+            self.prepared.enter(None);
+            while self.prepared.ring.completion().next().is_some() {}
+        }
+
+        fn obey(&mut self, order: QueueOrder) {
+            self.orders.send(order).unwrap();
+            self.with(|thread| thread.obey());
+        }
+
+        fn serve(&mut self, number: OrderNumber, disk: &Arc<dyn Disk>) {
+            self.obey(QueueOrder::Serve(number, Arc::clone(disk), Arc::clone(&self.shape)));
+        }
+
+        /// The kernel has a request with a tag.
+        fn arrive(&mut self, tag: u16) -> Tag {
+            self.with(|thread| thread.arrived(tag, 0));
+            self.tag(tag)
+        }
+
+        /// A round of the thread.
+        fn go_on(&mut self) -> Phase {
+            self.with(|thread| {
+                thread.execute();
+                if thread.prepared.phase == Phase::Releasing {
+                    thread.release();
+                }
+            });
+            self.prepared.phase
+        }
+
+        fn tag(&self, tag: u16) -> Tag {
+            self.prepared.tags[usize::from(tag)]
+        }
+
+        /// The answers so far: the number, and whether the thread has succeeded.
+        fn answers(&self) -> Vec<(OrderNumber, bool)> {
+            self.answers.try_iter().map(|(number, result)| (number, result.is_ok())).collect()
+        }
+
+        /// Requests that were completed, and those of them with an error.
+        fn counts(&self) -> (u64, u64) {
+            (self.prepared.counts.requests.get(), self.prepared.counts.errors.get())
+        }
+    }
+
+    #[test]
+    fn requests_wait_while_the_disk_is_replaced() {
+        let (first, second) = (disk(), disk());
+        let mut queue = Fixture::new(Arc::clone(&first));
+        assert_eq!(queue.arrive(0), Tag::Busy(Op::Read, 4096));
+        queue.obey(QueueOrder::Release(1));
+        assert_eq!(queue.arrive(1), Tag::Waiting, "it was not begun");
+        assert_eq!((queue.prepared.phase, queue.answers()), (Phase::Releasing, vec![]));
+        // The request that was begun is completed first.
+        assert_eq!(queue.go_on(), Phase::Released);
+        assert_eq!((queue.counts(), queue.tag(0)), ((1, 0), Tag::Fetched));
+        assert_eq!(queue.answers(), [(1, true)]);
+        assert_eq!(Arc::strong_count(&first), 1, "the disk is closed");
+        assert_eq!(queue.arrive(2), Tag::Waiting);
+        // Released again, at once.
+        queue.obey(QueueOrder::Release(2));
+        assert_eq!((queue.go_on(), queue.answers()), (Phase::Released, vec![(2, true)]));
+        queue.serve(3, &second);
+        assert_eq!([1, 2].map(|tag| queue.tag(tag)), [Tag::Busy(Op::Read, 4096); 2]);
+        assert_eq!((queue.go_on(), queue.answers()), (Phase::Serving, vec![(3, true)]));
+        assert_eq!(queue.counts(), (3, 0));
+        assert_eq!(second.stats().op(Op::Read).ops, 2);
+    }
+
+    #[test]
+    fn a_queue_that_has_not_released_its_disk_goes_on_with_it() {
+        let (first, second) = (disk(), disk());
+        let mut queue = Fixture::new(Arc::clone(&first));
+        // A server that gives up a release orders to serve, or to fail without a disk.
+        for number in 0..2 {
+            queue.obey(QueueOrder::Release(number));
+            assert_eq!(queue.arrive(0), Tag::Waiting);
+            match number {
+                0 => queue.serve(7, &second),
+                _ => queue.obey(QueueOrder::Fail),
+            }
+            assert_eq!(queue.tag(0), Tag::Busy(Op::Read, 4096));
+            assert_eq!(queue.go_on(), Phase::Serving);
+        }
+        assert_eq!((queue.answers(), queue.counts()), (vec![(7, true)], (2, 0)));
+        assert_eq!((first.stats().op(Op::Read).ops, Arc::strong_count(&second)), (2, 1));
+    }
+
+    #[test]
+    fn requests_fail_without_a_disk_until_there_is_one() {
+        let (first, second) = (disk(), disk());
+        let closed: Arc<dyn Disk> = Arc::new(ClosedDisk(disk()));
+        let mut queue = Fixture::new(first);
+        queue.obey(QueueOrder::Release(1));
+        assert_eq!((queue.go_on(), queue.arrive(0)), (Phase::Released, Tag::Waiting));
+        queue.obey(QueueOrder::Fail);
+        assert_eq!((queue.prepared.phase, queue.tag(0)), (Phase::Failing, Tag::Fetched));
+        assert_eq!((queue.arrive(1), queue.counts()), (Tag::Fetched, (2, 2)));
+        // Requests wait again.
+        queue.obey(QueueOrder::Release(2));
+        assert_eq!((queue.go_on(), queue.arrive(2)), (Phase::Released, Tag::Waiting));
+        // The disk cannot be opened.
+        queue.serve(3, &closed);
+        assert_eq!((queue.prepared.phase, queue.tag(2)), (Phase::Failing, Tag::Fetched));
+        assert_eq!(queue.counts(), (3, 3));
+        queue.serve(4, &second);
+        assert_eq!(queue.arrive(3), Tag::Busy(Op::Read, 4096));
+        assert_eq!((queue.go_on(), queue.counts()), (Phase::Serving, (4, 3)));
+        assert_eq!(queue.answers(), [(1, true), (2, true), (3, false), (4, true)]);
+    }
+
+    /// The ring keeps a polled descriptor open, also that of the channel of a disk.
+    #[test]
+    fn a_disk_is_released_after_the_poll_of_its_descriptor() {
+        let mut queue = Fixture::new(disk());
+        queue.prepared.is_polling = true;
+        queue.obey(QueueOrder::Release(1));
+        assert_eq!((queue.go_on(), queue.prepared.is_removing), (Phase::Releasing, true));
+        // The poll is removed once.
+        queue.with(|thread| {
+            thread.release();
+            assert_eq!(thread.prepared.pushed, 0);
+        });
+        assert!(queue.answers().is_empty());
+        queue.prepared.is_polling = false;
+        assert_eq!((queue.go_on(), queue.answers()), (Phase::Released, vec![(1, true)]));
+    }
+}
