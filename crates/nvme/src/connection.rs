@@ -255,7 +255,7 @@ pub(crate) struct HostConnection<S> {
     done: Vec<Completion>,
     /// The number of rounds that have executed commands.
     executions: usize,
-    /// Whether the present round has looked at all devices or controllers, or opened a channel.
+    /// Whether the present round has scanned all devices or controllers, or opened a channel.
     has_scanned: bool,
     digests: Digests,
     data_align: usize,
@@ -397,7 +397,7 @@ impl<S: HostStream> HostConnection<S> {
     fn serve(&mut self) -> io::Result<AfterRound> {
         self.check_cut()?;
         self.has_scanned = false;
-        if self.link.is_draining() {
+        if self.link.is_end_requested() {
             self.begin_end()?;
         }
         if self.stalled_until.is_some() {
@@ -416,7 +416,7 @@ impl<S: HostStream> HostConnection<S> {
             return Ok(AfterRound::Again);
         }
         if self.stalled_until.is_some() {
-            self.look_at_stalled();
+            self.probe_stalled();
             return Ok(AfterRound::Waits(Some(Watch::Writable)));
         }
         match stop {
@@ -437,7 +437,7 @@ impl<S: HostStream> HostConnection<S> {
     /// # Errors
     /// If the connection has failed.
     fn begin_end(&mut self) -> io::Result<()> {
-        if self.is_draining() {
+        if self.is_ending() {
             return Ok(());
         }
         self.last_bytes = Some(self.transport.unread_bytes()?);
@@ -448,12 +448,12 @@ impl<S: HostStream> HostConnection<S> {
     }
 
     /// Whether the target ends the connection.
-    fn is_draining(&self) -> bool {
+    fn is_ending(&self) -> bool {
         self.last_bytes.is_some()
     }
 
     /// Stops parsing: from now on, commands complete that need nothing more from the host.
-    fn drain(&mut self) {
+    fn stop_parsing(&mut self) {
         if self.phase == Phase::Serves {
             self.phase = Phase::Drains { until: self.now + DRAIN_TIMEOUT };
             self.drop_incomplete();
@@ -489,7 +489,7 @@ impl<S: HostStream> HostConnection<S> {
     /// has answered its own.
     fn waits_for_queues(&self) -> bool {
         match &self.role {
-            _ if !self.is_draining() || self.has_failed() => false,
+            _ if !self.is_ending() || self.has_failed() => false,
             QueueRole::New | QueueRole::Idle => false,
             QueueRole::Admin(admin) => admin.controller.has_draining_queues(),
             QueueRole::Io(queue) => !queue.controller.note_answered(&self.link),
@@ -513,7 +513,7 @@ impl<S: HostStream> HostConnection<S> {
         }
         self.leave();
         self.phase = Phase::Ended;
-        if self.has_failed() || self.is_draining() {
+        if self.has_failed() || self.is_ending() {
             self.transport.shutdown(Shutdown::Write);
             self.phase = Phase::Lingers { until: self.now + LINGER };
         }
@@ -640,7 +640,7 @@ impl<S: HostStream> HostConnection<S> {
                 Ok(false) => return ParseStop::NeedsBytes,
                 Err(fault) => {
                     self.fault = Some(fault);
-                    self.drain();
+                    self.stop_parsing();
                 }
             }
         }
@@ -652,7 +652,7 @@ impl<S: HostStream> HostConnection<S> {
     /// the device is gone, the connection ends.
     fn renew_namespaces(&mut self) -> Option<ParseStop> {
         let QueueRole::Io(queue) = &mut self.role else { return None };
-        if !self.waiting.is_empty() && queue.has_lost_device() && self.link.is_draining() {
+        if !self.waiting.is_empty() && queue.has_lost_device() && self.link.is_end_requested() {
             // The device is removed. Commands that wait for memory go on by the channel that the
             // queue still has, with the memory of those whose data do not come any more.
             return Some(self.end_by_target());
@@ -662,7 +662,7 @@ impl<S: HostStream> HostConnection<S> {
             Renewal::Ready => None,
             Renewal::InUse | Renewal::Absent => return Some(ParseStop::Renews),
             Renewal::Gone(_) if self.connecting.is_none() => {
-                self.link.drain();
+                self.link.request_end();
                 return Some(self.end_by_target());
             }
             Renewal::Gone(refusal) => Some(refusal),
@@ -675,7 +675,7 @@ impl<S: HostStream> HostConnection<S> {
     /// on.
     fn end_by_target(&mut self) -> ParseStop {
         match self.begin_end() {
-            Ok(()) => self.drain(),
+            Ok(()) => self.stop_parsing(),
             Err(error) => self.abandon(error),
         }
         ParseStop::Batch
@@ -729,7 +729,7 @@ impl<S: HostStream> HostConnection<S> {
             pdu_type::H2C_DATA => self.begin_data(&layout)?,
             _ => {
                 tracing::debug!(peer = self.link.peer, "the host ended the connection");
-                self.drain();
+                self.stop_parsing();
             }
         }
         self.inbox.skip(needed);
@@ -816,10 +816,10 @@ impl<S: HostStream> HostConnection<S> {
     /// Looks whether a host that does not read has closed the connection, if a later association
     /// waits for that. A host that closes it with unread answers resets it (RFC 9293, 3.6.1), and
     /// then the connection ends before it parses anything.
-    fn look_at_stalled(&self) {
-        let serial = self.link.begin_look();
-        if self.link.owes_look(serial) && !self.transport.has_ended() {
-            self.link.note_looked(serial);
+    fn probe_stalled(&self) {
+        let serial = self.link.begin_probe();
+        if self.link.owes_probe(serial) && !self.transport.has_ended() {
+            self.link.note_probed(serial);
         }
     }
 
@@ -845,10 +845,10 @@ impl<S: HostStream> HostConnection<S> {
         }
         let most = self.last_bytes.unwrap_or(usize::MAX);
         if most == 0 {
-            self.drain();
+            self.stop_parsing();
             return Ok(AfterRound::Again);
         }
-        let serial = self.link.begin_look();
+        let serial = self.link.begin_probe();
         let transport = &mut self.transport;
         let received = match &mut self.receiving {
             Some(data) if data.received < data.len && self.inbox.unread().is_empty() => {
@@ -863,18 +863,18 @@ impl<S: HostStream> HostConnection<S> {
             }),
         };
         match received {
-            Ok(0) => self.drain(),
+            Ok(0) => self.stop_parsing(),
             Ok(len) => {
                 self.last_bytes = self.last_bytes.map(|left| left - len);
                 self.note_heard();
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.link.note_looked(serial);
-                if !self.is_draining() {
+                self.link.note_probed(serial);
+                if !self.is_ending() {
                     return Ok(AfterRound::Waits(Some(Watch::Readable)));
                 }
-                self.drain();
+                self.stop_parsing();
             }
             Err(error) => return Err(error),
         }

@@ -119,7 +119,7 @@ struct QueueLink {
 impl QueueLink {
     /// Whether it drains, and its host may get answers.
     fn is_draining(&self) -> bool {
-        self.is_proved && self.link.is_draining()
+        self.is_proved && self.link.is_end_requested()
     }
 }
 
@@ -397,14 +397,14 @@ impl Controller {
     pub(crate) fn close_queue(&self, link: &Arc<HostLink>) {
         let mut state = self.state();
         state.queues.retain(|queue| !Arc::ptr_eq(&queue.link, link));
-        state.links(&self.link).filter(|it| it.is_draining()).for_each(|it| it.wake.raise());
+        state.links(&self.link).filter(|it| it.is_end_requested()).for_each(|it| it.wake.raise());
     }
 
     /// Asks the connections of all queues to drain. One that drains without the others would end
     /// the association for the host.
     pub(crate) fn drain(&self) {
         let state = self.state();
-        state.links(&self.link).filter(|it| !it.is_draining()).for_each(|it| it.drain());
+        state.links(&self.link).filter(|it| !it.is_end_requested()).for_each(|it| it.request_end());
     }
 
     /// Whether an I/O queue drains that has not ended.
@@ -428,17 +428,18 @@ impl Controller {
         true
     }
 
-    /// Asks the connections that have the host's trust to look before the association of a serial
-    /// number begins. One that has not proved its host can execute nothing, and must not delay it.
-    fn ask_to_look(&self, serial: u64) {
+    /// Asks the connections that have the host's trust to probe their sockets before the
+    /// association of a serial number begins. One that has not proved its host can execute nothing,
+    /// and must not delay it.
+    fn ask_to_probe(&self, serial: u64) {
         let state = self.state();
         let links = state.links(&self.link).filter(|link| link.role.get().is_some());
-        links.for_each(|link| link.ask_to_look(serial));
+        links.for_each(|link| link.ask_to_probe(serial));
     }
 
-    /// Whether a connection owes a look before the association of a serial number.
-    fn owes_look(&self, serial: u64) -> bool {
-        self.state().links(&self.link).any(|link| link.owes_look(serial))
+    /// Whether a connection owes a probe of its socket before the association of a serial number.
+    fn owes_probe(&self, serial: u64) -> bool {
+        self.state().links(&self.link).any(|link| link.owes_probe(serial))
     }
 
     /// Ends the controller and cuts the connections of its I/O queues.
@@ -509,7 +510,7 @@ impl Controllers {
                 let controller = Arc::new(Controller::new(numbers, target, link, request, now));
                 if !controller.is_discovery() {
                     let of_host = table.controllers.iter().filter(|it| it.is_of_host(&controller));
-                    of_host.for_each(|it| it.ask_to_look(controller.serial));
+                    of_host.for_each(|it| it.ask_to_probe(controller.serial));
                 }
                 table.controllers.push(Arc::clone(&controller));
                 return Some(controller);
@@ -542,7 +543,7 @@ impl Controllers {
         let mut earlier =
             table.controllers.iter().take_while(|it| !std::ptr::eq(&***it, controller));
         table.ending.iter().any(|other| other.is_of_host(controller))
-            || earlier.any(|it| it.is_of_host(controller) && it.owes_look(controller.serial))
+            || earlier.any(|it| it.is_of_host(controller) && it.owes_probe(controller.serial))
     }
 }
 

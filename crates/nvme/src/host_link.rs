@@ -90,7 +90,7 @@ pub(crate) struct HostLink {
     pub(crate) stats: CommandStats,
     pub(crate) role: OnceLock<LinkRole>,
     /// Whether the connection is to end after the commands in flight.
-    draining: AtomicBool,
+    end_requested: AtomicBool,
     /// Whether it was cut: it stops answering its host at its next turn, and ends when the device
     /// has completed its commands.
     cut: AtomicBool,
@@ -98,9 +98,9 @@ pub(crate) struct HostLink {
     stalled: AtomicBool,
     /// The serial number of the last association before which the connection is to receive what
     /// its host has sent; 0 for none.
-    look_asked: AtomicU64,
+    probe_asked: AtomicU64,
     /// The last of these numbers for which it has found its host still connected.
-    looked: AtomicU64,
+    probed: AtomicU64,
     /// Raised when the connection is to end, when the subsystem, or for discovery the table of
     /// subsystems, has changed, and when another thread has computed something for it.
     pub(crate) wake: LinkWake,
@@ -115,25 +115,25 @@ impl HostLink {
             since: SystemTime::now(),
             stats: CommandStats::default(),
             role: OnceLock::new(),
-            draining: AtomicBool::new(false),
+            end_requested: AtomicBool::new(false),
             cut: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
-            look_asked: AtomicU64::new(0),
-            looked: AtomicU64::new(0),
+            probe_asked: AtomicU64::new(0),
+            probed: AtomicU64::new(0),
             wake: LinkWake { flag: WakeFlag::new(), thread },
         }
     }
 
     /// Asks the connection to complete the commands that the device executes and then to end.
-    pub(crate) fn drain(&self) {
+    pub(crate) fn request_end(&self) {
         // Relaxed, here and below: the flags publish no data.
-        self.draining.store(true, Ordering::Relaxed);
+        self.end_requested.store(true, Ordering::Relaxed);
         self.wake.raise();
     }
 
     /// Whether the connection is to end after the commands in flight.
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+    pub(crate) fn is_end_requested(&self) -> bool {
+        self.end_requested.load(Ordering::Relaxed)
     }
 
     /// Ends the connection, whether its answers are sent or not: it stops answering its host at its
@@ -160,34 +160,34 @@ impl HostLink {
 
     /// Asks for a turn that receives what the host has sent: a later association of the host, of
     /// this serial number, is not to begin before. Serial numbers grow from 1.
-    pub(crate) fn ask_to_look(&self, serial: u64) {
-        // Release: pairs with the Acquire in `begin_look`. A receive that follows it sees what the
+    pub(crate) fn ask_to_probe(&self, serial: u64) {
+        // Release: pairs with the Acquire in `begin_probe`. A receive that follows it sees what the
         // host sent before it connected again.
-        self.look_asked.fetch_max(serial, Ordering::Release);
+        self.probe_asked.fetch_max(serial, Ordering::Release);
         self.wake.raise();
     }
 
-    /// To be called before a receive: the number for [`HostLink::note_looked`].
-    pub(crate) fn begin_look(&self) -> u64 {
-        // Acquire: pairs with the Release in `ask_to_look`.
-        self.look_asked.load(Ordering::Acquire)
+    /// To be called before a receive: the number for [`HostLink::note_probed`].
+    pub(crate) fn begin_probe(&self) -> u64 {
+        // Acquire: pairs with the Release in `ask_to_probe`.
+        self.probe_asked.load(Ordering::Acquire)
     }
 
-    /// Notes that the socket was empty, and not at its end, after [`HostLink::begin_look`]; or that
-    /// the host does not read, and has not closed it.
-    pub(crate) fn note_looked(&self, serial: u64) {
-        if self.looked.load(Ordering::Relaxed) < serial {
-            // Release: pairs with the Acquire in `owes_look`. What was received is executed.
-            self.looked.store(serial, Ordering::Release);
+    /// Notes that the socket was empty, and not at its end, after [`HostLink::begin_probe`]; or
+    /// that the host does not read, and has not closed it.
+    pub(crate) fn note_probed(&self, serial: u64) {
+        if self.probed.load(Ordering::Relaxed) < serial {
+            // Release: pairs with the Acquire in `owes_probe`. What was received is executed.
+            self.probed.store(serial, Ordering::Release);
         }
     }
 
-    /// Whether the connection was asked to look before the association of this serial number, and
-    /// has not.
-    pub(crate) fn owes_look(&self, serial: u64) -> bool {
-        let asked = self.look_asked.load(Ordering::Relaxed);
-        // Acquire: pairs with the Release in `note_looked`.
-        asked >= serial && self.looked.load(Ordering::Acquire) < serial
+    /// Whether the connection was asked to probe its socket before the association of this serial
+    /// number, and has not.
+    pub(crate) fn owes_probe(&self, serial: u64) -> bool {
+        let asked = self.probe_asked.load(Ordering::Relaxed);
+        // Acquire: pairs with the Release in `note_probed`.
+        asked >= serial && self.probed.load(Ordering::Acquire) < serial
     }
 
     pub(crate) fn info(&self) -> LinkInfo {

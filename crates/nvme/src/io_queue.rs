@@ -43,8 +43,8 @@ pub(crate) struct IoQueue {
     missing: Option<Arc<Subsystem>>,
     /// The number of commands so far.
     commands: u64,
-    /// Whether a namespace was looked up among all devices, and perhaps opened.
-    has_looked: bool,
+    /// Whether all devices were scanned for a namespace, which may have been opened.
+    has_scanned: bool,
 }
 
 /// Whether a queue has the disks that it needs.
@@ -89,7 +89,7 @@ impl IoQueue {
             namespaces: Vec::new(),
             missing,
             commands: 0,
-            has_looked: false,
+            has_scanned: false,
         })
     }
 
@@ -172,9 +172,9 @@ impl IoQueue {
         if slot.device == 0 { None } else { self.absent_device(slot.sqe.nsid()) }
     }
 
-    /// Whether a command has looked at all devices, or opened a channel, since the last call.
-    pub(crate) fn take_look(&mut self) -> bool {
-        std::mem::take(&mut self.has_looked)
+    /// Whether a command has scanned all devices, or opened a channel, since the last call.
+    pub(crate) fn take_scanned(&mut self) -> bool {
+        std::mem::take(&mut self.has_scanned)
     }
 
     /// Opens a namespace of the subsystem of all devices; returns its index.
@@ -185,7 +185,7 @@ impl IoQueue {
         if !self.has_all_devices() {
             return Err(StatusCode::INVALID_FIELD);
         }
-        self.has_looked = true;
+        self.has_scanned = true;
         let found = AllDevices::find(&self.subsystems, nsid, &self.controller);
         let found = found.filter(|subsystem| self.controller.shows(&subsystem.shape()));
         let subsystem = found.ok_or(StatusCode::INVALID_FIELD)?;

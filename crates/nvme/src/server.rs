@@ -191,7 +191,7 @@ impl TargetServer {
         // Release: pairs with the Acquire in `is_stopping`.
         shared.stopping.store(true, Ordering::Release);
         shared.wake.raise();
-        shared.links().here.values().for_each(|link| link.drain());
+        shared.links().here.values().for_each(|link| link.request_end());
     }
 
     /// Stops accepting, lets the device complete every host's commands, and disconnects all hosts
@@ -211,7 +211,7 @@ impl TargetServer {
         let deadline = Instant::now() + shared.options.drain_timeout;
         let mut links = shared.links();
         // Again: a host may have been accepted just then.
-        links.here.values().for_each(|link| link.drain());
+        links.here.values().for_each(|link| link.request_end());
         while !links.here.is_empty() && !socket::left(deadline).is_zero() {
             let waited = shared.left.wait_timeout(links, socket::left(deadline));
             links = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -367,7 +367,7 @@ impl Subsystem {
     /// device with the number.
     pub(crate) fn close(&self) {
         let mut state = self.state();
-        state.links.iter().for_each(|(_, link)| link.drain());
+        state.links.iter().for_each(|(_, link)| link.request_end());
         self.enter(&mut state, DiskPhase::Closed);
     }
 

@@ -206,7 +206,7 @@ impl MonitorState {
         let is_watched = |device: &String| {
             self.clients.iter().any(|client| client.zones.as_ref() == Some(device))
         };
-        self.watches.retain(|device, watch| is_watched(device) || !watch.may_go(now));
+        self.watches.retain(|device, watch| is_watched(device) || !watch.may_be_forgotten(now));
         let wanted = self.watches.iter_mut().filter_map(|(device, watch)| {
             (is_watched(device) && watch.begin(now)).then(|| device.clone())
         });

@@ -52,7 +52,7 @@ impl Token {
         Ok(Token { key, code })
     }
 
-    fn is(&self, shown: &[u8]) -> bool {
+    fn matches(&self, shown: &[u8]) -> bool {
         hmac::verify(&self.key, shown, self.code.as_ref()).is_ok()
     }
 }
@@ -117,19 +117,19 @@ impl WebAccess {
                 || self.host.as_deref().is_some_and(is_name))
     }
 
-    /// Whether a client with this header `Authorization` may come in.
+    /// Whether a client with this header `Authorization` is admitted.
     pub fn admits(&self, authorization: Option<&str>) -> bool {
         let Some(token) = &self.token else { return true };
         let Some((scheme, shown)) = authorization.and_then(|text| text.split_once(' ')) else {
             return false;
         };
         if scheme.eq_ignore_ascii_case("bearer") {
-            return token.is(shown.trim().as_bytes());
+            return token.matches(shown.trim().as_bytes());
         }
         // RFC 7617, 2: USER:PASSWORD in base 64; the user does not matter.
         let decoded = BASE64.decode(shown.trim().as_bytes()).unwrap_or_default();
         let password = decoded.iter().position(|byte| *byte == b':').map(|at| &decoded[at + 1..]);
-        scheme.eq_ignore_ascii_case("basic") && password.is_some_and(|it| token.is(it))
+        scheme.eq_ignore_ascii_case("basic") && password.is_some_and(|it| token.matches(it))
     }
 }
 

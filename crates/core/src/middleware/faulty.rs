@@ -194,7 +194,7 @@ impl<Q: DeviceQueue> FaultyQueue<Q> {
 
     /// Starts a batch after the interceptors have changed, or while there are any.
     #[inline(never)]
-    fn start_looking(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
+    fn start_after_change(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         if self.look() {
             self.start_intercepted(now, batch, done);
         } else {
@@ -274,7 +274,7 @@ impl<Q: DeviceQueue> DeviceQueue for FaultyQueue<Q> {
     #[inline]
     fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         if self.interceptors.unchanged().is_none() {
-            return self.start_looking(now, batch, done);
+            return self.start_after_change(now, batch, done);
         }
         self.inner.start(now, batch, done);
     }

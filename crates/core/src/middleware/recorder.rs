@@ -89,7 +89,7 @@ pub struct Recorder {
     /// The writer of the trace sleeps on it.
     event_count: EventCount,
     /// Events of queues without a ring.
-    ringless: AtomicU64,
+    lost_without_ring: AtomicU64,
     is_stopped: AtomicBool,
     source: TraceSource,
 }
@@ -154,7 +154,7 @@ impl Recorder {
         let mut rings = self.rings();
         let Some(OpenRing { queue, reader, reported }) = rings.open.get_mut(position) else {
             // Relaxed: the count publishes nothing but itself.
-            report(None, self.ringless.swap(0, Ordering::Relaxed), &mut 0);
+            report(None, self.lost_without_ring.swap(0, Ordering::Relaxed), &mut 0);
             return None;
         };
         let is_closed = reader.is_closed();
@@ -235,7 +235,7 @@ impl TracePoint {
         let recorder = Arc::new(Recorder {
             rings: Mutex::default(),
             event_count: EventCount::new(),
-            ringless: AtomicU64::new(0),
+            lost_without_ring: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
             source,
         });
@@ -349,7 +349,9 @@ impl QueueRecorder {
             }
             None => {
                 // Relaxed: the count publishes nothing but itself.
-                self.recorder.ringless.fetch_add(self.batch.len() as u64, Ordering::Relaxed);
+                self.recorder
+                    .lost_without_ring
+                    .fetch_add(self.batch.len() as u64, Ordering::Relaxed);
             }
         }
         self.batch.clear();
@@ -394,17 +396,17 @@ impl QueueRecorder {
         if let Some(submitted) = self.queued(started)
             && submitted < now
         {
-            self.of_started(TraceKind::Insert, submitted, started);
+            self.record_started(TraceKind::Insert, submitted, started);
         }
-        self.of_started(TraceKind::Issue, now, started);
+        self.record_started(TraceKind::Issue, now, started);
     }
 
     /// Records that the device did not start a request.
     pub(super) fn requeued(&mut self, now: Nanos, started: &Started) {
-        self.of_started(TraceKind::Requeue, now, started);
+        self.record_started(TraceKind::Requeue, now, started);
     }
 
-    fn of_started(&mut self, kind: TraceKind, now: Nanos, started: &Started) {
+    fn record_started(&mut self, kind: TraceKind, now: Nanos, started: &Started) {
         let blank = self.event(kind, now, started.op(), started.flags());
         self.push(TraceEvent { sector: started.sector(), sectors: started.sectors(), ..blank });
     }

@@ -86,7 +86,7 @@ impl<S: HostStream> HostConnection<S> {
             }
             (None, _, QueueRole::Io(queue)) => {
                 let plan = queue.plan(self.slots.get(index));
-                self.has_scanned |= queue.take_look();
+                self.has_scanned |= queue.take_scanned();
                 let plan = plan?;
                 (CommandPlan::Io(plan), plan.transfer())
             }
@@ -126,7 +126,7 @@ impl<S: HostStream> HostConnection<S> {
     /// connection, those of them that lack data are dropped.
     pub(super) fn grant_memory(&mut self) {
         while let Some(&index) = self.waiting.front() {
-            if self.is_draining() && self.slots.get(index).lacks_data() {
+            if self.is_ending() && self.slots.get(index).lacks_data() {
                 self.waiting.pop_front();
                 self.release(index);
                 continue;
@@ -237,7 +237,7 @@ impl<S: HostStream> HostConnection<S> {
             QueueRole::New | QueueRole::Idle => self.complete(index, StatusCode::SEQUENCE, 0),
             QueueRole::Io(queue) => {
                 let progress = queue.start(index, slot);
-                self.has_scanned |= queue.take_look();
+                self.has_scanned |= queue.take_scanned();
                 self.note(index, progress);
             }
             QueueRole::Admin(admin) => {
@@ -353,7 +353,7 @@ impl<S: HostStream> HostConnection<S> {
                 Err(error) => {
                     let (peer, host) = (&self.link.peer, &auth.role.host);
                     tracing::warn!(peer, host, %error, "a host cannot authenticate");
-                    self.drain();
+                    self.stop_parsing();
                 }
             }
             return;
@@ -374,7 +374,7 @@ impl<S: HostStream> HostConnection<S> {
             AuthProgress::Ended(why) => {
                 let (peer, LinkRole { subsystem, host, queue, .. }) = (&self.link.peer, &auth.role);
                 tracing::warn!(peer, subsystem, host, queue, "a host did not authenticate: {why}");
-                self.drain();
+                self.stop_parsing();
             }
         }
     }
@@ -429,7 +429,7 @@ impl<S: HostStream> HostConnection<S> {
         self.refusals += 1;
         if matches!(self.role, QueueRole::Idle) && self.refusals >= CONNECT_REFUSALS_MAX {
             tracing::warn!(peer = self.link.peer, "disconnected: too many Connects were refused");
-            self.drain();
+            self.stop_parsing();
         }
     }
 
@@ -441,7 +441,7 @@ impl<S: HostStream> HostConnection<S> {
                 self.disconnect();
                 self.complete(index, refusal.status, refusal.result);
                 // The device that the host has asked for is being removed.
-                self.drain();
+                self.stop_parsing();
             }
             (None, QueueRole::Io(queue)) => {
                 let result = self.connected(queue.controller.id, request);

@@ -497,7 +497,7 @@ impl Simulation {
     /// No queue that the target ends does so before the others have answered.
     fn check_order(&self) {
         let is_draining =
-            |of: &SimConnection| of.connection.as_ref().is_some_and(|it| it.is_draining());
+            |of: &SimConnection| of.connection.as_ref().is_some_and(|it| it.is_ending());
         if !is_draining(&self.io) {
             return;
         }
@@ -725,9 +725,9 @@ fn target_ends(sim: &mut Simulation, ending: Ending, helps: bool) {
             // One queue, or all, as by a server that stops.
             let order = [&sim.admin, &sim.io, &sim.idle].map(|it| Arc::clone(&it.link));
             match sim.rng.u8(..3) {
-                0 => order.iter().for_each(|link| link.drain()),
-                one if helps => order[usize::from(one) - 1].drain(),
-                _ => sim.io.link.drain(),
+                0 => order.iter().for_each(|link| link.request_end()),
+                one if helps => order[usize::from(one) - 1].request_end(),
+                _ => sim.io.link.request_end(),
             }
             sim.check_end_with(helps, STALL_MAX + DRAIN_TIMEOUT + LINGER + SLACK);
             if helps {

@@ -184,7 +184,7 @@ impl ZoneWatch {
 
     /// Whether the watch, which no client needs now, may be forgotten: a new one would make a
     /// report at once.
-    pub(super) fn may_go(&self, now: Instant) -> bool {
+    pub(super) fn may_be_forgotten(&self, now: Instant) -> bool {
         !self.is_busy && !self.is_made && self.is_due(now)
     }
 
@@ -290,13 +290,13 @@ mod tests {
         end(&mut watch, &[(1, 0)]);
         let old = watch.begin_all().unwrap();
         let later = Instant::now() + Duration::from_secs(5);
-        assert!(watch.begin_all().is_none() && !watch.may_go(later));
+        assert!(watch.begin_all().is_none() && !watch.may_be_forgotten(later));
         end(&mut watch, &[(2, 9)]);
         assert!(!watch.end_all(&old, &all_zones("z", &old)) && watch.all().is_none());
         let new = watch.begin_all().unwrap();
         assert!(watch.end_all(&new, &all_zones("z", &new)));
         assert_eq!(data(&watch.all().unwrap())["runs"], serde_json::json!([[0, 1, 2, 9]]));
-        assert!(watch.may_go(later));
+        assert!(watch.may_be_forgotten(later));
         // A report without a change leaves the event as it is.
         watch.end(None, Duration::ZERO, Instant::now());
         assert!(watch.all().is_some());
@@ -306,10 +306,10 @@ mod tests {
     fn a_slow_drive_is_asked_for_a_twentieth_of_the_time() {
         let (mut watch, start) = (ZoneWatch::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert!(watch.begin(start) && !watch.begin(start) && !watch.may_go(start));
+        assert!(watch.begin(start) && !watch.begin(start) && !watch.may_be_forgotten(start));
         watch.end(None, Duration::from_secs(3), after(3));
-        assert!(!watch.begin(after(62)) && !watch.may_go(after(62)));
-        assert!(watch.may_go(after(63)) && watch.begin(after(63)));
+        assert!(!watch.begin(after(62)) && !watch.may_be_forgotten(after(62)));
+        assert!(watch.may_be_forgotten(after(63)) && watch.begin(after(63)));
         watch.end(None, Duration::from_millis(1), after(63));
         assert!(!watch.begin(after(63)) && watch.begin(after(64)));
     }
