@@ -3,7 +3,9 @@
 
 use blockyard_volume::map::page;
 use blockyard_volume_format::bytes::Reader;
-use blockyard_volume_format::catalogue::{self, CatalogueImage, Change, Listed, VolumeMeta};
+use blockyard_volume_format::catalogue::{
+    self, CatalogueImage, Change, Hold, Listed, ScrubRecord, VolumeMeta,
+};
 use blockyard_volume_format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STORED_MAX};
 use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
 use blockyard_volume_format::label::{self, Label};
@@ -157,22 +159,37 @@ fn listed(input: &mut Input<'_>) {
             is_snapshot: input.below(2) == 1,
             guid: input.below(3),
             reserved_bytes: input.below(2) << 9,
+            created: input.word(),
             origin: input.word() as u32,
             block_bytes: input.choose(&[4096, 512, 65_536]),
             blocks: input.below(90_000_000) + 1,
         };
         let roots = (0..meta.root_count()).map(|_| entry(input)).collect();
+        let holds = (0..if meta.is_snapshot { input.below(3) } else { 0 })
+            .map(|number| Hold { tag: format!("tag-{number}"), created: input.word() })
+            .collect();
         volumes.push(Listed {
             meta,
             family: input.word() as u32,
             copied: input.word() as u32,
             owned: input.word(),
+            holds,
             roots,
         });
     }
     let live = (0..input.below(9)).map(|_| input.below(1 << 21) * 512).collect();
     let (copies, unknown_bytes) = (input.word() as u32, input.word());
-    let whole = CatalogueImage { next_id: 9, copies, live, unknown_bytes };
+    let scrub = ScrubRecord {
+        ended: input.word(),
+        duration_ms: input.word(),
+        verified_bytes: input.word(),
+        damaged: input.word(),
+        repaired: input.word(),
+    };
+    let change = Change::Scrubbed(scrub);
+    assert_eq!(Change::parse(&change.print()), Ok(change));
+    let repaired = input.word();
+    let whole = CatalogueImage { next_id: 9, copies, live, unknown_bytes, scrub, repaired };
     let bytes = catalogue::print(&whole, &volumes);
     assert_eq!(catalogue::parse(&bytes), Ok((whole, volumes)));
     let cut = input.word() as usize % bytes.len();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use blockyard_core::Status;
 use blockyard_store::SegmentStore;
+use blockyard_volume::admin::now;
 use blockyard_volume::config::SIZE_MAX;
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::map::{Leaf, Map};
@@ -305,6 +306,7 @@ impl Destination {
             blocks,
             guid: 0,
             reserved_bytes: 0,
+            created: now(),
         };
         let Some((_, base)) = &self.present else {
             pool.change(&self.volume, Change::Create(meta))?;

@@ -89,8 +89,10 @@ pub(super) struct BlockHeader {
     pub(super) what: &'static str,
     /// The magic number of the object.
     pub(super) magic: [u8; 8],
-    /// The only version that is written and read.
+    /// The version that is written, and the newest that is read.
     pub(super) version: u32,
+    /// The oldest version that is read.
+    pub(super) oldest: u32,
 }
 
 impl BlockHeader {
@@ -122,7 +124,7 @@ impl BlockHeader {
             return Err(FormatError::Checksum { what, found, want });
         }
         let found = u32_at(bytes, 16);
-        if found != self.version {
+        if !(self.oldest..=self.version).contains(&found) {
             return Err(FormatError::Version { what, found, known: self.version });
         }
         Ok(())

@@ -12,7 +12,20 @@ use crate::error::FormatError;
 use crate::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, UNIT};
 
 const WHAT: &str = "catalogue";
-const MAGIC: [u8; 8] = *b"BLKYCAT\n";
+const MAGIC: [u8; 8] = *b"BLKYCA4\n";
+
+/// The magic number of a catalogue of format version 3, which has no creation times, no holds and
+/// no scrub.
+const MAGIC_V3: [u8; 8] = *b"BLKYCAT\n";
+
+/// The layout of a catalogue, or of a change of it in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// Of format version 3.
+    V3,
+    /// The one that is written.
+    V4,
+}
 
 /// Longest name, in bytes.
 pub const NAME_MAX: usize = 200;
@@ -23,8 +36,14 @@ pub const VOLUME_NAME_MAX: usize = 64;
 /// Most volumes and snapshots.
 pub const VOLUMES_MAX: usize = 1 << 20;
 
-/// Bytes that the catalogue has of a volume, without its name and its roots.
-const LISTED_FIXED_BYTES: usize = 54;
+/// Bytes that the catalogue has of a volume, without its name, its holds and its roots.
+const LISTED_FIXED_BYTES: usize = 63;
+
+/// Longest tag of a hold, in bytes.
+pub const TAG_MAX: usize = 64;
+
+/// Most holds of a snapshot.
+pub const HOLDS_MAX: usize = 32;
 
 /// Most blocks of a volume.
 pub const BLOCKS_MAX: u64 = 1 << 40;
@@ -54,6 +73,9 @@ pub struct VolumeMeta {
     pub guid: u64,
     /// The reservation in bytes, before compression.
     pub reserved_bytes: u64,
+    /// When it was created, in seconds since 1970 (UTC); 0: unknown, a program of format version 3
+    /// created it.
+    pub created: u64,
 }
 
 impl VolumeMeta {
@@ -67,7 +89,7 @@ impl VolumeMeta {
         self.node_count().div_ceil(FAN)
     }
 
-    /// The most bytes that the catalogue has of the volume.
+    /// The most bytes that the catalogue has of the volume, without its holds.
     pub fn listed_bytes(&self) -> u64 {
         (LISTED_FIXED_BYTES + NAME_MAX + self.root_count() * ENTRY_BYTES) as u64
     }
@@ -85,6 +107,7 @@ impl VolumeMeta {
         out.extend(self.blocks.to_le_bytes());
         out.extend(self.guid.to_le_bytes());
         out.extend(self.reserved_bytes.to_le_bytes());
+        out.extend(self.created.to_le_bytes());
         out.push(u8::from(self.is_snapshot));
         out.push(self.name.len() as u8);
         out.extend(self.name.as_bytes());
@@ -95,7 +118,12 @@ impl VolumeMeta {
     /// # Errors
     /// If the bytes end too early, or a field has an invalid value.
     pub fn parse(reader: &mut Reader<'_>) -> Result<VolumeMeta, FormatError> {
-        let meta = VolumeMeta::take(reader).ok_or(FormatError::Short { what: WHAT, len: 0 })?;
+        VolumeMeta::parse_as(reader, Layout::V4)
+    }
+
+    fn parse_as(reader: &mut Reader<'_>, layout: Layout) -> Result<VolumeMeta, FormatError> {
+        let meta =
+            VolumeMeta::take(reader, layout).ok_or(FormatError::Short { what: WHAT, len: 0 })?;
         let impossible = |field, value, want| FormatError::Field { what: WHAT, field, value, want };
         let VolumeMeta { block_bytes, blocks, .. } = meta;
         if !block_bytes.is_power_of_two() || !(512..=BLOCK_BYTES_MAX).contains(&block_bytes) {
@@ -113,9 +141,10 @@ impl VolumeMeta {
         Ok(meta)
     }
 
-    fn take(reader: &mut Reader<'_>) -> Option<VolumeMeta> {
+    fn take(reader: &mut Reader<'_>, layout: Layout) -> Option<VolumeMeta> {
         let (id, origin, block_bytes) = (reader.u32()?, reader.u32()?, reader.u32()?);
         let (blocks, guid, reserved_bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let created = if layout == Layout::V3 { 0 } else { reader.u64()? };
         let is_snapshot = reader.u8()? == 1;
         let len = reader.u8()? as usize;
         let name = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
@@ -128,6 +157,72 @@ impl VolumeMeta {
             blocks,
             guid,
             reserved_bytes,
+            created,
+        })
+    }
+}
+
+/// A hold: a snapshot that has one cannot be destroyed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// The name of the hold.
+    pub tag: String,
+    /// When the snapshot was held, in seconds since 1970 (UTC).
+    pub created: u64,
+}
+
+impl Hold {
+    /// The most bytes that the catalogue has of a hold.
+    pub const BYTES_MAX: usize = 9 + TAG_MAX;
+
+    fn print(&self, out: &mut Vec<u8>) {
+        out.extend(self.created.to_le_bytes());
+        out.push(self.tag.len() as u8);
+        out.extend(self.tag.as_bytes());
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Option<Hold> {
+        let (created, len) = (reader.u64()?, reader.u8()? as usize);
+        let tag = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
+        is_tag(&tag).then_some(Hold { tag, created })
+    }
+}
+
+/// Whether this is a valid tag of a hold.
+pub fn is_tag(tag: &str) -> bool {
+    tag.len() <= TAG_MAX && !tag.contains('@') && is_name(tag)
+}
+
+/// The last scrub of a pool that was completed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubRecord {
+    /// When it ended, in seconds since 1970 (UTC).
+    pub ended: u64,
+    /// How long it took, in milliseconds.
+    pub duration_ms: u64,
+    /// Bytes of blocks that it verified, as stored.
+    pub verified_bytes: u64,
+    /// Blocks and map pages that are damaged.
+    pub damaged: u64,
+    /// Blocks and map pages that it repaired from the other copy.
+    pub repaired: u64,
+}
+
+impl ScrubRecord {
+    fn print(&self, out: &mut Vec<u8>) {
+        let ScrubRecord { ended, duration_ms, verified_bytes, damaged, repaired } = *self;
+        for field in [ended, duration_ms, verified_bytes, damaged, repaired] {
+            out.extend(field.to_le_bytes());
+        }
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Option<ScrubRecord> {
+        Some(ScrubRecord {
+            ended: reader.u64()?,
+            duration_ms: reader.u64()?,
+            verified_bytes: reader.u64()?,
+            damaged: reader.u64()?,
+            repaired: reader.u64()?,
         })
     }
 }
@@ -185,6 +280,8 @@ pub enum Change {
         /// The new reservation in bytes, before compression.
         bytes: u64,
     },
+    /// Records a scrub that was completed.
+    Scrubbed(ScrubRecord),
     /// Several changes in order, all or none. They cannot be nested.
     Several(Vec<Change>),
 }
@@ -201,11 +298,11 @@ impl Change {
         let mut out = Vec::new();
         match self {
             Change::Create(meta) => {
-                out.push(1);
+                out.push(8);
                 meta.print(&mut out);
             }
             Change::Copy(meta) => {
-                out.push(2);
+                out.push(9);
                 meta.print(&mut out);
             }
             Change::Destroy { id } => {
@@ -226,6 +323,10 @@ impl Change {
                 out.push(7);
                 out.extend(id.to_le_bytes());
                 out.extend(bytes.to_le_bytes());
+            }
+            Change::Scrubbed(scrub) => {
+                out.push(10);
+                scrub.print(&mut out);
             }
             Change::Several(changes) => {
                 out.extend([6, changes.len() as u8]);
@@ -248,8 +349,8 @@ impl Change {
         let short =
             || FormatError::Short { what: "change of the catalogue", len: bytes.len() as u64 };
         match reader.u8().ok_or_else(short)? {
-            1 => Ok(Change::Create(VolumeMeta::parse(&mut reader)?)),
-            2 => Ok(Change::Copy(VolumeMeta::parse(&mut reader)?)),
+            1 => Ok(Change::Create(VolumeMeta::parse_as(&mut reader, Layout::V3)?)),
+            2 => Ok(Change::Copy(VolumeMeta::parse_as(&mut reader, Layout::V3)?)),
             3 => Ok(Change::Destroy { id: reader.u32().ok_or_else(short)? }),
             4 => {
                 let (id, to) = (reader.u32(), reader.u32());
@@ -289,11 +390,14 @@ impl Change {
                 let (id, bytes) = (id.ok_or_else(short)?, bytes.ok_or_else(short)?);
                 Ok(Change::Reserve { id, bytes })
             }
+            8 => Ok(Change::Create(VolumeMeta::parse(&mut reader)?)),
+            9 => Ok(Change::Copy(VolumeMeta::parse(&mut reader)?)),
+            10 => Ok(Change::Scrubbed(ScrubRecord::take(&mut reader).ok_or_else(short)?)),
             other => Err(FormatError::Field {
                 what: "change of the catalogue",
                 field: "kind",
                 value: other.into(),
-                want: "1 to 7",
+                want: "1 to 10",
             }),
         }
     }
@@ -310,6 +414,10 @@ pub struct CatalogueImage {
     pub live: Vec<u64>,
     /// Bytes included in `live` that may not be live any more.
     pub unknown_bytes: u64,
+    /// The last scrub; all fields are 0 if there was none.
+    pub scrub: ScrubRecord,
+    /// Blocks and map pages that were repaired from the other copy since the pool was made.
+    pub repaired: u64,
 }
 
 /// Most segments that addresses can refer to.
@@ -317,6 +425,8 @@ const SEGMENTS_MAX: u32 = 1 << 26;
 
 impl CatalogueImage {
     fn print(&self, out: &mut Vec<u8>) {
+        self.scrub.print(out);
+        out.extend(self.repaired.to_le_bytes());
         out.extend(self.next_id.to_le_bytes());
         out.extend(self.copies.to_le_bytes());
         out.extend(self.unknown_bytes.to_le_bytes());
@@ -326,7 +436,11 @@ impl CatalogueImage {
         }
     }
 
-    fn parse(reader: &mut Reader<'_>) -> Option<CatalogueImage> {
+    fn parse(reader: &mut Reader<'_>, layout: Layout) -> Option<CatalogueImage> {
+        let (scrub, repaired) = match layout {
+            Layout::V3 => (ScrubRecord::default(), 0),
+            Layout::V4 => (ScrubRecord::take(reader)?, reader.u64()?),
+        };
         let (next_id, copies) = (reader.u32()?, reader.u32()?);
         let (unknown_bytes, count) = (reader.u64()?, reader.u32()?);
         if count > SEGMENTS_MAX || reader.left() / 4 < count as usize {
@@ -334,7 +448,7 @@ impl CatalogueImage {
         }
         let bytes = |_| Some(u64::from(reader.u32()?) * UNIT);
         let live = (0..count).map(bytes).collect::<Option<_>>()?;
-        Some(CatalogueImage { next_id, copies, live, unknown_bytes })
+        Some(CatalogueImage { next_id, copies, live, unknown_bytes, scrub, repaired })
     }
 }
 
@@ -349,6 +463,8 @@ pub struct Listed {
     pub copied: u32,
     /// A lower bound of the blocks that only it has.
     pub owned: u64,
+    /// The holds of a snapshot.
+    pub holds: Vec<Hold>,
     /// The roots, as many as its length allows.
     pub roots: Vec<Entry>,
 }
@@ -357,11 +473,13 @@ pub struct Listed {
 pub fn print(whole: &CatalogueImage, volumes: &[Listed]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend((volumes.len() as u32).to_le_bytes());
-    for Listed { meta, family, copied, owned, roots } in volumes {
+    for Listed { meta, family, copied, owned, holds, roots } in volumes {
         meta.print(&mut out);
         out.extend(family.to_le_bytes());
         out.extend(copied.to_le_bytes());
         out.extend(owned.to_le_bytes());
+        out.push(holds.len() as u8);
+        holds.iter().for_each(|hold| hold.print(&mut out));
         for root in roots {
             let mut bytes = [0; ENTRY_BYTES];
             root.print(&mut bytes);
@@ -379,9 +497,11 @@ pub fn print(whole: &CatalogueImage, volumes: &[Listed]) -> Vec<u8> {
 pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError> {
     let short = || FormatError::Short { what: WHAT, len: bytes.len() as u64 };
     let mut reader = Reader::new(bytes);
-    if reader.take(8).ok_or_else(short)? != MAGIC {
-        return Err(FormatError::Magic { what: WHAT });
-    }
+    let layout = match reader.take(8).ok_or_else(short)? {
+        magic if magic == MAGIC => Layout::V4,
+        magic if magic == MAGIC_V3 => Layout::V3,
+        _ => return Err(FormatError::Magic { what: WHAT }),
+    };
     let count = reader.u32().ok_or_else(short)?;
     if count as usize > VOLUMES_MAX {
         let value = u64::from(count);
@@ -389,10 +509,11 @@ pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError>
     }
     let mut volumes: Vec<Listed> = Vec::new();
     for _ in 0..count {
-        let meta = VolumeMeta::parse(&mut reader)?;
+        let meta = VolumeMeta::parse_as(&mut reader, layout)?;
         let family = reader.u32().ok_or_else(short)?;
         let copied = reader.u32().ok_or_else(short)?;
         let owned = reader.u64().ok_or_else(short)?;
+        let holds = holds(&mut reader, layout, &meta)?;
         let count = meta.root_count();
         // Bound the allocation by the bytes that exist.
         if reader.left() / ENTRY_BYTES < count {
@@ -408,9 +529,9 @@ pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError>
                 want: "a place on disk",
             })?);
         }
-        volumes.push(Listed { meta, family, copied, owned, roots });
+        volumes.push(Listed { meta, family, copied, owned, holds, roots });
     }
-    let whole = CatalogueImage::parse(&mut reader).ok_or_else(short)?;
+    let whole = CatalogueImage::parse(&mut reader, layout).ok_or_else(short)?;
     let mut ids = HashSet::new();
     for Listed { meta: VolumeMeta { id, .. }, .. } in &volumes {
         // Otherwise the next new volume would get the number of an existing one.
@@ -421,6 +542,25 @@ pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError>
         }
     }
     Ok((whole, volumes))
+}
+
+/// Parses the holds of a volume or snapshot.
+fn holds(
+    reader: &mut Reader<'_>,
+    layout: Layout,
+    meta: &VolumeMeta,
+) -> Result<Vec<Hold>, FormatError> {
+    if layout == Layout::V3 {
+        return Ok(Vec::new());
+    }
+    let short = || FormatError::Short { what: WHAT, len: 0 };
+    let count = usize::from(reader.u8().ok_or_else(short)?);
+    if count > if meta.is_snapshot { HOLDS_MAX } else { 0 } {
+        let (field, value) = ("holds", count as u64);
+        let want = "32 at most, of a snapshot";
+        return Err(FormatError::Field { what: WHAT, field, value, want });
+    }
+    (0..count).map(|_| Hold::take(reader).ok_or_else(short)).collect()
 }
 
 #[cfg(test)]
@@ -438,6 +578,49 @@ mod tests {
             blocks: 70_000 << 8,
             guid: 5,
             reserved_bytes: 1 << 20,
+            created: 1_700_000_000,
+        }
+    }
+
+    fn scrub() -> ScrubRecord {
+        ScrubRecord { ended: 1, duration_ms: 2, verified_bytes: 3, damaged: 4, repaired: 5 }
+    }
+
+    /// The bytes that a program of format version 3 has written of a volume.
+    fn print_v3(meta: &VolumeMeta) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        meta.print(&mut bytes);
+        // The creation time is between the reservation and the kind.
+        bytes.drain(36..44);
+        bytes
+    }
+
+    #[test]
+    fn what_version_3_wrote_is_read() {
+        let old = VolumeMeta { created: 0, ..meta(4, "v0") };
+        let mut create = vec![1];
+        create.extend(print_v3(&old));
+        assert_eq!(Change::parse(&create), Ok(Change::Create(old.clone())));
+        create[0] = 2;
+        assert_eq!(Change::parse(&create), Ok(Change::Copy(old.clone())));
+        let mut bytes = MAGIC_V3.to_vec();
+        bytes.extend(1_u32.to_le_bytes());
+        bytes.extend(print_v3(&old));
+        bytes.extend([2, 0, 0, 0, 3, 0, 0, 0, 77, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend(vec![0; old.root_count() * ENTRY_BYTES]);
+        // Next number 9, 7 copies, 5 bytes unknown, one segment with 4096 live bytes.
+        for (field, len) in [(9_u64, 4), (7, 4), (5, 8), (1, 4), (8, 4)] {
+            bytes.extend(&field.to_le_bytes()[..len]);
+        }
+        let roots = vec![Entry::HOLE; old.root_count()];
+        let holds = Vec::new();
+        let listed = Listed { meta: old, family: 2, copied: 3, owned: 77, holds, roots };
+        let (next_id, copies, live, unknown_bytes) = (9, 7, vec![4096], 5);
+        let whole =
+            CatalogueImage { next_id, copies, live, unknown_bytes, ..CatalogueImage::default() };
+        assert_eq!(parse(&bytes), Ok((whole, vec![listed])));
+        for len in 0..bytes.len() {
+            assert!(parse(&bytes[..len]).is_err(), "{len}");
         }
     }
 
@@ -449,10 +632,16 @@ mod tests {
             family: 2,
             copied: 3,
             owned: 77,
+            holds: match name.contains('@') {
+                true => vec![Hold { tag: "keep".to_owned(), created: 8 }; 2],
+                false => Vec::new(),
+            },
             roots: roots.clone(),
         });
         let live = vec![0, 4096, 1 << 30];
-        let whole = CatalogueImage { next_id: 9, copies: 7, live, unknown_bytes: 5 };
+        let (next_id, copies, unknown_bytes, repaired) = (9, 7, 5, 6);
+        let whole =
+            CatalogueImage { next_id, copies, live, unknown_bytes, scrub: scrub(), repaired };
         let bytes = print(&whole, &volumes);
         assert_eq!(parse(&bytes), Ok((whole, volumes.to_vec())));
         for len in 0..bytes.len() {
@@ -471,12 +660,17 @@ mod tests {
             Change::Rollback { id: 1, to: 2 },
             Change::Resize { id: 1, blocks: 5 },
             Change::Reserve { id: 1, bytes: 1 << 40 },
+            Change::Scrubbed(scrub()),
             Change::Several(vec![Change::Create(meta(1, "a")), Change::Destroy { id: 3 }]),
         ] {
             assert_eq!(Change::parse(&change.print()), Ok(change));
         }
-        assert!(Change::parse(&[]).is_err() && Change::parse(&[9]).is_err());
+        assert!(Change::parse(&[]).is_err() && Change::parse(&[99]).is_err());
         let nested = Change::Several(vec![Change::Several(vec![Change::Destroy { id: 3 }])]);
+        let held =
+            Listed { holds: vec![Hold { tag: "a".to_owned(), created: 0 }], ..volumes[0].clone() };
+        let error = parse(&print(&CatalogueImage::default(), &[held])).unwrap_err();
+        assert!(matches!(error, FormatError::Field { field: "holds", .. }), "{error}");
         for wrong in [nested, Change::Several(vec![])] {
             assert!(Change::parse(&wrong.print()).is_err(), "{wrong:?}");
         }

@@ -37,7 +37,7 @@ pub enum FormatError {
         /// The expected checksum.
         want: u64,
     },
-    /// The version is newer than this program knows.
+    /// The version is newer than this program knows, or older than it reads.
     #[error("`{what}` is of version {found}; this program knows version {known}")]
     Version {
         /// The kind of object that was read.

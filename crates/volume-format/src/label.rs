@@ -36,7 +36,8 @@ pub const VERSION: u32 = 1;
 
 const WHAT: &str = "label of a copy";
 const MAGIC: [u8; 8] = *b"BLKYCPY\n";
-const SEAL: BlockHeader = BlockHeader { what: WHAT, magic: MAGIC, version: VERSION };
+const SEAL: BlockHeader =
+    BlockHeader { what: WHAT, magic: MAGIC, version: VERSION, oldest: VERSION };
 /// Offset of the path; the bytes after it are zero.
 const PATH: usize = 56;
 

@@ -12,8 +12,12 @@ pub mod superblock;
 
 pub use error::FormatError;
 
-/// The version of the format that this program writes and reads.
-pub const VERSION: u32 = 3;
+/// The version of the format that this program writes.
+pub const VERSION: u32 = 4;
+
+/// The oldest version of the format that this program reads. The next opening of such a pool makes
+/// it one of [`VERSION`].
+pub const VERSION_OLDEST: u32 = 3;
 
 /// Length of a page of the map or the catalogue, in bytes.
 pub const PAGE_BYTES: usize = 4096;

@@ -22,7 +22,8 @@ pub const PAYLOAD_MAX: usize = 1 << 20;
 const WHAT: &str = "stream";
 /// The magic number of a stream.
 pub const MAGIC: [u8; 8] = *b"BLKYSND\n";
-const SEAL: BlockHeader = BlockHeader { what: WHAT, magic: MAGIC, version: VERSION };
+const SEAL: BlockHeader =
+    BlockHeader { what: WHAT, magic: MAGIC, version: VERSION, oldest: VERSION };
 const NAME: usize = 64;
 const BASE: usize = NAME + NAME_MAX;
 /// Offset of the end of the last field; the bytes after it are zero.

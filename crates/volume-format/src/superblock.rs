@@ -4,10 +4,10 @@
 
 use std::io;
 
-use crate::VERSION;
 use crate::bytes::{BlockHeader, put_u32, put_u64, u32_at, u64_at};
 use crate::entry::{ENTRY_BYTES, Entry};
 use crate::error::FormatError;
+use crate::{VERSION, VERSION_OLDEST};
 
 /// Name of the superblock's file.
 pub const FILE: &str = "superblock";
@@ -23,7 +23,8 @@ pub const SLOTS: u64 = 2;
 
 const WHAT: &str = "superblock";
 const MAGIC: [u8; 8] = *b"BLKYVOL\n";
-const SEAL: BlockHeader = BlockHeader { what: WHAT, magic: MAGIC, version: VERSION };
+const SEAL: BlockHeader =
+    BlockHeader { what: WHAT, magic: MAGIC, version: VERSION, oldest: VERSION_OLDEST };
 /// Offset of the end of the last field; the bytes after it are zero.
 const END: usize = 136;
 
@@ -314,6 +315,20 @@ mod tests {
         let crc = crc(&bytes[16..BYTES]);
         put_u64(&mut bytes, 8, crc);
         let text = Superblock::newest(&bytes).unwrap_err().to_string();
-        assert_eq!(text, "`superblock` is of version 4; this program knows version 3");
+        assert_eq!(text, "`superblock` is of version 5; this program knows version 4");
+    }
+
+    #[test]
+    fn older_versions_are_read_down_to_the_oldest() {
+        let slot = |version: u32| {
+            let mut bytes = printed(6);
+            put_u32(&mut bytes, 16, version);
+            let crc = crc(&bytes[16..BYTES]);
+            put_u64(&mut bytes, 8, crc);
+            Superblock::newest(&bytes)
+        };
+        assert_eq!(slot(VERSION_OLDEST), Ok(superblock(6)));
+        let text = slot(VERSION_OLDEST - 1).unwrap_err().to_string();
+        assert_eq!(text, "`superblock` is of version 2; this program knows version 4");
     }
 }

@@ -2,6 +2,8 @@
 //! volumes by name. Each is a record in the log, ordered among the writes, and durable when it is
 //! answered.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use blockyard_core::Bytes;
 use blockyard_store::SegmentStore;
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
@@ -54,6 +56,11 @@ fn blocks(size: u64, block_bytes: u32) -> Result<u64, VolumeError> {
             invalid("size", &Bytes(size).to_string(), &wanted)
         }
     }
+}
+
+/// The time now, in seconds since 1970 (UTC).
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 impl<D: SegmentStore> Running<D> {
@@ -113,6 +120,7 @@ impl<D: SegmentStore> Running<D> {
             blocks,
             guid: 0,
             reserved_bytes,
+            created: now(),
         };
         self.pool().change(&meta.name.clone(), Change::Create(meta))
     }
@@ -124,9 +132,15 @@ impl<D: SegmentStore> Running<D> {
     pub fn snapshot(&self, name: &str) -> Result<(), VolumeError> {
         let origin = self.meta(snapshot_name(name)?.0)?;
         self.is_free(name)?;
-        let (name_of, guid) = (name.to_owned(), self.fresh_guid()?);
-        let meta =
-            VolumeMeta { name: name_of, is_snapshot: true, origin: origin.id, guid, ..origin };
+        let (name_of, guid, created) = (name.to_owned(), self.fresh_guid()?, now());
+        let meta = VolumeMeta {
+            name: name_of,
+            is_snapshot: true,
+            origin: origin.id,
+            guid,
+            created,
+            ..origin
+        };
         self.pool().change(name, Change::Copy(meta))
     }
 
@@ -139,8 +153,10 @@ impl<D: SegmentStore> Running<D> {
         let (origin, guid) = (self.meta(volume)?, self.fresh_guid()?);
         // The name of a volume that is being received has one of these marks; this one has two.
         let name = format!("{HIDDEN_PREFIX}{HIDDEN_PREFIX}{guid:016x}");
-        let named = name.clone();
-        let meta = VolumeMeta { name, is_snapshot: true, origin: origin.id, guid, ..origin };
+        let (named, created) = (name.clone(), now());
+        let origin_id = origin.id;
+        let meta =
+            VolumeMeta { name, is_snapshot: true, origin: origin_id, guid, created, ..origin };
         self.pool().change(volume, Change::Copy(meta))?;
         Ok(named)
     }
@@ -154,8 +170,10 @@ impl<D: SegmentStore> Running<D> {
         new_volume_name(name)?;
         let origin = self.meta(snapshot)?;
         self.is_free(name)?;
-        let (name, guid) = (name.to_owned(), 0);
-        let meta = VolumeMeta { name, is_snapshot: false, origin: origin.id, guid, ..origin };
+        let (name, guid, created) = (name.to_owned(), 0, now());
+        let origin_id = origin.id;
+        let meta =
+            VolumeMeta { name, is_snapshot: false, origin: origin_id, guid, created, ..origin };
         self.pool().change(&meta.name.clone(), Change::Copy(meta))
     }
 

@@ -175,6 +175,7 @@ fn write_pages<D: SegmentStore>(
             family: copied.family,
             copied: copied.last,
             owned: copied.owned,
+            holds: frozen.holds.get(&meta.id).cloned().unwrap_or_default(),
             roots: roots.collect::<Result<_, Refused>>()?,
         });
     }

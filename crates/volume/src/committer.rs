@@ -338,7 +338,9 @@ impl<D: SegmentStore> Committer<D> {
         self.complete_all();
         self.join();
         self.pool.end_preparing();
-        let is_recorded = self.log_tail() == LogTail::Recorded && self.round.log_bytes() == 0;
+        let is_recorded = self.log_tail() == LogTail::Recorded
+            && self.round.log_bytes() == 0
+            && self.round.repaired() == self.pool.segments().repaired_count();
         if !self.pool.is_latched() && !is_recorded {
             // If the superblock written now is lost, an opening by the other slot relies on the
             // log.
@@ -498,7 +500,7 @@ fn want<D: SegmentStore>(record: &Record, pool: &Pool<D>) -> Option<AllocationCl
 fn frees(change: &Change, volumes: &Volumes) -> bool {
     let live = |id: &u32| volumes.by_id.get(id);
     match change {
-        Change::Create(_) | Change::Copy(_) => false,
+        Change::Create(_) | Change::Copy(_) | Change::Scrubbed(_) => false,
         Change::Reserve { id, bytes } => live(id).is_some_and(|it| *bytes <= it.reserved_bytes()),
         Change::Resize { id, blocks } => live(id).is_some_and(|it| *blocks <= it.meta.blocks),
         Change::Destroy { .. } | Change::Rollback { .. } => true,

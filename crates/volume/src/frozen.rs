@@ -1,11 +1,11 @@
 //! What a checkpoint and cleaning work on: the maps of a pool at one moment, and the bytes of each
 //! segment that they refer to.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
 
-use blockyard_volume_format::catalogue::{CatalogueImage, VolumeMeta};
+use blockyard_volume_format::catalogue::{CatalogueImage, Hold, VolumeMeta};
 use blockyard_volume_format::entry::Entry;
 use blockyard_volume_format::superblock::LogPlace;
 
@@ -34,6 +34,8 @@ pub struct Frozen {
     pub whole: CatalogueImage,
     /// The volumes and snapshots with their maps.
     pub volumes: Vec<(VolumeMeta, Copied, Arc<map::Frozen>)>,
+    /// The holds of snapshots, by their numbers.
+    pub holds: BTreeMap<u32, Vec<Hold>>,
 }
 
 impl Frozen {

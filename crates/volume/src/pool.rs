@@ -50,7 +50,7 @@ use crate::roots::Roots;
 use crate::segments::{Counts, Segments};
 use crate::thread::Thread;
 
-pub use volumes::Volumes;
+pub use volumes::{FrozenVolume, Volumes};
 
 /// First character of the name of a hidden volume or snapshot: a volume that is being received and
 /// is not complete, or a snapshot that exists only while it is sent. No other name begins with it.
@@ -628,7 +628,10 @@ impl Volumes {
                 live.unused_of(*bytes).saturating_sub(live.unused_reserved_bytes())
             }),
             Change::Several(changes) => changes.iter().map(|it| self.newly_reserved(it)).sum(),
-            Change::Destroy { .. } | Change::Rollback { .. } | Change::Resize { .. } => 0,
+            Change::Destroy { .. }
+            | Change::Rollback { .. }
+            | Change::Resize { .. }
+            | Change::Scrubbed(_) => 0,
         }
     }
 }

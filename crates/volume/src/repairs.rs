@@ -23,6 +23,8 @@ pub(crate) struct Repairs(LogLimit);
 struct State {
     logged_at: Option<Instant>,
     unlogged: u64,
+    /// Events since the pool was opened.
+    total: u64,
 }
 
 impl Repairs {
@@ -35,6 +37,11 @@ impl Repairs {
                  one at {address} of the pool; `blockyard volume show` counts them by copy"
             );
         }
+    }
+
+    /// The number of repairs since the pool was opened.
+    pub(crate) fn count(&self) -> u64 {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).total
     }
 
     /// Logs the repairs that are not in the log yet.
@@ -55,6 +62,7 @@ impl LogLimit {
     pub(crate) fn due(&self, count: u64, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.unlogged += count;
+        state.total += count;
         if state.logged_at.is_some_and(|at| now.saturating_duration_since(at) < INTERVAL) {
             return None;
         }

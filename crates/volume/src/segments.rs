@@ -393,6 +393,11 @@ impl<D: SegmentStore> Segments<D> {
         }
     }
 
+    /// Blocks and map pages that were repaired from the other copy since the pool was opened.
+    pub fn repaired_count(&self) -> u64 {
+        self.repairs.count()
+    }
+
     /// Limits the log lines about reads of damaged blocks.
     pub(crate) fn unreadable(&self) -> &LogLimit {
         &self.unreadable

@@ -10,6 +10,7 @@ use blockyard_volume_format::catalogue::VolumeMeta;
 use crate::activity::Activity;
 use crate::error::VolumeError;
 use crate::options::Options;
+use crate::pool::Volumes;
 use crate::record::OpenVolume;
 use crate::recovery::{self, ReadOnlyPool};
 use crate::running::Running;
@@ -109,6 +110,11 @@ impl ReadOnlyPool<PoolBacking> {
     pub fn find(&self, name: &str) -> Result<Arc<OpenVolume>, VolumeError> {
         let found = self.volumes.find(name).cloned();
         found.ok_or_else(|| VolumeError::NoSuchVolume { name: name.to_owned() })
+    }
+
+    /// The table of volumes and snapshots.
+    pub fn volumes(&self) -> &Volumes {
+        &self.volumes
     }
 
     /// The segments of the pool.

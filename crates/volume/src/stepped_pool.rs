@@ -44,6 +44,7 @@ fn create(
         is_snapshot: false,
         guid: 0,
         reserved_bytes,
+        created: 0,
         origin: 0,
         block_bytes: BLOCK as u32,
         blocks,

@@ -55,13 +55,16 @@ pub(super) struct Round {
     retry_at: u64,
     /// The value of `log_bytes` when cleaning after the current checkpoint began.
     cleaning_since: Option<u64>,
+    /// The repairs since the pool was opened that the last checkpoint has counted.
+    repaired: u64,
 }
 
 impl Round {
     /// No round, after a log of `log_bytes`. The log that an opening found counts, so that a pool
     /// that is killed repeatedly still makes checkpoints.
     pub(super) fn new(log_bytes: u64) -> Round {
-        Round { thread: None, log_bytes, frozen_bytes: 0, retry_at: 0, cleaning_since: None }
+        let (thread, cleaning_since) = (None, None);
+        Round { thread, log_bytes, frozen_bytes: 0, retry_at: 0, cleaning_since, repaired: 0 }
     }
 
     fn state(&self) -> RoundState {
@@ -100,6 +103,11 @@ impl Round {
     /// The value of [`Round::log_bytes`] when cleaning after the current checkpoint began.
     pub(super) fn cleaning_since(&self) -> Option<u64> {
         self.cleaning_since
+    }
+
+    /// The repairs since the pool was opened that the last checkpoint has counted.
+    pub(super) fn repaired(&self) -> u64 {
+        self.repaired
     }
 
     /// Begins a checkpoint.
@@ -203,9 +211,12 @@ impl<D: SegmentStore> Committer<D> {
             (live.listed(), copied, map)
         });
         let (live, unknown_bytes) = self.pool.segments().live();
-        let (next_id, copies) = (volumes.next_id, volumes.copies);
-        let whole = CatalogueImage { next_id, copies, live, unknown_bytes };
-        Frozen { round, log: self.log.place, whole, volumes: maps.collect() }
+        let (next_id, copies, scrub) = (volumes.next_id, volumes.copies, volumes.scrub);
+        self.round.repaired = self.pool.segments().repaired_count();
+        let repaired = volumes.repaired_before.saturating_add(self.round.repaired);
+        let whole = CatalogueImage { next_id, copies, live, unknown_bytes, scrub, repaired };
+        let (maps, holds) = (maps.collect(), volumes.holds.clone());
+        Frozen { round, log: self.log.place, whole, volumes: maps, holds }
     }
 
     /// Makes a checkpoint on this thread, then cleans. Returns whether the checkpoint is durable.

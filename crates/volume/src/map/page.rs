@@ -56,6 +56,16 @@ impl Page {
         Page { entries: [Entry::lost(location.crc()); FAN], ..Page::default() }
     }
 
+    /// The blocks that are stored.
+    pub fn stored(&self) -> Stored {
+        let is_there = |entry: &&Entry| !entry.is_hole() && !entry.is_lost();
+        let add = |all: Stored, entry: &Entry| Stored {
+            blocks: all.blocks + 1,
+            bytes: all.bytes + entry.stored_bytes(),
+        };
+        self.entries.iter().filter(is_there).fold(Stored::default(), add)
+    }
+
     /// Whether a block was written after the birth of its leaf.
     pub fn is_fresh(&self, at: usize) -> bool {
         self.fresh[at / 64] >> (at % 64) & 1 == 1
@@ -102,12 +112,23 @@ impl Page {
     }
 }
 
+/// The stored blocks of a leaf: those that are neither zeros nor lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Number of blocks.
+    pub blocks: u32,
+    /// Bytes of these blocks as stored: 32 MiB at most.
+    pub bytes: u32,
+}
+
 /// The part of a leaf that is in memory.
 #[derive(Debug, Default)]
 struct Content {
     page: Option<Arc<Page>>,
     /// Number of fresh blocks, if the leaf was in memory before.
     fresh: Option<u16>,
+    /// The stored blocks, if they were counted.
+    stored: Option<Stored>,
     /// The leaf was used since the cache examined it last.
     used: bool,
     /// The leaf's place on disk will soon be reused, so the contents stay in memory.
@@ -188,6 +209,18 @@ impl Leaf {
         self.content.with(|content| content.fresh = Some(page.fresh_count()));
     }
 
+    /// The stored blocks, if they were counted since the leaf changed.
+    pub fn stored(&self) -> Option<Stored> {
+        self.content.with(|content| content.stored)
+    }
+
+    /// Keeps the number of stored blocks of `page`, which has the contents of the leaf.
+    pub fn note_stored(&self, page: &Page) -> Stored {
+        let stored = page.stored();
+        self.content.with(|content| content.stored = Some(stored));
+        stored
+    }
+
     /// Stores contents that were read; returns whether there were none before.
     pub(crate) fn fill(&self, page: &Arc<Page>) -> bool {
         self.content.with(|content| {
@@ -251,6 +284,7 @@ impl Leaf {
     pub(crate) fn change<R>(&mut self, change: impl FnOnce(&mut Page) -> R) -> R {
         self.location.take();
         self.content.with(|content| {
+            content.stored = None;
             let page = content.page.as_mut().expect("it was brought into memory to be changed");
             change(Arc::make_mut(page))
         })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockyard_core::Status;
 use blockyard_store::SegmentStore;
-use blockyard_volume_format::catalogue::{Change, VOLUMES_MAX, VolumeMeta};
+use blockyard_volume_format::catalogue::{Change, Hold, ScrubRecord, VOLUMES_MAX, VolumeMeta};
 use blockyard_volume_format::{FAN, FormatError, NODE_BLOCKS};
 
 use super::HIDDEN_PREFIX;
@@ -28,9 +28,47 @@ pub struct Volumes {
     pub(crate) gone: Vec<Arc<OpenVolume>>,
     /// Numbers of the volumes that have a reservation.
     pub(crate) reserving: BTreeSet<u32>,
+    /// The holds of snapshots, by their numbers.
+    pub(crate) holds: BTreeMap<u32, Vec<Hold>>,
+    /// The last scrub.
+    pub(crate) scrub: ScrubRecord,
+    /// Blocks and map pages that were repaired from the other copy before the pool was opened.
+    pub(crate) repaired_before: u64,
+}
+
+/// A volume or snapshot with its map at one moment.
+#[derive(Clone, Debug)]
+pub struct FrozenVolume {
+    /// Attributes of the volume.
+    pub meta: VolumeMeta,
+    /// The number of the volume from which it, and all that share blocks with it, descend.
+    pub family: u32,
+    /// Bytes of its reservation that the volume has not written yet.
+    pub unused_reserved_bytes: u64,
+    /// The holds of a snapshot.
+    pub holds: Vec<Hold>,
+    /// The map.
+    pub map: Arc<Frozen>,
 }
 
 impl Volumes {
+    /// All volumes and snapshots, hidden ones too, with their maps. Cleaning moves blocks of all
+    /// maps of a family together while it has the table of volumes locked, so equal blocks of these
+    /// maps have equal entries.
+    pub fn freeze(&self) -> Vec<FrozenVolume> {
+        let freeze = |live: &Arc<OpenVolume>| FrozenVolume {
+            meta: live.listed(),
+            family: live.family,
+            unused_reserved_bytes: live.unused_reserved_bytes(),
+            holds: self.holds.get(&live.meta.id).cloned().unwrap_or_default(),
+            map: match live.meta.is_snapshot {
+                true => live.map.whole(),
+                false => Arc::new(live.map.freeze()),
+            },
+        };
+        self.by_id.values().map(freeze).collect()
+    }
+
     /// Finds a volume or snapshot by name.
     pub fn find(&self, name: &str) -> Option<&Arc<OpenVolume>> {
         self.by_id.values().find(|live| live.meta.name == name)
@@ -90,6 +128,7 @@ impl Volumes {
                     live.own(live.map.owned());
                 }
             }
+            Change::Scrubbed(_) => {}
             Change::Several(_) => return Err(Status::Inval),
         }
         match change {
@@ -113,7 +152,7 @@ impl Volumes {
                 let nodes = blocks.div_ceil(NODE_BLOCKS) as usize;
                 listed(roots(id).max(nodes.div_ceil(FAN))) + 2
             }
-            Change::Destroy { .. } | Change::Reserve { .. } => 1,
+            Change::Destroy { .. } | Change::Reserve { .. } | Change::Scrubbed(_) => 1,
             Change::Several(changes) => changes.iter().map(|it| self.change_pages(it)).sum(),
         }
     }
@@ -146,6 +185,7 @@ impl Volumes {
             Change::Destroy { id } => {
                 let gone = self.by_id.remove(id).ok_or_else(|| no_volume(*id))?;
                 self.reserving.remove(id);
+                self.holds.remove(id);
                 maps.forget(&gone);
                 self.gone.push(gone);
             }
@@ -163,6 +203,7 @@ impl Volumes {
                 }
                 self.reserve(*id, *bytes)?;
             }
+            Change::Scrubbed(scrub) => self.scrub = *scrub,
             Change::Resize { id, blocks } => {
                 let live = Arc::clone(self.live(*id)?);
                 let (old, mut meta) = (live.meta.blocks, live.listed());

@@ -36,12 +36,13 @@ impl<D: SegmentStore> Recovery<'_, D> {
         let (whole, listed) = catalogue::parse(&bytes)?;
         self.segments.want(whole.live.iter().rposition(|bytes| *bytes > 0))?;
         (self.volumes.next_id, self.volumes.copies) = (whole.next_id, whole.copies);
+        (self.volumes.scrub, self.volumes.repaired_before) = (whole.scrub, whole.repaired);
         self.marks.blocks(&whole.live);
         self.segments.set_live(whole.live, whole.unknown_bytes);
         // Snapshots share most of their nodes and leaves.
         let mut shared = Shared::default();
         let mut maps = Vec::with_capacity(listed.len());
-        for Listed { meta, family, copied, owned, roots } in listed {
+        for Listed { meta, family, copied, owned, holds, roots } in listed {
             if meta.block_bytes < self.superblock.align {
                 let (what, field, value) = ("catalogue", "block_bytes", meta.block_bytes.into());
                 let want = "the superblock's `align` at least";
@@ -51,6 +52,9 @@ impl<D: SegmentStore> Recovery<'_, D> {
             maps.push(frozen.clone());
             let live = OpenVolume::new(meta, family, Map::new(frozen, copied));
             live.own(owned);
+            if !holds.is_empty() {
+                self.volumes.holds.insert(live.meta.id, holds);
+            }
             self.volumes.insert(live);
         }
         self.page_count = self.marks.pages(maps.iter()) + self.roots.count() as u64;

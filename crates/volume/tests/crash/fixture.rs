@@ -277,6 +277,7 @@ pub(crate) fn format(directory: &SimulatedDirectory, shape: &Shape) {
         is_snapshot: false,
         guid: 0,
         reserved_bytes: 0,
+        created: 0,
         origin: 0,
         block_bytes: shape.block_bytes,
         blocks: shape.volume_blocks(),
