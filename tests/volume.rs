@@ -1,5 +1,7 @@
 //! Durable volumes through the whole program: durable data survive the server.
 
+use serde_json::json;
+
 use crate::attach::{Loop, Unmount};
 use crate::place::Place;
 use crate::run::{nbdsh, ok, run};
@@ -342,7 +344,12 @@ fn snapshots_and_clones_by_the_command_line() {
     volume(&["clone", "v0@one", "twin"]).ok();
     let listed = volume(&["list"]).ok().out;
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next().unwrap()).collect();
-    assert_eq!(names, ["NAME", "v0", "v0@one", "twin"], "{listed}");
+    assert_eq!(names, ["NAME", "twin", "v0", "v0@one"], "{listed}");
+    let created = volume(&["list", "-Hp", "-o", "created,refer"]).ok().out;
+    for line in created.lines() {
+        let (created, refer) = line.split_once('\t').unwrap();
+        assert!(created.parse::<u64>().unwrap() > 1_700_000_000 && refer == "262144", "{line}");
+    }
     let yard = Yard::serve(&[&uri(&pool, "v0", ""), &uri(&pool, "twin", "")]);
     nbdsh(&yard.uri("v0"), "assert h.pread(1 << 20, 1 << 20) == b'b' * (1 << 20)");
     nbdsh(&yard.uri("twin"), "assert h.pread(1 << 20, 1 << 20) == b'a' * (1 << 20)");
@@ -357,6 +364,39 @@ fn snapshots_and_clones_by_the_command_line() {
     let report = volume(&["check", "--json"]).ok().json();
     assert_eq!((&report["volumes"], &report["damaged"]), (&3.into(), &0.into()), "{report}");
     assert!(report["blocks"].as_u64() >= Some(64), "{report}");
+}
+
+/// The list of the pool of the test below: a volume, its snapshot, a clone of that, and a volume
+/// without data.
+fn lists_what_a_yard_has(path: &str, talk: &[&str]) {
+    let volume =
+        |verb: &str, rest: &[&str]| blockyard(&[&["volume", verb, path][..], rest].concat());
+    let listed = volume("list", &["--json"]).ok().json();
+    let row = |name: &str| {
+        let row = listed.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
+        json!([row["snapshot"], row["in_use"], row["stored_bytes"], row["used_bytes"]])
+    };
+    // 64 equal blocks, each stored as one unit of 4 KiB.
+    let one = 256 << 10;
+    assert_eq!(row("v0"), json!([false, true, one, one]), "{listed}");
+    assert_eq!(row("v0@one"), json!([true, false, one, 0]), "{listed}");
+    assert_eq!(row("other"), json!([false, false, 0, 0]), "{listed}");
+    // The clone shares its blocks with the snapshot. With no pool named, the yard is asked.
+    let columns = ["-Hp", "-o", "name,refer,used,origin", "-t", "volume", "-S", "refer"];
+    let listed = blockyard(&[&["volume", "list"][..], &columns, talk].concat()).ok().out;
+    let lines = [
+        format!("twin\t{one}\t0\tv0@one\n"),
+        format!("v0\t{one}\t{one}\t-\n"),
+        "other\t0\t0\t-\n".to_owned(),
+    ];
+    assert_eq!(listed, lines.concat());
+    let tree = volume("list", &["-r", "-o", "name,type"]).ok().out;
+    let wanted = "NAME TYPE other volume v0 volume v0@one snapshot twin volume";
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(&tree), words(wanted), "{tree}");
+    assert!(tree.contains("\n    twin "), "{tree}");
+    let refused = volume("list", &["-o", "name,nothing"]).fails();
+    assert!(refused.err.contains("invalid -o `nothing`: expected of name, pool,"), "{refused}");
 }
 
 #[test]
@@ -386,13 +426,7 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
     let add = uri(&pool, "twin", "");
     blockyard(&[&["add", &add][..], &talk].concat()).ok();
     holds("twin", "a");
-    let listed = volume("list", &["--json"]).ok().json();
-    let row = |at: usize| {
-        let row = &listed[at];
-        (row["name"].clone(), row["snapshot"].clone(), row["in_use"].clone())
-    };
-    assert_eq!(row(0), ("v0".into(), false.into(), true.into()), "{listed}");
-    assert_eq!(row(1), ("v0@one".into(), true.into(), false.into()), "{listed}");
+    lists_what_a_yard_has(&path, &talk);
     let shown = volume("show", &["v0@one", "--json"]).ok().json();
     assert_eq!(shown["referenced_bytes"], 1 << 20, "{shown}");
     // A change that affects a client must wait for that client.
@@ -420,7 +454,7 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
     kill(yard);
     let listed = volume("list", &[]).ok().out;
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next().unwrap()).collect();
-    assert_eq!(names, ["NAME", "v0", "other"], "{listed}");
+    assert_eq!(names, ["NAME", "other", "v0"], "{listed}");
 }
 
 /// The bug: a moved directory got no more segments, and was reported as full.

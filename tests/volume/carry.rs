@@ -324,7 +324,7 @@ fn a_refused_device_leaves_no_new_data() {
     let disk = place.file("disk");
     std::fs::write(&disk, vec![0; 96 << 20]).unwrap();
     blockyard(&["volume", "create", &old, "v0", "--size", "8M"]).ok();
-    let listed = || blockyard(&["volume", "list", &old]).ok().out;
+    let listed = || blockyard(&["volume", "list", "-o", "name,size,refer", &old]).ok().out;
     let before = listed();
     let full = place.file("full");
     std::fs::create_dir(&full).unwrap();

@@ -4,6 +4,7 @@ mod args;
 mod config;
 mod devices;
 mod failure;
+mod human;
 mod iostat;
 mod listeners;
 mod manual;

@@ -3,6 +3,7 @@
 
 mod check;
 mod image;
+mod list;
 mod pool;
 mod progress;
 mod stream;
@@ -15,14 +16,13 @@ use blockyard_store::{CopiesError, PoolPaths, StoreError, is_pool};
 use blockyard_volume::admin::check_new;
 use blockyard_volume::{Options, PoolVerifier, Running, VolumeError};
 use blockyard_yard::error::YardError;
-use blockyard_yard::size::Bytes;
-use blockyard_yard::table::Table;
-use blockyard_yard::volumes::{CopyView, PoolView, VolumeDone, VolumeRequest, VolumeView};
+use blockyard_yard::volumes::{CopyView, PoolView, VolumeDone, VolumeRequest};
 use serde_json::json;
 
-use crate::args::{VolumeAt, VolumeAttachArgs, VolumeCommand, VolumePoolArgs, VolumeShowArgs};
+use crate::args::{VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeShowArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
+use crate::human::{date, exact, rounded};
 use crate::serve::raise_files;
 
 use pool::{Make, PoolAccess, ReadOnlyAccess};
@@ -45,7 +45,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             let make = Make::IfMissing { consent: args.force };
             work_in(PoolAccess::find(&args.at.pool, make)?, &args.at, "create", request, out)
         }
-        VolumeCommand::List(args) => list(args, out),
+        VolumeCommand::List(args) => list::list(args, out),
         VolumeCommand::Show(args) => show(args, out),
         VolumeCommand::Snapshot(args) => work(&args.at, "snapshot", nothing(), out),
         VolumeCommand::Clone(args) => {
@@ -141,24 +141,6 @@ fn work_in(
     Ok(writeln!(out, "{done}")?)
 }
 
-fn list(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let pool = ReadOnlyAccess::find(args)?;
-    let volumes = pool.volumes(None)?;
-    for copy in pool.copies().iter().filter(|copy| !copy.good) {
-        eprintln!("blockyard: {}", shown(copy));
-    }
-    if args.talk.json {
-        return print_json(&volumes, out);
-    }
-    let mut table = Table::new(["NAME", "SIZE", "VOLBLOCKSIZE", "DEVICE"]);
-    for VolumeView { name, size_bytes, volblocksize_bytes, in_use, .. } in volumes {
-        let device = if in_use { "yes" } else { "no" };
-        let block = Bytes(volblocksize_bytes.into());
-        table.row([name, Bytes(size_bytes).to_string(), block.to_string(), device.to_owned()]);
-    }
-    Ok(table.print(1, out)?)
-}
-
 /// The state of a copy of a pool.
 fn shown(copy: &CopyView) -> String {
     let CopyView { path, state, good, why, mended } = copy;
@@ -167,23 +149,6 @@ fn shown(copy: &CopyView) -> String {
         Some(why) => format!("{path}: {state}: {why}"),
         None => format!("{path}: {state}"),
     }
-}
-
-/// A number of bytes for people, rounded to three digits as in `zfs list`, and exactly.
-fn exact(bytes: u64) -> String {
-    format!("{} ({bytes} bytes)", rounded(bytes))
-}
-
-/// A number of bytes with three digits: `19.9G`.
-fn rounded(bytes: u64) -> String {
-    const LETTERS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
-    let unit = bytes.checked_ilog2().unwrap_or(0) as usize / 10;
-    if bytes.is_multiple_of(1 << (10 * unit)) {
-        return format!("{}{}", bytes >> (10 * unit), LETTERS[unit]);
-    }
-    let value = bytes as f64 / (1_u64 << (10 * unit)) as f64;
-    let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
-    format!("{value:.decimals$}{}", LETTERS[unit])
 }
 
 fn print_rows(rows: &[(&str, String)], out: &mut impl Write) -> Result<(), Failure> {
@@ -204,16 +169,21 @@ fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
     if args.pool.talk.json {
         return print_json(&volume, out);
     }
-    let rows = [
-        ("name", volume.name),
+    let unknown = || "unknown: a page of a map cannot be read".to_owned();
+    let space = |bytes: Option<u64>| bytes.map_or_else(unknown, exact);
+    let mut rows = vec![
+        ("name", volume.name.clone()),
         ("type", if volume.snapshot { "snapshot" } else { "volume" }.to_owned()),
         ("size", exact(volume.size_bytes)),
-        ("volblocksize", Bytes(volume.volblocksize_bytes.into()).to_string()),
+        ("created", volume.created.map_or_else(|| "unknown".to_owned(), date)),
+        ("volblocksize", list::block_size(&volume)),
         ("reservation", exact(volume.reservation_bytes)),
         ("device", if volume.in_use { "yes" } else { "no" }.to_owned()),
-        ("referenced", volume.referenced_bytes.map_or_else(String::new, exact)),
-        ("stored as", volume.stored_bytes.map_or_else(String::new, exact)),
+        ("used", space(volume.used_bytes)),
+        ("referenced", space(volume.referenced_bytes)),
+        ("stored as", space(volume.stored_bytes)),
     ];
+    rows.extend(volume.origin.map(|origin| ("origin", origin)));
     print_rows(&rows, out)
 }
 
@@ -272,26 +242,4 @@ fn activity(pool: &PoolView) -> [(&'static str, String); 7] {
         ("checkpoints", checkpoints),
         ("waits", waits),
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_three_digits_and_a_unit() {
-        for (bytes, want) in [
-            (0, "0"),
-            (512, "512"),
-            (1 << 20, "1M"),
-            (64 << 20, "64M"),
-            (1536, "1.50k"),
-            (21_388_845_056, "19.9G"),
-            (123 << 30 | 1, "123G"),
-            (10 << 30 | 1, "10.0G"),
-            (u64::MAX, "16.0E"),
-        ] {
-            assert_eq!(rounded(bytes), want, "{bytes}");
-        }
-    }
 }

@@ -11,4 +11,4 @@ pub mod image;
 pub mod receive;
 pub mod scrub;
 pub mod send;
-pub mod usage;
+pub mod space;

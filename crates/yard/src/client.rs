@@ -431,20 +431,31 @@ impl Client {
         self.get("/v1/pools")
     }
 
-    /// The volumes and snapshots of a pool that the yard has open, or one of them with its space
-    /// usage.
+    /// The volumes and snapshots of a pool that the yard has open, without their space.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or has no such pool.
+    pub fn volumes(&self, pool: Option<&Path>) -> Result<Vec<VolumeView>, ClientError> {
+        self.volumes_of(pool, None)
+    }
+
+    /// The volumes and snapshots of a pool that the yard has open, or one of them, with their
+    /// space.
     ///
     /// # Errors
     /// If the yard cannot be reached or has no such pool or volume.
-    pub fn volumes(
+    pub fn space(&self, pool: &Path, name: Option<&str>) -> Result<Vec<VolumeView>, ClientError> {
+        self.volumes_of(Some(pool), Some(name.map_or(("space", "true"), |name| ("name", name))))
+    }
+
+    fn volumes_of(
         &self,
         pool: Option<&Path>,
-        name: Option<&str>,
+        more: Option<(&str, &str)>,
     ) -> Result<Vec<VolumeView>, ClientError> {
         let mut path = "/v1/volumes".to_owned();
         let pool = pool.map(|pool| pool.display().to_string());
-        let asked = [("pool", pool.as_deref()), ("name", name)];
-        let asked = asked.into_iter().filter_map(|(key, value)| Some((key, value?)));
+        let asked = pool.as_deref().map(|pool| ("pool", pool)).into_iter().chain(more);
         for (index, (key, value)) in asked.enumerate() {
             let mark = if index == 0 { '?' } else { '&' };
             // In a query string a plus means a space.

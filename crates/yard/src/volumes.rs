@@ -12,8 +12,8 @@ use blockyard_sync::counter::bucket_floor;
 use blockyard_volume::verify::{Damage, Report};
 use blockyard_volume::{PoolStatus, Running, VolumeError};
 use blockyard_volume_admin::receive::Received;
-use blockyard_volume_admin::usage::{self, Usage};
-use blockyard_volume_format::catalogue::VolumeMeta;
+use blockyard_volume_admin::space::{self, Listed};
+use blockyard_volume_format::catalogue::{Hold, VolumeMeta};
 use serde::{Deserialize, Serialize};
 
 use crate::devices::{Devices, ScrubCounts};
@@ -22,8 +22,17 @@ use crate::error::YardError;
 use crate::param::shown;
 use crate::size::Bytes;
 
+/// A hold of a snapshot.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct HoldView {
+    /// The name of the hold.
+    pub tag: String,
+    /// When the snapshot was held, in seconds since 1970 (UTC).
+    pub created: u64,
+}
+
 /// A volume or a snapshot.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct VolumeView {
     /// The name; that of a snapshot has an `@`.
     pub name: String,
@@ -39,13 +48,35 @@ pub struct VolumeView {
     /// Whether it is open as a device.
     #[serde(default)]
     pub in_use: bool,
-    /// The stored length of the data that it refers to, including data shared with others; absent
-    /// in lists.
+    /// When it was created, in seconds since 1970 (UTC); absent if a program that did not record it
+    /// created it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<u64>,
+    /// The snapshot that a volume was cloned from, if that exists. This and the following fields
+    /// are absent unless they are asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// The holds of a snapshot, which cannot be destroyed while it has one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holds: Vec<HoldView>,
+    /// The stored length of the data that it refers to, including data shared with others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
     /// The length of the data that it refers to, before compression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub referenced_bytes: Option<u64>,
+    /// What destroying it frees: a volume goes with its snapshots and its reservation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<u64>,
+    /// The part of `used_bytes` that only snapshots of the volume have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots_bytes: Option<u64>,
+    /// The part of `used_bytes` that the volume has reserved and not written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused_reservation_bytes: Option<u64>,
+    /// What can be written to the volume, its reservation included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available_bytes: Option<u64>,
 }
 
 impl VolumeView {
@@ -62,8 +93,15 @@ impl VolumeView {
             volblocksize_bytes: meta.block_bytes,
             reservation_bytes: meta.reserved_bytes,
             in_use: false,
+            created: Some(meta.created).filter(|created| *created > 0),
+            origin: None,
+            holds: Vec::new(),
             stored_bytes: None,
             referenced_bytes: None,
+            used_bytes: None,
+            snapshots_bytes: None,
+            unused_reservation_bytes: None,
+            available_bytes: None,
         }
     }
 
@@ -72,21 +110,36 @@ impl VolumeView {
         running.pool().list().iter().map(|meta| VolumeView::new(running, meta)).collect()
     }
 
-    /// One volume or snapshot, with its space usage.
+    /// All volumes and snapshots of a pool, or the one of this name, with their space.
     ///
     /// # Errors
     /// If there is none of this name.
-    pub fn one(running: &Running, name: &str) -> Result<VolumeView, VolumeError> {
-        let usage = usage::usage(running, name)?;
-        Ok(VolumeView { in_use: running.is_taken(usage.meta.id), ..VolumeView::of_usage(&usage) })
+    pub fn with_space(
+        running: &Running,
+        name: Option<&str>,
+    ) -> Result<Vec<VolumeView>, VolumeError> {
+        let in_use = |it: &Listed| running.is_taken(it.meta.id);
+        let list = space::list(running.pool(), name)?;
+        let view = |it: &Listed| VolumeView { in_use: in_use(it), ..VolumeView::of_listed(it) };
+        Ok(list.iter().map(view).collect())
     }
 
-    /// One volume or snapshot of a pool without devices, with its space usage.
-    pub fn of_usage(usage: &Usage) -> VolumeView {
+    /// One volume or snapshot of a pool without devices, with its space.
+    pub fn of_listed(listed: &Listed) -> VolumeView {
+        let Listed { meta, origin, space, available_bytes, holds } = listed;
+        let hold = |hold: &Hold| HoldView { tag: hold.tag.clone(), created: hold.created };
         VolumeView {
-            stored_bytes: Some(usage.stored_bytes),
-            referenced_bytes: Some(usage.blocks * u64::from(usage.meta.block_bytes)),
-            ..VolumeView::idle(&usage.meta)
+            origin: origin.clone(),
+            holds: holds.iter().map(hold).collect(),
+            stored_bytes: space.map(|it| it.refer_bytes),
+            referenced_bytes: space.map(|it| it.blocks * u64::from(meta.block_bytes)),
+            used_bytes: space.map(|it| it.used_bytes()),
+            snapshots_bytes: space.filter(|_| !meta.is_snapshot).map(|it| it.snapshots_bytes),
+            unused_reservation_bytes: space
+                .filter(|_| !meta.is_snapshot)
+                .map(|it| it.unused_reserved_bytes),
+            available_bytes: *available_bytes,
+            ..VolumeView::idle(meta)
         }
     }
 }
@@ -324,8 +377,10 @@ const VERBS: [(&str, &[&str]); 9] = [
 pub(crate) struct VolumesQuery {
     /// The pool; needed if the yard has several pools open.
     pool: Option<String>,
-    /// One of its volumes; all by default.
+    /// One of its volumes, with its space; all by default.
     name: Option<String>,
+    /// Whether the space of all is counted.
+    space: bool,
 }
 
 fn argument(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> YardError {
@@ -652,9 +707,9 @@ impl Devices {
     /// All volumes of a pool, or one of them.
     pub(crate) fn volumes(&self, asked: &VolumesQuery) -> Result<Vec<VolumeView>, YardError> {
         let pool = self.pool(asked.pool.as_deref())?;
-        Ok(match &asked.name {
-            None => VolumeView::list(&pool),
-            Some(name) => vec![VolumeView::one(&pool, name)?],
+        Ok(match asked.name.as_deref() {
+            None if !asked.space => VolumeView::list(&pool),
+            name => VolumeView::with_space(&pool, name)?,
         })
     }
 }

@@ -16,7 +16,7 @@ const SMALL_FILE_LINES: usize = 60;
 const COLUMNS_MAX: usize = 100;
 
 /// Small files, each with its reason.
-const SMALL_FILES: [(&str, &str); 23] = [
+const SMALL_FILES: [(&str, &str); 22] = [
     ("crates/cli/src/volume/progress.rs", "the progress line of several volume commands"),
     ("crates/core/src/claim.rs", "shared by the disks of the crate and by exporters"),
     ("crates/core/src/limits.rs", "the limits of a device, which all layers read and none changes"),
@@ -31,7 +31,6 @@ const SMALL_FILES: [(&str, &str); 23] = [
     ("crates/testing/src/channel.rs", "one fixture a file"),
     ("crates/testing/src/temp_dir.rs", "one fixture a file"),
     ("crates/volume-admin/src/check.rs", "one operation on a pool a file"),
-    ("crates/volume-admin/src/usage.rs", "one operation on a pool a file"),
     (
         "crates/volume/src/open.rs",
         "above pool, committer and recovery, which may not import one another",

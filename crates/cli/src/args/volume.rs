@@ -21,6 +21,20 @@ Examples:
   blockyard volume check /srv/pool
 ";
 
+const LIST_HELP: &str = "\
+USED is what destroying it frees: for a volume its snapshots and its reservation included. REFER is
+what it refers to, with what others refer to as well. Both count blocks as they are stored.
+
+Columns for -o, -s and -S: name, pool, type, used, refer, avail, size, origin, created,
+volblocksize, reserv, device, usedsnap, usedds, usedrefreserv, lrefer, ratio, holds; and `space`
+and `all` for several. Names that zfs has for them work too. Times are UTC.
+
+Examples:
+  blockyard volume list /srv/pool
+  blockyard volume list -r                      a tree of all volumes, snapshots and clones
+  blockyard volume list -t snapshot -s used -Hp -o name,used /srv/pool
+";
+
 /// `volume`.
 #[derive(Debug, Subcommand)]
 #[command(after_help = HELP)]
@@ -28,8 +42,10 @@ pub(crate) enum VolumeCommand {
     /// Create a volume, and the pool if there is none
     #[command(mut_arg("name", |arg| arg.help("The volume to create")))]
     Create(VolumeCreateArgs),
-    /// List volumes and snapshots; changes nothing
-    List(VolumePoolArgs),
+    /// List volumes and snapshots of pools, by default of all that a yard has open, with their
+    /// space; changes nothing
+    #[command(after_help = LIST_HELP)]
+    List(VolumeListArgs),
     /// Show a volume or snapshot and its space, or the pool and its activity; changes nothing
     Show(VolumeShowArgs),
     /// Create a snapshot VOLUME@SNAPSHOT
@@ -80,6 +96,52 @@ pub(crate) struct VolumePoolArgs {
     /// The pool's directory or disk
     #[arg(value_name = "POOL", index = 1)]
     pub(crate) pool: PathBuf,
+    /// Open a mirrored pool with this copy only, although the other copy may be newer
+    #[arg(long)]
+    pub(crate) degraded: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
+/// What `volume list` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ListedKind {
+    /// Volumes, clones included
+    Volume,
+    /// Snapshots
+    #[value(alias = "snap")]
+    Snapshot,
+    /// Both
+    All,
+}
+
+/// `volume list`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeListArgs {
+    /// Directories or disks of pools [default: every pool that the yard has open]
+    #[arg(value_name = "POOL")]
+    pub(crate) pools: Vec<PathBuf>,
+    /// The columns, separated by commas
+    #[arg(short = 'o', long = "columns", value_name = "COLUMN,...", value_delimiter = ',')]
+    pub(crate) output: Vec<String>,
+    /// Sort by a column, ascending; may be repeated, the first one counts most
+    #[arg(short = 's', long = "sort", value_name = "COLUMN")]
+    pub(crate) sort: Vec<String>,
+    /// Sort by a column, descending; columns of -s count more
+    #[arg(short = 'S', long = "sort-down", value_name = "COLUMN")]
+    pub(crate) sort_down: Vec<String>,
+    /// Show a tree: snapshots under their volumes, clones under their snapshots
+    #[arg(short = 'r', long)]
+    pub(crate) recursive: bool,
+    /// Show these only
+    #[arg(short = 't', long = "type", value_name = "TYPE", value_delimiter = ',')]
+    pub(crate) kinds: Vec<ListedKind>,
+    /// For scripts: no headings, a tab between columns
+    #[arg(short = 'H', long)]
+    pub(crate) scripted: bool,
+    /// Print exact numbers: bytes, and seconds since 1970
+    #[arg(short = 'p', long)]
+    pub(crate) parsable: bool,
     /// Open a mirrored pool with this copy only, although the other copy may be newer
     #[arg(long)]
     pub(crate) degraded: bool,

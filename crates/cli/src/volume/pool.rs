@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockyard_store::{LockOwner, PoolBacking, PoolPaths, StoreError, is_pool, no_pool};
 use blockyard_volume::{Options, ReadOnlyPool, Running, VolumeError};
-use blockyard_volume_admin::usage::usage_read_only;
+use blockyard_volume_admin::space::list_read_only;
 use blockyard_yard::client::{Client, ClientError};
 use blockyard_yard::paths;
 use blockyard_yard::volumes::{self, CopyView, PoolView, VolumeDone, VolumeRequest, VolumeView};
@@ -112,17 +112,14 @@ impl ReadOnlyAccess {
         }
     }
 
-    /// The volumes and snapshots, or one of them with what it takes.
+    /// The volumes and snapshots, or one of them, with their space.
     pub(super) fn volumes(&self, name: Option<&str>) -> Result<Vec<VolumeView>, Failure> {
-        match (self, name) {
-            (ReadOnlyAccess::Here(pool), None) => {
-                Ok(pool.list().iter().map(VolumeView::idle).collect())
+        match self {
+            ReadOnlyAccess::Here(pool) => {
+                let list = list_read_only(pool, name).map_err(refused)?;
+                Ok(list.iter().map(VolumeView::of_listed).collect())
             }
-            (ReadOnlyAccess::Here(pool), Some(name)) => {
-                let usage = usage_read_only(pool, name).map_err(refused)?;
-                Ok(vec![VolumeView::of_usage(&usage)])
-            }
-            (ReadOnlyAccess::There(client, path), name) => Ok(client.volumes(Some(path), name)?),
+            ReadOnlyAccess::There(client, path) => Ok(client.space(path, name)?),
         }
     }
 }
@@ -148,7 +145,7 @@ fn named_yard(args: &VolumePoolArgs) -> Result<Option<(Client, PathBuf)>, Failur
 
 /// Whether a yard has a pool open.
 fn has(client: &Client, path: &Path) -> Result<bool, Failure> {
-    match client.volumes(Some(path), None) {
+    match client.volumes(Some(path)) {
         Ok(_) => Ok(true),
         Err(error) => match error.code() {
             Some("no_such_pool") => Ok(false),
@@ -191,7 +188,7 @@ fn held(
     let mut why = String::new();
     for control in lock_owner.control.iter().chain([&usual]) {
         let client = client_of(control, talk);
-        match client.volumes(Some(&path), None) {
+        match client.volumes(Some(&path)) {
             Ok(_) => return Ok((client, path)),
             Err(error @ ClientError::TimedOut { .. }) => return Err(error.into()),
             Err(error @ ClientError::Socket { .. }) => why += &format!(" ({error})"),

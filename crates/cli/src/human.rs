@@ -1,0 +1,148 @@
+//! Numbers and tables for people: sizes, times, shares, and tables that fit the terminal.
+
+use std::io::{self, IsTerminal, Write};
+
+use blockyard_yard::table::Table;
+
+/// A number of bytes with three digits, as `zfs list` prints it: `66.7G`.
+pub(crate) fn rounded(bytes: u64) -> String {
+    const LETTERS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
+    let unit = bytes.checked_ilog2().unwrap_or(0) as usize / 10;
+    if bytes.is_multiple_of(1 << (10 * unit)) {
+        return format!("{}{}", bytes >> (10 * unit), LETTERS[unit]);
+    }
+    let value = bytes as f64 / (1_u64 << (10 * unit)) as f64;
+    let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+    format!("{value:.decimals$}{}", LETTERS[unit])
+}
+
+/// A number of bytes for people, rounded to three digits as in `zfs list`, and exactly.
+pub(crate) fn exact(bytes: u64) -> String {
+    format!("{} ({bytes} bytes)", rounded(bytes))
+}
+
+/// A time in seconds since 1970 as date and time of day, in UTC: `2026-11-29 16:20`.
+pub(crate) fn date(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil(days);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}", second / 3600, second / 60 % 60)
+}
+
+/// The date, in the Gregorian calendar, of a day since 1970-01-01: year, month and day.
+fn civil(days: u64) -> (u64, u64, u64) {
+    // Count from March 1st of the year 0, so that a leap day is the last of its year; 400 years
+    // have 146,097 days.
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
+/// The width of the terminal that standard output is, in characters.
+pub(crate) fn terminal_width() -> Option<usize> {
+    if !io::stdout().is_terminal() {
+        return None;
+    }
+    let (width, _) = ratatui::crossterm::terminal::size().ok()?;
+    Some(usize::from(width)).filter(|width| *width > 0)
+}
+
+/// Rows of cells with headings, the first column aligned to the left.
+pub(crate) struct Columns {
+    pub(crate) headings: Vec<&'static str>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+impl Columns {
+    /// Prints the table. Of a table that is wider than `width`, the columns that `optional` names
+    /// are left out, the first ones first, until it fits.
+    pub(crate) fn print(
+        mut self,
+        optional: &[&str],
+        width: Option<usize>,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        for heading in optional {
+            if width.is_none_or(|width| self.width() <= width) {
+                break;
+            }
+            if let Some(at) = self.headings.iter().position(|it| it == heading) {
+                self.headings.remove(at);
+                self.rows.iter_mut().for_each(|row| _ = row.remove(at));
+            }
+        }
+        let mut table = Table::new(self.headings);
+        self.rows.into_iter().for_each(|row| table.row(row));
+        table.print(1, out)
+    }
+
+    /// Prints the rows alone, with a tab between cells, for scripts.
+    pub(crate) fn print_bare(&self, out: &mut impl Write) -> io::Result<()> {
+        self.rows.iter().try_for_each(|row| writeln!(out, "{}", row.join("\t")))
+    }
+
+    /// The width of the table, with two spaces between columns.
+    fn width(&self) -> usize {
+        let of = |(at, heading): (usize, &&str)| {
+            let cells = self.rows.iter().map(|row| row[at].chars().count());
+            cells.chain([heading.chars().count()]).max().unwrap_or(0)
+        };
+        let columns = self.headings.iter().enumerate().map(of);
+        columns.sum::<usize>() + 2 * self.headings.len().saturating_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits_and_a_unit() {
+        for (bytes, want) in [
+            (0, "0"),
+            (512, "512"),
+            (1 << 20, "1M"),
+            (64 << 20, "64M"),
+            (1536, "1.50k"),
+            (21_388_845_056, "19.9G"),
+            (123 << 30 | 1, "123G"),
+            (10 << 30 | 1, "10.0G"),
+            (u64::MAX, "16.0E"),
+        ] {
+            assert_eq!(rounded(bytes), want, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn dates_are_those_of_date_u() {
+        for (seconds, want) in [
+            (0, "1970-01-01 00:00"),
+            (951_782_400, "2000-02-29 00:00"),
+            (951_868_799, "2000-02-29 23:59"),
+            (4_107_542_400, "2100-03-01 00:00"),
+            (1_796_055_600, "2026-11-30 16:20"),
+        ] {
+            assert_eq!(date(seconds), want, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_loses_columns_in_order() {
+        let print = |width| {
+            let headings = vec!["NAME", "USED", "ORIGIN", "CREATED"];
+            let row = ["v0", "1M", "a@b", "today"].map(str::to_owned).to_vec();
+            let mut out = Vec::new();
+            let columns = Columns { headings, rows: vec![row] };
+            columns.print(&["CREATED", "ORIGIN"], width, &mut out).unwrap();
+            String::from_utf8(out).unwrap().lines().next().unwrap().to_owned()
+        };
+        assert_eq!(print(None), "NAME  USED  ORIGIN  CREATED");
+        assert_eq!(print(Some(27)), "NAME  USED  ORIGIN  CREATED");
+        assert_eq!(print(Some(26)), "NAME  USED  ORIGIN");
+        assert_eq!(print(Some(3)), "NAME  USED");
+    }
+}
