@@ -186,8 +186,23 @@ fn listed(input: &mut Input<'_>) {
         damaged: input.word(),
         repaired: input.word(),
     };
-    let change = Change::Scrubbed(scrub);
-    assert_eq!(Change::parse(&change.print()), Ok(change));
+    let (id, created) = (input.word() as u32, input.word());
+    let text = |len: u64| "x".repeat(len as usize + 1);
+    for change in [
+        Change::Scrubbed(scrub),
+        Change::Rename { id, name: text(input.below(200)) },
+        Change::SnapshotAll {
+            first_id: id,
+            snapshot: text(input.below(200)),
+            created,
+            seed: input.word(),
+        },
+        Change::Promote { id },
+        Change::Hold { id, hold: Hold { tag: text(input.below(64)), created } },
+        Change::Release { id, tag: text(input.below(64)) },
+    ] {
+        assert_eq!(Change::parse(&change.print()), Ok(change));
+    }
     let repaired = input.word();
     let whole = CatalogueImage { next_id: 9, copies, live, unknown_bytes, scrub, repaired };
     let bytes = catalogue::print(&whole, &volumes);

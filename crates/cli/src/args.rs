@@ -13,9 +13,9 @@ pub(crate) use activity::{IostatArgs, StatsArgs, TopArgs};
 pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
 pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
-    ImageFormat, ListedKind, VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeExportArgs,
-    VolumeListArgs, VolumePoolArgs, VolumeReceiveArgs, VolumeScrubArgs, VolumeSendArgs,
-    VolumeShowArgs,
+    ImageFormat, ListedKind, VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeDestroyArgs,
+    VolumeExportArgs, VolumeHoldArgs, VolumeHoldsArgs, VolumeListArgs, VolumePoolArgs,
+    VolumeReceiveArgs, VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs,
 };
 
 use blockyard_core::zone::check::Target;

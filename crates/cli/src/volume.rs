@@ -19,7 +19,10 @@ use blockyard_yard::error::YardError;
 use blockyard_yard::volumes::{CopyView, PoolView, VolumeDone, VolumeRequest};
 use serde_json::json;
 
-use crate::args::{VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeShowArgs};
+use crate::args::{
+    VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeDestroyArgs, VolumeHoldArgs, VolumePoolArgs,
+    VolumeShowArgs,
+};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 use crate::human::{date, exact, rounded};
@@ -43,11 +46,16 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
                 check_new(&args.at.name, args.size, block_bytes, reserved).map_err(refused)?;
             }
             let make = Make::IfMissing { consent: args.force };
-            work_in(PoolAccess::find(&args.at.pool, make)?, &args.at, "create", request, out)
+            let pool = PoolAccess::find(&args.at.pool, make)?;
+            work_in(pool, &args.at.pool, &args.at.name, "create", request, out)
         }
         VolumeCommand::List(args) => list::list(args, out),
         VolumeCommand::Show(args) => show(args, out),
-        VolumeCommand::Snapshot(args) => work(&args.at, "snapshot", nothing(), out),
+        VolumeCommand::Snapshot(args) => {
+            let request = VolumeRequest { recursive: args.recursive, ..nothing() };
+            let pool = PoolAccess::find(&args.pool, Make::Never)?;
+            work_in(pool, &args.pool, &args.name, "snapshot", request, out)
+        }
         VolumeCommand::Clone(args) => {
             let request = VolumeRequest { new: Some(args.new.clone()), ..nothing() };
             work(&args.at, "clone", request, out)
@@ -59,7 +67,15 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             let request = VolumeRequest { size_bytes, reservation_bytes, force, ..nothing() };
             work(&args.at, "resize", request, out)
         }
-        VolumeCommand::Destroy(args) => work(&args.at, "destroy", nothing(), out),
+        VolumeCommand::Rename(args) => {
+            let request = VolumeRequest { new: Some(args.new.clone()), ..nothing() };
+            work(&args.at, "rename", request, out)
+        }
+        VolumeCommand::Promote(args) => work(&args.at, "promote", nothing(), out),
+        VolumeCommand::Hold(args) => hold(args, "hold", out),
+        VolumeCommand::Release(args) => hold(args, "release", out),
+        VolumeCommand::Holds(args) => list::holds(args, out),
+        VolumeCommand::Destroy(args) => destroy(args, out),
         VolumeCommand::Send(args) => stream::send(args, out),
         VolumeCommand::Receive(args) => stream::receive(args, out),
         VolumeCommand::Export(args) => image::export(args, out),
@@ -122,23 +138,57 @@ fn work(
     request: VolumeRequest,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    work_in(PoolAccess::find(&at.pool, Make::Never)?, at, verb, request, out)
+    let pool = PoolAccess::find(&at.pool, Make::Never)?;
+    work_in(pool, &at.pool, &at.name, verb, request, out)
 }
 
 fn work_in(
     pool: PoolAccess,
-    at: &VolumeAt,
+    args: &VolumePoolArgs,
+    name: &str,
     verb: &str,
     request: VolumeRequest,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    let request = VolumeRequest { name: at.name.clone(), ..request };
+    let request = VolumeRequest { name: name.to_owned(), ..request };
     let done = pool.work(verb, request)?;
-    if at.pool.talk.json {
+    if args.talk.json {
         return print_json(&done, out);
     }
     let VolumeDone { done, .. } = done;
     Ok(writeln!(out, "{done}")?)
+}
+
+fn hold(args: &VolumeHoldArgs, verb: &str, out: &mut impl Write) -> Result<(), Failure> {
+    let request = VolumeRequest { tag: Some(args.tag.clone()), ..VolumeRequest::default() };
+    let pool = PoolAccess::find(&args.pool, Make::Never)?;
+    work_in(pool, &args.pool, &args.name, verb, request, out)
+}
+
+fn destroy(args: &VolumeDestroyArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let request = VolumeRequest {
+        name: args.name.clone(),
+        recursive: args.recursive,
+        dry_run: args.dry_run,
+        count_freed: args.verbose || args.dry_run,
+        ..VolumeRequest::default()
+    };
+    let done = PoolAccess::find(&args.pool, Make::Never)?.work("destroy", request)?;
+    if args.pool.talk.json {
+        return print_json(&done, out);
+    }
+    if !(args.verbose || args.dry_run) {
+        return Ok(writeln!(out, "{}", done.done)?);
+    }
+    let would = if args.dry_run { "would " } else { "" };
+    let (destroy, reclaim) = match args.dry_run {
+        true => ("destroy", "reclaim"),
+        false => ("destroyed", "reclaimed"),
+    };
+    for name in &done.names {
+        writeln!(out, "{would}{destroy} {name}")?;
+    }
+    Ok(writeln!(out, "{would}{reclaim} {}", exact(done.freed_bytes.unwrap_or(0)))?)
 }
 
 /// The state of a copy of a pool.

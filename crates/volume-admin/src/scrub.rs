@@ -5,8 +5,10 @@
 use std::time::{Duration, Instant};
 
 use blockyard_store::SegmentStore;
+use blockyard_volume::admin::now;
 use blockyard_volume::verify::{Report, Verifier};
 use blockyard_volume::{Running, VolumeError};
+use blockyard_volume_format::catalogue::{Change, ScrubRecord};
 
 /// Longest sleep for the rate limit.
 const SLEEP_MAX: Duration = Duration::from_millis(500);
@@ -49,7 +51,8 @@ impl Throttle {
 /// maps. Blocks that are written meanwhile may be left out. If the usage table has less live
 /// data for a segment than was found in it, a liveness scan corrects it. `rate` is in bytes per
 /// second; 0 is unlimited. `progress` is called with the bytes verified and the approximate
-/// total, and returns whether to continue; at the end the two are equal.
+/// total, and returns whether to continue; at the end the two are equal. The pool records a scrub
+/// that was completed.
 ///
 /// # Errors
 /// If `progress` stops the scrub.
@@ -58,7 +61,7 @@ pub fn scrub<D: SegmentStore>(
     rate: u64,
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<Report, VolumeError> {
-    let pool = running.pool();
+    let (pool, began) = (running.pool(), Instant::now());
     let mut pace = Throttle { bytes_per_second: rate, since: Instant::now(), from: 0 };
     let (mut verifier, mut verified) = (Verifier::new(pool.segments(), true), 0);
     pool.settle();
@@ -88,7 +91,23 @@ pub fn scrub<D: SegmentStore>(
     if !progress(verified, verified) {
         return Err(VolumeError::Stopped);
     }
+    record(running, &verifier.report, began.elapsed());
     Ok(verifier.report)
+}
+
+/// Records a completed scrub in the pool.
+fn record<D: SegmentStore>(running: &Running<D>, report: &Report, duration: Duration) {
+    let scrub = ScrubRecord {
+        ended: now(),
+        duration_ms: duration.as_millis() as u64,
+        verified_bytes: report.stored_bytes,
+        damaged: report.damaged,
+        repaired: report.repaired,
+    };
+    if let Err(error) = running.pool().change("", Change::Scrubbed(scrub)) {
+        let title = running.pool().segments().directory().title();
+        tracing::warn!("{title}: the scrub is not recorded: {error}");
+    }
 }
 
 /// Requests a liveness scan, because the usage table has, or seems to have, too little for some

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use blockyard_store::{PoolBacking, SegmentStore};
-use blockyard_volume::map::{Leaf, Node, Page, Stored};
+use blockyard_volume::map::{Leaf, Node, Page, StoredBlocks};
 use blockyard_volume::pool::{FrozenVolume, HIDDEN_PREFIX};
 use blockyard_volume::segments::Segments;
 use blockyard_volume::{Pool, ReadOnlyPool, VolumeError};
@@ -51,13 +51,13 @@ impl Space {
 /// A volume or snapshot of a list.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// Its attributes.
+    /// Name, size and other attributes.
     pub meta: VolumeMeta,
     /// The volume or snapshot that it was copied from, if that exists.
     pub origin: Option<String>,
-    /// Its holds.
+    /// The holds of a snapshot.
     pub holds: Vec<Hold>,
-    /// Its space; `None` if a page of a map of its family cannot be read.
+    /// What it takes; `None` if a page of a map of its family cannot be read.
     pub space: Option<Space>,
     /// What may be written to a volume, its reservation included.
     pub available_bytes: Option<u64>,
@@ -76,7 +76,9 @@ pub fn list<D: SegmentStore>(
     }
     pool.settle();
     let (freeze, unreserved) = (|| pool.volumes().freeze(), pool.unreserved_bytes());
-    Ok(Count { segments: pool.segments(), name, unreserved, is_gone: &|_| false }.list(&freeze).0)
+    let is_shown = |meta: &VolumeMeta| name.is_none_or(|name| meta.name == name);
+    let (segments, is_shown, is_gone) = (pool.segments(), &is_shown, &|_| false);
+    Ok(SpaceCount { segments, is_shown, unreserved, is_gone }.list(&freeze).0)
 }
 
 /// Lists the volumes and snapshots of a pool that is opened for reading only, as [`list`].
@@ -93,7 +95,9 @@ pub fn list_read_only(
     let freeze = || pool.volumes().freeze();
     let (segments, unused) = (pool.segments(), pool.volumes().unused_reserved_bytes());
     let unreserved = segments.left_bytes().saturating_sub(unused);
-    Ok(Count { segments, name, unreserved, is_gone: &|_| false }.list(&freeze).0)
+    let is_shown = |meta: &VolumeMeta| name.is_none_or(|name| meta.name == name);
+    let (is_shown, is_gone) = (&is_shown, &|_| false);
+    Ok(SpaceCount { segments, is_shown, unreserved, is_gone }.list(&freeze).0)
 }
 
 /// Bytes that destroying these volumes and snapshots together frees.
@@ -106,32 +110,33 @@ pub fn freed_bytes<D: SegmentStore>(
 ) -> Result<u64, VolumeError> {
     pool.settle();
     let freeze = || pool.volumes().freeze();
-    let is_gone = |id: u32| ids.contains(&id);
-    let (segments, name, unreserved) = (pool.segments(), None, 0);
-    Count { segments, name, unreserved, is_gone: &is_gone }.list(&freeze).1
+    let (is_gone, is_shown) =
+        (|id: u32| ids.contains(&id), |meta: &VolumeMeta| ids.contains(&meta.id));
+    let (segments, unreserved) = (pool.segments(), 0);
+    SpaceCount { segments, is_shown: &is_shown, unreserved, is_gone: &is_gone }.list(&freeze).1
 }
 
 /// A count of the space of volumes and snapshots.
-struct Count<'a, D: SegmentStore> {
+struct SpaceCount<'a, D: SegmentStore> {
     segments: &'a Segments<D>,
-    /// The only one to be listed.
-    name: Option<&'a str>,
+    /// Says which ones are listed; only their families are counted.
+    is_shown: &'a dyn Fn(&VolumeMeta) -> bool,
     /// Free bytes of the pool that no volume has reserved.
     unreserved: u64,
     /// Says which volumes and snapshots go.
     is_gone: &'a dyn Fn(u32) -> bool,
 }
 
-impl<D: SegmentStore> Count<'_, D> {
+impl<D: SegmentStore> SpaceCount<'_, D> {
     /// Counts the families. Returns the list, and the bytes that are freed.
     fn list(
         &self,
         freeze: &dyn Fn() -> Vec<FrozenVolume>,
     ) -> (Vec<Listed>, Result<u64, VolumeError>) {
         let mut frozen = freeze();
-        let is_named = |it: &FrozenVolume| self.name.is_none_or(|name| it.meta.name == name);
+        let is_asked = |it: &FrozenVolume| (self.is_shown)(&it.meta);
         let mut left: HashSet<u32> =
-            frozen.iter().filter(|it| is_named(it)).map(|it| it.family).collect();
+            frozen.iter().filter(|it| is_asked(it)).map(|it| it.family).collect();
         let (mut spaces, mut gone_bytes) = (HashMap::new(), Ok(0));
         for attempt in 1..=TRIES {
             for family in left.clone() {
@@ -155,7 +160,7 @@ impl<D: SegmentStore> Count<'_, D> {
         }
         let names: HashMap<u32, String> =
             frozen.iter().map(|it| (it.meta.id, it.meta.name.clone())).collect();
-        let is_shown = |it: &FrozenVolume| is_named(it) && !it.meta.name.starts_with(HIDDEN_PREFIX);
+        let is_shown = |it: &FrozenVolume| is_asked(it) && !it.meta.name.starts_with(HIDDEN_PREFIX);
         let all = frozen.into_iter().filter(is_shown).map(|it| {
             let FrozenVolume { meta, unused_reserved_bytes, holds, .. } = it;
             let space = spaces.get(&meta.id).map(|it| Space { unused_reserved_bytes, ..*it });
@@ -322,7 +327,7 @@ impl<'a> Family<'a> {
         };
         for shared in nodes.iter_mut() {
             let Some(leaf) = shared.node.leaf(at) else { continue };
-            let Stored { blocks, bytes } = stored[places[&Arc::as_ptr(leaf)]];
+            let StoredBlocks { blocks, bytes } = stored[places[&Arc::as_ptr(leaf)]];
             shared.stored.0 += u64::from(blocks);
             shared.stored.1 += u64::from(bytes);
         }
@@ -334,7 +339,7 @@ impl<'a> Family<'a> {
         &mut self,
         segments: &Segments<D>,
         leaves: &[(&Leaf, Holders)],
-    ) -> Result<Vec<Stored>, VolumeError> {
+    ) -> Result<Vec<StoredBlocks>, VolumeError> {
         let read = |(leaf, holders): &(&Leaf, Holders)| Ok((segments.page(leaf)?, *holders));
         let pages: Vec<(Arc<Page>, Holders)> =
             leaves.iter().map(read).collect::<Result<_, VolumeError>>()?;
@@ -373,7 +378,10 @@ impl<'a> Family<'a> {
 }
 
 /// The stored blocks of a leaf.
-fn stored<D: SegmentStore>(segments: &Segments<D>, leaf: &Leaf) -> Result<Stored, VolumeError> {
+fn stored<D: SegmentStore>(
+    segments: &Segments<D>,
+    leaf: &Leaf,
+) -> Result<StoredBlocks, VolumeError> {
     match leaf.stored() {
         Some(stored) => Ok(stored),
         None => Ok(leaf.note_stored(&*segments.page(leaf)?)),

@@ -200,7 +200,7 @@ fn compare_available(pool: &Pool, directory: &SimulatedDirectory, capacity: u64)
     let segments = pool.pool().segments();
     pool.pool().request_scan();
     while pool.pool().requested_scan().is_some() {
-        std::thread::sleep(LOOK);
+        std::thread::yield_now();
     }
     assert!(pool.pool().checkpoint().is_ok());
     let live: u64 = segments.live().0.iter().sum();
@@ -287,12 +287,17 @@ fn run(random: &mut fastrand::Rng) {
             (90..92, _) if with_snapshots(&all, &volume).len() == 1 => {
                 pool.destroy(&volume).unwrap();
             }
-            (92..94, _) => assert!(pool.pool().checkpoint().is_ok()),
+            (92..93, _) => assert!(pool.pool().checkpoint().is_ok()),
+            (93..94, _) if snapshots.len() < 12 => {
+                pool.snapshot_all(&number.to_string()).unwrap();
+            }
             // Shared pages are found again by their places on disk.
             (94..96, _) => {
                 drop(pool);
                 pool = open(&directory);
             }
+            (96..98, _) => _ = pool.promote(&volume),
+            (98..99, _) => pool.rename(&volume, &format!("renamed-{number}")).unwrap(),
             _ => compare(&pool),
         }
     }

@@ -20,7 +20,7 @@ const MAGIC_V3: [u8; 8] = *b"BLKYCAT\n";
 
 /// The layout of a catalogue, or of a change of it in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
+enum CatalogueLayout {
     /// Of format version 3.
     V3,
     /// The one that is written.
@@ -118,10 +118,13 @@ impl VolumeMeta {
     /// # Errors
     /// If the bytes end too early, or a field has an invalid value.
     pub fn parse(reader: &mut Reader<'_>) -> Result<VolumeMeta, FormatError> {
-        VolumeMeta::parse_as(reader, Layout::V4)
+        VolumeMeta::parse_as(reader, CatalogueLayout::V4)
     }
 
-    fn parse_as(reader: &mut Reader<'_>, layout: Layout) -> Result<VolumeMeta, FormatError> {
+    fn parse_as(
+        reader: &mut Reader<'_>,
+        layout: CatalogueLayout,
+    ) -> Result<VolumeMeta, FormatError> {
         let meta =
             VolumeMeta::take(reader, layout).ok_or(FormatError::Short { what: WHAT, len: 0 })?;
         let impossible = |field, value, want| FormatError::Field { what: WHAT, field, value, want };
@@ -141,10 +144,10 @@ impl VolumeMeta {
         Ok(meta)
     }
 
-    fn take(reader: &mut Reader<'_>, layout: Layout) -> Option<VolumeMeta> {
+    fn take(reader: &mut Reader<'_>, layout: CatalogueLayout) -> Option<VolumeMeta> {
         let (id, origin, block_bytes) = (reader.u32()?, reader.u32()?, reader.u32()?);
         let (blocks, guid, reserved_bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
-        let created = if layout == Layout::V3 { 0 } else { reader.u64()? };
+        let created = if layout == CatalogueLayout::V3 { 0 } else { reader.u64()? };
         let is_snapshot = reader.u8()? == 1;
         let len = reader.u8()? as usize;
         let name = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
@@ -177,13 +180,11 @@ impl Hold {
 
     fn print(&self, out: &mut Vec<u8>) {
         out.extend(self.created.to_le_bytes());
-        out.push(self.tag.len() as u8);
-        out.extend(self.tag.as_bytes());
+        print_text(&self.tag, out);
     }
 
     fn take(reader: &mut Reader<'_>) -> Option<Hold> {
-        let (created, len) = (reader.u64()?, reader.u8()? as usize);
-        let tag = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
+        let (created, tag) = (reader.u64()?, take_text(reader)?);
         is_tag(&tag).then_some(Hold { tag, created })
     }
 }
@@ -282,12 +283,51 @@ pub enum Change {
     },
     /// Records a scrub that was completed.
     Scrubbed(ScrubRecord),
+    /// Renames a volume with its snapshots, or a snapshot.
+    Rename {
+        /// The number of the volume or snapshot.
+        id: u32,
+        /// The new name.
+        name: String,
+    },
+    /// Makes a snapshot of each volume at one moment.
+    SnapshotAll {
+        /// The number of the first snapshot; those of the other volumes follow, in order of the
+        /// volumes' numbers.
+        first_id: u32,
+        /// The part of the names after the `@`.
+        snapshot: String,
+        /// When they were created, in seconds since 1970 (UTC).
+        created: u64,
+        /// The identities of the snapshots follow from this random number.
+        seed: u64,
+    },
+    /// Exchanges a clone and the volume whose snapshot it was cloned from: the clone gets that
+    /// snapshot and the older ones, and the volume becomes a clone of it.
+    Promote {
+        /// The number of the clone.
+        id: u32,
+    },
+    /// Holds a snapshot.
+    Hold {
+        /// The number of the snapshot.
+        id: u32,
+        /// The hold.
+        hold: Hold,
+    },
+    /// Releases a hold of a snapshot.
+    Release {
+        /// The number of the snapshot.
+        id: u32,
+        /// The tag of the hold.
+        tag: String,
+    },
     /// Several changes in order, all or none. They cannot be nested.
     Several(Vec<Change>),
 }
 
 /// Most changes of [`Change::Several`].
-const SEVERAL_MAX: usize = 8;
+pub const SEVERAL_MAX: usize = 8;
 
 /// Longest change, in bytes.
 pub const CHANGE_BYTES_MAX: usize = 2048;
@@ -305,28 +345,41 @@ impl Change {
                 out.push(9);
                 meta.print(&mut out);
             }
-            Change::Destroy { id } => {
-                out.push(3);
-                out.extend(id.to_le_bytes());
-            }
+            Change::Destroy { id } => print_id(3, *id, &mut out),
             Change::Rollback { id, to } => {
-                out.push(4);
-                out.extend(id.to_le_bytes());
+                print_id(4, *id, &mut out);
                 out.extend(to.to_le_bytes());
             }
             Change::Resize { id, blocks } => {
-                out.push(5);
-                out.extend(id.to_le_bytes());
+                print_id(5, *id, &mut out);
                 out.extend(blocks.to_le_bytes());
             }
             Change::Reserve { id, bytes } => {
-                out.push(7);
-                out.extend(id.to_le_bytes());
+                print_id(7, *id, &mut out);
                 out.extend(bytes.to_le_bytes());
             }
             Change::Scrubbed(scrub) => {
                 out.push(10);
                 scrub.print(&mut out);
+            }
+            Change::Rename { id, name } => {
+                print_id(11, *id, &mut out);
+                print_text(name, &mut out);
+            }
+            Change::SnapshotAll { first_id, snapshot, created, seed } => {
+                print_id(12, *first_id, &mut out);
+                out.extend(created.to_le_bytes());
+                out.extend(seed.to_le_bytes());
+                print_text(snapshot, &mut out);
+            }
+            Change::Promote { id } => print_id(13, *id, &mut out),
+            Change::Hold { id, hold } => {
+                print_id(14, *id, &mut out);
+                hold.print(&mut out);
+            }
+            Change::Release { id, tag } => {
+                print_id(15, *id, &mut out);
+                print_text(tag, &mut out);
             }
             Change::Several(changes) => {
                 out.extend([6, changes.len() as u8]);
@@ -349,8 +402,8 @@ impl Change {
         let short =
             || FormatError::Short { what: "change of the catalogue", len: bytes.len() as u64 };
         match reader.u8().ok_or_else(short)? {
-            1 => Ok(Change::Create(VolumeMeta::parse_as(&mut reader, Layout::V3)?)),
-            2 => Ok(Change::Copy(VolumeMeta::parse_as(&mut reader, Layout::V3)?)),
+            1 => Ok(Change::Create(VolumeMeta::parse_as(&mut reader, CatalogueLayout::V3)?)),
+            2 => Ok(Change::Copy(VolumeMeta::parse_as(&mut reader, CatalogueLayout::V3)?)),
             3 => Ok(Change::Destroy { id: reader.u32().ok_or_else(short)? }),
             4 => {
                 let (id, to) = (reader.u32(), reader.u32());
@@ -393,14 +446,56 @@ impl Change {
             8 => Ok(Change::Create(VolumeMeta::parse(&mut reader)?)),
             9 => Ok(Change::Copy(VolumeMeta::parse(&mut reader)?)),
             10 => Ok(Change::Scrubbed(ScrubRecord::take(&mut reader).ok_or_else(short)?)),
+            kind @ 11..=15 => Change::parse_named(kind, &mut reader).ok_or_else(short),
             other => Err(FormatError::Field {
                 what: "change of the catalogue",
                 field: "kind",
                 value: other.into(),
-                want: "1 to 10",
+                want: "1 to 15",
             }),
         }
     }
+
+    /// Parses a change of names and holds; `None` if the bytes end too early, or a name or tag is
+    /// invalid.
+    fn parse_named(kind: u8, reader: &mut Reader<'_>) -> Option<Change> {
+        let id = reader.u32()?;
+        match kind {
+            11 => {
+                let name = take_text(reader).filter(|name| is_name(name))?;
+                Some(Change::Rename { id, name })
+            }
+            12 => {
+                let (created, seed) = (reader.u64()?, reader.u64()?);
+                let is_part = |text: &String| is_name(text) && !text.contains('@');
+                let snapshot = take_text(reader).filter(is_part)?;
+                Some(Change::SnapshotAll { first_id: id, snapshot, created, seed })
+            }
+            13 => Some(Change::Promote { id }),
+            14 => Some(Change::Hold { id, hold: Hold::take(reader)? }),
+            _ => {
+                let tag = take_text(reader).filter(|tag| is_tag(tag))?;
+                Some(Change::Release { id, tag })
+            }
+        }
+    }
+}
+
+/// Appends the kind of a change and the number of a volume or snapshot.
+fn print_id(kind: u8, id: u32, out: &mut Vec<u8>) {
+    out.push(kind);
+    out.extend(id.to_le_bytes());
+}
+
+/// Appends a text of at most 255 bytes.
+fn print_text(text: &str, out: &mut Vec<u8>) {
+    out.push(text.len() as u8);
+    out.extend(text.as_bytes());
+}
+
+fn take_text(reader: &mut Reader<'_>) -> Option<String> {
+    let len = reader.u8()? as usize;
+    String::from_utf8(reader.take(len)?.to_vec()).ok()
 }
 
 /// What the catalogue says of the pool as a whole.
@@ -436,10 +531,10 @@ impl CatalogueImage {
         }
     }
 
-    fn parse(reader: &mut Reader<'_>, layout: Layout) -> Option<CatalogueImage> {
+    fn parse(reader: &mut Reader<'_>, layout: CatalogueLayout) -> Option<CatalogueImage> {
         let (scrub, repaired) = match layout {
-            Layout::V3 => (ScrubRecord::default(), 0),
-            Layout::V4 => (ScrubRecord::take(reader)?, reader.u64()?),
+            CatalogueLayout::V3 => (ScrubRecord::default(), 0),
+            CatalogueLayout::V4 => (ScrubRecord::take(reader)?, reader.u64()?),
         };
         let (next_id, copies) = (reader.u32()?, reader.u32()?);
         let (unknown_bytes, count) = (reader.u64()?, reader.u32()?);
@@ -498,8 +593,8 @@ pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError>
     let short = || FormatError::Short { what: WHAT, len: bytes.len() as u64 };
     let mut reader = Reader::new(bytes);
     let layout = match reader.take(8).ok_or_else(short)? {
-        magic if magic == MAGIC => Layout::V4,
-        magic if magic == MAGIC_V3 => Layout::V3,
+        magic if magic == MAGIC => CatalogueLayout::V4,
+        magic if magic == MAGIC_V3 => CatalogueLayout::V3,
         _ => return Err(FormatError::Magic { what: WHAT }),
     };
     let count = reader.u32().ok_or_else(short)?;
@@ -547,10 +642,10 @@ pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError>
 /// Parses the holds of a volume or snapshot.
 fn holds(
     reader: &mut Reader<'_>,
-    layout: Layout,
+    layout: CatalogueLayout,
     meta: &VolumeMeta,
 ) -> Result<Vec<Hold>, FormatError> {
-    if layout == Layout::V3 {
+    if layout == CatalogueLayout::V3 {
         return Ok(Vec::new());
     }
     let short = || FormatError::Short { what: WHAT, len: 0 };
@@ -661,6 +756,16 @@ mod tests {
             Change::Resize { id: 1, blocks: 5 },
             Change::Reserve { id: 1, bytes: 1 << 40 },
             Change::Scrubbed(scrub()),
+            Change::Rename { id: 4, name: "v1@b".to_owned() },
+            Change::SnapshotAll {
+                first_id: 7,
+                snapshot: "monday".to_owned(),
+                created: 5,
+                seed: u64::MAX,
+            },
+            Change::Promote { id: 6 },
+            Change::Hold { id: 8, hold: Hold { tag: "keep".to_owned(), created: 9 } },
+            Change::Release { id: 8, tag: "keep".to_owned() },
             Change::Several(vec![Change::Create(meta(1, "a")), Change::Destroy { id: 3 }]),
         ] {
             assert_eq!(Change::parse(&change.print()), Ok(change));

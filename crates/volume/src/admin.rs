@@ -6,7 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockyard_core::Bytes;
 use blockyard_store::SegmentStore;
-use blockyard_volume_format::catalogue::{Change, VolumeMeta};
+use blockyard_volume_format::catalogue::{
+    Change, HOLDS_MAX, Hold, NAME_MAX, SEVERAL_MAX, TAG_MAX, VolumeMeta, is_tag,
+};
 
 use crate::config::{BLOCK_BYTES, SIZE_MAX};
 use crate::error::VolumeError;
@@ -277,18 +279,218 @@ impl<D: SegmentStore> Running<D> {
     /// Removes a snapshot, or a volume that has no snapshots.
     ///
     /// # Errors
-    /// If there is no such volume or snapshot, or it is in use.
+    /// If there is no such volume or snapshot, it is in use, or has a hold.
     pub fn destroy(&self, name: &str) -> Result<(), VolumeError> {
-        let volume = self.meta(name)?;
-        // A snapshot that is made after this check is refused, or makes the committer refuse this
-        // change.
-        let prefix = format!("{name}@");
-        if let Some(snapshot) = self.pool().list().iter().find(|it| it.name.starts_with(&prefix)) {
-            let why = format!("needed by its snapshot `{}`; destroy that first", snapshot.name);
-            return Err(VolumeError::Busy { name: name.to_owned(), why });
+        self.meta(name)?;
+        self.destroy_all(&self.doomed(name, false)?)
+    }
+
+    /// What a name means for `destroy`, in the order in which it is destroyed:
+    ///
+    /// - `VOLUME`: the volume; with `recursive` also its snapshots.
+    /// - `VOLUME@SNAPSHOT`: the snapshot.
+    /// - `VOLUME@A%B`: the snapshots from A to B in order of creation; without A from the oldest
+    ///   one, without B to the newest one.
+    /// - `@SNAPSHOT` with `recursive`: the snapshots of this name of all volumes.
+    ///
+    /// # Errors
+    /// If there is none, one of them has a hold, or a volume has snapshots that are not destroyed.
+    pub fn doomed(&self, name: &str, recursive: bool) -> Result<Vec<VolumeMeta>, VolumeError> {
+        let volumes = self.pool().volumes();
+        let no_volume = |name: &str| VolumeError::NoSuchVolume { name: name.to_owned() };
+        let find = |name: &str| {
+            let found = volumes.find(name).map(|live| live.listed());
+            found.ok_or_else(|| no_volume(name))
+        };
+        let doomed: Vec<VolumeMeta> = match name.split_once('@') {
+            Some(("", snapshot)) if recursive => {
+                let names = volumes.only_volumes().map(|it| format!("{}@{snapshot}", it.meta.name));
+                let found: Vec<_> = names.filter_map(|name| find(&name).ok()).collect();
+                if found.is_empty() { Err(no_volume(name)) } else { Ok(found) }?
+            }
+            Some((volume, range)) if range.contains('%') => {
+                let (first, last) = range.split_once('%').unwrap_or_default();
+                let end = |end: &str, none: u32| match end {
+                    "" => Ok(none),
+                    end => find(&format!("{volume}@{end}")).map(|it| it.id),
+                };
+                find(volume)?;
+                let range = end(first, 0)?..=end(last, u32::MAX)?;
+                let found = volumes.snapshots_of(volume).filter(|it| range.contains(&it.meta.id));
+                let found: Vec<_> = found.map(|it| it.listed()).collect();
+                if found.is_empty() {
+                    let wanted = "a range that has a snapshot: the older one first";
+                    return invalid("name", name, wanted);
+                }
+                found
+            }
+            Some(_) => vec![find(name)?],
+            None => {
+                let meta = find(name)?;
+                let mut snapshots: Vec<_> =
+                    volumes.snapshots_of(name).map(|it| it.listed()).collect();
+                if let Some(snapshot) = snapshots.first().filter(|_| !recursive) {
+                    let why = format!(
+                        "needed by its snapshot `{}`; destroy that first, or use -r \
+                         (`\"recursive\": true`)",
+                        snapshot.name
+                    );
+                    return Err(VolumeError::Busy { name: name.to_owned(), why });
+                }
+                snapshots.push(meta);
+                snapshots
+            }
+        };
+        for meta in &doomed {
+            if let Some(hold) = volumes.holds_of(meta.id).first() {
+                let why = format!("held by `{}`; release that first", hold.tag);
+                return Err(VolumeError::Busy { name: meta.name.clone(), why });
+            }
         }
-        let _held = self.hold(&volume)?;
-        self.pool().change(name, Change::Destroy { id: volume.id })
+        Ok(doomed)
+    }
+
+    /// Destroys what [`Running::doomed`] has found, nothing if one is a device. Up to eight
+    /// snapshots go together; if the process ends, the rest stays.
+    ///
+    /// # Errors
+    /// If one of them is being sent, or was held or removed meanwhile: then those before it are
+    /// destroyed.
+    pub fn destroy_all(&self, doomed: &[VolumeMeta]) -> Result<(), VolumeError> {
+        let held = doomed.iter().map(|meta| self.hold(meta)).collect::<Result<Vec<_>, _>>()?;
+        let (snapshots, volumes): (Vec<_>, Vec<_>) = doomed.iter().partition(|it| it.is_snapshot);
+        let destroy = |meta: &&VolumeMeta| Change::Destroy { id: meta.id };
+        for some in snapshots.chunks(SEVERAL_MAX) {
+            let change = match some {
+                [one] => destroy(one),
+                some => Change::Several(some.iter().map(destroy).collect()),
+            };
+            self.pool().change(&some[0].name, change)?;
+        }
+        // A snapshot that is made meanwhile makes the committer refuse this change.
+        for volume in volumes {
+            self.pool().change(&volume.name, destroy(&volume))?;
+        }
+        drop(held);
+        Ok(())
+    }
+
+    /// Renames a volume, which must not be in use, with its snapshots; or a snapshot, whose new
+    /// name has the same volume.
+    ///
+    /// # Errors
+    /// If a name is invalid or taken, there is no such volume, or it is in use.
+    pub fn rename(&self, name: &str, new: &str) -> Result<(), VolumeError> {
+        let meta = self.meta(name)?;
+        match name.split_once('@') {
+            None => new_volume_name(new)?,
+            Some((volume, _)) if snapshot_name(new)?.0 != volume => {
+                return invalid("new", new, &format!("`{volume}@` and the new name"));
+            }
+            Some(_) => {}
+        }
+        self.is_free(new)?;
+        let longest = {
+            let volumes = self.pool().volumes();
+            volumes.snapshots_of(name).map(|it| it.meta.name.len() - name.len()).max()
+        };
+        if new.len() + longest.unwrap_or(0) > NAME_MAX {
+            let wanted = format!("a name with which those of snapshots have {NAME_MAX} characters");
+            return invalid("new", new, &wanted);
+        }
+        let _held = self.hold(&meta)?;
+        self.pool().change(name, Change::Rename { id: meta.id, name: new.to_owned() })
+    }
+
+    /// Makes a snapshot `VOLUME@SNAPSHOT` of each volume, all at one moment of the log: of all
+    /// writes that were answered before. Returns their names.
+    ///
+    /// # Errors
+    /// If a name is invalid or taken, or there is no volume.
+    pub fn snapshot_all(&self, snapshot: &str) -> Result<Vec<String>, VolumeError> {
+        let names: Vec<String> = {
+            let volumes = self.pool().volumes();
+            volumes.only_volumes().map(|it| format!("{}@{snapshot}", it.meta.name)).collect()
+        };
+        if names.is_empty() {
+            return invalid("pool", "", "one that has a volume");
+        }
+        for name in &names {
+            snapshot_name(name)?;
+            self.is_free(name)?;
+        }
+        let (seed, created) = (self.fresh_guid()?, now());
+        let (first_id, snapshot) = (0, snapshot.to_owned());
+        let change = Change::SnapshotAll { first_id, snapshot, created, seed };
+        self.pool().change(&names[0], change)?;
+        Ok(names)
+    }
+
+    /// Exchanges a clone and its origin: the clone gets the snapshot that it was cloned from, and
+    /// the older snapshots of that volume, which becomes a clone. Both may be in use. Returns the
+    /// new names of the snapshots.
+    ///
+    /// # Errors
+    /// If it is no clone, the clone has a snapshot of the same name already, or one of the
+    /// snapshots is in use.
+    pub fn promote(&self, name: &str) -> Result<Vec<String>, VolumeError> {
+        volume_name(name)?;
+        let id = self.meta(name)?.id;
+        let names = {
+            let volumes = self.pool().volumes();
+            let Some(promotion) = volumes.promotion(id) else {
+                return invalid("name", name, "a clone whose origin exists");
+            };
+            promotion.snapshots.into_iter().map(|(_, name)| name).collect::<Vec<_>>()
+        };
+        for new in &names {
+            snapshot_name(new)?;
+            self.is_free(new)?;
+        }
+        self.pool().change(name, Change::Promote { id })?;
+        Ok(names)
+    }
+
+    /// Holds a snapshot: it cannot be destroyed until [`Running::release`].
+    ///
+    /// # Errors
+    /// If there is no such snapshot, the tag is invalid, or the snapshot has it or too many.
+    pub fn hold_snapshot(&self, name: &str, tag: &str) -> Result<(), VolumeError> {
+        snapshot_name(name)?;
+        let id = self.meta(name)?.id;
+        if !is_tag(tag) {
+            let wanted = format!(
+                "1 to {TAG_MAX} letters, digits, `-`, `_`, `.`, `:` and `+`, the first neither `-` \
+                 nor `.`"
+            );
+            return invalid("tag", tag, &wanted);
+        }
+        let (has, count) = {
+            let volumes = self.pool().volumes();
+            let holds = volumes.holds_of(id);
+            (holds.iter().any(|hold| hold.tag == tag), holds.len())
+        };
+        if has {
+            return invalid("tag", tag, &format!("one that `{name}` does not have"));
+        }
+        if count >= HOLDS_MAX {
+            return invalid("tag", tag, &format!("at most {HOLDS_MAX} holds of `{name}`"));
+        }
+        let hold = Hold { tag: tag.to_owned(), created: now() };
+        self.pool().change(name, Change::Hold { id, hold })
+    }
+
+    /// Releases a hold of a snapshot.
+    ///
+    /// # Errors
+    /// If there is no such snapshot, or it has no such hold.
+    pub fn release(&self, name: &str, tag: &str) -> Result<(), VolumeError> {
+        snapshot_name(name)?;
+        let id = self.meta(name)?.id;
+        if self.pool().volumes().holds_of(id).iter().all(|hold| hold.tag != tag) {
+            return invalid("tag", tag, &format!("the tag of a hold of `{name}`"));
+        }
+        self.pool().change(name, Change::Release { id, tag: tag.to_owned() })
     }
 
     /// Removes volumes that were received incompletely, and snapshots that were made only to be

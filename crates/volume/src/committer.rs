@@ -500,10 +500,16 @@ fn want<D: SegmentStore>(record: &Record, pool: &Pool<D>) -> Option<AllocationCl
 fn frees(change: &Change, volumes: &Volumes) -> bool {
     let live = |id: &u32| volumes.by_id.get(id);
     match change {
-        Change::Create(_) | Change::Copy(_) | Change::Scrubbed(_) => false,
+        Change::Create(_)
+        | Change::Copy(_)
+        | Change::SnapshotAll { .. }
+        | Change::Rename { .. }
+        | Change::Promote { .. }
+        | Change::Hold { .. }
+        | Change::Scrubbed(_) => false,
         Change::Reserve { id, bytes } => live(id).is_some_and(|it| *bytes <= it.reserved_bytes()),
         Change::Resize { id, blocks } => live(id).is_some_and(|it| *blocks <= it.meta.blocks),
-        Change::Destroy { .. } | Change::Rollback { .. } => true,
+        Change::Destroy { .. } | Change::Rollback { .. } | Change::Release { .. } => true,
         Change::Several(changes) => changes.iter().all(|change| frees(change, volumes)),
     }
 }

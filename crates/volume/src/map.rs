@@ -27,7 +27,7 @@ use blockyard_volume_format::entry::Entry;
 use blockyard_volume_format::{FAN, NODE_BLOCKS, PAGE_BYTES};
 
 use page::Evicted;
-pub use page::{Generation, Leaf, Node, Page, Stored};
+pub use page::{Generation, Leaf, Node, Page, StoredBlocks};
 
 /// What the map says of a block.
 #[derive(Clone, Debug)]

@@ -627,10 +627,20 @@ impl Volumes {
             Change::Reserve { id, bytes } => live(id).map_or(0, |live| {
                 live.unused_of(*bytes).saturating_sub(live.unused_reserved_bytes())
             }),
+            Change::SnapshotAll { .. } => {
+                let used = |live: &OpenVolume| {
+                    live.reserved_bytes().saturating_sub(live.unused_reserved_bytes())
+                };
+                self.only_volumes().map(|live| used(live)).fold(0, u64::saturating_add)
+            }
             Change::Several(changes) => changes.iter().map(|it| self.newly_reserved(it)).sum(),
             Change::Destroy { .. }
             | Change::Rollback { .. }
             | Change::Resize { .. }
+            | Change::Rename { .. }
+            | Change::Promote { .. }
+            | Change::Hold { .. }
+            | Change::Release { .. }
             | Change::Scrubbed(_) => 0,
         }
     }

@@ -16,7 +16,8 @@ use crate::map::{Coming, Map, What};
 /// A volume or snapshot that is open in its pool.
 #[derive(Debug)]
 pub struct OpenVolume {
-    /// Attributes of the volume: name, size, origin and so on.
+    /// Attributes of the volume when it was opened or renamed: name, size and so on. Use
+    /// [`OpenVolume::listed`] for those that change.
     pub meta: VolumeMeta,
     /// The number of the volume from which it, and all that share blocks with it, descend.
     pub family: u32,
@@ -27,6 +28,8 @@ pub struct OpenVolume {
     owned: Counter,
     /// The reservation in bytes. The committer changes it.
     reserved: Counter,
+    /// The number of the volume or snapshot that it was copied from. The committer changes it.
+    origin: Counter,
 }
 
 impl OpenVolume {
@@ -38,14 +41,27 @@ impl OpenVolume {
             map,
             owned: Counter::default(),
             reserved: Counter::default(),
+            origin: Counter::default(),
         };
+        live.origin.add(live.meta.origin.into());
         live.reserved.add(live.meta.reserved_bytes);
         live
     }
 
     /// The current attributes.
     pub fn listed(&self) -> VolumeMeta {
-        VolumeMeta { reserved_bytes: self.reserved_bytes(), ..self.meta.clone() }
+        let (reserved_bytes, origin) = (self.reserved_bytes(), self.origin());
+        VolumeMeta { reserved_bytes, origin, ..self.meta.clone() }
+    }
+
+    /// The number of the volume or snapshot that it was copied from; 0: none.
+    pub fn origin(&self) -> u32 {
+        self.origin.get() as u32
+    }
+
+    /// Sets the number of the volume or snapshot that it was copied from.
+    pub(crate) fn set_origin(&self, id: u32) {
+        self.origin.add(u64::from(id).wrapping_sub(self.origin.get()));
     }
 
     /// The reservation in bytes, before compression.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockyard_store::{CopyStatus, PoolBacking, SegmentStore as _};
-use blockyard_volume_format::catalogue::VolumeMeta;
+use blockyard_volume_format::catalogue::{ScrubRecord, VolumeMeta};
 
 use crate::activity::Activity;
 use crate::error::VolumeError;
@@ -36,6 +36,12 @@ pub struct PoolStatus {
     /// Bytes that can still be written, including those for which the pool can grow, without
     /// reserves.
     pub available_bytes: u64,
+    /// Bytes of live blocks, and of map pages once: what is not garbage in the segments in use.
+    pub live_bytes: u64,
+    /// The last scrub that was completed.
+    pub scrub: Option<ScrubRecord>,
+    /// Blocks and map pages that were repaired from the other copy since the pool was made.
+    pub repaired: u64,
     /// Number of volumes and snapshots.
     pub volumes: u64,
     /// A write or a sync failed: the pool accepts no more writes (it is latched).
@@ -49,7 +55,7 @@ pub struct PoolStatus {
 impl PoolStatus {
     fn new(
         segments: &Segments<PoolBacking>,
-        volumes: usize,
+        volumes: &Volumes,
         latched: bool,
         activity: Activity,
     ) -> Result<PoolStatus, VolumeError> {
@@ -64,7 +70,10 @@ impl PoolStatus {
             outside_free_bytes: segments.directory().free_bytes()?,
             used_bytes,
             available_bytes,
-            volumes: volumes as u64,
+            live_bytes: segments.stored_bytes(),
+            scrub: volumes.last_scrub(),
+            repaired: volumes.repaired_before.saturating_add(segments.repaired_count()),
+            volumes: volumes.list().len() as u64,
             latched,
             copies: segments.directory().copy_status(),
             activity,
@@ -79,8 +88,7 @@ impl Running {
     /// If the system does not report the free space.
     pub fn status(&self) -> Result<PoolStatus, VolumeError> {
         let pool = self.pool();
-        let (volumes, latched) = (pool.list().len(), pool.is_latched());
-        PoolStatus::new(pool.segments(), volumes, latched, pool.activity())
+        PoolStatus::new(pool.segments(), &pool.volumes(), pool.is_latched(), pool.activity())
     }
 }
 
@@ -133,6 +141,6 @@ impl ReadOnlyPool<PoolBacking> {
     /// If the system does not report the free space.
     pub fn status(&self) -> Result<PoolStatus, VolumeError> {
         let activity = Activity { number: self.number, ..Activity::default() };
-        PoolStatus::new(&self.segments, self.list().len(), false, activity)
+        PoolStatus::new(&self.segments, &self.volumes, false, activity)
     }
 }

@@ -335,7 +335,7 @@ pub struct VolumeRequest {
     pub pool: Option<String>,
     /// The volume, or the snapshot VOLUME@SNAPSHOT.
     pub name: String,
-    /// `clone`: the name of the new volume.
+    /// `clone`, `rename`: the new name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new: Option<String>,
     /// `create`, `resize`: the capacity.
@@ -353,19 +353,36 @@ pub struct VolumeRequest {
     /// `send`: the older snapshot on which the stream builds; without it the stream is complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// `snapshot`: make one of each volume, at one moment; `name` is `@SNAPSHOT`. `destroy`: the
+    /// snapshots of a volume too, or with `@SNAPSHOT` those of this name of all volumes.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub recursive: bool,
+    /// `destroy`: say what would be destroyed, and destroy nothing.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+    /// `destroy`: count the bytes that it frees, which reads the maps.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub count_freed: bool,
+    /// `hold`, `release`: the name of the hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
     /// `scrub`: the most bytes that are read per second; no limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_bytes: Option<u64>,
 }
 
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
-const VERBS: [(&str, &[&str]); 9] = [
+const VERBS: [(&str, &[&str]); 13] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes"]),
-    ("snapshot", &[]),
+    ("snapshot", &["recursive"]),
+    ("rename", &["new"]),
+    ("promote", &[]),
+    ("hold", &["tag"]),
+    ("release", &["tag"]),
     ("clone", &["new"]),
     ("rollback", &[]),
     ("resize", &["size_bytes", "reservation_bytes", "force"]),
-    ("destroy", &[]),
+    ("destroy", &["recursive", "dry_run", "count_freed"]),
     ("send", &["from"]),
     ("export", &[]),
     ("scrub", &["rate_bytes"]),
@@ -400,6 +417,10 @@ impl VolumeRequest {
             ("volblocksize_bytes", self.volblocksize_bytes.is_some()),
             ("reservation_bytes", self.reservation_bytes.is_some()),
             ("force", self.force),
+            ("recursive", self.recursive),
+            ("dry_run", self.dry_run),
+            ("count_freed", self.count_freed),
+            ("tag", self.tag.is_some()),
             ("from", self.from.is_some()),
             ("rate_bytes", self.rate_bytes.is_some()),
         ];
@@ -415,14 +436,75 @@ impl VolumeRequest {
         let wanted = "the capacity in bytes".to_owned();
         self.size_bytes.ok_or(YardError::Missing { field: "size_bytes", wanted })
     }
+
+    fn new_name(&self) -> Result<&str, YardError> {
+        let wanted = "the new name".to_owned();
+        self.new.as_deref().ok_or(YardError::Missing { field: "new", wanted })
+    }
+
+    fn tag(&self) -> Result<&str, YardError> {
+        let wanted = "the name of the hold".to_owned();
+        self.tag.as_deref().ok_or(YardError::Missing { field: "tag", wanted })
+    }
 }
 
-/// Executes a verb on a pool, open in a yard or in a command. Returns a sentence about the result.
+/// Executes a verb on a pool, open in a yard or in a command.
 ///
 /// # Errors
 /// If there is no such verb, it does not use a given field, or the pool refuses.
-pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<String, YardError> {
+pub fn work(
+    running: &Running,
+    verb: &str,
+    request: &VolumeRequest,
+) -> Result<VolumeDone, YardError> {
     request.check(verb)?;
+    let name = request.name.as_str();
+    let done = |names: Vec<String>, done: String| {
+        let name = name.to_owned();
+        Ok(VolumeDone { name, done, names, freed_bytes: None })
+    };
+    match verb {
+        "snapshot" if request.recursive => {
+            let Some(snapshot) = name.strip_prefix('@') else {
+                return Err(argument("name", shown(name), "`@SNAPSHOT` with `recursive`"));
+            };
+            let names = running.snapshot_all(snapshot)?;
+            let count = names.len();
+            done(names, format!("created snapshot {name} of {count} volumes"))
+        }
+        "destroy" => destroy(running, request),
+        "promote" => {
+            let names = running.promote(name)?;
+            let count = names.len();
+            done(names, format!("promoted {name}, which has {count} snapshots more"))
+        }
+        verb => done(Vec::new(), change(running, verb, request)?),
+    }
+}
+
+/// Destroys volumes and snapshots, or says what would be destroyed.
+fn destroy(running: &Running, request: &VolumeRequest) -> Result<VolumeDone, YardError> {
+    let name = request.name.clone();
+    let doomed = running.doomed(&name, request.recursive)?;
+    let ids = doomed.iter().map(|meta| meta.id).collect();
+    let freed_bytes = match request.count_freed {
+        true => Some(space::freed_bytes(running.pool(), &ids)?),
+        false => None,
+    };
+    if !request.dry_run {
+        running.destroy_all(&doomed)?;
+    }
+    let names: Vec<String> = doomed.into_iter().map(|meta| meta.name).collect();
+    let verb = if request.dry_run { "would destroy" } else { "destroyed" };
+    let done = match &names[..] {
+        [one] => format!("{verb} {one}"),
+        all => format!("{verb} {} volumes and snapshots", all.len()),
+    };
+    Ok(VolumeDone { name, done, names, freed_bytes })
+}
+
+/// Executes a verb that changes one volume or snapshot. Returns a sentence about the result.
+fn change(running: &Running, verb: &str, request: &VolumeRequest) -> Result<String, YardError> {
     let name = request.name.as_str();
     match verb {
         "create" => {
@@ -436,11 +518,24 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
             Ok(format!("created snapshot {name}"))
         }
         "clone" => {
-            let new = request.new.as_deref();
-            let wanted = "the new volume's name".to_owned();
-            let new = new.ok_or(YardError::Missing { field: "new", wanted })?;
+            let new = request.new_name()?;
             running.clone_of(name, new)?;
             Ok(format!("cloned {name} to {new}"))
+        }
+        "rename" => {
+            let new = request.new_name()?;
+            running.rename(name, new)?;
+            Ok(format!("renamed {name} to {new}"))
+        }
+        "hold" => {
+            let tag = request.tag()?;
+            running.hold_snapshot(name, tag)?;
+            Ok(format!("held {name} by {tag}"))
+        }
+        "release" => {
+            let tag = request.tag()?;
+            running.release(name, tag)?;
+            Ok(format!("released {name} from {tag}"))
         }
         "rollback" => {
             running.rollback(name)?;
@@ -459,10 +554,6 @@ pub fn work(running: &Running, verb: &str, request: &VolumeRequest) -> Result<St
             }
             Ok(done.join(", "))
         }
-        "destroy" => {
-            running.destroy(name)?;
-            Ok(format!("destroyed {name}"))
-        }
         // The other verbs return a stream.
         _ => Err(argument("verb", shown(verb), "one that changes a volume")),
     }
@@ -475,6 +566,13 @@ pub struct VolumeDone {
     pub name: String,
     /// A sentence about the result, for people.
     pub done: String,
+    /// The volumes and snapshots that `snapshot` with `recursive` and `promote` have made or
+    /// renamed, and those that `destroy` has destroyed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// `destroy` with `count_freed`: the bytes of blocks that are freed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freed_bytes: Option<u64>,
 }
 
 /// The destination of a stream.
@@ -662,7 +760,7 @@ impl Devices {
             "rollback" => self.device_of(&pool, volume),
             // A change of the reservation alone does not affect clients.
             "resize" if request.size_bytes.is_some() => self.device_of(&pool, volume),
-            "destroy" if !request.name.contains('@') => {
+            "destroy" | "rename" if !request.name.contains('@') && !request.dry_run => {
                 if let Some(entry) = self.device_of(&pool, volume) {
                     let name = entry.spec.name().to_owned();
                     let why = "a device; `blockyard remove` it first".to_owned();
@@ -672,8 +770,8 @@ impl Devices {
             }
             _ => None,
         };
-        let done = match device {
-            None => work(&pool, verb, request)?,
+        match device {
+            None => work(&pool, verb, request),
             Some(entry) => {
                 let mut spec = entry.spec.clone();
                 let has = entry.disk.geometry().len_bytes();
@@ -688,10 +786,9 @@ impl Devices {
                 {
                     spec.set_text("size", &size.to_string()).map_err(crate::uri::UriError::from)?;
                 }
-                self.rework(spec, grows, || work(&pool, verb, request))?
+                self.rework(spec, grows, || work(&pool, verb, request))
             }
-        };
-        Ok(VolumeDone { name: request.name.clone(), done })
+        }
     }
 
     /// The state of every pool, as far as the system reports it.

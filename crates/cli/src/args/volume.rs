@@ -48,9 +48,8 @@ pub(crate) enum VolumeCommand {
     List(VolumeListArgs),
     /// Show a volume or snapshot and its space, or the pool and its activity; changes nothing
     Show(VolumeShowArgs),
-    /// Create a snapshot VOLUME@SNAPSHOT
-    #[command(mut_arg("name", |arg| arg.help("The snapshot to create: VOLUME@SNAPSHOT")))]
-    Snapshot(VolumeNameArgs),
+    /// Create a snapshot VOLUME@SNAPSHOT, or with -r one of each volume of the pool at one moment
+    Snapshot(VolumeSnapshotArgs),
     /// Create a volume from a snapshot; the two share their blocks
     #[command(mut_arg("name", |arg| arg.help("The snapshot to clone: VOLUME@SNAPSHOT")))]
     Clone(VolumeCloneArgs),
@@ -61,11 +60,23 @@ pub(crate) enum VolumeCommand {
     /// Change the size of a volume; --force shrinks it, which discards the data beyond the new size
     #[command(mut_arg("name", |arg| arg.help("The volume to resize")))]
     Resize(VolumeResizeArgs),
-    /// Destroy a volume without snapshots, or a snapshot
-    #[command(mut_arg("name", |arg| {
-        arg.help("What to destroy: VOLUME, or the snapshot VOLUME@SNAPSHOT")
-    }))]
-    Destroy(VolumeNameArgs),
+    /// Destroy a snapshot, a range of snapshots, or a volume, with -r with its snapshots
+    #[command(after_help = DESTROY_HELP)]
+    Destroy(VolumeDestroyArgs),
+    /// Rename a volume that is not in use, with its snapshots, or a snapshot
+    #[command(mut_arg("name", |arg| arg.help("What to rename: VOLUME or VOLUME@SNAPSHOT")))]
+    #[command(mut_arg("new", |arg| arg.help("The new name, of the same volume for a snapshot")))]
+    Rename(VolumeCloneArgs),
+    /// Make a clone the owner of the snapshot that it was cloned from and of the older ones; the
+    /// volume that had them becomes its clone
+    #[command(mut_arg("name", |arg| arg.help("The clone")))]
+    Promote(VolumeNameArgs),
+    /// Hold a snapshot, so that it cannot be destroyed
+    Hold(VolumeHoldArgs),
+    /// Release a hold of a snapshot
+    Release(VolumeHoldArgs),
+    /// List the holds of a snapshot, or of all snapshots of a pool; changes nothing
+    Holds(VolumeHoldsArgs),
     /// Write a snapshot, or its changes since an older snapshot, as a stream
     #[command(mut_arg("name", |arg| arg.help("The snapshot to send: VOLUME@SNAPSHOT")))]
     Send(VolumeSendArgs),
@@ -195,6 +206,76 @@ pub(crate) struct VolumeShowArgs {
 pub(crate) struct VolumeNameArgs {
     #[command(flatten)]
     pub(crate) at: VolumeAt,
+}
+
+/// `volume snapshot`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeSnapshotArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// The snapshot to create: VOLUME@SNAPSHOT, or @SNAPSHOT with -r
+    #[arg(index = 2, value_name = "NAME")]
+    pub(crate) name: String,
+    /// Create a snapshot of this name of each volume, of all at one moment
+    #[arg(short = 'r', long)]
+    pub(crate) recursive: bool,
+}
+
+const DESTROY_HELP: &str = "\
+NAME is
+  VOLUME           a volume without snapshots, with -r also one with snapshots
+  VOLUME@SNAPSHOT  a snapshot
+  VOLUME@A%B       the snapshots from A to B in order of creation; VOLUME@A% and VOLUME@%B end at the
+                   newest and begin with the oldest one
+  @SNAPSHOT        with -r: the snapshots of this name of all volumes
+
+Nothing is destroyed if one of them has a hold or is in use.
+
+Examples:
+  blockyard volume destroy -nv /srv/pool v0@monday%friday
+  blockyard volume destroy -r /srv/pool v0
+";
+
+/// `volume destroy`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeDestroyArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// What to destroy: VOLUME, VOLUME@SNAPSHOT, VOLUME@A%B, or @SNAPSHOT with -r
+    #[arg(index = 2, value_name = "NAME")]
+    pub(crate) name: String,
+    /// Destroy the snapshots of the volume too, or @SNAPSHOT of all volumes
+    #[arg(short = 'r', long)]
+    pub(crate) recursive: bool,
+    /// Destroy nothing: say what would be destroyed, and how much that frees
+    #[arg(short = 'n', long)]
+    pub(crate) dry_run: bool,
+    /// Say what is destroyed, and how much that frees
+    #[arg(short = 'v', long)]
+    pub(crate) verbose: bool,
+}
+
+/// `volume hold` and `volume release`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeHoldArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// The name of the hold
+    #[arg(index = 2, value_name = "TAG")]
+    pub(crate) tag: String,
+    /// The snapshot: VOLUME@SNAPSHOT
+    #[arg(index = 3, value_name = "NAME", value_parser = name)]
+    pub(crate) name: String,
+}
+
+/// `volume holds`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeHoldsArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// The snapshot: VOLUME@SNAPSHOT; all without it
+    #[arg(index = 2, value_name = "NAME", value_parser = name)]
+    pub(crate) name: Option<String>,
 }
 
 /// `volume create`.

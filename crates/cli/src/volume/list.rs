@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::io::Write;
 
 use blockyard_yard::size::Bytes;
-use blockyard_yard::volumes::VolumeView;
+use blockyard_yard::volumes::{HoldView, VolumeView};
+use serde_json::json;
 
 use super::pool::ReadOnlyAccess;
 use super::shown;
-use crate::args::{ListedKind, VolumeListArgs, VolumePoolArgs};
+use crate::args::{ListedKind, VolumeHoldsArgs, VolumeListArgs, VolumePoolArgs};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
 use crate::human::{Columns, date, rounded, terminal_width};
@@ -367,6 +368,22 @@ impl ListedKind {
             ListedKind::Snapshot => view.snapshot,
         }
     }
+}
+
+/// Prints the holds of a snapshot, or of all snapshots of a pool, with the columns of `zfs holds`.
+pub(super) fn holds(args: &VolumeHoldsArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let views = ReadOnlyAccess::find(&args.pool)?.volumes(args.name.as_deref())?;
+    if args.pool.talk.json {
+        let of = |view: &VolumeView| json!({ "name": view.name, "holds": view.holds });
+        let held = views.iter().filter(|view| !view.holds.is_empty());
+        return print_json(&held.map(of).collect::<Vec<_>>(), out);
+    }
+    let rows = views.iter().flat_map(|view| {
+        let row = |hold: &HoldView| vec![view.name.clone(), hold.tag.clone(), date(hold.created)];
+        view.holds.iter().map(row)
+    });
+    let table = Columns { headings: vec!["NAME", "TAG", "CREATED"], rows: rows.collect() };
+    Ok(table.print(&["CREATED"], terminal_width(), out)?)
 }
 
 /// The exact block size of a volume: `16k`.

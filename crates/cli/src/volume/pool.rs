@@ -47,8 +47,7 @@ impl PoolAccess {
     pub(super) fn work(&self, verb: &str, request: VolumeRequest) -> Result<VolumeDone, Failure> {
         match self {
             PoolAccess::Here(running) => {
-                let done = volumes::work(running, verb, &request).map_err(refused)?;
-                Ok(VolumeDone { name: request.name, done })
+                Ok(volumes::work(running, verb, &request).map_err(refused)?)
             }
             PoolAccess::There(client, path) => {
                 let request = VolumeRequest { pool: Some(text(path)?), ..request };

@@ -57,13 +57,13 @@ impl Page {
     }
 
     /// The blocks that are stored.
-    pub fn stored(&self) -> Stored {
+    pub fn stored(&self) -> StoredBlocks {
         let is_there = |entry: &&Entry| !entry.is_hole() && !entry.is_lost();
-        let add = |all: Stored, entry: &Entry| Stored {
+        let add = |all: StoredBlocks, entry: &Entry| StoredBlocks {
             blocks: all.blocks + 1,
             bytes: all.bytes + entry.stored_bytes(),
         };
-        self.entries.iter().filter(is_there).fold(Stored::default(), add)
+        self.entries.iter().filter(is_there).fold(StoredBlocks::default(), add)
     }
 
     /// Whether a block was written after the birth of its leaf.
@@ -114,7 +114,7 @@ impl Page {
 
 /// The stored blocks of a leaf: those that are neither zeros nor lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredBlocks {
     /// Number of blocks.
     pub blocks: u32,
     /// Bytes of these blocks as stored: 32 MiB at most.
@@ -128,7 +128,7 @@ struct Content {
     /// Number of fresh blocks, if the leaf was in memory before.
     fresh: Option<u16>,
     /// The stored blocks, if they were counted.
-    stored: Option<Stored>,
+    stored: Option<StoredBlocks>,
     /// The leaf was used since the cache examined it last.
     used: bool,
     /// The leaf's place on disk will soon be reused, so the contents stay in memory.
@@ -210,12 +210,12 @@ impl Leaf {
     }
 
     /// The stored blocks, if they were counted since the leaf changed.
-    pub fn stored(&self) -> Option<Stored> {
+    pub fn stored(&self) -> Option<StoredBlocks> {
         self.content.with(|content| content.stored)
     }
 
     /// Keeps the number of stored blocks of `page`, which has the contents of the leaf.
-    pub fn note_stored(&self, page: &Page) -> Stored {
+    pub fn note_stored(&self, page: &Page) -> StoredBlocks {
         let stored = page.stored();
         self.content.with(|content| content.stored = Some(stored));
         stored

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blockyard_core::Status;
 use blockyard_volume_format::BLOCK_BYTES_MAX;
-use blockyard_volume_format::catalogue::{Change, LISTED_BYTES_MAX, VolumeMeta};
+use blockyard_volume_format::catalogue::{Change, Hold, LISTED_BYTES_MAX, VolumeMeta};
 
 use super::{HIDDEN_PREFIX, Volumes};
 use crate::config::SIZE_MAX;
@@ -17,16 +17,21 @@ impl Volumes {
     pub(super) fn fits(&self, change: &mut Change) -> Result<(), Status> {
         self.has_lengths(change)?;
         let more = match change {
-            Change::Create(meta) | Change::Copy(meta) => meta.clone(),
+            Change::Create(meta) | Change::Copy(meta) => meta.listed_bytes(),
             Change::Resize { id, blocks } => {
                 let live = self.by_id.get(id).ok_or(Status::Inval)?;
-                VolumeMeta { blocks: *blocks, ..live.meta.clone() }
+                VolumeMeta { blocks: *blocks, ..live.meta.clone() }.listed_bytes()
             }
+            Change::SnapshotAll { .. } => {
+                self.only_volumes().map(|it| it.meta.listed_bytes()).sum()
+            }
+            Change::Hold { .. } => Hold::BYTES_MAX as u64,
             _ => return Ok(()),
         };
         // Never write a catalogue that is too long to be read.
         let listed = self.by_id.values().map(|live| live.meta.listed_bytes());
-        let listed = listed.sum::<u64>().saturating_add(more.listed_bytes());
+        let held = self.holds.values().map(|holds| (holds.len() * Hold::BYTES_MAX) as u64);
+        let listed = listed.chain(held).sum::<u64>().saturating_add(more);
         if listed <= LISTED_BYTES_MAX { Ok(()) } else { Err(Status::NoSpc) }
     }
 

@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use blockyard_core::Status;
 use blockyard_store::SegmentStore;
-use blockyard_volume_format::catalogue::{Change, Hold, ScrubRecord, VOLUMES_MAX, VolumeMeta};
-use blockyard_volume_format::{FAN, FormatError, NODE_BLOCKS};
+use blockyard_volume_format::catalogue::{
+    Change, HOLDS_MAX, Hold, NAME_MAX, ScrubRecord, VOLUMES_MAX, VolumeMeta, is_name,
+    is_volume_name,
+};
+use blockyard_volume_format::{FAN, FormatError, NODE_BLOCKS, PAGE_BYTES};
 
 use super::HIDDEN_PREFIX;
 use crate::apply::Apply;
@@ -34,6 +37,16 @@ pub struct Volumes {
     pub(crate) scrub: ScrubRecord,
     /// Blocks and map pages that were repaired from the other copy before the pool was opened.
     pub(crate) repaired_before: u64,
+}
+
+/// What a promotion changes.
+pub(crate) struct Promotion {
+    /// The number of the snapshot from which the clone was made.
+    origin: u32,
+    /// The number of the volume of that snapshot, which becomes the clone.
+    volume: u32,
+    /// That snapshot and the older ones, each with its new name.
+    pub(crate) snapshots: Vec<(Arc<OpenVolume>, String)>,
 }
 
 /// A volume or snapshot with its map at one moment.
@@ -72,6 +85,11 @@ impl Volumes {
     /// Finds a volume or snapshot by name.
     pub fn find(&self, name: &str) -> Option<&Arc<OpenVolume>> {
         self.by_id.values().find(|live| live.meta.name == name)
+    }
+
+    /// The last scrub that was completed.
+    pub fn last_scrub(&self) -> Option<ScrubRecord> {
+        Some(self.scrub).filter(|scrub| scrub.ended > 0)
     }
 
     /// The volumes and snapshots without the hidden ones (see [`HIDDEN_PREFIX`]).
@@ -117,6 +135,9 @@ impl Volumes {
                 if Arc::strong_count(live) > 1 {
                     return Err(Status::DevResource);
                 }
+                if matches!(change, Change::Destroy { id } if !self.holds_of(*id).is_empty()) {
+                    return Err(Status::DevResource);
+                }
             }
             Change::Reserve { id, bytes } => {
                 let live = self.by_id.get(id).ok_or(Status::Inval)?;
@@ -127,6 +148,23 @@ impl Volumes {
                 if *bytes > 0 && live.reserved_bytes() == 0 {
                     live.own(live.map.owned());
                 }
+            }
+            Change::Rename { id, name } => self.check_rename(*id, name)?,
+            Change::SnapshotAll { first_id, snapshot, .. } => {
+                *first_id = id;
+                self.check_snapshots(id, snapshot)?;
+            }
+            Change::Promote { id } => self.check_promote(*id)?,
+            Change::Hold { id, hold } => {
+                let live = self.by_id.get(id).ok_or(Status::Inval)?;
+                let holds = self.holds_of(*id);
+                let is_new = holds.iter().all(|it| it.tag != hold.tag);
+                if !live.meta.is_snapshot || !is_new || holds.len() >= HOLDS_MAX {
+                    return Err(Status::Inval);
+                }
+            }
+            Change::Release { id, tag } => {
+                self.holds_of(*id).iter().find(|it| it.tag == *tag).ok_or(Status::Inval)?;
             }
             Change::Scrubbed(_) => {}
             Change::Several(_) => return Err(Status::Inval),
@@ -152,7 +190,19 @@ impl Volumes {
                 let nodes = blocks.div_ceil(NODE_BLOCKS) as usize;
                 listed(roots(id).max(nodes.div_ceil(FAN))) + 2
             }
-            Change::Destroy { .. } | Change::Reserve { .. } | Change::Scrubbed(_) => 1,
+            Change::SnapshotAll { .. } => {
+                self.only_volumes().map(|live| listed(live.meta.root_count())).sum()
+            }
+            // Each name may become longer.
+            Change::Rename { id, .. } | Change::Promote { id } => {
+                let names = self.by_id.get(id).map_or(0, |live| self.renamed(live).len());
+                2 + (names * NAME_MAX).div_ceil(PAGE_BYTES) as u64
+            }
+            Change::Destroy { .. }
+            | Change::Reserve { .. }
+            | Change::Scrubbed(_)
+            | Change::Hold { .. }
+            | Change::Release { .. } => 1,
             Change::Several(changes) => changes.iter().map(|it| self.change_pages(it)).sum(),
         }
     }
@@ -204,6 +254,13 @@ impl Volumes {
                 self.reserve(*id, *bytes)?;
             }
             Change::Scrubbed(scrub) => self.scrub = *scrub,
+            Change::Rename { id, name } => self.rename_all(*id, name)?,
+            Change::SnapshotAll { first_id, snapshot, created, seed } => {
+                self.snapshot_all(*first_id, snapshot, (*created, *seed), maps)?;
+            }
+            Change::Promote { id } => self.promote(*id)?,
+            Change::Hold { id, hold } => self.holds.entry(*id).or_default().push(hold.clone()),
+            Change::Release { id, tag } => self.release(*id, tag),
             Change::Resize { id, blocks } => {
                 let live = Arc::clone(self.live(*id)?);
                 let (old, mut meta) = (live.meta.blocks, live.listed());
@@ -218,6 +275,167 @@ impl Volumes {
                 self.live(*id)?.own(live.owned());
             }
         }
+        Ok(())
+    }
+
+    /// The volumes, without snapshots and hidden ones.
+    pub(crate) fn only_volumes(&self) -> impl Iterator<Item = &Arc<OpenVolume>> {
+        let is_volume = |it: &&Arc<OpenVolume>| {
+            !it.meta.is_snapshot && !it.meta.name.starts_with(HIDDEN_PREFIX)
+        };
+        self.by_id.values().filter(is_volume)
+    }
+
+    /// The snapshots of a volume, in order of creation.
+    pub fn snapshots_of(&self, volume: &str) -> impl Iterator<Item = &Arc<OpenVolume>> {
+        let is_of = move |it: &&Arc<OpenVolume>| {
+            let rest = it.meta.name.strip_prefix(volume);
+            rest.is_some_and(|rest| rest.starts_with('@'))
+        };
+        self.by_id.values().filter(is_of)
+    }
+
+    /// The holds of a snapshot.
+    pub fn holds_of(&self, id: u32) -> &[Hold] {
+        self.holds.get(&id).map_or(&[], Vec::as_slice)
+    }
+
+    /// What a new name of a volume or snapshot renames: the volume and its snapshots.
+    fn renamed(&self, live: &Arc<OpenVolume>) -> Vec<Arc<OpenVolume>> {
+        let snapshots = self.snapshots_of(&live.meta.name).filter(|_| !live.meta.is_snapshot);
+        [live].into_iter().chain(snapshots).cloned().collect()
+    }
+
+    /// Checks whether a volume with its snapshots, or a snapshot, can get a name.
+    fn check_rename(&self, id: u32, name: &str) -> Result<(), Status> {
+        let live = self.by_id.get(&id).ok_or(Status::Inval)?;
+        let old = &live.meta.name;
+        let volume = |name: &str| name.split('@').next().map(str::to_owned);
+        let is_valid = match live.meta.is_snapshot {
+            true => name.contains('@') && is_name(name) && volume(name) == volume(old),
+            false => is_volume_name(name),
+        };
+        if !is_valid || old.starts_with(HIDDEN_PREFIX) || self.find(name).is_some() {
+            return Err(Status::Inval);
+        }
+        let renamed = self.renamed(live);
+        let grown = |it: &Arc<OpenVolume>| it.meta.name.len() - old.len() + name.len();
+        if renamed.iter().any(|it| grown(it) > NAME_MAX) {
+            return Err(Status::Inval);
+        }
+        // A reference in the table, and one in `renamed`.
+        let is_used = |it: &Arc<OpenVolume>| Arc::strong_count(it) > 2;
+        if renamed.iter().any(is_used) { Err(Status::DevResource) } else { Ok(()) }
+    }
+
+    /// Checks whether every volume can get a snapshot of this name, with numbers from `id` on.
+    fn check_snapshots(&self, id: u32, snapshot: &str) -> Result<(), Status> {
+        let count = self.only_volumes().count();
+        let is_full = self.by_id.len() + count > VOLUMES_MAX || u32::MAX - id <= count as u32;
+        let is_free = |live: &Arc<OpenVolume>| {
+            let name = format!("{}@{snapshot}", live.meta.name);
+            is_name(&name) && self.find(&name).is_none()
+        };
+        if count == 0 || is_full || !self.only_volumes().all(is_free) {
+            return Err(Status::Inval);
+        }
+        Ok(())
+    }
+
+    /// Makes a snapshot of each volume, with numbers from `first_id` on, at the time and with
+    /// identities from the seed in `made`.
+    fn snapshot_all<D: SegmentStore>(
+        &mut self,
+        first_id: u32,
+        snapshot: &str,
+        made: (u64, u64),
+        maps: &mut Apply<'_, D>,
+    ) -> Result<(), VolumeError> {
+        let (created, seed) = made;
+        let origins: Vec<_> = self.only_volumes().map(|live| live.listed()).collect();
+        for (id, origin) in (first_id..).zip(origins) {
+            let meta = VolumeMeta {
+                id,
+                name: format!("{}@{snapshot}", origin.name),
+                is_snapshot: true,
+                origin: origin.id,
+                guid: guid(seed, id),
+                reserved_bytes: 0,
+                created,
+                ..origin
+            };
+            let family = self.live(meta.origin)?.family;
+            let (nodes, copies) = self.copy(meta.origin, &meta, maps)?;
+            self.put(&meta, family, nodes, copies);
+        }
+        Ok(())
+    }
+
+    /// What a clone gets if it is promoted; `None` if it is no clone, or its origin is gone.
+    pub(crate) fn promotion(&self, id: u32) -> Option<Promotion> {
+        let clone = self.by_id.get(&id).filter(|it| !it.meta.is_snapshot)?;
+        let origin = self.by_id.get(&clone.origin()).filter(|it| it.meta.is_snapshot)?;
+        let volume = self.find(origin.meta.name.split('@').next()?)?;
+        let snapshots = self.snapshots_of(&volume.meta.name);
+        let snapshots = snapshots.filter(|it| it.meta.id <= origin.meta.id);
+        let new = |it: &Arc<OpenVolume>| {
+            let rest = it.meta.name.split('@').nth(1).unwrap_or_default();
+            (Arc::clone(it), format!("{}@{rest}", clone.meta.name))
+        };
+        (volume.meta.id != id).then(|| Promotion {
+            origin: origin.meta.id,
+            volume: volume.meta.id,
+            snapshots: snapshots.map(new).collect(),
+        })
+    }
+
+    fn check_promote(&self, id: u32) -> Result<(), Status> {
+        for (it, name) in &self.promotion(id).ok_or(Status::Inval)?.snapshots {
+            if !is_name(name) || self.find(name).is_some() {
+                return Err(Status::Inval);
+            }
+            // A reference in the table, and one in the promotion.
+            if Arc::strong_count(it) > 2 {
+                return Err(Status::DevResource);
+            }
+        }
+        Ok(())
+    }
+
+    fn promote(&mut self, id: u32) -> Result<(), VolumeError> {
+        let promotion = self.promotion(id).ok_or_else(|| no_volume(id))?;
+        let (clone, volume) = (self.live(id)?, self.live(promotion.volume)?);
+        clone.set_origin(volume.origin());
+        volume.set_origin(promotion.origin);
+        for (snapshot, name) in promotion.snapshots {
+            snapshot.set_origin(id);
+            self.rename(&snapshot, name)?;
+        }
+        Ok(())
+    }
+
+    /// Renames a volume with its snapshots, or a snapshot.
+    fn rename_all(&mut self, id: u32, name: &str) -> Result<(), VolumeError> {
+        let live = Arc::clone(self.live(id)?);
+        for old in self.renamed(&live) {
+            let rest = old.meta.name.strip_prefix(&live.meta.name).unwrap_or_default();
+            self.rename(&old, format!("{name}{rest}"))?;
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, id: u32, tag: &str) {
+        if let Some(holds) = self.holds.get_mut(&id) {
+            holds.retain(|hold| hold.tag != tag);
+        }
+        self.holds.retain(|_, holds| !holds.is_empty());
+    }
+
+    /// Replaces a volume or snapshot, which is not in use, by itself with another name.
+    fn rename(&mut self, live: &OpenVolume, name: String) -> Result<(), VolumeError> {
+        let meta = VolumeMeta { name, ..live.listed() };
+        self.put(&meta, live.family, live.map.freeze(), live.map.copied());
+        self.live(meta.id)?.own(live.owned());
         Ok(())
     }
 
@@ -272,6 +490,12 @@ impl Volumes {
         self.next_id = self.next_id.max(meta.id.saturating_add(1));
         self.insert(OpenVolume::new(meta.clone(), family, Map::new(nodes, copied)));
     }
+}
+
+/// The identity of a snapshot that is made together with others.
+fn guid(seed: u64, id: u32) -> u64 {
+    // An odd factor keeps different numbers different.
+    (seed ^ u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
 }
 
 fn no_volume(id: u32) -> VolumeError {

@@ -9,6 +9,7 @@ use blockyard_testing::channel::handle;
 use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 use blockyard_volume_admin::check::check;
+use blockyard_volume_admin::scrub::scrub;
 
 fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
     Volume::open(VolumeConfig {
@@ -68,7 +69,8 @@ fn snapshots_and_clones_keep_what_was() {
     assert!(text(running.create("a@b", 1 << 20, 0)).starts_with("invalid name `a@b`"));
     assert!(text(running.create("c", 1 << 20, 5)).starts_with("invalid volblocksize `5`"));
     drop((volume, twin));
-    let needed = "`v0` is needed by its snapshot `v0@one`; destroy that first";
+    let needed = "`v0` is needed by its snapshot `v0@one`; destroy that first, or use -r \
+                  (`\"recursive\": true`)";
     assert_eq!(text(running.destroy("v0")), needed);
     running.rollback("v0@one").unwrap();
     running.resize("v0", 32 << 20, false).unwrap();
@@ -190,4 +192,229 @@ fn a_rollback_concurrent_with_a_resize_leaves_no_data_after_the_end() {
         }
         drop(go);
     });
+}
+
+fn text<T: std::fmt::Debug>(result: Result<T, blockyard_volume::VolumeError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+fn names(running: &Running) -> Vec<String> {
+    let mut names: Vec<_> = running.pool().list().into_iter().map(|it| it.name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_volume_is_renamed_with_its_snapshots() {
+    let (_place, path) = pool("rename");
+    let running = Running::open(&path, Options::default()).unwrap();
+    running.create("v0", 16 << 20, 0).unwrap();
+    running.reserve("v0", 1 << 20).unwrap();
+    let volume = open(&path, "v0", 0);
+    write(&volume, 0, 1);
+    running.snapshot("v0@one").unwrap();
+    assert_eq!(text(running.rename("v0", "w")), "`v0` is in use; close it first");
+    drop(volume);
+    assert_eq!(text(running.rename("v9", "w")), "there is no volume `v9` in this pool");
+    assert_eq!(text(running.rename("v0", "v0")), "`v0` exists already");
+    assert!(text(running.rename("v0", "a@b")).starts_with("invalid name `a@b`"));
+    let other = "invalid new `w@one`: expected `v0@` and the new name";
+    assert_eq!(text(running.rename("v0@one", "w@one")), other);
+    let long = "s".repeat(190);
+    running.snapshot(&format!("v0@{long}")).unwrap();
+    assert!(text(running.rename("v0", "much-longer")).contains("have 200 characters"));
+    running.destroy(&format!("v0@{long}")).unwrap();
+    running.rename("v0", "w").unwrap();
+    running.rename("w@one", "w@two").unwrap();
+    assert_eq!(names(&running), ["w", "w@two"]);
+    assert_eq!(running.pool().find("w").unwrap().reserved_bytes(), 1 << 20);
+    write(&open(&path, "w", 0), 0, 2);
+    drop(running);
+    let running = Running::open(&path, Options::default()).unwrap();
+    assert_eq!(names(&running), ["w", "w@two"]);
+    assert_eq!(byte(&open(&path, "w", 0), 0), 2);
+    running.rollback("w@two").unwrap();
+    assert_eq!(byte(&open(&path, "w", 0), 0), 1);
+}
+
+#[test]
+fn a_held_snapshot_is_not_destroyed() {
+    let (_place, path) = pool("hold");
+    let running = Running::open(&path, Options::default()).unwrap();
+    running.create("v0", 16 << 20, 0).unwrap();
+    running.snapshot("v0@one").unwrap();
+    running.hold_snapshot("v0@one", "backup").unwrap();
+    running.hold_snapshot("v0@one", "audit").unwrap();
+    let twice = "invalid tag `backup`: expected one that `v0@one` does not have";
+    assert_eq!(text(running.hold_snapshot("v0@one", "backup")), twice);
+    assert!(text(running.hold_snapshot("v0@one", "a b")).starts_with("invalid tag `a b`"));
+    assert!(text(running.hold_snapshot("v0", "backup")).starts_with("invalid name `v0`"));
+    drop(running);
+    let running = Running::open(&path, Options::default()).unwrap();
+    let held = "`v0@one` is held by `backup`; release that first";
+    assert_eq!(text(running.destroy("v0@one")), held);
+    let doomed = running.doomed("v0", true);
+    assert_eq!(text(doomed), held);
+    assert_eq!(
+        text(running.release("v0@one", "x")),
+        "invalid tag `x`: expected the tag of a hold of `v0@one`"
+    );
+    running.release("v0@one", "backup").unwrap();
+    assert!(text(running.destroy("v0@one")).contains("held by `audit`"));
+    running.release("v0@one", "audit").unwrap();
+    running.destroy("v0@one").unwrap();
+}
+
+#[test]
+fn ranges_of_snapshots_are_destroyed() {
+    let (_place, path) = pool("ranges");
+    let running = Running::open(&path, Options::default()).unwrap();
+    let make = || {
+        running.create("v0", 16 << 20, 0).unwrap();
+        for name in ["d", "c", "b", "a"] {
+            running.snapshot(&format!("v0@{name}")).unwrap();
+        }
+    };
+    let doomed = |name: &str, recursive| -> Vec<String> {
+        running.doomed(name, recursive).unwrap().into_iter().map(|it| it.name).collect()
+    };
+    make();
+    // In order of creation, not of names.
+    assert_eq!(doomed("v0@c%b", false), ["v0@c", "v0@b"]);
+    assert_eq!(doomed("v0@%c", false), ["v0@d", "v0@c"]);
+    assert_eq!(doomed("v0@b%", false), ["v0@b", "v0@a"]);
+    assert_eq!(doomed("v0@%", false).len(), 4);
+    assert_eq!(doomed("v0", true), ["v0@d", "v0@c", "v0@b", "v0@a", "v0"]);
+    let empty = "invalid name `v0@b%c`: expected a range that has a snapshot: the older one first";
+    assert_eq!(text(running.doomed("v0@b%c", false)), empty);
+    assert!(text(running.doomed("v0@b%x", false)).contains("no snapshot `v0@x`"));
+    assert!(text(running.doomed("v9@%", false)).contains("no volume `v9`"));
+    let range = running.doomed("v0@c%b", false).unwrap();
+    running.destroy_all(&range).unwrap();
+    assert_eq!(names(&running), ["v0", "v0@a", "v0@d"]);
+    running.create("v1", 16 << 20, 0).unwrap();
+    running.snapshot("v1@a").unwrap();
+    assert_eq!(doomed("@a", true), ["v0@a", "v1@a"]);
+    // A volume that is a device keeps its snapshots too.
+    let volume = open(&path, "v0", 0);
+    let all = running.doomed("v0", true).unwrap();
+    assert_eq!(text(running.destroy_all(&all)), "`v0` is in use; close it first");
+    assert_eq!(names(&running).len(), 5);
+    drop(volume);
+    running.destroy_all(&all).unwrap();
+    assert_eq!(names(&running), ["v1", "v1@a"]);
+    // More than go into one group of the log.
+    make();
+    (0..20).for_each(|number| running.snapshot(&format!("v0@{number}")).unwrap());
+    running.destroy_all(&running.doomed("v0", true).unwrap()).unwrap();
+    assert_eq!(names(&running), ["v1", "v1@a"]);
+}
+
+/// A thread writes the same number to two volumes, first to one and then to the other. A snapshot
+/// of both at one moment has equal numbers, or the first one is ahead by one.
+#[test]
+fn snapshots_of_all_volumes_are_of_one_moment() {
+    let (_place, path) = pool("one-moment");
+    let running = Running::open(&path, Options::default()).unwrap();
+    running.create("a", 16 << 20, 0).unwrap();
+    running.create("b", 16 << 20, 0).unwrap();
+    let volumes = [open(&path, "a", 0), open(&path, "b", 0)];
+    let (stop, stopped) = channel::<()>();
+    let writer = std::thread::spawn(move || {
+        let mut ios = volumes.each_ref().map(handle);
+        let mut number = 0_u64;
+        while stopped.try_recv().is_err() {
+            number += 1;
+            let bytes = number.to_le_bytes().repeat(512);
+            ios.iter_mut().for_each(|io| io.write(Sector(0), &bytes, Flags::NONE).unwrap());
+        }
+        number
+    });
+    let mut seen = 0;
+    for round in 0..20 {
+        running.snapshot_all(&format!("s{round}")).unwrap();
+        let number = ["a", "b"].map(|volume| {
+            let clone = format!("{volume}-{round}");
+            running.clone_of(&format!("{volume}@s{round}"), &clone).unwrap();
+            let mut bytes = [0; 4096];
+            handle(&open(&path, &clone, 0)).read(Sector(0), &mut bytes).unwrap();
+            u64::from_le_bytes(bytes[..8].try_into().unwrap())
+        });
+        assert!(number[0] == number[1] || number[0] == number[1] + 1, "{number:?}");
+        assert!(number[0] >= seen, "{number:?} after {seen}");
+        seen = number[0];
+        // The next round has clones too.
+        running.destroy(&format!("a-{round}")).unwrap();
+        running.destroy(&format!("b-{round}")).unwrap();
+    }
+    stop.send(()).unwrap();
+    assert!(writer.join().unwrap() >= seen);
+    let error = text(running.snapshot_all("s3"));
+    assert_eq!(error, "`a@s3` exists already");
+    assert_eq!(names(&running).len(), 2 + 40);
+    let guids: std::collections::BTreeSet<u64> =
+        running.pool().list().iter().filter(|it| it.is_snapshot).map(|it| it.guid).collect();
+    assert_eq!(guids.len(), 40);
+}
+
+#[test]
+fn a_promoted_clone_gets_the_older_snapshots() {
+    let (_place, path) = pool("promote");
+    let running = Running::open(&path, Options::default()).unwrap();
+    running.create("v0", 16 << 20, 0).unwrap();
+    let volume = open(&path, "v0", 0);
+    for (byte, name) in [(1, "one"), (2, "two"), (3, "three")] {
+        write(&volume, 0, byte);
+        running.snapshot(&format!("v0@{name}")).unwrap();
+    }
+    running.clone_of("v0@two", "try").unwrap();
+    running.snapshot("try@mine").unwrap();
+    let clone = open(&path, "try", 0);
+    let none = "invalid name `v0`: expected a clone whose origin exists";
+    assert_eq!(text(running.promote("v0")), none);
+    running.snapshot("try@one").unwrap();
+    assert_eq!(text(running.promote("try")), "`try@one` exists already");
+    running.destroy("try@one").unwrap();
+    // Both volumes are in use.
+    assert_eq!(running.promote("try").unwrap(), ["try@one", "try@two"]);
+    let origin = |name: &str| {
+        let id = running.pool().find(name).unwrap().origin();
+        running.pool().list().into_iter().find(|it| it.id == id).map(|it| it.name)
+    };
+    assert_eq!((origin("v0"), origin("try")), (Some("try@two".to_owned()), None));
+    assert_eq!(origin("try@one").as_deref(), Some("try"));
+    write(&clone, 1 << 20, 9);
+    assert_eq!((byte(&volume, 0), byte(&clone, 0)), (3, 2));
+    drop((volume, clone));
+    drop(running);
+    let running = Running::open(&path, Options::default()).unwrap();
+    let all = ["try", "try@mine", "try@one", "try@two", "v0", "v0@three"];
+    assert_eq!(names(&running), all);
+    running.rollback("try@one").unwrap();
+    assert_eq!(byte(&open(&path, "try", 0), 0), 1);
+    // And back again.
+    assert_eq!(running.promote("v0").unwrap(), ["v0@one", "v0@two"]);
+    assert_eq!(names(&running), ["try", "try@mine", "v0", "v0@one", "v0@three", "v0@two"]);
+}
+
+#[test]
+fn a_pool_keeps_its_last_scrub() {
+    let (_place, path) = pool("scrub-kept");
+    let running = Running::open(&path, Options::default()).unwrap();
+    assert_eq!(running.status().unwrap().scrub, None);
+    running.create("v0", 16 << 20, 0).unwrap();
+    write(&open(&path, "v0", 0), 0, 1);
+    let report = scrub(&running, 0, &mut |_, _| true).unwrap();
+    let kept = running.status().unwrap().scrub.unwrap();
+    assert!(kept.ended > 1_700_000_000);
+    assert_eq!((kept.verified_bytes, kept.damaged), (report.stored_bytes, 0));
+    assert!(kept.verified_bytes >= 65_536);
+    // A scrub that is stopped is not recorded.
+    assert!(scrub(&running, 0, &mut |_, _| false).is_err());
+    drop(running);
+    let read_only = blockyard_volume_admin::check::open_read_only(&path).unwrap();
+    assert_eq!(read_only.status().unwrap().scrub, Some(kept));
+    drop(read_only);
+    let running = Running::open(&path, Options::default()).unwrap();
+    assert_eq!(running.status().unwrap().scrub, Some(kept));
 }

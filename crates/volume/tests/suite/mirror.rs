@@ -109,6 +109,7 @@ fn either_copy_heals_the_other_one() {
     write(&volume, &mut model, &mut random);
     drop(volume);
     assert!(segments(&first) == segments(&second));
+    let mut repaired = 0;
     for quarantined in [&first, &second] {
         quarantine(quarantined);
         let found = check(&first, &mut |_| {}).unwrap();
@@ -116,6 +117,8 @@ fn either_copy_heals_the_other_one() {
         let named = format!("{}: ", quarantined.display());
         assert!(found.damage.iter().all(|it| it.what.starts_with(&named)), "{:?}", found.damage[0]);
         let volume = open(&first, &second);
+        // The pool keeps the number of all repairs.
+        assert!(volume.running().status().unwrap().repaired >= repaired);
         read(&volume, &model);
         let report = scrub(volume.running(), 0, &mut |_, _| true).unwrap();
         assert_eq!(report.damaged, 0);
@@ -127,6 +130,9 @@ fn either_copy_heals_the_other_one() {
             mended.repaired > 100 && (quarantined == &first || report.repaired > 100),
             "{mended:?}"
         );
+        let all = volume.running().status().unwrap().repaired;
+        assert!(all > repaired + 100, "{all} after {repaired}");
+        repaired = all;
         drop(volume);
         assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
     }
