@@ -122,6 +122,18 @@ fn statistics_have_zrams_names() {
     assert!(metrics.contains(metric), "{metrics}");
 }
 
+/// The list of a yard with the RAM disk of the test below.
+fn lists_as_zramctl(yard: &Yard) {
+    let listed =
+        yard.command(&["ram", "list", "--noheadings", "--bytes", "-o", "name,disksize,zero-pages"]);
+    let listed = listed.ok().out;
+    assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), ["r0", "67108864", "1"]);
+    let listed = yard.command(&["ram", "list", "nothing"]).fails();
+    assert!(listed.err.contains("there is no RAM disk `nothing`"), "{listed}");
+    let listed = yard.command(&["ram", "list", "-o", "nothing"]).fails();
+    assert!(listed.err.contains("invalid -o `nothing`: expected of NAME, "), "{listed}");
+}
+
 /// Settings that change while the device is in use, and errors that name the bad setting.
 #[test]
 fn limits_and_histograms_of_a_device_that_is_used() {
@@ -144,7 +156,11 @@ for i in range(500):
     let command = |line: &[&str]| yard.command(line).ok().out;
     let said = command(&["ram", "histograms", "r0"]);
     let rows: Vec<Vec<&str>> = said.lines().map(|l| l.split_whitespace().collect()).collect();
-    assert!(rows.contains(&vec!["4096", "250"]) && rows.contains(&vec!["0", "501"]), "{said}");
+    // The largest count has the longest bar.
+    let bar = "#".repeat(40);
+    let has = |row: [&str; 3]| rows.iter().any(|it| it[..] == row);
+    assert!(has(["4096", "250", &bar]) && has(["0", "501", &bar]), "{said}");
+    lists_as_zramctl(&yard);
     let json = yard.command(&["ram", "histograms", "r0", "--json"]).ok().json();
     assert_eq!((&json["sizes"][0]["objects"], &json["ages"][0]), (&250.into(), &501.into()));
     command(&["ram", "idle", "r0"]);

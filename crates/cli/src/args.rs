@@ -1,6 +1,7 @@
 //! The command line.
 
 mod activity;
+mod pool;
 mod ram;
 mod trace;
 mod volume;
@@ -10,7 +11,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 pub(crate) use activity::{IostatArgs, StatsArgs, TopArgs};
-pub(crate) use ram::{RamBlocksArgs, RamCommand, RamFileArgs, RamSelectArgs, RamSetArgs};
+pub(crate) use pool::{PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs};
+pub(crate) use ram::{
+    RamBlocksArgs, RamCommand, RamFileArgs, RamListArgs, RamSelectArgs, RamSetArgs,
+};
 pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
     ImageFormat, ListedKind, VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeDestroyArgs,
@@ -113,6 +117,9 @@ pub(crate) enum Command {
     /// Work on a compressed RAM disk: compact, recompress, write back, save
     #[command(subcommand)]
     Ram(RamCommand),
+    /// Show the state and the activity of pools of volumes
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// Look after a pool of durable volumes: volumes, snapshots, clones, a check
     #[command(subcommand)]
     Volume(VolumeCommand),

@@ -4,6 +4,9 @@ use std::io::{self, IsTerminal, Write};
 
 use blockyard_yard::table::Table;
 
+/// Widest bar of a histogram, in characters.
+const BAR_MAX: usize = 40;
+
 /// A number of bytes with three digits, as `zfs list` prints it: `66.7G`.
 pub(crate) fn rounded(bytes: u64) -> String {
     const LETTERS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
@@ -42,6 +45,17 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
+/// A part of a whole in percent, rounded down: 100 % only if nothing is missing.
+pub(crate) fn percent(part: u64, whole: u64) -> u64 {
+    (u128::from(part) * 100 / u128::from(whole.max(1))) as u64
+}
+
+/// A bar whose length is to [`BAR_MAX`] as `count` is to `most`; any count but 0 has a bar.
+pub(crate) fn bar(count: u64, most: u64) -> String {
+    let len = (u128::from(count) * BAR_MAX as u128).div_ceil(u128::from(most.max(1)));
+    "#".repeat(len as usize)
+}
+
 /// The width of the terminal that standard output is, in characters.
 pub(crate) fn terminal_width() -> Option<usize> {
     if !io::stdout().is_terminal() {
@@ -76,6 +90,13 @@ impl Columns {
             }
         }
         let mut table = Table::new(self.headings);
+        self.rows.into_iter().for_each(|row| table.row(row));
+        table.print(1, out)
+    }
+
+    /// Prints the rows alone, aligned.
+    pub(crate) fn print_aligned(self, out: &mut impl Write) -> io::Result<()> {
+        let mut table = Table::default();
         self.rows.into_iter().for_each(|row| table.row(row));
         table.print(1, out)
     }
@@ -128,6 +149,12 @@ mod tests {
         ] {
             assert_eq!(date(seconds), want, "{seconds}");
         }
+    }
+
+    #[test]
+    fn shares_and_bars_have_bounds() {
+        assert_eq!((percent(0, 0), percent(999, 1000), percent(u64::MAX, u64::MAX)), (0, 99, 100));
+        assert_eq!((bar(0, 9).len(), bar(1, 1 << 40).len(), bar(9, 9).len()), (0, 1, BAR_MAX));
     }
 
     #[test]

@@ -40,17 +40,18 @@ const LATENCY: [&str; 11] = [
 
 /// What is printed how often.
 #[derive(Debug, PartialEq)]
-struct ReportPlan {
-    devices: Vec<String>,
-    interval: Option<Duration>,
+pub(crate) struct ReportPlan {
+    /// The devices or pools.
+    pub(crate) devices: Vec<String>,
+    pub(crate) interval: Option<Duration>,
     /// The number of reports; `None`: until Ctrl-C.
-    count: Option<u64>,
+    pub(crate) count: Option<u64>,
 }
 
 impl ReportPlan {
     /// Devices, then an interval, then a number of reports, as iostat takes them: the words that
     /// are numbers at the end are no devices.
-    fn new(words: &[String]) -> Result<ReportPlan, Failure> {
+    pub(crate) fn new(words: &[String]) -> Result<ReportPlan, Failure> {
         let is_number = |word: &String| {
             word.starts_with(|first: char| first.is_ascii_digit() || first == '.')
                 && word.parse::<f64>().is_ok()
@@ -101,7 +102,7 @@ pub(crate) fn run(args: &IostatArgs, out: &mut impl Write) -> Result<(), Failure
     }
 }
 
-fn pause(plan: &ReportPlan) {
+pub(crate) fn pause(plan: &ReportPlan) {
     std::thread::sleep(plan.interval.unwrap_or_default());
 }
 

@@ -9,6 +9,7 @@ mod iostat;
 mod listeners;
 mod manual;
 mod output_file;
+mod pool;
 mod ram;
 mod replay;
 mod run;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Vhost(command) => listeners::run_vhost(&command, &mut out),
         Command::Ublk(command) => ublk::run(&command, &mut out),
         Command::Ram(command) => ram::run(&command, &mut out),
+        Command::Pool(command) => pool::run(&command, &mut out),
         Command::Volume(command) => volume::run(&command, &mut out),
         Command::Stats(args) => stats::run(&args, &mut out),
         Command::Iostat(args) => iostat::run(&args, &mut out),

@@ -1,5 +1,7 @@
 //! `ram`: work on compressed RAM disks, over the control API.
 
+mod list;
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
@@ -13,6 +15,7 @@ use crate::args::{
 };
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
+use crate::human::bar;
 use crate::output_file::{OutputFile, Replace, file_failed};
 
 /// Most bytes that are passed on at once.
@@ -24,6 +27,7 @@ const DICTIONARY_MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
 pub(crate) fn run(command: &RamCommand, out: &mut impl Write) -> Result<(), Failure> {
     let nothing = RamRequest::default;
     match command {
+        RamCommand::List(args) => list::list(args, out),
         RamCommand::Compact(args) => work(&args.talk, &args.device, "compact", &nothing(), out),
         RamCommand::Idle(args) => work(&args.talk, &args.device, "idle", &nothing(), out),
         RamCommand::Recompress(args) => {
@@ -198,13 +202,24 @@ fn histograms(args: &DeviceArgs, out: &mut impl Write) -> Result<(), Failure> {
     if args.talk.json {
         return print_json(&found, out);
     }
-    writeln!(out, "{:>8} {:>12}", "bytes", "objects")?;
-    for size in &found.sizes {
-        writeln!(out, "{:8} {:12}", size.bytes, size.objects)?;
-    }
-    writeln!(out, "\n{:>8} {:>12}", "age", "blocks")?;
-    for (age, blocks) in found.ages.iter().enumerate() {
-        writeln!(out, "{age:8} {blocks:12}")?;
+    let sizes = found.sizes.iter().map(|size| (size.bytes, size.objects));
+    print_histogram(["bytes", "objects"], &sizes.collect::<Vec<_>>(), out)?;
+    writeln!(out)?;
+    let ages: Vec<(u64, u64)> = (0..).zip(found.ages).collect();
+    print_histogram(["age", "blocks"], &ages, out)
+}
+
+/// Prints counts by value, each with a bar.
+fn print_histogram(
+    headings: [&str; 2],
+    counts: &[(u64, u64)],
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(0);
+    writeln!(out, "{:>8} {:>12}", headings[0], headings[1])?;
+    for (value, count) in counts {
+        let line = format!("{value:8} {count:12}  {}", bar(*count, most));
+        writeln!(out, "{}", line.trim_end())?;
     }
     Ok(())
 }

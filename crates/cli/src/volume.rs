@@ -4,7 +4,7 @@
 mod check;
 mod image;
 mod list;
-mod pool;
+pub(crate) mod pool;
 mod progress;
 mod stream;
 
@@ -188,11 +188,11 @@ fn destroy(args: &VolumeDestroyArgs, out: &mut impl Write) -> Result<(), Failure
     for name in &done.names {
         writeln!(out, "{would}{destroy} {name}")?;
     }
-    Ok(writeln!(out, "{would}{reclaim} {}", exact(done.freed_bytes.unwrap_or(0)))?)
+    Ok(writeln!(out, "{would}{reclaim} {}", rounded(done.freed_bytes.unwrap_or(0)))?)
 }
 
 /// The state of a copy of a pool.
-fn shown(copy: &CopyView) -> String {
+pub(crate) fn shown(copy: &CopyView) -> String {
     let CopyView { path, state, good, why, mended } = copy;
     match why {
         _ if *good => format!("{path}: {state}, repaired {mended} times"),
@@ -275,7 +275,7 @@ fn show_pool(
 }
 
 /// What a pool has done since it was opened.
-fn activity(pool: &PoolView) -> [(&'static str, String); 7] {
+pub(crate) fn activity(pool: &PoolView) -> [(&'static str, String); 7] {
     let mean = pool.log_bytes.checked_div(pool.groups).unwrap_or(0);
     let groups = format!("{}, {} on average, {} syncs", pool.groups, rounded(mean), pool.syncs);
     let cleaned =

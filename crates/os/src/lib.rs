@@ -16,6 +16,6 @@ mod unmount;
 pub use atomic_file::{AtomicFile, Replace, UNFINISHED};
 pub use identity::{boot_id, fresh_id};
 pub use memory::{forget, map_region};
-pub use mount_table::{DeviceNumber, Mounted, topmost};
+pub use mount_table::{DeviceNumber, Mounted, mount_point, topmost};
 pub use timer::sharpen_timers;
 pub use unmount::{MOUNTER, abort_connection, abort_mounted, detach, unmount_unused};

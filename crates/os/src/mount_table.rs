@@ -45,6 +45,17 @@ pub fn topmost(path: &Path) -> io::Result<Option<Mounted>> {
     Ok(lines.rfind(|(point, _)| point == path).map(|(_, mounted)| mounted))
 }
 
+/// Where a source, such as a block device, is mounted; the mount point that covers the others.
+///
+/// # Errors
+/// If the table cannot be read.
+pub fn mount_point(source: &str) -> io::Result<Option<PathBuf>> {
+    let mut table = Vec::new();
+    File::open(TABLE)?.take(TABLE_BYTES_MAX).read_to_end(&mut table)?;
+    let mut lines = table.split(|&byte| byte == b'\n').filter_map(parse);
+    Ok(lines.rfind(|(_, mounted)| mounted.source == source).map(|(point, _)| point))
+}
+
 /// Parses a line into mount point and mount; `None` if the line is invalid.
 ///
 /// proc(5): `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`.

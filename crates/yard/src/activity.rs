@@ -177,7 +177,7 @@ impl PoolActivity {
 
     /// The bytes that the pool wrote.
     pub fn written_bytes(&self) -> u64 {
-        self.grown(|it| it.log_bytes + it.page_bytes + it.moved_bytes)
+        self.grown(PoolView::written_bytes)
     }
 
     /// The bytes that the pool wrote per byte that it was given; `None` if it was given none.

@@ -327,6 +327,9 @@ pub struct StatsView {
     /// The statistics of a RAM disk, by zram's names; absent for other devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<RamView>,
+    /// The pool of a volume; absent for other devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
 }
 
 impl StatsView {
@@ -351,6 +354,7 @@ impl StatsView {
             write_latency: sparse(&stats.write_latency),
             other_latency: sparse(&stats.other_latency()),
             ram: RamView::of(entry),
+            pool: entry.pool.as_ref().map(|pool| pool.path().display().to_string()),
         }
     }
 }

@@ -13,7 +13,7 @@ use blockyard_volume::verify::{Damage, Report};
 use blockyard_volume::{PoolStatus, Running, VolumeError};
 use blockyard_volume_admin::receive::Received;
 use blockyard_volume_admin::space::{self, Listed};
-use blockyard_volume_format::catalogue::{Hold, VolumeMeta};
+use blockyard_volume_format::catalogue::{Hold, ScrubRecord, VolumeMeta};
 use serde::{Deserialize, Serialize};
 
 use crate::devices::{Devices, ScrubCounts};
@@ -65,7 +65,7 @@ pub struct VolumeView {
     /// The length of the data that it refers to, before compression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub referenced_bytes: Option<u64>,
-    /// What destroying it frees: a volume goes with its snapshots and its reservation.
+    /// What destroying it frees, of a volume together with its snapshots and its reservation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
     /// The part of `used_bytes` that only snapshots of the volume have.
@@ -168,6 +168,10 @@ impl From<CopyStatus> for CopyView {
     }
 }
 
+/// Segments that are being written at once: by the log, which is in one and goes on in another, by
+/// checkpoints and by cleaning.
+const OPEN_SEGMENTS: u64 = 4;
+
 /// A pool.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct PoolView {
@@ -229,9 +233,40 @@ pub struct PoolView {
     /// The damaged blocks and map pages that these scrubs could not repair from another copy.
     #[serde(default)]
     pub scrub_damaged: u64,
+    /// The bytes of live blocks and of map pages: the rest of the segments in use is garbage.
+    #[serde(default)]
+    pub live_bytes: u64,
+    /// The last scrub that was completed, kept when the pool is closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_scrub: Option<LastScrubView>,
+    /// The blocks and map pages that were repaired from the other copy since the pool was made.
+    #[serde(default)]
+    pub repaired: u64,
     /// The pool's copies, if it has two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
+}
+
+/// The last scrub of a pool.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct LastScrubView {
+    /// When it ended, in seconds since 1970 (UTC).
+    pub ended: u64,
+    /// How long it took.
+    pub duration_ms: u64,
+    /// The stored length of the blocks that it verified.
+    pub verified_bytes: u64,
+    /// The damaged blocks and map pages that it found and could not repair.
+    pub damaged: u64,
+    /// Those that it repaired from the other copy.
+    pub repaired: u64,
+}
+
+impl From<ScrubRecord> for LastScrubView {
+    fn from(record: ScrubRecord) -> LastScrubView {
+        let ScrubRecord { ended, duration_ms, verified_bytes, damaged, repaired } = record;
+        LastScrubView { ended, duration_ms, verified_bytes, damaged, repaired }
+    }
 }
 
 impl PoolView {
@@ -275,8 +310,28 @@ impl PoolView {
             space_searches: activity.searches,
             scrubs: 0,
             scrub_damaged: 0,
+            live_bytes: status.live_bytes,
+            last_scrub: status.scrub.map(LastScrubView::from),
+            repaired: status.repaired,
             copies: status.copies.into_iter().map(CopyView::from).collect(),
         }
+    }
+
+    /// The bytes of the segments in use that are neither live blocks nor map pages, without the
+    /// segments that are being written, whose ends are unused.
+    pub fn garbage_bytes(&self) -> u64 {
+        let written = OPEN_SEGMENTS * self.segment_bytes;
+        self.in_use_bytes().saturating_sub(written).saturating_sub(self.live_bytes)
+    }
+
+    /// The bytes of the segments in use.
+    pub fn in_use_bytes(&self) -> u64 {
+        self.segments.saturating_sub(self.segments_free).saturating_mul(self.segment_bytes)
+    }
+
+    /// The bytes that the pool has written since it was opened: log, pages, moved blocks.
+    pub fn written_bytes(&self) -> u64 {
+        self.log_bytes + self.page_bytes + self.moved_bytes
     }
 
     /// The counters by name, for metrics.
@@ -470,16 +525,21 @@ pub fn work(
             };
             let names = running.snapshot_all(snapshot)?;
             let count = names.len();
-            done(names, format!("created snapshot {name} of {count} volumes"))
+            done(names, format!("created snapshot {name} of {}", counted(count, "volume")))
         }
         "destroy" => destroy(running, request),
         "promote" => {
             let names = running.promote(name)?;
             let count = names.len();
-            done(names, format!("promoted {name}, which has {count} snapshots more"))
+            done(names, format!("promoted {name}, which gets {}", counted(count, "snapshot")))
         }
         verb => done(Vec::new(), change(running, verb, request)?),
     }
+}
+
+/// A number of things, in words.
+fn counted(count: usize, thing: &str) -> String {
+    if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
 }
 
 /// Destroys volumes and snapshots, or says what would be destroyed.
@@ -497,8 +557,11 @@ fn destroy(running: &Running, request: &VolumeRequest) -> Result<VolumeDone, Yar
     let names: Vec<String> = doomed.into_iter().map(|meta| meta.name).collect();
     let verb = if request.dry_run { "would destroy" } else { "destroyed" };
     let done = match &names[..] {
+        all if name.contains(['%']) || name.starts_with('@') => {
+            format!("{verb} {}", counted(all.len(), "snapshot"))
+        }
         [one] => format!("{verb} {one}"),
-        all => format!("{verb} {} volumes and snapshots", all.len()),
+        all => format!("{verb} {name} and {}", counted(all.len() - 1, "snapshot")),
     };
     Ok(VolumeDone { name, done, names, freed_bytes })
 }

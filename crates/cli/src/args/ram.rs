@@ -6,9 +6,45 @@ use clap::{Args, Subcommand};
 
 use super::{DeviceArgs, TalkArgs};
 
+const LIST_HELP: &str = "\
+Columns, as zramctl has them: NAME, ALGORITHM, DISKSIZE, DATA (stored data before compression),
+COMPR (after it), TOTAL (memory for it), STREAMS (channels, each of which compresses on its own
+thread), ZERO-PAGES (blocks of one repeated word), MEM-LIMIT, MEM-USED (the most memory so far),
+MIGRATED (pages that compaction has freed), COMP-RATIO (DATA to TOTAL), MOUNTPOINT (of its ublk
+device).
+";
+
+/// `ram list`.
+#[derive(Args, Debug)]
+pub(crate) struct RamListArgs {
+    /// RAM disks, all by default
+    #[arg(value_name = "DEVICE", value_parser = super::name)]
+    pub(crate) devices: Vec<String>,
+    /// Print sizes in bytes
+    #[arg(short, long)]
+    pub(crate) bytes: bool,
+    /// Print no headings
+    #[arg(short, long)]
+    pub(crate) noheadings: bool,
+    /// The columns, separated by commas
+    #[arg(short, long, value_name = "COLUMN,...", value_delimiter = ',')]
+    pub(crate) output: Vec<String>,
+    /// All columns
+    #[arg(long, conflicts_with = "output")]
+    pub(crate) output_all: bool,
+    /// A space between columns, which are not aligned
+    #[arg(long)]
+    pub(crate) raw: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
 /// `ram`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RamCommand {
+    /// List RAM disks with the columns of zramctl
+    #[command(after_help = LIST_HELP)]
+    List(RamListArgs),
     /// Compact size classes and return free pages to the system
     Compact(DeviceArgs),
     /// Begin a round: increase the idle age of every block by one; an access resets it to 0

@@ -225,11 +225,11 @@ const DESTROY_HELP: &str = "\
 NAME is
   VOLUME           a volume without snapshots, with -r also one with snapshots
   VOLUME@SNAPSHOT  a snapshot
-  VOLUME@A%B       the snapshots from A to B in order of creation; VOLUME@A% and VOLUME@%B end at the
-                   newest and begin with the oldest one
+  VOLUME@A%B       the snapshots from A to B in order of creation; VOLUME@A% ends at the newest
+                   one, VOLUME@%B begins with the oldest one
   @SNAPSHOT        with -r: the snapshots of this name of all volumes
 
-Nothing is destroyed if one of them has a hold or is in use.
+Nothing is destroyed if one of them has a hold or is a device.
 
 Examples:
   blockyard volume destroy -nv /srv/pool v0@monday%friday

@@ -59,6 +59,7 @@ fn device(name: &str, reads: FixtureLoad, writes: FixtureLoad, flushes: u64) -> 
         write_latency: Vec::new(),
         other_latency: Vec::new(),
         ram: None,
+        pool: None,
     };
     let op = |load: &FixtureLoad| OpView {
         ops: load.ops,

@@ -17,7 +17,7 @@ use crate::human::{Columns, date, rounded, terminal_width};
 
 /// What a cell shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Cell {
+enum ListCell {
     /// There is nothing to show.
     None,
     Text(String),
@@ -30,36 +30,38 @@ enum Cell {
     Ratio(u64),
 }
 
-impl Cell {
-    fn bytes(bytes: Option<u64>) -> Cell {
-        bytes.map_or(Cell::None, Cell::Bytes)
+impl ListCell {
+    fn bytes(bytes: Option<u64>) -> ListCell {
+        bytes.map_or(ListCell::None, ListCell::Bytes)
     }
 
-    fn text(text: Option<&str>) -> Cell {
-        text.map_or(Cell::None, |text| Cell::Text(text.to_owned()))
+    fn text(text: Option<&str>) -> ListCell {
+        text.map_or(ListCell::None, |text| ListCell::Text(text.to_owned()))
     }
 
     fn print(&self, exactly: bool) -> String {
         match self {
-            Cell::None => "-".to_owned(),
-            Cell::Text(text) => text.clone(),
-            Cell::Bytes(number) | Cell::Time(number) if exactly => number.to_string(),
-            Cell::Bytes(bytes) => rounded(*bytes),
-            Cell::Count(count) => count.to_string(),
-            Cell::Time(seconds) => date(*seconds),
-            Cell::Ratio(ratio) if exactly => format!("{}.{:02}", ratio / 100, ratio % 100),
-            Cell::Ratio(ratio) => format!("{}.{:02}x", ratio / 100, ratio % 100),
+            ListCell::None => "-".to_owned(),
+            ListCell::Text(text) => text.clone(),
+            ListCell::Bytes(number) | ListCell::Time(number) if exactly => number.to_string(),
+            ListCell::Bytes(bytes) => rounded(*bytes),
+            ListCell::Count(count) => count.to_string(),
+            ListCell::Time(seconds) => date(*seconds),
+            ListCell::Ratio(ratio) if exactly => format!("{}.{:02}", ratio / 100, ratio % 100),
+            ListCell::Ratio(ratio) => format!("{}.{:02}x", ratio / 100, ratio % 100),
         }
     }
 
-    fn compare(&self, other: &Cell) -> Ordering {
-        let number = |cell: &Cell| match cell {
-            Cell::Bytes(number) | Cell::Count(number) | Cell::Time(number) => Some(*number),
-            Cell::Ratio(number) => Some(*number),
-            Cell::None | Cell::Text(_) => None,
+    fn compare(&self, other: &ListCell) -> Ordering {
+        let number = |cell: &ListCell| match cell {
+            ListCell::Bytes(number) | ListCell::Count(number) | ListCell::Time(number) => {
+                Some(*number)
+            }
+            ListCell::Ratio(number) => Some(*number),
+            ListCell::None | ListCell::Text(_) => None,
         };
         match (self, other) {
-            (Cell::Text(one), Cell::Text(other)) => one.cmp(other),
+            (ListCell::Text(one), ListCell::Text(other)) => one.cmp(other),
             // Cells without a value come first.
             _ => number(self).cmp(&number(other)),
         }
@@ -67,7 +69,7 @@ impl Cell {
 }
 
 /// A volume or snapshot, and its pool.
-struct Row {
+struct ListRow {
     pool: String,
     view: VolumeView,
     /// How deep it is in the tree of clones.
@@ -79,7 +81,7 @@ struct Column {
     name: &'static str,
     others: &'static [&'static str],
     heading: &'static str,
-    cell: fn(&Row) -> Cell,
+    cell: fn(&ListRow) -> ListCell,
 }
 
 /// The columns that are shown without `-o`.
@@ -96,92 +98,97 @@ const COLUMNS: [Column; 18] = [
         name: "name",
         others: &[],
         heading: "NAME",
-        cell: |it| Cell::Text(it.view.name.clone()),
+        cell: |it| ListCell::Text(it.view.name.clone()),
     },
-    Column { name: "pool", others: &[], heading: "POOL", cell: |it| Cell::Text(it.pool.clone()) },
+    Column {
+        name: "pool",
+        others: &[],
+        heading: "POOL",
+        cell: |it| ListCell::Text(it.pool.clone()),
+    },
     Column {
         name: "type",
         others: &[],
         heading: "TYPE",
-        cell: |it| Cell::Text(if it.view.snapshot { "snapshot" } else { "volume" }.to_owned()),
+        cell: |it| ListCell::Text(if it.view.snapshot { "snapshot" } else { "volume" }.to_owned()),
     },
     Column {
         name: "used",
         others: &[],
         heading: "USED",
-        cell: |it| Cell::bytes(it.view.used_bytes),
+        cell: |it| ListCell::bytes(it.view.used_bytes),
     },
     Column {
         name: "refer",
         others: &["referenced"],
         heading: "REFER",
-        cell: |it| Cell::bytes(it.view.stored_bytes),
+        cell: |it| ListCell::bytes(it.view.stored_bytes),
     },
     Column {
         name: "avail",
         others: &["available"],
         heading: "AVAIL",
-        cell: |it| Cell::bytes(it.view.available_bytes),
+        cell: |it| ListCell::bytes(it.view.available_bytes),
     },
     Column {
         name: "size",
         others: &["volsize"],
         heading: "SIZE",
-        cell: |it| Cell::Bytes(it.view.size_bytes),
+        cell: |it| ListCell::Bytes(it.view.size_bytes),
     },
     Column {
         name: "origin",
         others: &[],
         heading: "ORIGIN",
-        cell: |it| Cell::text(it.view.origin.as_deref()),
+        cell: |it| ListCell::text(it.view.origin.as_deref()),
     },
     Column {
         name: "created",
         others: &["creation"],
         heading: "CREATED",
-        cell: |it| it.view.created.map_or(Cell::None, Cell::Time),
+        cell: |it| it.view.created.map_or(ListCell::None, ListCell::Time),
     },
     Column {
         name: "volblocksize",
         others: &["volblock"],
         heading: "VOLBLOCKSIZE",
-        cell: |it| Cell::Bytes(it.view.volblocksize_bytes.into()),
+        cell: |it| ListCell::Bytes(it.view.volblocksize_bytes.into()),
     },
     Column {
         name: "reserv",
         others: &["reservation", "refreservation", "refreserv"],
         heading: "RESERV",
-        cell: |it| Cell::bytes(Some(it.view.reservation_bytes).filter(|_| !it.view.snapshot)),
+        cell: |it| ListCell::bytes(Some(it.view.reservation_bytes).filter(|_| !it.view.snapshot)),
     },
     Column {
         name: "device",
         others: &[],
         heading: "DEVICE",
-        cell: |it| Cell::Text(if it.view.in_use { "yes" } else { "no" }.to_owned()),
+        cell: |it| ListCell::Text(if it.view.in_use { "yes" } else { "no" }.to_owned()),
     },
     Column {
         name: "usedsnap",
         others: &["usedbysnapshots"],
         heading: "USEDSNAP",
-        cell: |it| Cell::bytes(it.view.snapshots_bytes),
+        cell: |it| ListCell::bytes(it.view.snapshots_bytes),
     },
     Column {
         name: "usedds",
         others: &["usedbydataset"],
         heading: "USEDDS",
-        cell: |it| Cell::bytes(used_by_volume(&it.view)),
+        cell: |it| ListCell::bytes(used_by_volume(&it.view)),
     },
     Column {
         name: "usedrefreserv",
         others: &["usedbyrefreservation"],
         heading: "USEDREFRESERV",
-        cell: |it| Cell::bytes(it.view.unused_reservation_bytes),
+        cell: |it| ListCell::bytes(it.view.unused_reservation_bytes),
     },
     Column {
         name: "lrefer",
         others: &["logicalreferenced"],
         heading: "LREFER",
-        cell: |it| Cell::bytes(it.view.referenced_bytes),
+        cell: |it| ListCell::bytes(it.view.referenced_bytes),
     },
     Column {
         name: "ratio",
@@ -194,8 +201,8 @@ const COLUMNS: [Column; 18] = [
         others: &["userrefs"],
         heading: "HOLDS",
         cell: |it| match it.view.snapshot {
-            true => Cell::Count(it.view.holds.len() as u64),
-            false => Cell::None,
+            true => ListCell::Count(it.view.holds.len() as u64),
+            false => ListCell::None,
         },
     },
 ];
@@ -207,13 +214,13 @@ fn used_by_volume(view: &VolumeView) -> Option<u64> {
 }
 
 /// The length before compression to the stored length.
-fn ratio(view: &VolumeView) -> Cell {
+fn ratio(view: &VolumeView) -> ListCell {
     match (view.referenced_bytes, view.stored_bytes) {
         (Some(plain), Some(stored)) => {
             let ratio = (u128::from(plain) * 100).checked_div(u128::from(stored)).unwrap_or(100);
-            Cell::Ratio(ratio as u64)
+            ListCell::Ratio(ratio as u64)
         }
-        _ => Cell::None,
+        _ => ListCell::None,
     }
 }
 
@@ -260,7 +267,7 @@ pub(super) fn list(args: &VolumeListArgs, out: &mut impl Write) -> Result<(), Fa
         if views.iter().any(|view| view.used_bytes.is_none()) {
             eprintln!("blockyard: {pool}: a page of a map cannot be read; sizes are missing");
         }
-        rows.extend(views.into_iter().map(|view| Row { pool: pool.clone(), view, depth: 0 }));
+        rows.extend(views.into_iter().map(|view| ListRow { pool: pool.clone(), view, depth: 0 }));
     }
     sort(&mut rows, &orders);
     if args.recursive {
@@ -272,7 +279,7 @@ pub(super) fn list(args: &VolumeListArgs, out: &mut impl Write) -> Result<(), Fa
         return print_json(&views, out);
     }
     let columns = columns(args, count)?;
-    let cells = |row: &Row| {
+    let cells = |row: &ListRow| {
         let cell = |column: &&Column| {
             let cell = (column.cell)(row).print(args.parsable);
             match column.name {
@@ -318,8 +325,8 @@ fn orders(args: &VolumeListArgs) -> Result<Vec<(&'static Column, bool)>, Failure
 
 /// Sorts by these columns, and by pool and name otherwise: the snapshots of a volume follow it in
 /// the order in which they were created.
-fn sort(rows: &mut Vec<Row>, orders: &[(&'static Column, bool)]) {
-    let volume = |row: &Row| row.view.name.split('@').next().unwrap_or_default().to_owned();
+fn sort(rows: &mut [ListRow], orders: &[(&'static Column, bool)]) {
+    let volume = |row: &ListRow| row.view.name.split('@').next().unwrap_or_default().to_owned();
     // The sort is stable, and each pool lists its volumes and snapshots in order of creation.
     rows.sort_by_cached_key(|row| (row.pool.clone(), volume(row), row.view.snapshot));
     for (column, is_down) in orders.iter().rev() {
@@ -331,7 +338,7 @@ fn sort(rows: &mut Vec<Row>, orders: &[(&'static Column, bool)]) {
 }
 
 /// Orders rows as a tree: under each volume its snapshots, under each snapshot its clones.
-fn tree(rows: Vec<Row>) -> Vec<Row> {
+fn tree(rows: Vec<ListRow>) -> Vec<ListRow> {
     let names: HashMap<(&str, &str), usize> = (0..)
         .zip(&rows)
         .map(|(at, row)| ((row.pool.as_str(), row.view.name.as_str()), at))
@@ -355,8 +362,8 @@ fn tree(rows: Vec<Row>) -> Vec<Row> {
         let under = below.remove(&at).unwrap_or_default();
         next.extend(under.into_iter().rev().map(|at| (at, depth + 1)));
     }
-    let mut rows: Vec<Option<Row>> = rows.into_iter().map(Some).collect();
-    let take = |(at, depth): (usize, usize)| rows[at].take().map(|row| Row { depth, ..row });
+    let mut rows: Vec<Option<ListRow>> = rows.into_iter().map(Some).collect();
+    let take = |(at, depth): (usize, usize)| rows[at].take().map(|row| ListRow { depth, ..row });
     order.into_iter().filter_map(take).collect()
 }
 
@@ -395,7 +402,7 @@ pub(super) fn block_size(view: &VolumeView) -> String {
 mod tests {
     use super::*;
 
-    fn row(name: &str, origin: Option<&str>, used: u64) -> Row {
+    fn row(name: &str, origin: Option<&str>, used: u64) -> ListRow {
         let view = VolumeView {
             name: name.to_owned(),
             snapshot: name.contains('@'),
@@ -403,10 +410,10 @@ mod tests {
             used_bytes: Some(used),
             ..VolumeView::default()
         };
-        Row { pool: "/p".to_owned(), view, depth: 0 }
+        ListRow { pool: "/p".to_owned(), view, depth: 0 }
     }
 
-    fn rows() -> Vec<Row> {
+    fn rows() -> Vec<ListRow> {
         vec![
             row("v0", None, 5),
             row("v0@b", None, 1),
@@ -417,7 +424,7 @@ mod tests {
         ]
     }
 
-    fn names(rows: &[Row]) -> Vec<(&str, usize)> {
+    fn names(rows: &[ListRow]) -> Vec<(&str, usize)> {
         rows.iter().map(|row| (row.view.name.as_str(), row.depth)).collect()
     }
 
@@ -447,11 +454,11 @@ mod tests {
 
     #[test]
     fn cells_are_for_people_or_exact() {
-        let print = |cell: Cell| (cell.print(false), cell.print(true));
+        let print = |cell: ListCell| (cell.print(false), cell.print(true));
         let both = |one: &str, other: &str| (one.to_owned(), other.to_owned());
-        assert_eq!(print(Cell::Bytes(1536)), both("1.50k", "1536"));
-        assert_eq!(print(Cell::Time(60)), both("1970-01-01 00:01", "60"));
-        assert_eq!(print(Cell::Ratio(205)), both("2.05x", "2.05"));
-        assert_eq!(print(Cell::None), both("-", "-"));
+        assert_eq!(print(ListCell::Bytes(1536)), both("1.50k", "1536"));
+        assert_eq!(print(ListCell::Time(60)), both("1970-01-01 00:01", "60"));
+        assert_eq!(print(ListCell::Ratio(205)), both("2.05x", "2.05"));
+        assert_eq!(print(ListCell::None), both("-", "-"));
     }
 }

@@ -58,7 +58,7 @@ impl PoolAccess {
 }
 
 /// A pool that is only shown. Nothing of it is changed.
-pub(super) enum ReadOnlyAccess {
+pub(crate) enum ReadOnlyAccess {
     /// No process has it open.
     Here(Box<ReadOnlyPool<PoolBacking>>),
     /// A yard has it open.
@@ -67,7 +67,7 @@ pub(super) enum ReadOnlyAccess {
 
 impl ReadOnlyAccess {
     /// The pool that is named.
-    pub(super) fn find(args: &VolumePoolArgs) -> Result<ReadOnlyAccess, Failure> {
+    pub(crate) fn find(args: &VolumePoolArgs) -> Result<ReadOnlyAccess, Failure> {
         if let Some((client, path)) = named_yard(args)? {
             return Ok(ReadOnlyAccess::There(client, path));
         }
@@ -91,7 +91,7 @@ impl ReadOnlyAccess {
     }
 
     /// The pool itself.
-    pub(super) fn view(&self) -> Result<PoolView, Failure> {
+    pub(crate) fn view(&self) -> Result<PoolView, Failure> {
         match self {
             ReadOnlyAccess::Here(pool) => {
                 Ok(PoolView::of_status(pool.path(), pool.status().map_err(refused)?))

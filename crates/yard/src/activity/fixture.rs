@@ -22,6 +22,7 @@ pub(crate) fn stats(age_s: u64, reads: u64) -> StatsView {
         write_latency: Vec::new(),
         other_latency: Vec::new(),
         ram: None,
+        pool: None,
     }
 }
 
