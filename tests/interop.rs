@@ -35,6 +35,7 @@ mod trace;
 mod user;
 mod volume;
 mod yard;
+mod zfs_session;
 mod zoned;
 mod zoned_files;
 mod zonefs;

@@ -13,13 +13,13 @@ const SOCKET: &str = "/run/blockyard/nbd.sock";
 
 /// A command at a prompt, and its output by the page.
 #[derive(Debug, Default)]
-struct Step {
-    command: String,
-    printed: Vec<String>,
+pub(crate) struct Step {
+    pub(crate) command: String,
+    pub(crate) printed: Vec<String>,
 }
 
 /// The steps of all terminal blocks, except those that build the project.
-fn steps(page: &str) -> Vec<Step> {
+pub(crate) fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let blocks = page.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
     for block in blocks.filter(|block| !block.starts_with("$ make")) {
@@ -37,13 +37,17 @@ fn steps(page: &str) -> Vec<Step> {
 }
 
 /// Whether a line matches the page: `...` stands for anything, and runs of spaces for one space.
-fn is_like(line: &str, said: &str) -> bool {
+pub(crate) fn is_like(line: &str, said: &str) -> bool {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (line, said) = (words(line), words(said));
-    match said.split_once("...") {
-        None => line == said,
-        Some((start, end)) => line.starts_with(start) && line.ends_with(end),
+    let Some((start, rest)) = said.split_once("...") else { return line == said };
+    let Some(mut line) = line.strip_prefix(start) else { return false };
+    let mut said = rest;
+    while let Some((part, rest)) = said.split_once("...") {
+        let Some((_, after)) = line.split_once(part) else { return false };
+        (line, said) = (after, rest);
     }
+    line.ends_with(said)
 }
 
 #[test]
