@@ -1,4 +1,5 @@
-//! Only the owner can access the files, directories and sockets that the program makes.
+//! Only the owner can access the files, directories and sockets that the program makes; and what an
+//! unprivileged user learns of features that need more rights.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, chown};
@@ -153,4 +154,36 @@ fn files_made_by_a_user_with_umask_000_are_private() {
     let id = NOBODY.to_string();
     let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"];
     everything_is_its_owners_alone(&user, NOBODY);
+}
+
+/// A user without privileges learns which right a refused feature needs.
+#[test]
+fn refusals_name_the_right_that_a_user_lacks() {
+    if own_user() != 0 {
+        // Only root can become another user, and make nodes of devices.
+        return;
+    }
+    let (place, tools) = (Place::new(), Place::new());
+    let program = tools.file("blockyard");
+    run(&["cp", BLOCKYARD, &program]).ok();
+    chown(place.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    // A loop device and a SCSI disk, which are root's alone.
+    let (disk, drive) = (tools.file("disk"), tools.file("drive"));
+    run(&["mknod", "--mode=600", &disk, "b", "7", "0"]).ok();
+    run(&["mknod", "--mode=600", &drive, "c", "21", "0"]).ok();
+    let id = NOBODY.to_string();
+    let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"];
+    let (file, smr) = (format!("file:///f?path={disk}"), format!("smr:///s?device={drive}"));
+    let refused: [(&[&str], &str); 4] = [
+        (&["null:///n?size=1M", "--nbd", "tcp:127.0.0.1:1"], "CAP_NET_BIND_SERVICE"),
+        (&["null:///n?size=1M", "--nvme", "tcp:127.0.0.1:1"], "CAP_NET_BIND_SERVICE"),
+        (&[&file], "group"),
+        (&[&smr], "CAP_SYS_RAWIO"),
+    ];
+    for (args, right) in refused {
+        let line = [&user[..], &[&program, "serve"], args].concat();
+        let mut command = bounded(&line);
+        command.env("XDG_RUNTIME_DIR", place.path()).env("XDG_STATE_HOME", place.path());
+        finish(&line, &mut command).fails().says(&["Permission denied", right]);
+    }
 }

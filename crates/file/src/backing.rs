@@ -274,6 +274,9 @@ fn open_existing(config: &FileConfig, found: &Metadata) -> Result<File, FileDevi
             () if error.raw_os_error() == Some(libc::EBUSY) => {
                 "; it is mounted, or another program has it exclusively"
             }
+            () if error.raw_os_error() == Some(libc::EACCES) && kind.is_block_device() => {
+                "; the user needs the group of the device node, which is `disk` for most"
+            }
             () if is_read_only && !config.read_only => "; read_only=1 opens it for reading",
             () => "",
         };

@@ -67,13 +67,24 @@ pub enum MountError {
         source: io::Error,
     },
     /// The system refused to mount.
-    #[error("{}: mounting failed: {source}", dir.display())]
+    #[error("{}: mounting failed: {source}{}", dir.display(), missing_right(source))]
     Mount {
         /// The directory.
         dir: PathBuf,
         /// The system's error.
         source: io::Error,
     },
+}
+
+/// The right that the process lacks for a mount that the system has refused: the end of an error
+/// text, empty if it lacks none.
+fn missing_right(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "; a mount needs read and write access to /dev/fuse, and CAP_SYS_ADMIN or fusermount3"
+        }
+        _ => "",
+    }
 }
 
 /// Checks a directory, and removes mounts of dead daemons there. Returns its path with links
@@ -136,6 +147,15 @@ pub(crate) fn is_ours(mount: &Mounted) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_mount_names_the_right_that_it_needs() {
+        let text = |kind: io::ErrorKind| {
+            MountError::Mount { dir: "/srv/files".into(), source: kind.into() }.to_string()
+        };
+        assert!(text(io::ErrorKind::PermissionDenied).contains("CAP_SYS_ADMIN"));
+        assert!(!text(io::ErrorKind::NotFound).contains("CAP_SYS_ADMIN"));
+    }
 
     #[test]
     fn our_mounts_are_recognised_by_their_source() {

@@ -200,6 +200,17 @@ impl fmt::Display for UnixPlace {
     }
 }
 
+/// The right that the process lacks for a listener that the system has refused: the end of an error
+/// text, empty if it lacks none.
+pub fn missing_right(endpoint: &str, source: &io::Error) -> &'static str {
+    // ip(7): EACCES is the refusal of a port below ip_unprivileged_port_start.
+    let is_refused = source.kind() == io::ErrorKind::PermissionDenied;
+    match is_refused && !endpoint.starts_with("unix:") {
+        true => "; a port below 1024 needs CAP_NET_BIND_SERVICE",
+        false => "",
+    }
+}
+
 /// The reason for which a server cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -224,7 +235,7 @@ pub enum ListenError {
         name: String,
     },
     /// The system refused an operation.
-    #[error("{endpoint}: cannot listen: {source}")]
+    #[error("{endpoint}: cannot listen: {source}{}", missing_right(endpoint, source))]
     System {
         /// The endpoint.
         endpoint: String,

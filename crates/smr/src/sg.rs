@@ -65,12 +65,23 @@ struct SgIoHdr {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<SgIoHdr>() == 88, "the kernel's size of the header");
 
+/// The rights that the process lacks for a device that the system does not let it open: the end of
+/// an error text, empty if it lacks none.
+fn missing_right(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "; the user needs the group of the device node, and CAP_SYS_RAWIO for its commands"
+        }
+        _ => "",
+    }
+}
+
 /// Why a file cannot be used as a drive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SgError {
     /// The file cannot be opened.
-    #[error("`{path}` cannot be opened: {source}")]
+    #[error("`{path}` cannot be opened: {source}{}", missing_right(source))]
     Open {
         /// The file.
         path: PathBuf,

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use blockyard_fuse::{Mount, MountError, MountOptions};
 pub use blockyard_nbd::ServerError;
+use blockyard_nbd::endpoint::missing_right;
 use blockyard_nbd::{
     BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server, ServerOptions, TlsConfig,
     TlsMode, UnixPlace,
@@ -116,7 +117,10 @@ pub enum DaemonError {
     #[error("nbd: {0}")]
     Nbd(ServerError),
     /// An NVMe endpoint cannot be bound, or the NVMe server cannot be started.
-    #[error("{option}: {endpoint}: cannot listen: {source}; --{option} names another place")]
+    #[error(
+        "{option}: {endpoint}: cannot listen: {source}{}; --{option} names another place",
+        missing_right(endpoint, source)
+    )]
     Nvme {
         /// The option that has the endpoint.
         option: &'static str,

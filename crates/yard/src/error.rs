@@ -6,6 +6,7 @@ use blockyard_core::{DeviceError, Status};
 use blockyard_fuse::FileError;
 use blockyard_nbd::ExportError;
 use blockyard_nbd::ListenError;
+use blockyard_nbd::endpoint::missing_right;
 use blockyard_nvme::SubsystemError;
 use blockyard_ram::RamError;
 use blockyard_store::StoreError;
@@ -280,7 +281,10 @@ pub enum YardError {
     #[error(transparent)]
     Subsystem(#[from] SubsystemError),
     /// A listener cannot be started.
-    #[error("cannot listen at `{place}`: {source}; name another place")]
+    #[error(
+        "cannot listen at `{place}`: {source}{}; name another place",
+        missing_right(place, source)
+    )]
     Listen {
         /// The place.
         place: String,
