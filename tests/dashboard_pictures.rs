@@ -2,7 +2,7 @@
 //!
 //! A small server answers as the daemon would: with the files of the page, a history of five
 //! minutes, a sample, and the zones of a device. The pictures go to the directory for temporary
-//! files of cargo; docs/images has copies of them.
+//! files of cargo, and are compared with those in docs/images.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -10,6 +10,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
+use blockyard_testing::terminal_picture::{VARIABLE, is_written};
+use data_encoding::BASE64;
 use serde_json::{Value, json};
 
 use crate::browser::Browser;
@@ -22,6 +24,10 @@ const POINTS: u64 = 300;
 const ROWS: usize = 24;
 /// Zones of the device.
 const ZONES: u64 = 1900;
+
+/// The squares of 8 by 8 pixels that may differ between a picture and that in the manual. A few
+/// pixels at the edges of plots change from run to run; one more link changes 71 squares.
+const SQUARES_MAX: u64 = 16;
 
 /// The names of the fixture's device and clients.
 #[derive(Clone, Copy)]
@@ -252,6 +258,62 @@ fn size(png: &[u8]) -> (u32, u32) {
     (number(16), number(20))
 }
 
+/// The number of squares of 8 by 8 pixels in which the mean brightness of two pictures differs by
+/// more than 16 of 255 levels, which smoothing the edges of letters in another way does not change;
+/// all squares if one picture is larger. The browser reads the pictures.
+fn squares_that_differ(browser: &mut Browser, one: &[u8], other: &[u8]) -> u64 {
+    browser.open("about:blank");
+    let script = "(async () => {
+        const pixels = async (data) => {
+            const image = new Image();
+            image.src = `data:image/png;base64,${data}`;
+            await image.decode();
+            const canvas = document.createElement('canvas');
+            [canvas.width, canvas.height] = [image.width, image.height];
+            const context = canvas.getContext('2d');
+            context.drawImage(image, 0, 0);
+            return context.getImageData(0, 0, image.width, image.height);
+        };
+        const [one, other] = [await pixels('{one}'), await pixels('{other}')];
+        const { width, height } = one;
+        if (other.width !== width || other.height !== height) return width * height / 64;
+        let found = 0;
+        for (let top = 0; top < height; top += 8) {
+            for (let left = 0; left < width; left += 8) {
+                let sum = 0;
+                for (let y = top; y < Math.min(top + 8, height); y += 1) {
+                    for (let x = left; x < Math.min(left + 8, width); x += 1) {
+                        const at = (y * width + x) * 4;
+                        for (const colour of [0, 1, 2]) {
+                            sum += one.data[at + colour] - other.data[at + colour];
+                        }
+                    }
+                }
+                if (Math.abs(sum) > 16 * 3 * 64) found += 1;
+            }
+        }
+        return found;
+    })()";
+    let script = script.replace("{one}", &BASE64.encode(one));
+    let found = browser.value(&script.replace("{other}", &BASE64.encode(other)));
+    found.as_f64().unwrap_or_else(|| panic!("{found}")) as u64
+}
+
+/// Compares a picture with that in the manual.
+fn check(browser: &mut Browser, name: &str, png: &[u8]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/images").join(name);
+    if is_written() {
+        fs::write(&path, png).unwrap();
+    }
+    let kept = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let differ = squares_that_differ(browser, png, &kept);
+    assert!(
+        differ <= SQUARES_MAX,
+        "docs/images/{name} differs from the page in {differ} squares; write it again by \
+         `{VARIABLE}=write cargo test -p blockyard --test interop pictures`, and look at it"
+    );
+}
+
 #[test]
 fn the_page_is_drawn_in_light_and_dark_and_on_a_phone() {
     let server = FixtureServer::start(PLAIN);
@@ -288,8 +350,22 @@ fn the_page_is_drawn_in_light_and_dark_and_on_a_phone() {
         })()";
         let part = browser.value(colours).as_f64().unwrap();
         assert!((0.3..0.65).contains(&part), "{name}: {part}");
+        check(&mut browser, &format!("{name}.png"), pictures.last().unwrap());
     }
     assert_ne!(pictures[0], pictures[1]);
+}
+
+#[test]
+fn a_picture_of_other_text_or_colours_differs() {
+    let (mut browser, names) = (Browser::start(), Names { device: "zoned-other", ..PLAIN });
+    let picture = |names, scheme| {
+        let server = FixtureServer::start(names);
+        drawn(&server, 1280, 1560, scheme).picture()
+    };
+    let light = picture(PLAIN, "light");
+    let (dark, other) = (picture(PLAIN, "dark"), picture(names, "light"));
+    assert!(squares_that_differ(&mut browser, &light, &dark) > 10_000);
+    assert!(squares_that_differ(&mut browser, &light, &other) > SQUARES_MAX);
 }
 
 #[test]

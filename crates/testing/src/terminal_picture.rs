@@ -19,8 +19,13 @@ const BACKGROUND: &str = "#1e2127";
 const FOREGROUND: &str = "#dcdfe4";
 const RED: &str = "#ff7b72";
 
-/// Whether the pictures in the manual are written, and not compared: `write`.
-const VARIABLE: &str = "BLOCKYARD_PICTURES";
+/// The variable of the environment by which tests write the pictures in the manual: `write`.
+pub const VARIABLE: &str = "BLOCKYARD_PICTURES";
+
+/// Whether tests write the pictures in the manual before they compare them.
+pub fn is_written() -> bool {
+    std::env::var(VARIABLE).is_ok_and(|value| value == "write")
+}
 
 /// Characters in a line that look alike.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,7 +117,7 @@ pub fn svg(title: &str, lines: &[Vec<TerminalSpan>]) -> String {
 /// If they differ: the message says how to write the picture of the manual again.
 pub fn check(name: &str, svg: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/images").join(name);
-    if std::env::var(VARIABLE).is_ok_and(|value| value == "write") {
+    if is_written() {
         std::fs::write(&path, svg).expect("the manual can be written");
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
