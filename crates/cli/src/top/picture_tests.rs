@@ -124,7 +124,7 @@ fn connection(protocol: &str, device: &str, peer: &str, load: [u64; 3]) -> Conne
 }
 
 fn connections() -> Vec<ConnectionView> {
-    let host = "nqn.2014-08.org.nvmexpress:uuid:4dd5a6b1-51c4-4a24-9a6d-1e1c9f7e0a01";
+    let host = "nqn.2026-01.org.example:build-host-7";
     let nvme = |queue, load| ConnectionView {
         id: u64::from(queue),
         queue: Some(queue),
