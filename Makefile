@@ -30,7 +30,7 @@ TESTS = FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/tests
 .PHONY: help deps build-deps build lab book run fio deb image reproducible package-test image-test check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
 
 help:
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 deps: ## install the Debian packages that are missing, and only those
 	@./.ci/deps test
