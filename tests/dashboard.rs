@@ -351,6 +351,56 @@ fn the_page_pauses_and_loads_a_broken_history_again() {
     assert_eq!(browser.value("document.documentElement.dataset.error ?? null"), Value::Null);
 }
 
+/// The bug: the page said "live" for five seconds each time when it connected again to a daemon
+/// that took no more samples, and so sent the last one.
+#[test]
+fn the_page_shows_gaps_rates_and_the_end_of_samples() {
+    let (_yard, address) = serve(&[MEM0]);
+    let mut browser = Browser::start();
+    browser.open(&address);
+    browser.wait("document.getElementById('state').textContent.startsWith('live')");
+    // A stream that the test sends, which begins with a sample of the yard. A page that was paused
+    // connects again.
+    let mut replace_stream = |class: &str, condition: &str| {
+        browser.value(&format!("(window.EventSource = {class}, null)"));
+        browser.press("p");
+        browser.press("p");
+        browser.wait(condition);
+    };
+    replace_stream(
+        "class extends EventSource { constructor(url) { super(url); \
+         this.addEventListener('sample', (event) => { \
+         window.sample = JSON.parse(event.data); }); } }",
+        "window.sample !== undefined",
+    );
+    replace_stream(
+        "class { static OPEN = 1; static CLOSED = 2; readyState = 1; takes = {}; \
+         constructor() { window.source = this; } \
+         addEventListener(name, take) { this.takes[name] = take; } \
+         close() {} \
+         send(name, data) { this.takes[name]({ data: JSON.stringify(data) }); } }",
+        "window.source !== undefined",
+    );
+    // The sampling hangs.
+    browser.wait("document.getElementById('state').textContent.startsWith('no data since')");
+    let state = "document.getElementById('state').textContent";
+    let said = browser.value(&format!("(source.send('sample', sample), {state})"));
+    assert!(said.as_str().unwrap().starts_with("no data since"), "{said}");
+    // The next sample: in a second 250 requests were inserted.
+    let next = "sample.time_ms += 1000, sample.devices[0].scheduler_counts[0].inserted += 250";
+    let said = browser.value(&format!("({next}, source.send('sample', sample), {state})"));
+    assert!(said.as_str().unwrap().starts_with("live"), "{said}");
+    let cells = "[...document.querySelectorAll('#scheduler-table td')].map((it) => it.textContent)";
+    let cells = browser.value(cells);
+    assert!(cells.as_array().unwrap().contains(&json!("250")), "{cells}");
+    let said = browser.value(&format!(
+        "(source.send('gap', {{ lost: 3 }}), sample.time_ms += 1000, \
+         source.send('sample', sample), {state})"
+    ));
+    assert_eq!(said, json!("3 events lost"));
+    assert_eq!(browser.value("document.documentElement.dataset.error ?? null"), Value::Null);
+}
+
 /// Two clients of the control socket, and one that does not read. The tests of the API let a client
 /// stall until it loses events.
 #[test]
