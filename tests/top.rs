@@ -82,6 +82,12 @@ fn a_terminal_shows_pages_and_is_left_as_it_was() {
     const SCRIPT: &str = "
 import fcntl, os, pty, select, signal, struct, sys, termios
 program, control, yard = sys.argv[1], sys.argv[2], int(sys.argv[3])
+seen = wanted = b''
+def expired(*_):
+    sys.exit(f'{top} has not drawn {wanted}, but {seen[-4000:]}')
+# Before the time limit of the test, which says nothing of it.
+signal.signal(signal.SIGALRM, expired)
+signal.alarm(100)
 def mode():
     return termios.tcgetattr(screen)
 def start():
@@ -99,8 +105,8 @@ def start():
     lines = 24
 def await_text(text):
     # Only what has changed is drawn, unless the terminal has another size.
-    global lines
-    seen = b''
+    global lines, seen, wanted
+    seen, wanted = b'', text
     while text not in seen:
         lines = 49 - lines
         fcntl.ioctl(keys, termios.TIOCSWINSZ, struct.pack('HHHH', lines, 120, 0, 0))
