@@ -32,6 +32,7 @@ mod smr;
 mod tls;
 mod top;
 mod trace;
+mod upgrade;
 mod user;
 mod volume;
 mod yard;

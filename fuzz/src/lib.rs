@@ -18,6 +18,7 @@ pub mod stream;
 pub mod texts;
 pub mod trace;
 pub mod ublk;
+pub mod upgrade;
 pub mod vhost;
 pub mod volume;
 pub mod zoned;

@@ -47,6 +47,7 @@ target!(fault, blockyard_fuzz::texts::fault);
 target!(web_access, blockyard_fuzz::texts::web_access);
 target!(stream, blockyard_fuzz::stream::stream);
 target!(ublk_requests, blockyard_fuzz::ublk::requests);
+target!(upgrade_message, blockyard_fuzz::upgrade::message);
 target!(vhost_chains, blockyard_fuzz::vhost::chains);
 target!(vhost_requests, blockyard_fuzz::vhost::requests);
 target!(volume, blockyard_fuzz::volume::volume);

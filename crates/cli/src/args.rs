@@ -129,6 +129,8 @@ pub(crate) enum Command {
     Iostat(IostatArgs),
     /// Watch devices, zones, RAM disks, pools and clients on a terminal
     Top(TopArgs),
+    /// Replace the program of a running yard while clients are connected
+    Upgrade(crate::upgrade::UpgradeArgs),
     /// List the clients of a yard: of NBD, NVMe, vhost-user and ublk
     Connections(TalkArgs),
     /// Record what a device does, in the format of blktrace

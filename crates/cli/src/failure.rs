@@ -67,6 +67,15 @@ impl Failure {
     pub(crate) fn new(code: Code, message: impl ToString) -> Failure {
         Failure::Said(code, message.to_string())
     }
+
+    /// What is said.
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Failure::Said(_, message) => message,
+            Failure::Silent(_) => "it failed",
+            Failure::OutputClosed => "standard output is closed",
+        }
+    }
 }
 
 impl From<io::Error> for Failure {

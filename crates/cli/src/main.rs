@@ -20,6 +20,7 @@ mod stats;
 mod top;
 mod trace;
 mod ublk;
+mod upgrade;
 mod volume;
 mod zone;
 mod zonefs;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Add(args) => devices::add(&args, &mut out),
         Command::Remove(args) => devices::remove(&args, &mut out),
         Command::Connections(talk) => devices::connections(&talk, &mut out),
+        Command::Upgrade(args) => upgrade::run(&args, &mut out),
         Command::Trace(args) => trace::run(&args, &mut out),
         Command::Replay(args) => replay::run(&args, &mut out),
         Command::Inject(args) => devices::inject(&args, &mut out),

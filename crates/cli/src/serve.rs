@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use blockyard_os::{AtomicFile, Replace};
 use blockyard_yard::config::{
@@ -16,6 +17,8 @@ use blockyard_yard::entry::{DeviceEntry, describe};
 use blockyard_yard::error::{StackError, YardError, counted};
 use blockyard_yard::paths::{self, TempDir};
 use blockyard_yard::ublk::block_path;
+use blockyard_yard::upgrade::UpgradePlan;
+use blockyard_yard::upgrade::incoming::ReceivedOffer;
 use blockyard_yard::{UnixPlace, activation, view::DeviceView};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -41,14 +44,39 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
             |error| Failure::new(Code::Usage, format!("state: {}: {error}", dir.display()));
         paths::set_state_dir(dir).map_err(failed)?;
     }
+    // As early as possible: a package may replace the program.
+    let program = std::env::current_exe();
     let files = raise_files();
-    let ServePlan { options, temp } = plan(&args)?;
-    let pidfile = args.pidfile.as_deref().map(Pidfile::prepare).transpose()?;
-    let daemon = Daemon::start(&options).map_err(|error| start_failure(&args, error))?;
+    let incoming = ReceivedOffer::take().map_err(|error| Failure::new(Code::Failed, error))?;
+    let prepared = prepare(&args, incoming.as_ref());
+    let (ServePlan { mut options, temp }, pidfile) = match (prepared, &incoming) {
+        (Ok(prepared), _) => prepared,
+        (Err(failure), Some(incoming)) => {
+            incoming.refuse(&failure.text());
+            return Err(failure);
+        }
+        (Err(failure), None) => return Err(failure),
+    };
+    if let Some(incoming) = incoming {
+        let inherited = incoming.accept(&|kind, place| options.has_place(kind, place));
+        let inherited = inherited.map_err(|error| Failure::new(Code::Failed, error))?;
+        options.devices = inherited.devices().iter().map(|device| device.spec.clone()).collect();
+        options.inherited = Some(Arc::new(inherited));
+    }
+    let daemon = Daemon::start(&options).map_err(|error| {
+        if let Some(inherited) = &options.inherited {
+            inherited.refuse(&error);
+        }
+        start_failure(&args, error)
+    })?;
+    daemon.upgrade().set_plan(upgrade_plan(&args, &options, program, &daemon));
     let pidfile = pidfile.map(UnwrittenPidfile::write).transpose()?;
     temp.iter().for_each(|temp| daemon.cleanup().add_first(temp.path()));
     args.pidfile.iter().for_each(|path| daemon.cleanup().add(path));
-    if !stdio && args.run.is_none() {
+    if let Some(inherited) = &options.inherited {
+        let (pid, version) = inherited.old();
+        tracing::info!(pid, version, "serving in place of another process");
+    } else if !stdio && args.run.is_none() {
         announce(&args, &options, &daemon)?;
     } else {
         warn_of_notes(&daemon);
@@ -58,7 +86,10 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
         Some(command) => Some(start_command(command, &options, files, &daemon)?),
         None => None,
     };
-    let code = wait(&daemon, running);
+    let Some(code) = wait(&daemon, running) else {
+        // Another process serves, at the same places: nothing is removed, and no socket shut down.
+        std::process::exit(0);
+    };
     notify(&[NotifyState::Stopping]);
     daemon.shutdown();
     drop((pidfile, temp));
@@ -77,18 +108,60 @@ fn start_failure(args: &ServeArgs, error: DaemonError) -> Failure {
     error.into()
 }
 
-/// Waits for what ends the server.
-fn wait(daemon: &Daemon, mut running: Option<RunningCommand>) -> ExitCode {
+/// The plan, and the file for the process id: everything that can fail before a device is opened.
+fn prepare(
+    args: &ServeArgs,
+    incoming: Option<&ReceivedOffer>,
+) -> Result<(ServePlan, Option<UnwrittenPidfile>), Failure> {
+    let activated = activation::is_activated() || incoming.is_some_and(ReceivedOffer::is_activated);
+    let plan = plan(args, activated)?;
+    Ok((plan, args.pidfile.as_deref().map(Pidfile::prepare).transpose()?))
+}
+
+/// How this process starts its successor, or why it cannot have one.
+fn upgrade_plan(
+    args: &ServeArgs,
+    options: &DaemonOptions,
+    program: io::Result<PathBuf>,
+    daemon: &Daemon,
+) -> UpgradePlan {
+    let mut refusals = Vec::new();
+    let mut refuse = |is_so: bool, why: &str| {
+        if is_so {
+            refusals.push(why.to_owned());
+        }
+    };
+    refuse(options.nbd.contains(&Endpoint::Stdio), "NBD is served on standard input and output");
+    refuse(args.run.is_some(), "the yard runs for a command (--run)");
+    refuse(args.unix.as_deref() == Some("-"), "its socket is temporary (--unix -)");
+    refuse(args.exit_with_parent, "the yard ends with its parent (--exit-with-parent)");
+    refuse(options.fuse.is_some(), "the devices are mounted as files (--fuse)");
+    refuse(std::process::id() == 1, "it is process 1, with which its container ends");
+    let program = program.unwrap_or_else(|error| {
+        refuse(true, &format!("the path of the program is unknown: {error}"));
+        PathBuf::new()
+    });
+    let args = std::env::args_os().skip(1).collect();
+    let events = daemon.sender();
+    // A daemon without a receiver is ending already.
+    let end = Box::new(move || _ = events.send(Event::Upgraded));
+    UpgradePlan { program, args, refusals, end }
+}
+
+/// Waits for what ends the server. `None` if another process serves in place of this one.
+fn wait(daemon: &Daemon, mut running: Option<RunningCommand>) -> Option<ExitCode> {
     loop {
         match daemon.next_event() {
-            Event::CommandDone(code) => return ExitCode::from(code),
-            Event::StdioDone | Event::Unmounted => return ExitCode::SUCCESS,
+            Event::CommandDone(code) => return Some(ExitCode::from(code)),
+            Event::StdioDone | Event::Unmounted => return Some(ExitCode::SUCCESS),
+            Event::Upgraded => return None,
+            Event::Signal(_) if !daemon.upgrade().begin_end() => return None,
             Event::Signal(name) => {
                 tracing::info!(signal = name, "ending");
                 match running.take() {
                     // The command uses the devices until it has ended.
                     Some(running) => running.terminate(),
-                    None => return ExitCode::SUCCESS,
+                    None => return Some(ExitCode::SUCCESS),
                 }
             }
         }
@@ -209,7 +282,8 @@ fn fuse(
     Ok((dir, allow_other))
 }
 
-fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
+/// Reads the configuration. `activated`: NBD is served on sockets that another program made.
+fn plan(args: &ServeArgs, activated: bool) -> Result<ServePlan, Failure> {
     let mut config = match &args.config {
         Some(file) => crate::config::load(file, adds_tls(args), adds_nvme_access(args))?,
         None => Config::default(),
@@ -217,7 +291,6 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
     add_devices(args, &mut config)?;
     let tls = tls(args, &config)?;
     let stdio = args.nbd.contains(&NbdPlace::At(Endpoint::Stdio));
-    let activated = activation::is_activated();
     let explicit = !args.nbd.is_empty() || args.unix.as_deref().is_some_and(|path| path != "-");
     let temporary = args.unix.as_deref() == Some("-")
         || (args.run.is_some() && !explicit && config.nbd.is_none() && !activated);
@@ -275,6 +348,7 @@ fn plan(args: &ServeArgs) -> Result<ServePlan, Failure> {
         tls,
         nbd_memory: args.nbd_memory.or(config.nbd_memory),
         vhost_poll: args.vhost_poll.or(config.vhost_poll).unwrap_or(0),
+        inherited: None,
     };
     Ok(ServePlan { options, temp })
 }

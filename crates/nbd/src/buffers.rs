@@ -165,7 +165,7 @@ impl Buffers {
         self.shrink();
         let needed = self.touched() + (self.refused + 2 * DATA_ALIGN) as u64;
         let client = &self.client;
-        let got = client.lease.wait_for(needed, || client.is_cut());
+        let got = client.lease.wait_for(needed, || client.is_cut() || client.is_pausing());
         self.leased = client.lease.bytes();
         got
     }
@@ -218,6 +218,14 @@ impl Buffers {
     #[inline]
     pub(crate) fn unread_len(&self) -> usize {
         self.inbox.arenas[self.inbox.current].used - self.unread
+    }
+
+    /// A copy of all unread bytes.
+    #[cold]
+    pub(crate) fn unread_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.unread_len()];
+        self.peek(&mut bytes);
+        bytes
     }
 
     /// Copies the first unread bytes. There must be as many.

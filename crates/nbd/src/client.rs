@@ -7,11 +7,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use blockyard_os::interrupt::ThreadNumber;
 use blockyard_os::socket::{self, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 use blockyard_sync::counter::Counter;
 
 use crate::memory::Lease;
+use crate::pause::ConnectionCounts;
 use crate::wire::Style;
 
 /// How long a disconnected client's thread may take to end before a removal stops waiting for it.
@@ -47,6 +49,10 @@ pub(crate) struct Client {
     pub(crate) chosen: OnceLock<NegotiatedOptions>,
     /// Whether it was cut: its thread ends at the next check, with or without requests in flight.
     cut: AtomicBool,
+    /// Whether the connection is to pause between two requests.
+    pausing: AtomicBool,
+    /// The thread of the connection in transmission, if its socket can be paused.
+    thread: OnceLock<ThreadNumber>,
     shutdown: ShutdownHandle,
 }
 
@@ -63,6 +69,29 @@ pub(crate) enum ShutdownHandle {
     },
 }
 
+impl ClientStats {
+    /// Counters that continue those of an earlier connection.
+    fn from_counts(counts: &ConnectionCounts) -> ClientStats {
+        let stats = ClientStats::default();
+        stats.requests.add(counts.requests);
+        stats.read_bytes.add(counts.read_bytes);
+        stats.written_bytes.add(counts.written_bytes);
+        stats.errors.add(counts.errors);
+        stats.batches.add(counts.batches);
+        stats
+    }
+
+    pub(crate) fn counts(&self) -> ConnectionCounts {
+        ConnectionCounts {
+            requests: self.requests.get(),
+            read_bytes: self.read_bytes.get(),
+            written_bytes: self.written_bytes.get(),
+            errors: self.errors.get(),
+            batches: self.batches.get(),
+        }
+    }
+}
+
 impl Client {
     pub(crate) fn new(
         id: u64,
@@ -70,14 +99,28 @@ impl Client {
         shutdown: ShutdownHandle,
         lease: Lease,
     ) -> Arc<Client> {
+        Client::since(id, peer, SystemTime::now(), shutdown, lease, &ConnectionCounts::default())
+    }
+
+    /// A client that was accepted earlier, perhaps by another process.
+    pub(crate) fn since(
+        id: u64,
+        peer: String,
+        since: SystemTime,
+        shutdown: ShutdownHandle,
+        lease: Lease,
+        counts: &ConnectionCounts,
+    ) -> Arc<Client> {
         let client = Arc::new(Client {
             id,
             peer,
-            since: SystemTime::now(),
-            stats: ClientStats::default(),
+            since,
+            stats: ClientStats::from_counts(counts),
             lease,
             chosen: OnceLock::new(),
             cut: AtomicBool::new(false),
+            pausing: AtomicBool::new(false),
+            thread: OnceLock::new(),
             shutdown,
         });
         let evicted = Arc::downgrade(&client);
@@ -96,6 +139,45 @@ impl Client {
             ShutdownHandle::Socket(socket) => socket::shutdown(socket.as_ref(), Shutdown::Read),
             ShutdownHandle::Pipes { drain, .. } => drain.raise(),
         }
+    }
+
+    /// Notes the calling thread as that of the connection, which can be paused from now on.
+    pub(crate) fn note_thread(&self) {
+        // A connection has one thread.
+        let _ = self.thread.set(ThreadNumber::current());
+    }
+
+    /// Whether the connection can be paused now: it is in transmission on a socket without TLS.
+    pub(crate) fn can_pause(&self) -> bool {
+        self.thread.get().is_some()
+    }
+
+    /// Whether the connection can never be paused: its transport has a state of its own.
+    pub(crate) fn never_pauses(&self) -> bool {
+        matches!(self.shutdown, ShutdownHandle::Pipes { .. })
+            || self.chosen.get().is_some_and(|chosen| chosen.tls)
+    }
+
+    /// Asks the connection to pause. To be repeated until it has: the thread may be about to sleep.
+    pub(crate) fn pause(&self) {
+        // Relaxed: the flag publishes no data.
+        self.pausing.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.get() {
+            thread.interrupt();
+        }
+    }
+
+    /// Withdraws the request to pause.
+    pub(crate) fn proceed(&self) {
+        // Relaxed: as in `pause`.
+        self.pausing.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the connection is to pause.
+    #[inline]
+    pub(crate) fn is_pausing(&self) -> bool {
+        // Relaxed: as in `pause`.
+        self.pausing.load(Ordering::Relaxed)
     }
 
     /// Whether the connection is to end regardless of requests in flight.

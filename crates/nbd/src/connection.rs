@@ -25,6 +25,7 @@ use crate::buffers::{ArenaIndex, Buffers, OutSpan, RECEIVE_BYTES};
 use crate::client::Client;
 use crate::command::{CommandError, CommandPlan, ExportRules, error_of};
 use crate::exports::Export;
+use crate::pause::SkippedPayload;
 use crate::transport::{AdaptiveBatching, Replies, Transport};
 use crate::wire::{
     self, BASE_ALLOCATION_ID, EXTENDED_REQUEST_BYTES, NbdError, Origin, Request, STATE_HOLE,
@@ -89,6 +90,20 @@ enum Need {
     /// A request in flight must complete.
     Completions,
 }
+
+/// The end of [`Connection::serve`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ServeEnd {
+    /// The client has left.
+    Left,
+    /// The client violated the protocol.
+    Fault(wire::WireError),
+    /// The connection was asked to pause: nothing is in flight and every reply is sent.
+    Paused,
+}
+
+/// The refusal of a request whose payload another process had begun to discard.
+const REFUSED_TEXT: &str = "the request was refused";
 
 /// A payload that is discarded, and the reply that follows.
 #[derive(Clone, Copy, Debug)]
@@ -200,11 +215,35 @@ impl Connection {
         self.buffers.put(bytes)
     }
 
-    /// Serves the client until it disconnects, is asked to leave, or violates the protocol.
+    /// The state of a connection between two requests, by which [`Connection::restore`] continues
+    /// it.
+    #[cold]
+    pub(crate) fn unfinished(&self) -> (Vec<u8>, Option<SkippedPayload>) {
+        let skipped = self.skipping.map(|skipping| SkippedPayload {
+            left: skipping.left,
+            cookie: skipping.origin.cookie,
+            offset: skipping.origin.offset,
+            error: skipping.refusal.error,
+        });
+        (self.buffers.unread_bytes(), skipped)
+    }
+
+    /// Continues a connection that was paused; `false` without memory for its bytes.
+    pub(crate) fn restore(&mut self, unread: &[u8], skipped: Option<SkippedPayload>) -> bool {
+        self.skipping = skipped.map(|skipped| Skipping {
+            left: skipped.left,
+            origin: Origin { cookie: skipped.cookie, offset: skipped.offset },
+            refusal: CommandError { error: skipped.error, text: REFUSED_TEXT },
+        });
+        unread.is_empty() || self.buffers.put(unread)
+    }
+
+    /// Serves the client until it disconnects, is asked to leave or to pause, or violates the
+    /// protocol.
     ///
     /// # Errors
     /// If the transport fails, or the connection is cut.
-    pub(crate) fn serve(&mut self) -> io::Result<Option<wire::WireError>> {
+    pub(crate) fn serve(&mut self) -> io::Result<ServeEnd> {
         blockyard_os::sharpen_timers();
         let served = self.serve_requests();
         if served.is_err() {
@@ -216,14 +255,17 @@ impl Connection {
         }
     }
 
-    fn serve_requests(&mut self) -> io::Result<Option<wire::WireError>> {
+    fn serve_requests(&mut self) -> io::Result<ServeEnd> {
         loop {
             let need = self.take_requests();
             let reaped = self.execute();
             self.send()?;
             if self.ending && self.in_flight() == 0 {
                 self.transport.close();
-                return Ok(self.fault);
+                return Ok(self.fault.map_or(ServeEnd::Left, ServeEnd::Fault));
+            }
+            if self.client.is_pausing() && self.is_between_requests() {
+                return Ok(ServeEnd::Paused);
             }
             if self.ending && self.is_overdue() {
                 return Err(io::Error::new(
@@ -265,6 +307,13 @@ impl Connection {
         now >= *self.overdue_at.get_or_insert(now + DRAIN_TIMEOUT)
     }
 
+    /// Whether the connection can be paused here.
+    #[cold]
+    fn is_between_requests(&self) -> bool {
+        let idle = self.in_flight() == 0 && self.bios.is_empty();
+        idle && self.early_completions.is_empty() && !self.ending && self.client.can_pause()
+    }
+
     fn in_flight(&self) -> usize {
         REQUESTS_MAX - self.free.len()
     }
@@ -278,6 +327,9 @@ impl Connection {
                 return Need::Completions;
             }
             self.buffers.shrink();
+        }
+        if self.client.is_pausing() && self.client.can_pause() {
+            return Need::Completions;
         }
         let mut bytes = 0;
         for _ in 0..BATCH_REQUESTS {
@@ -645,6 +697,8 @@ impl Connection {
                     self.client.lease.note_moved();
                 }
             }
+            // A request to pause, or another signal.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // The receive has waited for as long as the socket's timeout.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && idle => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for_either()?,

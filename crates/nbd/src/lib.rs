@@ -24,6 +24,7 @@ pub mod exports;
 pub mod handshake;
 mod listener;
 mod memory;
+mod pause;
 mod server;
 mod session;
 mod tcp;
@@ -37,7 +38,11 @@ pub use client::ConnectionInfo;
 pub use endpoint::{Endpoint, EndpointError, ListenError, SocketAccess, UnixPlace};
 pub use exports::{ExportError, ExportInfo, ExportOptions, Exports};
 pub use memory::{LIMIT_BYTES_MIN, MemoryBudget, MemoryUse, SHARE_BYTES};
-pub use server::{BoundServer, Server, ServerError, ServerOptions};
+pub use pause::{
+    Adopted, ConnectionCounts, ConnectionState, PauseError, PausedConnection, PausedServer,
+    SkippedPayload,
+};
+pub use server::{ACTIVATED, BoundServer, Server, ServerError, ServerOptions};
 pub use tcp::listen_tcp;
 pub use tls::{TlsConfig, TlsError, TlsMode};
 pub use unix::listen_unix;

@@ -58,15 +58,26 @@ impl Listener {
 
     /// A listening socket that another program made, such as systemd.
     pub(crate) fn adopt(socket: OwnedFd) -> Result<Listener, ListenError> {
-        let socket = match socket::family(&socket) {
-            _ if !socket::is_listening(&socket) => return Err(ListenError::BadDescriptor),
-            Family::Unix => Socket::Unix(UnixListener::from(socket)),
-            Family::Inet => Socket::Tcp(TcpListener::from(socket)),
-            Family::OtherSocket | Family::NoSocket => return Err(ListenError::BadDescriptor),
-        };
-        let endpoint = socket.address();
+        Listener::inherit(vec![socket])
+    }
+
+    /// Listening sockets that another program, or an earlier process, made. Their files are not
+    /// removed at the end.
+    pub(crate) fn inherit(sockets: Vec<OwnedFd>) -> Result<Listener, ListenError> {
+        let sockets: Vec<_> = sockets.into_iter().map(Socket::adopt).collect::<Result<_, _>>()?;
+        let endpoint = sockets.first().ok_or(ListenError::BadDescriptor)?.address();
         let refused = |source| ListenError::System { endpoint, source };
-        Listener::new(vec![socket], None).map_err(refused)
+        Listener::new(sockets, None).map_err(refused)
+    }
+
+    /// Removes this file at the end.
+    pub(crate) fn own(&mut self, path: PathBuf) {
+        self.path = Some(path);
+    }
+
+    /// Leaves the file to another process.
+    pub(crate) fn leave(&mut self) {
+        self.path = None;
     }
 
     /// The sockets.
@@ -103,6 +114,16 @@ impl Drop for Listener {
 }
 
 impl Socket {
+    /// A socket that listens.
+    fn adopt(socket: OwnedFd) -> Result<Socket, ListenError> {
+        match socket::family(&socket) {
+            _ if !socket::is_listening(&socket) => Err(ListenError::BadDescriptor),
+            Family::Unix => Ok(Socket::Unix(UnixListener::from(socket))),
+            Family::Inet => Ok(Socket::Tcp(TcpListener::from(socket))),
+            Family::OtherSocket | Family::NoSocket => Err(ListenError::BadDescriptor),
+        }
+    }
+
     /// The next client and its address; `None` if no client waits.
     pub(crate) fn accept(&self) -> io::Result<Option<(Arc<OwnedFd>, String)>> {
         let accepted = match self {

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -18,8 +20,11 @@ use crate::client::{CUT_GRACE, Client, ConnectionInfo, ShutdownHandle};
 use crate::endpoint::{Endpoint, ListenError};
 use crate::exports::Exports;
 use crate::listener::{Listener, Socket};
-use crate::memory::MemoryBudget;
-use crate::session::{self, SessionConfig};
+use crate::memory::{Lease, MemoryBudget};
+use crate::pause::{
+    Adopted, HANDSHAKES_MAX, INTERRUPT_INTERVAL, PauseError, PausedConnection, PausedServer,
+};
+use crate::session::{self, Resumable, SessionConfig, SessionEnd};
 use crate::tls::{Acceptor, TlsConfig, TlsError, TlsMode};
 use crate::transport::{Pipes, Transport};
 
@@ -31,6 +36,9 @@ const SEND_BUFFER_BYTES_MIN: i32 = 64 << 10;
 
 /// How long the server waits before it accepts again when the system is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The [`Server::place`] of sockets that another program made, such as systemd.
+pub const ACTIVATED: &str = "activated";
 
 /// The limits and options of a server.
 #[derive(Clone, Debug)]
@@ -74,6 +82,14 @@ pub enum ServerError {
     /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// A connection of an earlier process cannot be continued.
+    #[error("the connection of client {peer}: {what}")]
+    Resume {
+        /// The client.
+        peer: String,
+        /// The reason.
+        what: String,
+    },
     /// TLS is not possible over pipes.
     #[error("stdio: TLS needs a socket, and standard input is none: use `off`")]
     TlsOnPipes,
@@ -90,8 +106,10 @@ pub enum ServerError {
 /// A running server. Dropping it shuts it down.
 pub struct Server {
     shared: Arc<Shared>,
-    /// `None` once joined.
-    accepting: Mutex<Option<JoinHandle<()>>>,
+    /// `None` once joined. The thread returns its sockets.
+    accepting: Mutex<Option<JoinHandle<Listener>>>,
+    /// The sockets while no client is accepted.
+    held: Mutex<Option<Listener>>,
 }
 
 /// A server whose sockets listen and that accepts no client yet: clients that connect wait.
@@ -100,17 +118,23 @@ pub struct BoundServer {
     shared: Arc<Shared>,
     /// `None` for standard input and output.
     listener: Option<Listener>,
+    /// The file to remove at the end, of a socket that an earlier process made.
+    inherits: Option<PathBuf>,
 }
 
 /// The state that the accepting thread, the clients' threads and the owner share.
 struct Shared {
     config: SessionConfig,
     options: ServerOptions,
+    /// The endpoint as it was given; `activated` for a socket that another program made.
+    place: String,
     /// At least one.
     addresses: Vec<String>,
     /// Host and port for URIs, if it listens on TCP.
     uri_host: Option<String>,
     stopping: AtomicBool,
+    /// Whether no client is accepted, because the server pauses.
+    holding: AtomicBool,
     /// The time at which clients are cut off; set when the server begins to stop.
     deadline: OnceLock<Instant>,
     /// Wakes the accepting thread.
@@ -127,6 +151,9 @@ struct Clients {
     threads: HashMap<u64, JoinHandle<()>>,
     /// Clients whose threads are about to end and can be joined.
     ended: Vec<u64>,
+    /// Whether connections that pause stay paused.
+    pausing: bool,
+    paused: Vec<PausedConnection>,
     finished: bool,
 }
 
@@ -181,7 +208,31 @@ impl Server {
             Endpoint::Tcp { host, .. } => Some(host.clone()),
             Endpoint::Unix(_) | Endpoint::Stdio => None,
         };
-        Server::bind_by(exports, || Listener::open(endpoint), host, options)
+        let place = endpoint.to_string();
+        Server::bind_by(exports, || Listener::open(endpoint), place, host, options)
+    }
+
+    /// Takes over the listening sockets of an earlier process, which were made for `endpoint`;
+    /// `None` if another program made them. The file of a socket is removed at the end only if the
+    /// server was started.
+    ///
+    /// # Errors
+    /// If they are no such sockets, or the certificates are invalid.
+    pub fn inherit(
+        exports: Arc<Exports>,
+        endpoint: Option<Endpoint>,
+        sockets: Vec<OwnedFd>,
+        options: ServerOptions,
+    ) -> Result<BoundServer, ServerError> {
+        let place = endpoint.as_ref().map_or_else(|| ACTIVATED.to_owned(), Endpoint::to_string);
+        let (host, path) = match endpoint {
+            Some(Endpoint::Tcp { host, .. }) => (Some(host), None),
+            Some(Endpoint::Unix(place)) => (None, Some(place.path)),
+            Some(Endpoint::Stdio) | None => (None, None),
+        };
+        let open = || Listener::inherit(sockets).map(Some);
+        let bound = Server::bind_by(exports, open, place, host, options)?;
+        Ok(BoundServer { inherits: path, ..bound })
     }
 
     /// Takes over a socket that already listens, for example from systemd; clients are served from
@@ -194,13 +245,15 @@ impl Server {
         socket: OwnedFd,
         options: ServerOptions,
     ) -> Result<BoundServer, ServerError> {
-        Server::bind_by(exports, || Listener::adopt(socket).map(Some), None, options)
+        let place = ACTIVATED.to_owned();
+        Server::bind_by(exports, || Listener::adopt(socket).map(Some), place, None, options)
     }
 
     /// Listens at the sockets of `open`; `host` is the name that the user gave.
     fn bind_by(
         exports: Arc<Exports>,
         open: impl FnOnce() -> Result<Option<Listener>, ListenError>,
+        place: String,
         host: Option<String>,
         options: ServerOptions,
     ) -> Result<BoundServer, ServerError> {
@@ -221,14 +274,21 @@ impl Server {
                 Some(listener) => listener.sockets().iter().map(Socket::address).collect(),
                 None => vec!["stdio".to_owned()],
             },
+            place,
             uri_host,
             stopping: AtomicBool::new(false),
+            holding: AtomicBool::new(false),
             deadline: OnceLock::new(),
             wake: Wake::new().map_err(system("making a wake"))?,
             clients: Mutex::default(),
             left: Condvar::new(),
         });
-        Ok(BoundServer { shared, listener })
+        Ok(BoundServer { shared, listener, inherits: None })
+    }
+
+    /// The endpoint as it was given; [`ACTIVATED`] for a socket that another program made.
+    pub fn place(&self) -> &str {
+        &self.shared.place
     }
 
     /// The address: `unix:PATH`, `tcp:ADDRESS:PORT` with the actual port, or `stdio`. The first of
@@ -275,6 +335,128 @@ impl Server {
         }
     }
 
+    /// The clients whose connections can never be paused, and why.
+    pub fn unpausable(&self) -> Vec<(String, &'static str)> {
+        let clients = self.shared.clients();
+        let found = clients.here.values().filter(|client| client.never_pauses());
+        found
+            .map(|client| match client.chosen.get().is_some_and(|chosen| chosen.tls) {
+                true => (client.peer.clone(), "its connection uses TLS"),
+                false => (client.peer.clone(), "it is connected by pipes"),
+            })
+            .collect()
+    }
+
+    /// Accepts no more clients, which wait in the queues of the sockets, and lets those in their
+    /// handshake end it. Returns after 500 ms at most; then it disconnects the clients that are
+    /// still in their handshake.
+    pub fn hold(&self) {
+        let shared = &self.shared;
+        // Release: pairs with the Acquire in `accepts`.
+        shared.holding.store(true, Ordering::Release);
+        shared.wake.raise();
+        let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A panic of the thread was reported when it happened.
+        if let Some(listener) = accepting.and_then(|accepting| accepting.join().ok()) {
+            *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(listener);
+        }
+        shared.wake.lower();
+        let deadline = Instant::now() + HANDSHAKES_MAX;
+        let mut clients = shared.clients();
+        let is_new = |client: &&Arc<Client>| client.chosen.get().is_none();
+        while clients.here.values().any(|client| is_new(&client)) && Instant::now() < deadline {
+            let waited = shared.left.wait_timeout(clients, INTERRUPT_INTERVAL);
+            clients = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        for client in clients.here.values().filter(is_new) {
+            tracing::warn!(id = client.id, peer = client.peer, "cut off in its handshake");
+            client.cut();
+        }
+    }
+
+    /// Accepts no more clients, and pauses all connections between two requests. What a client has
+    /// in flight is answered first, in `timeout`. Clients whose connections can never be paused are
+    /// disconnected after their requests are answered, if the caller `disconnects` them.
+    ///
+    /// # Errors
+    /// If a client has not paused in time, or never will. Then the server serves as before.
+    pub fn pause(&self, timeout: Duration, disconnects: bool) -> Result<PausedServer, PauseError> {
+        blockyard_os::interrupt::catch_interrupts()
+            .map_err(|error| PauseError::System(error.to_string()))?;
+        let shared = &self.shared;
+        self.hold();
+        let listener = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let since = Instant::now();
+        let deadline = since + timeout;
+        let mut clients = shared.clients();
+        clients.pausing = true;
+        let never = clients.here.values().filter(|client| client.never_pauses());
+        let never: Vec<_> = never.cloned().collect();
+        let seconds = timeout.as_secs();
+        let failed = loop {
+            match never.first() {
+                Some(client) if !disconnects => {
+                    break Some(PauseError::Never { peer: client.peer.clone() });
+                }
+                _ => never.iter().for_each(|client| client.drain()),
+            }
+            clients.here.values().for_each(|client| client.pause());
+            let Some(first) = clients.here.values().next() else { break None };
+            if Instant::now() >= deadline {
+                break Some(PauseError::Busy { peer: first.peer.clone(), seconds });
+            }
+            let waited = shared.left.wait_timeout(clients, INTERRUPT_INTERVAL);
+            clients = waited.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        let connections = std::mem::take(&mut clients.paused);
+        drop(clients);
+        let paused = PausedServer { listener, connections, since };
+        let Some(failed) = failed else { return Ok(paused) };
+        if let Err(error) = self.resume(paused) {
+            tracing::error!(%error, "a client is lost");
+        }
+        Err(failed)
+    }
+
+    /// Accepts clients again after [`Server::hold`], if the server was not paused.
+    pub fn proceed(&self) {
+        let listener = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let paused = PausedServer { listener, connections: Vec::new(), since: Instant::now() };
+        if let Err(error) = self.resume(paused) {
+            tracing::error!(%error, "no more clients are accepted");
+        }
+    }
+
+    /// Continues what [`Server::pause`] paused. A connection whose export is gone, or has changed,
+    /// is closed; the others are continued.
+    ///
+    /// # Errors
+    /// The first connection that cannot be continued, or if the system refuses a thread.
+    pub fn resume(&self, paused: PausedServer) -> Result<(), ServerError> {
+        let shared = &self.shared;
+        let PausedServer { listener, connections, .. } = paused;
+        // The threads of the paused connections, whose numbers are used again.
+        shared.join_ended();
+        let mut clients = shared.clients();
+        clients.pausing = false;
+        clients.here.values().for_each(|client| client.proceed());
+        drop(clients);
+        let mut first = Ok(());
+        for connection in connections {
+            match shared.adopt(connection) {
+                Ok(start) => Adopted { starts: vec![start] }.start(),
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        // Release: pairs with the Acquire in `accepts`.
+        shared.holding.store(false, Ordering::Release);
+        if let Some(listener) = listener {
+            let accepting = shared.start_accepting(listener)?;
+            *self.accepting.lock().unwrap_or_else(PoisonError::into_inner) = Some(accepting);
+        }
+        first
+    }
+
     /// Begins to stop without waiting: accepts no more clients, and asks the present ones to drain.
     /// The drain timeout runs from now on, so several servers that begin together end together.
     pub fn begin_shutdown(&self) {
@@ -299,8 +481,9 @@ impl Server {
         let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(accepting) = accepting {
             // A panic of the thread was reported when it happened.
-            let _ = accepting.join();
+            drop(accepting.join());
         }
+        drop(self.held.lock().unwrap_or_else(PoisonError::into_inner).take());
         let deadline = *shared.deadline.get_or_init(Instant::now);
         let mut clients = shared.clients();
         // Again: a client may have been accepted just then.
@@ -338,27 +521,41 @@ impl Server {
 }
 
 impl BoundServer {
+    /// The endpoint as it was given; [`ACTIVATED`] for a socket that another program made.
+    pub fn place(&self) -> &str {
+        &self.shared.place
+    }
+
+    /// Prepares connections of an earlier process to be continued, once the server is started:
+    /// opens their exports.
+    ///
+    /// # Errors
+    /// If one cannot be continued, because its export is not there or is another one. Then none
+    /// is.
+    pub fn adopt(&self, connections: Vec<PausedConnection>) -> Result<Adopted, ServerError> {
+        let adopt = |connection| self.shared.adopt(connection);
+        Ok(Adopted { starts: connections.into_iter().map(adopt).collect::<Result<_, _>>()? })
+    }
+
     /// Starts serving clients, those that wait first.
     ///
     /// # Errors
     /// If the system refuses a thread or a descriptor.
     pub fn start(self) -> Result<Server, ServerError> {
-        let BoundServer { shared, listener } = self;
+        let BoundServer { shared, listener, inherits } = self;
         let accepting = match listener {
-            Some(listener) => {
-                let shared = Arc::clone(&shared);
-                let name = "nbd-accept".to_owned();
-                let accept = move || shared.accept_all(&listener);
-                let thread = thread::Builder::new().name(name).spawn(accept);
-                let what = "starting a thread";
-                Some(thread.map_err(|source| ServerError::System { what, source })?)
+            Some(mut listener) => {
+                if let Some(path) = inherits {
+                    listener.own(path);
+                }
+                Some(shared.start_accepting(listener)?)
             }
             None => {
                 shared.serve_stdio()?;
                 None
             }
         };
-        Ok(Server { shared, accepting: Mutex::new(accepting) })
+        Ok(Server { shared, accepting: Mutex::new(accepting), held: Mutex::default() })
     }
 }
 
@@ -406,6 +603,25 @@ impl Shared {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether clients are accepted now.
+    fn accepts(&self) -> bool {
+        // Acquire: pairs with the Release in `Server::hold`.
+        !self.stopping() && !self.holding.load(Ordering::Acquire)
+    }
+
+    fn start_accepting(
+        self: &Arc<Shared>,
+        listener: Listener,
+    ) -> Result<JoinHandle<Listener>, ServerError> {
+        let shared = Arc::clone(self);
+        let accept = move || {
+            shared.accept_all(&listener);
+            listener
+        };
+        let thread = thread::Builder::new().name("nbd-accept".to_owned()).spawn(accept);
+        thread.map_err(|source| ServerError::System { what: "starting a thread", source })
+    }
+
     fn stopping(&self) -> bool {
         // Acquire: pairs with the Release in `Server::stop`.
         self.stopping.load(Ordering::Acquire)
@@ -413,7 +629,7 @@ impl Shared {
 
     /// The loop of the accepting thread.
     fn accept_all(self: &Arc<Shared>, listener: &Listener) {
-        while !self.stopping() {
+        while self.accepts() {
             match socket::wait_readable(listener.sockets(), &self.wake) {
                 Ok(Ready::Yes) => {}
                 Ok(Ready::Woken | Ready::No) => continue,
@@ -494,18 +710,36 @@ impl Shared {
             let max = self.options.connections_max;
             return Err(io::Error::other(format!("{peer}: there are {max} clients already")));
         }
-        let Some(lease) = self.options.memory.admit() else {
-            let what = format!("{peer}: the memory for NBD clients is in use");
-            return Err(io::Error::other(what));
-        };
+        let lease = self.lease(&peer)?;
         let id = clients.next;
         clients.next += 1;
         let client = Client::new(id, peer, line, lease);
+        self.spawn(&mut clients, client, move |shared, client| {
+            session::run(&shared.config, transport, socket, client).map_err(|it| it.to_string())
+        })
+    }
+
+    /// The memory of one more connection.
+    fn lease(&self, peer: &str) -> io::Result<Lease> {
+        let lease = self.options.memory.admit();
+        lease.ok_or_else(|| {
+            io::Error::other(format!("{peer}: the memory for NBD clients is in use"))
+        })
+    }
+
+    /// Starts the thread of a client, which runs `session`.
+    fn spawn(
+        self: &Arc<Shared>,
+        clients: &mut Clients,
+        client: Arc<Client>,
+        session: impl FnOnce(&Shared, &Arc<Client>) -> Result<SessionEnd, String> + Send + 'static,
+    ) -> io::Result<()> {
+        let id = client.id;
         clients.here.insert(id, Arc::clone(&client));
         let shared = Arc::clone(self);
         let thread = thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
             let departure = Departure { shared: &shared, id };
-            shared.serve(transport, socket, &client);
+            shared.serve(&client, session(&shared, &client));
             drop(departure);
         });
         match thread {
@@ -520,13 +754,62 @@ impl Shared {
         }
     }
 
-    /// The function of a client's thread.
-    fn serve(&self, transport: Transport, socket: Option<Arc<OwnedFd>>, client: &Arc<Client>) {
-        let ended = session::run(&self.config, transport, socket, client);
-        let (id, peer) = (client.id, &client.peer);
-        match ended {
-            Ok(()) => tracing::debug!(id, peer, "client left"),
-            Err(error) => tracing::info!(id, peer, %error, "client lost"),
+    /// Continues a connection that was paused, as often as a pause is given up, until its client
+    /// leaves or it stays paused.
+    fn serve(&self, client: &Arc<Client>, mut ended: Result<SessionEnd, String>) {
+        loop {
+            let paused = match ended {
+                Ok(SessionEnd::Paused(paused)) => *paused,
+                ended => return log_end(client, ended),
+            };
+            let mut clients = self.clients();
+            if clients.pausing {
+                clients.paused.push(paused);
+                return;
+            }
+            drop(clients);
+            // The pause was given up just then.
+            let resumed = Resumable::new(&self.config, &paused, client);
+            ended = resumed
+                .map_err(|error| error.to_string())
+                .and_then(|resumed| resumed.serve().map_err(|error| error.to_string()));
+        }
+    }
+
+    /// Starts the thread of a paused connection. The thread opens the export, and continues the
+    /// connection when the caller starts it.
+    fn adopt(self: &Arc<Shared>, paused: PausedConnection) -> Result<Sender<()>, ServerError> {
+        let state = &paused.state;
+        let refused = |what: String| ServerError::Resume { peer: state.peer.clone(), what };
+        let lease = self.lease(&state.peer).map_err(|error| refused(error.to_string()))?;
+        let line = ShutdownHandle::Socket(Arc::clone(&paused.socket));
+        let (id, since) = (state.id, state.since);
+        let client = Client::since(id, state.peer.clone(), since, line, lease, &state.counts);
+        let (report, reports) = channel();
+        let (start, starts) = channel();
+        let refused_peer = state.peer.clone();
+        let session = move |shared: &Shared, client: &Arc<Client>| {
+            let resumed = Resumable::new(&shared.config, &paused, client);
+            // The socket of a connection that is not continued stays open elsewhere.
+            drop(paused);
+            let end = resumed.as_ref().err().map(ToString::to_string);
+            // The server waits for it.
+            let _ = report.send(end.clone());
+            match (resumed, starts.recv()) {
+                (Ok(resumed), Ok(())) => resumed.serve().map_err(|error| error.to_string()),
+                _ => Err(end.unwrap_or_else(|| "it was not continued".to_owned())),
+            }
+        };
+        let mut clients = self.clients();
+        clients.next = clients.next.max(id + 1);
+        let spawned = self.spawn(&mut clients, client, session);
+        drop(clients);
+        let refused = |what: String| ServerError::Resume { peer: refused_peer.clone(), what };
+        spawned.map_err(|error| refused(error.to_string()))?;
+        match reports.recv() {
+            Ok(None) => Ok(start),
+            Ok(Some(what)) => Err(refused(what)),
+            Err(_) => Err(refused("its thread ended".to_owned())),
         }
     }
 
@@ -560,6 +843,15 @@ impl Shared {
             }
         };
         started.map_err(system("starting a thread"))
+    }
+}
+
+/// Logs the end of a client's session.
+fn log_end(client: &Client, ended: Result<SessionEnd, String>) {
+    let (id, peer) = (client.id, &client.peer);
+    match ended {
+        Ok(_) => tracing::debug!(id, peer, "client left"),
+        Err(error) => tracing::info!(id, peer, %error, "client lost"),
     }
 }
 
@@ -603,7 +895,8 @@ mod tests {
         let sockets = ["127.0.0.1:0", "127.0.0.2:0"].map(|at| TcpListener::bind(at).unwrap());
         let addresses = sockets.each_ref().map(|socket| socket.local_addr().unwrap());
         let open = || Ok(Some(Listener::new(sockets.map(Socket::Tcp).into(), None).unwrap()));
-        let server = Server::bind_by(Exports::new(), open, None, ServerOptions::default());
+        let place = "tcp:localhost:0".to_owned();
+        let server = Server::bind_by(Exports::new(), open, place, None, ServerOptions::default());
         let server = server.unwrap().start().unwrap();
         for (address, said) in addresses.iter().zip(server.local_addrs()) {
             assert_eq!(*said, format!("tcp:{address}"));

@@ -1,11 +1,13 @@
 //! Facilities of the operating system that the standard library does not offer, each used by
 //! several crates: files that replace others atomically, waiting for many descriptors, identities,
-//! mapped memory, files with secrets, precise timers, the mount table, unmounting, and socket
-//! calls.
+//! mapped memory, files with secrets, precise timers, the mount table, unmounting, socket calls,
+//! descriptors in messages, and interrupts of threads.
 
 mod atomic_file;
+pub mod descriptors;
 pub mod epoll;
 mod identity;
+pub mod interrupt;
 mod memory;
 mod mount_table;
 pub mod private_file;

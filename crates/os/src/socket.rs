@@ -68,7 +68,8 @@ fn range(region: &Region, offset: u64, len: usize) -> io::Result<NonNull<u8>> {
 /// Receives from a socket into a region.
 ///
 /// # Errors
-/// If the system call fails, or an argument is invalid.
+/// If the system call fails, or an argument is invalid; `Interrupted` if a signal came before the
+/// first byte.
 pub fn recv(
     socket: impl AsFd,
     region: &Region,
@@ -85,7 +86,7 @@ pub fn recv(
     };
     // SAFETY: `range` checked that the bytes lie in the region, which lives through the call, and
     // there are no references to region memory.
-    uninterrupted(|| unsafe { libc::recv(fd, into.as_ptr().cast(), len, flags) })
+    check(unsafe { libc::recv(fd, into.as_ptr().cast(), len, flags) })
 }
 
 /// Reads from a pipe into a region.

@@ -35,6 +35,7 @@ use crate::nvme_listeners::NvmeListeners;
 use crate::process::ProcessView;
 use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequest, RamView};
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
+use crate::upgrade::Upgrade;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
     InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView,
@@ -48,11 +49,14 @@ use crate::zones::{self, Verb};
 
 use request::RequestError;
 
+pub(crate) use upgrade::UPGRADED;
+
 mod monitor;
 mod request;
 mod stream;
 mod trace;
 mod ublk;
+mod upgrade;
 mod vhost;
 mod volumes;
 pub(crate) mod web;
@@ -86,6 +90,8 @@ pub struct Control {
     pub nvme: Arc<NvmeListeners>,
     /// The clients of the stream, and the history.
     pub monitor: Monitor,
+    /// The upgrade of the daemon.
+    pub upgrade: Upgrade,
 }
 
 type Shared = State<Arc<Control>>;
@@ -97,7 +103,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 37] = [
+pub const PATHS: [&str; 38] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -132,6 +138,7 @@ pub const PATHS: [&str; 37] = [
     "/v1/vhost",
     "/v1/ublk",
     "/v1/nbd-memory",
+    "/v1/upgrade",
     "/v1/stream",
     "/v1/history",
     "/metrics",
@@ -177,6 +184,9 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/stream", get(monitor::stream))
         .route("/v1/history", get(monitor::history))
         .route("/metrics", get(metrics))
+        .layer(middleware::from_fn_with_state(Arc::clone(&control), upgrade::share))
+        // Not below the layer: it waits until all other requests have ended.
+        .route("/v1/upgrade", post(upgrade::upgrade))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_MAX))
@@ -264,11 +274,14 @@ impl From<YardError> for ErrorResponse {
                 | ZoneImageError::Unit { .. }
                 | ZoneImageError::Zone { .. },
             )
+            | YardError::NotUpgradable { .. }
             | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
             YardError::Overloaded { .. } | YardError::Replays { .. } => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            YardError::Device(DeviceError::Os { .. }) => StatusCode::INTERNAL_SERVER_ERROR,
+            YardError::Upgrade { .. } | YardError::Device(DeviceError::Os { .. }) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             _ => StatusCode::BAD_REQUEST,
         };
         let (field, value) = error.blame();

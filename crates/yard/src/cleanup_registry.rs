@@ -61,6 +61,22 @@ impl CleanupRegistry {
         noted.insert(index, (path, Identity::of(&metadata)));
     }
 
+    /// Takes everything out of the registry.
+    pub(crate) fn take(&self) -> CleanupRegistry {
+        let files = std::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner));
+        let mounts =
+            std::mem::take(&mut *self.mounts.lock().unwrap_or_else(PoisonError::into_inner));
+        CleanupRegistry { files: Mutex::new(files), mounts: Mutex::new(mounts) }
+    }
+
+    /// Puts back what [`CleanupRegistry::take`] took.
+    pub(crate) fn put(&self, taken: CleanupRegistry) {
+        let CleanupRegistry { files, mounts } = taken;
+        let inner = |it: Mutex<_>| it.into_inner().unwrap_or_else(PoisonError::into_inner);
+        *self.files.lock().unwrap_or_else(PoisonError::into_inner) = inner(files);
+        *self.mounts.lock().unwrap_or_else(PoisonError::into_inner) = inner(mounts);
+    }
+
     /// Removes the registered files that still exist, the latest first.
     pub fn remove(&self) {
         let mounts =

@@ -9,11 +9,13 @@ use blockyard_trace::ReplayView;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::api::UPGRADED;
 use crate::paths;
 use crate::process::ProcessView;
 use crate::ram::{BlocksView, HistogramsView, RamDone, RamRequest};
 use crate::scheduler::{SchedulerRequest, SchedulerView};
 use crate::trace::{ReplayQuery, ReplayStopped, TraceRequest, TraceStopped};
+use crate::upgrade::{UpgradeRequest, UpgradeView};
 use crate::uri::encode;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
@@ -167,6 +169,15 @@ impl Client {
     /// If the yard cannot be reached.
     pub fn version(&self) -> Result<VersionView, ClientError> {
         self.get("/v1/version")
+    }
+
+    /// Has the daemon hand everything over to a new process.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses, or the new process fails.
+    pub fn upgrade(&self, request: &UpgradeRequest) -> Result<UpgradeView, ClientError> {
+        let body = serde_json::to_vec(request).expect("requests are plain data");
+        self.parse(self.exchange_within(TIMEOUT_LONG, Method::POST, "/v1/upgrade", body)?)
     }
 
     /// All devices.
@@ -685,7 +696,14 @@ impl Client {
         path: &str,
         body: Vec<u8>,
     ) -> Result<Vec<u8>, ClientError> {
-        self.whole(self.connect(timeout)?.send(method, path, body))
+        let sent = self.connect(timeout)?.send(method.clone(), path, body.clone());
+        match self.whole(sent) {
+            // The daemon was upgraded meanwhile, and has not executed it.
+            Err(ClientError::Refused(refusal)) if refusal.code == UPGRADED => {
+                self.whole(self.connect(timeout)?.send(method, path, body))
+            }
+            answer => answer,
+        }
     }
 
     /// Returns a successful response, or the reason for which the daemon refused.

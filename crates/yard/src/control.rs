@@ -1,7 +1,8 @@
 //! The control plane's thread: one small tokio runtime for the API, signals and the watchdog.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use crate::api::{self, Control};
 use crate::cleanup_registry::CleanupRegistry;
 use crate::http::{self, CLIENTS_MAX, Waits};
 use crate::monitor::{self, STREAMS_MAX};
+use crate::upgrade::incoming::Inherited;
+use crate::upgrade::message::ListenerKind;
 use crate::web_access::{TokenError, WebAccess};
 
 /// The number of threads for requests that wait for a device or for its clients: as many as both
@@ -40,6 +43,8 @@ pub enum Event {
     Unmounted,
     /// The command for which the daemon runs has ended, with this exit code.
     CommandDone(u8),
+    /// Another process serves what this one served.
+    Upgraded,
 }
 
 /// The reason for which the control plane could not start.
@@ -101,7 +106,10 @@ pub struct ControlServer {
     /// Runs the listeners; `None` once the thread has it.
     runtime: Option<tokio::runtime::Runtime>,
     thread: Option<JoinHandle<()>>,
+    /// The files to remove at the end.
     sockets: Vec<PathBuf>,
+    /// Those of an earlier process, which are this one's once requests are answered.
+    inherited: Vec<PathBuf>,
     metrics: Option<String>,
     web: Option<String>,
 }
@@ -143,13 +151,15 @@ fn local_access(place: &Endpoint) -> Result<Option<Arc<WebAccess>>, ControlError
 }
 
 impl ControlServer {
-    /// Listens for the API, for metrics and for the dashboard, each where a place is given.
+    /// Listens for the API, for metrics and for the dashboard, each where a place is given; on the
+    /// sockets of an earlier process, if it had one there.
     ///
     /// # Errors
     /// If a socket cannot be bound, or the token cannot be used or is missing.
     pub fn bind(
         control: Arc<Control>,
         places: ControlPlaces<'_>,
+        inherited: Option<&Inherited>,
     ) -> Result<ControlServer, ControlError> {
         probe_descriptors().map_err(system("control: starting a runtime"))?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -161,26 +171,35 @@ impl ControlServer {
         let (stop, stopped) = watch::channel(false);
         let (thread, sockets) = (None, Vec::new());
         let (metrics, web) = (None, None);
-        let mut server = ControlServer { stop, runtime: None, thread, sockets, metrics, web };
+        let (runtime_of_thread, paths) = (None, Vec::new());
+        let mut server = ControlServer {
+            stop,
+            runtime: runtime_of_thread,
+            thread,
+            sockets,
+            inherited: paths,
+            metrics,
+            web,
+        };
+        let shared = Shared { control: &control, inherited, stopped: &stopped };
         {
             let _inside = runtime.enter();
             if let Some(place) = places.control {
                 let routes = api::routes(Arc::clone(&control));
-                let listener = server.listen(place, &control)?;
-                tokio::spawn(http::serve(listener, routes, Waits::default(), stopped.clone()));
+                server.serve_unix(ListenerKind::Control, place, &routes, &shared)?;
             }
             if let Some(place) = places.metrics {
                 let access = local_access(place)?;
                 let routes = api::metrics_routes(Arc::clone(&control), access);
-                let addresses =
-                    server.serve("metrics", place, Reach::Any, &routes, &control, &stopped)?;
+                let kind = ListenerKind::Metrics;
+                let addresses = server.serve(kind, place, Reach::Any, &routes, &shared)?;
                 server.metrics = addresses.map(|address| match place {
                     Endpoint::Unix(_) => address,
                     _ => format!("{address}/metrics"),
                 });
             }
             if let Some(place) = places.web {
-                server.serve_web(place, places.web_token, &control, &stopped)?;
+                server.serve_web(place, places.web_token, &shared)?;
                 control.monitor.keep_history();
             }
             tokio::spawn(monitor::run(control));
@@ -200,6 +219,7 @@ impl ControlServer {
         cleanup: Arc<CleanupRegistry>,
     ) -> Result<(), ControlError> {
         let Some(runtime) = self.runtime.take() else { return Ok(()) };
+        self.sockets.append(&mut self.inherited);
         {
             let _inside = runtime.enter();
             watch_signals(events, cleanup).map_err(system("control: catching signals"))?;
@@ -224,8 +244,7 @@ impl ControlServer {
         &mut self,
         place: &Endpoint,
         token: Option<&Path>,
-        control: &Arc<Control>,
-        stopped: &watch::Receiver<bool>,
+        shared: &Shared<'_>,
     ) -> Result<(), ControlError> {
         let host = match place {
             Endpoint::Tcp { host, .. } => Some(host.as_str()),
@@ -233,8 +252,8 @@ impl ControlServer {
         };
         let access = Arc::new(WebAccess::load(host, token)?);
         let reach = if access.has_token() { Reach::Any } else { Reach::Loopback };
-        let routes = api::web::routes(Arc::clone(control), access);
-        let address = self.serve("web", place, reach, &routes, control, stopped)?;
+        let routes = api::web::routes(Arc::clone(shared.control), access);
+        let address = self.serve(ListenerKind::Web, place, reach, &routes, shared)?;
         self.web = address.map(|address| match place {
             Endpoint::Unix(_) => address,
             _ => format!("{address}/"),
@@ -245,36 +264,38 @@ impl ControlServer {
     /// Serves routes at a place. Returns its address, the first of several.
     fn serve(
         &mut self,
-        what: &str,
+        kind: ListenerKind,
         place: &Endpoint,
         reach: Reach,
         routes: &Router,
-        control: &Control,
-        stopped: &watch::Receiver<bool>,
+        shared: &Shared<'_>,
     ) -> Result<Option<String>, ControlError> {
-        let waits = Waits::default();
+        let what = kind.option();
         match place {
             Endpoint::Unix(unix) => {
-                let listener = self.listen(unix, control)?;
-                tokio::spawn(http::serve(listener, routes.clone(), waits, stopped.clone()));
+                self.serve_unix(kind, unix, routes, shared)?;
                 Ok(Some(format!("unix:{}", unix.path.display())))
             }
             Endpoint::Tcp { host, port } => {
                 let refused = || system(format!("{what}: {place}"));
-                let mut first = None;
-                let listeners = listen_tcp(host, *port).map_err(refused())?;
+                let listeners = match shared.take(kind, &place.to_string()) {
+                    Some(sockets) => sockets.into_iter().map(TcpListener::from).collect(),
+                    None => listen_tcp(host, *port).map_err(refused())?,
+                };
                 for listener in &listeners {
                     let ip = listener.local_addr().map_err(refused())?.ip();
                     if reach == Reach::Loopback && !ip.to_canonical().is_loopback() {
                         return Err(ControlError::WebWithoutToken((ip, *port).into()));
                     }
                 }
+                shared.note(kind, place.to_string(), &listeners).map_err(refused())?;
+                let mut first = None;
                 for listener in listeners {
                     listener.set_nonblocking(true).map_err(refused())?;
                     let listener = tokio::net::TcpListener::from_std(listener).map_err(refused())?;
                     let address = listener.local_addr().map_err(refused())?;
                     first.get_or_insert_with(|| format!("http://{address}"));
-                    tokio::spawn(http::serve(listener, routes.clone(), waits, stopped.clone()));
+                    shared.spawn(listener, routes);
                 }
                 Ok(first)
             }
@@ -293,18 +314,70 @@ impl ControlServer {
         self.metrics.as_deref()
     }
 
-    /// Listens at a path, which is removed when the server is dropped.
-    fn listen(
+    /// Serves routes at a path, which is removed when the server is dropped.
+    fn serve_unix(
         &mut self,
+        kind: ListenerKind,
         place: &UnixPlace,
-        control: &Control,
-    ) -> Result<tokio::net::UnixListener, ControlError> {
-        let listener = bind_unix(place)?;
+        routes: &Router,
+        shared: &Shared<'_>,
+    ) -> Result<(), ControlError> {
         let path = &place.path;
-        control.cleanup.add(path);
-        self.sockets.push(path.to_owned());
-        let refused = system(format!("control: {}", path.display()));
-        tokio::net::UnixListener::from_std(listener).map_err(refused)
+        let refused = || system(format!("control: {}", path.display()));
+        // The place as a listener of metrics has it, and the control socket.
+        let name = match kind {
+            ListenerKind::Control => place.to_string(),
+            _ => Endpoint::Unix(place.clone()).to_string(),
+        };
+        let listener = match shared.take(kind, &name).and_then(|it| it.into_iter().next()) {
+            Some(socket) => {
+                self.inherited.push(path.to_owned());
+                UnixListener::from(socket)
+            }
+            None => {
+                let listener = bind_unix(place)?;
+                self.sockets.push(path.to_owned());
+                listener
+            }
+        };
+        shared.control.cleanup.add(path);
+        shared.note(kind, name, std::slice::from_ref(&listener)).map_err(refused())?;
+        listener.set_nonblocking(true).map_err(refused())?;
+        let listener = tokio::net::UnixListener::from_std(listener).map_err(refused())?;
+        shared.spawn(listener, routes);
+        Ok(())
+    }
+}
+
+/// What the listeners of a control plane share while they are made.
+struct Shared<'s> {
+    control: &'s Arc<Control>,
+    inherited: Option<&'s Inherited>,
+    stopped: &'s watch::Receiver<bool>,
+}
+
+impl Shared<'_> {
+    /// The sockets that an earlier process had at a place.
+    fn take(&self, kind: ListenerKind, place: &str) -> Option<Vec<OwnedFd>> {
+        self.inherited?.take_sockets(kind, place).map(|(_, sockets)| sockets)
+    }
+
+    /// Notes listeners for an upgrade.
+    fn note(&self, kind: ListenerKind, place: String, all: &[impl AsFd]) -> io::Result<()> {
+        let sockets = all.iter().map(|listener| listener.as_fd().try_clone_to_owned());
+        self.control.upgrade.add_listener(kind, place, sockets.collect::<Result<_, _>>()?);
+        Ok(())
+    }
+
+    /// Answers requests at a listener, within the runtime.
+    fn spawn<L>(&self, listener: L, routes: &Router)
+    where
+        L: axum::serve::Listener,
+        L::Io: http::Peer,
+    {
+        let ends =
+            http::Ends { stopped: self.stopped.clone(), holding: self.control.upgrade.holding() };
+        tokio::spawn(http::serve(listener, routes.clone(), Waits::default(), ends));
     }
 }
 
@@ -325,14 +398,11 @@ impl Drop for ControlServer {
 
 /// Listens at a path. The socket of a daemon that has ended is replaced.
 fn bind_unix(place: &UnixPlace) -> Result<UnixListener, ControlError> {
-    let listener = listen_unix(place).map_err(|error| match error {
+    listen_unix(place).map_err(|error| match error {
         ListenError::InUse(path) => ControlError::InUse(path),
         ListenError::NotASocket(path) => ControlError::NotASocket(path),
         error => ControlError::Listen(error),
-    })?;
-    let refused = system(format!("control: {}", place.path.display()));
-    listener.set_nonblocking(true).map_err(refused)?;
-    Ok(listener)
+    })
 }
 
 /// Sends the first signal as an event. A second one ends the process at once, after removing the

@@ -11,8 +11,8 @@ use blockyard_fuse::{Mount, MountError, MountOptions};
 pub use blockyard_nbd::ServerError;
 use blockyard_nbd::endpoint::missing_right;
 use blockyard_nbd::{
-    BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server, ServerOptions, TlsConfig,
-    TlsMode, UnixPlace,
+    ACTIVATED, Adopted, BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server,
+    ServerOptions, TlsConfig, TlsMode, UnixPlace,
 };
 
 use crate::activation;
@@ -26,6 +26,9 @@ use crate::nvme_listeners::{self, DRAIN, NvmeListeners};
 use crate::spec::DeviceSpec;
 use crate::stack::Made;
 use crate::ublk::{self, UblkError, UblkPlace};
+use crate::upgrade::Upgrade;
+use crate::upgrade::incoming::{Inherited, InheritedDevice, TakeOverError};
+use crate::upgrade::message::ListenerKind;
 use crate::vhost::{BoundVhost, VhostPlace};
 
 /// Options with endpoints of NVMe.
@@ -72,9 +75,22 @@ pub struct DaemonOptions {
     pub nbd_memory: Option<u64>,
     /// The percentage of the time in which the thread of each ring of a virtual machine may poll.
     pub vhost_poll: u32,
+    /// What an earlier process has handed over.
+    pub inherited: Option<Arc<Inherited>>,
 }
 
 impl DaemonOptions {
+    /// Whether a place is one where this daemon listens by a protocol.
+    pub fn has_place(&self, kind: ListenerKind, place: &str) -> bool {
+        let is_it = |it: Option<String>| it.as_deref() == Some(place);
+        match kind {
+            ListenerKind::Nbd => self.nbd.iter().any(|it| it.to_string() == place),
+            ListenerKind::Control => is_it(self.control.as_ref().map(ToString::to_string)),
+            ListenerKind::Metrics => is_it(self.metrics.as_ref().map(ToString::to_string)),
+            ListenerKind::Web => is_it(self.web.as_ref().map(ToString::to_string)),
+        }
+    }
+
     /// Where the control plane listens.
     fn control_places(&self) -> ControlPlaces<'_> {
         ControlPlaces {
@@ -162,6 +178,9 @@ pub enum DaemonError {
     /// The settings of NVMe are invalid.
     #[error("nvme: {0}")]
     NvmeSettings(#[from] config::NvmeSettingsError),
+    /// An earlier process keeps what it was to hand over.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
     /// Standard input is named twice.
     #[error("nbd: stdio can be served once")]
     StdioTwice,
@@ -176,6 +195,15 @@ pub enum DaemonError {
     Thread(std::io::Error),
 }
 
+/// An NBD server that accepts no client yet.
+struct BoundNbd {
+    server: BoundServer,
+    /// Whether it serves the client on standard input and output.
+    is_stdio: bool,
+    /// The index of its listener in what an earlier process has handed over.
+    inherited: Option<u32>,
+}
+
 /// A running daemon. Dropping it ends it, in order.
 pub struct Daemon {
     devices: Arc<Devices>,
@@ -185,6 +213,8 @@ pub struct Daemon {
     /// The memory budget of all servers' connections.
     memory: Arc<MemoryBudget>,
     mount: Option<Mount>,
+    /// The state that requests of the control API read and change.
+    shared: Arc<Control>,
     cleanup: Arc<CleanupRegistry>,
     /// The thread that waits for the client on standard input.
     stdio: Option<JoinHandle<()>>,
@@ -213,7 +243,8 @@ impl Daemon {
             devices.set_control(&place.path);
         }
         let (sender, events) = channel();
-        let plane = ControlServer::bind(Arc::clone(&control), options.control_places())?;
+        let inherited = options.inherited.as_deref();
+        let plane = ControlServer::bind(Arc::clone(&control), options.control_places(), inherited)?;
         let memory = match options.nbd_memory {
             Some(bytes) => MemoryBudget::new(bytes),
             None => MemoryBudget::for_memory(crate::memory::available_bytes()),
@@ -221,8 +252,8 @@ impl Daemon {
         // It is still empty: only the daemon sets it.
         let _ = control.memory.set(Arc::clone(&memory));
         let cleanup = Arc::clone(&control.cleanup);
-        let (control_server, servers, stdio) = (Some(plane), Vec::new(), None);
-        let (control, shared) = (control_server, control);
+        let (servers, stdio) = (Vec::new(), None);
+        let (control, shared) = (Some(plane), control);
         let (mount, nvme) = (None, Arc::clone(&shared.nvme));
         let mut daemon = Daemon {
             devices,
@@ -231,6 +262,7 @@ impl Daemon {
             nvme,
             memory,
             mount,
+            shared,
             cleanup,
             stdio,
             events,
@@ -246,31 +278,61 @@ impl Daemon {
         let nvme_discovery = bind_all_nvme(NVME_DISCOVERY, &options.nvme_discovery)?;
         daemon.add_devices(options)?;
         daemon.serve_vhost(vhost)?;
+        let adopted = daemon.take_over(inherited, &bound)?;
         let (sender, cleanup) = (daemon.sender(), Arc::clone(&daemon.cleanup));
         daemon
             .control
             .iter_mut()
             .try_for_each(|plane| plane.run(sender.clone(), Arc::clone(&cleanup)))?;
-        for (server, is_stdio) in bound {
+        for BoundNbd { server, is_stdio, .. } in bound {
             daemon.serve(server, is_stdio, &options.tls)?;
         }
-        for (endpoint, listeners) in nvme {
-            daemon.start_nvme(NVME, endpoint, listeners)?;
-        }
-        for (endpoint, listeners) in nvme_discovery {
-            daemon.start_nvme(NVME_DISCOVERY, endpoint, listeners)?;
+        adopted.into_iter().for_each(Adopted::start);
+        for (option, bound) in [(NVME, nvme), (NVME_DISCOVERY, nvme_discovery)] {
+            for (endpoint, listeners) in bound {
+                daemon.start_nvme(option, endpoint, listeners)?;
+            }
         }
         daemon.serve_ublk(options)?;
         warn_of_open_control(options);
-        daemon.share_servers(&shared);
+        daemon.share_servers();
         Ok(daemon)
     }
 
     /// Gives the control plane the servers, whose connections it lists.
-    fn share_servers(&self, control: &Control) {
+    fn share_servers(&self) {
         let servers: Vec<Weak<Server>> = self.servers.iter().map(Arc::downgrade).collect();
         // It is still empty: only this function sets it.
-        let _ = control.servers.set(servers);
+        let _ = self.shared.servers.set(servers);
+    }
+
+    /// Takes over what an earlier process has handed over: gives the devices their data and
+    /// schedulers, opens the exports of the connections, and waits until that process has given
+    /// everything up. The connections are continued when the servers run.
+    fn take_over(
+        &self,
+        inherited: Option<&Inherited>,
+        bound: &[BoundNbd],
+    ) -> Result<Vec<Adopted>, DaemonError> {
+        let Some(inherited) = inherited else { return Ok(Vec::new()) };
+        for device in inherited.devices() {
+            let name = device.spec.name();
+            let failed = |source| DaemonError::Device { name: name.to_owned(), source };
+            let entry = self.devices.find(name).map_err(failed)?;
+            device.restore(&entry).map_err(failed)?;
+        }
+        let adopt = |bound: &BoundNbd| {
+            let connections = bound.inherited.map(|index| inherited.take_connections(index));
+            bound.server.adopt(connections.unwrap_or_default()).map_err(DaemonError::Nbd)
+        };
+        let adopted = bound.iter().map(adopt).collect::<Result<_, _>>()?;
+        inherited.wait_for_go()?;
+        Ok(adopted)
+    }
+
+    /// What an upgrade needs to know of this process.
+    pub fn upgrade(&self) -> &Upgrade {
+        &self.shared.upgrade
     }
 
     fn mount(&mut self, dir: &Path, allow_other: bool) -> Result<(), DaemonError> {
@@ -291,28 +353,48 @@ impl Daemon {
             let check = |place| ublk::check(&*made.disk, place, spec, &made.identity);
             place.map_or(Ok(()), check)
         };
-        self.devices.add_all(&options.devices, check).map_err(|(name, source)| match source {
-            YardError::Ublk(_) => DaemonError::Ublk { device: name, source },
-            _ => DaemonError::Device { name, source },
+        let inherited = options.inherited.as_ref();
+        let opened_as = |spec: &DeviceSpec| {
+            let devices = inherited.map_or(&[][..], |inherited| inherited.devices());
+            let device = devices.iter().find(|device| device.spec == *spec);
+            device.map_or_else(|| spec.clone(), InheritedDevice::opened_as)
+        };
+        self.devices.add_all(&options.devices, opened_as, check).map_err(|(name, source)| {
+            match source {
+                YardError::Ublk(_) => DaemonError::Ublk { device: name, source },
+                _ => DaemonError::Device { name, source },
+            }
         })
     }
 
-    /// Binds the sockets of all NBD servers; `true` stands for standard input and output.
-    fn bind_nbd(&self, options: &DaemonOptions) -> Result<Vec<(BoundServer, bool)>, DaemonError> {
+    /// Binds the sockets of all NBD servers, or takes those of an earlier process.
+    fn bind_nbd(&self, options: &DaemonOptions) -> Result<Vec<BoundNbd>, DaemonError> {
         let mut bound = Vec::new();
+        let take = |place: &str| {
+            let inherited = options.inherited.as_ref();
+            inherited.and_then(|inherited| inherited.take_sockets(ListenerKind::Nbd, place))
+        };
         for endpoint in &options.nbd {
-            let server = self.bind_by(&options.tls, |exports, options| {
-                Server::bind(exports, endpoint.clone(), options)
+            let (inherited, sockets) = take(&endpoint.to_string()).unzip();
+            let server = self.bind_by(&options.tls, |exports, options| match sockets {
+                Some(sockets) => Server::inherit(exports, Some(endpoint.clone()), sockets, options),
+                None => Server::bind(exports, endpoint.clone(), options),
             })?;
             if let Endpoint::Unix(place) = endpoint {
                 self.cleanup.add(&place.path);
             }
-            bound.push((server, *endpoint == Endpoint::Stdio));
+            bound.push(BoundNbd { server, is_stdio: *endpoint == Endpoint::Stdio, inherited });
         }
-        if options.activated {
+        while let Some((index, sockets)) = take(ACTIVATED) {
+            let inherit = |exports, options| Server::inherit(exports, None, sockets, options);
+            let server = self.bind_by(&options.tls, inherit)?;
+            bound.push(BoundNbd { server, is_stdio: false, inherited: Some(index) });
+        }
+        if options.activated && options.inherited.is_none() {
             for socket in activation::sockets().map_err(DaemonError::Activation)? {
                 let adopt = |exports, options| Server::adopt(exports, socket, options);
-                bound.push((self.bind_by(&options.tls, adopt)?, false));
+                let server = self.bind_by(&options.tls, adopt)?;
+                bound.push(BoundNbd { server, is_stdio: false, inherited: None });
             }
         }
         Ok(bound)

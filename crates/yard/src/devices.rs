@@ -25,6 +25,10 @@ use crate::vhost::{BoundVhost, SuspendedVhost, VhostServers};
 use crate::view::{FormatRequest, FormatView, HostView, MountView};
 use crate::zonefs::Mounts;
 
+mod hand_over;
+
+pub(crate) use hand_over::WithdrawnDevices;
+
 /// How long the commands of NVMe hosts and of hypervisors may take before a device is replaced, and
 /// how long requests may keep the device.
 const SUSPEND_TIMEOUT: Duration = Duration::from_secs(5);
@@ -216,7 +220,8 @@ impl Devices {
         self.add_by(spec, stack::open)
     }
 
-    /// Opens devices, and exports them when all are open.
+    /// Opens devices, and exports them when all are open. A device is opened by the specification
+    /// that `opened_as` returns.
     ///
     /// # Errors
     /// As [`Devices::add`], or that of `check`, for the device of the returned name. Then no client
@@ -224,6 +229,7 @@ impl Devices {
     pub(crate) fn add_all(
         &self,
         specs: &[DeviceSpec],
+        opened_as: impl Fn(&DeviceSpec) -> DeviceSpec,
         check: impl Fn(&DeviceSpec, &stack::Made) -> Result<(), YardError>,
     ) -> Result<(), (String, YardError)> {
         let failed = |spec: &DeviceSpec| {
@@ -236,7 +242,7 @@ impl Devices {
         }
         let open = |spec: &DeviceSpec| {
             let reserved = self.reserve(spec.name())?;
-            let made = stack::open_provisional(spec)?;
+            let made = stack::open_provisional(&opened_as(spec))?;
             check(spec, &made)?;
             Ok((reserved, made))
         };

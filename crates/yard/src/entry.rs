@@ -66,6 +66,11 @@ impl ReleasedEntry {
         self.disk.strong_count() > 0
     }
 
+    /// Whether a request, or another device, still has the pool.
+    pub(crate) fn is_pool_held(&self) -> bool {
+        self.pool.as_ref().is_some_and(|pool| pool.strong_count() > 0)
+    }
+
     /// The device as it was, if a request still has it; it is not exported yet.
     pub(crate) fn restore(&self) -> Option<DeviceEntry> {
         let disk = self.disk.upgrade()?;

@@ -134,6 +134,18 @@ pub enum YardError {
         /// The greatest number of devices.
         max: usize,
     },
+    /// The daemon cannot be upgraded while it runs as it does.
+    #[error("cannot upgrade: {}", .whys.join("; "))]
+    NotUpgradable {
+        /// The reasons.
+        whys: Vec<String>,
+    },
+    /// An upgrade failed; this process serves on.
+    #[error("cannot upgrade: {what}; process {pid} serves on", pid = std::process::id())]
+    Upgrade {
+        /// The reason.
+        what: String,
+    },
     /// Clients use the device.
     #[error(
         "cannot remove `{name}`: {}; disconnect and close first, or use --force (`?force=true`), \
@@ -640,6 +652,8 @@ impl YardError {
             | YardError::Volume(
                 VolumeError::Busy { .. } | VolumeError::Store(StoreError::InUse { .. }),
             ) => "busy",
+            YardError::NotUpgradable { .. } => "not_upgradable",
+            YardError::Upgrade { .. } => "upgrade_failed",
             YardError::NoSuchPool { .. }
             | YardError::Volume(VolumeError::Store(StoreError::NoPool { .. })) => "no_such_pool",
             YardError::Volume(VolumeError::NoSuchVolume { .. } | VolumeError::NoBase { .. }) => {

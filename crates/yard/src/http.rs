@@ -90,6 +90,19 @@ fn takes_stream(path: &str) -> bool {
             && (path.ends_with("/zones/image") || path.ends_with("/replay")))
 }
 
+/// The states that a listener follows.
+#[derive(Clone, Debug)]
+pub(crate) struct Ends {
+    /// Whether the listener ends.
+    pub(crate) stopped: watch::Receiver<bool>,
+    /// Whether it accepts no client.
+    pub(crate) holding: watch::Receiver<bool>,
+}
+
+/// A request of the daemon's own user, or of root.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FromOwner;
+
 /// A connection that may know its peer's user.
 pub(crate) trait Peer: AsFd {
     /// Whether the peer's user is the daemon's own, or root.
@@ -158,23 +171,25 @@ impl ConnectionClass {
 }
 
 /// Serves routes at a listener until `stopped`.
-pub(crate) async fn serve<L>(
-    mut listener: L,
-    routes: Router,
-    waits: Waits,
-    mut stopped: watch::Receiver<bool>,
-) where
+pub(crate) async fn serve<L>(mut listener: L, routes: Router, waits: Waits, ends: Ends)
+where
     L: Listener,
     L::Io: Peer,
 {
     let [mut owners, mut others] = [ConnectionClass::default(), ConnectionClass::default()];
+    let Ends { mut stopped, mut holding } = ends;
     loop {
         let io = tokio::select! {
-            (io, _) = listener.accept() => io,
+            biased;
             // An error means that the sender is gone: the server has been dropped.
             _ = stopped.wait_for(|stop| *stop) => return,
+            is_over = accept(&mut listener, &mut holding) => match is_over {
+                Some(io) => io,
+                None => return,
+            },
         };
-        let (class, stall) = match io.is_owner() {
+        let is_owner = io.is_owner();
+        let (class, stall) = match is_owner {
             true => (&mut owners, waits.owner_stall),
             false => (&mut others, waits.stall),
         };
@@ -195,15 +210,33 @@ pub(crate) async fn serve<L>(
         };
         let busy = Arc::new(AtomicBool::new(false));
         let io = StallTimeout::new(io, stall);
-        let conversation = converse(io, watch, routes.clone(), waits, Arc::clone(&busy));
+        let peer = (watch, is_owner);
+        let conversation = converse(io, peer, routes.clone(), waits, Arc::clone(&busy));
         class.0.push(OpenConnection { task: tokio::spawn(conversation).abort_handle(), busy });
+    }
+}
+
+/// The next client, while no upgrade holds clients back; they wait in the queue of the socket.
+/// `None` if the daemon has ended.
+async fn accept<L: Listener>(
+    listener: &mut L,
+    holding: &mut watch::Receiver<bool>,
+) -> Option<L::Io> {
+    loop {
+        // Before each accept: one that has begun is given up when clients are to be held back.
+        holding.wait_for(|holds| !*holds).await.ok()?;
+        tokio::select! {
+            biased;
+            held = holding.wait_for(|holds| *holds) => { held.ok()?; }
+            (io, _) = listener.accept() => return Some(io),
+        }
     }
 }
 
 /// Answers the requests of one client.
 async fn converse<I>(
     io: StallTimeout<I>,
-    watch: PeerWatch,
+    (watch, is_owner): (PeerWatch, bool),
     routes: Router,
     waits: Waits,
     busy: Arc<AtomicBool>,
@@ -221,6 +254,9 @@ async fn converse<I>(
         let mut request =
             request.map(|body| Body::new(TimedBody::new(body, wait, is_stream, Arc::clone(&busy))));
         request.extensions_mut().insert(watch.clone());
+        if is_owner {
+            request.extensions_mut().insert(FromOwner);
+        }
         let answer = routes.call(request);
         async move {
             let answer = answer.await?;
@@ -450,7 +486,9 @@ mod tests {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                 runtime.unwrap().block_on(async {
                     let listener = tokio::net::UnixListener::from_std(listener).unwrap();
-                    serve(listener, routes, waits, stopped).await;
+                    let hold = watch::Sender::new(false);
+                    let ends = Ends { stopped, holding: hold.subscribe() };
+                    serve(listener, routes, waits, ends).await;
                 });
             };
             let thread = Some(std::thread::spawn(serve));

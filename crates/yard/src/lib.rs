@@ -37,6 +37,7 @@ pub mod suggestion;
 pub mod table;
 pub mod trace;
 pub mod ublk;
+pub mod upgrade;
 pub mod uri;
 pub mod vhost;
 pub mod view;

@@ -233,6 +233,15 @@ pub(crate) fn begin(spec: &DeviceSpec, control: &dyn SchedulerControl) -> Result
     setting.apply(control)
 }
 
+/// The present scheduler of a disk as a request that sets it; `None` if the disk can have none.
+pub(crate) fn present(disk: &dyn Disk) -> Option<SchedulerRequest> {
+    let tunables = disk.scheduler()?.tunables();
+    let number = |(name, value): (Tunable, _)| (name.to_string(), Given::Number(i64::from(value)));
+    let mut request: SchedulerRequest = tunables.iter().map(number).collect();
+    request.insert(SCHEDULER.to_owned(), Given::Text(active(disk).to_owned()));
+    Some(request)
+}
+
 /// Changes a disk's scheduler while it is in use: all requested parameters or none.
 ///
 /// # Errors

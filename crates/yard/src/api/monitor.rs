@@ -144,12 +144,14 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let control = Arc::new(Control::default());
         let routes = crate::api::routes(Arc::clone(&control));
+        let holding = control.upgrade.holding();
         let (stop, stopped) = watch::channel(false);
         let server = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
                 let listener = tokio::net::UnixListener::from_std(listener).unwrap();
-                http::serve(listener, routes, Waits::default(), stopped).await;
+                let ends = http::Ends { stopped, holding };
+                http::serve(listener, routes, Waits::default(), ends).await;
             });
         });
         let (mut reads, mut stalls) = (connect(&path), connect(&path));

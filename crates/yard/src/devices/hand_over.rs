@@ -1,0 +1,212 @@
+//! All devices at once: closed for another process, and opened again if that fails.
+
+use std::time::{Duration, Instant};
+
+use super::{CLOSE_POLL_INTERVAL, Devices, Reserved, Suspended};
+use crate::entry::{DeviceEntry, ReleasedEntry};
+use crate::error::YardError;
+use crate::spec::DeviceSpec;
+use crate::stack;
+
+/// The devices of a yard that no exporter has any more, in their order.
+pub(crate) struct WithdrawnDevices<'d> {
+    all: Vec<(WithdrawnDevice, Reserved<'d>)>,
+}
+
+/// A device that no exporter has any more.
+pub(crate) enum WithdrawnDevice {
+    /// It keeps data in memory, and stays open.
+    Kept(DeviceEntry),
+    /// It is closed, or will be when no request has it.
+    Closed(ReleasedEntry),
+}
+
+impl WithdrawnDevice {
+    /// Whether a request still keeps it, or its pool, from being closed.
+    fn is_held(&self) -> bool {
+        match self {
+            WithdrawnDevice::Kept(_) => false,
+            WithdrawnDevice::Closed(released) => released.is_held() || released.is_pool_held(),
+        }
+    }
+
+    /// The device, if it stays open.
+    pub(crate) fn kept(&self) -> Option<&DeviceEntry> {
+        match self {
+            WithdrawnDevice::Kept(entry) => Some(entry),
+            WithdrawnDevice::Closed(_) => None,
+        }
+    }
+
+    pub(crate) fn spec(&self) -> &DeviceSpec {
+        match self {
+            WithdrawnDevice::Kept(entry) => &entry.spec,
+            WithdrawnDevice::Closed(released) => &released.spec,
+        }
+    }
+}
+
+impl WithdrawnDevices<'_> {
+    /// The devices in their order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &WithdrawnDevice> {
+        self.all.iter().map(|(device, _)| device)
+    }
+}
+
+impl Devices {
+    /// Takes all devices away from the exporters, which have no clients, and closes those for which
+    /// `keeps` does not ask.
+    ///
+    /// # Errors
+    /// If an exporter has a client of a device, or requests have one for longer than `timeout`.
+    /// Then all devices are as before, but for those that could not be opened again, which the log
+    /// names.
+    pub(crate) fn withdraw_all(
+        &self,
+        keeps: impl Fn(&DeviceSpec) -> bool,
+        timeout: Duration,
+    ) -> Result<WithdrawnDevices<'_>, YardError> {
+        let mut withdrawn = WithdrawnDevices { all: Vec::new() };
+        while let Some((entry, reserved)) = self.take_first() {
+            if let Err(error) = self.take_back(&entry) {
+                withdrawn.all.push((WithdrawnDevice::Kept(entry), reserved));
+                self.restore_all(withdrawn);
+                return Err(error);
+            }
+            let device = match keeps(&entry.spec) {
+                true => WithdrawnDevice::Kept(entry),
+                false => WithdrawnDevice::Closed(entry.release()),
+            };
+            withdrawn.all.push((device, reserved));
+        }
+        let deadline = Instant::now() + timeout;
+        loop {
+            let held = withdrawn.iter().find(|device| device.is_held());
+            let Some(held) = held else { return Ok(withdrawn) };
+            if Instant::now() >= deadline {
+                let name = held.spec().name().to_owned();
+                self.restore_all(withdrawn);
+                return Err(YardError::Held { name });
+            }
+            std::thread::sleep(CLOSE_POLL_INTERVAL);
+        }
+    }
+
+    /// Takes the first device out of the table, and reserves its name.
+    fn take_first(&self) -> Option<(DeviceEntry, Reserved<'_>)> {
+        let mut table = self.table();
+        if table.entries.is_empty() {
+            return None;
+        }
+        let entry = table.entries.remove(0);
+        let name = entry.spec.name().to_owned();
+        table.reserved.push(name.clone());
+        Some((entry, Reserved { devices: self, name }))
+    }
+
+    /// Takes a device away from the exporters that have no client of it.
+    fn take_back(&self, entry: &DeviceEntry) -> Result<(), YardError> {
+        let name = entry.spec.name();
+        let (clients, opens) = self.users(name);
+        let used = |opens| YardError::Used { name: name.to_owned(), clients, opens };
+        if clients + opens > 0 {
+            return Err(used(opens));
+        }
+        if !self.files.remove_unused(name)? {
+            return Err(used(1));
+        }
+        self.exports.remove(name, Duration::ZERO)?;
+        self.remove_subsystem(name, Duration::ZERO);
+        Ok(())
+    }
+
+    /// Opens all devices again, and gives them to the exporters. One that cannot be opened is
+    /// missing from then on; the log says so.
+    pub(crate) fn restore_all(&self, withdrawn: WithdrawnDevices<'_>) {
+        // Before those that were not withdrawn.
+        let mut index = 0;
+        for (device, reserved) in withdrawn.all {
+            match self.restore(device, index) {
+                Ok(_) => index += 1,
+                Err(error) => {
+                    let device = &reserved.name;
+                    tracing::error!(device, %error, "the device cannot be opened again");
+                }
+            }
+        }
+    }
+
+    fn restore(&self, device: WithdrawnDevice, index: usize) -> Result<DeviceEntry, YardError> {
+        let released = match device {
+            WithdrawnDevice::Kept(entry) => {
+                // The exporters may have it still.
+                let _ = self.files.remove_unused(entry.spec.name());
+                let _ = self.exports.remove(entry.spec.name(), Duration::ZERO);
+                return self.publish(entry, index, Suspended::default());
+            }
+            WithdrawnDevice::Closed(released) => released,
+        };
+        match released.restore() {
+            Some(entry) => self.publish(entry, index, Suspended::default()),
+            None => {
+                let made = stack::open(&released.spec)?;
+                self.enter(released.spec, index, made, Suspended::default())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uri;
+
+    const NONE: Duration = Duration::ZERO;
+
+    fn devices() -> std::sync::Arc<Devices> {
+        let devices = Devices::new();
+        for uri in ["null:///a?size=1G", "null:///m?size=1M&memory_backed=1", "null:///b?size=1G"] {
+            devices.add(uri::parse(uri).unwrap()).unwrap();
+        }
+        devices
+    }
+
+    fn names(devices: &Devices) -> Vec<String> {
+        devices.list().iter().map(|entry| entry.spec.name().to_owned()).collect()
+    }
+
+    #[test]
+    fn devices_are_closed_and_come_back_in_their_order() {
+        let devices = devices();
+        let [a, m] =
+            ["a", "m"].map(|name| std::sync::Arc::downgrade(&devices.find(name).unwrap().disk));
+        let withdrawn = devices.withdraw_all(|spec| spec.name() == "m", NONE).unwrap();
+        assert!(devices.list().is_empty() && devices.exports().list().is_empty());
+        assert_eq!((a.strong_count() > 0, m.strong_count() > 0), (false, true));
+        let error = devices.add(uri::parse("null:///a?size=2G").unwrap()).map(drop);
+        assert_eq!(error.unwrap_err().code(), "taken");
+        devices.restore_all(withdrawn);
+        assert_eq!(names(&devices), ["a", "m", "b"]);
+        assert_eq!(devices.exports().list().len(), 3);
+        let is_same = |entry: DeviceEntry| std::ptr::addr_eq(m.as_ptr(), &raw const *entry.disk);
+        assert!(is_same(devices.find("m").unwrap()));
+    }
+
+    #[test]
+    fn a_device_that_a_request_has_is_named_and_all_stay() {
+        let devices = devices();
+        let held = devices.find("b").unwrap();
+        let error = devices.withdraw_all(|_| false, NONE).map(drop).unwrap_err();
+        assert!(matches!(error, YardError::Held { name } if name == "b"));
+        assert_eq!(names(&devices), ["a", "m", "b"]);
+        drop(held);
+        let stop = blockyard_trace::ReplayStop::new();
+        let replay = devices.replays().enter("m", None, true, &stop).unwrap();
+        let error = devices.withdraw_all(|_| false, NONE).map(drop).unwrap_err();
+        assert!(matches!(error, YardError::Used { name, clients: 1, .. } if name == "m"));
+        assert_eq!(names(&devices), ["a", "m", "b"]);
+        assert_eq!(devices.exports().list().len(), 3);
+        drop(replay);
+        assert!(devices.withdraw_all(|_| false, NONE).is_ok());
+    }
+}

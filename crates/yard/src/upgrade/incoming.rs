@@ -1,0 +1,297 @@
+//! The new process's side of an upgrade.
+#![allow(clippy::disallowed_types)] // What is inherited is taken once, at the start.
+
+use std::fmt::Display;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use blockyard_nbd::{ACTIVATED, PausedConnection};
+
+use super::link::{Link, LinkError};
+use super::message::{
+    DeviceState, ListenerKind, ListenerState, Message, Offer, RamSettings, State,
+};
+use super::{VARIABLE, memory};
+use crate::entry::DeviceEntry;
+use crate::error::YardError;
+use crate::scheduler::{self, SchedulerRequest};
+use crate::spec::DeviceSpec;
+use crate::{stack, uri};
+
+/// How long the old process may take to send its offer, and to receive a report.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long the old process may take to pause its clients, close its devices and send everything.
+const STATE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long the old process may take to give everything up.
+const GO_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The reason for which nothing was taken over.
+#[derive(Debug, thiserror::Error)]
+#[error("upgrade: {0}")]
+pub struct TakeOverError(String);
+
+impl From<LinkError> for TakeOverError {
+    fn from(error: LinkError) -> TakeOverError {
+        TakeOverError(error.to_string())
+    }
+}
+
+/// The offer of an old process, which serves still.
+#[derive(Debug)]
+pub struct ReceivedOffer {
+    link: Link,
+    offer: Offer,
+}
+
+impl ReceivedOffer {
+    /// The offer, if an old process started this one.
+    ///
+    /// # Errors
+    /// If standard input is no socket, or no offer comes from it. The old process gets the reason.
+    pub fn take() -> Result<Option<ReceivedOffer>, TakeOverError> {
+        if std::env::var_os(VARIABLE).is_none() {
+            return Ok(None);
+        }
+        let failed = |error: std::io::Error| {
+            TakeOverError(format!("{VARIABLE} is set, and standard input is no socket: {error}"))
+        };
+        let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+        let socket = UnixStream::from(socket);
+        socket.peer_addr().map_err(failed)?;
+        // The other end finds the end of this one when this process ends.
+        let null = std::fs::File::open("/dev/null").map_err(failed)?;
+        rustix::stdio::dup2_stdin(null).map_err(|error| failed(error.into()))?;
+        let link = Link::new(socket);
+        let error = match link.receive(OFFER_TIMEOUT) {
+            Ok(Message::Offer(offer)) => return Ok(Some(ReceivedOffer { link, offer })),
+            Ok(other) => LinkError::Order(format!("{other:?}")),
+            Err(error) => error,
+        };
+        refuse(&link, &error);
+        Err(error.into())
+    }
+
+    /// Whether NBD is served on sockets that another program made, such as systemd.
+    pub fn is_activated(&self) -> bool {
+        let is_it = |it: &ListenerState| it.kind == ListenerKind::Nbd && it.place == ACTIVATED;
+        self.offer.listeners.iter().any(is_it)
+    }
+
+    /// Tells the old process that this one ends, and why.
+    pub fn refuse(&self, why: &dyn Display) {
+        refuse(&self.link, why);
+    }
+
+    /// Checks that the options of this process have the places of the offer, and waits for
+    /// everything.
+    ///
+    /// # Errors
+    /// If a place of the old process is not among the options, this program knows a device or
+    /// parameter no more, or the old process keeps everything. The old process gets the reason.
+    pub fn accept(
+        self,
+        has_place: &dyn Fn(ListenerKind, &str) -> bool,
+    ) -> Result<Inherited, TakeOverError> {
+        let ReceivedOffer { link, offer } = self;
+        let checked = check(has_place, &offer).and_then(|devices| {
+            link.send(&Message::Ready, &[], OFFER_TIMEOUT)?;
+            receive(&link, &devices)
+        });
+        match checked {
+            Ok((listeners, connections, devices)) => Ok(Inherited {
+                link,
+                pid: offer.pid,
+                version: offer.program_version,
+                listeners: Mutex::new(listeners),
+                connections: Mutex::new(connections),
+                devices,
+            }),
+            Err(error) => {
+                refuse(&link, &error.0);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn refuse(link: &Link, why: &dyn Display) {
+    // The old process may have ended.
+    let _ = link.send(&Message::Failed { message: why.to_string() }, &[], OFFER_TIMEOUT);
+}
+
+/// The specifications of the devices on offer.
+fn specs<'u>(uris: impl Iterator<Item = &'u str>) -> Result<Vec<DeviceSpec>, TakeOverError> {
+    let parse = |text: &str| {
+        let spec = uri::parse(text).map_err(|error| TakeOverError(format!("{text}: {error}")))?;
+        stack::check(&spec).map_err(|error| TakeOverError(format!("{text}: {error}")))?;
+        Ok(spec)
+    };
+    uris.map(parse).collect()
+}
+
+/// Checks the places of the offer; returns the devices.
+fn check(
+    has_place: &dyn Fn(ListenerKind, &str) -> bool,
+    offer: &Offer,
+) -> Result<Vec<DeviceSpec>, TakeOverError> {
+    for listener in &offer.listeners {
+        let place = &listener.place;
+        let is_activated = listener.kind == ListenerKind::Nbd && place == ACTIVATED;
+        if !is_activated && !has_place(listener.kind, place) {
+            let option = listener.kind.option();
+            return Err(TakeOverError(format!(
+                "{option}: the running yard listens at {place}, and the configuration has another \
+                 place now: restart the service to change it"
+            )));
+        }
+    }
+    specs(offer.devices.iter().map(String::as_str))
+}
+
+/// Listeners with their index in the state, and their sockets.
+type Listeners = Vec<(u32, ListenerState, Vec<OwnedFd>)>;
+
+/// Connections with the index of their listener.
+type Connections = Vec<(u32, PausedConnection)>;
+
+/// Receives everything.
+fn receive(
+    link: &Link,
+    offered: &[DeviceSpec],
+) -> Result<(Listeners, Connections, Vec<InheritedDevice>), TakeOverError> {
+    let state = match link.receive(STATE_TIMEOUT)? {
+        Message::State(state) => state,
+        other => return Err(LinkError::Order(format!("{other:?}")).into()),
+    };
+    let descriptors = link.receive_descriptors(state.descriptors(), OFFER_TIMEOUT)?;
+    let mut descriptors = descriptors.into_iter();
+    let State { listeners, connections, devices } = state;
+    let mut next = || descriptors.next().ok_or_else(|| TakeOverError("too few sockets".to_owned()));
+    let mut all_listeners = Vec::new();
+    for (index, listener) in (0..).zip(listeners) {
+        let sockets = (0..listener.sockets).map(|_| next()).collect::<Result<_, _>>()?;
+        all_listeners.push((index, listener, sockets));
+    }
+    let mut all_connections = Vec::new();
+    for entry in connections {
+        let (listener, socket) = (entry.listener, Arc::new(next()?));
+        let unread = match entry.unread_bytes {
+            0 => Vec::new(),
+            len => memory::bytes_of(next()?, len)
+                .map_err(|error| TakeOverError(format!("the bytes of a request: {error}")))?,
+        };
+        let state = entry.state(unread);
+        all_connections.push((listener, PausedConnection { socket, state }));
+    }
+    let specs = specs(devices.iter().map(|device| device.uri.as_str()))?;
+    if specs != offered {
+        return Err(TakeOverError("other devices come than were offered".to_owned()));
+    }
+    let mut all_devices = Vec::new();
+    for (spec, DeviceState { scheduler, memory, ram, .. }) in specs.into_iter().zip(devices) {
+        let memory = Mutex::new(memory.then(&mut next).transpose()?);
+        all_devices.push(InheritedDevice { spec, scheduler, memory, ram });
+    }
+    Ok((all_listeners, all_connections, all_devices))
+}
+
+/// A device of the old process.
+#[derive(Debug)]
+pub struct InheritedDevice {
+    /// The specification.
+    pub spec: DeviceSpec,
+    /// The scheduler that it had.
+    pub scheduler: Option<SchedulerRequest>,
+    /// The data of the device, until they are taken.
+    memory: Mutex<Option<OwnedFd>>,
+    /// The settings that it had, if it is a RAM disk.
+    ram: Option<RamSettings>,
+}
+
+impl InheritedDevice {
+    /// The specification by which it is opened.
+    pub(crate) fn opened_as(&self) -> DeviceSpec {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let (spec, file) = (&self.spec, memory.as_ref());
+        file.map_or_else(|| spec.clone(), |file| memory::opened_as(spec, file, self.ram))
+    }
+
+    /// Gives the device, which was opened just now, its data and its scheduler.
+    pub(crate) fn restore(&self, entry: &DeviceEntry) -> Result<(), YardError> {
+        let file = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(file) = file {
+            let what = |error| YardError::Upgrade { what: format!("its data: {error}") };
+            memory::load(entry, file).map_err(what)?;
+        }
+        if let Some(request) = &self.scheduler {
+            scheduler::change(entry.disk.as_ref(), entry.spec.kind(), request)?;
+        }
+        Ok(())
+    }
+}
+
+/// What an old process has handed over. It serves again unless this process says that it serves.
+#[derive(Debug)]
+pub struct Inherited {
+    link: Link,
+    pid: u32,
+    version: String,
+    listeners: Mutex<Listeners>,
+    connections: Mutex<Connections>,
+    devices: Vec<InheritedDevice>,
+}
+
+impl Inherited {
+    /// The devices, in their order.
+    pub fn devices(&self) -> &[InheritedDevice] {
+        &self.devices
+    }
+
+    /// The number of the old process, and the version of its program.
+    pub fn old(&self) -> (u32, &str) {
+        (self.pid, &self.version)
+    }
+
+    /// The sockets of a listener, and its index; `None` if the old process had no such listener.
+    pub(crate) fn take_sockets(
+        &self,
+        kind: ListenerKind,
+        place: &str,
+    ) -> Option<(u32, Vec<OwnedFd>)> {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |(_, it, _): &(u32, ListenerState, _)| it.kind == kind && it.place == place;
+        let found = listeners.iter().position(is_it)?;
+        let (index, _, sockets) = listeners.remove(found);
+        Some((index, sockets))
+    }
+
+    /// The connections of the listener with this index.
+    pub(crate) fn take_connections(&self, listener: u32) -> Vec<PausedConnection> {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = std::mem::take(&mut *connections);
+        let (taken, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|(it, _)| *it == listener);
+        *connections = left;
+        taken.into_iter().map(|(_, connection)| connection).collect()
+    }
+
+    /// Says that everything is open, and waits until the old process has given everything up.
+    ///
+    /// # Errors
+    /// If the old process has ended, or keeps everything.
+    pub(crate) fn wait_for_go(&self) -> Result<(), TakeOverError> {
+        self.link.send(&Message::Opened, &[], OFFER_TIMEOUT)?;
+        match self.link.receive(GO_TIMEOUT)? {
+            Message::Go => Ok(()),
+            other => Err(LinkError::Order(format!("{other:?}")).into()),
+        }
+    }
+
+    /// Tells the old process that this one ends, and why.
+    pub fn refuse(&self, why: &dyn Display) {
+        refuse(&self.link, why);
+    }
+}

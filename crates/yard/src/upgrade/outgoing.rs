@@ -1,0 +1,429 @@
+//! The old process's side of an upgrade.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use blockyard_nbd::{PausedServer, Server};
+
+use super::link::{Link, LinkError};
+use super::message::{
+    ConnectionEntry, DeviceState, ListenerKind, ListenerState, Message, Offer, RamSettings, State,
+    VERSION,
+};
+use super::{
+    PlaneListener, UpgradePlan, UpgradeRequest, UpgradeState, UpgradeView, VARIABLE, memory,
+};
+use crate::api::Control;
+use crate::devices::WithdrawnDevices;
+use crate::entry::DeviceEntry;
+use crate::error::YardError;
+use crate::scheduler;
+
+/// How long the new process may take to read its configuration.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long what is in flight may take, and requests of the control API may have a device.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the new process may take to receive the state, and to open the devices.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a process that has failed may take to end before it is killed.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a notification of systemd may take.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often the end of a process is checked.
+const END_CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Hands everything over to a new process of the program. When this returns a view, this process
+/// serves no client any more, and the caller calls [`end`].
+///
+/// # Errors
+/// If the daemon cannot be handed over, or the new process fails. Then this process serves as
+/// before.
+pub(crate) fn run(control: &Control, request: &UpgradeRequest) -> Result<UpgradeView, YardError> {
+    let upgrade = &control.upgrade;
+    // Held until the end: another upgrade is refused, and a signal waits.
+    let mut state = match upgrade.state.try_lock() {
+        Ok(state) => state,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Err(refused("an upgrade is in progress")),
+    };
+    if *state != UpgradeState::Serving {
+        return Err(refused("the daemon ends"));
+    }
+    let plan = upgrade.plan.get().ok_or_else(|| refused("this yard is part of another program"))?;
+    let program = match &request.program {
+        Some(program) => checked(Path::new(program))?,
+        None => plan.program.clone(),
+    };
+    let whys = obstacles(control, plan, request.force);
+    if !whys.is_empty() {
+        return Err(YardError::NotUpgradable { whys });
+    }
+    let successor = Successor::start(&program, plan)?;
+    let offered = offer(control);
+    let ready = successor
+        .tell(&Message::Offer(offered))
+        .and_then(|()| successor.expect(&Message::Ready, START_TIMEOUT, "before it was ready"));
+    if let Err(error) = ready {
+        return Err(successor.fail(error));
+    }
+    let (paused, view) = hand_over(control, request, &successor)?;
+    *state = UpgradeState::Ended;
+    // It is still empty: a process is upgraded once.
+    let _ = upgrade.successor.set(view.pid);
+    paused.servers.into_iter().for_each(|(_, server)| server.leave());
+    tracing::info!(pid = view.pid, pause_ns = view.pause_ns, "handed over");
+    Ok(view)
+}
+
+fn refused(why: &str) -> YardError {
+    YardError::NotUpgradable { whys: vec![why.to_owned()] }
+}
+
+fn checked(program: &Path) -> Result<PathBuf, YardError> {
+    if program.is_absolute() {
+        return Ok(program.to_owned());
+    }
+    let (value, wanted) = (program.display().to_string(), "a path from the root on".to_owned());
+    Err(YardError::Argument { field: "program", value, wanted })
+}
+
+/// The reasons for which the daemon cannot be handed over now.
+fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> {
+    let mut whys = plan.refusals.clone();
+    let devices = &control.devices;
+    for mount in devices.zonefs_mounts() {
+        whys.push(format!("the zonefs of `{}` is mounted at {}", mount.device, mount.dir));
+    }
+    for listener in control.nvme.list(devices) {
+        whys.push(format!("NVMe is served at {}", listener.place));
+    }
+    for (place, _) in devices.vhost().list() {
+        whys.push(format!("`{}` is served by vhost-user", place.device));
+    }
+    for (name, _) in devices.ublk().list() {
+        whys.push(format!("`{name}` is a block device of the kernel (ublk)"));
+    }
+    for entry in devices.list() {
+        let name = entry.spec.name();
+        whys.extend(memory::obstacle(&entry.spec));
+        if let Some(path) = entry.spec.text("trace") {
+            whys.push(format!("`{name}` records the trace {path}"));
+        }
+        if devices.replays().count(name) > 0 {
+            whys.push(format!("a trace is replayed on `{name}`"));
+        }
+    }
+    if !force {
+        for server in servers(control) {
+            for (peer, why) in server.unpausable() {
+                whys.push(format!("NBD client {peer}: {why}; --force disconnects it"));
+            }
+        }
+    }
+    whys
+}
+
+fn servers(control: &Control) -> Vec<Arc<Server>> {
+    control.servers.get().into_iter().flatten().filter_map(Weak::upgrade).collect()
+}
+
+fn offer(control: &Control) -> Offer {
+    let plane = control.upgrade.plane.lock().unwrap_or_else(PoisonError::into_inner);
+    let of_plane = |it: &PlaneListener| ListenerState::new(it.kind, &it.place, it.sockets.len());
+    let nbd = servers(control);
+    let of_nbd = nbd.iter().map(|server| {
+        ListenerState::new(ListenerKind::Nbd, server.place(), server.local_addrs().len())
+    });
+    let devices = control.devices.list();
+    Offer {
+        program_version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        listeners: plane.iter().map(of_plane).chain(of_nbd).collect(),
+        devices: devices.iter().map(|entry| entry.spec.to_string()).collect(),
+    }
+}
+
+/// A process that is to take everything over.
+struct Successor {
+    child: std::cell::RefCell<Child>,
+    link: Link,
+}
+
+impl Successor {
+    fn start(program: &Path, plan: &UpgradePlan) -> Result<Successor, YardError> {
+        let failed = |error: std::io::Error| YardError::Upgrade {
+            what: format!("cannot start {}: {error}", program.display()),
+        };
+        let (link, there) = Link::pair().map_err(failed)?;
+        let child = Command::new(program)
+            .args(&plan.args)
+            .env(VARIABLE, VERSION.to_string())
+            // They are of this process, and would be ignored or taken for another purpose.
+            .env_remove("LISTEN_PID")
+            .env_remove("LISTEN_FDS")
+            .env_remove("LISTEN_FDNAMES")
+            .env_remove("WATCHDOG_PID")
+            .stdin(Stdio::from(there))
+            .spawn()
+            .map_err(failed)?;
+        Ok(Successor { child: child.into(), link })
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.borrow().id()
+    }
+
+    fn tell(&self, message: &Message) -> Result<(), String> {
+        self.link
+            .send(message, &[], START_TIMEOUT)
+            .map_err(|error| self.explain(&error, "before it was ready"))
+    }
+
+    /// Waits for a message.
+    fn expect(&self, wanted: &Message, timeout: Duration, when: &str) -> Result<(), String> {
+        match self.link.receive(timeout) {
+            Ok(message) if message == *wanted => Ok(()),
+            Ok(other) => Err(self.explain(&LinkError::Order(format!("{other:?}")), when)),
+            Err(error) => Err(self.explain(&error, when)),
+        }
+    }
+
+    /// The failure of the new process, in words.
+    fn explain(&self, error: &LinkError, when: &str) -> String {
+        match error {
+            LinkError::Failed(what) => format!("the new process refuses: {what}"),
+            LinkError::Closed => match self.exit_status() {
+                Some(status) => format!("the new process ended {when}: {status}"),
+                None => format!("the new process closed its socket {when}"),
+            },
+            error => format!("the new process failed {when}: {error}"),
+        }
+    }
+
+    /// The exit status of a process that has ended, or ends soon.
+    fn exit_status(&self) -> Option<std::process::ExitStatus> {
+        let deadline = Instant::now() + END_TIMEOUT;
+        loop {
+            match self.child.borrow_mut().try_wait() {
+                Ok(None) if Instant::now() < deadline => {}
+                Ok(status) => return status,
+                Err(_) => return None,
+            }
+            std::thread::sleep(END_CHECK_INTERVAL);
+        }
+    }
+
+    /// Ends the process, which has nothing yet or may have opened devices.
+    fn kill(&self) {
+        let mut child = self.child.borrow_mut();
+        // It may have ended already.
+        let _ = child.kill();
+        if let Err(error) = child.wait() {
+            tracing::warn!(%error, "the new process cannot be waited for");
+        }
+    }
+
+    fn fail(&self, what: String) -> YardError {
+        self.kill();
+        YardError::Upgrade { what }
+    }
+}
+
+/// What is paused.
+struct Paused {
+    servers: Vec<(Arc<Server>, PausedServer)>,
+}
+
+impl Paused {
+    /// Continues all servers and the control plane.
+    fn resume(self, control: &Control) {
+        for (server, paused) in self.servers {
+            if let Err(error) = server.resume(paused) {
+                tracing::error!(%error, "a client is lost");
+            }
+        }
+        control.upgrade.holding.send_replace(false);
+    }
+
+    /// The time from which on the first client waited.
+    fn since(&self) -> Option<Instant> {
+        self.servers.iter().map(|(_, paused)| paused.since()).min()
+    }
+}
+
+/// From a new process that is ready to one that serves. At an error the new process has been ended.
+fn hand_over(
+    control: &Control,
+    request: &UpgradeRequest,
+    successor: &Successor,
+) -> Result<(Paused, UpgradeView), YardError> {
+    let paused = pause(control, request).inspect_err(|_| successor.kill())?;
+    let begun = Instant::now();
+    let schedulers = control.devices.list().iter().map(scheduler_of).collect::<Vec<_>>();
+    let withdrawn = match control.devices.withdraw_all(memory::is_in_memory, DRAIN_TIMEOUT) {
+        Ok(withdrawn) => withdrawn,
+        Err(error) => {
+            successor.kill();
+            paused.resume(control);
+            return Err(error);
+        }
+    };
+    tracing::debug!(elapsed = ?begun.elapsed(), "devices closed");
+    let opened = send_state(control, &paused, &withdrawn, schedulers, successor).and_then(|sent| {
+        let when = "while it opened the devices";
+        successor.expect(&Message::Opened, OPEN_TIMEOUT, when).map(|()| sent)
+    });
+    let gone = opened.and_then(|(connections, devices)| {
+        give_up(control, successor)?;
+        let since = paused.since().unwrap_or(begun);
+        let pause_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Ok(UpgradeView { pid: successor.pid(), connections, devices, pause_ns })
+    });
+    match gone {
+        Ok(view) => {
+            // This process has no device any more; those in memory are closed here.
+            drop(withdrawn);
+            Ok((paused, view))
+        }
+        Err(what) => {
+            // First: a device has one owner.
+            successor.kill();
+            control.devices.restore_all(withdrawn);
+            paused.resume(control);
+            Err(YardError::Upgrade { what })
+        }
+    }
+}
+
+/// Accepts no client any more, and pauses the connections.
+fn pause(control: &Control, request: &UpgradeRequest) -> Result<Paused, YardError> {
+    control.upgrade.holding.send_replace(true);
+    let mut paused = Paused { servers: Vec::new() };
+    let servers = servers(control);
+    servers.iter().for_each(|server| server.hold());
+    let mut left = servers.into_iter();
+    for server in left.by_ref() {
+        match server.pause(DRAIN_TIMEOUT, request.force) {
+            Ok(stopped) => paused.servers.push((server, stopped)),
+            Err(error) => {
+                paused.resume(control);
+                left.for_each(|server| server.proceed());
+                return Err(YardError::Upgrade { what: error.to_string() });
+            }
+        }
+    }
+    Ok(paused)
+}
+
+/// The scheduler that a device has now, as a request.
+fn scheduler_of(entry: &DeviceEntry) -> Option<scheduler::SchedulerRequest> {
+    scheduler::present(entry.disk.as_ref())
+}
+
+/// Sends everything. Returns the numbers of connections and devices.
+fn send_state(
+    control: &Control,
+    paused: &Paused,
+    withdrawn: &WithdrawnDevices<'_>,
+    schedulers: Vec<Option<scheduler::SchedulerRequest>>,
+    successor: &Successor,
+) -> Result<(u64, u64), String> {
+    let mut state = State::default();
+    // The descriptors in the order that the message's description gives.
+    let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
+    let plane = control.upgrade.plane.lock().unwrap_or_else(PoisonError::into_inner);
+    for PlaneListener { kind, place, sockets } in plane.iter() {
+        state.listeners.push(ListenerState::new(*kind, place, sockets.len()));
+        descriptors.extend(sockets.iter().map(OwnedFd::as_fd));
+    }
+    let first_nbd = state.listeners.len();
+    for (server, paused) in &paused.servers {
+        let before = descriptors.len();
+        descriptors.extend(paused.sockets());
+        let sockets = descriptors.len() - before;
+        state.listeners.push(ListenerState::new(ListenerKind::Nbd, server.place(), sockets));
+    }
+    let mut unread: Vec<Option<File>> = Vec::new();
+    let all = || (first_nbd as u32..).zip(&paused.servers);
+    let connections = all().flat_map(|(listener, (_, paused))| {
+        paused.connections().iter().map(move |connection| (listener, connection))
+    });
+    for (listener, connection) in connections.clone() {
+        state.connections.push(ConnectionEntry::new(listener, &connection.state));
+        let bytes = &connection.state.unread;
+        let file = (!bytes.is_empty()).then(|| memory::file_of(bytes)).transpose();
+        unread.push(file.map_err(|error| format!("cannot make a file in memory: {error}"))?);
+    }
+    for ((_, connection), file) in connections.zip(&unread) {
+        descriptors.push(connection.socket.as_fd());
+        descriptors.extend(file.as_ref().map(File::as_fd));
+    }
+    let mut memories = Vec::new();
+    for (device, scheduler) in withdrawn.iter().zip(schedulers) {
+        let spec = device.spec();
+        let saved = device.kept().map(memory::save).transpose();
+        let saved = saved.map_err(|error| format!("`{}`: {error}", spec.name()))?.flatten();
+        let (uri, memory) = (spec.to_string(), saved.is_some());
+        let ram = device.kept().and_then(|entry| entry.ram.as_ref()).map(|ram| RamSettings {
+            mem_limit: ram.stats().mm.mem_limit,
+            compact: ram.compact_percent(),
+        });
+        state.devices.push(DeviceState { uri, scheduler, memory, ram });
+        memories.extend(saved);
+    }
+    descriptors.extend(memories.iter().map(File::as_fd));
+    let sent = (state.connections.len() as u64, state.devices.len() as u64);
+    let message = Message::State(state);
+    let told = successor.link.send(&message, &descriptors, OPEN_TIMEOUT);
+    told.map_err(|error| successor.explain(&error, "while it received the state")).map(|()| sent)
+}
+
+/// Gives everything up in favour of the new process. If that has ended, this process keeps
+/// everything.
+fn give_up(control: &Control, successor: &Successor) -> Result<(), String> {
+    // A second signal ends this process at once, and must remove nothing of the other.
+    let files = control.cleanup.take();
+    // systemd accepts it from the main process alone, so before this one ends.
+    tell_systemd(successor.pid());
+    if let Err(error) = successor.link.send(&Message::Go, &[], START_TIMEOUT) {
+        tell_systemd(std::process::id());
+        control.cleanup.put(files);
+        return Err(successor.explain(&error, "before it served"));
+    }
+    Ok(())
+}
+
+/// Names the main process to systemd. The socket of notifications may be full, so that a thread of
+/// its own waits for it.
+fn tell_systemd(pid: u32) {
+    let (sender, results) = channel();
+    let notify = move || {
+        // The upgrade may not wait for it any more.
+        let _ = sender.send(sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]));
+    };
+    if let Err(error) = std::thread::Builder::new().name("notify".to_owned()).spawn(notify) {
+        return tracing::warn!(%error, "systemd cannot be notified");
+    }
+    match results.recv_timeout(NOTIFY_TIMEOUT) {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "systemd cannot be notified"),
+        Err(_) => tracing::warn!("systemd does not read notifications"),
+    }
+}
+
+/// Ends this process.
+pub(crate) fn end(control: &Control) {
+    if let Some(plan) = control.upgrade.plan.get() {
+        (plan.end)();
+    }
+}

@@ -1,0 +1,354 @@
+//! A daemon is replaced by another process while clients use it.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+
+use crate::place::Place;
+use crate::run::{Run, bounded_by, nbdsh, ok, python};
+use crate::yard::{BLOCKYARD, Yard};
+
+/// The variable for more upgrades than the usual ones.
+const ROUNDS: &str = "BLOCKYARD_UPGRADE_ROUNDS";
+
+/// The most looks at the connections until fio has used them.
+const LOOKS_MAX: u32 = 2000;
+
+const N0: &str = "null:///n0?size=1G";
+const MEM0: &str = "null:///mem0?size=64M&memory_backed=1";
+const RAM0: &str = "ram:///ram0?size=64M";
+
+/// A yard, and the processes that took its place. Dropping it kills them.
+struct Upgradable {
+    yard: Yard,
+    successor: Option<u64>,
+}
+
+impl Upgradable {
+    fn new(place: Place, args: &[&str]) -> Upgradable {
+        Upgradable { yard: Yard::serve_in(place, args), successor: None }
+    }
+
+    /// Upgrades the yard, and returns the response.
+    #[track_caller]
+    fn upgrade(&mut self, args: &[&str]) -> Value {
+        let view = self.yard.command(&[&["upgrade", "--json"], args].concat()).ok().json();
+        let pid = view["pid"].as_u64().unwrap();
+        assert_ne!(Some(pid), self.successor);
+        self.successor = Some(pid);
+        assert_eq!(self.serving_pid(), pid);
+        self.yard.read_notices();
+        view
+    }
+
+    /// The process that answers requests of the control API.
+    #[track_caller]
+    fn serving_pid(&self) -> u64 {
+        let control = self.yard.control();
+        let line = ["curl", "--silent", "--unix-socket", &control, "http://yard/v1/version"];
+        crate::run::run(&line).ok().json()["pid"].as_u64().unwrap()
+    }
+
+    /// The requests of the client of each device.
+    fn requests(&self) -> BTreeMap<String, u64> {
+        let connections = self.yard.command(&["connections", "--json"]).ok().json();
+        let of_one = |it: &Value| Some((it["device"].as_str()?.into(), it["requests"].as_u64()?));
+        connections.as_array().unwrap().iter().filter_map(of_one).collect()
+    }
+
+    /// An upgrade that fails; the yard serves.
+    #[track_caller]
+    fn fails(&self, args: &[&str]) -> Run {
+        let run = self.yard.command(&[&["upgrade"], args].concat()).fails();
+        self.yard.command(&["list"]).ok();
+        run
+    }
+
+    /// Ends the last process in order.
+    fn end(&mut self) {
+        let pid = self.successor.take().unwrap().to_string();
+        let wait = "kill -TERM $0; while kill -0 $0 2> /dev/null; do :; done";
+        ok(&["sh", "-c", wait, &pid]);
+    }
+}
+
+impl Drop for Upgradable {
+    fn drop(&mut self) {
+        if let Some(pid) = self.successor {
+            // It may have ended already.
+            crate::run::run(&["kill", "-KILL", &pid.to_string()]);
+        }
+    }
+}
+
+/// Says that the test is done, also if it fails.
+struct Done<'d>(&'d AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// fio, which writes and verifies what it has written, until it is interrupted.
+struct Fio(Child);
+
+impl Fio {
+    fn start(uri: &str) -> Fio {
+        let uri = format!("--uri={uri}");
+        let mut line = vec!["fio", "--name=verify", "--ioengine=nbd", &uri, "--rw=randwrite"];
+        line.extend(["--bsrange=4k-64k", "--size=32M", "--iodepth=16", "--randrepeat=0"]);
+        line.extend(["--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1"]);
+        line.extend(["--verify_state_save=0", "--time_based", "--runtime=500"]);
+        line.extend(["--output-format=json"]);
+        let mut command = bounded_by(600, &line);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        Fio(child.unwrap())
+    }
+
+    /// Interrupts it; returns the greatest latency of a request, in ns.
+    fn end(mut self) -> u64 {
+        assert!(self.0.try_wait().unwrap().is_none(), "fio has ended before it was interrupted");
+        // Not `timeout` itself, which would end its child at once.
+        ok(&["pkill", "-INT", "--parent", &self.0.id().to_string()]);
+        let (mut out, mut errors) = (String::new(), String::new());
+        self.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        self.0.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        self.0.wait().unwrap();
+        let report = &out[out.find('{').unwrap_or(0)..];
+        let report: Value =
+            serde_json::from_str(report).unwrap_or_else(|error| panic!("{error}: {out}{errors}"));
+        let job = &report["jobs"][0];
+        assert_eq!(job["error"], 0, "{out}{errors}");
+        for direction in ["read", "write"] {
+            assert!(job[direction]["total_ios"].as_u64() > Some(0), "{out}{errors}");
+        }
+        let of = |direction: &str| job[direction]["clat_ns"]["max"].as_u64().unwrap();
+        of("read").max(of("write"))
+    }
+}
+
+/// Upgrades a yard while fio writes to a volume, a RAM disk and a null device in memory, and
+/// verifies. `BLOCKYARD_UPGRADE_ROUNDS` sets the number of upgrades.
+#[test]
+fn clients_see_a_pause_and_no_error() {
+    let rounds = std::env::var(ROUNDS).map_or(3, |rounds| rounds.parse().unwrap());
+    let place = Place::new();
+    let volume = format!("volume:///v0?size=1G&path={}", place.file("pool"));
+    let mut yard = Upgradable::new(place, &[&volume, RAM0, MEM0]);
+    let all = ["v0", "ram0", "mem0"].map(|name| Fio::start(&yard.yard.uri(name)));
+    let (control, is_done) = (yard.yard.control(), AtomicBool::new(false));
+    let mut pauses = Vec::new();
+    std::thread::scope(|scope| {
+        // Commands wait too, and do not fail.
+        let commands = scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                let list = ok(&[BLOCKYARD, "list", "--control", &control]);
+                assert_eq!(list.lines().count(), 4, "{list}");
+            }
+        });
+        let done = Done(&is_done);
+        for _ in 0..rounds {
+            // Each fio has used its connection since the last upgrade.
+            let before = yard.requests();
+            let has_used = || {
+                let now = yard.requests();
+                now.len() == 3 && now.iter().all(|(name, count)| before.get(name) < Some(count))
+            };
+            assert!((0..LOOKS_MAX).any(|_| has_used()), "fio does nothing");
+            let view = yard.upgrade(&[]);
+            assert_eq!((&view["devices"], &view["connections"]), (&3.into(), &3.into()), "{view}");
+            pauses.push(view["pause_ns"].as_u64().unwrap() / 1_000_000);
+        }
+        drop(done);
+        commands.join().unwrap();
+    });
+    let longest = all.map(Fio::end);
+    println!("{rounds} upgrades; pauses in ms: {pauses:?}; longest requests in ns: {longest:?}");
+    yard.end();
+}
+
+#[test]
+fn data_in_memory_and_settings_stay() {
+    let mut yard = Upgradable::new(Place::new(), &[RAM0, MEM0, N0]);
+    let zoned = "null:///z?size=16M&zoned=1&zone_size=1M&memory_backed=1";
+    yard.yard.command(&["add", zoned]).ok();
+    yard.yard.command(&["remove", "n0"]).ok();
+    yard.yard.command(&["sched", "set", "mem0", "scheduler=mq-deadline", "read_expire=77"]).ok();
+    yard.yard.command(&["ram", "set", "ram0", "mem_limit=48M"]).ok();
+    for name in ["ram0", "mem0", "z"] {
+        nbdsh(&yard.yard.uri(name), "h.pwrite(b'blockyard' * 4096 + b'x' * 4096, 1 << 20)");
+    }
+    let zones = |yard: &Upgradable| {
+        let report = yard.yard.command(&["zone", "report", "z", "--json"]).ok().json();
+        let zones = report.as_array().unwrap();
+        zones.iter().map(|zone| zone["wptr"].clone()).collect::<Vec<_>>()
+    };
+    let before = zones(&yard);
+    assert_eq!(before[1], 80);
+    for _ in 0..2 {
+        yard.upgrade(&[]);
+    }
+    let devices = yard.yard.command(&["list", "--json"]).ok().json();
+    let names: Vec<_> = devices.as_array().unwrap().iter().map(|it| &it["name"]).collect();
+    assert_eq!(names, ["ram0", "mem0", "z"]);
+    for name in ["ram0", "mem0", "z"] {
+        let check = "assert h.pread(40960, 1 << 20) == b'blockyard' * 4096 + b'x' * 4096";
+        nbdsh(&yard.yard.uri(name), check);
+    }
+    assert_eq!(zones(&yard), before);
+    let sched = yard.yard.command(&["sched", "show", "mem0", "--json"]).ok().json();
+    assert_eq!(
+        (&sched["scheduler"], &sched["tunables"]["read_expire"]),
+        (&"mq-deadline".into(), &77.into())
+    );
+    let said = yard.yard.command(&["ram", "set", "ram0", "compact=0"]).ok().out;
+    assert!(said.contains("mem_limit 50331648"), "{said}");
+    yard.end();
+}
+
+#[test]
+fn sockets_and_the_process_id_belong_to_the_new_process() {
+    let place = Place::new();
+    let pidfile = place.file("pid");
+    let mut yard = Upgradable::new(place, &[N0, "--pidfile", &pidfile]);
+    let pid = yard.upgrade(&[])["pid"].to_string();
+    assert_eq!(yard.yard.end().code(), Some(0));
+    assert_eq!(std::fs::read_to_string(&pidfile).unwrap().trim(), pid);
+    yard.yard.serves("n0");
+    yard.end();
+    for name in ["nbd", "control", "pid"] {
+        assert!(!yard.yard.place.path().join(name).exists(), "{name} outlives the process");
+    }
+}
+
+/// A client that sees whether its connection goes on.
+const GOES_ON: &str = "
+import subprocess, sys
+h.pwrite(b'x' * 4096, 0)
+args = ['BLOCKYARD', 'upgrade', '--control', 'CONTROL'] + PROGRAM
+done = subprocess.run(args, stderr=subprocess.PIPE, text=True)
+assert done.returncode == 6, done
+assert WANTED in done.stderr, done
+assert 'serves on' in done.stderr, done
+assert h.pread(4096, 0) == b'x' * 4096
+h.pwrite(b'y' * 4096, 4096)
+h.flush()
+";
+
+/// Serves a volume, has `program` fail in its place, and checks that a client goes on.
+fn goes_on(place: Place, program: &str, wanted: &str) {
+    let volume = format!("volume:///v0?size=1G&path={}", place.file("pool"));
+    let yard = Upgradable::new(place, &[&volume, MEM0]);
+    let pid = yard.serving_pid();
+    let script = GOES_ON
+        .replace("BLOCKYARD", BLOCKYARD)
+        .replace("CONTROL", &yard.yard.control())
+        .replace("PROGRAM", &format!("['--program', '{program}']"))
+        .replace("WANTED", &format!("{wanted:?}"));
+    for name in ["v0", "mem0"] {
+        nbdsh(&yard.yard.uri(name), &script);
+    }
+    assert_eq!((yard.serving_pid(), pid), (pid, yard.yard.pid().into()));
+}
+
+#[test]
+fn a_program_that_cannot_start_leaves_the_old_one_serving() {
+    goes_on(Place::new(), "/no/such/program", "cannot start /no/such/program: No such file");
+    goes_on(
+        Place::new(),
+        "/bin/false",
+        "the new process ended before it was ready: exit status: 1",
+    );
+}
+
+/// A program that is killed while it opens the devices, when the old process has closed its own.
+#[test]
+fn a_process_that_ends_after_the_state_came_leaves_the_old_one_serving() {
+    let place = Place::new();
+    let program = place.file("program");
+    // It speaks the old side's language up to the state, and ends.
+    let script = "#!/usr/bin/python3\n\
+         import os, socket, struct\n\
+         s = socket.socket(fileno=os.dup(0))\n\
+         def message():\n\
+         \x20   head = s.recv(16, socket.MSG_WAITALL)\n\
+         \x20   return s.recv(struct.unpack('<8sII', head)[2], socket.MSG_WAITALL)\n\
+         def say(body):\n\
+         \x20   s.sendall(struct.pack('<8sII', b'BLKYHAND', 1, len(body)) + body)\n\
+         assert b'offer' in message()\n\
+         say(b'\"ready\"')\n\
+         assert b'state' in message()\n\
+         os.kill(os.getpid(), 9)\n";
+    executable(&program, script);
+    goes_on(place, &program, "signal: 9 (SIGKILL); process");
+}
+
+/// A program that has too few descriptors to open the devices.
+#[test]
+fn a_process_that_cannot_open_the_devices_leaves_the_old_one_serving() {
+    let place = Place::new();
+    let program = place.file("program");
+    executable(&program, &format!("#!/bin/sh\nulimit -n 24\nexec {BLOCKYARD} \"$@\"\n"));
+    goes_on(place, &program, "the new process");
+}
+
+#[test]
+fn another_version_of_the_format_is_refused_by_both_sides() {
+    let place = Place::new();
+    let program = place.file("program");
+    let script = "#!/usr/bin/python3\n\
+         import os, socket, struct\n\
+         s = socket.socket(fileno=os.dup(0))\n\
+         s.recv(16, socket.MSG_WAITALL)\n\
+         s.sendall(struct.pack('<8sII', b'BLKYHAND', 99, 7) + b'\"ready\"')\n";
+    executable(&program, script);
+    goes_on(place, &program, "the hand-over has format 99: expected 1");
+    let place = Place::new();
+    let script = "
+import os, socket, struct, subprocess, sys
+here, there = socket.socketpair()
+here.sendall(struct.pack('<8sII', b'BLKYHAND', 99, 2) + b'{}')
+args = [sys.argv[1], 'serve', 'null:///n?size=1M', '--control', sys.argv[2], '--nbd', 'none']
+env = dict(os.environ, BLOCKYARD_HANDOVER='99')
+done = subprocess.run(args, stdin=there, env=env, stderr=subprocess.PIPE, text=True)
+there.close()
+assert done.returncode == 1, done
+assert 'the hand-over has format 99: expected 1' in done.stderr, done
+head = here.recv(16, socket.MSG_WAITALL)
+assert b'format 99' in here.recv(struct.unpack('<8sII', head)[2], socket.MSG_WAITALL)
+";
+    python(script, &[BLOCKYARD, &place.file("control")]);
+}
+
+/// Makes a program.
+fn executable(path: &str, text: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn what_cannot_be_handed_over_is_named() {
+    let place = Place::new();
+    let trace = place.file("trace");
+    let traced = format!("null:///t?size=1M&trace={trace}");
+    let yard = Upgradable::new(place, &[N0, &traced, "--nvme", "tcp:127.0.0.1:0"]);
+    yard.fails(&[]).says(&["NVMe is served at tcp:127.0.0.1:0", "`t` records the trace"]);
+    drop(yard);
+    let config = "[serve]\ncontrol = \"PLACE/control\"\nnbd = [\"unix:PLACE/nbd\"]\n\
+                  [[device]]\nkind = \"null\"\nname = \"n0\"\nsize = \"1G\"\n";
+    let place = Place::new();
+    let (file, folder) = (place.file("yard.toml"), place.path().display().to_string());
+    std::fs::write(&file, config.replace("PLACE", &folder)).unwrap();
+    let yard = Yard::start(place, &["serve", "--config", &file]);
+    let yard = Upgradable { yard, successor: None };
+    std::fs::write(&file, config.replace("PLACE", &folder).replace("/nbd\"", "/other\"")).unwrap();
+    yard.fails(&[]).says(&["nbd: the running yard listens at unix:", "serves on"]);
+    std::fs::write(&file, "[serve").unwrap();
+    yard.fails(&[]).says(&["the new process refuses: ", "serves on"]);
+    yard.yard.serves("n0");
+}
