@@ -17,13 +17,20 @@ pub const NAME: &str = "observers";
 
 /// The line that starts the server, with a device that answers about a million reads a second.
 const LINE: &str = "PROGRAM serve null:///null?size=1T&bs=4k --nvme tcp:NVME --nbd none \
-                    --control unix:CONTROL";
+                    --control CONTROL";
 
 /// The time that an observer has to begin before the window.
 const BEGINS: Duration = Duration::from_millis(100);
 
 /// The processors that the observing program keeps busy.
 const OBSERVER_CPUS: Metric = Metric::less("observer_cpus", "");
+
+/// The processors that the server keeps busy apart from the threads that serve connections: the
+/// control API, the dashboard, the writer of a trace.
+const CONTROL_CPUS: Metric = Metric::less("control_cpus", "");
+
+/// The beginning of the names of the threads that serve connections.
+const DATA_THREAD: &str = "nvme-";
 
 /// An observer: the further options of the server, and the line of the observing program.
 struct Observer {
@@ -100,8 +107,9 @@ pub fn build(settings: &Settings) -> Experiment {
         title: "What observers cost",
         about: "Reads of a null device over NVMe/TCP without an observer, and while another \
                 program observes the yard. CPU time (`cpu_per_io`, ns) is that of the server; \
-                `observer_cpus` is that of the observing program, which shares the processors with \
-                the server and its client.",
+                `observer_cpus` are the processors that the observing program keeps busy, and \
+                `control_cpus` those of the server's threads that serve no connection. All share \
+                the processors with the server's other threads and its client.",
         published: Vec::new(),
         variants: OBSERVERS.iter().map(|observer| observer.variant).collect(),
         workloads: vec![LOAD.workload],
@@ -138,17 +146,23 @@ fn measure(
     let controller = NvmeController::connect(nvme, NVME_NULL_NQN)?;
     let commands = NvmeCommands { op: LOAD.op, len: LOAD.len, depth: LOAD.depth };
     let queue = controller.queue(1, commands, round.seed)?;
-    let before = observing.as_ref().map_or(Ok(Duration::ZERO), RunningChild::cpu)?;
+    let observer_cpu = || observing.as_ref().map_or(Ok(Duration::ZERO), RunningChild::cpu);
+    let control_cpu = || server.cpu_of_threads(|name| !name.starts_with(DATA_THREAD));
+    let before = (observer_cpu()?, control_cpu()?);
     let cpu = || server.cpu();
     let began = std::time::Instant::now();
     let sample = nvme::run(vec![queue], |queue| queue.latency(), &cpu, &LOAD, round)?;
+    let took = began.elapsed().as_secs_f64();
+    let cpus =
+        |before: Duration, after: Duration| after.saturating_sub(before).as_secs_f64() / took;
+    let sample = sample.with(CONTROL_CPUS, cpus(before.1, control_cpu()?));
     let Some(mut observing) = observing else { return Ok(sample) };
+    let sample = sample.with(OBSERVER_CPUS, cpus(before.0, observing.cpu()?));
     // An observer that has ended has observed nothing.
     if observing.ends_within(Duration::ZERO)? {
         return Err(observing.ended());
     }
-    let took = observing.cpu()?.saturating_sub(before);
-    Ok(sample.with(OBSERVER_CPUS, took.as_secs_f64() / began.elapsed().as_secs_f64()))
+    Ok(sample)
 }
 
 /// What a server does not offer yet.

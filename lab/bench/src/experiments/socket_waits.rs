@@ -36,6 +36,9 @@ const REPLY_BYTES: usize = HEADER_BYTES + DATA_BYTES;
 /// The most commands of a connection that one send answers.
 const BATCH_MAX: usize = 32;
 
+/// The greatest latency of the histogram: a minute, which a run does not last.
+const LATENCY_MAX_NS: u64 = 60_000_000_000;
+
 const EPOLL: &str = "epoll";
 const IO_URING: &str = "io-uring";
 
@@ -108,7 +111,7 @@ fn measure(
     let server = SocketServer::start(serve, served)?;
     let commands = vec![0; depth * COMMAND_BYTES];
     let replies = vec![0; depth * REPLY_BYTES];
-    let latency = Histogram::new(3).expect("three digits are possible");
+    let latency = Histogram::new_with_max(LATENCY_MAX_NS, 3).expect("the bounds are valid");
     let client = LoadClient { streams: client, commands, replies, latency };
     let outcome = workers::run(vec![client], round, || clock_ns(server.clock))?;
     let mut sample = outcome.sample(NAME)?;
@@ -162,7 +165,6 @@ impl Work for LoadClient {
         }
         for stream in &mut self.streams {
             went = went.and_then(|()| stream.read_exact(&mut self.replies));
-            // A latency beyond the histogram is a minute or more, which a run does not last.
             self.latency.saturating_record(start.elapsed().as_nanos() as u64);
         }
         went.map_err(failed)?;
@@ -407,12 +409,13 @@ mod tests {
             for depth in [1, BATCH_MAX] {
                 // The client checks that as many bytes come as it waits for.
                 let sample = measure(serve, 3, depth, &round).unwrap();
-                assert!(
-                    sample
-                        .values
-                        .iter()
-                        .any(|(metric, value)| { *metric == Metric::CPU_PER_IO && *value > 0.0 })
-                );
+                let value = |wanted| {
+                    let found = sample.values.iter().find(|(metric, _)| *metric == wanted);
+                    found.map(|(_, value)| *value)
+                };
+                assert!(value(Metric::CPU_PER_IO).unwrap() > 0.0);
+                // No message over TCP is answered within 100 ns.
+                assert!(value(Metric::P99).unwrap() > 100.0);
             }
         }
     }

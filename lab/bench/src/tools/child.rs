@@ -149,6 +149,15 @@ impl RunningChild {
             .map_err(LabError::io(format!("CPU time of `{}`", self.line)))
     }
 
+    /// The CPU time until now of its threads whose name `selects`.
+    ///
+    /// # Errors
+    /// If the system does not report it.
+    pub fn cpu_of_threads(&self, selects: impl Fn(&str) -> bool) -> Result<Duration, LabError> {
+        cpu::of_threads(self.child.id(), selects)
+            .map_err(LabError::io(format!("CPU time of the threads of `{}`", self.line)))
+    }
+
     /// Waits for the child's end for at most `time`; returns whether it has ended.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 //! /proc/PID/stat counts ticks of 10 ms, too coarse for measurements of a fraction of a second.
 #![allow(unsafe_code)] // The clock of another process has no safe door.
 
+use std::fs;
 use std::io;
 use std::time::Duration;
 
@@ -35,6 +36,28 @@ pub(crate) fn of_process(pid: u32) -> io::Result<Duration> {
     Ok(Duration::new(seconds, ns))
 }
 
+/// The CPU time until now of those threads of a process whose name `selects`, by
+/// `/proc/PID/task/TID/schedstat`, whose first field is in ns (the kernel's
+/// Documentation/scheduler/sched-stats.rst). Threads that have ended are not in it.
+pub(crate) fn of_threads(pid: u32, selects: impl Fn(&str) -> bool) -> io::Result<Duration> {
+    let mut sum = Duration::ZERO;
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let thread = entry?.path();
+        let texts =
+            [fs::read_to_string(thread.join("comm")), fs::read_to_string(thread.join("schedstat"))];
+        let [Ok(name), Ok(times)] = texts else {
+            // The thread has ended since it was listed.
+            continue;
+        };
+        if selects(name.trim_end()) {
+            let ns = times.split(' ').next().and_then(|ns| ns.parse().ok());
+            let ns = ns.ok_or_else(|| io::Error::other(format!("invalid schedstat {times:?}")))?;
+            sum += Duration::from_nanos(ns);
+        }
+    }
+    Ok(sum)
+}
+
 /// CPU time of the calling thread.
 pub(crate) fn of_thread() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -51,6 +74,26 @@ mod tests {
         let mut sum = 0_u64;
         (0..1_000_000).for_each(|n| sum = std::hint::black_box(sum.wrapping_add(n)));
         assert!(of_process(std::process::id()).unwrap() > before);
+    }
+
+    #[test]
+    fn the_time_of_threads_is_that_of_the_named_ones() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let burn = move || {
+            let mut sum = 0_u64;
+            (0..1_000_000).for_each(|n| sum = std::hint::black_box(sum.wrapping_add(n)));
+            told.recv().unwrap();
+        };
+        let thread = std::thread::Builder::new().name("burns-cpu".to_owned()).spawn(burn).unwrap();
+        let pid = std::process::id();
+        let named = || of_threads(pid, |name| name == "burns-cpu").unwrap();
+        while named() == Duration::ZERO {
+            std::thread::yield_now();
+        }
+        assert_eq!(of_threads(pid, |name| name == "no-such-name").unwrap(), Duration::ZERO);
+        tell.send(()).unwrap();
+        thread.join().unwrap();
+        assert!(of_threads(0, |_| true).is_err());
     }
 
     #[test]
