@@ -1,13 +1,14 @@
 //! Facilities of the operating system that the standard library does not offer, each used by
 //! several crates: files that replace others atomically, waiting for many descriptors, identities,
-//! mapped memory, files with secrets, precise timers, the mount table, unmounting, socket calls,
-//! descriptors in messages, and interrupts of threads.
+//! mapped memory, memory for keys, files with secrets, precise timers, the mount table, unmounting,
+//! socket calls, descriptors in messages, and interrupts of threads.
 
 mod atomic_file;
 pub mod descriptors;
 pub mod epoll;
 mod identity;
 pub mod interrupt;
+mod locked_memory;
 mod memory;
 mod mount_table;
 pub mod private_file;
@@ -17,6 +18,7 @@ mod unmount;
 
 pub use atomic_file::{AtomicFile, Replace, UNFINISHED};
 pub use identity::{boot_id, fresh_id};
+pub use locked_memory::LockedMemory;
 pub use memory::{forget, map_region};
 pub use mount_table::{DeviceNumber, Mounted, mount_point, topmost};
 pub use timer::sharpen_timers;

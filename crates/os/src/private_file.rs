@@ -49,6 +49,23 @@ pub enum PrivateFileError {
 /// If the file cannot be read or is longer, is no regular file or no UTF-8, belongs to another
 /// user, or other users can access it.
 pub fn read_private(path: &Path, bytes_max: u64) -> Result<Zeroizing<String>, PrivateFileError> {
+    let bytes = read_private_bytes(path, bytes_max)?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| PrivateFileError::Read {
+        path: path.display().to_string(),
+        source: io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"),
+    })?;
+    Ok(Zeroizing::new(text.to_owned()))
+}
+
+/// Reads a file with secrets of at most `bytes_max` bytes, which need not be text. Dropping the
+/// bytes clears their memory.
+///
+/// # Errors
+/// As [`read_private`], but for UTF-8.
+pub fn read_private_bytes(
+    path: &Path,
+    bytes_max: u64,
+) -> Result<Zeroizing<Vec<u8>>, PrivateFileError> {
     let shown = || path.display().to_string();
     let failed = |source| PrivateFileError::Read { path: shown(), source };
     // The open of a FIFO that no process writes to would block.
@@ -70,7 +87,7 @@ pub fn read_private(path: &Path, bytes_max: u64) -> Result<Zeroizing<String>, Pr
         return Err(failed(io::Error::other(format!("it has more than {bytes_max} bytes"))));
     }
     // Whole at once, so that no copy of a part is left in memory.
-    let mut text = Zeroizing::new(String::with_capacity(found.len() as usize + 1));
-    file.take(found.len()).read_to_string(&mut text).map_err(failed)?;
-    Ok(text)
+    let mut bytes = Zeroizing::new(Vec::with_capacity(found.len() as usize + 1));
+    file.take(found.len()).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
 }
