@@ -8,6 +8,7 @@ use crate::run::{nbdsh, ok, run};
 use crate::yard::{BLOCKYARD, Yard, blockyard};
 
 mod carry;
+mod encrypted;
 
 fn uri(pool: &Place, name: &str, more: &str) -> String {
     format!("volume:///{name}?path={}{more}", pool.file("pool"))

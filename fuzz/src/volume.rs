@@ -8,6 +8,7 @@ use blockyard_volume_format::catalogue::{
 };
 use blockyard_volume_format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STORED_MAX};
 use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume_format::key_slot::{Derivation, KeySlot};
 use blockyard_volume_format::label::{self, Label};
 use blockyard_volume_format::superblock::{BYTES, LogPlace, SLOT_BYTES, Superblock};
 
@@ -150,7 +151,23 @@ fn group(input: &mut Input<'_>) {
     assert!(group::parse(&bytes, align).is_none(), "a changed byte {at} is not noticed");
 }
 
-fn listed(input: &mut Input<'_>) {
+fn key_slots(input: &mut Input<'_>) -> Vec<KeySlot> {
+    let count = input.below(3);
+    let slot = |id| {
+        let derivation = match input.below(2) {
+            0 => Derivation::Hkdf,
+            _ => Derivation::Argon2id { memory_kib: 1024, passes: 3, lanes: 1 },
+        };
+        let byte = input.word() as u8;
+        let slot = KeySlot { id, derivation, salt: [byte; 16], wrapped: [!byte; 48] };
+        let change = Change::PutKey(slot.clone());
+        assert_eq!(Change::parse(&change.print()), Ok(change));
+        slot
+    };
+    (1..=count).map(slot).collect()
+}
+
+fn some_volumes(input: &mut Input<'_>) -> Vec<Listed> {
     let mut volumes = Vec::new();
     for id in 1..=input.below(4) as u32 {
         let meta = VolumeMeta {
@@ -160,6 +177,7 @@ fn listed(input: &mut Input<'_>) {
             guid: input.below(3),
             reserved_bytes: input.below(2) << 9,
             created: input.word(),
+            key: 0,
             origin: input.word() as u32,
             block_bytes: input.choose(&[4096, 512, 65_536]),
             blocks: input.below(90_000_000) + 1,
@@ -176,6 +194,15 @@ fn listed(input: &mut Input<'_>) {
             holds,
             roots,
         });
+    }
+    volumes
+}
+
+fn listed(input: &mut Input<'_>) {
+    let mut volumes = some_volumes(input);
+    let keys = key_slots(input);
+    for Listed { meta, .. } in &mut volumes {
+        meta.key = input.below(keys.len() as u64 + 1);
     }
     let live = (0..input.below(9)).map(|_| input.below(1 << 21) * 512).collect();
     let (copies, unknown_bytes) = (input.word() as u32, input.word());
@@ -204,7 +231,7 @@ fn listed(input: &mut Input<'_>) {
         assert_eq!(Change::parse(&change.print()), Ok(change));
     }
     let repaired = input.word();
-    let whole = CatalogueImage { next_id: 9, copies, live, unknown_bytes, scrub, repaired };
+    let whole = CatalogueImage { next_id: 9, copies, live, unknown_bytes, scrub, repaired, keys };
     let bytes = catalogue::print(&whole, &volumes);
     assert_eq!(catalogue::parse(&bytes), Ok((whole, volumes)));
     let cut = input.word() as usize % bytes.len();

@@ -21,6 +21,7 @@ use crate::fio::Fio;
 use crate::history::{History, PAGE};
 use crate::mounted::Mounted;
 use crate::rounds::{Seed, seeds};
+use crate::secret::key_parameter;
 use crate::workload::{End, Workload};
 use crate::yard::{Yard, blockyard};
 
@@ -104,6 +105,8 @@ struct Cell {
     more: &'static str,
     /// Whether the server makes the pool, instead of the test, which makes short segments.
     is_the_servers: bool,
+    /// Whether the volume is encrypted.
+    is_encrypted: bool,
 }
 
 impl Cell {
@@ -115,6 +118,7 @@ impl Cell {
         block: "16k",
         compress: "lz4",
         more: "",
+        is_encrypted: false,
         is_the_servers: true,
     };
 
@@ -131,6 +135,7 @@ impl Cell {
             // Compressed data would not fill the pool.
             compress: if is_full { "none" } else { ["lz4", "none"][seed as usize / 40 % 2] },
             more: "",
+            is_encrypted: !is_full && seed.is_multiple_of(3),
             is_the_servers: false,
         }
     }
@@ -151,9 +156,10 @@ impl Cell {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cell { kind, copies, is_full, block, .. } = self;
+        let Cell { kind, copies, is_full, block, is_encrypted, .. } = self;
+        let encrypted = if *is_encrypted { ", encrypted" } else { "" };
         let full = if *is_full { "full" } else { "with space" };
-        write!(f, "{kind:?}, copies {copies}, {full}, volblocksize {block}")
+        write!(f, "{kind:?}, copies {copies}, {full}, volblocksize {block}{encrypted}")
     }
 }
 
@@ -200,9 +206,12 @@ impl CutPool<'_> {
 
     /// The device of the volume for a server's command line; `copies` are the pool's locations.
     fn device(&self, copies: &str) -> String {
-        let Cell { block, compress, more, .. } = self.cell;
+        let Cell { block, compress, more, is_encrypted, .. } = self.cell;
         let size = self.cell.volume_bytes();
-        format!("volume:///v0?{copies}&size={size}&volblocksize={block}&compress={compress}{more}")
+        let key = if is_encrypted { key_parameter() } else { String::new() };
+        format!(
+            "volume:///v0?{copies}&size={size}&volblocksize={block}&compress={compress}{more}{key}"
+        )
     }
 
     fn all(&self) -> String {

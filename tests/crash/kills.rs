@@ -8,6 +8,7 @@ use crate::fio::Fio;
 use crate::history::{History, PAGE};
 use crate::place::Place;
 use crate::rounds::{Seed, seeds};
+use crate::secret::key_parameter;
 use crate::workload::{End, Workload};
 use crate::yard::Yard;
 
@@ -47,15 +48,16 @@ fn opening(random: &mut Rng) -> (&'static str, bool) {
 
 #[test]
 fn nothing_durable_is_lost_when_the_server_is_killed() {
-    for block in ["4k", "16k", "64k"] {
+    for (block, is_encrypted) in [("4k", false), ("16k", true), ("64k", false)] {
         let pool = Place::new();
+        let key = if is_encrypted { key_parameter() } else { String::new() };
         let mut history = History::new(VOLUME_BYTES / PAGE as u64);
         let mut durable = 0;
         for seed in seeds(FEW).step_by(3) {
             let seed = Seed(seed);
             let mut random = Rng::with_seed(seed.0);
             let (more, always) = opening(&mut random);
-            let yard = serve(&pool, &format!("&volblocksize={block}{more}"));
+            let yard = serve(&pool, &format!("&volblocksize={block}{more}{key}"));
             let mut client = Client::connect(&yard.socket(), "v0").unwrap();
             history.check(&client.contents().unwrap(), false);
             let mut workload = Workload::new(client, &mut history, seed.0);
@@ -69,10 +71,10 @@ fn nothing_durable_is_lost_when_the_server_is_killed() {
             durable += history.durable_count();
             drop(yard);
             if settles(&seed) {
-                end(serve(&pool, ""));
+                end(serve(&pool, &key));
             }
         }
-        let yard = serve(&pool, "");
+        let yard = serve(&pool, &key);
         let mut client = Client::connect(&yard.socket(), "v0").unwrap();
         history.check(&client.contents().unwrap(), false);
         assert!(durable > 0, "the client was told that something is durable");

@@ -38,4 +38,5 @@ mod places;
 mod postgres;
 mod rot;
 mod rounds;
+mod secret;
 mod workload;

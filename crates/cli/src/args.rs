@@ -17,9 +17,10 @@ pub(crate) use ram::{
 };
 pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
-    ImageFormat, ListedKind, VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeDestroyArgs,
-    VolumeExportArgs, VolumeHoldArgs, VolumeHoldsArgs, VolumeListArgs, VolumePoolArgs,
-    VolumeReceiveArgs, VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs,
+    ImageFormat, ListedKind, SecretArgs, VolumeAt, VolumeAttachArgs, VolumeChangeKeyArgs,
+    VolumeCommand, VolumeDestroyArgs, VolumeExportArgs, VolumeHoldArgs, VolumeHoldsArgs,
+    VolumeListArgs, VolumeNameArgs, VolumePoolArgs, VolumeReceiveArgs, VolumeScrubArgs,
+    VolumeSendArgs, VolumeShowArgs, VolumeUnlockArgs,
 };
 
 use blockyard_core::zone::check::Target;

@@ -45,6 +45,9 @@ impl Code {
             VolumeError::Exists { .. }
             | VolumeError::Busy { .. }
             | VolumeError::Shrinks { .. }
+            | VolumeError::Locked { .. }
+            | VolumeError::WrongKey { .. }
+            | VolumeError::NotEncrypted { .. }
             | VolumeError::Store(StoreError::InUse { .. } | StoreError::Copies(_)) => Code::Refused,
             _ => Code::Failed,
         }

@@ -6,6 +6,7 @@ mod image;
 mod list;
 pub(crate) mod pool;
 mod progress;
+mod secret;
 mod stream;
 
 use std::io::Write;
@@ -16,6 +17,7 @@ use blockyard_store::{CopiesError, PoolPaths, StoreError, is_pool};
 use blockyard_volume::admin::check_new;
 use blockyard_volume::{Options, PoolVerifier, Running, VolumeError};
 use blockyard_yard::error::YardError;
+use blockyard_yard::volume_secret::SecretFields;
 use blockyard_yard::volumes::{CopyView, PoolView, VolumeDone, VolumeRequest};
 use serde_json::json;
 
@@ -38,8 +40,11 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             let block_bytes = u32::try_from(args.volblocksize).unwrap_or(u32::MAX);
             let (size_bytes, volblocksize_bytes) = (Some(args.size), Some(block_bytes));
             let reservation_bytes = args.reservation;
-            let request =
-                VolumeRequest { size_bytes, volblocksize_bytes, reservation_bytes, ..nothing() };
+            let secret = secret::of_new(&args.secret, args.encrypt, &args.at.name)?;
+            let SecretFields { passphrase, key } =
+                secret.as_ref().map(SecretFields::from).unwrap_or_default();
+            let sizes = VolumeRequest { size_bytes, volblocksize_bytes, ..nothing() };
+            let request = VolumeRequest { reservation_bytes, passphrase, key, ..sizes };
             // Everything is checked before a pool is made, or a disk is overwritten by one.
             if !is_pool(&args.at.pool.pool).map_err(refused)? {
                 let reserved = reservation_bytes.unwrap_or(0);
@@ -67,6 +72,9 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             let request = VolumeRequest { size_bytes, reservation_bytes, force, ..nothing() };
             work(&args.at, "resize", request, out)
         }
+        VolumeCommand::Unlock(args) => secret::unlock(args, out),
+        VolumeCommand::Lock(args) => secret::lock(args, out),
+        VolumeCommand::ChangeKey(args) => secret::change_key(args, out),
         VolumeCommand::Rename(args) => {
             let request = VolumeRequest { new: Some(args.new.clone()), ..nothing() };
             work(&args.at, "rename", request, out)
@@ -219,6 +227,11 @@ fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
     if args.pool.talk.json {
         return print_json(&volume, out);
     }
+    let encryption = match (volume.encrypted, volume.locked) {
+        (false, _) => "none",
+        (true, true) => "aes-256-gcm, locked",
+        (true, false) => "aes-256-gcm, unlocked",
+    };
     let unknown = || "unknown: a page of a map cannot be read".to_owned();
     let space = |bytes: Option<u64>| bytes.map_or_else(unknown, exact);
     let mut rows = vec![
@@ -228,6 +241,7 @@ fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
         ("created", volume.created.map_or_else(|| "unknown".to_owned(), date)),
         ("volblocksize", list::block_size(&volume)),
         ("reservation", exact(volume.reservation_bytes)),
+        ("encryption", encryption.to_owned()),
         ("device", if volume.in_use { "yes" } else { "no" }.to_owned()),
         ("used", space(volume.used_bytes)),
         ("referenced", space(volume.referenced_bytes)),

@@ -307,6 +307,7 @@ impl Destination {
             guid: 0,
             reserved_bytes: 0,
             created: now(),
+            key: 0,
         };
         let Some((_, base)) = &self.present else {
             pool.change(&self.volume, Change::Create(meta))?;
@@ -382,7 +383,7 @@ fn take<D: SegmentStore>(
 ) -> Result<u64, VolumeError> {
     let live = pool.find(hidden)?;
     let size = u64::from(live.meta.block_bytes);
-    let mut filler = Filler::new(pool, live);
+    let mut filler = Filler::new(pool, live)?;
     let mut blocks = 0;
     loop {
         match incoming.part()? {
@@ -408,11 +409,11 @@ struct Filler<D: SegmentStore> {
 }
 
 impl<D: SegmentStore> Filler<D> {
-    fn new(pool: &Arc<Pool<D>>, live: Arc<OpenVolume>) -> Filler<D> {
+    fn new(pool: &Arc<Pool<D>>, live: Arc<OpenVolume>) -> Result<Filler<D>, VolumeError> {
         let size = u64::from(live.meta.block_bytes);
         let part_bytes = WRITE_BYTES.min(u64::from(pool.segments().bytes()) / 4).max(size);
-        let handle = VolumeHandle::open(pool, live, Compression::default(), RECORDS);
-        Filler { handle, size, part_bytes }
+        let handle = VolumeHandle::open(pool, live, Compression::default(), RECORDS)?;
+        Ok(Filler { handle, size, part_bytes })
     }
 
     fn write(&mut self, first: u64, bytes: &[u8]) -> Result<(), VolumeError> {

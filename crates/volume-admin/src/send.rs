@@ -95,6 +95,8 @@ impl Sending<blockyard_store::PoolBacking> {
 impl<D: SegmentStore> Sending<D> {
     fn of(pool: &Arc<Pool<D>>, snapshot: &str, base: Option<&str>) -> Result<Self, VolumeError> {
         let live = find(pool, "name", snapshot)?;
+        // A locked volume is refused before anything is sent.
+        pool.keys().of(&live.meta)?;
         let older = base.map(|base| find(pool, "from", base)).transpose()?;
         if let (Some(older), Some(base)) = (&older, base) {
             let volume = |name: &str| name.split('@').next().map(str::to_owned);
@@ -138,7 +140,7 @@ impl<D: SegmentStore> Sending<D> {
         // `_passing` is declared first, so that it is dropped last.
         let Sending { passing: _passing, pool, live, head, changes, .. } = self;
         let size = u64::from(head.block_bytes);
-        let mut handle = VolumeHandle::open(&pool, Arc::clone(&live), Compression::None, 1);
+        let mut handle = VolumeHandle::open(&pool, Arc::clone(&live), Compression::None, 1)?;
         let mut stream = Printer::begin(out, &head)?;
         let mut payload = Vec::with_capacity(PAYLOAD_MAX);
         let mut sent = Sent::default();

@@ -56,7 +56,7 @@ struct Writer(VolumeHandle<Store>);
 impl Writer {
     fn open(pool: &Pool, name: &str) -> Writer {
         let live = pool.pool().find(name).unwrap();
-        Writer(VolumeHandle::open(pool.pool(), live, Compression::Lz4, 8))
+        Writer(VolumeHandle::open(pool.pool(), live, Compression::Lz4, 8).unwrap())
     }
 
     fn end(&mut self) {
@@ -253,7 +253,7 @@ fn run(random: &mut fastrand::Rng) {
     let capacity = used + left;
     let size = BLOCKS * u64::from(BLOCK);
     pool.create("v0", size, BLOCK).unwrap();
-    pool.create_reserved("other", size, BLOCK, size / 4).unwrap();
+    pool.create_reserved("other", size, BLOCK, size / 4, None).unwrap();
     let mut number = 0;
     for step in 0..STEPS {
         let all = pool.pool().list();

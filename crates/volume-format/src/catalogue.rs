@@ -9,7 +9,8 @@ use std::collections::HashSet;
 use crate::bytes::Reader;
 use crate::entry::{ENTRY_BYTES, Entry};
 use crate::error::FormatError;
-use crate::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, UNIT};
+use crate::key_slot::{KEY_SLOT_BYTES, KeySlot};
+use crate::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, PAGE_BYTES, UNIT};
 
 const WHAT: &str = "catalogue";
 const MAGIC: [u8; 8] = *b"BLKYCA4\n";
@@ -37,7 +38,7 @@ pub const VOLUME_NAME_MAX: usize = 64;
 pub const VOLUMES_MAX: usize = 1 << 20;
 
 /// Bytes that the catalogue has of a volume, without its name, its holds and its roots.
-const LISTED_FIXED_BYTES: usize = 63;
+const LISTED_FIXED_BYTES: usize = 71;
 
 /// Longest tag of a hold, in bytes.
 pub const TAG_MAX: usize = 64;
@@ -76,6 +77,8 @@ pub struct VolumeMeta {
     /// When it was created, in seconds since 1970 (UTC); 0: unknown, a program of format version 3
     /// created it.
     pub created: u64,
+    /// The identity of the key by which its blocks are encrypted; 0: they are not.
+    pub key: u64,
 }
 
 impl VolumeMeta {
@@ -91,7 +94,21 @@ impl VolumeMeta {
 
     /// The most bytes that the catalogue has of the volume, without its holds.
     pub fn listed_bytes(&self) -> u64 {
-        (LISTED_FIXED_BYTES + NAME_MAX + self.root_count() * ENTRY_BYTES) as u64
+        let key = if self.key == 0 { 0 } else { KEY_SLOT_BYTES };
+        (LISTED_FIXED_BYTES + key + NAME_MAX + self.root_count() * ENTRY_BYTES) as u64
+    }
+
+    /// The most bytes that a stored block takes. An encrypted block that does not compress takes a
+    /// unit of alignment more than its length, at most a page.
+    pub fn stored_block_max(&self) -> u64 {
+        let more = if self.key == 0 { 0 } else { PAGE_BYTES as u64 };
+        u64::from(self.block_bytes) + more
+    }
+
+    /// The most bytes that blocks of `bytes` bytes take when they are stored.
+    pub fn stored_max(&self, bytes: u64) -> u64 {
+        let more = self.stored_block_max() - u64::from(self.block_bytes);
+        bytes.saturating_add((bytes / u64::from(self.block_bytes)).saturating_mul(more))
     }
 
     /// The capacity in bytes.
@@ -108,6 +125,7 @@ impl VolumeMeta {
         out.extend(self.guid.to_le_bytes());
         out.extend(self.reserved_bytes.to_le_bytes());
         out.extend(self.created.to_le_bytes());
+        out.extend(self.key.to_le_bytes());
         out.push(u8::from(self.is_snapshot));
         out.push(self.name.len() as u8);
         out.extend(self.name.as_bytes());
@@ -148,6 +166,7 @@ impl VolumeMeta {
         let (id, origin, block_bytes) = (reader.u32()?, reader.u32()?, reader.u32()?);
         let (blocks, guid, reserved_bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let created = if layout == CatalogueLayout::V3 { 0 } else { reader.u64()? };
+        let key = if layout == CatalogueLayout::V3 { 0 } else { reader.u64()? };
         let is_snapshot = reader.u8()? == 1;
         let len = reader.u8()? as usize;
         let name = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
@@ -161,6 +180,7 @@ impl VolumeMeta {
             guid,
             reserved_bytes,
             created,
+            key,
         })
     }
 }
@@ -322,6 +342,8 @@ pub enum Change {
         /// The tag of the hold.
         tag: String,
     },
+    /// Adds the slot of a key, or replaces it by one for another secret.
+    PutKey(KeySlot),
     /// Several changes in order, all or none. They cannot be nested.
     Several(Vec<Change>),
 }
@@ -380,6 +402,10 @@ impl Change {
             Change::Release { id, tag } => {
                 print_id(15, *id, &mut out);
                 print_text(tag, &mut out);
+            }
+            Change::PutKey(slot) => {
+                out.push(16);
+                slot.print(&mut out);
             }
             Change::Several(changes) => {
                 out.extend([6, changes.len() as u8]);
@@ -447,11 +473,12 @@ impl Change {
             9 => Ok(Change::Copy(VolumeMeta::parse(&mut reader)?)),
             10 => Ok(Change::Scrubbed(ScrubRecord::take(&mut reader).ok_or_else(short)?)),
             kind @ 11..=15 => Change::parse_named(kind, &mut reader).ok_or_else(short),
+            16 => Ok(Change::PutKey(KeySlot::parse(&mut reader)?)),
             other => Err(FormatError::Field {
                 what: "change of the catalogue",
                 field: "kind",
                 value: other.into(),
-                want: "1 to 15",
+                want: "1 to 16",
             }),
         }
     }
@@ -513,6 +540,8 @@ pub struct CatalogueImage {
     pub scrub: ScrubRecord,
     /// Blocks and map pages that were repaired from the other copy since the pool was made.
     pub repaired: u64,
+    /// The keys of encrypted volumes.
+    pub keys: Vec<KeySlot>,
 }
 
 /// Most segments that addresses can refer to.
@@ -520,6 +549,8 @@ const SEGMENTS_MAX: u32 = 1 << 26;
 
 impl CatalogueImage {
     fn print(&self, out: &mut Vec<u8>) {
+        out.extend((self.keys.len() as u32).to_le_bytes());
+        self.keys.iter().for_each(|slot| slot.print(out));
         self.scrub.print(out);
         out.extend(self.repaired.to_le_bytes());
         out.extend(self.next_id.to_le_bytes());
@@ -543,7 +574,8 @@ impl CatalogueImage {
         }
         let bytes = |_| Some(u64::from(reader.u32()?) * UNIT);
         let live = (0..count).map(bytes).collect::<Option<_>>()?;
-        Some(CatalogueImage { next_id, copies, live, unknown_bytes, scrub, repaired })
+        let keys = Vec::new();
+        Some(CatalogueImage { next_id, copies, live, unknown_bytes, scrub, repaired, keys })
     }
 }
 
@@ -626,7 +658,12 @@ pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError>
         }
         volumes.push(Listed { meta, family, copied, owned, holds, roots });
     }
+    let keys = match layout {
+        CatalogueLayout::V3 => Vec::new(),
+        CatalogueLayout::V4 => keys(&mut reader, &volumes)?,
+    };
     let whole = CatalogueImage::parse(&mut reader, layout).ok_or_else(short)?;
+    let whole = CatalogueImage { keys, ..whole };
     let mut ids = HashSet::new();
     for Listed { meta: VolumeMeta { id, .. }, .. } in &volumes {
         // Otherwise the next new volume would get the number of an existing one.
@@ -658,10 +695,32 @@ fn holds(
     (0..count).map(|_| Hold::take(reader).ok_or_else(short)).collect()
 }
 
+/// Parses the slots of keys, which all encrypted volumes have to have.
+fn keys(reader: &mut Reader<'_>, volumes: &[Listed]) -> Result<Vec<KeySlot>, FormatError> {
+    let count = reader.u32().ok_or(FormatError::Short { what: WHAT, len: 0 })?;
+    let mut keys = Vec::new();
+    let mut ids = HashSet::new();
+    for _ in 0..count {
+        let slot = KeySlot::parse(reader)?;
+        if !ids.insert(slot.id) {
+            let (field, want) = ("key", "each key once");
+            return Err(FormatError::Field { what: WHAT, field, value: slot.id, want });
+        }
+        keys.push(slot);
+    }
+    let named = volumes.iter().map(|listed| listed.meta.key);
+    if let Some(value) = named.filter(|key| *key != 0).find(|key| !ids.contains(key)) {
+        let (field, want) = ("key", "a key that has a slot");
+        return Err(FormatError::Field { what: WHAT, field, value, want });
+    }
+    Ok(keys)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::entry::Codec;
+    use crate::key_slot::Derivation;
 
     fn meta(id: u32, name: &str) -> VolumeMeta {
         VolumeMeta {
@@ -674,6 +733,7 @@ mod tests {
             guid: 5,
             reserved_bytes: 1 << 20,
             created: 1_700_000_000,
+            key: 0,
         }
     }
 
@@ -685,8 +745,8 @@ mod tests {
     fn print_v3(meta: &VolumeMeta) -> Vec<u8> {
         let mut bytes = Vec::new();
         meta.print(&mut bytes);
-        // The creation time is between the reservation and the kind.
-        bytes.drain(36..44);
+        // The creation time and the key are between the reservation and the kind.
+        bytes.drain(36..52);
         bytes
     }
 
@@ -735,8 +795,15 @@ mod tests {
         });
         let live = vec![0, 4096, 1 << 30];
         let (next_id, copies, unknown_bytes, repaired) = (9, 7, 5, 6);
-        let whole =
-            CatalogueImage { next_id, copies, live, unknown_bytes, scrub: scrub(), repaired };
+        let whole = CatalogueImage {
+            next_id,
+            copies,
+            live,
+            unknown_bytes,
+            scrub: scrub(),
+            repaired,
+            keys: Vec::new(),
+        };
         let bytes = print(&whole, &volumes);
         assert_eq!(parse(&bytes), Ok((whole, volumes.to_vec())));
         for len in 0..bytes.len() {
@@ -778,6 +845,24 @@ mod tests {
         assert!(matches!(error, FormatError::Field { field: "holds", .. }), "{error}");
         for wrong in [nested, Change::Several(vec![])] {
             assert!(Change::parse(&wrong.print()).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn each_encrypted_volume_has_one_slot_of_its_key() {
+        let meta = VolumeMeta { blocks: 1, reserved_bytes: 0, key: 77, ..meta(4, "v0") };
+        let (holds, roots) = (Vec::new(), vec![Entry::HOLE]);
+        let volumes = [Listed { meta, family: 2, copied: 3, owned: 77, holds, roots }];
+        let derivation = Derivation::Hkdf;
+        let slot = KeySlot { id: 77, derivation, salt: [1; 16], wrapped: [2; 48] };
+        let of = |keys| CatalogueImage { next_id: 9, keys, ..CatalogueImage::default() };
+        let whole = of(vec![slot.clone()]);
+        assert_eq!(parse(&print(&whole, &volumes)), Ok((whole, volumes.to_vec())));
+        let change = Change::PutKey(slot.clone());
+        assert_eq!(Change::parse(&change.print()), Ok(change));
+        for keys in [Vec::new(), vec![slot.clone(), slot]] {
+            let wrong = parse(&print(&of(keys), &volumes)).unwrap_err();
+            assert!(matches!(wrong, FormatError::Field { field: "key", .. }), "{wrong}");
         }
     }
 

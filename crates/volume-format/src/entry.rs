@@ -36,6 +36,12 @@ pub enum Codec {
     Lz4 = 1,
     /// A Zstandard frame after four bytes with its length.
     Zstd = 2,
+    /// The block, encrypted.
+    SealedRaw = 8,
+    /// An LZ4 block, encrypted.
+    SealedLz4 = 9,
+    /// A Zstandard frame, encrypted.
+    SealedZstd = 10,
 }
 
 impl Codec {
@@ -46,7 +52,36 @@ impl Codec {
             0 => Some(Codec::Raw),
             1 => Some(Codec::Lz4),
             2 => Some(Codec::Zstd),
+            8 => Some(Codec::SealedRaw),
+            9 => Some(Codec::SealedLz4),
+            10 => Some(Codec::SealedZstd),
             _ => None,
+        }
+    }
+
+    /// Whether the stored bytes are encrypted.
+    #[inline]
+    pub fn is_sealed(self) -> bool {
+        self as u8 >= Codec::SealedRaw as u8
+    }
+
+    /// The codec of the same bytes when they are encrypted.
+    #[inline]
+    pub fn sealed(self) -> Codec {
+        match self {
+            Codec::Raw | Codec::SealedRaw => Codec::SealedRaw,
+            Codec::Lz4 | Codec::SealedLz4 => Codec::SealedLz4,
+            Codec::Zstd | Codec::SealedZstd => Codec::SealedZstd,
+        }
+    }
+
+    /// The codec of the bytes after decryption.
+    #[inline]
+    pub fn opened(self) -> Codec {
+        match self {
+            Codec::Raw | Codec::SealedRaw => Codec::Raw,
+            Codec::Lz4 | Codec::SealedLz4 => Codec::Lz4,
+            Codec::Zstd | Codec::SealedZstd => Codec::Zstd,
         }
     }
 }
@@ -152,7 +187,10 @@ mod tests {
     fn printing_and_parsing_round_trip() {
         let mut bytes = [0; ENTRY_BYTES];
         for (address, len) in [(0, 512), (512, 4096), (ADDRESS_END - 512, STORED_MAX)] {
-            for codec in [Codec::Raw, Codec::Lz4, Codec::Zstd] {
+            let plain = [Codec::Raw, Codec::Lz4, Codec::Zstd];
+            for codec in plain.into_iter().chain(plain.map(Codec::sealed)) {
+                assert_eq!(codec.sealed().opened(), codec.opened());
+                assert_eq!(codec.is_sealed(), codec == codec.sealed());
                 let entry = Entry::new(address, len, codec, 0x1234);
                 entry.print(&mut bytes);
                 let read = Entry::parse(&bytes).unwrap();

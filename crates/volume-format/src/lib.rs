@@ -6,6 +6,7 @@ pub mod catalogue;
 pub mod entry;
 mod error;
 pub mod group;
+pub mod key_slot;
 pub mod label;
 pub mod stream;
 pub mod superblock;

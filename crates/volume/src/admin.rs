@@ -11,6 +11,7 @@ use blockyard_volume_format::catalogue::{
 };
 
 use crate::config::{BLOCK_BYTES, SIZE_MAX};
+use crate::encryption::{Secret, VolumeKey};
 use crate::error::VolumeError;
 use crate::names::{invalid, new_volume_name, snapshot_name, volume_name};
 use crate::pool::HIDDEN_PREFIX;
@@ -94,10 +95,11 @@ impl<D: SegmentStore> Running<D> {
     /// # Errors
     /// If the name is taken, or a value is invalid.
     pub fn create(&self, name: &str, size: u64, block_bytes: u32) -> Result<(), VolumeError> {
-        self.create_reserved(name, size, block_bytes, 0)
+        self.create_reserved(name, size, block_bytes, 0, None)
     }
 
-    /// Makes a volume of zeros with a reservation of `reserved_bytes`.
+    /// Makes a volume of zeros with a reservation of `reserved_bytes`. With a secret the volume is
+    /// encrypted, by a new key that the secret decrypts.
     ///
     /// # Errors
     /// As [`Running::create`], or if the unreserved space is less than the reservation.
@@ -107,11 +109,12 @@ impl<D: SegmentStore> Running<D> {
         size: u64,
         block_bytes: u32,
         reserved_bytes: u64,
+        secret: Option<&Secret>,
     ) -> Result<(), VolumeError> {
         check_new(name, size, block_bytes, 0)?;
         let block_bytes = if block_bytes == 0 { BLOCK_BYTES } else { block_bytes };
         self.is_free(name)?;
-        let (blocks, name) = (blocks(size, block_bytes)?, name.to_owned());
+        let (name_given, blocks, name) = (name, blocks(size, block_bytes)?, name.to_owned());
         self.may_reserve(reserved_bytes, size, 0)?;
         let meta = VolumeMeta {
             id: 0,
@@ -123,8 +126,15 @@ impl<D: SegmentStore> Running<D> {
             guid: 0,
             reserved_bytes,
             created: now(),
+            key: 0,
         };
-        self.pool().change(&meta.name.clone(), Change::Create(meta))
+        let Some(secret) = secret else {
+            return self.pool().change(&meta.name.clone(), Change::Create(meta));
+        };
+        let slot = VolumeKey::draw(self.fresh_guid()?)?.wrap(secret)?;
+        let meta = VolumeMeta { key: slot.id, ..meta };
+        let changes = vec![Change::PutKey(slot), Change::Create(meta)];
+        self.pool().change(name_given, Change::Several(changes))
     }
 
     /// Makes a snapshot `VOLUME@SNAPSHOT` of all writes that were answered before.

@@ -184,7 +184,7 @@ pub(crate) fn first_block(span: usize, leaf: usize) -> u64 {
 
 /// The most bytes that the blocks of a leaf can take.
 fn leaf_bytes(live: &OpenVolume) -> u64 {
-    FAN as u64 * u64::from(live.meta.block_bytes)
+    FAN as u64 * live.meta.stored_block_max()
 }
 
 /// Publishes the counts when the changes end.

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use blockyard_store::buffer::ScratchBuffer;
-use blockyard_store::log_writer::Payload;
 use blockyard_volume_format::entry::Codec;
+
+use crate::encryption::{BlockCipher, Undecodable, sealed_bytes};
 
 /// Length of the header of a compressed block, which contains the compressed length in bytes.
 const LEN_BYTES: usize = 4;
@@ -55,9 +56,30 @@ impl Packer {
         into: &mut ScratchBuffer,
         align: usize,
     ) -> Option<(Codec, usize)> {
-        if self.is_idle() {
+        let (codec, len) = self.pack(block, into)?;
+        let end = (LEN_BYTES + len).next_multiple_of(align);
+        if end >= block.len() {
             return None;
         }
+        into.first(end)[LEN_BYTES + len..].fill(0);
+        Some((codec, end))
+    }
+
+    /// Compresses a block to be encrypted. Returns the codec and the compressed bytes; `None` if
+    /// compression saves nothing in a stored block.
+    pub(crate) fn compress_for_sealing<'a>(
+        &mut self,
+        block: &[u8],
+        into: &'a mut ScratchBuffer,
+        align: usize,
+    ) -> Option<(Codec, &'a [u8])> {
+        let (codec, len) = self.pack(block, into)?;
+        let saves = sealed_bytes(len, align) < sealed_bytes(block.len(), align);
+        saves.then(|| (codec, &into[LEN_BYTES..LEN_BYTES + len]))
+    }
+
+    /// Compresses a block into `into`, after its length. Returns the codec and the length.
+    fn pack(&mut self, block: &[u8], into: &mut ScratchBuffer) -> Option<(Codec, usize)> {
         let into = into.first(packed_max(block.len()));
         let rest = &mut into[LEN_BYTES..];
         let (codec, len) = match self.compression {
@@ -66,12 +88,7 @@ impl Packer {
             Compression::Zstd(level) => (Codec::Zstd, self.zstd(block, rest, level)?),
         };
         into[..LEN_BYTES].copy_from_slice(&(len as u32).to_le_bytes());
-        let end = (LEN_BYTES + len).next_multiple_of(align);
-        if end >= block.len() {
-            return None;
-        }
-        into[LEN_BYTES + len..end].fill(0);
-        Some((codec, end))
+        Some((codec, len))
     }
 
     #[cfg(feature = "c-codecs")]
@@ -93,13 +110,8 @@ impl fmt::Debug for Packer {
     }
 }
 
-/// Reads a block of a payload, decompressed, into `block`.
-pub(crate) fn unpack(payload: &Payload, index: u32, block: &mut [u8]) {
-    let whole = decode(payload.blocks()[index as usize].codec, payload.stored(index), block);
-    assert!(whole, "what was compressed here comes back");
-}
-
-/// Decodes a stored block into `block`. Returns `false` if the stored bytes are invalid.
+/// Decodes a stored block that is not encrypted into `block`. Returns `false` if the stored bytes
+/// are invalid.
 #[must_use]
 pub(crate) fn decode(codec: Codec, stored: &[u8], block: &mut [u8]) -> bool {
     if codec == Codec::Raw {
@@ -110,12 +122,49 @@ pub(crate) fn decode(codec: Codec, stored: &[u8], block: &mut [u8]) -> bool {
         return whole;
     }
     let Some((len, rest)) = stored.split_first_chunk::<LEN_BYTES>() else { return false };
-    let Some(packed) = rest.get(..u32::from_le_bytes(*len) as usize) else { return false };
+    let packed = rest.get(..u32::from_le_bytes(*len) as usize);
+    packed.is_some_and(|packed| decompress(codec, packed, block))
+}
+
+/// Decompresses a block. Returns `false` if the compressed bytes are invalid.
+#[must_use]
+fn decompress(codec: Codec, packed: &[u8], block: &mut [u8]) -> bool {
     let len = match codec {
+        Codec::Lz4 => lz4_flex::block::decompress_into(packed, block).ok(),
         Codec::Zstd => unpack_zstd(packed, block),
-        _ => lz4_flex::block::decompress_into(packed, block).ok(),
+        _ => None,
     };
     len == Some(block.len())
+}
+
+/// Decodes a stored block into `block`, after decryption if it is encrypted. `number` is that of
+/// the block in its volume; `scratch` is for a block that is decrypted and still compressed.
+pub(crate) fn decode_block(
+    cipher: Option<&mut BlockCipher>,
+    (number, codec): (u64, Codec),
+    stored: &[u8],
+    block: &mut [u8],
+    scratch: &mut ScratchBuffer,
+) -> Result<(), Undecodable> {
+    if !codec.is_sealed() {
+        // A block that is not encrypted was not written by a handle of an encrypted volume.
+        if cipher.is_some() {
+            return Err(Undecodable::NotAuthentic);
+        }
+        return if decode(codec, stored, block) { Ok(()) } else { Err(Undecodable::Damaged) };
+    }
+    let cipher = cipher.ok_or(Undecodable::NotAuthentic)?;
+    let len = BlockCipher::len(stored).ok_or(Undecodable::Damaged)?;
+    let place = (number, codec, block.len());
+    if codec == Codec::SealedRaw {
+        if len != block.len() {
+            return Err(Undecodable::Damaged);
+        }
+        return cipher.open(place, stored, block);
+    }
+    let packed = scratch.first(len);
+    cipher.open(place, stored, packed)?;
+    if decompress(codec.opened(), packed, block) { Ok(()) } else { Err(Undecodable::Damaged) }
 }
 
 #[cfg(feature = "c-codecs")]

@@ -506,7 +506,8 @@ fn frees(change: &Change, volumes: &Volumes) -> bool {
         | Change::Rename { .. }
         | Change::Promote { .. }
         | Change::Hold { .. }
-        | Change::Scrubbed(_) => false,
+        | Change::Scrubbed(_)
+        | Change::PutKey(_) => false,
         Change::Reserve { id, bytes } => live(id).is_some_and(|it| *bytes <= it.reserved_bytes()),
         Change::Resize { id, blocks } => live(id).is_some_and(|it| *blocks <= it.meta.blocks),
         Change::Destroy { .. } | Change::Rollback { .. } | Change::Release { .. } => true,

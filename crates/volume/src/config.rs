@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use blockyard_core::Bytes;
+use blockyard_os::private_file::read_private_bytes;
 use blockyard_store::{Commit, PoolPaths, StoreKind};
 use blockyard_volume_format::catalogue::is_name;
 
 use crate::codec::Compression;
+use crate::encryption::{SECRET_MAX, Secret};
 use crate::error::VolumeError;
 use crate::names::volume_name_wanted;
 
@@ -60,6 +62,52 @@ pub struct VolumeConfig {
     /// How the pool's files are read and written; `None`: any way. A pool that is open with another
     /// value is refused.
     pub store: Option<StoreKind>,
+    /// The file with the secret of an encrypted volume. A volume that this opening makes is
+    /// encrypted if there is one. `None`: the volume is not encrypted, or unlocked.
+    pub secret: Option<SecretFile>,
+}
+
+/// A file with the secret of an encrypted volume, of mode 0600 or 0400.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SecretFile {
+    /// A passphrase: the file's bytes without a line end after them.
+    Passphrase(PathBuf),
+    /// A key: all bytes of the file.
+    Key(PathBuf),
+}
+
+impl SecretFile {
+    /// Reads the secret.
+    ///
+    /// # Errors
+    /// If the file cannot be read, other users can access it, or it is too short or too long.
+    pub fn read(&self) -> Result<Secret, VolumeError> {
+        let (field, path) = match self {
+            SecretFile::Passphrase(path) => ("passphrase_file", path),
+            SecretFile::Key(path) => ("key_file", path),
+        };
+        // A line end after the longest passphrase.
+        let bytes = read_private_bytes(path, SECRET_MAX as u64 + 2);
+        let mut bytes = bytes.map_err(|source| VolumeError::SecretFile { field, source })?;
+        let secret = match self {
+            SecretFile::Key(_) => Secret::Key(bytes),
+            SecretFile::Passphrase(_) => {
+                for end in [b'\n', b'\r'] {
+                    if bytes.last() == Some(&end) {
+                        bytes.pop();
+                    }
+                }
+                Secret::Passphrase(bytes)
+            }
+        };
+        secret.check().map_err(|error| match error {
+            VolumeError::Invalid { value, wanted, .. } => {
+                VolumeError::Invalid { field, value: format!("{} {value}", path.display()), wanted }
+            }
+            other => other,
+        })?;
+        Ok(secret)
+    }
 }
 
 /// The default block length, in bytes.
@@ -91,6 +139,7 @@ impl VolumeConfig {
             map_cache: 0,
             commit: None,
             store: None,
+            secret: None,
         }
     }
 

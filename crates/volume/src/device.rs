@@ -14,9 +14,10 @@ use blockyard_volume_format::NODE_BLOCKS;
 use blockyard_volume_format::catalogue::VolumeMeta;
 
 use crate::admin::check_new;
-use crate::config::{SyncMode, VolumeConfig};
+use crate::config::{SecretFile, SyncMode, VolumeConfig};
 use crate::error::VolumeError;
 use crate::handle::VolumeHandle;
+use crate::keyring::LentKey;
 use crate::map::{Lookup, Map, NotResident};
 use crate::options::Options;
 use crate::queue::{RECORDS, Rates, VolumeQueue};
@@ -44,6 +45,8 @@ pub(crate) struct Shared<D: SegmentStore> {
     pub(crate) limits: Limits,
     pub(crate) rates: Rates,
     pub(crate) live: Arc<OpenVolume>,
+    /// Keeps the key of an encrypted volume in memory.
+    _key: Option<LentKey>,
     /// Declared after `live`, and so dropped after it: a thread that finds the volume closed may
     /// change it.
     taken: Taken<D>,
@@ -178,6 +181,7 @@ impl<D: SegmentStore> Volume<D> {
             taken.undo = Undo::Reserved(before);
             taken.provisional = Provisional::removed_at_close();
         }
+        let key = find_key(&running, &live.meta, &config)?;
         let sectors = blocks * u64::from(block_bytes) / SECTOR_BYTES;
         let geometry = Geometry {
             sectors,
@@ -187,8 +191,11 @@ impl<D: SegmentStore> Volume<D> {
         };
         let span_sectors = NODE_BLOCKS * u64::from(block_bytes) / SECTOR_BYTES;
         let segment_bytes = u64::from(running.pool().segments().bytes());
+        // What a write stores is a quarter of a segment at most, unless a block is longer.
+        let blocks_max = (segment_bytes / 4 / live.meta.stored_block_max()).max(1);
+        let longest = blocks_max * u64::from(block_bytes);
         let limits = Limits {
-            sectors_max: LEN_MAX.min(segment_bytes / 4) / SECTOR_BYTES,
+            sectors_max: LEN_MAX.min(longest) / SECTOR_BYTES,
             chunk_sectors: span_sectors,
             discard_sectors_max: span_sectors,
             write_zeroes_sectors_max: span_sectors,
@@ -197,7 +204,7 @@ impl<D: SegmentStore> Volume<D> {
             ..Limits::unlimited(DEPTH)
         };
         let rates = Rates::new(config.iops, config.bandwidth);
-        let shared = Shared { config, geometry, limits, rates, live, taken, running };
+        let shared = Shared { config, geometry, limits, rates, live, _key: key, taken, running };
         Ok(Arc::new(Volume { shared: Arc::new(shared) }))
     }
 
@@ -278,7 +285,9 @@ fn find_or_make<D: SegmentStore>(
             if *size == 0 {
                 return Err(VolumeError::NoSize { name: name.clone() });
             }
-            running.create_reserved(name, *size, *volblocksize, *reservation)?;
+            let secret = config.secret.as_ref().map(SecretFile::read).transpose()?;
+            let secret = secret.as_ref();
+            running.create_reserved(name, *size, *volblocksize, *reservation, secret)?;
             (pool.find(&config.name)?, Provisional::removed_at_close())
         }
     };
@@ -297,6 +306,19 @@ fn find_or_make<D: SegmentStore>(
     Ok((live, provisional))
 }
 
+/// Brings the key of an encrypted volume into memory, or finds it there.
+fn find_key<D: SegmentStore>(
+    running: &Running<D>,
+    meta: &VolumeMeta,
+    config: &VolumeConfig,
+) -> Result<Option<LentKey>, VolumeError> {
+    let keys = running.pool().keys();
+    match &config.secret {
+        Some(file) => Ok(Some(keys.lend(running.pool().decrypt_key(meta, &file.read()?)?))),
+        None => keys.lend_unlocked(meta),
+    }
+}
+
 impl<D: SegmentStore> Device for Volume<D> {
     type Queue = VolumeQueue<D>;
 
@@ -310,7 +332,16 @@ impl<D: SegmentStore> Device for Volume<D> {
 
     fn open_queue(&self) -> Result<VolumeQueue<D>, DeviceError> {
         let Shared { live, running, config, .. } = &*self.shared;
-        let handle = VolumeHandle::open(running.pool(), Arc::clone(live), config.compress, RECORDS);
+        let live = Arc::clone(live);
+        let handle = VolumeHandle::open(running.pool(), live, config.compress, RECORDS);
+        // The key is in memory, because the device has a part in it.
+        let handle = handle.map_err(|error| {
+            tracing::error!("{error}");
+            DeviceError::Os {
+                what: "memory for keys",
+                errno: rustix::io::Errno::NOMEM.raw_os_error(),
+            }
+        })?;
         Ok(VolumeQueue::new(Arc::clone(&self.shared), handle))
     }
 

@@ -135,6 +135,39 @@ pub enum VolumeError {
         /// The requested size in bytes.
         to: u64,
     },
+    /// The volume is encrypted, and its key is not in memory.
+    #[error(
+        "`{name}` is encrypted and locked: unlock it with `blockyard volume unlock`, or give its \
+         key: to a device by key_file= or passphrase_file=, to a command by --key-file or \
+         --passphrase-file"
+    )]
+    Locked {
+        /// The volume or snapshot.
+        name: String,
+    },
+    /// The secret does not decrypt the key of a volume.
+    #[error(
+        "cannot decrypt the key of `{name}`: expected the passphrase or key file that it was \
+         created with or last changed to; another one was given, or the key slot was changed"
+    )]
+    WrongKey {
+        /// The volume or snapshot.
+        name: String,
+    },
+    /// The volume is not encrypted.
+    #[error("`{name}` is not encrypted, so it has no key; only a new volume can be encrypted")]
+    NotEncrypted {
+        /// The volume or snapshot.
+        name: String,
+    },
+    /// A file with a secret cannot be used.
+    #[error("{field}: {source}")]
+    SecretFile {
+        /// The parameter that names the file.
+        field: &'static str,
+        /// The cause.
+        source: blockyard_os::private_file::PrivateFileError,
+    },
     /// The name is taken.
     #[error("`{name}` exists already")]
     Exists {
@@ -180,6 +213,7 @@ impl VolumeError {
             VolumeError::Invalid { field, .. }
             | VolumeError::Store(StoreError::Invalid { field, .. }) => field,
             VolumeError::NoSize { .. } | VolumeError::Shrinks { .. } => "size",
+            VolumeError::SecretFile { field, .. } => field,
             _ => "path",
         }
     }

@@ -24,6 +24,7 @@ use blockyard_volume_format::entry::{Codec, Entry};
 use blockyard_volume_format::{FAN, NODE_BLOCKS};
 
 use crate::codec::{self, Compression, Packer};
+use crate::encryption::{BlockCipher, Undecodable, sealed_bytes};
 use crate::error::VolumeError;
 use crate::map::{Leaf, Lookup, Map, NotResident, What};
 use crate::pool::{Pool, WriteAck};
@@ -58,11 +59,25 @@ pub enum Outcome {
     Ended(Status),
 }
 
+/// Fills the part of block `index` of a write that is in `part`.
+fn fill_part(
+    index: usize,
+    block: &mut [u8],
+    part: &std::ops::Range<usize>,
+    fill: &dyn Fn(usize, &mut [u8]),
+) {
+    let start = index * block.len();
+    let (from, to) = (part.start.max(start), part.end.min(start + block.len()));
+    fill(from - part.start, &mut block[from - start..to - start]);
+}
+
 /// One thread's handle to a volume.
 pub struct VolumeHandle<D: SegmentStore> {
     pool: Arc<Pool<D>>,
     volume: Arc<OpenVolume>,
     packer: Packer,
+    /// Of an encrypted volume.
+    cipher: Option<BlockCipher>,
     files: RcuReader<Files<D::File>>,
     write_ack: RcuReader<WriteAck>,
     replies: Receiver<Reply>,
@@ -85,13 +100,18 @@ pub struct VolumeHandle<D: SegmentStore> {
 
 impl<D: SegmentStore> VolumeHandle<D> {
     /// Opens a handle with space for this number of records in flight.
+    ///
+    /// # Errors
+    /// If the volume is encrypted, and the pool does not have its key.
     pub fn open(
         pool: &Arc<Pool<D>>,
         volume: Arc<OpenVolume>,
         compression: Compression,
         records: usize,
-    ) -> VolumeHandle<D> {
-        VolumeHandle {
+    ) -> Result<VolumeHandle<D>, VolumeError> {
+        let cipher = pool.keys().of(&volume.meta)?.map(BlockCipher::new).transpose()?;
+        Ok(VolumeHandle {
+            cipher,
             files: pool.segments().reader(),
             write_ack: pool.write_ack(),
             replies: CompletionQueue::open(records),
@@ -106,7 +126,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
             pool: Arc::clone(pool),
             volume,
             packer: Packer::new(compression),
-        }
+        })
     }
 
     /// Number of records without an answer.
@@ -214,7 +234,9 @@ impl<D: SegmentStore> VolumeHandle<D> {
     ) -> Result<usize, Status> {
         let size = self.block_bytes();
         let run = match &found[0] {
-            Lookup::Disk(entry) if entry.codec() == Codec::Raw => self.run(entry, &found[1..]),
+            Lookup::Disk(entry) if entry.codec() == Codec::Raw && self.cipher.is_none() => {
+                self.run(entry, &found[1..])
+            }
             _ => 1,
         };
         if run > 1
@@ -261,7 +283,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
     /// read.
     fn load(&mut self, block: u64, mut found: Lookup) -> Result<Lookup, Status> {
         let size = self.block_bytes();
-        let mut failed = None;
+        let mut failed: Option<(Entry, Result<io::Error, Undecodable>)> = None;
         loop {
             let entry = match &found {
                 Lookup::Zero | Lookup::Cleared { .. } => {
@@ -269,7 +291,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
                     return Ok(found);
                 }
                 Lookup::Memory { payload, index, .. } => {
-                    codec::unpack(payload, *index, self.plain.first(size));
+                    self.remember(block, payload, *index);
                     return Ok(found);
                 }
                 Lookup::Disk(entry) => *entry,
@@ -300,24 +322,31 @@ impl<D: SegmentStore> VolumeHandle<D> {
                 let (name, address) = (&self.volume.meta.name, entry.address());
                 tracing::debug!("{name}: block {block}, at {address} of the pool, was mended");
             }
+            let mut wrong = Undecodable::Damaged;
             if read.is_ok() && is_whole(stored) {
-                let plain = self.plain.first(size);
-                if codec::decode(entry.codec(), stored, plain) {
-                    return Ok(found);
+                let (place, plain) = ((block, entry.codec()), self.plain.first(size));
+                let cipher = self.cipher.as_mut();
+                match codec::decode_block(cipher, place, stored, plain, &mut self.packing) {
+                    Ok(()) => return Ok(found),
+                    Err(why) => wrong = why,
                 }
             }
-            failed = Some((entry, read.err()));
+            failed = Some((entry, read.err().ok_or(wrong)));
             found = self.lookup(block);
         }
     }
 
     /// Logs that a block cannot be read, and returns the status: damaged, or a read error.
     #[cold]
-    fn is_bad(&self, block: u64, entry: &Entry, error: Option<io::Error>) -> Status {
+    fn is_bad(&self, block: u64, entry: &Entry, error: Result<io::Error, Undecodable>) -> Status {
         let (name, address) = (&self.volume.meta.name, entry.address());
         let (what, status) = match error {
-            None => (", is damaged".to_owned(), Status::Protection),
-            Some(error) => (format!(": {error}"), Status::Medium),
+            Err(Undecodable::Damaged) => (", is damaged".to_owned(), Status::Protection),
+            Err(Undecodable::NotAuthentic) => (
+                ", is not authentic: it was not written there with this key".to_owned(),
+                Status::Protection,
+            ),
+            Ok(error) => (format!(": {error}"), Status::Medium),
         };
         match self.pool.segments().unreadable().due(1, Instant::now()) {
             Some(1) => tracing::error!("{name}: block {block}, at {address} of the pool{what}"),
@@ -429,9 +458,17 @@ impl<D: SegmentStore> VolumeHandle<D> {
             if token == NO_REPLY && copied != [None, None] {
                 return Outcome::Full;
             }
-            let Some(payload) = self.seal(raw, offset..offset + len, fill) else {
-                return Outcome::Full;
+            let payload = match &self.cipher {
+                None => self.seal(raw, offset..offset + len, fill),
+                Some(_) => match self.encrypt(raw, first, offset..offset + len, fill) {
+                    Ok(payload) => payload,
+                    Err(error) => {
+                        tracing::error!("{}: {error}", self.volume.meta.name);
+                        return Outcome::Ended(Status::IoErr);
+                    }
+                },
             };
+            let Some(payload) = payload else { return Outcome::Full };
             let what = What::Data { payload: Arc::clone(&payload), index: 0 };
             let body = Body::Write(payload);
             if self.begin(first, end, what, body, (&edges, copied), token, durable) {
@@ -460,15 +497,10 @@ impl<D: SegmentStore> VolumeHandle<D> {
         fill: &dyn Fn(usize, &mut [u8]),
     ) -> Option<Arc<Payload>> {
         let size = self.block_bytes();
-        let filled = |index: usize, block: &mut [u8]| {
-            let start = index * size;
-            let (from, to) = (part.start.max(start), part.end.min(start + size));
-            fill(from - part.start, &mut block[from - start..to - start]);
-        };
         let mut blocks = Vec::with_capacity(raw.len() / size);
         if self.packer.is_idle() {
             for (index, block) in raw.chunks_mut(size).enumerate() {
-                filled(index, block);
+                fill_part(index, block, &part, fill);
                 let (offset, len) = ((index * size) as u32, size as u32);
                 blocks.push(Stored { offset, len, codec: Codec::Raw, crc: crc(block) });
             }
@@ -478,7 +510,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         let mut packed = self.memory(raw.len())?;
         let mut at = 0;
         for (index, block) in raw.chunks_mut(size).enumerate() {
-            filled(index, block);
+            fill_part(index, block, &part, fill);
             let (codec, stored) = match self.packer.compress(block, &mut self.packing, align) {
                 Some((codec, len)) => (codec, &self.packing[..len]),
                 None => (Codec::Raw, &*block),
@@ -490,6 +522,38 @@ impl<D: SegmentStore> VolumeHandle<D> {
         }
         packed.truncate(at);
         Some(Arc::new(Payload::new(packed, blocks)))
+    }
+
+    /// Fills a part of some blocks from block `first` on, compresses, encrypts and checksums them.
+    /// `None` if there is no memory now.
+    fn encrypt(
+        &mut self,
+        mut raw: Buffer,
+        first: u64,
+        part: std::ops::Range<usize>,
+        fill: &dyn Fn(usize, &mut [u8]),
+    ) -> Result<Option<Arc<Payload>>, VolumeError> {
+        let (size, align) = (self.block_bytes(), self.pool.align() as usize);
+        let count = raw.len() / size;
+        let Some(mut sealed) = self.memory(count * sealed_bytes(size, align)) else {
+            return Ok(None);
+        };
+        let cipher = self.cipher.as_mut().expect("the caller has seen it");
+        let mut blocks = Vec::with_capacity(count);
+        let mut at = 0;
+        for (index, block) in raw.chunks_mut(size).enumerate() {
+            fill_part(index, block, &part, fill);
+            let packed = self.packer.compress_for_sealing(block, &mut self.packing, align);
+            let (codec, plain) = packed.unwrap_or((Codec::Raw, block));
+            let codec = codec.sealed();
+            let place = (first + index as u64, codec, size);
+            let len = cipher.seal(place, plain, &mut sealed[at..], align)?;
+            let crc = crc(&sealed[at..at + len]);
+            blocks.push(Stored { offset: at as u32, len: len as u32, codec, crc });
+            at += len;
+        }
+        sealed.truncate(at);
+        Ok(Some(Arc::new(Payload::new(sealed, blocks))))
     }
 
     /// Makes a range of whole blocks in one span zeros.
@@ -713,23 +777,34 @@ impl<D: SegmentStore> VolumeHandle<D> {
         (count, bytes)
     }
 
-    /// Decodes a block from its stored bytes, if their checksum is right.
-    pub(crate) fn unpack<'a>(&'a mut self, entry: &Entry, stored: &'a [u8]) -> Option<&'a [u8]> {
+    /// Decodes a block from its stored bytes, if their checksum is right and, in an encrypted
+    /// volume, they are authentic.
+    pub(crate) fn unpack<'a>(
+        &'a mut self,
+        block: u64,
+        entry: &Entry,
+        stored: &'a [u8],
+    ) -> Option<&'a [u8]> {
         if crc(stored) != entry.crc() {
             return None;
         }
         let size = self.block_bytes();
-        if entry.codec() == Codec::Raw {
+        if entry.codec() == Codec::Raw && self.cipher.is_none() {
             return (stored.len() == size).then_some(stored);
         }
-        let plain = self.plain.first(size);
-        codec::decode(entry.codec(), stored, plain).then_some(&*plain)
+        let (place, plain) = ((block, entry.codec()), self.plain.first(size));
+        let cipher = self.cipher.as_mut();
+        codec::decode_block(cipher, place, stored, plain, &mut self.packing).ok()?;
+        Some(&*plain)
     }
 
     /// Reads a pending block from memory.
-    pub(crate) fn remember(&mut self, payload: &Payload, index: u32) -> &[u8] {
+    pub(crate) fn remember(&mut self, block: u64, payload: &Payload, index: u32) -> &[u8] {
         let size = self.block_bytes();
-        codec::unpack(payload, index, self.plain.first(size));
+        let (stored, codec) = (payload.stored(index), payload.blocks()[index as usize].codec);
+        let (plain, cipher) = (self.plain.first(size), self.cipher.as_mut());
+        let decoded = codec::decode_block(cipher, (block, codec), stored, plain, &mut self.packing);
+        decoded.expect("what was encoded here comes back");
         &self.plain[..size]
     }
 
@@ -741,8 +816,46 @@ impl<D: SegmentStore> VolumeHandle<D> {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_core::Status;
+    use blockyard_volume_format::bytes::crc;
+    use blockyard_volume_format::entry::{Codec, Entry};
+
     use crate::Options;
-    use crate::stepped_pool::SteppedPool;
+    use crate::apply::Apply;
+    use crate::stepped_pool::{BLOCK, SteppedPool};
+
+    /// A map that names a block under another number, or a block that is not encrypted, as who can
+    /// change the disk may make one: checksums do not prevent that.
+    #[test]
+    fn a_block_of_another_place_or_in_plain_is_refused_in_an_encrypted_volume() {
+        let mut stepped = SteppedPool::new("moved-block");
+        stepped.encrypt("secret", 256);
+        stepped.write(1, 1);
+        stepped.write(2, 1);
+        let live = stepped.pool.find("secret").unwrap();
+        let entry = |block: u32| live.map.with(0, |span| span.entry(block)).unwrap();
+        let read = |stepped: &mut SteppedPool, block: u64| {
+            let mut found = Vec::new();
+            let status = stepped.handle.read(block * BLOCK, 512, |bytes| found.extend(bytes));
+            (status, found.first().copied())
+        };
+        assert_eq!(read(&mut stepped, 1), (Status::Ok, Some(1)));
+        let put = |stepped: &SteppedPool, block, entry| {
+            let mut maps = Apply::new(stepped.pool.segments(), 0);
+            maps.write(&live, block, &[entry]).unwrap();
+        };
+        let (one, two) = (entry(1), entry(2));
+        put(&stepped, 1, two);
+        assert_eq!(read(&mut stepped, 1), (Status::Protection, None), "moved");
+        put(&stepped, 1, one);
+        assert_eq!(read(&mut stepped, 1), (Status::Ok, Some(1)));
+        let mut plain = stepped.pool.memory().take_beyond(BLOCK as usize);
+        plain.fill(9);
+        stepped.pool.segments().write(one.address(), &[&plain]).unwrap();
+        put(&stepped, 1, Entry::new(one.address(), BLOCK as u32, Codec::Raw, crc(&plain)));
+        assert_eq!(read(&mut stepped, 1), (Status::Protection, None), "in plain");
+        assert_eq!(read(&mut stepped, 2), (Status::Ok, Some(2)));
+    }
 
     /// Regression: a write of blocks in two leaves never ended, because reading one leaf evicted
     /// the other.

@@ -2,8 +2,8 @@
 //! written to a log that makes many sync writes durable together (group commit).
 //!
 //! ```text
-//! queue ─ checksum, compress ▸ record ─ completion queue ▸ committer ─ one vectored write, one
-//! sync ▸ files queue ◂─ completion queue ◂─ map: the blocks are there now
+//! queue ─ compress, encrypt, checksum ▸ record ─ completion queue ▸ committer ─ one vectored
+//! write, one sync ▸ files queue ◂─ completion queue ◂─ map: the blocks are there now
 //! ◂───────────────────────────────────────┘
 //! ```
 //!
@@ -20,9 +20,12 @@ mod codec;
 pub mod committer;
 pub mod config;
 pub mod device;
+pub mod encryption;
 pub mod error;
 pub mod frozen;
 pub mod handle;
+pub mod keyring;
+mod keys;
 mod log;
 mod maintenance;
 pub mod map;
@@ -45,8 +48,9 @@ pub mod thread;
 pub mod verify;
 
 pub use codec::Compression;
-pub use config::{SyncMode, VolumeConfig};
+pub use config::{SecretFile, SyncMode, VolumeConfig};
 pub use device::Volume;
+pub use encryption::Secret;
 pub use error::VolumeError;
 pub use options::Options;
 pub use pool::Pool;

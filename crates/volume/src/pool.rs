@@ -43,6 +43,7 @@ use blockyard_volume_format::superblock::Superblock;
 
 use crate::activity::{Activity, Meters};
 use crate::error::{ErrorLatch, VolumeError};
+use crate::keyring::Keyring;
 use crate::maintenance::{ColdWriter, Maintenance, RoundCommand, Stage};
 use crate::options::Options;
 use crate::record::{Body, OpenVolume, Record, Reply, ReplyTo};
@@ -123,6 +124,8 @@ pub struct Pool<D: SegmentStore> {
     maker: Mutex<Option<Thread>>,
     /// Completion queues of the volume handles that are being closed.
     leaving: Mutex<Vec<Arc<CompletionQueue<Reply>>>>,
+    /// The keys of encrypted volumes that are in memory.
+    keys: Arc<Keyring>,
 }
 
 impl<D: SegmentStore> Pool<D> {
@@ -158,6 +161,7 @@ impl<D: SegmentStore> Pool<D> {
             meters: Meters::default(),
             maker: Mutex::new(None),
             leaving: Mutex::default(),
+            keys: Arc::default(),
         }
     }
 
@@ -184,6 +188,11 @@ impl<D: SegmentStore> Pool<D> {
     /// The segments of the pool.
     pub fn segments(&self) -> &Segments<D> {
         &self.segments
+    }
+
+    /// The keys of encrypted volumes that are in memory.
+    pub fn keys(&self) -> &Arc<Keyring> {
+        &self.keys
     }
 
     /// The memory for data in flight of the pool.
@@ -517,6 +526,7 @@ impl<D: SegmentStore> Pool<D> {
         // need the table.
         let gone = std::mem::take(&mut self.volumes().gone);
         drop(gone);
+        self.keys.keep(&self.volumes().keys);
         match status {
             Status::Ok => Ok(()),
             Status::NoSpc => Err(VolumeError::NoSpace),
@@ -604,7 +614,7 @@ impl OpenVolume {
     /// The unused part of a reservation of `reserved` bytes.
     fn unused_of(&self, reserved: u64) -> u64 {
         let owned = self.owned().saturating_mul(self.meta.block_bytes.into());
-        reserved.saturating_sub(owned)
+        self.meta.stored_max(reserved.saturating_sub(owned))
     }
 }
 
@@ -619,10 +629,12 @@ impl Volumes {
     fn newly_reserved(&self, change: &Change) -> u64 {
         let live = |id: &u32| self.by_id.get(id);
         match change {
-            Change::Create(meta) => meta.reserved_bytes,
+            Change::Create(meta) => meta.stored_max(meta.reserved_bytes),
             // After the copy, the volume must be able to write its own blocks again.
             Change::Copy(meta) => live(&meta.origin).map_or(0, |live| {
-                live.reserved_bytes().saturating_sub(live.unused_reserved_bytes())
+                live.meta
+                    .stored_max(live.reserved_bytes())
+                    .saturating_sub(live.unused_reserved_bytes())
             }),
             Change::Reserve { id, bytes } => live(id).map_or(0, |live| {
                 live.unused_of(*bytes).saturating_sub(live.unused_reserved_bytes())
@@ -641,7 +653,8 @@ impl Volumes {
             | Change::Promote { .. }
             | Change::Hold { .. }
             | Change::Release { .. }
-            | Change::Scrubbed(_) => 0,
+            | Change::Scrubbed(_)
+            | Change::PutKey(_) => 0,
         }
     }
 }

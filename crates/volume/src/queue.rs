@@ -533,7 +533,7 @@ impl<D: SegmentStore> Reading<D> {
                         next += 1;
                     }
                     Lookup::Memory { payload, index, .. } => {
-                        let bytes = handle.remember(payload, *index);
+                        let bytes = handle.remember(at, payload, *index);
                         put_at(started, place, &bytes[part]);
                         next += 1;
                     }
@@ -618,7 +618,7 @@ impl<D: SegmentStore> Reading<D> {
             let (place, part) = window(started, size, block);
             let stored = ended.buffer.as_ref().map(|buffer| &buffer[from..from + len]);
             from += len;
-            if let Some(plain) = stored.and_then(|stored| handle.unpack(entry, stored)) {
+            if let Some(plain) = stored.and_then(|stored| handle.unpack(block, entry, stored)) {
                 put_at(started, place, &plain[part]);
                 continue;
             }

@@ -12,6 +12,7 @@ use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 use crate::Compression;
 use crate::checkpoint;
 use crate::committer::{Committer, Turn};
+use crate::encryption::{Secret, VolumeKey};
 use crate::frozen::{Frozen, Marks};
 use crate::handle::{Outcome, VolumeHandle};
 use crate::map::Leaf;
@@ -38,18 +39,24 @@ fn create(
     name: &str,
     (blocks, reserved_bytes): (u64, u64),
 ) {
-    let meta = VolumeMeta {
+    let meta = VolumeMeta { blocks, reserved_bytes, ..meta(name) };
+    change(pool, committer, Change::Create(meta));
+}
+
+/// A volume of one block without a reservation.
+fn meta(name: &str) -> VolumeMeta {
+    VolumeMeta {
         id: 0,
         name: name.to_owned(),
         is_snapshot: false,
         guid: 0,
-        reserved_bytes,
+        reserved_bytes: 0,
         created: 0,
+        key: 0,
         origin: 0,
         block_bytes: BLOCK as u32,
-        blocks,
-    };
-    change(pool, committer, Change::Create(meta));
+        blocks: 1,
+    }
 }
 
 /// Applies a catalogue change.
@@ -81,7 +88,8 @@ impl SteppedPool {
         let (pool, mut committer) = Pool::open(directory, options).unwrap();
         while pool.segments().counts().all < made && pool.segments().grow() {}
         create(&pool, &mut committer, "v", (14 * FULL, 0));
-        let handle = VolumeHandle::open(&pool, pool.find("v").unwrap(), Compression::None, 8);
+        let handle =
+            VolumeHandle::open(&pool, pool.find("v").unwrap(), Compression::None, 8).unwrap();
         SteppedPool { path, pool, committer, handle }
     }
 
@@ -94,7 +102,18 @@ impl SteppedPool {
     pub(crate) fn take(&mut self, name: &str, blocks: u64) {
         create(&self.pool, &mut self.committer, name, (blocks, 0));
         let live = self.pool.find(name).unwrap();
-        self.handle = VolumeHandle::open(&self.pool, live, Compression::None, 8);
+        self.handle = VolumeHandle::open(&self.pool, live, Compression::None, 8).unwrap();
+    }
+
+    /// Makes an encrypted volume of this number of blocks; later writes go to it.
+    pub(crate) fn encrypt(&mut self, name: &str, blocks: u64) {
+        let secret = Secret::Key(vec![7; 32].into());
+        let slot = VolumeKey::draw(9).unwrap().wrap(&secret).unwrap();
+        let meta = VolumeMeta { blocks, key: slot.id, ..meta(name) };
+        self.change(Change::Several(vec![Change::PutKey(slot), Change::Create(meta)]));
+        self.pool.unlock(name, &secret).unwrap();
+        let live = self.pool.find(name).unwrap();
+        self.handle = VolumeHandle::open(&self.pool, live, Compression::None, 8).unwrap();
     }
 
     /// Makes a snapshot.

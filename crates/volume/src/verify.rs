@@ -13,6 +13,7 @@ use blockyard_volume_format::entry::{Entry, STORED_MAX};
 use blockyard_volume_format::{BLOCK_BYTES_MAX, FAN, FormatError, NODE_BLOCKS, PAGE_BYTES, UNIT};
 
 use crate::codec;
+use crate::encryption::BlockCipher;
 use crate::error::VolumeError;
 use crate::map::page::parse_node;
 use crate::map::{Frozen, Lookup, Map, Page};
@@ -474,7 +475,13 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
         let (whole, what) = match kind {
             What::Block(size) => {
                 let plain = &mut self.plain[..size as usize];
-                (codec::decode(entry.codec(), bytes, plain), "it cannot be decompressed")
+                match entry.codec().is_sealed() {
+                    // Without the key no more can be said of a block whose checksum is right.
+                    true => (BlockCipher::len(bytes).is_some(), "it has an impossible length"),
+                    false => {
+                        (codec::decode(entry.codec(), bytes, plain), "it cannot be decompressed")
+                    }
+                }
             }
             What::Leaf => (Page::parse(bytes).is_some(), "it has an impossible entry"),
             What::Node => (parse_node(bytes).is_some(), "it has an impossible entry"),

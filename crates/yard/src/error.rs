@@ -555,6 +555,9 @@ fn volume_code(error: &VolumeError) -> &'static str {
         VolumeError::Exists { .. } => "taken",
         VolumeError::Shrinks { .. } => "needs_force",
         VolumeError::NoSpace => "no_space",
+        VolumeError::Locked { .. } => "locked",
+        VolumeError::WrongKey { .. } => "wrong_key",
+        VolumeError::NotEncrypted { .. } => "not_encrypted",
         _ => "volume_failed",
     }
 }
@@ -722,6 +725,9 @@ impl YardError {
                 VolumeError::NoSuchVolume { name }
                 | VolumeError::Exists { name }
                 | VolumeError::Busy { name, .. }
+                | VolumeError::Locked { name }
+                | VolumeError::WrongKey { name }
+                | VolumeError::NotEncrypted { name }
                 | VolumeError::Shrinks { name, .. },
             )
             | YardError::Overloaded { name, .. }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use blockyard_store::mirror::CopyStatus;
 use blockyard_sync::counter::bucket_floor;
 use blockyard_volume::verify::{Damage, Report};
-use blockyard_volume::{PoolStatus, Running, VolumeError};
+use blockyard_volume::{PoolStatus, Running, Secret, VolumeError};
 use blockyard_volume_admin::receive::Received;
 use blockyard_volume_admin::space::{self, Listed};
 use blockyard_volume_format::catalogue::{Hold, ScrubRecord, VolumeMeta};
@@ -21,6 +21,7 @@ use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::param::shown;
 use crate::size::Bytes;
+use crate::volume_secret::{SecretText, secret};
 
 /// A hold of a snapshot.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
@@ -45,6 +46,12 @@ pub struct VolumeView {
     /// The space that is reserved for it, before compression.
     #[serde(default)]
     pub reservation_bytes: u64,
+    /// Whether its blocks are encrypted.
+    #[serde(default)]
+    pub encrypted: bool,
+    /// Whether it is encrypted and its key is not in memory.
+    #[serde(default)]
+    pub locked: bool,
     /// Whether it is open as a device.
     #[serde(default)]
     pub in_use: bool,
@@ -81,7 +88,13 @@ pub struct VolumeView {
 
 impl VolumeView {
     fn new(running: &Running, meta: &VolumeMeta) -> VolumeView {
-        VolumeView { in_use: running.is_taken(meta.id), ..VolumeView::idle(meta) }
+        VolumeView::idle(meta).running(running, meta)
+    }
+
+    /// Adds what an open pool says of it.
+    fn running(self, running: &Running, meta: &VolumeMeta) -> VolumeView {
+        let locked = self.encrypted && !running.pool().keys().is_unlocked(meta);
+        VolumeView { in_use: running.is_taken(meta.id), locked, ..self }
     }
 
     /// A volume of a pool without devices.
@@ -92,6 +105,8 @@ impl VolumeView {
             size_bytes: meta.size_bytes(),
             volblocksize_bytes: meta.block_bytes,
             reservation_bytes: meta.reserved_bytes,
+            encrypted: meta.key != 0,
+            locked: meta.key != 0,
             in_use: false,
             created: Some(meta.created).filter(|created| *created > 0),
             origin: None,
@@ -118,9 +133,8 @@ impl VolumeView {
         running: &Running,
         name: Option<&str>,
     ) -> Result<Vec<VolumeView>, VolumeError> {
-        let in_use = |it: &Listed| running.is_taken(it.meta.id);
         let list = space::list(running.pool(), name)?;
-        let view = |it: &Listed| VolumeView { in_use: in_use(it), ..VolumeView::of_listed(it) };
+        let view = |it: &Listed| VolumeView::of_listed(it).running(running, &it.meta);
         Ok(list.iter().map(view).collect())
     }
 
@@ -405,6 +419,19 @@ pub struct VolumeRequest {
     /// `resize`: whether the volume may become shorter, which discards data.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
+    /// `create`: encrypt the volume by a new key that this passphrase decrypts. `unlock`: the
+    /// present passphrase. `change-key`: the present one; not needed if the volume is unlocked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passphrase: Option<SecretText>,
+    /// The key of 32 to 4096 bytes, in base64, in place of a passphrase.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<SecretText>,
+    /// `change-key`: the new passphrase.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub new_passphrase: Option<SecretText>,
+    /// `change-key`: the new key, in base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub new_key: Option<SecretText>,
     /// `send`: the older snapshot on which the stream builds; without it the stream is complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
@@ -427,8 +454,8 @@ pub struct VolumeRequest {
 }
 
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
-const VERBS: [(&str, &[&str]); 13] = [
-    ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes"]),
+const VERBS: [(&str, &[&str]); 16] = [
+    ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes", "passphrase", "key"]),
     ("snapshot", &["recursive"]),
     ("rename", &["new"]),
     ("promote", &[]),
@@ -438,6 +465,9 @@ const VERBS: [(&str, &[&str]); 13] = [
     ("rollback", &[]),
     ("resize", &["size_bytes", "reservation_bytes", "force"]),
     ("destroy", &["recursive", "dry_run", "count_freed"]),
+    ("unlock", &["passphrase", "key"]),
+    ("lock", &[]),
+    ("change-key", &["passphrase", "key", "new_passphrase", "new_key"]),
     ("send", &["from"]),
     ("export", &[]),
     ("scrub", &["rate_bytes"]),
@@ -476,6 +506,10 @@ impl VolumeRequest {
             ("dry_run", self.dry_run),
             ("count_freed", self.count_freed),
             ("tag", self.tag.is_some()),
+            ("passphrase", self.passphrase.is_some()),
+            ("key", self.key.is_some()),
+            ("new_passphrase", self.new_passphrase.is_some()),
+            ("new_key", self.new_key.is_some()),
             ("from", self.from.is_some()),
             ("rate_bytes", self.rate_bytes.is_some()),
         ];
@@ -485,6 +519,17 @@ impl VolumeRequest {
             }
             None => Ok(()),
         }
+    }
+
+    /// The passphrase or key that the request has.
+    fn present_secret(&self) -> Result<Option<Secret>, YardError> {
+        secret(("passphrase", self.passphrase.as_ref()), ("key", self.key.as_ref()))
+    }
+
+    /// The new passphrase or key.
+    fn new_secret(&self) -> Result<Option<Secret>, YardError> {
+        let passphrase = ("new_passphrase", self.new_passphrase.as_ref());
+        secret(passphrase, ("new_key", self.new_key.as_ref()))
     }
 
     fn size(&self) -> Result<u64, YardError> {
@@ -573,7 +618,8 @@ fn change(running: &Running, verb: &str, request: &VolumeRequest) -> Result<Stri
         "create" => {
             let block_bytes = request.volblocksize_bytes.unwrap_or(0);
             let reserved = request.reservation_bytes.unwrap_or(0);
-            running.create_reserved(name, request.size()?, block_bytes, reserved)?;
+            let (secret, size) = (request.present_secret()?, request.size()?);
+            running.create_reserved(name, size, block_bytes, reserved, secret.as_ref())?;
             Ok(format!("created {name}"))
         }
         "snapshot" => {
@@ -616,6 +662,32 @@ fn change(running: &Running, verb: &str, request: &VolumeRequest) -> Result<Stri
                 done.push(format!("reserved {} for {name}", Bytes(bytes)));
             }
             Ok(done.join(", "))
+        }
+        _ => change_key(running, verb, request),
+    }
+}
+
+/// Executes a verb that changes the key of a volume, or whether it is in memory.
+fn change_key(running: &Running, verb: &str, request: &VolumeRequest) -> Result<String, YardError> {
+    let name = request.name.as_str();
+    match verb {
+        "unlock" => {
+            let wanted = "the passphrase of the volume, or key".to_owned();
+            let secret = request.present_secret()?;
+            let secret = secret.ok_or(YardError::Missing { field: "passphrase", wanted })?;
+            running.unlock(name, &secret)?;
+            Ok(format!("unlocked {name}"))
+        }
+        "lock" => {
+            running.lock(name)?;
+            Ok(format!("locked {name}"))
+        }
+        "change-key" => {
+            let (old, new) = (request.present_secret()?, request.new_secret()?);
+            let wanted = "the new passphrase, or new_key".to_owned();
+            let new = new.ok_or(YardError::Missing { field: "new_passphrase", wanted })?;
+            running.change_key(name, old.as_ref(), &new)?;
+            Ok(format!("changed the key of {name}"))
         }
         // The other verbs return a stream.
         _ => Err(argument("verb", shown(verb), "one that changes a volume")),

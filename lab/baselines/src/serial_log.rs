@@ -120,7 +120,8 @@ impl<D: SegmentStore> Device for SerialVolume<D> {
 
     fn open_queue(&self) -> Result<SerialQueue<D>, DeviceError> {
         let Shared { pool, live, .. } = &*self.shared;
-        let handle = VolumeHandle::open(pool, Arc::clone(live), Compression::None, RECORDS);
+        let handle = VolumeHandle::open(pool, Arc::clone(live), Compression::None, RECORDS)
+            .expect("the volume is not encrypted");
         Ok(SerialQueue { shared: Arc::clone(&self.shared), handle })
     }
 

@@ -60,6 +60,17 @@ pub(crate) enum VolumeCommand {
     /// Change the size of a volume; --force shrinks it, which discards the data beyond the new size
     #[command(mut_arg("name", |arg| arg.help("The volume to resize")))]
     Resize(VolumeResizeArgs),
+    /// Decrypt the key of an encrypted volume, and keep it in the memory of the yard that has the
+    /// pool open
+    #[command(mut_arg("name", |arg| arg.help("The encrypted volume or snapshot")))]
+    Unlock(VolumeUnlockArgs),
+    /// Remove the key of an encrypted volume from the memory of the yard that has the pool open
+    #[command(mut_arg("name", |arg| arg.help("The encrypted volume or snapshot")))]
+    Lock(VolumeNameArgs),
+    /// Change the passphrase or key of an encrypted volume and of all that share blocks with it;
+    /// data are not written again
+    #[command(mut_arg("name", |arg| arg.help("The encrypted volume or snapshot")))]
+    ChangeKey(VolumeChangeKeyArgs),
     /// Destroy a snapshot, a range of snapshots, or a volume, with -r with its snapshots
     #[command(after_help = DESTROY_HELP)]
     Destroy(VolumeDestroyArgs),
@@ -295,6 +306,64 @@ pub(crate) struct VolumeCreateArgs {
     /// Space reserved for the volume, before compression
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) reservation: Option<u64>,
+    /// Encrypt the volume; asks for a passphrase unless an option below names one, or a key
+    #[arg(long)]
+    pub(crate) encrypt: bool,
+    #[command(flatten)]
+    pub(crate) secret: SecretArgs,
+}
+
+/// Where the passphrase or key of an encrypted volume comes from.
+#[derive(Args, Debug, Default)]
+#[group(id = "secret", multiple = false)]
+pub(crate) struct SecretArgs {
+    /// File of mode 0600 with the key: 32 to 4096 bytes that cannot be guessed
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key_file: Option<PathBuf>,
+    /// File of mode 0600 with the passphrase, or `-` for standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) passphrase_file: Option<PathBuf>,
+    /// Command whose output is the key, such as `systemd-creds decrypt FILE -`; the shell runs it
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) key_command: Option<String>,
+}
+
+/// `volume unlock`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeUnlockArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
+    #[command(flatten)]
+    pub(crate) secret: SecretArgs,
+}
+
+/// `volume change-key`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeChangeKeyArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
+    #[command(flatten)]
+    pub(crate) secret: SecretArgs,
+    /// File of mode 0600 with the new key
+    #[arg(long, value_name = "FILE", group = "new")]
+    pub(crate) new_key_file: Option<PathBuf>,
+    /// File of mode 0600 with the new passphrase
+    #[arg(long, value_name = "FILE", group = "new")]
+    pub(crate) new_passphrase_file: Option<PathBuf>,
+    /// Command whose output is the new key
+    #[arg(long, value_name = "COMMAND", group = "new")]
+    pub(crate) new_key_command: Option<String>,
+}
+
+impl VolumeChangeKeyArgs {
+    /// Where the new passphrase or key comes from.
+    pub(crate) fn new_secret(&self) -> SecretArgs {
+        SecretArgs {
+            key_file: self.new_key_file.clone(),
+            passphrase_file: self.new_passphrase_file.clone(),
+            key_command: self.new_key_command.clone(),
+        }
+    }
 }
 
 /// `volume clone`.
@@ -337,6 +406,8 @@ pub(crate) struct VolumeSendArgs {
     /// Replace FILE even if it is no such stream
     #[arg(long, requires = "output")]
     pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) secret: SecretArgs,
 }
 
 /// `volume receive`.
@@ -373,6 +444,8 @@ pub(crate) struct VolumeExportArgs {
     /// Replace FILE if it holds something, or write over a block device
     #[arg(long)]
     pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) secret: SecretArgs,
 }
 
 /// `volume scrub`.

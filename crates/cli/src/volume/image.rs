@@ -12,6 +12,7 @@ use serde_json::json;
 use super::pool::{Make, PoolAccess};
 use super::progress::ProgressLine;
 use super::refused;
+use super::secret::unlock_here;
 use super::stream::StreamSource;
 use crate::args::{ImageFormat, VolumeExportArgs};
 use crate::devices::print_json;
@@ -33,6 +34,7 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
         return Err(Failure::new(Code::Usage, text));
     }
     let pool = PoolAccess::find(&args.at.pool, Make::Never)?;
+    unlock_here(&pool, &args.at.name, &args.secret)?;
     let mut source = StreamSource::export(&pool, &args.at.name)?;
     let mut progress = ProgressLine::new("exported");
     let mut tell = |bytes, total| progress.tell(bytes, Some(total));

@@ -18,6 +18,7 @@ use serde_json::json;
 use super::pool::{Make, PoolAccess, text};
 use super::progress::ProgressLine;
 use super::refused;
+use super::secret::unlock_here;
 use crate::args::{VolumeReceiveArgs, VolumeSendArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
@@ -112,6 +113,7 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
         return Err(Failure::new(Code::Usage, text));
     }
     let pool = PoolAccess::find(&args.at.pool, Make::Never)?;
+    unlock_here(&pool, &args.at.name, &args.secret)?;
     let mut source = StreamSource::send(&pool, &args.at.name, args.from.as_deref())?;
     let replace = Replace { force: args.force, magic: &MAGIC };
     let done = match &args.output {

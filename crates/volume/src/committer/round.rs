@@ -214,7 +214,8 @@ impl<D: SegmentStore> Committer<D> {
         let (next_id, copies, scrub) = (volumes.next_id, volumes.copies, volumes.scrub);
         self.round.repaired = self.pool.segments().repaired_count();
         let repaired = volumes.repaired_before.saturating_add(self.round.repaired);
-        let whole = CatalogueImage { next_id, copies, live, unknown_bytes, scrub, repaired };
+        let keys = volumes.keys.values().cloned().collect();
+        let whole = CatalogueImage { next_id, copies, live, unknown_bytes, scrub, repaired, keys };
         let (maps, holds) = (maps.collect(), volumes.holds.clone());
         Frozen { round, log: self.log.place, whole, volumes: maps, holds }
     }

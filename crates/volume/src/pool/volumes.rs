@@ -9,6 +9,7 @@ use blockyard_volume_format::catalogue::{
     Change, HOLDS_MAX, Hold, NAME_MAX, ScrubRecord, VOLUMES_MAX, VolumeMeta, is_name,
     is_volume_name,
 };
+use blockyard_volume_format::key_slot::KeySlot;
 use blockyard_volume_format::{FAN, FormatError, NODE_BLOCKS, PAGE_BYTES};
 
 use super::HIDDEN_PREFIX;
@@ -26,6 +27,8 @@ pub struct Volumes {
     pub copies: u32,
     /// The volumes and snapshots by number.
     pub by_id: BTreeMap<u32, Arc<OpenVolume>>,
+    /// The keys of encrypted volumes, encrypted, by their identities.
+    pub keys: BTreeMap<u64, KeySlot>,
     /// Removed volumes whose maps still use memory. The thread that asked for the removal frees
     /// them, which may take long.
     pub(crate) gone: Vec<Arc<OpenVolume>>,
@@ -110,6 +113,8 @@ impl Volumes {
                 }
                 Ok(())
             }
+            // Alone it replaces the slot of a key that is there.
+            Change::PutKey(slot) if !self.keys.contains_key(&slot.id) => Err(Status::Inval),
             change => self.check_one(change, self.next_id),
         }
     }
@@ -166,11 +171,15 @@ impl Volumes {
             Change::Release { id, tag } => {
                 self.holds_of(*id).iter().find(|it| it.tag == *tag).ok_or(Status::Inval)?;
             }
-            Change::Scrubbed(_) => {}
+            Change::Scrubbed(_) | Change::PutKey(_) => {}
             Change::Several(_) => return Err(Status::Inval),
         }
         match change {
-            Change::Copy(meta) if !self.by_id.contains_key(&meta.origin) => Err(Status::Inval),
+            // The blocks that both have are encrypted by one key.
+            Change::Copy(meta) => {
+                meta.key = self.by_id.get(&meta.origin).ok_or(Status::Inval)?.meta.key;
+                Ok(())
+            }
             Change::Rollback { to, .. } if !self.by_id.contains_key(to) => Err(Status::Inval),
             _ => Ok(()),
         }
@@ -201,6 +210,7 @@ impl Volumes {
             Change::Destroy { .. }
             | Change::Reserve { .. }
             | Change::Scrubbed(_)
+            | Change::PutKey(_)
             | Change::Hold { .. }
             | Change::Release { .. } => 1,
             Change::Several(changes) => changes.iter().map(|it| self.change_pages(it)).sum(),
@@ -222,6 +232,7 @@ impl Volumes {
         };
         match change {
             Change::Create(meta) => {
+                self.has_key(meta)?;
                 self.put(meta, meta.id, vec![None; meta.node_count()], 0);
             }
             Change::Copy(meta) => {
@@ -237,8 +248,10 @@ impl Volumes {
                 self.reserving.remove(id);
                 self.holds.remove(id);
                 maps.forget(&gone);
+                self.drop_key(gone.meta.key);
                 self.gone.push(gone);
             }
+            Change::PutKey(slot) => _ = self.keys.insert(slot.id, slot.clone()),
             Change::Rollback { id, to } => {
                 let gone = Arc::clone(self.live(*id)?);
                 let (nodes, copies) = self.copy(*to, &gone.meta, maps)?;
@@ -276,6 +289,23 @@ impl Volumes {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a volume whose key has no slot.
+    fn has_key(&self, meta: &VolumeMeta) -> Result<(), VolumeError> {
+        if meta.key == 0 || self.keys.contains_key(&meta.key) {
+            return Ok(());
+        }
+        let (what, field) = ("change of the catalogue", "key");
+        let (value, want) = (meta.key, "a key that has a slot");
+        Err(FormatError::Field { what, field, value, want }.into())
+    }
+
+    /// Removes a key that no volume has any more.
+    fn drop_key(&mut self, key: u64) {
+        if self.by_id.values().all(|live| live.meta.key != key) {
+            self.keys.remove(&key);
+        }
     }
 
     /// The volumes, without snapshots and hidden ones.

@@ -37,6 +37,7 @@ impl<D: SegmentStore> Recovery<'_, D> {
         self.segments.want(whole.live.iter().rposition(|bytes| *bytes > 0))?;
         (self.volumes.next_id, self.volumes.copies) = (whole.next_id, whole.copies);
         (self.volumes.scrub, self.volumes.repaired_before) = (whole.scrub, whole.repaired);
+        self.volumes.keys = whole.keys.into_iter().map(|slot| (slot.id, slot)).collect();
         self.marks.blocks(&whole.live);
         self.segments.set_live(whole.live, whole.unknown_bytes);
         // Snapshots share most of their nodes and leaves.

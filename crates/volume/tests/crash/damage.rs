@@ -574,8 +574,10 @@ fn damage_is_reported_while_map_pages_are_evicted() {
             file.write_at(at as u64 * 512 + 100, &[9]).unwrap();
         }
     }
-    let open =
-        || VolumeHandle::open(&fixture.pool, fixture.pool.find("v").unwrap(), Compression::None, 1);
+    let open = || {
+        VolumeHandle::open(&fixture.pool, fixture.pool.find("v").unwrap(), Compression::None, 1)
+            .unwrap()
+    };
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {

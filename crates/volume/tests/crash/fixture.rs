@@ -11,9 +11,10 @@ use blockyard_store::mirror::assemble::{NamedCopy, Terms};
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::simulated_store::SimulatedStore;
 use blockyard_volume::committer::{Committer, Turn};
+use blockyard_volume::encryption::VolumeKey;
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::record::Body;
-use blockyard_volume::{Compression, Options, Pool, PoolVerifier, VolumeError};
+use blockyard_volume::{Compression, Options, Pool, PoolVerifier, Secret, VolumeError};
 use blockyard_volume_format::NODE_BLOCKS;
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 use blockyard_volume_format::entry::Entry;
@@ -43,6 +44,8 @@ pub(crate) struct Shape {
     pub(crate) blocks: u64,
     pub(crate) options: Options,
     pub(crate) compression: Compression,
+    /// Whether the volume is encrypted.
+    pub(crate) encrypted: bool,
     /// Most groups in flight.
     pub(crate) depth: usize,
     /// Whether the pool has two copies.
@@ -75,8 +78,9 @@ impl Shape {
             ..Options::default()
         };
         let compression = Compression::None;
-        let (mirror, spread) = (false, false);
-        Shape { block_bytes: 512, blocks: 3, options, compression, depth: 1, mirror, spread }
+        let (mirror, spread, encrypted) = (false, false, false);
+        let block_bytes = 512;
+        Shape { block_bytes, blocks: 3, options, compression, encrypted, depth: 1, mirror, spread }
     }
 
     /// The number of blocks from `first` on that one step may cover, at most `count`.
@@ -278,14 +282,28 @@ pub(crate) fn format(directory: &SimulatedDirectory, shape: &Shape) {
         guid: 0,
         reserved_bytes: 0,
         created: 0,
+        key: 0,
         origin: 0,
         block_bytes: shape.block_bytes,
         blocks: shape.volume_blocks(),
     };
-    let mut answer = pool.submit_change(Change::Create(meta));
+    let change = match shape.encrypted {
+        false => Change::Create(meta),
+        true => {
+            let slot = VolumeKey::draw(5).unwrap().wrap(&secret()).unwrap();
+            let meta = VolumeMeta { key: slot.id, ..meta };
+            Change::Several(vec![Change::PutKey(slot), Change::Create(meta)])
+        }
+    };
+    let mut answer = pool.submit_change(change);
     assert_eq!(committer.turn(), Turn::Worked);
     assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
     directory.settle();
+}
+
+/// The secret of the volume of an encrypted shape.
+fn secret() -> Secret {
+    Secret::Key(vec![7; 32].into())
 }
 
 impl Fixture {
@@ -313,7 +331,10 @@ impl Fixture {
         shape: &Shape,
     ) -> Result<Fixture, VolumeError> {
         let (pool, committer) = open_pool(store, shape)?;
-        let handle = VolumeHandle::open(&pool, pool.find("v")?, shape.compression, 64);
+        if shape.encrypted {
+            pool.unlock("v", &secret())?;
+        }
+        let handle = VolumeHandle::open(&pool, pool.find("v")?, shape.compression, 64).unwrap();
         let history = History { blocks: shape.blocks, ..History::default() };
         let (directory, shape, turns) = (directory.clone(), *shape, None);
         let (waiting, snapshots) = (Vec::new(), Vec::new());
@@ -534,7 +555,7 @@ impl Fixture {
         let mut snapshots = Vec::new();
         for meta in self.pool.list().into_iter().filter(|meta| meta.is_snapshot) {
             let live = self.pool.find(&meta.name).unwrap();
-            let mut handle = VolumeHandle::open(&self.pool, live, Compression::None, 1);
+            let mut handle = VolumeHandle::open(&self.pool, live, Compression::None, 1).unwrap();
             snapshots.push((meta.name, read(&mut handle, &self.shape).unwrap()));
         }
         (volume, snapshots)

@@ -503,7 +503,7 @@ fn a_root_that_is_new_is_counted() {
     checkpoint(&mut fixture);
     for number in 0..40 {
         let clone = fixture.pool.find(&format!("clone-{number}")).unwrap();
-        let mut handle = VolumeHandle::open(&fixture.pool, clone, shape.compression, 1);
+        let mut handle = VolumeHandle::open(&fixture.pool, clone, shape.compression, 1).unwrap();
         let outcome = handle.write(0, 2048, &|_, into: &mut [u8]| into.fill(number), 0, true);
         assert!(outcome == Outcome::Taken);
         fixture.run();

@@ -126,7 +126,8 @@ fn answer(handle: &mut VolumeHandle<Store>) -> Status {
 /// Writes blocks and parts of blocks in one half of the volume, and reads all of them back.
 fn use_half(running: &Running<Store>, half: u64, mut random: fastrand::Rng) {
     let pool = running.pool();
-    let mut handle = VolumeHandle::open(pool, pool.find("v").unwrap(), Compression::None, 4);
+    let mut handle =
+        VolumeHandle::open(pool, pool.find("v").unwrap(), Compression::None, 4).unwrap();
     let mut model = vec![0_u8; 1024 * BLOCKS as usize / 2];
     let base = half * model.len() as u64;
     for number in 1..40 {

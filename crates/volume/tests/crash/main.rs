@@ -10,6 +10,7 @@ mod catalogue;
 mod concurrent;
 mod counts;
 mod damage;
+mod encrypted;
 mod every_way;
 mod fixture;
 mod full;
@@ -70,6 +71,7 @@ fn shape(random: &mut fastrand::Rng) -> Shape {
     if random.u8(..4) == 0 {
         (shape.spread, shape.blocks) = (true, random.u64(5..=16));
     }
+    shape.encrypted = random.u8(..4) == 0;
     shape
 }
 

@@ -44,7 +44,7 @@ fn becomes_durable(busy: bool) {
     let mut medium = directory.medium();
     let pool = Running::start(store(&directory, &shape, USE).unwrap(), shape.options).unwrap();
     let live = pool.pool().find("v").unwrap();
-    let mut handle = VolumeHandle::open(pool.pool(), live, shape.compression, 64);
+    let mut handle = VolumeHandle::open(pool.pool(), live, shape.compression, 64).unwrap();
     write(&mut handle, 0, FIRST);
     let mut seen = 0;
     for _ in 0..LOOKS_MAX {

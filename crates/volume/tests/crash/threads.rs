@@ -67,6 +67,7 @@ impl Drop for Closed {
 
 fn handle(running: &Pool) -> VolumeHandle<Store> {
     VolumeHandle::open(running.pool(), running.pool().find("v").unwrap(), Compression::None, 256)
+        .unwrap()
 }
 
 /// Starts a write of part of a block.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use blockyard_store::{Commit, StoreKind};
 use blockyard_testing::contract;
 use blockyard_testing::temp_dir::TempDir;
-use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
+use blockyard_volume::{Compression, Options, Running, SecretFile, SyncMode, Volume, VolumeConfig};
 
 /// 8 MiB of 4 KiB blocks.
 fn plain() -> VolumeConfig {
@@ -76,6 +76,19 @@ fn blocks_of_16_kib_compressed() {
     let (volblocksize, compress) = (16 << 10, Compression::Lz4);
     let config = VolumeConfig { volblocksize, compress, ..plain() };
     alone("volume, 16k, lz4", config, Options::default());
+}
+
+/// Each block with a tag, in blocks of 16 KiB and compressed.
+#[test]
+fn blocks_of_16_kib_encrypted() {
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "contract-key");
+    let key = place.path().join("key");
+    std::fs::write(&key, [7; 32]).unwrap();
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let (volblocksize, compress) = (16 << 10, Compression::Lz4);
+    let secret = Some(SecretFile::Key(key));
+    let config = VolumeConfig { volblocksize, compress, secret, ..plain() };
+    alone("volume, 16k, encrypted", config, Options::default());
 }
 
 /// The copies are two directories.

@@ -290,7 +290,7 @@ fn a_reservation_is_kept_for_its_volume() {
     let running = Arc::clone(own.running());
     let other = config(&path, "other", size, BLOCK as u32);
     let other = Volume::open_with(other, options(64)).unwrap();
-    let error = running.create_reserved("more", size, 0, 60 << 20).unwrap_err().to_string();
+    let error = running.create_reserved("more", size, 0, 60 << 20, None).unwrap_err().to_string();
     assert!(error.starts_with("invalid reservation `60M`"), "{error}");
     let error = running.reserve("own", 65 << 20).unwrap_err().to_string();
     assert!(error.contains("the size at most"), "{error}");

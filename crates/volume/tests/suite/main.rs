@@ -10,6 +10,7 @@ mod crafted;
 mod device;
 mod directory;
 mod disk;
+mod encrypted;
 mod full;
 mod limits;
 mod losses;

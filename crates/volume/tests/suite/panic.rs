@@ -32,7 +32,7 @@ fn panic_on_write(store: &SimulatedStore) -> Arc<AtomicBool> {
 /// Writes a block durably.
 fn write(running: &Running<SimulatedStore>, block: u64) -> Status {
     let live = running.pool().find("v").unwrap();
-    let mut handle = VolumeHandle::open(running.pool(), live, Compression::None, 4);
+    let mut handle = VolumeHandle::open(running.pool(), live, Compression::None, 4).unwrap();
     match handle.write(block * 4096, 4096, &|_, bytes| bytes.fill(7), 1, true) {
         Outcome::Taken => {}
         Outcome::Full => panic!("an empty pool has space"),

@@ -426,6 +426,19 @@ const VOLUME: &[Param] = &[
         "by what the pool's files are read and written: io_uring where the system lets it, or as \
          the pool is open; io_uring; or calls that block",
     ),
+    param(
+        "key_file",
+        PATH,
+        "",
+        "the file (mode 0600) with the key of an encrypted volume; with size=, a new volume is \
+         encrypted; empty: the volume is not encrypted, or unlocked",
+    ),
+    param(
+        "passphrase_file",
+        PATH,
+        "",
+        "the file (mode 0600) with the passphrase of an encrypted volume, in place of key_file",
+    ),
 ];
 
 /// The compression of blocks: zstd has level 3, or the given level.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockyard_store::{Commit, StoreError, StoreKind};
 use blockyard_volume::config::ZSTD_LEVEL;
-use blockyard_volume::{Compression, SyncMode, Volume, VolumeConfig, VolumeError};
+use blockyard_volume::{Compression, SecretFile, SyncMode, Volume, VolumeConfig, VolumeError};
 
 use super::{Conventional, Made, as_given, with_delay};
 use crate::error::StackError;
@@ -80,7 +80,22 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
         map_cache: spec.number("map_cache"),
         commit: commit(spec)?,
         store: [None, Some(StoreKind::Uring), Some(StoreKind::Threads)][spec.choice("store")],
+        secret: secret(spec)?,
     })
+}
+
+/// The file with the secret of an encrypted volume, if one is given.
+fn secret(spec: &DeviceSpec) -> Result<Option<SecretFile>, VolumeError> {
+    let file = |field| spec.text(field).map(PathBuf::from);
+    match (file("key_file"), file("passphrase_file")) {
+        (Some(key), Some(_)) => Err(VolumeError::Invalid {
+            field: "key_file",
+            value: key.display().to_string(),
+            wanted: "either key_file or passphrase_file".to_owned(),
+        }),
+        (Some(path), None) => Ok(Some(SecretFile::Key(path))),
+        (None, path) => Ok(path.map(SecretFile::Passphrase)),
+    }
 }
 
 /// The compression of a choice's index in the table of parameters: the levels of zstd come after

@@ -116,6 +116,12 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
     for entry in devices.list() {
         let name = entry.spec.name();
         whys.extend(memory::obstacle(&entry.spec));
+        if is_unlocked_by_hand(&entry) {
+            whys.push(format!(
+                "`{name}` is encrypted and was unlocked by `volume unlock`: the new process does \
+                 not get its key"
+            ));
+        }
         if let Some(path) = entry.spec.text("trace") {
             whys.push(format!("`{name}` records the trace {path}"));
         }
@@ -131,6 +137,15 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
         }
     }
     whys
+}
+
+/// Whether a device is an encrypted volume whose key its line does not name: the key is gone when
+/// the pool is closed.
+fn is_unlocked_by_hand(entry: &DeviceEntry) -> bool {
+    let Some(pool) = &entry.pool else { return false };
+    let names_key = ["key_file", "passphrase_file"].iter().any(|it| entry.spec.text(it).is_some());
+    let volume = pool.pool().find(entry.spec.name());
+    !names_key && volume.is_ok_and(|volume| volume.meta.key != 0)
 }
 
 fn servers(control: &Control) -> Vec<Arc<Server>> {

@@ -1,0 +1,90 @@
+//! Looks for nonces that are used twice: over power cuts, and openings of one image more than once.
+//! `suite/encrypted.rs` does so over snapshots, clones, rollbacks and copies of a pool.
+
+use std::collections::{HashMap, HashSet};
+
+use blockyard_core::Status;
+use blockyard_testing::directory::SimulatedDirectory;
+use blockyard_testing::seed::Seed;
+use blockyard_volume::Compression;
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::group;
+
+use crate::fixture::{Fixture, Shape, Step, format};
+use crate::work;
+
+/// The salt and the number of a stored block.
+type Nonce = [u8; 24];
+
+/// The encrypted blocks of all groups in a directory: their nonces and their bytes.
+fn blocks(directory: &SimulatedDirectory, align: u32) -> Vec<(Nonce, Vec<u8>)> {
+    let mut found = Vec::new();
+    for name in directory.names().into_iter().filter(|name| name.starts_with("segment-")) {
+        let file = directory.open(&name).unwrap();
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        for start in (0..bytes.len()).step_by(align as usize) {
+            let Some((head, _, descriptors)) = group::parse(&bytes[start..], align) else {
+                continue;
+            };
+            let mut at = start + head.head_bytes as usize;
+            for descriptor in descriptors {
+                let len = descriptor.payload_bytes(align) as usize;
+                // A power cut may have torn the group after its head.
+                if descriptor.kind == group::Kind::Data
+                    && let Some(stored) = bytes.get(at..at + len)
+                    && crc(stored) == descriptor.crc
+                {
+                    assert!(descriptor.codec.is_sealed(), "a block is not encrypted");
+                    found.push((stored[..24].try_into().unwrap(), stored.to_vec()));
+                }
+                at += len;
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn no_nonce_is_used_for_two_blocks() {
+    let mut seen: HashMap<Nonce, Vec<u8>> = HashMap::new();
+    let mut openings = 0;
+    for stream in 0..20 {
+        let mut random = Seed::from_env().rng(stream);
+        let mut shape = Shape { encrypted: true, blocks: 8, ..Shape::tiny() };
+        if random.bool() {
+            shape.compression = Compression::Lz4;
+        }
+        let directory = SimulatedDirectory::default();
+        format(&directory, &shape);
+        let mut medium = directory.medium();
+        let mut fixture = Fixture::open(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 20);
+        drop(fixture);
+        let mut note = |directory: &SimulatedDirectory| {
+            for (nonce, bytes) in blocks(directory, shape.options.align) {
+                let before = seen.entry(nonce).or_insert_with(|| bytes.clone());
+                assert!(*before == bytes, "{nonce:02x?} is used twice");
+            }
+        };
+        note(&directory);
+        // The same image is opened several times, and each opening writes other data.
+        for change in directory.changes() {
+            medium.apply(&change);
+        }
+        for number in 0..3 {
+            let image = medium.cut(|_, count| random.usize(..count));
+            let mut fixture = Fixture::open(&image, &shape);
+            openings += 1;
+            for block in 0..shape.blocks {
+                let status = fixture.take(Step::Write { first: block, count: 1, fua: number == 1 });
+                assert!(status == Status::Ok || status == Status::NoSpc, "{status}");
+            }
+            drop(fixture);
+            note(&image);
+        }
+    }
+    let salts: HashSet<[u8; 16]> = seen.keys().map(|nonce| *nonce.first_chunk().unwrap()).collect();
+    assert!(seen.len() > 500, "{} blocks", seen.len());
+    assert!(salts.len() > openings, "each opening has a salt of its own: {}", salts.len());
+}

@@ -1,0 +1,305 @@
+//! Encrypted volumes on real files: who can open them, what is on the disk, what shares a key.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockyard_core::{Bio, Flags, Sector};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
+use blockyard_volume::{
+    Compression, Options, Running, Secret, SecretFile, Volume, VolumeConfig, VolumeError,
+};
+use blockyard_volume_admin::check::check;
+use blockyard_volume_admin::scrub::scrub;
+use blockyard_volume_admin::send::send;
+use blockyard_volume_format::group;
+use zeroize::Zeroizing;
+
+const MIB: u64 = 1 << 20;
+
+/// Text that would be found on the disk if it were not encrypted.
+const MARK: &[u8; 32] = b"a line that only its owner reads";
+
+struct Place {
+    directory: TempDir,
+}
+
+impl Place {
+    fn new(name: &str) -> Place {
+        Place { directory: TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name) }
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.directory.path().join("pool")
+    }
+
+    /// A file of mode 0600 with these bytes.
+    fn secret(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.directory.path().join(name);
+        File::create(&path).unwrap().write_all(bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    }
+
+    fn config(&self, name: &str, size: u64, secret: Option<SecretFile>) -> VolumeConfig {
+        VolumeConfig { size, secret, ..VolumeConfig::new(self.pool(), name) }
+    }
+
+    /// All bytes of all files of the pool.
+    fn bytes(&self) -> Vec<u8> {
+        let mut files: Vec<_> =
+            fs::read_dir(self.pool()).unwrap().map(|it| it.unwrap().path()).collect();
+        files.sort();
+        files.iter().flat_map(|path| fs::read(path).unwrap()).collect()
+    }
+}
+
+fn marks(bytes: &[u8]) -> usize {
+    bytes.windows(MARK.len()).filter(|window| window == MARK).count()
+}
+
+/// Writes 1 MiB of marks, at MiB `at`.
+fn write(volume: &Arc<Volume>, at: u64) {
+    let bytes: Vec<u8> = MARK.iter().copied().cycle().take(MIB as usize).collect();
+    handle(volume).write(Sector(at * 2048), &bytes, Flags::FUA).unwrap();
+}
+
+fn is_written(volume: &Arc<Volume>, at: u64) -> bool {
+    let mut found = vec![0; MIB as usize];
+    handle(volume).read(Sector(at * 2048), &mut found).unwrap();
+    found.chunks(MARK.len()).all(|chunk| chunk == MARK)
+}
+
+fn key(bytes: &[u8]) -> Secret {
+    Secret::Key(Zeroizing::new(bytes.to_vec()))
+}
+
+fn refused<T>(result: Result<T, VolumeError>) -> String {
+    match result {
+        Ok(_) => panic!("it was accepted"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn nothing_is_on_the_disk_in_plain_and_only_the_secret_opens_it() {
+    let place = Place::new("plaintext");
+    let right = || Some(SecretFile::Passphrase(place.secret("right", b"correct horse\n")));
+    for (name, compress) in [("packed", Compression::Lz4), ("raw", Compression::None)] {
+        let config = VolumeConfig { compress, ..place.config(name, 16 * MIB, right()) };
+        let volume = Volume::open(config).unwrap();
+        write(&volume, 1);
+        // Parts of blocks, which are read, decrypted, merged and encrypted again.
+        handle(&volume).write(Sector(8), &[7; 8192], Flags::FUA).unwrap();
+        handle(&volume).write(Sector(16), &MARK.repeat(128), Flags::FUA).unwrap();
+        assert!(is_written(&volume, 1));
+        drop(volume);
+        assert_eq!(marks(&place.bytes()), 0, "{name}");
+        let open = |secret| Volume::open(place.config(name, 0, secret));
+        let volume = open(right()).unwrap();
+        assert!(is_written(&volume, 1));
+        let mut found = [0; 8192];
+        handle(&volume).read(Sector(8), &mut found).unwrap();
+        assert!(found[..4096] == [7; 4096] && found[4096..] == MARK.repeat(128)[..]);
+        drop(volume);
+        let locked = format!("`{name}` is encrypted and locked: ");
+        assert!(refused(open(None)).starts_with(&locked));
+        let wrong = SecretFile::Passphrase(place.secret("wrong", b"correct house"));
+        assert!(
+            refused(open(Some(wrong))).starts_with(&format!("cannot decrypt the key of `{name}`"))
+        );
+        let other = SecretFile::Key(place.secret("other", &[b'x'; 40]));
+        assert!(refused(open(Some(other))).starts_with("cannot decrypt the key"));
+    }
+    // The search itself: a volume that is not encrypted has the text on the disk.
+    let config =
+        VolumeConfig { compress: Compression::None, ..place.config("plain", 16 * MIB, None) };
+    write(&Volume::open(config).unwrap(), 0);
+    assert!(marks(&place.bytes()) > 0);
+    let text = refused(Volume::open(place.config("plain", 0, right())));
+    assert!(text.starts_with("`plain` is not encrypted"), "{text}");
+}
+
+#[test]
+fn files_with_secrets_are_refused_by_name() {
+    let place = Place::new("secrets");
+    let open = |secret| refused(Volume::open(place.config("v", 16 * MIB, Some(secret))));
+    let path = place.secret("short", b"seven..\n");
+    let text = open(SecretFile::Passphrase(path.clone()));
+    let wanted = format!(
+        "invalid passphrase_file `{} of 7 bytes`: expected 8 to 4096 bytes",
+        path.display()
+    );
+    assert_eq!(text, wanted);
+    let text = open(SecretFile::Key(place.secret("short", &[1; 31])));
+    assert!(text.contains("key_file") && text.contains("expected 32 to 4096 bytes"), "{text}");
+    let path = place.secret("open", &[1; 32]);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    let text = open(SecretFile::Key(path));
+    assert!(text.starts_with("key_file: invalid mode 0640"), "{text}");
+    let text = open(SecretFile::Passphrase(place.directory.path().join("missing")));
+    assert!(text.starts_with("passphrase_file: cannot read"), "{text}");
+    assert!(!place.pool().exists(), "a refused volume leaves no pool");
+}
+
+#[test]
+fn copies_share_a_key_that_can_be_locked_and_changed() {
+    let place = Place::new("shared-key");
+    let running = Running::open(&place.pool(), Options::default()).unwrap();
+    let (first, second) = (key(&[1; 32]), key(&[2; 32]));
+    running.create_reserved("v", 16 * MIB, 0, 0, Some(&first)).unwrap();
+    running.create("plain", 16 * MIB, 0).unwrap();
+    let open = |name: &str| Volume::open(place.config(name, 0, None));
+    assert!(refused(open("v")).contains("is encrypted and locked"));
+    assert!(refused(running.unlock("v", &second)).starts_with("cannot decrypt the key of `v`"));
+    assert!(refused(running.unlock("plain", &first)).starts_with("`plain` is not encrypted"));
+    assert!(refused(running.lock("plain")).starts_with("`plain` is not encrypted"));
+    assert_eq!(refused(running.lock("v")), "`v` is locked already");
+    running.unlock("v", &first).unwrap();
+    let volume = open("v").unwrap();
+    write(&volume, 0);
+    running.snapshot("v@one").unwrap();
+    write(&volume, 1);
+    assert!(refused(running.lock("v")).starts_with("`v` is in use"));
+    // A snapshot and a clone need no key to be made.
+    running.clone_of("v@one", "twin").unwrap();
+    let twin = open("twin").unwrap();
+    assert!(is_written(&twin, 0) && !is_written(&twin, 1));
+    write(&twin, 2);
+    drop(volume);
+    assert!(refused(running.lock("v")).starts_with("`v` is in use, or a volume that shares"));
+    drop(twin);
+    running.rollback("v@one").unwrap();
+    running.lock("v@one").unwrap();
+    assert!(refused(open("twin")).contains("is encrypted and locked"));
+    let mut stream = Vec::new();
+    let text = refused(send(&running, "v@one", None, &mut stream, &mut |_| {}));
+    assert!(text.starts_with("`v@one` is encrypted and locked"), "{text}");
+    // A locked volume's key is changed by its present secret alone.
+    let text = refused(running.change_key("v", None, &second));
+    assert!(text.contains("is encrypted and locked"), "{text}");
+    assert!(refused(running.change_key("v", Some(&second), &second)).starts_with("cannot decrypt"));
+    running.change_key("twin", Some(&first), &second).unwrap();
+    assert!(refused(running.unlock("v", &first)).starts_with("cannot decrypt the key of `v`"));
+    running.unlock("v", &second).unwrap();
+    let (volume, twin) = (open("v").unwrap(), open("twin").unwrap());
+    assert!(is_written(&volume, 0) && !is_written(&volume, 1));
+    assert!(is_written(&twin, 0) && is_written(&twin, 2));
+    drop((volume, twin));
+    send(&running, "v@one", None, &mut stream, &mut |_| {}).unwrap();
+    assert!(marks(&stream) > 0, "a stream of an unlocked volume is not encrypted");
+    // The key is gone with the last volume that has it.
+    for name in ["v@one", "v", "twin"] {
+        assert_eq!(running.pool().volumes().keys.len(), 1, "{name}");
+        running.destroy(name).unwrap();
+    }
+    assert!(running.pool().volumes().keys.is_empty());
+}
+
+/// A pool is verified, cleaned and opened without the keys of its volumes.
+#[test]
+fn maintenance_needs_no_key() {
+    let place = Place::new("without-key");
+    let secret = || Some(SecretFile::Key(place.secret("key", &[9; 32])));
+    let volume = Volume::open(place.config("v", 64 * MIB, secret())).unwrap();
+    let mut bytes = vec![0; MIB as usize];
+    for round in 0..6 {
+        for at in 0..40 {
+            fastrand::Rng::with_seed(round * 100 + at).fill(&mut bytes);
+            handle(&volume).write(Sector(at * 2048), &bytes, Flags::NONE).unwrap();
+        }
+    }
+    handle(&volume).run(Bio::flush()).unwrap();
+    drop(volume);
+    let report = check(&place.pool(), &mut |_| {}).unwrap();
+    assert_eq!((report.damaged, report.blocks), (0, 40 * 64));
+    let running = Running::open(&place.pool(), Options::default()).unwrap();
+    let report = scrub(&running, 0, &mut |_, _| true).unwrap();
+    assert_eq!(report.damaged, 0);
+    drop(running);
+    let volume = Volume::open(place.config("v", 0, secret())).unwrap();
+    let mut found = vec![0; MIB as usize];
+    for at in 0..40 {
+        fastrand::Rng::with_seed(500 + at).fill(&mut bytes);
+        handle(&volume).read(Sector(at * 2048), &mut found).unwrap();
+        assert!(found == bytes, "MiB {at}");
+    }
+}
+
+/// The nonces of all encrypted blocks in the log of a pool, each with its block's bytes.
+fn nonces(pool: &Path) -> Vec<([u8; 24], Vec<u8>)> {
+    let align = 4096;
+    let mut found = Vec::new();
+    for entry in fs::read_dir(pool).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.file_name().unwrap().to_string_lossy().starts_with("segment-") {
+            continue;
+        }
+        let bytes = fs::read(&path).unwrap();
+        for start in (0..bytes.len()).step_by(align as usize) {
+            let Some((head, _, descriptors)) = group::parse(&bytes[start..], align) else {
+                continue;
+            };
+            let mut at = start + head.head_bytes as usize;
+            for descriptor in descriptors {
+                let len = descriptor.payload_bytes(align) as usize;
+                if descriptor.kind == group::Kind::Data {
+                    let stored = &bytes[at..at + len];
+                    assert!(descriptor.codec.is_sealed(), "a block is not encrypted");
+                    found.push((*stored.first_chunk().unwrap(), stored.to_vec()));
+                }
+                at += len;
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn no_nonce_repeats_over_snapshots_clones_rollbacks_and_copies() {
+    let place = Place::new("nonces");
+    let secret = || Some(SecretFile::Key(place.secret("key", &[9; 32])));
+    let open = |pool: &Path, name: &str, size| {
+        Volume::open(VolumeConfig { size, secret: secret(), ..VolumeConfig::new(pool, name) })
+            .unwrap()
+    };
+    let pool = place.pool();
+    let volume = open(&pool, "v", 16 * MIB);
+    write(&volume, 0);
+    let running = Arc::clone(volume.running());
+    running.snapshot("v@one").unwrap();
+    running.clone_of("v@one", "twin").unwrap();
+    let twin = open(&pool, "twin", 0);
+    // The same blocks of both, from the same contents.
+    write(&volume, 1);
+    write(&twin, 1);
+    write(&volume, 0);
+    drop((volume, twin));
+    running.rollback("v@one").unwrap();
+    let volume = open(&pool, "v", 0);
+    write(&volume, 1);
+    drop((volume, running));
+    // Two copies of the pool go on from the same state.
+    let copy = place.directory.path().join("copy");
+    fs::create_dir(&copy).unwrap();
+    for entry in fs::read_dir(&pool).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, copy.join(path.file_name().unwrap())).unwrap();
+    }
+    for pool in [&pool, &copy] {
+        write(&open(pool, "v", 0), 2);
+    }
+    let mut seen: HashMap<[u8; 24], Vec<u8>> = HashMap::new();
+    for pool in [&pool, &copy] {
+        for (nonce, bytes) in nonces(pool) {
+            let before = seen.entry(nonce).or_insert_with(|| bytes.clone());
+            assert!(*before == bytes, "{nonce:02x?} is used twice");
+        }
+    }
+    // 1 MiB was written seven times, in blocks of 16 KiB.
+    assert_eq!(seen.len(), 7 * 64);
+}

@@ -1,0 +1,195 @@
+//! Encrypted volumes through the whole program: keys by files, by commands and by the control API;
+//! plain text in no file, log or core dump.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::{kill, uri};
+use crate::place::Place;
+use crate::run::{Run, finish, nbdsh};
+use crate::yard::{BLOCKYARD, Yard, blockyard};
+
+/// Text that would be found if it were not encrypted.
+const MARK: &str = "a line that only its owner reads";
+
+/// A file of mode 0600.
+fn private(place: &Place, name: &str, bytes: &[u8]) -> String {
+    let path = place.file(name);
+    fs::write(&path, bytes).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+/// The files below a directory that have the text.
+fn with_mark(directory: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(with_mark(&path));
+        } else if path.is_file() {
+            let bytes = fs::read(&path).unwrap();
+            if bytes.windows(MARK.len()).any(|window| window == MARK.as_bytes()) {
+                found.push(path.display().to_string());
+            }
+        }
+    }
+    found
+}
+
+fn volume(line: &[&str]) -> Run {
+    blockyard(&[&["volume"], line].concat())
+}
+
+#[test]
+fn a_key_file_opens_it_after_a_kill_and_nothing_is_in_plain() {
+    let pool = Place::new();
+    let key = private(&pool, "key", &[9; 32]);
+    let line = uri(&pool, "v0", &format!("&compress=none&key_file={key}"));
+    let yard = Yard::serve(&[&format!("{line}&size=64M")]);
+    let write = format!("h.pwrite(b'{MARK}' * 65536, 1 << 20)\nh.flush()");
+    nbdsh(&yard.uri("v0"), &write);
+    let said = format!("{}{}", yard.printed(), yard.complained());
+    kill(yard);
+    assert_eq!(with_mark(Path::new(&pool.file("pool"))), [""; 0]);
+    assert!(!said.contains(MARK));
+    let check = volume(&["check", &pool.file("pool"), "--json"]).ok().json();
+    assert_eq!(check["damaged"], 0, "{check}");
+    let yard = Yard::serve(&[&line]);
+    nbdsh(&yard.uri("v0"), &format!("assert h.pread(2 << 20, 1 << 20) == b'{MARK}' * 65536"));
+    let status = fs::read_to_string(format!("/proc/{}/status", yard.pid())).unwrap();
+    let locked = status.lines().find(|line| line.starts_with("VmLck:")).unwrap();
+    assert!(!locked.contains(" 0 kB"), "keys are in locked memory: {locked}");
+    drop(yard);
+    for (more, wanted) in [
+        ("", "`v0` is encrypted and locked"),
+        (
+            &*format!("&key_file={}", private(&pool, "other", &[8; 32])),
+            "cannot decrypt the key of `v0`",
+        ),
+        ("&key_file=/dev/null", "key_file: cannot read /dev/null"),
+        (
+            &*format!("&key_file={key}&passphrase_file={key}"),
+            "expected either key_file or passphrase_file",
+        ),
+    ] {
+        let refused = blockyard(&["serve", &uri(&pool, "v0", more), "--nbd", "none"]).fails();
+        assert!(refused.err.contains(wanted), "{refused}");
+    }
+}
+
+#[test]
+fn a_server_that_dies_leaves_no_core_dump() {
+    let pool = Place::new();
+    let key = private(&pool, "key", &[9; 32]);
+    let line = uri(&pool, "v0", &format!("&compress=none&key_file={key}&size=64M"));
+    let _pattern = CorePattern::relative();
+    let below = ["env", "-C", pool.path().to_str().unwrap(), "prlimit", "--core=unlimited"];
+    let dies = |line: &str| {
+        let mut yard = Yard::serve_below(Place::new(), &below, &[line]);
+        nbdsh(&yard.uri("v0"), &format!("h.pwrite(b'{MARK}' * 65536, 1 << 20)\nh.flush()"));
+        yard.signal("ABRT");
+        assert!(!yard.end().success());
+        fs::read_dir(pool.path())
+            .unwrap()
+            .filter(|entry| {
+                entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("core")
+            })
+            .count()
+    };
+    assert_eq!(dies(&line), 0);
+    // The search itself: a volume without encryption leaves one.
+    let plain = format!("volume:///v0?path={}&size=64M&compress=none", pool.file("plain"));
+    assert_eq!(dies(&plain), 1);
+}
+
+const CORE_PATTERN: &str = "/proc/sys/kernel/core_pattern";
+
+/// The machine's pattern of core dumps, if it was changed: it is restored when this is dropped.
+struct CorePattern(Option<String>);
+
+impl CorePattern {
+    /// Has core dumps written to the directory of the process that dies.
+    fn relative() -> CorePattern {
+        let pattern = fs::read_to_string(CORE_PATTERN).unwrap();
+        if !pattern.starts_with(['/', '|']) {
+            return CorePattern(None);
+        }
+        fs::write(CORE_PATTERN, "core").unwrap();
+        CorePattern(Some(pattern))
+    }
+}
+
+impl Drop for CorePattern {
+    fn drop(&mut self) {
+        if let Some(pattern) = &self.0 {
+            fs::write(CORE_PATTERN, pattern).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_passphrase_unlocks_a_volume_of_a_running_yard() {
+    let pool = Place::new();
+    let path = pool.file("pool");
+    let first = private(&pool, "first", b"correct horse\n");
+    let second = private(&pool, "second", b"battery staple\n");
+    volume(&["create", &path, "v0", "--size", "64M", "--passphrase-file", &first]).ok();
+    let shown = volume(&["show", &path, "v0"]).ok();
+    assert!(shown.out.contains("aes-256-gcm, locked"), "{shown}");
+    let refused = volume(&["unlock", &path, "v0", "--passphrase-file", &first]).fails();
+    assert!(refused.err.contains("no yard has this pool open"), "{refused}");
+    let refused = volume(&["create", &path, "v1", "--size", "64M", "--encrypt"]).fails();
+    assert!(refused.err.contains("no passphrase or key"), "{refused}");
+    // Another volume opens the pool.
+    let yard = Yard::serve(&[&uri(&pool, "plain", "&size=16M")]);
+    let add = uri(&pool, "v0", "");
+    let refused = yard.command(&["add", &add]).fails();
+    assert!(refused.err.contains("`v0` is encrypted and locked"), "{refused}");
+    let refused = volume(&["unlock", &path, "v0", "--passphrase-file", &second]).fails();
+    assert!(refused.err.contains("cannot decrypt the key of `v0`"), "{refused}");
+    let mut unlock = std::process::Command::new(BLOCKYARD);
+    unlock.args(["volume", "unlock", &path, "v0", "--passphrase-file", "-"]);
+    unlock.stdin(fs::File::open(&first).unwrap());
+    finish(&["volume", "unlock"], &mut unlock).ok();
+    yard.command(&["add", &add]).ok();
+    nbdsh(&yard.uri("v0"), &format!("h.pwrite(b'{MARK}' * 1024, 0)\nh.flush()"));
+    let shown = volume(&["show", &path, "v0", "--json"]).ok().json();
+    assert_eq!((&shown["encrypted"], &shown["locked"]), (&true.into(), &false.into()), "{shown}");
+    let refused = volume(&["lock", &path, "v0"]).fails();
+    assert!(refused.err.contains("`v0` is in use"), "{refused}");
+    volume(&["snapshot", &path, "v0@a"]).ok();
+    yard.command(&["remove", "v0"]).ok();
+    // The key of an unlocked volume is changed without the old passphrase; here by a command.
+    let command = "printf '%032d' 5";
+    volume(&["change-key", &path, "v0", "--new-key-command", command]).ok();
+    volume(&["lock", &path, "v0"]).ok();
+    let refused = volume(&["send", &path, "v0@a", "-o", &pool.file("stream")]).fails();
+    assert!(refused.err.contains("`v0@a` is encrypted and locked"), "{refused}");
+    let refused = volume(&["unlock", &path, "v0", "--passphrase-file", &first]).fails();
+    assert!(refused.err.contains("cannot decrypt the key"), "{refused}");
+    volume(&["unlock", &path, "v0", "--key-command", command]).ok();
+    let refused = volume(&["unlock", &path, "v0", "--key-command", "exit 3"]).fails();
+    assert!(refused.err.contains("`exit 3`: exit status: 3"), "{refused}");
+    drop(yard);
+    // Without a yard, the command that reads gets the key.
+    let raw = pool.file("raw");
+    let refused = volume(&["export", &path, "v0@a", &raw]).fails();
+    assert!(refused.err.contains("`v0@a` is encrypted and locked"), "{refused}");
+    volume(&["export", &path, "v0@a", &raw, "--key-command", command]).ok();
+    assert!(fs::read(&raw).unwrap().starts_with(MARK.as_bytes()));
+    volume(&[
+        "change-key",
+        &path,
+        "v0",
+        "--key-command",
+        command,
+        "--new-passphrase-file",
+        &second,
+    ])
+    .ok();
+    assert_eq!(with_mark(Path::new(&path)), [""; 0]);
+    let yard = Yard::serve(&[&uri(&pool, "v0", &format!("&passphrase_file={second}"))]);
+    nbdsh(&yard.uri("v0"), &format!("assert h.pread(4096, 4096) == b'{MARK}' * 128"));
+}
