@@ -137,6 +137,12 @@ await_text(b'has not answered')
 os.write(keys, b'q')
 await_end()
 os.kill(yard, signal.SIGCONT)
+start()
+await_text(b'mem0')
+# The window is closed: top reads the end of the terminal, and ends.
+os.close(screen)
+os.close(keys)
+os.waitpid(top, 0)
 ";
     let yard = Yard::serve(&[MEM0, ZONED]);
     python(SCRIPT, &[BLOCKYARD, &yard.control(), &yard.pid().to_string()]);

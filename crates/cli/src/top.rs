@@ -5,6 +5,7 @@
 mod pages;
 mod screen;
 
+use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 use blockyard_yard::activity::{Activity, Sample};
 use blockyard_yard::client::{Client, ClientError, Notice};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::TopArgs;
@@ -128,7 +131,50 @@ fn print_pages(activity: &Activity, out: &mut impl Write) -> Result<(), Failure>
     Ok(())
 }
 
-/// Shows samples on the terminal until the user or a signal ends it.
+/// What the terminal has.
+enum Awaited {
+    Nothing,
+    /// Bytes of keys.
+    Key,
+    /// It has hung up: its window was closed, or the connection to it has ended.
+    HangUp,
+}
+
+/// Waits for a key at most this long. crossterm is not asked before there are bytes, because it
+/// reads a terminal that has hung up in a loop without an end.
+fn await_key(wait: Duration) -> std::io::Result<Awaited> {
+    let stdin = std::io::stdin();
+    // Where crossterm reads.
+    let terminal = if stdin.is_terminal() { None } else { Some(File::open("/dev/tty")?) };
+    let mut polled = [match &terminal {
+        None => PollFd::new(&stdin, PollFlags::IN),
+        Some(terminal) => PollFd::new(terminal, PollFlags::IN),
+    }];
+    let wait = Timespec::try_from(wait).map_err(std::io::Error::other)?;
+    match poll(&mut polled, Some(&wait)) {
+        // A signal, which may be the end.
+        Ok(0) | Err(Errno::INTR) => return Ok(Awaited::Nothing),
+        Ok(_) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+    Ok(if polled[0].revents().intersects(gone) { Awaited::HangUp } else { Awaited::Key })
+}
+
+/// Passes all keys that were pressed to the screen. Returns whether to go on.
+fn press_keys(screen: &mut Screen) -> std::io::Result<bool> {
+    while event::poll(Duration::ZERO)? {
+        if let Event::Key(key) = event::read()?
+            && key.kind == KeyEventKind::Press
+            && !screen.press(key)
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Shows samples on the terminal until the user or a signal ends it, or the terminal hangs up.
 fn show(
     count: Option<u64>,
     mut screen: Screen,
@@ -145,19 +191,20 @@ fn show(
     while left != Some(0) && !is_ended.load(Ordering::Relaxed) {
         terminal.draw(|frame| screen.draw(frame))?;
         let wait = due.saturating_duration_since(Instant::now()).min(LOOK);
-        if event::poll(if asked.is_some() { LOOK } else { wait })? {
-            let delay = screen.delay;
-            if let Event::Key(key) = event::read()?
-                && key.kind == KeyEventKind::Press
-                && !screen.press(key)
-            {
-                return Ok(());
-            }
-            if screen.delay != delay {
-                due = Instant::now() + screen.delay;
-            }
-            if screen.lacks_zones() {
-                due = Instant::now();
+        match await_key(if asked.is_some() { LOOK } else { wait })? {
+            Awaited::Nothing => {}
+            Awaited::HangUp => return Ok(()),
+            Awaited::Key => {
+                let delay = screen.delay;
+                if !press_keys(&mut screen)? {
+                    return Ok(());
+                }
+                if screen.delay != delay {
+                    due = Instant::now() + screen.delay;
+                }
+                if screen.lacks_zones() {
+                    due = Instant::now();
+                }
             }
         }
         if let Some(since) = asked {
