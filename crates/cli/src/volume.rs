@@ -57,6 +57,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         VolumeCommand::List(args) => list::list(args, out),
         VolumeCommand::Show(args) => show(args, out),
         VolumeCommand::Snapshot(args) => {
+            args.check().map_err(|wanted| wrong_name(&args.name, &wanted))?;
             let request = VolumeRequest { recursive: args.recursive, ..nothing() };
             let pool = PoolAccess::find(&args.pool, Make::Never)?;
             work_in(pool, &args.pool, &args.name, "snapshot", request, out)
@@ -173,7 +174,12 @@ fn hold(args: &VolumeHoldArgs, verb: &str, out: &mut impl Write) -> Result<(), F
     work_in(pool, &args.pool, &args.name, verb, request, out)
 }
 
+fn wrong_name(name: &str, wanted: &str) -> Failure {
+    Failure::new(Code::Usage, format!("invalid NAME `{name}`: {wanted}"))
+}
+
 fn destroy(args: &VolumeDestroyArgs, out: &mut impl Write) -> Result<(), Failure> {
+    args.check().map_err(|wanted| wrong_name(&args.name, &wanted))?;
     let request = VolumeRequest {
         name: args.name.clone(),
         recursive: args.recursive,

@@ -284,6 +284,15 @@ fn a_name_that_nothing_can_have_is_refused_before_a_yard_is_asked() {
             assert!(code == 2 && error.contains(wanted), "{verb} {name}: {error}");
         }
     }
+    for name in ["v@a b%c", "v@a%b%c", "@a%b", "v%a", "@a@b"] {
+        let (code, _, error) = run(blockyard(&dir.0).args(["volume", "destroy", "-r", "p", name]));
+        assert!(code == 2 && error.contains(&format!("invalid NAME `{name}`")), "{name}: {error}");
+    }
+    // Names that are valid are refused for lack of the pool only.
+    for name in ["@s", "v@a%b", "v@%b", "v@a%", "v@%"] {
+        let (code, _, error) = run(blockyard(&dir.0).args(["volume", "destroy", "-r", "p", name]));
+        assert!(code != 2 && error.contains("`p` holds no pool"), "{name}: {error}");
+    }
 }
 
 /// The bug: the refusal promised to remove the device when its clients have left, and no code did.

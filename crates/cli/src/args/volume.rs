@@ -458,6 +458,44 @@ pub(crate) struct VolumeScrubArgs {
     pub(crate) rate: Option<u64>,
 }
 
+impl VolumeSnapshotArgs {
+    /// Checks the name, which may be `@SNAPSHOT` with `-r`.
+    ///
+    /// # Errors
+    /// What is expected instead.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        one_or_all(&self.name, self.recursive)
+    }
+}
+
+impl VolumeDestroyArgs {
+    /// Checks the name, which may also be a range, or `@SNAPSHOT` with `-r`.
+    ///
+    /// # Errors
+    /// What is expected instead.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self.name.split_once('%') {
+            Some((first, last)) if first.contains('@') => {
+                let whole = |end: &str| match end.is_empty() {
+                    true => Ok(()),
+                    false => name(&format!("v@{end}")).map(drop),
+                };
+                let (volume, first) = first.split_once('@').unwrap_or_default();
+                name(volume).and_then(|_| whole(first)).and_then(|()| whole(last))
+            }
+            _ => one_or_all(&self.name, self.recursive),
+        }
+    }
+}
+
+/// Checks the name of something in a pool, or of a snapshot of all volumes.
+fn one_or_all(text: &str, is_recursive: bool) -> Result<(), String> {
+    match text.strip_prefix('@') {
+        Some(_) if is_recursive => name(&format!("v{text}")).map(drop),
+        _ => name(text).map(drop),
+    }
+}
+
 /// The name of something in a pool.
 fn name(text: &str) -> Result<String, String> {
     match is_name(text) {
