@@ -418,8 +418,8 @@ fn give_up(control: &Control, successor: &Successor) -> Result<(), String> {
     Ok(())
 }
 
-/// Names the main process to systemd. The socket of notifications may be full, so that a thread of
-/// its own waits for it.
+/// Names the main process to systemd. The socket of notifications may be full, so another thread
+/// waits for it.
 fn tell_systemd(pid: u32) {
     let (sender, results) = channel();
     let notify = move || {
