@@ -70,7 +70,7 @@ fn pages() -> (u64, u64) {
 #[test]
 fn a_thousand_hostile_connections_leave_a_good_host_alone() {
     const HOSTILE: usize = 1000;
-    const ROUNDS: u64 = 500;
+    const ROUNDS: u64 = 100;
     let files = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).unwrap();
     let target = target_with(TargetOptions { connections_max: 1100, ..TargetOptions::default() });
@@ -85,7 +85,7 @@ fn a_thousand_hostile_connections_leave_a_good_host_alone() {
         }
     };
     let mut after = Vec::new();
-    for wave in 0..6 {
+    for wave in 0..10 {
         let mut connections: Vec<Initiator> = Vec::new();
         let mut round = 0;
         while connections.len() < HOSTILE {
@@ -103,8 +103,8 @@ fn a_thousand_hostile_connections_leave_a_good_host_alone() {
         assert_eq!(target.subsystems.find_info("plain").unwrap().controllers, 1, "wave {wave}");
         after.push(pages());
     }
-    // The first waves fill the allocator's arenas. Each connection maps 3 MiB and uses 200 KiB:
-    // what two waves left would be 1,536,000 and 100,000 pages.
+    // The first seven waves fill the allocator's arenas, which it keeps (220 MB). Each connection
+    // maps 3 MiB and uses 200 KiB: what two waves left would be 1,536,000 and 100,000 pages.
     let [.., (mapped, resident), _, (mapped_then, resident_then)] = after[..] else { panic!() };
     assert!(mapped_then < mapped + 256_000, "{after:?}");
     assert!(resident_then < resident + 8_000, "{after:?}");

@@ -326,7 +326,7 @@ impl Initiator {
     /// Sends a command capsule; returns its command id.
     pub(crate) fn capsule(&mut self, mut sqe: [u8; 64], in_capsule: &[u8]) -> u16 {
         let cid = self.next_cid;
-        self.next_cid += 1;
+        self.next_cid = self.next_cid.wrapping_add(1);
         sqe[2..4].copy_from_slice(&cid.to_le_bytes());
         self.send(4, &sqe, in_capsule);
         cid
