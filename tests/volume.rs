@@ -343,6 +343,10 @@ fn snapshots_and_clones_by_the_command_line() {
     volume(&["snapshot", "v0@one"]).ok();
     write("b");
     volume(&["clone", "v0@one", "twin"]).ok();
+    let wanted = "          OFFSET            LENGTH  CHANGE\n              \
+                  1M                1M  written\n1 range: 1M written, 0 discarded\n";
+    assert_eq!(volume(&["diff", "v0@one"]).ok().out, wanted);
+    assert_eq!(volume(&["diff", "v0@one", "twin", "-H"]).ok().out, "");
     let listed = volume(&["list"]).ok().out;
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert_eq!(names, ["NAME", "twin", "v0", "v0@one"], "{listed}");
@@ -365,6 +369,36 @@ fn snapshots_and_clones_by_the_command_line() {
     let report = volume(&["check", "--json"]).ok().json();
     assert_eq!((&report["volumes"], &report["damaged"]), (&3.into(), &0.into()), "{report}");
     assert!(report["blocks"].as_u64() >= Some(64), "{report}");
+}
+
+/// Compares the volumes of the pool of the test below.
+fn compares_what_a_yard_has(volume: &dyn Fn(&str, &[&str]) -> crate::run::Run) {
+    let diff = |args: &[&str]| volume("diff", args);
+    assert_eq!(diff(&["v0@one", "-Hp"]).ok().out, "1048576\t1048576\twritten\n");
+    let same = diff(&["v0@one", "twin"]).ok().out;
+    assert_eq!(same, "0 ranges: 0 written, 0 discarded\n");
+    let range = json!({ "offset_bytes": 1 << 20, "length_bytes": 1 << 20, "change": "written" });
+    let totals = json!({
+        "ranges": 1,
+        "written_bytes": 1 << 20,
+        "discarded_bytes": 0,
+        "from_size_bytes": 64 << 20,
+        "to_size_bytes": 64 << 20,
+    });
+    let wanted = json!({ "ranges": [range], "from": "v0@one", "to": "v0", "totals": totals });
+    assert_eq!(diff(&["v0@one", "--json"]).ok().json(), wanted);
+    let wanted = json!({ "ranges": [], "from": "v0@one", "to": "v0@one", "totals": {
+        "ranges": 0,
+        "written_bytes": 0,
+        "discarded_bytes": 0,
+        "from_size_bytes": 64 << 20,
+        "to_size_bytes": 64 << 20,
+    }});
+    assert_eq!(diff(&["v0@one", "@one", "--json"]).ok().json(), wanted);
+    let refused = diff(&["v0@one", "other"]).fails();
+    assert!(refused.err.contains("invalid from `v0@one`: expected a snapshot of"), "{refused}");
+    let refused = diff(&["v0@two"]).fails();
+    assert!(refused.err.contains("there is no snapshot `v0@two`"), "{refused}");
 }
 
 /// The list of the pool of the test below: a volume, its snapshot, a clone of that, and a volume
@@ -423,6 +457,7 @@ fn a_pool_that_a_yard_has_open_is_worked_on_through_it() {
     write("b");
     volume("clone", &["v0@one", "twin"]).ok();
     volume("create", &["other", "--size", "32M"]).ok();
+    compares_what_a_yard_has(&volume);
     let talk = ["--control", &yard.control()];
     let add = uri(&pool, "twin", "");
     blockyard(&[&["add", &add][..], &talk].concat()).ok();

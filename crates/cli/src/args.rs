@@ -18,9 +18,9 @@ pub(crate) use ram::{
 pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
     ImageFormat, ListedKind, SecretArgs, VolumeAt, VolumeAttachArgs, VolumeChangeKeyArgs,
-    VolumeCommand, VolumeDestroyArgs, VolumeExportArgs, VolumeHoldArgs, VolumeHoldsArgs,
-    VolumeListArgs, VolumeNameArgs, VolumePoolArgs, VolumeReceiveArgs, VolumeScrubArgs,
-    VolumeSendArgs, VolumeShowArgs, VolumeUnlockArgs,
+    VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs, VolumeExportArgs, VolumeHoldArgs,
+    VolumeHoldsArgs, VolumeListArgs, VolumeNameArgs, VolumePoolArgs, VolumeReceiveArgs,
+    VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs, VolumeUnlockArgs,
 };
 
 use blockyard_core::zone::check::Target;

@@ -2,6 +2,7 @@
 //! one that a yard has open is worked on through that yard's control API.
 
 mod check;
+mod diff;
 mod image;
 mod list;
 pub(crate) mod pool;
@@ -85,6 +86,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         VolumeCommand::Release(args) => hold(args, "release", out),
         VolumeCommand::Holds(args) => list::holds(args, out),
         VolumeCommand::Destroy(args) => destroy(args, out),
+        VolumeCommand::Diff(args) => diff::run(args, out),
         VolumeCommand::Send(args) => stream::send(args, out),
         VolumeCommand::Receive(args) => stream::receive(args, out),
         VolumeCommand::Export(args) => image::export(args, out),

@@ -20,13 +20,21 @@ pub(crate) struct Run {
     pub(crate) is_hole: bool,
 }
 
+/// How often a span is compared again because leaves were replaced on disk before they were read. A
+/// page that cannot be read after that is damaged.
+const TRIES: usize = 5;
+
 /// Reads what a leaf contains.
-pub(crate) type Read = Box<dyn FnMut(&Leaf) -> Result<Arc<Page>, VolumeError> + Send>;
+pub(crate) type Read<'a> = Box<dyn FnMut(&Leaf) -> Result<Arc<Page>, VolumeError> + Send + 'a>;
+
+/// Freezes the older and the newer map again.
+type Freeze<'a> = Box<dyn FnMut() -> (Option<Frozen>, Frozen) + Send + 'a>;
 
 /// Iterates over the runs that differ, in order. It compares one span at a time, so that few runs
 /// are held in memory.
-pub(crate) struct Changes {
-    read: Read,
+pub(crate) struct Changes<'a> {
+    read: Read<'a>,
+    freeze: Option<Freeze<'a>>,
     old: Option<Frozen>,
     new: Frozen,
     blocks: u64,
@@ -36,16 +44,42 @@ pub(crate) struct Changes {
     runs: VecDeque<Run>,
 }
 
-impl Changes {
+impl<'a> Changes<'a> {
     /// Compares two maps that were frozen at the same moment. Without an older map, every block
     /// that is not a hole differs. `blocks` is the length of the newer map.
     pub(crate) fn between(
         old: Option<Frozen>,
         new: Frozen,
         blocks: u64,
-        read: impl FnMut(&Leaf) -> Result<Arc<Page>, VolumeError> + Send + 'static,
-    ) -> Changes {
-        Changes { read: Box::new(read), old, new, blocks, number: 0, runs: VecDeque::new() }
+        read: impl FnMut(&Leaf) -> Result<Arc<Page>, VolumeError> + Send + 'a,
+    ) -> Changes<'a> {
+        let (read, runs) = (Box::new(read), VecDeque::new());
+        Changes { read, freeze: None, old, new, blocks, number: 0, runs }
+    }
+
+    /// Freezes the maps again by `freeze` if a page cannot be read. For maps of snapshots, whose
+    /// contents never change: cleaning moves their blocks and pages, and other data may then
+    /// replace the pages of maps that were frozen before.
+    pub(crate) fn freezing_again(
+        self,
+        freeze: impl FnMut() -> (Option<Frozen>, Frozen) + Send + 'a,
+    ) -> Changes<'a> {
+        Changes { freeze: Some(Box::new(freeze)), ..self }
+    }
+
+    /// Compares a span, again if a page of it was replaced.
+    fn span_now(&mut self) -> Result<(), VolumeError> {
+        let mut tries = 1;
+        loop {
+            let compared = self.span();
+            let Some(freeze) = &mut self.freeze else { return compared };
+            if compared.is_ok() || tries == TRIES {
+                return compared;
+            }
+            (self.old, self.new) = freeze();
+            self.runs.clear();
+            tries += 1;
+        }
     }
 
     fn span(&mut self) -> Result<(), VolumeError> {
@@ -95,12 +129,12 @@ impl Changes {
     }
 }
 
-impl Iterator for Changes {
+impl Iterator for Changes<'_> {
     type Item = Result<Run, VolumeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.runs.is_empty() && self.number < self.new.len() {
-            let read = self.span();
+            let read = self.span_now();
             self.number += 1;
             if let Err(error) = read {
                 return Some(Err(error));
@@ -110,7 +144,7 @@ impl Iterator for Changes {
     }
 }
 
-impl fmt::Debug for Changes {
+impl fmt::Debug for Changes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Changes").field("number", &self.number).finish_non_exhaustive()
     }
@@ -136,6 +170,38 @@ mod tests {
             let entry = Entry::new((number + 1) * 4096, 4096, Codec::Raw, number);
             let mut tally = Tally::new(1 << 20);
             map.with(span, |span| span.set(at, &[entry], 1, &mut tally)).unwrap();
+        }
+    }
+
+    /// A page that other data have replaced on disk is found by freezing the maps again; the runs
+    /// that were found in the span before are not named twice.
+    #[test]
+    fn a_span_with_a_page_that_was_replaced_is_compared_again() {
+        let map = Map::new(vec![None; 2], 0);
+        put(&map, 0..300, 1);
+        put(&map, NODE_BLOCKS..NODE_BLOCKS + 5, 1);
+        let run = |first, count| Run { first, count, is_hole: false };
+        for (broken, wanted) in [(3, true), (TRIES, false)] {
+            let (mut reads, mut freezes) = (0, 0);
+            // The second leaf of the first span cannot be read this often.
+            let read = |leaf: &Leaf| {
+                reads += 1;
+                match reads % 2 == 0 && reads <= 2 * broken {
+                    true => Err(VolumeError::Latched),
+                    false => Ok(leaf.page().unwrap()),
+                }
+            };
+            let freeze = || {
+                freezes += 1;
+                (None, map.freeze())
+            };
+            let changes = Changes::between(None, map.freeze(), 2 * NODE_BLOCKS, read);
+            let found: Result<Vec<Run>, _> = changes.freezing_again(freeze).collect();
+            match wanted {
+                true => assert_eq!(found.unwrap(), [run(0, 300), run(NODE_BLOCKS, 5)]),
+                false => assert!(matches!(found, Err(VolumeError::Latched))),
+            }
+            assert_eq!(freezes, broken.min(TRIES - 1));
         }
     }
 

@@ -44,19 +44,31 @@ pub struct Sending<D: SegmentStore> {
     live: Arc<OpenVolume>,
     _base: Option<Arc<OpenVolume>>,
     head: Head,
-    changes: Changes,
+    changes: Changes<'static>,
     /// Removes the snapshot afterwards. Dropped after the fields that use the snapshot.
-    passing: Option<Passing>,
+    passing: Option<Passing<D>>,
 }
 
 /// A temporary snapshot, which is removed when this is dropped. If the pool is closed before, the
 /// next opening removes it.
-struct Passing {
-    running: Weak<Running>,
-    name: String,
+pub(crate) struct Passing<D: SegmentStore> {
+    running: Weak<Running<D>>,
+    /// The name of the snapshot, which no list shows.
+    pub(crate) name: String,
 }
 
-impl Drop for Passing {
+impl<D: SegmentStore> Passing<D> {
+    /// Makes a snapshot of a volume.
+    ///
+    /// # Errors
+    /// If there is no such volume, or no space for the snapshot.
+    pub(crate) fn of(running: &Arc<Running<D>>, volume: &str) -> Result<Self, VolumeError> {
+        let name = running.snapshot_unseen(volume)?;
+        Ok(Passing { running: Arc::downgrade(running), name })
+    }
+}
+
+impl<D: SegmentStore> Drop for Passing<D> {
     fn drop(&mut self) {
         if let Some(running) = self.running.upgrade() {
             running.forget(&self.name);
@@ -71,8 +83,7 @@ impl Sending<blockyard_store::PoolBacking> {
     /// # Errors
     /// If there is no such volume, or no space for the snapshot.
     pub fn begin_now(running: &Arc<Running>, volume: &str) -> Result<Self, VolumeError> {
-        let name = running.snapshot_unseen(volume)?;
-        let passing = Passing { running: Arc::downgrade(running), name };
+        let passing = Passing::of(running, volume)?;
         let mut sending = Sending::of(running.pool(), &passing.name, None)?;
         sending.head.name = format!("{volume}@now");
         sending.passing = Some(passing);
@@ -117,12 +128,17 @@ impl<D: SegmentStore> Sending<D> {
             base: older.as_ref().map(|it| (it.meta.guid, it.meta.name.clone())),
         };
         let changes = {
+            let (freezes, older, live) = (Arc::clone(pool), older.clone(), Arc::clone(&live));
+            let blocks = live.meta.blocks;
             // Freeze both maps at one moment: cleaning moves blocks of both.
-            let _volumes = pool.volumes();
-            let base = older.as_ref().map(|older| older.map.freeze());
+            let freeze = move || {
+                let _volumes = freezes.volumes();
+                (older.as_ref().map(|older| older.map.freeze()), live.map.freeze())
+            };
+            let (base, new) = freeze();
             let pool = Arc::clone(pool);
             let read = move |leaf: &Leaf| pool.segments().page(leaf);
-            Changes::between(base, live.map.freeze(), live.meta.blocks, read)
+            Changes::between(base, new, blocks, read).freezing_again(freeze)
         };
         let pool = Arc::clone(pool);
         Ok(Sending { pool, live, _base: older, head, changes, passing: None })

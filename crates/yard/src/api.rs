@@ -103,7 +103,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 38] = [
+pub const PATHS: [&str; 39] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -127,6 +127,7 @@ pub const PATHS: [&str; 38] = [
     "/v1/volumes",
     "/v1/volumes/{verb}",
     "/v1/volumes/send",
+    "/v1/volumes/diff",
     "/v1/volumes/export",
     "/v1/volumes/receive",
     "/v1/volumes/scrub",
@@ -170,6 +171,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/volumes", get(volumes::list))
         .route("/v1/volumes/{verb}", post(volumes::work))
         .route("/v1/volumes/send", post(volumes::send))
+        .route("/v1/volumes/diff", post(volumes::diff))
         .route("/v1/volumes/export", post(volumes::export))
         .route("/v1/volumes/receive", post(volumes::receive))
         .route("/v1/volumes/scrub", post(volumes::scrub))

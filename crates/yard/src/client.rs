@@ -493,6 +493,15 @@ impl Client {
         self.stream("/v1/volumes/send", request)
     }
 
+    /// The ranges in which a volume differs from a snapshot: lines of JSON, each a
+    /// [`crate::volume_diff::DiffLine`].
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn diff(&self, request: &VolumeRequest) -> Result<Answer, ClientError> {
+        self.stream("/v1/volumes/diff", request)
+    }
+
     /// The stream of a volume in its present state, or of a snapshot.
     ///
     /// # Errors

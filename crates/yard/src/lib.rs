@@ -41,6 +41,7 @@ pub mod upgrade;
 pub mod uri;
 pub mod vhost;
 pub mod view;
+pub mod volume_diff;
 pub mod volume_secret;
 pub mod volumes;
 pub mod web_access;

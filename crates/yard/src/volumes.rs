@@ -433,6 +433,7 @@ pub struct VolumeRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new_key: Option<SecretText>,
     /// `send`: the older snapshot on which the stream builds; without it the stream is complete.
+    /// `diff`: the snapshot to compare with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// `snapshot`: make one of each volume, at one moment; `name` is `@SNAPSHOT`. `destroy`: the
@@ -454,7 +455,7 @@ pub struct VolumeRequest {
 }
 
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
-const VERBS: [(&str, &[&str]); 16] = [
+const VERBS: [(&str, &[&str]); 17] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes", "passphrase", "key"]),
     ("snapshot", &["recursive"]),
     ("rename", &["new"]),
@@ -469,6 +470,7 @@ const VERBS: [(&str, &[&str]); 16] = [
     ("lock", &[]),
     ("change-key", &["passphrase", "key", "new_passphrase", "new_key"]),
     ("send", &["from"]),
+    ("diff", &["from"]),
     ("export", &[]),
     ("scrub", &["rate_bytes"]),
 ];

@@ -16,6 +16,7 @@ Examples:
   blockyard volume clone /srv/pool v0@monday try
   blockyard volume send /srv/pool v0@monday | ssh there blockyard volume receive /srv/pool v0
   blockyard volume send /srv/pool v0@tuesday --from v0@monday -o changes
+  blockyard volume diff /srv/pool v0@monday
   blockyard volume export /srv/pool v0@monday monday.qcow2
   blockyard volume scrub /srv/pool --rate 100M
   blockyard volume check /srv/pool
@@ -88,6 +89,9 @@ pub(crate) enum VolumeCommand {
     Release(VolumeHoldArgs),
     /// List the holds of a snapshot, or of all snapshots of a pool; changes nothing
     Holds(VolumeHoldsArgs),
+    /// List the ranges in which a volume or snapshot differs from a snapshot; reads maps, no data
+    #[command(after_help = DIFF_HELP)]
+    Diff(VolumeDiffArgs),
     /// Write a snapshot, or its changes since an older snapshot, as a stream
     #[command(mut_arg("name", |arg| arg.help("The snapshot to send: VOLUME@SNAPSHOT")))]
     Send(VolumeSendArgs),
@@ -287,6 +291,49 @@ pub(crate) struct VolumeHoldsArgs {
     /// The snapshot: VOLUME@SNAPSHOT; all without it
     #[arg(index = 2, value_name = "NAME", value_parser = name)]
     pub(crate) name: Option<String>,
+}
+
+const DIFF_HELP: &str = "\
+A range was `written`, or `discarded`: it reads as zeros now. A block that was overwritten with
+equal data was written. If a yard has the pool open, a volume is compared as it is when the command
+begins, by a hidden snapshot, which is removed at the end.
+
+Examples:
+  blockyard volume diff /srv/pool v0@monday            what was written to v0 since
+  blockyard volume diff /srv/pool v0@monday v0@friday
+  blockyard volume diff -Hp /srv/pool v0@monday        offset, length and change, by tabs
+";
+
+/// `volume diff`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeDiffArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// The snapshot to compare with: VOLUME@SNAPSHOT
+    #[arg(index = 2, value_name = "FROM", value_parser = name)]
+    pub(crate) from: String,
+    /// What to compare: a volume, or a snapshot, of which `@SNAPSHOT` suffices if it is of the same
+    /// volume [default: the volume of FROM]
+    #[arg(index = 3, value_name = "TO", value_parser = name_or_snapshot)]
+    pub(crate) to: Option<String>,
+    /// For scripts: no headings and no totals, a tab between columns
+    #[arg(short = 'H', long)]
+    pub(crate) scripted: bool,
+    /// Print bytes
+    #[arg(short = 'p', long)]
+    pub(crate) parsable: bool,
+}
+
+impl VolumeDiffArgs {
+    /// The name of what is compared.
+    pub(crate) fn to(&self) -> String {
+        let volume = self.from.split('@').next().unwrap_or_default();
+        match self.to.as_deref() {
+            None => volume.to_owned(),
+            Some(snapshot) if snapshot.starts_with('@') => format!("{volume}{snapshot}"),
+            Some(to) => to.to_owned(),
+        }
+    }
 }
 
 /// `volume create`.
@@ -494,6 +541,11 @@ fn one_or_all(text: &str, is_recursive: bool) -> Result<(), String> {
         Some(_) if is_recursive => name(&format!("v{text}")).map(drop),
         _ => name(text).map(drop),
     }
+}
+
+/// The name of something in a pool, or `@SNAPSHOT` of a volume that another argument names.
+fn name_or_snapshot(text: &str) -> Result<String, String> {
+    one_or_all(text, true).map(|()| text.to_owned())
 }
 
 /// The name of something in a pool.

@@ -9,13 +9,16 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use blockyard_store::PoolBacking;
+use blockyard_volume::VolumeError;
+use blockyard_volume_admin::diff::diff as compare;
 use blockyard_volume_admin::receive::receive as receive_into;
 use blockyard_volume_admin::scrub::scrub as scrub_pool;
 use blockyard_volume_admin::send::Sending;
 
 use super::stream::{incoming, outgoing, pass_on};
-use super::{Answer, Asked, ErrorResponse, Name, Shared, blocking, path, query, read};
+use super::{Answer, Asked, ErrorResponse, Name, Shared, blocking, path, query, read, waited_for};
 use crate::error::YardError;
+use crate::volume_diff::each_line;
 use crate::volumes::{
     PoolView, ReceiveQuery, ReceivedView, ScrubLine, ScrubView, VolumeDone, VolumeRequest,
     VolumeView, VolumesQuery,
@@ -93,6 +96,35 @@ fn answered((sending, name): (Sending<PoolBacking>, String)) -> Response {
     ([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response()
 }
 
+/// Compares a volume or snapshot with a snapshot: sends lines of JSON with the ranges, and the
+/// totals last.
+pub(super) async fn diff(
+    State(control): Shared,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ErrorResponse> {
+    let request: VolumeRequest = read(body)?;
+    let (diff, name) = waited_for(move || {
+        request.check("diff")?;
+        let wanted = "the snapshot to compare with".to_owned();
+        let from = request.from.ok_or(YardError::Missing { field: "from", wanted })?;
+        let pool = control.devices.pool(request.pool.as_deref())?;
+        Ok((compare(&pool, &from, &request.name)?, request.name))
+    })
+    .await?;
+    let (answer, mut out) = outgoing();
+    tokio::task::spawn_blocking(move || {
+        let told = each_line(diff, &mut |line| {
+            let mut text = serde_json::to_vec(line).expect("lines are plain data");
+            text.push(b'\n');
+            out.write_all(&text).map_err(VolumeError::Pipe)
+        });
+        if let Err(error) = told.and_then(|()| out.flush().map_err(VolumeError::Pipe)) {
+            out.fail(&name, io::Error::other(error));
+        }
+    });
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], answer).into_response())
+}
+
 /// Receives the stream of a snapshot.
 pub(super) async fn receive(
     State(control): Shared,
@@ -155,8 +187,8 @@ pub(super) async fn scrub(
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], answer).into_response())
 }
 
-impl From<blockyard_volume::VolumeError> for ErrorResponse {
-    fn from(error: blockyard_volume::VolumeError) -> ErrorResponse {
+impl From<VolumeError> for ErrorResponse {
+    fn from(error: VolumeError) -> ErrorResponse {
         YardError::from(error).into()
     }
 }
