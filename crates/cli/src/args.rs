@@ -19,8 +19,8 @@ pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
     ImageFormat, ListedKind, SecretArgs, VolumeAt, VolumeAttachArgs, VolumeChangeKeyArgs,
     VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs, VolumeExportArgs, VolumeHoldArgs,
-    VolumeHoldsArgs, VolumeListArgs, VolumeNameArgs, VolumePoolArgs, VolumeReceiveArgs,
-    VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs, VolumeUnlockArgs,
+    VolumeHoldsArgs, VolumeListArgs, VolumeNameArgs, VolumePoolArgs, VolumePruneArgs,
+    VolumeReceiveArgs, VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs, VolumeUnlockArgs,
 };
 
 use blockyard_core::zone::check::Target;

@@ -19,12 +19,12 @@ use blockyard_volume::admin::check_new;
 use blockyard_volume::{Options, PoolVerifier, Running, VolumeError};
 use blockyard_yard::error::YardError;
 use blockyard_yard::volume_secret::SecretFields;
-use blockyard_yard::volumes::{CopyView, PoolView, VolumeDone, VolumeRequest};
+use blockyard_yard::volumes::{CopyView, KeptView, PoolView, VolumeDone, VolumeRequest};
 use serde_json::json;
 
 use crate::args::{
     VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeDestroyArgs, VolumeHoldArgs, VolumePoolArgs,
-    VolumeShowArgs,
+    VolumePruneArgs, VolumeShowArgs,
 };
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
@@ -87,6 +87,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         VolumeCommand::Holds(args) => list::holds(args, out),
         VolumeCommand::Destroy(args) => destroy(args, out),
         VolumeCommand::Diff(args) => diff::run(args, out),
+        VolumeCommand::Prune(args) => prune(args, out),
         VolumeCommand::Send(args) => stream::send(args, out),
         VolumeCommand::Receive(args) => stream::receive(args, out),
         VolumeCommand::Export(args) => image::export(args, out),
@@ -196,8 +197,17 @@ fn destroy(args: &VolumeDestroyArgs, out: &mut impl Write) -> Result<(), Failure
     if !(args.verbose || args.dry_run) {
         return Ok(writeln!(out, "{}", done.done)?);
     }
-    let would = if args.dry_run { "would " } else { "" };
-    let (destroy, reclaim) = match args.dry_run {
+    print_destroyed(&done, args.dry_run, out)
+}
+
+/// Prints what was destroyed, or would be, and how much that frees.
+fn print_destroyed(
+    done: &VolumeDone,
+    is_dry_run: bool,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let would = if is_dry_run { "would " } else { "" };
+    let (destroy, reclaim) = match is_dry_run {
         true => ("destroy", "reclaim"),
         false => ("destroyed", "reclaimed"),
     };
@@ -205,6 +215,29 @@ fn destroy(args: &VolumeDestroyArgs, out: &mut impl Write) -> Result<(), Failure
         writeln!(out, "{would}{destroy} {name}")?;
     }
     Ok(writeln!(out, "{would}{reclaim} {}", rounded(done.freed_bytes.unwrap_or(0)))?)
+}
+
+fn prune(args: &VolumePruneArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let is_long = args.verbose || args.dry_run;
+    let request = VolumeRequest {
+        name: args.name.clone().unwrap_or_default(),
+        keep: Some(args.keep.to_string()),
+        prefix: args.prefix.clone(),
+        dry_run: args.dry_run,
+        count_freed: is_long,
+        ..VolumeRequest::default()
+    };
+    let done = PoolAccess::find(&args.pool, Make::Never)?.work("prune", request)?;
+    if args.pool.talk.json {
+        return print_json(&done, out);
+    }
+    if is_long {
+        for KeptView { name, why } in &done.kept {
+            writeln!(out, "{} {name}: {why}", if args.dry_run { "would keep" } else { "kept" })?;
+        }
+        print_destroyed(&done, args.dry_run, out)?;
+    }
+    Ok(writeln!(out, "{}", done.done)?)
 }
 
 /// The state of a copy of a pool.

@@ -11,6 +11,7 @@ use blockyard_store::mirror::CopyStatus;
 use blockyard_sync::counter::bucket_floor;
 use blockyard_volume::verify::{Damage, Report};
 use blockyard_volume::{PoolStatus, Running, Secret, VolumeError};
+use blockyard_volume_admin::prune::Retention;
 use blockyard_volume_admin::receive::Received;
 use blockyard_volume_admin::space::{self, Listed};
 use blockyard_volume_format::catalogue::{Hold, ScrubRecord, VolumeMeta};
@@ -22,6 +23,10 @@ use crate::error::YardError;
 use crate::param::shown;
 use crate::size::Bytes;
 use crate::volume_secret::{SecretText, secret};
+
+mod destroy;
+
+pub use destroy::KeptView;
 
 /// A hold of a snapshot.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
@@ -440,22 +445,28 @@ pub struct VolumeRequest {
     /// snapshots of a volume too, or with `@SNAPSHOT` those of this name of all volumes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub recursive: bool,
-    /// `destroy`: say what would be destroyed, and destroy nothing.
+    /// `destroy`, `prune`: say what would be destroyed, and destroy nothing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
-    /// `destroy`: count the bytes that it frees, which reads the maps.
+    /// `destroy`, `prune`: count the bytes that it frees, which reads the maps.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub count_freed: bool,
     /// `hold`, `release`: the name of the hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
+    /// `prune`: how many snapshots of which periods are kept, such as `24h,7d,4w,12m`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep: Option<String>,
+    /// `prune`: how the names of the snapshots that are considered begin, after the `@`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
     /// `scrub`: the most bytes that are read per second; no limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_bytes: Option<u64>,
 }
 
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
-const VERBS: [(&str, &[&str]); 17] = [
+const VERBS: [(&str, &[&str]); 18] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes", "passphrase", "key"]),
     ("snapshot", &["recursive"]),
     ("rename", &["new"]),
@@ -466,6 +477,7 @@ const VERBS: [(&str, &[&str]); 17] = [
     ("rollback", &[]),
     ("resize", &["size_bytes", "reservation_bytes", "force"]),
     ("destroy", &["recursive", "dry_run", "count_freed"]),
+    ("prune", &["keep", "prefix", "dry_run", "count_freed"]),
     ("unlock", &["passphrase", "key"]),
     ("lock", &[]),
     ("change-key", &["passphrase", "key", "new_passphrase", "new_key"]),
@@ -508,6 +520,8 @@ impl VolumeRequest {
             ("dry_run", self.dry_run),
             ("count_freed", self.count_freed),
             ("tag", self.tag.is_some()),
+            ("keep", self.keep.is_some()),
+            ("prefix", self.prefix.is_some()),
             ("passphrase", self.passphrase.is_some()),
             ("key", self.key.is_some()),
             ("new_passphrase", self.new_passphrase.is_some()),
@@ -544,6 +558,14 @@ impl VolumeRequest {
         self.new.as_deref().ok_or(YardError::Missing { field: "new", wanted })
     }
 
+    fn retention(&self) -> Result<Retention, YardError> {
+        let wanted = "counts of periods, such as 24h,7d".to_owned();
+        let keep = self.keep.as_deref().ok_or(YardError::Missing { field: "keep", wanted })?;
+        keep.parse().map_err(|error: String| {
+            argument("keep", shown(keep), error.trim_start_matches("expected "))
+        })
+    }
+
     fn tag(&self) -> Result<&str, YardError> {
         let wanted = "the name of the hold".to_owned();
         self.tag.as_deref().ok_or(YardError::Missing { field: "tag", wanted })
@@ -563,7 +585,7 @@ pub fn work(
     let name = request.name.as_str();
     let done = |names: Vec<String>, done: String| {
         let name = name.to_owned();
-        Ok(VolumeDone { name, done, names, freed_bytes: None })
+        Ok(VolumeDone { name, done, names, ..VolumeDone::default() })
     };
     match verb {
         "snapshot" if request.recursive => {
@@ -574,7 +596,8 @@ pub fn work(
             let count = names.len();
             done(names, format!("created snapshot {name} of {}", counted(count, "volume")))
         }
-        "destroy" => destroy(running, request),
+        "destroy" => destroy::destroy(running, request),
+        "prune" => destroy::prune(running, request),
         "promote" => {
             let names = running.promote(name)?;
             let count = names.len();
@@ -587,30 +610,6 @@ pub fn work(
 /// A number of things, in words.
 fn counted(count: usize, thing: &str) -> String {
     if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
-}
-
-/// Destroys volumes and snapshots, or says what would be destroyed.
-fn destroy(running: &Running, request: &VolumeRequest) -> Result<VolumeDone, YardError> {
-    let name = request.name.clone();
-    let doomed = running.doomed(&name, request.recursive)?;
-    let ids = doomed.iter().map(|meta| meta.id).collect();
-    let freed_bytes = match request.count_freed {
-        true => Some(space::freed_bytes(running.pool(), &ids)?),
-        false => None,
-    };
-    if !request.dry_run {
-        running.destroy_all(&doomed)?;
-    }
-    let names: Vec<String> = doomed.into_iter().map(|meta| meta.name).collect();
-    let verb = if request.dry_run { "would destroy" } else { "destroyed" };
-    let done = match &names[..] {
-        all if name.contains(['%']) || name.starts_with('@') => {
-            format!("{verb} {}", counted(all.len(), "snapshot"))
-        }
-        [one] => format!("{verb} {one}"),
-        all => format!("{verb} {name} and {}", counted(all.len() - 1, "snapshot")),
-    };
-    Ok(VolumeDone { name, done, names, freed_bytes })
 }
 
 /// Executes a verb that changes one volume or snapshot. Returns a sentence about the result.
@@ -697,19 +696,22 @@ fn change_key(running: &Running, verb: &str, request: &VolumeRequest) -> Result<
 }
 
 /// The result of an operation.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct VolumeDone {
     /// The volume or snapshot.
     pub name: String,
     /// A sentence about the result, for people.
     pub done: String,
     /// The volumes and snapshots that `snapshot` with `recursive` and `promote` have made or
-    /// renamed, and those that `destroy` has destroyed.
+    /// renamed, and those that `destroy` and `prune` have destroyed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// `destroy` with `count_freed`: the bytes of blocks that are freed.
+    /// `destroy` and `prune` with `count_freed`: the bytes of blocks that are freed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub freed_bytes: Option<u64>,
+    /// The snapshots that `prune` keeps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<KeptView>,
 }
 
 /// The destination of a stream.

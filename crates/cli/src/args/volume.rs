@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blockyard_volume_admin::prune::Retention;
 use blockyard_volume_format::catalogue::{NAME_MAX, VOLUME_NAME_MAX, is_name};
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -75,6 +76,10 @@ pub(crate) enum VolumeCommand {
     /// Destroy a snapshot, a range of snapshots, or a volume, with -r with its snapshots
     #[command(after_help = DESTROY_HELP)]
     Destroy(VolumeDestroyArgs),
+    /// Destroy the snapshots of a volume, or of all volumes of a pool, that a retention does not
+    /// keep
+    #[command(after_help = PRUNE_HELP)]
+    Prune(VolumePruneArgs),
     /// Rename a volume that is not in use, with its snapshots, or a snapshot
     #[command(mut_arg("name", |arg| arg.help("What to rename: VOLUME or VOLUME@SNAPSHOT")))]
     #[command(mut_arg("new", |arg| arg.help("The new name, of the same volume for a snapshot")))]
@@ -266,6 +271,41 @@ pub(crate) struct VolumeDestroyArgs {
     #[arg(short = 'n', long)]
     pub(crate) dry_run: bool,
     /// Say what is destroyed, and how much that frees
+    #[arg(short = 'v', long)]
+    pub(crate) verbose: bool,
+}
+
+const PRUNE_HELP: &str = "\
+24h,7d,4w,12m keeps the newest snapshot of each of the last 24 hours, 7 days, 4 weeks and 12 months
+that have a snapshot, and destroys the others, as restic and borg do. Units are h, d, w, m and y.
+Hours, days, months and years are those of UTC; weeks begin on Monday (ISO 8601).
+
+Kept in any case: snapshots that have a hold, that a volume was cloned from or that are in use;
+those without a creation time, or with one in the future.
+
+Examples:
+  blockyard volume prune -n --keep 24h,7d,4w,12m /srv/pool
+  blockyard volume prune --keep 48h --prefix auto- /srv/pool v0
+";
+
+/// `volume prune`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumePruneArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// The volume; all volumes of the pool without it, each for itself
+    #[arg(index = 2, value_name = "NAME", value_parser = name)]
+    pub(crate) name: Option<String>,
+    /// What to keep, e.g. 24h,7d,4w,12m
+    #[arg(long, value_name = "COUNTS")]
+    pub(crate) keep: Retention,
+    /// Consider only the snapshots whose names begin so, after the `@`
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) prefix: Option<String>,
+    /// Destroy nothing: say what would be destroyed, what would be kept and why
+    #[arg(short = 'n', long)]
+    pub(crate) dry_run: bool,
+    /// Say what is destroyed, how much that frees, and what is kept and why
     #[arg(short = 'v', long)]
     pub(crate) verbose: bool,
 }

@@ -1,0 +1,68 @@
+//! Destroying and pruning volumes and snapshots of an open pool.
+
+use blockyard_volume::Running;
+use blockyard_volume::admin::now;
+use blockyard_volume_admin::prune::{self, PrunePlan};
+use blockyard_volume_admin::space;
+use blockyard_volume_format::catalogue::VolumeMeta;
+use serde::{Deserialize, Serialize};
+
+use super::{VolumeDone, VolumeRequest, counted};
+use crate::error::YardError;
+
+/// A snapshot that `prune` keeps.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct KeptView {
+    /// The name of the snapshot.
+    pub name: String,
+    /// Why it is kept, for people.
+    pub why: String,
+}
+
+/// Destroys volumes and snapshots, or says what would be destroyed.
+pub(super) fn destroy(running: &Running, request: &VolumeRequest) -> Result<VolumeDone, YardError> {
+    let name = request.name.clone();
+    let doomed = running.doomed(&name, request.recursive)?;
+    let (names, freed_bytes) = destroy_all(running, request, doomed)?;
+    let verb = if request.dry_run { "would destroy" } else { "destroyed" };
+    let done = match &names[..] {
+        all if name.contains(['%']) || name.starts_with('@') => {
+            format!("{verb} {}", counted(all.len(), "snapshot"))
+        }
+        [one] => format!("{verb} {one}"),
+        all => format!("{verb} {name} and {}", counted(all.len() - 1, "snapshot")),
+    };
+    Ok(VolumeDone { name, done, names, freed_bytes, ..VolumeDone::default() })
+}
+
+/// Destroys volumes and snapshots, unless the request is for a dry run. Returns their names, and
+/// the bytes that this frees if the request wants to know.
+fn destroy_all(
+    running: &Running,
+    request: &VolumeRequest,
+    doomed: Vec<VolumeMeta>,
+) -> Result<(Vec<String>, Option<u64>), YardError> {
+    let ids = doomed.iter().map(|meta| meta.id).collect();
+    let freed_bytes = match request.count_freed {
+        true => Some(space::freed_bytes(running.pool(), &ids)?),
+        false => None,
+    };
+    if !request.dry_run {
+        running.destroy_all(&doomed)?;
+    }
+    Ok((doomed.into_iter().map(|meta| meta.name).collect(), freed_bytes))
+}
+
+/// Destroys the snapshots that a retention does not keep, or says which it would destroy.
+pub(super) fn prune(running: &Running, request: &VolumeRequest) -> Result<VolumeDone, YardError> {
+    let (name, retention) = (request.name.clone(), request.retention()?);
+    let volume = Some(name.as_str()).filter(|name| !name.is_empty());
+    let prefix = request.prefix.as_deref().unwrap_or_default();
+    let PrunePlan { doomed, kept } = prune::plan(running, volume, prefix, &retention, now())?;
+    let (names, freed_bytes) = destroy_all(running, request, doomed)?;
+    let verb = if request.dry_run { "would destroy" } else { "destroyed" };
+    let stay = if request.dry_run { "keep" } else { "kept" };
+    let done = format!("{verb} {}, {stay} {}", counted(names.len(), "snapshot"), kept.len());
+    let kept = kept.into_iter().map(|(name, why)| KeptView { name, why }).collect();
+    Ok(VolumeDone { name, done, names, freed_bytes, kept })
+}
