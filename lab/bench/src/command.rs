@@ -10,8 +10,8 @@ use clap::{Args, Subcommand};
 
 use crate::collect::collect;
 use crate::error::LabError;
-use crate::experiment::Experiment;
 use crate::experiment::Settings;
+use crate::experiment::{Experiment, Peers};
 use crate::headlines;
 use crate::kernel_replay::{self, command::KernelReplayCommand};
 use crate::progress::{self, Progress};
@@ -26,6 +26,7 @@ use crate::serve::{self, ServeArgs};
 use crate::stop::Stop;
 use crate::tools::engine;
 use crate::tools::nvme_peer::NvmePeer;
+use crate::tools::vhost_peer::VhostPeer;
 
 /// The directory in which cargo puts the engine; it may also be in the program's directory.
 const BUILT: &str = "target/release";
@@ -146,6 +147,11 @@ pub struct HowArgs {
     /// repeated
     #[arg(long, value_name = "DEVICE=ADDRESS:PORT,NQN,PID[,RPC]")]
     pub nvme_peer: Vec<NvmePeer>,
+    /// A device of another vhost-user-blk server that listens already: null, for `vhost`, tmpfs or
+    /// disk, for `file-vhost`, then its socket, the process, and SPDK's RPC socket if it polls; may
+    /// be repeated
+    #[arg(long, value_name = "DEVICE=SOCKET,PID[,RPC]")]
+    pub vhost_peer: Vec<VhostPeer>,
     /// Where results are kept, a file per run
     #[arg(long, value_name = "DIR", default_value = "lab-results")]
     pub out: PathBuf,
@@ -267,6 +273,7 @@ impl Default for HowArgs {
             only: Vec::new(),
             engine: None,
             nvme_peer: Vec::new(),
+            vhost_peer: Vec::new(),
             out: PathBuf::new(),
             json: false,
         }
@@ -299,7 +306,7 @@ fn settings(how: &HowArgs, scratch: &Path) -> Result<Settings, CommandError> {
         lab,
         scratch: scratch.to_owned(),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
-        nvme_peers: how.nvme_peer.clone(),
+        peers: Peers { nvme: how.nvme_peer.clone(), vhost: how.vhost_peer.clone() },
     })
 }
 

@@ -8,6 +8,8 @@ use crate::error::LabError;
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 use crate::tools::nvme_peer::NvmePeer;
+use crate::tools::peer::StoppedPeers;
+use crate::tools::vhost_peer::VhostPeer;
 
 /// An experiment.
 #[derive(Debug)]
@@ -48,8 +50,28 @@ pub struct Settings {
     pub scratch: PathBuf,
     /// Processors that this process may use.
     pub processors: usize,
-    /// NVMe/TCP targets of other projects that listen already.
-    pub nvme_peers: Vec<NvmePeer>,
+    /// Servers of other projects that listen already.
+    pub peers: Peers,
+}
+
+/// Devices of other projects' servers that were started by hand and listen already.
+#[derive(Clone, Debug, Default)]
+pub struct Peers {
+    /// Those of NVMe/TCP targets.
+    pub nvme: Vec<NvmePeer>,
+    /// Those of vhost-user-blk servers.
+    pub vhost: Vec<VhostPeer>,
+}
+
+impl Peers {
+    /// Stops the servers that poll, while another one is measured.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn stop(&self) -> Result<StoppedPeers, LabError> {
+        let nvme = self.nvme.iter().map(|peer| &peer.process);
+        StoppedPeers::stop(nvme.chain(self.vhost.iter().map(|peer| &peer.process)))
+    }
 }
 
 /// The role of a variant in the experiment.

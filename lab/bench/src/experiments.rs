@@ -3,6 +3,7 @@
 mod cached;
 pub mod clock;
 pub mod file;
+pub mod file_vhost;
 pub mod fio_engine;
 pub mod fuse;
 pub mod hot_path;

@@ -5,10 +5,10 @@
 //! another load of the machine.
 
 use crate::experiments::{
-    clock, file, fio_engine, fuse, hot_path, limits, limits::names, nbd, nvme, nvme_threads,
-    observers, race, ram_kernel, ram_locks, scheduler, scheduler_kernel, scheduler_latency,
-    scheduler_merge, schedulers, smr_append, socket_waits, sync_writes, vhost, volume_limits,
-    zone_append, zone_gate, zone_locks,
+    clock, file, file_vhost, fio_engine, fuse, hot_path, limits, limits::names, nbd, nvme,
+    nvme_threads, observers, race, ram_kernel, ram_locks, scheduler, scheduler_kernel,
+    scheduler_latency, scheduler_merge, schedulers, smr_append, socket_waits, sync_writes, vhost,
+    volume_limits, zone_append, zone_gate, zone_locks,
 };
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
@@ -146,6 +146,7 @@ const RULES: &[RatioRule] = &[
 pub const NONE_APPLIES: &[(&str, &str)] = &[
     (clock::NAME, "what the lab itself costs is a limit, and has none"),
     (file::NAME, "its limit is in it: fio's own io_uring"),
+    (file_vhost::NAME, "its limit is in it: fio's own io_uring, without a server"),
     (limits::NAME, "these are the limits"),
     (nvme::NAME, "the kernel's TCP bounds it, which no limit measures; NBD over TCP is next to it"),
     (nvme_threads::NAME, "its rows are compared with each other; the clients share the processors"),
@@ -276,7 +277,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "".into(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let of = |name: &str| {
             let all = crate::registry::experiments();

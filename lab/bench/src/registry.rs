@@ -12,6 +12,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
     vec![
         (experiments::clock::NAME, experiments::clock::build),
         (experiments::file::NAME, experiments::file::build),
+        (experiments::file_vhost::NAME, experiments::file_vhost::build),
         (experiments::fio_engine::NAME, experiments::fio_engine::build),
         (experiments::fuse::NAME, experiments::fuse::build),
         (experiments::hot_path::NAME, experiments::hot_path::build),
@@ -55,7 +56,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         }
     }
 

@@ -90,7 +90,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "".into(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         })];
         let check = |text: &str| text.parse::<RowFilter>().unwrap().check(&experiments);
         assert_eq!(check("wall/"), Ok(()));

@@ -27,20 +27,31 @@ const IOPS_AIM: f64 = 0.95;
 const CPU_AIM: f64 = 1.0 / 1.1;
 
 /// The length of the file, in bytes, and of the writes that fill it.
-const FILE_BYTES: u64 = 256 << 20;
+pub(super) const FILE_BYTES: u64 = 256 << 20;
 const FILL_BYTES: usize = 1 << 20;
 /// The time that filling the file, and starting and ending fio take.
-const OVERHEAD: Duration = Duration::from_millis(1200);
+pub(super) const OVERHEAD: Duration = Duration::from_millis(1200);
 /// The options that all lines share.
-const COMMON: &str = "--bs=4k --norandommap --randrepeat=0";
+pub(super) const COMMON: &str = "--bs=4k --norandommap --randrepeat=0";
 
 /// Where the file lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FilePlace {
+pub(super) enum FilePlace {
     /// In tmpfs, through the page cache.
     Memory,
     /// In the run's own directory, by direct I/O.
     Disk,
+}
+
+impl FilePlace {
+    /// A file with data at this place.
+    pub(super) fn fill(self, settings: &Settings, seed: u64) -> Result<FilledFile, LabError> {
+        let place = match self {
+            FilePlace::Memory => Path::new("/dev/shm"),
+            FilePlace::Disk => settings.scratch.as_path(),
+        };
+        FilledFile::make(place, seed)
+    }
 }
 
 /// A workload.
@@ -129,11 +140,7 @@ fn measure(
     settings: &Settings,
     round: &Round<'_>,
 ) -> Result<Sample, LabError> {
-    let place = match load.place {
-        FilePlace::Memory => Path::new("/dev/shm"),
-        FilePlace::Disk => settings.scratch.as_path(),
-    };
-    let file = FilledFile::make(place, round.seed)?;
+    let file = load.place.fill(settings, round.seed)?;
     let fio = line(variant, load, settings, &file.path())?;
     Ok(fio.run(round.warm_up, round.duration, round.stop)?.sample(settings.processors))
 }
@@ -153,7 +160,7 @@ fn line(variant: &str, load: &FileLoad, settings: &Settings, path: &Path) -> Res
 }
 
 /// A file with data, in a directory of its own. Dropping it removes both.
-struct FilledFile(PathBuf);
+pub(super) struct FilledFile(PathBuf);
 
 impl FilledFile {
     fn make(place: &Path, seed: u64) -> Result<FilledFile, LabError> {
@@ -171,7 +178,7 @@ impl FilledFile {
         Ok(made)
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.0.join("data")
     }
 }
@@ -196,7 +203,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         for load in &LOADS {
             let text = |variant| {

@@ -131,7 +131,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         }
     }
 

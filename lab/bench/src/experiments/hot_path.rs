@@ -463,7 +463,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 1,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let experiment = build(&settings);
         let gateless = WORKLOADS.iter().filter(|workload| workload.3 == IoKind::Reads).count();

@@ -269,7 +269,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch,
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         }
     }
 

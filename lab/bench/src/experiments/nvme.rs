@@ -17,7 +17,7 @@ use crate::stop::Stop;
 use crate::tools::child::{CommandLine, RunningChild};
 use crate::tools::nbd_client::{NbdClient, NbdOp, NbdRequests, Place};
 use crate::tools::nvme_client::{DEPTH_MAX, NvmeCommands, NvmeController, NvmeOp};
-use crate::tools::nvme_peer::{NvmeDevice, NvmePeer, StoppedPeers};
+use crate::tools::nvme_peer::{NvmeDevice, NvmePeer};
 
 /// The experiment's name on the command line.
 pub const NAME: &str = "nvme";
@@ -88,6 +88,8 @@ const APPENDS: [QueueLoad; 2] = [
 #[derive(Clone, Debug)]
 enum TestedServer {
     Nvme,
+    /// As many servers as queues, with a queue each.
+    NvmeEach,
     Nbd,
     Peer(NvmePeer),
 }
@@ -95,6 +97,7 @@ enum TestedServer {
 const NVME_NULL: &str = "nvme-null";
 const NVME_MEMORY: &str = "nvme-memory";
 const NVME_ZONED: &str = "nvme-zoned";
+const NVME_SEPARATE: &str = "nvme-zoned-separate";
 const NBD_NULL: &str = "nbd-null";
 const NBD_MEMORY: &str = "nbd-memory";
 const PEER_NULL: &str = "peer-null";
@@ -135,8 +138,9 @@ fn tested(settings: &Settings) -> Vec<Tested> {
         ours(NVME_MEMORY, Nvme, Memory, "blockyard serve --nvme, a null device in memory"),
         ours(NBD_MEMORY, Nbd, Memory, "blockyard serve --nbd, a null device in memory"),
         ours(NVME_ZONED, Nvme, Zoned, "blockyard serve --nvme, a zoned null device"),
+        ours(NVME_SEPARATE, NvmeEach, Zoned, "the same with a server and a device for each queue"),
     ];
-    all.extend(settings.nvme_peers.iter().map(Tested::peer));
+    all.extend(settings.peers.nvme.iter().map(Tested::peer));
     all
 }
 
@@ -165,7 +169,9 @@ pub fn build(settings: &Settings) -> Experiment {
                 as many requests per system call as they can. CPU time (`cpu_per_io`, ns) is that \
                 of the server only; of a target that polls and has an RPC socket, the time of the \
                 polls that found work. `client_cpus` is that of the clients. IOPS describe a \
-                server only where the client is not the bottleneck.",
+                server only where the client is not the bottleneck. Queues of separate servers \
+                share no lock and no zone, so `nvme-zoned-separate` with 2 queues shows what the \
+                processors allow.",
         published: Vec::new(),
         variants: tested.iter().map(|tested| tested.variant).collect(),
         workloads: loads().map(|load| load.workload).collect(),
@@ -186,7 +192,14 @@ fn comparisons(settings: &Settings) -> Vec<Comparison> {
             all.push(compare(Metric::IOPS));
         }
     }
-    for peer in &settings.nvme_peers {
+    for load in &APPENDS {
+        let compare = |metric| {
+            let both = Comparison::new(NVME_SEPARATE, NVME_ZONED, metric);
+            both.under(load.workload.name).from_jobs(2)
+        };
+        all.extend([compare(Metric::IOPS), compare(Metric::CPU_PER_IO)]);
+    }
+    for peer in &settings.peers.nvme {
         let (before, after, loads): (_, _, &[QueueLoad]) = match peer.device {
             NvmeDevice::Null => (PEER_NULL, NVME_NULL, &PLAIN),
             NvmeDevice::Memory => (PEER_MEMORY, NVME_MEMORY, &PLAIN),
@@ -219,44 +232,65 @@ fn measure(
     settings: &Settings,
     round: &Round<'_>,
 ) -> Result<Sample, LabError> {
-    let seed = |number: u32| round.seed ^ u64::from(number) << 32;
-    let over_nvme = |address, nqn: &str, cpu: &dyn Fn() -> Result<Duration, LabError>| {
-        let controller = NvmeController::connect(address, nqn)?;
-        let commands = NvmeCommands { op: load.op, len: load.len, depth: load.depth };
-        let open = |number: u32| controller.queue(number as u16, commands, seed(number));
-        let mut queues = (1..=jobs).map(open).collect::<Result<Vec<_>, _>>()?;
-        if let (NvmeOp::Append, Some(queue)) = (load.op, queues.first_mut()) {
-            queue.reset_zone()?;
-        }
-        run(queues, |queue| queue.latency(), cpu, load, round)
-    };
     if let TestedServer::Peer(peer) = &tested.server {
-        return over_nvme(peer.address, &peer.nqn, &|| peer.cpu());
+        return over_nvme(&[peer.address], &peer.nqn, &|| peer.process.cpu(), load, jobs, round);
     }
-    let _stopped = StoppedPeers::stop(&settings.nvme_peers)?;
-    let server = OwnServer::start(settings, "", round.stop)?;
+    let _stopped = settings.peers.stop()?;
+    let count = if let TestedServer::NvmeEach = tested.server { jobs } else { 1 };
+    let start = |_| OwnServer::start(settings, "", round.stop);
+    let servers = (0..count).map(start).collect::<Result<Vec<_>, _>>()?;
     let device = match tested.device {
         NvmeDevice::Null => "null",
         NvmeDevice::Memory => "memory",
         NvmeDevice::Zoned => "zoned",
     };
-    let place = Place::Tcp(server.nbd);
+    let place = Place::Tcp(servers[0].nbd);
     if tested.device == NvmeDevice::Memory {
         let writes = NbdRequests { op: NbdOp::Write, len: FILL_BYTES, depth: 1 };
-        NbdClient::connect(&place, device, writes, seed(0))?.write_all()?;
+        NbdClient::connect(&place, device, writes, round.seed)?.write_all()?;
     }
-    let cpu = || server.running.cpu();
-    let mut sample = if let TestedServer::Nvme = tested.server {
-        over_nvme(server.nvme, &format!("{NQN_PREFIX}{device}"), &cpu)?
-    } else {
+    let cpu = || servers.iter().map(|server| server.running.cpu()).sum();
+    let mut sample = if let TestedServer::Nbd = tested.server {
         let op = if load.op == NvmeOp::Read { NbdOp::Read } else { NbdOp::Write };
         let requests = NbdRequests { op, len: load.len, depth: load.depth };
-        let open = |number| NbdClient::connect(&place, device, requests, seed(number));
-        let clients = (1..=jobs).map(open).collect::<Result<Vec<_>, _>>()?;
+        let open = |job| NbdClient::connect(&place, device, requests, seed(round, job));
+        let clients = (0..jobs).map(open).collect::<Result<Vec<_>, _>>()?;
         run(clients, |client| client.latency(), &cpu, load, round)?
+    } else {
+        let addresses: Vec<_> = servers.iter().map(|server| server.nvme).collect();
+        over_nvme(&addresses, &format!("{NQN_PREFIX}{device}"), &cpu, load, jobs, round)?
     };
     note_limit(&mut sample, jobs, settings);
     Ok(sample)
+}
+
+/// The seed of a client.
+fn seed(round: &Round<'_>, job: u32) -> u64 {
+    round.seed ^ u64::from(job + 1) << 32
+}
+
+/// Measures queues that are spread over targets; `cpu` is the CPU time of all targets until now.
+fn over_nvme(
+    targets: &[SocketAddr],
+    nqn: &str,
+    cpu: &dyn Fn() -> Result<Duration, LabError>,
+    load: &QueueLoad,
+    jobs: u32,
+    round: &Round<'_>,
+) -> Result<Sample, LabError> {
+    let connect = |target: &SocketAddr| NvmeController::connect(*target, nqn);
+    let controllers = targets.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+    let commands = NvmeCommands { op: load.op, len: load.len, depth: load.depth };
+    let open = |job: u32| {
+        let (controller, queue) = (job as usize % targets.len(), job as usize / targets.len() + 1);
+        controllers[controller].queue(queue as u16, commands, seed(round, job))
+    };
+    let mut queues = (0..jobs).map(open).collect::<Result<Vec<_>, _>>()?;
+    if load.op == NvmeOp::Append {
+        // The first queues have a target each.
+        queues.iter_mut().take(targets.len()).try_for_each(|queue| queue.reset_zone())?;
+    }
+    run(queues, |queue| queue.latency(), cpu, load, round)
 }
 
 /// Notes what bounds the load of as many clients as jobs.
@@ -338,8 +372,9 @@ pub(super) fn free_ports() -> std::io::Result<[SocketAddr; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Peers;
 
-    fn settings(nvme_peers: Vec<NvmePeer>) -> Settings {
+    fn settings(nvme: Vec<NvmePeer>) -> Settings {
         Settings {
             quick: false,
             engine: None,
@@ -347,17 +382,17 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
-            nvme_peers,
+            peers: Peers { nvme, vhost: Vec::new() },
         }
     }
 
     #[test]
     fn a_peer_is_measured_next_to_our_target_and_compared_with_it() {
         let alone = build(&settings(Vec::new()));
-        assert_eq!((alone.variants.len(), alone.cells.len()), (5, 6 * 2 * 4 + 2 * 2));
+        assert_eq!((alone.variants.len(), alone.cells.len()), (6, 6 * 2 * 4 + 2 * 2 * 2));
         let peer = |device| format!("{device}=127.0.0.1:1,nqn,1").parse().unwrap();
         let experiment = build(&settings(["null", "zoned"].map(peer).into()));
-        assert_eq!((experiment.variants.len(), experiment.cells.len()), (7, 6 * 2 * 5 + 2 * 2 * 2));
+        assert_eq!((experiment.variants.len(), experiment.cells.len()), (8, 6 * 2 * 5 + 2 * 2 * 3));
         let aims = |before, metric| {
             let is_it = |it: &&Comparison| (it.before, it.metric) == (before, metric);
             let found = experiment.comparisons.iter().filter(is_it);

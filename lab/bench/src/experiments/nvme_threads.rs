@@ -123,7 +123,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let experiment = build(&settings);
         assert_eq!(experiment.cells.len(), 2 * 4 * 3);

@@ -192,7 +192,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let experiment = build(&settings);
         let aims = experiment.comparisons.iter().filter(|it| it.aim.is_some());

@@ -337,7 +337,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: scratch.path().to_owned(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let measure =
             |cell: &Cell| (cell.body)(&round).unwrap_or_else(|error| panic!("{cell:?}: {error}"));

@@ -196,7 +196,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         for cell in build(&settings).cells {
             let sample = (cell.body)(&round).unwrap_or_else(|error| panic!("{cell:?}: {error}"));

@@ -274,7 +274,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let options = format!("{COMMON} --iodepth=4 --numjobs=2 --ioscheduler=mq-deadline");
         let sample = kernels(&round, &settings, "mq-deadline", &options).unwrap();

@@ -176,7 +176,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let stop = Stop::new();
         let (warm_up, duration) = (Duration::from_millis(1), Duration::from_millis(5));

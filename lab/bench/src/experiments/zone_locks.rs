@@ -286,7 +286,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         }
     }
 

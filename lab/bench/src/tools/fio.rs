@@ -126,7 +126,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: "/tmp".into(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let on = |settings: &Settings| {
             Fio::on_engine(settings, "null:///z?zoned=1", Some("one-lock"), "--rw=read --bs=4k")

@@ -142,7 +142,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: scratch.path().to_owned(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let cells = cells(&settings);
         assert_eq!(cells.len(), 2 * (8 + 11));

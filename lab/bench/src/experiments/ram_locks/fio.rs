@@ -108,7 +108,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: scratch.path().to_owned(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         assert_eq!(cells(&Settings { quick: false, ..settings.clone() }).len(), 4 * 6 + 6 * 3);
         let cells = cells(&settings);

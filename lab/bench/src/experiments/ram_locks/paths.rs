@@ -345,7 +345,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         for cell in cells(&settings) {
             // A cell that needs two exclusive processors may not get them here.

@@ -332,7 +332,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: none,
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let mut notes = Vec::new();
         for cell in cells(&settings, SMALL) {

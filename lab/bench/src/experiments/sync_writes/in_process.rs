@@ -205,7 +205,7 @@ mod tests {
             lab: "blockyard-lab".into(),
             scratch: scratch.path().to_owned(),
             processors: 2,
-            nvme_peers: Vec::new(),
+            peers: Default::default(),
         };
         let stop = Stop::new();
         let (warm_up, duration) = (Duration::ZERO, Duration::from_millis(20));
