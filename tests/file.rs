@@ -162,3 +162,20 @@ fn block_device_is_served_with_its_sectors() {
     ok(&["qemu-io", "-f", "raw", "-c", "read -P 0 1M 64k", "-c", "read -P 7 1088k 960k", &image]);
     device.detach();
 }
+
+/// A file that another program has made longer has its new length after a rescan.
+#[test]
+fn rescan_serves_a_file_that_has_become_longer() {
+    let place = Place::new();
+    let path = place.file("grows");
+    let file = File::create(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let yard = Yard::serve(&[&uri(&path, "")]);
+    file.set_len(3 << 20).unwrap();
+    let said = yard.command(&["rescan", "d0"]).ok().out;
+    assert_eq!(said, format!("d0: file 3M, {path}\n"));
+    assert_eq!(ok(&["nbdinfo", "--size", &yard.uri("d0")]), "3145728\n");
+    let refused = yard.command(&["rescan", "d1"]);
+    assert!(refused.code == Some(5) && refused.err.contains("no device `d1`"), "{refused}");
+    end(yard);
+}

@@ -95,6 +95,8 @@ pub(crate) enum Command {
     /// Remove a device from a running yard
     #[command(visible_alias = "rm")]
     Remove(RemoveArgs),
+    /// Serve the length that the file of a `file` device has now
+    Rescan(DeviceArgs),
     /// Report or manage the zones of a device, with the words of blkzone
     #[command(subcommand)]
     Zone(ZoneCommand),

@@ -1,4 +1,4 @@
-//! `list`, `show`, `add`, `remove`, `connections` and `inject`.
+//! `list`, `show`, `add`, `remove`, `rescan`, `connections` and `inject`.
 
 use std::io::Write;
 use std::path::Path;
@@ -175,6 +175,14 @@ pub(crate) fn add(args: &AddArgs, out: &mut impl Write) -> Result<(), Failure> {
         writeln!(out, "  note: {note}")?;
     }
     Ok(())
+}
+
+pub(crate) fn rescan(args: &DeviceArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let device = client(&args.talk).rescan(&args.device)?;
+    if args.talk.json {
+        return print_json(&device, out);
+    }
+    Ok(writeln!(out, "{}: {}", device.name, device.description)?)
 }
 
 pub(crate) fn remove(args: &RemoveArgs, out: &mut impl Write) -> Result<(), Failure> {

@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         Command::Upgrade(args) => upgrade::run(&args, &mut out),
         Command::Trace(args) => trace::run(&args, &mut out),
         Command::Replay(args) => replay::run(&args, &mut out),
+        Command::Rescan(args) => devices::rescan(&args, &mut out),
         Command::Inject(args) => devices::inject(&args, &mut out),
         Command::Zone(command) => zone::run(&command, &mut out),
         Command::Mkzonefs(args) => zonefs::format(&args, &mut out),

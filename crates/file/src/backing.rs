@@ -105,12 +105,7 @@ impl Backing {
     /// What tells the file from one that was made again at the same path: its number, and when it
     /// was made, as far as the file system knows it. A block device has its number.
     pub(crate) fn identity(&self) -> String {
-        let Ok(found) = self.locked.file.metadata() else { return String::new() };
-        if self.locked.is_device {
-            return format!("device {}", found.rdev());
-        }
-        let made = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-        format!("file {} {}", found.ino(), made.unwrap_or_default().as_nanos())
+        self.locked.file.metadata().map(|found| identity(&found)).unwrap_or_default()
     }
 
     /// The extent at a sector of the file: a hole, or data.
@@ -213,6 +208,26 @@ impl LockedFile {
         }
         Ok(locked)
     }
+}
+
+/// The identity of a file, as [`Backing::identity`].
+fn identity(found: &Metadata) -> String {
+    if found.file_type().is_block_device() {
+        return format!("device {}", found.rdev());
+    }
+    let made = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    format!("file {} {}", found.ino(), made.unwrap_or_default().as_nanos())
+}
+
+/// The present length in bytes of the file at a path, and its identity. Takes no lock.
+pub(crate) fn probe(path: &Path) -> Result<(u64, String), FileDeviceError> {
+    let failed = refused("examine", path, "");
+    let found = path.metadata().map_err(&failed)?;
+    let len = match found.file_type().is_block_device() {
+        true => File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))),
+        false => Ok(found.len()),
+    };
+    Ok((len.map_err(&failed)?, identity(&found)))
 }
 
 /// Whether both describe one file.

@@ -1,12 +1,13 @@
 //! The control plane of a `file` device.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use blockyard_core::provisional::Provisional;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_SHIFT, Sector};
 
-use crate::backing::{Backing, Shared};
+use crate::backing::{self, Backing, Shared};
 use crate::blocking::BlockingQueue;
 use crate::config::{FileConfig, IoEngine};
 use crate::error::FileDeviceError;
@@ -102,6 +103,15 @@ impl FileDevice {
     /// was made. A block device has its number.
     pub fn identity(&self) -> String {
         self.shared.backing.identity()
+    }
+
+    /// The present length in bytes of the file at a path, and the identity that
+    /// [`FileDevice::identity`] would have. The file may be open as a device.
+    ///
+    /// # Errors
+    /// If there is no such file, or the system refuses to examine it.
+    pub fn probe(path: &Path) -> Result<(u64, String), FileDeviceError> {
+        backing::probe(path)
     }
 
     /// Whether I/O bypasses the page cache.

@@ -103,7 +103,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 39] = [
+pub const PATHS: [&str; 40] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -114,6 +114,7 @@ pub const PATHS: [&str; 39] = [
     "/v1/devices/{name}/zones/{verb}",
     "/v1/devices/{name}/zones/image",
     "/v1/devices/{name}/inject",
+    "/v1/devices/{name}/rescan",
     "/v1/devices/{name}/trace",
     "/v1/devices/{name}/replay",
     "/v1/devices/{name}/ram",
@@ -158,6 +159,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/zones/{verb}", post(manage))
         .route("/v1/devices/{name}/zones/image", get(save_zones).post(load_zones))
         .route("/v1/devices/{name}/inject", post(inject_fault))
+        .route("/v1/devices/{name}/rescan", post(rescan))
         .route("/v1/devices/{name}/trace", post(trace::record).delete(trace::stop))
         .route("/v1/devices/{name}/replay", post(trace::replay).delete(trace::stop_replay))
         .route("/v1/devices/{name}/ram", get(ram_stats))
@@ -263,6 +265,7 @@ impl From<YardError> for ErrorResponse {
             | YardError::File(_)
             | YardError::NotZoned { .. }
             | YardError::NotRam { .. }
+            | YardError::Rescan { .. }
             | YardError::Ram(_)
             | YardError::Mounted { .. }
             | YardError::NotMounted { .. }
@@ -687,6 +690,11 @@ async fn ram_histograms(State(control): Shared, name: Name) -> Answer<Histograms
     let entry = control.devices.find(&path(name)?)?;
     // Reads a table of many words.
     blocking(move || ram::histograms(&entry)).await
+}
+
+async fn rescan(State(control): Shared, name: Name) -> Answer<DeviceView> {
+    let name = path(name)?;
+    blocking(move || Ok(DeviceView::new(&control.devices.rescan(&name)?, &control.devices))).await
 }
 
 async fn inject_fault(

@@ -204,6 +204,14 @@ impl Client {
         self.json(Method::POST, "/v1/devices", &AddRequest { uri: uri.to_owned() })
     }
 
+    /// Opens a `file` device with the length that its file has now.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn rescan(&self, name: &str) -> Result<DeviceView, ClientError> {
+        self.parse(self.exchange(Method::POST, &device_path(name, "/rescan"), Vec::new())?)
+    }
+
     /// Removes a device; with `force` even if clients use it.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use blockyard_core::Disk;
 use blockyard_core::claim::DiskClaim;
 use blockyard_core::rmw::SharedDisk;
+use blockyard_file::FileDevice;
 use blockyard_fuse::Files;
 use blockyard_nbd::{ExportOptions, Exports};
 use blockyard_nvme::{HostAccess, HostInfo, NQN_PREFIX, Subsystems, SuspendedSubsystem};
@@ -526,6 +527,46 @@ impl Devices {
         done
     }
 
+    /// Opens a `file` device with the length that another program has given to the file. If the
+    /// file has become longer, NVMe hosts, a hypervisor and the kernel may use the device: they
+    /// learn the new size.
+    ///
+    /// # Errors
+    /// If there is no such device, it is no file, another file is at the path, the length is not a
+    /// multiple of the device's blocks, or clients use the device that may not.
+    pub fn rescan(&self, name: &str) -> Result<DeviceEntry, YardError> {
+        let entry = self.find(name)?;
+        let refused = |why: String| YardError::Rescan { name: name.to_owned(), why };
+        let mut spec = entry.spec.clone();
+        let is_file = spec.kind().name == "file";
+        let path = spec.text("path").filter(|_| is_file).ok_or_else(|| {
+            refused("only devices of the kind `file` have a file of other programs".to_owned())
+        })?;
+        let probed = FileDevice::probe(Path::new(&path));
+        let (len, identity) = probed.map_err(|error| refused(error.to_string()))?;
+        if identity != entry.identity {
+            let why = format!("another file is at `{path}`; remove the device and add it again");
+            return Err(refused(why));
+        }
+        let block = u64::from(entry.disk.geometry().logical_block_bytes);
+        if len == 0 || !len.is_multiple_of(block) {
+            return Err(refused(format!(
+                "`{path}` has {len} bytes; expected a multiple of {block}, and not 0"
+            )));
+        }
+        let has = entry.disk.geometry().len_bytes();
+        // The same length again tells it to a block device that did not take it over.
+        if len == has && !self.ublk.is_outdated(name) {
+            return Ok(entry);
+        }
+        drop(entry);
+        if spec.is_set("size") {
+            spec.set_text("size", &len.to_string()).map_err(crate::uri::UriError::from)?;
+        }
+        self.rework(spec, len >= has, || Ok(()))?;
+        self.find(name)
+    }
+
     /// The number of a device's clients, and how many times its file is open.
     fn users(&self, name: &str) -> (u64, u64) {
         (self.clients(name), self.files.find_info(name).map_or(0, |info| info.opens))
@@ -723,6 +764,10 @@ fn machine_id() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
+    use blockyard_testing::temp_dir::TempDir;
+
     use super::*;
     use crate::uri;
 
@@ -857,6 +902,38 @@ mod tests {
         assert_eq!(devices.find("a").unwrap().disk.geometry().len_bytes(), 2 << 30);
         // New clients are admitted again.
         assert!(!devices.find("a").unwrap().shared.claim.is_claimed());
+    }
+
+    #[test]
+    fn rescan_serves_the_length_that_a_file_has_now() {
+        let place = TempDir::new(&std::env::temp_dir(), "blockyard-rescan");
+        let path = place.fresh();
+        let set_len = |len| File::create(&path).unwrap().set_len(len).unwrap();
+        set_len(1 << 20);
+        let devices = Devices::new();
+        let uri = format!("file:///a?path={}&size=1M", path.display());
+        drop(devices.add(spec(&uri)).unwrap());
+        let has = || devices.find("a").unwrap().disk.geometry().len_bytes();
+        let rescan = || devices.rescan("a").map(|it| it.disk.geometry().len_bytes());
+        let same = devices.find("a").unwrap().disk;
+        assert!(Arc::ptr_eq(&same, &devices.rescan("a").unwrap().disk));
+        drop(same);
+        set_len(2 << 20);
+        assert_eq!((has(), rescan().unwrap(), has()), (1 << 20, 2 << 20, 2 << 20));
+        set_len((3 << 20) + 1);
+        let error = rescan().unwrap_err();
+        assert_eq!(error.code(), "rescan_failed");
+        assert!(error.to_string().contains("expected a multiple of 512"), "{error}");
+        set_len(1 << 20);
+        assert_eq!(rescan().unwrap(), 1 << 20);
+        std::fs::rename(&path, place.fresh()).unwrap();
+        set_len(4 << 20);
+        let error = rescan().unwrap_err().to_string();
+        assert!(error.contains("another file is at"), "{error}");
+        devices.add(spec("null:///n?size=1G")).unwrap();
+        let error = devices.rescan("n").map(drop).unwrap_err().to_string();
+        assert!(error.contains("cannot rescan `n`: only devices of the kind `file`"), "{error}");
+        assert_eq!(has(), 1 << 20);
     }
 
     /// The bug: the error about a claimed device named a replay that only read, and had no claim.

@@ -477,6 +477,14 @@ pub enum YardError {
     /// The zones of a device cannot be saved or loaded.
     #[error(transparent)]
     ZoneImage(ZoneImageError),
+    /// The length of a file cannot be read again.
+    #[error("cannot rescan `{name}`: {why}")]
+    Rescan {
+        /// The device.
+        name: String,
+        /// The reason, with a way out.
+        why: String,
+    },
     /// The device is no RAM disk.
     #[error("`{name}` is not a RAM disk; `kind = \"ram\"` makes one")]
     NotRam {
@@ -670,6 +678,7 @@ impl YardError {
             | YardError::NoSuchTunable { .. } => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
             YardError::NotRam { .. } => "not_ram",
+            YardError::Rescan { .. } => "rescan_failed",
             YardError::ZoneImage(_) => "zone_image_failed",
             YardError::Ram(_) => "ram_failed",
             YardError::Mounted { .. } => "mounted",
@@ -700,6 +709,7 @@ impl YardError {
             | YardError::Taken { name }
             | YardError::NotZoned { name }
             | YardError::NotRam { name }
+            | YardError::Rescan { name, .. }
             | YardError::Mounted { name, .. }
             | YardError::NotMounted { name }
             | YardError::Busy { name, .. }
