@@ -3,8 +3,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use blockyard_core::Geometry;
 use blockyard_yard::config::{self, ConfigError};
 use blockyard_yard::param::KINDS;
+use blockyard_yard::scenario::{LENGTH_NS_MAX, Scenario};
 use blockyard_yard::web_access::WebAccess;
 use blockyard_yard::{inject, size, stack, uri};
 
@@ -116,6 +118,29 @@ const TOML_PIECES: &[&str] = &[
     ".",
 ];
 
+/// Pieces of a scenario.
+const SCENARIO_PIECES: &[&str] = &[
+    "[[step]]\nat = \"1s\"\nfor = \"2s\"\n",
+    "[[step]]\n",
+    "device = \"z\"\n",
+    "seed = 7\n",
+    "at = \"24h\"\n",
+    "for = \"9999999h\"\n",
+    "at = 0\n",
+    "status = \"IOERR\"\n",
+    "latency = \"1ms..2ms\"\n",
+    "latency = \"1us/2us/3us\"\n",
+    "chance = \"1%\"\n",
+    "zones = \"3-7\"\n",
+    "start = 8\n",
+    "op = \"READ\"\n",
+    "x = [",
+    "\"",
+    "\u{0}",
+    "\u{e9}",
+    "\n",
+];
+
 /// Pieces of a fault.
 const FAULT_PIECES: &[&str] = &[
     "add,",
@@ -132,6 +157,16 @@ const FAULT_PIECES: &[&str] = &[
     "OK",
     "chance=",
     "times=",
+    "latency=",
+    "zones=",
+    "seed=",
+    "5ms",
+    "..",
+    "/",
+    "0.5%",
+    "%",
+    "300s",
+    "7-",
     "1",
     "0",
     "18446744073709551615",
@@ -197,8 +232,40 @@ pub fn config(bytes: &[u8]) {
 pub fn fault(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let text = raw(&mut input).unwrap_or_else(|| pieces(&mut input, FAULT_PIECES, 24));
-    if let Err(error) = inject::parse(&text) {
-        assert_says_something(&error.to_string());
+    match inject::parse(&text) {
+        Ok(inject::Fault::Rule(rule)) => {
+            let geometry = Geometry {
+                sectors: 1 << 20,
+                logical_block_bytes: 512,
+                physical_block_bytes: 512,
+                zones: None,
+            };
+            if let Ok(rule) = rule.resolve(&geometry) {
+                let printed = inject::print(&rule);
+                let Ok(inject::Fault::Rule(again)) = inject::parse(&printed) else {
+                    panic!("{printed}")
+                };
+                assert_eq!(again.resolve(&geometry), Ok(rule), "{printed}");
+            }
+        }
+        Ok(_) => {}
+        Err(error) => assert_says_something(&error.to_string()),
+    }
+}
+
+/// Interprets the bytes as a scenario of faults.
+///
+/// # Panics
+/// If an error is empty or names no line of the text.
+pub fn scenario(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let text = raw(&mut input).unwrap_or_else(|| pieces(&mut input, SCENARIO_PIECES, 24));
+    match Scenario::parse(&text, None) {
+        Ok(scenario) => assert!(scenario.length_ns() <= LENGTH_NS_MAX),
+        Err(error) => {
+            assert!(error.line >= 1 && error.line <= text.matches('\n').count() + 1);
+            assert_says_something(&error.message);
+        }
     }
 }
 

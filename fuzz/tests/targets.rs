@@ -44,6 +44,7 @@ target!(trace, blockyard_fuzz::trace::trace);
 target!(uri, blockyard_fuzz::texts::uri);
 target!(config, blockyard_fuzz::texts::config);
 target!(fault, blockyard_fuzz::texts::fault);
+target!(scenario, blockyard_fuzz::texts::scenario);
 target!(web_access, blockyard_fuzz::texts::web_access);
 target!(stream, blockyard_fuzz::stream::stream);
 target!(ublk_requests, blockyard_fuzz::ublk::requests);

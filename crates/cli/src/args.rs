@@ -1,6 +1,7 @@
 //! The command line.
 
 mod activity;
+mod faults;
 mod pool;
 mod ram;
 mod trace;
@@ -11,6 +12,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 pub(crate) use activity::{IostatArgs, StatsArgs, TopArgs};
+pub(crate) use faults::{
+    InjectArgs, InjectCommand, InjectListArgs, InjectRemoveArgs, InjectRunArgs, RemovedRules,
+};
 pub(crate) use pool::{PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs};
 pub(crate) use ram::{
     RamBlocksArgs, RamCommand, RamFileArgs, RamListArgs, RamSelectArgs, RamSetArgs,
@@ -140,7 +144,7 @@ pub(crate) enum Command {
     Trace(TraceArgs),
     /// Replay a trace on a device
     Replay(ReplayArgs),
-    /// Give a device a fault
+    /// Inject faults and latency into a device, list and remove them, run a scenario
     Inject(InjectArgs),
     /// Write a commented configuration: the default yard
     Init(InitArgs),
@@ -697,46 +701,6 @@ pub(crate) struct SchedSetArgs {
     pub(crate) talk: TalkArgs,
 }
 
-const INJECT_HELP: &str = "\
-FAULT is one of:
-  add,op=OP,start=SECTOR,nr_sectors=N,status=STATUS,chance=N,times=N
-      requests that match fail before they reach the device; all keys but status may be left out.
-      OP is READ, WRITE, FLUSH, DISCARD, WRITE_ZEROES, ZONE_APPEND, ZONE_RESET, ...; STATUS is a
-      name of Linux: IOERR, MEDIUM, TIMEOUT, NOSPC, ...; chance=10 fails one in ten; times=3 fails
-      three at most. The newest rule counts first.
-  removeall
-      forgets all rules
-  NAME=VALUE
-      a fault of the device's own. null devices have badblocks=+START-END and -START-END (sectors,
-      END inclusive), badblocks_once=1, badblocks_partial_io=1, zone_readonly=SECTOR and
-      zone_offline=SECTOR for the zone of that sector, -SECTOR to repair it (the zone is empty then;
-      giving the fault again changes nothing), timeout= and
-      requeue=INTERVAL,PROBABILITY,SPACE,TIMES, power_cut=1. smr devices have the zone faults.
-      timeout= holds a request for the device's request_timeout_ms, 5 seconds unless its URI says
-      otherwise, and then it fails with TIMEOUT. ram devices have nospc=N (one in N writes finds no
-      memory; 0: none) and flip=SECTOR (a bit of what is stored there changes), those with a backing
-      file backing_eio=N, backing_late_eio=N and backing_enospc=N (N reads and writes of it fail, N
-      syncs, N writes that find no space)
-
-Examples:
-  blockyard inject mem0 add,op=WRITE,start=0,nr_sectors=8,status=MEDIUM
-  blockyard inject zoned0 zone_offline=2097152
-";
-
-/// `inject`.
-#[derive(Args, Debug)]
-#[command(after_help = INJECT_HELP)]
-pub(crate) struct InjectArgs {
-    /// The device's name
-    #[arg(value_parser = name)]
-    pub(crate) device: String,
-    /// The fault
-    #[arg(value_name = "FAULT", value_parser = fault)]
-    pub(crate) fault: String,
-    #[command(flatten)]
-    pub(crate) talk: TalkArgs,
-}
-
 /// `init`.
 #[derive(Args, Debug)]
 pub(crate) struct InitArgs {
@@ -872,11 +836,6 @@ fn unix_place(text: &str) -> Result<UnixPlace, String> {
 
 fn device(text: &str) -> Result<DeviceSpec, String> {
     blockyard_yard::uri::parse(text).map_err(|error| error.to_string())
-}
-
-fn fault(text: &str) -> Result<String, String> {
-    let checked = blockyard_yard::inject::parse(text);
-    checked.map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 /// A distance on a zoned device.

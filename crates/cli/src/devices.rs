@@ -1,4 +1,4 @@
-//! `list`, `show`, `add`, `remove`, `rescan`, `connections` and `inject`.
+//! `list`, `show`, `add`, `remove`, `rescan` and `connections`.
 
 use std::io::Write;
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use blockyard_yard::client::{Client, Notice};
 use blockyard_yard::error::counted;
+use blockyard_yard::inject::FaultRuleView;
 use blockyard_yard::paths;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::{Table, duration};
 use blockyard_yard::view::{DeviceView, HostView};
-use serde_json::{Value, json};
 
-use crate::args::{AddArgs, DeviceArgs, InjectArgs, RemoveArgs, TalkArgs};
+use crate::args::{AddArgs, DeviceArgs, RemoveArgs, TalkArgs};
 use crate::failure::{Code, Failure};
 
 /// The yard that a command talks to.
@@ -140,6 +140,7 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         rows.push(("append", if zoned.append_emulated { "emulated" } else { "native" }.to_owned()));
     }
     rows.extend(device.hosts.iter().map(|host| ("host", host_text(device, host))));
+    rows.extend(device.faults.iter().map(|fault| ("fault rule", fault_text(fault))));
     rows.extend(device.notes.iter().map(|note| ("note", note.clone())));
     for (name, value) in rows {
         writeln!(out, "{name:<16} {value}")?;
@@ -154,6 +155,12 @@ fn ublk_text(device: &DeviceView) -> Option<String> {
         true => format!("{path} is outdated: its requests fail, or it has another size"),
         false => path.clone(),
     })
+}
+
+/// A rule of a device's fault injector, and what it did.
+fn fault_text(fault: &FaultRuleView) -> String {
+    let FaultRuleView { id, rule, matched, applied } = fault;
+    format!("{id}: {rule} ({matched} matched, {applied} applied)")
 }
 
 /// An NVMe host of a device; its subsystem is named if that is not the device's own.
@@ -223,13 +230,4 @@ pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), F
     let (used, limit) = (Bytes(memory.used_bytes), Bytes(memory.limit_bytes));
     let (waits, refused) = (memory.waits, memory.refused);
     Ok(writeln!(out, "NBD memory: {used} of {limit}, {waits} waits, {refused} refused")?)
-}
-
-pub(crate) fn inject(args: &InjectArgs, out: &mut impl Write) -> Result<(), Failure> {
-    client(&args.talk).inject(&args.device, &args.fault)?;
-    if args.talk.json {
-        let done: Value = json!({ "device": args.device, "fault": args.fault });
-        return print_json(&done, out);
-    }
-    Ok(writeln!(out, "{}: {}", args.device, args.fault)?)
 }

@@ -100,7 +100,7 @@ impl From<ClientError> for Failure {
             ClientError::Refused(refusal)
                 if matches!(
                     refusal.code.as_str(),
-                    "no_such_device" | "no_such_volume" | "no_such_pool"
+                    "no_such_device" | "no_such_rule" | "no_such_volume" | "no_such_pool"
                 ) =>
             {
                 Code::NoSuchDevice

@@ -4,6 +4,7 @@ mod args;
 mod config;
 mod devices;
 mod failure;
+mod faults;
 mod human;
 mod iostat;
 mod listeners;
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args, &mut out),
         Command::Replay(args) => replay::run(&args, &mut out),
         Command::Rescan(args) => devices::rescan(&args, &mut out),
-        Command::Inject(args) => devices::inject(&args, &mut out),
+        Command::Inject(args) => faults::run(&args, &mut out),
         Command::Zone(command) => zone::run(&command, &mut out),
         Command::Mkzonefs(args) => zonefs::format(&args, &mut out),
         Command::Zonefs(command) => zonefs::run(&command, &mut out),

@@ -78,10 +78,14 @@ impl Served {
     }
 
     fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        let sent = Command::new("/bin/sh").args(["-c", &format!("kill -{name} {pid}")]).status();
-        assert!(sent.unwrap().success());
+        signal(&self.child, name);
     }
+}
+
+fn signal(child: &Child, name: &str) {
+    let kill = format!("kill -{name} {}", child.id());
+    let sent = Command::new("/bin/sh").args(["-c", &kill]).status();
+    assert!(sent.unwrap().success());
 }
 
 impl Drop for Served {
@@ -234,8 +238,21 @@ fn devices_and_faults_come_and_go_at_run_time() {
     assert_eq!(served.says(&["add", "null:///b?size=2G"]), "b: null 2G, keeps nothing\n");
     let show = served.says(&["show", "b"]);
     assert!(show.contains("uri              null:///b?size=2G"), "{show}");
-    assert_eq!(served.says(&["inject", "b", "add,status=IOERR"]), "b: add,status=IOERR\n");
+    assert_eq!(served.says(&["inject", "b", "add,status=IOERR"]), "b: rule 1: add,status=IOERR\n");
+    assert_eq!(served.says(&["inject", "b", "add,latency=5ms"]), "b: rule 2: add,latency=5ms\n");
+    let show = served.says(&["show", "b"]);
+    assert!(
+        show.contains("fault rule       2: add,latency=5ms (0 matched, 0 applied)\n"),
+        "{show}"
+    );
+    let list = "DEVICE  ID  MATCHED  APPLIED  RULE\n\
+                b       2   0        0        add,latency=5ms\n\
+                b       1   0        0        add,status=IOERR\n";
+    assert_eq!(served.says(&["inject", "list"]), list);
+    assert_eq!(served.says(&["inject", "list", "a"]), "DEVICE  ID  MATCHED  APPLIED  RULE\n");
+    assert_eq!(served.says(&["inject", "remove", "b", "1"]), "b: removed 1 rule\n");
     assert_eq!(served.says(&["inject", "b", "removeall"]), "b: removeall\n");
+    assert_eq!(served.says(&["inject", "remove", "b", "all"]), "b: removed 0 rules\n");
     let stats: Value = serde_json::from_str(&served.says(&["stats", "--json"])).unwrap();
     assert_eq!(stats.as_array().unwrap().len(), 2);
     assert!(served.says(&["stats", "a"]).starts_with("device "));
@@ -251,11 +268,51 @@ fn devices_and_faults_come_and_go_at_run_time() {
         (&["zone", "open", "a", "-l", "8"], 6, "`a` is not a zoned device"),
         (&["inject", "a", "zone_offline=0"], 2, "zone_offline"),
         (&["inject", "a", "powercut=1"], 6, "power_cut; did you mean `power_cut`?"),
+        (&["inject", "a", "add,zones=1,status=IOERR"], 2, "the device has no zones; give start"),
+        (&["inject", "remove", "a", "1"], 5, "`a` has no fault rule 1; `blockyard inject list a`"),
+        (&["inject", "remove", "a", "x"], 2, "expected the number of a rule, or all"),
+        (&["inject", "run", "/nonexistent"], 3, "cannot read `/nonexistent`"),
+        (&["inject", "run", "/dev/null"], 3, "/dev/null: line 1: a scenario without steps"),
     ] {
         let (have, _, error) = served.run(args);
         assert_eq!(have, code, "{args:?}: {error}");
         assert!(error.contains(want), "{args:?}: {error}");
     }
+}
+
+/// A scenario of no length: its rules come, are counted, and go.
+#[test]
+fn a_scenario_prints_its_steps_and_removes_its_rules() {
+    let served = Served::start("scenario", &["null:///a?size=1G"]);
+    let file = served.dir.0.join("scenario.toml");
+    let step = |at, length| {
+        format!("[[step]]\nat = \"{at}\"\nfor = \"{length}\"\nop = \"READ\"\nlatency = \"5ms\"\n")
+    };
+    std::fs::write(&file, format!("seed = 1\n{}{}", step("0s", "1ms"), step("1ms", "0s"))).unwrap();
+    let path = file.to_str().unwrap();
+    let said = served.says(&["inject", "run", path, "a"]);
+    let lines: Vec<_> = said.lines().map(|line| line.split("s  ").nth(1).unwrap_or(line)).collect();
+    assert_eq!(lines.len(), 5, "{said}");
+    assert!(lines[0].starts_with("step 1 begins: a add,op=READ,latency=5ms,seed="), "{said}");
+    assert_eq!(lines[1], "step 1 ends: a: 0 requests matched, 0 failed or delayed");
+    assert_eq!(lines[4], "the scenario has ended");
+    // Ctrl-C ends one that would last a day, and its rules are gone when the command ends.
+    std::fs::write(&file, step("0s", "24h")).unwrap();
+    let mut command = blockyard(&served.dir.0);
+    command.args(["inject", "run", path, "a"]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("step 1 begins"), "{line}");
+    assert!(served.says(&["inject", "list", "a"]).contains("latency=5ms"));
+    signal(&child, "INT");
+    said.read_to_string(&mut line).unwrap();
+    assert!(line.contains("step 1 ends: a: 0 requests matched"), "{line}");
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(served.says(&["inject", "list", "a"]), "DEVICE  ID  MATCHED  APPLIED  RULE\n");
+    let (code, _, error) = served.run(&["inject", "run", path, "nope"]);
+    assert!(code == 5 && error.contains("there is no device `nope`"), "{error}");
 }
 
 /// `show ''` printed the control API's answer to a path that it does not have: "there is nothing

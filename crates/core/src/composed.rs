@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
-use crate::middleware::TracePoint;
+use crate::middleware::{FaultInjector, TracePoint};
 use crate::sched::SchedulerControl;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
@@ -146,6 +146,10 @@ where
 
     fn trace_point(&self) -> Option<&TracePoint> {
         self.device.trace_point()
+    }
+
+    fn fault_injector(&self) -> Option<&FaultInjector> {
+        self.device.fault_injector()
     }
 
     fn stats(&self) -> Stats {

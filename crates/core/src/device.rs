@@ -8,7 +8,7 @@ use crate::clock::Clock;
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
-use crate::middleware::TracePoint;
+use crate::middleware::{FaultInjector, TracePoint};
 use crate::request::{Batch, CompletionBatch};
 use crate::sched::SchedulerControl;
 use crate::units::{Nanos, Sector};
@@ -67,6 +67,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// Where recorders of traces are attached, if the device can be recorded.
     fn trace_point(&self) -> Option<&TracePoint> {
+        None
+    }
+
+    /// The fault injector of the device, if it has one.
+    fn fault_injector(&self) -> Option<&FaultInjector> {
         None
     }
 }
@@ -279,5 +284,9 @@ impl<D: Device> Device for std::sync::Arc<D> {
 
     fn trace_point(&self) -> Option<&TracePoint> {
         (**self).trace_point()
+    }
+
+    fn fault_injector(&self) -> Option<&FaultInjector> {
+        (**self).fault_injector()
     }
 }

@@ -5,7 +5,7 @@ use crate::device::{DeviceError, Extent};
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
-use crate::middleware::TracePoint;
+use crate::middleware::{FaultInjector, TracePoint};
 use crate::sched::SchedulerControl;
 use crate::units::Sector;
 use crate::zone::ZoneInfo;
@@ -66,6 +66,11 @@ pub trait Disk: Send + Sync {
 
     /// Where recorders of traces are attached; `None` if the device cannot be recorded.
     fn trace_point(&self) -> Option<&TracePoint> {
+        None
+    }
+
+    /// The fault injector; `None` if the device has none.
+    fn fault_injector(&self) -> Option<&FaultInjector> {
         None
     }
 

@@ -3,11 +3,16 @@
 use crate::bio::{Op, Status};
 use crate::units::Sector;
 
+mod latency;
+
+pub use latency::{LATENCY_NS_MAX, Latency};
+
 /// A fault to inject, or a change of the fault rules.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Injection {
-    /// Add a rule: requests that match complete with an error and never reach the device. The
-    /// newest rule is checked first. The syntax follows Linux's `error_injection` file.
+    /// Add a rule: requests that match fail and never reach the device, or complete later than the
+    /// device completes them. The newest rule is checked first. The syntax follows Linux's
+    /// `error_injection` file.
     AddRule(Rule),
     /// Remove all rules.
     RemoveRules,
@@ -61,12 +66,52 @@ pub struct Rule {
     pub start: Sector,
     /// Length of the range in sectors.
     pub sectors: u64,
-    /// The status of a request that the rule fails.
+    /// The status of a request that the rule fails; `Ok` if it only delays requests.
     pub status: Status,
-    /// One in `chance` matching requests fails, at random; 1 fails every one.
-    pub chance: u32,
-    /// Maximum number of requests that fail; `None` means no bound.
+    /// By how much the rule delays a completion.
+    pub latency: Option<Latency>,
+    /// The probability that the rule applies to a matching request.
+    pub chance: Chance,
+    /// Maximum number of requests to which the rule applies; `None` means no bound.
     pub times: Option<u64>,
+    /// Determines the random decisions and latencies; `None` derives it from the device and the
+    /// number of the rule.
+    pub seed: Option<u64>,
+}
+
+impl Rule {
+    /// A rule for every request, with this status.
+    pub fn new(status: Status) -> Rule {
+        Rule {
+            op: None,
+            start: Sector(0),
+            sectors: u64::MAX,
+            status,
+            latency: None,
+            chance: Chance::OneIn(1),
+            times: None,
+            seed: None,
+        }
+    }
+}
+
+/// A probability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chance {
+    /// One request in this number; 0 and 1 mean every one.
+    OneIn(u32),
+    /// This number of requests in a million.
+    PerMillion(u32),
+}
+
+impl Chance {
+    /// Whether a uniformly random number is a hit.
+    pub fn hits(self, random: u64) -> bool {
+        match self {
+            Chance::OneIn(n) => n <= 1 || random.is_multiple_of(u64::from(n)),
+            Chance::PerMillion(n) => random % 1_000_000 < u64::from(n),
+        }
+    }
 }
 
 #[cfg(test)]

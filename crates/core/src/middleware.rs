@@ -1,11 +1,15 @@
 //! Middleware: devices that wrap a device. A delay; a fault injector, which also records traces.
 
 mod delayed;
+mod fault_injector;
 mod faulty;
+mod injected_delays;
+mod interceptors;
 mod recorder;
 
 pub use delayed::{Delayed, DelayedQueue};
-pub use faulty::{Faulty, FaultyQueue, RULES_MAX};
+pub use fault_injector::{FaultInjector, InjectedFaults, RULES_MAX, RuleStatus};
+pub use faulty::{Faulty, FaultyQueue};
 pub(crate) use recorder::PieceMark;
 pub use recorder::{
     LostEvents, Recorder, Recording, TraceEvent, TraceKind, TracePoint, TraceSource, TraceWriter,

@@ -94,6 +94,11 @@ impl<T> RcuReader<T> {
         self.accepted = NO_GENERATION;
     }
 
+    /// Undoes [`RcuReader::hold`]: the copy is accepted again while it is current.
+    pub fn release(&mut self) {
+        self.accepted = self.generation;
+    }
+
     #[cold]
     #[inline(never)]
     fn refresh(&mut self, generation: u64) {
@@ -136,6 +141,15 @@ mod tests {
         shared.update(|value| value + 1);
         assert_eq!(reader.unchanged(), None);
         assert_eq!(reader.unchanged(), Some(&3));
+        reader.hold();
+        assert_eq!(reader.unchanged(), None);
+        reader.release();
+        assert_eq!(reader.unchanged(), Some(&3));
+        reader.hold();
+        shared.update(|value| value + 1);
+        reader.release();
+        assert_eq!(reader.unchanged(), None, "the copy is old");
+        assert_eq!(reader.unchanged(), Some(&4));
     }
 }
 

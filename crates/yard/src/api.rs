@@ -27,19 +27,19 @@ use serde::de::DeserializeOwned;
 use crate::api_paths::ApiPaths;
 use crate::cleanup_registry::CleanupRegistry;
 use crate::devices::Devices;
-use crate::error::YardError;
-use crate::inject;
+use crate::error::{FaultError, YardError};
 use crate::metrics::{self, MetricsFormat};
 use crate::monitor::Monitor;
 use crate::nvme_listeners::NvmeListeners;
 use crate::process::ProcessView;
 use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequest, RamView};
+use crate::scenario::ScenarioRuns;
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
 use crate::upgrade::Upgrade;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
-    InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView,
-    StatsView, VersionView, ZoneDone, ZoneRequest, ZonesView,
+    ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView, StatsView,
+    VersionView, ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::web_access::WebAccess;
 use crate::zone_counts::ZoneCountsView;
@@ -51,6 +51,7 @@ use request::RequestError;
 
 pub(crate) use upgrade::UPGRADED;
 
+mod faults;
 mod monitor;
 mod request;
 mod stream;
@@ -92,6 +93,8 @@ pub struct Control {
     pub monitor: Monitor,
     /// The upgrade of the daemon.
     pub upgrade: Upgrade,
+    /// The scenarios of faults that run.
+    pub(crate) scenarios: ScenarioRuns,
 }
 
 type Shared = State<Arc<Control>>;
@@ -103,7 +106,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 40] = [
+pub const PATHS: [&str; 41] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -132,6 +135,7 @@ pub const PATHS: [&str; 40] = [
     "/v1/volumes/export",
     "/v1/volumes/receive",
     "/v1/volumes/scrub",
+    "/v1/scenario",
     "/v1/stats",
     "/v1/zones",
     "/v1/process",
@@ -158,7 +162,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/zones", get(report))
         .route("/v1/devices/{name}/zones/{verb}", post(manage))
         .route("/v1/devices/{name}/zones/image", get(save_zones).post(load_zones))
-        .route("/v1/devices/{name}/inject", post(inject_fault))
+        .route("/v1/devices/{name}/inject", post(faults::inject).delete(faults::remove))
         .route("/v1/devices/{name}/rescan", post(rescan))
         .route("/v1/devices/{name}/trace", post(trace::record).delete(trace::stop))
         .route("/v1/devices/{name}/replay", post(trace::replay).delete(trace::stop_replay))
@@ -177,6 +181,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/volumes/export", post(volumes::export))
         .route("/v1/volumes/receive", post(volumes::receive))
         .route("/v1/volumes/scrub", post(volumes::scrub))
+        .route("/v1/scenario", post(faults::run).delete(faults::stop))
         .route("/v1/stats", get(stats))
         .route("/v1/zones", get(zone_counts))
         .route("/v1/process", get(process))
@@ -229,6 +234,7 @@ impl From<YardError> for ErrorResponse {
     fn from(error: YardError) -> ErrorResponse {
         let status = match &error {
             YardError::NoSuchDevice { .. }
+            | YardError::Fault(FaultError::NoSuchRule { .. })
             | YardError::NoSuchPool { .. }
             | YardError::NoSuchListener { .. }
             | YardError::NoVhost { .. }
@@ -281,9 +287,9 @@ impl From<YardError> for ErrorResponse {
             )
             | YardError::NotUpgradable { .. }
             | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
-            YardError::Overloaded { .. } | YardError::Replays { .. } => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            YardError::Overloaded { .. }
+            | YardError::Replays { .. }
+            | YardError::Fault(FaultError::Scenarios { .. }) => StatusCode::SERVICE_UNAVAILABLE,
             YardError::Upgrade { .. } | YardError::Device(DeviceError::Os { .. }) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
@@ -319,7 +325,12 @@ async fn waited_for<T: Send + 'static>(
 
 /// Reads a JSON body.
 fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, ErrorResponse> {
-    let body = body.map_err(|rejection| {
+    request::read_body(&whole(body)?).map_err(|error| malformed("bad_body", error))
+}
+
+/// A body of any form.
+fn whole(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ErrorResponse> {
+    body.map_err(|rejection| {
         let message = match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => {
                 format!("the body is too long: expected at most {BODY_MAX} bytes")
@@ -327,8 +338,7 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, E
             _ => "cannot read the body".to_owned(),
         };
         ErrorResponse::new(rejection.status(), "bad_body", message)
-    })?;
-    request::read_body(&body).map_err(|error| malformed("bad_body", error))
+    })
 }
 
 /// The pairs of a query, or why they cannot be read.
@@ -695,29 +705,6 @@ async fn ram_histograms(State(control): Shared, name: Name) -> Answer<Histograms
 async fn rescan(State(control): Shared, name: Name) -> Answer<DeviceView> {
     let name = path(name)?;
     blocking(move || Ok(DeviceView::new(&control.devices.rescan(&name)?, &control.devices))).await
-}
-
-async fn inject_fault(
-    State(control): Shared,
-    name: Name,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<StatusCode, ErrorResponse> {
-    let (name, InjectRequest { fault }) = (path(name)?, read(body)?);
-    let injection = inject::parse(&fault).map_err(YardError::from)?;
-    let entry = control.devices.find(&name)?;
-    let place = entry.begin_work()?;
-    let done = blocking(move || {
-        let _place = place;
-        entry.disk.inject(&injection).map_err(|error| match error {
-            DeviceError::NoSuchFault { fault } => {
-                YardError::no_such_fault(&name, entry.spec.kind(), &fault)
-            }
-            other => other.into(),
-        })?;
-        tracing::info!(device = name, fault, "fault injected");
-        Ok(())
-    });
-    done.await.map(|_| StatusCode::NO_CONTENT)
 }
 
 /// The connections of all clients.

@@ -18,9 +18,10 @@ use crate::trace::{ReplayQuery, ReplayStopped, TraceRequest, TraceStopped};
 use crate::upgrade::{UpgradeRequest, UpgradeView};
 use crate::uri::encode;
 use crate::view::{
-    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
-    InjectRequest, ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, StatsView,
-    UblkRequest, UblkView, VersionView, VhostRequest, VhostView, ZoneDone, ZoneRequest, ZonesView,
+    AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FaultsRemoved, FormatRequest,
+    FormatView, InjectRequest, Injected, ListenRequest, ListenerView, MountRequest, MountView,
+    NbdMemoryView, StatsView, UblkRequest, UblkView, VersionView, VhostRequest, VhostView,
+    ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
 use crate::zone_counts::ZoneCountsView;
@@ -605,14 +606,50 @@ impl Client {
         self.parse(self.exchange(Method::DELETE, &path, Vec::new())?)
     }
 
-    /// Injects a fault.
+    /// Injects a fault; returns its number if it is a rule.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
-    pub fn inject(&self, name: &str, fault: &str) -> Result<(), ClientError> {
-        let body = serde_json::to_vec(&InjectRequest { fault: fault.to_owned() })
-            .expect("a text is always JSON");
-        self.exchange(Method::POST, &device_path(name, "/inject"), body).map(drop)
+    pub fn inject(&self, name: &str, fault: &str) -> Result<Option<u64>, ClientError> {
+        let request = InjectRequest { fault: fault.to_owned() };
+        let done: Injected = self.json(Method::POST, &device_path(name, "/inject"), &request)?;
+        Ok(done.id)
+    }
+
+    /// Removes the rule of this number from a device's fault injector, or all rules.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached, or there is no such device or rule.
+    pub fn remove_faults(&self, name: &str, id: Option<u64>) -> Result<FaultsRemoved, ClientError> {
+        let query = id.map_or(String::new(), |id| format!("?id={id}"));
+        let path = device_path(name, &format!("/inject{query}"));
+        self.parse(self.exchange(Method::DELETE, &path, Vec::new())?)
+    }
+
+    /// Runs a scenario: lines of JSON, each a [`crate::scenario::ScenarioLine`]. It ends when the
+    /// answer is dropped, and by [`Client::stop_scenario`] with the same number.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or refuses.
+    pub fn run_scenario(
+        &self,
+        text: &str,
+        device: Option<&str>,
+        id: u64,
+    ) -> Result<Answer, ClientError> {
+        let device = device.map_or(String::new(), |name| format!("&device={}", encode(name)));
+        let path = format!("/v1/scenario?id={id}{device}");
+        let connection = self.connect(TIMEOUT_NONE)?;
+        self.accept(connection.send(Method::POST, &path, text.as_bytes().to_vec()))
+    }
+
+    /// Stops the scenario of this number, if it runs.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn stop_scenario(&self, id: u64) -> Result<(), ClientError> {
+        let path = format!("/v1/scenario?id={id}");
+        self.exchange(Method::DELETE, &path, Vec::new()).map(drop)
     }
 
     /// Makes a zonefs on a device.

@@ -108,6 +108,50 @@ impl StackError {
     }
 }
 
+/// Why a text is no scenario of faults, or does not fit the devices of a yard.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub struct ScenarioError {
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong there.
+    pub message: String,
+}
+
+/// Why a request about injected faults is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FaultError {
+    /// A scenario is invalid.
+    #[error("{0}")]
+    Scenario(#[from] ScenarioError),
+    /// Too many scenarios run.
+    #[error("{max} scenarios run, which is the limit; try again when one has ended")]
+    Scenarios {
+        /// The most scenarios of a yard.
+        max: usize,
+    },
+    /// The fault injector of a device has no rule of this number.
+    #[error("`{name}` has no fault rule {id}; `blockyard inject list {name}` lists its rules")]
+    NoSuchRule {
+        /// The device.
+        name: String,
+        /// The number.
+        id: u64,
+    },
+}
+
+impl FaultError {
+    /// The error's code, for programs.
+    fn code(&self) -> &'static str {
+        match self {
+            FaultError::Scenario(_) => "invalid",
+            FaultError::Scenarios { .. } => "overloaded",
+            FaultError::NoSuchRule { .. } => "no_such_rule",
+        }
+    }
+}
+
 /// The reason for which the yard refused a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -249,6 +293,9 @@ pub enum YardError {
         /// The most replays of a yard.
         max: usize,
     },
+    /// A request about injected faults is refused.
+    #[error(transparent)]
+    Fault(#[from] FaultError),
     /// The URI is invalid.
     #[error(transparent)]
     Uri(#[from] UriError),
@@ -673,6 +720,7 @@ impl YardError {
             YardError::ZoneImage(ZoneImageError::NotEmpty { .. }) => "needs_force",
             YardError::Volume(error) => volume_code(error),
             YardError::Overloaded { .. } | YardError::Replays { .. } => "overloaded",
+            YardError::Fault(error) => error.code(),
             YardError::Uri(UriError::UnknownKind { .. }) => "unknown_kind",
             YardError::Uri(UriError::Param(ParamError::UnknownKey { .. }))
             | YardError::NoSuchTunable { .. } => "unknown_key",
@@ -741,6 +789,7 @@ impl YardError {
                 | VolumeError::Shrinks { name, .. },
             )
             | YardError::Overloaded { name, .. }
+            | YardError::Fault(FaultError::NoSuchRule { name, .. })
             | YardError::Uri(UriError::Name(NameError { name })) => ("name", name),
             YardError::Uri(UriError::Param(ParamError::BadValue { key, value, .. })) => {
                 (key, value)

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use blockyard_core::channel::Stats;
+use blockyard_core::middleware::{FaultInjector, InjectedFaults};
 use blockyard_core::sched::deadline::{Counters, Stats as Scheduled};
 use blockyard_core::zone::ZoneCond;
 use blockyard_core::{Op, SECTOR_BYTES};
@@ -104,6 +105,9 @@ struct MetricsSample {
 struct DeviceSample {
     name: String,
     size_bytes: u64,
+    /// The rules of its fault injector, and what they did.
+    fault_rules: u64,
+    injected: InjectedFaults,
     stats: Stats,
     /// The name of its scheduler.
     scheduler: &'static str,
@@ -123,6 +127,7 @@ impl fmt::Debug for DeviceSample {
 impl DeviceSample {
     fn new(entry: &DeviceEntry) -> DeviceSample {
         let scheduled = entry.disk.scheduler().map(|control| control.stats());
+        let injector = entry.disk.fault_injector();
         let ram = RamView::of(entry);
         let (sizes, ages) = entry.ram.as_ref().map_or_else(Default::default, |ram| {
             let histograms = HistogramsView::new(ram);
@@ -131,6 +136,8 @@ impl DeviceSample {
         DeviceSample {
             name: entry.spec.name().to_owned(),
             size_bytes: entry.disk.geometry().len_bytes(),
+            fault_rules: injector.map_or(0, |injector| injector.rules().len() as u64),
+            injected: injector.map(FaultInjector::injected).unwrap_or_default(),
             stats: entry.disk.stats(),
             scheduler: scheduler::active(entry.disk.as_ref()),
             scheduled: scheduled.unwrap_or_default(),
@@ -195,9 +202,10 @@ const PER_RING_AND: [RingsBy; 2] = [
 type Gauge = fn(&DeviceSample) -> u64;
 
 /// Gauges per device.
-const PER_DEVICE: [(&str, &str, Gauge); 2] = [
+const PER_DEVICE: [(&str, &str, Gauge); 3] = [
     ("device_size_bytes", "Capacity", |row| row.size_bytes),
     ("device_channels", "Channels open now", |row| row.stats.channels),
+    ("device_fault_rules", "Rules of the fault injector now", |row| row.fault_rules),
 ];
 
 /// The statistics of RAM disks that only grow; the others go up and down.
@@ -257,6 +265,17 @@ impl Collector for MetricsSample {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for row in &self.devices {
                 family.encode_family(&[("device", row.name())])?.encode_gauge(&value(row))?;
+            }
+        }
+        let (name, help) =
+            ("device_injected_faults", "Requests that fault rules failed or delayed");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for row in &self.devices {
+            let effects = [("error", row.injected.failed), ("delay", row.injected.delayed)];
+            for (effect, count) in effects {
+                family
+                    .encode_family(&[("device", row.name()), ("effect", effect)])?
+                    .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
             }
         }
         let help = "Time from submit to completion; the sum is exact to one sixteenth";

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::devices::Devices;
 use crate::entry::{DeviceEntry, describe};
+use crate::inject::FaultRuleView;
 use crate::ram::RamView;
 use crate::scheduler;
 use crate::vhost::VhostPlace;
@@ -96,6 +97,9 @@ pub struct DeviceView {
     /// How many times that file is open now.
     #[serde(default)]
     pub opens: u64,
+    /// The rules of its fault injector, newest first.
+    #[serde(default)]
+    pub faults: Vec<FaultRuleView>,
     /// Notes on parameters that were corrected when the device was opened, and on NVMe.
     pub notes: Vec<String>,
     /// Nanoseconds since the device was opened.
@@ -208,6 +212,10 @@ impl DeviceView {
                 .and_then(|file| file.transport)
                 .map(|transport| transport.name().to_owned()),
             file: file.and_then(|file| file.path).map(|path| path.display().to_string()),
+            faults: disk
+                .fault_injector()
+                .map(|injector| injector.rules().into_iter().map(FaultRuleView::from).collect())
+                .unwrap_or_default(),
             notes: entry.notes(),
             age_ns: age_ns(entry),
         }
@@ -626,6 +634,22 @@ pub struct ZoneDone {
 pub struct InjectRequest {
     /// The fault; see [`crate::inject`].
     pub fault: String,
+}
+
+/// What `POST /v1/devices/{name}/inject` has done.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Injected {
+    /// The number of the rule; `null` if the fault is no rule.
+    pub id: Option<u64>,
+}
+
+/// What `DELETE /v1/devices/{name}/inject` has done.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct FaultsRemoved {
+    /// The device.
+    pub device: String,
+    /// The number of rules that were removed.
+    pub removed: u64,
 }
 
 /// The body of every error response.

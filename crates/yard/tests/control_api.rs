@@ -206,6 +206,58 @@ fn faults_reach_the_injector_and_the_device() {
 }
 
 #[test]
+fn rules_are_numbered_listed_counted_and_removed() {
+    let served = serve(&[ZONED]);
+    let client = &served.client;
+    let first = client.inject("z", "add,op=ZONE_OPEN,zones=4-5,status=MEDIUM").unwrap();
+    assert_eq!((first, client.inject("z", "zone_readonly=0").is_err()), (Some(1), true));
+    assert_eq!(client.inject("z", "add,op=ZONE_OPEN,latency=1us").unwrap(), Some(2));
+    assert_eq!(refused(client.inject("z", "add,zones=16,status=IOERR")).1, "zones");
+    let zone = |zone: u64| ZoneRequest { from: Some(zone * 131_072), count: Some(1), force: false };
+    assert_eq!(refused(client.manage("z", "open", &zone(5))).1, "MEDIUM");
+    client.manage("z", "open", &zone(6)).unwrap();
+    let faults = client.device("z").unwrap().faults;
+    let counts: Vec<_> = faults.iter().map(|it| (it.id, it.matched, it.applied)).collect();
+    assert_eq!(counts, [(2, 2, 2), (1, 1, 1)], "the newest first");
+    let text = client.metrics().unwrap();
+    for want in [
+        "blockyard_device_injected_faults_total{device=\"z\",effect=\"error\"} 1\n",
+        "blockyard_device_injected_faults_total{device=\"z\",effect=\"delay\"} 2\n",
+        "blockyard_device_fault_rules{device=\"z\"} 2\n",
+    ] {
+        assert!(text.contains(want), "{want}");
+    }
+    assert_eq!(client.remove_faults("z", Some(1)).unwrap().removed, 1);
+    assert_eq!(refused(client.remove_faults("z", Some(1))).0, "no_such_rule");
+    assert_eq!(client.remove_faults("z", None).unwrap().removed, 1);
+    assert_eq!(client.device("z").unwrap().faults, []);
+}
+
+/// A scenario lasts as long as its client: one that is gone leaves no rules.
+#[test]
+fn a_scenario_whose_client_is_gone_removes_its_rules() {
+    let served = serve(&[ZONED]);
+    let client = &served.client;
+    let step = "[[step]]\nat = \"0s\"\nfor = \"24h\"\nzones = \"3-7\"\nstatus = \"IOERR\"\n";
+    let mut answer = client.run_scenario(step, Some("z"), 7).unwrap();
+    let mut line = [0; 512];
+    let len = answer.read(&mut line).unwrap();
+    let line: serde_json::Value = serde_json::from_slice(&line[..len]).unwrap();
+    assert_eq!((&line["event"], &line["step"]), (&"begin".into(), &1.into()));
+    assert_eq!(client.device("z").unwrap().faults.len(), 1);
+    drop(answer);
+    while !client.device("z").unwrap().faults.is_empty() {
+        std::thread::yield_now();
+    }
+    let (code, _, message) = refused(client.run_scenario("[[step]]", None, 7));
+    assert_eq!(code, "invalid");
+    assert!(message.starts_with("line 1: the step has no `at`"), "{message}");
+    let bad = step.replace("3-7", "3-99");
+    let message = refused(client.run_scenario(&bad, Some("z"), 7)).2;
+    assert_eq!(message, "line 1: invalid zones `3-99`: expected zones from 0 to 15");
+}
+
+#[test]
 fn a_verb_on_the_whole_device_passes_over_what_it_cannot_change() {
     let served = serve(&["null:///z?size=1G&zoned=1&zone_size=64M&zone_nr_conv=2&zone_max_open=8"]);
     let client = &served.client;

@@ -25,7 +25,7 @@ use blockyard_sync::event_count::EventCount;
 use blockyard_sync::rcu_cell::RcuCell;
 use blockyard_sync::trace_ring::{RingReader, RingWriter, trace_ring};
 
-use super::faulty::Interceptors;
+use super::interceptors::Interceptors;
 use crate::bio::{Bio, Flags, Op, Status};
 use crate::request::{CompletionBatch, Started};
 use crate::units::{Nanos, Sector};
@@ -243,7 +243,7 @@ impl TracePoint {
         self.interceptors.update(|now| {
             is_attached = now.recorder.is_none();
             let recorder = now.recorder.as_ref().unwrap_or(&recorder);
-            Interceptors { recorder: Some(Arc::clone(recorder)), rules: now.rules.clone() }
+            Interceptors { recorder: Some(Arc::clone(recorder)), ..now.clone() }
         });
         let interceptors = Arc::clone(&self.interceptors);
         is_attached.then_some(Recording { interceptors, recorder })
@@ -260,7 +260,7 @@ impl TracePoint {
         let mut stopped = None;
         self.interceptors.update(|now| {
             stopped = now.recorder.clone();
-            Interceptors { recorder: None, rules: now.rules.clone() }
+            Interceptors { recorder: None, ..now.clone() }
         });
         stopped.inspect(|recorder| recorder.stop()).is_some()
     }
@@ -289,7 +289,7 @@ impl Recording {
         self.interceptors.update(|now| {
             let recorder = now.recorder.clone();
             let recorder = recorder.filter(|other| !Arc::ptr_eq(other, &self.recorder));
-            Interceptors { recorder, rules: now.rules.clone() }
+            Interceptors { recorder, ..now.clone() }
         });
     }
 }

@@ -208,7 +208,7 @@ fn pieces_wait_for_preflush() {
         let disk = composed(Faulty::new(recorder, 1));
         if !status.is_ok() {
             let op = Some(Op::Flush);
-            let rule = Rule { op, start: Sector(0), sectors: 8, status, chance: 1, times: Some(1) };
+            let rule = Rule { op, sectors: 8, times: Some(1), ..Rule::new(status) };
             disk.inject(&Injection::AddRule(rule)).unwrap();
         }
         let mut fixture = Fixture::new(&disk);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use blockyard_core::clock::Clock;
-use blockyard_core::inject::{Injection, Rule};
+use blockyard_core::inject::{Injection, Latency, Rule};
 use blockyard_core::middleware::{
-    Delayed, Faulty, LostEvents, Recording, TraceEvent, TraceKind, TraceSource,
+    Delayed, Faulty, InjectedFaults, LostEvents, Recording, TraceEvent, TraceKind, TraceSource,
 };
 use blockyard_core::*;
 
@@ -30,7 +30,7 @@ fn delayed_completions_come_when_due() {
 }
 
 fn rule(op: Option<Op>, start: u64, sectors: u64) -> Rule {
-    Rule { op, start: Sector(start), sectors, status: Status::Medium, chance: 1, times: None }
+    Rule { op, start: Sector(start), sectors, ..Rule::new(Status::Medium) }
 }
 
 #[test]
@@ -58,6 +58,62 @@ fn injected_fault_fails_only_matching_bios() {
     assert_eq!(fixture.statuses(&mixed), [Status::Ok; 2]);
     let unknown = Injection::Device { name: "fire".into(), value: "1".into() };
     assert!(disk.inject(&unknown).unwrap_err().to_string().contains("`fire`"));
+}
+
+fn latency(op: Op, ns: u64) -> Rule {
+    Rule { op: Some(op), latency: Some(Latency::Fixed { ns }), ..Rule::new(Status::Ok) }
+}
+
+/// Completions are delayed by rules that come and go while requests are in flight, and no request
+/// waits before the device.
+#[test]
+fn latency_delays_completions_and_not_requests() {
+    for late in [false, true] {
+        let clock = Still::default();
+        let mut recorder = Recorder::new();
+        recorder.late = late;
+        let log = Arc::clone(&recorder.log);
+        let disk = composed_of(Faulty::new(recorder, 1), 64, clock.clone());
+        let injector = disk.fault_injector().unwrap();
+        let mut fixture = Fixture::new(&disk);
+        let buf = fixture.buf(0);
+        let id = injector.add(latency(Op::Read, 1_000)).unwrap();
+        let bios = [Bio::read(Sector(0), 8, buf), Bio::write(Sector(64), 8, buf)];
+        assert_eq!(fixture.channel.push(&bios), 2);
+        fixture.channel.submit();
+        assert_eq!(log_of(&log).len(), 2, "both reach the device at once");
+        let mut done = Vec::new();
+        fixture.channel.reap(&mut done);
+        assert_eq!(done.len(), 1, "the write is not delayed");
+        assert_eq!(fixture.channel.due(), Due::At(Nanos(1_000)));
+        // The newest rule wins; the request in flight keeps its delay.
+        injector.add(latency(Op::Read, 50)).unwrap();
+        assert_eq!(fixture.channel.push(&bios[..1]), 1);
+        fixture.channel.submit();
+        fixture.channel.reap(&mut done);
+        assert_eq!(fixture.channel.due(), Due::At(Nanos(50)));
+        fixture.channel.wait(None);
+        assert_eq!((fixture.channel.reap(&mut done), clock.now()), (1, Nanos(50)));
+        assert_eq!(injector.remove(id).map(|it| (it.matched, it.applied)), Some((1, 1)));
+        assert_eq!(injector.remove(id), None);
+        assert_eq!(injector.remove_all(), 1);
+        let mut other = Fixture::new(&disk);
+        assert_eq!(other.statuses(&bios[..1]), [Status::Ok]);
+        assert_eq!(clock.now(), Nanos(50), "no rule delays this one");
+        fixture.channel.wait(None);
+        assert_eq!((fixture.channel.reap(&mut done), clock.now()), (1, Nanos(1_000)));
+        assert_eq!(fixture.channel.due(), Due::Never);
+        assert_eq!(injector.injected(), InjectedFaults { failed: 0, delayed: 2 });
+        // A rule with both delays the failure, and a channel that is dropped waits for nothing.
+        injector.add(Rule { status: Status::Timeout, ..latency(Op::Read, 1_000_000) }).unwrap();
+        assert_eq!(fixture.statuses(&bios[..1]), [Status::Timeout]);
+        assert_eq!(clock.now(), Nanos(1_001_000));
+        injector.add(latency(Op::Write, 1_000_000)).unwrap();
+        assert_eq!(fixture.channel.push(&bios[1..]), 1);
+        fixture.channel.submit();
+        drop(fixture);
+        assert_eq!(clock.now(), Nanos(1_001_000));
+    }
 }
 
 const SOURCE: TraceSource = TraceSource { thread_id: || 7, now: || Nanos(0) };

@@ -98,8 +98,7 @@ fn execute_inline_refuses_with_faults_or_delay() {
     };
     assert_eq!(ends(&mut channel), Status::Ok);
     assert_eq!(channel.execute_inline(Op::Read, Sector(0), 8, buf), Some(Status::Ok));
-    let (op, status) = (Some(Op::Read), Status::Medium);
-    let rule = Rule { op, status, start: Sector(0), sectors: 8, chance: 1, times: None };
+    let rule = Rule { op: Some(Op::Read), sectors: 8, ..Rule::new(Status::Medium) };
     disk.inject(&Injection::AddRule(rule)).unwrap();
     for _ in 0..2 {
         assert_eq!(channel.execute_inline(Op::Read, Sector(0), 8, buf), None);

@@ -170,8 +170,7 @@ impl Fixture {
     }
 
     fn fail_next_with(&self, op: Op, status: Status) {
-        let (start, sectors) = (Sector(0), u64::MAX);
-        let rule = Rule { op: Some(op), start, sectors, status, chance: 1, times: Some(1) };
+        let rule = Rule { op: Some(op), times: Some(1), ..Rule::new(status) };
         self.faulty.inject(&Injection::AddRule(rule)).unwrap();
     }
 

@@ -7,8 +7,8 @@ use blockyard_core::Status;
 use blockyard_core::bio::{Flags, Op};
 use blockyard_core::device::Device;
 use blockyard_core::disk::Disk;
-use blockyard_core::inject::{Injection, Rule};
-use blockyard_core::middleware::Faulty;
+use blockyard_core::inject::{Chance, Injection, Latency, Rule};
+use blockyard_core::middleware::{Faulty, InjectedFaults};
 use blockyard_core::units::Sector;
 
 use super::fixture::{Fixture, data_bytes};
@@ -21,20 +21,25 @@ use crate::workload::{Mix, Workload};
 const INJECTED: Status = Status::Protection;
 
 /// One rule for writes in the first half, one for any operation with a bounded count, one for
-/// appends.
-fn injections(sectors: u64) -> [Rule; 3] {
+/// appends, and one that delays reads.
+fn injections(sectors: u64) -> [Rule; 4] {
     let rule = |op, start, sectors, chance, times| Rule {
         op,
         start: Sector(start),
         sectors,
-        status: INJECTED,
-        chance,
+        chance: Chance::OneIn(chance),
         times,
+        ..Rule::new(INJECTED)
     };
     [
         rule(Some(Op::Write), 0, sectors / 2, 3, None),
         rule(None, 0, sectors, 10, Some(50)),
         rule(Some(Op::ZoneAppend), 0, u64::MAX, 4, None),
+        Rule {
+            status: Status::Ok,
+            latency: Some(Latency::Uniform { min_ns: 0, max_ns: 50_000 }),
+            ..rule(Some(Op::Read), 0, sectors, 4, None)
+        },
     ]
 }
 
@@ -78,9 +83,11 @@ pub(super) fn injected<D: Device>(
         assert_eq!((done.status, done.sector), (wanted.status, wanted.sector), "{bio:?}");
         fixture.same_report();
     }
-    let strikes = device.strikes();
-    assert_eq!(strikes.iter().sum::<u64>(), failed, "strikes {strikes:?}, failed bios");
-    assert_eq!(strikes[1], 50, "the bound of the second rule is reached and kept");
+    let (strikes, injected) = (device.strikes(), device.fault_injector().map(|it| it.injected()));
+    assert_eq!(strikes[1..].iter().sum::<u64>(), failed, "strikes {strikes:?}, failed bios");
+    assert_eq!(strikes[2], 50, "the bound of the second rule is reached and kept");
+    assert_eq!(injected, Some(InjectedFaults { failed, delayed: strikes[0] }));
+    assert!(strikes[0] > 0, "no read was delayed");
     fixture.disk.inject(&Injection::RemoveRules).expect("the injector forgets its rules");
     fixture.same_report();
     fixture.same_contents();

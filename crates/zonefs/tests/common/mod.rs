@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::middleware::Faulty;
-use blockyard_core::{Composed, Device, Disk, Op, Sector, Status};
+use blockyard_core::{Composed, Device, Disk, Op, Status};
 use blockyard_null::{Null, NullConfig};
 use blockyard_zonefs::format::{Format, format};
 use blockyard_zonefs::{MountOptions, ZoneFs};
@@ -53,14 +53,7 @@ pub(crate) fn open(disk: &Arc<dyn Disk>, options: &str) -> Arc<ZoneFs> {
 
 /// Makes the next `times` operations of this kind fail.
 pub(crate) fn fail(disk: &dyn Disk, op: Op, times: u64) {
-    let rule = Rule {
-        op: Some(op),
-        start: Sector(0),
-        sectors: u64::MAX,
-        status: Status::IoErr,
-        chance: 1,
-        times: Some(times),
-    };
+    let rule = Rule { op: Some(op), times: Some(times), ..Rule::new(Status::IoErr) };
     disk.inject(&Injection::AddRule(rule)).unwrap();
 }
 

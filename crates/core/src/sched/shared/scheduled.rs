@@ -16,7 +16,7 @@ use crate::device::{Device, DeviceError, Extent};
 use crate::geometry::Geometry;
 use crate::inject::Injection;
 use crate::limits::Limits;
-use crate::middleware::TracePoint;
+use crate::middleware::{FaultInjector, TracePoint};
 use crate::request::MergeRules;
 use crate::sched::deadline::{Deadline, Stats, Tunables};
 use crate::sched::{SchedulerControl, UnknownScheduler};
@@ -188,6 +188,10 @@ impl<D: Device, F: SchedulerQueue> Device for Scheduled<D, F> {
 
     fn trace_point(&self) -> Option<&TracePoint> {
         self.inner.trace_point()
+    }
+
+    fn fault_injector(&self) -> Option<&FaultInjector> {
+        self.inner.fault_injector()
     }
 }
 
