@@ -538,8 +538,9 @@ impl Devices {
         let entry = self.find(name)?;
         let refused = |why: String| YardError::Rescan { name: name.to_owned(), why };
         let mut spec = entry.spec.clone();
-        let is_file = spec.kind().name == "file";
-        let path = spec.text("path").filter(|_| is_file).ok_or_else(|| {
+        // Other kinds of devices have no parameter of this name.
+        let path = (spec.kind().name == "file").then(|| spec.text("path"));
+        let path = path.flatten().ok_or_else(|| {
             refused("only devices of the kind `file` have a file of other programs".to_owned())
         })?;
         let probed = FileDevice::probe(Path::new(&path));
