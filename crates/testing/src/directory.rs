@@ -92,8 +92,8 @@ pub enum Change {
     SyncNames,
 }
 
-/// Names and the numbers of their files.
-type Names = BTreeMap<String, usize>;
+/// Names and the numbers of their files; disks and images that have the same ones share them.
+type Names = Arc<BTreeMap<String, usize>>;
 
 /// The bytes of a file: an image of a disk that has the same ones shares them until either changes
 /// them.
@@ -197,7 +197,7 @@ impl SimulatedDirectory {
         state.files.push(Arc::new(vec![0; len as usize]));
         state.units.push(unit);
         state.writes.push(0);
-        state.names.insert(name.to_owned(), file);
+        Arc::make_mut(&mut state.names).insert(name.to_owned(), file);
         state.changes.push(Change::Create { file, name: name.to_owned(), len, unit });
         File { directory: self.clone(), number: file }
     }
@@ -208,8 +208,9 @@ impl SimulatedDirectory {
     /// If there is none of the old name.
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.state();
-        let file = state.names.remove(from).ok_or(io::ErrorKind::NotFound)?;
-        state.names.insert(to.to_owned(), file);
+        let names = Arc::make_mut(&mut state.names);
+        let file = names.remove(from).ok_or(io::ErrorKind::NotFound)?;
+        names.insert(to.to_owned(), file);
         state.changes.push(Change::Rename { from: from.to_owned(), to: to.to_owned() });
         Ok(())
     }
@@ -217,7 +218,7 @@ impl SimulatedDirectory {
     /// Removes a name, if it exists.
     pub fn remove(&self, name: &str) {
         let mut state = self.state();
-        if state.names.remove(name).is_some() {
+        if Arc::make_mut(&mut state.names).remove(name).is_some() {
             state.changes.push(Change::Remove { name: name.to_owned() });
         }
     }
@@ -236,6 +237,12 @@ impl SimulatedDirectory {
         let file = Arc::make_mut(&mut state.files[file]);
         let bytes = start.checked_add(len).and_then(|end| file.get_mut(start..end));
         bytes.into_iter().flatten().map(|byte| *byte ^= bits).count() > 0
+    }
+
+    /// Calls `look` with the name and the bytes of each file that has a name, in order of names.
+    pub fn each_file(&self, mut look: impl FnMut(&str, &[u8])) {
+        let state = self.state();
+        state.names.iter().for_each(|(name, file)| look(name, &state.files[*file]));
     }
 
     /// The names of all files.
@@ -349,23 +356,20 @@ impl FilePages {
         FilePages { unit, now: Arc::clone(&bytes), bytes, writes: 0, pending: BTreeMap::new() }
     }
 
-    fn write(&mut self, offset: u64, len: usize, fill: impl Fn(usize) -> u8) {
+    /// Changes the bytes of a range by `fill`.
+    fn write(&mut self, offset: u64, len: usize, fill: impl FnOnce(&mut [u8])) {
         let start = offset as usize;
         self.writes += 1;
-        let visible = Arc::make_mut(&mut self.now);
-        for at in 0..len {
-            visible[start + at] = fill(at);
-        }
+        fill(&mut Arc::make_mut(&mut self.now)[start..start + len]);
         for number in start / self.unit..(start + len).div_ceil(self.unit) {
             let range = number * self.unit..((number + 1) * self.unit).min(self.now.len());
-            let now = self.now[range.clone()].to_vec();
-            let versions = self.pending.entry(number).or_default();
-            let last = versions.last().map_or(&self.bytes[range], |(_, bytes)| bytes);
+            let now = &self.now[range.clone()];
+            let last = self.pending.get(&number).and_then(|versions| versions.last());
+            let last = last.map_or(&self.bytes[range], |(_, bytes)| bytes);
             if last != now {
-                versions.push((self.writes, now));
+                self.pending.entry(number).or_default().push((self.writes, now.to_vec()));
             }
         }
-        self.pending.retain(|_, versions| !versions.is_empty());
     }
 
     fn sync(&mut self) {
@@ -404,25 +408,30 @@ impl Medium {
 
     /// The visible names.
     fn names_now(&self) -> Names {
-        self.pending_names.last().unwrap_or(&self.names).clone()
+        Arc::clone(self.pending_names.last().unwrap_or(&self.names))
+    }
+
+    /// Changes the visible names.
+    fn change_names(&mut self, change: impl FnOnce(&mut BTreeMap<String, usize>)) {
+        let mut names = self.names_now();
+        change(Arc::make_mut(&mut names));
+        self.pending_names.push(names);
     }
 
     /// Applies one operation.
     pub fn apply(&mut self, change: &Change) {
-        let mut names = self.names_now();
         match change {
             Change::Create { file, name, len, unit } => {
                 assert_eq!(*file, self.files.len(), "files are counted by creation");
                 let bytes = Arc::new(vec![0; *len as usize]);
                 self.files.push(FilePages::durable(bytes, *unit));
-                names.insert(name.clone(), *file);
-                self.pending_names.push(names);
+                self.change_names(|names| _ = names.insert(name.clone(), *file));
             }
             Change::Write { file, offset, bytes } => {
-                self.files[*file].write(*offset, bytes.len(), |at| bytes[at]);
+                self.files[*file].write(*offset, bytes.len(), |into| into.copy_from_slice(bytes));
             }
             Change::Punch { file, offset, len } => {
-                self.files[*file].write(*offset, *len as usize, |_| 0);
+                self.files[*file].write(*offset, *len as usize, |into| into.fill(0));
             }
             Change::Sync { file } => self.files[*file].sync(),
             Change::SyncRange { file, offset, len } => {
@@ -434,17 +443,13 @@ impl Medium {
             Change::SyncThrough { file, writes } => {
                 self.files[*file].sync_units(0..usize::MAX, *writes);
             }
-            Change::Rename { from, to } => {
+            Change::Rename { from, to } => self.change_names(|names| {
                 let file = names.remove(from).expect("what was renamed was there");
                 names.insert(to.clone(), file);
-                self.pending_names.push(names);
-            }
-            Change::Remove { name } => {
-                names.remove(name);
-                self.pending_names.push(names);
-            }
+            }),
+            Change::Remove { name } => self.change_names(|names| _ = names.remove(name)),
             Change::SyncNames => {
-                self.names = names;
+                self.names = self.names_now();
                 self.pending_names.clear();
             }
         }
@@ -467,8 +472,8 @@ impl Medium {
             choose(asked - 1, count)
         };
         let names = match next(self.pending_names.len() + 1) {
-            0 => self.names.clone(),
-            kept => self.pending_names[kept - 1].clone(),
+            0 => Arc::clone(&self.names),
+            kept => Arc::clone(&self.pending_names[kept - 1]),
         };
         let mut files: Vec<_> = self.files.iter().map(|file| Arc::clone(&file.bytes)).collect();
         for (bytes, file) in files.iter_mut().zip(&self.files) {

@@ -113,15 +113,11 @@ fn go_on(fixture: &mut Fixture) {
 /// A checksum of the names and contents of a directory.
 pub(crate) fn fingerprint(directory: &SimulatedDirectory) -> u64 {
     let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
-    let mut bytes = Vec::new();
-    for name in directory.names() {
-        let file = directory.open(&name).unwrap();
-        bytes.resize(file.len() as usize, 0);
-        file.read_at(0, &mut bytes).unwrap();
+    directory.each_file(|name, bytes| {
         digest.update(name.as_bytes());
-        digest.update(&file.len().to_le_bytes());
-        digest.update(&bytes);
-    }
+        digest.update(&(bytes.len() as u64).to_le_bytes());
+        digest.update(bytes);
+    });
     digest.finalize()
 }
 
@@ -180,23 +176,23 @@ fn cut_everywhere(stream: u64, fault: FaultPlan) {
     work(&mut fixture, &mut random, &shape, count);
     let (history, changes) = (fixture.history.clone(), directory.changes());
     drop(fixture);
-    each_moment(&mut medium, &changes, &mut random, |moment, found| {
-        look(&history, moment, found, &shape);
-    });
+    look_everywhere(&mut medium, &changes, &mut random, &history, &shape);
 }
 
-/// Checks what power cuts leave after every operation, each distinct image once.
-fn each_moment(
+/// Checks what power cuts leave after every operation. Of a moment, a check uses only the number of
+/// steps that must be durable, so an image is checked once for each such number.
+fn look_everywhere(
     medium: &mut Medium,
     changes: &[Change],
     random: &mut fastrand::Rng,
-    mut look: impl FnMut(usize, &SimulatedDirectory),
+    history: &History,
+    shape: &Shape,
 ) {
+    let mut seen = HashSet::new();
     for moment in 0..=changes.len() {
-        let mut seen = HashSet::new();
         let mut check = |found: SimulatedDirectory| {
-            if seen.insert(fingerprint(&found)) {
-                look(moment, &found);
+            if seen.insert((fingerprint(&found), history.durable(moment))) {
+                look(history, moment, &found, shape);
             }
         };
         check(medium.cut(|_, _| 0));

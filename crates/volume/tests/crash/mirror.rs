@@ -17,7 +17,7 @@ use blockyard_volume_format::catalogue::Change;
 
 use crate::damage::{fill_three_leaves, lost, rot_leaf};
 use crate::fixture::{Fixture, Shape, Step, USE, assemble, format, pair};
-use crate::{each_moment, look, shape, work};
+use crate::{look_everywhere, shape, work};
 
 const DEGRADED: Terms = Terms::Use { degraded: true };
 
@@ -79,9 +79,7 @@ fn cut_everywhere(stream: u64, fault: impl Fn(&mut fastrand::Rng) -> FaultPlan) 
     fixture.history.check(usize::MAX, &contents);
     let (history, changes) = (fixture.history.clone(), directory.changes());
     drop(fixture);
-    each_moment(&mut medium, &changes, &mut random, |moment, found| {
-        look(&history, moment, found, &shape);
-    });
+    look_everywhere(&mut medium, &changes, &mut random, &history, &shape);
 }
 
 #[test]
