@@ -51,11 +51,9 @@ impl Medium {
     /// Makes a range read as zeros again.
     pub fn forget(&mut self, range: Range<u64>) {
         let Some(sectors) = &mut self.sectors else { return };
-        if range.is_empty() {
-            return;
+        if !range.is_empty() {
+            sectors.extract_if(range, |_, _| true).for_each(drop);
         }
-        let mut after = sectors.split_off(&range.start);
-        sectors.append(&mut after.split_off(&range.end));
     }
 }
 
