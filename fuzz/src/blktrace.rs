@@ -38,6 +38,9 @@ pub fn blktrace_file(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut trace = Vec::new();
     let (big, version_2) = (input.below(2) == 1, input.below(2) == 1);
+    // Seldom, because each replay takes memory for 96 MiB of data. An input without a byte left
+    // chooses 0, so 0 is not the value that replays, and the choice is made before the events.
+    let is_replayed = input.below(64) == 1;
     for _ in 0..EVENTS_MAX {
         if input.is_empty() {
             break;
@@ -47,8 +50,7 @@ pub fn blktrace_file(bytes: &[u8]) {
     }
     let whole = trace.len();
     assert!(read(&trace).is_some(), "a printed trace is read");
-    // Seldom: each replay takes memory for 96 MiB of data.
-    if input.below(256) == 0 {
+    if is_replayed {
         replayed(&trace);
     }
     // A part of a trace ends within an event, or at the end of one.
