@@ -241,7 +241,7 @@ impl Disk {
 
     /// Whether a cut might lose a sector with a part of `data`, whatever file it is in.
     pub(crate) fn has_unsynced(&self, data: &[u8]) -> bool {
-        let is_part = |sector: &[u8]| data.windows(SECTOR).any(|part| part == sector);
+        let is_part = |sector: &[u8]| blockyard_testing::position(data, sector).is_some();
         self.files.values().any(|file| {
             let mut offsets = file.old.keys().map(|sector| *sector as usize * SECTOR);
             offsets.any(|from| file.bytes.get(from..from + SECTOR).is_some_and(is_part))

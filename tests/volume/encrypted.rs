@@ -30,7 +30,7 @@ fn with_mark(directory: &Path) -> Vec<String> {
             found.extend(with_mark(&path));
         } else if path.is_file() {
             let bytes = fs::read(&path).unwrap();
-            if bytes.windows(MARK.len()).any(|window| window == MARK.as_bytes()) {
+            if blockyard_testing::position(&bytes, MARK.as_bytes()).is_some() {
                 found.push(path.display().to_string());
             }
         }

@@ -21,3 +21,23 @@ pub mod temp_dir;
 pub mod terminal_picture;
 pub mod workload;
 pub mod zone_store;
+
+/// Where the first range of bytes equal to `part`, which is not empty, begins. It is here because
+/// test builds optimise this crate: elsewhere a search of the files of a pool takes seconds.
+pub fn position(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    let first = part.first()?;
+    bytes.windows(part.len()).position(|window| window[0] == *first && window == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::position;
+
+    #[test]
+    fn position_finds_the_first_of_equal_ranges() {
+        assert_eq!(position(b"abcabcab", b"bca"), Some(1));
+        assert_eq!(position(b"abcabcab", b"cab"), Some(2));
+        assert_eq!(position(b"abcabcab", b"abd"), None);
+        assert_eq!(position(b"ab", b"abc"), None);
+    }
+}

@@ -314,7 +314,7 @@ fn a_scrub_finds_a_changed_bit_in_a_pool_that_is_used() {
     fastrand::Rng::with_seed(5).fill(&mut block);
     let file = here.path().join("segment-00000000");
     let mut bytes = std::fs::read(&file).unwrap();
-    let at = bytes.windows(4096).position(|part| part == &block[..4096]).unwrap();
+    let at = blockyard_testing::position(&bytes, &block[..4096]).unwrap();
     bytes[at + 100] ^= 1;
     std::fs::write(&file, &bytes).unwrap();
     let report = scrub(&here, 0, &mut |_, _| true).unwrap();

@@ -285,7 +285,7 @@ fn rot(copy: &Path, start: &[u8]) {
     for file in fs::read_dir(copy).unwrap() {
         let path = file.unwrap().path();
         let content = if path.is_file() { fs::read(&path).unwrap() } else { continue };
-        if let Some(at) = content.windows(start.len()).position(|part| part == start) {
+        if let Some(at) = blockyard_testing::position(&content, start) {
             let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.write_all_at(&[content[at] ^ 1], at as u64).unwrap();
             file.sync_all().unwrap();
