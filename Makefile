@@ -76,9 +76,12 @@ check: deps ## before a commit: formatting, lints, tidy, unit tests of what chan
 
 test: root format suites ## everything: formatting, lints, all tests, models, the gate
 
-# Incremental compilation makes a whole build a sixth dearer, and saves only in later ones. The lints
-# wait for the build of the tests, whose build scripts and procedural macros they use too.
+# Incremental compilation makes a whole build a sixth dearer, and saves only in later ones; so do line
+# numbers in backtraces, and optimisation across the parts of a crate. The lints wait for the build
+# of the tests, whose build scripts and procedural macros they use too.
 suites: export CARGO_INCREMENTAL ?= 0
+suites: export CARGO_PROFILE_DEV_DEBUG ?= 0
+suites: export CARGO_PROFILE_DEV_LTO ?= off
 suites: deps
 	$(TESTS) '$(MAKE) -s loom' '$(MAKE) -s shuttle' '$(MAKE) -s lint' '$(MAKE) -s gate'
 
