@@ -611,6 +611,12 @@ impl OpenVolume {
         self.unused_of(self.reserved_bytes())
     }
 
+    /// Bytes of its reservation that the volume has written, as they may be stored.
+    fn used_reserved_bytes(&self) -> u64 {
+        let all = self.meta.stored_max(self.reserved_bytes());
+        all.saturating_sub(self.unused_reserved_bytes())
+    }
+
     /// The unused part of a reservation of `reserved` bytes.
     fn unused_of(&self, reserved: u64) -> u64 {
         let owned = self.owned().saturating_mul(self.meta.block_bytes.into());
@@ -631,19 +637,13 @@ impl Volumes {
         match change {
             Change::Create(meta) => meta.stored_max(meta.reserved_bytes),
             // After the copy, the volume must be able to write its own blocks again.
-            Change::Copy(meta) => live(&meta.origin).map_or(0, |live| {
-                live.meta
-                    .stored_max(live.reserved_bytes())
-                    .saturating_sub(live.unused_reserved_bytes())
-            }),
+            Change::Copy(meta) => live(&meta.origin).map_or(0, |live| live.used_reserved_bytes()),
             Change::Reserve { id, bytes } => live(id).map_or(0, |live| {
                 live.unused_of(*bytes).saturating_sub(live.unused_reserved_bytes())
             }),
             Change::SnapshotAll { .. } => {
-                let used = |live: &OpenVolume| {
-                    live.reserved_bytes().saturating_sub(live.unused_reserved_bytes())
-                };
-                self.only_volumes().map(|live| used(live)).fold(0, u64::saturating_add)
+                let used = self.only_volumes().map(|live| live.used_reserved_bytes());
+                used.fold(0, u64::saturating_add)
             }
             Change::Several(changes) => changes.iter().map(|it| self.newly_reserved(it)).sum(),
             Change::Destroy { .. }

@@ -303,3 +303,34 @@ fn no_nonce_repeats_over_snapshots_clones_rollbacks_and_copies() {
     // 1 MiB was written seven times, in blocks of 16 KiB.
     assert_eq!(seen.len(), 7 * 64);
 }
+
+/// The bug: a snapshot of all volumes took a part of a reservation for the whole, because a block
+/// that is encrypted is longer.
+#[test]
+fn a_snapshot_of_all_volumes_needs_the_space_that_one_of_each_needs() {
+    let place = Place::new("encrypted-reservation");
+    let options = Options { segment_bytes: 1 << 20, segments_max: 64, ..Options::default() };
+    let secret = Some(SecretFile::Key(place.secret("key", &[7; 32])));
+    let own = VolumeConfig {
+        volblocksize: 4096,
+        reservation: 16 * MIB,
+        compress: Compression::None,
+        ..place.config("own", 16 * MIB, secret)
+    };
+    let own = Volume::open_with(own, options).unwrap();
+    (0..8).for_each(|at| write(&own, at));
+    let (running, live) = (own.running(), own.running().pool().find("own").unwrap());
+    let unused = live.unused_reserved_bytes();
+    let needed = live.meta.stored_max(16 * MIB) - unused;
+    assert!(needed > 16 * MIB - unused + 2 * MIB, "{needed} of {unused}");
+    let other =
+        VolumeConfig { compress: Compression::None, ..place.config("other", 64 * MIB, None) };
+    let other = Volume::open_with(other, options).unwrap();
+    for at in (0..64).take_while(|_| running.pool().unreserved_bytes() > needed) {
+        write(&other, at);
+    }
+    let left = running.pool().unreserved_bytes();
+    assert!(left < needed && left > 16 * MIB - unused, "{left} of {needed}");
+    assert!(refused(running.snapshot("own@a")).contains("space"));
+    assert!(refused(running.snapshot_all("a")).contains("space"));
+}
