@@ -26,9 +26,29 @@ impl ThreadNumber {
     /// nothing if the thread has ended. Needs [`catch_interrupts`].
     pub fn interrupt(self) {
         // SAFETY: no memory is involved. The number may be that of a later thread of this process,
-        // whose calls the signal may interrupt too: all of them expect that.
+        // whose calls the signal may interrupt too: all of them expect that, or are within
+        // `uninterrupted`.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.0, libc::SIGURG) };
     }
+}
+
+/// Makes a system call that no interrupt ends: one that has an effect outside of this process,
+/// which its end would leave unknown. An interrupt that comes meanwhile is delivered after it.
+pub fn uninterrupted<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: a set of zeros is a valid value, and sigemptyset makes it the empty one.
+    let (mut blocked, mut before): (libc::sigset_t, libc::sigset_t) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    // SAFETY: both sets live through the calls. The mask is that of this thread alone; the calls
+    // fail for an invalid signal or way only, and these are valid.
+    unsafe {
+        libc::sigemptyset(&raw mut blocked);
+        libc::sigaddset(&raw mut blocked, libc::SIGURG);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, &raw mut before);
+    }
+    let result = call();
+    // SAFETY: as above; `before` has the mask that the thread had.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    result
 }
 
 extern "C" fn nothing(_signal: libc::c_int) {}
@@ -95,6 +115,30 @@ mod tests {
                 second.as_ref().is_ok_and(|len| *len == 3)
                     || second.is_err_and(|error| error.kind() == io::ErrorKind::Interrupted)
             );
+        });
+    }
+
+    #[test]
+    fn an_interrupt_waits_for_the_end_of_a_call() {
+        catch_interrupts().unwrap();
+        let (here, there) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let region = map_region(4096).unwrap();
+            let receive = || recv(here.as_fd(), &region, 0, 16, WaitMode::AnyBytes);
+            let received = uninterrupted(|| {
+                let thread = ThreadNumber::current();
+                let interrupts = scope.spawn(move || {
+                    for _ in 0..100 {
+                        thread.interrupt();
+                    }
+                    std::io::Write::write_all(&mut &there, b"abc").unwrap();
+                });
+                let received = receive();
+                interrupts.join().unwrap();
+                thread.interrupt();
+                received
+            });
+            assert_eq!(received.unwrap(), 3);
         });
     }
 }

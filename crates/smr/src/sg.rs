@@ -9,6 +9,8 @@ use std::os::raw::{c_int, c_uint, c_ushort, c_void};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use blockyard_os::interrupt::uninterrupted;
+
 use crate::sense::{ScsiStatus, Sense};
 use crate::transport::{Data, Outcome, ScsiTransport, TransportError};
 
@@ -253,9 +255,13 @@ impl ScsiTransport for Sg {
         // SAFETY: the header is valid. Each pointer in it points to a buffer of at least the length
         // in the header, writable where the kernel writes: sense data, and data from the device.
         // This function borrows the buffers until the call returns.
-        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), SG_IO as _, &raw mut header) };
-        if result < 0 {
-            let error = io::Error::last_os_error();
+        let execute =
+            || match unsafe { libc::ioctl(self.file.as_raw_fd(), SG_IO as _, &raw mut header) } {
+                0.. => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            };
+        // The drive executes a command whose call was interrupted, and its result is lost.
+        if let Err(error) = uninterrupted(execute) {
             return Err(match error.raw_os_error() {
                 Some(libc::ENODEV | libc::ENXIO) => TransportError::Gone,
                 _ => TransportError::Io(error),
