@@ -285,8 +285,8 @@ fn show(args: &VolumeShowArgs, out: &mut impl Write) -> Result<(), Failure> {
         ("encryption", encryption.to_owned()),
         ("device", if volume.in_use { "yes" } else { "no" }.to_owned()),
         ("used", space(volume.used_bytes)),
-        ("referenced", space(volume.referenced_bytes)),
-        ("stored as", space(volume.stored_bytes)),
+        ("refer", space(volume.stored_bytes)),
+        ("lrefer", space(volume.referenced_bytes)),
     ];
     rows.extend(volume.origin.map(|origin| ("origin", origin)));
     print_rows(&rows, out)

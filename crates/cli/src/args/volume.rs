@@ -42,7 +42,11 @@ Examples:
 #[command(after_help = HELP)]
 pub(crate) enum VolumeCommand {
     /// Create a volume, and the pool if there is none
-    #[command(mut_arg("name", |arg| arg.help("The volume to create")))]
+    // `-V` is the size, as in `zfs create`.
+    #[command(
+        disable_version_flag = true,
+        mut_arg("name", |arg| arg.help("The volume to create"))
+    )]
     Create(VolumeCreateArgs),
     /// List volumes and snapshots of pools, by default of all that a yard has open, with their
     /// space; changes nothing
@@ -382,7 +386,7 @@ pub(crate) struct VolumeCreateArgs {
     #[command(flatten)]
     pub(crate) at: VolumeAt,
     /// Size of the volume
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    #[arg(long, short = 'V', value_name = "SIZE", value_parser = bytes)]
     pub(crate) size: u64,
     /// Block size, the unit of checksum and compression: 4k to 64k
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "16k")]

@@ -6,6 +6,7 @@ use std::io::Write;
 
 use blockyard_yard::size::Bytes;
 use blockyard_yard::volumes::{HoldView, VolumeView};
+use serde::Serialize;
 use serde_json::json;
 
 use super::pool::ReadOnlyAccess;
@@ -14,6 +15,21 @@ use crate::args::{ListedKind, VolumeHoldsArgs, VolumeListArgs, VolumePoolArgs};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
 use crate::human::{Columns, date, rounded, terminal_width};
+
+/// A volume or snapshot in JSON.
+#[derive(Serialize)]
+struct ListedVolume<'r> {
+    /// The path of its pool, as the column has it.
+    pool: &'r str,
+    #[serde(flatten)]
+    view: &'r VolumeView,
+}
+
+impl ListedVolume<'_> {
+    fn of(row: &ListRow) -> ListedVolume<'_> {
+        ListedVolume { pool: &row.pool, view: &row.view }
+    }
+}
 
 /// What a cell shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -275,7 +291,7 @@ pub(super) fn list(args: &VolumeListArgs, out: &mut impl Write) -> Result<(), Fa
     }
     rows.retain(|row| args.kinds.is_empty() || args.kinds.iter().any(|it| it.has(&row.view)));
     if args.talk.json {
-        let views: Vec<&VolumeView> = rows.iter().map(|row| &row.view).collect();
+        let views: Vec<_> = rows.iter().map(ListedVolume::of).collect();
         return print_json(&views, out);
     }
     let columns = columns(args, count)?;
