@@ -225,6 +225,51 @@ fn sockets_and_the_process_id_belong_to_the_new_process() {
     }
 }
 
+/// The bug: the new process ended at a place that it could not serve, after the old one had ended.
+#[test]
+fn a_new_place_that_cannot_be_served_is_left_out() {
+    let place = Place::new();
+    let (file, folder) = (place.file("yard.toml"), place.path().display().to_string());
+    let config = format!(
+        "[serve]\ncontrol = \"{folder}/control\"\nnbd = [\"unix:{folder}/nbd\"]\nNVME\
+         [[device]]\nkind = \"ram\"\nname = \"ram0\"\nsize = \"64M\"\n"
+    );
+    std::fs::write(&file, config.replace("NVME", "")).unwrap();
+    let yard = Yard::start(place, &["serve", "--config", &file]);
+    let mut yard = Upgradable { yard, successor: None };
+    nbdsh(&yard.yard.uri("ram0"), "h.pwrite(b'x' * 4096, 0)");
+    // One more than a yard has.
+    let places: Vec<_> = (1..=65).map(|host| format!("\"tcp:127.0.0.{host}:0\"")).collect();
+    let nvme = format!("nvme = [{}]\n", places.join(", "));
+    std::fs::write(&file, config.replace("NVME", &nvme)).unwrap();
+    yard.upgrade(&[]);
+    nbdsh(&yard.yard.uri("ram0"), "assert h.pread(4096, 0) == b'x' * 4096");
+    yard.end();
+}
+
+/// The bug: the old process ended, and the new one served on.
+#[test]
+fn a_signal_during_an_upgrade_ends_the_new_process() {
+    let place = Place::new();
+    let [program, begun, goes] = ["program", "begun", "goes"].map(|name| place.file(name));
+    let wait = format!("touch '{begun}'\nwhile [ ! -e '{goes}' ]; do :; done\n");
+    executable(&program, &format!("#!/bin/sh\n{wait}exec {BLOCKYARD} \"$@\"\n"));
+    let mut yard = Upgradable::new(place, &[N0]);
+    let (old, control) = (yard.yard.pid().to_string(), yard.yard.control());
+    let line = [BLOCKYARD, "upgrade", "--program", &program, "--control", &control, "--json"];
+    let mut command = bounded_by(60, &line);
+    let upgrade = command.stdout(Stdio::piped()).spawn().unwrap();
+    ok(&["sh", "-c", "while [ ! -e $0 ]; do :; done", &begun]);
+    ok(&["kill", "-TERM", &old]);
+    std::fs::write(&goes, "").unwrap();
+    let said = upgrade.wait_with_output().unwrap();
+    let view: Value = serde_json::from_slice(&said.stdout).unwrap();
+    yard.successor = view["pid"].as_u64();
+    let new = yard.successor.unwrap().to_string();
+    ok(&["sh", "-c", "while kill -0 $0 2> /dev/null; do :; done", &new]);
+    assert!(!std::path::Path::new(&control).exists(), "the new process has not ended in order");
+}
+
 /// A client that sees whether its connection goes on.
 const GOES_ON: &str = "
 import subprocess, sys
@@ -232,8 +277,7 @@ h.pwrite(b'x' * 4096, 0)
 args = ['BLOCKYARD', 'upgrade', '--control', 'CONTROL'] + PROGRAM
 done = subprocess.run(args, stderr=subprocess.PIPE, text=True)
 assert done.returncode == 6, done
-assert WANTED in done.stderr, done
-assert 'serves on' in done.stderr, done
+assert all(it in done.stderr for it in WANTED), done
 assert h.pread(4096, 0) == b'x' * 4096
 h.pwrite(b'y' * 4096, 4096)
 h.flush()
@@ -243,16 +287,60 @@ h.flush()
 fn goes_on(place: Place, program: &str, wanted: &str) {
     let volume = format!("volume:///v0?size=1G&path={}", place.file("pool"));
     let yard = Upgradable::new(place, &[&volume, MEM0]);
-    let pid = yard.serving_pid();
+    for name in ["v0", "mem0"] {
+        client_goes_on(&yard, name, &["--program", program], &[wanted, "serves on"]);
+    }
+}
+
+/// Checks that the clients of a device go on after an upgrade that fails.
+fn client_goes_on(yard: &Upgradable, name: &str, args: &[&str], wanted: &[&str]) {
     let script = GOES_ON
         .replace("BLOCKYARD", BLOCKYARD)
         .replace("CONTROL", &yard.yard.control())
-        .replace("PROGRAM", &format!("['--program', '{program}']"))
+        .replace("PROGRAM", &format!("{args:?}"))
         .replace("WANTED", &format!("{wanted:?}"));
-    for name in ["v0", "mem0"] {
-        nbdsh(&yard.yard.uri(name), &script);
+    nbdsh(&yard.yard.uri(name), &script);
+    assert_eq!(yard.serving_pid(), u64::from(yard.yard.pid()));
+}
+
+/// The bug: the new process made a pool or opened a file that was put there, and connected clients
+/// read its data.
+#[test]
+fn other_data_at_the_place_of_a_device_leave_the_old_process_serving() {
+    let place = Place::new();
+    let [pool, file, keys] = ["pool", "file", "keyed"].map(|name| place.file(name));
+    let [key, other] = ["key", "other"].map(|name| place.file(name));
+    std::fs::write(&key, [1; 32]).unwrap();
+    std::fs::write(&other, [2; 32]).unwrap();
+    ok(&["chmod", "600", &key, &other]);
+    let volume = format!("volume:///v0?size=64M&path={pool}");
+    let plain = format!("file:///f0?size=1M&path={file}");
+    let keyed = format!("volume:///k0?size=64M&path={keys}&key_file={key}");
+    let yard = Upgradable::new(place, &[&volume, &plain, &keyed]);
+    let moved = |path: &str| ok(&["mv", path, &format!("{path}.moved")]);
+    let back = |path: &str| ok(&["mv", "-T", &format!("{path}.moved"), path]);
+    moved(&pool);
+    client_goes_on(&yard, "v0", &[], &["holds no pool of volumes: it does not exist", "serves on"]);
+    assert!(!std::path::Path::new(&pool).exists(), "the new process has made a pool");
+    back(&pool);
+    moved(&file);
+    ok(&["truncate", "-s", "1M", &file]);
+    client_goes_on(&yard, "f0", &[], &["expected the file that clients have used", "serves on"]);
+    std::fs::remove_file(&file).unwrap();
+    back(&file);
+    let change = ["volume", "change-key", &keys, "k0", "--key-file", &key];
+    yard.yard.command(&[&change[..], &["--new-key-file", &other]].concat()).ok();
+    client_goes_on(&yard, "k0", &[], &["`k0` cannot be unlocked by what its line names"]);
+    std::fs::copy(&other, &key).unwrap();
+    let mut yard = yard;
+    for name in ["v0", "f0", "k0"] {
+        nbdsh(&yard.yard.uri(name), "assert h.pread(4096, 4096) == b'y' * 4096");
     }
-    assert_eq!((yard.serving_pid(), pid), (pid, yard.yard.pid().into()));
+    yard.upgrade(&[]);
+    for name in ["v0", "f0", "k0"] {
+        nbdsh(&yard.yard.uri(name), "assert h.pread(4096, 4096) == b'y' * 4096");
+    }
+    yard.end();
 }
 
 #[test]
@@ -270,21 +358,41 @@ fn a_program_that_cannot_start_leaves_the_old_one_serving() {
 fn a_process_that_ends_after_the_state_came_leaves_the_old_one_serving() {
     let place = Place::new();
     let program = place.file("program");
-    // It speaks the old side's language up to the state, and ends.
-    let script = "#!/usr/bin/python3\n\
+    executable(&program, &ends_after_state(""));
+    goes_on(place, &program, "signal: 9 (SIGKILL); process");
+}
+
+/// The old process closes its devices, and can open one of them no more.
+#[test]
+fn a_device_that_cannot_be_opened_again_is_named() {
+    let place = Place::new();
+    let [program, file] = ["program", "file"].map(|name| place.file(name));
+    executable(&program, &ends_after_state(&format!("os.rename('{file}', '{file}.moved')\n")));
+    let plain = format!("file:///f0?size=1M&path={file}");
+    let yard = Upgradable::new(place, &[&plain, N0]);
+    let lost = "serves on WITHOUT these devices, which it cannot open again: `f0` (";
+    yard.fails(&["--program", &program]).says(&[lost]);
+    yard.yard.serves("n0");
+    assert!(!std::path::Path::new(&file).exists(), "the old process has made a file");
+}
+
+/// A program that speaks the new side's language up to the state, executes some statements, and
+/// ends.
+fn ends_after_state(statements: &str) -> String {
+    "#!/usr/bin/python3\n\
          import os, socket, struct\n\
          s = socket.socket(fileno=os.dup(0))\n\
          def message():\n\
          \x20   head = s.recv(16, socket.MSG_WAITALL)\n\
          \x20   return s.recv(struct.unpack('<8sII', head)[2], socket.MSG_WAITALL)\n\
          def say(body):\n\
-         \x20   s.sendall(struct.pack('<8sII', b'BLKYHAND', 1, len(body)) + body)\n\
+         \x20   s.sendall(struct.pack('<8sII', b'BLKYHAND', 2, len(body)) + body)\n\
          assert b'offer' in message()\n\
          say(b'\"ready\"')\n\
-         assert b'state' in message()\n\
-         os.kill(os.getpid(), 9)\n";
-    executable(&program, script);
-    goes_on(place, &program, "signal: 9 (SIGKILL); process");
+         assert b'state' in message()\n"
+        .to_owned()
+        + statements
+        + "os.kill(os.getpid(), 9)\n"
 }
 
 /// A program that has too few descriptors to open the devices.
@@ -306,7 +414,7 @@ fn another_version_of_the_format_is_refused_by_both_sides() {
          s.recv(16, socket.MSG_WAITALL)\n\
          s.sendall(struct.pack('<8sII', b'BLKYHAND', 99, 7) + b'\"ready\"')\n";
     executable(&program, script);
-    goes_on(place, &program, "the hand-over has format 99: expected 1");
+    goes_on(place, &program, "the hand-over has format 99: expected 2");
     let place = Place::new();
     let script = "
 import os, socket, struct, subprocess, sys
@@ -317,11 +425,51 @@ env = dict(os.environ, BLOCKYARD_HANDOVER='99')
 done = subprocess.run(args, stdin=there, env=env, stderr=subprocess.PIPE, text=True)
 there.close()
 assert done.returncode == 1, done
-assert 'the hand-over has format 99: expected 1' in done.stderr, done
+assert 'the hand-over has format 99: expected 2' in done.stderr, done
 head = here.recv(16, socket.MSG_WAITALL)
 assert b'format 99' in here.recv(struct.unpack('<8sII', head)[2], socket.MSG_WAITALL)
 ";
     python(script, &[BLOCKYARD, &place.file("control")]);
+}
+
+/// The bug: a stream kept the pool locked, so that neither process could open it again.
+#[test]
+fn what_streams_use_is_not_handed_over() {
+    let place = Place::new();
+    let pool = place.file("pool");
+    let volume = format!("volume:///v0?size=64M&path={pool}");
+    let mut yard = Upgradable::new(place, &[&volume, MEM0]);
+    nbdsh(&yard.yard.uri("v0"), "import os; h.pwrite(os.urandom(24 << 20), 0); h.flush()");
+    yard.yard.command(&["volume", "snapshot", &pool, "v0@a"]).ok();
+    let control = yard.yard.control();
+    let begin = |line: &[&str]| {
+        let mut command = bounded_by(60, line);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        // The first byte: the stream is being produced. Its rest waits in the pipe.
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        child
+    };
+    let send = [BLOCKYARD, "volume", "send", &pool, "v0@a", "--control", &control];
+    let scrub = ["curl", "--silent", "--no-buffer", "--unix-socket", &control, "--data"];
+    let scrub =
+        [&scrub[..], &["{\"rate_bytes\": 2097152}", "http://yard/v1/volumes/scrub"]].concat();
+    let trace = [BLOCKYARD, "trace", "mem0", "-o", "-", "--control", &control];
+    for (line, wanted) in [
+        (&send[..], "`v0@a` is being sent"),
+        (&scrub[..], "is being scrubbed"),
+        (&trace[..], "`mem0` is traced, by `blockyard trace`"),
+    ] {
+        let mut child = begin(line);
+        client_goes_on(&yard, "v0", &[], &[wanted]);
+        // Not `timeout` alone.
+        ok(&["pkill", "-KILL", "--parent", &child.id().to_string()]);
+        child.wait().unwrap();
+    }
+    // The yard notices the end of a client when it writes to it.
+    let upgraded = || yard.yard.command(&["upgrade", "--json"]).code == Some(0);
+    assert!((0..LOOKS_MAX).any(|_| upgraded()), "a stream has not ended");
+    yard.successor = Some(yard.serving_pid());
+    yard.end();
 }
 
 /// Makes a program.

@@ -10,8 +10,9 @@ const STATE: &str = r#"{"state":{"listeners":[{"kind":"nbd","place":"unix:/n","s
 {"kind":"control","place":"/c","sockets":1}],"connections":[{"listener":0,"id":1,"peer":"unix",
 "since_ns":5,"export":"v0","style":"structured","contexts":true,"min_block_bytes":1,
 "len_bytes":1073741824,"block_bytes":512,"flags":1517,"unread_bytes":0,"skipped":{"left":1,
-"cookie":2,"offset":3,"error":28},"counts":[1,2,3,4,5]}],"devices":[{"uri":"ram:///r","scheduler":
-{"scheduler":"none","fifo_batch":16},"memory":true,"ram":{"mem_limit":0,"compact":5}}]}}"#;
+"cookie":2,"offset":3,"error":28},"counts":[1,2,3,4,5]}],"devices":[{"device":{"uri":"ram:///r",
+"identity":""},"scheduler":{"scheduler":"none","fifo_batch":16},
+"memory":true,"ram":{"mem_limit":0,"compact":5}}]}}"#;
 
 /// A message from bytes, which may be changed ones of a valid message.
 pub fn message(bytes: &[u8]) {

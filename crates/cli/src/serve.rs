@@ -70,7 +70,14 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
         start_failure(&args, error)
     })?;
     daemon.upgrade().set_plan(upgrade_plan(&args, &options, program, &daemon));
-    let pidfile = pidfile.map(UnwrittenPidfile::write).transpose()?;
+    let pidfile = match (pidfile.map(UnwrittenPidfile::write).transpose(), &options.inherited) {
+        (Err(failure), Some(_)) => {
+            // The old process has given everything up.
+            tracing::error!("{}", failure.text());
+            None
+        }
+        (pidfile, _) => pidfile?,
+    };
     temp.iter().for_each(|temp| daemon.cleanup().add_first(temp.path()));
     args.pidfile.iter().for_each(|path| daemon.cleanup().add(path));
     if let Some(inherited) = &options.inherited {
@@ -155,7 +162,8 @@ fn wait(daemon: &Daemon, mut running: Option<RunningCommand>) -> Option<ExitCode
             Event::CommandDone(code) => return Some(ExitCode::from(code)),
             Event::StdioDone | Event::Unmounted => return Some(ExitCode::SUCCESS),
             Event::Upgraded => return None,
-            Event::Signal(_) if !daemon.upgrade().begin_end() => return None,
+            // `Upgraded` follows, after the response to the request for the upgrade.
+            Event::Signal(name) if !daemon.upgrade().begin_end() => daemon.upgrade().forward(name),
             Event::Signal(name) => {
                 tracing::info!(signal = name, "ending");
                 match running.take() {

@@ -15,7 +15,7 @@ use blockyard_core::{
     Extent, Region, SECTOR_BYTES, SECTOR_SHIFT, Sector, Started, Status, ZoneGeometry,
 };
 use blockyard_sync::rcu_cell::RcuCell;
-use rustix::fs::{AtFlags, FallocateFlags, StatxFlags};
+use rustix::fs::{Access, AtFlags, FallocateFlags, StatxFlags};
 
 use crate::config::{Direct, FileConfig};
 use crate::error::FileDeviceError;
@@ -102,8 +102,9 @@ impl Backing {
         &self.locked.path
     }
 
-    /// What tells the file from one that was made again at the same path: its number, and when it
-    /// was made, as far as the file system knows it. A block device has its number.
+    /// What tells the file from one that was made again at the same path: the number of its file
+    /// system, its own, and when it was made, if the file system has that. A block device has its
+    /// number.
     pub(crate) fn identity(&self) -> String {
         self.locked.file.metadata().map(|found| identity(&found)).unwrap_or_default()
     }
@@ -216,7 +217,8 @@ fn identity(found: &Metadata) -> String {
         return format!("device {}", found.rdev());
     }
     let made = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-    format!("file {} {}", found.ino(), made.unwrap_or_default().as_nanos())
+    let (file_system, file) = (found.dev(), found.ino());
+    format!("file {file_system} {file} {}", made.unwrap_or_default().as_nanos())
 }
 
 /// The present length in bytes of the file at a path, and its identity. Takes no lock.
@@ -254,6 +256,16 @@ fn refused<'a>(
     advice: &'static str,
 ) -> impl Fn(io::Error) -> FileDeviceError + use<'a> {
     move |source| FileDeviceError::Io { verb, path: path.to_owned(), source, advice }
+}
+
+/// The identity of an existing file that this process may open.
+pub(crate) fn existing(config: &FileConfig) -> Result<String, FileDeviceError> {
+    let failed = refused("open", config.path.as_path(), "");
+    let found = config.path.metadata().map_err(&failed)?;
+    let write = if config.read_only { Access::empty() } else { Access::WRITE_OK };
+    let access = rustix::fs::access(&config.path, Access::READ_OK | write);
+    access.map_err(|error| failed(error.into()))?;
+    Ok(identity(&found))
 }
 
 /// The error for a file that cannot be found or examined.

@@ -99,8 +99,8 @@ impl FileDevice {
         self.shared.backing.provisional()
     }
 
-    /// What tells the file from one that was made again at the same path: its number, and when it
-    /// was made. A block device has its number.
+    /// What tells the file from one that was made again at the same path: the number of its file
+    /// system, its own, and when it was made. A block device has its number.
     pub fn identity(&self) -> String {
         self.shared.backing.identity()
     }
@@ -112,6 +112,15 @@ impl FileDevice {
     /// If there is no such file, or the system refuses to examine it.
     pub fn probe(path: &Path) -> Result<(u64, String), FileDeviceError> {
         backing::probe(path)
+    }
+
+    /// [`FileDevice::identity`] of a file that exists, which another process may have open. Nothing
+    /// is opened.
+    ///
+    /// # Errors
+    /// If there is no file, or this process may not read it, or write to it unless it is read-only.
+    pub fn existing(config: &FileConfig) -> Result<String, FileDeviceError> {
+        backing::existing(config)
     }
 
     /// Whether I/O bypasses the page cache.

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -116,10 +116,19 @@ pub struct Server {
 /// Dropping it removes its sockets.
 pub struct BoundServer {
     shared: Arc<Shared>,
-    /// `None` for standard input and output.
+    /// `None` for standard input and output, and once the accepting thread has it.
     listener: Option<Listener>,
     /// The file to remove at the end, of a socket that an earlier process made.
     inherits: Option<PathBuf>,
+    /// The accepting thread, once there is one, which waits for the start.
+    prepared: Option<PreparedThread>,
+}
+
+/// An accepting thread that waits for the start of its server.
+struct PreparedThread {
+    thread: JoinHandle<Listener>,
+    /// Starts it, with the file that it removes at the end. Without a start it ends.
+    start: Sender<Option<PathBuf>>,
 }
 
 /// The state that the accepting thread, the clients' threads and the owner share.
@@ -231,8 +240,9 @@ impl Server {
             Some(Endpoint::Stdio) | None => (None, None),
         };
         let open = || Listener::inherit(sockets).map(Some);
-        let bound = Server::bind_by(exports, open, place, host, options)?;
-        Ok(BoundServer { inherits: path, ..bound })
+        let mut bound = Server::bind_by(exports, open, place, host, options)?;
+        bound.inherits = path;
+        Ok(bound)
     }
 
     /// Takes over a socket that already listens, for example from systemd; clients are served from
@@ -283,7 +293,7 @@ impl Server {
             clients: Mutex::default(),
             left: Condvar::new(),
         });
-        Ok(BoundServer { shared, listener, inherits: None })
+        Ok(BoundServer { shared, listener, inherits: None, prepared: None })
     }
 
     /// The endpoint as it was given; [`ACTIVATED`] for a socket that another program made.
@@ -451,7 +461,7 @@ impl Server {
         // Release: pairs with the Acquire in `accepts`.
         shared.holding.store(false, Ordering::Release);
         if let Some(listener) = listener {
-            let accepting = shared.start_accepting(listener)?;
+            let accepting = shared.start_accepting(listener, None)?;
             *self.accepting.lock().unwrap_or_else(PoisonError::into_inner) = Some(accepting);
         }
         first
@@ -537,18 +547,32 @@ impl BoundServer {
         Ok(Adopted { starts: connections.into_iter().map(adopt).collect::<Result<_, _>>()? })
     }
 
+    /// Starts the accepting thread, which accepts no client yet. After this [`BoundServer::start`]
+    /// cannot fail, except on standard input and output.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn prepare(&mut self) -> Result<(), ServerError> {
+        if let Some(listener) = self.listener.take() {
+            let (start, starts) = channel();
+            let thread = self.shared.start_accepting(listener, Some(starts))?;
+            self.prepared = Some(PreparedThread { thread, start });
+        }
+        Ok(())
+    }
+
     /// Starts serving clients, those that wait first.
     ///
     /// # Errors
     /// If the system refuses a thread or a descriptor.
-    pub fn start(self) -> Result<Server, ServerError> {
-        let BoundServer { shared, listener, inherits } = self;
-        let accepting = match listener {
-            Some(mut listener) => {
-                if let Some(path) = inherits {
-                    listener.own(path);
-                }
-                Some(shared.start_accepting(listener)?)
+    pub fn start(mut self) -> Result<Server, ServerError> {
+        self.prepare()?;
+        let shared = Arc::clone(&self.shared);
+        let accepting = match self.prepared.take() {
+            Some(PreparedThread { thread, start }) => {
+                // A panic of the thread was reported when it happened.
+                let _ = start.send(self.inherits.take());
+                Some(thread)
             }
             None => {
                 shared.serve_stdio()?;
@@ -556,6 +580,16 @@ impl BoundServer {
             }
         };
         Ok(Server { shared, accepting: Mutex::new(accepting), held: Mutex::default() })
+    }
+}
+
+impl Drop for BoundServer {
+    fn drop(&mut self) {
+        if let Some(PreparedThread { thread, start }) = self.prepared.take() {
+            drop(start);
+            // A panic of the thread was reported when it happened.
+            drop(thread.join());
+        }
     }
 }
 
@@ -609,12 +643,20 @@ impl Shared {
         !self.stopping() && !self.holding.load(Ordering::Acquire)
     }
 
+    /// Starts the accepting thread. It waits for `starts`, if there is one, and ends without a
+    /// start.
     fn start_accepting(
         self: &Arc<Shared>,
-        listener: Listener,
+        mut listener: Listener,
+        starts: Option<Receiver<Option<PathBuf>>>,
     ) -> Result<JoinHandle<Listener>, ServerError> {
         let shared = Arc::clone(self);
         let accept = move || {
+            match starts.map(|starts| starts.recv()) {
+                Some(Err(_)) => return listener,
+                Some(Ok(Some(path))) => listener.own(path),
+                Some(Ok(None)) | None => {}
+            }
             shared.accept_all(&listener);
             listener
         };
@@ -801,7 +843,7 @@ impl Shared {
             }
         };
         let mut clients = self.clients();
-        clients.next = clients.next.max(id + 1);
+        clients.next = clients.next.max(id.saturating_add(1));
         let spawned = self.spawn(&mut clients, client, session);
         drop(clients);
         let refused = |what: String| ServerError::Resume { peer: refused_peer.clone(), what };

@@ -502,6 +502,21 @@ fn names(open: &File) -> io::Result<Vec<String>> {
     entries.map(|entry| Ok(name(entry?))).collect()
 }
 
+/// The superblock's slots, if the directory holds a pool.
+///
+/// # Errors
+/// If the file cannot be read.
+pub(crate) fn superblock_of(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let file = match File::open(path.join(superblock::FILE)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut slots = vec![0; superblock::SLOTS as usize * superblock::SLOT_BYTES];
+    superblock::read(&mut slots, |into| file.read_exact_at(into, 0))?;
+    Ok(Some(slots))
+}
+
 /// A file in a directory without a pool, for the error that says so; `None` if there is none.
 pub(crate) fn other_file(path: &Path) -> Option<String> {
     let names = std::fs::read_dir(path).ok()?.filter_map(|entry| Some(entry.ok()?.file_name()));

@@ -577,6 +577,14 @@ pub(crate) fn label_of(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok((head.is_copy() && head.is_known()).then(|| head.label().to_vec()))
 }
 
+/// The superblock's slots, if the disk holds a pool.
+///
+/// # Errors
+/// If the disk cannot be read.
+pub(crate) fn superblock_of(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    Ok(head(path)?.filter(Head::is_pool).map(|head| head.slots().to_vec()))
+}
+
 fn head(path: &Path) -> io::Result<Option<Head>> {
     if !Disk::is_one(path) {
         return Ok(None);

@@ -35,6 +35,7 @@ use std::sync::Arc;
 
 use blockyard_core::owner_only;
 use blockyard_volume_format::{FormatError, segment_name, superblock};
+use rustix::fs::Access;
 
 pub use error::{CopiesError, StoreError};
 pub use file::{PoolFile, is_short};
@@ -123,6 +124,25 @@ pub fn is_pool(path: &Path) -> Result<bool, StoreError> {
         }
     };
     examine().map_err(StoreError::io(format!("cannot examine `{}`", path.display())))
+}
+
+/// The superblock's slots of a pool at a path, read without its lock; `None` if there is no pool.
+///
+/// # Errors
+/// If they cannot be read, or this process may not write there.
+fn superblock_at(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    let read = || -> io::Result<Option<Vec<u8>>> {
+        let found = match metadata_of(path)? {
+            None => None,
+            Some(it) if it.is_dir() => directory::superblock_of(path)?,
+            Some(_) => disk::superblock_of(path)?,
+        };
+        if found.is_some() {
+            rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK)?;
+        }
+        Ok(found)
+    };
+    read().map_err(StoreError::io(format!("cannot read the superblock of `{}`", path.display())))
 }
 
 /// The error for a path without a pool. Segments without a superblock are a damaged pool.

@@ -25,6 +25,8 @@ const WHAT: &str = "superblock";
 const MAGIC: [u8; 8] = *b"BLKYVOL\n";
 const SEAL: BlockHeader =
     BlockHeader { what: WHAT, magic: MAGIC, version: VERSION, oldest: VERSION_OLDEST };
+/// Offset of the format version in a slot, in bytes.
+const VERSION_AT: usize = 16;
 /// Offset of the end of the last field; the bytes after it are zero.
 const END: usize = 136;
 
@@ -165,6 +167,15 @@ impl Superblock {
             None => Ok(superblock),
             Some(byte) => Err(impossible("a reserved byte", u64::from(*byte), "0")),
         }
+    }
+
+    /// The format version of the newest valid slot.
+    ///
+    /// # Errors
+    /// As [`Superblock::all`].
+    pub fn newest_version(bytes: &[u8]) -> Result<u32, FormatError> {
+        let newest = Superblock::newest(bytes)?.slot() as usize;
+        Ok(u32_at(bytes, newest + VERSION_AT))
     }
 
     /// Rejects a superblock in the other slot's place: it is a misdirected write or read.
@@ -328,6 +339,16 @@ mod tests {
             Superblock::newest(&bytes)
         };
         assert_eq!(slot(VERSION_OLDEST), Ok(superblock(6)));
+        let both = |old: u32| {
+            let mut bytes = [printed(6), printed(7)].concat();
+            put_u32(&mut bytes, 16, old);
+            let crc = crc(&bytes[16..BYTES]);
+            put_u64(&mut bytes, 8, crc);
+            bytes
+        };
+        assert_eq!(Superblock::newest_version(&both(VERSION_OLDEST)), Ok(VERSION));
+        let old = [&both(VERSION_OLDEST)[..SLOT_BYTES], &[0; SLOT_BYTES]].concat();
+        assert_eq!(Superblock::newest_version(&old), Ok(VERSION_OLDEST));
         let text = slot(VERSION_OLDEST - 1).unwrap_err().to_string();
         assert_eq!(text, "`superblock` is of version 2; this program knows version 4");
     }

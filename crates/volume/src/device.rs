@@ -10,10 +10,12 @@ use blockyard_core::{Bytes, Device, DeviceError, Extent, Geometry, Limits, SECTO
 use blockyard_store::{
     PoolBacking, SegmentStore, StoreError, StoreKind, StoreLocation as _, no_pool,
 };
-use blockyard_volume_format::NODE_BLOCKS;
 use blockyard_volume_format::catalogue::VolumeMeta;
+use blockyard_volume_format::superblock::Superblock;
+use blockyard_volume_format::{NODE_BLOCKS, VERSION};
 
 use crate::admin::check_new;
+use crate::checkpoint::mark_of;
 use crate::config::{SecretFile, SyncMode, VolumeConfig};
 use crate::error::VolumeError;
 use crate::handle::VolumeHandle;
@@ -139,6 +141,29 @@ impl Volume {
             running.erase_if_empty();
         }
         opened
+    }
+}
+
+impl Volume {
+    /// The pool's part of [`Volume::identity`], of the pool in which a volume is to be opened. This
+    /// reads it without the lock of the pool, which another process may have open, and changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// If there is no pool, this process may not write to it, or opening it converts it to another
+    /// format version, so that the program that has it open cannot open it again.
+    pub fn existing_pool(config: &VolumeConfig) -> Result<u64, VolumeError> {
+        let slots = config.places()?.superblock()?;
+        let version = Superblock::newest_version(&slots)?;
+        if version != VERSION {
+            let wanted = format!(
+                "a pool of format version {VERSION}: this one has {version}, and opening it \
+                 converts it"
+            );
+            let value = config.path.display().to_string();
+            return Err(VolumeError::Invalid { field: "path", value, wanted });
+        }
+        Ok(mark_of(&Superblock::newest(&slots)?))
     }
 }
 

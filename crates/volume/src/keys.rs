@@ -6,6 +6,7 @@ use blockyard_store::SegmentStore;
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 use blockyard_volume_format::key_slot::KeySlot;
 
+use crate::config::SecretFile;
 use crate::encryption::{Secret, VolumeKey};
 use crate::error::VolumeError;
 use crate::pool::Pool;
@@ -41,6 +42,14 @@ impl<D: SegmentStore> Pool<D> {
         let slot = self.key_slot(meta)?;
         let key = VolumeKey::unwrap(&slot, secret)?;
         key.ok_or_else(|| VolumeError::WrongKey { name: meta.name.clone() })
+    }
+
+    /// Checks that a file has the secret of a volume's key.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or has another secret.
+    pub fn check_secret(&self, meta: &VolumeMeta, file: &SecretFile) -> Result<(), VolumeError> {
+        self.decrypt_key(meta, &file.read()?).map(drop)
     }
 }
 

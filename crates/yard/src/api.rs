@@ -35,6 +35,7 @@ use crate::process::ProcessView;
 use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequest, RamView};
 use crate::scenario::ScenarioRuns;
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
+use crate::streams::Streams;
 use crate::upgrade::Upgrade;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
@@ -91,6 +92,8 @@ pub struct Control {
     pub nvme: Arc<NvmeListeners>,
     /// The clients of the stream, and the history.
     pub monitor: Monitor,
+    /// The streams that are being produced.
+    pub streams: Streams,
     /// The upgrade of the daemon.
     pub upgrade: Upgrade,
     /// The scenarios of faults that run.
@@ -494,12 +497,14 @@ async fn save_zones(State(control): Shared, name: Name) -> Result<Response, Erro
     }
     let place = entry.begin_work()?;
     let (answer, mut out) = stream::outgoing();
+    let open = control.streams.begin(format!("the zones of `{name}` are being saved"));
     tokio::task::spawn_blocking(move || {
         let _place = place;
         match zone_image::save(entry.disk.as_ref(), &mut out) {
             Ok(done) => tracing::info!(device = name, zones = done.zones, "zones sent"),
             Err(error) => out.fail(&name, std::io::Error::other(error)),
         }
+        drop((entry, open));
     });
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response())
 }
@@ -668,12 +673,14 @@ async fn ram_content(
     match what.as_str() {
         "snapshot" => {
             let (answer, mut out) = stream::outgoing();
+            let open = control.streams.begin(format!("the data of `{name}` are being saved"));
             tokio::task::spawn_blocking(move || {
                 let _place = place;
                 match ram.save_to(&mut out) {
                     Ok(blocks) => tracing::info!(device = name, blocks, "RAM disk sent"),
                     Err(error) => out.fail(&name, std::io::Error::other(error)),
                 }
+                drop((ram, open));
             });
             Ok((content, answer).into_response())
         }

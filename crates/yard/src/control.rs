@@ -108,7 +108,7 @@ pub struct ControlServer {
     thread: Option<JoinHandle<()>>,
     /// The files to remove at the end.
     sockets: Vec<PathBuf>,
-    /// Those of an earlier process, which are this one's once requests are answered.
+    /// Those of an earlier process, until that has given them up.
     inherited: Vec<PathBuf>,
     metrics: Option<String>,
     web: Option<String>,
@@ -208,6 +208,11 @@ impl ControlServer {
         Ok(server)
     }
 
+    /// Makes the sockets of an earlier process this one's, which removes their files at its end.
+    pub(crate) fn own_sockets(&mut self) {
+        self.sockets.append(&mut self.inherited);
+    }
+
     /// Starts answering requests. Sends signals as [`Event`]s; on a second signal, ends the process
     /// and removes what `cleanup` names.
     ///
@@ -219,7 +224,6 @@ impl ControlServer {
         cleanup: Arc<CleanupRegistry>,
     ) -> Result<(), ControlError> {
         let Some(runtime) = self.runtime.take() else { return Ok(()) };
-        self.sockets.append(&mut self.inherited);
         {
             let _inside = runtime.enter();
             watch_signals(events, cleanup).map_err(system("control: catching signals"))?;

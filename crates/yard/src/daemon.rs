@@ -204,6 +204,17 @@ struct BoundNbd {
     inherited: Option<u32>,
 }
 
+/// The endpoints of an option, with their sockets.
+type BoundNvme<'e> = Vec<(&'e Endpoint, Vec<TcpListener>)>;
+
+/// Sockets that listen, and at which no client is served yet.
+struct BoundPlaces<'e> {
+    nbd: Vec<BoundNbd>,
+    vhost: Vec<BoundVhost>,
+    nvme: BoundNvme<'e>,
+    nvme_discovery: BoundNvme<'e>,
+}
+
 /// A running daemon. Dropping it ends it, in order.
 pub struct Daemon {
     devices: Arc<Devices>,
@@ -272,31 +283,90 @@ impl Daemon {
             daemon.mount(dir, options.fuse_allow_other)?;
         }
         daemon.devices.vhost().set_poll_percent(options.vhost_poll);
-        let bound = daemon.bind_nbd(options)?;
-        let vhost = daemon.bind_vhost(options)?;
-        let nvme = bind_all_nvme(NVME, &options.nvme)?;
-        let nvme_discovery = bind_all_nvme(NVME_DISCOVERY, &options.nvme_discovery)?;
+        let bound = BoundPlaces {
+            nbd: daemon.bind_nbd(options)?,
+            vhost: daemon.bind_vhost(options)?,
+            nvme: bind_all_nvme(NVME, &options.nvme)?,
+            nvme_discovery: bind_all_nvme(NVME_DISCOVERY, &options.nvme_discovery)?,
+        };
         daemon.add_devices(options)?;
-        daemon.serve_vhost(vhost)?;
-        let adopted = daemon.take_over(inherited, &bound)?;
-        let (sender, cleanup) = (daemon.sender(), Arc::clone(&daemon.cleanup));
-        daemon
-            .control
-            .iter_mut()
-            .try_for_each(|plane| plane.run(sender.clone(), Arc::clone(&cleanup)))?;
-        for BoundNbd { server, is_stdio, .. } in bound {
-            daemon.serve(server, is_stdio, &options.tls)?;
-        }
-        adopted.into_iter().for_each(Adopted::start);
-        for (option, bound) in [(NVME, nvme), (NVME_DISCOVERY, nvme_discovery)] {
-            for (endpoint, listeners) in bound {
-                daemon.start_nvme(option, endpoint, listeners)?;
-            }
-        }
-        daemon.serve_ublk(options)?;
+        daemon.serve_all(options, bound)?;
         warn_of_open_control(options);
         daemon.share_servers();
         Ok(daemon)
+    }
+
+    /// Serves the devices at all places. After an earlier process has given everything up, nothing
+    /// that fails ends this one: what is new in its configuration may be missing then.
+    fn serve_all(
+        &mut self,
+        options: &DaemonOptions,
+        mut bound: BoundPlaces<'_>,
+    ) -> Result<(), DaemonError> {
+        let inherited = options.inherited.as_deref();
+        let adopted = self.adopt(inherited, &mut bound.nbd)?;
+        self.run_control(inherited)?;
+        for BoundNbd { server, is_stdio, .. } in bound.nbd {
+            self.serve(server, is_stdio, &options.tls)?;
+        }
+        adopted.into_iter().for_each(Adopted::start);
+        let or_without = |served: Result<(), DaemonError>| match served {
+            Err(error) if inherited.is_some() => {
+                tracing::error!(%error, "a place of the configuration is not served");
+                Ok(())
+            }
+            served => served,
+        };
+        for bound in bound.vhost {
+            or_without(self.serve_vhost(bound))?;
+        }
+        for (option, bound) in [(NVME, bound.nvme), (NVME_DISCOVERY, bound.nvme_discovery)] {
+            for (endpoint, listeners) in bound {
+                or_without(self.start_nvme(option, endpoint, listeners))?;
+            }
+        }
+        for place in &options.ublk {
+            or_without(self.serve_ublk(place))?;
+        }
+        Ok(())
+    }
+
+    /// Prepares to serve NBD, so that nothing of it can fail later. Gives the devices that an
+    /// earlier process has handed over their data and schedulers, and opens the exports of its
+    /// connections, which continue when the servers run.
+    fn adopt(
+        &self,
+        inherited: Option<&Inherited>,
+        bound: &mut [BoundNbd],
+    ) -> Result<Vec<Adopted>, DaemonError> {
+        for device in inherited.map_or(&[][..], Inherited::devices) {
+            let name = device.spec.name();
+            let failed = |source| DaemonError::Device { name: name.to_owned(), source };
+            let entry = self.devices.find(name).map_err(failed)?;
+            device.restore(&entry).map_err(failed)?;
+        }
+        let adopt = |BoundNbd { server, inherited: index, .. }: &mut BoundNbd| {
+            server.prepare().map_err(nbd_failure)?;
+            let connections = inherited.zip(*index).map(|(it, index)| it.take_connections(index));
+            server.adopt(connections.unwrap_or_default()).map_err(DaemonError::Nbd)
+        };
+        bound.iter_mut().map(adopt).collect()
+    }
+
+    /// Starts the control plane. If there is an earlier process, waits until that has given
+    /// everything up: until then no request is answered, and no file of it is removed.
+    fn run_control(&mut self, inherited: Option<&Inherited>) -> Result<(), DaemonError> {
+        let plane = self.control.as_mut().expect("it ends with the daemon");
+        self.shared.upgrade.hold(inherited.is_some());
+        let files = self.cleanup.take();
+        plane.run(self.sender.clone(), Arc::clone(&self.cleanup))?;
+        if let Some(inherited) = inherited {
+            inherited.wait_for_go()?;
+            plane.own_sockets();
+        }
+        self.cleanup.put(files);
+        self.shared.upgrade.hold(false);
+        Ok(())
     }
 
     /// Gives the control plane the servers, whose connections it lists.
@@ -304,30 +374,6 @@ impl Daemon {
         let servers: Vec<Weak<Server>> = self.servers.iter().map(Arc::downgrade).collect();
         // It is still empty: only this function sets it.
         let _ = self.shared.servers.set(servers);
-    }
-
-    /// Takes over what an earlier process has handed over: gives the devices their data and
-    /// schedulers, opens the exports of the connections, and waits until that process has given
-    /// everything up. The connections are continued when the servers run.
-    fn take_over(
-        &self,
-        inherited: Option<&Inherited>,
-        bound: &[BoundNbd],
-    ) -> Result<Vec<Adopted>, DaemonError> {
-        let Some(inherited) = inherited else { return Ok(Vec::new()) };
-        for device in inherited.devices() {
-            let name = device.spec.name();
-            let failed = |source| DaemonError::Device { name: name.to_owned(), source };
-            let entry = self.devices.find(name).map_err(failed)?;
-            device.restore(&entry).map_err(failed)?;
-        }
-        let adopt = |bound: &BoundNbd| {
-            let connections = bound.inherited.map(|index| inherited.take_connections(index));
-            bound.server.adopt(connections.unwrap_or_default()).map_err(DaemonError::Nbd)
-        };
-        let adopted = bound.iter().map(adopt).collect::<Result<_, _>>()?;
-        inherited.wait_for_go()?;
-        Ok(adopted)
     }
 
     /// What an upgrade needs to know of this process.
@@ -348,17 +394,24 @@ impl Daemon {
     /// Opens the devices. One that the kernel cannot have as a block device is refused before
     /// anything that the start has made on disk stays.
     fn add_devices(&self, options: &DaemonOptions) -> Result<(), DaemonError> {
+        let inherited = options.inherited.as_ref();
+        let devices = inherited.map_or(&[][..], |inherited| inherited.devices());
+        let find = |spec: &DeviceSpec| devices.iter().find(|device| device.spec == *spec);
+        for device in devices {
+            // Right before they are opened, which makes what is not there.
+            device.check_existing().map_err(|source| DaemonError::Device {
+                name: device.spec.name().to_owned(),
+                source,
+            })?;
+        }
         let check = |spec: &DeviceSpec, made: &Made| {
+            find(spec).map_or(Ok(()), |device| device.check_opened(made))?;
             let place = options.ublk.iter().find(|place| place.device == spec.name());
             let check = |place| ublk::check(&*made.disk, place, spec, &made.identity);
             place.map_or(Ok(()), check)
         };
-        let inherited = options.inherited.as_ref();
-        let opened_as = |spec: &DeviceSpec| {
-            let devices = inherited.map_or(&[][..], |inherited| inherited.devices());
-            let device = devices.iter().find(|device| device.spec == *spec);
-            device.map_or_else(|| spec.clone(), InheritedDevice::opened_as)
-        };
+        let opened_as =
+            |spec: &DeviceSpec| find(spec).map_or_else(|| spec.clone(), InheritedDevice::opened_as);
         self.devices.add_all(&options.devices, opened_as, check).map_err(|(name, source)| {
             match source {
                 YardError::Ublk(_) => DaemonError::Ublk { device: name, source },
@@ -417,24 +470,17 @@ impl Daemon {
         Ok(bound)
     }
 
-    /// Serves devices to hypervisors.
-    fn serve_vhost(&self, bound: Vec<BoundVhost>) -> Result<(), DaemonError> {
-        for bound in bound {
-            let device = bound.device().to_owned();
-            let served = self.devices.serve_vhost(bound);
-            served.map_err(|source| DaemonError::Vhost { device, source })?;
-        }
-        Ok(())
+    /// Serves a device to hypervisors.
+    fn serve_vhost(&self, bound: BoundVhost) -> Result<(), DaemonError> {
+        let device = bound.device().to_owned();
+        let served = self.devices.serve_vhost(bound);
+        served.map_err(|source| DaemonError::Vhost { device, source })
     }
 
-    /// Serves devices to the kernel, which uses them at once: it reads partition tables.
-    fn serve_ublk(&self, options: &DaemonOptions) -> Result<(), DaemonError> {
-        for place in &options.ublk {
-            let device = place.device.clone();
-            let served = self.devices.serve_ublk(place);
-            served.map_err(|source| DaemonError::Ublk { device, source })?;
-        }
-        Ok(())
+    /// Serves a device to the kernel, which uses it at once: it reads partition tables.
+    fn serve_ublk(&self, place: &UblkPlace) -> Result<(), DaemonError> {
+        let served = self.devices.serve_ublk(place);
+        served.map_err(|source| DaemonError::Ublk { device: place.device.clone(), source })
     }
 
     /// Binds the sockets of an NBD server by `bind`.
@@ -599,7 +645,7 @@ fn check_ublk(options: &DaemonOptions) -> Result<(), DaemonError> {
 fn bind_all_nvme<'e>(
     option: &'static str,
     endpoints: &'e [Endpoint],
-) -> Result<Vec<(&'e Endpoint, Vec<TcpListener>)>, DaemonError> {
+) -> Result<BoundNvme<'e>, DaemonError> {
     let bind = |endpoint: &'e Endpoint| match nvme_listeners::bind(endpoint) {
         Ok(listeners) => Ok((endpoint, listeners)),
         Err(source) => Err(DaemonError::Nvme { option, endpoint: endpoint.to_string(), source }),

@@ -9,8 +9,9 @@ use blockyard_core::rmw::SharedDisk;
 use blockyard_core::zone::gate::GateMode;
 use blockyard_nvme::Subsystems;
 use blockyard_ram::Ram;
+use blockyard_store::PoolBacking;
 use blockyard_sync::rmw_lock::RmwLock;
-use blockyard_volume::Running;
+use blockyard_volume::{Pool, Running};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::YardError;
@@ -50,12 +51,13 @@ pub struct DeviceEntry {
 pub(crate) struct ReleasedEntry {
     disk: Weak<dyn Disk>,
     ram: Option<Weak<Ram>>,
-    pool: Option<Weak<Running>>,
+    /// The open pool, and its state, which a stream of a volume may have for longer.
+    pool: Option<(Weak<Running>, Weak<Pool<PoolBacking>>)>,
     lock: Arc<RmwLock>,
     claim: Arc<ClaimState>,
     pub(crate) spec: DeviceSpec,
     notes: Vec<String>,
-    identity: String,
+    pub(crate) identity: String,
     since: Instant,
     work: Arc<Semaphore>,
 }
@@ -68,14 +70,18 @@ impl ReleasedEntry {
 
     /// Whether a request, or another device, still has the pool.
     pub(crate) fn is_pool_held(&self) -> bool {
-        self.pool.as_ref().is_some_and(|pool| pool.strong_count() > 0)
+        let is_held = |(running, pool): &(Weak<Running>, Weak<Pool<PoolBacking>>)| {
+            running.strong_count() > 0 || pool.strong_count() > 0
+        };
+        self.pool.as_ref().is_some_and(is_held)
     }
 
     /// The device as it was, if a request still has it; it is not exported yet.
     pub(crate) fn restore(&self) -> Option<DeviceEntry> {
         let disk = self.disk.upgrade()?;
         let ram = self.ram.as_ref().map(|ram| ram.upgrade().ok_or(())).transpose().ok()?;
-        let pool = self.pool.as_ref().map(|pool| pool.upgrade().ok_or(())).transpose().ok()?;
+        let pool = self.pool.as_ref().map(|(pool, _)| pool.upgrade().ok_or(()));
+        let pool = pool.transpose().ok()?;
         let (lock, claim) = (Arc::clone(&self.lock), Arc::clone(&self.claim));
         Some(DeviceEntry {
             spec: self.spec.clone(),
@@ -119,7 +125,7 @@ impl DeviceEntry {
         ReleasedEntry {
             disk: Arc::downgrade(&disk),
             ram: ram.as_ref().map(Arc::downgrade),
-            pool: pool.as_ref().map(Arc::downgrade),
+            pool: pool.as_ref().map(|pool| (Arc::downgrade(pool), Arc::downgrade(pool.pool()))),
             lock: shared.lock,
             claim: shared.claim,
             spec,

@@ -52,6 +52,27 @@ fn listed(peers: &[String]) -> String {
     }
 }
 
+/// A device that this process had and cannot open again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostDevice {
+    /// The name of the device.
+    pub name: String,
+    /// Why it cannot be opened.
+    pub error: String,
+}
+
+/// The devices that a failed upgrade has lost, as the end of a sentence.
+fn without(lost: &[LostDevice]) -> String {
+    let one = |it: &LostDevice| format!("`{}` ({})", it.name, it.error);
+    match lost {
+        [] => String::new(),
+        lost => {
+            let all = lost.iter().map(one).collect::<Vec<_>>().join(", ");
+            format!(" WITHOUT these devices, which it cannot open again: {all}")
+        }
+    }
+}
+
 /// The reason for which a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -184,11 +205,16 @@ pub enum YardError {
         /// The reasons.
         whys: Vec<String>,
     },
-    /// An upgrade failed; this process serves on.
-    #[error("cannot upgrade: {what}; process {pid} serves on", pid = std::process::id())]
+    /// An upgrade failed; this process serves on, but without the devices that it has lost.
+    #[error(
+        "cannot upgrade: {what}; process {pid} serves on{}", without(lost),
+        pid = std::process::id()
+    )]
     Upgrade {
         /// The reason.
         what: String,
+        /// The devices that it cannot open again.
+        lost: Vec<LostDevice>,
     },
     /// Clients use the device.
     #[error(

@@ -34,6 +34,7 @@ pub mod scheduler;
 pub mod size;
 pub mod spec;
 pub mod stack;
+mod streams;
 pub mod suggestion;
 pub mod table;
 pub mod time_text;

@@ -28,6 +28,7 @@ use crate::scheduler::{self, is_tunable};
 use crate::spec::DeviceSpec;
 
 mod file;
+pub(crate) mod identity;
 mod null;
 mod ram;
 mod smr;
@@ -35,7 +36,7 @@ mod trace_file;
 mod volume;
 
 pub(crate) use trace_file::trace_title;
-pub(crate) use volume::pool_path;
+pub(crate) use volume::{check_secret, pool_path};
 
 use trace_file::TraceFile;
 

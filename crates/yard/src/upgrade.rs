@@ -12,15 +12,19 @@
 //!     │ State, with descriptors ────────────────────────────────▸ opens the devices, and the
 //!     ▾                                                          exports of the connections
 //!  PAUSED ◂─────────────────────────────────── Opened or Failed ◂───┘
-//!     │ Go ─────────────────────────────────────────────────────▸ SERVING
+//!     │ Go ─────────────────────────────────────────────────────────┐
+//!     ▾                                                             ▾
+//!  LEAVING ◂──────────────────────────────────────────── Serving ── SERVING
+//!     │
 //!     ▾
 //!  ENDED: exits, and removes no file
 //!
-//!  STARTING, PAUSED: at a failure, an end of the new process or a timeout this process kills the
-//!  new one, opens the devices again and continues the connections: SERVING
+//!  STARTING, PAUSED, LEAVING: at a failure, an end of the new process or a timeout this process
+//!  kills the new one, opens the devices again and continues the connections: SERVING
 //! ```
 //!
-//! 1. Until `Go` the new process reads nothing from a client and writes nothing to one.
+//! 1. Until `Go` the new process reads nothing from a client and writes nothing to one. Then it
+//!    can do nothing more that the system may refuse, as to start a thread: it has done so before.
 //! 2. After `Go` the old process does neither.
 //! 3. At most one of them has a pool open: the new one opens it after the old one has closed it,
 //!    and the old one opens it again after the new one has ended.
@@ -35,6 +39,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, watch};
 
@@ -162,6 +167,25 @@ impl Upgrade {
     /// Whether the listeners of the control plane are to accept no client.
     pub(crate) fn holding(&self) -> watch::Receiver<bool> {
         self.holding.subscribe()
+    }
+
+    /// Has the listeners of the control plane accept no client, or accept clients again.
+    pub(crate) fn hold(&self, holds: bool) {
+        self.holding.send_replace(holds);
+    }
+
+    /// Asks the process that serves what this one served to end, because of a signal that this one
+    /// got. systemd sends signals to all processes of a service itself, and a terminal to all of a
+    /// group.
+    pub fn forward(&self, signal: &str) {
+        let pid = self.successor().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        if let Some(pid) = pid
+            && signal == "SIGTERM"
+            && std::env::var_os("NOTIFY_SOCKET").is_none()
+            && let Err(error) = kill_process(pid, Signal::TERM)
+        {
+            tracing::error!(%error, signal, "the process that serves cannot be told to end");
+        }
     }
 
     /// Notes a listener of the control plane.

@@ -15,7 +15,8 @@
 //! zone has a lock for its state, which is held while the eight bytes of its word are written.
 #![allow(clippy::disallowed_types)] // Flush and log hold their locks while files are synced.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -24,6 +25,7 @@ use blockyard_core::zone::ZoneCond;
 use blockyard_sync::lock::Lock;
 use blockyard_sync::rank::ranks;
 use blockyard_sync::sleep_lock::SleepLock;
+use rustix::fs::Access;
 
 use crate::directory::Directory;
 use crate::error::MediaError;
@@ -35,6 +37,7 @@ use crate::medium::Media;
 use crate::overlay::{Overlay, ZonePlace};
 use crate::shared_sync::SharedSync;
 use crate::store::{Store, StoreFile};
+use crate::superblock::{self, Superblock};
 use crate::zone_word::ZoneRecord;
 use crate::zone_word::{pack, settled};
 
@@ -163,6 +166,23 @@ impl Files {
         let files = Files::open_in(Directory::take(path)?, options)?;
         files.store.narrow();
         Ok(files)
+    }
+
+    /// Identity of the disk in a directory, which another process may have open. Nothing is
+    /// changed.
+    ///
+    /// # Errors
+    /// If the directory holds no disk, or this process may not write there.
+    pub fn existing_id(path: &Path) -> Result<Id, MediaError> {
+        let file = path.join(superblock::FILE);
+        let failed = || MediaError::io(format!("cannot read {}", file.display()));
+        let (mut bytes, most) = (Vec::new(), superblock::BYTES as u64);
+        File::open(&file)
+            .and_then(|file| file.take(most).read_to_end(&mut bytes))
+            .map_err(failed())?;
+        rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK)
+            .map_err(|error| failed()(error.into()))?;
+        Ok(Superblock::parse(&bytes)?.id)
     }
 
     /// Identity of the disk, drawn when it was created.

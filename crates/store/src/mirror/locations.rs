@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use blockyard_core::owner_only;
 use blockyard_volume_format::label::{BYTES, FILE, Label};
+use blockyard_volume_format::superblock::Superblock;
 
 use super::assemble::{NamedCopy, Terms, read_label};
 use super::attach;
@@ -14,7 +15,7 @@ use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool};
 use crate::disk::{self, Disk};
 use crate::error::{CopiesError, StoreError};
-use crate::{PoolBacking, PoolStore, Purpose, StoreKind, is_pool, no_pool};
+use crate::{PoolBacking, PoolStore, Purpose, StoreKind, is_pool, no_pool, superblock_at};
 
 /// The paths of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,6 +115,25 @@ impl PoolPaths {
     pub fn has_pool(&self) -> bool {
         let has = |path: &Path| is_pool(path).unwrap_or(true) || !matches!(known(path), Ok(None));
         has(&self.path) || self.path2.as_deref().is_some_and(has)
+    }
+
+    /// The superblock's slots of the pool, the best ones of its copies, read without its lock.
+    ///
+    /// # Errors
+    /// If there is no pool, or no copy can be read and written by this process.
+    pub fn superblock(&self) -> Result<Vec<u8>, StoreError> {
+        let (mut copies, mut failed) = (Vec::new(), None);
+        for path in std::iter::once(&self.path).chain(&self.second()?) {
+            match superblock_at(path) {
+                Ok(slots) => copies.extend(slots),
+                Err(error) => _ = failed.get_or_insert(error),
+            }
+        }
+        match (copies.is_empty(), failed) {
+            (false, _) => Ok(Superblock::best(copies.iter().map(Vec::as_slice))),
+            (true, Some(error)) => Err(error),
+            (true, None) => Err(no_pool(&self.path)),
+        }
     }
 
     /// All paths.

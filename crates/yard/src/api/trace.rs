@@ -27,6 +27,7 @@ pub(super) async fn record(
     let entry = control.devices.find(&name)?;
     let (recording, title) = trace::begin(&entry)?;
     let (answer, mut out) = stream::outgoing();
+    let open = control.streams.begin(format!("`{name}` is traced, by `blockyard trace`"));
     let (disk, is_gone) = (std::sync::Arc::downgrade(&entry.disk), out.closed_check());
     tracing::info!(device = name, "trace started");
     tokio::task::spawn_blocking(move || {
@@ -39,6 +40,7 @@ pub(super) async fn record(
             }
             Err(error) => out.fail(&name, error),
         }
+        drop(open);
     });
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response())
 }

@@ -18,6 +18,8 @@ use blockyard_volume_admin::send::Sending;
 use super::stream::{incoming, outgoing, pass_on};
 use super::{Answer, Asked, ErrorResponse, Name, Shared, blocking, path, query, read, waited_for};
 use crate::error::YardError;
+use crate::param::shown;
+use crate::streams::OpenStream;
 use crate::volume_diff::each_line;
 use crate::volumes::{
     PoolView, ReceiveQuery, ReceivedView, ScrubLine, ScrubView, VolumeDone, VolumeRequest,
@@ -58,13 +60,14 @@ pub(super) async fn send(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
     let request: VolumeRequest = read(body)?;
+    let open = control.streams.begin(format!("`{}` is being sent", shown(&request.name)));
     let axum::Json(sending) = blocking(move || {
         request.check("send")?;
         let pool = control.devices.pool(request.pool.as_deref())?;
         Ok((Sending::begin(&pool, &request.name, request.from.as_deref())?, request.name))
     })
     .await?;
-    Ok(answered(sending))
+    Ok(answered(sending, open))
 }
 
 /// Sends a volume in its present state, or a snapshot, as a stream.
@@ -73,6 +76,7 @@ pub(super) async fn export(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
     let request: VolumeRequest = read(body)?;
+    let open = control.streams.begin(format!("`{}` is being exported", shown(&request.name)));
     let axum::Json(sending) = blocking(move || {
         request.check("export")?;
         let (pool, name) = (control.devices.pool(request.pool.as_deref())?, request.name);
@@ -83,15 +87,18 @@ pub(super) async fn export(
         Ok((sending?, name))
     })
     .await?;
-    Ok(answered(sending))
+    Ok(answered(sending, open))
 }
 
 /// The response with a stream. The producing thread notices when the client disconnects.
-fn answered((sending, name): (Sending<PoolBacking>, String)) -> Response {
+fn answered((sending, name): (Sending<PoolBacking>, String), open: OpenStream) -> Response {
     let (answer, mut out) = outgoing();
-    tokio::task::spawn_blocking(move || match sending.run(&mut out, &mut |_| {}) {
-        Ok(sent) => tracing::info!(name, bytes = sent.bytes, "snapshot sent"),
-        Err(error) => out.fail(&name, io::Error::other(error)),
+    tokio::task::spawn_blocking(move || {
+        match sending.run(&mut out, &mut |_| {}) {
+            Ok(sent) => tracing::info!(name, bytes = sent.bytes, "snapshot sent"),
+            Err(error) => out.fail(&name, io::Error::other(error)),
+        }
+        drop(open);
     });
     ([(header::CONTENT_TYPE, "application/octet-stream")], answer).into_response()
 }
@@ -103,6 +110,7 @@ pub(super) async fn diff(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
     let request: VolumeRequest = read(body)?;
+    let open = control.streams.begin(format!("`{}` is being compared", shown(&request.name)));
     let (diff, name) = waited_for(move || {
         request.check("diff")?;
         let wanted = "the snapshot to compare with".to_owned();
@@ -121,6 +129,7 @@ pub(super) async fn diff(
         if let Err(error) = told.and_then(|()| out.flush().map_err(VolumeError::Pipe)) {
             out.fail(&name, io::Error::other(error));
         }
+        drop(open);
     });
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], answer).into_response())
 }
@@ -157,6 +166,8 @@ pub(super) async fn scrub(
     })
     .await?;
     let (answer, mut out) = outgoing();
+    let open = control.streams.begin(format!("{} is being scrubbed", pool.path().display()));
+    let is_gone = out.closed_check();
     tokio::task::spawn_blocking(move || {
         let (mut told, mut all) = (0, 0);
         let mut line = |line: &ScrubLine| {
@@ -170,7 +181,9 @@ pub(super) async fn scrub(
             if tell {
                 told = verified_bytes.max(1);
             }
-            !tell || line(&ScrubLine { verified_bytes, total_bytes, ..ScrubLine::default() })
+            !is_gone()
+                && (!tell
+                    || line(&ScrubLine { verified_bytes, total_bytes, ..ScrubLine::default() }))
         });
         match scrubbed {
             Ok(report) => {
@@ -183,6 +196,7 @@ pub(super) async fn scrub(
             }
             Err(error) => tracing::info!(pool = %pool.path().display(), "scrub: {error}"),
         }
+        drop((pool, open));
     });
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], answer).into_response())
 }

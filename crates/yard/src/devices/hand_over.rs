@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::{CLOSE_POLL_INTERVAL, Devices, Reserved, Suspended};
 use crate::entry::{DeviceEntry, ReleasedEntry};
-use crate::error::YardError;
+use crate::error::{LostDevice, YardError};
 use crate::spec::DeviceSpec;
-use crate::stack;
+use crate::stack::{self, identity};
 
 /// The devices of a yard that no exporter has any more, in their order.
 pub(crate) struct WithdrawnDevices<'d> {
@@ -44,6 +44,21 @@ impl WithdrawnDevice {
             WithdrawnDevice::Closed(released) => &released.spec,
         }
     }
+
+    pub(crate) fn identity(&self) -> &str {
+        match self {
+            WithdrawnDevice::Kept(entry) => &entry.identity,
+            WithdrawnDevice::Closed(released) => &released.identity,
+        }
+    }
+}
+
+/// The reason for which devices were not withdrawn.
+#[derive(Debug)]
+pub(crate) struct WithdrawError {
+    pub(crate) error: YardError,
+    /// The devices that could not be opened again.
+    pub(crate) lost: Vec<LostDevice>,
 }
 
 impl WithdrawnDevices<'_> {
@@ -59,19 +74,17 @@ impl Devices {
     ///
     /// # Errors
     /// If an exporter has a client of a device, or requests have one for longer than `timeout`.
-    /// Then all devices are as before, but for those that could not be opened again, which the log
-    /// names.
+    /// Then all devices are as before, but for those that could not be opened again.
     pub(crate) fn withdraw_all(
         &self,
         keeps: impl Fn(&DeviceSpec) -> bool,
         timeout: Duration,
-    ) -> Result<WithdrawnDevices<'_>, YardError> {
+    ) -> Result<WithdrawnDevices<'_>, WithdrawError> {
         let mut withdrawn = WithdrawnDevices { all: Vec::new() };
         while let Some((entry, reserved)) = self.take_first() {
             if let Err(error) = self.take_back(&entry) {
                 withdrawn.all.push((WithdrawnDevice::Kept(entry), reserved));
-                self.restore_all(withdrawn);
-                return Err(error);
+                return Err(WithdrawError { error, lost: self.restore_all(withdrawn) });
             }
             let device = match keeps(&entry.spec) {
                 true => WithdrawnDevice::Kept(entry),
@@ -85,8 +98,8 @@ impl Devices {
             let Some(held) = held else { return Ok(withdrawn) };
             if Instant::now() >= deadline {
                 let name = held.spec().name().to_owned();
-                self.restore_all(withdrawn);
-                return Err(YardError::Held { name });
+                let (error, lost) = (YardError::Held { name }, self.restore_all(withdrawn));
+                return Err(WithdrawError { error, lost });
             }
             std::thread::sleep(CLOSE_POLL_INTERVAL);
         }
@@ -120,20 +133,23 @@ impl Devices {
         Ok(())
     }
 
-    /// Opens all devices again, and gives them to the exporters. One that cannot be opened is
-    /// missing from then on; the log says so.
-    pub(crate) fn restore_all(&self, withdrawn: WithdrawnDevices<'_>) {
+    /// Opens all devices again, and gives them to the exporters. Returns those that cannot be
+    /// opened, or have other data now, which are missing from then on.
+    pub(crate) fn restore_all(&self, withdrawn: WithdrawnDevices<'_>) -> Vec<LostDevice> {
+        let mut lost = Vec::new();
         // Before those that were not withdrawn.
         let mut index = 0;
         for (device, reserved) in withdrawn.all {
             match self.restore(device, index) {
                 Ok(_) => index += 1,
                 Err(error) => {
-                    let device = &reserved.name;
-                    tracing::error!(device, %error, "the device cannot be opened again");
+                    let name = reserved.name.clone();
+                    tracing::error!(device = name, %error, "the device cannot be opened again");
+                    lost.push(LostDevice { name, error: error.to_string() });
                 }
             }
         }
+        lost
     }
 
     fn restore(&self, device: WithdrawnDevice, index: usize) -> Result<DeviceEntry, YardError> {
@@ -149,7 +165,11 @@ impl Devices {
         match released.restore() {
             Some(entry) => self.publish(entry, index, Suspended::default()),
             None => {
-                let made = stack::open(&released.spec)?;
+                let ReleasedEntry { spec, identity, .. } = &released;
+                identity::check_existing(spec, identity)?;
+                let made = stack::open_provisional(spec)?;
+                identity::compare(spec, &made.identity, identity)?;
+                made.keep();
                 self.enter(released.spec, index, made, Suspended::default())
             }
         }
@@ -185,7 +205,7 @@ mod tests {
         assert_eq!((a.strong_count() > 0, m.strong_count() > 0), (false, true));
         let error = devices.add(uri::parse("null:///a?size=2G").unwrap()).map(drop);
         assert_eq!(error.unwrap_err().code(), "taken");
-        devices.restore_all(withdrawn);
+        assert!(devices.restore_all(withdrawn).is_empty());
         assert_eq!(names(&devices), ["a", "m", "b"]);
         assert_eq!(devices.exports().list().len(), 3);
         let is_same = |entry: DeviceEntry| std::ptr::addr_eq(m.as_ptr(), &raw const *entry.disk);
@@ -197,13 +217,13 @@ mod tests {
         let devices = devices();
         let held = devices.find("b").unwrap();
         let error = devices.withdraw_all(|_| false, NONE).map(drop).unwrap_err();
-        assert!(matches!(error, YardError::Held { name } if name == "b"));
+        assert!(matches!(error.error, YardError::Held { name } if name == "b"));
         assert_eq!(names(&devices), ["a", "m", "b"]);
         drop(held);
         let stop = blockyard_trace::ReplayStop::new();
         let replay = devices.replays().enter("m", None, true, &stop).unwrap();
         let error = devices.withdraw_all(|_| false, NONE).map(drop).unwrap_err();
-        assert!(matches!(error, YardError::Used { name, clients: 1, .. } if name == "m"));
+        assert!(matches!(error.error, YardError::Used { name, clients: 1, .. } if name == "m"));
         assert_eq!(names(&devices), ["a", "m", "b"]);
         assert_eq!(devices.exports().list().len(), 3);
         drop(replay);

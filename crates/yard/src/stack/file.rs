@@ -19,6 +19,11 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     Ok(Made { provisional, identity, ..Made::without_files(disk) })
 }
 
+/// The identity of an existing file.
+pub(super) fn existing(spec: &DeviceSpec) -> Result<String, StackError> {
+    FileDevice::existing(&config(spec)).map_err(|error| refused(spec, error))
+}
+
 /// Checks the parameters without accessing the file.
 pub(super) fn check(spec: &DeviceSpec) -> Result<Vec<String>, StackError> {
     config(spec).check().map_err(|error| refused(spec, error))?;

@@ -34,7 +34,9 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
         let drive = Sg::open(Path::new(&path)).map_err(|error| refused(error.to_string()))?;
         let drive: Arc<dyn ScsiTransport> = Arc::new(drive);
         let sd = Sd::open(drive).map_err(|error| refused(format!("`{path}`: {error}")))?;
-        return Ok(Made { notes, ..Made::without_files(with_delay::<Zoned, _>(spec, sd)?) });
+        let disk = with_delay::<Zoned, _>(spec, sd)?;
+        let identity = super::identity::drive(&path)?;
+        return Ok(Made { notes, identity, ..Made::without_files(disk) });
     }
     let config = disk_config(spec);
     if let Some(path) = spec.text("backing") {

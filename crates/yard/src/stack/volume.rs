@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use blockyard_store::{Commit, StoreError, StoreKind};
 use blockyard_volume::config::ZSTD_LEVEL;
-use blockyard_volume::{Compression, SecretFile, SyncMode, Volume, VolumeConfig, VolumeError};
+use blockyard_volume::{
+    Compression, Running, SecretFile, SyncMode, Volume, VolumeConfig, VolumeError,
+};
 
 use super::{Conventional, Made, as_given, with_delay};
 use crate::error::StackError;
@@ -19,9 +21,32 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let volume = opened.map_err(|error| refused(spec, error))?;
     let (pool, provisional) = (Some(Arc::clone(volume.running())), volume.provisional().clone());
     let (mark, id) = volume.identity();
-    let identity = format!("{mark:016x}/{id}");
+    let identity = format!("{}/{id}", pool_identity(mark));
     let disk = with_delay::<Conventional, _>(spec, volume)?;
     Ok(Made { pool, provisional, identity, ..Made::without_files(disk) })
+}
+
+/// The identity of a pool: what the identity of its volumes begins with.
+fn pool_identity(mark: u64) -> String {
+    format!("{mark:016x}")
+}
+
+/// The identity of an existing pool, which another process may have open.
+pub(super) fn existing_pool(spec: &DeviceSpec) -> Result<String, StackError> {
+    let mark = config(spec).and_then(|config| Volume::existing_pool(&config));
+    mark.map(pool_identity).map_err(|error| refused(spec, error))
+}
+
+/// Checks that the file which the line of an open device names has the secret of its volume.
+///
+/// # Errors
+/// If the file cannot be read, or has another secret.
+pub(crate) fn check_secret(spec: &DeviceSpec, running: &Running) -> Result<(), StackError> {
+    let checked = secret(spec).and_then(|file| {
+        let meta = running.pool().find(spec.name())?.meta.clone();
+        file.map_or(Ok(()), |file| running.pool().check_secret(&meta, &file))
+    });
+    checked.map_err(|error| refused(spec, error))
 }
 
 /// Checks that the parameters do not conflict, without accessing the pool.

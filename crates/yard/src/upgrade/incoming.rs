@@ -11,14 +11,16 @@ use blockyard_nbd::{ACTIVATED, PausedConnection};
 
 use super::link::{Link, LinkError};
 use super::message::{
-    DeviceState, ListenerKind, ListenerState, Message, Offer, RamSettings, State,
+    DeviceState, ListenerKind, ListenerState, Message, Offer, OfferedDevice, RamSettings, State,
 };
 use super::{VARIABLE, memory};
 use crate::entry::DeviceEntry;
-use crate::error::YardError;
+use crate::error::{StackError, YardError};
 use crate::scheduler::{self, SchedulerRequest};
 use crate::spec::DeviceSpec;
-use crate::{stack, uri};
+use crate::stack::identity::{check_existing, compare};
+use crate::stack::{self, Made};
+use crate::uri;
 
 /// How long the old process may take to send its offer, and to receive a report.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -99,7 +101,7 @@ impl ReceivedOffer {
         let ReceivedOffer { link, offer } = self;
         let checked = check(has_place, &offer).and_then(|devices| {
             link.send(&Message::Ready, &[], OFFER_TIMEOUT)?;
-            receive(&link, &devices)
+            receive(&link, &offer.devices, devices)
         });
         match checked {
             Ok((listeners, connections, devices)) => Ok(Inherited {
@@ -123,14 +125,17 @@ fn refuse(link: &Link, why: &dyn Display) {
     let _ = link.send(&Message::Failed { message: why.to_string() }, &[], OFFER_TIMEOUT);
 }
 
-/// The specifications of the devices on offer.
-fn specs<'u>(uris: impl Iterator<Item = &'u str>) -> Result<Vec<DeviceSpec>, TakeOverError> {
-    let parse = |text: &str| {
+/// The specifications of the devices on offer. What they are opened from is there, is that of the
+/// running yard, and may be opened by this process.
+fn specs(devices: &[OfferedDevice]) -> Result<Vec<DeviceSpec>, TakeOverError> {
+    let parse = |OfferedDevice { uri: text, identity }: &OfferedDevice| {
         let spec = uri::parse(text).map_err(|error| TakeOverError(format!("{text}: {error}")))?;
-        stack::check(&spec).map_err(|error| TakeOverError(format!("{text}: {error}")))?;
+        stack::check(&spec)
+            .and_then(|_| check_existing(&spec, identity))
+            .map_err(|error| TakeOverError(format!("device `{}`: {error}", spec.name())))?;
         Ok(spec)
     };
-    uris.map(parse).collect()
+    devices.iter().map(parse).collect()
 }
 
 /// Checks the places of the offer; returns the devices.
@@ -149,7 +154,7 @@ fn check(
             )));
         }
     }
-    specs(offer.devices.iter().map(String::as_str))
+    specs(&offer.devices)
 }
 
 /// Listeners with their index in the state, and their sockets.
@@ -161,7 +166,8 @@ type Connections = Vec<(u32, PausedConnection)>;
 /// Receives everything.
 fn receive(
     link: &Link,
-    offered: &[DeviceSpec],
+    offered: &[OfferedDevice],
+    specs: Vec<DeviceSpec>,
 ) -> Result<(Listeners, Connections, Vec<InheritedDevice>), TakeOverError> {
     let state = match link.receive(STATE_TIMEOUT)? {
         Message::State(state) => state,
@@ -187,14 +193,15 @@ fn receive(
         let state = entry.state(unread);
         all_connections.push((listener, PausedConnection { socket, state }));
     }
-    let specs = specs(devices.iter().map(|device| device.uri.as_str()))?;
-    if specs != offered {
+    if !devices.iter().map(|it| &it.device).eq(offered) {
         return Err(TakeOverError("other devices come than were offered".to_owned()));
     }
     let mut all_devices = Vec::new();
-    for (spec, DeviceState { scheduler, memory, ram, .. }) in specs.into_iter().zip(devices) {
+    for (spec, state) in specs.into_iter().zip(devices) {
+        let DeviceState { device, scheduler, memory, ram } = state;
         let memory = Mutex::new(memory.then(&mut next).transpose()?);
-        all_devices.push(InheritedDevice { spec, scheduler, memory, ram });
+        let identity = device.identity;
+        all_devices.push(InheritedDevice { spec, identity, scheduler, memory, ram });
     }
     Ok((all_listeners, all_connections, all_devices))
 }
@@ -204,6 +211,8 @@ fn receive(
 pub struct InheritedDevice {
     /// The specification.
     pub spec: DeviceSpec,
+    /// What tells its data from other data at the same place.
+    identity: String,
     /// The scheduler that it had.
     pub scheduler: Option<SchedulerRequest>,
     /// The data of the device, until they are taken.
@@ -220,12 +229,24 @@ impl InheritedDevice {
         file.map_or_else(|| spec.clone(), |file| memory::opened_as(spec, file, self.ram))
     }
 
+    /// Checks that what it is opened from is there, and is that of the old process.
+    pub(crate) fn check_existing(&self) -> Result<(), YardError> {
+        Ok(check_existing(&self.spec, &self.identity)?)
+    }
+
+    /// Checks that the device that was opened just now is that of the old process.
+    pub(crate) fn check_opened(&self, made: &Made) -> Result<(), YardError> {
+        Ok(compare(&self.spec, &made.identity, &self.identity)?)
+    }
+
     /// Gives the device, which was opened just now, its data and its scheduler.
     pub(crate) fn restore(&self, entry: &DeviceEntry) -> Result<(), YardError> {
         let file = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(file) = file {
-            let what = |error| YardError::Upgrade { what: format!("its data: {error}") };
-            memory::load(entry, file).map_err(what)?;
+            memory::load(entry, file).map_err(|error| StackError::Refused {
+                field: "data",
+                message: format!("its data: {error}"),
+            })?;
         }
         if let Some(request) = &self.scheduler {
             scheduler::change(entry.disk.as_ref(), entry.spec.kind(), request)?;
@@ -285,9 +306,14 @@ impl Inherited {
     pub(crate) fn wait_for_go(&self) -> Result<(), TakeOverError> {
         self.link.send(&Message::Opened, &[], OFFER_TIMEOUT)?;
         match self.link.receive(GO_TIMEOUT)? {
-            Message::Go => Ok(()),
-            other => Err(LinkError::Order(format!("{other:?}")).into()),
+            Message::Go => {}
+            other => return Err(LinkError::Order(format!("{other:?}")).into()),
         }
+        if let Err(error) = self.link.send(&Message::Serving, &[], OFFER_TIMEOUT) {
+            // It has given everything up.
+            tracing::warn!(%error, "the old process does not learn that this one serves");
+        }
+        Ok(())
     }
 
     /// Tells the old process that this one ends, and why.

@@ -6,7 +6,7 @@
 //! - Any other device is written as a sparse file of its size; what reads as zeros is a hole.
 //!
 //! While a device is handed over, its data are there three times: in both processes and in the
-//! file. The file is bounded by half of the memory that is free, and by a time.
+//! file. The files of all devices together are bounded ([`CopyBounds`]).
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
@@ -20,14 +20,17 @@ use rustix::fs::{MemfdFlags, SeekFrom, memfd_create};
 
 use super::message::RamSettings;
 use crate::entry::DeviceEntry;
+use crate::memory::free_bytes;
+use crate::size::Bytes;
 use crate::spec::DeviceSpec;
 use crate::zone_image;
 
-/// How long the data of a device may take to be written.
-const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The files may have this part of the memory that is free. The new process needs as much again for
+/// the devices, and memory for their tables, and other programs go on.
+const FREE_PART: (u64, u64) = (2, 5);
 
 /// How long a request of the device may take.
-const IO_TIMEOUT: Duration = Duration::from_secs(30);
+const IO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes that are read or written at once.
 const PART_BYTES: usize = 256 << 10;
@@ -87,36 +90,52 @@ pub(crate) fn obstacle(spec: &DeviceSpec) -> Option<String> {
     Some(format!("`{name}` keeps a part of its data in {backing}, which one process has open"))
 }
 
-/// A file that refuses more bytes than there is memory for, and bytes that come too late.
-struct Bounded {
-    file: File,
+/// The bounds of the files of all devices together.
+#[derive(Debug)]
+pub(crate) struct CopyBounds {
     left: u64,
+    max: u64,
     deadline: Instant,
 }
 
-impl Bounded {
-    fn new() -> io::Result<Bounded> {
-        let left = free_bytes() / 2;
-        Ok(Bounded { file: file()?, left, deadline: Instant::now() + SAVE_TIMEOUT })
+impl CopyBounds {
+    /// A part of the memory that is free now, until a deadline.
+    pub(crate) fn new(deadline: Instant) -> CopyBounds {
+        let (part, of) = FREE_PART;
+        let max = (free_bytes() / of).saturating_mul(part);
+        CopyBounds { left: max, max, deadline }
     }
 
-    /// Takes bytes from the bounds.
+    /// Takes bytes.
     fn take(&mut self, bytes: usize) -> io::Result<()> {
         if Instant::now() > self.deadline {
-            let seconds = SAVE_TIMEOUT.as_secs();
-            return Err(io::Error::other(format!("its data took longer than {seconds} s")));
+            return Err(io::Error::other("copying its data takes too long, while clients wait"));
         }
         let left = self.left.checked_sub(bytes as u64);
         self.left = left.ok_or_else(|| {
-            io::Error::new(io::ErrorKind::OutOfMemory, "its data need more memory than is free")
+            let max = Bytes(self.max >> 20 << 20);
+            let what = format!("too little memory is free: all devices may need {max}");
+            io::Error::new(io::ErrorKind::OutOfMemory, what)
         })?;
         Ok(())
     }
 }
 
-impl Write for Bounded {
+/// A file within bounds.
+struct Bounded<'b> {
+    file: File,
+    bounds: &'b mut CopyBounds,
+}
+
+impl Bounded<'_> {
+    fn new(bounds: &mut CopyBounds) -> io::Result<Bounded<'_>> {
+        Ok(Bounded { file: file()?, bounds })
+    }
+}
+
+impl Write for Bounded<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.take(bytes.len())?;
+        self.bounds.take(bytes.len())?;
         self.file.write(bytes)
     }
 
@@ -125,30 +144,22 @@ impl Write for Bounded {
     }
 }
 
-/// The bytes of memory that are free, or can be freed. `u64::MAX` if the system does not report it.
-fn free_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.map_or(u64::MAX, |kib| kib * 1024)
-}
-
 /// The data of a device, of which no client is left. A device that is read-only has no other data
 /// than when it was opened: `None`.
 ///
 /// # Errors
 /// If the device fails a read, there is too little memory, or it takes too long.
-pub(crate) fn save(entry: &DeviceEntry) -> io::Result<Option<File>> {
+pub(crate) fn save(entry: &DeviceEntry, bounds: &mut CopyBounds) -> io::Result<Option<File>> {
     let disk = entry.disk.as_ref();
     if let Some(ram) = &entry.ram {
-        let mut out = BufWriter::with_capacity(PART_BYTES, Bounded::new()?);
+        let mut out = BufWriter::with_capacity(PART_BYTES, Bounded::new(bounds)?);
         ram.save_to(&mut out).map_err(io::Error::other)?;
         return Ok(Some(out.into_inner().map_err(io::IntoInnerError::into_error)?.file));
     }
     if disk.limits().read_only {
         return Ok(None);
     }
-    let mut out = Bounded::new()?;
+    let mut out = Bounded::new(bounds)?;
     if disk.geometry().zones.is_some() {
         let mut out = BufWriter::with_capacity(PART_BYTES, out);
         zone_image::save(disk, &mut out).map_err(io::Error::other)?;
@@ -164,7 +175,7 @@ fn io_of(disk: &dyn Disk) -> io::Result<Io> {
     Ok(Io::new(channel, PART_BYTES).with_timeout(IO_TIMEOUT))
 }
 
-fn save_plain(disk: &dyn Disk, out: &mut Bounded) -> io::Result<()> {
+fn save_plain(disk: &dyn Disk, out: &mut Bounded<'_>) -> io::Result<()> {
     let len_bytes = disk.geometry().len_bytes();
     out.file.set_len(len_bytes)?;
     let (mut io, mut bytes) = (io_of(disk)?, vec![0; PART_BYTES]);
@@ -181,7 +192,7 @@ fn save_plain(disk: &dyn Disk, out: &mut Bounded) -> io::Result<()> {
             let part = ((end - at) * SECTOR_BYTES).min(PART_BYTES as u64) as usize;
             let failed = |status| io::Error::other(format!("sector {at}: a read failed: {status}"));
             io.read(Sector(at), &mut bytes[..part]).map_err(failed)?;
-            out.take(part)?;
+            out.bounds.take(part)?;
             out.file.write_all_at(&bytes[..part], at * SECTOR_BYTES)?;
             at += part as u64 / SECTOR_BYTES;
         }
@@ -279,7 +290,8 @@ mod tests {
 
     /// A second device with the data of the first.
     fn copy(entry: &DeviceEntry) -> DeviceEntry {
-        let file = OwnedFd::from(save(entry).unwrap().unwrap());
+        let mut bounds = CopyBounds::new(Instant::now() + Duration::from_secs(60));
+        let file = OwnedFd::from(save(entry, &mut bounds).unwrap().unwrap());
         let made = stack::open(&opened_as(&entry.spec, &file, None)).unwrap();
         let copy = DeviceEntry::new(entry.spec.clone(), made);
         load(&copy, file).unwrap();
@@ -338,12 +350,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_a_bound() {
-        let mut out = Bounded { left: 4, ..Bounded::new().unwrap() };
-        out.write_all(b"abc").unwrap();
-        assert_eq!(out.write_all(b"de").unwrap_err().kind(), io::ErrorKind::OutOfMemory);
-        out = Bounded { deadline: Instant::now() - Duration::from_secs(1), ..out };
-        assert!(out.write_all(b"d").unwrap_err().to_string().contains("longer than 30 s"));
+    fn files_have_bounds_together() {
+        let mut bounds = CopyBounds::new(Instant::now() + Duration::from_secs(60));
+        assert!(bounds.max < free_bytes() / 2 + (64 << 20), "{bounds:?}");
+        bounds.left = 4;
+        Bounded::new(&mut bounds).unwrap().write_all(b"abc").unwrap();
+        let error = Bounded::new(&mut bounds).unwrap().write_all(b"de").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+        bounds.deadline = Instant::now() - Duration::from_secs(1);
+        let error = Bounded::new(&mut bounds).unwrap().write_all(b"d").unwrap_err();
+        assert!(error.to_string().contains("takes too long"), "{error}");
         let ram = uri::parse("ram:///r?backing=/x").unwrap();
         assert!(obstacle(&ram).unwrap().starts_with("`r` keeps a part of its data in /x"));
         assert_eq!(obstacle(&uri::parse("ram:///r").unwrap()), None);

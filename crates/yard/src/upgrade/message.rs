@@ -19,9 +19,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::DEVICES_MAX;
 use crate::scheduler::SchedulerRequest;
+use crate::spec::DeviceSpec;
 
 /// The version of the format. It changes with every change of a message.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The first bytes of every frame.
 const MAGIC: [u8; 8] = *b"BLKYHAND";
@@ -82,6 +83,8 @@ pub enum Message {
     Opened,
     /// From the old process: it has given everything up.
     Go,
+    /// From the new process: it has got the order, and serves.
+    Serving,
     /// From the new process: it ends, and has taken nothing.
     Failed {
         /// The reason.
@@ -99,8 +102,25 @@ pub struct Offer {
     pub pid: u32,
     /// The listeners.
     pub listeners: Vec<ListenerState>,
-    /// The devices: their URIs, in their order.
-    pub devices: Vec<String>,
+    /// The devices, in their order.
+    pub devices: Vec<OfferedDevice>,
+}
+
+/// A device that will be handed over.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct OfferedDevice {
+    /// The URI.
+    pub uri: String,
+    /// What tells its data from other data at the same place; empty if it keeps none there.
+    pub identity: String,
+}
+
+impl OfferedDevice {
+    /// A device.
+    pub(crate) fn new(spec: &DeviceSpec, identity: &str) -> OfferedDevice {
+        OfferedDevice { uri: spec.to_string(), identity: identity.to_owned() }
+    }
 }
 
 /// The protocol of a listener.
@@ -157,8 +177,8 @@ pub struct State {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceState {
-    /// The URI.
-    pub uri: String,
+    /// The device.
+    pub device: OfferedDevice,
     /// The scheduler and its tunables, if the device can have one.
     pub scheduler: Option<SchedulerRequest>,
     /// Whether its data are handed over.
@@ -418,7 +438,11 @@ impl Message {
             Message::State(state) => state.check(),
             Message::Offer(offer) => check_listeners(&offer.listeners)
                 .and_then(|()| check_count("devices", offer.devices.len(), DEVICES_MAX)),
-            Message::Ready | Message::Opened | Message::Go | Message::Failed { .. } => Ok(()),
+            Message::Ready
+            | Message::Opened
+            | Message::Go
+            | Message::Serving
+            | Message::Failed { .. } => Ok(()),
         };
         checked.map_err(MessageError::Content)?;
         Ok(message)
@@ -461,7 +485,7 @@ mod tests {
             listeners: vec![listener(ListenerKind::Control, 1), listener(ListenerKind::Nbd, 2)],
             connections: vec![ConnectionEntry::new(1, &connection())],
             devices: vec![DeviceState {
-                uri: "null:///n".to_owned(),
+                device: OfferedDevice { uri: "null:///n".to_owned(), identity: String::new() },
                 scheduler: None,
                 memory: true,
                 ram: Some(RamSettings { mem_limit: 1 << 20, compact: 5 }),
@@ -494,7 +518,7 @@ mod tests {
         frame[8] += 1;
         let error = read(&frame).unwrap_err();
         assert_eq!(error, MessageError::Version { found: VERSION + 1 });
-        assert!(error.to_string().starts_with("the hand-over has format 2: expected 1,"));
+        assert!(error.to_string().starts_with("the hand-over has format 3: expected 2,"));
         frame[0] = b'X';
         assert_eq!(read(&frame).unwrap_err(), MessageError::Magic);
         let mut header = [0; HEADER_BYTES];

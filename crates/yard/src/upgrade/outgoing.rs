@@ -1,5 +1,6 @@
 //! The old process's side of an upgrade.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,8 +13,8 @@ use blockyard_nbd::{PausedServer, Server};
 
 use super::link::{Link, LinkError};
 use super::message::{
-    ConnectionEntry, DeviceState, ListenerKind, ListenerState, Message, Offer, RamSettings, State,
-    VERSION,
+    ConnectionEntry, DeviceState, ListenerKind, ListenerState, Message, Offer, OfferedDevice,
+    RamSettings, State, VERSION,
 };
 use super::{
     PlaneListener, UpgradePlan, UpgradeRequest, UpgradeState, UpgradeView, VARIABLE, memory,
@@ -23,6 +24,7 @@ use crate::devices::WithdrawnDevices;
 use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::scheduler;
+use crate::stack::check_secret;
 
 /// How long the new process may take to read its configuration.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -30,8 +32,12 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long what is in flight may take, and requests of the control API may have a device.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the new process may take to receive the state, and to open the devices.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long clients may wait until the new process has opened the devices. Many programs report an
+/// error after 30 s, and until then this process can open the devices again.
+const PAUSE_MAX: Duration = Duration::from_secs(20);
+
+/// How long the new process may take to say that it serves. It has nothing else to do.
+const GO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a process that has failed may take to end before it is killed.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
@@ -89,6 +95,11 @@ fn refused(why: &str) -> YardError {
     YardError::NotUpgradable { whys: vec![why.to_owned()] }
 }
 
+/// The error of an upgrade that has failed and has lost nothing.
+fn failed(what: String) -> YardError {
+    YardError::Upgrade { what, lost: Vec::new() }
+}
+
 fn checked(program: &Path) -> Result<PathBuf, YardError> {
     if program.is_absolute() {
         return Ok(program.to_owned());
@@ -113,14 +124,14 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
     for (name, _) in devices.ublk().list() {
         whys.push(format!("`{name}` is a block device of the kernel (ublk)"));
     }
+    whys.extend(control.streams.list());
     for entry in devices.list() {
         let name = entry.spec.name();
         whys.extend(memory::obstacle(&entry.spec));
-        if is_unlocked_by_hand(&entry) {
-            whys.push(format!(
-                "`{name}` is encrypted and was unlocked by `volume unlock`: the new process does \
-                 not get its key"
-            ));
+        if let Some(pool) = &entry.pool
+            && let Err(error) = check_secret(&entry.spec, pool)
+        {
+            whys.push(format!("`{name}` cannot be unlocked by what its line names: {error}"));
         }
         if let Some(path) = entry.spec.text("trace") {
             whys.push(format!("`{name}` records the trace {path}"));
@@ -128,6 +139,12 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
         if devices.replays().count(name) > 0 {
             whys.push(format!("a trace is replayed on `{name}`"));
         }
+    }
+    for name in unlocked_by_hand(&devices.list()) {
+        whys.push(format!(
+            "`{name}` is encrypted and was unlocked by `volume unlock`: the new process does not \
+             get its key"
+        ));
     }
     if !force {
         for server in servers(control) {
@@ -139,13 +156,28 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
     whys
 }
 
-/// Whether a device is an encrypted volume whose key its line does not name: the key is gone when
-/// the pool is closed.
-fn is_unlocked_by_hand(entry: &DeviceEntry) -> bool {
-    let Some(pool) = &entry.pool else { return false };
-    let names_key = ["key_file", "passphrase_file"].iter().any(|it| entry.spec.text(it).is_some());
-    let volume = pool.pool().find(entry.spec.name());
-    !names_key && volume.is_ok_and(|volume| volume.meta.key != 0)
+/// The volumes and snapshots, one for each key, whose keys no line of a device names: such a key is
+/// gone when the pool is closed.
+fn unlocked_by_hand(devices: &[DeviceEntry]) -> BTreeSet<String> {
+    let names_key = |entry: &&DeviceEntry| {
+        entry.pool.is_some()
+            && ["key_file", "passphrase_file"].iter().any(|it| entry.spec.text(it).is_some())
+    };
+    let key_of = |entry: &DeviceEntry| {
+        let pool = entry.pool.as_ref()?;
+        Some((pool.path().to_owned(), pool.pool().find(entry.spec.name()).ok()?.meta.key))
+    };
+    let mut known: BTreeSet<_> = devices.iter().filter(names_key).filter_map(key_of).collect();
+    let mut found = BTreeSet::new();
+    for pool in devices.iter().filter_map(|entry| entry.pool.as_ref()) {
+        for meta in pool.pool().list() {
+            let is_unlocked = meta.key != 0 && pool.pool().keys().is_unlocked(&meta);
+            if is_unlocked && known.insert((pool.path().to_owned(), meta.key)) {
+                found.insert(meta.name);
+            }
+        }
+    }
+    found
 }
 
 fn servers(control: &Control) -> Vec<Arc<Server>> {
@@ -164,7 +196,7 @@ fn offer(control: &Control) -> Offer {
         program_version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         listeners: plane.iter().map(of_plane).chain(of_nbd).collect(),
-        devices: devices.iter().map(|entry| entry.spec.to_string()).collect(),
+        devices: devices.iter().map(|it| OfferedDevice::new(&it.spec, &it.identity)).collect(),
     }
 }
 
@@ -176,9 +208,8 @@ struct Successor {
 
 impl Successor {
     fn start(program: &Path, plan: &UpgradePlan) -> Result<Successor, YardError> {
-        let failed = |error: std::io::Error| YardError::Upgrade {
-            what: format!("cannot start {}: {error}", program.display()),
-        };
+        let failed =
+            |error: std::io::Error| failed(format!("cannot start {}: {error}", program.display()));
         let (link, there) = Link::pair().map_err(failed)?;
         let child = Command::new(program)
             .args(&plan.args)
@@ -250,7 +281,7 @@ impl Successor {
 
     fn fail(&self, what: String) -> YardError {
         self.kill();
-        YardError::Upgrade { what }
+        failed(what)
     }
 }
 
@@ -282,6 +313,7 @@ fn hand_over(
     request: &UpgradeRequest,
     successor: &Successor,
 ) -> Result<(Paused, UpgradeView), YardError> {
+    let deadline = Instant::now() + PAUSE_MAX;
     let paused = pause(control, request).inspect_err(|_| successor.kill())?;
     let begun = Instant::now();
     let schedulers = control.devices.list().iter().map(scheduler_of).collect::<Vec<_>>();
@@ -290,18 +322,21 @@ fn hand_over(
         Err(error) => {
             successor.kill();
             paused.resume(control);
-            return Err(error);
+            return Err(YardError::Upgrade { what: error.error.to_string(), lost: error.lost });
         }
     };
     tracing::debug!(elapsed = ?begun.elapsed(), "devices closed");
-    let opened = send_state(control, &paused, &withdrawn, schedulers, successor).and_then(|sent| {
+    let sent = send_state(control, &paused, &withdrawn, schedulers, successor, deadline);
+    let opened = sent.and_then(|sent| {
         let when = "while it opened the devices";
-        successor.expect(&Message::Opened, OPEN_TIMEOUT, when).map(|()| sent)
+        successor.expect(&Message::Opened, until(deadline), when).map(|()| sent)
     });
     let gone = opened.and_then(|(connections, devices)| {
         give_up(control, successor)?;
         let since = paused.since().unwrap_or(begun);
         let pause_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        // systemd accepts it from the main process alone, so before this one ends.
+        tell_systemd(successor.pid());
         Ok(UpgradeView { pid: successor.pid(), connections, devices, pause_ns })
     });
     match gone {
@@ -313,9 +348,9 @@ fn hand_over(
         Err(what) => {
             // First: a device has one owner.
             successor.kill();
-            control.devices.restore_all(withdrawn);
+            let lost = control.devices.restore_all(withdrawn);
             paused.resume(control);
-            Err(YardError::Upgrade { what })
+            Err(YardError::Upgrade { what, lost })
         }
     }
 }
@@ -333,11 +368,16 @@ fn pause(control: &Control, request: &UpgradeRequest) -> Result<Paused, YardErro
             Err(error) => {
                 paused.resume(control);
                 left.for_each(|server| server.proceed());
-                return Err(YardError::Upgrade { what: error.to_string() });
+                return Err(failed(error.to_string()));
             }
         }
     }
     Ok(paused)
+}
+
+/// The time until a deadline, and enough to find out that it has passed.
+fn until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).max(END_TIMEOUT)
 }
 
 /// The scheduler that a device has now, as a request.
@@ -352,7 +392,10 @@ fn send_state(
     withdrawn: &WithdrawnDevices<'_>,
     schedulers: Vec<Option<scheduler::SchedulerRequest>>,
     successor: &Successor,
+    deadline: Instant,
 ) -> Result<(u64, u64), String> {
+    // The new process needs about as long to read the data of the devices.
+    let mut bounds = memory::CopyBounds::new(Instant::now() + until(deadline) / 2);
     let mut state = State::default();
     // The descriptors in the order that the message's description gives.
     let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
@@ -386,20 +429,21 @@ fn send_state(
     let mut memories = Vec::new();
     for (device, scheduler) in withdrawn.iter().zip(schedulers) {
         let spec = device.spec();
-        let saved = device.kept().map(memory::save).transpose();
+        let saved = device.kept().map(|entry| memory::save(entry, &mut bounds)).transpose();
         let saved = saved.map_err(|error| format!("`{}`: {error}", spec.name()))?.flatten();
-        let (uri, memory) = (spec.to_string(), saved.is_some());
+        let memory = saved.is_some();
         let ram = device.kept().and_then(|entry| entry.ram.as_ref()).map(|ram| RamSettings {
             mem_limit: ram.stats().mm.mem_limit,
             compact: ram.compact_percent(),
         });
-        state.devices.push(DeviceState { uri, scheduler, memory, ram });
+        let device = OfferedDevice::new(spec, device.identity());
+        state.devices.push(DeviceState { device, scheduler, memory, ram });
         memories.extend(saved);
     }
     descriptors.extend(memories.iter().map(File::as_fd));
     let sent = (state.connections.len() as u64, state.devices.len() as u64);
     let message = Message::State(state);
-    let told = successor.link.send(&message, &descriptors, OPEN_TIMEOUT);
+    let told = successor.link.send(&message, &descriptors, until(deadline));
     told.map_err(|error| successor.explain(&error, "while it received the state")).map(|()| sent)
 }
 
@@ -408,14 +452,15 @@ fn send_state(
 fn give_up(control: &Control, successor: &Successor) -> Result<(), String> {
     // A second signal ends this process at once, and must remove nothing of the other.
     let files = control.cleanup.take();
-    // systemd accepts it from the main process alone, so before this one ends.
-    tell_systemd(successor.pid());
-    if let Err(error) = successor.link.send(&Message::Go, &[], START_TIMEOUT) {
-        tell_systemd(std::process::id());
+    let when = "before it served";
+    let told = successor.link.send(&Message::Go, &[], GO_TIMEOUT);
+    let told = told
+        .map_err(|error| successor.explain(&error, when))
+        .and_then(|()| successor.expect(&Message::Serving, GO_TIMEOUT, when));
+    if told.is_err() {
         control.cleanup.put(files);
-        return Err(successor.explain(&error, "before it served"));
     }
-    Ok(())
+    told
 }
 
 /// Names the main process to systemd. The socket of notifications may be full, so another thread
