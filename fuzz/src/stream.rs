@@ -1,8 +1,11 @@
 //! A stream of a snapshot: as the product prints it with any fields, or any bytes. An accepted
 //! stream is within bounds and in order, and its end comes only after all records.
 
-use blockyard_volume_admin::receive::{Incoming, Part};
-use blockyard_volume_format::stream::{HEAD_BYTES, Head, Kind, PAYLOAD_MAX, RECORD_BYTES, Record};
+use blockyard_volume_admin::incoming::{Incoming, Part};
+use blockyard_volume_admin::prune::Retention;
+use blockyard_volume_format::stream::{
+    HEAD_BYTES, Head, Kind, PAYLOAD_MAX, RECORD_BYTES, Record, ResumeToken,
+};
 
 use crate::input::Input;
 
@@ -12,6 +15,7 @@ use crate::input::Input;
 /// If an inconsistent stream is accepted.
 pub fn stream(bytes: &[u8]) {
     read(bytes);
+    texts(bytes);
     let mut input = Input::new(bytes);
     let whole = printed(&mut input);
     read(&whole);
@@ -22,6 +26,18 @@ pub fn stream(bytes: &[u8]) {
     flipped[at / 8] ^= 1 << (at % 8);
     assert!(!is_whole || !ends(&flipped), "bit {at} is flipped");
     assert!(!ends(&whole[..at / 8]), "it is cut at {}", at / 8);
+}
+
+/// Interprets the bytes as a token and as a retention. An accepted one prints to the same text, or
+/// in the order of the periods.
+fn texts(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(token) = text.parse::<ResumeToken>() {
+        assert_eq!(token.to_string().parse(), Ok(token));
+    }
+    if let Ok(retention) = text.parse::<Retention>() {
+        assert_eq!(retention.to_string().parse(), Ok(retention));
+    }
 }
 
 fn ends(bytes: &[u8]) -> bool {
@@ -40,7 +56,7 @@ fn read(bytes: &[u8]) {
     let mut bytes = bytes;
     let Ok(mut incoming) = Incoming::begin(&mut bytes) else { return };
     let (blocks, size) = (incoming.head.blocks, incoming.head.block_bytes as usize);
-    let mut from = 0;
+    let mut from = incoming.head.start;
     loop {
         let (first, count) = match incoming.part() {
             Ok(Part::Data { first, bytes }) => {
@@ -63,16 +79,23 @@ fn printed(input: &mut Input<'_>) -> Vec<u8> {
         guid: input.below(3),
         name: input.choose(&["v0@a", "", "%"]).to_owned(),
         base: (input.below(2) == 1).then(|| (input.below(3), "v0@b".to_owned())),
+        created: input.choose(&[0, 1, u64::MAX]),
+        start: input.choose(&[0, 0, 3, u64::MAX]),
+        is_followed: input.below(4) == 1,
+        is_clone: input.below(4) == 1,
     };
     let bytes: [u8; HEAD_BYTES] = head.print();
     let mut chain = Head::chain(&bytes);
     let mut out = bytes.to_vec();
     for number in 0..=input.below(5) {
-        let kind = input.choose(&[Kind::Data, Kind::Zeros, Kind::End]);
+        let kind = input.choose(&[Kind::Data, Kind::Zeros, Kind::Compressed, Kind::End]);
         let count = input.choose(&[1, 2, 0, u64::MAX, 1 << 39]);
         let first = input.choose(&[0, number * 4, head.blocks, u64::MAX]);
-        let wanted =
-            if kind == Kind::Data { count.wrapping_mul(head.block_bytes.into()) } else { 0 };
+        let wanted = match kind {
+            Kind::Data => count.wrapping_mul(head.block_bytes.into()),
+            Kind::Compressed => 99,
+            Kind::Zeros | Kind::End => 0,
+        };
         let payload = vec![7; wanted.min(1 << 18) as usize];
         let len = if input.below(8) == 0 { input.word() as u32 } else { payload.len() as u32 };
         let number = if input.below(16) == 0 { input.word() } else { number };

@@ -557,3 +557,61 @@ fn a_copy_from_an_older_backup_is_resynced() {
         nbdsh(&alone.uri("v0"), "assert h.pread(1048576, 0) == b'3' * 1048576");
     }
 }
+
+/// A receiver that is killed loses at most what it has read since it last recorded its position.
+#[test]
+fn a_receive_that_is_killed_goes_on_where_it_was() {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    let place = Place::new();
+    let (pool, there, file) = (place.file("pool"), place.file("there"), place.file("stream"));
+    let yard = Yard::serve(&[&format!("volume:///v0?path={pool}&size=32M&compress=none")]);
+    nbdsh(
+        &yard.uri("v0"),
+        "import random\n\
+         for i in range(24): h.pwrite(random.Random(i).randbytes(1 << 20), i << 20)\n\
+         h.flush()",
+    );
+    let volume = |line: &[&str]| blockyard(&[&["volume"][..], line].concat());
+    volume(&["snapshot", &pool, "v0@a"]).ok();
+    let estimate = volume(&["send", "-n", "--json", &pool, "v0@a"]).ok().json();
+    volume(&["send", &pool, "v0@a", "-o", &file]).ok();
+    let stream = std::fs::read(&file).unwrap();
+    assert_eq!(estimate["stream_bytes"], stream.len(), "{estimate}");
+    let verified = volume(&["verify-stream", &file]).ok().out;
+    assert!(verified.contains("v0@a: complete, 1536 blocks"), "{verified}");
+    let mut child = Command::new(BLOCKYARD)
+        .args(["volume", "receive", "-s", &there, "v0"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The receiver has read all but what the pipe holds, so it has recorded a position.
+    child.stdin.as_mut().unwrap().write_all(&stream[..20 << 20]).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let listed = volume(&["receive", "--token", &there]).ok().out;
+    assert!(listed.starts_with("v0: v0@a, 1") && listed.contains("M of 32M, token 1-"), "{listed}");
+    let token = volume(&["receive", "--token", &there, "v0"]).ok().out;
+    let token = token.trim();
+    let rest = place.file("rest");
+    volume(&["send", "--resume", token, &pool, "-c", "-o", &rest]).ok();
+    let len = std::fs::metadata(&rest).unwrap().len();
+    assert!(len < 9 << 20, "{len} bytes of the rest");
+    // Another yard has the pool open, and receives the rest.
+    let other = Yard::serve(&[&format!("volume:///other?path={there}&size=16M")]);
+    let refused = volume(&["receive", "-s", &there, "v0@b", "-i", &file]).ok();
+    assert!(refused.out.contains("received v0@b"), "a whole stream continues too: {refused}");
+    let add = format!("volume:///v0?path={there}");
+    blockyard(&["add", &add, "--control", &other.control()]).ok();
+    ok(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &yard.uri("v0"), &other.uri("v0")]);
+    let refused = volume(&["receive", "--abort", &there, "v0"]).fails();
+    assert!(refused.err.contains("expected a volume that was partly received"), "{refused}");
+    let refused =
+        volume(&["send", "--resume", &token[..token.len() - 1], &pool, "-o", &rest]).fails();
+    assert!(refused.err.contains("the checksum of this one is wrong"), "{refused}");
+    let mut damaged = stream;
+    damaged[1 << 20] ^= 1;
+    std::fs::write(&file, &damaged).unwrap();
+    let refused = volume(&["verify-stream", &file]).fails();
+    assert!(refused.err.contains("invalid stream at byte"), "{refused}");
+}

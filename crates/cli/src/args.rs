@@ -21,10 +21,11 @@ pub(crate) use ram::{
 };
 pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
-    ImageFormat, ListedKind, SecretArgs, VolumeAt, VolumeAttachArgs, VolumeChangeKeyArgs,
-    VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs, VolumeExportArgs, VolumeHoldArgs,
-    VolumeHoldsArgs, VolumeListArgs, VolumeNameArgs, VolumePoolArgs, VolumePruneArgs,
-    VolumeReceiveArgs, VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs, VolumeUnlockArgs,
+    ImageFormat, ListedKind, SecretArgs, VerifyStreamArgs, VolumeAt, VolumeAttachArgs,
+    VolumeChangeKeyArgs, VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs, VolumeExportArgs,
+    VolumeHoldArgs, VolumeHoldsArgs, VolumeListArgs, VolumeNameArgs, VolumePoolArgs,
+    VolumePruneArgs, VolumeReceiveArgs, VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs,
+    VolumeUnlockArgs,
 };
 
 use blockyard_core::zone::check::Target;
@@ -63,8 +64,8 @@ Exit codes:
   0  done                            4  no yard answers on the control socket
   1  failed                          5  there is no such device, volume or pool
   2  a wrong option or device URI    6  the yard, or a device or zone of it, refused
-  7  `volume check` or `volume scrub` found damage, or a copy that is not good; or a pool is so
-     damaged that it cannot be opened
+  7  `volume check`, `scrub` or `verify-stream` found damage, or a copy that is not good; or a pool
+     is so damaged that it cannot be opened
   3  a wrong configuration file, or certificates or NVMe secrets that cannot be used
   `serve --run` exits as the command does
 ";

@@ -25,8 +25,8 @@ pub(crate) enum Code {
     NoSuchDevice = 5,
     /// The yard, or a device or zone of it, refused.
     Refused = 6,
-    /// `volume check` or `volume scrub` found damage or a copy that is not good, or a pool is so
-    /// damaged that it cannot be opened.
+    /// `volume check`, `scrub` or `verify-stream` found damage, or a copy that is not good, or a
+    /// pool is so damaged that it cannot be opened.
     Damaged = 7,
 }
 

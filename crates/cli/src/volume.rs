@@ -90,6 +90,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         VolumeCommand::Prune(args) => prune(args, out),
         VolumeCommand::Send(args) => stream::send(args, out),
         VolumeCommand::Receive(args) => stream::receive(args, out),
+        VolumeCommand::VerifyStream(args) => stream::verify(args, out),
         VolumeCommand::Export(args) => image::export(args, out),
         VolumeCommand::Scrub(args) => check::scrub(args, out),
         VolumeCommand::Check(args) => check::run(args, out),

@@ -82,6 +82,11 @@ impl<'a> Changes<'a> {
         }
     }
 
+    /// Skips the spans before that of the block `start`.
+    pub(crate) fn starting_at(self, start: u64) -> Changes<'a> {
+        Changes { number: (start / NODE_BLOCKS) as usize, ..self }
+    }
+
     fn span(&mut self) -> Result<(), VolumeError> {
         let first = self.number as u64 * NODE_BLOCKS;
         let take = |frozen: &mut Frozen| frozen.get_mut(self.number).and_then(Option::take);

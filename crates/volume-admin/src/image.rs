@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use blockyard_volume::VolumeError;
 use blockyard_volume::names::invalid;
 
-use crate::receive::{Incoming, Part};
+use crate::incoming::{Incoming, Part};
 
 use qcow2::Qcow2;
 use raw::{OnDevice, Piped, Sparse};

@@ -9,6 +9,7 @@ mod changes;
 pub mod check;
 pub mod diff;
 pub mod image;
+pub mod incoming;
 pub mod prune;
 pub mod receive;
 pub mod scrub;

@@ -1,26 +1,36 @@
-//! Receiving a snapshot: a stream of [`crate::send`] becomes a snapshot and its volume. They appear
+//! Receiving snapshots: a stream of [`crate::send`] becomes a snapshot and its volume. They appear
 //! completely or not at all. Until the stream was read to its end and everything is durable, the
 //! data are in a hidden volume; then one change of the catalogue puts it in destination.
+//!
+//! A resumable receive that is interrupted keeps the hidden volume `%NAME`. A second hidden volume
+//! `%%+NAME` of one block says what it contains: the head of the stream that continues it, whose
+//! `start` is the first block that may be missing. It is written after the data before that block
+//! are durable.
+#![allow(clippy::disallowed_types)] // Receives begin rarely.
 
 use std::io::Read;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use blockyard_core::Status;
-use blockyard_store::SegmentStore;
+use blockyard_store::{PoolBacking, SegmentStore};
 use blockyard_volume::admin::now;
 use blockyard_volume::config::SIZE_MAX;
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::map::{Leaf, Map};
-use blockyard_volume::names::{invalid, new_volume_name, snapshot_name, volume_name};
-use blockyard_volume::pool::{HIDDEN_PREFIX, Pool};
+use blockyard_volume::names::{
+    invalid, new_volume_name, receive_state_name, received_name, snapshot_name, volume_name,
+};
+use blockyard_volume::pool::{Pool, RECEIVE_STATE_PREFIX};
 use blockyard_volume::record::OpenVolume;
+use blockyard_volume::running::Held;
 use blockyard_volume::{Compression, Running, VolumeError};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
-use blockyard_volume_format::stream::{HEAD_BYTES, Head, Kind, MAGIC, RECORD_BYTES, Record};
-use blockyard_volume_format::{BLOCK_BYTES_MAX, FormatError, NODE_BLOCKS};
+use blockyard_volume_format::stream::{HEAD_BYTES, Head};
+use blockyard_volume_format::{BLOCK_BYTES_MAX, NODE_BLOCKS};
 
 use crate::changes::Changes;
+use crate::incoming::{Incoming, Part, fill, parse_head};
 
 /// Records that are in flight to the log at once.
 const RECORDS: usize = 16;
@@ -31,95 +41,32 @@ const WRITE_BYTES: u64 = 256 << 10;
 /// Longest sleep before the thread checks again whether memory is free.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The result of receiving a stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How much of a stream a resumable receive reads before it makes its data durable and records its
+/// position: a process that is killed loses at most this much. A sync takes milliseconds.
+const POSITION_INTERVAL_BYTES: u64 = 16 << 20;
+
+/// Held while a receive looks for hidden volumes of an earlier one, and makes its own.
+static BEGIN: Mutex<()> = Mutex::new(());
+
+/// What streams become.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReceiveTarget<'a> {
+    /// The volume, or `VOLUME@SNAPSHOT` for a single stream; without it each volume and snapshot
+    /// gets the name that it had.
+    pub name: Option<&'a str>,
+    /// Whether a receive that is interrupted keeps what it has, to be continued.
+    pub is_resumable: bool,
+}
+
+/// The result of receiving streams.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// The name of the new snapshot.
-    pub snapshot: String,
-    /// Blocks whose contents were in the stream.
+    /// The names of the new snapshots, in the order of the streams.
+    pub snapshots: Vec<String>,
+    /// Blocks whose contents were in the streams.
     pub blocks: u64,
-    /// Length of the stream in bytes.
+    /// Length of the streams in bytes.
     pub bytes: u64,
-}
-
-/// A stream that is read record by record.
-pub struct Incoming<'a> {
-    input: &'a mut dyn Read,
-    /// The head of the stream.
-    pub head: Head,
-    chain: u64,
-    number: u64,
-    /// The next record must begin at this block or a later one.
-    from: u64,
-    bytes: u64,
-    payload: Vec<u8>,
-}
-
-/// The next part of a stream.
-#[derive(Debug)]
-pub enum Part<'a> {
-    /// Blocks with contents.
-    Data {
-        /// The first block.
-        first: u64,
-        /// Contents of all blocks.
-        bytes: &'a [u8],
-    },
-    /// Blocks that are zeros.
-    Zeros {
-        /// The first block.
-        first: u64,
-        /// Number of blocks.
-        count: u64,
-    },
-    /// The end of the stream.
-    End,
-}
-
-impl<'a> Incoming<'a> {
-    /// Reads the head.
-    ///
-    /// # Errors
-    /// If the head cannot be read, or has a format that this program does not know.
-    pub fn begin(input: &'a mut dyn Read) -> Result<Incoming<'a>, VolumeError> {
-        let mut bytes = [0; HEAD_BYTES];
-        fill(input, &mut bytes, 0)?;
-        let head = parse_head(&bytes)?;
-        let (chain, len) = (Head::chain(&bytes), HEAD_BYTES as u64);
-        let payload = Vec::new();
-        Ok(Incoming { input, head, chain, number: 0, from: 0, bytes: len, payload })
-    }
-
-    /// Reads the next record.
-    ///
-    /// # Errors
-    /// If the record cannot be read or is damaged, or the input ends before the end record.
-    pub fn part(&mut self) -> Result<Part<'_>, VolumeError> {
-        let mut bytes = [0; RECORD_BYTES];
-        let offset = self.bytes;
-        fill(self.input, &mut bytes, self.bytes)?;
-        self.bytes += bytes.len() as u64;
-        let invalid = |source| VolumeError::Stream { offset, source };
-        let record = Record::parse(&bytes, &self.head, self.number, self.from);
-        let record = record.map_err(invalid)?;
-        self.payload.resize(record.len as usize, 0);
-        fill(self.input, &mut self.payload, self.bytes)?;
-        self.bytes += u64::from(record.len);
-        self.chain = Record::verify(&bytes, self.chain, &self.payload).map_err(invalid)?;
-        self.number += 1;
-        self.from = record.first + record.count;
-        let Record { kind, first, count, .. } = record;
-        Ok(match kind {
-            Kind::Data => Part::Data { first, bytes: &self.payload },
-            Kind::Zeros => Part::Zeros { first, count },
-            Kind::End => Part::End,
-        })
-    }
-
-    /// How many bytes were read.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
 }
 
 /// Reads the head of a stream that is to become the first volume of a pool, before the pool is
@@ -127,98 +74,110 @@ impl<'a> Incoming<'a> {
 /// the bytes of the head.
 ///
 /// # Errors
-/// If the head cannot be read, or the stream is incremental.
-pub fn begin_new(name: &str, input: &mut dyn Read) -> Result<Vec<u8>, VolumeError> {
-    match name.contains('@') {
-        true => _ = snapshot_name(name)?,
-        false => volume_name(name)?,
+/// If the head cannot be read, or the stream is incremental or continues another one.
+pub fn begin_new(name: Option<&str>, input: &mut dyn Read) -> Result<Vec<u8>, VolumeError> {
+    match name {
+        Some(name) if name.contains('@') => _ = snapshot_name(name)?,
+        Some(name) => volume_name(name)?,
+        None => {}
     }
     let mut bytes = [0; HEAD_BYTES];
     fill(input, &mut bytes, 0)?;
-    let head = parse_head(&bytes)?;
+    let head = parse_head(&bytes, 0)?;
+    let volume = name.unwrap_or(&head.name).split('@').next().unwrap_or_default().to_owned();
     match head.base {
+        None if head.start > 0 => nothing_to_continue(&head, &volume),
         None => Ok(bytes.to_vec()),
-        Some((_, base)) => {
-            let volume = name.split('@').next().unwrap_or_default().to_owned();
-            Err(VolumeError::NoBase { stream: head.name, base, volume })
-        }
+        Some((_, base)) => Err(VolumeError::NoBase { stream: head.name, base, volume }),
     }
 }
 
-fn parse_head(bytes: &[u8; HEAD_BYTES]) -> Result<Head, VolumeError> {
-    Head::parse(bytes).map_err(|source| match source {
-        FormatError::Magic { .. } => VolumeError::NotAStream,
-        source => VolumeError::Stream { offset: 0, source },
-    })
+/// Refuses a stream that continues another one, of which nothing is there.
+fn nothing_to_continue<T>(head: &Head, volume: &str) -> Result<T, VolumeError> {
+    let value = format!("{} from block {} on", head.name, head.start);
+    let wanted = format!("a stream from its beginning: nothing of `{volume}` was received before");
+    invalid("stream", &value, &wanted)
 }
 
-/// Fills `bytes` from the input, of which `before` bytes were read earlier.
-fn fill(input: &mut dyn Read, bytes: &mut [u8], before: u64) -> Result<(), VolumeError> {
-    let mut at = 0;
-    while at < bytes.len() {
-        match input.read(&mut bytes[at..]) {
-            Ok(0) => {
-                let is_other = bytes[..at].iter().zip(&MAGIC).any(|(byte, magic)| byte != magic);
-                return Err(match before == 0 && is_other {
-                    true => VolumeError::NotAStream,
-                    false => VolumeError::StreamEnds { offset: before + at as u64 },
-                });
-            }
-            Ok(len) => at += len,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(VolumeError::Pipe(error)),
-        }
-    }
-    Ok(())
-}
-
-/// Receives a stream as the volume `name`, with a snapshot of the name that it had, or as
-/// `VOLUME@SNAPSHOT`. An incremental stream needs its base snapshot here, and a volume that is
-/// unchanged since then. `progress` is called with the number of bytes read.
+/// Receives one stream, or several that follow one another, as what `target` says. An incremental
+/// stream needs its base snapshot here, and a volume that is unchanged since then. `progress` is
+/// called with the number of bytes read.
 ///
 /// # Errors
-/// If the stream is damaged, cut, or does not fit the pool: then nothing has changed.
+/// If a stream is damaged, cut, or does not fit the pool: then that stream has changed nothing. The
+/// snapshots of the streams before it stay. What a resumable receive has of the stream is kept if
+/// the error is [`VolumeError::Interrupted`].
 pub fn receive(
     running: &Running,
-    name: &str,
+    target: &ReceiveTarget<'_>,
     input: &mut dyn Read,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Received, VolumeError> {
+    let mut received = Received::default();
     let mut incoming = Incoming::begin(input)?;
-    let destination = Destination::find(running, name, &incoming.head)?;
-    // Hold the volume before it is checked, so that no client writes to it afterwards.
-    let _held = destination.present.as_ref().map(|(volume, _)| running.hold(volume)).transpose()?;
-    destination.check(running.pool())?;
-    let hidden = destination.begin(running, &incoming.head)?;
-    let done = (|| {
-        let blocks = take(running.pool(), &hidden, &mut incoming, progress)?;
-        running.pool().change(
-            &destination.volume,
-            destination.end(running.pool(), &hidden, &incoming.head)?,
-        )?;
-        Ok(blocks)
-    })();
-    match done {
-        Ok(blocks) => {
-            Ok(Received { snapshot: destination.snapshot, blocks, bytes: incoming.bytes() })
-        }
-        Err(error) => {
-            running.forget(&hidden);
-            Err(error)
+    let first = snapshot_name(&incoming.head.name)?.0.to_owned();
+    loop {
+        let (volume, snapshot) = snapshot_name(&incoming.head.name)?;
+        let name = match target.name {
+            None => volume.to_owned(),
+            Some(name) if name.contains('@') && incoming.head.is_followed => {
+                return invalid("name", name, "a volume, as the input has several snapshots");
+            }
+            Some(name) if volume != first => {
+                let wanted = format!(
+                    "no name, as the input has several volumes: `{first}`, `{volume}`; each gets \
+                     the name that it had"
+                );
+                return invalid("name", name, &wanted);
+            }
+            Some(name) => name.to_owned(),
+        };
+        let name = if name.contains('@') { name } else { format!("{name}@{snapshot}") };
+        received.blocks += receive_one(running, &name, target, &mut incoming, progress)?;
+        received.snapshots.push(name);
+        received.bytes = incoming.bytes();
+        match incoming.following()? {
+            Some(next) => incoming = next,
+            None => return Ok(received),
         }
     }
+}
+
+/// Receives a stream as this snapshot. Returns the number of blocks with contents.
+fn receive_one(
+    running: &Running,
+    snapshot: &str,
+    target: &ReceiveTarget<'_>,
+    incoming: &mut Incoming<'_>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<u64, VolumeError> {
+    let head = incoming.head.clone();
+    let destination = Destination::find(running, snapshot, &head)?;
+    // Hold the volume before it is checked, so that no client writes to it afterwards.
+    let present = destination.present.as_ref();
+    let _held = present.map(|volume| running.hold(volume)).transpose()?;
+    destination.check(running.pool())?;
+    let mut hidden = destination.begin(running, &head, target.is_resumable)?;
+    let done = take(&mut hidden, incoming, progress).and_then(|blocks| {
+        let change = destination.end(&hidden, &head)?;
+        running.pool().change(&destination.volume, change)?;
+        Ok(blocks)
+    });
+    done.map_err(|error| hidden.interrupted(error))
 }
 
 /// The volume and snapshot that a stream makes.
 struct Destination {
     volume: String,
     snapshot: String,
-    /// The volume that exists, and its snapshot that the stream builds on.
-    present: Option<(VolumeMeta, VolumeMeta)>,
+    /// The volume that exists and is updated.
+    present: Option<VolumeMeta>,
+    /// The snapshot that the stream builds on.
+    base: Option<VolumeMeta>,
 }
 
 impl Destination {
-    fn find(running: &Running, name: &str, head: &Head) -> Result<Destination, VolumeError> {
+    fn find(running: &Running, snapshot: &str, head: &Head) -> Result<Destination, VolumeError> {
         let Head { block_bytes, blocks, .. } = *head;
         if !(4096..=BLOCK_BYTES_MAX).contains(&block_bytes) || block_bytes < running.pool().align()
         {
@@ -228,30 +187,33 @@ impl Destination {
         if blocks.saturating_mul(block_bytes.into()) > SIZE_MAX {
             return invalid("stream", &format!("{blocks} blocks of {block_bytes} bytes"), "1P");
         }
-        let (volume, snapshot) = match name.split_once('@') {
-            Some((volume, snapshot)) => (volume, snapshot),
-            None => (name, snapshot_name(&head.name)?.1),
-        };
-        volume_name(volume)?;
-        let snapshot = format!("{volume}@{snapshot}");
-        snapshot_name(&snapshot)?;
-        running.is_free(&snapshot)?;
-        let volume = volume.to_owned();
+        let volume = snapshot_name(snapshot)?.0.to_owned();
+        running.is_free(snapshot)?;
+        let snapshot = snapshot.to_owned();
+        let pool = running.pool();
+        let list = pool.list();
         let Some((guid, base)) = &head.base else {
             new_volume_name(&volume)?;
             running.is_free(&volume)?;
-            return Ok(Destination { volume, snapshot, present: None });
+            return Ok(Destination { volume, snapshot, present: None, base: None });
         };
-        let pool = running.pool();
+        let is_base = |it: &&VolumeMeta| it.is_snapshot && it.guid == *guid;
+        let no_base = |volume: &str| {
+            let (stream, base, volume) = (head.name.clone(), base.clone(), volume.to_owned());
+            VolumeError::NoBase { stream, base, volume }
+        };
         let Ok(meta) = pool.find(&volume).map(|live| live.meta.clone()) else {
-            let (stream, base) = (head.name.clone(), base.clone());
-            return Err(VolumeError::NoBase { stream, base, volume });
+            if !head.is_clone {
+                return Err(no_base(&volume));
+            }
+            new_volume_name(&volume)?;
+            let found = list.iter().find(is_base).ok_or_else(|| no_base(&volume))?.clone();
+            same_blocks(&found, head)?;
+            return Ok(Destination { volume, snapshot, present: None, base: Some(found) });
         };
         let prefix = format!("{volume}@");
-        let list = pool.list();
         let mut snapshots = list.iter().filter(|it| it.name.starts_with(&prefix));
-        let found = snapshots.clone().find(|it| it.guid == *guid).cloned();
-        let Some(found) = found else {
+        let Some(found) = snapshots.clone().find(is_base).cloned() else {
             let wanted = format!(
                 "`{base}` among the snapshots of `{volume}`, on which the stream builds; receive \
                  that first"
@@ -262,16 +224,13 @@ impl Destination {
         if let Some(same) = snapshots.find(|it| it.guid == head.guid) {
             return Err(VolumeError::Exists { name: same.name.clone() });
         }
-        if meta.block_bytes != head.block_bytes {
-            let wanted = format!("blocks of {} bytes, as `{volume}` has", meta.block_bytes);
-            return invalid("stream", &head.block_bytes.to_string(), &wanted);
-        }
-        Ok(Destination { volume, snapshot, present: Some((meta, found)) })
+        same_blocks(&meta, head)?;
+        Ok(Destination { volume, snapshot, present: Some(meta), base: Some(found) })
     }
 
     /// Checks that the volume is in the state that the stream expects.
     fn check<D: SegmentStore>(&self, pool: &Arc<Pool<D>>) -> Result<(), VolumeError> {
-        let Some((meta, base)) = &self.present else { return Ok(()) };
+        let (Some(meta), Some(base)) = (&self.present, &self.base) else { return Ok(()) };
         let busy = |why: String| Err(VolumeError::Busy { name: self.volume.clone(), why });
         if pool.find(&self.volume)?.meta != *meta {
             return busy("being changed; try again".to_owned());
@@ -282,26 +241,74 @@ impl Destination {
         Ok(())
     }
 
-    fn hidden(&self) -> String {
-        format!("{HIDDEN_PREFIX}{}", self.volume)
+    /// Creates the hidden volume, or continues that of a receive that was interrupted.
+    fn begin<'a>(
+        &self,
+        running: &'a Running,
+        head: &Head,
+        is_resumable: bool,
+    ) -> Result<Hidden<'a>, VolumeError> {
+        let _begin = BEGIN.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = received_name(&self.volume);
+        if let Ok(meta) = running.pool().find(&name).map(|live| live.meta.clone()) {
+            let busy = |why: String| VolumeError::Busy { name: self.volume.clone(), why };
+            let held = running.hold(&meta);
+            let held = held.map_err(|_| busy("being received already".to_owned()))?;
+            match read_state(running.pool(), &self.volume) {
+                Some(kept) if is_continued(&kept, head) => {
+                    let volume = self.volume.clone();
+                    return Ok(Hidden { running, volume, name, kept: Some(kept), _held: held });
+                }
+                Some(kept) => {
+                    return Err(busy(format!(
+                        "partly received: it has `{}` up to block {}; continue that with `volume \
+                         send --resume {}`, or drop it with `volume receive --abort`",
+                        kept.name,
+                        kept.start,
+                        kept.token()
+                    )));
+                }
+                // The process ended before the receive had begun.
+                None => running.forget(&name),
+            }
+        }
+        if head.start > 0 {
+            return nothing_to_continue(head, &self.volume);
+        }
+        running.forget(&receive_state_name(&self.volume));
+        let created = self.create(running, &name, head).and_then(|meta| {
+            let kept = match is_resumable {
+                true => Some(create_state(running, &self.volume, head)?),
+                false => None,
+            };
+            Ok((running.hold(&meta)?, kept))
+        });
+        match created {
+            Ok((held, kept)) => {
+                Ok(Hidden { running, volume: self.volume.clone(), name, kept, _held: held })
+            }
+            Err(error) => {
+                running.forget(&receive_state_name(&self.volume));
+                running.forget(&name);
+                Err(error)
+            }
+        }
     }
 
-    /// Creates the hidden volume and returns its name.
-    fn begin(&self, running: &Running, head: &Head) -> Result<String, VolumeError> {
+    /// Creates the hidden volume.
+    fn create(
+        &self,
+        running: &Running,
+        name: &str,
+        head: &Head,
+    ) -> Result<VolumeMeta, VolumeError> {
         let pool = running.pool();
-        let name = self.hidden();
-        if pool.find(&name).is_ok() {
-            let why = "being received already".to_owned();
-            return Err(VolumeError::Busy { name: self.volume.clone(), why });
-        }
         let Head { block_bytes, blocks, .. } = *head;
-        let origin = self.present.as_ref().map_or(0, |(_, base)| base.id);
-        let is_snapshot = false;
         let meta = VolumeMeta {
             id: 0,
-            name: name.clone(),
-            is_snapshot,
-            origin,
+            name: name.to_owned(),
+            is_snapshot: false,
+            origin: self.base.as_ref().map_or(0, |base| base.id),
             block_bytes,
             blocks,
             guid: 0,
@@ -309,49 +316,196 @@ impl Destination {
             created: now(),
             key: 0,
         };
-        let Some((_, base)) = &self.present else {
-            pool.change(&self.volume, Change::Create(meta))?;
-            return Ok(name);
-        };
-        pool.change(&self.volume, Change::Copy(VolumeMeta { blocks: base.blocks, ..meta }))?;
-        if base.blocks != blocks {
-            let id = pool.find(&name)?.meta.id;
-            if let Err(error) = pool.change(&self.volume, Change::Resize { id, blocks }) {
-                running.forget(&name);
-                return Err(error);
+        match &self.base {
+            None => pool.change(&self.volume, Change::Create(meta))?,
+            Some(base) => {
+                let copy = VolumeMeta { blocks: base.blocks, ..meta };
+                pool.change(&self.volume, Change::Copy(copy))?;
+                if base.blocks != blocks {
+                    let id = pool.find(name)?.meta.id;
+                    pool.change(&self.volume, Change::Resize { id, blocks })?;
+                }
             }
         }
-        Ok(name)
+        Ok(pool.find(name)?.meta.clone())
     }
 
     /// The change of the catalogue that puts the hidden volume in destination.
-    fn end<D: SegmentStore>(
-        &self,
-        pool: &Pool<D>,
-        hidden: &str,
-        head: &Head,
-    ) -> Result<Change, VolumeError> {
-        let meta = pool.find(hidden)?.meta.clone();
+    fn end(&self, hidden: &Hidden<'_>, head: &Head) -> Result<Change, VolumeError> {
+        let pool = hidden.running.pool();
+        let meta = pool.find(&hidden.name)?.meta.clone();
         let origin = meta.id;
-        let mut changes = Vec::new();
-        match &self.present {
+        let created = if head.created == 0 { now() } else { head.created };
+        let (name, guid, is_snapshot) = (self.snapshot.clone(), head.guid, true);
+        let snapshot = VolumeMeta { name, origin, guid, is_snapshot, created, ..meta };
+        let mut changes = match &self.present {
             None => {
-                let name = self.volume.clone();
-                changes.push(Change::Copy(VolumeMeta { name, origin, ..meta.clone() }));
+                let rename = Change::Rename { id: origin, name: self.volume.clone() };
+                vec![Change::Copy(snapshot), rename]
             }
-            Some((volume, _)) => {
+            Some(volume) => {
+                let mut changes = Vec::new();
                 if volume.blocks != head.blocks {
                     changes.push(Change::Resize { id: volume.id, blocks: head.blocks });
                 }
                 changes.push(Change::Rollback { id: volume.id, to: origin });
+                changes.push(Change::Copy(snapshot));
+                changes.push(Change::Destroy { id: origin });
+                changes
             }
+        };
+        if hidden.kept.is_some() {
+            let id = pool.find(&receive_state_name(&self.volume))?.meta.id;
+            changes.push(Change::Destroy { id });
         }
-        let (name, guid) = (self.snapshot.clone(), head.guid);
-        let is_snapshot = true;
-        changes.push(Change::Copy(VolumeMeta { name, origin, guid, is_snapshot, ..meta }));
-        changes.push(Change::Destroy { id: origin });
         Ok(Change::Several(changes))
     }
+}
+
+/// Refuses a stream whose blocks have another length than those of a volume or snapshot.
+fn same_blocks(meta: &VolumeMeta, head: &Head) -> Result<(), VolumeError> {
+    match meta.block_bytes == head.block_bytes {
+        true => Ok(()),
+        false => {
+            let wanted = format!("blocks of {} bytes, as `{}` has", meta.block_bytes, meta.name);
+            invalid("stream", &head.block_bytes.to_string(), &wanted)
+        }
+    }
+}
+
+/// A hidden volume that is being received.
+struct Hidden<'a> {
+    running: &'a Running,
+    /// The volume that it will be, or update.
+    volume: String,
+    name: String,
+    /// The head of the stream that continues the receive, as it was recorded last; `None` if an
+    /// interrupted receive leaves nothing.
+    kept: Option<Head>,
+    _held: Held<'a, PoolBacking>,
+}
+
+impl Hidden<'_> {
+    /// Records that all blocks before `start` are durable.
+    fn record(&mut self, start: u64) -> Result<(), VolumeError> {
+        // A stream may repeat blocks that were received before.
+        if let Some(kept) = &self.kept
+            && start > kept.start
+        {
+            let kept = Head { start, ..kept.clone() };
+            write_state(self.running.pool(), &self.volume, &kept)?;
+            self.kept = Some(kept);
+        }
+        Ok(())
+    }
+
+    /// Adds to an error how the receive is continued; removes the hidden volume if it is not kept.
+    fn interrupted(&self, error: VolumeError) -> VolumeError {
+        let Some(kept) = &self.kept else {
+            self.running.forget(&self.name);
+            return error;
+        };
+        let (volume, token) = (self.volume.clone(), kept.token().to_string());
+        VolumeError::Interrupted { volume, token, source: Box::new(error) }
+    }
+}
+
+/// Whether a stream continues a receive that has kept `kept`.
+fn is_continued(kept: &Head, head: &Head) -> bool {
+    let what = |head: &Head| {
+        let base = head.base.as_ref().map(|(guid, _)| *guid);
+        (head.guid, base, head.block_bytes, head.blocks, head.is_clone)
+    };
+    what(kept) == what(head) && head.start <= kept.start
+}
+
+/// Creates the hidden volume with the position of a receive.
+fn create_state(running: &Running, volume: &str, head: &Head) -> Result<Head, VolumeError> {
+    let pool = running.pool();
+    let meta = VolumeMeta {
+        id: 0,
+        name: receive_state_name(volume),
+        is_snapshot: false,
+        origin: 0,
+        block_bytes: pool.align().max(4096),
+        blocks: 1,
+        guid: 0,
+        reserved_bytes: 0,
+        created: now(),
+        key: 0,
+    };
+    pool.change(volume, Change::Create(meta))?;
+    let kept = Head { start: 0, is_followed: false, ..head.clone() };
+    write_state(pool, volume, &kept)?;
+    Ok(kept)
+}
+
+/// Writes the position of a receive durably.
+fn write_state<D: SegmentStore>(
+    pool: &Arc<Pool<D>>,
+    volume: &str,
+    kept: &Head,
+) -> Result<(), VolumeError> {
+    let live = pool.find(&receive_state_name(volume))?;
+    let mut block = kept.print().to_vec();
+    block.resize(live.meta.block_bytes as usize, 0);
+    let mut filler = Filler::new(pool, live)?;
+    filler.write(0, &block)?;
+    filler.sync()
+}
+
+/// Reads the position of a receive; `None` if it was not written yet.
+fn read_state<D: SegmentStore>(pool: &Arc<Pool<D>>, volume: &str) -> Option<Head> {
+    let live = pool.find(&receive_state_name(volume)).ok()?;
+    let len = live.meta.block_bytes as usize;
+    let mut handle = VolumeHandle::open(pool, live, Compression::None, 1).ok()?;
+    let mut block = Vec::with_capacity(len);
+    let status = handle.read(0, len, |bytes| block.extend_from_slice(bytes));
+    let head = block.first_chunk::<HEAD_BYTES>().filter(|_| status == Status::Ok)?;
+    Head::parse(head).ok()
+}
+
+/// A receive that was interrupted, and can be continued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartialReceive {
+    /// The volume that it makes or updates.
+    pub volume: String,
+    /// The head of the stream that continues it.
+    pub head: Head,
+}
+
+/// The receives of a pool that were interrupted, or that are in progress and resumable.
+pub fn interrupted(running: &Running) -> Vec<PartialReceive> {
+    let names: Vec<String> = {
+        let volumes = running.pool().volumes();
+        volumes.by_id.values().map(|live| live.meta.name.clone()).collect()
+    };
+    let volumes = names.iter().filter_map(|name| name.strip_prefix(RECEIVE_STATE_PREFIX));
+    let partial = |volume: &str| {
+        let head = read_state(running.pool(), volume)?;
+        Some(PartialReceive { volume: volume.to_owned(), head })
+    };
+    volumes.filter_map(partial).collect()
+}
+
+/// Drops what an interrupted receive of a volume has kept.
+///
+/// # Errors
+/// If there is nothing, or it is being received.
+pub fn abort(running: &Running, volume: &str) -> Result<(), VolumeError> {
+    volume_name(volume)?;
+    let _begin = BEGIN.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = received_name(volume);
+    let Ok(meta) = running.pool().find(&name).map(|live| live.meta.clone()) else {
+        return invalid("name", volume, "a volume that was partly received");
+    };
+    let _held = running.hold(&meta).map_err(|_| {
+        let (name, why) = (volume.to_owned(), "being received; stop that first".to_owned());
+        VolumeError::Busy { name, why }
+    })?;
+    running.forget(&name);
+    running.forget(&receive_state_name(volume));
+    Ok(())
 }
 
 /// Whether a volume differs from its snapshot.
@@ -375,30 +529,41 @@ fn has_changed<D: SegmentStore>(
 
 /// Writes the stream into the hidden volume and makes it durable. Returns the number of blocks with
 /// contents.
-fn take<D: SegmentStore>(
-    pool: &Arc<Pool<D>>,
-    hidden: &str,
+fn take(
+    hidden: &mut Hidden<'_>,
     incoming: &mut Incoming<'_>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<u64, VolumeError> {
-    let live = pool.find(hidden)?;
+    let pool = hidden.running.pool();
+    let live = pool.find(&hidden.name)?;
     let size = u64::from(live.meta.block_bytes);
     let mut filler = Filler::new(pool, live)?;
-    let mut blocks = 0;
-    loop {
-        match incoming.part()? {
-            Part::Data { first, bytes } => {
+    let (mut blocks, mut recorded) = (0, incoming.bytes());
+    let read = loop {
+        match incoming.part() {
+            Ok(Part::Data { first, bytes }) => {
                 filler.write(first, bytes)?;
                 blocks += bytes.len() as u64 / size;
             }
-            Part::Zeros { first, count } => filler.zero(first, count)?,
-            Part::End => break,
+            Ok(Part::Zeros { first, count }) => filler.zero(first, count)?,
+            Ok(Part::End) => break Ok(blocks),
+            Err(error) => break Err(error),
         }
         progress(incoming.bytes());
+        if hidden.kept.is_some() && incoming.bytes() - recorded >= POSITION_INTERVAL_BYTES {
+            filler.sync()?;
+            hidden.record(incoming.next_block())?;
+            recorded = incoming.bytes();
+        }
+    };
+    if read.is_ok() || hidden.kept.is_some() {
+        filler.sync()?;
     }
-    filler.finish()?;
     progress(incoming.bytes());
-    Ok(blocks)
+    if read.is_err() {
+        hidden.record(incoming.next_block())?;
+    }
+    read
 }
 
 /// Writes into a volume, with several records in flight.
@@ -448,7 +613,8 @@ impl<D: SegmentStore> Filler<D> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<(), VolumeError> {
+    /// Makes all writes durable.
+    fn sync(&mut self) -> Result<(), VolumeError> {
         self.wait_below(1)?;
         self.until_taken(|handle| handle.flush(0))?;
         self.wait_below(1)

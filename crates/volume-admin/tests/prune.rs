@@ -8,7 +8,7 @@ use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::admin::now;
 use blockyard_volume::{Options, Running};
 use blockyard_volume_admin::prune::{PrunePlan, plan};
-use blockyard_volume_admin::send::Sending;
+use blockyard_volume_admin::send::{SendOptions, Sending};
 
 fn pool(place: &TempDir) -> Arc<Running> {
     Running::open(&place.path().join("pool"), Options::default()).unwrap()
@@ -34,7 +34,8 @@ fn held_cloned_and_used_snapshots_stay() {
     }
     running.hold_snapshot("v0@a", "keep").unwrap();
     running.clone_of("v0@b", "clone").unwrap();
-    let sending = Sending::begin(&running, "v0@c", None).unwrap();
+    let options = SendOptions { snapshot: "v0@c", ..SendOptions::default() };
+    let sending = Sending::begin(&running, &options).unwrap();
     let all = planned(&running, None, "");
     let wanted = ["v0@auto-1", "v0@auto-2", "v1@a", "v1@b", "v1@auto-1", "v1@c", "v1@auto-2"];
     assert_eq!(doomed(&all), wanted);

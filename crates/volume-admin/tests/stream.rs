@@ -12,6 +12,7 @@ use blockyard_testing::channel;
 use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 use blockyard_volume_admin::image::{Image, export};
+use blockyard_volume_admin::receive::ReceiveTarget;
 use blockyard_volume_admin::scrub::scrub;
 use blockyard_volume_admin::{receive, send};
 use blockyard_volume_format::stream::Head;
@@ -76,9 +77,14 @@ fn sent(running: &Running, snapshot: &str, base: Option<&str>) -> Vec<u8> {
     stream
 }
 
+/// A receive that leaves nothing if it is interrupted.
+fn to(name: &str) -> ReceiveTarget<'_> {
+    ReceiveTarget { name: Some(name), is_resumable: false }
+}
+
 fn receive(running: &Running, name: &str, mut stream: &[u8]) -> Result<String, String> {
-    let received = receive::receive(running, name, &mut stream, &mut |_| {});
-    received.map(|it| it.snapshot).map_err(|error| error.to_string())
+    let received = receive::receive(running, &to(name), &mut stream, &mut |_| {});
+    received.map(|it| it.snapshots.join(",")).map_err(|error| error.to_string())
 }
 
 fn names(running: &Running) -> Vec<String> {
@@ -221,7 +227,7 @@ fn a_partly_received_stream_leaves_no_volume() {
         assert_eq!(error, "`v0` is being received already");
     };
     let mut cut = Interrupted { stream: &stream[..stream.len() / 2], look: Some(Box::new(look)) };
-    let error = receive::receive(&there, "v0", &mut cut, &mut |_| {}).unwrap_err().to_string();
+    let error = receive::receive(&there, &to("v0"), &mut cut, &mut |_| {}).unwrap_err().to_string();
     assert!(error.starts_with("stream: "), "{error}");
     assert!(there.pool().find("%v0").is_err(), "nothing is left of it");
     receive(&there, "v0", &stream).unwrap();
@@ -347,9 +353,10 @@ fn a_stream_of_blocks_that_no_volume_can_have_is_refused() {
         (4096, 1 << 39, "549755813888 blocks of 4096 bytes"),
     ] {
         let name = "v@one".to_owned();
-        let stream = Head { block_bytes, blocks, guid: 1, name, base: None }.print();
-        let error =
-            receive::receive(&running, "v", &mut &stream[..], &mut |_| {}).unwrap_err().to_string();
+        let stream = Head { block_bytes, blocks, guid: 1, name, ..Head::default() }.print();
+        let error = receive::receive(&running, &to("v"), &mut &stream[..], &mut |_| {})
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("invalid stream ") && error.contains(wanted), "{error}");
     }
     let names: Vec<_> = running.pool().list().into_iter().map(|it| it.name).collect();
@@ -382,7 +389,7 @@ fn a_volume_that_is_being_received_cannot_be_opened() {
         }
     };
     let mut cut = Interrupted { stream: &stream[..stream.len() - 1], look: Some(Box::new(look)) };
-    let error = receive::receive(&there, "v0", &mut cut, &mut |_| {}).unwrap_err().to_string();
+    let error = receive::receive(&there, &to("v0"), &mut cut, &mut |_| {}).unwrap_err().to_string();
     assert!(error.starts_with("stream: "), "{error}");
     assert!(contents(&there, "v0") == before);
     receive(&there, "v0", &stream).unwrap();

@@ -1,14 +1,25 @@
 //! The stream of `send` and `receive`: a header, records with blocks in order, and an end record.
 //! The checksum of each record includes that of the record before. So a stream that is truncated,
 //! damaged, or joined from two is detected at that record.
+//!
+//! The streams of several snapshots can follow one another; the header of each says whether another
+//! one follows it. A stream can begin at a later block than the first one: it continues a receive
+//! that was interrupted, which a [`ResumeToken`] describes.
+
+use std::fmt;
+use std::str::FromStr;
 
 use crate::BLOCK_BYTES_MAX;
 use crate::bytes::{BlockHeader, crc, put_u32, put_u64, u32_at, u64_at};
 use crate::catalogue::{BLOCKS_MAX, NAME_MAX};
 use crate::error::FormatError;
 
-/// The version of the stream that this program writes and reads.
-pub const VERSION: u32 = 1;
+/// The version of the stream that this program writes.
+pub const VERSION: u32 = 2;
+
+/// The oldest version that this program reads. Its header has no flags, no start and no creation
+/// time.
+const VERSION_OLDEST: u32 = 1;
 
 /// Length of the header, in bytes.
 pub const HEAD_BYTES: usize = 512;
@@ -23,14 +34,23 @@ const WHAT: &str = "stream";
 /// The magic number of a stream.
 pub const MAGIC: [u8; 8] = *b"BLKYSND\n";
 const SEAL: BlockHeader =
-    BlockHeader { what: WHAT, magic: MAGIC, version: VERSION, oldest: VERSION };
+    BlockHeader { what: WHAT, magic: MAGIC, version: VERSION, oldest: VERSION_OLDEST };
+const FLAGS: usize = 52;
+const START: usize = 56;
 const NAME: usize = 64;
 const BASE: usize = NAME + NAME_MAX;
+const CREATED: usize = BASE + NAME_MAX;
 /// Offset of the end of the last field; the bytes after it are zero.
-const END: usize = BASE + NAME_MAX;
+const END: usize = CREATED + 8;
+
+/// Flag: the stream of another snapshot follows the end record.
+const IS_FOLLOWED: u32 = 1;
+
+/// Flag: the stream builds on a snapshot of another volume, of which its volume is a clone.
+const IS_CLONE: u32 = 2;
 
 /// The header of a stream, which describes the snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// Length of a block in bytes.
     pub block_bytes: u32,
@@ -43,6 +63,15 @@ pub struct Head {
     /// The snapshot on which an incremental stream builds: its identity, and its name at the
     /// sender.
     pub base: Option<(u64, String)>,
+    /// When the snapshot was created, in seconds since 1970 (UTC); 0: unknown.
+    pub created: u64,
+    /// The first block that the stream contains: it continues a stream that was received up to
+    /// there.
+    pub start: u64,
+    /// Whether the stream of another snapshot follows the end record.
+    pub is_followed: bool,
+    /// Whether the base is a snapshot of another volume, of which this one is a clone.
+    pub is_clone: bool,
 }
 
 fn impossible(field: &'static str, value: u64, want: &'static str) -> FormatError {
@@ -66,6 +95,11 @@ impl Head {
             bytes[length] = name.len() as u8;
             bytes[at..at + name.len()].copy_from_slice(name.as_bytes());
         }
+        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+        let flags = flag(self.is_followed, IS_FOLLOWED) | flag(self.is_clone, IS_CLONE);
+        put_u32(&mut bytes, FLAGS, flags);
+        put_u64(&mut bytes, START, self.start);
+        put_u64(&mut bytes, CREATED, self.created);
         SEAL.put(&mut bytes);
         bytes
     }
@@ -95,11 +129,31 @@ impl Head {
             name.map(str::to_owned).ok_or_else(|| impossible(field, len as u64, "a name"))
         };
         let (name, base_name) = (text(48, NAME, "name")?, text(49, BASE, "base")?);
-        if bytes[50..NAME].iter().chain(&bytes[END..]).any(|byte| *byte != 0) {
+        let is_old = u32_at(bytes, 16) == VERSION_OLDEST;
+        let reserved = if is_old { (50..NAME, CREATED) } else { (50..FLAGS, END) };
+        if bytes[reserved.0].iter().chain(&bytes[reserved.1..]).any(|byte| *byte != 0) {
             return Err(impossible("a reserved byte", 1, "0"));
         }
         let base = (base != 0).then_some((base, base_name));
-        Ok(Head { block_bytes, blocks, guid, name, base })
+        let (flags, start) = (u32_at(bytes, FLAGS), u64_at(bytes, START));
+        let (is_followed, is_clone) = (flags & IS_FOLLOWED != 0, flags & IS_CLONE != 0);
+        if flags & !(IS_FOLLOWED | IS_CLONE) != 0 {
+            return Err(impossible("flags", flags.into(), "flags that this program knows: 1, 2"));
+        }
+        if is_clone && base.is_none() {
+            return Err(impossible("flags", flags.into(), "a base, as the stream is of a clone"));
+        }
+        if start > blocks {
+            return Err(impossible("start", start, "the number of blocks at most"));
+        }
+        let created = u64_at(bytes, CREATED);
+        Ok(Head { block_bytes, blocks, guid, name, base, created, start, is_followed, is_clone })
+    }
+
+    /// The token by which a sender continues this stream at its start.
+    pub fn token(&self) -> ResumeToken {
+        let base = self.base.as_ref().map(|(guid, _)| *guid);
+        ResumeToken { guid: self.guid, base, start: self.start }
     }
 
     /// The checksum of the header, on which the first record's checksum builds.
@@ -118,6 +172,8 @@ pub enum Kind {
     Zeros = 2,
     /// The end of the stream.
     End = 3,
+    /// Blocks, whose contents follow as one frame of Zstandard.
+    Compressed = 4,
 }
 
 /// The header of a record.
@@ -173,7 +229,8 @@ impl Record {
             1 => Kind::Data,
             2 => Kind::Zeros,
             3 => Kind::End,
-            other => return Err(impossible("kind", other.into(), "1, 2 or 3")),
+            4 => Kind::Compressed,
+            other => return Err(impossible("kind", other.into(), "1, 2, 3 or 4")),
         };
         let (len, first, count) = (u32_at(bytes, 4), u64_at(bytes, 8), u64_at(bytes, 16));
         let record = Record { kind, len, first, count, number: u64_at(bytes, 24) };
@@ -181,9 +238,11 @@ impl Record {
             return Err(impossible("number", record.number, "one more than the record before"));
         }
         let end = first.checked_add(count).filter(|end| *end <= head.blocks && first >= from);
-        let wanted_len = match kind {
-            Kind::Data => count.saturating_mul(head.block_bytes.into()),
-            Kind::Zeros | Kind::End => 0,
+        let data_len = count.saturating_mul(head.block_bytes.into());
+        let (wanted_len, is_len) = match kind {
+            Kind::Data => (data_len, u64::from(len) == data_len),
+            Kind::Compressed => (data_len, (1..data_len).contains(&len.into())),
+            Kind::Zeros | Kind::End => (0, len == 0),
         };
         match kind {
             Kind::End if (first, count) != (head.blocks, 0) => {
@@ -192,8 +251,10 @@ impl Record {
             _ if end.is_none() => {
                 Err(impossible("first", first, "blocks after those of the record before"))
             }
-            Kind::Data | Kind::Zeros if count == 0 => Err(impossible("count", 0, "blocks")),
-            _ if u64::from(len) != wanted_len || wanted_len > PAYLOAD_MAX as u64 => {
+            Kind::Data | Kind::Zeros | Kind::Compressed if count == 0 => {
+                Err(impossible("count", 0, "blocks"))
+            }
+            _ if !is_len || wanted_len > PAYLOAD_MAX as u64 => {
                 Err(impossible("len", len.into(), "the length of its blocks, 1M at most"))
             }
             _ => Ok(record),
@@ -218,18 +279,71 @@ impl Record {
     }
 }
 
+/// Where a receive that was interrupted continues: a text for people to copy, with a checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResumeToken {
+    /// The identity of the snapshot.
+    pub guid: u64,
+    /// The identity of the snapshot on which it builds, if the stream is incremental.
+    pub base: Option<u64>,
+    /// The first block that is missing.
+    pub start: u64,
+}
+
+/// The first part of a token: its version.
+const TOKEN_VERSION: &str = "1";
+
+impl fmt::Display for ResumeToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ResumeToken { guid, base, start } = self;
+        let text = format!("{TOKEN_VERSION}-{guid:x}-{:x}-{start:x}", base.unwrap_or(0));
+        write!(f, "{text}-{:016x}", crc(text.as_bytes()))
+    }
+}
+
+impl FromStr for ResumeToken {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<ResumeToken, &'static str> {
+        let wrong = "expected a token that `volume receive --token` has printed";
+        let (rest, sum) = text.rsplit_once('-').ok_or(wrong)?;
+        if sum != format!("{:016x}", crc(rest.as_bytes())) {
+            return Err("expected a whole token: the checksum of this one is wrong");
+        }
+        let parts: Vec<&str> = rest.split('-').collect();
+        let [version, fields @ ..] = &parts[..] else { return Err(wrong) };
+        if *version != TOKEN_VERSION {
+            return Err("expected a token of version 1; a newer program has printed this one");
+        }
+        let number = |text: &str| u64::from_str_radix(text, 16).map_err(|_| wrong);
+        let [guid, base, start] = fields else { return Err(wrong) };
+        let (guid, base, start) = (number(guid)?, number(base)?, number(start)?);
+        Ok(ResumeToken { guid, base: (base != 0).then_some(base), start })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn head() -> Head {
-        let base = Some((7, "v0@monday".to_owned()));
-        Head { block_bytes: 16_384, blocks: 100, guid: 9, name: "v0@tuesday".to_owned(), base }
+        Head {
+            block_bytes: 16_384,
+            blocks: 100,
+            guid: 9,
+            name: "v0@tuesday".to_owned(),
+            base: Some((7, "v0@monday".to_owned())),
+            created: 1_700_000_000,
+            start: 60,
+            is_followed: true,
+            is_clone: true,
+        }
     }
 
     #[test]
     fn printing_and_parsing_round_trip() {
-        for head in [head(), Head { base: None, ..head() }] {
+        let complete = Head { base: None, start: 0, is_clone: false, ..head() };
+        for head in [head(), complete, Head { start: 100, is_followed: false, ..head() }] {
             assert_eq!(Head::parse(&head.print()), Ok(head));
         }
         let mut bytes = [0; RECORD_BYTES];
@@ -245,6 +359,73 @@ mod tests {
             Record::parse(&bytes, &head(), 4, 4).is_err(),
             "the first block is below the expected one"
         );
+    }
+
+    /// A header of version 1 has zeros where later versions have fields.
+    #[test]
+    fn a_header_of_version_1_is_read() {
+        let old = Head { created: 0, start: 0, is_followed: false, is_clone: false, ..head() };
+        let as_version = |head: &Head, version: u32| {
+            let mut bytes = head.print();
+            put_u32(&mut bytes, 16, version);
+            let crc = crc(&bytes[16..]);
+            put_u64(&mut bytes, 8, crc);
+            bytes
+        };
+        assert_eq!(Head::parse(&as_version(&old, 1)), Ok(old.clone()));
+        for new in [
+            Head { created: 1, ..old.clone() },
+            Head { start: 1, ..old.clone() },
+            Head { is_followed: true, ..old.clone() },
+        ] {
+            assert!(Head::parse(&as_version(&new, 1)).is_err(), "{new:?}");
+        }
+        let newer = FormatError::Version { what: WHAT, found: 3, known: 2 };
+        assert_eq!(Head::parse(&as_version(&old, 3)), Err(newer));
+    }
+
+    #[test]
+    fn what_no_header_has_is_refused() {
+        let with = |change: &dyn Fn(&mut [u8; HEAD_BYTES])| {
+            let mut bytes = head().print();
+            change(&mut bytes);
+            SEAL.put(&mut bytes);
+            Head::parse(&bytes).unwrap_err().to_string()
+        };
+        let said = with(&|bytes| put_u32(bytes, FLAGS, 7));
+        assert!(said.contains("flags = 7; expected flags that this program knows"), "{said}");
+        let said = with(&|bytes| put_u64(bytes, 40, 0));
+        assert!(said.contains("expected a base"), "{said}");
+        let said = with(&|bytes| put_u64(bytes, START, 101));
+        assert!(said.contains("start = 101"), "{said}");
+        for at in [50, 51, END, HEAD_BYTES - 1] {
+            let said = with(&|bytes| bytes[at] = 1);
+            assert!(said.contains("a reserved byte"), "{at}: {said}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_checked() {
+        let whole = ResumeToken { guid: u64::MAX, base: None, start: 1 << 40 };
+        let token = head().token();
+        assert_eq!(token, ResumeToken { guid: 9, base: Some(7), start: 60 });
+        for token in [whole, token] {
+            let text = token.to_string();
+            assert_eq!(text.parse(), Ok(token));
+            for at in 0..text.len() {
+                assert!(text[..at].parse::<ResumeToken>().is_err(), "cut at {at}");
+                let mut damaged = text.clone().into_bytes();
+                damaged[at] ^= 1;
+                let damaged = String::from_utf8(damaged).unwrap();
+                assert!(damaged.parse::<ResumeToken>().is_err(), "{damaged}");
+            }
+        }
+        let sealed = |text: &str| format!("{text}-{:016x}", crc(text.as_bytes()));
+        let said = |text: &str| sealed(text).parse::<ResumeToken>().unwrap_err();
+        assert!(said("2-9-7-3c").contains("version 1"));
+        for text in ["1-9-7", "1-9-7-3c-1", "1-g-7-3c", "1-9-7-11112222333344445", ""] {
+            assert!(said(text).contains("expected a token"), "{text}");
+        }
     }
 
     #[test]
@@ -276,14 +457,14 @@ mod tests {
             Record { first: 99, ..end },
             Record { kind: Kind::Data, len: 16_384, count: 2, ..zeros },
             Record { kind: Kind::Data, len: 65 * 16_384, count: 65, ..zeros },
+            Record { kind: Kind::Compressed, len: 2 * 16_384, count: 2, ..zeros },
+            Record { kind: Kind::Compressed, len: 0, count: 2, ..zeros },
+            Record { kind: Kind::Compressed, len: 100, count: 65, ..zeros },
+            Record { kind: Kind::Compressed, len: 100, count: 0, ..zeros },
         ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
-        let newer = FormatError::Version { what: WHAT, found: 2, known: 1 };
-        let mut bytes = head().print();
-        put_u32(&mut bytes, 16, 2);
-        let crc = crc(&bytes[16..]);
-        put_u64(&mut bytes, 8, crc);
-        assert_eq!(Head::parse(&bytes), Err(newer));
+        let compressed = Record { kind: Kind::Compressed, len: 100, count: 64, ..zeros };
+        assert!(parse(compressed).is_ok());
     }
 }

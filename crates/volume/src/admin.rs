@@ -2,6 +2,7 @@
 //! volumes by name. Each is a record in the log, ordered among the writes, and durable when it is
 //! answered.
 
+use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockyard_core::Bytes;
@@ -13,8 +14,10 @@ use blockyard_volume_format::catalogue::{
 use crate::config::{BLOCK_BYTES, SIZE_MAX};
 use crate::encryption::{Secret, VolumeKey};
 use crate::error::VolumeError;
-use crate::names::{invalid, new_volume_name, snapshot_name, volume_name};
-use crate::pool::HIDDEN_PREFIX;
+use crate::names::{
+    invalid, new_volume_name, receive_state_name, received_name, snapshot_name, volume_name,
+};
+use crate::pool::{HIDDEN_PREFIX, RECEIVE_STATE_PREFIX};
 use crate::running::Running;
 
 /// Checks the parameters of a volume that is to be made, as far as that needs no pool, so that a
@@ -393,7 +396,10 @@ impl<D: SegmentStore> Running<D> {
     pub fn rename(&self, name: &str, new: &str) -> Result<(), VolumeError> {
         let meta = self.meta(name)?;
         match name.split_once('@') {
-            None => new_volume_name(new)?,
+            None => {
+                volume_name(name)?;
+                new_volume_name(new)?;
+            }
             Some((volume, _)) if snapshot_name(new)?.0 != volume => {
                 return invalid("new", new, &format!("`{volume}@` and the new name"));
             }
@@ -503,14 +509,18 @@ impl<D: SegmentStore> Running<D> {
         self.pool().change(name, Change::Release { id, tag: tag.to_owned() })
     }
 
-    /// Removes volumes that were received incompletely, and snapshots that were made only to be
-    /// sent.
+    /// Removes volumes that were received incompletely and cannot be continued, and snapshots that
+    /// were made only to be sent.
     pub(crate) fn forget_all(&self) {
         let volumes = self.pool().volumes();
         let names = volumes.by_id.values().map(|live| live.meta.name.clone());
-        let names: Vec<_> = names.filter(|name| name.starts_with(HIDDEN_PREFIX)).collect();
+        let names: BTreeSet<_> = names.filter(|name| name.starts_with(HIDDEN_PREFIX)).collect();
         drop(volumes);
-        names.iter().for_each(|name| self.forget(name));
+        let is_kept = |name: &str| match name.strip_prefix(RECEIVE_STATE_PREFIX) {
+            Some(volume) => names.contains(&received_name(volume)),
+            None => names.contains(&receive_state_name(&name[HIDDEN_PREFIX.len_utf8()..])),
+        };
+        names.iter().filter(|name| !is_kept(name)).for_each(|name| self.forget(name));
     }
 
     /// Removes a hidden volume or snapshot.

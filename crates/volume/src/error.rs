@@ -88,6 +88,19 @@ pub enum VolumeError {
         /// The volume that was to receive it.
         volume: String,
     },
+    /// A resumable receive was interrupted, and keeps what it has.
+    #[error(
+        "{source}; `{volume}` is partly received and kept: `volume send POOL --resume {token}` \
+         continues it, `volume receive --abort` drops it"
+    )]
+    Interrupted {
+        /// The volume that is received.
+        volume: String,
+        /// The token by which the sender continues.
+        token: String,
+        /// Why it was interrupted.
+        source: Box<VolumeError>,
+    },
     /// Reading or writing a stream failed.
     #[error("stream: {0}")]
     Pipe(io::Error),

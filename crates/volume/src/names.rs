@@ -3,6 +3,17 @@
 use blockyard_volume_format::catalogue::{NAME_MAX, VOLUME_NAME_MAX, is_name, is_volume_name};
 
 use crate::error::VolumeError;
+use crate::pool::{HIDDEN_PREFIX, RECEIVE_STATE_PREFIX};
+
+/// The name of the hidden volume with the data of a volume that is being received.
+pub fn received_name(volume: &str) -> String {
+    format!("{HIDDEN_PREFIX}{volume}")
+}
+
+/// The name of the hidden volume with the position of the receive of a volume.
+pub fn receive_state_name(volume: &str) -> String {
+    format!("{RECEIVE_STATE_PREFIX}{volume}")
+}
 
 /// The error of an invalid parameter.
 ///

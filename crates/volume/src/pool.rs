@@ -55,8 +55,14 @@ pub use volumes::{FrozenVolume, Volumes};
 
 /// First character of the name of a hidden volume or snapshot: a volume that is being received and
 /// is not complete, or a snapshot that exists only while it is sent. No other name begins with it.
-/// Clients do not see these volumes, and an opening removes them.
+/// Clients do not see these volumes, and an opening removes them, except those of a resumable
+/// receive that was interrupted.
 pub const HIDDEN_PREFIX: char = '%';
+
+/// First characters of the name of a hidden volume that contains the position of a resumable
+/// receive; the name of the volume that is received follows. It belongs to the hidden volume with
+/// the data, and an opening keeps either both or none.
+pub const RECEIVE_STATE_PREFIX: &str = "%%+";
 
 /// Records of the control plane that may be in the committer's record queue at once.
 const OWN_RECORDS: u32 = 64;

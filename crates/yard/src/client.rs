@@ -535,19 +535,25 @@ impl Client {
         self.stream("/v1/volumes/scrub", request)
     }
 
-    /// Sends the stream of a snapshot to a pool. `progress` receives the number of bytes sent.
+    /// Sends the streams of snapshots to a pool. Without `name` each gets the name that it had;
+    /// `resumable` keeps what was received if the stream is interrupted. `progress` receives the
+    /// number of bytes sent.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses, or the stream cannot be read.
     pub fn receive(
         &self,
         pool: &str,
-        name: &str,
+        name: Option<&str>,
+        resumable: bool,
         input: &mut dyn Read,
         progress: &mut dyn FnMut(u64),
     ) -> Result<ReceivedView, ClientError> {
         let part = |text: &str| encode(text).replace('+', "%2B");
-        let path = format!("/v1/volumes/receive?pool={}&name={}", part(pool), part(name));
+        let mut path = format!("/v1/volumes/receive?pool={}&resumable={resumable}", part(pool));
+        if let Some(name) = name {
+            path += &format!("&name={}", part(name));
+        }
         let connection = self.connect(TIMEOUT_LONG)?;
         self.parse(self.whole(connection.send_stream(&path, input, progress))?)
     }

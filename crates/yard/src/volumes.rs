@@ -12,7 +12,7 @@ use blockyard_sync::counter::bucket_floor;
 use blockyard_volume::verify::{Damage, Report};
 use blockyard_volume::{PoolStatus, Running, Secret, VolumeError};
 use blockyard_volume_admin::prune::Retention;
-use blockyard_volume_admin::receive::Received;
+use blockyard_volume_admin::receive;
 use blockyard_volume_admin::space::{self, Listed};
 use blockyard_volume_format::catalogue::{Hold, ScrubRecord, VolumeMeta};
 use serde::{Deserialize, Serialize};
@@ -25,8 +25,11 @@ use crate::size::Bytes;
 use crate::volume_secret::{SecretText, secret};
 
 mod destroy;
+mod streams;
 
 pub use destroy::KeptView;
+pub(crate) use streams::ReceiveQuery;
+pub use streams::{PartialReceiveView, ReceivedView};
 
 /// A hold of a snapshot.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
@@ -437,10 +440,24 @@ pub struct VolumeRequest {
     /// `change-key`: the new key, in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new_key: Option<SecretText>,
-    /// `send`: the older snapshot on which the stream builds; without it the stream is complete.
+    /// `send`, `estimate`: the older snapshot on which the stream builds, `VOLUME@SNAPSHOT` or
+    /// `@SNAPSHOT`; without it the stream is complete.
     /// `diff`: the snapshot to compare with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// `send`, `estimate`: whether the snapshots after `from` are sent too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub intermediate: bool,
+    /// `send`, `estimate`: whether all snapshots up to this one are sent; with `@SNAPSHOT` those of
+    /// all volumes that have a snapshot of this name.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub replicate: bool,
+    /// `send`, `estimate`: whether blocks are compressed by Zstandard.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub compressed: bool,
+    /// `send`, `estimate`: in place of a name, the token of a receive that is continued.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
     /// `snapshot`: make one of each volume, at one moment; `name` is `@SNAPSHOT`. `destroy`: the
     /// snapshots of a volume too, or with `@SNAPSHOT` those of this name of all volumes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -465,8 +482,11 @@ pub struct VolumeRequest {
     pub rate_bytes: Option<u64>,
 }
 
+/// The fields that `send` and `estimate` use in addition to `pool` and `name`.
+const SEND_FIELDS: &[&str] = &["from", "intermediate", "replicate", "compressed", "token"];
+
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
-const VERBS: [(&str, &[&str]); 18] = [
+const VERBS: [(&str, &[&str]); 21] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes", "passphrase", "key"]),
     ("snapshot", &["recursive"]),
     ("rename", &["new"]),
@@ -481,8 +501,11 @@ const VERBS: [(&str, &[&str]); 18] = [
     ("unlock", &["passphrase", "key"]),
     ("lock", &[]),
     ("change-key", &["passphrase", "key", "new_passphrase", "new_key"]),
-    ("send", &["from"]),
+    ("send", SEND_FIELDS),
     ("diff", &["from"]),
+    ("estimate", SEND_FIELDS),
+    ("receives", &[]),
+    ("abort-receive", &[]),
     ("export", &[]),
     ("scrub", &["rate_bytes"]),
 ];
@@ -527,6 +550,10 @@ impl VolumeRequest {
             ("new_passphrase", self.new_passphrase.is_some()),
             ("new_key", self.new_key.is_some()),
             ("from", self.from.is_some()),
+            ("intermediate", self.intermediate),
+            ("replicate", self.replicate),
+            ("compressed", self.compressed),
+            ("token", self.token.is_some()),
             ("rate_bytes", self.rate_bytes.is_some()),
         ];
         match given.iter().find(|(field, given)| *given && !takes.contains(field)) {
@@ -598,6 +625,12 @@ pub fn work(
         }
         "destroy" => destroy::destroy(running, request),
         "prune" => destroy::prune(running, request),
+        "estimate" => streams::estimate(running, request),
+        "receives" => streams::receives(running, name),
+        "abort-receive" => {
+            receive::abort(running, name)?;
+            done(Vec::new(), format!("dropped what was received of {name}"))
+        }
         "promote" => {
             let names = running.promote(name)?;
             let count = names.len();
@@ -709,38 +742,15 @@ pub struct VolumeDone {
     /// `destroy` and `prune` with `count_freed`: the bytes of blocks that are freed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub freed_bytes: Option<u64>,
+    /// `estimate`: the length of the stream; an upper bound if it is compressed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_bytes: Option<u64>,
+    /// `receives`: the receives that were interrupted and can be continued.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub receives: Vec<PartialReceiveView>,
     /// The snapshots that `prune` keeps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<KeptView>,
-}
-
-/// The destination of a stream.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ReceiveQuery {
-    /// The pool; needed if the yard has several pools open.
-    #[serde(default)]
-    pub(crate) pool: Option<String>,
-    /// The volume, or VOLUME@SNAPSHOT.
-    pub(crate) name: String,
-}
-
-/// The result of receiving a stream.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub struct ReceivedView {
-    /// The snapshot that was made.
-    pub name: String,
-    /// The number of blocks in the stream.
-    pub blocks: u64,
-    /// The length of the stream.
-    pub stream_bytes: u64,
-}
-
-impl From<Received> for ReceivedView {
-    fn from(received: Received) -> ReceivedView {
-        let Received { snapshot, blocks, bytes } = received;
-        ReceivedView { name: snapshot, blocks, stream_bytes: bytes }
-    }
 }
 
 /// A line of the response to `scrub`.

@@ -101,17 +101,14 @@ pub(crate) enum VolumeCommand {
     /// List the ranges in which a volume or snapshot differs from a snapshot; reads maps, no data
     #[command(after_help = DIFF_HELP)]
     Diff(VolumeDiffArgs),
-    /// Write a snapshot, or its changes since an older snapshot, as a stream
-    #[command(mut_arg("name", |arg| arg.help("The snapshot to send: VOLUME@SNAPSHOT")))]
+    /// Write a snapshot, its changes since an older snapshot, or several snapshots, as a stream
+    #[command(after_help = SEND_HELP)]
     Send(VolumeSendArgs),
-    /// Create or update a volume and its snapshot from a stream; atomic
-    #[command(mut_arg("name", |arg| {
-        arg.help(
-            "The volume to create or update, whose snapshot gets the name that it had; \
-             VOLUME@SNAPSHOT gives it another name",
-        )
-    }))]
+    /// Create or update volumes and their snapshots from a stream; atomic for each snapshot
+    #[command(after_help = RECEIVE_HELP)]
     Receive(VolumeReceiveArgs),
+    /// Verify a stream that `send` wrote, without a pool: all checksums, the order and the end
+    VerifyStream(VerifyStreamArgs),
     /// Write a volume or snapshot as an image: raw or qcow2
     #[command(mut_arg("name", |arg| {
         arg.help("What to export: VOLUME as it is now, or the snapshot VOLUME@SNAPSHOT")
@@ -483,14 +480,49 @@ pub(crate) struct VolumeResizeArgs {
     pub(crate) reservation: Option<u64>,
 }
 
+const SEND_HELP: &str = "\
+-i sends the changes between two snapshots, -I also the snapshots between them, one stream after the
+other. -R sends all snapshots up to the one that is named, with -i or -I those after another one;
+-R @SNAPSHOT does so for all volumes that have a snapshot of this name, a clone after its origin.
+
+Examples:
+  blockyard volume send /srv/pool v0@b -i @a | ssh there blockyard volume receive -s /backup v0
+  blockyard volume send --resume TOKEN /srv/pool | ssh there blockyard volume receive -s /backup v0
+  blockyard volume send -R --compressed /srv/pool @b -o all
+";
+
 /// `volume send`.
 #[derive(Args, Debug)]
 pub(crate) struct VolumeSendArgs {
     #[command(flatten)]
-    pub(crate) at: VolumeAt,
-    /// Only what has changed since this older snapshot of the same volume
-    #[arg(long, value_name = "SNAPSHOT", value_parser = name)]
+    pub(crate) pool: VolumePoolArgs,
+    /// The snapshot to send: VOLUME@SNAPSHOT, or @SNAPSHOT with -R
+    #[arg(value_name = "NAME", index = 2, required_unless_present = "resume")]
+    pub(crate) name: Option<String>,
+    /// Only what has changed since this older snapshot of the same volume: VOLUME@SNAPSHOT or
+    /// @SNAPSHOT
+    #[arg(short = 'i', long, value_name = "SNAPSHOT")]
     pub(crate) from: Option<String>,
+    /// As --from, with all snapshots in between
+    #[arg(short = 'I', long, value_name = "SNAPSHOT", conflicts_with = "from")]
+    pub(crate) intermediate: Option<String>,
+    /// All snapshots of the volume up to this one; with @SNAPSHOT those of all volumes
+    #[arg(short = 'R', long)]
+    pub(crate) replicate: bool,
+    /// Compress blocks by Zstandard, where that saves space
+    #[arg(short = 'c', long)]
+    pub(crate) compressed: bool,
+    /// Continue the stream of an interrupted receive, whose `receive --token` printed this
+    #[arg(
+        short = 't',
+        long,
+        value_name = "TOKEN",
+        conflicts_with_all = ["name", "from", "intermediate", "replicate"]
+    )]
+    pub(crate) resume: Option<String>,
+    /// Send nothing: say how long the stream is, with --compressed how long at most
+    #[arg(short = 'n', long, conflicts_with = "output")]
+    pub(crate) estimate: bool,
     /// The file to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
@@ -501,14 +533,67 @@ pub(crate) struct VolumeSendArgs {
     pub(crate) secret: SecretArgs,
 }
 
+impl VolumeSendArgs {
+    /// Checks the names, which may be `@SNAPSHOT` where that has a meaning.
+    ///
+    /// # Errors
+    /// Which one is invalid, and what is expected instead.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, &str, String)> {
+        let names = [
+            ("NAME", &self.name, self.replicate),
+            ("--from", &self.from, true),
+            ("--intermediate", &self.intermediate, true),
+        ];
+        for (what, text, may_be_short) in names {
+            if let Some(text) = text {
+                one_or_all(text, may_be_short).map_err(|wanted| (what, text.as_str(), wanted))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const RECEIVE_HELP: &str = "\
+NAME is the volume to create or update, whose snapshots get the names that they had;
+VOLUME@SNAPSHOT gives a single one another name. Without NAME each volume of the input gets the
+name that it had.
+
+With -s, what was received is kept if the stream ends early or the process is killed, and the error
+has the token for `volume send --resume`. `receive --token` prints it again, `receive --abort` drops
+what was kept.
+";
+
 /// `volume receive`.
 #[derive(Args, Debug)]
 pub(crate) struct VolumeReceiveArgs {
     #[command(flatten)]
-    pub(crate) at: VolumeAt,
+    pub(crate) pool: VolumePoolArgs,
+    /// The volume to create or update, or VOLUME@SNAPSHOT
+    #[arg(value_name = "NAME", index = 2, value_parser = name)]
+    pub(crate) name: Option<String>,
     /// The file to read [default: standard input]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) input: Option<PathBuf>,
+    /// Keep what was received if the stream is interrupted, so that it can be continued
+    #[arg(short = 's', long)]
+    pub(crate) resumable: bool,
+    /// Receive nothing: print the token of an interrupted receive, or without NAME a list of all
+    #[arg(long, conflicts_with_all = ["input", "resumable", "abort"])]
+    pub(crate) token: bool,
+    /// Receive nothing: drop what an interrupted receive has kept
+    #[arg(long, conflicts_with_all = ["input", "resumable"], requires = "name")]
+    pub(crate) abort: bool,
+}
+
+/// `volume verify-stream`.
+#[derive(Args, Debug)]
+pub(crate) struct VerifyStreamArgs {
+    /// The file to read; `-` for standard input
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What an image can be.

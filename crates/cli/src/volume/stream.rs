@@ -1,4 +1,4 @@
-//! `volume send` and `volume receive`.
+//! `volume send`, `volume receive` and `volume verify-stream`.
 
 use std::fs::{File, Metadata};
 use std::io::{self, IsTerminal, Read, Write};
@@ -8,18 +8,19 @@ use std::thread::JoinHandle;
 
 use blockyard_store::{PoolBacking, is_pool};
 use blockyard_volume::{Running, VolumeError};
-use blockyard_volume_admin::receive::{begin_new, receive as receive_here};
-use blockyard_volume_admin::send::{Sending, Sent};
+use blockyard_volume_admin::incoming::{VerifiedSnapshot, verify as verify_stream};
+use blockyard_volume_admin::receive::{ReceiveTarget, begin_new, receive as receive_here};
+use blockyard_volume_admin::send::{SendOptions, Sending, Sent};
 use blockyard_volume_format::stream::MAGIC;
 use blockyard_yard::size::Bytes;
-use blockyard_yard::volumes::{ReceivedView, VolumeRequest};
+use blockyard_yard::volumes::{PartialReceiveView, ReceivedView, VolumeRequest};
 use serde_json::json;
 
 use super::pool::{Make, PoolAccess, text};
 use super::progress::ProgressLine;
 use super::refused;
 use super::secret::unlock_here;
-use crate::args::{VolumeReceiveArgs, VolumeSendArgs};
+use crate::args::{VerifyStreamArgs, VolumeReceiveArgs, VolumeSendArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 use crate::output_file::{OutputFile, Replace, file_failed};
@@ -35,19 +36,15 @@ pub(super) struct StreamSource {
 }
 
 impl StreamSource {
-    /// The stream of a snapshot.
-    pub(super) fn send(
-        pool: &PoolAccess,
-        name: &str,
-        from: Option<&str>,
-    ) -> Result<StreamSource, Failure> {
+    /// The streams of snapshots.
+    fn send(pool: &PoolAccess, request: VolumeRequest) -> Result<StreamSource, Failure> {
         match pool {
             PoolAccess::There(client, path) => {
-                let request = VolumeRequest { from: from.map(str::to_owned), ..of(path, name)? };
+                let request = VolumeRequest { pool: Some(text(path)?), ..request };
                 Ok(StreamSource { read: Box::new(client.send(&request)?), thread: None })
             }
             PoolAccess::Here(running) => {
-                StreamSource::run(running, Sending::begin(running, name, from).map_err(refused)?)
+                StreamSource::run(running, request.sending(running).map_err(refused)?)
             }
         }
     }
@@ -60,8 +57,9 @@ impl StreamSource {
                 Ok(StreamSource { read: Box::new(read), thread: None })
             }
             PoolAccess::Here(running) => {
+                let options = SendOptions { snapshot: name, ..SendOptions::default() };
                 let sending = match name.contains('@') {
-                    true => Sending::begin(running, name, None),
+                    true => Sending::begin(running, &options),
                     false => Sending::begin_now(running, name),
                 };
                 StreamSource::run(running, sending.map_err(refused)?)
@@ -108,13 +106,34 @@ fn of(path: &Path, name: &str) -> Result<VolumeRequest, Failure> {
 }
 
 pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Failure> {
-    if args.output.is_none() && io::stdout().is_terminal() {
+    args.check().map_err(|(what, text, wanted)| {
+        Failure::new(Code::Usage, format!("invalid {what} `{text}`: {wanted}"))
+    })?;
+    if args.output.is_none() && !args.estimate && io::stdout().is_terminal() {
         let text = "send: standard output is a terminal; expected a pipe, a file, or --output FILE";
         return Err(Failure::new(Code::Usage, text));
     }
-    let pool = PoolAccess::find(&args.at.pool, Make::Never)?;
-    unlock_here(&pool, &args.at.name, &args.secret)?;
-    let mut source = StreamSource::send(&pool, &args.at.name, args.from.as_deref())?;
+    let pool = PoolAccess::find(&args.pool, Make::Never)?;
+    if let Some(name) = args.name.as_ref().filter(|name| !name.starts_with('@')) {
+        unlock_here(&pool, name, &args.secret)?;
+    }
+    let request = VolumeRequest {
+        name: args.name.clone().unwrap_or_default(),
+        from: args.from.as_ref().or(args.intermediate.as_ref()).cloned(),
+        intermediate: args.intermediate.is_some(),
+        replicate: args.replicate,
+        compressed: args.compressed,
+        token: args.resume.clone(),
+        ..VolumeRequest::default()
+    };
+    if args.estimate {
+        let done = pool.work("estimate", request)?;
+        return match args.pool.talk.json {
+            true => print_json(&done, out),
+            false => Ok(writeln!(out, "{}", done.done)?),
+        };
+    }
+    let mut source = StreamSource::send(&pool, request)?;
     let replace = Replace { force: args.force, magic: &MAGIC };
     let done = match &args.output {
         // A part of a stream is no backup, so a reader that leaves early is an error.
@@ -131,10 +150,10 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
     // What ends early because it could not be sent is not whole.
     let (output, bytes) = source.finish(done)?;
     output.map_or(Ok(()), OutputFile::finish)?;
-    if args.at.pool.talk.json {
+    if args.pool.talk.json {
         let said = json!({
-            "name": args.at.name,
-            "from": args.from,
+            "name": args.name,
+            "from": args.from.as_ref().or(args.intermediate.as_ref()),
             "file": args.output.as_ref().map(|path| path.display().to_string()),
             "stream_bytes": bytes,
         });
@@ -173,26 +192,45 @@ fn copy(
     Ok(bytes)
 }
 
+/// A stream that a command reads.
+struct StreamFile {
+    input: Box<dyn Read>,
+    /// The name of the input, for errors.
+    name: String,
+    /// The length, if it is known.
+    total: Option<u64>,
+}
+
+impl StreamFile {
+    /// Opens a file, or standard input.
+    fn open(what: &str, path: Option<&Path>) -> Result<StreamFile, Failure> {
+        let Some(path) = path else {
+            if io::stdin().is_terminal() {
+                let text = format!(
+                    "{what}: standard input is a terminal; expected a pipe, a file, or --input FILE"
+                );
+                return Err(Failure::new(Code::Usage, text));
+            }
+            let (input, name) = (Box::new(io::stdin()), "standard input".to_owned());
+            return Ok(StreamFile { input, name, total: None });
+        };
+        let name = path.to_string_lossy().into_owned();
+        let file = File::open(path).map_err(|error| {
+            Failure::new(Code::Failed, format!("invalid --input `{name}`: {error}"))
+        })?;
+        let total = file.metadata().ok().filter(Metadata::is_file).map(|it| it.len());
+        Ok(StreamFile { input: Box::new(file), name, total })
+    }
+}
+
 pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let mut total = None;
-    let mut input: Box<dyn Read> = match &args.input {
-        Some(path) => {
-            let file = File::open(path).map_err(|error| {
-                let text = format!("invalid --input `{}`: {error}", path.display());
-                Failure::new(Code::Failed, text)
-            })?;
-            total = file.metadata().ok().filter(Metadata::is_file).map(|it| it.len());
-            Box::new(file)
-        }
-        None if io::stdin().is_terminal() => {
-            let text =
-                "receive: standard input is a terminal; expected a pipe, a file, or --input FILE";
-            return Err(Failure::new(Code::Usage, text));
-        }
-        None => Box::new(io::stdin()),
-    };
-    let (at, mut progress) = (&args.at, ProgressLine::new("received"));
-    let shown = args.input.as_ref().map_or("standard input".into(), |path| path.to_string_lossy());
+    if args.token || args.abort {
+        return interrupted(args, out);
+    }
+    let StreamFile { mut input, name: shown, total } =
+        StreamFile::open("receive", args.input.as_deref())?;
+    let mut progress = ProgressLine::new("received");
+    let name = args.name.as_deref();
     let named = |failure: Failure| match failure {
         Failure::Said(code @ (Code::Failed | Code::NoSuchDevice | Code::Refused), text) => {
             Failure::new(code, format!("{shown}: {text}"))
@@ -200,27 +238,102 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
         other => other,
     };
     // A pool is made when it is known that there is something to receive.
-    if !is_pool(&at.pool.pool).map_err(refused)? {
-        let head = begin_new(&at.name, &mut input).map_err(|error| named(refused(error)))?;
+    if !is_pool(&args.pool.pool).map_err(refused)? {
+        let head = begin_new(name, &mut input).map_err(|error| named(refused(error)))?;
         input = Box::new(io::Cursor::new(head).chain(input));
     }
     let mut tell = |bytes| progress.tell(bytes, total);
     // A pool may begin with what comes from another.
-    let received = match PoolAccess::find(&at.pool, Make::IfMissing { consent: false })? {
+    let received = match PoolAccess::find(&args.pool, Make::IfMissing { consent: false })? {
         PoolAccess::Here(running) => {
-            let received = receive_here(&running, &at.name, &mut input, &mut tell);
+            let target = ReceiveTarget { name, is_resumable: args.resumable };
+            let received = receive_here(&running, &target, &mut input, &mut tell);
             received.map_err(|error| named(refused(error)))?.into()
         }
         PoolAccess::There(client, path) => {
-            let received = client.receive(&text(&path)?, &at.name, &mut input, &mut tell);
+            let (pool, resumable) = (text(&path)?, args.resumable);
+            let received = client.receive(&pool, name, resumable, &mut input, &mut tell);
             received.map_err(|error| named(error.into()))?
         }
     };
     drop(progress);
-    if at.pool.talk.json {
+    if args.pool.talk.json {
         return print_json(&received, out);
     }
-    let ReceivedView { name, blocks, stream_bytes } = received;
+    let ReceivedView { name, names, blocks, stream_bytes } = received;
     let bytes = Bytes(stream_bytes);
-    Ok(writeln!(out, "received {name}: {blocks} blocks, {bytes}")?)
+    match &names[..] {
+        [first, .., last] => {
+            let count = names.len();
+            let what = format!("{count} snapshots, {first} to {last}");
+            Ok(writeln!(out, "received {what}: {blocks} blocks, {bytes}")?)
+        }
+        _ => Ok(writeln!(out, "received {name}: {blocks} blocks, {bytes}")?),
+    }
+}
+
+/// Shows or drops what interrupted receives have kept.
+fn interrupted(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let pool = PoolAccess::find(&args.pool, Make::Never)?;
+    let name = args.name.clone().unwrap_or_default();
+    let request = VolumeRequest { name, ..VolumeRequest::default() };
+    let done = pool.work(if args.abort { "abort-receive" } else { "receives" }, request)?;
+    if args.pool.talk.json {
+        return print_json(&done, out);
+    }
+    if args.abort {
+        return Ok(writeln!(out, "{}", done.done)?);
+    }
+    for PartialReceiveView { volume, snapshot, received_bytes, size_bytes, token } in done.receives
+    {
+        match args.name {
+            // For scripts.
+            Some(_) => writeln!(out, "{token}")?,
+            None => {
+                let (received, size) = (Bytes(received_bytes), Bytes(size_bytes));
+                writeln!(out, "{volume}: {snapshot}, {received} of {size}, token {token}")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `volume verify-stream`.
+pub(super) fn verify(args: &VerifyStreamArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let path = Some(args.file.as_path()).filter(|path| path.as_os_str() != "-");
+    let StreamFile { mut input, name: shown, total } = StreamFile::open("verify-stream", path)?;
+    let mut progress = ProgressLine::new("verified");
+    let verified = verify_stream(&mut input, &mut |bytes| progress.tell(bytes, total));
+    drop(progress);
+    let verified = verified.map_err(|error| {
+        let code = match &error {
+            VolumeError::Pipe(_) => Code::Failed,
+            _ => Code::Damaged,
+        };
+        Failure::new(code, format!("{shown}: {error}"))
+    })?;
+    let bytes = verified.bytes;
+    if args.json {
+        let snapshots = verified.snapshots.iter().map(|VerifiedSnapshot { head, blocks }| {
+            json!({
+                "name": head.name,
+                "from": head.base.as_ref().map(|(_, name)| name),
+                "start_block": head.start,
+                "blocks": blocks,
+            })
+        });
+        let snapshots = snapshots.collect::<Vec<_>>();
+        return print_json(&json!({ "snapshots": snapshots, "stream_bytes": bytes }), out);
+    }
+    for VerifiedSnapshot { head, blocks } in &verified.snapshots {
+        let from = head.base.as_ref().map(|(_, base)| format!("changes since {base}"));
+        let from = from.unwrap_or_else(|| "complete".to_owned());
+        let rest = match head.start {
+            0 => String::new(),
+            start => format!(", from block {start} on"),
+        };
+        writeln!(out, "{}: {from}{rest}, {blocks} blocks", head.name)?;
+    }
+    let count = verified.snapshots.len();
+    Ok(writeln!(out, "verified {count} snapshots, {}", Bytes(bytes))?)
 }

@@ -345,7 +345,7 @@ impl Volumes {
             true => name.contains('@') && is_name(name) && volume(name) == volume(old),
             false => is_volume_name(name),
         };
-        if !is_valid || old.starts_with(HIDDEN_PREFIX) || self.find(name).is_some() {
+        if !is_valid || self.find(name).is_some() {
             return Err(Status::Inval);
         }
         let renamed = self.renamed(live);

@@ -11,9 +11,9 @@ use axum::response::{IntoResponse, Response};
 use blockyard_store::PoolBacking;
 use blockyard_volume::VolumeError;
 use blockyard_volume_admin::diff::diff as compare;
-use blockyard_volume_admin::receive::receive as receive_into;
+use blockyard_volume_admin::receive::{ReceiveTarget, receive as receive_into};
 use blockyard_volume_admin::scrub::scrub as scrub_pool;
-use blockyard_volume_admin::send::Sending;
+use blockyard_volume_admin::send::{SendOptions, Sending};
 
 use super::stream::{incoming, outgoing, pass_on};
 use super::{Answer, Asked, ErrorResponse, Name, Shared, blocking, path, query, read, waited_for};
@@ -64,7 +64,7 @@ pub(super) async fn send(
     let axum::Json(sending) = blocking(move || {
         request.check("send")?;
         let pool = control.devices.pool(request.pool.as_deref())?;
-        Ok((Sending::begin(&pool, &request.name, request.from.as_deref())?, request.name))
+        Ok((request.sending(&pool)?, request.name))
     })
     .await?;
     Ok(answered(sending, open))
@@ -80,8 +80,9 @@ pub(super) async fn export(
     let axum::Json(sending) = blocking(move || {
         request.check("export")?;
         let (pool, name) = (control.devices.pool(request.pool.as_deref())?, request.name);
+        let options = SendOptions { snapshot: &name, ..SendOptions::default() };
         let sending = match name.contains('@') {
-            true => Sending::begin(&pool, &name, None),
+            true => Sending::begin(&pool, &options),
             false => Sending::begin_now(&pool, &name),
         };
         Ok((sending?, name))
@@ -140,13 +141,14 @@ pub(super) async fn receive(
     asked: Asked,
     body: Body,
 ) -> Answer<ReceivedView> {
-    let ReceiveQuery { pool, name } = query::<ReceiveQuery>(asked)?;
+    let ReceiveQuery { pool, name, resumable } = query::<ReceiveQuery>(asked)?;
     let (sender, mut input) = incoming();
     let received = blocking(move || {
         let pool = control.devices.pool(pool.as_deref())?;
-        let received = receive_into(&pool, &name, &mut input, &mut |_| {})?;
-        tracing::info!(name = received.snapshot, bytes = received.bytes, "snapshot received");
-        Ok(ReceivedView::from(received))
+        let target = ReceiveTarget { name: name.as_deref(), is_resumable: resumable };
+        let received = ReceivedView::from(receive_into(&pool, &target, &mut input, &mut |_| {})?);
+        tracing::info!(name = received.name, bytes = received.stream_bytes, "snapshot received");
+        Ok(received)
     });
     let (received, _) = tokio::join!(received, pass_on(body, sender));
     received

@@ -64,5 +64,5 @@ pub(super) fn prune(running: &Running, request: &VolumeRequest) -> Result<Volume
     let stay = if request.dry_run { "keep" } else { "kept" };
     let done = format!("{verb} {}, {stay} {}", counted(names.len(), "snapshot"), kept.len());
     let kept = kept.into_iter().map(|(name, why)| KeptView { name, why }).collect();
-    Ok(VolumeDone { name, done, names, freed_bytes, kept })
+    Ok(VolumeDone { name, done, names, freed_bytes, kept, ..VolumeDone::default() })
 }
